@@ -1,0 +1,101 @@
+//! Compiles the C++ shim against `LIBTORCH` and gives every binary its run path.
+//!
+//! The CUDA variant is chosen by what is linked: `LIBTORCH/lib/libtorch_cuda.so` is there or it is not, the
+//! same rule as torch-sys, so that the two can never disagree. It sets `cfg(locdiff_cuda)`.
+
+use std::path::{Path, PathBuf};
+
+/// The version that torch-sys is generated for.
+const LIBTORCH_VERSION: &str = "2.11.0";
+
+fn main() {
+    println!("cargo::rerun-if-env-changed=LIBTORCH");
+    println!("cargo::rerun-if-changed=src/native");
+    let libtorch = PathBuf::from(std::env::var("LIBTORCH").unwrap_or_default());
+    if let Err(reason) = check_version(&libtorch) {
+        println!("cargo::error={reason}; run `make setup`, or unset LIBTORCH to use the one it prepares");
+        return;
+    }
+    let cuda = libtorch.join("lib/libtorch_cuda.so").exists();
+    compile_shim(&libtorch, cuda);
+    link(&libtorch, cuda);
+}
+
+/// Reads the version out of the headers: the one place that wheels, zips and slim prefixes all have.
+fn check_version(libtorch: &Path) -> Result<(), String> {
+    let header = libtorch.join("include/torch/headeronly/version.h");
+    let text = std::fs::read_to_string(&header)
+        .map_err(|error| format!("no libtorch at LIBTORCH={}: {}: {error}", libtorch.display(), header.display()))?;
+    let part = |name: &str| {
+        text.lines().find_map(|line| line.strip_prefix("#define TORCH_VERSION_")?.strip_prefix(name)).map_or("?", str::trim)
+    };
+    let found = format!("{}.{}.{}", part("MAJOR "), part("MINOR "), part("PATCH "));
+    if found != LIBTORCH_VERSION {
+        return Err(format!("libtorch at {} is {found}, wanted {LIBTORCH_VERSION}", libtorch.display()));
+    }
+    Ok(())
+}
+
+fn compile_shim(libtorch: &Path, cuda: bool) {
+    let mut build = cc::Build::new();
+    build
+        .cpp(true)
+        .std("c++17")
+        .opt_level(2)
+        .include("src/native/stubs")
+        .flag("-isystem")
+        .flag(libtorch.join("include").to_str().expect("LIBTORCH was read as UTF-8"))
+        .flag("-isystem")
+        .flag(libtorch.join("include/torch/csrc/api/include").to_str().expect("LIBTORCH was read as UTF-8"))
+        .define("USE_C10D_GLOO", None);
+    if cuda {
+        let nvidia = real_lib_dir(libtorch).join("../../nvidia");
+        for include in ["cu13/include", "cu13/include/cccl", "nccl/include"] {
+            build.flag("-isystem").flag(nvidia.join(include).to_str().expect("LIBTORCH was read as UTF-8"));
+        }
+        build.define("USE_C10D_NCCL", None).define("LOCDIFF_CUDA", None);
+        println!("cargo::rustc-cfg=locdiff_cuda");
+    }
+    build.files(sources(cuda)).compile("locdiff_shim");
+}
+
+/// Every C++ file of `src/native`; those named `cuda*` only in the CUDA variant.
+fn sources(cuda: bool) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir("src/native")
+        .expect("src/native is part of the crate")
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "cpp"))
+        .filter(|path| cuda || !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cuda")))
+        .collect();
+    files.sort();
+    files
+}
+
+/// The folder that really holds the libraries. Through the links of a slim prefix, the `$ORIGIN` run paths
+/// of libtorch's own libraries would point nowhere.
+fn real_lib_dir(libtorch: &Path) -> PathBuf {
+    let library = libtorch.join("lib/libtorch_cpu.so");
+    let real = library.canonicalize().unwrap_or(library);
+    real.parent().map(Path::to_path_buf).unwrap_or_default()
+}
+
+fn link(libtorch: &Path, cuda: bool) {
+    println!("cargo::rustc-link-search=native={}", libtorch.join("lib").display());
+    for library in ["torch_cpu", "c10"] {
+        println!("cargo::rustc-link-lib=dylib={library}");
+    }
+    // An installed binary finds the libraries that `make install` put beside it; one in the target folder, the real ones.
+    println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib/locdiff/torch/lib");
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{}", real_lib_dir(libtorch).display());
+    if cuda {
+        // libtorch_cuda registers its kernels when it is loaded: nothing refers to it, so the linker must be told to keep it.
+        let cudart = real_lib_dir(libtorch).join("../../nvidia/cu13/lib");
+        println!("cargo::rustc-link-arg=-L{}", cudart.display());
+        for argument in
+            ["--allow-shlib-undefined", "--no-as-needed", "-ltorch_cuda", "-lc10_cuda", "-l:libcudart.so.13", "--as-needed"]
+        {
+            let prefix = if argument.starts_with("--") { "-Wl," } else { "" };
+            println!("cargo::rustc-link-arg={prefix}{argument}");
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The C++ shim over libtorch and its safe Rust face. The only unsafe code of the project.
+//!
+//! Every function of the shim has a C ABI and catches all C++ exceptions; none unwinds into Rust.
+
+mod version;
+
+pub use version::{Versions, versions};

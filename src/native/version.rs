@@ -1,0 +1,74 @@
+//! Which libtorch, CUDA and NCCL this process has loaded.
+//!
+//! Read from the libraries, not from the build: a library replaced under the run path shows here.
+
+use std::ffi::{CStr, c_char, c_int};
+
+unsafe extern "C" {
+    fn locdiff_show_config(out: *mut c_char, capacity: usize) -> usize;
+    fn locdiff_built_against() -> *const c_char;
+    fn locdiff_cuda_version() -> c_int;
+    fn locdiff_nccl_version() -> u64;
+}
+
+/// Versions of the native libraries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Versions {
+    /// The libtorch headers that the shim was compiled with.
+    pub libtorch_built: String,
+    /// The libtorch that is loaded.
+    pub libtorch_loaded: String,
+    /// The CUDA runtime, where this is the CUDA variant.
+    pub cuda: Option<String>,
+    /// NCCL, where this is the CUDA variant.
+    pub nccl: Option<String>,
+}
+
+/// Asks the loaded libraries for their versions.
+pub fn versions() -> Versions {
+    // SAFETY: returns a pointer to a string literal with static lifetime.
+    let built = unsafe { CStr::from_ptr(locdiff_built_against()) };
+    // SAFETY: takes no arguments, touches no shared state.
+    let cuda = unsafe { locdiff_cuda_version() };
+    // SAFETY: takes no arguments, touches no shared state.
+    let nccl = unsafe { locdiff_nccl_version() };
+    Versions {
+        libtorch_built: built.to_string_lossy().into_owned(),
+        libtorch_loaded: version_in(&show_config()).unwrap_or_else(|| "unknown".to_owned()),
+        cuda: (cuda > 0).then(|| format!("{}.{}", cuda / 1000, cuda % 1000 / 10)),
+        nccl: (nccl > 0).then(|| format!("{}.{}.{}", nccl >> 32, nccl >> 16 & 0xffff, nccl & 0xffff)),
+    }
+}
+
+fn show_config() -> String {
+    let mut text = vec![0_u8; 16 * 1024];
+    // SAFETY: the shim writes at most `len` bytes, a terminator included, into a buffer of that length.
+    let whole = unsafe { locdiff_show_config(text.as_mut_ptr().cast(), text.len()) };
+    text.truncate(whole.min(text.len() - 1));
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// The value of `TORCH_VERSION=` among the build settings that libtorch prints of itself.
+fn version_in(config: &str) -> Option<String> {
+    let start = config.find("TORCH_VERSION=")? + "TORCH_VERSION=".len();
+    config[start..].split([',', ' ', '\n']).next().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loaded_libtorch_is_the_one_compiled_against() {
+        let found = versions();
+        assert_eq!(found.libtorch_loaded, found.libtorch_built);
+        assert_eq!(found.libtorch_built, "2.11.0");
+        assert_eq!(found.cuda.is_some(), cfg!(locdiff_cuda));
+    }
+
+    #[test]
+    fn version_is_found_among_build_settings() {
+        assert_eq!(version_in("Build settings: A=1, TORCH_VERSION=2.10.1, USE_CUDA=0"), Some("2.10.1".to_owned()));
+        assert_eq!(version_in("nothing"), None);
+    }
+}
