@@ -2,6 +2,8 @@
 //!
 //! Every function of the shim has a C ABI and catches all C++ exceptions; none unwinds into Rust.
 
+mod error;
 mod version;
 
+pub use error::NativeError;
 pub use version::{Versions, versions};
