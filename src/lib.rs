@@ -1,6 +1,8 @@
 //! LocDiff's data plane: what one worker process does.
 //!
 //! In reading order:
+//! - [`worker`]: the life of a worker; it speaks with the launcher and calls everything else.
 //! - [`native`]: the C++ shim over libtorch and its safe face.
 
 pub mod native;
+pub mod worker;

@@ -1,1 +1,36 @@
+//! LocDiff's control plane: what starts, watches and ends workers. It never links libtorch.
+//!
+//! In reading order:
+//! - [`cli`]: the command line, as clap sees it.
+//! - [`config`]: TOML and flags into one validated [`config::RunConfig`] that knows where each value came from.
+//! - [`exit_code`] and [`error`]: what a script sees when something goes wrong.
+//! - [`gpus`]: the GPUs of this machine, counted without libtorch.
+//! - [`rendezvous`]: which rank runs where.
+//! - [`protocol`]: what launcher and worker say to each other.
+//! - [`coordinator`]: the state machine of a gang of workers; pure.
+//! - [`supervisor`]: the processes and sockets around it.
+//! - [`report`]: what is said of a gang that failed.
+//! - [`doctor`]: could training start here?
+//! - [`verbs`]: one function per verb; [`output`] is how they speak.
 
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod config;
+pub mod coordinator;
+pub mod doctor;
+pub mod error;
+pub mod exit_code;
+pub mod gpus;
+pub mod output;
+pub mod protocol;
+pub mod rendezvous;
+pub mod report;
+pub mod supervisor;
+pub mod verbs;
+
+/// The version in `Cargo.toml`.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The git revision of the build, "unknown" outside a checkout.
+pub const REVISION: &str = env!("LOCDIFF_REVISION");

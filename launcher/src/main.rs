@@ -1,1 +1,41 @@
-fn main(){}
+//! `locdiff-launch`: parses the command line, does the verb, and ends with a documented exit code.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use locdiff_launch::cli::Cli;
+use locdiff_launch::error::LaunchError;
+use locdiff_launch::exit_code;
+use locdiff_launch::output::Output;
+use locdiff_launch::verbs;
+use serde_json::json;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse().and_then(Cli::consistent) {
+        Ok(cli) => cli,
+        // Prints help to stdout with code 0, errors to stderr with code 2.
+        Err(error) => error.exit(),
+    };
+    let filter = EnvFilter::try_from_env("LOCDIFF_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let output = Output { json: cli.global.json };
+    match verbs::run(&cli, output) {
+        Ok(result) => {
+            output.result(&result);
+            exit_code::ExitCode::Success.into()
+        }
+        Err(error) => {
+            let expected = error.downcast_ref::<LaunchError>();
+            let code = expected.map_or(exit_code::ExitCode::Internal, LaunchError::exit_code);
+            let text = format!("{error:#}");
+            output.error(&text);
+            if !matches!(expected, Some(LaunchError::NotReady(_))) {
+                output.result(&json!({ "ok": false, "exit_code": code.code(), "error": text }));
+            }
+            code.into()
+        }
+    }
+}

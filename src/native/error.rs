@@ -21,8 +21,10 @@ pub(super) fn check(operation: &'static str, status: c_int) -> Result<(), Native
     if status == 0 {
         return Ok(());
     }
+    // SAFETY: takes no arguments, reads a thread-local.
+    let text = unsafe { locdiff_last_error() };
     // SAFETY: the shim returns a terminated string that lives until this thread's next failing call.
-    let text = unsafe { CStr::from_ptr(locdiff_last_error()) };
+    let text = unsafe { CStr::from_ptr(text) };
     Err(NativeError { operation, text: first_lines(&text.to_string_lossy()) })
 }
 

@@ -2,9 +2,12 @@
 #include <ATen/Version.h>
 #include <torch/headeronly/version.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
+
+#include "error.h"
 
 #ifdef LOCDIFF_CUDA
 #include <cuda_runtime_api.h>
@@ -14,27 +17,16 @@ std::uint64_t version();
 }
 #endif
 
-namespace {
-// Copies as much as fits, always terminated; returns the length of the whole.
-size_t copy_out(const std::string& text, char* out, size_t capacity) {
-  if (capacity > 0) {
-    size_t n = text.size() < capacity - 1 ? text.size() : capacity - 1;
-    std::memcpy(out, text.data(), n);
-    out[n] = '\0';
-  }
-  return text.size();
-}
-}  // namespace
-
 extern "C" {
 
-// libtorch's own description of its build, which names its version.
-size_t locdiff_show_config(char* out, size_t capacity) {
-  try {
-    return copy_out(at::show_config(), out, capacity);
-  } catch (...) {
-    return copy_out("", out, capacity);
-  }
+// libtorch's own description of its build, which names its version: as much as fits, always terminated.
+int locdiff_show_config(char* out, size_t capacity) {
+  return locdiff::guarded([&] {
+    std::string text = at::show_config();
+    size_t count = std::min(text.size(), capacity - 1);
+    std::memcpy(out, text.data(), count);
+    out[count] = '\0';
+  });
 }
 
 const char* locdiff_built_against() { return TORCH_VERSION; }

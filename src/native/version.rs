@@ -4,8 +4,10 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
+use super::error::{NativeError, check};
+
 unsafe extern "C" {
-    fn locdiff_show_config(out: *mut c_char, capacity: usize) -> usize;
+    fn locdiff_show_config(out: *mut c_char, capacity: usize) -> c_int;
     fn locdiff_built_against() -> *const c_char;
     fn locdiff_cuda_version() -> c_int;
     fn locdiff_nccl_version() -> u64;
@@ -25,27 +27,31 @@ pub struct Versions {
 }
 
 /// Asks the loaded libraries for their versions.
-pub fn versions() -> Versions {
-    // SAFETY: returns a pointer to a string literal with static lifetime.
-    let built = unsafe { CStr::from_ptr(locdiff_built_against()) };
+pub fn versions() -> Result<Versions, NativeError> {
+    // SAFETY: takes no arguments, returns a string literal.
+    let built = unsafe { locdiff_built_against() };
+    // SAFETY: a string literal is terminated and lives for ever.
+    let built = unsafe { CStr::from_ptr(built) };
     // SAFETY: takes no arguments, touches no shared state.
     let cuda = unsafe { locdiff_cuda_version() };
     // SAFETY: takes no arguments, touches no shared state.
     let nccl = unsafe { locdiff_nccl_version() };
-    Versions {
+    Ok(Versions {
         libtorch_built: built.to_string_lossy().into_owned(),
-        libtorch_loaded: version_in(&show_config()).unwrap_or_else(|| "unknown".to_owned()),
+        libtorch_loaded: version_in(&show_config()?).unwrap_or_else(|| "unknown".to_owned()),
         cuda: (cuda > 0).then(|| format!("{}.{}", cuda / 1000, cuda % 1000 / 10)),
         nccl: (nccl > 0).then(|| format!("{}.{}.{}", nccl >> 32, nccl >> 16 & 0xffff, nccl & 0xffff)),
-    }
+    })
 }
 
-fn show_config() -> String {
+fn show_config() -> Result<String, NativeError> {
     let mut text = vec![0_u8; 16 * 1024];
     // SAFETY: the shim writes at most `len` bytes, a terminator included, into a buffer of that length.
-    let whole = unsafe { locdiff_show_config(text.as_mut_ptr().cast(), text.len()) };
-    text.truncate(whole.min(text.len() - 1));
-    String::from_utf8_lossy(&text).into_owned()
+    let status = unsafe { locdiff_show_config(text.as_mut_ptr().cast(), text.len()) };
+    check("libtorch's configuration", status)?;
+    let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+    text.truncate(end);
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// The value of `TORCH_VERSION=` among the build settings that libtorch prints of itself.
@@ -60,7 +66,7 @@ mod tests {
 
     #[test]
     fn loaded_libtorch_is_the_one_compiled_against() {
-        let found = versions();
+        let found = versions().expect("libtorch answers");
         assert_eq!(found.libtorch_loaded, found.libtorch_built);
         assert_eq!(found.libtorch_built, "2.11.0");
         assert_eq!(found.cuda.is_some(), cfg!(locdiff_cuda));

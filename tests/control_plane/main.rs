@@ -1,1 +1,5 @@
+//! The launcher as a user meets it: the real binary, its messages and exit codes, with a worker that misbehaves on demand.
 
+mod command_line;
+mod gang;
+mod stage;

@@ -1,1 +1,4 @@
+//! The data plane as others see it: real workers, real libtorch.
 
+mod layers;
+mod worker;

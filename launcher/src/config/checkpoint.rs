@@ -1,0 +1,39 @@
+//! `[checkpoint]`: where runs are kept.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::errors::Checker;
+
+/// Where runs are kept and how many checkpoints of each.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct CheckpointConfig {
+    /// Folder of all runs; nodes share it.
+    pub dir: String,
+    /// Name of the run, a folder below `dir`; "": made from the preset and the time, or the newest run where one is read.
+    pub run: String,
+    /// Steps between two checkpoints.
+    pub every: u64,
+    /// Checkpoints that are kept beside the best one.
+    pub keep: u32,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self { dir: "checkpoints".into(), run: String::new(), every: 1000, keep: 3 }
+    }
+}
+
+impl CheckpointConfig {
+    pub(super) fn check(&self, checker: &mut Checker) {
+        if self.dir.is_empty() {
+            checker.push("checkpoint.dir", "is empty");
+        }
+        if self.run.starts_with('.') || self.run.contains(['/', '\0']) {
+            checker.push("checkpoint.run", format!("is \"{}\", wanted a plain folder name", self.run));
+        }
+        checker.within("checkpoint.every", self.every, 1..=u64::MAX);
+        checker.within("checkpoint.keep", self.keep, 1..=100_000);
+    }
+}

@@ -1,0 +1,365 @@
+//! Layers of values, later ones on top, into one [`RunConfig`] and the origin of each value.
+//!
+//! Every leaf is looked up and parsed on its own, so that one bad field does not hide the next.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use toml::de::{DeTable, DeValue};
+use toml::{Table, Value};
+
+use super::errors::Checker;
+use super::{ConfigError, ConfigErrors, RunConfig, preset};
+
+/// One source of values.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Layer {
+    /// A preset that is built in.
+    Preset(String),
+    /// A TOML file.
+    File(PathBuf),
+    /// `--set key=value`, as typed.
+    Set(String),
+    /// A flag that stands for a key.
+    Flag {
+        /// As typed, `--gpus`.
+        flag: &'static str,
+        /// What it stands for, `parallel.workers`.
+        key: &'static str,
+        /// Its value.
+        value: Value,
+    },
+}
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// Line of a preset or a file.
+    Line {
+        /// `preset demo`, or the path of the file.
+        source: String,
+        /// From 1.
+        line: usize,
+    },
+    /// `--set`.
+    Set,
+    /// A flag.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => out.write_str("default"),
+            Self::Line { source, line } => write!(out, "{source}:{line}"),
+            Self::Set => out.write_str("--set"),
+            Self::Flag(flag) => out.write_str(flag),
+        }
+    }
+}
+
+/// A checked configuration that knows where its values came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Resolved {
+    /// The values.
+    pub config: RunConfig,
+    origins: BTreeMap<String, Origin>,
+}
+
+impl Resolved {
+    /// Where the value of a dotted key came from.
+    pub fn origin(&self, key: &str) -> &Origin {
+        self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+}
+
+/// A value, the dotted key it is for, and where it came from.
+type Leaf = (String, Value, Origin);
+
+/// Every dotted key with its default, in the order of the structs.
+static DEFAULTS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
+    let table = Table::try_from(RunConfig::default()).expect("the defaults are plain TOML values");
+    let mut leaves = Vec::new();
+    flatten("", &table, &mut leaves);
+    leaves
+});
+
+/// Puts the layers on top of each other and checks the result; reports all that is wrong.
+pub fn load(layers: &[Layer]) -> Result<Resolved, ConfigErrors> {
+    let mut errors = Vec::new();
+    let mut chosen: BTreeMap<String, (Value, Origin)> = BTreeMap::new();
+    for layer in layers {
+        match leaves(layer) {
+            Ok(found) => {
+                for (key, value, origin) in found {
+                    match accept(&key, value, &origin) {
+                        Ok(value) => drop(chosen.insert(key, (value, origin))),
+                        Err(error) => errors.push(error),
+                    }
+                }
+            }
+            Err(error) => errors.push(error),
+        }
+    }
+    let config = assemble(&chosen);
+    let origins: BTreeMap<_, _> = chosen.into_iter().map(|(key, (_, origin))| (key, origin)).collect();
+    let mut checker = Checker::default();
+    config.check(&mut checker);
+    errors.extend(checker.found.into_iter().map(|(key, message)| {
+        let origin = origins.get(&key).unwrap_or(&Origin::Default).to_string();
+        ConfigError { key, origin, message }
+    }));
+    if errors.is_empty() { Ok(Resolved { config, origins }) } else { Err(ConfigErrors(errors)) }
+}
+
+/// The values of one layer.
+fn leaves(layer: &Layer) -> Result<Vec<Leaf>, ConfigError> {
+    match layer {
+        Layer::Preset(name) => match preset(name) {
+            Some(preset) => parse(preset.toml, &format!("preset {name}")),
+            None => {
+                let names: Vec<_> = super::PRESETS.iter().map(|preset| preset.name).collect();
+                Err(whole_file(name, format!("no such preset; there are {}", names.join(", "))))
+            }
+        },
+        Layer::File(path) => {
+            let name = path.display().to_string();
+            let text = std::fs::read_to_string(path).map_err(|error| whole_file(&name, error.to_string()))?;
+            parse(&text, &name)
+        }
+        Layer::Set(typed) => {
+            let (key, value) = typed.split_once('=').ok_or_else(|| ConfigError {
+                key: typed.clone(),
+                origin: Origin::Set.to_string(),
+                message: "wanted key=value".into(),
+            })?;
+            let value = value.trim();
+            // What is no TOML value is taken as a plain string, so that paths need no quotes.
+            let parsed = toml::from_str::<Table>(&format!("value = {value}"))
+                .ok()
+                .filter(|table| table.len() == 1)
+                .and_then(|mut table| table.remove("value"))
+                .unwrap_or_else(|| Value::String(value.to_owned()));
+            Ok(vec![(key.trim().to_owned(), parsed, Origin::Set)])
+        }
+        Layer::Flag { flag, key, value } => Ok(vec![((*key).to_owned(), value.clone(), Origin::Flag(flag))]),
+    }
+}
+
+fn whole_file(name: &str, message: String) -> ConfigError {
+    ConfigError { key: name.to_owned(), origin: String::new(), message }
+}
+
+/// Reads TOML into leaves, each with its line.
+fn parse(text: &str, source: &str) -> Result<Vec<Leaf>, ConfigError> {
+    let malformed = |error: toml::de::Error| {
+        let line = error.span().map_or(0, |span| line_of(text, span.start));
+        whole_file(&format!("{source}:{line}"), format!("malformed TOML: {}", error.message()))
+    };
+    let spans = DeTable::parse(text).map_err(malformed)?;
+    let table: Table = toml::from_str(text).map_err(malformed)?;
+    let mut lines = BTreeMap::new();
+    collect_lines("", spans.get_ref(), text, &mut lines);
+    let mut found = Vec::new();
+    flatten("", &table, &mut found);
+    let leaf = |(key, value): (String, Value)| {
+        let origin = Origin::Line { source: source.to_owned(), line: lines.get(&key).copied().unwrap_or(0) };
+        (key, value, origin)
+    };
+    Ok(found.into_iter().map(leaf).collect())
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    1 + text.bytes().take(offset).filter(|byte| *byte == b'\n').count()
+}
+
+fn collect_lines(prefix: &str, table: &DeTable<'_>, text: &str, lines: &mut BTreeMap<String, usize>) {
+    for (key, value) in table {
+        let path = join(prefix, key.get_ref());
+        if let DeValue::Table(inner) = value.get_ref() {
+            collect_lines(&path, inner, text, lines);
+        } else {
+            lines.insert(path, line_of(text, key.span().start));
+        }
+    }
+}
+
+fn flatten(prefix: &str, table: &Table, leaves: &mut Vec<(String, Value)>) {
+    for (key, value) in table {
+        let path = join(prefix, key);
+        match value {
+            Value::Table(inner) => flatten(&path, inner, leaves),
+            other => leaves.push((path, other.clone())),
+        }
+    }
+}
+
+fn join(prefix: &str, key: &str) -> String {
+    if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") }
+}
+
+/// Checks that the key exists and that its value has the right type, without looking at any other field.
+fn accept(key: &str, value: Value, origin: &Origin) -> Result<Value, ConfigError> {
+    let fail = |message| ConfigError { key: key.to_owned(), origin: origin.to_string(), message };
+    if !DEFAULTS.iter().any(|(known, _)| known == key) {
+        return Err(fail(unknown(key)));
+    }
+    let error = match parse_alone(key, &value) {
+        Ok(()) => return Ok(value),
+        Err(error) => error,
+    };
+    // `--set checkpoint.run=7` means the name "7".
+    if let (Origin::Set, Value::Integer(_) | Value::Float(_) | Value::Boolean(_)) = (origin, &value) {
+        let text = Value::String(value.to_string());
+        if parse_alone(key, &text).is_ok() {
+            return Ok(text);
+        }
+    }
+    let reason = error.message().lines().next().unwrap_or_default().to_owned();
+    Err(fail(if reason.contains("got") { reason } else { format!("got {value}: {reason}") }))
+}
+
+fn parse_alone(key: &str, value: &Value) -> Result<(), toml::de::Error> {
+    let mut table = Table::new();
+    insert(&mut table, key, value.clone());
+    table.try_into::<RunConfig>().map(drop)
+}
+
+fn insert(table: &mut Table, key: &str, value: Value) {
+    let (section, field) = key.split_once('.').expect("every known key has a section");
+    let section = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
+    section.as_table_mut().expect("sections are tables").insert(field.to_owned(), value);
+}
+
+fn unknown(key: &str) -> String {
+    if DEFAULTS.iter().any(|(known, _)| known.starts_with(&format!("{key}."))) {
+        return "is a section, wanted a field in it".into();
+    }
+    let nearest = DEFAULTS
+        .iter()
+        .map(|(known, _)| (strsim::jaro_winkler(known, key).max(same_field(known, key)), known))
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    match nearest {
+        Some((likeness, known)) if likeness > 0.75 => format!("unknown field; did you mean {known}?"),
+        _ => "unknown field; `locdiff-launch config show` lists all".into(),
+    }
+}
+
+/// A right field in the wrong section, or without one, is nearer than a like-sounding name.
+fn same_field(known: &str, key: &str) -> f64 {
+    let field = |dotted: &str| dotted.rsplit('.').next().map(str::to_owned).unwrap_or_default();
+    if field(known) == field(key) { 0.99 } else { 0.0 }
+}
+
+fn assemble(chosen: &BTreeMap<String, (Value, Origin)>) -> RunConfig {
+    let mut table = Table::new();
+    for (key, (value, _)) in chosen {
+        insert(&mut table, key, value.clone());
+    }
+    table.try_into().expect("each leaf was parsed on its own before")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(text: &str) -> Layer {
+        Layer::Set(text.into())
+    }
+
+    fn messages(layers: &[Layer]) -> String {
+        load(layers).expect_err("wanted errors").to_string()
+    }
+
+    #[test]
+    fn later_layers_win_and_are_named() {
+        let flag = Layer::Flag { flag: "--workers", key: "parallel.workers", value: Value::Integer(4) };
+        let found = load(&[Layer::Preset("demo".into()), set("model.degree=23"), flag]).expect("valid");
+        assert_eq!(found.config.model.degree, 23);
+        assert_eq!(found.origin("model.degree"), &Origin::Set);
+        assert_eq!(found.config.parallel.workers.value(), Some(4));
+        assert_eq!(found.origin("parallel.workers").to_string(), "--workers");
+        assert_eq!(found.origin("network.interface"), &Origin::Default);
+    }
+
+    #[test]
+    fn all_errors_come_at_once_each_with_its_field() {
+        let text = messages(&[
+            set("model.degre=3"),
+            set("train.steps=many"),
+            set("model.dropout=1.5"),
+            set("steps=5"),
+            set("loss=1"),
+            set("nonsense"),
+        ]);
+        for part in [
+            "6 errors",
+            "model.degre: unknown field; did you mean model.degree?",
+            "train.steps: got \"many\"",
+            "model.dropout: is 1.5, wanted 0.0..1.0 (from --set)",
+            "steps: unknown field; did you mean train.steps?",
+            "loss: is a section",
+            "nonsense: wanted key=value",
+        ] {
+            assert!(text.contains(part), "missing {part:?} in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_no_toml_is_a_string_and_a_number_may_be_a_name() {
+        let found = load(&[set("shards.train=some/where"), set("checkpoint.run=7")]).expect("valid");
+        assert_eq!(found.config.shards.train, "some/where");
+        assert_eq!(found.config.checkpoint.run, "7");
+    }
+
+    #[test]
+    fn auto_takes_the_word_or_a_number_only() {
+        assert!(load(&[set("loss.kl_weight=0.1")]).is_ok());
+        assert!(load(&[set("loss.kl_weight=auto")]).is_ok());
+        assert!(messages(&[set("loss.kl_weight=much")]).contains("got \"much\", wanted \"auto\" or a number"));
+        assert!(messages(&[set("parallel.workers=-3")]).contains("parallel.workers"));
+        assert!(messages(&[set("parallel.workers=0")]).contains("is 0, wanted 1..=1024"));
+    }
+
+    #[test]
+    fn not_a_number_is_out_of_every_range() {
+        for key in ["train.learning_rate", "model.dropout", "retrieval.radius_km", "loss.l2_weight"] {
+            assert!(messages(&[set(&format!("{key}=nan"))]).contains(key), "{key}");
+        }
+    }
+
+    #[test]
+    fn values_that_do_not_fit_each_other_are_named() {
+        let text = messages(&[set("eval.sampler_steps=500"), set("train.steps=10")]);
+        assert!(text.contains("eval.sampler_steps: is 500, more than diffusion.timesteps = 200"), "{text}");
+        assert!(text.contains("train.warmup_steps: is 500, more than train.steps = 10"), "{text}");
+    }
+
+    #[test]
+    fn a_file_is_named_with_the_line() {
+        let file = tempfile::NamedTempFile::new().expect("temporary file");
+        std::fs::write(file.path(), "[model]\ndegree = 15\n\n[train]\nstepz = 3\n").expect("write");
+        let text = messages(&[Layer::File(file.path().into())]);
+        assert!(text.contains(&format!("{}:5", file.path().display())), "{text}");
+        std::fs::write(file.path(), "[model\ndegree = 15\n").expect("write");
+        let text = messages(&[Layer::File(file.path().into())]);
+        assert!(text.contains(":1: malformed TOML"), "{text}");
+        let text = messages(&[Layer::File("/nowhere/x.toml".into())]);
+        assert!(text.contains("/nowhere/x.toml: No such file"), "{text}");
+    }
+
+    #[test]
+    fn every_preset_is_valid_and_sets_only_what_differs_from_the_default() {
+        let defaults: BTreeMap<_, _> = DEFAULTS.iter().cloned().collect();
+        for preset in super::super::PRESETS {
+            load(&[Layer::Preset(preset.name.into())]).unwrap_or_else(|error| panic!("{}: {error}", preset.name));
+            for (key, value, _) in parse(preset.toml, preset.name).expect("parses") {
+                assert_ne!(defaults.get(&key), Some(&value), "{}: {key} repeats the default", preset.name);
+            }
+        }
+    }
+}

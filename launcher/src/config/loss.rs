@@ -1,0 +1,62 @@
+//! `[loss]`: the anchor KL and what is added to it.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::AutoOr;
+use super::errors::Checker;
+
+/// Which distribution the KL divergence weighs by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum KlDirection {
+    /// KL(prediction ‖ truth), the paper's.
+    Reverse,
+    /// KL(truth ‖ prediction).
+    Forward,
+}
+
+/// What training minimises: the weighted sum of its parts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct LossConfig {
+    /// Anchors on the sphere, drawn anew for every mini-batch.
+    pub anchors: u32,
+    /// Direction of the KL divergence.
+    pub kl: KlDirection,
+    /// Weight of the KL; "auto" is 4.58 · 4π / (L + 1)², since the KL grows with (L + 1)² / 4π.
+    pub kl_weight: AutoOr<f64>,
+    /// Weight of the mean squared error. The KL alone lets a sampling chain drift; with this it does not.
+    pub l2_weight: f64,
+    /// Weight of the mean absolute error.
+    pub l1_weight: f64,
+    /// Weight of one minus the cosine similarity.
+    pub cosine_weight: f64,
+}
+
+impl Default for LossConfig {
+    fn default() -> Self {
+        Self {
+            anchors: 2048,
+            kl: KlDirection::Reverse,
+            kl_weight: AutoOr::Auto,
+            l2_weight: 1.0,
+            l1_weight: 0.0,
+            cosine_weight: 0.0,
+        }
+    }
+}
+
+impl LossConfig {
+    pub(super) fn check(&self, checker: &mut Checker) {
+        checker.within("loss.anchors", self.anchors, 2..=10_000_000);
+        let kl_weight = self.kl_weight.value().unwrap_or(1.0);
+        checker.not_negative("loss.kl_weight", kl_weight);
+        checker.not_negative("loss.l2_weight", self.l2_weight);
+        checker.not_negative("loss.l1_weight", self.l1_weight);
+        checker.not_negative("loss.cosine_weight", self.cosine_weight);
+        if [kl_weight, self.l2_weight, self.l1_weight, self.cosine_weight].iter().all(|weight| *weight == 0.0) {
+            checker.push("loss.kl_weight", "is 0 like every other weight, wanted at least one above 0");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! `[model]`: the CS-UNet and its input.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::AutoOr;
+use super::errors::Checker;
+
+/// The network.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Degree L of the spherical harmonics; the model works in (L + 1)² dimensions. 1 to 255.
+    pub degree: u32,
+    /// Width of an image embedding, numbers; "auto" takes the width of the shards.
+    pub embedding_width: AutoOr<u32>,
+    /// Share of activations dropped in training, 0 to below 1.
+    pub dropout: f64,
+    /// Hidden width of every C-Siren module, units; 0: as wide as its output.
+    pub bottleneck: u32,
+    /// Factor on the widths of the CS-UNet's modules.
+    pub width_factor: f64,
+    /// Subtract the shards' mean from embeddings and divide by their standard deviation.
+    pub standardise: bool,
+    /// Keep only this many dimensions of the code, those that vary most over the training set; 0: all.
+    pub low_pass_dims: u32,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            degree: 47,
+            embedding_width: AutoOr::Auto,
+            dropout: 0.1,
+            bottleneck: 0,
+            width_factor: 1.0,
+            standardise: true,
+            low_pass_dims: 0,
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Dimensions of the code, (L + 1)².
+    pub fn dims(&self) -> u64 {
+        (u64::from(self.degree) + 1).pow(2)
+    }
+
+    /// Parameters of the CS-UNet for image embeddings of a given width.
+    pub fn parameters(&self, embedding_width: u64) -> u64 {
+        /// Width of the sinusoidal time embedding.
+        const TIME: u64 = 200;
+        let dims = self.dims();
+        let scaled = |divisor: u64| ((dims / divisor) as f64 * self.width_factor).round() as u64;
+        let (a, b, c) = (scaled(1), scaled(2), scaled(4));
+        let module = |input: u64, output: u64| {
+            let width = if self.bottleneck > 0 { u64::from(self.bottleneck) } else { output };
+            let linear = |from: u64, to: u64| from * to + to;
+            linear(input, width)
+                + linear(embedding_width, width)
+                + linear(width, output)
+                + linear(TIME, width)
+                + linear(width, 2 * width)
+        };
+        let modules = [(dims, a), (a, b), (b, c), (c, c), (2 * c, b), (2 * b, a)];
+        modules.into_iter().map(|(input, output)| module(input, output)).sum::<u64>() + 2 * a * dims + dims
+    }
+
+    pub(super) fn check(&self, checker: &mut Checker) {
+        checker.within("model.degree", self.degree, 1..=255);
+        if let Some(width) = self.embedding_width.value() {
+            checker.within("model.embedding_width", width, 1..=65_536);
+        }
+        checker.within("model.dropout", self.dropout, 0.0..1.0);
+        checker.within("model.bottleneck", self.bottleneck, 0..=65_536);
+        checker.within("model.width_factor", self.width_factor, 0.01..=16.0);
+        checker.within("model.low_pass_dims", u64::from(self.low_pass_dims), 0..=self.dims());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_those_of_the_reference_network() {
+        let count = |degree| ModelConfig { degree, ..ModelConfig::default() }.parameters(768);
+        assert_eq!(count(47), 75_870_720);
+        assert_eq!(count(23), 6_215_040);
+    }
+}

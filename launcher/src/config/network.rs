@@ -1,0 +1,16 @@
+//! `[network]`: what the workers talk over. c10d's store, Gloo and NCCL have no access control: name a trusted interface.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Which network the workers talk over.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct NetworkConfig {
+    /// Interface that workers bind to, such as "eth0"; "": the loopback interface, which one node needs.
+    pub interface: String,
+    /// HOST:PORT of the first node's coordinator (`--rendezvous`); "": this node alone.
+    pub rendezvous: String,
+    /// File with the run's token, which every node must hold (`--token-file`); "": this node alone.
+    pub token_file: String,
+}

@@ -1,0 +1,59 @@
+//! `[parallel]`: how many processes, and what each of them has.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::AutoOr;
+use super::errors::Checker;
+
+/// Where a worker computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceKind {
+    /// On a GPU where there is one, else on the CPU.
+    Auto,
+    /// On the CPU.
+    Cpu,
+    /// On a GPU.
+    Cuda,
+}
+
+/// How many processes, on what, and how the model is split over them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ParallelConfig {
+    /// Worker processes on each node (`--gpus`, `--workers`); "auto": one per visible GPU, else one.
+    pub workers: AutoOr<u32>,
+    /// Where they compute (`--device`).
+    pub device: DeviceKind,
+    /// Let several workers share one GPU, for tests (`--share-gpu`).
+    pub share_gpu: bool,
+    /// Processes that one replica of the model is split over (`--tensor-parallel`).
+    pub tensor: u32,
+    /// Nodes of the run (`--nnodes`).
+    pub nodes: u32,
+    /// Which of them this is, from 0 (`--node-rank`).
+    pub node_rank: u32,
+}
+
+impl Default for ParallelConfig {
+    fn default() -> Self {
+        Self { workers: AutoOr::Auto, device: DeviceKind::Auto, share_gpu: false, tensor: 1, nodes: 1, node_rank: 0 }
+    }
+}
+
+impl ParallelConfig {
+    pub(super) fn check(&self, checker: &mut Checker) {
+        if let Some(workers) = self.workers.value() {
+            checker.within("parallel.workers", workers, 1..=1024);
+        }
+        checker.within("parallel.tensor", self.tensor, 1..=1024);
+        checker.within("parallel.nodes", self.nodes, 1..=4096);
+        if self.node_rank >= self.nodes {
+            checker.push(
+                "parallel.node_rank",
+                format!("is {}, wanted less than parallel.nodes = {}", self.node_rank, self.nodes),
+            );
+        }
+    }
+}

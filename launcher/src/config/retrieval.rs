@@ -1,0 +1,69 @@
+//! `[retrieval]`: GeoCLIP's part in LocDiff-H.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::errors::Checker;
+
+/// What turns a stored embedding into a query.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RetrievalHead {
+    /// GeoCLIP's own head, for CLIP ViT-L/14 features.
+    Geoclip,
+    /// The transposed projection of simulated shards.
+    Linear,
+    /// Nearest neighbours among the training shards, for any other embedding.
+    Knn,
+}
+
+/// Where retrieval may look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HybridMode {
+    /// Within the radius of any sample, the paper's form.
+    AnySample,
+    /// Within the radius of the aggregated sample.
+    Aggregate,
+    /// Within the radius of the aggregate, with the samples' density added to the score.
+    Fusion,
+}
+
+/// The retrieval phase of LocDiff-H.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct RetrievalConfig {
+    /// CSV or Parquet of gallery points; "": the 100,000 points that come with GeoCLIP.
+    pub gallery: String,
+    /// Radius around LocDiff's answer within which retrieval looks, km.
+    pub radius_km: f64,
+    /// What turns a stored embedding into a query.
+    pub head: RetrievalHead,
+    /// Where retrieval may look.
+    pub mode: HybridMode,
+    /// Weight of the samples' log density in the fused score.
+    pub density_weight: f64,
+    /// Width of the kernel of that density, km.
+    pub density_km: f64,
+}
+
+impl Default for RetrievalConfig {
+    fn default() -> Self {
+        Self {
+            gallery: String::new(),
+            radius_km: 200.0,
+            head: RetrievalHead::Geoclip,
+            mode: HybridMode::Fusion,
+            density_weight: 3.0,
+            density_km: 25.0,
+        }
+    }
+}
+
+impl RetrievalConfig {
+    pub(super) fn check(&self, checker: &mut Checker) {
+        checker.within("retrieval.radius_km", self.radius_km, 0.001..=20_040.0);
+        checker.not_negative("retrieval.density_weight", self.density_weight);
+        checker.positive("retrieval.density_km", self.density_km);
+    }
+}

@@ -1,0 +1,110 @@
+//! `[shards]`: where embeddings come from and how they are read.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::errors::Checker;
+
+/// What to do with a row that cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnBadRows {
+    /// Stop, naming it.
+    Error,
+    /// Scan first, leave such rows out, say how many.
+    Skip,
+}
+
+/// What to do with the rows at the end of an epoch that do not fill a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Tail {
+    /// Leave them out of this epoch.
+    Drop,
+    /// Fill the batch with rows from the start of the epoch.
+    Pad,
+}
+
+/// Where rows are kept once they have been read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheMode {
+    /// The fastest that fits.
+    Auto,
+    /// Nowhere.
+    None,
+    /// In main memory.
+    Host,
+    /// In the memory of the GPU.
+    Device,
+}
+
+/// Where embeddings come from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ShardsConfig {
+    /// Training rows: a folder, a file or a glob.
+    pub train: String,
+    /// Rows for the quick evaluation while training; "": none.
+    pub validation: String,
+    /// Rows for `eval`.
+    pub test: String,
+    /// Name of the column of identifiers; where the file has none, row numbers serve.
+    pub id_column: String,
+    /// Name of the column of latitudes, degrees.
+    pub latitude_column: String,
+    /// Name of the column of longitudes, degrees.
+    pub longitude_column: String,
+    /// Name of the column of embeddings; further views are NAME_1, NAME_2, ...
+    pub embedding_column: String,
+    /// What to do with a row that cannot be used.
+    pub on_bad_rows: OnBadRows,
+    /// What to do with the rows that do not fill the last batch of an epoch.
+    pub tail: Tail,
+    /// Where rows are kept once they have been read.
+    pub cache: CacheMode,
+    /// Threads of one worker that read ahead.
+    pub reader_threads: u32,
+    /// Batches that are read ahead.
+    pub prefetch_batches: u32,
+    /// Row groups that are open at once, among which rows are shuffled.
+    pub shuffle_row_groups: u32,
+}
+
+impl Default for ShardsConfig {
+    fn default() -> Self {
+        Self {
+            train: "shards/mp16".into(),
+            validation: String::new(),
+            test: "shards/test".into(),
+            id_column: "id".into(),
+            latitude_column: "lat".into(),
+            longitude_column: "lon".into(),
+            embedding_column: "embedding".into(),
+            on_bad_rows: OnBadRows::Error,
+            tail: Tail::Drop,
+            cache: CacheMode::Auto,
+            reader_threads: 2,
+            prefetch_batches: 4,
+            shuffle_row_groups: 16,
+        }
+    }
+}
+
+impl ShardsConfig {
+    pub(super) fn check(&self, checker: &mut Checker) {
+        for (key, value) in [
+            ("shards.train", &self.train),
+            ("shards.latitude_column", &self.latitude_column),
+            ("shards.longitude_column", &self.longitude_column),
+            ("shards.embedding_column", &self.embedding_column),
+        ] {
+            if value.is_empty() {
+                checker.push(key, "is empty");
+            }
+        }
+        checker.within("shards.reader_threads", self.reader_threads, 1..=256);
+        checker.within("shards.prefetch_batches", self.prefetch_batches, 1..=1024);
+        checker.within("shards.shuffle_row_groups", self.shuffle_row_groups, 1..=65_536);
+    }
+}

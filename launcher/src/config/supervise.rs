@@ -1,0 +1,44 @@
+//! `[supervise]`: patience with workers.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::errors::Checker;
+
+/// How long to wait for workers, and how often to start them again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SuperviseConfig {
+    /// Until every worker has reported after its start, seconds.
+    pub start_timeout_s: f64,
+    /// Until every worker has joined the process group, seconds.
+    pub rendezvous_timeout_s: f64,
+    /// Until a collective operation has ended, seconds.
+    pub collective_timeout_s: f64,
+    /// Between asking workers to end and killing them, seconds.
+    pub stop_timeout_s: f64,
+    /// How often a gang that failed is started again (`--max-restarts`).
+    pub max_restarts: u32,
+}
+
+impl Default for SuperviseConfig {
+    fn default() -> Self {
+        Self {
+            start_timeout_s: 60.0,
+            rendezvous_timeout_s: 120.0,
+            collective_timeout_s: 300.0,
+            stop_timeout_s: 5.0,
+            max_restarts: 3,
+        }
+    }
+}
+
+impl SuperviseConfig {
+    pub(super) fn check(&self, checker: &mut Checker) {
+        const DAY_S: f64 = 86_400.0;
+        checker.within("supervise.start_timeout_s", self.start_timeout_s, 0.1..=DAY_S);
+        checker.within("supervise.rendezvous_timeout_s", self.rendezvous_timeout_s, 0.1..=DAY_S);
+        checker.within("supervise.collective_timeout_s", self.collective_timeout_s, 0.1..=DAY_S);
+        checker.within("supervise.stop_timeout_s", self.stop_timeout_s, 0.0..=DAY_S);
+    }
+}

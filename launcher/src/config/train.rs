@@ -1,0 +1,109 @@
+//! `[train]`: optimisation.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::errors::Checker;
+
+/// What the learning rate does after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LearningRateSchedule {
+    /// Falls to zero along half a cosine.
+    Cosine,
+    /// Stays.
+    Constant,
+}
+
+/// Numbers in which matrices are multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// `bf16` on CUDA, `f32` on the CPU.
+    Auto,
+    /// 32 bits everywhere.
+    F32,
+    /// 16-bit products with 32-bit master weights.
+    Bf16,
+}
+
+/// Optimisation with AdamW.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Optimiser steps.
+    pub steps: u64,
+    /// Rows per step over all workers, whatever their number.
+    pub global_batch: u32,
+    /// Seed of everything random. 0 to 2⁶³ - 1.
+    pub seed: u64,
+    /// Folder of a run, or a checkpoint of one, whose weights a new run starts from; "": random weights.
+    pub init_from: String,
+    /// Learning rate after the warm-up.
+    pub learning_rate: f64,
+    /// Steps over which the learning rate rises from zero.
+    pub warmup_steps: u64,
+    /// What the learning rate does then.
+    pub schedule: LearningRateSchedule,
+    /// Decay of AdamW's first moment.
+    pub beta1: f64,
+    /// Decay of AdamW's second moment.
+    pub beta2: f64,
+    /// Added to the root of AdamW's second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Largest norm of the whole gradient; it is scaled down to this. 0: no limit.
+    pub clip_norm: f64,
+    /// Decay of the moving average of the weights, which evaluation uses.
+    pub ema_decay: f64,
+    /// Numbers in which matrices are multiplied.
+    pub precision: Precision,
+    /// CPU threads of one worker. Results depend on it in the last bits, so a run keeps it.
+    pub threads: u32,
+    /// Steps in a row whose gradient is not finite, and which are therefore skipped, before the run ends.
+    pub nonfinite_steps_max: u32,
+    /// Steps between two lines of the log and two points in TensorBoard.
+    pub log_every: u64,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            steps: 40_000,
+            global_batch: 4096,
+            seed: 0,
+            init_from: String::new(),
+            learning_rate: 4e-4,
+            warmup_steps: 500,
+            schedule: LearningRateSchedule::Cosine,
+            beta1: 0.9,
+            beta2: 0.99,
+            epsilon: 1e-8,
+            weight_decay: 5e-4,
+            clip_norm: 1.0,
+            ema_decay: 0.999,
+            precision: Precision::Auto,
+            threads: 1,
+            nonfinite_steps_max: 20,
+            log_every: 20,
+        }
+    }
+}
+
+impl TrainConfig {
+    pub(super) fn check(&self, checker: &mut Checker) {
+        checker.within("train.steps", self.steps, 1..=u64::from(u32::MAX));
+        checker.within("train.global_batch", self.global_batch, 1..=1 << 24);
+        checker.positive("train.learning_rate", self.learning_rate);
+        checker.within("train.beta1", self.beta1, 0.0..1.0);
+        checker.within("train.beta2", self.beta2, 0.0..1.0);
+        checker.positive("train.epsilon", self.epsilon);
+        checker.not_negative("train.weight_decay", self.weight_decay);
+        checker.not_negative("train.clip_norm", self.clip_norm);
+        checker.within("train.ema_decay", self.ema_decay, 0.0..1.0);
+        checker.within("train.threads", self.threads, 1..=1024);
+        checker.within("train.nonfinite_steps_max", self.nonfinite_steps_max, 1..=u32::MAX);
+        checker.within("train.log_every", self.log_every, 1..=u64::MAX);
+    }
+}

@@ -1,0 +1,320 @@
+//! The life of a gang of workers as a state machine: (state, event, now) -> actions. Pure: no clock, no process, no socket.
+//!
+//! Starting -> Running -> Ended; on any failure or interrupt, Stopping in between. A gang always ends: every wait but that for
+//! the job itself has a deadline, and after the last one comes SIGKILL.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::protocol::{Failure, Hello, PROTOCOL_VERSION, ToLauncher};
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// With a code.
+    Code(i32),
+    /// By a signal.
+    Signal(i32),
+}
+
+/// Numbers of the signals that a launcher sends; POSIX fixes them.
+const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+
+/// The dynamic linker and shells end with this code when a program cannot be loaded.
+const EXIT_NOT_LOADED: i32 = 127;
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// A worker spoke.
+    Message {
+        /// Which one.
+        rank: u32,
+        /// What it said.
+        message: ToLauncher,
+    },
+    /// A worker said something that cannot be understood.
+    Garbled {
+        /// Which one.
+        rank: u32,
+        /// Why not.
+        reason: String,
+    },
+    /// A worker process ended.
+    Exited {
+        /// Which one.
+        rank: u32,
+        /// How.
+        exit: Exit,
+    },
+    /// The user asks to end (Ctrl-C, SIGTERM).
+    Interrupted,
+    /// Time has passed.
+    Tick,
+}
+
+/// What the supervisor must do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Send every worker its job.
+    StartAll,
+    /// Send SIGTERM to all that still run.
+    Terminate,
+    /// Send SIGKILL to all that still run.
+    Kill,
+}
+
+/// Why a gang was stopped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cause {
+    /// A worker does not fit the launcher.
+    Incompatible {
+        /// Which one.
+        rank: u32,
+        /// Got and wanted.
+        reason: String,
+    },
+    /// Workers did not report in time.
+    Late {
+        /// Which ones.
+        ranks: Vec<u32>,
+        /// The limit.
+        limit: Duration,
+    },
+    /// A worker said that it failed.
+    Failed {
+        /// Which one.
+        rank: u32,
+        /// In its words.
+        failure: Failure,
+    },
+    /// A worker ended without a result.
+    Died {
+        /// Which one.
+        rank: u32,
+        /// How.
+        exit: Exit,
+    },
+    /// The user asked to end.
+    Interrupted,
+}
+
+impl Cause {
+    /// Whether something else must lie behind it.
+    fn is_consequence(&self) -> bool {
+        matches!(self, Self::Failed { failure: Failure { of_peer: true, .. }, .. })
+    }
+}
+
+/// How a gang ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// The result of every rank, in order.
+    Done(Vec<Value>),
+    /// All that went wrong, the first cause first.
+    Failed(Vec<Cause>),
+}
+
+/// Deadlines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Until every worker has said hello.
+    pub start: Duration,
+    /// Between SIGTERM and SIGKILL.
+    pub stop: Duration,
+}
+
+/// What every worker must match.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Build {
+    /// Version of the crate.
+    pub version: String,
+    /// Git revision.
+    pub revision: String,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Member {
+    hello: Option<Hello>,
+    result: Option<Value>,
+    exit: Option<Exit>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Starting,
+    Running,
+    Stopping { kill_at: Duration, killed: bool },
+}
+
+/// The state of one gang.
+#[derive(Debug, Clone)]
+pub struct Coordinator {
+    build: Build,
+    limits: Limits,
+    started_at: Duration,
+    phase: Phase,
+    members: Vec<Member>,
+    causes: Vec<Cause>,
+}
+
+impl Coordinator {
+    /// A gang of `workers` processes that were just spawned.
+    pub fn new(workers: usize, build: Build, limits: Limits, now: Duration) -> Self {
+        let members = vec![Member::default(); workers];
+        Self { build, limits, started_at: now, phase: Phase::Starting, members, causes: Vec::new() }
+    }
+
+    /// Takes in what happened and says what to do about it.
+    pub fn step(&mut self, event: Event, now: Duration) -> Vec<Action> {
+        match event {
+            Event::Message { rank, message } => self.message(rank, message, now),
+            Event::Garbled { rank, reason } => self.stop(Cause::Incompatible { rank, reason }, now),
+            Event::Exited { rank, exit } => self.exited(rank, exit, now),
+            Event::Interrupted => self.interrupted(now),
+            Event::Tick => self.tick(now),
+        }
+    }
+
+    /// When [`Event::Tick`] is due at the latest.
+    pub fn deadline(&self) -> Option<Duration> {
+        match self.phase {
+            Phase::Starting => Some(self.started_at + self.limits.start),
+            Phase::Running => None,
+            Phase::Stopping { kill_at, killed } => (!killed).then_some(kill_at),
+        }
+    }
+
+    /// How it ended, once every process has.
+    pub fn outcome(&self) -> Option<Outcome> {
+        if !self.members.iter().all(|member| member.exit.is_some()) {
+            return None;
+        }
+        if self.causes.is_empty() {
+            return Some(Outcome::Done(self.members.iter().filter_map(|member| member.result.clone()).collect()));
+        }
+        // Peers often report the broken collective before the death of the one that broke it is seen.
+        let (consequences, mut causes): (Vec<_>, Vec<_>) = self.causes.iter().cloned().partition(Cause::is_consequence);
+        causes.extend(consequences);
+        Some(Outcome::Failed(causes))
+    }
+
+    /// What a worker said of itself.
+    pub fn hello(&self, rank: u32) -> Option<&Hello> {
+        self.members.get(rank as usize)?.hello.as_ref()
+    }
+
+    fn message(&mut self, rank: u32, message: ToLauncher, now: Duration) -> Vec<Action> {
+        let Some(member) = self.members.get_mut(rank as usize) else { return Vec::new() };
+        match message {
+            ToLauncher::Hello(hello) => {
+                let misfit = misfit(&hello, &self.build);
+                member.hello = Some(hello);
+                if let Some(reason) = misfit {
+                    return self.stop(Cause::Incompatible { rank, reason }, now);
+                }
+                let complete = self.members.iter().all(|member| member.hello.is_some());
+                if self.phase == Phase::Starting && complete {
+                    self.phase = Phase::Running;
+                    return vec![Action::StartAll];
+                }
+                Vec::new()
+            }
+            ToLauncher::Result(value) => {
+                member.result = Some(value);
+                Vec::new()
+            }
+            ToLauncher::Failed(failure) => self.stop(Cause::Failed { rank, failure }, now),
+        }
+    }
+
+    fn exited(&mut self, rank: u32, exit: Exit, now: Duration) -> Vec<Action> {
+        let Some(member) = self.members.get_mut(rank as usize) else { return Vec::new() };
+        member.exit = Some(exit);
+        let spoke = member.hello.is_some();
+        let finished = member.result.is_some() && exit == Exit::Code(0);
+        let reported =
+            self.causes.iter().any(|cause| matches!(cause, Cause::Failed { rank: known, .. } if *known == rank));
+        if finished || reported || self.is_our_doing(exit) {
+            return Vec::new();
+        }
+        if !spoke && exit == Exit::Code(EXIT_NOT_LOADED) {
+            let reason = "its libraries cannot be loaded".to_owned();
+            return self.stop(Cause::Incompatible { rank, reason }, now);
+        }
+        self.stop(Cause::Died { rank, exit }, now)
+    }
+
+    /// An end that the signals of this launcher explain. A worker that dies of another signal while the gang is being
+    /// stopped may well be the first cause.
+    fn is_our_doing(&self, exit: Exit) -> bool {
+        match self.phase {
+            Phase::Stopping { killed, .. } => match exit {
+                Exit::Signal(signal) => signal == SIGTERM || (killed && signal == SIGKILL),
+                Exit::Code(_) => true,
+            },
+            _ => false,
+        }
+    }
+
+    fn interrupted(&mut self, now: Duration) -> Vec<Action> {
+        if let Phase::Stopping { killed, .. } = &mut self.phase
+            && self.causes.contains(&Cause::Interrupted)
+        {
+            // Asked twice: no more patience.
+            *killed = true;
+            return vec![Action::Kill];
+        }
+        self.stop(Cause::Interrupted, now)
+    }
+
+    fn tick(&mut self, now: Duration) -> Vec<Action> {
+        match &mut self.phase {
+            Phase::Starting if now >= self.started_at + self.limits.start => {
+                let late = |(rank, member): (usize, &Member)| member.hello.is_none().then_some(rank as u32);
+                let ranks = self.members.iter().enumerate().filter_map(late).collect();
+                self.stop(Cause::Late { ranks, limit: self.limits.start }, now)
+            }
+            Phase::Stopping { kill_at, killed } if !*killed && now >= *kill_at => {
+                *killed = true;
+                vec![Action::Kill]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn stop(&mut self, cause: Cause, now: Duration) -> Vec<Action> {
+        self.causes.push(cause);
+        if matches!(self.phase, Phase::Stopping { .. }) {
+            return Vec::new();
+        }
+        self.phase = Phase::Stopping { kill_at: now + self.limits.stop, killed: false };
+        vec![Action::Terminate]
+    }
+}
+
+/// Why a worker does not fit, if it does not.
+fn misfit(hello: &Hello, build: &Build) -> Option<String> {
+    if hello.protocol != PROTOCOL_VERSION {
+        return Some(format!("it speaks protocol {}, this launcher {PROTOCOL_VERSION}", hello.protocol));
+    }
+    if (&hello.version, &hello.revision) != (&build.version, &build.revision) {
+        return Some(format!(
+            "it is version {} ({}), this launcher {} ({})",
+            hello.version, hello.revision, build.version, build.revision
+        ));
+    }
+    if hello.libtorch_built != hello.libtorch_loaded {
+        return Some(format!(
+            "it was built for libtorch {}, loaded is {}",
+            hello.libtorch_built, hello.libtorch_loaded
+        ));
+    }
+    None
+}
+
+#[cfg(test)]
+#[path = "coordinator_tests.rs"]
+mod tests;

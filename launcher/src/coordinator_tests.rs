@@ -1,0 +1,189 @@
+//! Laws of the coordinator, on a clock of their own.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+const LIMITS: Limits = Limits { start: Duration::from_secs(10), stop: Duration::from_secs(2) };
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn build() -> Build {
+    Build { version: "1".into(), revision: "abc".into() }
+}
+
+fn hello(rank: u32) -> Event {
+    let hello = Hello {
+        protocol: PROTOCOL_VERSION,
+        rank,
+        pid: 100 + rank,
+        version: "1".into(),
+        revision: "abc".into(),
+        libtorch_built: "2.11.0".into(),
+        libtorch_loaded: "2.11.0".into(),
+        cuda: None,
+        nccl: None,
+    };
+    Event::Message { rank, message: ToLauncher::Hello(hello) }
+}
+
+fn result(rank: u32) -> Event {
+    Event::Message { rank, message: ToLauncher::Result(json!({ "rank": rank })) }
+}
+
+fn failed(rank: u32, of_peer: bool) -> Event {
+    let failure = Failure { message: "broken".into(), of_peer };
+    Event::Message { rank, message: ToLauncher::Failed(failure) }
+}
+
+fn exited(rank: u32, exit: Exit) -> Event {
+    Event::Exited { rank, exit }
+}
+
+fn running(workers: u32) -> Coordinator {
+    let mut gang = Coordinator::new(workers as usize, build(), LIMITS, at(0));
+    for rank in 0..workers {
+        let actions = gang.step(hello(rank), at(1));
+        assert_eq!(actions, if rank + 1 == workers { vec![Action::StartAll] } else { vec![] });
+    }
+    gang
+}
+
+fn causes(gang: &Coordinator) -> Vec<Cause> {
+    match gang.outcome() {
+        Some(Outcome::Failed(causes)) => causes,
+        other => panic!("wanted a failed gang, got {other:?}"),
+    }
+}
+
+#[test]
+fn jobs_start_when_all_have_spoken_and_results_keep_their_order() {
+    let mut gang = running(3);
+    for rank in [2, 0, 1] {
+        assert!(gang.step(result(rank), at(2)).is_empty());
+        assert_eq!(gang.outcome(), None);
+        gang.step(exited(rank, Exit::Code(0)), at(3));
+    }
+    assert_eq!(gang.outcome(), Some(Outcome::Done(vec![json!({"rank": 0}), json!({"rank": 1}), json!({"rank": 2})])));
+}
+
+#[test]
+fn silence_at_the_start_ends_and_names_the_silent() {
+    let mut gang = Coordinator::new(3, build(), LIMITS, at(0));
+    gang.step(hello(1), at(1));
+    assert_eq!(gang.deadline(), Some(at(10)));
+    assert!(gang.step(Event::Tick, at(9)).is_empty());
+    assert_eq!(gang.step(Event::Tick, at(10)), [Action::Terminate]);
+    assert_eq!(gang.step(Event::Tick, at(12)), [Action::Kill]);
+    for rank in 0..3 {
+        gang.step(exited(rank, Exit::Signal(SIGKILL)), at(13));
+    }
+    assert_eq!(causes(&gang), [Cause::Late { ranks: vec![0, 2], limit: LIMITS.start }]);
+}
+
+#[test]
+fn the_killed_worker_is_the_cause_even_when_its_peer_complains_first() {
+    let mut gang = running(2);
+    assert_eq!(gang.step(failed(0, true), at(5)), [Action::Terminate]);
+    gang.step(exited(0, Exit::Code(14)), at(5));
+    gang.step(exited(1, Exit::Signal(SIGKILL)), at(5));
+    let causes = causes(&gang);
+    assert_eq!(causes[0], Cause::Died { rank: 1, exit: Exit::Signal(SIGKILL) });
+    assert!(matches!(causes[1], Cause::Failed { rank: 0, .. }));
+}
+
+#[test]
+fn workers_that_we_end_are_not_causes() {
+    let mut gang = running(3);
+    assert_eq!(gang.step(failed(1, false), at(5)), [Action::Terminate]);
+    gang.step(exited(1, Exit::Code(14)), at(5));
+    gang.step(exited(0, Exit::Signal(SIGTERM)), at(6));
+    assert_eq!(gang.step(Event::Tick, at(7)), [Action::Kill]);
+    gang.step(exited(2, Exit::Signal(SIGKILL)), at(7));
+    assert_eq!(causes(&gang).len(), 1);
+}
+
+#[test]
+fn an_end_without_a_result_is_a_failure_even_with_code_0() {
+    let mut gang = running(1);
+    assert_eq!(gang.step(exited(0, Exit::Code(0)), at(5)), [Action::Terminate]);
+    assert_eq!(causes(&gang), [Cause::Died { rank: 0, exit: Exit::Code(0) }]);
+}
+
+#[test]
+fn a_worker_that_cannot_be_loaded_does_not_fit() {
+    let mut gang = Coordinator::new(1, build(), LIMITS, at(0));
+    gang.step(exited(0, Exit::Code(EXIT_NOT_LOADED)), at(0));
+    assert!(matches!(causes(&gang)[0], Cause::Incompatible { rank: 0, .. }));
+}
+
+#[test]
+fn misfits_say_got_and_wanted() {
+    let Event::Message { message: ToLauncher::Hello(good), .. } = hello(0) else { unreachable!() };
+    assert_eq!(misfit(&good, &build()), None);
+    let reason = |change: fn(&mut Hello)| {
+        let mut bad = good.clone();
+        change(&mut bad);
+        misfit(&bad, &build()).expect("does not fit")
+    };
+    assert_eq!(reason(|hello| hello.protocol = 99), format!("it speaks protocol 99, this launcher {PROTOCOL_VERSION}"));
+    assert!(reason(|hello| hello.revision = "old".into()).contains("version 1 (old), this launcher 1 (abc)"));
+    assert!(reason(|hello| hello.libtorch_loaded = "2.10.0".into()).contains("libtorch 2.11.0, loaded is 2.10.0"));
+}
+
+#[test]
+fn a_second_interrupt_kills_at_once() {
+    let mut gang = running(1);
+    assert_eq!(gang.step(Event::Interrupted, at(5)), [Action::Terminate]);
+    assert_eq!(gang.step(Event::Interrupted, at(5)), [Action::Kill]);
+    gang.step(exited(0, Exit::Signal(SIGKILL)), at(5));
+    assert_eq!(causes(&gang), [Cause::Interrupted]);
+}
+
+fn any_event(workers: u32) -> impl Strategy<Value = Event> {
+    let exit = prop_oneof![(-1_i32..256).prop_map(Exit::Code), (1_i32..32).prop_map(Exit::Signal)];
+    prop_oneof![
+        (0..workers).prop_map(hello),
+        (0..workers).prop_map(result),
+        (0..workers, any::<bool>()).prop_map(|(rank, of_peer)| failed(rank, of_peer)),
+        (0..workers, exit).prop_map(|(rank, exit)| exited(rank, exit)),
+        (0..workers).prop_map(|rank| Event::Garbled { rank, reason: "noise".into() }),
+        Just(Event::Interrupted),
+        Just(Event::Tick),
+    ]
+}
+
+proptest! {
+    /// Whatever happens: once stopping, Terminate comes once and Kill follows by its deadline; success means a result
+    /// from everybody; a gang whose processes have all ended has an outcome.
+    #[test]
+    fn every_gang_ends(events in proptest::collection::vec(any_event(3), 0..40)) {
+        let mut gang = Coordinator::new(3, build(), LIMITS, at(0));
+        let mut actions = Vec::new();
+        for (second, event) in events.into_iter().enumerate() {
+            actions.extend(gang.step(event, at(second as u64)));
+        }
+        if let Some(deadline) = gang.deadline() {
+            actions.extend(gang.step(Event::Tick, deadline));
+            if let Some(deadline) = gang.deadline() {
+                actions.extend(gang.step(Event::Tick, deadline));
+            }
+        }
+        prop_assert!(gang.deadline().is_none());
+        prop_assert!(actions.iter().filter(|action| **action == Action::Terminate).count() <= 1);
+        if matches!(gang.phase, Phase::Stopping { .. }) {
+            prop_assert!(actions.contains(&Action::Kill));
+        }
+        for rank in 0..3 {
+            gang.step(exited(rank, Exit::Signal(SIGKILL)), at(100));
+        }
+        match gang.outcome() {
+            Some(Outcome::Done(results)) => prop_assert_eq!(results.len(), 3),
+            Some(Outcome::Failed(causes)) => prop_assert!(!causes.is_empty()),
+            None => prop_assert!(false, "no outcome"),
+        }
+    }
+}

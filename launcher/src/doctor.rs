@@ -1,0 +1,264 @@
+//! `doctor`: could training start here? Looks at the machine, the worker and the configuration, and says what is missing.
+
+use std::path::{Path, PathBuf};
+
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::statvfs::statvfs;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::cli::Global;
+use crate::config::{self, DeviceKind, Layer, PRESETS, RunConfig};
+use crate::error::LaunchError;
+use crate::gpus::{self, Inventory};
+use crate::output::Output;
+use crate::rendezvous::World;
+use crate::verbs;
+
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// NCCL and Gloo keep ring buffers in shared memory; below this they may fail, bytes.
+const SHARED_MEMORY_WANTED_BYTES: u64 = 1 << 30;
+
+/// Sockets between ranks, shards and checkpoints need this many open files.
+const OPEN_FILES_WANTED: u64 = 1024;
+
+/// Width of CLIP ViT-L/14 embeddings, for estimates where the shards are not known.
+const EMBEDDING_WIDTH: u64 = 768;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Level {
+    Ok,
+    Warning,
+    Error,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    level: Level,
+    detail: String,
+}
+
+fn check(name: &'static str, level: Level, detail: impl Into<String>) -> Check {
+    Check { name, level, detail: detail.into() }
+}
+
+/// Runs all checks; the error says which of them would stop training.
+pub fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
+    let inventory = gpus::inventory();
+    let resolved = verbs::resolve(global, &inventory)?;
+    let config = &resolved.config;
+    let mut checks = vec![machine(), graphics(&inventory), layout(config, &inventory)];
+    checks.push(worker(config, &inventory));
+    checks.extend([shared_memory(), open_files(), disk(config)]);
+    let presets = presets(config, &inventory);
+    for check in &checks {
+        let mark = match check.level {
+            Level::Ok => "ok     ",
+            Level::Warning => "warning",
+            Level::Error => "ERROR  ",
+        };
+        output.people(&format!("{mark} {:<14} {}", check.name, check.detail));
+    }
+    for preset in &presets {
+        let verdict = if preset.fits { "fits" } else { "does not fit" };
+        output.people(&format!(
+            "        {:<14} {verdict}: about {:.1} GiB per worker, {:.1} M parameters",
+            preset.name,
+            preset.bytes as f64 / GIB,
+            preset.parameters as f64 / 1e6
+        ));
+    }
+    let failed: Vec<&str> = checks.iter().filter(|check| check.level == Level::Error).map(|check| check.name).collect();
+    let result = json!({ "ok": failed.is_empty(), "checks": checks, "gpus": inventory.gpus, "presets": presets });
+    if failed.is_empty() {
+        output.people("training could start here");
+        return Ok(result);
+    }
+    output.result(&result);
+    Err(LaunchError::NotReady(failed.join(", ")).into())
+}
+
+fn machine() -> Check {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let memory = memory_bytes("MemTotal:").unwrap_or(0) as f64 / GIB;
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let detail = format!("{cores} cores, {memory:.1} GiB memory, Linux {}", kernel.trim());
+    check("machine", Level::Ok, detail)
+}
+
+/// A line of `/proc/meminfo`, bytes.
+fn memory_bytes(name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+}
+
+fn graphics(inventory: &Inventory) -> Check {
+    if let Some(reason) = &inventory.absent_because {
+        return check("GPUs", Level::Ok, format!("none: {reason}"));
+    }
+    let gpu = |gpu: &gpus::Gpu| {
+        let (free, total) = (gpu.memory_free_bytes as f64 / GIB, gpu.memory_total_bytes as f64 / GIB);
+        format!("{} {} ({free:.1} of {total:.1} GiB free)", gpu.index, gpu.name)
+    };
+    let list: Vec<String> = inventory.gpus.iter().map(gpu).collect();
+    let driver = inventory.driver.as_deref().unwrap_or("unknown");
+    check("GPUs", Level::Ok, format!("{}; driver {driver}", list.join(", ")))
+}
+
+fn layout(config: &RunConfig, inventory: &Inventory) -> Check {
+    match World::plan(config, inventory) {
+        Ok(world) => {
+            let device = if world.places.iter().any(|place| place.gpu.is_some()) { "GPU" } else { "CPU" };
+            check("layout", Level::Ok, format!("{} {device} worker(s)", world.places.len()))
+        }
+        Err(error) => check("layout", Level::Error, error.to_string()),
+    }
+}
+
+fn worker(config: &RunConfig, inventory: &Inventory) -> Check {
+    let hello = match verbs::probe() {
+        Ok(hello) => hello,
+        Err(error) => return check("worker", Level::Error, format!("{error:#}")),
+    };
+    let wants_cuda = match config.parallel.device {
+        DeviceKind::Auto => !inventory.gpus.is_empty(),
+        DeviceKind::Cpu => false,
+        DeviceKind::Cuda => true,
+    };
+    match (&hello.cuda, &hello.nccl) {
+        (Some(cuda), Some(nccl)) => {
+            let detail = format!("libtorch {}, CUDA {cuda}, NCCL {nccl}", hello.libtorch_loaded);
+            check("worker", Level::Ok, detail)
+        }
+        _ if wants_cuda => {
+            let detail = "GPUs are to be used, but the worker is the CPU variant; build the other with `LOCDIFF_CUDA=1 make build`";
+            check("worker", Level::Error, detail)
+        }
+        _ => check("worker", Level::Ok, format!("libtorch {}, CPU variant", hello.libtorch_loaded)),
+    }
+}
+
+fn free_bytes(path: &Path) -> nix::Result<u64> {
+    let stat = statvfs(path)?;
+    Ok(stat.blocks_available() as u64 * stat.fragment_size() as u64)
+}
+
+fn shared_memory() -> Check {
+    match free_bytes(Path::new("/dev/shm")) {
+        Ok(free) if free >= SHARED_MEMORY_WANTED_BYTES => {
+            check("shared memory", Level::Ok, format!("{:.1} GiB free in /dev/shm", free as f64 / GIB))
+        }
+        Ok(free) => {
+            let detail = format!("{:.2} GiB free in /dev/shm, wanted 1 GiB for NCCL between GPUs", free as f64 / GIB);
+            check("shared memory", Level::Warning, detail)
+        }
+        Err(error) => check("shared memory", Level::Warning, format!("/dev/shm: {error}")),
+    }
+}
+
+fn open_files() -> Check {
+    match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok((soft, _)) if soft >= OPEN_FILES_WANTED => check("open files", Level::Ok, format!("limit {soft}")),
+        Ok((soft, hard)) => {
+            let detail =
+                format!("limit {soft}, wanted {OPEN_FILES_WANTED}; `ulimit -n {}` raises it", hard.min(65_536));
+            check("open files", Level::Warning, detail)
+        }
+        Err(error) => check("open files", Level::Warning, error.to_string()),
+    }
+}
+
+/// Room for the checkpoints that are kept, in a folder that can be written to.
+fn disk(config: &RunConfig) -> Check {
+    let wanted = checkpoint_bytes(config) * (u64::from(config.checkpoint.keep) + 2);
+    let folder = nearest_folder(Path::new(&config.checkpoint.dir));
+    let shown = folder.display();
+    if let Err(error) = nix::unistd::access(&folder, nix::unistd::AccessFlags::W_OK) {
+        return check("disk", Level::Error, format!("checkpoint.dir: {shown} cannot be written to: {error}"));
+    }
+    match free_bytes(&folder) {
+        Ok(free) if free >= wanted => {
+            let detail = format!("{:.1} GiB free at {shown}, {:.1} wanted", free as f64 / GIB, wanted as f64 / GIB);
+            check("disk", Level::Ok, detail)
+        }
+        Ok(free) => {
+            let detail = format!(
+                "{:.1} GiB free at {shown}, {:.1} wanted for {} checkpoints; lower checkpoint.keep or move checkpoint.dir",
+                free as f64 / GIB,
+                wanted as f64 / GIB,
+                config.checkpoint.keep
+            );
+            check("disk", Level::Error, detail)
+        }
+        Err(error) => check("disk", Level::Error, format!("checkpoint.dir: {shown}: {error}")),
+    }
+}
+
+/// The path, or the first folder above it that exists.
+fn nearest_folder(path: &Path) -> PathBuf {
+    let start = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    start.ancestors().find(|folder| folder.is_dir()).map_or_else(|| PathBuf::from("/"), Path::to_owned)
+}
+
+/// Weights, their average and two moments, 4 bytes each.
+fn checkpoint_bytes(config: &RunConfig) -> u64 {
+    16 * config.model.parameters(EMBEDDING_WIDTH)
+}
+
+#[derive(Debug, Serialize)]
+struct Fit {
+    name: &'static str,
+    parameters: u64,
+    bytes: u64,
+    fits: bool,
+}
+
+/// Which presets fit into the memory that one worker would have.
+fn presets(config: &RunConfig, inventory: &Inventory) -> Vec<Fit> {
+    let workers = World::plan(config, inventory).map_or(1, |world| world.places.len() as u64);
+    let on_gpu = config.parallel.device != DeviceKind::Cpu;
+    let room = match inventory.gpus.iter().map(|gpu| gpu.memory_free_bytes).min().filter(|_| on_gpu) {
+        Some(free) => free,
+        None => memory_bytes("MemAvailable:").unwrap_or(0) / workers,
+    };
+    let fit = |preset: &config::Preset| {
+        let found = config::load(&[Layer::Preset(preset.name.into())]).ok()?;
+        let bytes = training_bytes(&found.config, workers);
+        let parameters = found.config.model.parameters(EMBEDDING_WIDTH);
+        Some(Fit { name: preset.name, parameters, bytes, fits: bytes < room / 10 * 9 })
+    };
+    PRESETS.iter().filter_map(fit).collect()
+}
+
+/// Memory of one worker in training, an estimate: weights, gradients, two moments, average and a 16-bit copy of the weights;
+/// for each row of its batch the activations that backward needs, and twice the logits of prediction and truth.
+fn training_bytes(config: &RunConfig, workers: u64) -> u64 {
+    let parameters = config.model.parameters(EMBEDDING_WIDTH);
+    let rows = u64::from(config.train.global_batch).div_ceil(workers);
+    let per_row = 4 * (16 * config.model.dims() + 4 * u64::from(config.loss.anchors));
+    let anchors = 4 * u64::from(config.loss.anchors) * config.model.dims();
+    22 * parameters + rows * per_row + anchors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn larger_models_need_more_and_more_workers_less() {
+        let config = |name: &str| config::load(&[Layer::Preset(name.into())]).expect("valid preset").config;
+        assert!(training_bytes(&config("l47"), 1) > training_bytes(&config("l23"), 1));
+        assert!(training_bytes(&config("l47"), 4) < training_bytes(&config("l47"), 1));
+        assert!(checkpoint_bytes(&config("l47")) > 1 << 30);
+    }
+
+    #[test]
+    fn a_folder_to_be_made_counts_for_the_one_above() {
+        let base = tempfile::tempdir().expect("temporary folder");
+        assert_eq!(nearest_folder(&base.path().join("a/b/c")), base.path());
+    }
+}

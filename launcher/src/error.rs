@@ -1,0 +1,69 @@
+//! What can go wrong in the control plane, each with its exit code.
+
+use std::path::PathBuf;
+
+use crate::config::ConfigErrors;
+use crate::exit_code::ExitCode;
+
+/// An expected failure of the launcher; anything else is a bug and stays an `anyhow::Error`.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// The machine lacks the devices that were asked for.
+    #[error("{0}")]
+    Device(String),
+    /// No worker binary.
+    #[error("no worker at {path}: {reason}; build it with `make build`, or install both programs into one folder")]
+    WorkerMissing {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
+    /// The worker starts but does not fit this launcher.
+    #[error("{0}")]
+    WorkerIncompatible(String),
+    /// A worker failed while it ran; the text is the whole report.
+    #[error("{0}")]
+    WorkerFailed(String),
+    /// Workers did not report in time.
+    #[error("{0}")]
+    Timeout(String),
+    /// A file or folder could not be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// Which one.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// `doctor` found that training could not start.
+    #[error("training could not start here: {0}")]
+    NotReady(String),
+    /// This version does not do it yet.
+    #[error("`{0}` is not in this version yet; it has its place on the command line and this exit code until then")]
+    NotYet(String),
+    /// Ended by a signal.
+    #[error("interrupted; all workers have ended")]
+    Interrupted,
+}
+
+impl LaunchError {
+    /// The documented exit code.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Config(_) => ExitCode::Config,
+            Self::Device(_) => ExitCode::Device,
+            Self::WorkerMissing { .. } => ExitCode::WorkerMissing,
+            Self::WorkerIncompatible(_) => ExitCode::WorkerIncompatible,
+            Self::WorkerFailed(_) => ExitCode::WorkerFailed,
+            Self::Timeout(_) => ExitCode::Timeout,
+            Self::Io { .. } => ExitCode::Io,
+            Self::NotReady(_) => ExitCode::NotReady,
+            Self::NotYet(_) => ExitCode::NotYet,
+            Self::Interrupted => ExitCode::Interrupted,
+        }
+    }
+}

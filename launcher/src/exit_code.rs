@@ -1,0 +1,84 @@
+//! Every exit code of `locdiff-launch` and `locdiff-worker`. Scripts rely on them: a number, once given, keeps its meaning.
+
+/// What a process says when it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ExitCode {
+    /// All went well.
+    Success = 0,
+    /// A bug, or an error that no other code describes.
+    Internal = 1,
+    /// The command line could not be understood (clap's own code).
+    Usage = 2,
+    /// The configuration is wrong: malformed TOML, an unknown or mistyped field, a value out of range.
+    Config = 10,
+    /// The machine lacks the devices that were asked for.
+    Device = 11,
+    /// `locdiff-worker` is not beside the launcher, or cannot be executed.
+    WorkerMissing = 12,
+    /// `locdiff-worker` starts but does not fit: wrong libtorch, a library that does not load, another protocol or build.
+    WorkerIncompatible = 13,
+    /// A worker failed or died while it ran.
+    WorkerFailed = 14,
+    /// Workers did not report in time.
+    Timeout = 15,
+    /// A file or folder could not be read or written.
+    Io = 16,
+    /// What would be written exists already and `--overwrite` was not given.
+    Exists = 17,
+    /// `doctor` found that training could not start.
+    NotReady = 18,
+    /// The verb or option has its place on the command line, but this version does not do it yet.
+    NotYet = 19,
+    /// Ended by Ctrl-C or SIGTERM.
+    Interrupted = 130,
+}
+
+impl ExitCode {
+    /// All codes, in order, for the documentation and for reading a worker's status back.
+    pub const ALL: [ExitCode; 14] = [
+        Self::Success,
+        Self::Internal,
+        Self::Usage,
+        Self::Config,
+        Self::Device,
+        Self::WorkerMissing,
+        Self::WorkerIncompatible,
+        Self::WorkerFailed,
+        Self::Timeout,
+        Self::Io,
+        Self::Exists,
+        Self::NotReady,
+        Self::NotYet,
+        Self::Interrupted,
+    ];
+
+    /// The number that the process exits with.
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The code that a process exited with, if it is one of ours.
+    pub fn from_code(code: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| i32::from(known.code()) == code)
+    }
+}
+
+impl From<ExitCode> for std::process::ExitCode {
+    fn from(code: ExitCode) -> Self {
+        Self::from(code.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_distinct_and_reads_back() {
+        for code in ExitCode::ALL {
+            assert_eq!(ExitCode::from_code(i32::from(code.code())), Some(code));
+        }
+        assert_eq!(ExitCode::from_code(77), None);
+    }
+}

@@ -1,0 +1,112 @@
+//! The GPUs of this machine through NVML: no CUDA context is made, no libtorch is loaded.
+//!
+//! `CUDA_VISIBLE_DEVICES` is honoured as CUDA does: the list ends at the first entry that names no device.
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+use serde::Serialize;
+
+/// One GPU that a worker could use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Gpu {
+    /// Index among the GPUs of the machine, before `CUDA_VISIBLE_DEVICES`.
+    pub index: u32,
+    /// Universally unique name, `GPU-...`.
+    pub uuid: String,
+    /// Product name.
+    pub name: String,
+    /// Memory of the card, bytes.
+    pub memory_total_bytes: u64,
+    /// Memory that nobody uses now, bytes.
+    pub memory_free_bytes: u64,
+}
+
+/// What NVML says of the machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Inventory {
+    /// Visible GPUs, in the order in which CUDA numbers them.
+    pub gpus: Vec<Gpu>,
+    /// Version of the NVIDIA driver, where there is one.
+    pub driver: Option<String>,
+    /// Why there are no GPUs, where there are none.
+    pub absent_because: Option<String>,
+}
+
+/// Looks at the machine. A machine without a driver has no GPUs; that is no error.
+pub fn inventory() -> Inventory {
+    let found = Nvml::init().and_then(|nvml| {
+        let driver = nvml.sys_driver_version()?;
+        let gpus = (0..nvml.device_count()?).map(|index| describe(&nvml, index)).collect::<Result<Vec<_>, _>>()?;
+        Ok((driver, gpus))
+    });
+    match found {
+        Ok((driver, all)) => {
+            let selection = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+            let gpus = visible(&all, selection.as_deref());
+            let absent_because = match (&selection, gpus.is_empty()) {
+                (Some(list), true) => {
+                    Some(format!("CUDA_VISIBLE_DEVICES={list} hides the {} GPUs of this machine", all.len()))
+                }
+                (None, true) => Some("the driver reports no GPU".to_owned()),
+                _ => None,
+            };
+            Inventory { gpus, driver: Some(driver), absent_because }
+        }
+        Err(NvmlError::LibloadingError(_)) => absent("no NVIDIA driver is installed"),
+        Err(error) => absent(&format!("the NVIDIA driver does not answer: {error}")),
+    }
+}
+
+fn absent(reason: &str) -> Inventory {
+    Inventory { absent_because: Some(reason.to_owned()), ..Inventory::default() }
+}
+
+fn describe(nvml: &Nvml, index: u32) -> Result<Gpu, NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    let memory = device.memory_info()?;
+    Ok(Gpu {
+        index,
+        uuid: device.uuid()?,
+        name: device.name()?,
+        memory_total_bytes: memory.total,
+        memory_free_bytes: memory.free,
+    })
+}
+
+/// Applies `CUDA_VISIBLE_DEVICES`: indices or prefixes of UUIDs, up to the first that fits nothing.
+fn visible(all: &[Gpu], selection: Option<&str>) -> Vec<Gpu> {
+    let Some(selection) = selection else { return all.to_vec() };
+    let find = |entry: &str| match entry.parse::<usize>() {
+        Ok(index) => all.get(index),
+        Err(_) if entry.starts_with("GPU-") => all.iter().find(|gpu| gpu.uuid.starts_with(entry)),
+        Err(_) => None,
+    };
+    selection.split(',').map(str::trim).map_while(|entry| find(entry).cloned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(index: u32) -> Gpu {
+        Gpu {
+            index,
+            uuid: format!("GPU-{index}abc"),
+            name: "test".into(),
+            memory_total_bytes: 1 << 30,
+            memory_free_bytes: 1 << 30,
+        }
+    }
+
+    #[test]
+    fn visible_devices_follow_cudas_rules() {
+        let all = [gpu(0), gpu(1), gpu(2)];
+        let indices = |selection| visible(&all, selection).iter().map(|gpu| gpu.index).collect::<Vec<_>>();
+        assert_eq!(indices(None), [0, 1, 2]);
+        assert_eq!(indices(Some("2, 0")), [2, 0]);
+        assert_eq!(indices(Some("GPU-1a")), [1]);
+        assert_eq!(indices(Some("1,7,0")), [1], "the list ends at the first entry that names no device");
+        assert!(indices(Some("")).is_empty());
+        assert!(indices(Some("-1")).is_empty());
+    }
+}

@@ -1,0 +1,37 @@
+//! Where words go: results to stdout, everything else to stderr; with `--json`, stdout has one JSON object and nothing else.
+
+use std::io::{self, Write};
+
+use serde_json::Value;
+
+/// How this command speaks.
+#[derive(Debug, Clone, Copy)]
+pub struct Output {
+    /// `--json` was given.
+    pub json: bool,
+}
+
+impl Output {
+    /// Says something to people.
+    pub fn people(self, text: &str) {
+        if self.json { write(io::stderr(), text) } else { write(io::stdout(), text) }
+    }
+
+    /// The result for programs.
+    pub fn result(self, value: &Value) {
+        if self.json {
+            write(io::stdout(), &value.to_string());
+        }
+    }
+
+    /// The last word of a command that failed.
+    pub fn error(self, text: &str) {
+        write(io::stderr(), &format!("error: {text}"));
+    }
+}
+
+/// A reader that has gone away (`| head`) is no error of ours.
+fn write(mut stream: impl Write, text: &str) {
+    let newline = if text.ends_with('\n') { "" } else { "\n" };
+    let _ = write!(stream, "{text}{newline}").and_then(|()| stream.flush());
+}

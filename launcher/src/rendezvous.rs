@@ -1,0 +1,131 @@
+//! Which rank runs where: workers of this node, their devices, and whether the model can be split over them.
+
+use crate::config::{DeviceKind, RunConfig};
+use crate::error::LaunchError;
+use crate::gpus::Inventory;
+use crate::protocol::Place;
+
+/// The workers of a run on this node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct World {
+    /// One entry per worker, in the order of their ranks.
+    pub places: Vec<Place>,
+    /// Several workers share a GPU: each must pose as a host of its own, or NCCL refuses.
+    pub share_gpu: bool,
+}
+
+impl World {
+    /// Lays out the workers that the configuration asks for on the GPUs that there are.
+    pub fn plan(config: &RunConfig, inventory: &Inventory) -> Result<Self, LaunchError> {
+        let parallel = &config.parallel;
+        if parallel.nodes > 1 {
+            return Err(LaunchError::NotYet("--nnodes above 1".into()));
+        }
+        let gpus = u32::try_from(inventory.gpus.len()).unwrap_or(u32::MAX);
+        let on_cuda = match parallel.device {
+            DeviceKind::Auto => gpus > 0,
+            DeviceKind::Cpu => false,
+            DeviceKind::Cuda => true,
+        };
+        let workers = parallel.workers.value().unwrap_or(if on_cuda { gpus.max(1) } else { 1 });
+        if on_cuda {
+            enough_gpus(workers, gpus, parallel.share_gpu, inventory)?;
+        }
+        splits(workers, parallel.tensor)?;
+        let place = |rank| Place {
+            rank,
+            world: workers,
+            local_rank: rank,
+            gpu: on_cuda.then(|| rank % gpus),
+            threads: config.train.threads,
+        };
+        Ok(Self { places: (0..workers).map(place).collect(), share_gpu: on_cuda && workers > gpus })
+    }
+}
+
+fn enough_gpus(workers: u32, gpus: u32, share: bool, inventory: &Inventory) -> Result<(), LaunchError> {
+    let why = inventory.absent_because.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    if gpus == 0 {
+        return Err(LaunchError::Device(format!(
+            "{workers} GPU(s) asked for, this machine shows none{why}; to train on the CPU say `--workers {workers} --device cpu`"
+        )));
+    }
+    if workers > gpus && !share {
+        return Err(LaunchError::Device(format!(
+            "{workers} GPUs asked for, this machine shows {gpus}; take `--gpus {gpus}`, or `--share-gpu` for a test, or \
+             `--workers {workers} --device cpu`"
+        )));
+    }
+    Ok(())
+}
+
+fn splits(workers: u32, tensor: u32) -> Result<(), LaunchError> {
+    if workers.is_multiple_of(tensor) {
+        return Ok(());
+    }
+    let fits: Vec<String> =
+        (1..=workers).filter(|size| workers.is_multiple_of(*size)).map(|size| size.to_string()).collect();
+    Err(LaunchError::Device(format!(
+        "{workers} workers cannot be split into tensor-parallel groups of {tensor}; with {workers} workers, \
+         --tensor-parallel can be {}",
+        fits.join(", ")
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::AutoOr;
+    use crate::gpus::Gpu;
+
+    fn inventory(gpus: u32) -> Inventory {
+        let gpu = |index| Gpu {
+            index,
+            uuid: format!("GPU-{index}"),
+            name: "test".into(),
+            memory_total_bytes: 0,
+            memory_free_bytes: 0,
+        };
+        Inventory { gpus: (0..gpus).map(gpu).collect(), driver: None, absent_because: None }
+    }
+
+    fn config(workers: Option<u32>, device: DeviceKind) -> RunConfig {
+        let mut config = RunConfig::default();
+        config.parallel.workers = workers.map_or(AutoOr::Auto, AutoOr::Value);
+        config.parallel.device = device;
+        config
+    }
+
+    #[test]
+    fn bare_command_takes_every_gpu_else_one_cpu_worker() {
+        let world = World::plan(&config(None, DeviceKind::Auto), &inventory(3)).expect("fits");
+        assert_eq!(world.places.iter().map(|place| place.gpu).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
+        let world = World::plan(&config(None, DeviceKind::Auto), &inventory(0)).expect("fits");
+        assert_eq!(world.places.iter().map(|place| place.gpu).collect::<Vec<_>>(), [None]);
+    }
+
+    #[test]
+    fn too_few_gpus_name_the_way_out() {
+        let error = World::plan(&config(Some(4), DeviceKind::Cuda), &inventory(0)).expect_err("none").to_string();
+        assert!(error.contains("`--workers 4 --device cpu`"), "{error}");
+        let error = World::plan(&config(Some(4), DeviceKind::Cuda), &inventory(2)).expect_err("two").to_string();
+        assert!(error.contains("`--gpus 2`") && error.contains("--share-gpu"), "{error}");
+    }
+
+    #[test]
+    fn shared_gpus_are_dealt_round() {
+        let mut config = config(Some(3), DeviceKind::Cuda);
+        config.parallel.share_gpu = true;
+        let world = World::plan(&config, &inventory(2)).expect("shared");
+        assert_eq!(world.places.iter().map(|place| place.gpu).collect::<Vec<_>>(), [Some(0), Some(1), Some(0)]);
+        assert!(world.share_gpu);
+    }
+
+    #[test]
+    fn a_split_that_does_not_divide_lists_what_would() {
+        let mut config = config(Some(6), DeviceKind::Cpu);
+        config.parallel.tensor = 4;
+        let error = World::plan(&config, &inventory(0)).expect_err("6 / 4").to_string();
+        assert!(error.contains("can be 1, 2, 3, 6"), "{error}");
+    }
+}

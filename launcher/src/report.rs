@@ -1,0 +1,111 @@
+//! What is said of a gang that failed: the first cause, what followed from it, and the last words of the one who caused it.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::coordinator::{Cause, Exit};
+use crate::error::LaunchError;
+use crate::exit_code::ExitCode;
+
+/// The last lines that each rank wrote, in the order of the ranks.
+pub type LastWords = Vec<Vec<String>>;
+
+/// Turns the causes, first cause first, into the error that the launcher ends with.
+pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords) -> LaunchError {
+    let Some((first, rest)) = causes.split_first() else {
+        return LaunchError::WorkerFailed(format!("`{job}` failed without a cause: this is a bug"));
+    };
+    let mut text = describe(first, job, pids);
+    for cause in rest {
+        let _ = write!(text, "\n  then: {}", describe(cause, job, pids));
+    }
+    for rank in involved(first) {
+        let lines = last_words.get(rank as usize).map(Vec::as_slice).unwrap_or_default();
+        if !lines.is_empty() {
+            let _ = write!(text, "\n  last lines of rank {rank}:");
+            for line in lines {
+                let _ = write!(text, "\n    {line}");
+            }
+        }
+    }
+    match first {
+        Cause::Incompatible { .. } => LaunchError::WorkerIncompatible(text),
+        Cause::Late { .. } => LaunchError::Timeout(text),
+        Cause::Failed { .. } | Cause::Died { .. } => LaunchError::WorkerFailed(text),
+        Cause::Interrupted => LaunchError::Interrupted,
+    }
+}
+
+fn involved(cause: &Cause) -> Vec<u32> {
+    match cause {
+        Cause::Incompatible { rank, .. } | Cause::Failed { rank, .. } | Cause::Died { rank, .. } => vec![*rank],
+        Cause::Late { ranks, .. } => ranks.clone(),
+        Cause::Interrupted => Vec::new(),
+    }
+}
+
+fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
+    let worker = |rank: u32| match pids.get(rank as usize) {
+        Some(pid) => format!("worker rank {rank} (pid {pid})"),
+        None => format!("worker rank {rank}"),
+    };
+    match cause {
+        Cause::Incompatible { rank, reason } => {
+            format!("{} does not fit this launcher: {reason}; build both with `make build`", worker(*rank))
+        }
+        Cause::Late { ranks, limit } => {
+            let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
+            format!(
+                "worker rank {} did not report within {} (supervise.start_timeout_s)",
+                ranks.join(", "),
+                seconds(*limit)
+            )
+        }
+        Cause::Failed { rank, failure } => format!("{} failed in `{job}`: {}", worker(*rank), failure.message),
+        Cause::Died { rank, exit: Exit::Signal(signal) } => {
+            format!("{} was killed by {} during `{job}`", worker(*rank), signal_name(*signal))
+        }
+        Cause::Died { rank, exit: Exit::Code(code) } => {
+            let meaning = match ExitCode::from_code(*code) {
+                Some(known) => format!(", {known:?}"),
+                None => String::new(),
+            };
+            format!("{} ended without a result during `{job}` (exit code {code}{meaning})", worker(*rank))
+        }
+        Cause::Interrupted => "interrupted".to_owned(),
+    }
+}
+
+fn seconds(limit: Duration) -> String {
+    format!("{:.1} s", limit.as_secs_f64())
+}
+
+fn signal_name(signal: i32) -> String {
+    match nix::sys::signal::Signal::try_from(signal) {
+        Ok(known) => known.as_str().to_owned(),
+        Err(_) => format!("signal {signal}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Failure;
+
+    #[test]
+    fn the_report_leads_with_the_first_cause_and_its_last_words() {
+        let causes = [
+            Cause::Died { rank: 1, exit: Exit::Signal(9) },
+            Cause::Failed { rank: 0, failure: Failure { message: "all_reduce broke off".into(), of_peer: true } },
+        ];
+        let words = vec![vec!["zero".into()], vec!["loading".into(), "step 7".into()]];
+        let error = failure("train", &causes, &[50, 51], &words);
+        assert_eq!(
+            error.to_string(),
+            "worker rank 1 (pid 51) was killed by SIGKILL during `train`\n  \
+             then: worker rank 0 (pid 50) failed in `train`: all_reduce broke off\n  \
+             last lines of rank 1:\n    loading\n    step 7"
+        );
+        assert_eq!(error.exit_code(), ExitCode::WorkerFailed);
+    }
+}

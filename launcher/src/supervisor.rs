@@ -1,0 +1,373 @@
+//! Worker processes and their sockets: spawns a gang, feeds the [`Coordinator`] and does what it says, until all have ended.
+//!
+//! No process outlives this function: on every way out the children are killed and waited for. A worker asks for the
+//! parent-death signal itself, which fires when the spawning thread ends; so everything here runs on the main thread.
+
+use std::collections::VecDeque;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use futures::{SinkExt, StreamExt};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio_util::bytes::Bytes;
+use tokio_util::codec::LengthDelimitedCodec;
+
+use crate::coordinator::{Action, Build, Coordinator, Event, Exit, Limits, Outcome};
+use crate::error::LaunchError;
+use crate::protocol::{CONTROL_VARIABLE, FRAME_BYTES_MAX, Hello, Job, LAUNCHER_PID_VARIABLE, ToLauncher, ToWorker};
+use crate::rendezvous::World;
+use crate::report::{self, LastWords};
+
+/// Lines of each worker's output that a report quotes.
+const LAST_WORDS_LINES: usize = 20;
+
+/// A gang to run.
+#[derive(Debug)]
+pub struct Gang<'a> {
+    /// The worker program.
+    pub worker: &'a Path,
+    /// Who runs where.
+    pub world: &'a World,
+    /// What all of them do.
+    pub job: Job,
+    /// How long to wait.
+    pub limits: Limits,
+    /// Copy the workers' output to stderr as it comes.
+    pub echo: bool,
+}
+
+/// What a gang that ended well has said.
+#[derive(Debug)]
+pub struct GangResult {
+    /// What each rank said of itself.
+    pub hellos: Vec<Hello>,
+    /// The result of each rank.
+    pub results: Vec<serde_json::Value>,
+}
+
+/// Where `locdiff-worker` must be: beside the launcher's own executable.
+pub fn worker_path() -> Result<PathBuf, LaunchError> {
+    let launcher = std::env::current_exe()
+        .map_err(|error| LaunchError::WorkerMissing { path: "locdiff-worker".into(), reason: error.to_string() })?;
+    let path = launcher.with_file_name("locdiff-worker");
+    match std::fs::metadata(&path) {
+        Ok(metadata) if metadata.is_file() && metadata.permissions().mode() & 0o111 != 0 => Ok(path),
+        Ok(_) => Err(LaunchError::WorkerMissing { path, reason: "not an executable file".into() }),
+        Err(error) => Err(LaunchError::WorkerMissing { path, reason: error.to_string() }),
+    }
+}
+
+/// Runs the gang to its end on a runtime of this thread.
+pub fn run(gang: &Gang<'_>) -> anyhow::Result<GangResult> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
+    runtime.block_on(supervise(gang))
+}
+
+async fn supervise(gang: &Gang<'_>) -> anyhow::Result<GangResult> {
+    let mut interrupts = signal(SignalKind::interrupt()).context("cannot watch SIGINT")?;
+    let mut terminations = signal(SignalKind::terminate()).context("cannot watch SIGTERM")?;
+    let control = ControlSocket::bind()?;
+    let (events, mut inbox) = mpsc::unbounded_channel();
+    let mut members = spawn_all(gang, &control, &events)?;
+    let began = Instant::now();
+    let build = Build { version: crate::VERSION.to_owned(), revision: crate::REVISION.to_owned() };
+    let mut coordinator = Coordinator::new(members.len(), build, gang.limits, Duration::ZERO);
+    let outcome = loop {
+        if let Some(outcome) = coordinator.outcome().filter(|_| members.iter().all(Member::is_silent)) {
+            break outcome;
+        }
+        let deadline = coordinator.deadline().map_or(Duration::MAX, |at| at.saturating_sub(began.elapsed()));
+        let event = tokio::select! {
+            Some(notice) = inbox.recv() => match take_in(notice, &mut members, gang.echo) {
+                Some(event) => event,
+                None => continue,
+            },
+            connection = control.listener.accept() => {
+                let (stream, _) = connection.context("control socket")?;
+                greet(stream, &members, &events);
+                continue;
+            }
+            _ = interrupts.recv() => Event::Interrupted,
+            _ = terminations.recv() => Event::Interrupted,
+            () = tokio::time::sleep(deadline.min(Duration::from_secs(3600))) => Event::Tick,
+        };
+        for action in coordinator.step(event, began.elapsed()) {
+            act(action, gang, &mut members);
+        }
+    };
+    match outcome {
+        Outcome::Done(results) => {
+            let hellos = (0..members.len() as u32).filter_map(|rank| coordinator.hello(rank).cloned()).collect();
+            Ok(GangResult { hellos, results })
+        }
+        Outcome::Failed(causes) => {
+            let pids: Vec<u32> = members.iter().map(|member| member.pid).collect();
+            let words: LastWords = members.into_iter().map(|member| member.last_words.into()).collect();
+            Err(report::failure(gang.job.name(), &causes, &pids, &words).into())
+        }
+    }
+}
+
+/// A socket in a folder that only this user may enter, removed at the end.
+struct ControlSocket {
+    listener: UnixListener,
+    folder: PathBuf,
+}
+
+impl ControlSocket {
+    fn bind() -> anyhow::Result<Self> {
+        let base = runtime_folder()?;
+        let folder = base.join(std::process::id().to_string());
+        // A process id comes back: what lies here was left by a launcher that was killed.
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&folder)
+            .map_err(|source| LaunchError::Io { path: folder.clone(), source })?;
+        let path = folder.join("control");
+        let listener = UnixListener::bind(&path).map_err(|source| LaunchError::Io { path, source })?;
+        Ok(Self { listener, folder })
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.join("control")
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// `$XDG_RUNTIME_DIR/locdiff`, else `/tmp/locdiff-UID`; ours, and closed to everybody else.
+fn runtime_folder() -> Result<PathBuf, LaunchError> {
+    let user = nix::unistd::getuid();
+    let folder = match std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()) {
+        Some(base) => Path::new(&base).join("locdiff"),
+        None => std::env::temp_dir().join(format!("locdiff-{user}")),
+    };
+    let fail = |source| LaunchError::Io { path: folder.clone(), source };
+    match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(fail(error)),
+        _ => {}
+    }
+    let metadata = std::fs::symlink_metadata(&folder).map_err(fail)?;
+    if !metadata.is_dir() || metadata.uid() != user.as_raw() || metadata.mode() & 0o077 != 0 {
+        let reason = "wanted a folder of this user with mode 0700; remove it, or set XDG_RUNTIME_DIR";
+        return Err(fail(std::io::Error::other(reason)));
+    }
+    Ok(folder)
+}
+
+/// What the tasks around the processes report.
+enum Notice {
+    Line { rank: usize, line: String },
+    OutputEnded { rank: usize },
+    Exited { rank: usize, exit: Exit },
+    Connected { rank: usize, replies: mpsc::UnboundedSender<ToWorker> },
+    Said { rank: usize, message: ToLauncher },
+    Garbled { rank: usize, reason: String },
+}
+
+struct Member {
+    pid: u32,
+    running: bool,
+    open_outputs: usize,
+    last_words: VecDeque<String>,
+    replies: Option<mpsc::UnboundedSender<ToWorker>>,
+}
+
+impl Member {
+    /// Has ended, and all that it wrote has been read.
+    fn is_silent(&self) -> bool {
+        !self.running && self.open_outputs == 0
+    }
+}
+
+fn spawn_all(
+    gang: &Gang<'_>,
+    control: &ControlSocket,
+    events: &mpsc::UnboundedSender<Notice>,
+) -> anyhow::Result<Vec<Member>> {
+    let mut members = Vec::with_capacity(gang.world.places.len());
+    for rank in 0..gang.world.places.len() {
+        // A failure here drops the children spawned before, which kills them.
+        let mut child = command(gang, rank, &control.path())
+            .spawn()
+            .map_err(|error| LaunchError::WorkerMissing { path: gang.worker.to_owned(), reason: error.to_string() })?;
+        let pid = child.id().context("a child that was just spawned has a process id")?;
+        let outputs: [Option<Box<dyn AsyncRead + Send + Unpin>>; 2] = [
+            child.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn AsyncRead + Send + Unpin>),
+            child.stderr.take().map(|pipe| Box::new(pipe) as Box<dyn AsyncRead + Send + Unpin>),
+        ];
+        let open_outputs = outputs.iter().flatten().count();
+        for pipe in outputs.into_iter().flatten() {
+            tokio::spawn(read_lines(rank, pipe, events.clone()));
+        }
+        tokio::spawn(wait(rank, child, events.clone()));
+        members.push(Member { pid, running: true, open_outputs, last_words: VecDeque::new(), replies: None });
+    }
+    Ok(members)
+}
+
+fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
+    let place = &gang.world.places[rank];
+    let mut command = Command::new(gang.worker);
+    command
+        .env(CONTROL_VARIABLE, control)
+        .env(LAUNCHER_PID_VARIABLE, std::process::id().to_string())
+        .env("RANK", place.rank.to_string())
+        .env("WORLD_SIZE", place.world.to_string())
+        .env("LOCAL_RANK", place.local_rank.to_string())
+        .env("OMP_NUM_THREADS", place.threads.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // A group of its own: Ctrl-C on the terminal reaches the launcher alone, which ends workers in order.
+        .process_group(0)
+        .kill_on_drop(true);
+    if gang.world.share_gpu {
+        command.env("NCCL_HOSTID", format!("locdiff-{}-{rank}", std::process::id()));
+    }
+    command
+}
+
+async fn wait(rank: usize, mut child: Child, events: mpsc::UnboundedSender<Notice>) {
+    let exit = match child.wait().await {
+        Ok(status) => exit_of(status),
+        Err(_) => Exit::Code(-1),
+    };
+    let _ = events.send(Notice::Exited { rank, exit });
+}
+
+fn exit_of(status: ExitStatus) -> Exit {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Exit::Code(code),
+        (None, Some(signal)) => Exit::Signal(signal),
+        (None, None) => Exit::Code(-1),
+    }
+}
+
+async fn read_lines(rank: usize, pipe: impl AsyncRead + Unpin, events: mpsc::UnboundedSender<Notice>) {
+    let mut pipe = BufReader::new(pipe);
+    let mut bytes = Vec::new();
+    // Bytes, not `lines()`: what a crashing library writes need not be UTF-8.
+    while matches!(pipe.read_until(b'\n', &mut bytes).await, Ok(count) if count > 0) {
+        let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+        let _ = events.send(Notice::Line { rank, line });
+        bytes.clear();
+    }
+    let _ = events.send(Notice::OutputEnded { rank });
+}
+
+/// Finds out which child is at the other end, by what the kernel says of it, and listens to it.
+fn greet(stream: UnixStream, members: &[Member], events: &mpsc::UnboundedSender<Notice>) {
+    let pid = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
+    let rank = members.iter().position(|member| i32::try_from(member.pid).ok() == pid);
+    match rank {
+        Some(rank) => drop(tokio::spawn(converse(rank, stream, events.clone()))),
+        None => tracing::warn!("a stranger (pid {pid:?}) at the control socket was turned away"),
+    }
+}
+
+async fn converse(rank: usize, stream: UnixStream, events: mpsc::UnboundedSender<Notice>) {
+    let codec = *LengthDelimitedCodec::builder().max_frame_length(FRAME_BYTES_MAX);
+    let (reader, writer) = stream.into_split();
+    let (mut source, mut sink) = (codec.new_read(reader), codec.new_write(writer));
+    let (replies, mut outbox) = mpsc::unbounded_channel::<ToWorker>();
+    let _ = events.send(Notice::Connected { rank, replies });
+    let listen = async {
+        while let Some(frame) = source.next().await {
+            let understood = frame.map_err(|error| error.to_string()).and_then(|bytes| {
+                serde_json::from_slice(&bytes).map_err(|error| format!("message not understood: {error}"))
+            });
+            let _ = events.send(match understood {
+                Ok(message) => Notice::Said { rank, message },
+                Err(reason) => Notice::Garbled { rank, reason },
+            });
+        }
+    };
+    let speak = async {
+        while let Some(message) = outbox.recv().await {
+            let bytes = serde_json::to_vec(&message).expect("messages to workers are plain data");
+            if sink.send(Bytes::from(bytes)).await.is_err() {
+                // The worker has closed its end; its exit will tell why.
+                break;
+            }
+        }
+        // Keep the socket open: a worker takes its closing for the launcher's death.
+        std::future::pending::<()>().await;
+    };
+    tokio::select! { () = listen => {}, () = speak => {} }
+}
+
+/// Books what happened to the processes; what the coordinator must know of it comes back.
+fn take_in(notice: Notice, members: &mut [Member], echo: bool) -> Option<Event> {
+    match notice {
+        Notice::Line { rank, line } => {
+            if echo {
+                tracing::info!("[rank {rank}] {line}");
+            }
+            let words = &mut members[rank].last_words;
+            words.push_back(line);
+            if words.len() > LAST_WORDS_LINES {
+                words.pop_front();
+            }
+            None
+        }
+        Notice::OutputEnded { rank } => {
+            members[rank].open_outputs -= 1;
+            None
+        }
+        Notice::Exited { rank, exit } => {
+            members[rank].running = false;
+            // Whatever the worker started itself must not outlive it, nor keep its pipes open.
+            send(members[rank].pid, Signal::SIGKILL);
+            Some(Event::Exited { rank: rank as u32, exit })
+        }
+        Notice::Connected { rank, replies } => {
+            members[rank].replies = Some(replies);
+            None
+        }
+        Notice::Said { rank, message } => Some(Event::Message { rank: rank as u32, message }),
+        Notice::Garbled { rank, reason } => Some(Event::Garbled { rank: rank as u32, reason }),
+    }
+}
+
+fn act(action: Action, gang: &Gang<'_>, members: &mut [Member]) {
+    match action {
+        Action::StartAll => {
+            for (member, place) in members.iter().zip(&gang.world.places) {
+                if let Some(replies) = &member.replies {
+                    let _ = replies.send(ToWorker::Start { place: place.clone(), job: gang.job.clone() });
+                }
+            }
+        }
+        Action::Terminate => signal_running(members, Signal::SIGTERM),
+        Action::Kill => signal_running(members, Signal::SIGKILL),
+    }
+}
+
+fn signal_running(members: &[Member], signal: Signal) {
+    for member in members.iter().filter(|member| member.running) {
+        send(member.pid, signal);
+    }
+}
+
+/// Signals a worker and all that it started. One that has ended meanwhile needs no signal.
+fn send(pid: u32, signal: Signal) {
+    if let Ok(group) = i32::try_from(pid) {
+        let _ = killpg(Pid::from_raw(group), signal);
+    }
+}

@@ -1,0 +1,164 @@
+//! One function per verb: what the command line asks for, done.
+
+use std::time::Duration;
+
+use clap::CommandFactory;
+use serde_json::{Value, json};
+
+use crate::cli::{BenchVerb, CheckpointVerb, Cli, ConfigVerb, GeoclipVerb, Global, ShardsVerb, Verb};
+use crate::config::{self, DeviceKind, Layer, Resolved};
+use crate::coordinator::Limits;
+use crate::doctor;
+use crate::error::LaunchError;
+use crate::gpus::{self, Inventory};
+use crate::output::Output;
+use crate::protocol::{Hello, Job, Place, SelfCheck};
+use crate::rendezvous::World;
+use crate::supervisor::{self, Gang, GangResult};
+
+/// Does what the command line asks for; the value is what `--json` prints.
+pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
+    if cli.version {
+        return version(output);
+    }
+    let global = &cli.global;
+    match cli.verb.as_ref() {
+        Some(Verb::Config(verb)) => show_config(verb, global, output),
+        Some(Verb::Completions { shell }) => completions(*shell, output),
+        Some(Verb::Demo) => demo(global, output),
+        Some(Verb::Doctor) => doctor::run(global, output),
+        Some(verb) => not_yet(verb, global),
+        None => unreachable!("clap asks for a verb"),
+    }
+}
+
+/// Resolves the configuration of a command on this machine.
+pub(crate) fn resolve(global: &Global, inventory: &Inventory) -> Result<Resolved, LaunchError> {
+    // Which preset is the default depends on the device, which the flags may name.
+    let named = config::load(&global.layers("demo")).map_or(DeviceKind::Auto, |found| found.config.parallel.device);
+    let on_cuda = match named {
+        DeviceKind::Auto => !inventory.gpus.is_empty(),
+        DeviceKind::Cpu => false,
+        DeviceKind::Cuda => true,
+    };
+    Ok(config::load(&global.layers(if on_cuda { "l47" } else { "demo" }))?)
+}
+
+/// Starts workers, gives them a job and waits for their results.
+pub(crate) fn run_gang(resolved: &Resolved, world: &World, job: Job, echo: bool) -> anyhow::Result<GangResult> {
+    let worker = supervisor::worker_path()?;
+    let supervise = &resolved.config.supervise;
+    let limits = Limits {
+        start: Duration::from_secs_f64(supervise.start_timeout_s),
+        stop: Duration::from_secs_f64(supervise.stop_timeout_s),
+    };
+    supervisor::run(&Gang { worker: &worker, world, job, limits, echo })
+}
+
+/// Asks one worker who it is.
+pub(crate) fn probe() -> anyhow::Result<Hello> {
+    let resolved = config::load(&[] as &[Layer]).map_err(LaunchError::from)?;
+    let place = Place { rank: 0, world: 1, local_rank: 0, gpu: None, threads: 1 };
+    let world = World { places: vec![place], share_gpu: false };
+    let mut found = run_gang(&resolved, &world, Job::Probe, false)?;
+    anyhow::ensure!(found.hellos.len() == 1, "one worker was asked, {} answered", found.hellos.len());
+    Ok(found.hellos.remove(0))
+}
+
+fn version(output: Output) -> anyhow::Result<Value> {
+    let (version, revision) = (crate::VERSION, crate::REVISION);
+    output.people(&format!("locdiff-launch {version} ({revision})"));
+    let hello = probe()?;
+    let or_none = |version: &Option<String>| version.clone().unwrap_or_else(|| "none".to_owned());
+    output.people(&format!(
+        "libtorch {}, CUDA {}, NCCL {}",
+        hello.libtorch_loaded,
+        or_none(&hello.cuda),
+        or_none(&hello.nccl)
+    ));
+    Ok(json!({
+        "version": version, "revision": revision,
+        "libtorch": hello.libtorch_loaded, "cuda": hello.cuda, "nccl": hello.nccl,
+    }))
+}
+
+fn show_config(verb: &ConfigVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
+    if let ConfigVerb::Schema { markdown } = verb {
+        let schema = config::schema();
+        output.people(&if *markdown { config::markdown() } else { serde_json::to_string_pretty(&schema)? });
+        return Ok(schema);
+    }
+    let resolved = resolve(global, &gpus::inventory())?;
+    match verb {
+        ConfigVerb::Check => output.people("the configuration is valid"),
+        _ => output.people(&config::show(&resolved)),
+    }
+    Ok(serde_json::to_value(&resolved.config)?)
+}
+
+fn completions(shell: clap_complete::Shell, output: Output) -> anyhow::Result<Value> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "locdiff-launch", &mut script);
+    let script = String::from_utf8(script)?;
+    output.people(&script);
+    Ok(json!({ "script": script }))
+}
+
+/// Two workers that check libtorch; simulation, training and evaluation join it as they come.
+fn demo(global: &Global, output: Output) -> anyhow::Result<Value> {
+    let inventory = gpus::inventory();
+    let resolved = resolve(global, &inventory)?;
+    let world = World::plan(&resolved.config, &inventory)?;
+    let found = run_gang(&resolved, &world, Job::SelfCheck, true)?;
+    let mut rows = Vec::new();
+    for (hello, result) in found.hellos.iter().zip(found.results) {
+        let check: SelfCheck = serde_json::from_value(result)?;
+        output.people(&format!(
+            "worker rank {} (pid {}): libtorch {} on {}, a {size} x {size} product within {:.1e} of the exact one",
+            hello.rank,
+            hello.pid,
+            hello.libtorch_loaded,
+            check.device,
+            check.error_max,
+            size = check.size,
+        ));
+        rows.push(json!({ "rank": hello.rank, "pid": hello.pid, "check": check }));
+    }
+    output.people("all workers started, computed and ended in order");
+    Ok(json!({ "ok": true, "rows": rows }))
+}
+
+/// A verb that has its place but not its work yet: its configuration is checked all the same.
+fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
+    let inventory = gpus::inventory();
+    let resolved = resolve(global, &inventory)?;
+    World::plan(&resolved.config, &inventory)?;
+    let name = match verb {
+        Verb::Train { .. } => "train",
+        Verb::Eval { .. } => "eval",
+        Verb::Predict { .. } => "predict",
+        Verb::Shards(verb) => match verb {
+            ShardsVerb::Simulate { .. } => "shards simulate",
+            ShardsVerb::Build { .. } => "shards build",
+            ShardsVerb::Embed { .. } => "shards embed",
+            ShardsVerb::Verify { .. } => "shards verify",
+            ShardsVerb::Inspect { .. } => "shards inspect",
+        },
+        Verb::Checkpoint(verb) => match verb {
+            CheckpointVerb::List { .. } => "checkpoint list",
+            CheckpointVerb::Verify { .. } => "checkpoint verify",
+            CheckpointVerb::Export { .. } => "checkpoint export",
+        },
+        Verb::Bench(verb) => match verb {
+            BenchVerb::Train => "bench train",
+            BenchVerb::Sample { .. } => "bench sample",
+            BenchVerb::Shards => "bench shards",
+            BenchVerb::Collectives => "bench collectives",
+            BenchVerb::Shdd => "bench shdd",
+        },
+        Verb::Geoclip(GeoclipVerb::Import) => "geoclip import",
+        Verb::Status => "status",
+        Verb::Demo | Verb::Doctor | Verb::Config(_) | Verb::Completions { .. } => unreachable!("handled in run"),
+    };
+    Err(LaunchError::NotYet(name.to_owned()).into())
+}

@@ -1,0 +1,81 @@
+//! The worker's end of the control socket.
+
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context as _, bail};
+use locdiff_launch::exit_code::ExitCode;
+use locdiff_launch::protocol::{
+    CONTROL_VARIABLE, Hello, LAUNCHER_PID_VARIABLE, PROTOCOL_VERSION, ToLauncher, ToWorker, read_message, write_message,
+};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+
+use crate::native::Versions;
+
+/// The connection to the launcher.
+pub(super) struct Control {
+    socket: UnixStream,
+    rank: u32,
+}
+
+impl Control {
+    /// Connects to the launcher that started this process.
+    pub(super) fn join() -> anyhow::Result<Self> {
+        let path = std::env::var_os(CONTROL_VARIABLE).with_context(|| {
+            format!("{CONTROL_VARIABLE} is not set: workers are started by `locdiff-launch`, not by hand")
+        })?;
+        end_with_launcher()?;
+        let rank = std::env::var("RANK").context("RANK")?.parse().context("RANK")?;
+        let socket = UnixStream::connect(&path).with_context(|| format!("control socket {}", path.display()))?;
+        Ok(Self { socket, rank })
+    }
+
+    /// Says who this is.
+    pub(super) fn greet(&mut self, versions: &Versions) -> anyhow::Result<()> {
+        let hello = Hello {
+            protocol: PROTOCOL_VERSION,
+            rank: self.rank,
+            pid: std::process::id(),
+            version: locdiff_launch::VERSION.to_owned(),
+            revision: locdiff_launch::REVISION.to_owned(),
+            libtorch_built: versions.libtorch_built.clone(),
+            libtorch_loaded: versions.libtorch_loaded.clone(),
+            cuda: versions.cuda.clone(),
+            nccl: versions.nccl.clone(),
+        };
+        Ok(self.send(&ToLauncher::Hello(hello))?)
+    }
+
+    pub(super) fn send(&mut self, message: &ToLauncher) -> Result<(), locdiff_launch::protocol::ProtocolError> {
+        write_message(&mut self.socket, message)
+    }
+
+    /// Waits for the launcher's next word.
+    pub(super) fn receive(&mut self) -> anyhow::Result<ToWorker> {
+        match read_message(&mut self.socket)? {
+            Some(message) => Ok(message),
+            None => bail!("the launcher closed the control socket"),
+        }
+    }
+
+    /// From now on a thread reads the socket, and ends this process as soon as it closes: whatever the main thread hangs in,
+    /// a worker without a launcher is of no use.
+    pub(super) fn watch_launcher(&self) -> anyhow::Result<()> {
+        let mut socket = self.socket.try_clone().context("control socket")?;
+        std::thread::Builder::new().name("control".into()).spawn(move || {
+            while let Ok(Some(_)) = read_message::<ToWorker>(&mut socket) {}
+            std::process::exit(ExitCode::Interrupted.code().into());
+        })?;
+        Ok(())
+    }
+}
+
+/// Asks for SIGKILL when the launcher dies, and ends at once if that has happened already.
+fn end_with_launcher() -> anyhow::Result<()> {
+    set_pdeathsig(Signal::SIGKILL).context("parent-death signal")?;
+    let launcher = std::env::var(LAUNCHER_PID_VARIABLE).unwrap_or_default();
+    if launcher != nix::unistd::getppid().to_string() {
+        bail!("the launcher (pid {launcher}) is gone");
+    }
+    Ok(())
+}

@@ -1,0 +1,27 @@
+//! Does libtorch compute right in this process, on this device?
+
+use anyhow::ensure;
+use locdiff_launch::protocol::{Place, SelfCheck};
+use tch::{Device, Kind, Tensor};
+
+/// Rows and columns of the matrices.
+const SIZE: u32 = 256;
+
+/// Multiplies matrices of small whole numbers, whose product is exact in 32 bits, and compares with the product by hand.
+pub(super) fn run(place: &Place) -> anyhow::Result<SelfCheck> {
+    let device = place.gpu.map_or(Device::Cpu, |gpu| Device::Cuda(gpu as usize));
+    if let Device::Cuda(index) = device {
+        ensure!(tch::Cuda::is_available(), "this worker cannot use CUDA; wanted GPU {index}");
+    }
+    let size = SIZE as usize;
+    let entry = |row: usize, column: usize| ((row * 7 + column * 3 + place.rank as usize) % 11) as f32 - 5.0;
+    let values: Vec<f32> = (0..size * size).map(|index| entry(index / size, index % size)).collect();
+    let matrix = Tensor::f_from_slice(&values)?.f_reshape([SIZE.into(), SIZE.into()])?.f_to_device(device)?;
+    let product = matrix.f_matmul(&matrix)?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
+    let found: Vec<f32> = product.f_reshape([-1])?.try_into()?;
+    let exact = |row: usize, column: usize| -> f32 { (0..size).map(|k| entry(row, k) * entry(k, column)).sum() };
+    let errors = found.iter().enumerate().map(|(index, value)| (value - exact(index / size, index % size)).abs());
+    let error_max = f64::from(errors.fold(0.0, f32::max));
+    ensure!(error_max == 0.0, "libtorch's product of whole numbers is off by {error_max} on {device:?}");
+    Ok(SelfCheck { device: format!("{device:?}"), size: SIZE, error_max })
+}

@@ -1,0 +1,152 @@
+//! Messages and exit codes for what people get wrong.
+
+use std::time::Instant;
+
+use locdiff_launch::exit_code::ExitCode;
+
+use crate::stage::{Stage, Worker};
+
+#[test]
+fn gpus_that_are_not_there_are_an_error_with_the_way_out() {
+    let stage = Stage::new(Worker::None);
+    // An empty list hides the GPUs of a machine that has some.
+    let output = stage.command("--gpus 4 train").env("CUDA_VISIBLE_DEVICES", "").output().expect("runs");
+    let ran = crate::stage::Ran::from(output);
+    ran.ends_with(ExitCode::Device).says("4 GPU(s) asked for").says("`--workers 4 --device cpu`");
+}
+
+#[test]
+fn an_unknown_field_is_named_with_the_nearest_known_one() {
+    let stage = Stage::new(Worker::None);
+    std::fs::write(stage.path().join("my.toml"), "[train]\nsteps = 10\nwarmup_steps = 0\nglobal_bach = 8\n")
+        .expect("written");
+    let ran = stage.run("--config my.toml config check");
+    ran.ends_with(ExitCode::Config).says("train.global_bach: unknown field; did you mean train.global_batch?");
+    ran.says("my.toml:4");
+    stage.run("--set model.degre=3 train").ends_with(ExitCode::Config).says("did you mean model.degree?");
+}
+
+#[test]
+fn malformed_toml_is_named_with_its_line() {
+    let stage = Stage::new(Worker::None);
+    std::fs::write(stage.path().join("my.toml"), "[train]\nsteps = = 10\n").expect("written");
+    stage.run("--config my.toml train").ends_with(ExitCode::Config).says("my.toml:2: malformed TOML");
+    stage.run("--config none.toml train").ends_with(ExitCode::Config).says("none.toml: No such file");
+}
+
+#[test]
+fn a_missing_worker_is_named_with_its_place() {
+    let stage = Stage::new(Worker::None);
+    let ran = stage.run("--device cpu demo");
+    ran.ends_with(ExitCode::WorkerMissing).says("locdiff-worker: No such file").says("make build");
+    std::fs::write(stage.path().join("locdiff-worker"), "text").expect("written");
+    stage.run("--device cpu demo").ends_with(ExitCode::WorkerMissing).says("not an executable file");
+}
+
+#[test]
+fn verbs_to_come_say_so_and_have_their_own_code() {
+    let stage = Stage::new(Worker::None);
+    let verbs = [
+        "train",
+        "train --inject kill@rank=1,step=7",
+        "eval --hybrid",
+        "eval --suite main",
+        "eval --predictions x.csv",
+        "eval --tune",
+        "predict in --out out",
+        "shards simulate --rows 10 --seed 1 --out x --views 2 --coordinates x.csv",
+        "shards build --table a --embeddings b --out c",
+        "shards embed photos --out x",
+        "shards verify x --epochs 2 --world-sizes 1,3,4",
+        "shards inspect x",
+        "checkpoint list",
+        "checkpoint verify x",
+        "checkpoint export x --out y",
+        "bench train",
+        "bench sample --images 4",
+        "bench shards",
+        "bench collectives",
+        "bench shdd",
+        "geoclip import",
+        "status",
+    ];
+    for verb in verbs {
+        let ran = stage.run(&format!("--device cpu {verb}"));
+        ran.ends_with(ExitCode::NotYet).says("is not in this version yet");
+    }
+}
+
+#[test]
+fn a_wrong_command_line_is_a_usage_error() {
+    let stage = Stage::new(Worker::None);
+    stage.run("trian").ends_with(ExitCode::Usage);
+    stage.run("--gpus 2 --device cpu train").ends_with(ExitCode::Usage).says("--workers N --device cpu");
+    stage.run("--json").ends_with(ExitCode::Usage).says("a verb is missing");
+}
+
+#[test]
+fn json_is_one_object_on_the_last_line_also_for_errors() {
+    let stage = Stage::new(Worker::None);
+    let ran = stage.run("--json --set model.degree=0 train");
+    ran.ends_with(ExitCode::Config);
+    let json = ran.json();
+    assert_eq!((json["ok"].as_bool(), json["exit_code"].as_i64()), (Some(false), Some(10)), "{json}");
+    assert_eq!(ran.stdout.lines().count(), 1, "{}", ran.stdout);
+    let shown = stage.run("--json --device cpu config show").json();
+    assert_eq!(shown["model"]["degree"], 15, "the CPU's default is the demo: {shown}");
+}
+
+#[test]
+fn flags_win_over_set_and_set_over_the_file() {
+    let stage = Stage::new(Worker::None);
+    std::fs::write(stage.path().join("my.toml"), "[parallel]\nworkers = 2\ntensor = 2\n").expect("written");
+    let line = "config show --config my.toml --set parallel.workers=4 --set parallel.tensor=4 --workers 8 --device cpu";
+    let text = stage.run(line).stdout;
+    let value_of = |key: &str| {
+        let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_else(|| panic!("no {key} in {text}"));
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(value_of("workers"), "workers = 8 # --workers");
+    assert_eq!(value_of("tensor "), "tensor = 4 # --set");
+    assert_eq!(value_of("threads"), "threads = 1 # default");
+}
+
+#[test]
+fn help_answers_at_once() {
+    let stage = Stage::new(Worker::None);
+    // The best of several: the machine may be busy, the program may not be slow.
+    let best = (0..10).map(|_| {
+        let began = Instant::now();
+        stage.run("--help").ends_with(ExitCode::Success);
+        began.elapsed()
+    });
+    let best = best.min().expect("ten runs");
+    assert!(best.as_millis() < 20, "{best:?}");
+}
+
+#[test]
+fn launcher_does_not_link_libtorch() {
+    let stage = Stage::new(Worker::None);
+    let output = std::process::Command::new("ldd").arg(stage.path().join("locdiff-launch")).output().expect("ldd runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("libc.so") && !text.contains("torch") && !text.contains("cuda"), "{text}");
+}
+
+#[test]
+fn completions_know_the_verbs() {
+    let stage = Stage::new(Worker::None);
+    for shell in ["bash", "zsh", "fish"] {
+        let ran = stage.run(&format!("completions {shell}"));
+        ran.ends_with(ExitCode::Success);
+        assert!(ran.stdout.contains("doctor") && ran.stdout.contains("tensor-parallel"), "{shell}");
+    }
+}
+
+#[test]
+fn output_into_a_closed_pipe_is_no_crash() {
+    let stage = Stage::new(Worker::None);
+    let launcher = stage.path().join("locdiff-launch");
+    let line = format!("{} config schema | true", launcher.display());
+    let output = std::process::Command::new("sh").args(["-c", &line]).output().expect("runs");
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"));
+}

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Stands in for locdiff-worker: speaks the protocol, and misbehaves as FAKE_WORKER says (MODE or MODE@RANK)."""
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+
+RANK = int(os.environ["RANK"])
+MODE, _, ONLY = os.environ.get("FAKE_WORKER", "good").partition("@")
+if ONLY and int(ONLY) != RANK:
+    MODE = "good"
+
+
+def send(message):
+    body = json.dumps(message).encode()
+    control.sendall(struct.pack(">I", len(body)) + body)
+
+
+def receive():
+    (length,) = struct.unpack(">I", control.recv(4, socket.MSG_WAITALL))
+    return json.loads(control.recv(length, socket.MSG_WAITALL))
+
+
+print(f"rank {RANK} is here", flush=True)
+with open(os.environ["FAKE_PIDS"], "a") as pids:
+    pids.write(f"{os.getpid()}\n")
+if MODE == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if MODE == "silent":
+    time.sleep(600)
+if MODE == "not-loaded":
+    print("locdiff-worker: error while loading shared libraries: libtorch_cpu.so: cannot open", file=sys.stderr)
+    sys.exit(127)
+
+control = socket.socket(socket.AF_UNIX)
+control.connect(os.environ["LOCDIFF_CONTROL"])
+if MODE == "garbage":
+    control.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    time.sleep(600)
+hello = {
+    "protocol": 99 if MODE == "wrong-protocol" else int(os.environ["FAKE_PROTOCOL"]),
+    "rank": RANK,
+    "pid": os.getpid(),
+    "version": os.environ["FAKE_VERSION"],
+    "revision": "0000000" if MODE == "wrong-build" else os.environ["FAKE_REVISION"],
+    "libtorch_built": "2.11.0",
+    "libtorch_loaded": "2.10.0" if MODE == "wrong-libtorch" else "2.11.0",
+    "cuda": None,
+    "nccl": None,
+}
+send({"hello": hello})
+assert "start" in receive()
+if MODE == "crash":
+    print("about to crash", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+if MODE == "fail":
+    send({"failed": {"message": "no such thing", "of_peer": False}})
+    sys.exit(14)
+if MODE == "vanish":
+    sys.exit(0)
+if MODE in ("hang", "stubborn"):
+    send({"result": {"device": "Cpu", "size": 1, "error_max": 0.0}})
+    time.sleep(600)
+if MODE == "leave-child":
+    if os.fork() == 0:
+        with open(os.environ["FAKE_PIDS"], "a") as pids:
+            pids.write(f"{os.getpid()}\n")
+        time.sleep(600)
+send({"result": {"device": "Cpu", "size": 1, "error_max": 0.0}})

@@ -1,0 +1,176 @@
+//! Workers that are right, wrong, silent, stubborn, dead; and what the launcher makes of them.
+
+use std::os::unix::process::CommandExt;
+use std::process::Stdio;
+
+use locdiff_launch::exit_code::ExitCode;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::stage::{Ran, Stage, Worker, eventually, is_alive, wait};
+
+fn signal(pid: u32, signal: Signal) {
+    kill(Pid::from_raw(i32::try_from(pid).expect("small")), signal).expect("alive");
+}
+
+#[track_caller]
+fn leaves_nothing(stage: &Stage) {
+    for pid in stage.pids() {
+        eventually("every process has ended", || !is_alive(pid));
+    }
+    assert_eq!(stage.sockets_left(), 0, "sockets left behind");
+}
+
+#[test]
+fn two_real_workers_start_compute_and_end() {
+    let stage = Stage::new(Worker::Real);
+    let ran = stage.run("--workers 2 --device cpu --json demo");
+    ran.ends_with(ExitCode::Success);
+    let json = ran.json();
+    let rows = json["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 2, "{json}");
+    assert_ne!(rows[0]["pid"], rows[1]["pid"]);
+    assert!(rows.iter().all(|row| row["check"]["error_max"] == 0.0), "{json}");
+    leaves_nothing(&stage);
+}
+
+#[test]
+fn version_names_revision_and_libraries() {
+    let ran = Stage::new(Worker::Real).run("--version");
+    ran.ends_with(ExitCode::Success);
+    for part in [locdiff_launch::VERSION, locdiff_launch::REVISION, "libtorch 2.11.0", "CUDA ", "NCCL "] {
+        assert!(ran.stdout.contains(part), "missing {part} in {}", ran.stdout);
+    }
+}
+
+#[test]
+fn doctor_says_yes_with_a_worker_and_no_without() {
+    let ran = Stage::new(Worker::Real).run("--device cpu --json doctor");
+    ran.ends_with(ExitCode::Success);
+    assert_eq!(ran.json()["ok"], true);
+    let ran = Stage::new(Worker::None).run("--device cpu --json doctor");
+    ran.ends_with(ExitCode::NotReady).says("training could not start here: worker");
+    assert_eq!(ran.json()["ok"], false);
+    let ran = Stage::new(Worker::Fake("wrong-libtorch")).run("--device cpu doctor");
+    ran.ends_with(ExitCode::NotReady);
+    assert!(ran.stdout.contains("libtorch 2.11.0, loaded is 2.10.0"), "{}", ran.stdout);
+}
+
+#[test]
+fn doctor_says_no_when_checkpoints_cannot_be_kept() {
+    let stage = Stage::new(Worker::Real);
+    let ran = stage.run("--device cpu doctor --set checkpoint.dir=/proc/runs");
+    ran.ends_with(ExitCode::NotReady).says("disk");
+    let ran = stage.run("--device cpu doctor --config l95 --set checkpoint.keep=100000");
+    ran.ends_with(ExitCode::NotReady).says("disk");
+    assert!(ran.stdout.contains("lower checkpoint.keep"), "{}", ran.stdout);
+}
+
+#[test]
+fn a_wrong_libtorch_is_named() {
+    let stage = Stage::new(Worker::Fake("wrong-libtorch@1"));
+    let ran = stage.run("--workers 2 --device cpu demo");
+    ran.ends_with(ExitCode::WorkerIncompatible)
+        .says("worker rank 1")
+        .says("built for libtorch 2.11.0, loaded is 2.10.0");
+    leaves_nothing(&stage);
+}
+
+/// The real worker and a libtorch that is none, put in front of the run path.
+#[test]
+fn a_libtorch_that_does_not_load_is_named() {
+    let stage = Stage::new(Worker::Real);
+    let library = stage.path().join("libtorch_cpu.so");
+    std::fs::write(&library, "no library at all").expect("written");
+    let output = stage.command("--device cpu demo").env("LD_LIBRARY_PATH", stage.path()).output().expect("runs");
+    let ran = Ran::from(output);
+    ran.ends_with(ExitCode::WorkerIncompatible).says("its libraries cannot be loaded").says("libtorch_cpu.so");
+}
+
+#[test]
+fn a_worker_of_another_build_or_protocol_is_turned_away() {
+    for (mode, part) in [("wrong-protocol", "it speaks protocol 99"), ("wrong-build", "(0000000), this launcher")] {
+        let stage = Stage::new(Worker::Fake(mode));
+        stage.run("--workers 2 --device cpu demo").ends_with(ExitCode::WorkerIncompatible).says(part);
+        leaves_nothing(&stage);
+    }
+}
+
+#[test]
+fn a_worker_that_speaks_something_else_is_turned_away() {
+    let stage = Stage::new(Worker::Fake("garbage@0"));
+    stage.run("--workers 2 --device cpu demo").ends_with(ExitCode::WorkerIncompatible).says("worker rank 0");
+    leaves_nothing(&stage);
+}
+
+#[test]
+fn a_crashed_worker_is_named_with_its_last_words() {
+    let stage = Stage::new(Worker::Fake("crash@1"));
+    let ran = stage.run("--workers 3 --device cpu demo");
+    ran.ends_with(ExitCode::WorkerFailed).says("worker rank 1").says("killed by SIGSEGV").says("about to crash");
+    leaves_nothing(&stage);
+}
+
+#[test]
+fn a_failed_worker_is_quoted() {
+    let stage = Stage::new(Worker::Fake("fail@2"));
+    stage.run("--workers 3 --device cpu demo").ends_with(ExitCode::WorkerFailed).says("no such thing");
+    leaves_nothing(&stage);
+}
+
+#[test]
+fn a_worker_that_ends_without_a_result_has_failed() {
+    let stage = Stage::new(Worker::Fake("vanish@0"));
+    stage.run("--workers 2 --device cpu demo").ends_with(ExitCode::WorkerFailed).says("ended without a result");
+    leaves_nothing(&stage);
+}
+
+#[test]
+fn a_silent_worker_ends_at_its_deadline() {
+    let stage = Stage::new(Worker::Fake("silent@1"));
+    let ran =
+        stage.run("--workers 2 --device cpu demo --set supervise.start_timeout_s=1 --set supervise.stop_timeout_s=0.2");
+    ran.ends_with(ExitCode::Timeout).says("worker rank 1 did not report within 1.0 s");
+    leaves_nothing(&stage);
+}
+
+#[test]
+fn what_a_worker_started_ends_with_it() {
+    let stage = Stage::new(Worker::Fake("leave-child"));
+    stage.run("--device cpu demo").ends_with(ExitCode::Success);
+    assert_eq!(stage.pids().len(), 2);
+    leaves_nothing(&stage);
+}
+
+#[test]
+fn interrupt_ends_everything_in_order() {
+    for (mode, interrupt) in [("hang", Signal::SIGINT), ("hang", Signal::SIGTERM), ("stubborn", Signal::SIGINT)] {
+        let stage = Stage::new(Worker::Fake(mode));
+        let line = "--workers 3 --device cpu demo --set supervise.stop_timeout_s=0.3";
+        let mut launcher = stage.command(line).stderr(Stdio::null()).spawn().expect("runs");
+        eventually("three workers run", || stage.pids().len() == 3);
+        signal(launcher.id(), interrupt);
+        assert_eq!(wait(&mut launcher), Some(ExitCode::Interrupted.code().into()), "{mode}");
+        leaves_nothing(&stage);
+    }
+}
+
+/// The kernel ends real workers when their launcher is killed, wherever they are in their start.
+#[test]
+fn killed_launcher_leaves_no_worker() {
+    let stage = Stage::new(Worker::Real);
+    let mut command = stage.command("--workers 2 --device cpu demo");
+    let mut launcher = command.stderr(Stdio::null()).stdout(Stdio::null()).process_group(0).spawn().expect("runs");
+    let children = format!("/proc/{0}/task/{0}/children", launcher.id());
+    let mut workers: Vec<u32> = Vec::new();
+    eventually("two workers run", || {
+        let text = std::fs::read_to_string(&children).unwrap_or_default();
+        workers = text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+        workers.len() == 2
+    });
+    signal(launcher.id(), Signal::SIGKILL);
+    wait(&mut launcher);
+    for pid in workers {
+        eventually("the worker has ended", || !is_alive(pid));
+    }
+}

@@ -1,0 +1,157 @@
+//! A folder of its own for each test: the launcher, the worker that the test wants beside it, and a place for sockets.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
+
+use locdiff_launch::exit_code::ExitCode;
+use locdiff_launch::protocol::PROTOCOL_VERSION;
+
+const LAUNCHER: &str = env!("CARGO_BIN_EXE_locdiff-launch");
+
+/// Far longer than any of these commands takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Which worker stands beside the launcher.
+pub(crate) enum Worker {
+    None,
+    /// `fake_worker.py` in a mode.
+    Fake(&'static str),
+    /// The real one, which the workspace builds beside the launcher.
+    Real,
+}
+
+pub(crate) struct Stage {
+    folder: tempfile::TempDir,
+    mode: &'static str,
+}
+
+impl Stage {
+    pub(crate) fn new(worker: Worker) -> Self {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        // A copy, not a link: the launcher looks beside its own real executable.
+        std::fs::copy(LAUNCHER, folder.path().join("locdiff-launch")).expect("copied");
+        let beside = folder.path().join("locdiff-worker");
+        let mode = match worker {
+            Worker::None => "",
+            Worker::Fake(mode) => {
+                let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/control_plane/fake_worker.py");
+                symlink(script, beside).expect("linked");
+                mode
+            }
+            Worker::Real => {
+                let real = Path::new(LAUNCHER).with_file_name("locdiff-worker");
+                assert!(real.exists(), "{} is missing: build the whole workspace", real.display());
+                symlink(real, beside).expect("linked");
+                ""
+            }
+        };
+        Self { folder, mode }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(self.path().join("locdiff-launch"));
+        command
+            .args(line.split_whitespace())
+            .current_dir(self.path())
+            .env("XDG_RUNTIME_DIR", self.path())
+            .env("FAKE_WORKER", self.mode)
+            .env("FAKE_PIDS", self.pids_file())
+            .env("FAKE_PROTOCOL", PROTOCOL_VERSION.to_string())
+            .env("FAKE_VERSION", locdiff_launch::VERSION)
+            .env("FAKE_REVISION", locdiff_launch::REVISION)
+            .env_remove("CUDA_VISIBLE_DEVICES");
+        command
+    }
+
+    pub(crate) fn run(&self, line: &str) -> Ran {
+        Ran::from(self.command(line).output().expect("runs"))
+    }
+
+    fn pids_file(&self) -> PathBuf {
+        self.path().join("pids")
+    }
+
+    /// The process ids that fake workers have written down so far.
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        let text = std::fs::read_to_string(self.pids_file()).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Sockets that a launcher has left behind.
+    pub(crate) fn sockets_left(&self) -> usize {
+        std::fs::read_dir(self.path().join("locdiff")).map_or(0, Iterator::count)
+    }
+}
+
+/// What a command printed and how it ended.
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+impl Ran {
+    #[track_caller]
+    pub(crate) fn ends_with(&self, code: ExitCode) -> &Self {
+        assert_eq!(self.code, Some(code.code().into()), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn says(&self, part: &str) -> &Self {
+        assert!(self.stderr.contains(part), "missing {part:?} in stderr:\n{}", self.stderr);
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let last = self.stdout.lines().last().unwrap_or_default();
+        serde_json::from_str(last).unwrap_or_else(|error| panic!("last line is no JSON ({error}): {last}"))
+    }
+}
+
+/// Waits until `condition` holds; panics when it never does.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits for a child with a limit.
+#[track_caller]
+pub(crate) fn wait(child: &mut Child) -> Option<i32> {
+    let mut code = None;
+    eventually("the launcher ends", || match child.try_wait().expect("waitable") {
+        Some(status) => {
+            code = status.code();
+            true
+        }
+        None => false,
+    });
+    code
+}
+
+/// A process runs and is no zombie.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).is_some_and(|state| state != 'Z' && state != 'X')
+}

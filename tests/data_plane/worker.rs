@@ -1,0 +1,122 @@
+//! The real worker under a launcher that the test plays itself.
+
+use std::io::Read;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use locdiff_launch::exit_code::ExitCode;
+use locdiff_launch::protocol::{
+    CONTROL_VARIABLE, Job, LAUNCHER_PID_VARIABLE, PROTOCOL_VERSION, Place, ToLauncher, ToWorker, read_message,
+    write_message,
+};
+
+const WORKER: &str = env!("CARGO_BIN_EXE_locdiff-worker");
+
+/// Far longer than a worker needs to load libtorch and end, on a machine that is busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Launched {
+    child: Child,
+    socket: UnixStream,
+    _folder: tempfile::TempDir,
+}
+
+fn launch() -> Launched {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("control");
+    let listener = UnixListener::bind(&path).expect("socket");
+    let child = Command::new(WORKER)
+        .env(CONTROL_VARIABLE, &path)
+        .env(LAUNCHER_PID_VARIABLE, std::process::id().to_string())
+        .env("RANK", "3")
+        .spawn()
+        .expect("worker starts");
+    let (socket, _) = listener.accept().expect("worker connects");
+    Launched { child, socket, _folder: folder }
+}
+
+fn wait(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().expect("waitable") {
+            return status.code();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = child.kill();
+    panic!("the worker did not end");
+}
+
+fn hello(socket: &mut UnixStream) -> locdiff_launch::protocol::Hello {
+    match read_message(socket).expect("readable") {
+        Some(ToLauncher::Hello(hello)) => hello,
+        other => panic!("wanted a hello, got {other:?}"),
+    }
+}
+
+#[test]
+fn worker_says_who_it_is_does_its_job_and_ends() {
+    let mut worker = launch();
+    let hello = hello(&mut worker.socket);
+    assert_eq!((hello.protocol, hello.rank, hello.pid), (PROTOCOL_VERSION, 3, worker.child.id()));
+    assert_eq!((hello.libtorch_built.as_str(), hello.libtorch_loaded.as_str()), ("2.11.0", "2.11.0"));
+    let place = Place { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
+    write_message(&mut worker.socket, &ToWorker::Start { place, job: Job::SelfCheck }).expect("sent");
+    let result = read_message::<ToLauncher>(&mut worker.socket).expect("readable");
+    assert!(matches!(&result, Some(ToLauncher::Result(value)) if value["error_max"] == 0.0), "{result:?}");
+    assert_eq!(wait(&mut worker.child), Some(0));
+}
+
+#[test]
+fn worker_without_cuda_says_so_instead_of_computing_elsewhere() {
+    if tch::Cuda::is_available() {
+        return;
+    }
+    let mut worker = launch();
+    hello(&mut worker.socket);
+    let place = Place { rank: 3, world: 4, local_rank: 3, gpu: Some(0), threads: 1 };
+    write_message(&mut worker.socket, &ToWorker::Start { place, job: Job::SelfCheck }).expect("sent");
+    let result = read_message::<ToLauncher>(&mut worker.socket).expect("readable");
+    assert!(matches!(&result, Some(ToLauncher::Failed(failure)) if failure.message.contains("GPU 0")), "{result:?}");
+    assert_eq!(wait(&mut worker.child), Some(ExitCode::WorkerFailed.code().into()));
+}
+
+#[test]
+fn worker_ends_when_its_launcher_goes_away() {
+    let mut worker = launch();
+    hello(&mut worker.socket);
+    drop(worker.socket);
+    assert_eq!(wait(&mut worker.child), Some(ExitCode::WorkerFailed.code().into()));
+}
+
+#[test]
+fn worker_started_by_hand_says_how_it_is_started() {
+    let output = Command::new(WORKER).env_remove(CONTROL_VARIABLE).output().expect("runs");
+    assert_eq!(output.status.code(), Some(ExitCode::Usage.code().into()));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("locdiff-launch"));
+}
+
+#[test]
+fn worker_of_a_launcher_that_died_first_does_not_start() {
+    let mut child = Command::new(WORKER)
+        .env(CONTROL_VARIABLE, "/nonexistent")
+        .env(LAUNCHER_PID_VARIABLE, "1")
+        .env("RANK", "0")
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("worker starts");
+    let mut text = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut text).expect("readable");
+    assert!(text.contains("the launcher (pid 1) is gone"), "{text}");
+    assert_eq!(wait(&mut child), Some(ExitCode::Usage.code().into()));
+}
+
+/// Every library is found with no environment at all, none of them through a link whose own run path would break.
+#[test]
+fn worker_finds_its_libraries_by_run_path_alone() {
+    let output = Command::new("ldd").arg(WORKER).env_clear().env("PATH", "/usr/bin:/bin").output().expect("ldd runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("libtorch_cpu.so => /"), "{text}");
+    assert!(!text.contains("not found"), "{text}");
+}
