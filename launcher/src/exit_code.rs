@@ -81,4 +81,16 @@ mod tests {
         }
         assert_eq!(ExitCode::from_code(77), None);
     }
+
+    #[test]
+    fn operations_page_lists_every_code() {
+        let page = include_str!("../../docs/OPERATIONS.md");
+        for code in ExitCode::ALL {
+            let row = format!("| {} | {code:?} |", code.code());
+            assert!(page.contains(&row), "docs/OPERATIONS.md lacks {row}");
+        }
+        let rows =
+            page.lines().filter(|line| line.split('|').nth(1).is_some_and(|cell| cell.trim().parse::<u8>().is_ok()));
+        assert_eq!(rows.count(), ExitCode::ALL.len());
+    }
 }
