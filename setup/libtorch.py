@@ -69,7 +69,9 @@ def choose_variant(root):
     given = os.environ.get("LIBTORCH", "")
     if not given:
         return ("cuda" if asked == "1" or (not asked and gpu_present()) else "cpu"), None
-    libtorch = Path(given).absolute()
+    libtorch = Path(given)
+    if not libtorch.is_absolute():
+        raise SetupError("LIBTORCH is `%s`, wanted an absolute path: cargo builds each crate in a folder of its own" % given)
     if libtorch.parent.resolve() == (root / ".libtorch").resolve():
         return ("cuda" if libtorch.name == "cuda" else "cpu"), None
     check_own(libtorch)
@@ -274,14 +276,12 @@ def explain_pip(wheel, output):
     if "No space left on device" in output or "Disk quota exceeded" in output:
         raise OSError(errno.ENOSPC, "no space left")
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("[notice]")]
-    cause = next((line for line in lines if re.search("connection|timed out|resolution|unreachable|certificate", line, re.I)), None)
-    detail = "; ".join(line for line in (shorten(cause), lines[-1] if lines else "no output") if line)
+    # pip's last line is only that it found nothing; the reason is in its warnings about retries.
+    broken = re.search(r"broken by '(?:.*: )?(.+)'", output)
+    detail = " (%s)" % broken.group(1).rstrip("')") if broken else ""
+    detail = (lines[-1] if lines else "nothing") + detail
     return ("cannot download %s: pip says: %s\n"
             "check the network and pip's settings (`python3 -m pip config list`) and run again; what is done is kept" % (name, detail))
-
-
-def shorten(line, length_max=300):
-    return line if line is None or len(line) <= length_max else line[: length_max - 3] + "..."
 
 
 def check_space(base, missing):
