@@ -43,6 +43,7 @@ PIP_DOWNLOAD += [word for tag in PLATFORMS for word in ("--platform", tag + "_x8
 # The C library that manylinux_2_28 wheels are built for.
 GLIBC_MIN = (2, 28)
 PR_SET_PDEATHSIG = 1
+MAKE_ROOM = "free some space, or make .libtorch a link to a larger disk, and run again"
 
 
 class SetupError(Exception):
@@ -289,8 +290,8 @@ def check_space(base, missing):
     needed = sum(wheel.unpacked_bytes for wheel in missing) + 2 * max(wheel.download_bytes for wheel in missing)
     free = shutil.disk_usage(base).free
     if free < needed:
-        raise SetupError("%s has %s free, %s wanted for %s; free some space, or make .libtorch a link to a larger disk, and run again"
-                         % (base, megabytes(free), megabytes(needed), ", ".join(wheel.name for wheel in missing)))
+        raise SetupError("%s has %s free, %s wanted for %s; %s"
+                         % (base, megabytes(free), megabytes(needed), ", ".join(wheel.name for wheel in missing), MAKE_ROOM))
 
 
 # --- the whole -------------------------------------------------------------------------------------------
@@ -359,8 +360,8 @@ def main():
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             Store(base).clear_leftovers()
-            say("disk full: %s has %s free; free some space and run again, what is done is kept"
-                % (base, megabytes(shutil.disk_usage(base if base.exists() else root).free)))
+            free = megabytes(shutil.disk_usage(base if base.exists() else root).free)
+            say("the disk of %s filled up (%s free now that leftovers are removed); %s" % (base, free, MAKE_ROOM))
         else:
             say("%s: %s" % (error.filename or base, error.strerror or error))
         return 1
