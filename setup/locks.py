@@ -1,0 +1,76 @@
+"""Reads the lock files: pip's requirements format, one wheel an entry, with its sizes in a comment above it.
+
+    # bytes: download 530604548, unpacked 1034743808
+    torch==2.11.0 --hash=sha256:7aa2f9bb...
+
+A set is its own lock file and those before it: `link` adds to `cpu`, `cuda` adds to `link`.
+`python3 setup/locks.py WHEEL...` prints the entries of wheels that lie in a folder, to paste after a change of version.
+"""
+
+import hashlib
+import re
+import sys
+from typing import NamedTuple
+
+SETS = ("cpu", "link", "cuda")
+
+# What is unpacked: libraries, headers and licences; none of the Python code.
+WANTED_MEMBER = re.compile(r"^(torch/lib/|torch/include/|torch/version\.py$|nvidia/)|\.dist-info/.*(licen[sc]e|notice|copying)", re.IGNORECASE)
+
+ENTRY = re.compile(r"^# bytes: download (\d+), unpacked (\d+)\n([a-z0-9-]+)==(\S+) --hash=sha256:([0-9a-f]{64})$", re.MULTILINE)
+BLOCK_BYTES = 4096
+
+
+class Wheel(NamedTuple):
+    """One pinned wheel."""
+
+    lock: str
+    name: str
+    version: str
+    sha256: str
+    download_bytes: int
+    unpacked_bytes: int
+
+
+def load_set(folder, set_name, whole=True):
+    """The wheels of a set; with `whole=False` only those that its own lock file adds."""
+    names = SETS[: SETS.index(set_name) + 1] if whole else (set_name,)
+    return [wheel for name in names for wheel in load_lock(folder / (name + ".lock"))]
+
+
+def load_lock(path):
+    text = path.read_text()
+    wheels = [
+        Wheel(path.name, name, version, sha256, int(download), int(unpacked))
+        for download, unpacked, name, version, sha256 in ENTRY.findall(text)
+    ]
+    # An entry that the pattern misses would silently be left out of the set.
+    if len(wheels) != sum("==" in line for line in text.splitlines() if not line.startswith("#")):
+        raise OSError(0, "an entry lacks its `# bytes:` line or its hash", str(path))
+    return wheels
+
+
+def sha256_of(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def entry(path):
+    """The lock entry of a wheel, with the unpacked size in whole disk blocks."""
+    import zipfile
+
+    name, version = path.name.split("-")[:2]
+    members = [member for member in zipfile.ZipFile(path).infolist() if WANTED_MEMBER.search(member.filename)]
+    unpacked = sum(-(-member.file_size // BLOCK_BYTES) * BLOCK_BYTES for member in members)
+    return "# bytes: download %d, unpacked %d\n%s==%s --hash=sha256:%s" % (
+        path.stat().st_size, unpacked, name.replace("_", "-").lower(), version, sha256_of(path))
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    for argument in sys.argv[1:]:
+        print(entry(Path(argument)))

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""`make test`: every check, one after the other, while the CUDA variant compiles and links beside them.
+
+The Makefile has chosen the variant and set LIBTORCH and CARGO_TARGET_DIR for it. One Cargo profile (dev) serves every
+stage, so that nothing is built twice. The first failure ends the run, and with it everything that was started.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+import children  # noqa: E402 (the line above must come first)
+import elf  # noqa: E402
+
+PROJECT = Path(__file__).resolve().parent.parent
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or PROJECT / "target").absolute()
+LIBTORCH_NAMES = ("libtorch", "libc10")
+LOG_LINES_SHOWN = 200
+
+
+class Failed(Exception):
+    """A stage that did not pass; its text says which and why."""
+
+
+def say(text):
+    print("test: " + text, file=sys.stderr, flush=True)
+
+
+def timed(name, work):
+    """Runs one stage and says how long it took."""
+    start = time.monotonic()
+    say("%s ..." % name)
+    reason = work()
+    seconds = time.monotonic() - start
+    if reason:
+        raise Failed("%s failed after %.1f s: %s" % (name, seconds, reason))
+    say("%s passed in %.1f s" % (name, seconds))
+
+
+def command(*words, **environment):
+    """A stage that is one command: its reason to fail is its exit status."""
+    def work():
+        status = children.wait(children.start(words, env=dict(os.environ, **environment)))
+        return "`%s` exited with %d" % (" ".join(words), status) if status else None
+    return work
+
+
+# --- the CUDA variant, without a GPU ---------------------------------------------------------------------
+
+
+class CudaLink:
+    """Compiles and links the CUDA variant in the background, in a target folder of its own."""
+
+    def __init__(self):
+        self.target = TARGET / "cuda"
+        self.log = self.target / "link.log"
+        self.target.mkdir(parents=True, exist_ok=True)
+        environment = dict(os.environ, LIBTORCH=str(PROJECT / ".libtorch/cuda"), CARGO_TERM_COLOR="never")
+        words = ["cargo", "build", "--locked", "--workspace", "--bins", "--target-dir", str(self.target)]
+        with open(self.log, "w") as log:
+            self.child = children.start(words, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+    def finish(self):
+        """Waits for the build and looks at what it linked."""
+        if children.wait(self.child) != 0:
+            lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+            print("\n".join(lines), file=sys.stderr, flush=True)
+            return "the CUDA variant does not build; the log above is %s" % self.log
+        worker = self.target / "debug/locdiff-worker"
+        direct = elf.needed(worker)
+        if "libtorch_cuda.so" not in direct:
+            return "%s does not need libtorch_cuda.so, only %s" % (worker, ", ".join(direct))
+        # What libtorch_cuda.so needs in turn is not all there: the `link` set is for linking.
+        return not_found(worker, direct)
+
+
+def not_found(binary, names=None):
+    missing = sorted({name for name, place in elf.resolve(binary) if place is None and (names is None or name in names)})
+    return "%s: the loader does not find %s" % (binary, ", ".join(missing)) if missing else None
+
+
+def check_binaries():
+    """The launcher starts without libtorch; the worker finds all of it with no environment set."""
+    launcher = TARGET / "debug/locdiff-launch"
+    linked = [name for name in elf.needed(launcher) if name.startswith(LIBTORCH_NAMES)]
+    if linked:
+        return "%s links %s; the control plane must not" % (launcher, ", ".join(linked))
+    return not_found(TARGET / "debug/locdiff-worker")
+
+
+# --- the stages ------------------------------------------------------------------------------------------
+
+
+def run(cuda_link):
+    cuda = CudaLink() if cuda_link else None
+    timed("format", command("cargo", "fmt", "--all", "--check"))
+    timed("set-up", command(sys.executable, "-B", "tests/setup_test.py"))
+    timed("clippy", command("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"))
+    timed("docs", command("cargo", "doc", "--locked", "--workspace", "--no-deps", RUSTDOCFLAGS="-D warnings"))
+    timed("audit", command(sys.executable, "-B", "setup/audit.py"))
+    timed("build", command("cargo", "build", "--locked", "--workspace", "--bins"))
+    timed("binaries", check_binaries)
+    # Before the tests, some of which measure time: they get a machine with nothing else to do.
+    if cuda:
+        timed("CUDA link", cuda.finish)
+    else:
+        say("CUDA link: nothing to do beside this variant")
+    if shutil.which("cargo-nextest"):
+        timed("tests (nextest)", command("cargo", "nextest", "run", "--locked", "--workspace"))
+    else:
+        timed("tests (cargo test; cargo-nextest is not installed)", command("cargo", "test", "--locked", "--workspace", "--all-targets"))
+    timed("doc tests", command("cargo", "test", "--locked", "--workspace", "--doc"))
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Runs every check of the project.")
+    parser.add_argument("--cuda-link", action="store_true", help="also compile and link the CUDA variant from .libtorch/cuda")
+    arguments = parser.parse_args()
+    os.chdir(PROJECT)
+    children.end_all_on_signals()
+    start = time.monotonic()
+    try:
+        run(arguments.cuda_link)
+    except Failed as failure:
+        say(str(failure))
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    finally:
+        children.end_all()
+    say("all passed in %.0f s" % (time.monotonic() - start))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

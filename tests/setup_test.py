@@ -1,0 +1,294 @@
+"""The set-up of libtorch, through its command line: real pip and real locks, but tiny wheels in a local folder."""
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import zipfile
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parent.parent / "setup/libtorch.py"
+LIBRARIES = ["libtorch_cpu.so", "libtorch_cuda.so", "libtorch.so", "libc10.so", "libgomp.so.1"]
+VERSION_HEADER = "#define TORCH_VERSION_MAJOR {}\n#define TORCH_VERSION_MINOR {}\n#define TORCH_VERSION_PATCH {}\n"
+FILES = {
+    "torch": dict(
+        {"torch/lib/" + name: "the library %s\n" % name * 50 for name in LIBRARIES},
+        **{"torch/include/torch/headeronly/version.h": VERSION_HEADER.format(2, 11, 0)},
+        **{"torch/version.py": "cuda = '13.0'\n", "torch/nn/modules.py": "python code, not wanted\n"},
+    ),
+    "nvidia-cuda-runtime": {"nvidia/cu13/lib/libcudart.so.13": "cudart\n"},
+    "nvidia-nccl-cu13": {"nvidia/nccl/include/nccl.h": "nccl\n"},
+    "nvidia-cudnn-cu13": {"nvidia/cudnn/lib/libcudnn.so.9": "cudnn\n"},
+}
+LOCKS = {"cpu": ["torch", "nvidia-cuda-runtime"], "link": ["nvidia-nccl-cu13"], "cuda": ["nvidia-cudnn-cu13"]}
+
+
+def make_wheel(folder, name, files, version="2.11.0"):
+    """A wheel that pip takes: right name and tags, METADATA and WHEEL, and a licence."""
+    stem = "%s-%s" % (name.replace("-", "_"), version)
+    tags = "cp311-cp311-manylinux_2_28_x86_64" if name == "torch" else "py3-none-manylinux2014_x86_64"
+    path = folder / ("%s-%s.whl" % (stem, tags))
+    with zipfile.ZipFile(path, "w") as wheel:
+        for member, text in files.items():
+            wheel.writestr(member, text)
+        wheel.writestr(stem + ".dist-info/METADATA", "Metadata-Version: 2.1\nName: %s\nVersion: %s\n" % (name, version))
+        wheel.writestr(stem + ".dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: %s\n" % tags)
+        wheel.writestr(stem + ".dist-info/RECORD", "")
+        wheel.writestr(stem + ".dist-info/licenses/LICENSE", "the licence\n")
+    return path
+
+
+class SetupTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="locdiff-setup-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.root, self.wheels, self.locks = (self.folder / name for name in ("project", "wheels", "locks"))
+        for path in (self.root, self.wheels, self.locks):
+            path.mkdir()
+        self.libtorch = self.root / ".libtorch"
+        self.write_locks()
+
+    def write_locks(self, files=FILES, version="2.11.0", unpacked_bytes=1000):
+        """Makes the wheels and the locks that pin them."""
+        for set_name, names in LOCKS.items():
+            lines = ["# a comment"]
+            for name in names:
+                wheel = make_wheel(self.wheels, name, files[name], version)
+                digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+                lines.append("# bytes: download %d, unpacked %d" % (wheel.stat().st_size, unpacked_bytes))
+                lines.append("%s==%s --hash=sha256:%s" % (name, version, digest))
+            (self.locks / (set_name + ".lock")).write_text("\n".join(lines) + "\n")
+
+    def command(self, set_name, *options, python=(sys.executable,)):
+        return [*python, str(SCRIPT), "--set", set_name, "--root", str(self.root), "--locks", str(self.locks), *options]
+
+    def environment(self, **changes):
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+        for name in ("LIBTORCH", "LOCDIFF_CUDA"):
+            kept.pop(name, None)
+        pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
+        return {**kept, **pip, **changes}
+
+    def run_setup(self, set_name="cpu", *options, python=(sys.executable,), **changes):
+        return subprocess.run(
+            self.command(set_name, *options, python=python), env=self.environment(**changes), timeout=120,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+        )
+
+    def assert_ready(self, result):
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assert_whole()
+
+    def assert_whole(self):
+        for name in LOCKS["cpu"]:
+            for member, text in FILES[name].items():
+                path = self.libtorch / "site" / member
+                self.assertEqual(path.exists(), "torch/nn" not in member, member)
+                if path.exists():
+                    self.assertEqual(path.read_text(), text, member)
+        for name in ("libtorch_cpu.so", "libc10.so", "libgomp.so.1"):
+            self.assertEqual((self.libtorch / "cpu/lib" / name).resolve(), (self.libtorch / "site/torch/lib" / name).resolve())
+            self.assertTrue((self.libtorch / "cpu/lib" / name).exists(), name)
+        self.assertEqual((self.libtorch / "cpu/lib/libtorch.so").read_text(), "INPUT(-ltorch_cpu -lc10)\n")
+        self.assertFalse((self.libtorch / "cpu/lib/libtorch_cuda.so").exists())
+        self.assertTrue((self.libtorch / "cpu/include/torch/headeronly/version.h").exists())
+        self.assertTrue((self.libtorch / "cuda/lib/libtorch_cuda.so").exists())
+        self.assertEqual(list(self.libtorch.rglob("*.whl")), [], "wheels are deleted once unpacked")
+
+    def assert_refused(self, result, *parts):
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+        said = [line for line in result.stderr.splitlines() if "downloading" not in line]
+        self.assertTrue(all(line.startswith("setup: ") for line in said), result.stderr)
+        self.assertLessEqual(len(said), 2, result.stderr)
+        for part in parts:
+            self.assertIn(part, result.stderr)
+
+    # --- the way it should go
+
+    def test_fresh_setup_gives_the_layout(self):
+        self.assert_ready(self.run_setup())
+        self.assertTrue((self.libtorch / "site/torch-2.11.0.dist-info/licenses/LICENSE").exists())
+        self.assertFalse((self.libtorch / "site/torch-2.11.0.dist-info/METADATA").exists())
+        self.assertFalse((self.libtorch / "site/nvidia/nccl").exists(), "the CPU set has no NCCL")
+
+    def test_each_set_adds_to_the_one_before_and_none_removes(self):
+        nccl, cudnn = (self.libtorch / "site" / path for path in ("nvidia/nccl/include/nccl.h", "nvidia/cudnn/lib/libcudnn.so.9"))
+        self.assert_ready(self.run_setup("link"))
+        self.assertEqual((nccl.exists(), cudnn.exists()), (True, False))
+        self.assert_ready(self.run_setup("cuda"))
+        self.assert_ready(self.run_setup("cpu"))
+        self.assertEqual((nccl.exists(), cudnn.exists()), (True, True))
+
+    def test_second_run_needs_no_pip_and_is_fast(self):
+        self.assert_ready(self.run_setup())
+        before = {path: path.lstat().st_mtime_ns for path in self.libtorch.rglob("*") if path.is_file()}
+        shutil.rmtree(self.wheels)
+        start = time.monotonic()
+        self.assert_ready(self.run_setup(python=(sys.executable, "-S")))
+        # 0.1 s on an idle machine; starting pip alone takes longer than the rest of this second.
+        self.assertLess(time.monotonic() - start, 1.0)
+        after = {path: path.lstat().st_mtime_ns for path in self.libtorch.rglob("*") if path.is_file()}
+        before.pop(self.libtorch / "lock"), after.pop(self.libtorch / "lock")
+        self.assertEqual(before, after)
+
+    def test_auto_follows_locdiff_cuda(self):
+        for value, variant in (("0", "cpu"), ("1", "cuda")):
+            result = self.run_setup("auto", "--print-variant", LOCDIFF_CUDA=value)
+            self.assertEqual((result.returncode, result.stdout), (0, variant + "\n"))
+        self.assert_refused(self.run_setup("auto", LOCDIFF_CUDA="yes"), "LOCDIFF_CUDA is `yes`, wanted 0 or 1")
+        self.assert_ready(self.run_setup("auto", LOCDIFF_CUDA="0"))
+        self.assertFalse((self.libtorch / "site/nvidia/cudnn").exists())
+
+    def test_new_lock_replaces_the_old_version(self):
+        old = {**FILES, "torch": {**FILES["torch"], "torch/include/dropped_later.h": "old\n"}}
+        self.write_locks(old, version="2.10.0")
+        self.assertEqual(self.run_setup().returncode, 0)
+        self.assertTrue((self.libtorch / "site/torch/include/dropped_later.h").exists())
+        self.write_locks()
+        self.assert_ready(self.run_setup())
+        self.assertFalse((self.libtorch / "site/torch/include/dropped_later.h").exists())
+
+    def test_two_at_once_wait_for_each_other(self):
+        runs = [
+            subprocess.Popen(self.command("cpu"), env=self.environment(), stderr=subprocess.PIPE, universal_newlines=True)
+            for _ in range(2)
+        ]
+        said = [run.communicate(timeout=120)[1] for run in runs]
+        self.assertEqual([run.returncode for run in runs], [0, 0], said)
+        self.assertEqual("".join(said).count("downloading torch"), 1, said)
+        self.assert_whole()
+
+    # --- repair
+
+    def test_deleted_and_truncated_files_are_repaired(self):
+        self.assert_ready(self.run_setup())
+        site = self.libtorch / "site"
+        (site / "torch/lib/libc10.so").unlink()
+        os.truncate(site / "nvidia/cu13/lib/libcudart.so.13", 3)
+        result = self.run_setup()
+        self.assert_ready(result)
+        self.assertIn("repairing torch: torch/lib/libc10.so is missing", result.stderr)
+        self.assertIn("repairing nvidia-cuda-runtime: nvidia/cu13/lib/libcudart.so.13 has 3 bytes, wanted 7", result.stderr)
+
+    def test_only_the_damaged_wheel_is_downloaded_again(self):
+        self.assert_ready(self.run_setup())
+        (self.libtorch / "site/nvidia/cu13/lib/libcudart.so.13").unlink()
+        for torch in self.wheels.glob("torch-*"):
+            torch.unlink()
+        self.assert_ready(self.run_setup())
+
+    def test_damaged_marker_and_prefix_are_repaired(self):
+        self.assert_ready(self.run_setup())
+        (self.libtorch / "installed/torch.json").write_text('{"sha256": "')
+        (self.libtorch / "cpu/lib/libc10.so").unlink()
+        (self.libtorch / "cpu/lib/libtorch.so").write_text("")
+        (self.libtorch / "cuda/lib").unlink()
+        self.assert_ready(self.run_setup())
+
+    def test_killed_while_unpacking_is_repaired(self):
+        many = {"torch/include/part_%d.h" % number: "text\n" * 2000 for number in range(3000)}
+        self.write_locks({**FILES, "torch": {**FILES["torch"], **many}})
+        run = subprocess.Popen(self.command("cpu"), env=self.environment(), stderr=subprocess.DEVNULL)
+        unpacked = self.libtorch / "unpack/torch/include/part_100.h"
+        while not unpacked.exists():
+            self.assertIsNone(run.poll(), "it ended before it could be killed")
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        self.assertFalse((self.libtorch / "installed/torch.json").exists(), "a marker before all files are in place")
+        # The wheel was whole already: pip and its source are not needed again for it.
+        for torch in self.wheels.glob("torch-*"):
+            torch.unlink()
+        self.assert_ready(self.run_setup())
+        self.assertEqual(len(list((self.libtorch / "site/torch/include").glob("part_*.h"))), 3000)
+        self.assertFalse((self.libtorch / "unpack").exists())
+
+    def test_half_a_wheel_in_the_download_folder_is_downloaded_again(self):
+        wheel = next(self.wheels.glob("torch-*"))
+        (self.libtorch / "download").mkdir(parents=True)
+        (self.libtorch / "download" / wheel.name).write_bytes(wheel.read_bytes()[:100])
+        self.assert_ready(self.run_setup())
+
+    # --- refusals
+
+    def test_hash_mismatch_is_refused(self):
+        wanted = hashlib.sha256(next(self.wheels.glob("torch-*")).read_bytes()).hexdigest()
+        changed = make_wheel(self.wheels, "torch", {"torch/lib/libtorch_cpu.so": "something else\n"})
+        got = hashlib.sha256(changed.read_bytes()).hexdigest()
+        self.assert_refused(self.run_setup(), "torch 2.11.0: sha256 is %s, cpu.lock wants %s" % (got, wanted))
+        self.assertFalse((self.libtorch / "site").exists())
+
+    def test_no_network_is_told_with_pips_words(self):
+        closed = "http://127.0.0.1:9/simple"
+        result = self.run_setup(PIP_NO_INDEX="0", PIP_FIND_LINKS="", PIP_INDEX_URL=closed, PIP_RETRIES="0")
+        self.assert_refused(result, "cannot download torch 2.11.0: pip says: ", "check the network")
+        self.assertIn("No matching distribution found for torch==2.11.0", result.stderr)
+        self.assert_ready(self.run_setup())
+
+    def test_no_pip_names_what_to_install(self):
+        # -S leaves out site-packages, and pip with it.
+        self.assert_refused(self.run_setup(python=(sys.executable, "-S")), "has no pip", "python3-pip", "ensurepip")
+
+    def test_too_little_space_is_told_before_the_download(self):
+        self.write_locks(unpacked_bytes=10**18)
+        result = self.run_setup()
+        self.assert_refused(result, "free, ", "wanted for torch, nvidia-cuda-runtime", "free some space")
+        self.assertNotIn("downloading", result.stderr)
+
+    def test_lock_entry_without_its_size_is_refused(self):
+        lock = self.locks / "link.lock"
+        lock.write_text(lock.read_text().replace("# bytes", "# octets"))
+        self.assert_refused(self.run_setup(), "link.lock", "`# bytes:`")
+
+    def test_other_platforms_are_told_to_set_libtorch(self):
+        shim = "import platform, runpy, sys; platform.machine = lambda: 'aarch64'; sys.argv = sys.argv[1:]; "
+        shim += "sys.path.insert(0, sys.argv[0].rpartition('/')[0]); runpy.run_path(sys.argv[0], run_name='__main__')"
+        result = self.run_setup(python=(sys.executable, "-c", shim))
+        self.assert_refused(result, "Linux aarch64", "set LIBTORCH to a libtorch 2.11.0 by hand")
+
+    # --- a LIBTORCH of the user's own
+
+    def own(self, version=(2, 11, 0), libraries=("libtorch_cpu.so",)):
+        own = self.folder / "own"
+        header = own / "include/torch/headeronly/version.h"
+        header.parent.mkdir(parents=True)
+        header.write_text(VERSION_HEADER.format(*version))
+        (own / "lib").mkdir()
+        for name in libraries:
+            (own / "lib" / name).touch()
+        return str(own)
+
+    def test_right_libtorch_is_used_as_it_is(self):
+        own = self.own()
+        result = self.run_setup(LIBTORCH=own, PIP_FIND_LINKS="/nonexistent")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("using LIBTORCH=%s (2.11.0, cpu)" % own, result.stderr)
+        self.assertFalse(self.libtorch.exists())
+
+    def test_right_libtorch_decides_the_variant(self):
+        own = self.own(libraries=("libtorch_cpu.so", "libtorch_cuda.so"))
+        self.assertEqual(self.run_setup("auto", "--print-variant", LIBTORCH=own).stdout, "cuda\n")
+        self.assert_refused(self.run_setup(LIBTORCH=own, LOCDIFF_CUDA="0"), "LOCDIFF_CUDA=0, but LIBTORCH=%s is a CUDA libtorch" % own)
+
+    def test_wrong_libtorch_is_refused(self):
+        own = self.own(version=(2, 9, 1))
+        self.assert_refused(self.run_setup(LIBTORCH=own), "LIBTORCH=%s is libtorch 2.9.1, wanted 2.11.0" % own)
+
+    def test_unreadable_libtorch_is_refused(self):
+        self.assert_refused(self.run_setup(LIBTORCH="/nonexistent"), "LIBTORCH=/nonexistent: cannot read", "version.h", "point LIBTORCH at a libtorch 2.11.0")
+
+    def test_libtorch_without_its_library_is_refused(self):
+        self.assert_refused(self.run_setup(LIBTORCH=self.own(libraries=())), "has no lib/libtorch_cpu.so")
+
+    def test_libtorch_that_points_at_ours_is_not_the_users(self):
+        self.assert_ready(self.run_setup("auto", LIBTORCH=str(self.libtorch / "cpu")))
+
+
+if __name__ == "__main__":
+    unittest.main()
