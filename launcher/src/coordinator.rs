@@ -60,6 +60,11 @@ pub enum Event {
 pub enum Action {
     /// Send every worker its job.
     StartAll,
+    /// Tell every worker but the first where the store is.
+    Announce {
+        /// HOST:PORT.
+        address: String,
+    },
     /// Send SIGTERM to all that still run.
     Terminate,
     /// Send SIGKILL to all that still run.
@@ -221,6 +226,11 @@ impl Coordinator {
                     return vec![Action::StartAll];
                 }
                 Vec::new()
+            }
+            ToLauncher::Listening { address } if rank == 0 => vec![Action::Announce { address }],
+            ToLauncher::Listening { .. } => {
+                let reason = "it keeps a store, which is for rank 0 alone".to_owned();
+                self.stop(Cause::Incompatible { rank, reason }, now)
             }
             ToLauncher::Result(value) => {
                 member.result = Some(value);

@@ -71,6 +71,17 @@ fn jobs_start_when_all_have_spoken_and_results_keep_their_order() {
 }
 
 #[test]
+fn the_store_is_announced_by_rank_0_alone() {
+    let listening = |rank| {
+        let message = ToLauncher::Listening { address: "127.0.0.1:7".into() };
+        Event::Message { rank, message }
+    };
+    let mut gang = running(2);
+    assert_eq!(gang.step(listening(0), at(2)), [Action::Announce { address: "127.0.0.1:7".into() }]);
+    assert_eq!(gang.step(listening(1), at(2)), [Action::Terminate]);
+}
+
+#[test]
 fn silence_at_the_start_ends_and_names_the_silent() {
     let mut gang = Coordinator::new(3, build(), LIMITS, at(0));
     gang.step(hello(1), at(1));

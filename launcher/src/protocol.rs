@@ -1,7 +1,7 @@
 //! What launcher and worker say to each other: JSON in frames of a 4-byte big-endian length, over a Unix socket.
 //!
-//! The worker connects and says [`Hello`]; the launcher answers with [`ToWorker::Start`] once all have; the worker ends with
-//! [`ToLauncher::Result`] or [`ToLauncher::Failed`]. `Hello` keeps its shape in every version, so that two builds that do not
+//! The worker connects and says [`Hello`]; the launcher answers with [`ToWorker::Start`] once all have. Where workers must meet,
+//! rank 0 says where it listens, and the launcher tells the others. A worker ends with [`ToLauncher::Result`] or [`ToLauncher::Failed`]. `Hello` keeps its shape in every version, so that two builds that do not
 //! fit can say so.
 
 use std::io::{self, Read, Write};
@@ -60,6 +60,21 @@ pub struct Place {
     pub threads: u32,
 }
 
+/// How the workers of a run find each other and how long they wait for each other.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Meeting {
+    /// Interface that they bind to; "": loopback.
+    pub interface: String,
+    /// Which attempt of the run this is, from 0: what an earlier one left in the store is not seen.
+    pub attempt: u32,
+    /// Workers that one replica of the model is split over.
+    pub tensor_parallel: u32,
+    /// Until all have met, seconds.
+    pub rendezvous_timeout_s: f64,
+    /// Until a collective operation has ended, seconds.
+    pub collective_timeout_s: f64,
+}
+
 /// What a worker is to do.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -68,6 +83,8 @@ pub enum Job {
     Probe,
     /// Check that libtorch computes right in this process.
     SelfCheck,
+    /// Check and time collective operations.
+    BenchCollectives,
 }
 
 impl Job {
@@ -76,6 +93,7 @@ impl Job {
         match self {
             Self::Probe => "probe",
             Self::SelfCheck => "self-check",
+            Self::BenchCollectives => "bench collectives",
         }
     }
 }
@@ -88,8 +106,15 @@ pub enum ToWorker {
     Start {
         /// Where it stands.
         place: Place,
+        /// How it finds the others.
+        meeting: Meeting,
         /// What to do.
         job: Job,
+    },
+    /// Rank 0 keeps the store that all meet at.
+    Rendezvous {
+        /// HOST:PORT of the store.
+        address: String,
     },
 }
 
@@ -108,6 +133,11 @@ pub struct Failure {
 pub enum ToLauncher {
     /// First of all.
     Hello(Hello),
+    /// From rank 0: the store that all meet at listens.
+    Listening {
+        /// HOST:PORT of the store.
+        address: String,
+    },
     /// The job is done; the worker ends now.
     Result(serde_json::Value),
     /// The job cannot be done; the worker ends now.
@@ -123,6 +153,23 @@ pub struct SelfCheck {
     pub size: u32,
     /// Largest difference from the exact product.
     pub error_max: f64,
+}
+
+/// One row of the result of [`Job::BenchCollectives`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CollectiveRow {
+    /// Name of the operation.
+    pub op: String,
+    /// Size of one rank's tensor.
+    pub bytes: u64,
+    /// Every rank found the values that it expected.
+    pub ok: bool,
+    /// Time of one operation on the slowest rank, microseconds.
+    pub us: f64,
+    /// `bytes` over that time.
+    pub gb_per_s: f64,
+    /// Fingerprint of the bits that rank 0 got from numbers whose sums round.
+    pub digest: String,
 }
 
 /// A message could not be exchanged.

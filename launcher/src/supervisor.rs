@@ -24,7 +24,7 @@ use tokio_util::codec::LengthDelimitedCodec;
 
 use crate::coordinator::{Action, Build, Coordinator, Event, Exit, Limits, Outcome};
 use crate::error::LaunchError;
-use crate::protocol::{CONTROL_VARIABLE, FRAME_BYTES_MAX, Hello, Job, LAUNCHER_PID_VARIABLE, ToLauncher, ToWorker};
+use crate::protocol::{CONTROL_VARIABLE, FRAME_BYTES_MAX, Hello, Job, LAUNCHER_PID_VARIABLE, Meeting, ToLauncher, ToWorker};
 use crate::rendezvous::World;
 use crate::report::{self, LastWords};
 
@@ -38,6 +38,8 @@ pub struct Gang<'a> {
     pub worker: &'a Path,
     /// Who runs where.
     pub world: &'a World,
+    /// How they find each other.
+    pub meeting: Meeting,
     /// What all of them do.
     pub job: Job,
     /// How long to wait.
@@ -189,6 +191,13 @@ struct Member {
 }
 
 impl Member {
+    /// A worker that has closed its end needs no message; its exit will tell why.
+    fn tell(&self, message: ToWorker) {
+        if let Some(replies) = &self.replies {
+            let _ = replies.send(message);
+        }
+    }
+
     /// Has ended, and all that it wrote has been read.
     fn is_silent(&self) -> bool {
         !self.running && self.open_outputs == 0
@@ -237,6 +246,10 @@ fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
         // A group of its own: Ctrl-C on the terminal reaches the launcher alone, which ends workers in order.
         .process_group(0)
         .kill_on_drop(true);
+    if place.gpu.is_some() && std::env::var_os("NCCL_SOCKET_IFNAME").is_none() {
+        let interface = if gang.meeting.interface.is_empty() { "lo" } else { &gang.meeting.interface };
+        command.env("NCCL_SOCKET_IFNAME", interface);
+    }
     if gang.world.share_gpu {
         command.env("NCCL_HOSTID", format!("locdiff-{}-{rank}", std::process::id()));
     }
@@ -349,9 +362,13 @@ fn act(action: Action, gang: &Gang<'_>, members: &mut [Member]) {
     match action {
         Action::StartAll => {
             for (member, place) in members.iter().zip(&gang.world.places) {
-                if let Some(replies) = &member.replies {
-                    let _ = replies.send(ToWorker::Start { place: place.clone(), job: gang.job.clone() });
-                }
+                let (place, meeting, job) = (place.clone(), gang.meeting.clone(), gang.job.clone());
+                member.tell(ToWorker::Start { place, meeting, job });
+            }
+        }
+        Action::Announce { address } => {
+            for member in members.iter().skip(1) {
+                member.tell(ToWorker::Rendezvous { address: address.clone() });
             }
         }
         Action::Terminate => signal_running(members, Signal::SIGTERM),

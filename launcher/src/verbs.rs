@@ -12,7 +12,7 @@ use crate::doctor;
 use crate::error::LaunchError;
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
-use crate::protocol::{Hello, Job, Place, SelfCheck};
+use crate::protocol::{CollectiveRow, Hello, Job, Meeting, Place, SelfCheck};
 use crate::rendezvous::World;
 use crate::supervisor::{self, Gang, GangResult};
 
@@ -26,6 +26,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Some(Verb::Config(verb)) => show_config(verb, global, output),
         Some(Verb::Completions { shell }) => completions(*shell, output),
         Some(Verb::Demo) => demo(global, output),
+        Some(Verb::Bench(BenchVerb::Collectives)) => bench_collectives(global, output),
         Some(Verb::Doctor) => doctor::run(global, output),
         Some(verb) => not_yet(verb, global),
         None => unreachable!("clap asks for a verb"),
@@ -52,7 +53,14 @@ pub(crate) fn run_gang(resolved: &Resolved, world: &World, job: Job, echo: bool)
         start: Duration::from_secs_f64(supervise.start_timeout_s),
         stop: Duration::from_secs_f64(supervise.stop_timeout_s),
     };
-    supervisor::run(&Gang { worker: &worker, world, job, limits, echo })
+    let meeting = Meeting {
+        interface: resolved.config.network.interface.clone(),
+        attempt: 0,
+        tensor_parallel: resolved.config.parallel.tensor,
+        rendezvous_timeout_s: supervise.rendezvous_timeout_s,
+        collective_timeout_s: supervise.collective_timeout_s,
+    };
+    supervisor::run(&Gang { worker: &worker, world, meeting, job, limits, echo })
 }
 
 /// Asks one worker who it is.
@@ -128,6 +136,31 @@ fn demo(global: &Global, output: Output) -> anyhow::Result<Value> {
     Ok(json!({ "ok": true, "rows": rows }))
 }
 
+/// Every collective operation between real processes: values, time, bandwidth.
+fn bench_collectives(global: &Global, output: Output) -> anyhow::Result<Value> {
+    let inventory = gpus::inventory();
+    let resolved = resolve(global, &inventory)?;
+    let world = World::plan(&resolved.config, &inventory)?;
+    let found = run_gang(&resolved, &world, Job::BenchCollectives, true)?;
+    let pids: Vec<u32> = found.hellos.iter().map(|hello| hello.pid).collect();
+    let first = found.results.into_iter().next().unwrap_or_default();
+    let rows: Vec<CollectiveRow> = serde_json::from_value(first)?;
+    let ok = rows.iter().all(|row| row.ok);
+    let device = if world.places.iter().any(|place| place.gpu.is_some()) { "NCCL" } else { "Gloo" };
+    output.people(&format!("{} workers over {device}, pids {pids:?}", pids.len()));
+    output.people(&format!("{:<16} {:>9} {:>10} {:>8}  values", "operation", "KiB", "us", "GB/s"));
+    for row in &rows {
+        let verdict = if row.ok { "right" } else { "WRONG" };
+        let kib = row.bytes as f64 / 1024.0;
+        output.people(&format!("{:<16} {kib:>9.1} {:>10.1} {:>8.3}  {verdict}", row.op, row.us, row.gb_per_s));
+    }
+    if !ok {
+        let wrong: Vec<&str> = rows.iter().filter(|row| !row.ok).map(|row| row.op.as_str()).collect();
+        return Err(LaunchError::WorkerFailed(format!("wrong values from {}", wrong.join(", "))).into());
+    }
+    Ok(json!({ "ok": ok, "pids": pids, "rows": rows }))
+}
+
 /// A verb that has its place but not its work yet: its configuration is checked all the same.
 fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
@@ -153,7 +186,7 @@ fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
             BenchVerb::Train => "bench train",
             BenchVerb::Sample { .. } => "bench sample",
             BenchVerb::Shards => "bench shards",
-            BenchVerb::Collectives => "bench collectives",
+            BenchVerb::Collectives => unreachable!("handled in run"),
             BenchVerb::Shdd => "bench shdd",
         },
         Verb::Geoclip(GeoclipVerb::Import) => "geoclip import",

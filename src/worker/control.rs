@@ -1,6 +1,7 @@
 //! The worker's end of the control socket.
 
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, channel};
 
 use anyhow::{Context as _, bail};
 use locdiff_launch::exit_code::ExitCode;
@@ -58,15 +59,19 @@ impl Control {
         }
     }
 
-    /// From now on a thread reads the socket, and ends this process as soon as it closes: whatever the main thread hangs in,
-    /// a worker without a launcher is of no use.
-    pub(super) fn watch_launcher(&self) -> anyhow::Result<()> {
+    /// From now on a thread reads the socket, passes messages on, and ends this process as soon as the socket closes: whatever
+    /// the main thread hangs in, a worker without a launcher is of no use.
+    pub(super) fn watch_launcher(&self) -> anyhow::Result<Receiver<ToWorker>> {
         let mut socket = self.socket.try_clone().context("control socket")?;
+        let (inbox, messages) = channel();
         std::thread::Builder::new().name("control".into()).spawn(move || {
-            while let Ok(Some(_)) = read_message::<ToWorker>(&mut socket) {}
+            while let Ok(Some(message)) = read_message::<ToWorker>(&mut socket) {
+                // Nobody listens any more once the workers have met.
+                let _ = inbox.send(message);
+            }
             std::process::exit(ExitCode::Interrupted.code().into());
         })?;
-        Ok(())
+        Ok(messages)
     }
 }
 

@@ -1,11 +1,16 @@
 //! A worker's life: join the launcher, take a job, answer, end.
 
+mod bench_collectives;
 mod control;
+mod meet;
 mod self_check;
 
+use anyhow::bail;
 use locdiff_launch::exit_code::ExitCode;
-use locdiff_launch::protocol::{Failure, Job, Place, ToLauncher, ToWorker};
+use locdiff_launch::protocol::{Failure, Job, ToLauncher, ToWorker};
+use serde_json::json;
 
+use crate::comm::CommError;
 use crate::native;
 use control::Control;
 
@@ -22,7 +27,7 @@ pub fn run() -> ExitCode {
         Ok(()) => ExitCode::Success,
         Err(error) => {
             tracing::error!("{error:#}");
-            let failure = Failure { message: format!("{error:#}"), of_peer: false };
+            let failure = Failure { message: format!("{error:#}"), of_peer: is_of_peer(&error) };
             // A launcher that has gone away cannot be told.
             let _ = control.send(&ToLauncher::Failed(failure));
             ExitCode::WorkerFailed
@@ -30,19 +35,25 @@ pub fn run() -> ExitCode {
     }
 }
 
-fn work(control: &mut Control) -> anyhow::Result<()> {
-    control.greet(&native::versions()?)?;
-    let ToWorker::Start { place, job } = control.receive()?;
-    control.watch_launcher()?;
-    let result = perform(&place, &job)?;
-    Ok(control.send(&ToLauncher::Result(result))?)
+/// A broken collective tells of somebody else's failure, unless this worker's own call was refused.
+fn is_of_peer(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|cause| cause.downcast_ref::<CommError>()).any(CommError::is_of_peer)
 }
 
-fn perform(place: &Place, job: &Job) -> anyhow::Result<serde_json::Value> {
-    let threads = i32::try_from(place.threads)?;
-    tch::set_num_threads(threads);
-    match job {
-        Job::Probe => Ok(serde_json::json!({})),
-        Job::SelfCheck => Ok(serde_json::to_value(self_check::run(place)?)?),
-    }
+fn work(control: &mut Control) -> anyhow::Result<()> {
+    control.greet(&native::versions()?)?;
+    let ToWorker::Start { place, meeting, job } = control.receive()? else {
+        bail!("the launcher's first message is not a start");
+    };
+    let messages = control.watch_launcher()?;
+    tch::set_num_threads(i32::try_from(place.threads)?);
+    let result = match job {
+        Job::Probe => json!({}),
+        Job::SelfCheck => serde_json::to_value(self_check::run(&place)?)?,
+        Job::BenchCollectives => {
+            let communicator = meet::meet(control, &messages, &place, &meeting)?;
+            serde_json::to_value(bench_collectives::run(&communicator)?)?
+        }
+    };
+    Ok(control.send(&ToLauncher::Result(result))?)
 }

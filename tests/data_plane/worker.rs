@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use locdiff_launch::exit_code::ExitCode;
 use locdiff_launch::protocol::{
-    CONTROL_VARIABLE, Job, LAUNCHER_PID_VARIABLE, PROTOCOL_VERSION, Place, ToLauncher, ToWorker, read_message,
+    CONTROL_VARIABLE, Job, LAUNCHER_PID_VARIABLE, Meeting, PROTOCOL_VERSION, Place, ToLauncher, ToWorker, read_message,
     write_message,
 };
 
@@ -48,6 +48,17 @@ fn wait(child: &mut Child) -> Option<i32> {
     panic!("the worker did not end");
 }
 
+fn start(place: Place, job: Job) -> ToWorker {
+    let meeting = Meeting {
+        interface: String::new(),
+        attempt: 0,
+        tensor_parallel: 1,
+        rendezvous_timeout_s: 30.0,
+        collective_timeout_s: 30.0,
+    };
+    ToWorker::Start { place, meeting, job }
+}
+
 fn hello(socket: &mut UnixStream) -> locdiff_launch::protocol::Hello {
     match read_message(socket).expect("readable") {
         Some(ToLauncher::Hello(hello)) => hello,
@@ -62,7 +73,7 @@ fn worker_says_who_it_is_does_its_job_and_ends() {
     assert_eq!((hello.protocol, hello.rank, hello.pid), (PROTOCOL_VERSION, 3, worker.child.id()));
     assert_eq!((hello.libtorch_built.as_str(), hello.libtorch_loaded.as_str()), ("2.11.0", "2.11.0"));
     let place = Place { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
-    write_message(&mut worker.socket, &ToWorker::Start { place, job: Job::SelfCheck }).expect("sent");
+    write_message(&mut worker.socket, &start(place, Job::SelfCheck)).expect("sent");
     let result = read_message::<ToLauncher>(&mut worker.socket).expect("readable");
     assert!(matches!(&result, Some(ToLauncher::Result(value)) if value["error_max"] == 0.0), "{result:?}");
     assert_eq!(wait(&mut worker.child), Some(0));
@@ -76,7 +87,7 @@ fn worker_without_cuda_says_so_instead_of_computing_elsewhere() {
     let mut worker = launch();
     hello(&mut worker.socket);
     let place = Place { rank: 3, world: 4, local_rank: 3, gpu: Some(0), threads: 1 };
-    write_message(&mut worker.socket, &ToWorker::Start { place, job: Job::SelfCheck }).expect("sent");
+    write_message(&mut worker.socket, &start(place, Job::SelfCheck)).expect("sent");
     let result = read_message::<ToLauncher>(&mut worker.socket).expect("readable");
     assert!(matches!(&result, Some(ToLauncher::Failed(failure)) if failure.message.contains("GPU 0")), "{result:?}");
     assert_eq!(wait(&mut worker.child), Some(ExitCode::WorkerFailed.code().into()));

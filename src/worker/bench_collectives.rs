@@ -1,0 +1,165 @@
+//! `bench collectives`: every collective operation on real processes, its values checked, its bandwidth measured.
+//!
+//! Bandwidth is the size of one rank's tensor over the time of the slowest rank.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Instant;
+
+use anyhow::ensure;
+use locdiff_launch::protocol::CollectiveRow;
+use tch::{Device, Kind, Tensor};
+
+use crate::comm::{Communicator, Group, ReduceOp};
+
+/// Tensor sizes, bytes: 1 KiB to 64 MiB.
+const SIZES_BYTES: [usize; 9] =
+    [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26];
+
+/// About how much each measurement moves, bytes; it fixes the number of repetitions, the same on every rank.
+const VOLUME_BYTES: usize = 64 << 20;
+
+const OPERATIONS: [Operation; 7] = [
+    Operation::AllReduce(ReduceOp::Sum),
+    Operation::AllReduce(ReduceOp::Max),
+    Operation::AllReduce(ReduceOp::Mean),
+    Operation::Broadcast,
+    Operation::AllGather,
+    Operation::ReduceScatter,
+    Operation::Barrier,
+];
+
+#[derive(Debug, Clone, Copy)]
+enum Operation {
+    AllReduce(ReduceOp),
+    Broadcast,
+    AllGather,
+    ReduceScatter,
+    Barrier,
+}
+
+impl Operation {
+    fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce(ReduceOp::Sum) => "all_reduce_sum",
+            Self::AllReduce(ReduceOp::Max) => "all_reduce_max",
+            Self::AllReduce(ReduceOp::Mean) => "all_reduce_mean",
+            Self::Broadcast => "broadcast",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    fn apply(self, group: &Group, input: &Tensor) -> anyhow::Result<Tensor> {
+        let mut tensor = input.f_copy()?;
+        match self {
+            Self::AllReduce(op) => group.all_reduce(&mut tensor, op)?,
+            Self::Broadcast => group.broadcast(&mut tensor, group.size() - 1)?,
+            Self::AllGather => return Ok(group.all_gather(input)?),
+            Self::ReduceScatter => return Ok(group.reduce_scatter(input, ReduceOp::Sum)?),
+            Self::Barrier => group.barrier()?,
+        }
+        Ok(tensor)
+    }
+
+    /// What `apply` must give, worked out without any other rank. The values are small whole numbers, exact in 32 bits;
+    /// only a mean over three or more ranks rounds.
+    fn expected(self, group: &Group, elements: usize) -> anyhow::Result<Tensor> {
+        let ranks = || (0..group.size()).map(|rank| whole_numbers(rank, elements));
+        let sum = || ranks().reduce(|sum, next| sum + next).unwrap_or_default();
+        let tensor = match self {
+            Self::AllReduce(ReduceOp::Sum) => sum(),
+            Self::AllReduce(ReduceOp::Max) => ranks().reduce(|most, next| most.maximum(&next)).unwrap_or_default(),
+            Self::AllReduce(ReduceOp::Mean) => sum() / f64::from(group.size()),
+            Self::Broadcast => whole_numbers(group.size() - 1, elements),
+            Self::AllGather => Tensor::f_cat(&ranks().collect::<Vec<_>>(), 0)?,
+            Self::ReduceScatter => {
+                let part = (elements / group.size() as usize) as i64;
+                sum().f_narrow(0, part * i64::from(group.rank()), part)?
+            }
+            Self::Barrier => whole_numbers(group.rank(), elements),
+        };
+        Ok(tensor)
+    }
+}
+
+/// Checks and measures every operation; the rows are rank 0's, and say `ok` only if every rank found its values right.
+pub(super) fn run(communicator: &Communicator) -> anyhow::Result<Vec<CollectiveRow>> {
+    let group = communicator.world();
+    let mut rows = Vec::new();
+    for operation in OPERATIONS {
+        for bytes in SIZES_BYTES {
+            // A multiple of every number of ranks up to 16 divides evenly; others take a little less.
+            let elements = bytes / 4 / group.size() as usize * group.size() as usize;
+            ensure!(elements > 0, "{} ranks are more than {bytes} bytes can be split over", group.size());
+            rows.push(measure(operation, group, elements)?);
+        }
+    }
+    Ok(rows)
+}
+
+fn measure(operation: Operation, group: &Group, elements: usize) -> anyhow::Result<CollectiveRow> {
+    let device = group.device();
+    let input = whole_numbers(group.rank(), elements).f_to_device(device)?;
+    let found = operation.apply(group, &input)?.f_to_device(Device::Cpu)?;
+    let right = found.f_reshape([-1])?.f_equal(&operation.expected(group, elements)?.f_reshape([-1])?)?;
+    let ok = everybody(group, right)?;
+    let random = fractions(group.rank(), elements).f_to_device(device)?;
+    let digest = digest(&operation.apply(group, &random)?)?;
+
+    let bytes = elements * 4;
+    let repetitions = (VOLUME_BYTES / bytes).clamp(2, 50);
+    group.barrier()?;
+    let began = Instant::now();
+    for _ in 0..repetitions {
+        operation.apply(group, &input)?;
+    }
+    synchronize(device);
+    let mine = began.elapsed().as_secs_f64() / repetitions as f64;
+    let seconds = slowest(group, mine)?;
+    Ok(CollectiveRow {
+        op: operation.name().to_owned(),
+        bytes: bytes as u64,
+        ok,
+        us: seconds * 1e6,
+        gb_per_s: bytes as f64 / seconds / 1e9,
+        digest,
+    })
+}
+
+fn whole_numbers(rank: u32, elements: usize) -> Tensor {
+    let index = Tensor::arange(elements as i64, (Kind::Int64, Device::Cpu));
+    ((index * 7 + i64::from(rank) * 13).remainder(101) - 50).to_kind(Kind::Float)
+}
+
+/// Numbers whose sums round, from a hash of rank and index: the bits of a sum show in which order it was taken.
+fn fractions(rank: u32, elements: usize) -> Tensor {
+    let index = Tensor::arange(elements as i64, (Kind::Int64, Device::Cpu));
+    let mixed = (index + (i64::from(rank) << 40)) * 0x9E37_79B9_7F4A_7C15_u64.cast_signed();
+    (mixed.bitwise_right_shift(&Tensor::from(40_i64)).to_kind(Kind::Float)) / f64::from(1 << 23)
+}
+
+/// A fingerprint of the bits.
+fn digest(tensor: &Tensor) -> anyhow::Result<String> {
+    let values: Vec<f32> = tensor.f_to_device(Device::Cpu)?.f_reshape([-1])?.try_into()?;
+    let mut hasher = DefaultHasher::new();
+    values.iter().for_each(|value| value.to_bits().hash(&mut hasher));
+    Ok(format!("{:016x}", hasher.finish()))
+}
+
+fn everybody(group: &Group, mine: bool) -> anyhow::Result<bool> {
+    Ok(slowest(group, if mine { 0.0 } else { 1.0 })? == 0.0)
+}
+
+/// The greatest over ranks.
+fn slowest(group: &Group, mine: f64) -> anyhow::Result<f64> {
+    let mut tensor = Tensor::from_slice(&[mine]).f_to_device(group.device())?;
+    group.all_reduce(&mut tensor, ReduceOp::Max)?;
+    Ok(tensor.f_double_value(&[0])?)
+}
+
+fn synchronize(device: Device) {
+    if let Device::Cuda(index) = device {
+        tch::Cuda::synchronize(index as i64);
+    }
+}

@@ -1,0 +1,92 @@
+//! Where workers meet: rank 0 binds the store's socket on the named interface and says where; the others join.
+//!
+//! The socket is bound before its port is told and handed over as it is: no port is raced for.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use locdiff_launch::protocol::{Meeting, Place, ToLauncher, ToWorker};
+
+use super::control::Control;
+use crate::comm::{Backend, Bind, Communicator, Layout, Rendezvous, StoreEnd};
+
+/// Connects this worker with all others.
+pub(super) fn meet(
+    control: &mut Control,
+    messages: &Receiver<ToWorker>,
+    place: &Place,
+    meeting: &Meeting,
+) -> anyhow::Result<Communicator> {
+    let connect_timeout = Duration::from_secs_f64(meeting.rendezvous_timeout_s);
+    let address = interface_address(&meeting.interface)?;
+    let store = if place.rank == 0 {
+        let listener = TcpListener::bind((address, 0)).with_context(|| format!("binding the store to {address}"))?;
+        let address = listener.local_addr().context("address of the store")?.to_string();
+        control.send(&ToLauncher::Listening { address })?;
+        StoreEnd::Serve(listener)
+    } else {
+        let address = wait_for_store(messages, connect_timeout)?;
+        StoreEnd::Join { host: address.ip().to_string(), port: address.port() }
+    };
+    let backend = match place.gpu {
+        Some(device) => Backend::Nccl { device },
+        None => Backend::Gloo(Bind::Address(address.to_string())),
+    };
+    Ok(Communicator::connect(Rendezvous {
+        rank: place.rank,
+        layout: Layout::new(place.world, meeting.tensor_parallel)?,
+        attempt: meeting.attempt,
+        store,
+        backend,
+        connect_timeout,
+        collective_timeout: Duration::from_secs_f64(meeting.collective_timeout_s),
+    })?)
+}
+
+fn wait_for_store(messages: &Receiver<ToWorker>, timeout: Duration) -> anyhow::Result<SocketAddr> {
+    match messages.recv_timeout(timeout) {
+        Ok(ToWorker::Rendezvous { address }) => address.parse().with_context(|| format!("address of the store: {address}")),
+        Ok(ToWorker::Start { .. }) => bail!("the launcher started this worker twice"),
+        Err(_) => bail!("rank 0 did not open the store within {:.1} s (supervise.rendezvous_timeout_s)", timeout.as_secs_f64()),
+    }
+}
+
+/// The first address of an interface, IPv4 before IPv6; loopback where none is named.
+fn interface_address(name: &str) -> anyhow::Result<IpAddr> {
+    if name.is_empty() {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    let mut addresses = Vec::new();
+    let mut names = Vec::new();
+    for interface in nix::ifaddrs::getifaddrs().context("network interfaces")? {
+        if !names.contains(&interface.interface_name) {
+            names.push(interface.interface_name.clone());
+        }
+        if interface.interface_name == name
+            && let Some(address) = interface.address
+        {
+            addresses.extend(address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip())));
+            addresses.extend(address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())));
+        }
+    }
+    addresses.sort_by_key(IpAddr::is_ipv6);
+    match addresses.first() {
+        Some(address) => Ok(*address),
+        None => bail!("network.interface is \"{name}\", which has no address here; there are {}", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_the_default_and_unknown_interfaces_list_the_known() {
+        assert_eq!(interface_address("").expect("loopback"), IpAddr::V4(Ipv4Addr::LOCALHOST));
+        assert_eq!(interface_address("lo").expect("loopback"), IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let error = interface_address("nonsense0").expect_err("unknown").to_string();
+        assert!(error.contains("nonsense0") && error.contains("lo"), "{error}");
+    }
+}
