@@ -19,47 +19,39 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// Runs one collective to its end; what it throws names the operation, the group and the rank.
-template <typename Start>
-void complete(const GroupPtr& group, const char* operation, Start&& start) {
-  try {
-    start()->wait_stream();
-  } catch (const c10::Error& error) {
-    TORCH_CHECK(false, group->describe(operation), ": ", error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    TORCH_CHECK(false, group->describe(operation), ": ", error.what());
-  }
-}
-
 at::Tensor all_reduce(const GroupPtr& group, const at::Tensor& input, milliseconds timeout) {
   auto result = input.clone(at::MemoryFormat::Contiguous);
-  complete(group, "all_reduce", [&] { return start_all_reduce(group, result, Reduce::Sum, timeout); });
+  start_all_reduce(group, result, Reduce::Sum, timeout)->wait_stream();
   return result;
 }
 
 at::Tensor all_gather(const GroupPtr& group, const at::Tensor& input, int64_t dim, milliseconds timeout) {
+  TORCH_CHECK(input.dim() > 0, "a scalar has no dimension to gather along");
   auto piece = input.contiguous();
   auto sizes = piece.sizes().vec();
   sizes.insert(sizes.begin(), group->size);
   auto pieces = at::empty(sizes, piece.options());
-  complete(group, "all_gather", [&] { return start_all_gather(group, pieces, piece, timeout); });
+  start_all_gather(group, pieces, piece, timeout)->wait_stream();
   // Along dimension 0 the pieces already lie as they should.
   return dim == 0 ? pieces.flatten(0, 1) : at::cat(pieces.unbind(0), dim);
 }
 
+void check_divides(const GroupPtr& group, const at::Tensor& whole, int64_t dim) {
+  TORCH_CHECK(dim < whole.dim() && whole.size(dim) % group->size == 0, "dimension ", dim, " of ", whole.sizes(),
+              " does not divide among ", group->size, " ranks");
+}
+
 at::Tensor own_piece(const GroupPtr& group, const at::Tensor& whole, int64_t dim) {
-  TORCH_CHECK(whole.size(dim) % group->size == 0, group->describe("split"), ": dimension ", dim, " of ", whole.sizes(),
-              " does not divide among the ranks");
+  check_divides(group, whole, dim);
   auto length = whole.size(dim) / group->size;
   return whole.narrow(dim, group->rank * length, length).clone(at::MemoryFormat::Contiguous);
 }
 
 at::Tensor reduce_scatter(const GroupPtr& group, const at::Tensor& whole, int64_t dim, milliseconds timeout) {
-  TORCH_CHECK(whole.size(dim) % group->size == 0, group->describe("reduce_scatter"), ": dimension ", dim, " of ",
-              whole.sizes(), " does not divide among the ranks");
+  check_divides(group, whole, dim);
   auto pieces = at::stack(whole.chunk(group->size, dim), 0);
   auto result = at::empty_like(pieces.select(0, 0), at::MemoryFormat::Contiguous);
-  complete(group, "reduce_scatter", [&] { return start_reduce_scatter(group, result, pieces, Reduce::Sum, timeout); });
+  start_reduce_scatter(group, result, pieces, Reduce::Sum, timeout)->wait_stream();
   return result;
 }
 
@@ -76,6 +68,18 @@ at::Tensor forward_of(int function, const GroupPtr& group, const at::Tensor& inp
       return own_piece(group, input, dim);
   }
   TORCH_CHECK(false, "no differentiable collective has the number ", function);
+}
+
+const char* backward_name(int function) {
+  switch (function) {
+    case LOCDIFF_IDENTITY_ALL_REDUCE:
+      return "all_reduce";
+    case LOCDIFF_GATHER_REDUCE_SCATTER:
+      return "reduce_scatter";
+    case LOCDIFF_SPLIT_GATHER:
+      return "all_gather";
+  }
+  return "split";
 }
 
 at::Tensor backward_of(int function, const GroupPtr& group, const at::Tensor& grad, int64_t dim, milliseconds timeout) {
@@ -108,9 +112,18 @@ struct Collective : torch::autograd::Function<Collective> {
     // The engine turns this mode on when the backward itself is to be differentiated.
     TORCH_CHECK(!at::GradMode::is_enabled(), "a differentiable collective has no second derivative: run backward without create_graph");
     auto group = c10::static_intrusive_pointer_cast<Group>(context->saved_data["group"].toCapsule());
-    auto grad = backward_of(static_cast<int>(context->saved_data["function"].toInt()), group, grads[0],
-                            context->saved_data["dim"].toInt(), milliseconds(context->saved_data["timeout_ms"].toInt()));
-    return {grad, Variable(), Variable(), Variable(), Variable()};
+    auto function = static_cast<int>(context->saved_data["function"].toInt());
+    auto dim = context->saved_data["dim"].toInt();
+    milliseconds timeout(context->saved_data["timeout_ms"].toInt());
+    // The caller of backward sees nothing but the text: it must name the operation, the group and the rank.
+    try {
+      auto grad = backward_of(function, group, grads[0], dim, timeout);
+      return {grad, Variable(), Variable(), Variable(), Variable()};
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(false, group->describe(backward_name(function)), ": ", error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      TORCH_CHECK(false, group->describe(backward_name(function)), ": ", error.what());
+    }
   }
 };
 
@@ -169,16 +182,17 @@ extern "C" {
 int locdiff_differentiable(void* group, const void* input, int function, int64_t dim, int64_t timeout_ms, void** out) {
   return guarded([&] {
     const auto& tensor = tensor_of(input);
-    int64_t wrapped = tensor.dim() == 0 ? 0 : c10::maybe_wrap_dim(dim, tensor.dim());
+    // A scalar has no dimension to gather along; for the functions that use none it is 0.
+    int64_t wrapped = tensor.dim() == 0 ? dim : c10::maybe_wrap_dim(dim, tensor.dim());
     *out = new at::Tensor(
         Collective::apply(tensor, *static_cast<GroupPtr*>(group), static_cast<int64_t>(function), wrapped, timeout_ms));
   });
 }
 
 int locdiff_hook_new(const void* leaf, locdiff_hook_call call, locdiff_hook_drop drop, void* context, void** out) {
-  // From here on the context is dropped by the callback, also where something throws.
-  auto callback = std::make_shared<Callback>(call, drop, context);
   return guarded([&] {
+    // From here on the context is dropped by the callback, also where something throws.
+    auto callback = std::make_shared<Callback>(call, drop, context);
     const auto& tensor = tensor_of(leaf);
     check_leaf(tensor);
     auto slot = std::make_shared<Slot>();
