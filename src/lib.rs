@@ -3,6 +3,8 @@
 //! In reading order:
 //! - [`worker`]: the life of a worker; it speaks with the launcher and calls everything else.
 //! - [`native`]: the C++ shim over libtorch and its safe face.
+//! - [`comm`]: process groups, collectives with timeouts, the data × tensor layout, gradient buckets.
 
+pub mod comm;
 pub mod native;
 pub mod worker;

@@ -244,7 +244,11 @@ pub enum BenchVerb {
     /// Reading shards.
     Shards,
     /// Collective operations between workers.
-    Collectives,
+    Collectives {
+        /// Largest tensor, bytes.
+        #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(1024..))]
+        max_bytes: u64,
+    },
     /// Spherical harmonics.
     Shdd,
 }

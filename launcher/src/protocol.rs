@@ -84,7 +84,10 @@ pub enum Job {
     /// Check that libtorch computes right in this process.
     SelfCheck,
     /// Check and time collective operations.
-    BenchCollectives,
+    BenchCollectives {
+        /// Largest tensor.
+        bytes_max: u64,
+    },
 }
 
 impl Job {
@@ -93,7 +96,7 @@ impl Job {
         match self {
             Self::Probe => "probe",
             Self::SelfCheck => "self-check",
-            Self::BenchCollectives => "bench collectives",
+            Self::BenchCollectives { .. } => "bench collectives",
         }
     }
 }

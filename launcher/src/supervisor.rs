@@ -24,7 +24,9 @@ use tokio_util::codec::LengthDelimitedCodec;
 
 use crate::coordinator::{Action, Build, Coordinator, Event, Exit, Limits, Outcome};
 use crate::error::LaunchError;
-use crate::protocol::{CONTROL_VARIABLE, FRAME_BYTES_MAX, Hello, Job, LAUNCHER_PID_VARIABLE, Meeting, ToLauncher, ToWorker};
+use crate::protocol::{
+    CONTROL_VARIABLE, FRAME_BYTES_MAX, Hello, Job, LAUNCHER_PID_VARIABLE, Meeting, ToLauncher, ToWorker,
+};
 use crate::rendezvous::World;
 use crate::report::{self, LastWords};
 

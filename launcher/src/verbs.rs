@@ -26,7 +26,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Some(Verb::Config(verb)) => show_config(verb, global, output),
         Some(Verb::Completions { shell }) => completions(*shell, output),
         Some(Verb::Demo) => demo(global, output),
-        Some(Verb::Bench(BenchVerb::Collectives)) => bench_collectives(global, output),
+        Some(Verb::Bench(BenchVerb::Collectives { max_bytes })) => bench_collectives(global, *max_bytes, output),
         Some(Verb::Doctor) => doctor::run(global, output),
         Some(verb) => not_yet(verb, global),
         None => unreachable!("clap asks for a verb"),
@@ -137,11 +137,11 @@ fn demo(global: &Global, output: Output) -> anyhow::Result<Value> {
 }
 
 /// Every collective operation between real processes: values, time, bandwidth.
-fn bench_collectives(global: &Global, output: Output) -> anyhow::Result<Value> {
+fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
     let resolved = resolve(global, &inventory)?;
     let world = World::plan(&resolved.config, &inventory)?;
-    let found = run_gang(&resolved, &world, Job::BenchCollectives, true)?;
+    let found = run_gang(&resolved, &world, Job::BenchCollectives { bytes_max }, true)?;
     let pids: Vec<u32> = found.hellos.iter().map(|hello| hello.pid).collect();
     let first = found.results.into_iter().next().unwrap_or_default();
     let rows: Vec<CollectiveRow> = serde_json::from_value(first)?;
@@ -186,7 +186,7 @@ fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
             BenchVerb::Train => "bench train",
             BenchVerb::Sample { .. } => "bench sample",
             BenchVerb::Shards => "bench shards",
-            BenchVerb::Collectives => unreachable!("handled in run"),
+            BenchVerb::Collectives { .. } => unreachable!("handled in run"),
             BenchVerb::Shdd => "bench shdd",
         },
         Verb::Geoclip(GeoclipVerb::Import) => "geoclip import",

@@ -2,8 +2,12 @@
 //!
 //! Every function of the shim has a C ABI and catches all C++ exceptions; none unwinds into Rust.
 
+pub mod autograd;
+pub mod c10d;
+mod c10d_store;
 mod error;
 mod version;
 
+pub use c10d_store::Store;
 pub use error::NativeError;
 pub use version::{Versions, versions};

@@ -3,7 +3,7 @@
 //! Bandwidth is the size of one rank's tensor over the time of the slowest rank.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use locdiff_launch::protocol::CollectiveRow;
@@ -12,11 +12,10 @@ use tch::{Device, Kind, Tensor};
 use crate::comm::{Communicator, Group, ReduceOp};
 
 /// Tensor sizes, bytes: 1 KiB to 64 MiB.
-const SIZES_BYTES: [usize; 9] =
-    [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26];
+const SIZES_BYTES: [usize; 9] = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26];
 
 /// About how much each measurement moves, bytes; it fixes the number of repetitions, the same on every rank.
-const VOLUME_BYTES: usize = 64 << 20;
+const VOLUME_BYTES: usize = 16 << 20;
 
 const OPERATIONS: [Operation; 7] = [
     Operation::AllReduce(ReduceOp::Sum),
@@ -50,16 +49,27 @@ impl Operation {
         }
     }
 
-    fn apply(self, group: &Group, input: &Tensor) -> anyhow::Result<Tensor> {
-        let mut tensor = input.f_copy()?;
+    /// A barrier carries nothing, so one size will do for it.
+    fn sizes_bytes(self) -> &'static [usize] {
         match self {
-            Self::AllReduce(op) => group.all_reduce(&mut tensor, op)?,
-            Self::Broadcast => group.broadcast(&mut tensor, group.size() - 1)?,
-            Self::AllGather => return Ok(group.all_gather(input)?),
-            Self::ReduceScatter => return Ok(group.reduce_scatter(input, ReduceOp::Sum)?),
+            Self::Barrier => &SIZES_BYTES[..1],
+            _ => &SIZES_BYTES,
+        }
+    }
+
+    /// Takes the input as its own: some operations work in place.
+    fn apply(self, group: &Group, mut input: Tensor) -> anyhow::Result<Tensor> {
+        match self {
+            Self::AllReduce(op) => group.all_reduce(&mut input, op)?,
+            Self::Broadcast => group.broadcast(&mut input, group.size() - 1)?,
+            Self::AllGather => return Ok(group.all_gather(&input)?),
+            Self::ReduceScatter => {
+                let parts = input.f_reshape([i64::from(group.size()), -1])?;
+                return Ok(group.reduce_scatter(&parts, ReduceOp::Sum)?);
+            }
             Self::Barrier => group.barrier()?,
         }
-        Ok(tensor)
+        Ok(input)
     }
 
     /// What `apply` must give, worked out without any other rank. The values are small whole numbers, exact in 32 bits;
@@ -84,11 +94,11 @@ impl Operation {
 }
 
 /// Checks and measures every operation; the rows are rank 0's, and say `ok` only if every rank found its values right.
-pub(super) fn run(communicator: &Communicator) -> anyhow::Result<Vec<CollectiveRow>> {
+pub(super) fn run(communicator: &Communicator, bytes_max: u64) -> anyhow::Result<Vec<CollectiveRow>> {
     let group = communicator.world();
     let mut rows = Vec::new();
     for operation in OPERATIONS {
-        for bytes in SIZES_BYTES {
+        for bytes in operation.sizes_bytes().iter().filter(|bytes| **bytes as u64 <= bytes_max) {
             // A multiple of every number of ranks up to 16 divides evenly; others take a little less.
             let elements = bytes / 4 / group.size() as usize * group.size() as usize;
             ensure!(elements > 0, "{} ranks are more than {bytes} bytes can be split over", group.size());
@@ -101,28 +111,31 @@ pub(super) fn run(communicator: &Communicator) -> anyhow::Result<Vec<CollectiveR
 fn measure(operation: Operation, group: &Group, elements: usize) -> anyhow::Result<CollectiveRow> {
     let device = group.device();
     let input = whole_numbers(group.rank(), elements).f_to_device(device)?;
-    let found = operation.apply(group, &input)?.f_to_device(Device::Cpu)?;
+    let found = operation.apply(group, input.copy())?.f_to_device(Device::Cpu)?;
     let right = found.f_reshape([-1])?.f_equal(&operation.expected(group, elements)?.f_reshape([-1])?)?;
     let ok = everybody(group, right)?;
     let random = fractions(group.rank(), elements).f_to_device(device)?;
-    let digest = digest(&operation.apply(group, &random)?)?;
+    let digest = digest(&operation.apply(group, random)?)?;
 
     let bytes = elements * 4;
     let repetitions = (VOLUME_BYTES / bytes).clamp(2, 50);
     group.barrier()?;
-    let began = Instant::now();
+    let mut mine = Duration::ZERO;
     for _ in 0..repetitions {
-        operation.apply(group, &input)?;
+        let own = input.copy();
+        synchronize(device);
+        let began = Instant::now();
+        let _result = operation.apply(group, own)?;
+        synchronize(device);
+        mine += began.elapsed();
     }
-    synchronize(device);
-    let mine = began.elapsed().as_secs_f64() / repetitions as f64;
-    let seconds = slowest(group, mine)?;
+    let seconds = slowest(group, mine.as_secs_f64() / repetitions as f64)?;
     Ok(CollectiveRow {
         op: operation.name().to_owned(),
         bytes: bytes as u64,
         ok,
         us: seconds * 1e6,
-        gb_per_s: bytes as f64 / seconds / 1e9,
+        gb_per_s: if matches!(operation, Operation::Barrier) { 0.0 } else { bytes as f64 / seconds / 1e9 },
         digest,
     })
 }

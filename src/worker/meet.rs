@@ -47,9 +47,14 @@ pub(super) fn meet(
 
 fn wait_for_store(messages: &Receiver<ToWorker>, timeout: Duration) -> anyhow::Result<SocketAddr> {
     match messages.recv_timeout(timeout) {
-        Ok(ToWorker::Rendezvous { address }) => address.parse().with_context(|| format!("address of the store: {address}")),
+        Ok(ToWorker::Rendezvous { address }) => {
+            address.parse().with_context(|| format!("address of the store: {address}"))
+        }
         Ok(ToWorker::Start { .. }) => bail!("the launcher started this worker twice"),
-        Err(_) => bail!("rank 0 did not open the store within {:.1} s (supervise.rendezvous_timeout_s)", timeout.as_secs_f64()),
+        Err(_) => bail!(
+            "rank 0 did not open the store within {:.1} s (supervise.rendezvous_timeout_s)",
+            timeout.as_secs_f64()
+        ),
     }
 }
 

@@ -50,9 +50,9 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
     let result = match job {
         Job::Probe => json!({}),
         Job::SelfCheck => serde_json::to_value(self_check::run(&place)?)?,
-        Job::BenchCollectives => {
+        Job::BenchCollectives { bytes_max } => {
             let communicator = meet::meet(control, &messages, &place, &meeting)?;
-            serde_json::to_value(bench_collectives::run(&communicator)?)?
+            serde_json::to_value(bench_collectives::run(&communicator, bytes_max)?)?
         }
     };
     Ok(control.send(&ToLauncher::Result(result))?)

@@ -174,3 +174,58 @@ fn killed_launcher_leaves_no_worker() {
         eventually("the worker has ended", || !is_alive(pid));
     }
 }
+
+/// Processes that run `locdiff-worker` under this launcher, from the kernel.
+fn workers_of(launcher: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap_or_default();
+    text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// Whether a worker has joined the others: a Gloo thread appears with its first group.
+fn has_met(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok())
+        .any(|name| name.contains("gloo"))
+}
+
+#[test]
+fn collectives_are_right_between_real_processes_and_bit_equal_from_run_to_run() {
+    let stage = Stage::new(Worker::Real);
+    let run = || {
+        let ran = stage.run("--workers 3 --device cpu --json bench collectives --max-bytes 65536");
+        ran.ends_with(ExitCode::Success);
+        ran.json()
+    };
+    let (first, second) = (run(), run());
+    assert_eq!(first["ok"], true);
+    let pids = first["pids"].as_array().expect("pids");
+    assert!(pids.len() == 3 && pids.iter().collect::<std::collections::HashSet<_>>().len() == 3, "{pids:?}");
+    let rows = |json: &serde_json::Value| json["rows"].as_array().expect("rows").clone();
+    let digests = |json| {
+        rows(json)
+            .iter()
+            .map(|row| (row["op"].clone(), row["bytes"].clone(), row["digest"].clone()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(digests(&first), digests(&second), "sums depend on the run");
+    let operations: std::collections::BTreeSet<String> = rows(&first).iter().map(|row| row["op"].to_string()).collect();
+    assert_eq!(operations.len(), 7, "{operations:?}");
+    assert!(rows(&first).iter().all(|row| row["ok"] == true && row["us"].as_f64().is_some_and(|us| us > 0.0)));
+}
+
+#[test]
+fn a_worker_killed_in_the_middle_of_collectives_is_the_first_cause() {
+    let stage = Stage::new(Worker::Real);
+    let mut command = stage.command("--workers 3 --device cpu bench collectives");
+    let launcher = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("runs");
+    let pid = launcher.id();
+    eventually("all workers have met", || workers_of(pid).len() == 3 && workers_of(pid).into_iter().all(has_met));
+    let victim = workers_of(pid)[1];
+    signal(victim, Signal::SIGKILL);
+    let ran = Ran::from(launcher.wait_with_output().expect("ends"));
+    ran.ends_with(ExitCode::WorkerFailed);
+    let error = ran.stderr.lines().find(|line| line.starts_with("error:")).unwrap_or_default().to_owned();
+    assert!(error.contains(&format!("(pid {victim}) was killed by SIGKILL")), "{}", ran.stderr);
+    leaves_nothing(&stage);
+}

@@ -1,4 +1,5 @@
-//! The data plane as others see it: real workers, real libtorch.
+//! The data plane as others see it: real libtorch, real workers, real processes that talk to each other.
 
+mod comm;
 mod layers;
 mod worker;

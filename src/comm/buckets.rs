@@ -1,0 +1,322 @@
+//! Gradients in flat buffers that are reduced while backward still runs.
+//!
+//! Buckets are fixed by the order of the parameters and never rebuilt: with three or more ranks the bits of a sum depend
+//! on how it is divided, so a run that is restarted must divide it the same way. Each gradient is a view into its
+//! bucket; backward accumulates there. When the last gradient of a bucket is there, the mean over ranks starts, in
+//! the order of the buckets on every rank, so that ranks never wait for different ones.
+//!
+//! ```text
+//! buckets.zero()?;
+//! for micro_batch in all_but_the_last { buckets.accumulate(|| loss(micro_batch).f_backward())?; }
+//! loss(last).f_backward()?;
+//! buckets.finish()?;
+//! ```
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tch::{Kind, Tensor};
+
+use super::error::CommError;
+use super::group::{Group, Pending};
+use crate::native::autograd::{GradientHook, set_gradient};
+use crate::native::c10d::ReduceOp;
+
+/// Each gradient begins at a multiple of this within its bucket, so that kernels can load whole cache lines.
+const ALIGNMENT_BYTES: usize = 64;
+
+/// What happened in one step, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BucketEvent {
+    /// The gradient of the parameter with this index was accumulated.
+    Gradient(usize),
+    /// The reduction of the bucket with this index started.
+    Started(usize),
+    /// [`Buckets::finish`] was called.
+    Finish,
+}
+
+/// How well the reductions of one step were hidden behind backward.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overlap {
+    /// What happened since the step before, in order.
+    pub events: Vec<BucketEvent>,
+    /// How long [`Buckets::finish`] took. On NCCL only the stream waits.
+    pub waited: Duration,
+}
+
+/// Where a gradient lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Slot {
+    bucket: usize,
+    offset: usize,
+    elements: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    flats: Vec<Tensor>,
+    /// For each bucket the number of its gradients that are not there yet.
+    awaited: Vec<usize>,
+    arrived: Vec<bool>,
+    pending: Vec<Pending>,
+    /// The bucket that starts next; those before it have.
+    next: usize,
+    synchronize: bool,
+    events: Vec<BucketEvent>,
+    error: Option<CommError>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    group: Group,
+    slots: Vec<Slot>,
+    state: Mutex<State>,
+}
+
+/// The gradients of a list of parameters, reduced over a group.
+#[derive(Debug)]
+pub struct Buckets {
+    shared: Arc<Shared>,
+    parameters: Vec<Tensor>,
+    hooks: Vec<GradientHook>,
+}
+
+impl Buckets {
+    /// Moves the gradients of `parameters` into zeroed buckets of about `bucket_bytes` and watches them.
+    ///
+    /// The first bucket holds the last parameters, whose gradients come first. Every rank must pass the same shapes
+    /// in the same order; that is checked across the group.
+    pub fn new(group: &Group, parameters: &[Tensor], bucket_bytes: usize) -> Result<Self, CommError> {
+        let fail = |problem| CommError::Buckets { group: group.name().to_owned(), problem };
+        for (index, parameter) in parameters.iter().enumerate() {
+            check_parameter(group, parameter).map_err(|problem| fail(format!("parameter {index} {problem}")))?;
+        }
+        let sizes: Vec<(Kind, usize)> = parameters.iter().map(|p| (p.kind(), p.numel())).collect();
+        let (slots, lengths) = plan(&sizes, bucket_bytes);
+        group.agree("the list of parameters", fingerprint(parameters, bucket_bytes))?;
+
+        let flats = lengths
+            .iter()
+            .map(|(kind, length)| Tensor::f_zeros([*length as i64], (*kind, group.device())))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| fail(error.to_string()))?;
+        let awaited = (0..flats.len()).map(|b| slots.iter().filter(|slot| slot.bucket == b).count()).collect();
+        let state = State {
+            flats,
+            awaited,
+            arrived: vec![false; parameters.len()],
+            pending: Vec::new(),
+            next: 0,
+            synchronize: true,
+            events: Vec::new(),
+            error: None,
+        };
+        let shared = Arc::new(Shared { group: group.clone(), slots, state: Mutex::new(state) });
+        let parameters: Vec<Tensor> = parameters.iter().map(Tensor::shallow_clone).collect();
+        let hooks = watch(&shared, &parameters).map_err(fail)?;
+        Ok(Self { shared, parameters, hooks })
+    }
+
+    /// Sets every gradient to zero. Use it in place of an optimizer's, which may take the gradients out of the buckets.
+    pub fn zero(&self) -> Result<(), CommError> {
+        let mut state = self.shared.lock();
+        for flat in &mut state.flats {
+            let _ = flat.f_zero_().map_err(|error| self.error(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Runs `backward` without reducing, for all micro-batches of a step but the last.
+    pub fn accumulate<T>(&self, backward: impl FnOnce() -> T) -> T {
+        struct Resume<'a>(&'a Shared);
+        impl Drop for Resume<'_> {
+            fn drop(&mut self) {
+                self.0.lock().synchronize = true;
+            }
+        }
+        self.shared.lock().synchronize = false;
+        let _resume = Resume(&self.shared);
+        backward()
+    }
+
+    /// Reduces what is left and waits for all: buckets with parameters that backward did not reach, and those behind
+    /// them. Every gradient is then the mean over ranks. Returns the first error of the step, hooks included.
+    pub fn finish(&self) -> Result<Overlap, CommError> {
+        let started = Instant::now();
+        let (pending, error, events) = self.shared.close_step();
+        let mut result = error.map_or(Ok(()), Err);
+        for work in pending {
+            // Wait for each one, also after an error: an unfinished one would write into the next step.
+            let outcome = work.wait_stream();
+            result = result.and(outcome);
+        }
+        result?;
+        self.check_in_place()?;
+        Ok(Overlap { events, waited: started.elapsed() })
+    }
+
+    /// The flat buffers, the gradients of the last parameters first. Padding between gradients is zero.
+    pub fn flats(&self) -> Vec<Tensor> {
+        self.shared.lock().flats.iter().map(Tensor::shallow_clone).collect()
+    }
+
+    fn check_in_place(&self) -> Result<(), CommError> {
+        if self.hooks.iter().any(GradientHook::panicked) {
+            return Err(self.error("a gradient hook panicked".to_owned()));
+        }
+        let state = self.shared.lock();
+        for (index, (parameter, slot)) in self.parameters.iter().zip(&self.shared.slots).enumerate() {
+            let gradient = parameter.grad();
+            let wanted =
+                state.flats[slot.bucket].data_ptr().addr() + slot.offset * parameter.kind().elt_size_in_bytes();
+            if !gradient.defined() || gradient.data_ptr().addr() != wanted {
+                return Err(self.error(format!("the gradient of parameter {index} was replaced; use Buckets::zero")));
+            }
+        }
+        Ok(())
+    }
+
+    fn error(&self, problem: String) -> CommError {
+        CommError::Buckets { group: self.shared.group.name().to_owned(), problem }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic under the lock is reported by the hook; what it guards is counters and handles.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The hook of one parameter. Runs on whatever thread accumulated; must not fail, so errors wait for `finish`.
+    fn gradient_arrived(&self, parameter: usize) {
+        let mut state = self.lock();
+        state.events.push(BucketEvent::Gradient(parameter));
+        if !state.synchronize {
+            return;
+        }
+        if std::mem::replace(&mut state.arrived[parameter], true) {
+            let problem = format!("parameter {parameter} got a second gradient; run all but the last in accumulate()");
+            let group = self.group.name().to_owned();
+            state.error.get_or_insert(CommError::Buckets { group, problem });
+            return;
+        }
+        state.awaited[self.slots[parameter].bucket] -= 1;
+        while state.next < state.flats.len() && state.awaited[state.next] == 0 {
+            self.start_next(&mut state);
+        }
+    }
+
+    fn start_next(&self, state: &mut State) {
+        let bucket = state.next;
+        state.next += 1;
+        if state.error.is_some() {
+            return;
+        }
+        state.events.push(BucketEvent::Started(bucket));
+        match self.group.start_all_reduce(&mut state.flats[bucket], ReduceOp::Mean) {
+            Ok(work) => state.pending.push(work),
+            Err(error) => state.error = Some(error),
+        }
+    }
+
+    /// Starts what is left and makes ready for the next step.
+    fn close_step(&self) -> (Vec<Pending>, Option<CommError>, Vec<BucketEvent>) {
+        let mut state = self.lock();
+        state.events.push(BucketEvent::Finish);
+        while state.next < state.flats.len() {
+            self.start_next(&mut state);
+        }
+        state.next = 0;
+        state.arrived.fill(false);
+        state.awaited.fill(0);
+        for slot in &self.slots {
+            state.awaited[slot.bucket] += 1;
+        }
+        (std::mem::take(&mut state.pending), state.error.take(), std::mem::take(&mut state.events))
+    }
+}
+
+fn check_parameter(group: &Group, parameter: &Tensor) -> Result<(), String> {
+    if !parameter.requires_grad() || !parameter.is_leaf() {
+        return Err("is not a leaf that requires a gradient".to_owned());
+    }
+    if parameter.device() != group.device() {
+        return Err(format!("is on {:?}, the group on {:?}", parameter.device(), group.device()));
+    }
+    if !parameter.is_contiguous() {
+        return Err("is not contiguous".to_owned());
+    }
+    Ok(())
+}
+
+/// Assigns each parameter its place, from the last to the first. A bucket closes when the next gradient would not fit
+/// or has another type; one that is larger than a bucket has its own. Returns the kind and length of each bucket too.
+fn plan(parameters: &[(Kind, usize)], bucket_bytes: usize) -> (Vec<Slot>, Vec<(Kind, usize)>) {
+    let mut slots = Vec::with_capacity(parameters.len());
+    let mut buckets: Vec<(Kind, usize)> = Vec::new();
+    for &(kind, elements) in parameters.iter().rev() {
+        let element_bytes = kind.elt_size_in_bytes();
+        let padded = elements.next_multiple_of(ALIGNMENT_BYTES / element_bytes);
+        match buckets.last() {
+            Some(&(last, length)) if last == kind && (length + padded) * element_bytes <= bucket_bytes => {}
+            _ => buckets.push((kind, 0)),
+        }
+        let bucket = buckets.len() - 1;
+        slots.push(Slot { bucket, offset: buckets[bucket].1, elements });
+        buckets[bucket].1 += padded;
+    }
+    slots.reverse();
+    (slots, buckets)
+}
+
+fn fingerprint(parameters: &[Tensor], bucket_bytes: usize) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bucket_bytes.hash(&mut hasher);
+    for parameter in parameters {
+        (parameter.kind() as i32, parameter.size()).hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+/// Puts each gradient into its place and hangs its hook.
+fn watch(shared: &Arc<Shared>, parameters: &[Tensor]) -> Result<Vec<GradientHook>, String> {
+    let mut hooks = Vec::with_capacity(parameters.len());
+    for (index, (parameter, slot)) in parameters.iter().zip(&shared.slots).enumerate() {
+        let view = shared.lock().flats[slot.bucket]
+            .f_narrow(0, slot.offset as i64, slot.elements as i64)
+            .and_then(|flat| flat.f_view(&parameter.size()[..]))
+            .map_err(|error| error.to_string())?;
+        set_gradient(parameter, &view).map_err(|error| error.to_string())?;
+        let own = Arc::clone(shared);
+        hooks.push(GradientHook::new(parameter, move || own.gradient_arrived(index)).map_err(|e| e.to_string())?);
+    }
+    Ok(hooks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plan_runs_from_the_last_parameter_and_never_overlaps() {
+        let sizes = [(Kind::Float, 100), (Kind::Float, 3), (Kind::BFloat16, 7), (Kind::Float, 40), (Kind::Float, 1)];
+        let (slots, buckets) = plan(&sizes, 4 * 64);
+        assert_eq!(buckets, [(Kind::Float, 64), (Kind::BFloat16, 32), (Kind::Float, 16), (Kind::Float, 112)]);
+        let places: Vec<_> = slots.iter().map(|slot| (slot.bucket, slot.offset)).collect();
+        assert_eq!(places, [(3, 0), (2, 0), (1, 0), (0, 16), (0, 0)]);
+    }
+
+    #[test]
+    fn plan_depends_on_nothing_but_sizes() {
+        let sizes: Vec<_> = (0..50).map(|n| (Kind::Double, n * 37 % 101)).collect();
+        assert_eq!(plan(&sizes, 4096), plan(&sizes, 4096));
+        let (slots, buckets) = plan(&sizes, 4096);
+        for (slot, (kind, elements)) in slots.iter().zip(&sizes) {
+            assert!(slot.offset + elements <= buckets[slot.bucket].1);
+            assert_eq!(slot.offset * kind.elt_size_in_bytes() % ALIGNMENT_BYTES, 0);
+        }
+        assert!(slots.windows(2).all(|pair| pair[0].bucket >= pair[1].bucket), "first parameters come last");
+    }
+}

@@ -1,0 +1,286 @@
+//! Collectives of one group, each with a timeout.
+//!
+//! Ranks of a group start the same collectives in the same order with tensors of the same shape and type. Each rank
+//! checks its own arguments before it starts; [`Group::with_verification`] compares them across ranks as well.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tch::{Device, Kind, Tensor};
+
+use super::error::{CommError, Failure};
+use crate::native::NativeError;
+use crate::native::c10d::{ProcessGroup, ReduceOp, Work};
+
+#[derive(Debug)]
+struct Shared {
+    process_group: ProcessGroup,
+    name: String,
+    rank: u32,
+    size: u32,
+    device: Device,
+    aborted: AtomicBool,
+}
+
+/// The ranks that exchange with one another, as one of them sees them. Clones are the same group.
+#[derive(Debug, Clone)]
+pub struct Group {
+    shared: Arc<Shared>,
+    timeout: Duration,
+    verify: bool,
+}
+
+impl Group {
+    pub(super) fn new(
+        process_group: ProcessGroup,
+        name: &str,
+        (rank, size): (u32, u32),
+        device: Device,
+        timeout: Duration,
+    ) -> Self {
+        let name = name.to_owned();
+        let shared = Shared { process_group, name, rank, size, device, aborted: AtomicBool::new(false) };
+        Self { shared: Arc::new(shared), timeout, verify: false }
+    }
+
+    /// Its name, as it stands in messages.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// This process's rank in the group.
+    pub fn rank(&self) -> u32 {
+        self.shared.rank
+    }
+
+    /// How many ranks it has.
+    pub fn size(&self) -> u32 {
+        self.shared.size
+    }
+
+    /// Where its tensors live.
+    pub fn device(&self) -> Device {
+        self.shared.device
+    }
+
+    /// How long each collective may take.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// The same group with another timeout.
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        Self { timeout, ..self.clone() }
+    }
+
+    /// The same group, which before each collective asks every rank whether it is about to do the same. That costs a
+    /// small collective each time and blocks until it is through; all ranks must ask, or none.
+    #[must_use]
+    pub fn with_verification(&self) -> Self {
+        Self { verify: true, ..self.clone() }
+    }
+
+    /// Reduces in place, so that every rank has the same.
+    pub fn all_reduce(&self, tensor: &mut Tensor, op: ReduceOp) -> Result<(), CommError> {
+        self.start_all_reduce(tensor, op)?.wait()
+    }
+
+    /// Copies the tensor of rank `root` to every rank.
+    pub fn broadcast(&self, tensor: &mut Tensor, root: u32) -> Result<(), CommError> {
+        self.start_broadcast(tensor, root)?.wait()
+    }
+
+    /// The inputs of all ranks, `[size, ..]` in the order of their ranks. They must have one shape.
+    pub fn all_gather(&self, input: &Tensor) -> Result<Tensor, CommError> {
+        let (pending, output) = self.start_all_gather(input)?;
+        pending.wait()?;
+        Ok(output)
+    }
+
+    /// Reduces `input`, `[size, ..]`; this rank's piece, `[..]`.
+    pub fn reduce_scatter(&self, input: &Tensor, op: ReduceOp) -> Result<Tensor, CommError> {
+        let (pending, output) = self.start_reduce_scatter(input, op)?;
+        pending.wait()?;
+        Ok(output)
+    }
+
+    /// Returns when every rank has called it.
+    pub fn barrier(&self) -> Result<(), CommError> {
+        self.start("barrier", || self.shared.process_group.start_barrier(self.timeout))?.wait()
+    }
+
+    /// Starts [`Group::all_reduce`].
+    pub fn start_all_reduce(&self, tensor: &mut Tensor, op: ReduceOp) -> Result<Pending, CommError> {
+        const OPERATION: &str = "all_reduce";
+        self.check(OPERATION, tensor, Some(op))?;
+        self.start(OPERATION, || self.shared.process_group.start_all_reduce(tensor, op, self.timeout))
+    }
+
+    /// Starts [`Group::broadcast`].
+    pub fn start_broadcast(&self, tensor: &mut Tensor, root: u32) -> Result<Pending, CommError> {
+        const OPERATION: &str = "broadcast";
+        self.check(OPERATION, tensor, None)?;
+        if root >= self.size() {
+            return Err(self.refused(OPERATION, format!("root {root} is not one of {} ranks", self.size())));
+        }
+        self.start(OPERATION, || self.shared.process_group.start_broadcast(tensor, root, self.timeout))
+    }
+
+    /// Starts [`Group::all_gather`]; the tensor holds the result once the wait has succeeded.
+    pub fn start_all_gather(&self, input: &Tensor) -> Result<(Pending, Tensor), CommError> {
+        const OPERATION: &str = "all_gather";
+        self.check(OPERATION, input, None)?;
+        let shape: Vec<i64> = std::iter::once(i64::from(self.size())).chain(input.size()).collect();
+        let mut output = self.empty(OPERATION, &shape, input.kind())?;
+        let pending =
+            self.start(OPERATION, || self.shared.process_group.start_all_gather(&mut output, input, self.timeout))?;
+        Ok((pending, output))
+    }
+
+    /// Starts [`Group::reduce_scatter`]; the tensor holds the result once the wait has succeeded.
+    pub fn start_reduce_scatter(&self, input: &Tensor, op: ReduceOp) -> Result<(Pending, Tensor), CommError> {
+        const OPERATION: &str = "reduce_scatter";
+        self.check(OPERATION, input, Some(op))?;
+        let shape = input.size();
+        if shape.first() != Some(&i64::from(self.size())) {
+            return Err(self.refused(OPERATION, format!("shape {shape:?} does not begin with {}", self.size())));
+        }
+        let mut output = self.empty(OPERATION, &shape[1..], input.kind())?;
+        let pending = self.start(OPERATION, || {
+            self.shared.process_group.start_reduce_scatter(&mut output, input, op, self.timeout)
+        })?;
+        Ok((pending, output))
+    }
+
+    /// Fails unless every rank brings the same `fingerprint`; `what` says of what.
+    pub fn agree(&self, what: &str, fingerprint: u64) -> Result<(), CommError> {
+        const OPERATION: &str = "agree";
+        let unverified = Self { verify: false, ..self.clone() };
+        let mine = Tensor::from_slice(&[fingerprint.cast_signed()]).to_device(self.device());
+        let all = unverified.all_gather(&mine)?.to_device(Device::Cpu);
+        let all = Vec::<i64>::try_from(all.view([-1])).map_err(|error| self.refused(OPERATION, error.to_string()))?;
+        let differing: Vec<usize> = (0..all.len()).filter(|rank| all[*rank] != fingerprint.cast_signed()).collect();
+        if differing.is_empty() {
+            return Ok(());
+        }
+        Err(self.refused(OPERATION, format!("{what} differs here from rank(s) {differing:?}")))
+    }
+
+    /// Ends every pending collective of the group with an error, from any thread. The group is useless after.
+    ///
+    /// NCCL aborts its communicators. Gloo closes its connections, so that the peers' collectives fail as well.
+    pub fn abort(&self) -> Result<(), CommError> {
+        self.shared.aborted.store(true, Ordering::Release);
+        self.shared.process_group.abort().map_err(|error| self.failed("abort", Instant::now(), error.text))
+    }
+
+    pub(super) fn process_group(&self) -> &ProcessGroup {
+        &self.shared.process_group
+    }
+
+    pub(super) fn refused(&self, operation: &'static str, problem: String) -> CommError {
+        self.error(operation, Failure::Refused { problem })
+    }
+
+    pub(super) fn failed(&self, operation: &'static str, started: Instant, text: String) -> CommError {
+        let failure = if self.shared.aborted.load(Ordering::Acquire) {
+            Failure::Aborted { text }
+        } else if started.elapsed() >= self.timeout || text.to_lowercase().contains("timed out") {
+            Failure::TimedOut { after: self.timeout, text }
+        } else {
+            Failure::Failed { text }
+        };
+        self.error(operation, failure)
+    }
+
+    fn error(&self, operation: &'static str, failure: Failure) -> CommError {
+        CommError::Collective {
+            operation,
+            group: self.name().to_owned(),
+            rank: self.rank(),
+            size: self.size(),
+            failure,
+        }
+    }
+
+    fn start(
+        &self,
+        operation: &'static str,
+        start: impl FnOnce() -> Result<Work, NativeError>,
+    ) -> Result<Pending, CommError> {
+        let started = Instant::now();
+        let work = start().map_err(|error| self.failed(operation, started, error.text))?;
+        Ok(Pending { group: self.clone(), operation, started, work })
+    }
+
+    /// Whatever could hang or corrupt the peers is refused here, before they hear of it.
+    fn check(&self, operation: &'static str, tensor: &Tensor, op: Option<ReduceOp>) -> Result<(), CommError> {
+        self.check_here(tensor, op).map_err(|problem| self.refused(operation, problem))?;
+        if self.verify {
+            let mut hasher = DefaultHasher::new();
+            (operation, op.map(|op| op as u8), tensor.kind() as i32, tensor.size()).hash(&mut hasher);
+            self.agree(&format!("{operation} of {:?} {:?}", tensor.kind(), tensor.size()), hasher.finish())?;
+        }
+        Ok(())
+    }
+
+    fn check_here(&self, tensor: &Tensor, op: Option<ReduceOp>) -> Result<(), String> {
+        if !tensor.defined() {
+            return Err("the tensor is undefined".to_owned());
+        }
+        if tensor.device() != self.device() {
+            return Err(format!("the tensor is on {:?}, the group on {:?}", tensor.device(), self.device()));
+        }
+        if tensor.is_sparse() || !tensor.is_contiguous() {
+            return Err("the tensor is not dense and contiguous".to_owned());
+        }
+        match tensor.kind() {
+            Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16 => Ok(()),
+            Kind::Uint8 | Kind::Int8 | Kind::Int | Kind::Int64 if op != Some(ReduceOp::Mean) => Ok(()),
+            kind => Err(format!("no {} of {kind:?}", op.map_or("exchange".to_owned(), |op| format!("{op:?}")))),
+        }
+    }
+
+    fn empty(&self, operation: &'static str, shape: &[i64], kind: Kind) -> Result<Tensor, CommError> {
+        Tensor::f_empty(shape, (kind, self.device())).map_err(|error| self.refused(operation, error.to_string()))
+    }
+}
+
+/// A collective on its way. The result is there after a wait that succeeded.
+///
+/// Dropping it early is safe, but then nobody learns how it ended.
+#[derive(Debug)]
+#[must_use = "only a wait says how the collective ended"]
+pub struct Pending {
+    group: Group,
+    operation: &'static str,
+    started: Instant,
+    work: Work,
+}
+
+impl Pending {
+    /// Whether the collective has ended, well or not.
+    pub fn is_completed(&self) -> Result<bool, CommError> {
+        self.work.is_completed().map_err(|error| self.group.failed(self.operation, self.started, error.text))
+    }
+
+    /// Blocks until the result is there, at most for what is left of the collective's timeout.
+    pub fn wait(mut self) -> Result<(), CommError> {
+        self.work.wait().map_err(|error| self.group.failed(self.operation, self.started, error.text))
+    }
+
+    /// Blocks until the result is there, at most `timeout` from now.
+    pub fn wait_for(&mut self, timeout: Duration) -> Result<(), CommError> {
+        let group = self.group.with_timeout(timeout);
+        let started = Instant::now();
+        self.work.wait_for(timeout).map_err(|error| group.failed(self.operation, started, error.text))
+    }
+
+    /// On NCCL makes the current stream wait and returns at once; on Gloo the same as [`Pending::wait`].
+    pub fn wait_stream(mut self) -> Result<(), CommError> {
+        self.work.wait_stream().map_err(|error| self.group.failed(self.operation, self.started, error.text))
+    }
+}

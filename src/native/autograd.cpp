@@ -1,0 +1,221 @@
+// Differentiable collectives and gradient hooks; see autograd.h.
+#include "autograd.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "c10d.h"
+#include "error.h"
+
+namespace locdiff {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+at::Tensor all_reduce(const GroupPtr& group, const at::Tensor& input, milliseconds timeout) {
+  auto result = input.clone(at::MemoryFormat::Contiguous);
+  start_all_reduce(group, result, Reduce::Sum, timeout)->wait_stream();
+  return result;
+}
+
+at::Tensor all_gather(const GroupPtr& group, const at::Tensor& input, int64_t dim, milliseconds timeout) {
+  TORCH_CHECK(input.dim() > 0, "a scalar has no dimension to gather along");
+  auto piece = input.contiguous();
+  auto sizes = piece.sizes().vec();
+  sizes.insert(sizes.begin(), group->size);
+  auto pieces = at::empty(sizes, piece.options());
+  start_all_gather(group, pieces, piece, timeout)->wait_stream();
+  // Along dimension 0 the pieces already lie as they should.
+  return dim == 0 ? pieces.flatten(0, 1) : at::cat(pieces.unbind(0), dim);
+}
+
+void check_divides(const GroupPtr& group, const at::Tensor& whole, int64_t dim) {
+  TORCH_CHECK(dim < whole.dim() && whole.size(dim) % group->size == 0, "dimension ", dim, " of ", whole.sizes(),
+              " does not divide among ", group->size, " ranks");
+}
+
+at::Tensor own_piece(const GroupPtr& group, const at::Tensor& whole, int64_t dim) {
+  check_divides(group, whole, dim);
+  auto length = whole.size(dim) / group->size;
+  return whole.narrow(dim, group->rank * length, length).clone(at::MemoryFormat::Contiguous);
+}
+
+at::Tensor reduce_scatter(const GroupPtr& group, const at::Tensor& whole, int64_t dim, milliseconds timeout) {
+  check_divides(group, whole, dim);
+  auto pieces = at::stack(whole.chunk(group->size, dim), 0);
+  auto result = at::empty_like(pieces.select(0, 0), at::MemoryFormat::Contiguous);
+  start_reduce_scatter(group, result, pieces, Reduce::Sum, timeout)->wait_stream();
+  return result;
+}
+
+at::Tensor forward_of(int function, const GroupPtr& group, const at::Tensor& input, int64_t dim, milliseconds timeout) {
+  switch (function) {
+    case LOCDIFF_IDENTITY_ALL_REDUCE:
+      return input;
+    case LOCDIFF_ALL_REDUCE_IDENTITY:
+      return all_reduce(group, input, timeout);
+    case LOCDIFF_GATHER_SPLIT:
+    case LOCDIFF_GATHER_REDUCE_SCATTER:
+      return all_gather(group, input, dim, timeout);
+    case LOCDIFF_SPLIT_GATHER:
+      return own_piece(group, input, dim);
+  }
+  TORCH_CHECK(false, "no differentiable collective has the number ", function);
+}
+
+const char* backward_name(int function) {
+  switch (function) {
+    case LOCDIFF_IDENTITY_ALL_REDUCE:
+      return "all_reduce";
+    case LOCDIFF_GATHER_REDUCE_SCATTER:
+      return "reduce_scatter";
+    case LOCDIFF_SPLIT_GATHER:
+      return "all_gather";
+  }
+  return "split";
+}
+
+at::Tensor backward_of(int function, const GroupPtr& group, const at::Tensor& grad, int64_t dim, milliseconds timeout) {
+  switch (function) {
+    case LOCDIFF_IDENTITY_ALL_REDUCE:
+      return all_reduce(group, grad, timeout);
+    case LOCDIFF_ALL_REDUCE_IDENTITY:
+      return grad;
+    case LOCDIFF_GATHER_SPLIT:
+      return own_piece(group, grad, dim);
+    case LOCDIFF_GATHER_REDUCE_SCATTER:
+      return reduce_scatter(group, grad, dim, timeout);
+    case LOCDIFF_SPLIT_GATHER:
+      return all_gather(group, grad, dim, timeout);
+  }
+  TORCH_CHECK(false, "no differentiable collective has the number ", function);
+}
+
+struct Collective : torch::autograd::Function<Collective> {
+  static Variable forward(AutogradContext* context, const Variable& input, const GroupPtr& group, int64_t function,
+                          int64_t dim, int64_t timeout_ms) {
+    context->saved_data["group"] = at::IValue::make_capsule(group);
+    context->saved_data["function"] = function;
+    context->saved_data["dim"] = dim;
+    context->saved_data["timeout_ms"] = timeout_ms;
+    return forward_of(static_cast<int>(function), group, input, dim, milliseconds(timeout_ms));
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    // The engine turns this mode on when the backward itself is to be differentiated.
+    TORCH_CHECK(!at::GradMode::is_enabled(), "a differentiable collective has no second derivative: run backward without create_graph");
+    auto group = c10::static_intrusive_pointer_cast<Group>(context->saved_data["group"].toCapsule());
+    auto function = static_cast<int>(context->saved_data["function"].toInt());
+    auto dim = context->saved_data["dim"].toInt();
+    milliseconds timeout(context->saved_data["timeout_ms"].toInt());
+    // The caller of backward sees nothing but the text: it must name the operation, the group and the rank.
+    try {
+      auto grad = backward_of(function, group, grads[0], dim, timeout);
+      return {grad, Variable(), Variable(), Variable(), Variable()};
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(false, group->describe(backward_name(function)), ": ", error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      TORCH_CHECK(false, group->describe(backward_name(function)), ": ", error.what());
+    }
+  }
+};
+
+// What a hook calls, dropped with its context when the last holder lets go.
+struct Callback {
+  Callback(locdiff_hook_call call, locdiff_hook_drop drop, void* context) : call(call), drop(drop), context(context) {}
+  Callback(const Callback&) = delete;
+  Callback& operator=(const Callback&) = delete;
+  ~Callback() { drop(context); }
+
+  locdiff_hook_call call;
+  locdiff_hook_drop drop;
+  void* context;
+};
+
+// The place of a callback, shared by the tensor's hook and by who registered it.
+struct Slot {
+  std::shared_ptr<Callback> get() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return callback;
+  }
+  void set(std::shared_ptr<Callback> next) {
+    std::lock_guard<std::mutex> lock(mutex);
+    // The old one ends after the lock is released: its drop may do anything.
+    callback.swap(next);
+  }
+
+  std::mutex mutex;
+  std::shared_ptr<Callback> callback;
+};
+
+struct Hook : torch::autograd::PostAccumulateGradHook {
+  explicit Hook(std::shared_ptr<Slot> slot) : slot(std::move(slot)) {}
+  void operator()(const Variable& /*leaf*/) override {
+    // A copy of its own: silencing the hook meanwhile must not pull the callback away.
+    if (auto callback = slot->get()) {
+      callback->call(callback->context);
+    }
+  }
+  std::shared_ptr<Slot> slot;
+};
+
+const at::Tensor& tensor_of(const void* tensor) { return *static_cast<const at::Tensor*>(tensor); }
+
+void check_leaf(const at::Tensor& leaf) {
+  TORCH_CHECK(leaf.defined() && leaf.is_leaf() && leaf.requires_grad(), "only a leaf that requires a gradient accumulates one");
+}
+
+}  // namespace
+}  // namespace locdiff
+
+using namespace locdiff;
+
+extern "C" {
+
+int locdiff_differentiable(void* group, const void* input, int function, int64_t dim, int64_t timeout_ms, void** out) {
+  return guarded([&] {
+    const auto& tensor = tensor_of(input);
+    // A scalar has no dimension to gather along; for the functions that use none it is 0.
+    int64_t wrapped = tensor.dim() == 0 ? dim : c10::maybe_wrap_dim(dim, tensor.dim());
+    *out = new at::Tensor(
+        Collective::apply(tensor, *static_cast<GroupPtr*>(group), static_cast<int64_t>(function), wrapped, timeout_ms));
+  });
+}
+
+int locdiff_hook_new(const void* leaf, locdiff_hook_call call, locdiff_hook_drop drop, void* context, void** out) {
+  return guarded([&] {
+    // From here on the context is dropped by the callback, also where something throws.
+    auto callback = std::make_shared<Callback>(call, drop, context);
+    const auto& tensor = tensor_of(leaf);
+    check_leaf(tensor);
+    auto slot = std::make_shared<Slot>();
+    slot->set(std::move(callback));
+    torch::autograd::impl::set_post_acc_grad_hooks(tensor, std::make_unique<Hook>(slot));
+    *out = new std::shared_ptr<Slot>(std::move(slot));
+  });
+}
+
+void locdiff_hook_free(void* hook) {
+  auto slot = static_cast<std::shared_ptr<Slot>*>(hook);
+  (*slot)->set(nullptr);
+  delete slot;
+}
+
+int locdiff_set_gradient(const void* leaf, const void* gradient) {
+  return guarded([&] {
+    check_leaf(tensor_of(leaf));
+    const auto& grad = tensor_of(gradient);
+    TORCH_CHECK(!grad.defined() || (grad.sizes() == tensor_of(leaf).sizes() && grad.dtype() == tensor_of(leaf).dtype() &&
+                                    grad.device() == tensor_of(leaf).device()),
+                "a gradient has the shape, dtype and device of its leaf");
+    tensor_of(leaf).mutable_grad() = grad.defined() ? grad.detach() : at::Tensor();
+  });
+}
+}

@@ -1,0 +1,359 @@
+// Process groups and collectives of c10d behind a C ABI; see c10d.h and c10d.rs.
+#include "c10d.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#ifdef LOCDIFF_CUDA
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
+
+#include <cstdlib>
+#include <limits>
+#include <utility>
+
+#include "error.h"
+
+namespace locdiff {
+namespace {
+
+// Gloo notices its own timeout and says more about it, so the host waits a little longer than it.
+constexpr milliseconds kGlooGrace{400};
+// No send ever carries it: what waits for it, waits in vain.
+constexpr int kAbortTag = std::numeric_limits<int>::max();
+
+c10d::ReduceOp reduce_op(const Group& group, Reduce op) {
+  switch (op) {
+    case Reduce::Sum:
+      return c10d::ReduceOp::SUM;
+    case Reduce::Max:
+      return c10d::ReduceOp::MAX;
+    case Reduce::Mean:
+      // Gloo has no mean: it sums, and Work::finish divides.
+      return group.nccl ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+  }
+  TORCH_CHECK(false, "no reduction has the number ", static_cast<int>(op));
+}
+
+void check_tensor(const Group& group, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.defined(), "the tensor is undefined");
+  TORCH_CHECK(tensor.is_contiguous(), "the tensor is not contiguous");
+  TORCH_CHECK(tensor.device() == group.device, "the tensor is on ", tensor.device(), ", the group on ", group.device);
+}
+
+void check_pieces(const Group& group, const at::Tensor& whole, const at::Tensor& piece) {
+  check_tensor(group, whole);
+  check_tensor(group, piece);
+  TORCH_CHECK(whole.scalar_type() == piece.scalar_type(), "dtypes differ: ", whole.scalar_type(), " and ", piece.scalar_type());
+  TORCH_CHECK(whole.numel() == piece.numel() * group.size, "the whole has ", whole.numel(), " elements, wanted ", group.size,
+              " times ", piece.numel());
+}
+
+void check_reduce(const at::Tensor& tensor, Reduce op) {
+  TORCH_CHECK(op != Reduce::Mean || tensor.is_floating_point(), "mean of ", tensor.scalar_type());
+}
+
+WorkPtr local(const GroupPtr& group, milliseconds timeout) { return std::make_unique<Work>(group, nullptr, timeout, nullptr); }
+
+}  // namespace
+
+Group::~Group() {
+  if (nccl && backend && !aborted) {
+    try {
+      backend->shutdown();
+    } catch (...) {
+      // Nobody is left to tell, and the peers have their own errors.
+    }
+  }
+}
+
+void Group::abort() {
+  if (!backend || aborted.exchange(true)) {
+    return;
+  }
+  if (nccl) {
+    backend->abort();
+    return;
+  }
+  // ProcessGroupGloo inherits an abort() that does nothing. But Gloo closes every connection of a context when one
+  // operation on it times out, which fails all that are pending here and at the peers: so let one time out.
+  try {
+    std::vector<at::Tensor> never{at::zeros({1}, at::kByte)};
+    c10::intrusive_ptr<c10d::Work> work;
+    {
+      std::lock_guard<std::mutex> lock(issue);
+      work = backend->recv(never, (rank + 1) % size, kAbortTag);
+    }
+    work->wait(milliseconds(1));
+  } catch (const std::exception&) {
+    // The timeout itself, or connections that were closed already.
+  }
+}
+
+std::string Group::describe(const char* operation) const {
+  return c10::str(operation, " of group ", name, ", rank ", rank, " of ", size);
+}
+
+Work::Work(GroupPtr group, c10::intrusive_ptr<c10d::Work> inner, milliseconds timeout, std::function<void()> finish)
+    : group_(std::move(group)),
+      inner_(std::move(inner)),
+      deadline_(std::chrono::steady_clock::now() + timeout),
+      finish_(std::move(finish)) {}
+
+bool Work::is_completed() { return !inner_ || inner_->isCompleted(); }
+
+void Work::finish() {
+  if (finish_) {
+    at::NoGradGuard no_grad;
+    std::exchange(finish_, nullptr)();
+  }
+}
+
+void Work::wait(milliseconds timeout) {
+  if (inner_) {
+    // Zero would mean for ever.
+    inner_->wait(std::max(timeout, milliseconds(1)));
+  }
+  finish();
+}
+
+void Work::wait() {
+  auto left = std::chrono::duration_cast<milliseconds>(deadline_ - std::chrono::steady_clock::now());
+  wait(group_->nccl ? left : left + kGlooGrace);
+}
+
+void Work::wait_stream() {
+  if (!group_->nccl) {
+    return wait();
+  }
+  if (inner_) {
+    inner_->wait(kNoTimeout);
+  }
+  finish();
+}
+
+WorkPtr start_all_reduce(const GroupPtr& group, at::Tensor tensor, Reduce op, milliseconds timeout) {
+  check_tensor(*group, tensor);
+  check_reduce(tensor, op);
+  if (!group->backend) {
+    return local(group, timeout);
+  }
+  std::vector<at::Tensor> tensors{tensor.detach()};
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduce_op(*group, op);
+  options.timeout = timeout;
+  std::function<void()> finish;
+  if (op == Reduce::Mean && !group->nccl) {
+    finish = [tensor = tensors[0], size = group->size]() { tensor.div_(size); };
+  }
+  std::lock_guard<std::mutex> lock(group->issue);
+  return std::make_unique<Work>(group, group->backend->allreduce(tensors, options), timeout, std::move(finish));
+}
+
+WorkPtr start_broadcast(const GroupPtr& group, at::Tensor tensor, int root, milliseconds timeout) {
+  check_tensor(*group, tensor);
+  TORCH_CHECK(root >= 0 && root < group->size, "root ", root, " is not one of ", group->size, " ranks");
+  if (!group->backend) {
+    return local(group, timeout);
+  }
+  std::vector<at::Tensor> tensors{tensor.detach()};
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  options.timeout = timeout;
+  std::lock_guard<std::mutex> lock(group->issue);
+  return std::make_unique<Work>(group, group->backend->broadcast(tensors, options), timeout, nullptr);
+}
+
+WorkPtr start_all_gather(const GroupPtr& group, at::Tensor output, at::Tensor input, milliseconds timeout) {
+  check_pieces(*group, output, input);
+  // Flat, because Gloo cuts the output along its first dimension.
+  auto out = output.detach().view({-1});
+  auto in = input.detach().view({-1});
+  if (!group->backend) {
+    out.copy_(in);
+    return local(group, timeout);
+  }
+  c10d::AllgatherOptions options;
+  options.timeout = timeout;
+  std::lock_guard<std::mutex> lock(group->issue);
+  return std::make_unique<Work>(group, group->backend->_allgather_base(out, in, options), timeout, nullptr);
+}
+
+WorkPtr start_reduce_scatter(const GroupPtr& group, at::Tensor output, at::Tensor input, Reduce op, milliseconds timeout) {
+  check_pieces(*group, input, output);
+  check_reduce(input, op);
+  auto out = output.detach().view({-1});
+  auto in = input.detach().view({-1});
+  if (!group->backend) {
+    out.copy_(in);
+    return local(group, timeout);
+  }
+  if (group->nccl) {
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = reduce_op(*group, op);
+    options.timeout = timeout;
+    std::lock_guard<std::mutex> lock(group->issue);
+    return std::make_unique<Work>(group, group->backend->_reduce_scatter_base(out, in, options), timeout, nullptr);
+  }
+  // c10d's own reduce-scatter on Gloo is an all-reduce whose wait() knows no timeout; this one keeps to it.
+  std::vector<at::Tensor> tensors{in.clone()};
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduce_op(*group, op);
+  options.timeout = timeout;
+  auto finish = [out, whole = tensors[0], op, rank = group->rank, size = group->size]() {
+    out.copy_(whole.view({size, -1}).select(0, rank));
+    if (op == Reduce::Mean) {
+      out.div_(size);
+    }
+  };
+  std::lock_guard<std::mutex> lock(group->issue);
+  return std::make_unique<Work>(group, group->backend->allreduce(tensors, options), timeout, std::move(finish));
+}
+
+WorkPtr start_barrier(const GroupPtr& group, milliseconds timeout) {
+  if (!group->backend) {
+    return local(group, timeout);
+  }
+  if (group->nccl) {
+    // c10d's barrier on NCCL synchronises the stream without a timeout; an all-reduce of one element has one.
+    return start_all_reduce(group, at::zeros({1}, at::TensorOptions().device(group->device)), Reduce::Sum, timeout);
+  }
+  c10d::BarrierOptions options;
+  options.timeout = timeout;
+  std::lock_guard<std::mutex> lock(group->issue);
+  return std::make_unique<Work>(group, group->backend->barrier(options), timeout, nullptr);
+}
+
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, const Group& group, bool by_interface,
+                                            const std::string& bind, milliseconds timeout) {
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  options->devices.push_back(by_interface ? c10d::ProcessGroupGloo::createDeviceForInterface(bind)
+                                          : c10d::ProcessGroupGloo::createDeviceForHostname(bind));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, group.rank, group.size, options);
+}
+
+#ifdef LOCDIFF_CUDA
+// By default c10d's watchdog ends the process when a collective fails; here the one who waits gets an error instead.
+// A value that is set already stays.
+void leave_errors_to_the_caller() {
+  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);
+  setenv("TORCH_NCCL_ENABLE_MONITORING", "0", 0);
+  setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", 0);
+}
+
+c10::intrusive_ptr<c10d::Backend> make_nccl(const StorePtr& store, const Group& group, milliseconds timeout) {
+  static std::once_flag once;
+  std::call_once(once, leave_errors_to_the_caller);
+  auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/false);
+  options->timeout = timeout;
+  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, group.rank, group.size, options);
+  backend->setBoundDeviceId(group.device);
+  // Now rather than inside the first collective, whose timeout should not have to cover it.
+  backend->eagerConnectSingleDevice(group.device);
+  return backend;
+}
+#endif
+
+GroupPtr new_group(const char* name, size_t name_length, int rank, int size) {
+  TORCH_CHECK(size > 0 && rank >= 0 && rank < size, "rank ", rank, " is not one of ", size, " ranks");
+  auto group = c10::make_intrusive<Group>();
+  group->name.assign(name, name_length);
+  group->rank = rank;
+  group->size = size;
+  return group;
+}
+
+GroupPtr& group_of(void* group) { return *static_cast<GroupPtr*>(group); }
+Work& work_of(void* work) { return *static_cast<Work*>(work); }
+const at::Tensor& tensor_of(const void* tensor) { return *static_cast<const at::Tensor*>(tensor); }
+milliseconds ms(int64_t count) { return milliseconds(count); }
+
+}  // namespace
+}  // namespace locdiff
+
+using namespace locdiff;
+
+extern "C" {
+
+int locdiff_group_gloo(void* store, const char* name, size_t name_length, int rank, int size, int by_interface,
+                       const char* bind, size_t bind_length, int64_t timeout_ms, void** out) {
+  return guarded([&] {
+    auto group = new_group(name, name_length, rank, size);
+    if (size > 1) {
+      group->backend =
+          make_gloo(*static_cast<StorePtr*>(store), *group, by_interface != 0, std::string(bind, bind_length), ms(timeout_ms));
+    }
+    *out = new GroupPtr(std::move(group));
+  });
+}
+
+#ifdef LOCDIFF_CUDA
+int locdiff_group_nccl(void* store, const char* name, size_t name_length, int rank, int size, int device,
+                       int64_t timeout_ms, void** out) {
+  return guarded([&] {
+    auto group = new_group(name, name_length, rank, size);
+    group->device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device));
+    group->nccl = true;
+    if (size > 1) {
+      group->backend = make_nccl(*static_cast<StorePtr*>(store), *group, ms(timeout_ms));
+    }
+    *out = new GroupPtr(std::move(group));
+  });
+}
+#endif
+
+int locdiff_group_abort(void* group) {
+  return guarded([&] { group_of(group)->abort(); });
+}
+
+void locdiff_group_free(void* group) { delete static_cast<GroupPtr*>(group); }
+
+int locdiff_start_all_reduce(void* group, const void* tensor, int op, int64_t timeout_ms, void** out) {
+  return guarded([&] {
+    *out = start_all_reduce(group_of(group), tensor_of(tensor), static_cast<Reduce>(op), ms(timeout_ms)).release();
+  });
+}
+
+int locdiff_start_broadcast(void* group, const void* tensor, int root, int64_t timeout_ms, void** out) {
+  return guarded([&] { *out = start_broadcast(group_of(group), tensor_of(tensor), root, ms(timeout_ms)).release(); });
+}
+
+int locdiff_start_all_gather(void* group, const void* output, const void* input, int64_t timeout_ms, void** out) {
+  return guarded([&] {
+    *out = start_all_gather(group_of(group), tensor_of(output), tensor_of(input), ms(timeout_ms)).release();
+  });
+}
+
+int locdiff_start_reduce_scatter(void* group, const void* output, const void* input, int op, int64_t timeout_ms,
+                                 void** out) {
+  return guarded([&] {
+    *out = start_reduce_scatter(group_of(group), tensor_of(output), tensor_of(input), static_cast<Reduce>(op),
+                                ms(timeout_ms))
+               .release();
+  });
+}
+
+int locdiff_start_barrier(void* group, int64_t timeout_ms, void** out) {
+  return guarded([&] { *out = start_barrier(group_of(group), ms(timeout_ms)).release(); });
+}
+
+int locdiff_work_is_completed(void* work, int* out) {
+  return guarded([&] { *out = work_of(work).is_completed() ? 1 : 0; });
+}
+
+int locdiff_work_wait(void* work) {
+  return guarded([&] { work_of(work).wait(); });
+}
+
+int locdiff_work_wait_for(void* work, int64_t timeout_ms) {
+  return guarded([&] { work_of(work).wait(ms(timeout_ms)); });
+}
+
+int locdiff_work_wait_stream(void* work) {
+  return guarded([&] { work_of(work).wait_stream(); });
+}
+
+void locdiff_work_free(void* work) { delete static_cast<Work*>(work); }
+}

@@ -1,0 +1,77 @@
+// Process groups and collectives of c10d, as the C ABI (c10d.cpp) and the differentiable ones (autograd.cpp) use them.
+//
+// A group of one has no backend: its collectives are local copies that are complete at once.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/custom_class.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace locdiff {
+
+using milliseconds = std::chrono::milliseconds;
+
+enum class Reduce : int { Sum = 0, Max = 1, Mean = 2 };
+
+struct Group : torch::CustomClassHolder {
+  ~Group() override;
+
+  // Frees every pending collective of this group with an error. Any thread may call it; the group is useless after.
+  void abort();
+  // "all_reduce of group data, rank 1 of 4", as every message about a collective begins.
+  std::string describe(const char* operation) const;
+
+  c10::intrusive_ptr<c10d::Backend> backend;
+  std::string name;
+  int rank = 0;
+  int size = 1;
+  bool nccl = false;
+  at::Device device = at::kCPU;
+  std::atomic<bool> aborted{false};
+  // c10d numbers its collectives without a lock; two threads that start one at a time must not meet there.
+  std::mutex issue;
+};
+
+using GroupPtr = c10::intrusive_ptr<Group>;
+
+// A started collective. c10d keeps the tensors of an unfinished one alive, so dropping it early is safe.
+class Work {
+ public:
+  Work(GroupPtr group, c10::intrusive_ptr<c10d::Work> inner, milliseconds timeout, std::function<void()> finish);
+
+  bool is_completed();
+  // Blocks the host until the result is there; throws on failure, or when `timeout` has passed.
+  void wait(milliseconds timeout);
+  // The same under the collective's own deadline.
+  void wait();
+  // NCCL: makes the current stream wait and returns at once. Gloo: wait().
+  void wait_stream();
+
+ private:
+  void finish();
+
+  GroupPtr group_;
+  c10::intrusive_ptr<c10d::Work> inner_;
+  std::chrono::steady_clock::time_point deadline_;
+  std::function<void()> finish_;
+};
+
+using WorkPtr = std::unique_ptr<Work>;
+
+WorkPtr start_all_reduce(const GroupPtr& group, at::Tensor tensor, Reduce op, milliseconds timeout);
+WorkPtr start_broadcast(const GroupPtr& group, at::Tensor tensor, int root, milliseconds timeout);
+// `output` holds the ranks' inputs one after the other.
+WorkPtr start_all_gather(const GroupPtr& group, at::Tensor output, at::Tensor input, milliseconds timeout);
+// `input` holds one piece for each rank; `output` gets the reduced piece of this one.
+WorkPtr start_reduce_scatter(const GroupPtr& group, at::Tensor output, at::Tensor input, Reduce op, milliseconds timeout);
+WorkPtr start_barrier(const GroupPtr& group, milliseconds timeout);
+
+}  // namespace locdiff

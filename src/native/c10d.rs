@@ -1,0 +1,335 @@
+//! c10d's process groups: collectives over Gloo (CPU) and NCCL (GPU), each with a timeout.
+//!
+//! Thin: [`crate::comm`] adds the checks and names what failed. A group whose collective failed or timed out is
+//! useless from then on; Gloo closes its connections, so that the peers fail soon too.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use tch::Tensor;
+
+use super::c10d_store::{Store, millis};
+use super::error::{NativeError, check};
+
+unsafe extern "C" {
+    fn locdiff_group_gloo(
+        store: *mut c_void,
+        name: *const c_char,
+        name_length: usize,
+        rank: c_int,
+        size: c_int,
+        by_interface: c_int,
+        bind: *const c_char,
+        bind_length: usize,
+        timeout_ms: i64,
+        out: *mut *mut c_void,
+    ) -> c_int;
+    #[cfg(locdiff_cuda)]
+    fn locdiff_group_nccl(
+        store: *mut c_void,
+        name: *const c_char,
+        name_length: usize,
+        rank: c_int,
+        size: c_int,
+        device: c_int,
+        timeout_ms: i64,
+        out: *mut *mut c_void,
+    ) -> c_int;
+    fn locdiff_group_abort(group: *mut c_void) -> c_int;
+    fn locdiff_group_free(group: *mut c_void);
+    fn locdiff_start_all_reduce(
+        group: *mut c_void,
+        tensor: *const c_void,
+        op: c_int,
+        timeout_ms: i64,
+        out: *mut *mut c_void,
+    ) -> c_int;
+    fn locdiff_start_broadcast(
+        group: *mut c_void,
+        tensor: *const c_void,
+        root: c_int,
+        timeout_ms: i64,
+        out: *mut *mut c_void,
+    ) -> c_int;
+    fn locdiff_start_all_gather(
+        group: *mut c_void,
+        output: *const c_void,
+        input: *const c_void,
+        timeout_ms: i64,
+        out: *mut *mut c_void,
+    ) -> c_int;
+    fn locdiff_start_reduce_scatter(
+        group: *mut c_void,
+        output: *const c_void,
+        input: *const c_void,
+        op: c_int,
+        timeout_ms: i64,
+        out: *mut *mut c_void,
+    ) -> c_int;
+    fn locdiff_start_barrier(group: *mut c_void, timeout_ms: i64, out: *mut *mut c_void) -> c_int;
+    fn locdiff_work_is_completed(work: *mut c_void, out: *mut c_int) -> c_int;
+    fn locdiff_work_wait(work: *mut c_void) -> c_int;
+    fn locdiff_work_wait_for(work: *mut c_void, timeout_ms: i64) -> c_int;
+    fn locdiff_work_wait_stream(work: *mut c_void) -> c_int;
+    fn locdiff_work_free(work: *mut c_void);
+}
+
+/// How values of the ranks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReduceOp {
+    /// Their sum.
+    Sum,
+    /// The greatest.
+    Max,
+    /// Their sum divided by the number of ranks. Gloo has none of its own: the sum is divided once it is there, which
+    /// rounds the same way every time.
+    Mean,
+}
+
+/// Where Gloo listens and from where it connects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Bind {
+    /// A network interface, such as `eth0`.
+    Interface(String),
+    /// An address of this host, or a name that resolves to one.
+    Address(String),
+}
+
+/// The ranks that take part in a collective together, as one of them sees them.
+#[derive(Debug)]
+pub struct ProcessGroup {
+    raw: NonNull<c_void>,
+}
+
+// SAFETY: the shim starts collectives of a group under its mutex; c10d lets any thread wait or abort.
+unsafe impl Send for ProcessGroup {}
+// SAFETY: as above.
+unsafe impl Sync for ProcessGroup {}
+
+impl ProcessGroup {
+    /// Connects every rank of the group over Gloo; all must call it, over stores with the same prefix.
+    pub fn gloo(
+        store: &Store,
+        name: &str,
+        (rank, size): (u32, u32),
+        bind: &Bind,
+        timeout: Duration,
+    ) -> Result<Self, NativeError> {
+        const OPERATION: &str = "connect over gloo";
+        let (by_interface, bind) = match bind {
+            Bind::Interface(name) => (1, name),
+            Bind::Address(address) => (0, address),
+        };
+        let (rank, size) = (c_int_of(OPERATION, rank)?, c_int_of(OPERATION, size)?);
+        let mut out = std::ptr::null_mut();
+        // SAFETY: the store is alive; both strings are valid for their lengths; `out` is written on success.
+        let status = unsafe {
+            locdiff_group_gloo(
+                store.as_ptr(),
+                name.as_ptr().cast(),
+                name.len(),
+                rank,
+                size,
+                by_interface,
+                bind.as_ptr().cast(),
+                bind.len(),
+                millis(timeout),
+                &raw mut out,
+            )
+        };
+        check(OPERATION, status)?;
+        Ok(Self { raw: handle(OPERATION, out)? })
+    }
+
+    /// Connects every rank of the group over NCCL, each with its own GPU; all must call it, over stores with the same
+    /// prefix.
+    ///
+    /// NCCL's connection itself has no timeout: see to it beforehand that every rank is there.
+    #[cfg(locdiff_cuda)]
+    pub fn nccl(
+        store: &Store,
+        name: &str,
+        (rank, size): (u32, u32),
+        device: u32,
+        timeout: Duration,
+    ) -> Result<Self, NativeError> {
+        const OPERATION: &str = "connect over nccl";
+        let (rank, size) = (c_int_of(OPERATION, rank)?, c_int_of(OPERATION, size)?);
+        let device = c_int_of(OPERATION, device)?;
+        let mut out = std::ptr::null_mut();
+        // SAFETY: the store is alive; the name is valid for its length; `out` is written on success.
+        let status = unsafe {
+            locdiff_group_nccl(
+                store.as_ptr(),
+                name.as_ptr().cast(),
+                name.len(),
+                rank,
+                size,
+                device,
+                millis(timeout),
+                &raw mut out,
+            )
+        };
+        check(OPERATION, status)?;
+        Ok(Self { raw: handle(OPERATION, out)? })
+    }
+
+    /// Reduces in place, so that every rank has the same.
+    pub fn start_all_reduce(&self, tensor: &mut Tensor, op: ReduceOp, timeout: Duration) -> Result<Work, NativeError> {
+        let mut out = std::ptr::null_mut();
+        // SAFETY: group and tensor are alive; c10d takes its own reference to the tensor; `out` is written on success.
+        let status =
+            unsafe { locdiff_start_all_reduce(self.as_ptr(), raw(tensor), op as c_int, millis(timeout), &raw mut out) };
+        Work::started("all_reduce", status, out)
+    }
+
+    /// Copies the tensor of rank `root` to every rank.
+    pub fn start_broadcast(&self, tensor: &mut Tensor, root: u32, timeout: Duration) -> Result<Work, NativeError> {
+        let root = c_int_of("broadcast", root)?;
+        let mut out = std::ptr::null_mut();
+        // SAFETY: group and tensor are alive; c10d takes its own reference to the tensor; `out` is written on success.
+        let status =
+            unsafe { locdiff_start_broadcast(self.as_ptr(), raw(tensor), root, millis(timeout), &raw mut out) };
+        Work::started("broadcast", status, out)
+    }
+
+    /// Puts the inputs of all ranks, which have one size, one after the other into `output`.
+    pub fn start_all_gather(
+        &self,
+        output: &mut Tensor,
+        input: &Tensor,
+        timeout: Duration,
+    ) -> Result<Work, NativeError> {
+        let mut out = std::ptr::null_mut();
+        // SAFETY: group and tensors are alive; c10d takes its own references; `out` is written on success.
+        let status =
+            unsafe { locdiff_start_all_gather(self.as_ptr(), raw(output), raw(input), millis(timeout), &raw mut out) };
+        Work::started("all_gather", status, out)
+    }
+
+    /// Reduces `input`, which holds one piece for each rank, and puts this rank's piece into `output`.
+    ///
+    /// Gloo has no reduce-scatter with a timeout: there it is an all-reduce of a copy, and a slice.
+    pub fn start_reduce_scatter(
+        &self,
+        output: &mut Tensor,
+        input: &Tensor,
+        op: ReduceOp,
+        timeout: Duration,
+    ) -> Result<Work, NativeError> {
+        let mut out = std::ptr::null_mut();
+        // SAFETY: group and tensors are alive; c10d takes its own references; `out` is written on success.
+        let status = unsafe {
+            locdiff_start_reduce_scatter(
+                self.as_ptr(),
+                raw(output),
+                raw(input),
+                op as c_int,
+                millis(timeout),
+                &raw mut out,
+            )
+        };
+        Work::started("reduce_scatter", status, out)
+    }
+
+    /// Is complete when every rank has started it. On NCCL it is an all-reduce of one element.
+    pub fn start_barrier(&self, timeout: Duration) -> Result<Work, NativeError> {
+        let mut out = std::ptr::null_mut();
+        // SAFETY: the group is alive; `out` is written on success.
+        let status = unsafe { locdiff_start_barrier(self.as_ptr(), millis(timeout), &raw mut out) };
+        Work::started("barrier", status, out)
+    }
+
+    /// Ends every pending collective of the group with an error, from any thread. The group is useless after.
+    ///
+    /// NCCL's communicators are aborted. Gloo has no abort: its connections are closed through a receive that times
+    /// out, which fails what is pending here and, as soon as they notice, at the peers.
+    pub fn abort(&self) -> Result<(), NativeError> {
+        // SAFETY: the group is alive; the shim allows this beside any other call.
+        let status = unsafe { locdiff_group_abort(self.as_ptr()) };
+        check("abort", status)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut c_void {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for ProcessGroup {
+    /// Waits for collectives that are still pending, at most until their timeouts.
+    fn drop(&mut self) {
+        // SAFETY: one of several references to the group, ours alone, and not used after.
+        unsafe { locdiff_group_free(self.raw.as_ptr()) };
+    }
+}
+
+/// A collective on its way.
+///
+/// The result is there after a wait that succeeded, not before, even where [`Work::is_completed`] says yes. Dropping
+/// it early is safe: c10d keeps the tensors until the collective ends, but nobody learns how it ended.
+#[derive(Debug)]
+pub struct Work {
+    operation: &'static str,
+    raw: NonNull<c_void>,
+}
+
+// SAFETY: c10d lets any thread ask and wait; nothing in it is bound to the thread that started it.
+unsafe impl Send for Work {}
+
+impl Work {
+    fn started(operation: &'static str, status: c_int, raw: *mut c_void) -> Result<Self, NativeError> {
+        check(operation, status)?;
+        Ok(Self { operation, raw: handle(operation, raw)? })
+    }
+
+    /// Whether the collective has ended, well or not.
+    pub fn is_completed(&self) -> Result<bool, NativeError> {
+        let mut completed = 0;
+        // SAFETY: the work is alive; `completed` is written on success.
+        let status = unsafe { locdiff_work_is_completed(self.raw.as_ptr(), &raw mut completed) };
+        check(self.operation, status)?;
+        Ok(completed != 0)
+    }
+
+    /// Blocks until the result is there, at most for what is left of the collective's own timeout.
+    pub fn wait(&mut self) -> Result<(), NativeError> {
+        // SAFETY: the work is alive and borrowed by this call alone.
+        let status = unsafe { locdiff_work_wait(self.raw.as_ptr()) };
+        check(self.operation, status)
+    }
+
+    /// Blocks until the result is there, at most `timeout` from now. On Gloo the collective goes on after that.
+    pub fn wait_for(&mut self, timeout: Duration) -> Result<(), NativeError> {
+        // SAFETY: the work is alive and borrowed by this call alone.
+        let status = unsafe { locdiff_work_wait_for(self.raw.as_ptr(), millis(timeout)) };
+        check(self.operation, status)
+    }
+
+    /// On NCCL makes the current stream wait and returns at once, which is also what a graph capture needs; on Gloo
+    /// the same as [`Work::wait`].
+    pub fn wait_stream(&mut self) -> Result<(), NativeError> {
+        // SAFETY: the work is alive and borrowed by this call alone.
+        let status = unsafe { locdiff_work_wait_stream(self.raw.as_ptr()) };
+        check(self.operation, status)
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // SAFETY: ours alone, and not used after.
+        unsafe { locdiff_work_free(self.raw.as_ptr()) };
+    }
+}
+
+fn raw(tensor: &Tensor) -> *const c_void {
+    tensor.as_ptr().cast()
+}
+
+fn handle(operation: &'static str, raw: *mut c_void) -> Result<NonNull<c_void>, NativeError> {
+    NonNull::new(raw).ok_or_else(|| NativeError { operation, text: "nothing came back".to_owned() })
+}
+
+fn c_int_of(operation: &'static str, number: u32) -> Result<c_int, NativeError> {
+    c_int::try_from(number).map_err(|_| NativeError { operation, text: format!("{number} is too large") })
+}

@@ -1,0 +1,252 @@
+//! c10d's key-value store, through which ranks find one another.
+//!
+//! The serving side is handed a socket that is already bound and listening: c10d on its own would listen on all
+//! interfaces, and a port chosen beforehand could be taken by the time it is used. The store has no access control;
+//! whoever reaches the socket can read and write it.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::os::fd::IntoRawFd;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use super::error::{NativeError, check};
+
+unsafe extern "C" {
+    fn locdiff_store_serve(
+        fd: c_int,
+        host: *const c_char,
+        host_length: usize,
+        port: u16,
+        timeout_ms: i64,
+        out: *mut *mut c_void,
+    ) -> c_int;
+    fn locdiff_store_join(
+        host: *const c_char,
+        host_length: usize,
+        port: u16,
+        timeout_ms: i64,
+        out: *mut *mut c_void,
+    ) -> c_int;
+    fn locdiff_store_prefix(
+        store: *mut c_void,
+        prefix: *const c_char,
+        prefix_length: usize,
+        out: *mut *mut c_void,
+    ) -> c_int;
+    fn locdiff_store_set(
+        store: *mut c_void,
+        key: *const c_char,
+        key_length: usize,
+        value: *const u8,
+        value_length: usize,
+    ) -> c_int;
+    fn locdiff_store_get(
+        store: *mut c_void,
+        key: *const c_char,
+        key_length: usize,
+        timeout_ms: i64,
+        out: *mut *mut c_void,
+    ) -> c_int;
+    fn locdiff_bytes_length(bytes: *const c_void) -> usize;
+    fn locdiff_bytes_data(bytes: *const c_void) -> *const u8;
+    fn locdiff_bytes_free(bytes: *mut c_void);
+    fn locdiff_store_wait(store: *mut c_void, key: *const c_char, key_length: usize, timeout_ms: i64) -> c_int;
+    fn locdiff_store_contains(store: *mut c_void, key: *const c_char, key_length: usize, out: *mut c_int) -> c_int;
+    fn locdiff_store_add(
+        store: *mut c_void,
+        key: *const c_char,
+        key_length: usize,
+        amount: i64,
+        out: *mut i64,
+    ) -> c_int;
+    fn locdiff_store_free(store: *mut c_void);
+}
+
+/// A client of the key-value store; on the serving rank, the server too.
+///
+/// Calls from several threads take turns: one that waits holds the others up.
+#[derive(Debug)]
+pub struct Store {
+    raw: NonNull<c_void>,
+}
+
+// SAFETY: TCPStore and PrefixStore guard their connection with a mutex, and reference counts are atomic.
+unsafe impl Send for Store {}
+// SAFETY: as above.
+unsafe impl Sync for Store {}
+
+impl Store {
+    /// Serves on `listener`, which must be bound and listening, and connects to it.
+    ///
+    /// `timeout` bounds the connection and is the default of what groups built over the store wait for.
+    pub fn serve(listener: TcpListener, timeout: Duration) -> Result<Self, NativeError> {
+        const OPERATION: &str = "serve the store";
+        let address = listener.local_addr().map_err(|error| NativeError {
+            operation: OPERATION,
+            text: format!("the listener has no address: {error}"),
+        })?;
+        let host = match address.ip() {
+            ip if !ip.is_unspecified() => ip,
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        }
+        .to_string();
+        let mut out = std::ptr::null_mut();
+        let fd = listener.into_raw_fd();
+        // SAFETY: the host is a string of that length; the descriptor is ours to give away; `out` is written on success.
+        let status = unsafe {
+            locdiff_store_serve(fd, host.as_ptr().cast(), host.len(), address.port(), millis(timeout), &raw mut out)
+        };
+        check(OPERATION, status)?;
+        Self::from_raw(OPERATION, out)
+    }
+
+    /// Connects to a server, trying until `timeout`, which is also the default of what groups over the store wait for.
+    pub fn join(host: &str, port: u16, timeout: Duration) -> Result<Self, NativeError> {
+        const OPERATION: &str = "join the store";
+        let mut out = std::ptr::null_mut();
+        // SAFETY: the host is a string of that length; `out` is written on success.
+        let status =
+            unsafe { locdiff_store_join(host.as_ptr().cast(), host.len(), port, millis(timeout), &raw mut out) };
+        check(OPERATION, status)?;
+        Self::from_raw(OPERATION, out)
+    }
+
+    /// The same store seen through a prefix: what another prefix wrote is not there.
+    pub fn with_prefix(&self, prefix: &str) -> Result<Self, NativeError> {
+        const OPERATION: &str = "prefix the store";
+        let mut out = std::ptr::null_mut();
+        // SAFETY: the store is alive; the prefix is a string of that length; `out` is written on success.
+        let status =
+            unsafe { locdiff_store_prefix(self.raw.as_ptr(), prefix.as_ptr().cast(), prefix.len(), &raw mut out) };
+        check(OPERATION, status)?;
+        Self::from_raw(OPERATION, out)
+    }
+
+    /// Stores a value, in place of an older one.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<(), NativeError> {
+        // SAFETY: the store is alive; key and value are valid for their lengths and copied.
+        let status = unsafe {
+            locdiff_store_set(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), value.as_ptr(), value.len())
+        };
+        check("set in the store", status)
+    }
+
+    /// The value of a key, once some rank has set it.
+    pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, NativeError> {
+        let mut bytes = std::ptr::null_mut();
+        // SAFETY: the store is alive; the key is valid for its length; `bytes` is written on success.
+        let status = unsafe {
+            locdiff_store_get(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), millis(timeout), &raw mut bytes)
+        };
+        check("get from the store", status)?;
+        // SAFETY: the call above succeeded and handed over a vector.
+        let length = unsafe { locdiff_bytes_length(bytes) };
+        // SAFETY: as above.
+        let data = unsafe { locdiff_bytes_data(bytes) };
+        let value = if length == 0 {
+            Vec::new()
+        } else {
+            // SAFETY: a vector that is not empty has `length` bytes at `data`, and nobody else has it.
+            unsafe { std::slice::from_raw_parts(data, length) }.to_vec()
+        };
+        // SAFETY: handed over by the call above, not used after.
+        unsafe { locdiff_bytes_free(bytes) };
+        Ok(value)
+    }
+
+    /// Waits until some rank has set the key.
+    pub fn wait(&self, key: &str, timeout: Duration) -> Result<(), NativeError> {
+        // SAFETY: the store is alive; the key is valid for its length.
+        let status = unsafe { locdiff_store_wait(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), millis(timeout)) };
+        check("wait for the store", status)
+    }
+
+    /// Whether some rank has set the key.
+    pub fn contains(&self, key: &str) -> Result<bool, NativeError> {
+        let mut found = 0;
+        // SAFETY: the store is alive; the key is valid for its length; `found` is written on success.
+        let status =
+            unsafe { locdiff_store_contains(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), &raw mut found) };
+        check("look into the store", status)?;
+        Ok(found != 0)
+    }
+
+    /// Adds to a counter that begins at 0; the sum after.
+    pub fn add(&self, key: &str, amount: i64) -> Result<i64, NativeError> {
+        let mut sum = 0;
+        // SAFETY: the store is alive; the key is valid for its length; `sum` is written on success.
+        let status =
+            unsafe { locdiff_store_add(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), amount, &raw mut sum) };
+        check("add in the store", status)?;
+        Ok(sum)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut c_void {
+        self.raw.as_ptr()
+    }
+
+    fn from_raw(operation: &'static str, raw: *mut c_void) -> Result<Self, NativeError> {
+        let raw = NonNull::new(raw).ok_or_else(|| NativeError { operation, text: "no store came back".to_owned() })?;
+        Ok(Self { raw })
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // SAFETY: ours alone, and not used after.
+        unsafe { locdiff_store_free(self.raw.as_ptr()) };
+    }
+}
+
+/// Whole milliseconds, at least one: c10d takes zero for "no timeout".
+pub(super) fn millis(timeout: Duration) -> i64 {
+    i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX / 2).clamp(1, MILLIS_MAX)
+}
+
+/// A hundred years: more would overflow c10d's deadlines, which count nanoseconds.
+const MILLIS_MAX: i64 = 100 * 365 * 24 * 3600 * 1000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    fn served() -> (Store, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+        let port = listener.local_addr().expect("it is bound").port();
+        (Store::serve(listener, TIMEOUT).expect("it serves"), port)
+    }
+
+    #[test]
+    fn clients_share_values_within_a_prefix_only() {
+        let (server, port) = served();
+        let client = Store::join("127.0.0.1", port, TIMEOUT).expect("it joins");
+        let first = server.with_prefix("attempt-1").expect("a prefix");
+        let second = client.with_prefix("attempt-2").expect("a prefix");
+        first.set("key", b"one\0two").expect("set");
+        assert!(!second.contains("key").expect("contains"));
+        let same = client.with_prefix("attempt-1").expect("a prefix");
+        assert_eq!(same.get("key", TIMEOUT).expect("get"), b"one\0two");
+        same.wait("key", TIMEOUT).expect("wait");
+        assert_eq!(first.add("count", 2).expect("add"), 2);
+        assert_eq!(same.add("count", 3).expect("add"), 5);
+    }
+
+    #[test]
+    fn waiting_for_a_key_ends_at_its_timeout() {
+        let (server, _) = served();
+        let error = server.get("never", Duration::from_millis(50)).expect_err("nobody sets it");
+        assert_eq!(error.operation, "get from the store");
+        assert!(error.text.contains("timeout"), "{}", error.text);
+    }
+
+    #[test]
+    fn timeouts_are_never_zero_nor_too_large() {
+        assert_eq!(millis(Duration::ZERO), 1);
+        assert_eq!(millis(Duration::MAX), MILLIS_MAX);
+        assert_eq!(millis(Duration::from_secs(2)), 2000);
+    }
+}

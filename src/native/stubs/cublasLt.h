@@ -1,0 +1,4 @@
+// Stub: a handle type that ATen's CUDA headers name.
+#pragma once
+
+typedef struct cublasLtContext* cublasLtHandle_t;

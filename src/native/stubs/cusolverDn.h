@@ -1,0 +1,6 @@
+// Stub: a handle type that ATen's CUDA headers name.
+#pragma once
+
+#include "cusolver_common.h"
+
+typedef struct cusolverDnContext* cusolverDnHandle_t;

@@ -1,0 +1,2 @@
+// Stub: ProcessGroupGloo.hpp includes it and names nothing from it.
+#pragma once

@@ -1,0 +1,8 @@
+//! Collectives, differentiable collectives and gradient buckets between real processes over Gloo.
+
+mod buckets;
+mod collectives;
+mod differentiable;
+mod faults;
+mod harness;
+mod leaks;

@@ -1,0 +1,203 @@
+//! Gradients reduced in buckets equal those of the whole batch in one process.
+//!
+//! f64, to 1e-10: the mean of shares differs from the whole only in the order of its sums.
+
+use locdiff::comm::{BucketEvent, Buckets, Communicator};
+use tch::{Device, Kind, Tensor};
+
+use super::harness::ranks;
+
+const TOLERANCE: f64 = 1e-10;
+const ROWS: i64 = 24;
+
+/// Five layers of 6×6, of which number 2 is never used, and a bias.
+fn parameters() -> Vec<Tensor> {
+    tch::manual_seed(7);
+    let mut all: Vec<Tensor> = (0..5).map(|_| Tensor::randn([6, 6], (Kind::Double, Device::Cpu)) * 0.3).collect();
+    all.push(Tensor::randn([6], (Kind::Double, Device::Cpu)));
+    all.into_iter().map(|tensor| tensor.set_requires_grad(true)).collect()
+}
+
+const UNUSED: usize = 2;
+
+fn batch() -> Tensor {
+    tch::manual_seed(8);
+    Tensor::randn([ROWS, 6], (Kind::Double, Device::Cpu))
+}
+
+/// A mean over rows, so that the mean over equal shares is the mean over all.
+fn loss(parameters: &[Tensor], rows: &Tensor) -> Tensor {
+    let mut x = rows.shallow_clone();
+    for (index, weight) in parameters[..5].iter().enumerate() {
+        if index != UNUSED {
+            x = x.matmul(weight).tanh();
+        }
+    }
+    (x + &parameters[5]).square().sum_dim_intlist([-1i64].as_slice(), false, Kind::Double).mean(Kind::Double)
+}
+
+fn share(communicator: &Communicator) -> Tensor {
+    let length = ROWS / i64::from(communicator.data().size());
+    batch().narrow(0, i64::from(communicator.data().rank()) * length, length)
+}
+
+fn assert_gradients(parameters: &[Tensor], what: &str) {
+    let whole = self::parameters();
+    loss(&whole, &batch()).backward();
+    for (index, (got, want)) in parameters.iter().zip(&whole).enumerate() {
+        if index == UNUSED {
+            assert_eq!(got.grad().abs().max().double_value(&[]), 0.0, "{what}: unused");
+            continue;
+        }
+        let difference = (got.grad() - want.grad()).abs().max().double_value(&[]);
+        assert!(difference < TOLERANCE, "{what}: parameter {index} differs by {difference:e}");
+    }
+}
+
+/// One 6×6 layer of f64, padded: every layer has a bucket of its own.
+const ONE_LAYER_BYTES: usize = 40 * 8;
+
+#[test]
+fn gradients_equal_those_of_the_whole_batch() {
+    for world in [1, 2, 4] {
+        ranks(gradients_equal_those_of_the_whole_batch, world, |me| {
+            let communicator = me.connect(1);
+            for bucket_bytes in [1, ONE_LAYER_BYTES, 2 * ONE_LAYER_BYTES, usize::MAX] {
+                let parameters = parameters();
+                let buckets = Buckets::new(communicator.data(), &parameters, bucket_bytes).expect("buckets");
+                for step in 0..3 {
+                    buckets.zero().expect("zero");
+                    loss(&parameters, &share(&communicator)).f_backward().expect("backward");
+                    buckets.finish().expect("finish");
+                    assert_gradients(&parameters, &format!("{bucket_bytes} bytes, step {step}"));
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn accumulation_reduces_once_and_gives_the_same() {
+    for world in [2, 4] {
+        ranks(accumulation_reduces_once_and_gives_the_same, world, |me| {
+            let communicator = me.connect(1);
+            let parameters = parameters();
+            let buckets = Buckets::new(communicator.data(), &parameters, 2 * ONE_LAYER_BYTES).expect("buckets");
+            let parts = share(&communicator).chunk(3, 0);
+            for _ in 0..2 {
+                buckets.zero().expect("zero");
+                for part in &parts[..2] {
+                    let part_loss = loss(&parameters, part) / 3.0;
+                    buckets.accumulate(|| part_loss.f_backward()).expect("backward");
+                }
+                (loss(&parameters, &parts[2]) / 3.0).f_backward().expect("backward");
+                let overlap = buckets.finish().expect("finish");
+                let started = overlap.events.iter().filter(|event| matches!(event, BucketEvent::Started(_)));
+                assert_eq!(started.count(), buckets.flats().len(), "each bucket once");
+                assert_gradients(&parameters, "accumulated");
+            }
+        });
+    }
+}
+
+#[test]
+fn reductions_start_in_order_while_backward_runs() {
+    ranks(reductions_start_in_order_while_backward_runs, 2, |me| {
+        let communicator = me.connect(1);
+        let used: Vec<Tensor> =
+            parameters().into_iter().enumerate().filter(|(index, _)| *index != UNUSED).map(|(_, p)| p).collect();
+        let buckets = Buckets::new(communicator.data(), &used, ONE_LAYER_BYTES).expect("buckets");
+        let mut x = share(&communicator);
+        for weight in &used[..4] {
+            x = x.matmul(weight).tanh();
+        }
+        (x + &used[4]).square().mean(Kind::Double).f_backward().expect("backward");
+        let events = buckets.finish().expect("finish").events;
+        // The hooks run inside backward, so a start before the last gradient is a start before backward's end.
+        let last_gradient = events.iter().rposition(|event| matches!(event, BucketEvent::Gradient(_)));
+        let starts: Vec<usize> = (0..buckets.flats().len())
+            .map(|bucket| events.iter().position(|event| *event == BucketEvent::Started(bucket)).expect("started"))
+            .collect();
+        assert!(starts.is_sorted(), "{events:?}");
+        assert!(starts[0] < last_gradient.expect("gradients"), "{events:?}");
+        let before = starts.iter().filter(|start| **start < last_gradient.expect("gradients")).count();
+        assert_eq!(before, starts.len() - 1, "all but the last: {events:?}");
+        assert_eq!(events.last(), Some(&BucketEvent::Finish), "nothing was left to finish: {events:?}");
+    });
+}
+
+#[test]
+fn unreached_parameter_holds_back_its_bucket_until_the_finish() {
+    ranks(unreached_parameter_holds_back_its_bucket_until_the_finish, 2, |me| {
+        let communicator = me.connect(1);
+        let parameters = parameters();
+        let buckets = Buckets::new(communicator.data(), &parameters, ONE_LAYER_BYTES).expect("buckets");
+        // Rank 1 does not reach layer 0 either: the order of reductions must not depend on that.
+        let rows = share(&communicator);
+        let loss = if me.rank == 0 {
+            loss(&parameters, &rows)
+        } else {
+            (rows.matmul(&parameters[4]) + &parameters[5]).square().mean(Kind::Double)
+        };
+        loss.f_backward().expect("backward");
+        let events = buckets.finish().expect("finish").events;
+        let order: Vec<_> = events.iter().filter(|event| matches!(event, BucketEvent::Started(_))).collect();
+        let wanted: Vec<_> = (0..buckets.flats().len()).map(BucketEvent::Started).collect();
+        assert_eq!(order, wanted.iter().collect::<Vec<_>>());
+        let zeros = parameters[UNUSED].grad().abs().max().double_value(&[]);
+        assert_eq!(zeros, 0.0);
+    });
+}
+
+#[test]
+fn misuse_is_an_error_of_finish() {
+    ranks(misuse_is_an_error_of_finish, 2, |me| {
+        let communicator = me.connect(1);
+        let parameters = parameters();
+        let buckets = Buckets::new(communicator.data(), &parameters, usize::MAX).expect("buckets");
+        let rows = share(&communicator);
+        loss(&parameters, &rows).f_backward().expect("backward");
+        loss(&parameters, &rows).f_backward().expect("backward");
+        let error = buckets.finish().expect_err("two backwards");
+        assert!(error.to_string().contains("second gradient; run all but the last in accumulate()"), "{error}");
+
+        // After an error the next step is a clean one.
+        buckets.zero().expect("zero");
+        loss(&parameters, &rows).f_backward().expect("backward");
+        buckets.finish().expect("finish");
+        assert_gradients(&parameters, "after an error");
+
+        let elsewhere = Tensor::zeros([6], (Kind::Double, Device::Cpu));
+        locdiff::native::autograd::set_gradient(&parameters[5], &elsewhere).expect("a gradient");
+        let error = buckets.finish().expect_err("replaced");
+        assert!(error.to_string().contains("the gradient of parameter 5 was replaced"), "{error}");
+    });
+}
+
+#[test]
+fn ranks_with_other_parameters_are_refused() {
+    ranks(ranks_with_other_parameters_are_refused, 2, |me| {
+        let communicator = me.connect(1);
+        let mut parameters = parameters();
+        if me.rank == 1 {
+            parameters.swap(0, 5);
+        }
+        let error = Buckets::new(communicator.data(), &parameters, usize::MAX).expect_err("another order");
+        assert!(error.to_string().contains("the list of parameters differs here from rank(s)"), "{error}");
+        let constant = [Tensor::zeros([6], (Kind::Double, Device::Cpu))];
+        let error = Buckets::new(communicator.data(), &constant, usize::MAX).expect_err("no gradient");
+        assert!(error.to_string().contains("parameter 0 is not a leaf that requires a gradient"), "{error}");
+    });
+}
+
+#[test]
+fn dropped_buckets_leave_backward_alone() {
+    ranks(dropped_buckets_leave_backward_alone, 1, |me| {
+        let communicator = me.connect(1);
+        let parameters = parameters();
+        let buckets = Buckets::new(communicator.data(), &parameters, usize::MAX).expect("buckets");
+        drop(buckets);
+        loss(&parameters, &batch()).f_backward().expect("backward");
+        assert_gradients(&parameters, "dropped");
+    });
+}

@@ -1,0 +1,229 @@
+//! Each collective gives what its formula says.
+
+use locdiff::comm::{CommError, Failure, Group, ReduceOp, differentiable};
+use tch::{Device, Kind, Tensor};
+
+use super::harness::ranks;
+
+/// Small whole numbers, so that sums and means are exact in bf16, and fit into 8 bits.
+fn values(rank: u32, kind: Kind) -> Tensor {
+    (Tensor::arange(24, (Kind::Double, Device::Cpu)).remainder(3.0) + 1.0).view([4, 6]).to_kind(kind)
+        * i64::from(rank + 1)
+}
+
+fn assert_equals(got: &Tensor, factor: f64, what: &str) {
+    let want = values(0, Kind::Double) * factor;
+    assert_eq!(got.to_kind(Kind::Double).view([4, 6]), want, "{what}");
+}
+
+fn check_every_collective(group: &Group, kind: Kind) {
+    let (rank, size) = (group.rank(), group.size());
+    let triangle = f64::from(size * (size + 1) / 2);
+    let what = format!("{kind:?}, rank {rank} of {size}");
+    let floating = matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16);
+
+    let mut tensor = values(rank, kind);
+    group.all_reduce(&mut tensor, ReduceOp::Sum).expect("sum");
+    assert_equals(&tensor, triangle, &what);
+    let mut tensor = values(rank, kind);
+    group.all_reduce(&mut tensor, ReduceOp::Max).expect("max");
+    assert_equals(&tensor, f64::from(size), &what);
+    if floating {
+        let mut tensor = values(rank, kind);
+        group.all_reduce(&mut tensor, ReduceOp::Mean).expect("mean");
+        assert_equals(&tensor, triangle / f64::from(size), &what);
+    }
+    for root in 0..size {
+        let mut tensor = values(rank, kind);
+        group.broadcast(&mut tensor, root).expect("broadcast");
+        assert_equals(&tensor, f64::from(root + 1), &what);
+    }
+    let all = group.all_gather(&values(rank, kind)).expect("all_gather");
+    assert_eq!(all.size(), [i64::from(size), 4, 6]);
+    for peer in 0..size {
+        assert_equals(&all.get(i64::from(peer)), f64::from(peer + 1), &what);
+    }
+    // Piece p of rank r is (r + 1)·(p + 1) times the values.
+    let pieces: Vec<Tensor> = (0..size).map(|piece| values(rank, kind) * i64::from(piece + 1)).collect();
+    let whole = Tensor::stack(&pieces, 0);
+    let own = group.reduce_scatter(&whole, ReduceOp::Sum).expect("reduce_scatter");
+    assert_equals(&own, triangle * f64::from(rank + 1), &what);
+    let own = group.reduce_scatter(&whole, ReduceOp::Max).expect("reduce_scatter");
+    assert_equals(&own, f64::from(size * (rank + 1)), &what);
+    if floating {
+        let own = group.reduce_scatter(&whole, ReduceOp::Mean).expect("reduce_scatter");
+        assert_equals(&own, triangle / f64::from(size) * f64::from(rank + 1), &what);
+    }
+    group.barrier().expect("barrier");
+}
+
+#[test]
+fn every_collective_is_right_for_every_type() {
+    for world in [2, 4] {
+        ranks(every_collective_is_right_for_every_type, world, |me| {
+            let communicator = me.connect(1);
+            for kind in
+                [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16, Kind::Int64, Kind::Int, Kind::Int8, Kind::Uint8]
+            {
+                check_every_collective(communicator.world(), kind);
+            }
+        });
+    }
+}
+
+#[test]
+fn data_and_tensor_groups_are_apart() {
+    ranks(data_and_tensor_groups_are_apart, 4, |me| {
+        let communicator = me.connect(2);
+        let place = communicator.place();
+        assert_eq!((communicator.data().rank(), communicator.tensor().rank()), (place.data_rank, place.tensor_rank));
+        let sum_over = |group: &Group| {
+            let mut tensor = Tensor::from_slice(&[i64::from(me.rank)]);
+            group.all_reduce(&mut tensor, ReduceOp::Sum).expect("sum");
+            tensor.int64_value(&[0])
+        };
+        // Ranks 0 1 | 2 3 hold a replica each; 0 2 and 1 3 hold the same slice.
+        assert_eq!(sum_over(communicator.tensor()), if me.rank < 2 { 1 } else { 5 });
+        assert_eq!(sum_over(communicator.data()), if me.rank % 2 == 0 { 2 } else { 4 });
+        assert_eq!(sum_over(communicator.world()), 6);
+        check_every_collective(communicator.data(), Kind::Double);
+        check_every_collective(communicator.tensor(), Kind::Double);
+    });
+}
+
+#[test]
+fn world_of_one_needs_no_peers() {
+    ranks(world_of_one_needs_no_peers, 1, |me| {
+        let communicator = me.connect(1);
+        check_every_collective(communicator.world(), Kind::Float);
+        check_every_collective(communicator.tensor(), Kind::Float);
+    });
+}
+
+#[test]
+fn several_collectives_are_under_way_at_once() {
+    ranks(several_collectives_are_under_way_at_once, 3, |me| {
+        let communicator = me.connect(1);
+        let group = communicator.world();
+        let mut tensors: Vec<Tensor> =
+            (0..16).map(|n| Tensor::full([1 << n], i64::from(me.rank) + n, (Kind::Int64, Device::Cpu))).collect();
+        let pending: Vec<_> = tensors.iter_mut().map(|t| group.start_all_reduce(t, ReduceOp::Sum)).collect();
+        for work in pending.into_iter().rev() {
+            let mut work = work.expect("started");
+            work.wait_for(super::harness::PATIENCE).expect("done");
+            assert!(work.is_completed().expect("known"));
+        }
+        for (n, tensor) in (0..).zip(&tensors) {
+            assert_eq!((tensor.min().int64_value(&[]), tensor.max().int64_value(&[])), (3 + 3 * n, 3 + 3 * n));
+        }
+    });
+}
+
+#[test]
+fn dropped_handle_leaves_the_collective_alone() {
+    ranks(dropped_handle_leaves_the_collective_alone, 2, |me| {
+        let communicator = me.connect(1);
+        let group = communicator.world();
+        for _ in 0..20 {
+            // Handle and tensor go while Gloo is still at it.
+            let mut tensor = Tensor::ones([1 << 18], (Kind::Float, Device::Cpu));
+            drop(group.start_all_reduce(&mut tensor, ReduceOp::Mean).expect("started"));
+        }
+        check_every_collective(group, Kind::Float);
+    });
+}
+
+/// The bits of what three kinds of sums gave, for the parent to compare.
+fn say_bits_of_sums(me: &super::harness::Rank) {
+    let communicator = me.connect(1);
+    let group = communicator.world();
+    tch::manual_seed(i64::from(me.rank));
+    for elements in [3, 1000, 70_001] {
+        for op in [ReduceOp::Sum, ReduceOp::Mean] {
+            let mut tensor = Tensor::randn([elements], (Kind::Float, Device::Cpu));
+            group.all_reduce(&mut tensor, op).expect("reduced");
+            let bits: Vec<f32> = Vec::try_from(&tensor).expect("floats");
+            let hash = bits.iter().fold(0_u64, |hash, x| hash.rotate_left(5) ^ u64::from(x.to_bits()).wrapping_mul(31));
+            me.say(&format!("bits {hash:016x}"));
+        }
+    }
+}
+
+#[test]
+fn sums_are_bit_equal_from_run_to_run() {
+    for world in [3, 4] {
+        let bits = || {
+            let said = ranks(sums_are_bit_equal_from_run_to_run, world, say_bits_of_sums);
+            said.into_iter().map(|lines| lines.into_iter().filter(|l| l.starts_with("bits")).collect::<Vec<_>>())
+        };
+        let first: Vec<_> = bits().collect();
+        assert_eq!(first[0].len(), 6);
+        assert!(first.iter().all(|lines| *lines == first[0]), "ranks differ: {first:?}");
+        for _ in 0..2 {
+            assert_eq!(bits().collect::<Vec<_>>(), first, "runs differ");
+        }
+    }
+}
+
+fn refusal(result: Result<(), CommError>) -> String {
+    match result.expect_err("refused") {
+        CommError::Collective { failure: Failure::Refused { problem }, .. } => problem,
+        other => panic!("not a refusal: {other}"),
+    }
+}
+
+#[test]
+fn bad_arguments_are_refused_before_the_peers_hear_of_them() {
+    ranks(bad_arguments_are_refused_before_the_peers_hear_of_them, 2, |me| {
+        let communicator = me.connect(1);
+        let group = communicator.world();
+        if me.rank == 0 {
+            let mut flags = Tensor::zeros([2], (Kind::Bool, Device::Cpu));
+            assert_eq!(refusal(group.all_reduce(&mut flags, ReduceOp::Sum)), "no Sum of Bool");
+            let mut whole = Tensor::zeros([2], (Kind::Int64, Device::Cpu));
+            assert_eq!(refusal(group.all_reduce(&mut whole, ReduceOp::Mean)), "no Mean of Int64");
+            let mut across = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu)).tr();
+            assert_eq!(refusal(group.broadcast(&mut across, 0)), "the tensor is not dense and contiguous");
+            assert_eq!(refusal(group.broadcast(&mut whole, 2)), "root 2 is not one of 2 ranks");
+            assert_eq!(refusal(group.all_gather(&Tensor::new()).map(drop)), "the tensor is undefined");
+            let odd = Tensor::zeros([3, 2], (Kind::Float, Device::Cpu));
+            assert_eq!(
+                refusal(group.reduce_scatter(&odd, ReduceOp::Sum).map(drop)),
+                "shape [3, 2] does not begin with 2"
+            );
+        }
+        check_every_collective(group, Kind::Float);
+    });
+}
+
+#[test]
+fn verification_names_the_rank_that_does_something_else() {
+    ranks(verification_names_the_rank_that_does_something_else, 3, |me| {
+        let communicator = me.connect(1);
+        let group = communicator.world().with_verification();
+        let elements = if me.rank == 2 { 5 } else { 4 };
+        let mut tensor = Tensor::zeros([elements], (Kind::Float, Device::Cpu));
+        let problem = refusal(group.all_reduce(&mut tensor, ReduceOp::Sum));
+        let differing = if me.rank == 2 { "[0, 1]" } else { "[2]" };
+        assert_eq!(problem, format!("all_reduce of Float [{elements}] differs here from rank(s) {differing}"));
+        check_every_collective(&group, Kind::Float);
+    });
+}
+
+#[test]
+fn cpp_exception_becomes_an_error_with_its_text() {
+    ranks(cpp_exception_becomes_an_error_with_its_text, 2, |me| {
+        let communicator = me.connect(2);
+        let odd = Tensor::zeros([3, 5], (Kind::Float, Device::Cpu));
+        let error = differentiable::split(communicator.tensor(), &odd, -1).expect_err("5 does not divide by 2");
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "split of group tensor, rank {} of 2: dimension 1 of [3, 5] does not divide among 2 ranks",
+                me.rank
+            )
+        );
+        let error = differentiable::split(communicator.tensor(), &odd, 7).expect_err("no such dimension");
+        assert!(error.to_string().contains("Dimension out of range"), "{error}");
+    });
+}

@@ -1,0 +1,180 @@
+//! Gradients through each differentiable collective equal those of the unsplit computation.
+//!
+//! f64 throughout, to 1e-10: sums in another order differ by a few units of the last place (2e-16), and the values here
+//! are of order 10.
+// b batch · i input · h hidden · o output
+
+use std::time::{Duration, Instant};
+
+use locdiff::comm::{Group, differentiable};
+use tch::{Device, Kind, Tensor};
+
+use super::harness::ranks;
+
+const TOLERANCE: f64 = 1e-10;
+
+/// The same numbers on every rank.
+fn same(seed: i64, shape: &[i64]) -> Tensor {
+    tch::manual_seed(seed);
+    Tensor::randn(shape, (Kind::Double, Device::Cpu))
+}
+
+fn leaf(tensor: &Tensor) -> Tensor {
+    tensor.detach().copy().set_requires_grad(true)
+}
+
+fn assert_close(got: &Tensor, want: &Tensor, what: &str) {
+    assert_eq!(got.size(), want.size(), "{what}");
+    let difference = (got - want).abs().max().double_value(&[]);
+    assert!(difference < TOLERANCE, "{what}: differs by {difference:e}");
+}
+
+fn own(group: &Group, whole: &Tensor, dim: i64) -> Tensor {
+    let length = whole.size()[usize::try_from(dim).expect("not negative")] / i64::from(group.size());
+    whole.narrow(dim, i64::from(group.rank()) * length, length)
+}
+
+#[test]
+fn column_then_row_linear_equals_the_whole() {
+    for world in [2, 4] {
+        ranks(column_then_row_linear_equals_the_whole, world, |me| {
+            let communicator = me.connect(me.world);
+            let group = communicator.tensor();
+            let (x_bi, up_ih, down_ho, bias_o) = (same(1, &[5, 6]), same(2, &[6, 8]), same(3, &[8, 3]), same(4, &[3]));
+            let weight_bo = same(5, &[5, 3]);
+
+            let [x, up, down, bias] = [&x_bi, &up_ih, &down_ho, &bias_o].map(leaf);
+            let whole = x.matmul(&up).gelu("none").matmul(&down) + &bias;
+            (&whole * &weight_bo).sum(Kind::Double).backward();
+
+            let (x_r, up_r) = (leaf(&x_bi), leaf(&own(group, &up_ih, 1)));
+            let (down_r, bias_r) = (leaf(&own(group, &down_ho, 0)), leaf(&bias_o));
+            let hidden = differentiable::copy(group, &x_r).expect("copy").matmul(&up_r).gelu("none");
+            let summed = differentiable::reduce(group, &hidden.matmul(&down_r)).expect("reduce");
+            let output = summed + &bias_r;
+            (&output * &weight_bo).sum(Kind::Double).backward();
+
+            assert_close(&output, &whole, "output");
+            assert_close(&x_r.grad(), &x.grad(), "input");
+            assert_close(&up_r.grad(), &own(group, &up.grad(), 1), "column weight");
+            assert_close(&down_r.grad(), &own(group, &down.grad(), 0), "row weight");
+            assert_close(&bias_r.grad(), &bias.grad(), "bias");
+        });
+    }
+}
+
+#[test]
+fn split_log_softmax_equals_the_whole() {
+    for world in [2, 4] {
+        ranks(split_log_softmax_equals_the_whole, world, |me| {
+            let communicator = me.connect(me.world);
+            let group = communicator.tensor();
+            let (logits_bo, target_bo) = (same(1, &[3, 8]), same(2, &[3, 8]).softmax(-1, Kind::Double));
+
+            let whole = leaf(&logits_bo);
+            let loss = -(whole.log_softmax(-1, Kind::Double) * &target_bo).sum(Kind::Double);
+            loss.backward();
+
+            // Each rank has a slice of the classes. The log-sum-exps are gathered, the partial losses summed.
+            let replicated = leaf(&logits_bo);
+            let mine = differentiable::split(group, &replicated, -1).expect("split");
+            let sums = differentiable::gather_replicated(group, &mine.logsumexp([-1], true), -1).expect("gather");
+            // Every rank's part depends on the whole log-sum-exp, so its gradient is a share.
+            let normaliser = differentiable::copy(group, &sums.logsumexp([-1], true)).expect("copy");
+            let part = -((mine - normaliser) * own(group, &target_bo, 1)).sum(Kind::Double);
+            let split_loss = differentiable::reduce(group, &part).expect("reduce");
+            split_loss.backward();
+
+            assert_close(&split_loss, &loss, "loss");
+            assert_close(&replicated.grad(), &whole.grad(), "logits");
+        });
+    }
+}
+
+#[test]
+fn gather_is_right_along_every_dimension_and_after_replicated_or_partial_work() {
+    for world in [2, 4] {
+        ranks(gather_is_right_along_every_dimension_and_after_replicated_or_partial_work, world, |me| {
+            let communicator = me.connect(me.world);
+            let group = communicator.tensor();
+            for (dim, negative) in [(0, -3), (1, -2), (2, -1)] {
+                let whole = leaf(&same(1, &[4, 8, 4]));
+                let weights: Vec<Tensor> = (0..me.world).map(|rank| same(10 + i64::from(rank), &[4, 8, 4])).collect();
+
+                // Replicated: one loss, which every rank computes.
+                (whole.sin() * &weights[0]).sum(Kind::Double).backward();
+                let mine = leaf(&own(group, &whole, dim));
+                let gathered = differentiable::gather_replicated(group, &mine, negative).expect("gather");
+                assert_close(&gathered, &whole, "gathered");
+                (gathered.sin() * &weights[0]).sum(Kind::Double).backward();
+                assert_close(&mine.grad(), &own(group, &whole.grad(), dim), "replicated");
+
+                // Partial: each rank its own loss; the whole loss is their sum.
+                let whole = leaf(&same(1, &[4, 8, 4]));
+                for weight in &weights {
+                    (whole.sin() * weight).sum(Kind::Double).backward();
+                }
+                let mine = leaf(&own(group, &whole, dim));
+                let gathered = differentiable::gather_partial(group, &mine, dim).expect("gather");
+                (gathered.sin() * &weights[me.rank as usize]).sum(Kind::Double).backward();
+                assert_close(&mine.grad(), &own(group, &whole.grad(), dim), "partial");
+            }
+        });
+    }
+}
+
+#[test]
+fn split_and_copy_return_the_whole_gradient_to_every_rank() {
+    for world in [2, 4] {
+        ranks(split_and_copy_return_the_whole_gradient_to_every_rank, world, |me| {
+            let communicator = me.connect(me.world);
+            let group = communicator.tensor();
+            let weight = same(2, &[8, 4]);
+            let whole = leaf(&same(1, &[8, 4]));
+            (whole.sin() * &weight).sum(Kind::Double).backward();
+            for dim in [0, 1] {
+                let input = leaf(&whole);
+                let mine = differentiable::split(group, &input, dim).expect("split");
+                let part = (mine.sin() * own(group, &weight, dim)).sum(Kind::Double);
+                differentiable::reduce(group, &part).expect("reduce").backward();
+                assert_close(&input.grad(), &whole.grad(), "split");
+            }
+            let input = leaf(&whole);
+            let share = differentiable::copy(group, &input).expect("copy").sin() * &weight / f64::from(me.world);
+            differentiable::reduce(group, &share.sum(Kind::Double)).expect("reduce").backward();
+            assert_close(&input.grad(), &whole.grad(), "copy");
+        });
+    }
+}
+
+#[test]
+fn second_derivative_is_an_error() {
+    ranks(second_derivative_is_an_error, 2, |me| {
+        let communicator = me.connect(me.world);
+        let input = leaf(&same(1, &[3]));
+        let output = differentiable::reduce(communicator.tensor(), &input).expect("reduce").sin().sum(Kind::Double);
+        let error = Tensor::f_run_backward(&[&output], &[&input], true, true).expect_err("no second derivative");
+        assert!(error.to_string().contains("no second derivative"), "{error}");
+        let first = Tensor::f_run_backward(&[&output], &[&input], false, false).expect("the first one");
+        assert_eq!(first.len(), 1);
+    });
+}
+
+#[test]
+fn absent_peer_in_backward_is_an_error_of_backward() {
+    ranks(absent_peer_in_backward_is_an_error_of_backward, 2, |me| {
+        let communicator = me.connect(me.world);
+        let timeout = Duration::from_secs(1);
+        let group = communicator.tensor().with_timeout(timeout);
+        let input = leaf(&same(1, &[3]));
+        let output = differentiable::copy(&group, &input).expect("copy").sum(Kind::Double);
+        if me.rank == 0 {
+            let started = Instant::now();
+            let error = output.f_backward().expect_err("rank 1 runs no backward").to_string();
+            assert!(error.contains("all_reduce of group tensor, rank 0 of 2: "), "{error}");
+            assert!(started.elapsed() < timeout + Duration::from_secs(1), "{:?}", started.elapsed());
+        }
+        // Rank 1 stays until rank 0 has its error.
+        communicator.world().barrier().expect("another group");
+    });
+}

@@ -1,0 +1,248 @@
+//! What the others see when a rank dies, stops, stays away or gives up.
+
+use std::collections::HashSet;
+use std::net::{Ipv4Addr, TcpStream};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use locdiff::comm::{Buckets, CommError, Communicator, Failure, ReduceOp, StoreEnd};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tch::{Device, Kind, Tensor};
+
+use super::harness::{PATIENCE, ranks, ranks_but};
+
+/// What a timeout may be overrun by.
+const GRACE: Duration = Duration::from_secs(1);
+
+fn signal_self(signal: Signal) {
+    kill(Pid::this(), signal).expect("a signal to this process");
+}
+
+fn floats(elements: i64) -> Tensor {
+    Tensor::ones([elements], (Kind::Float, Device::Cpu))
+}
+
+#[test]
+fn peer_killed_in_the_middle_of_a_collective_is_an_error_for_all_others() {
+    let outcomes = ranks_but(peer_killed_in_the_middle_of_a_collective_is_an_error_for_all_others, 4, &[2], |me| {
+        let communicator = me.connect(1);
+        let timeout = Duration::from_secs(5);
+        let group = communicator.world().with_timeout(timeout);
+        // 64 MB take far longer to exchange than a process needs to die.
+        let mut tensor = floats(16 << 20);
+        group.barrier().expect("all are there");
+        let started = Instant::now();
+        let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("started");
+        if me.rank == 2 {
+            signal_self(Signal::SIGKILL);
+        }
+        let error = pending.wait().expect_err("rank 2 is dead").to_string();
+        let elapsed = started.elapsed();
+        assert!(error.starts_with(&format!("all_reduce of group world, rank {} of 4: ", me.rank)), "{error}");
+        assert!(elapsed < timeout + GRACE, "{elapsed:?}: {error}");
+    });
+    assert_eq!(outcomes[2].signal(), Some(Signal::SIGKILL as i32));
+    for rank in [0, 1, 3] {
+        outcomes[rank].assert_success(rank);
+    }
+}
+
+#[test]
+fn peer_that_has_stopped_is_a_timeout() {
+    let outcomes = ranks_but(peer_that_has_stopped_is_a_timeout, 2, &[1], |me| {
+        let communicator = me.connect(1);
+        let timeout = Duration::from_secs(2);
+        if me.rank == 1 {
+            signal_self(Signal::SIGSTOP);
+        }
+        for (operation, group) in [("all_reduce", communicator.world()), ("barrier", communicator.data())] {
+            let group = group.with_timeout(timeout);
+            let started = Instant::now();
+            let result = match operation {
+                "barrier" => group.barrier(),
+                _ => group.all_reduce(&mut floats(4), ReduceOp::Sum),
+            };
+            let elapsed = started.elapsed();
+            let error = result.expect_err("rank 1 stands still").to_string();
+            let name = group.name();
+            let wanted = format!("{operation} of group {name}, rank 0 of 2: timed out after 2.0 s: ");
+            assert!(error.starts_with(&wanted), "{error}");
+            assert!(elapsed >= timeout - Duration::from_millis(100) && elapsed < timeout + GRACE, "{elapsed:?}");
+        }
+    });
+    outcomes[0].assert_success(0);
+}
+
+#[test]
+fn group_that_failed_once_fails_at_once_ever_after() {
+    let outcomes = ranks_but(group_that_failed_once_fails_at_once_ever_after, 3, &[2], |me| {
+        let communicator = me.connect(1);
+        let group = communicator.world().with_timeout(Duration::from_secs(1));
+        if me.rank == 2 {
+            signal_self(Signal::SIGSTOP);
+        }
+        group.all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("rank 2 stands still");
+        let started = Instant::now();
+        group.with_timeout(PATIENCE).all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("closed");
+        assert!(started.elapsed() < GRACE, "{:?}", started.elapsed());
+    });
+    outcomes[0].assert_success(0);
+    outcomes[1].assert_success(1);
+}
+
+#[test]
+fn short_wait_gives_up_and_the_collective_goes_on() {
+    ranks(short_wait_gives_up_and_the_collective_goes_on, 2, |me| {
+        let communicator = me.connect(1);
+        let group = communicator.world();
+        let mut tensor = floats(4);
+        if me.rank == 0 {
+            let mut pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("started");
+            let error = pending.wait_for(Duration::from_millis(100)).expect_err("rank 1 waits for rank 0");
+            assert!(error.to_string().contains("rank 0 of 2: timed out after 0.1 s"), "{error}");
+            assert!(!pending.is_completed().expect("known"));
+            communicator.data().barrier().expect("rank 1 may go on");
+            pending.wait().expect("rank 1 has come");
+        } else {
+            communicator.data().barrier().expect("rank 0 has given up once");
+            group.all_reduce(&mut tensor, ReduceOp::Sum).expect("reduced");
+        }
+        assert_eq!(tensor.double_value(&[0]), 2.0);
+    });
+}
+
+#[test]
+fn abort_from_another_thread_frees_pending_collectives_here_and_at_the_peers() {
+    ranks(abort_from_another_thread_frees_pending_collectives_here_and_at_the_peers, 2, |me| {
+        let communicator = me.connect(1);
+        let group = communicator.world();
+        let mut tensor = floats(4);
+        let started = Instant::now();
+        if me.rank == 0 {
+            let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("started");
+            let (waiting, is_waiting) = channel();
+            let waiter = std::thread::spawn(move || {
+                waiting.send(()).expect("somebody listens");
+                pending.wait()
+            });
+            is_waiting.recv().expect("it waits");
+            communicator.data().barrier().expect("rank 1 waits too");
+            group.abort().expect("abort");
+            let error = waiter.join().expect("no panic").expect_err("aborted");
+            assert!(matches!(&error, CommError::Collective { failure: Failure::Aborted { .. }, .. }), "{error}");
+            assert!(error.to_string().starts_with("all_reduce of group world, rank 0 of 2: aborted: "), "{error}");
+            group.abort().expect("twice does no harm");
+        } else {
+            // A collective that rank 0 never joins, so that only the abort can end it.
+            let pending = group.start_broadcast(&mut tensor, 0).expect("started");
+            communicator.data().barrier().expect("rank 0 may abort");
+            let error = pending.wait().expect_err("rank 0 has aborted").to_string();
+            assert!(error.starts_with("broadcast of group world, rank 1 of 2: "), "{error}");
+        }
+        assert!(started.elapsed() < PATIENCE / 4, "not by its timeout: {:?}", started.elapsed());
+        // The other groups have connections of their own.
+        communicator.data().barrier().expect("data is as before");
+    });
+}
+
+#[test]
+fn failed_reduction_in_a_hook_is_an_error_of_finish() {
+    ranks(failed_reduction_in_a_hook_is_an_error_of_finish, 2, |me| {
+        let communicator = me.connect(1);
+        let parameter = floats(4).set_requires_grad(true);
+        let parameters = [parameter.shallow_clone()];
+        let buckets = Buckets::new(communicator.data(), &parameters, usize::MAX).expect("buckets");
+        communicator.data().abort().expect("abort");
+        (&parameter * 2.0).sum(Kind::Float).f_backward().expect("the hook fails, backward does not");
+        let error = buckets.finish().expect_err("aborted").to_string();
+        assert!(error.starts_with(&format!("all_reduce of group data, rank {} of 2: aborted: ", me.rank)), "{error}");
+    });
+}
+
+#[test]
+fn missing_rank_is_named() {
+    ranks(missing_rank_is_named, 3, |me| {
+        let mut rendezvous = me.rendezvous(1);
+        rendezvous.connect_timeout = Duration::from_secs(3);
+        if me.rank == 2 {
+            return;
+        }
+        let error = Communicator::connect(rendezvous).expect_err("rank 2 does not come");
+        // Rank 1 may find the store gone, once rank 0 has given up.
+        if me.rank == 0 {
+            assert_eq!(error.to_string(), "rendezvous of rank 0: no sign of rank(s) 2 after 3.0 s");
+        }
+    });
+}
+
+#[test]
+fn rank_that_comes_twice_is_refused() {
+    ranks(rank_that_comes_twice_is_refused, 2, |me| {
+        let mut rendezvous = me.rendezvous(1);
+        rendezvous.connect_timeout = Duration::from_secs(3);
+        if me.rank == 1 {
+            rendezvous.rank = 0;
+        }
+        let error = Communicator::connect(rendezvous).expect_err("two of rank 0").to_string();
+        let absent = "rendezvous of rank 0: no sign of rank(s) 1 after 3.0 s";
+        assert!(error == absent || error.contains("another process has come as rank 0 already"), "{error}");
+    });
+}
+
+#[test]
+fn ranks_that_disagree_on_the_layout_are_refused() {
+    ranks(ranks_that_disagree_on_the_layout_are_refused, 2, |me| {
+        let error = Communicator::connect(me.rendezvous(me.rank + 1)).expect_err("two layouts").to_string();
+        // Rank 1 may find the store gone, once rank 0 has given up.
+        if me.rank == 0 {
+            assert!(
+                error.ends_with("rank 1 has come for a world of 1 data x 2 tensor, this one for 2 data x 1 tensor"),
+                "{error}"
+            );
+        }
+    });
+}
+
+/// The local addresses on which this process listens.
+fn listening_addresses() -> Vec<Ipv4Addr> {
+    let sockets: HashSet<String> = std::fs::read_dir("/proc/self/fd")
+        .expect("linux")
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+        .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect();
+    let mut found = Vec::new();
+    for table in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
+        let text = std::fs::read_to_string(table).unwrap_or_default();
+        for fields in text.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>()) {
+            // Columns: local address 1, state 3 (0A listens), inode 9.
+            if fields[3] == "0A" && sockets.contains(fields[9]) {
+                let address = fields[1].split(':').next().expect("address:port");
+                // An IPv6 address ends in the IPv4 one that it maps, if any; neither may be the wildcard.
+                let address = u32::from_str_radix(&address[address.len() - 8..], 16).expect("hexadecimal");
+                found.push(Ipv4Addr::from(address.to_le_bytes()));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn store_and_gloo_listen_on_the_named_address_only() {
+    ranks(store_and_gloo_listen_on_the_named_address_only, 2, |me| {
+        let rendezvous = me.rendezvous(1);
+        let port = match &rendezvous.store {
+            StoreEnd::Serve(listener) => Some(listener.local_addr().expect("bound").port()),
+            StoreEnd::Join { .. } => None,
+        };
+        let communicator = Communicator::connect(rendezvous).expect("all ranks come");
+        let addresses = listening_addresses();
+        assert!(!addresses.is_empty());
+        assert!(addresses.iter().all(|address| *address == Ipv4Addr::LOCALHOST), "{addresses:?}");
+        if let Some(port) = port {
+            TcpStream::connect(("127.0.0.1", port)).expect("the store listens here");
+            TcpStream::connect(("127.0.0.2", port)).expect_err("and not there");
+        }
+        communicator.world().barrier().expect("the store stays until both have looked");
+    });
+}

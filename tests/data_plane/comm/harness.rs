@@ -1,0 +1,230 @@
+//! Several real processes: the test binary runs itself again, once for each rank, with the name of the calling test.
+//!
+//! Rank 0 binds port 0 and says which port it got; the parent passes it on to the others. A child dies with its
+//! parent, and the parent kills what is left when its deadline has passed.
+
+use std::cell::RefCell;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::process::ExitStatusExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use locdiff::comm::{Backend, Bind, Communicator, Layout, Rendezvous, StoreEnd};
+
+const RANK: &str = "LOCDIFF_TEST_RANK";
+const WORLD: &str = "LOCDIFF_TEST_WORLD";
+const PORT: &str = "LOCDIFF_TEST_PORT";
+/// Before what a child says to its parent; libtest writes to stdout too.
+const MARK: &str = "@said ";
+/// Generous, for machines with more processes than cores.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// For collectives that are meant to succeed.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a child process knows about itself.
+pub(super) struct Rank {
+    pub(super) rank: u32,
+    pub(super) world: u32,
+    listener: RefCell<Option<TcpListener>>,
+    port: u16,
+}
+
+/// How a child ended.
+pub(super) struct Outcome {
+    pub(super) status: ExitStatus,
+    pub(super) said: Vec<String>,
+    stderr: String,
+}
+
+/// Runs `body` in `world` processes, all of which must succeed; what each of them said.
+pub(super) fn ranks<F: Fn()>(test: F, world: u32, body: impl FnOnce(&Rank)) -> Vec<Vec<String>> {
+    let outcomes = ranks_but(test, world, &[], body);
+    let failed = outcomes.iter().enumerate().filter(|(_, outcome)| !outcome.status.success());
+    let report: Vec<_> =
+        failed.map(|(rank, outcome)| format!("rank {rank}: {}\n{}", outcome.status, outcome.stderr)).collect();
+    assert!(report.is_empty(), "of {world} ranks:\n{}", report.join("\n"));
+    outcomes.into_iter().map(|outcome| outcome.said).collect()
+}
+
+/// The same, where the ranks in `lost` need not end by themselves: they are killed when the others have.
+pub(super) fn ranks_but<F: Fn()>(test: F, world: u32, lost: &[u32], body: impl FnOnce(&Rank)) -> Vec<Outcome> {
+    if let Ok(rank) = std::env::var(RANK) {
+        be_a_rank(&rank, body);
+    }
+    let deadline = Instant::now() + DEADLINE;
+    let name = name_of(&test);
+    let mut fleet = Fleet { children: Vec::new() };
+    let first = fleet.spawn(name, 0, world, 0);
+    let port = loop {
+        let line = first.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        let line = line.expect("rank 0 says its port");
+        if let Some(port) = line.strip_prefix("port ") {
+            break port.parse().expect("a port");
+        }
+    };
+    for rank in 1..world {
+        drop(fleet.spawn(name, rank, world, port));
+    }
+    fleet.wait(lost, deadline)
+}
+
+/// The name by which libtest knows a test function: its path without the crate.
+fn name_of<F: Fn()>(_test: &F) -> &'static str {
+    let path = std::any::type_name::<F>();
+    path.split_once("::").map_or(path, |(_, name)| name)
+}
+
+fn be_a_rank(rank: &str, body: impl FnOnce(&Rank)) -> ! {
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("linux");
+    tch::set_num_threads(1);
+    let number = |name: &str| std::env::var(name).expect("set by the parent").parse::<u32>().expect("a number");
+    let rank: u32 = rank.parse().expect("a number");
+    let listener = (rank == 0).then(|| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    let port = match &listener {
+        Some(listener) => listener.local_addr().expect("bound").port(),
+        None => u16::try_from(number(PORT)).expect("a port"),
+    };
+    let me = Rank { rank, world: number(WORLD), listener: RefCell::new(listener), port };
+    if rank == 0 {
+        me.say(&format!("port {port}"));
+    }
+    let outcome = catch_unwind(AssertUnwindSafe(|| body(&me)));
+    std::process::exit(if outcome.is_ok() { 0 } else { 101 })
+}
+
+impl Rank {
+    /// Tells the parent.
+    pub(super) fn say(&self, text: &str) {
+        let mut stdout = std::io::stdout().lock();
+        writeln!(stdout, "{MARK}{text}").expect("the parent listens");
+        stdout.flush().expect("the parent listens");
+    }
+
+    pub(super) fn rendezvous(&self, tensor_parallel: u32) -> Rendezvous {
+        Rendezvous {
+            rank: self.rank,
+            layout: Layout::new(self.world, tensor_parallel).expect("it divides"),
+            attempt: 1,
+            store: match self.listener.take() {
+                Some(listener) => StoreEnd::Serve(listener),
+                None => StoreEnd::Join { host: "127.0.0.1".to_owned(), port: self.port },
+            },
+            backend: Backend::Gloo(Bind::Address("127.0.0.1".to_owned())),
+            connect_timeout: PATIENCE,
+            collective_timeout: PATIENCE,
+        }
+    }
+
+    pub(super) fn connect(&self, tensor_parallel: u32) -> Communicator {
+        Communicator::connect(self.rendezvous(tensor_parallel)).expect("all ranks come")
+    }
+}
+
+struct Running {
+    child: Child,
+    /// The said lines and the whole of stderr, once both streams have ended.
+    readers: Option<(JoinHandle<Vec<String>>, JoinHandle<String>)>,
+}
+
+struct Fleet {
+    children: Vec<Running>,
+}
+
+impl Fleet {
+    fn spawn(&mut self, name: &str, rank: u32, world: u32, port: u16) -> Receiver<String> {
+        let mut child = Command::new(std::env::current_exe().expect("this binary"))
+            .args(["--exact", name, "--nocapture", "--test-threads=1"])
+            .env(RANK, rank.to_string())
+            .env(WORLD, world.to_string())
+            .env(PORT, port.to_string())
+            .env("OMP_NUM_THREADS", "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("this binary runs");
+        let (sender, receiver) = channel();
+        let stdout = child.stdout.take().expect("piped");
+        let mut stderr = child.stderr.take().expect("piped");
+        let said = std::thread::spawn(move || listen(BufReader::new(stdout), &sender));
+        let errors = std::thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = stderr.read_to_end(&mut text);
+            String::from_utf8_lossy(&text).into_owned()
+        });
+        self.children.push(Running { child, readers: Some((said, errors)) });
+        receiver
+    }
+
+    fn wait(mut self, lost: &[u32], deadline: Instant) -> Vec<Outcome> {
+        let kept = (0..self.children.len()).filter(|rank| !lost.contains(&(*rank as u32)));
+        for rank in kept.collect::<Vec<_>>() {
+            self.children[rank].wait(deadline);
+        }
+        for rank in lost {
+            // One that has already died of itself keeps its own status.
+            let _ = self.children[*rank as usize].child.kill();
+        }
+        self.children.iter_mut().map(Running::outcome).collect()
+    }
+}
+
+impl Running {
+    /// A thread of its own waits, so that nobody has to poll; at the deadline the child is killed.
+    fn wait(&mut self, deadline: Instant) {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
+        let (sender, receiver) = channel();
+        std::thread::scope(|scope| {
+            let child = &mut self.child;
+            scope.spawn(move || {
+                let _ = child.wait();
+                let _ = sender.send(());
+            });
+            if receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_err() {
+                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+            }
+        });
+    }
+
+    fn outcome(&mut self) -> Outcome {
+        let status = self.child.wait().expect("a child");
+        let (said, errors) = self.readers.take().expect("taken once");
+        Outcome { status, said: said.join().expect("a reader"), stderr: errors.join().expect("a reader") }
+    }
+}
+
+impl Outcome {
+    /// The signal that ended it.
+    pub(super) fn signal(&self) -> Option<i32> {
+        self.status.signal()
+    }
+
+    pub(super) fn assert_success(&self, rank: usize) {
+        assert!(self.status.success(), "rank {rank}: {}\n{}", self.status, self.stderr);
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for running in &mut self.children {
+            let _ = running.child.kill();
+            let _ = running.child.wait();
+        }
+    }
+}
+
+fn listen(stdout: impl BufRead, sender: &Sender<String>) -> Vec<String> {
+    let mut said = Vec::new();
+    for line in stdout.lines().map_while(Result::ok) {
+        // libtest may have left the beginning of a line there.
+        if let Some((_, text)) = line.split_once(MARK) {
+            let _ = sender.send(text.to_owned());
+            said.push(text.to_owned());
+        }
+    }
+    said
+}
