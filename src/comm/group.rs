@@ -249,7 +249,8 @@ impl Group {
     }
 }
 
-/// A collective on its way. The result is there after a wait that succeeded.
+/// A collective on its way. The result is there after a wait that succeeded; until then leave its tensors alone, for
+/// another thread writes to them.
 ///
 /// Dropping it early is safe, but then nobody learns how it ended.
 #[derive(Debug)]
@@ -272,7 +273,8 @@ impl Pending {
         self.work.wait().map_err(|error| self.group.failed(self.operation, self.started, error.text))
     }
 
-    /// Blocks until the result is there, at most `timeout` from now.
+    /// Blocks until the result is there, at most `timeout` from now. After that Gloo goes on with the collective; NCCL
+    /// aborts the communicator.
     pub fn wait_for(&mut self, timeout: Duration) -> Result<(), CommError> {
         let group = self.group.with_timeout(timeout);
         let started = Instant::now();

@@ -95,7 +95,8 @@ std::string Group::describe(const char* operation) const {
 Work::Work(GroupPtr group, c10::intrusive_ptr<c10d::Work> inner, milliseconds timeout, std::function<void()> finish)
     : group_(std::move(group)),
       inner_(std::move(inner)),
-      deadline_(std::chrono::steady_clock::now() + timeout),
+      started_(std::chrono::steady_clock::now()),
+      timeout_(timeout),
       finish_(std::move(finish)) {}
 
 bool Work::is_completed() { return !inner_ || inner_->isCompleted(); }
@@ -107,18 +108,19 @@ void Work::finish() {
   }
 }
 
+milliseconds Work::elapsed() const {
+  return std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - started_);
+}
+
 void Work::wait(milliseconds timeout) {
   if (inner_) {
-    // Zero would mean for ever.
-    inner_->wait(std::max(timeout, milliseconds(1)));
+    // NCCL's work counts its timeout from the start of the collective, Gloo's from now. Zero would mean for ever.
+    inner_->wait(std::max(group_->nccl ? elapsed() + timeout : timeout, milliseconds(1)));
   }
   finish();
 }
 
-void Work::wait() {
-  auto left = std::chrono::duration_cast<milliseconds>(deadline_ - std::chrono::steady_clock::now());
-  wait(group_->nccl ? left : left + kGlooGrace);
-}
+void Work::wait() { wait(timeout_ - elapsed() + (group_->nccl ? milliseconds(0) : kGlooGrace)); }
 
 void Work::wait_stream() {
   if (!group_->nccl) {

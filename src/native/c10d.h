@@ -57,10 +57,12 @@ class Work {
 
  private:
   void finish();
+  milliseconds elapsed() const;
 
   GroupPtr group_;
   c10::intrusive_ptr<c10d::Work> inner_;
-  std::chrono::steady_clock::time_point deadline_;
+  std::chrono::steady_clock::time_point started_;
+  milliseconds timeout_;
   std::function<void()> finish_;
 };
 

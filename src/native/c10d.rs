@@ -299,7 +299,8 @@ impl Work {
         check(self.operation, status)
     }
 
-    /// Blocks until the result is there, at most `timeout` from now. On Gloo the collective goes on after that.
+    /// Blocks until the result is there, at most `timeout` from now. After that Gloo goes on with the
+    /// collective; NCCL aborts the communicator.
     pub fn wait_for(&mut self, timeout: Duration) -> Result<(), NativeError> {
         // SAFETY: the work is alive and borrowed by this call alone.
         let status = unsafe { locdiff_work_wait_for(self.raw.as_ptr(), millis(timeout)) };

@@ -21,7 +21,7 @@ const PORT: &str = "LOCDIFF_TEST_PORT";
 /// Before what a child says to its parent; libtest writes to stdout too.
 const MARK: &str = "@said ";
 /// Generous, for machines with more processes than cores.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(240);
 /// For collectives that are meant to succeed.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
