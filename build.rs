@@ -27,7 +27,9 @@ fn check_version(libtorch: &Path) -> Result<(), String> {
     let text = std::fs::read_to_string(&header)
         .map_err(|error| format!("no libtorch at LIBTORCH={}: {}: {error}", libtorch.display(), header.display()))?;
     let part = |name: &str| {
-        text.lines().find_map(|line| line.strip_prefix("#define TORCH_VERSION_")?.strip_prefix(name)).map_or("?", str::trim)
+        text.lines()
+            .find_map(|line| line.strip_prefix("#define TORCH_VERSION_")?.strip_prefix(name))
+            .map_or("?", str::trim)
     };
     let found = format!("{}.{}.{}", part("MAJOR "), part("MINOR "), part("PATCH "));
     if found != LIBTORCH_VERSION {
@@ -91,9 +93,14 @@ fn link(libtorch: &Path, cuda: bool) {
         // libtorch_cuda registers its kernels when it is loaded: nothing refers to it, so the linker must be told to keep it.
         let cudart = real_lib_dir(libtorch).join("../../nvidia/cu13/lib");
         println!("cargo::rustc-link-arg=-L{}", cudart.display());
-        for argument in
-            ["--allow-shlib-undefined", "--no-as-needed", "-ltorch_cuda", "-lc10_cuda", "-l:libcudart.so.13", "--as-needed"]
-        {
+        for argument in [
+            "--allow-shlib-undefined",
+            "--no-as-needed",
+            "-ltorch_cuda",
+            "-lc10_cuda",
+            "-l:libcudart.so.13",
+            "--as-needed",
+        ] {
             let prefix = if argument.starts_with("--") { "-Wl," } else { "" };
             println!("cargo::rustc-link-arg={prefix}{argument}");
         }

@@ -1,2 +1,4 @@
 //! x
-fn main(){ println!("{:?}", locdiff::native::versions()); }
+fn main() {
+    println!("{:?}", locdiff::native::versions());
+}

@@ -3,6 +3,7 @@
 //! Every function of the shim has a C ABI and catches all C++ exceptions; none unwinds into Rust.
 
 mod error;
+pub mod philox;
 mod version;
 
 pub use error::NativeError;
