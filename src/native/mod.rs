@@ -3,6 +3,8 @@
 //! Every function of the shim has a C ABI and catches all C++ exceptions; none unwinds into Rust.
 
 mod error;
+pub mod gemm;
+pub mod optim;
 pub mod philox;
 mod version;
 
