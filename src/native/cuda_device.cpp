@@ -118,7 +118,9 @@ int locdiff_cuda_event_new(int timing, void** out) {
   return locdiff::guarded([&] { *out = new CUDAEvent(timing ? cudaEventDefault : cudaEventDisableTiming); });
 }
 
-void locdiff_cuda_event_free(void* event) { delete static_cast<CUDAEvent*>(event); }
+int locdiff_cuda_event_free(void* event) {
+  return locdiff::guarded([&] { delete static_cast<CUDAEvent*>(event); });
+}
 
 int locdiff_cuda_event_record(void* event, int64_t id, int device) {
   return locdiff::guarded([&] { static_cast<CUDAEvent*>(event)->record(unpack(id, device)); });

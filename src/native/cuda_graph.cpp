@@ -13,6 +13,11 @@
 
 #include "error.h"
 
+// Declared here: its header draws in all of cuBLAS and cuSPARSE.
+namespace at::cuda {
+void clearCublasWorkspaces();
+}
+
 namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
@@ -34,6 +39,9 @@ struct Graph : at::cuda::CUDAGraph {
   void begin() {
     c10::cuda::device_synchronize();
     try {
+      // cuBLAS must take its scratch memory from this graph's pool and nobody else may take it from there: two graphs
+      // that share it could not be replayed side by side.
+      at::cuda::clearCublasWorkspaces();
       capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     } catch (...) {
       abandon();
@@ -44,6 +52,7 @@ struct Graph : at::cuda::CUDAGraph {
   void end() {
     try {
       capture_end();
+      at::cuda::clearCublasWorkspaces();
       instantiate();
     } catch (...) {
       abandon();
@@ -64,6 +73,7 @@ struct Graph : at::cuda::CUDAGraph {
       if (partial != nullptr) (void)cudaGraphDestroy(partial);
     }
     (void)cudaGetLastError();
+    quietly([&] { at::cuda::clearCublasWorkspaces(); });
     if (capture_dev_ == UNDEFINED_DEVICE) return;
     quietly([&] { allocator::endAllocateToPool(capture_dev_, mempool_id_); });
     quietly([&] { at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(mempool_id_); });
@@ -94,7 +104,9 @@ int locdiff_cuda_graph_new(void** out) {
   });
 }
 
-void locdiff_cuda_graph_free(void* graph) { delete static_cast<Graph*>(graph); }
+int locdiff_cuda_graph_free(void* graph) {
+  return locdiff::guarded([&] { delete static_cast<Graph*>(graph); });
+}
 
 // The current stream must be one of the pool.
 int locdiff_cuda_graph_begin(void* graph) {

@@ -110,12 +110,10 @@ struct Program {
   }
 };
 
+// Never unloaded once it is handed out: the Rust side keeps every module.
 struct Module {
   std::string code;
   cudaLibrary_t library = nullptr;
-  ~Module() {
-    if (library != nullptr) (void)cudaLibraryUnload(library);
-  }
 };
 
 const void* entry(void* kernel) { return kernel; }
@@ -141,8 +139,6 @@ int locdiff_cuda_module_compile(const char* name, const char* source, const char
     *out = module.release();
   });
 }
-
-void locdiff_cuda_module_free(void* module) { delete static_cast<Module*>(module); }
 
 // The kernel of this name, loaded now rather than at its first launch, which may be inside a capture; and the sizes in
 // bytes of its parameters, of which there must be at most `capacity`.

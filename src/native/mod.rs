@@ -2,10 +2,14 @@
 //!
 //! Every function of the shim has a C ABI and catches all C++ exceptions; none unwinds into Rust.
 
+pub mod cuda;
 mod error;
 pub mod gemm;
+pub mod nvrtc;
 pub mod optim;
 pub mod philox;
+pub mod random;
+pub mod selftest;
 mod version;
 
 pub use error::NativeError;

@@ -22,6 +22,10 @@
 //!
 //! Pure: no I/O, no FFI, no state. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
 //! SC 2011; known answers from Random123's `kat_vectors`.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over lanes by index are the ones that become vector instructions"
+)]
 
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_PI_2};
 
@@ -176,7 +180,7 @@ impl Philox {
         if bound == 0 {
             return Err(RangeError::NoIntegers);
         }
-        self.fill(draw, out, |word| (u64::from(word) * u64::from(bound) >> 32) as i64)
+        self.fill(draw, out, |word| ((u64::from(word) * u64::from(bound)) >> 32) as i64)
     }
 
     /// Bernoulli: true with probability `keep`, rounded down to a multiple of 2⁻³²; 0 never and 1 always.
@@ -348,13 +352,13 @@ fn ln_unit(x: f32) -> f32 {
     let square = x * x;
     let mut y = 7.037_683_6e-2;
     y = y * x - 1.151_461e-1;
-    y = y * x + 1.167_699_84e-1;
+    y = y * x + 1.167_699_8e-1;
     y = y * x - 1.242_014_1e-1;
     y = y * x + 1.424_932_3e-1;
     y = y * x - 1.666_805_8e-1;
     y = y * x + 2.000_071_5e-1;
     y = y * x - 2.499_999_4e-1;
-    y = y * x + 3.333_333_1e-1;
+    y = y * x + 3.333_333e-1;
     y = y * x * square;
     // ln 2 in two parts: the large one times any exponent is exact.
     y += exponent * -2.121_944_4e-4;

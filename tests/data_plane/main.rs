@@ -4,6 +4,7 @@
 mod native_gemm;
 mod native_optim;
 mod native_philox;
+mod native_random;
 
 /// Memory of this process that is in RAM, from the kernel.
 fn resident_bytes() -> u64 {

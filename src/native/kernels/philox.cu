@@ -66,13 +66,13 @@ __device__ inline float ln_unit(float value) {
   const float square = x * x;
   float y = 7.0376836e-2f;
   y = y * x - 1.151461e-1f;
-  y = y * x + 1.16769984e-1f;
+  y = y * x + 1.1676998e-1f;
   y = y * x - 1.2420141e-1f;
   y = y * x + 1.4249323e-1f;
   y = y * x - 1.6668058e-1f;
   y = y * x + 2.0000715e-1f;
   y = y * x - 2.4999994e-1f;
-  y = y * x + 3.3333331e-1f;
+  y = y * x + 3.333333e-1f;
   y = y * x * square;
   y += exponent * -2.1219444e-4f;
   y += square * -0.5f;
