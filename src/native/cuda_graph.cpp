@@ -74,15 +74,15 @@ struct Graph : at::cuda::CUDAGraph {
     }
     (void)cudaGetLastError();
     quietly([&] { at::cuda::clearCublasWorkspaces(); });
+    for (auto& entry : captured_generator_states_) {
+      entry.first->capturing_ = false;
+      entry.first->offset_intragraph_ = 0;
+    }
     if (capture_dev_ == UNDEFINED_DEVICE) return;
     quietly([&] { allocator::endAllocateToPool(capture_dev_, mempool_id_); });
     quietly([&] { at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(mempool_id_); });
     quietly([&] { allocator::releasePool(capture_dev_, mempool_id_); });
     quietly([&] { at::getHostAllocator(at::kCUDA)->release_pool(mempool_id_); });
-    for (auto& entry : captured_generator_states_) {
-      entry.first->capturing_ = false;
-      entry.first->offset_intragraph_ = 0;
-    }
     capture_dev_ = UNDEFINED_DEVICE;
   }
 

@@ -57,8 +57,13 @@ int locdiff_fused_adamw(size_t count, void* const* params, void* const* grads, v
     steps.add_(1);
     // The kernels read the step of every tensor and write none, so that one tensor may stand for all.
     const std::vector<at::Tensor> all_steps(count, steps);
-    at::_fused_adamw_(p, g, m, v, {}, all_steps, rate, beta1, beta2, weight_decay, eps, /*amsgrad=*/false,
-                      /*maximize=*/false, optional(grad_scale), skip);
+    try {
+      at::_fused_adamw_(p, g, m, v, {}, all_steps, rate, beta1, beta2, weight_decay, eps, /*amsgrad=*/false,
+                        /*maximize=*/false, optional(grad_scale), skip);
+    } catch (...) {
+      steps.sub_(1);
+      throw;
+    }
     if (skip) steps.sub_(*skip);
   });
 }

@@ -7,12 +7,14 @@
 //!
 //! Collectives inside a replayed graph are invisible to c10d's watchdog: [`Graph::replay_within`] is their timeout.
 
+use std::cell::Cell;
 use std::error::Error;
 use std::ffi::c_void;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use super::cuda_functions;
+use super::device::{current_device, index};
 use super::event::{Event, WaitError};
 use super::stream::{Priority, Stream, with_stream};
 use crate::native::error::{NativeError, check};
@@ -95,14 +97,16 @@ impl Graph {
     /// tensors in it live in the graph's memory and hold new values after each replay.
     ///
     /// If `step` fails or panics, or does what a capture does not allow (such as reading a value back to the host), the
-    /// capture is undone and torch is as usable as before; a panic becomes an error. Torch's own random numbers on this
-    /// device must not be used by other threads meanwhile.
+    /// capture is undone and torch is as usable as before; a panic becomes an error.
+    ///
+    /// Meanwhile other threads may allocate, copy and launch, but must not use torch's own random numbers on this
+    /// device, nor empty the cache, nor launch on streams of the pool when more than 32 were asked for in this process.
     pub fn capture<T, E>(name: &str, step: impl FnOnce() -> Result<T, E>) -> Result<(Self, T), GraphError>
     where
         E: Into<Box<dyn Error + Send + Sync>>,
     {
         let native = |source| GraphError::Native { graph: name.to_owned(), source };
-        let stream = Stream::from_pool(Priority::Normal).map_err(native)?;
+        let stream = capture_stream().map_err(native)?;
         let captured = with_stream(stream, || capture_here(name, step)).map_err(native)?;
         let (handle, nodes, result) = captured?;
         let finished = Event::new().map_err(native)?;
@@ -156,6 +160,18 @@ impl Graph {
     fn native(&self, source: NativeError) -> GraphError {
         GraphError::Native { graph: self.name.clone(), source }
     }
+}
+
+/// The stream that this thread captures on: always the same one, so that captures do not use up the pool.
+fn capture_stream() -> Result<Stream, NativeError> {
+    thread_local!(static CAPTURE_STREAM: Cell<Option<Stream>> = const { Cell::new(None) });
+    let device = index(current_device()?);
+    if let Some(stream) = CAPTURE_STREAM.get().filter(|stream| stream.device == device) {
+        return Ok(stream);
+    }
+    let stream = Stream::from_pool(Priority::Normal)?;
+    CAPTURE_STREAM.set(Some(stream));
+    Ok(stream)
 }
 
 /// Captures on the current stream.

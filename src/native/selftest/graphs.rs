@@ -153,16 +153,19 @@ fn torch_is_usable() -> anyhow::Result<()> {
     let noise = Tensor::f_randn([1000], (Kind::Float, GPU))?;
     ensure!(noise.f_isfinite()?.all().f_int64_value(&[])? == 1, "torch's normals are not finite");
     let mut total = Tensor::f_zeros([1], (Kind::Float, GPU))?;
+    let _ = total.f_add_scalar_(1.0)?;
     let (mut graph, ()) = Graph::capture("after a failure", || total.f_add_scalar_(1.0).map(drop))?;
     graph.replay_within(Duration::from_secs(5), || ())?;
     graph.replay_within(Duration::from_secs(5), || ())?;
-    ensure!(total.f_double_value(&[0])? == 2.0, "two replays added {}", total.f_double_value(&[0])?);
+    let total = total.f_double_value(&[0])?;
+    ensure!(total == 3.0, "one addition and two replays gave {total}");
     cuda::synchronize()?;
     Ok(())
 }
 
 pub(super) fn failed_captures() -> Outcome {
     let value = Tensor::ones([256, 256], (Kind::Float, GPU));
+    let _ = value.f_matmul(&value)?.f_double_value(&[0, 0])?;
     let fail = |how: usize| {
         Graph::capture("doomed", || -> anyhow::Result<()> {
             let product = value.f_matmul(&value)?;

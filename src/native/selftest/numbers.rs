@@ -89,9 +89,9 @@ pub(super) fn fused_adamw() -> Outcome {
         let scalar = |value: f32| Tensor::from(value).to_device(device);
         let (rate, divisor, keep, skip) = (scalar(1e-3), scalar(2.0), scalar(0.0), scalar(1.0));
         for step in 0..30 {
-            // The CPU computes the gradients for both, because the sines of two libraries differ.
-            let grad = |param: &Tensor| (param.to_device(Device::Cpu) * step).sin().to_device(device);
-            let grads: Vec<Tensor> = params.iter().map(grad).collect();
+            // Gradients that depend on the step alone, computed on the CPU for both: differences do not feed back.
+            let wave = (&ramp * (3 * step) + 0.3).sin();
+            let grads = [wave.view([64, 64]).to_device(device), wave.narrow(0, 9, 77).to_device(device)];
             let found_inf = Some(if step % 10 == 9 { &skip } else { &keep });
             let control = Control { learning_rate: &rate, grad_divisor: Some(&divisor), found_inf };
             ADAMW.update(&params, &grads, &mut moments, control)?;
@@ -104,8 +104,8 @@ pub(super) fn fused_adamw() -> Outcome {
     for (gpu, cpu) in run(GPU)?.iter().zip(&run(Device::Cpu)?) {
         largest = largest.max(largest_difference(gpu, cpu)?);
     }
-    // Thirty updates of numbers below 2, each to one unit in the last place, and the difference feeds the gradient.
-    ensure!(largest < 1e-5, "differs by {largest:e}");
+    // Thirty updates of numbers below 2, each to one unit in the last place.
+    ensure!(largest < 30.0 * 1.2e-7, "differs by {largest:e}");
     Ok(format!("30 updates, 3 of them skipped, differ by {largest:e} at most"))
 }
 
