@@ -6,3 +6,4 @@ mod differentiable;
 mod faults;
 mod harness;
 mod leaks;
+mod nccl;

@@ -119,6 +119,13 @@ impl Rank {
         }
     }
 
+    /// Over NCCL, with every rank on the first GPU. NCCL refuses that unless each rank poses as a host of its own.
+    pub(super) fn connect_on_one_gpu(&self, tensor_parallel: u32, collective_timeout: Duration) -> Communicator {
+        let backend = Backend::Nccl { device: 0 };
+        let rendezvous = Rendezvous { backend, collective_timeout, ..self.rendezvous(tensor_parallel) };
+        Communicator::connect(rendezvous).expect("all ranks come")
+    }
+
     pub(super) fn connect(&self, tensor_parallel: u32) -> Communicator {
         Communicator::connect(self.rendezvous(tensor_parallel)).expect("all ranks come")
     }
@@ -137,11 +144,13 @@ struct Fleet {
 impl Fleet {
     fn spawn(&mut self, name: &str, rank: u32, world: u32, port: u16) -> Receiver<String> {
         let mut child = Command::new(std::env::current_exe().expect("this binary"))
-            .args(["--exact", name, "--nocapture", "--test-threads=1"])
+            .args(["--exact", name, "--nocapture", "--include-ignored", "--test-threads=1"])
             .env(RANK, rank.to_string())
             .env(WORLD, world.to_string())
             .env(PORT, port.to_string())
             .env("OMP_NUM_THREADS", "1")
+            .env("NCCL_HOSTID", format!("locdiff-test-{rank}"))
+            .env("NCCL_SOCKET_IFNAME", "lo")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

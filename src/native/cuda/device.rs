@@ -1,0 +1,123 @@
+//! Devices and their memory, as torch's caching allocator counts it.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use super::cuda_functions;
+use crate::native::error::{NativeError, check};
+
+cuda_functions! {
+    fn locdiff_cuda_device_count(out: *mut c_int);
+    fn locdiff_cuda_properties(device: c_int, name: *mut c_char, capacity: usize, memory: *mut u64, out: *mut c_int);
+    fn locdiff_cuda_current_device(out: *mut c_int);
+    fn locdiff_cuda_set_device(device: c_int);
+    fn locdiff_cuda_synchronize();
+    fn locdiff_cuda_memory(device: c_int, out: *mut i64);
+    fn locdiff_cuda_reset_peak(device: c_int);
+    fn locdiff_cuda_empty_cache();
+}
+
+/// What a device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Properties {
+    /// As the driver names it.
+    pub name: String,
+    /// Memory of the device.
+    pub total_bytes: u64,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Compute capability, such as (9, 0) for Hopper.
+    pub capability: (u32, u32),
+}
+
+/// Memory of one device that this process holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// In live tensors.
+    pub allocated_bytes: u64,
+    /// The most that was ever in live tensors since [`reset_peak`].
+    pub allocated_peak_bytes: u64,
+    /// Taken from the device: live and cached.
+    pub reserved_bytes: u64,
+    /// The most that was ever taken since [`reset_peak`].
+    pub reserved_peak_bytes: u64,
+}
+
+/// Whether this is the CUDA variant.
+pub const fn is_built() -> bool {
+    cfg!(locdiff_cuda)
+}
+
+/// Visible devices; 0 in the CPU variant and without a driver.
+pub fn device_count() -> usize {
+    let mut count = 0;
+    // SAFETY: `count` has room for one integer.
+    let status = unsafe { locdiff_cuda_device_count(&raw mut count) };
+    if status == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }
+}
+
+/// Name, memory and size of a device.
+pub fn properties(device: usize) -> Result<Properties, NativeError> {
+    let mut name: [c_char; 256] = [0; 256];
+    let mut total_bytes = 0;
+    let mut numbers: [c_int; 3] = [0; 3];
+    let (name_at, bytes_at, numbers_at) = (name.as_mut_ptr(), &raw mut total_bytes, numbers.as_mut_ptr());
+    // SAFETY: the shim writes a terminated text of at most `name.len()` bytes, one u64 and three integers.
+    let status = unsafe { locdiff_cuda_properties(index(device), name_at, name.len(), bytes_at, numbers_at) };
+    check("device properties", status)?;
+    // SAFETY: the shim succeeded, and so terminated the text.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+    let number = |i: usize| u32::try_from(numbers[i]).unwrap_or(0);
+    Ok(Properties {
+        name: name.to_string_lossy().into_owned(),
+        total_bytes,
+        multiprocessors: number(0),
+        capability: (number(1), number(2)),
+    })
+}
+
+/// The device that this thread allocates and launches on.
+pub fn current_device() -> Result<usize, NativeError> {
+    let mut device = 0;
+    // SAFETY: `device` has room for one integer.
+    check("current device", unsafe { locdiff_cuda_current_device(&raw mut device) })?;
+    Ok(usize::try_from(device).unwrap_or(0))
+}
+
+/// Chooses the device for this thread.
+pub fn set_device(device: usize) -> Result<(), NativeError> {
+    // SAFETY: takes a number, which CUDA checks.
+    check("choice of device", unsafe { locdiff_cuda_set_device(index(device)) })
+}
+
+/// Waits until the current device has done everything.
+pub fn synchronize() -> Result<(), NativeError> {
+    // SAFETY: takes no arguments.
+    check("device synchronisation", unsafe { locdiff_cuda_synchronize() })
+}
+
+/// Memory that this process holds on a device.
+pub fn memory(device: usize) -> Result<Memory, NativeError> {
+    let mut bytes = [0_i64; 4];
+    // SAFETY: `bytes` has room for the four numbers that the shim writes.
+    check("memory statistics", unsafe { locdiff_cuda_memory(index(device), bytes.as_mut_ptr()) })?;
+    let [allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes] =
+        bytes.map(|count| u64::try_from(count).unwrap_or(0));
+    Ok(Memory { allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes })
+}
+
+/// Lets the peaks start again from what is held now.
+pub fn reset_peak(device: usize) -> Result<(), NativeError> {
+    // SAFETY: takes a number, which the allocator checks.
+    check("reset of the peak", unsafe { locdiff_cuda_reset_peak(index(device)) })
+}
+
+/// Gives cached memory back to the device.
+pub fn empty_cache() -> Result<(), NativeError> {
+    // SAFETY: takes no arguments.
+    check("emptying of the cache", unsafe { locdiff_cuda_empty_cache() })
+}
+
+/// The number that CUDA knows a device by; one that does not fit is no device, and CUDA says so.
+pub(super) fn index(device: usize) -> c_int {
+    c_int::try_from(device).unwrap_or(c_int::MAX)
+}

@@ -1,0 +1,44 @@
+//! CUDA beside tch: devices, streams, events, graphs and memory.
+//!
+//! Everything here exists in the CPU variant too, where it answers that the build has no CUDA. In the CUDA variant on
+//! a machine without a GPU, [`device_count`] is 0 and the rest answers with CUDA's own error.
+
+mod device;
+mod event;
+mod graph;
+mod stream;
+
+pub use device::{
+    Memory, Properties, current_device, device_count, empty_cache, is_built, memory, properties, reset_peak,
+    set_device, synchronize,
+};
+pub use event::{Event, WaitError};
+pub use graph::{Graph, GraphError};
+pub use stream::{Priority, Stream, with_stream};
+
+/// Declares functions of the CUDA part of the shim; in the CPU variant each fails with the same explanation.
+macro_rules! cuda_functions {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?);)*) => {
+        #[cfg(locdiff_cuda)]
+        unsafe extern "C" {
+            $(fn $name($($argument: $type),*) -> std::ffi::c_int;)*
+        }
+        $(
+            #[cfg(not(locdiff_cuda))]
+            unsafe fn $name($(_: $type),*) -> std::ffi::c_int {
+                $crate::native::cuda::no_cuda()
+            }
+        )*
+    };
+}
+pub(super) use cuda_functions;
+
+/// Fails as every CUDA function does in the CPU variant.
+#[cfg(not(locdiff_cuda))]
+pub(super) fn no_cuda() -> std::ffi::c_int {
+    unsafe extern "C" {
+        fn locdiff_no_cuda() -> std::ffi::c_int;
+    }
+    // SAFETY: takes no arguments, writes only the thread's own error text.
+    unsafe { locdiff_no_cuda() }
+}

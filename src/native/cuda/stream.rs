@@ -1,0 +1,91 @@
+//! Streams of torch's pool, and which one is current.
+
+use std::ffi::c_int;
+
+use super::cuda_functions;
+use super::device::{current_device, index};
+use super::event::Event;
+use crate::native::error::{NativeError, check};
+
+cuda_functions! {
+    fn locdiff_cuda_stream_from_pool(device: c_int, high_priority: c_int, out: *mut i64);
+    fn locdiff_cuda_current_stream(device: c_int, out: *mut i64);
+    fn locdiff_cuda_set_stream(id: i64, device: c_int);
+    fn locdiff_cuda_stream_synchronize(id: i64, device: c_int);
+}
+
+/// Which pool a stream comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Priority {
+    /// The default.
+    Normal,
+    /// Its kernels go first where both could run.
+    High,
+}
+
+/// A queue of work on one device. The pool has 32 of each priority and hands them out in turn: nobody owns one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream {
+    pub(super) id: i64,
+    pub(super) device: c_int,
+}
+
+impl Stream {
+    /// The next stream of the pool of the current device.
+    pub fn from_pool(priority: Priority) -> Result<Self, NativeError> {
+        let device = index(current_device()?);
+        let mut id = 0;
+        let high = c_int::from(priority == Priority::High);
+        // SAFETY: `id` has room for one number.
+        check("stream from the pool", unsafe { locdiff_cuda_stream_from_pool(device, high, &raw mut id) })?;
+        Ok(Self { id, device })
+    }
+
+    /// The stream that this thread launches on, on the current device.
+    pub fn current() -> Result<Self, NativeError> {
+        Self::current_of(index(current_device()?))
+    }
+
+    pub(super) fn current_of(device: c_int) -> Result<Self, NativeError> {
+        let mut id = 0;
+        // SAFETY: `id` has room for one number.
+        check("current stream", unsafe { locdiff_cuda_current_stream(device, &raw mut id) })?;
+        Ok(Self { id, device })
+    }
+
+    /// The host waits until the stream has done everything.
+    pub fn synchronize(&self) -> Result<(), NativeError> {
+        // SAFETY: the numbers came from torch, and its streams live as long as the process.
+        check("stream synchronisation", unsafe { locdiff_cuda_stream_synchronize(self.id, self.device) })
+    }
+
+    /// What is launched here from now on waits for what `other` holds now; the host does not wait.
+    pub fn wait_stream(&self, other: &Self) -> Result<(), NativeError> {
+        let mut event = Event::new()?;
+        event.record(other)?;
+        event.block(self)
+    }
+
+    fn make_current(self) -> Result<(), NativeError> {
+        // SAFETY: the numbers came from torch, and its streams live as long as the process.
+        check("choice of stream", unsafe { locdiff_cuda_set_stream(self.id, self.device) })
+    }
+}
+
+/// Runs `body` with `stream` as this thread's current stream of its device, and restores the former one however `body`
+/// ends. Nothing is synchronised: see [`Stream::wait_stream`].
+pub fn with_stream<R>(stream: Stream, body: impl FnOnce() -> R) -> Result<R, NativeError> {
+    struct Restore(Stream);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            if let Err(error) = self.0.make_current() {
+                tracing::error!(%error, "the former stream is not restored");
+            }
+        }
+    }
+    let restore = Restore(Stream::current_of(stream.device)?);
+    stream.make_current()?;
+    let result = body();
+    drop(restore);
+    Ok(result)
+}

@@ -1,0 +1,183 @@
+// Compiles CUDA C with NVRTC and launches it on torch's current stream.
+//
+// NVRTC is opened when it is first needed, through libcaffe2_nvrtc.so: that library lies beside libtorch and its run
+// path leads to the NVRTC that torch was installed with. The compiled code is loaded and launched with the CUDA
+// runtime's library interface, so that neither the driver library nor a toolkit is linked.
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "error.h"
+
+namespace {
+
+// The parts of nvrtc.h that are used; the interface has been the same since CUDA 11.
+struct Nvrtc {
+  using Program = void*;
+  int (*version)(int*, int*);
+  const char* (*error_string)(int);
+  int (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*);
+  int (*compile)(Program, int, const char* const*);
+  int (*log_size)(Program, size_t*);
+  int (*log)(Program, char*);
+  int (*cubin_size)(Program, size_t*);
+  int (*cubin)(Program, char*);
+  int (*destroy)(Program*);
+};
+
+template <typename Function>
+void find(void* library, const char* name, Function& out) {
+  out = reinterpret_cast<Function>(dlsym(library, name));
+  TORCH_CHECK(out != nullptr, "NVRTC has no ", name);
+}
+
+void* open_library() {
+  std::string reasons;
+  for (const char* name : {"libcaffe2_nvrtc.so", "libnvrtc.so.13", "libnvrtc.so"}) {
+    if (void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
+    const char* reason = dlerror();
+    reasons += std::string("; ") + (reason ? reason : name);
+  }
+  TORCH_CHECK(false, "NVRTC cannot be loaded (it comes with torch as nvidia-cuda-nvrtc)", reasons);
+}
+
+// NVRTC looks for its builtins by name, without its own folder: what is loaded already is found.
+void load_builtins(const Nvrtc& nvrtc) {
+  Dl_info info;
+  int major = 0, minor = 0;
+  if (!dladdr(reinterpret_cast<void*>(nvrtc.compile), &info) || nvrtc.version(&major, &minor) != 0) return;
+  const std::string path = info.dli_fname;
+  const auto slash = path.rfind('/');
+  if (slash == std::string::npos) return;
+  const std::string builtins =
+      path.substr(0, slash) + "/libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor);
+  (void)dlopen(builtins.c_str(), RTLD_NOW | RTLD_GLOBAL);
+}
+
+const Nvrtc& nvrtc() {
+  static const Nvrtc loaded = [] {
+    void* library = open_library();
+    Nvrtc out;
+    find(library, "nvrtcVersion", out.version);
+    find(library, "nvrtcGetErrorString", out.error_string);
+    find(library, "nvrtcCreateProgram", out.create);
+    find(library, "nvrtcCompileProgram", out.compile);
+    find(library, "nvrtcGetProgramLogSize", out.log_size);
+    find(library, "nvrtcGetProgramLog", out.log);
+    find(library, "nvrtcGetCUBINSize", out.cubin_size);
+    find(library, "nvrtcGetCUBIN", out.cubin);
+    find(library, "nvrtcDestroyProgram", out.destroy);
+    load_builtins(out);
+    return out;
+  }();
+  return loaded;
+}
+
+void check(int result, const char* what) {
+  TORCH_CHECK(result == 0, what, ": ", nvrtc().error_string(result));
+}
+
+struct Program {
+  Nvrtc::Program handle = nullptr;
+  Program(const char* source, const char* name) {
+    check(nvrtc().create(&handle, source, name, 0, nullptr, nullptr), "nvrtcCreateProgram");
+  }
+  ~Program() { nvrtc().destroy(&handle); }
+
+  std::string log() const {
+    size_t size = 0;
+    if (nvrtc().log_size(handle, &size) != 0 || size == 0) return "(no log)";
+    std::string text(size, '\0');
+    nvrtc().log(handle, text.data());
+    return text.c_str();
+  }
+
+  std::string cubin(std::vector<const char*> options, const char* name) {
+    const int result = nvrtc().compile(handle, static_cast<int>(options.size()), options.data());
+    TORCH_CHECK(result == 0, name, ": ", nvrtc().error_string(result), "\n", log());
+    size_t size = 0;
+    check(nvrtc().cubin_size(handle, &size), "nvrtcGetCUBINSize");
+    std::string code(size, '\0');
+    check(nvrtc().cubin(handle, code.data()), "nvrtcGetCUBIN");
+    return code;
+  }
+};
+
+// Never unloaded once it is handed out: the Rust side keeps every module.
+struct Module {
+  std::string code;
+  cudaLibrary_t library = nullptr;
+};
+
+const void* entry(void* kernel) { return kernel; }
+
+}  // namespace
+
+extern "C" {
+
+// Compiles for the current device. `options` are NVRTC's own; the architecture is added.
+int locdiff_cuda_module_compile(const char* name, const char* source, const char* const* options, size_t count,
+                                void** out) {
+  return locdiff::guarded([&] {
+    int major = 0, minor = 0;
+    const int device = c10::cuda::current_device();
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    const std::string architecture = "--gpu-architecture=sm_" + std::to_string(major) + std::to_string(minor);
+    std::vector<const char*> all(options, options + count);
+    all.push_back(architecture.c_str());
+    auto module = std::make_unique<Module>();
+    module->code = Program(source, name).cubin(all, name);
+    C10_CUDA_CHECK(cudaLibraryLoadData(&module->library, module->code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
+    *out = module.release();
+  });
+}
+
+// The kernel of this name, loaded now rather than at its first launch, which may be inside a capture; and the sizes in
+// bytes of its parameters, of which there must be at most `capacity`.
+int locdiff_cuda_module_kernel(void* module, const char* name, void** out, size_t* sizes, size_t capacity,
+                               size_t* parameters) {
+  return locdiff::guarded([&] {
+    cudaKernel_t kernel = nullptr;
+    C10_CUDA_CHECK(cudaLibraryGetKernel(&kernel, static_cast<Module*>(module)->library, name));
+    cudaFuncAttributes attributes;
+    C10_CUDA_CHECK(cudaFuncGetAttributes(&attributes, entry(kernel)));
+    *parameters = 0;
+    size_t offset = 0, size = 0;
+    while (*parameters < capacity && cudaFuncGetParamInfo(entry(kernel), *parameters, &offset, &size) == cudaSuccess) {
+      sizes[(*parameters)++] = size;
+    }
+    // Asking for one parameter too many is how their number is found.
+    (void)cudaGetLastError();
+    *out = kernel;
+  });
+}
+
+// Launches on the current stream. `grid` and `block` have three numbers each.
+int locdiff_cuda_kernel_launch(void* kernel, const unsigned* grid, const unsigned* block, unsigned shared_bytes,
+                               void** arguments) {
+  return locdiff::guarded([&] {
+    C10_CUDA_CHECK(cudaLaunchKernel(entry(kernel), dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]),
+                                    arguments, shared_bytes, c10::cuda::getCurrentCUDAStream()));
+  });
+}
+
+// Where a tensor's elements are, checked: on the current CUDA device and without gaps.
+int locdiff_cuda_tensor_address(const void* tensor, void** out) {
+  return locdiff::guarded([&] {
+    const auto& value = *static_cast<const at::Tensor*>(tensor);
+    TORCH_CHECK(value.is_cuda() && value.device().index() == c10::cuda::current_device(), "the tensor is on ",
+                value.device(), ", wanted cuda:", static_cast<int>(c10::cuda::current_device()));
+    TORCH_CHECK(value.is_contiguous(), "the tensor is not contiguous: sizes ", value.sizes(), ", strides ",
+                value.strides());
+    *out = value.data_ptr();
+  });
+}
+}

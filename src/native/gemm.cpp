@@ -1,0 +1,42 @@
+// bf16 x bf16 -> f32 matrix product, with its gradient: at::mm's out_dtype form has none.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "error.h"
+
+namespace {
+
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_cuda() && a.scalar_type() != at::kFloat) return at::mm(a, b, at::kFloat);
+  return at::mm(a.to(at::kFloat), b.to(at::kFloat));
+}
+
+struct WideMm : torch::autograd::Function<WideMm> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& a, const at::Tensor& b) {
+    context->save_for_backward({a, b});
+    return product(a, b);
+  }
+
+  // The gradient is rounded to the inputs' kind, so that both products run on the tensor cores.
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor grad = grads[0].to(saved[0].scalar_type());
+    at::Tensor of_a, of_b;
+    if (context->needs_input_grad(0)) of_a = grad.mm(saved[1].t());
+    if (context->needs_input_grad(1)) of_b = saved[0].t().mm(grad);
+    return {of_a, of_b};
+  }
+};
+
+}  // namespace
+
+extern "C" int locdiff_mm_f32(void* a, void* b, void** out) {
+  return locdiff::guarded([&] {
+    const auto& left = *static_cast<const at::Tensor*>(a);
+    const auto& right = *static_cast<const at::Tensor*>(b);
+    TORCH_CHECK(left.scalar_type() == right.scalar_type(), "the factors are ", left.toString(), " and ",
+                right.toString(), ", wanted one kind");
+    *out = new at::Tensor(WideMm::apply(left, right));
+  });
+}

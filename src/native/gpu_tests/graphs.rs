@@ -1,0 +1,282 @@
+//! Captured steps do what eager steps do, fail cleanly, end in time and leak nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use tch::{Device, Kind, Tensor};
+
+use super::kernels::Spin;
+use super::{GPU, Outcome, largest_difference, resident_bytes};
+use crate::native::cuda::{self, Event, Graph, GraphError, Stream};
+use crate::native::optim::{AdamW, Control, Moments, clip_divisor, not_finite, squared_norm};
+use crate::native::philox::{self, Philox};
+use crate::native::random::{DeviceCounter, Rows, Step};
+
+const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
+const PHILOX: Philox = Philox::new(77);
+
+/// A small network that learns to map noise to a part of it.
+struct Trainer {
+    params: Vec<Tensor>,
+    moments: Moments,
+    counter: DeviceCounter,
+    learning_rate: Tensor,
+}
+
+impl Trainer {
+    fn new() -> anyhow::Result<Self> {
+        let weights = |index: u64, samples: usize, elements: usize| -> anyhow::Result<Tensor> {
+            let rows =
+                Rows { stream: philox::Stream::Weights, step: Step::At(index), first_sample: 0, samples, elements };
+            Ok((PHILOX.normal(GPU, rows)? * 0.1).set_requires_grad(true))
+        };
+        let params = vec![weights(0, 64, 256)?, weights(1, 256, 64)?, weights(2, 64, 8)?];
+        let learning_rate = Tensor::from(1e-3_f32).to_device(GPU);
+        Ok(Self { moments: Moments::zeros(&params), params, counter: DeviceCounter::new(GPU, 0)?, learning_rate })
+    }
+
+    /// Forward, backward, clip, update: nothing waits for the device. Returns the loss.
+    fn step(&mut self) -> anyhow::Result<Tensor> {
+        let step = Step::Counter(&self.counter);
+        let rows = Rows { stream: philox::Stream::Noise, step, first_sample: 0, samples: 128, elements: 64 };
+        let input = PHILOX.normal(GPU, rows)?;
+        let hidden = input.f_matmul(&self.params[0])?.f_tanh()?.f_matmul(&self.params[1])?.f_tanh()?;
+        let output = hidden.f_matmul(&self.params[2])?;
+        let loss = output.f_mse_loss(&input.f_narrow(1, 0, 8)?, tch::Reduction::Mean)?;
+        let grads = Tensor::f_run_backward(&[&loss], &self.params, false, false)?;
+        let squares = squared_norm(&grads)?;
+        let (divisor, flag) = (clip_divisor(&squares, 0.5)?, not_finite(&squares)?);
+        let control =
+            Control { learning_rate: &self.learning_rate, grad_divisor: Some(&divisor), found_inf: Some(&flag) };
+        ADAMW.update(&self.params, &grads, &mut self.moments, control)?;
+        self.counter.advance()?;
+        Ok(loss.detach())
+    }
+
+    fn warm_up(&mut self) -> anyhow::Result<()> {
+        (0..3).try_for_each(|_| self.step().map(drop))
+    }
+}
+
+/// A thread that allocates on the device and copies back, as prefetch and checkpoints do.
+struct Neighbour {
+    rounds: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<Result<(), tch::TchError>>>,
+}
+
+impl Neighbour {
+    fn start() -> Self {
+        let (rounds, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (counted, stopped) = (rounds.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            let mut held = Vec::new();
+            while !stopped.load(Ordering::Relaxed) {
+                let round = counted.load(Ordering::Relaxed) as i64;
+                // Memory that grows for a while, so that the allocator has to ask CUDA for more.
+                if round < 50 {
+                    held.push(Tensor::f_zeros([1 << 20, round + 21], (Kind::Uint8, GPU))?);
+                }
+                let there = Tensor::f_full([1 << 16], round, (Kind::Float, GPU))?;
+                let back = there.f_to_device(Device::Cpu)?;
+                let _ = back.f_double_value(&[0])?;
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        Self { rounds, stop, thread: Some(thread) }
+    }
+
+    /// Waits until it has done some more.
+    fn meet(&self, more: u64) -> anyhow::Result<u64> {
+        let (start, from) = (Instant::now(), self.rounds.load(Ordering::Relaxed));
+        while self.rounds.load(Ordering::Relaxed) < from + more {
+            ensure!(start.elapsed() < Duration::from_secs(20), "the other thread stands still");
+            std::thread::yield_now();
+        }
+        Ok(self.rounds.load(Ordering::Relaxed) - from)
+    }
+
+    fn finish(mut self) -> anyhow::Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let joined = self.thread.take().map(std::thread::JoinHandle::join);
+        joined.context("joined once")?.map_err(|_| anyhow::anyhow!("the other thread panicked"))??;
+        Ok(())
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+pub(super) fn replay_equals_eager() -> Outcome {
+    const STEPS: usize = 20;
+    let (mut eager, mut replayed) = (Trainer::new()?, Trainer::new()?);
+    eager.warm_up()?;
+    replayed.warm_up()?;
+    let neighbour = Neighbour::start();
+    neighbour.meet(2)?;
+    let (mut graph, (loss, rounds)) = Graph::capture("selftest step", || -> anyhow::Result<_> {
+        let before = neighbour.meet(5)?;
+        let loss = replayed.step()?;
+        Ok((loss, before + neighbour.meet(5)?))
+    })?;
+    neighbour.finish()?;
+    let (mut largest_loss, mut first, mut last) = (0.0_f64, 0.0, 0.0);
+    for step in 0..STEPS {
+        let eager_loss = eager.step()?;
+        graph.replay_within(Duration::from_secs(10), || ())?;
+        largest_loss = largest_loss.max(largest_difference(&loss, &eager_loss)?);
+        last = eager_loss.f_double_value(&[])?;
+        first = if step == 0 { last } else { first };
+    }
+    let mut largest = 0.0_f64;
+    for (a, b) in replayed.params.iter().zip(&eager.params) {
+        largest = largest.max(largest_difference(a, b)?);
+    }
+    ensure!(largest <= 1e-6 && largest_loss <= 1e-6, "parameters differ by {largest:e}, losses by {largest_loss:e}");
+    ensure!(replayed.counter.get()? == eager.counter.get()?, "the counters differ");
+    ensure!(last < first, "the loss went from {first} to {last}");
+    Ok(format!(
+        "{STEPS} replays of {} nodes: parameters differ by {largest:e}, losses by {largest_loss:e}; \
+         the other thread made {rounds} rounds during the capture",
+        graph.nodes()
+    ))
+}
+
+/// What must work after a capture failed: memory, torch's own generator, synchronisation, another capture.
+fn torch_is_usable() -> anyhow::Result<()> {
+    let noise = Tensor::f_randn([1000], (Kind::Float, GPU))?;
+    ensure!(noise.f_isfinite()?.all().f_int64_value(&[])? == 1, "torch's normals are not finite");
+    let mut total = Tensor::f_zeros([1], (Kind::Float, GPU))?;
+    let _ = total.f_add_scalar_(1.0)?;
+    let (mut graph, ()) = Graph::capture("after a failure", || total.f_add_scalar_(1.0).map(drop))?;
+    graph.replay_within(Duration::from_secs(5), || ())?;
+    graph.replay_within(Duration::from_secs(5), || ())?;
+    let total = total.f_double_value(&[0])?;
+    ensure!(total == 3.0, "one addition and two replays gave {total}");
+    cuda::synchronize()?;
+    Ok(())
+}
+
+pub(super) fn failed_captures() -> Outcome {
+    let value = Tensor::ones([256, 256], (Kind::Float, GPU));
+    let _ = value.f_matmul(&value)?.f_double_value(&[0, 0])?;
+    let fail = |how: usize| {
+        Graph::capture("doomed", || -> anyhow::Result<()> {
+            let product = value.f_matmul(&value)?;
+            match how {
+                0 => anyhow::bail!("the step gives up"),
+                1 => panic!("the step panics"),
+                // Reading back is not allowed in a capture and invalidates it.
+                2 => product.f_double_value(&[0, 0]).map(drop)?,
+                // The same, but the step does not notice.
+                _ => drop(product.f_double_value(&[0, 0])),
+            }
+            Ok(())
+        })
+    };
+    let mut details = Vec::new();
+    for how in 0..4 {
+        let Err(error) = fail(how) else { anyhow::bail!("failure {how} was captured") };
+        let expected = match how {
+            0 | 2 => matches!(error, GraphError::Step { .. }),
+            1 => matches!(error, GraphError::Panicked { .. }),
+            _ => matches!(error, GraphError::Native { .. }),
+        };
+        ensure!(expected, "failure {how} became {error:?}");
+        torch_is_usable().with_context(|| format!("after failure {how}"))?;
+        details.push(format!("{:#}", anyhow::Error::from(error)).lines().next().unwrap_or_default().to_owned());
+    }
+    cuda::empty_cache()?;
+    let before = cuda::memory(0)?;
+    (0..100).for_each(|round| drop(fail([0, 2, 3][round % 3])));
+    cuda::empty_cache()?;
+    let after = cuda::memory(0)?;
+    let same = after.allocated_bytes <= before.allocated_bytes && after.reserved_bytes <= before.reserved_bytes;
+    ensure!(same, "100 failed captures leak: {before:?} then {after:?}");
+    Ok(details.join("; "))
+}
+
+pub(super) fn replay_times_out() -> Outcome {
+    let spin = Spin::new()?;
+    spin.launch(Duration::from_millis(1))?;
+    ensure!(spin.count()? == 1, "the kernel does not count");
+    let (mut graph, ()) = Graph::capture("hanging step", || spin.launch(Duration::from_secs(2)))?;
+    let (mut aborted, limit, start) = (0, Duration::from_millis(200), Instant::now());
+    let result = graph.replay_within(limit, || aborted += 1);
+    let timed_out_after = start.elapsed();
+    let Err(error @ GraphError::TimedOut { .. }) = result else { anyhow::bail!("2 s within 0.2 s: {result:?}") };
+    ensure!(aborted == 1, "on_timeout was called {aborted} times");
+    ensure!(timed_out_after < Duration::from_millis(400), "the timeout came after {timed_out_after:?}");
+    ensure!(error.to_string().contains("hanging step"), "the graph is not named: {error}");
+    cuda::synchronize()?;
+    let ended_after = start.elapsed();
+    ensure!(ended_after >= Duration::from_millis(1900) && spin.count()? == 2, "the replay did not end by itself");
+    graph.replay_within(Duration::from_secs(10), || ())?;
+    ensure!(spin.count()? == 3, "the graph cannot be replayed again");
+    Ok(format!("`{error}` after {timed_out_after:?}, ended by itself after {ended_after:?}"))
+}
+
+pub(super) fn timeout_is_cheap() -> Outcome {
+    const ROUNDS: u32 = 200;
+    let spin = Spin::new()?;
+    spin.launch(Duration::ZERO)?;
+    let (mut graph, ()) = Graph::capture("1 ms", || spin.launch(Duration::from_millis(1)))?;
+    let stream = Stream::current()?;
+    let mut mean_us = |within: bool| -> anyhow::Result<f64> {
+        stream.synchronize()?;
+        let start = Instant::now();
+        for _ in 0..ROUNDS {
+            if within {
+                graph.replay_within(Duration::from_secs(10), || ())?;
+            } else {
+                graph.replay()?;
+                stream.synchronize()?;
+            }
+        }
+        Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(ROUNDS))
+    };
+    mean_us(true)?;
+    let (plain_us, within_us) = (mean_us(false)?, mean_us(true)?);
+    ensure!(within_us - plain_us < 20.0, "{within_us:.1} us with a timeout, {plain_us:.1} us without");
+    Ok(format!("{within_us:.1} us with a timeout, {plain_us:.1} us with a plain wait"))
+}
+
+pub(super) fn nothing_leaks() -> Outcome {
+    let mut trainer = Trainer::new()?;
+    trainer.warm_up()?;
+    let (mut graph, _loss) = Graph::capture("leak check", || trainer.step())?;
+    let counter = DeviceCounter::new(GPU, 0)?;
+    let mut round = || -> anyhow::Result<()> {
+        graph.replay()?;
+        let rows = Rows {
+            stream: philox::Stream::Test(0),
+            step: Step::Counter(&counter),
+            first_sample: 0,
+            samples: 8,
+            elements: 64,
+        };
+        let noise = PHILOX.normal(GPU, rows)?;
+        let _ = squared_norm(&[noise])?;
+        let mut event = Event::new()?;
+        event.record(&Stream::current()?)?;
+        Ok(event.wait_for(Duration::from_secs(10))?)
+    };
+    (0..1000).try_for_each(|_| round())?;
+    cuda::synchronize()?;
+    let (before, resident_before) = (cuda::memory(0)?, resident_bytes()?);
+    (0..10_000).try_for_each(|_| round())?;
+    cuda::synchronize()?;
+    let (after, resident_after) = (cuda::memory(0)?, resident_bytes()?);
+    let grown = resident_after.saturating_sub(resident_before);
+    ensure!(after.allocated_bytes == before.allocated_bytes, "device memory leaks: {before:?} then {after:?}");
+    ensure!(after.reserved_bytes == before.reserved_bytes, "reserved memory grows: {before:?} then {after:?}");
+    // A leaked tensor or event of 100 bytes a round would be 1 MB.
+    ensure!(grown < 1 << 20, "the process grew by {grown} bytes");
+    Ok(format!("{} bytes allocated before and after; the process grew by {grown} bytes", after.allocated_bytes))
+}

@@ -1,0 +1,127 @@
+//! Kernels, streams, events and memory behave as their documentation says.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use tch::{Device, Kind, Tensor};
+
+use super::{GPU, Outcome};
+use crate::native::cuda::{self, Event, Priority, Stream, WaitError, with_stream};
+use crate::native::nvrtc::{Arg, Kernel};
+
+/// Adds on one side, and keeps one thread busy for a time on the other.
+const SOURCE: &str = r#"
+extern "C" __global__ void add(float* out, const float* in, float factor, unsigned count) {
+  unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) out[i] += factor * in[i];
+}
+extern "C" __global__ void spin(long long nanoseconds, int* done) {
+  long long start, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); while (now - start < nanoseconds);
+  atomicAdd(done, 1);
+}
+"#;
+
+/// A kernel that keeps the device busy.
+pub(super) struct Spin {
+    kernel: Kernel,
+    done: Tensor,
+}
+
+impl Spin {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let done = Tensor::f_zeros([1], (Kind::Int, GPU))?;
+        Ok(Self { kernel: Kernel::compile("spin", SOURCE, &[])?, done })
+    }
+
+    pub(super) fn launch(&self, time: Duration) -> anyhow::Result<()> {
+        let nanoseconds = i64::try_from(time.as_nanos())?;
+        Ok(self.kernel.launch([1; 3], [1; 3], &[Arg::I64(nanoseconds), Arg::Tensor(&self.done)])?)
+    }
+
+    /// How many launches have ended; waits for the current stream.
+    pub(super) fn count(&self) -> anyhow::Result<i64> {
+        Ok(self.done.f_int64_value(&[0])?)
+    }
+}
+
+pub(super) fn compile_error_gives_the_log() -> Outcome {
+    let broken = "extern \"C\" __global__ void broken(float* out) { out[0] = no_such_name; }";
+    let Err(error) = Kernel::compile("broken", broken, &[]) else { anyhow::bail!("a broken kernel was compiled") };
+    ensure!(error.text.contains("no_such_name") && error.text.contains("broken.cu(1)"), "the log is missing: {error}");
+    let Err(missing) = Kernel::compile("no_such_kernel", SOURCE, &[]) else { anyhow::bail!("no_such_kernel exists") };
+    let first_line = error.text.lines().nth(1).unwrap_or_default();
+    Ok(format!("log: `{first_line}`; missing function: `{missing}`"))
+}
+
+pub(super) fn arguments_are_checked() -> Outcome {
+    let add = Kernel::compile("add", SOURCE, &[])?;
+    let (out, addend) = (Tensor::ones([1000], (Kind::Float, GPU)), Tensor::full([1000], 2.0, (Kind::Float, GPU)));
+    let launch = |target: &Tensor, rest: &[Arg<'_>]| {
+        let mut arguments = vec![Arg::Tensor(target), Arg::Tensor(&addend)];
+        arguments.extend(rest);
+        add.launch([4, 1, 1], [256, 1, 1], &arguments)
+    };
+    let rest = [Arg::F32(3.0), Arg::U32(1000)];
+    launch(&out, &rest)?;
+    ensure!(out.f_eq(7.0)?.all().f_int64_value(&[])? == 1, "1 + 3 × 2 is not 7");
+    let refused = |result: Result<(), crate::native::NativeError>| result.err().map(|error| error.to_string());
+    let cpu = refused(launch(&out.to_device(Device::Cpu), &rest)).context("a CPU tensor was taken")?;
+    let gaps = Tensor::zeros([100, 20], (Kind::Float, GPU)).tr();
+    let gaps = refused(launch(&gaps, &rest)).context("a transposed tensor was taken")?;
+    let short = refused(launch(&out, &rest[..1])).context("a missing argument was not noticed")?;
+    let wide = refused(launch(&out, &[Arg::F64(3.0), rest[1]])).context("a double for a float was not noticed")?;
+    ensure!(cpu.contains("cpu") && gaps.contains("contiguous"), "`{cpu}`, `{gaps}`");
+    Ok(format!("refused: `{short}`, `{wide}`"))
+}
+
+pub(super) fn streams_and_events() -> Outcome {
+    let spin = Spin::new()?;
+    let main = Stream::current()?;
+    let side = Stream::from_pool(Priority::High)?;
+    ensure!(side != main, "the pool handed out the current stream");
+    let (mut start, mut end, mut unrelated) = (Event::timing()?, Event::timing()?, Event::new()?);
+    unrelated.record(&main)?;
+    unrelated.synchronize()?;
+    let inside = with_stream(side, || -> anyhow::Result<Stream> {
+        start.record(&side)?;
+        spin.launch(Duration::from_millis(50))?;
+        end.record(&side)?;
+        Ok(Stream::current()?)
+    })??;
+    ensure!(inside == side && Stream::current()? == main, "the current stream is wrong");
+    ensure!(unrelated.query()? && !end.query()?, "the side stream is done at once");
+    let limit = Duration::from_millis(5);
+    ensure!(end.wait_for(limit) == Err(WaitError::TimedOut(limit)), "50 ms ended within 5 ms");
+    // The main stream reads the count only after the side stream's kernel.
+    main.wait_stream(&side)?;
+    ensure!(spin.count()? == 1, "the stream did not wait");
+    let elapsed_ms = start.elapsed_ms(&end)?;
+    ensure!((49.0..60.0).contains(&elapsed_ms), "50 ms took {elapsed_ms} ms");
+    side.synchronize()?;
+    let before = Instant::now();
+    end.wait_for(limit)?;
+    Ok(format!("50 ms measured as {elapsed_ms:.2} ms; a wait for nothing took {:?}", before.elapsed()))
+}
+
+pub(super) fn memory_statistics() -> Outcome {
+    const BYTES: u64 = 64 << 20;
+    cuda::synchronize()?;
+    cuda::reset_peak(0)?;
+    let before = cuda::memory(0)?;
+    let held = Tensor::f_zeros([BYTES as i64], (Kind::Uint8, GPU))?;
+    let during = cuda::memory(0)?;
+    drop(held);
+    let after = cuda::memory(0)?;
+    ensure!(during.allocated_bytes == before.allocated_bytes + BYTES, "{before:?} then {during:?}");
+    ensure!(after.allocated_bytes == before.allocated_bytes, "{before:?} then {after:?}");
+    ensure!(after.allocated_peak_bytes >= during.allocated_bytes, "the peak is lost: {after:?}");
+    ensure!(during.reserved_bytes >= during.allocated_bytes, "{during:?}");
+    cuda::reset_peak(0)?;
+    cuda::empty_cache()?;
+    let reset = cuda::memory(0)?;
+    ensure!(reset.allocated_peak_bytes == reset.allocated_bytes, "the peak is not reset: {reset:?}");
+    ensure!(reset.reserved_bytes < during.reserved_bytes, "the cache is not emptied: {reset:?}");
+    Ok(format!("{during:?}"))
+}

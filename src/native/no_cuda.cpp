@@ -1,0 +1,6 @@
+// What every CUDA function of the shim answers in the CPU variant.
+#include "error.h"
+
+extern "C" int locdiff_no_cuda() {
+  return locdiff::fail("this build has no CUDA: set LOCDIFF_CUDA=1 and `make build`");
+}

@@ -1,0 +1,197 @@
+//! Kernels of our own: CUDA C compiled at start-up for the device at hand, launched on torch's current stream.
+//!
+//! Compiled modules are kept for the life of the process. Compile before a capture begins: loading code inside one is
+//! not allowed. Why not a crate for this: `docs/decisions/0004-nvrtc-without-a-crate.md`.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_uint, c_void};
+use std::sync::{Mutex, PoisonError};
+
+use tch::Tensor;
+
+use super::cuda::{cuda_functions, current_device};
+use super::error::{NativeError, check};
+use super::optim::pointer;
+
+cuda_functions! {
+    fn locdiff_cuda_module_compile(
+        name: *const c_char,
+        source: *const c_char,
+        options: *const *const c_char,
+        count: usize,
+        out: *mut *mut c_void,
+    );
+    fn locdiff_cuda_module_kernel(
+        module: *mut c_void,
+        name: *const c_char,
+        out: *mut *mut c_void,
+        sizes: *mut usize,
+        capacity: usize,
+        parameters: *mut usize,
+    );
+    fn locdiff_cuda_kernel_launch(
+        kernel: *mut c_void,
+        grid: *const c_uint,
+        block: *const c_uint,
+        shared_bytes: c_uint,
+        arguments: *mut *mut c_void,
+    );
+    fn locdiff_cuda_tensor_address(tensor: *const c_void, out: *mut *mut c_void);
+}
+
+/// More parameters than any kernel here has.
+const PARAMETERS_MAX: usize = 32;
+
+/// Compiled code, never unloaded.
+#[derive(Debug, Clone, Copy)]
+struct Module(*mut c_void);
+
+// SAFETY: a loaded module is read-only, and CUDA's calls on it are thread-safe.
+unsafe impl Send for Module {}
+
+type ModuleKey = (usize, String, Vec<String>);
+static MODULES: Mutex<Option<HashMap<ModuleKey, Module>>> = Mutex::new(None);
+
+/// One argument of a kernel. Its size is checked against the kernel's parameter; its meaning cannot be.
+#[derive(Debug, Clone, Copy)]
+pub enum Arg<'a> {
+    /// The address of a contiguous tensor on the current device.
+    Tensor(&'a Tensor),
+    /// A null pointer.
+    Null,
+    /// `int`
+    I32(i32),
+    /// `unsigned int`
+    U32(u32),
+    /// `long long`
+    I64(i64),
+    /// `unsigned long long`
+    U64(u64),
+    /// `float`
+    F32(f32),
+    /// `double`
+    F64(f64),
+}
+
+impl Arg<'_> {
+    /// The bytes of the argument at the start of eight, and how many they are.
+    fn encode(&self) -> Result<(u64, usize), NativeError> {
+        let low = |bytes: [u8; 4]| u64::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3], 0, 0, 0, 0]);
+        Ok(match self {
+            Self::Tensor(tensor) => (address(tensor)? as u64, 8),
+            Self::Null => (0, 8),
+            Self::I32(value) => (low(value.to_ne_bytes()), 4),
+            Self::U32(value) => (low(value.to_ne_bytes()), 4),
+            Self::F32(value) => (low(value.to_ne_bytes()), 4),
+            Self::I64(value) => (u64::from_ne_bytes(value.to_ne_bytes()), 8),
+            Self::U64(value) => (*value, 8),
+            Self::F64(value) => (value.to_bits(), 8),
+        })
+    }
+}
+
+fn address(tensor: &Tensor) -> Result<usize, NativeError> {
+    let mut out = std::ptr::null_mut();
+    // SAFETY: the tensor is live, and `out` has room for one pointer.
+    let status = unsafe { locdiff_cuda_tensor_address(pointer(tensor), &raw mut out) };
+    check("kernel argument", status)?;
+    Ok(out.addr())
+}
+
+/// A `__global__` function with C linkage.
+///
+/// The code is part of this program and is trusted: a kernel must stay within the tensors that it is given.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    name: String,
+    entry: *mut c_void,
+    parameter_bytes: Vec<usize>,
+}
+
+// SAFETY: the entry is a handle into a module that is never unloaded, and CUDA's calls on it are thread-safe.
+unsafe impl Send for Kernel {}
+// SAFETY: as above; a launch changes nothing of the kernel.
+unsafe impl Sync for Kernel {}
+
+impl Kernel {
+    /// The function `name` of `source`, compiled for the current device with NVRTC's `options`.
+    ///
+    /// The same source with the same options is compiled once per process. What does not compile is an error with the
+    /// compiler's log.
+    pub fn compile(name: &str, source: &str, options: &[&str]) -> Result<Self, NativeError> {
+        let module = module(name, source, options)?;
+        let c_name = c_string(name)?;
+        let mut entry = std::ptr::null_mut();
+        let mut sizes = [0; PARAMETERS_MAX];
+        let mut count = 0;
+        let (sizes_at, count_at) = (sizes.as_mut_ptr(), &raw mut count);
+        // SAFETY: the module is live, the name is terminated, and at most `PARAMETERS_MAX` sizes are written.
+        let status = unsafe {
+            locdiff_cuda_module_kernel(module.0, c_name.as_ptr(), &raw mut entry, sizes_at, PARAMETERS_MAX, count_at)
+        };
+        check("kernel lookup", status)?;
+        Ok(Self { name: name.to_owned(), entry, parameter_bytes: sizes[..count].to_vec() })
+    }
+
+    /// Launches on the current stream; the host does not wait.
+    pub fn launch(&self, grid: [u32; 3], block: [u32; 3], arguments: &[Arg<'_>]) -> Result<(), NativeError> {
+        let encoded = arguments.iter().map(Arg::encode).collect::<Result<Vec<_>, _>>()?;
+        let bytes: Vec<usize> = encoded.iter().map(|(_, bytes)| *bytes).collect();
+        if bytes != self.parameter_bytes {
+            let text = format!("`{}` takes arguments of {:?} bytes, got {bytes:?}", self.name, self.parameter_bytes);
+            return Err(NativeError { operation: "kernel launch", text });
+        }
+        let mut cells: Vec<u64> = encoded.iter().map(|(cell, _)| *cell).collect();
+        let mut addresses: Vec<*mut c_void> = cells.iter_mut().map(|cell| std::ptr::from_mut(cell).cast()).collect();
+        // SAFETY: there is one address per parameter, each of a cell that outlives the call, which copies them.
+        let status =
+            unsafe { locdiff_cuda_kernel_launch(self.entry, grid.as_ptr(), block.as_ptr(), 0, addresses.as_mut_ptr()) };
+        check("kernel launch", status)
+    }
+}
+
+fn module(name: &str, source: &str, options: &[&str]) -> Result<Module, NativeError> {
+    let device = current_device()?;
+    let key = (device, source.to_owned(), options.iter().map(|option| (*option).to_owned()).collect());
+    // A panic elsewhere cannot leave the map half-changed: it only ever gains whole entries.
+    let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
+    let modules = modules.get_or_insert_default();
+    if let Some(module) = modules.get(&key) {
+        return Ok(*module);
+    }
+    let (c_name, c_source) = (c_string(&format!("{name}.cu"))?, c_string(source)?);
+    let c_options = options.iter().map(|option| c_string(option)).collect::<Result<Vec<_>, _>>()?;
+    let option_list: Vec<*const c_char> = c_options.iter().map(|option| option.as_ptr()).collect();
+    let mut out = std::ptr::null_mut();
+    let (name_at, source_at) = (c_name.as_ptr(), c_source.as_ptr());
+    // SAFETY: every text is terminated and outlives the call, and `out` has room for one pointer.
+    let status = unsafe {
+        locdiff_cuda_module_compile(name_at, source_at, option_list.as_ptr(), option_list.len(), &raw mut out)
+    };
+    check("kernel compilation", status)?;
+    modules.insert(key, Module(out));
+    Ok(Module(out))
+}
+
+fn c_string(text: &str) -> Result<CString, NativeError> {
+    CString::new(text)
+        .map_err(|error| NativeError { operation: "kernel compilation", text: format!("a text for NVRTC: {error}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_encoded_as_the_device_reads_them() {
+        let encode = |arg: Arg<'_>| arg.encode().expect("no tensor");
+        assert_eq!(encode(Arg::I32(-1)), (0xffff_ffff, 4));
+        assert_eq!(encode(Arg::U32(7)), (7, 4));
+        assert_eq!(encode(Arg::I64(-1)), (u64::MAX, 8));
+        assert_eq!(encode(Arg::F32(1.0)), (0x3f80_0000, 4));
+        assert_eq!(encode(Arg::F64(1.0)), (0x3ff0_0000_0000_0000, 8));
+        assert_eq!(encode(Arg::Null), (0, 8));
+        let on_cpu = Tensor::from_slice(&[1.0_f32]);
+        assert!(Arg::Tensor(&on_cpu).encode().is_err());
+    }
+}

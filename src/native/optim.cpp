@@ -1,0 +1,94 @@
+// ATen's fused and list operations, which tch does not bind.
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "error.h"
+
+namespace {
+
+std::vector<at::Tensor> list(void* const* tensors, size_t count) {
+  std::vector<at::Tensor> out;
+  out.reserve(count);
+  for (size_t i = 0; i < count; ++i) out.push_back(*static_cast<const at::Tensor*>(tensors[i]));
+  return out;
+}
+
+std::optional<at::Tensor> optional(void* tensor) {
+  if (tensor == nullptr) return std::nullopt;
+  return *static_cast<const at::Tensor*>(tensor);
+}
+
+// The fused kernels walk the memory of all four tensors side by side, and not every backend checks that it may.
+void check_alike(size_t index, const char* name, const at::Tensor& param, const at::Tensor& other) {
+  TORCH_CHECK(param.sizes() == other.sizes() && param.strides() == other.strides() &&
+                  param.scalar_type() == other.scalar_type() && param.device() == other.device(),
+              name, " ", index, " is ", other.toString(), other.sizes(), " with strides ", other.strides(),
+              ", its parameter is ", param.toString(), param.sizes(), " with strides ", param.strides());
+  TORCH_CHECK(param.is_non_overlapping_and_dense(), "parameter ", index, " is not dense");
+}
+
+}  // namespace
+
+extern "C" {
+
+// Adds 1 to `step` (one f32 for the whole list), updates, and takes the 1 back where found_inf says so: all on the
+// device. `grad_scale` divides the gradients, and the divided ones are written back.
+int locdiff_fused_adamw(size_t count, void* const* params, void* const* grads, void* const* exp_avgs,
+                        void* const* exp_avg_sqs, void* step, void* lr, double beta1, double beta2, double eps,
+                        double weight_decay, void* grad_scale, void* found_inf) {
+  return locdiff::guarded([&] {
+    c10::NoGradGuard no_grad;
+    auto p = list(params, count), g = list(grads, count), m = list(exp_avgs, count), v = list(exp_avg_sqs, count);
+    for (size_t i = 0; i < count; ++i) {
+      check_alike(i, "gradient", p[i], g[i]);
+      check_alike(i, "first moment", p[i], m[i]);
+      check_alike(i, "second moment", p[i], v[i]);
+    }
+    at::Tensor& steps = *static_cast<at::Tensor*>(step);
+    const at::Tensor& rate = *static_cast<const at::Tensor*>(lr);
+    TORCH_CHECK(steps.scalar_type() == at::kFloat && steps.numel() == 1, "the step must be one f32");
+    TORCH_CHECK(rate.scalar_type() == at::kFloat && rate.numel() == 1, "the learning rate must be one f32");
+    const auto skip = optional(found_inf);
+    steps.add_(1);
+    // The kernels read the step of every tensor and write none, so that one tensor may stand for all.
+    const std::vector<at::Tensor> all_steps(count, steps);
+    try {
+      at::_fused_adamw_(p, g, m, v, {}, all_steps, rate, beta1, beta2, weight_decay, eps, /*amsgrad=*/false,
+                        /*maximize=*/false, optional(grad_scale), skip);
+    } catch (...) {
+      steps.sub_(1);
+      throw;
+    }
+    if (skip) steps.sub_(*skip);
+  });
+}
+
+// A norm of all tensors together as one f32 (f64 where all are f64): the 2-norm squared, or the largest magnitude.
+int locdiff_list_norm(size_t count, void* const* tensors, int largest, void** out) {
+  return locdiff::guarded([&] {
+    c10::NoGradGuard no_grad;
+    const auto all = list(tensors, count);
+    TORCH_CHECK(count > 0, "the list is empty");
+    bool wide = true;
+    for (const auto& tensor : all) wide = wide && tensor.scalar_type() == at::kDouble;
+    const auto kind = wide ? at::kDouble : at::kFloat;
+    const auto norms = at::stack(largest ? at::_foreach_norm(all, std::numeric_limits<double>::infinity(), kind)
+                                         : at::_foreach_norm(all, 2, kind));
+    *out = new at::Tensor(largest ? norms.amax() : norms.square().sum());
+  });
+}
+
+// averages += (values - averages) * weight.
+int locdiff_list_lerp(size_t count, void* const* averages, void* const* values, double weight) {
+  return locdiff::guarded([&] {
+    c10::NoGradGuard no_grad;
+    if (count == 0) return;
+    at::_foreach_lerp_(list(averages, count), list(values, count), weight);
+  });
+}
+}

@@ -1,0 +1,186 @@
+//! AdamW over lists of tensors in one fused kernel, and what stands around it: norm, clipping, non-finite check, EMA.
+//!
+//! Nothing here waits for the device: learning rate, step, clip divisor and the skip flag are tensors, so that a
+//! captured graph can be replayed with other values. Parameter groups are separate calls.
+//!
+//! AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2.
+
+use std::ffi::{c_int, c_void};
+
+use tch::{Device, Kind, Tensor};
+
+use super::error::{NativeError, check};
+
+unsafe extern "C" {
+    fn locdiff_fused_adamw(
+        count: usize,
+        params: *const *mut c_void,
+        grads: *const *mut c_void,
+        exp_avgs: *const *mut c_void,
+        exp_avg_sqs: *const *mut c_void,
+        step: *mut c_void,
+        lr: *mut c_void,
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        weight_decay: f64,
+        grad_scale: *mut c_void,
+        found_inf: *mut c_void,
+    ) -> c_int;
+    fn locdiff_list_norm(count: usize, tensors: *const *mut c_void, largest: c_int, out: *mut *mut c_void) -> c_int;
+    fn locdiff_list_lerp(count: usize, averages: *const *mut c_void, values: *const *mut c_void, weight: f64) -> c_int;
+}
+
+/// The constants of AdamW.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled: the parameter shrinks by learning rate × this.
+    pub weight_decay: f64,
+}
+
+/// What AdamW remembers about a list of parameters.
+#[derive(Debug)]
+pub struct Moments {
+    /// Running means of the gradients.
+    pub exp_avgs: Vec<Tensor>,
+    /// Running means of their squares.
+    pub exp_avg_sqs: Vec<Tensor>,
+    /// Updates made so far: one f32 on the device (exact up to 2²⁴).
+    pub step: Tensor,
+}
+
+impl Moments {
+    /// Zeros beside `params`.
+    pub fn zeros(params: &[Tensor]) -> Self {
+        let zeros = || params.iter().map(|param| param.detach().zeros_like()).collect();
+        let device = params.first().map_or(Device::Cpu, Tensor::device);
+        Self { exp_avgs: zeros(), exp_avg_sqs: zeros(), step: Tensor::zeros([], (Kind::Float, device)) }
+    }
+}
+
+/// What one update may take beside the gradients, all of it on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct Control<'a> {
+    /// The learning rate, one f32.
+    pub learning_rate: &'a Tensor,
+    /// Divides the gradients before they are used, and the divided gradients are written back: one f32, such as
+    /// [`clip_divisor`].
+    pub grad_divisor: Option<&'a Tensor>,
+    /// One f32: where it is 1, parameters, moments and step stay as they are.
+    pub found_inf: Option<&'a Tensor>,
+}
+
+impl AdamW {
+    /// One update of `params` in place.
+    ///
+    /// All of one kind on one device; a gradient must have the strides of its parameter.
+    pub fn update(
+        &self,
+        params: &[Tensor],
+        grads: &[Tensor],
+        moments: &mut Moments,
+        control: Control<'_>,
+    ) -> Result<(), NativeError> {
+        const OPERATION: &str = "fused AdamW";
+        let lengths = [grads.len(), moments.exp_avgs.len(), moments.exp_avg_sqs.len()];
+        if lengths.iter().any(|length| *length != params.len()) {
+            let text = format!("{} parameters, but lists of {lengths:?} gradients and moments", params.len());
+            return Err(NativeError { operation: OPERATION, text });
+        }
+        if params.is_empty() {
+            return Ok(());
+        }
+        let lists = [params, grads, &moments.exp_avgs, &moments.exp_avg_sqs].map(pointers);
+        // SAFETY: each list holds `params.len()` live tensors, and the three scalars are live tensors or null.
+        let status = unsafe {
+            locdiff_fused_adamw(
+                params.len(),
+                lists[0].as_ptr(),
+                lists[1].as_ptr(),
+                lists[2].as_ptr(),
+                lists[3].as_ptr(),
+                pointer(&moments.step),
+                pointer(control.learning_rate),
+                self.beta1,
+                self.beta2,
+                self.eps,
+                self.weight_decay,
+                control.grad_divisor.map_or(std::ptr::null_mut(), pointer),
+                control.found_inf.map_or(std::ptr::null_mut(), pointer),
+            )
+        };
+        check(OPERATION, status)
+    }
+}
+
+/// The sum of all squares as one f32 on the device (f64 where all are f64); sums of shards add up across ranks.
+pub fn squared_norm(tensors: &[Tensor]) -> Result<Tensor, NativeError> {
+    list_norm("squared norm", tensors, false)
+}
+
+/// 1 where any element of any tensor is infinite or not a number, else 0: one f32 on the device.
+pub fn found_inf(tensors: &[Tensor]) -> Result<Tensor, NativeError> {
+    if tensors.is_empty() {
+        return Ok(Tensor::zeros([], (Kind::Float, Device::Cpu)));
+    }
+    not_finite(&list_norm("non-finite check", tensors, true)?)
+}
+
+/// 1 where the scalar is infinite or not a number, else 0. Of a squared norm, it saves [`found_inf`] its pass over the
+/// gradients, and also skips those whose norm overflows.
+pub fn not_finite(scalar: &Tensor) -> Result<Tensor, NativeError> {
+    let flag =
+        scalar.f_isfinite().and_then(|finite| finite.f_logical_not()).and_then(|flag| flag.f_to_kind(Kind::Float));
+    flag.map_err(|error| torch_error("non-finite check", &error))
+}
+
+/// What the gradients must be divided by so that their norm is at most `max_norm`: max(1, norm / max_norm), one f32.
+pub fn clip_divisor(squared_norm: &Tensor, max_norm: f64) -> Result<Tensor, NativeError> {
+    let divisor =
+        squared_norm.f_sqrt().and_then(|norm| norm.f_div_scalar(max_norm)).and_then(|ratio| ratio.f_clamp_min(1.0));
+    divisor.and_then(|divisor| divisor.f_to_kind(Kind::Float)).map_err(|error| torch_error("clip divisor", &error))
+}
+
+/// Moves `averages` towards `params`: average = decay × average + (1 − decay) × parameter.
+pub fn ema_update(averages: &[Tensor], params: &[Tensor], decay: f64) -> Result<(), NativeError> {
+    const OPERATION: &str = "moving average";
+    if averages.len() != params.len() {
+        let text = format!("{} averages for {} parameters", averages.len(), params.len());
+        return Err(NativeError { operation: OPERATION, text });
+    }
+    let (average_list, param_list) = (pointers(averages), pointers(params));
+    // SAFETY: both lists hold `averages.len()` live tensors.
+    let status = unsafe { locdiff_list_lerp(averages.len(), average_list.as_ptr(), param_list.as_ptr(), 1.0 - decay) };
+    check(OPERATION, status)
+}
+
+fn list_norm(operation: &'static str, tensors: &[Tensor], largest: bool) -> Result<Tensor, NativeError> {
+    let list = pointers(tensors);
+    let mut out = std::ptr::null_mut();
+    // SAFETY: the list holds `tensors.len()` live tensors, and `out` has room for one pointer.
+    let status = unsafe { locdiff_list_norm(list.len(), list.as_ptr(), c_int::from(largest), &raw mut out) };
+    check(operation, status)?;
+    // SAFETY: the shim succeeded, so `out` is a tensor of its own that nobody else frees.
+    Ok(unsafe { Tensor::from_ptr(out.cast()) })
+}
+
+/// The `at::Tensor*` behind a tensor. It lives as long as the tensor.
+pub(super) fn pointer(tensor: &Tensor) -> *mut c_void {
+    tensor.as_ptr().cast_mut().cast()
+}
+
+fn pointers(tensors: &[Tensor]) -> Vec<*mut c_void> {
+    tensors.iter().map(pointer).collect()
+}
+
+/// A `tch` error under the name of what was asked for.
+pub(super) fn torch_error(operation: &'static str, error: &tch::TchError) -> NativeError {
+    let text = error.to_string();
+    NativeError { operation, text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
+}

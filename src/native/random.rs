@@ -1,0 +1,217 @@
+//! Random tensors by name, on CPU and GPU alike: the face of [`philox`](super::philox) for tensors.
+//!
+//! On the GPU the step can be read from a [`DeviceCounter`], so that a captured graph draws new numbers each time it is
+//! replayed. Call [`prepare`], or draw once, before a capture: the kernels are compiled at first use.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use tch::{Device, Kind, Tensor};
+
+use super::error::NativeError;
+use super::nvrtc::{Arg, Kernel};
+use super::optim::torch_error;
+use super::philox::{Draw, Philox, RangeError, STEP_END, Stream, mask_threshold, within};
+
+const SOURCE: &str = include_str!("kernels/philox.cu");
+/// Without fused multiply-add every operation rounds as it does on the CPU.
+const OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
+const KERNELS: [&str; 5] = ["fill_bits", "fill_uniform", "fill_normal", "fill_int", "fill_mask"];
+const THREADS: u64 = 256;
+
+/// Numbers that could not be drawn.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum RandomError {
+    /// A part of their name is out of range.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// The device failed.
+    #[error(transparent)]
+    Native(#[from] NativeError),
+}
+
+/// Where the step of a draw comes from.
+#[derive(Debug, Clone, Copy)]
+pub enum Step<'a> {
+    /// Known to the host.
+    At(u64),
+    /// Read where the numbers are drawn.
+    Counter(&'a DeviceCounter),
+}
+
+/// Which numbers to draw: `[samples, elements]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows<'a> {
+    /// What they are for.
+    pub stream: Stream,
+    /// The training step.
+    pub step: Step<'a>,
+    /// The global index of the first row.
+    pub first_sample: u64,
+    /// Rows.
+    pub samples: usize,
+    /// Numbers per row.
+    pub elements: usize,
+}
+
+/// A step counter that lives on a device: an i64 that kernels read and a captured graph advances.
+#[derive(Debug)]
+pub struct DeviceCounter(Tensor);
+
+impl DeviceCounter {
+    /// A counter that stands at `start`.
+    pub fn new(device: Device, start: u64) -> Result<Self, RandomError> {
+        let counter =
+            Tensor::f_zeros([1], (Kind::Int64, device)).map_err(|error| torch_error("new counter", &error))?;
+        let mut counter = Self(counter);
+        counter.set(start)?;
+        Ok(counter)
+    }
+
+    /// Adds 1, in the order of the current stream; the host does not wait.
+    pub fn advance(&mut self) -> Result<(), RandomError> {
+        let _ = self.0.f_add_scalar_(1).map_err(|error| torch_error("advance of a counter", &error))?;
+        Ok(())
+    }
+
+    /// Puts the counter to `step`, in the order of the current stream.
+    pub fn set(&mut self, step: u64) -> Result<(), RandomError> {
+        within("step", step, STEP_END)?;
+        let _ = self.0.f_fill_(step.cast_signed()).map_err(|error| torch_error("setting of a counter", &error))?;
+        Ok(())
+    }
+
+    /// Where it stands. The host waits for the device.
+    pub fn get(&self) -> Result<u64, RandomError> {
+        let value = self.0.f_int64_value(&[0]).map_err(|error| torch_error("reading of a counter", &error))?;
+        Ok(value.cast_unsigned())
+    }
+
+    /// The tensor itself, to be saved or compared.
+    pub fn tensor(&self) -> &Tensor {
+        &self.0
+    }
+}
+
+/// Compiles the kernels for the current device, where they are not yet.
+pub fn prepare() -> Result<(), NativeError> {
+    KERNELS.iter().try_for_each(|name| kernel(name).map(drop))
+}
+
+impl Philox {
+    /// Uniform 32-bit integers, as the bits of i32.
+    pub fn bits(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
+        if device.is_cuda() {
+            return self.on_device(device, "fill_bits", Kind::Int, None, rows);
+        }
+        let mut values = vec![0_u32; rows.samples * rows.elements];
+        self.fill_bits(rows.draw()?, &mut values)?;
+        let values: Vec<i32> = values.into_iter().map(u32::cast_signed).collect();
+        rows.tensor(Tensor::f_from_slice(&values))
+    }
+
+    /// Uniform in [0, 1), f32.
+    pub fn uniform(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
+        if device.is_cuda() {
+            return self.on_device(device, "fill_uniform", Kind::Float, None, rows);
+        }
+        let mut values = vec![0.0; rows.samples * rows.elements];
+        self.fill_uniform(rows.draw()?, &mut values)?;
+        rows.tensor(Tensor::f_from_slice(&values))
+    }
+
+    /// Standard normals, f32.
+    pub fn normal(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
+        if device.is_cuda() {
+            return self.on_device(device, "fill_normal", Kind::Float, None, rows);
+        }
+        let mut values = vec![0.0; rows.samples * rows.elements];
+        self.fill_normal(rows.draw()?, &mut values)?;
+        rows.tensor(Tensor::f_from_slice(&values))
+    }
+
+    /// Integers in `0..bound`, i64.
+    pub fn int(&self, device: Device, bound: u32, rows: Rows<'_>) -> Result<Tensor, RandomError> {
+        if bound == 0 {
+            return Err(RangeError::NoIntegers.into());
+        }
+        if device.is_cuda() {
+            return self.on_device(device, "fill_int", Kind::Int64, Some(Arg::U32(bound)), rows);
+        }
+        let mut values = vec![0; rows.samples * rows.elements];
+        self.fill_int(rows.draw()?, bound, &mut values)?;
+        rows.tensor(Tensor::f_from_slice(&values))
+    }
+
+    /// True with probability `keep`: a dropout mask, to be followed by a division by `keep`.
+    pub fn mask(&self, device: Device, keep: f64, rows: Rows<'_>) -> Result<Tensor, RandomError> {
+        let threshold = mask_threshold(keep)?;
+        if device.is_cuda() {
+            return self.on_device(device, "fill_mask", Kind::Bool, Some(Arg::U64(threshold)), rows);
+        }
+        let mut values = vec![false; rows.samples * rows.elements];
+        self.fill_mask(rows.draw()?, keep, &mut values)?;
+        rows.tensor(Tensor::f_from_slice(&values))
+    }
+
+    fn on_device(
+        &self,
+        device: Device,
+        name: &'static str,
+        kind: Kind,
+        extra: Option<Arg<'_>>,
+        rows: Rows<'_>,
+    ) -> Result<Tensor, RandomError> {
+        let (counter, step) = match rows.step {
+            Step::At(step) => (Arg::Null, step),
+            Step::Counter(counter) => (Arg::Tensor(&counter.0), 0),
+        };
+        let draw = Draw { stream: rows.stream, step, first_sample: rows.first_sample, elements: rows.elements };
+        let stream = Self::check(draw, rows.samples as u64)?;
+        let shape = [rows.samples as i64, rows.elements as i64];
+        let out = Tensor::f_empty(shape, (kind, device)).map_err(|error| torch_error("random tensor", &error))?;
+        let blocks = (rows.samples as u64) * (rows.elements as u64).div_ceil(4);
+        if blocks == 0 {
+            return Ok(out);
+        }
+        let mut arguments = vec![Arg::Tensor(&out)];
+        arguments.extend(extra);
+        arguments.extend([Arg::U64(self.seed), Arg::U32(stream), counter, Arg::U64(step)]);
+        arguments.extend([rows.first_sample, rows.samples as u64, rows.elements as u64].map(Arg::U64));
+        let grid = blocks.div_ceil(THREADS);
+        within("blocks of threads", grid, 1 << 31)?;
+        kernel(name)?.launch([grid as u32, 1, 1], [THREADS as u32, 1, 1], &arguments)?;
+        Ok(out)
+    }
+}
+
+impl Rows<'_> {
+    /// The draw on the CPU, where the counter can be read at once.
+    fn draw(&self) -> Result<Draw, RandomError> {
+        let step = match self.step {
+            Step::At(step) => step,
+            Step::Counter(counter) => counter.get()?,
+        };
+        Ok(Draw { stream: self.stream, step, first_sample: self.first_sample, elements: self.elements })
+    }
+
+    fn tensor(&self, flat: Result<Tensor, tch::TchError>) -> Result<Tensor, RandomError> {
+        let shape = [self.samples as i64, self.elements as i64];
+        Ok(flat.and_then(|flat| flat.f_view(shape)).map_err(|error| torch_error("random tensor", &error))?)
+    }
+}
+
+/// The kernel of this name for the current device, from a table that needs no hashing of the source.
+fn kernel(name: &'static str) -> Result<Kernel, NativeError> {
+    static COMPILED: Mutex<Option<HashMap<(usize, &'static str), Kernel>>> = Mutex::new(None);
+    let device = super::cuda::current_device()?;
+    // A panic elsewhere cannot leave the map half-changed: it only ever gains whole entries.
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    let compiled = compiled.get_or_insert_default();
+    if let Some(kernel) = compiled.get(&(device, name)) {
+        return Ok(kernel.clone());
+    }
+    let kernel = Kernel::compile(name, SOURCE, OPTIONS)?;
+    compiled.insert((device, name), kernel.clone());
+    Ok(kernel)
+}

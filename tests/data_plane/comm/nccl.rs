@@ -1,0 +1,174 @@
+//! NCCL between two real processes that share one GPU: values, gradients, captured collectives, dead peers.
+//!
+//! Ignored in the CPU variant; in the CUDA variant they need a GPU.
+
+use std::time::{Duration, Instant};
+
+use locdiff::comm::{Buckets, Communicator, ReduceOp, differentiable};
+use locdiff::native::cuda::{self, Graph, GraphError};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tch::{Device, Kind, Tensor};
+
+use super::harness::{PATIENCE, Rank, ranks, ranks_but};
+
+const GPU: Device = Device::Cuda(0);
+/// Between a kill and the errors of the others.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// What a timeout may be overrun by: NCCL's abort waits for its threads.
+const GRACE: Duration = Duration::from_secs(2);
+
+fn connect(me: &Rank, timeout: Duration) -> Communicator {
+    cuda::set_device(0).expect("a GPU");
+    me.connect_on_one_gpu(1, timeout)
+}
+
+fn numbers(rank: u32, elements: i64) -> Tensor {
+    let index = Tensor::arange(elements, (Kind::Int64, GPU));
+    ((index * 7 + i64::from(rank) * 13).remainder(101) - 50).to_kind(Kind::Float)
+}
+
+fn die() -> ! {
+    kill(Pid::this(), Signal::SIGKILL).expect("a signal to this process");
+    unreachable!("killed")
+}
+
+#[test]
+#[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+fn nccl_collectives_and_gradients_are_right() {
+    ranks(nccl_collectives_and_gradients_are_right, 2, |me| {
+        let communicator = connect(me, PATIENCE);
+        let group = communicator.world();
+        let (zero, one) = (numbers(0, 1 << 20), numbers(1, 1 << 20));
+        let mut sum = numbers(me.rank, 1 << 20);
+        group.all_reduce(&mut sum, ReduceOp::Sum).expect("reduced");
+        assert!(sum.equal(&(&zero + &one)));
+        let mut mean = numbers(me.rank, 1 << 20);
+        group.all_reduce(&mut mean, ReduceOp::Mean).expect("reduced");
+        assert!(mean.equal(&((&zero + &one) / 2.0)));
+        let gathered = group.all_gather(&numbers(me.rank, 1 << 10)).expect("gathered");
+        assert!(gathered.reshape([-1]).equal(&Tensor::cat(&[numbers(0, 1 << 10), numbers(1, 1 << 10)], 0)));
+
+        // The gradient of sum(w * x) over both ranks' halves of a batch, reduced by hooks, is the mean of the halves.
+        let weight = Tensor::ones([1 << 10], (Kind::Float, GPU)).set_requires_grad(true);
+        let buckets = Buckets::new(communicator.data(), &[weight.shallow_clone()], 1 << 20).expect("buckets");
+        (&weight * numbers(me.rank, 1 << 10)).sum(Kind::Float).f_backward().expect("backward");
+        buckets.finish().expect("reduced");
+        assert!(weight.grad().equal(&((numbers(0, 1 << 10) + numbers(1, 1 << 10)) / 2.0)));
+
+        let input = numbers(me.rank, 64).set_requires_grad(true);
+        let output = differentiable::reduce(group, &input).expect("reduced");
+        (output * 3.0).sum(Kind::Float).f_backward().expect("backward");
+        assert!(input.grad().equal(&Tensor::full([64], 3.0, (Kind::Float, GPU))));
+    });
+}
+
+/// A step with a collective inside: gradient of a small linear model, its mean over ranks, an update in place.
+struct Step {
+    weight: Tensor,
+    input: Tensor,
+    gradient: Tensor,
+}
+
+impl Step {
+    fn new(rank: u32) -> Self {
+        let weight = numbers(7, 256 * 256).reshape([256, 256]) / 1000.0;
+        let input = numbers(rank, 64 * 256).reshape([64, 256]) / 50.0;
+        let gradient = Tensor::zeros([256, 256], (Kind::Float, GPU));
+        Self { weight, input, gradient }
+    }
+
+    fn run(&mut self, communicator: &Communicator) -> anyhow::Result<()> {
+        let output = self.input.f_matmul(&self.weight)?.f_tanh()?;
+        self.gradient.f_copy_(&self.input.f_tr()?.f_matmul(&output)?)?;
+        communicator.data().start_all_reduce(&mut self.gradient, ReduceOp::Mean)?.wait_stream()?;
+        let _ = self.weight.f_sub_(&(&self.gradient * 1e-4))?;
+        Ok(())
+    }
+}
+
+#[test]
+#[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+fn captured_step_with_an_all_reduce_replays_to_the_eager_result() {
+    ranks(captured_step_with_an_all_reduce_replays_to_the_eager_result, 2, |me| {
+        let communicator = connect(me, PATIENCE);
+        let (mut eager, mut captured) = (Step::new(me.rank), Step::new(me.rank));
+        for _ in 0..3 {
+            eager.run(&communicator).expect("a step");
+            captured.run(&communicator).expect("a step");
+        }
+        let (mut graph, ()) = Graph::capture("step", || captured.run(&communicator)).expect("captured");
+        for _ in 0..20 {
+            eager.run(&communicator).expect("a step");
+            graph.replay_within(PATIENCE, || panic!("no peer is dead")).expect("replayed");
+        }
+        cuda::synchronize().expect("all is done");
+        let difference = (&eager.weight - &captured.weight).abs().max().double_value(&[]);
+        assert_eq!(difference, 0.0, "eager and replayed weights differ");
+        assert!(eager.weight.isfinite().all().int64_value(&[]) == 1);
+        me.say(&format!("{} nodes, 20 replays bit-equal to eager", graph.nodes()));
+    });
+}
+
+#[test]
+#[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+fn peer_killed_in_the_middle_of_an_nccl_collective_is_an_error_for_the_other() {
+    let outcomes =
+        ranks_but(peer_killed_in_the_middle_of_an_nccl_collective_is_an_error_for_the_other, 2, &[1], |me| {
+            let communicator = connect(me, TIMEOUT);
+            let group = communicator.world();
+            let mut tensor = numbers(me.rank, 64 << 20);
+            group.all_reduce(&mut tensor, ReduceOp::Sum).expect("reduced once");
+            cuda::synchronize().expect("all is done");
+            let started = Instant::now();
+            let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("started");
+            if me.rank == 1 {
+                die();
+            }
+            let error = pending.wait().expect_err("rank 1 is dead").to_string();
+            let elapsed = started.elapsed();
+            assert!(error.starts_with("all_reduce of group world, rank 0 of 2: "), "{error}");
+            assert!(elapsed < TIMEOUT + GRACE, "{elapsed:?}: {error}");
+            me.say(&format!("after {:.2} s: {error}", elapsed.as_secs_f64()));
+        });
+    outcomes[0].assert_success(0);
+    println!("{:?}", outcomes[0].said);
+    assert_eq!(outcomes[1].signal(), Some(Signal::SIGKILL as i32));
+}
+
+#[test]
+#[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+fn peer_killed_in_the_middle_of_a_replay_is_found_by_the_poll() {
+    let outcomes = ranks_but(peer_killed_in_the_middle_of_a_replay_is_found_by_the_poll, 2, &[1], |me| {
+        let communicator = connect(me, PATIENCE);
+        let mut step = Step::new(me.rank);
+        for _ in 0..3 {
+            step.run(&communicator).expect("a step");
+        }
+        let (mut graph, ()) = Graph::capture("step", || step.run(&communicator)).expect("captured");
+        graph.replay_within(PATIENCE, || panic!("no peer is dead")).expect("replayed");
+        if me.rank == 1 {
+            graph.replay().expect("launched");
+            die();
+        }
+        let mut started = Instant::now();
+        // The peer may still have taken part in some replays: what it had launched goes on for a moment.
+        let error = loop {
+            let abort = || communicator.abort().expect("aborted");
+            match graph.replay_within(TIMEOUT, abort) {
+                Ok(()) => started = Instant::now(),
+                Err(error) => break error,
+            }
+        };
+        let elapsed = started.elapsed();
+        assert!(matches!(&error, GraphError::TimedOut { graph, .. } if graph == "step"), "{error}");
+        assert!(elapsed < TIMEOUT + GRACE, "{elapsed:?}: {error}");
+        // The abort has freed the stream: the device can be used again.
+        cuda::synchronize().expect("the stream is free");
+        assert_eq!(Tensor::ones([8], (Kind::Float, GPU)).sum(Kind::Float).double_value(&[]), 8.0);
+        me.say(&format!("after {:.2} s: {error}", elapsed.as_secs_f64()));
+    });
+    outcomes[0].assert_success(0);
+    println!("{:?}", outcomes[0].said);
+    assert_eq!(outcomes[1].signal(), Some(Signal::SIGKILL as i32));
+}

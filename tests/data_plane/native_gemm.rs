@@ -1,0 +1,45 @@
+//! bf16 products with f32 results: exact sums where a bf16 result would round, and the gradient.
+
+use locdiff::native::gemm::mm_f32;
+use tch::{Device, Kind, Tensor};
+
+fn factors() -> (Tensor, Tensor) {
+    tch::manual_seed(5);
+    let random = |shape: [i64; 2]| Tensor::randn(shape, (Kind::Float, Device::Cpu)).to_kind(Kind::BFloat16);
+    (random([17, 64]), random([64, 9]))
+}
+
+#[test]
+fn result_is_f32_and_near_the_f64_product() {
+    let (a, b) = factors();
+    let wide = mm_f32(&a, &b).expect("multiplies");
+    assert_eq!(wide.kind(), Kind::Float);
+    let exact = a.to_kind(Kind::Double).matmul(&b.to_kind(Kind::Double));
+    let error = |product: Tensor| (product.to_kind(Kind::Double) - &exact).abs().max().double_value(&[]);
+    // Products of bf16 are exact in f32; the sum of 64 terms of size 1 rounds each time: 64 × 2⁻²⁴ × |sum|.
+    assert!(error(wide) < 1e-4);
+    assert!(error(a.matmul(&b)) > 1e-3, "a bf16 result rounds to 8 bits");
+}
+
+#[test]
+fn gradient_is_that_of_the_product() {
+    let (a, b) = factors();
+    let (a, b) = (a.set_requires_grad(true), b.set_requires_grad(true));
+    let weights = Tensor::arange(17 * 9, (Kind::Float, Device::Cpu)).view([17, 9]) / 100.0;
+    let loss = (mm_f32(&a, &b).expect("multiplies") * &weights).sum(Kind::Float);
+    let got = Tensor::run_backward(&[loss], &[&a, &b], false, false);
+    let rounded = weights.to_kind(Kind::BFloat16);
+    let want = [rounded.matmul(&b.tr()), a.tr().matmul(&rounded)];
+    for (got, want) in got.iter().zip(&want) {
+        assert_eq!(got.kind(), Kind::BFloat16);
+        let difference = (got - want).abs().max().double_value(&[]);
+        assert!(difference <= want.abs().max().double_value(&[]) * 0.01, "{difference}");
+    }
+}
+
+#[test]
+fn shapes_and_kinds_that_do_not_match_are_an_error() {
+    let (a, b) = factors();
+    assert!(mm_f32(&a, &a).expect_err("17x64 by 17x64").to_string().contains("cannot be multiplied"));
+    assert!(mm_f32(&a, &b.to_kind(Kind::Float)).expect_err("two kinds").to_string().contains("wanted one kind"));
+}

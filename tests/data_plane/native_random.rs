@@ -1,0 +1,132 @@
+//! Random tensors: the same numbers as the slices, the kernels' source run on the host, and a clear error without CUDA.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use locdiff::native::cuda::{self, Event, Graph, Stream as CudaStream};
+use locdiff::native::nvrtc::Kernel;
+use locdiff::native::philox::{Draw, Philox, Stream};
+use locdiff::native::random::{DeviceCounter, Rows, Step};
+use tch::{Device, Kind, Tensor};
+
+const PHILOX: Philox = Philox::new(0xfeed_0123_4567_89ab);
+
+fn rows(step: Step<'_>) -> Rows<'_> {
+    Rows { stream: Stream::Noise, step, first_sample: 5, samples: 3, elements: 7 }
+}
+
+#[test]
+fn tensors_hold_what_slices_hold() {
+    let draw = Draw { stream: Stream::Noise, step: 9, first_sample: 5, elements: 7 };
+    let mut normals = vec![0.0; 21];
+    PHILOX.fill_normal(draw, &mut normals).expect("in range");
+    let tensor = PHILOX.normal(Device::Cpu, rows(Step::At(9))).expect("draws");
+    assert_eq!((tensor.size(), tensor.kind()), (vec![3, 7], Kind::Float));
+    assert_eq!(tensor, Tensor::from_slice(&normals).view([3, 7]));
+    assert_eq!(PHILOX.bits(Device::Cpu, rows(Step::At(9))).expect("draws").kind(), Kind::Int);
+    assert_eq!(PHILOX.uniform(Device::Cpu, rows(Step::At(9))).expect("draws").kind(), Kind::Float);
+    assert_eq!(PHILOX.int(Device::Cpu, 5, rows(Step::At(9))).expect("draws").kind(), Kind::Int64);
+    assert_eq!(PHILOX.mask(Device::Cpu, 0.5, rows(Step::At(9))).expect("draws").kind(), Kind::Bool);
+    assert!(PHILOX.int(Device::Cpu, 0, rows(Step::At(9))).is_err());
+    assert!(PHILOX.mask(Device::Cpu, 1.5, rows(Step::At(9))).is_err());
+}
+
+#[test]
+fn a_counter_stands_for_its_step() {
+    let mut counter = DeviceCounter::new(Device::Cpu, 8).expect("counts");
+    counter.advance().expect("advances");
+    assert_eq!(counter.get().expect("reads"), 9);
+    let by_counter = PHILOX.normal(Device::Cpu, rows(Step::Counter(&counter))).expect("draws");
+    assert_eq!(by_counter, PHILOX.normal(Device::Cpu, rows(Step::At(9))).expect("draws"));
+    assert!(counter.set(1 << 40).is_err());
+}
+
+/// Compiles the kernels' source as C++, one thread after the other, and compares with Rust: all but the GPU itself.
+#[test]
+fn kernel_source_equals_rust_on_the_host() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let program = folder.path().join("philox_host");
+    let root = env!("CARGO_MANIFEST_DIR");
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let compiled = Command::new(compiler)
+        .args(["-std=c++17", "-O1", "-ffp-contract=off", "-I", &format!("{root}/src/native/kernels"), "-o"])
+        .args([program.as_os_str(), format!("{root}/tests/data_plane/philox_host.cpp").as_ref()])
+        .status();
+    assert!(compiled.expect("the compiler that built the shim").success());
+    let draws = [
+        (Draw { stream: Stream::Noise, step: 0, first_sample: 0, elements: 96 }, 40, 0),
+        (Draw { stream: Stream::Dropout(7), step: 0x12_3456_789a, first_sample: 0xab_cdef_0123, elements: 1003 }, 9, 5),
+        (Draw { stream: Stream::Timestep, step: 77, first_sample: 9, elements: 1 }, 333, 77),
+    ];
+    for (draw, samples, counter) in draws {
+        let count = samples * draw.elements;
+        let run = |kernel: &str, extra: u64| host_kernel(&program, kernel, draw, samples, counter, extra);
+        let mut bits = vec![0_u32; count];
+        PHILOX.fill_bits(draw, &mut bits).expect("in range");
+        assert_eq!(run("fill_bits", 0), bytes(&bits, |value| value.to_ne_bytes()), "{draw:?}");
+        let mut floats = vec![0_f32; count];
+        PHILOX.fill_uniform(draw, &mut floats).expect("in range");
+        assert_eq!(run("fill_uniform", 0), bytes(&floats, |value| value.to_ne_bytes()), "{draw:?}");
+        PHILOX.fill_normal(draw, &mut floats).expect("in range");
+        assert_eq!(run("fill_normal", 0), bytes(&floats, |value| value.to_ne_bytes()), "{draw:?}");
+        let mut integers = vec![0_i64; count];
+        PHILOX.fill_int(draw, 1000, &mut integers).expect("in range");
+        assert_eq!(run("fill_int", 1000), bytes(&integers, |value| value.to_ne_bytes()), "{draw:?}");
+        let mut mask = vec![false; count];
+        PHILOX.fill_mask(draw, 0.25, &mut mask).expect("in range");
+        assert_eq!(run("fill_mask", 1 << 30), bytes(&mask, |value| [u8::from(value)]), "{draw:?}");
+    }
+}
+
+fn bytes<T: Copy, const N: usize>(values: &[T], convert: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|value| convert(*value)).collect()
+}
+
+/// What one kernel writes; `counter` of the draw's step come from the counter, the rest from the host.
+fn host_kernel(
+    program: &std::path::Path,
+    kernel: &str,
+    draw: Draw,
+    samples: usize,
+    counter: u64,
+    extra: u64,
+) -> Vec<u8> {
+    let mut child = Command::new(program)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the program that was just compiled");
+    let stream = draw.stream.id().expect("in range");
+    let mut input = child.stdin.take().expect("piped");
+    let (seed, step) = (PHILOX.seed, draw.step - counter);
+    let line =
+        format!("{kernel} {seed} {stream} {counter} {step} {} {samples} {} {extra}", draw.first_sample, draw.elements);
+    writeln!(input, "{line}").expect("the program reads");
+    drop(input);
+    let output = child.wait_with_output().expect("the program ends");
+    assert!(output.status.success(), "{line}");
+    output.stdout
+}
+
+#[test]
+fn without_a_gpu_everything_answers_and_nothing_crashes() {
+    if cuda::device_count() > 0 {
+        return;
+    }
+    let mut refusals = vec![
+        cuda::set_device(0).expect_err("no GPU").to_string(),
+        cuda::current_device().expect_err("no GPU").to_string(),
+        cuda::properties(0).expect_err("no GPU").to_string(),
+        cuda::memory(0).expect_err("no GPU").to_string(),
+        CudaStream::current().expect_err("no GPU").to_string(),
+        Kernel::compile("x", "", &[]).expect_err("no GPU").to_string(),
+    ];
+    let graph = Graph::capture("x", || -> Result<(), std::convert::Infallible> { Ok(()) }).expect_err("no GPU");
+    refusals.push(std::error::Error::source(&graph).expect("a cause").to_string());
+    if !cuda::is_built() {
+        refusals.push(Event::new().expect_err("no CUDA").to_string());
+        for refusal in &refusals {
+            assert!(refusal.contains("this build has no CUDA: set LOCDIFF_CUDA=1 and `make build`"), "{refusal}");
+        }
+    }
+}
