@@ -10,7 +10,10 @@ const LIBTORCH_VERSION: &str = "2.11.0";
 
 fn main() {
     println!("cargo::rerun-if-env-changed=LIBTORCH");
-    println!("cargo::rerun-if-changed=src/native");
+    println!("cargo::rerun-if-changed=src/native/stubs");
+    for file in native_files(&["cpp", "h"]) {
+        println!("cargo::rerun-if-changed={}", file.display());
+    }
     let libtorch = PathBuf::from(std::env::var("LIBTORCH").unwrap_or_default());
     if let Err(reason) = check_version(&libtorch) {
         println!("cargo::error={reason}; run `make setup`, or unset LIBTORCH to use the one it prepares");
@@ -63,11 +66,18 @@ fn compile_shim(libtorch: &Path, cuda: bool) {
 
 /// Every C++ file of `src/native`; those named `cuda*` only in the CUDA variant.
 fn sources(cuda: bool) -> Vec<PathBuf> {
+    let is_cuda = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cuda"));
+    native_files(&["cpp"]).into_iter().filter(|path| cuda || !is_cuda(path)).collect()
+}
+
+fn native_files(extensions: &[&str]) -> Vec<PathBuf> {
+    let wanted = |path: &PathBuf| {
+        path.extension().and_then(|extension| extension.to_str()).is_some_and(|name| extensions.contains(&name))
+    };
     let mut files: Vec<PathBuf> = std::fs::read_dir("src/native")
         .expect("src/native is part of the crate")
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "cpp"))
-        .filter(|path| cuda || !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cuda")))
+        .filter(wanted)
         .collect();
     files.sort();
     files
@@ -93,6 +103,9 @@ fn link(libtorch: &Path, cuda: bool) {
         // libtorch_cuda registers its kernels when it is loaded: nothing refers to it, so the linker must be told to keep it.
         let cudart = real_lib_dir(libtorch).join("../../nvidia/cu13/lib");
         println!("cargo::rustc-link-arg=-L{}", cudart.display());
+        // Needed by the worker itself, and run paths are not inherited.
+        println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib/locdiff/nvidia/cu13/lib");
+        println!("cargo::rustc-link-arg=-Wl,-rpath,{}", cudart.display());
         for argument in [
             "--allow-shlib-undefined",
             "--no-as-needed",
