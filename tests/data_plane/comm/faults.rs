@@ -15,6 +15,9 @@ use super::harness::{PATIENCE, ranks, ranks_but};
 /// What a timeout may be overrun by.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// How long a rank that never comes is waited for: long enough for a loaded machine to start those that do.
+const ABSENCE: Duration = Duration::from_secs(5);
+
 fn signal_self(signal: Signal) {
     kill(Pid::this(), signal).expect("a signal to this process");
 }
@@ -164,14 +167,14 @@ fn failed_reduction_in_a_hook_is_an_error_of_finish() {
 fn missing_rank_is_named() {
     ranks(missing_rank_is_named, 3, |me| {
         let mut rendezvous = me.rendezvous(1);
-        rendezvous.connect_timeout = Duration::from_secs(3);
+        rendezvous.connect_timeout = ABSENCE;
         if me.rank == 2 {
             return;
         }
         let error = Communicator::connect(rendezvous).expect_err("rank 2 does not come");
         // Rank 1 may find the store gone, once rank 0 has given up.
         if me.rank == 0 {
-            assert_eq!(error.to_string(), "rendezvous of rank 0: no sign of rank(s) 2 after 3.0 s");
+            assert_eq!(error.to_string(), "rendezvous of rank 0: no sign of rank(s) 2 after 5.0 s");
         }
     });
 }
@@ -180,12 +183,12 @@ fn missing_rank_is_named() {
 fn rank_that_comes_twice_is_refused() {
     ranks(rank_that_comes_twice_is_refused, 2, |me| {
         let mut rendezvous = me.rendezvous(1);
-        rendezvous.connect_timeout = Duration::from_secs(3);
+        rendezvous.connect_timeout = ABSENCE;
         if me.rank == 1 {
             rendezvous.rank = 0;
         }
         let error = Communicator::connect(rendezvous).expect_err("two of rank 0").to_string();
-        let absent = "rendezvous of rank 0: no sign of rank(s) 1 after 3.0 s";
+        let absent = "rendezvous of rank 0: no sign of rank(s) 1 after 5.0 s";
         assert!(error == absent || error.contains("another process has come as rank 0 already"), "{error}");
     });
 }
