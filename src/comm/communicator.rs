@@ -4,6 +4,7 @@
 //! own, so that what a failed attempt left behind cannot be mistaken for a peer.
 
 use std::net::TcpListener;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tch::Device;
@@ -139,11 +140,26 @@ impl Communicator {
     }
 
     /// Ends every pending collective of every group with an error, from any thread.
+    ///
+    /// Where CUDA graphs hold collectives of NCCL, this frees their streams at once but returns only when the graphs are
+    /// gone: then [`Communicator::abort_in_background`] is the one to use.
     pub fn abort(&self) -> Result<(), CommError> {
-        // All are aborted, whatever the first one says.
-        let results = [self.tensor.abort(), self.data.abort(), self.world.abort()];
-        results.into_iter().collect()
+        abort_all([&self.tensor, &self.data, &self.world])
     }
+
+    /// Starts [`Communicator::abort`] on a thread of its own. Drop the graphs before joining it.
+    pub fn abort_in_background(&self) -> JoinHandle<Result<(), CommError>> {
+        let groups = [self.tensor.clone(), self.data.clone(), self.world.clone()];
+        std::thread::spawn(move || abort_all(groups.each_ref()))
+    }
+}
+
+/// All are aborted, whatever the first one says, and none waits for another.
+fn abort_all(groups: [&Group; 3]) -> Result<(), CommError> {
+    std::thread::scope(|scope| {
+        let aborting = groups.map(|group| scope.spawn(|| group.abort()));
+        aborting.into_iter().map(|abort| abort.join().expect("an abort does not panic")).collect()
+    })
 }
 
 impl Backend {

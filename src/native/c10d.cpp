@@ -55,13 +55,25 @@ WorkPtr local(const GroupPtr& group, milliseconds timeout) { return std::make_un
 
 }  // namespace
 
+namespace {
+// Set with the first failure of NCCL in this process. A peer is dead then, and every orderly end waits for it: c10d's joins
+// a watchdog thread that never comes back, NCCL's a finalisation that the peer must take part in.
+std::atomic<bool> nccl_failed{false};
+}  // namespace
+
 Group::~Group() {
-  if (nccl && backend && !aborted) {
-    try {
-      backend->shutdown();
-    } catch (...) {
-      // Nobody is left to tell, and the peers have their own errors.
-    }
+  if (!nccl || !backend) {
+    return;
+  }
+  if (nccl_failed) {
+    // Left behind on purpose: the process has no use for NCCL any more and ends soon.
+    (void)backend.release();
+    return;
+  }
+  try {
+    backend->shutdown();
+  } catch (...) {
+    // Nobody is left to tell, and the peers have their own errors.
   }
 }
 
@@ -70,6 +82,7 @@ void Group::abort() {
     return;
   }
   if (nccl) {
+    nccl_failed = true;
     backend->abort();
     return;
   }
@@ -115,7 +128,12 @@ milliseconds Work::elapsed() const {
 void Work::wait(milliseconds timeout) {
   if (inner_) {
     // NCCL's work counts its timeout from the start of the collective, Gloo's from now. Zero would mean for ever.
-    inner_->wait(std::max(group_->nccl ? elapsed() + timeout : timeout, milliseconds(1)));
+    try {
+      inner_->wait(std::max(group_->nccl ? elapsed() + timeout : timeout, milliseconds(1)));
+    } catch (...) {
+      if (group_->nccl) nccl_failed = true;
+      throw;
+    }
   }
   finish();
 }

@@ -131,7 +131,8 @@ impl Graph {
     }
 
     /// Launches the step and waits for its end, but no longer than `timeout`: then `on_timeout` is called, which should
-    /// abort the communicators of the collectives inside, and the error names this graph.
+    /// start to abort the communicators of the collectives inside, and the error names this graph. `on_timeout` must not
+    /// wait for that: NCCL ends an abort only when the graphs that hold its collectives are gone, this one included.
     ///
     /// Costs a few microseconds over [`Graph::replay`] and a wait: it polls without sleeping for the first 2 ms.
     pub fn replay_within(&mut self, timeout: Duration, on_timeout: impl FnOnce()) -> Result<(), GraphError> {

@@ -84,14 +84,16 @@ pub(super) fn fused_adamw() -> Outcome {
     const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.01 };
     let run = |device: Device| -> anyhow::Result<Vec<Tensor>> {
         let ramp = Tensor::arange(4096, (Kind::Float, Device::Cpu)) / 4096.0 - 0.5;
-        let params = vec![ramp.view([64, 64]).to_device(device), (ramp.narrow(0, 0, 77) * 3.0).to_device(device)];
+        let params =
+            vec![ramp.view([64, 64]).copy().to_device(device), (ramp.narrow(0, 0, 77) * 3.0).to_device(device)];
         let mut moments = Moments::zeros(&params);
         let scalar = |value: f32| Tensor::from(value).to_device(device);
         let (rate, divisor, keep, skip) = (scalar(1e-3), scalar(2.0), scalar(0.0), scalar(1.0));
         for step in 0..30 {
             // Gradients that depend on the step alone, computed on the CPU for both: differences do not feed back.
             let wave = (&ramp * (3 * step) + 0.3).sin();
-            let grads = [wave.view([64, 64]).to_device(device), wave.narrow(0, 9, 77).to_device(device)];
+            // Copies: the update writes the divided gradients back, and these would overlap on the CPU.
+            let grads = [wave.view([64, 64]).copy().to_device(device), wave.narrow(0, 9, 77).copy().to_device(device)];
             let found_inf = Some(if step % 10 == 9 { &skip } else { &keep });
             let control = Control { learning_rate: &rate, grad_divisor: Some(&divisor), found_inf };
             ADAMW.update(&params, &grads, &mut moments, control)?;

@@ -231,6 +231,7 @@ fn listen(stdout: impl BufRead, sender: &Sender<String>) -> Vec<String> {
     for line in stdout.lines().map_while(Result::ok) {
         // libtest may have left the beginning of a line there.
         if let Some((_, text)) = line.split_once(MARK) {
+            println!("{text}");
             let _ = sender.send(text.to_owned());
             said.push(text.to_owned());
         }

@@ -132,7 +132,6 @@ fn peer_killed_in_the_middle_of_an_nccl_collective_is_an_error_for_the_other() {
             me.say(&format!("after {:.2} s: {error}", elapsed.as_secs_f64()));
         });
     outcomes[0].assert_success(0);
-    println!("{:?}", outcomes[0].said);
     assert_eq!(outcomes[1].signal(), Some(Signal::SIGKILL as i32));
 }
 
@@ -153,22 +152,26 @@ fn peer_killed_in_the_middle_of_a_replay_is_found_by_the_poll() {
         }
         let mut started = Instant::now();
         // The peer may still have taken part in some replays: what it had launched goes on for a moment.
+        let mut aborting = None;
         let error = loop {
-            let abort = || communicator.abort().expect("aborted");
-            match graph.replay_within(TIMEOUT, abort) {
+            match graph.replay_within(TIMEOUT, || aborting = Some(communicator.abort_in_background())) {
                 Ok(()) => started = Instant::now(),
                 Err(error) => break error,
             }
         };
         let elapsed = started.elapsed();
+        me.say(&format!("after {:.2} s: {error}", elapsed.as_secs_f64()));
+        drop(graph);
+        me.say(&format!("graph dropped after {:.2} s", started.elapsed().as_secs_f64()));
+        aborting.expect("timed out").join().expect("no panic").expect("aborted");
+        me.say(&format!("aborted after {:.2} s", started.elapsed().as_secs_f64()));
+        assert!(started.elapsed() < TIMEOUT + GRACE, "the abort took until {:?}", started.elapsed());
         assert!(matches!(&error, GraphError::TimedOut { graph, .. } if graph == "step"), "{error}");
         assert!(elapsed < TIMEOUT + GRACE, "{elapsed:?}: {error}");
         // The abort has freed the stream: the device can be used again.
         cuda::synchronize().expect("the stream is free");
         assert_eq!(Tensor::ones([8], (Kind::Float, GPU)).sum(Kind::Float).double_value(&[]), 8.0);
-        me.say(&format!("after {:.2} s: {error}", elapsed.as_secs_f64()));
     });
     outcomes[0].assert_success(0);
-    println!("{:?}", outcomes[0].said);
     assert_eq!(outcomes[1].signal(), Some(Signal::SIGKILL as i32));
 }
