@@ -158,7 +158,7 @@ impl Communicator {
 fn abort_all(groups: [&Group; 3]) -> Result<(), CommError> {
     std::thread::scope(|scope| {
         let aborting = groups.map(|group| scope.spawn(|| group.abort()));
-        aborting.into_iter().map(|abort| abort.join().expect("an abort does not panic")).collect()
+        aborting.into_iter().try_for_each(|abort| abort.join().expect("an abort does not panic"))
     })
 }
 
