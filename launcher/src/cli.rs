@@ -1,4 +1,4 @@
-//! The command line, as clap sees it. Flags are sugar for `--set`; [`Cli::layers`] says what each stands for.
+//! The command line, as clap sees it. Flags are sugar for `--set`; [`Global::layers`] says what each stands for.
 
 use std::path::PathBuf;
 
