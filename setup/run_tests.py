@@ -103,7 +103,8 @@ def run(cuda_link):
     timed("clippy", command("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"))
     timed("docs", command("cargo", "doc", "--locked", "--workspace", "--no-deps", RUSTDOCFLAGS="-D warnings"))
     timed("audit", command(sys.executable, "-B", "setup/audit.py"))
-    timed("build", command("cargo", "build", "--locked", "--workspace", "--bins"))
+    # All targets, as the tests want them: other features of the dependencies would mean building them once more.
+    timed("build", command("cargo", "build", "--locked", "--workspace", "--all-targets"))
     timed("binaries", check_binaries)
     # Before the tests, some of which measure time: they get a machine with nothing else to do.
     if cuda:
