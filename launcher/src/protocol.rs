@@ -88,6 +88,8 @@ pub enum Job {
         /// Largest tensor.
         bytes_max: u64,
     },
+    /// Check and time spherical harmonics.
+    BenchShdd,
 }
 
 impl Job {
@@ -97,6 +99,7 @@ impl Job {
             Self::Probe => "probe",
             Self::SelfCheck => "self-check",
             Self::BenchCollectives { .. } => "bench collectives",
+            Self::BenchShdd => "bench shdd",
         }
     }
 }
@@ -173,6 +176,23 @@ pub struct CollectiveRow {
     pub gb_per_s: f64,
     /// Fingerprint of the bits that rank 0 got from numbers whose sums round.
     pub digest: String,
+}
+
+/// One row of the result of [`Job::BenchShdd`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShddRow {
+    /// Degree of the harmonics.
+    pub degree: u32,
+    /// Numbers per location.
+    pub dims: u64,
+    /// The fast form on one core, microseconds.
+    pub us_per_location: f64,
+    /// The scalar form on one core, microseconds.
+    pub us_per_location_scalar: f64,
+    /// The kernel on the worker's GPU, microseconds; none on the CPU.
+    pub us_per_location_gpu: Option<f64>,
+    /// Fast and scalar form gave the same bits, and the GPU the same numbers to 1e-6 of the largest.
+    pub ok: bool,
 }
 
 /// A message could not be exchanged.

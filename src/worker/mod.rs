@@ -1,6 +1,7 @@
 //! A worker's life: join the launcher, take a job, answer, end.
 
 mod bench_collectives;
+mod bench_shdd;
 mod control;
 mod meet;
 mod self_check;
@@ -54,6 +55,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
             let communicator = meet::meet(control, &messages, &place, &meeting)?;
             serde_json::to_value(bench_collectives::run(&communicator, bytes_max)?)?
         }
+        Job::BenchShdd => serde_json::to_value(bench_shdd::run(&place)?)?,
     };
     Ok(control.send(&ToLauncher::Result(result))?)
 }

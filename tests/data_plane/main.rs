@@ -2,11 +2,14 @@
 #![allow(clippy::print_stdout, reason = "tests print what they measured")]
 
 mod comm;
+mod geo;
 mod layers;
 mod native_gemm;
 mod native_optim;
 mod native_philox;
 mod native_random;
+mod shdd;
+mod shdd_derivatives;
 mod worker;
 
 /// Memory of this process that is in RAM, from the kernel.

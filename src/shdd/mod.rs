@@ -1,0 +1,91 @@
+//! Spherical-harmonics Dirac delta: a point on the sphere as the coefficients of a delta function at that point.
+//!
+//! - [`harmonics`]: the code of a point, at any degree to 511.
+//! - [`derivatives`]: how a sum of harmonics changes along the sphere.
+//! - [`gpu`]: the code of a point on the GPU.
+//! - [`filter`]: the paper's low-pass filter.
+//! - [`points`]: uniform random points, a function of seed, step and index.
+
+pub mod derivatives;
+pub mod filter;
+pub mod gpu;
+pub mod harmonics;
+pub mod points;
+
+pub use derivatives::Local;
+pub use filter::Filter;
+pub use harmonics::{Basis, DEGREE_MAX};
+pub use points::uniform_points;
+
+use crate::native::NativeError;
+
+/// What can go wrong with codes.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ShddError {
+    /// A degree beyond the range that is tested.
+    #[error("harmonics: degree is {got}, wanted 0 to {DEGREE_MAX}")]
+    Degree {
+        /// The degree asked for.
+        got: u32,
+    },
+    /// A buffer, a list or a tensor of the wrong size.
+    #[error("{what}: length is {got}, wanted {want}")]
+    Length {
+        /// Of what.
+        what: &'static str,
+        /// Its length.
+        got: usize,
+        /// The right length.
+        want: usize,
+    },
+    /// A tensor of the wrong shape, kind or device.
+    #[error("{what}: tensor is {got}, wanted {want}")]
+    Tensor {
+        /// Of what.
+        what: &'static str,
+        /// What it is.
+        got: String,
+        /// What it should be.
+        want: String,
+    },
+    /// A filter that keeps nothing, or more than there is.
+    #[error("filter: {got} dimensions kept, wanted 1 to {dims}")]
+    Kept {
+        /// How many.
+        got: usize,
+        /// Dimensions of a code.
+        dims: usize,
+    },
+    /// A variance that is none.
+    #[error("filter: variance of dimension {index} is {got}, wanted a finite number of at least 0")]
+    Variance {
+        /// Which dimension.
+        index: usize,
+        /// Its value.
+        got: f64,
+    },
+    /// A saved filter that is not in rising order.
+    #[error("filter: index at position {position} is not above the one before it, wanted rising indices")]
+    Unsorted {
+        /// Where in the list.
+        position: usize,
+    },
+    /// A saved filter for larger codes.
+    #[error("filter: index is {got}, wanted below {dims}")]
+    Index {
+        /// The largest index.
+        got: u32,
+        /// Dimensions of a code.
+        dims: usize,
+    },
+    /// libtorch failed.
+    #[error(transparent)]
+    Native(#[from] NativeError),
+}
+
+/// An error of tch as one of ours: only what stands before libtorch's own stack trace.
+fn torch_error(operation: &'static str, error: &tch::TchError) -> ShddError {
+    let text = error.to_string();
+    let text = text.split("\nException raised from").next().unwrap_or_default().trim_end().to_owned();
+    ShddError::Native(NativeError { operation, text })
+}
