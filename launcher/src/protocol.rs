@@ -88,6 +88,11 @@ pub enum Job {
         /// Largest tensor.
         bytes_max: u64,
     },
+    /// Measure how far noise on a code moves its mode; the workers share the points.
+    Perturbation {
+        /// Points per degree.
+        points: u32,
+    },
 }
 
 impl Job {
@@ -97,6 +102,7 @@ impl Job {
             Self::Probe => "probe",
             Self::SelfCheck => "self-check",
             Self::BenchCollectives { .. } => "bench collectives",
+            Self::Perturbation { .. } => "eval --suite perturbation",
         }
     }
 }
@@ -173,6 +179,27 @@ pub struct CollectiveRow {
     pub gb_per_s: f64,
     /// Fingerprint of the bits that rank 0 got from numbers whose sums round.
     pub digest: String,
+}
+
+/// One block of points of [`Job::Perturbation`]: the blocks are the same for any number of workers, and so are their sums.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PerturbationBlock {
+    /// Degree of the codes.
+    pub degree: u32,
+    /// Which block, from 0.
+    pub block: u32,
+    /// Points in it.
+    pub points: u32,
+    /// Sum of their drifts, km.
+    pub drift_km_sum: f64,
+    /// Sum of the squares of their drifts, km².
+    pub drift_km2_sum: f64,
+    /// Largest drift, km.
+    pub drift_km_max: f64,
+    /// What the mean should be to first order, km.
+    pub theory_km: f64,
+    /// Points whose mode was also searched on a grid over the whole sphere, and found to be the same.
+    pub searched: u32,
 }
 
 /// A message could not be exchanged.
