@@ -3,8 +3,12 @@
 //! In reading order:
 //! - [`worker`]: the life of a worker; it speaks with the launcher and calls everything else.
 //! - [`native`]: the C++ shim over libtorch and its safe face.
+//! - [`geo`]: points on the Earth, distances, grids.
+//! - [`shdd`]: points as coefficients of spherical harmonics, and back.
 //! - [`comm`]: process groups, collectives with timeouts, the data × tensor layout, gradient buckets.
 
 pub mod comm;
+pub mod geo;
 pub mod native;
+pub mod shdd;
 pub mod worker;

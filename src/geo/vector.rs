@@ -1,0 +1,143 @@
+//! Unit vectors: where points are computed with. x points to (0°, 0°), y to (0°, 90° E), z to the north pole.
+//!
+//! Invariant: the length is 1 to rounding. Both poles are ordinary points; there, "north" is the limit along longitude 0.
+
+use super::EARTH_RADIUS_KM;
+use super::place::{Degrees, GeoError, Km, Place};
+
+/// A point on the unit sphere.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct UnitVector([f64; 3]);
+
+/// Two orthonormal directions of the tangent plane at a point.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TangentBasis {
+    /// Towards growing longitude.
+    pub east: [f64; 3],
+    /// Towards growing latitude.
+    pub north: [f64; 3],
+}
+
+impl TangentBasis {
+    /// The vector with these components along east and north.
+    pub fn combine(&self, [east, north]: [f64; 2]) -> [f64; 3] {
+        std::array::from_fn(|axis| east * self.east[axis] + north * self.north[axis])
+    }
+}
+
+impl UnitVector {
+    /// The north pole.
+    pub const NORTH_POLE: Self = Self([0.0, 0.0, 1.0]);
+    /// The south pole.
+    pub const SOUTH_POLE: Self = Self([0.0, 0.0, -1.0]);
+
+    /// The direction of a vector of any length but zero.
+    pub fn new(vector: [f64; 3]) -> Result<Self, GeoError> {
+        let largest = vector.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+        if !vector.iter().all(|value| value.is_finite()) || largest == 0.0 {
+            return Err(GeoError::Direction { got: vector });
+        }
+        // Divided by the largest first: squares of very long or very short vectors would leave the range of f64.
+        Ok(Self::normalized(vector.map(|value| value / largest)))
+    }
+
+    /// For vectors that are known to be far from zero.
+    fn normalized(vector: [f64; 3]) -> Self {
+        let length = dot(vector, vector).sqrt();
+        Self(vector.map(|value| value / length))
+    }
+
+    /// The point at height `z` in [-1, 1] and `angle` radians of longitude. Uniform z and angle give uniform points.
+    pub fn from_height(z: f64, angle: f64) -> Self {
+        let z = z.clamp(-1.0, 1.0);
+        let ring = ((1.0 - z) * (1.0 + z)).sqrt();
+        let (sine, cosine) = angle.sin_cos();
+        Self::normalized([ring * cosine, ring * sine, z])
+    }
+
+    /// Its components.
+    pub fn xyz(self) -> [f64; 3] {
+        self.0
+    }
+
+    /// The point on the other side of the Earth.
+    #[must_use]
+    pub fn antipode(self) -> Self {
+        Self(self.0.map(|value| -value))
+    }
+
+    /// Cosine of the angle to `other`.
+    pub fn dot(self, other: Self) -> f64 {
+        dot(self.0, other.0)
+    }
+
+    /// Angle to `other`, radians. To about 1e-16 absolute, from the closest points to antipodes.
+    pub fn angle(self, other: Self) -> f64 {
+        let across = cross(self.0, other.0);
+        dot(across, across).sqrt().atan2(self.dot(other))
+    }
+
+    /// Great-circle distance.
+    pub fn distance(self, other: Self) -> Km {
+        Km(EARTH_RADIUS_KM * self.angle(other))
+    }
+
+    /// East and north.
+    pub fn tangent_basis(self) -> TangentBasis {
+        let [x, y, z] = self.0;
+        let ring = x.hypot(y);
+        let (cosine, sine) = if ring > 0.0 { (x / ring, y / ring) } else { (1.0, 0.0) };
+        TangentBasis { east: [-sine, cosine, 0.0], north: [-z * cosine, -z * sine, ring] }
+    }
+
+    /// Walks along the great circle in the direction of `tangent`, as far as its length says in radians.
+    #[must_use]
+    pub fn walk(self, tangent: [f64; 3]) -> Self {
+        let length = dot(tangent, tangent).sqrt();
+        if length == 0.0 {
+            return self;
+        }
+        let (sine, cosine) = length.sin_cos();
+        Self::normalized(std::array::from_fn(|axis| cosine * self.0[axis] + sine / length * tangent[axis]))
+    }
+
+    /// The point at `distance` along the great circle that leaves at `bearing`, clockwise from north.
+    #[must_use]
+    pub fn displace(self, bearing: Degrees, distance: Km) -> Self {
+        let (sine, cosine) = bearing.radians().sin_cos();
+        let angle = distance.0 / EARTH_RADIUS_KM;
+        self.walk(self.tangent_basis().combine([angle * sine, angle * cosine]))
+    }
+}
+
+impl From<Place> for UnitVector {
+    fn from(place: Place) -> Self {
+        let latitude = place.latitude().0;
+        // From the nearer of equator and pole, so that the distance to the axis keeps its digits and is 0 at the poles.
+        let (z, ring) = if latitude.abs() <= 45.0 {
+            latitude.to_radians().sin_cos()
+        } else {
+            let (ring, z) = (90.0 - latitude.abs()).to_radians().sin_cos();
+            (z.copysign(latitude), ring)
+        };
+        let (sine, cosine) = place.longitude().radians().sin_cos();
+        Self([ring * cosine, ring * sine, z])
+    }
+}
+
+impl From<UnitVector> for Place {
+    fn from(vector: UnitVector) -> Self {
+        let [x, y, z] = vector.0;
+        let latitude = Degrees(z.atan2(x.hypot(y)).to_degrees());
+        let longitude = Degrees(y.atan2(x).to_degrees());
+        Self::new(latitude, longitude).expect("an arctangent with a hypotenuse lies within -90 and 90 degrees")
+    }
+}
+
+fn dot(a: [f64; 3], b: [f64; 3]) -> f64 {
+    a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+}
+
+fn cross(a: [f64; 3], b: [f64; 3]) -> [f64; 3] {
+    [a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]]
+}

@@ -1,0 +1,33 @@
+//! Uniform random points: the anchors of the loss.
+//!
+//! A point is a function of (seed, step, index) alone, so that no split of the anchors over ranks changes it.
+//! Each takes four Philox words: 53 bits of height, 53 bits of angle.
+
+use std::f64::consts::TAU;
+
+use crate::geo::UnitVector;
+use crate::native::philox::{Draw, Philox, RangeError, Stream};
+
+/// 2⁻⁵³.
+const UNIT_53: f64 = 1.0 / (1_u64 << 53) as f64;
+
+/// Points `first..first + count` of a step, from [`Stream::Anchors`].
+pub fn uniform_points(seed: u64, step: u64, first: u64, count: usize) -> Result<Vec<UnitVector>, RangeError> {
+    uniform_points_of(Stream::Anchors, seed, step, first, count)
+}
+
+/// The same from any stream.
+pub fn uniform_points_of(
+    stream: Stream,
+    seed: u64,
+    step: u64,
+    first: u64,
+    count: usize,
+) -> Result<Vec<UnitVector>, RangeError> {
+    let mut words = vec![0; 4 * count];
+    Philox::new(seed).fill_bits(Draw { stream, step, first_sample: first, elements: 4 }, &mut words)?;
+    let unit = |high: u32, low: u32| ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 * UNIT_53;
+    let point =
+        |word: &[u32]| UnitVector::from_height(2.0 * unit(word[0], word[1]) - 1.0, TAU * unit(word[2], word[3]));
+    Ok(words.chunks_exact(4).map(point).collect())
+}
