@@ -7,7 +7,7 @@
 //! The mode is searched on the continuous sphere in f64, from the true point. That start is a shortcut, not an assumption: the
 //! first [`SEARCHED_PER_BLOCK`] points of each block are also searched over a grid of the whole sphere, knowing nothing of the
 //! true point, and a mode that is not the same is an error. (It should not happen: the noise has a standard deviation of 1.4
-//! at each place of the sphere, against a peak of 183 and side lobes of 24 at L = 47.)
+//! at each place of the sphere, against a peak of 183 and side lobes of 12 at L = 47.)
 //!
 //! Points and noise are functions of seed, degree and index; blocks are fixed. No number of workers or threads changes a bit.
 
@@ -115,12 +115,8 @@ impl Block {
 
 /// The code of `point` with the noise that belongs to `index`.
 fn noisy_code(basis: &Basis, point: UnitVector, index: u64) -> anyhow::Result<Vec<f64>> {
-    let draw = Draw {
-        stream: Stream::Noise,
-        step: u64::from(basis.degree()),
-        first_sample: index,
-        elements: basis.dims(),
-    };
+    let draw =
+        Draw { stream: Stream::Noise, step: u64::from(basis.degree()), first_sample: index, elements: basis.dims() };
     let mut noise = vec![0.0; basis.dims()];
     Philox::new(SEED).fill_normal(draw, &mut noise)?;
     let clean = basis.encode_f64(&[point]);

@@ -3,7 +3,11 @@
 //! - [`harmonics`]: the code of a point, at any degree to 511.
 //! - [`derivatives`]: how a sum of harmonics changes along the sphere.
 //! - [`points`]: uniform random points, a function of seed, step and index.
+//! - [`decode`]: from codes back to places.
+//! - [`aggregate`]: several samples into one place.
 
+pub mod aggregate;
+pub mod decode;
 pub mod derivatives;
 pub mod harmonics;
 pub mod points;

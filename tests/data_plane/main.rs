@@ -2,11 +2,14 @@
 #![allow(clippy::print_stdout, reason = "tests print what they measured")]
 
 mod comm;
+mod decode;
+mod decode_aggregate;
 mod layers;
 mod native_gemm;
 mod native_optim;
 mod native_philox;
 mod native_random;
+mod perturbation;
 mod worker;
 
 /// Memory of this process that is in RAM, from the kernel.

@@ -105,13 +105,7 @@ fn print(rows: &[Row], output: Output) {
     for row in rows {
         output.people(&format!(
             "{:>6} {:>10.3} {:>8.3} {:>10.3} {:>9.2} {:>7} {:>9}  computed",
-            row.degree,
-            row.drift_km,
-            row.standard_error_km,
-            row.theory_km,
-            row.drift_km_max,
-            row.points,
-            row.searched
+            row.degree, row.drift_km, row.standard_error_km, row.theory_km, row.drift_km_max, row.points, row.searched
         ));
     }
     let (degree, drift_km) = PUBLISHED;

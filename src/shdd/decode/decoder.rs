@@ -33,11 +33,8 @@ pub struct Decoder {
 impl Decoder {
     /// `neighbourhood_km` of 0: the best anchor alone. With `refines`, from there to the mode on the continuous sphere.
     pub fn new(anchors: Anchors, neighbourhood_km: f64, refines: bool) -> Result<Self, DecodeError> {
-        let neighbourhood = if neighbourhood_km == 0.0 {
-            None
-        } else {
-            Some(Neighbourhood::new(anchors.points(), neighbourhood_km)?)
-        };
+        let neighbourhood =
+            if neighbourhood_km == 0.0 { None } else { Some(Neighbourhood::new(anchors.points(), neighbourhood_km)?) };
         Ok(Self { anchors, neighbourhood, refines })
     }
 
@@ -52,7 +49,8 @@ impl Decoder {
             None => self.best_points(codes_bc)?,
             Some(neighbourhood) => self.best_sums(codes_bc, neighbourhood)?,
         };
-        let decoded = |(anchor, score)| Decoded { point: self.anchors.points()[anchor], anchor, score, converged: true };
+        let decoded =
+            |(anchor, score)| Decoded { point: self.anchors.points()[anchor], anchor, score, converged: true };
         let found: Vec<Decoded> = best.into_iter().map(decoded).collect();
         if self.refines { self.refined(codes_bc, &found) } else { Ok(found) }
     }
@@ -74,15 +72,15 @@ impl Decoder {
     }
 
     fn refined(&self, codes_bc: &Tensor, found: &[Decoded]) -> Result<Vec<Decoded>, DecodeError> {
+        let basis = self.anchors.basis();
         let mut refined = Vec::new();
         for range in ranges(found.len(), self.anchors.codes_per_pass()) {
             let codes: Vec<f64> = rows_of(codes_bc, &range)
                 .and_then(|rows| flat(&rows.f_to_kind(Kind::Double)?))
                 .map_err(torch_error("codes"))?;
-            let tasks: Vec<(&Decoded, &[f64])> =
-                found[range].iter().zip(codes.chunks_exact(self.anchors.basis().dims())).collect();
+            let tasks: Vec<(&Decoded, &[f64])> = found[range].iter().zip(codes.chunks_exact(basis.dims())).collect();
             let results: Vec<Result<Decoded, ShddError>> = in_parallel(&tasks, |(start, code)| {
-                let end = refine(self.anchors.basis(), code, start.point)?;
+                let end = refine(basis, code, start.point)?;
                 Ok(Decoded { point: end.point, score: end.value, converged: end.converged, ..**start })
             });
             for result in results {
