@@ -12,6 +12,7 @@ pub mod gemm;
 #[cfg(test)]
 #[allow(clippy::print_stdout, reason = "tests print what they measured")]
 mod gpu_tests;
+pub mod harmonics;
 pub mod nvrtc;
 pub mod optim;
 pub mod philox;

@@ -21,6 +21,7 @@ use tch::{Device, Tensor};
 
 use super::{ShddError, torch_error};
 use crate::geo::UnitVector;
+use crate::native::harmonics;
 
 /// The largest degree that is offered.
 pub const DEGREE_MAX: u32 = 511;
@@ -69,6 +70,10 @@ impl Basis {
         (self.degree + 1).pow(2)
     }
 
+    fn tables(&self) -> harmonics::Tables<'_> {
+        harmonics::Tables { sectoral: &self.sectoral, recursion: &self.recursion }
+    }
+
     /// The code of one point, step by step as the formula says. The reference for everything faster.
     pub fn encode_scalar(&self, point: UnitVector, out: &mut [f64]) -> Result<(), ShddError> {
         expect_length("code of one point", out.len(), self.dims())?;
@@ -92,23 +97,17 @@ impl Basis {
         Ok(())
     }
 
-    /// Codes in f64, `[points, dims]` row after row, by the scalar form.
+    /// Codes in f64, `[points, dims]` row after row.
     pub fn encode_f64(&self, points: &[UnitVector]) -> Vec<f64> {
         let mut out = vec![0.0; points.len() * self.dims()];
-        for (point, row) in points.iter().zip(out.chunks_exact_mut(self.dims())) {
-            self.encode_scalar(*point, row).expect("rows are cut to the size of a code");
-        }
+        harmonics::encode(self.tables(), |index| points[index].xyz(), &mut out);
         out
     }
 
-    /// Codes in f32, `[points, dims]` row after row, into memory of the caller.
+    /// Codes in f32, `[points, dims]` row after row, into memory of the caller, by this thread.
     pub fn encode_into(&self, points: &[UnitVector], out: &mut [f32]) -> Result<(), ShddError> {
         expect_length("codes", out.len(), points.len() * self.dims())?;
-        let mut wide = vec![0.0; self.dims()];
-        for (point, row) in points.iter().zip(out.chunks_exact_mut(self.dims())) {
-            self.encode_scalar(*point, &mut wide)?;
-            row.iter_mut().zip(&wide).for_each(|(narrow, wide)| *narrow = *wide as f32);
-        }
+        harmonics::encode(self.tables(), |index| points[index].xyz(), out);
         Ok(())
     }
 

@@ -2,6 +2,8 @@
 //!
 //! - [`harmonics`]: the code of a point, at any degree to 511.
 //! - [`derivatives`]: how a sum of harmonics changes along the sphere.
+//! - [`gpu`]: the code of a point on the GPU.
+//! - [`filter`]: the paper's low-pass filter.
 //! - [`points`]: uniform random points, a function of seed, step and index.
 //! - [`decode`]: from codes back to places.
 //! - [`aggregate`]: several samples into one place.
@@ -9,10 +11,13 @@
 pub mod aggregate;
 pub mod decode;
 pub mod derivatives;
+pub mod filter;
+pub mod gpu;
 pub mod harmonics;
 pub mod points;
 
 pub use derivatives::Local;
+pub use filter::Filter;
 pub use harmonics::{Basis, DEGREE_MAX};
 pub use points::uniform_points;
 
@@ -36,6 +41,46 @@ pub enum ShddError {
         got: usize,
         /// The right length.
         want: usize,
+    },
+    /// A tensor of the wrong shape, kind or device.
+    #[error("{what}: tensor is {got}, wanted {want}")]
+    Tensor {
+        /// Of what.
+        what: &'static str,
+        /// What it is.
+        got: String,
+        /// What it should be.
+        want: String,
+    },
+    /// A filter that keeps nothing, or more than there is.
+    #[error("filter: {got} dimensions kept, wanted 1 to {dims}")]
+    Kept {
+        /// How many.
+        got: usize,
+        /// Dimensions of a code.
+        dims: usize,
+    },
+    /// A variance that is none.
+    #[error("filter: variance of dimension {index} is {got}, wanted a finite number of at least 0")]
+    Variance {
+        /// Which dimension.
+        index: usize,
+        /// Its value.
+        got: f64,
+    },
+    /// A saved filter that is not in rising order.
+    #[error("filter: index at position {position} is not above the one before it, wanted rising indices")]
+    Unsorted {
+        /// Where in the list.
+        position: usize,
+    },
+    /// A saved filter for larger codes.
+    #[error("filter: index is {got}, wanted below {dims}")]
+    Index {
+        /// The largest index.
+        got: u32,
+        /// Dimensions of a code.
+        dims: usize,
     },
     /// libtorch failed.
     #[error(transparent)]
