@@ -6,8 +6,10 @@
 //! - [`geo`]: points on the Earth, distances, grids.
 //! - [`shdd`]: points as coefficients of spherical harmonics, and back.
 //! - [`comm`]: process groups, collectives with timeouts, the data × tensor layout, gradient buckets.
+//! - [`eval`]: tables of the paper, computed.
 
 pub mod comm;
+pub mod eval;
 pub mod geo;
 pub mod native;
 pub mod shdd;

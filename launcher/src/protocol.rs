@@ -90,6 +90,11 @@ pub enum Job {
     },
     /// Check and time spherical harmonics.
     BenchShdd,
+    /// Measure how far noise on a code moves its mode; the workers share the points.
+    Perturbation {
+        /// Points per degree.
+        points: u32,
+    },
 }
 
 impl Job {
@@ -100,6 +105,7 @@ impl Job {
             Self::SelfCheck => "self-check",
             Self::BenchCollectives { .. } => "bench collectives",
             Self::BenchShdd => "bench shdd",
+            Self::Perturbation { .. } => "eval --suite perturbation",
         }
     }
 }
@@ -193,6 +199,27 @@ pub struct ShddRow {
     pub us_per_location_gpu: Option<f64>,
     /// Fast and scalar form gave the same bits, and the GPU the same numbers to 1e-6 of the largest.
     pub ok: bool,
+}
+
+/// One block of points of [`Job::Perturbation`]: the blocks are the same for any number of workers, and so are their sums.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PerturbationBlock {
+    /// Degree of the codes.
+    pub degree: u32,
+    /// Which block, from 0.
+    pub block: u32,
+    /// Points in it.
+    pub points: u32,
+    /// Sum of their drifts, km.
+    pub drift_km_sum: f64,
+    /// Sum of the squares of their drifts, km².
+    pub drift_km2_sum: f64,
+    /// Largest drift, km.
+    pub drift_km_max: f64,
+    /// What the mean should be to first order, km.
+    pub theory_km: f64,
+    /// Points whose mode was also searched on a grid over the whole sphere, and found to be the same.
+    pub searched: u32,
 }
 
 /// A message could not be exchanged.

@@ -1,5 +1,7 @@
 //! One function per verb: what the command line asks for, done.
 
+mod perturbation;
+
 use std::time::Duration;
 
 use clap::CommandFactory;
@@ -28,6 +30,11 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Some(Verb::Demo) => demo(global, output),
         Some(Verb::Bench(BenchVerb::Collectives { max_bytes })) => bench_collectives(global, *max_bytes, output),
         Some(Verb::Bench(BenchVerb::Shdd)) => bench_shdd(global, output),
+        Some(Verb::Eval { hybrid: false, suite: Some(suite), predictions: None, tune: false })
+            if suite == "perturbation" =>
+        {
+            perturbation::run(global, output)
+        }
         Some(Verb::Doctor) => doctor::run(global, output),
         Some(verb) => not_yet(verb, global),
         None => unreachable!("clap asks for a verb"),

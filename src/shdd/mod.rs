@@ -5,7 +5,11 @@
 //! - [`gpu`]: the code of a point on the GPU.
 //! - [`filter`]: the paper's low-pass filter.
 //! - [`points`]: uniform random points, a function of seed, step and index.
+//! - [`decode`]: from codes back to places.
+//! - [`aggregate`]: several samples into one place.
 
+pub mod aggregate;
+pub mod decode;
 pub mod derivatives;
 pub mod filter;
 pub mod gpu;

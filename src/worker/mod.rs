@@ -12,6 +12,7 @@ use locdiff_launch::protocol::{Failure, Job, ToLauncher, ToWorker};
 use serde_json::json;
 
 use crate::comm::CommError;
+use crate::eval::perturbation;
 use crate::native;
 use control::Control;
 
@@ -56,6 +57,10 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
             serde_json::to_value(bench_collectives::run(&communicator, bytes_max)?)?
         }
         Job::BenchShdd => serde_json::to_value(bench_shdd::run(&place)?)?,
+        Job::Perturbation { points } => {
+            let share = perturbation::Share { rank: place.rank, world: place.world, threads: place.threads };
+            serde_json::to_value(perturbation::run(points, share)?)?
+        }
     };
     Ok(control.send(&ToLauncher::Result(result))?)
 }

@@ -2,12 +2,15 @@
 #![allow(clippy::print_stdout, reason = "tests print what they measured")]
 
 mod comm;
+mod decode;
+mod decode_aggregate;
 mod geo;
 mod layers;
 mod native_gemm;
 mod native_optim;
 mod native_philox;
 mod native_random;
+mod perturbation;
 mod shdd;
 mod shdd_derivatives;
 mod worker;

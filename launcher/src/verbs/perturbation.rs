@@ -1,0 +1,143 @@
+//! `eval --suite perturbation`: how far noise on a code moves its mode, beside the figure of the paper.
+//!
+//! The workers measure blocks of points; here they are put together in the order of the blocks, so that the table does not
+//! depend on the number of workers.
+
+use serde_json::{Value, json};
+
+use super::{resolve, run_gang};
+use crate::cli::Global;
+use crate::error::LaunchError;
+use crate::gpus;
+use crate::output::Output;
+use crate::protocol::{Job, PerturbationBlock};
+use crate::rendezvous::World;
+
+/// Points per degree: the mean is then known to 0.5 %.
+const POINTS: u32 = 10_000;
+/// What the paper has for L = 47, km (its section on robustness).
+const PUBLISHED: (u32, f64) = (47, 5.3);
+/// A mean further from theory than this is a failure.
+const TOLERANCE: f64 = 0.03;
+
+/// One row of the table: all blocks of one degree.
+#[derive(Debug, Clone, PartialEq)]
+struct Row {
+    degree: u32,
+    points: u32,
+    drift_km: f64,
+    standard_error_km: f64,
+    drift_km_max: f64,
+    theory_km: f64,
+    searched: u32,
+}
+
+impl Row {
+    fn is_near_theory(&self) -> bool {
+        (self.drift_km / self.theory_km - 1.0).abs() <= TOLERANCE
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "degree": self.degree, "source": "computed", "drift_km": self.drift_km, "theory_km": self.theory_km,
+            "standard_error_km": self.standard_error_km, "drift_km_max": self.drift_km_max, "points": self.points,
+            "searched": self.searched,
+        })
+    }
+}
+
+/// Measures, prints the table, and fails where a mean is not what theory says.
+pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
+    let inventory = gpus::inventory();
+    let resolved = resolve(global, &inventory)?;
+    let world = World::plan(&resolved.config, &inventory)?;
+    let found = run_gang(&resolved, &world, Job::Perturbation { points: POINTS }, true)?;
+    let mut blocks = Vec::new();
+    for result in found.results {
+        blocks.extend(serde_json::from_value::<Vec<PerturbationBlock>>(result)?);
+    }
+    let rows = rows(blocks);
+    print(&rows, output);
+    if let Some(row) = rows.iter().find(|row| !row.is_near_theory() || row.points != POINTS) {
+        return Err(LaunchError::WorkerFailed(format!(
+            "degree {}: a mean drift of {:.3} km over {} points, wanted {:.3} km within {} % over {POINTS} points",
+            row.degree,
+            row.drift_km,
+            row.points,
+            row.theory_km,
+            TOLERANCE * 100.0
+        ))
+        .into());
+    }
+    let mut json_rows: Vec<Value> = rows.iter().map(Row::json).collect();
+    json_rows.push(json!({ "degree": PUBLISHED.0, "source": "published", "drift_km": PUBLISHED.1 }));
+    Ok(json!({ "ok": true, "rows": json_rows }))
+}
+
+/// One row per degree, in order of degree.
+fn rows(mut blocks: Vec<PerturbationBlock>) -> Vec<Row> {
+    blocks.sort_by_key(|block| (block.degree, block.block));
+    blocks.chunk_by(|one, next| one.degree == next.degree).map(row).collect()
+}
+
+fn row(blocks: &[PerturbationBlock]) -> Row {
+    let points: u32 = blocks.iter().map(|block| block.points).sum();
+    let count = f64::from(points.max(1));
+    let mean = blocks.iter().map(|block| block.drift_km_sum).sum::<f64>() / count;
+    let square = blocks.iter().map(|block| block.drift_km2_sum).sum::<f64>() / count;
+    Row {
+        degree: blocks[0].degree,
+        points,
+        drift_km: mean,
+        standard_error_km: ((square - mean * mean).max(0.0) / count).sqrt(),
+        drift_km_max: blocks.iter().map(|block| block.drift_km_max).fold(0.0, f64::max),
+        theory_km: blocks[0].theory_km,
+        searched: blocks.iter().map(|block| block.searched).sum(),
+    }
+}
+
+fn print(rows: &[Row], output: Output) {
+    output.people("mean drift of the mode, noise of variance 0.01 on unscaled codes of uniform points");
+    output.people(&format!(
+        "{:>6} {:>10} {:>8} {:>10} {:>9} {:>7} {:>9}  source",
+        "degree", "drift km", "+- km", "theory km", "most km", "points", "searched"
+    ));
+    for row in rows {
+        output.people(&format!(
+            "{:>6} {:>10.3} {:>8.3} {:>10.3} {:>9.2} {:>7} {:>9}  computed",
+            row.degree, row.drift_km, row.standard_error_km, row.theory_km, row.drift_km_max, row.points, row.searched
+        ));
+    }
+    let (degree, drift_km) = PUBLISHED;
+    output.people(&format!("{degree:>6} {drift_km:>10.3} {:>47}  published", ""));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(degree: u32, block: u32, drift_km: f64) -> PerturbationBlock {
+        PerturbationBlock {
+            degree,
+            block,
+            points: 2,
+            drift_km_sum: 2.0 * drift_km,
+            drift_km2_sum: 2.0 * drift_km * drift_km,
+            drift_km_max: drift_km,
+            theory_km: 2.0,
+            searched: 1,
+        }
+    }
+
+    #[test]
+    fn perturbation_blocks_add_up_in_any_order() {
+        let blocks = vec![block(47, 1, 3.0), block(23, 0, 5.0), block(47, 0, 1.0)];
+        let found = rows(blocks.clone());
+        assert_eq!(found, rows(blocks.into_iter().rev().collect()));
+        assert_eq!(found.iter().map(|row| row.degree).collect::<Vec<_>>(), [23, 47]);
+        let last = &found[1];
+        assert_eq!((last.points, last.searched, last.drift_km, last.drift_km_max), (4, 2, 2.0, 3.0));
+        assert!((last.standard_error_km - 0.5).abs() < 1e-12, "{}", last.standard_error_km);
+        assert!(last.is_near_theory() && !found[0].is_near_theory());
+    }
+}

@@ -1,0 +1,61 @@
+//! The samples of one image into one place, in each of the ways that [`Aggregator`] names.
+//!
+//! - [`points`]: from places.
+//! - [`codes`]: from codes.
+//! - [`aggregate`]: either, for many images at once.
+
+pub mod codes;
+pub mod points;
+
+pub use codes::{TEMPERING, mean_code, mixture};
+pub use points::{geometric_median, kernel_medoid, mean_vector};
+
+use locdiff_launch::config::Aggregator;
+use tch::Tensor;
+
+use super::decode::{DecodeError, Decoder, torch_error};
+use crate::geo::UnitVector;
+
+/// What can go wrong in putting samples together.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum AggregateError {
+    /// Nothing to put together.
+    #[error("aggregator: 0 samples, wanted at least 1")]
+    NoSamples,
+    /// Not codes of samples of images.
+    #[error("aggregator: codes have shape {got:?}, wanted [images, samples, {dims}]")]
+    Shape {
+        /// Shape of the tensor.
+        got: Vec<i64>,
+        /// Numbers per code.
+        dims: usize,
+    },
+    /// A tempering that makes no density.
+    #[error("aggregator: tempering is {got}, wanted more than 0 and finite")]
+    Tempering {
+        /// The value asked for.
+        got: f64,
+    },
+    /// The codes could not be decoded.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+}
+
+/// One place per image, from the codes of its samples, `[images, samples, c]`. A code that is not finite is named by its row,
+/// image · samples + sample (by its image alone for the mean of codes).
+pub fn aggregate(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<UnitVector>, AggregateError> {
+    let of_places = match how {
+        Aggregator::MeanCode => return Ok(points_of(&mean_code(codes_ikc, decoder)?)),
+        Aggregator::Mixture => return Ok(points_of(&mixture(codes_ikc, decoder.anchors(), TEMPERING)?)),
+        Aggregator::KernelMedoid => |points: &[UnitVector]| Ok(points[kernel_medoid(points)?]),
+        Aggregator::MeanVector => mean_vector,
+        Aggregator::GeometricMedian => geometric_median,
+    };
+    let [_, samples] = codes::shape(codes_ikc, decoder.anchors())?;
+    let codes_bc = codes_ikc.f_flatten(0, 1).map_err(torch_error("codes of samples"))?;
+    points_of(&decoder.decode(&codes_bc)?).chunks_exact(samples).map(of_places).collect()
+}
+
+fn points_of(decoded: &[super::decode::Decoded]) -> Vec<UnitVector> {
+    decoded.iter().map(|decoded| decoded.point).collect()
+}

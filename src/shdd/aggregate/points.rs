@@ -1,0 +1,120 @@
+//! Several places into one: mean of unit vectors, geometric median, kernel medoid.
+//!
+//! Everything happens on unit vectors and great circles: the date line and the poles are places like any other. No function
+//! returns NaN. Where an answer is not unique (antipodal samples, ties), the earliest sample that is among the best is taken.
+//! Sources: Vardi and Zhang, "The multivariate L1-median", PNAS 2000; Fletcher, Venkatasubramanian, Joshi, "The geometric median
+//! on Riemannian manifolds", NeuroImage 2009.
+
+use super::AggregateError;
+use crate::geo::UnitVector;
+
+/// Widths of the kernel medoid's two exponentials, km: a town and a country.
+pub const KERNEL_WIDTHS_KM: [f64; 2] = [50.0, 500.0];
+/// A mean vector per sample that is shorter than this has no direction worth the name.
+const MEAN_LENGTH_MIN: f64 = 1e-9;
+/// The median has converged when a step is shorter, radians: 6 micrometres.
+const MEDIAN_STEP_RAD: f64 = 1e-12;
+/// Weiszfeld's steps converge linearly, slowly only where nearly all samples lie on one line.
+const MEDIAN_STEPS_MAX: usize = 1000;
+/// Samples nearer than this to the current median coincide with it, radians.
+const COINCIDENT_RAD: f64 = 1e-13;
+/// Sums that differ by less than this part differ by rounding: a tie.
+const TIE: f64 = 1e-12;
+
+/// The direction of the sum of all unit vectors. Where the sum vanishes (antipodal samples) it is the kernel medoid.
+pub fn mean_vector(points: &[UnitVector]) -> Result<UnitVector, AggregateError> {
+    let medoid = kernel_medoid(points)?;
+    let sum = points.iter().fold([0.0; 3], |sum, point| add(sum, point.xyz(), 1.0));
+    if norm(sum) < MEAN_LENGTH_MIN * points.len() as f64 {
+        return Ok(points[medoid]);
+    }
+    Ok(UnitVector::new(sum).expect("a vector of known length has a direction"))
+}
+
+/// The place with the least sum of great-circle distances to the samples, near the best of the samples.
+///
+/// Weiszfeld's iteration in the tangent plane, with Vardi and Zhang's step where the current place is itself a sample. It
+/// starts from the best sample and never goes uphill. On a line of optimal places (two samples) the earliest sample is kept.
+pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, AggregateError> {
+    let costs: Vec<f64> = points.iter().map(|point| cost(points, *point)).collect();
+    let start = first_best(&costs, |cost, best| cost < best * (1.0 - TIE)).ok_or(AggregateError::NoSamples)?;
+    let (mut place, mut least) = (points[start], costs[start]);
+    for _ in 0..MEDIAN_STEPS_MAX {
+        match downhill(points, place, least) {
+            Some(better) => (place, least) = better,
+            None => break,
+        }
+    }
+    Ok(place)
+}
+
+/// The sample with the most neighbours: the largest `Σ exp(-d / 50 km) + exp(-d / 500 km)`; of equals the earliest.
+pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, AggregateError> {
+    let closeness = |one: UnitVector, other: UnitVector| {
+        let distance_km = one.distance(other).0;
+        KERNEL_WIDTHS_KM.iter().map(|width_km| (-distance_km / width_km).exp()).sum::<f64>()
+    };
+    let score = |one: &UnitVector| points.iter().map(|other| closeness(*one, *other)).sum();
+    let scores: Vec<f64> = points.iter().map(score).collect();
+    first_best(&scores, |score, best| score > best * (1.0 + TIE)).ok_or(AggregateError::NoSamples)
+}
+
+fn first_best(values: &[f64], better: impl Fn(f64, f64) -> bool) -> Option<usize> {
+    let mut best = None;
+    for (index, value) in values.iter().enumerate() {
+        if best.is_none_or(|best: usize| better(*value, values[best])) {
+            best = Some(index);
+        }
+    }
+    best
+}
+
+/// The next place of the median and its cost; none where no step leads down.
+fn downhill(points: &[UnitVector], place: UnitVector, least: f64) -> Option<(UnitVector, f64)> {
+    let mut step = median_step(points, place);
+    while norm(step) > MEDIAN_STEP_RAD {
+        let next = place.walk(step);
+        let cost = cost(points, next);
+        if cost < least {
+            return Some((next, cost));
+        }
+        step = step.map(|value| value * 0.5);
+    }
+    None
+}
+
+/// Weiszfeld's step from `place`, a tangent vector in radians.
+fn median_step(points: &[UnitVector], place: UnitVector) -> [f64; 3] {
+    let (mut pull, mut weights, mut coincident) = ([0.0; 3], 0.0, 0.0);
+    for point in points {
+        let distance = place.angle(*point);
+        if distance < COINCIDENT_RAD {
+            coincident += 1.0;
+            continue;
+        }
+        weights += 1.0 / distance;
+        let along = add(point.xyz(), place.xyz(), -place.dot(*point));
+        let length = norm(along);
+        // The antipode pulls in no direction.
+        if length > COINCIDENT_RAD {
+            pull = add(pull, along, 1.0 / length);
+        }
+    }
+    let strength = norm(pull);
+    if strength <= coincident || weights == 0.0 {
+        return [0.0; 3];
+    }
+    pull.map(|value| value * (1.0 - coincident / strength) / weights)
+}
+
+fn cost(points: &[UnitVector], place: UnitVector) -> f64 {
+    points.iter().map(|point| place.angle(*point)).sum()
+}
+
+fn add(one: [f64; 3], other: [f64; 3], factor: f64) -> [f64; 3] {
+    std::array::from_fn(|axis| one[axis] + factor * other[axis])
+}
+
+fn norm(vector: [f64; 3]) -> f64 {
+    vector.iter().map(|value| value * value).sum::<f64>().sqrt()
+}

@@ -1,0 +1,60 @@
+//! From codes back to places: the mode of `exp(code · Y(p))` over p.
+//!
+//! - [`anchors`]: scores of fixed points by matrix products, in tiles; the best of them in 16 bits, rescored in f32.
+//! - [`neighbourhood`]: scores summed over a radius, in log space.
+//! - [`refine`]: from the best anchor to the mode on the continuous sphere, in f64.
+//! - [`Decoder`]: the three together.
+//!
+//! Codes are unscaled: what [`Basis::tensor`](super::Basis::tensor) gives, plus whatever a model got wrong.
+
+pub mod anchors;
+mod decoder;
+pub mod neighbourhood;
+pub mod refine;
+
+pub use anchors::{Anchors, Best, Budget, Coarse, grid_points_min};
+pub use decoder::{Decoded, Decoder};
+pub use neighbourhood::Neighbourhood;
+pub use refine::{Refined, refine};
+
+use super::ShddError;
+use crate::native::NativeError;
+
+/// What can go wrong in decoding.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum DecodeError {
+    /// Nothing to choose from.
+    #[error("decoder: 0 anchors, wanted at least 1")]
+    NoAnchors,
+    /// A neighbourhood that is none.
+    #[error("decoder: radius of the neighbourhood is {got} km, wanted more than 0 and finite")]
+    Radius {
+        /// The radius asked for.
+        got: f64,
+    },
+    /// Codes of another degree, or no list of codes at all.
+    #[error("decoder: codes have shape {got:?}, wanted [.., {dims}]")]
+    Shape {
+        /// Shape of the tensor.
+        got: Vec<i64>,
+        /// Numbers per code.
+        dims: usize,
+    },
+    /// A code that is no code.
+    #[error("decoder: row {row}: the code has a value that is NaN or infinite, wanted finite numbers")]
+    NotFinite {
+        /// Which code, from 0.
+        row: usize,
+    },
+    /// The harmonics could not be computed.
+    #[error(transparent)]
+    Shdd(#[from] ShddError),
+    /// libtorch failed.
+    #[error(transparent)]
+    Native(#[from] NativeError),
+}
+
+/// An error of tch as one of ours.
+pub(super) fn torch_error(operation: &'static str) -> impl Fn(tch::TchError) -> DecodeError {
+    move |error| super::torch_error(operation, &error).into()
+}

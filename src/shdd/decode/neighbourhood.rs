@@ -1,0 +1,116 @@
+//! Neighbourhood sums in log space: an anchor's score becomes `log Σ exp(score)` over all anchors within a radius.
+//!
+//! Raw scores reach 183 at L = 47 and grow with (L+1)²: only differences from the largest are ever exponentiated. What lies
+//! more than [`NEGLIGIBLE_NATS`] below the largest is left out: a million such terms add less than 1e-8 to the winner.
+//!
+//! Anchors are sorted by cells of a cube around the sphere, whose side is the radius' chord: the neighbours of an anchor lie
+//! in its cell and the 26 around it. Longitude and poles are no special cases. Source: decoder of the paper, section 4.3, with
+//! the sum moved into log space.
+
+use crate::geo::{EARTH_RADIUS_KM, UnitVector};
+
+use super::DecodeError;
+
+/// Scores this far below the largest count as nothing: e⁻³² is 1.3e-14.
+pub const NEGLIGIBLE_NATS: f32 = 32.0;
+/// Smallest side of a cell, so that a tiny radius does not ask for keys beyond 30 bits.
+const CELL_SIDE_MIN: f64 = 2.0 / 1024.0;
+
+/// The anchors in the order of their cells.
+#[derive(Debug)]
+pub struct Neighbourhood {
+    radius_km: f64,
+    chord_square: f64,
+    cell_side: f64,
+    cells_per_axis: usize,
+    /// Cell of each anchor, ascending.
+    keys: Vec<usize>,
+    /// Anchor at each place of that order.
+    anchors: Vec<usize>,
+    /// Its unit vector.
+    vectors: Vec<[f64; 3]>,
+}
+
+impl Neighbourhood {
+    /// Neighbourhoods of this radius around each of `points`.
+    pub fn new(points: &[UnitVector], radius_km: f64) -> Result<Self, DecodeError> {
+        if !(radius_km > 0.0 && radius_km.is_finite()) {
+            return Err(DecodeError::Radius { got: radius_km });
+        }
+        let half_angle = (radius_km / EARTH_RADIUS_KM / 2.0).min(std::f64::consts::FRAC_PI_2);
+        let chord = 2.0 * half_angle.sin();
+        let cell_side = chord.max(CELL_SIDE_MIN);
+        let cells_per_axis = (2.0 / cell_side).ceil().max(1.0) as usize;
+        let mut found = Self {
+            radius_km,
+            // One rounding more, so that two points at just the radius are neighbours.
+            chord_square: chord * chord * (1.0 + 4.0 * f64::EPSILON),
+            cell_side,
+            cells_per_axis,
+            keys: Vec::new(),
+            anchors: (0..points.len()).collect(),
+            vectors: Vec::new(),
+        };
+        let keys: Vec<usize> = points.iter().map(|point| found.key(found.cell(point.xyz()))).collect();
+        found.anchors.sort_by_key(|anchor| (keys[*anchor], *anchor));
+        found.keys = found.anchors.iter().map(|anchor| keys[*anchor]).collect();
+        found.vectors = found.anchors.iter().map(|anchor| points[*anchor].xyz()).collect();
+        Ok(found)
+    }
+
+    /// The radius.
+    pub fn radius_km(&self) -> f64 {
+        self.radius_km
+    }
+
+    /// `log Σ exp(score)` around each anchor; minus infinity where nothing but negligible scores is near.
+    ///
+    /// `scores` has one entry per anchor, none of them NaN.
+    pub fn log_sums(&self, scores: &[f32]) -> Vec<f64> {
+        assert_eq!(scores.len(), self.anchors.len(), "one score per anchor");
+        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut sums = vec![0.0; scores.len()];
+        for (place, anchor) in self.anchors.iter().enumerate() {
+            if scores[*anchor] >= largest - NEGLIGIBLE_NATS {
+                self.scatter(place, f64::from(scores[*anchor] - largest).exp(), &mut sums);
+            }
+        }
+        let mut log_sums = vec![f64::NEG_INFINITY; scores.len()];
+        for (anchor, sum) in self.anchors.iter().zip(sums) {
+            log_sums[*anchor] = sum.ln() + f64::from(largest);
+        }
+        log_sums
+    }
+
+    /// Adds `weight` to all within the radius of the anchor at `place`, itself among them.
+    fn scatter(&self, place: usize, weight: f64, sums: &mut [f64]) {
+        let center = self.vectors[place];
+        let [x, y, z] = self.cell(center);
+        let around = |cell: usize| cell.saturating_sub(1)..=(cell + 1).min(self.cells_per_axis - 1);
+        for x in around(x) {
+            for y in around(y) {
+                // Cells that differ in z alone follow each other.
+                let (low, high) = (self.key([x, y, *around(z).start()]), self.key([x, y, *around(z).end()]));
+                let first = self.keys.partition_point(|key| *key < low);
+                let count = self.keys[first..].partition_point(|key| *key <= high);
+                for other in first..first + count {
+                    if square_of_chord(center, self.vectors[other]) <= self.chord_square {
+                        sums[other] += weight;
+                    }
+                }
+            }
+        }
+    }
+
+    fn cell(&self, vector: [f64; 3]) -> [usize; 3] {
+        vector.map(|value| (((value + 1.0) / self.cell_side).max(0.0) as usize).min(self.cells_per_axis - 1))
+    }
+
+    fn key(&self, [x, y, z]: [usize; 3]) -> usize {
+        (x * self.cells_per_axis + y) * self.cells_per_axis + z
+    }
+}
+
+fn square_of_chord(one: [f64; 3], other: [f64; 3]) -> f64 {
+    one.iter().zip(other).map(|(a, b)| (a - b) * (a - b)).sum()
+}

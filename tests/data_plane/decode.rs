@@ -1,0 +1,245 @@
+//! Codes back into places: anchors in tiles, neighbourhoods in log space, refinement.
+
+use std::time::Instant;
+
+use locdiff::geo::{Degrees, EARTH_RADIUS_KM, Place, UnitVector, fibonacci_grid};
+use locdiff::shdd::decode::{Anchors, Budget, Coarse, DecodeError, Decoder, Neighbourhood, grid_points_min, refine};
+use locdiff::shdd::{Basis, uniform_points};
+use tch::{Device, Kind, Tensor};
+
+fn place(latitude: f64, longitude: f64) -> UnitVector {
+    Place::new(Degrees(latitude), Degrees(longitude)).expect("on Earth").into()
+}
+
+/// `side`² points around a place, `spacing_km` apart.
+fn dense_gallery(center: UnitVector, side: i32, spacing_km: f64) -> Vec<UnitVector> {
+    let axes = center.tangent_basis();
+    let step = spacing_km / EARTH_RADIUS_KM;
+    let offset = |index: i32| f64::from(index - side / 2) * step;
+    (0..side * side).map(|index| center.walk(axes.combine([offset(index / side), offset(index % side)]))).collect()
+}
+
+/// Tiles, no kept harmonics, so that all of the machinery is used.
+const SMALL: Budget = Budget { kept_bytes_max: 0, tile_bytes: 4 << 20, scores_bytes: 4 << 20 };
+
+fn decode_at(degree: u32, points: &[UnitVector]) -> f64 {
+    let basis = Basis::new(degree).expect("in range");
+    let codes_bc = basis.tensor(points, Device::Cpu).expect("encoded");
+    let anchors = Anchors::grid(basis, grid_points_min(degree), Device::Cpu).expect("anchors");
+    let decoder = Decoder::new(anchors, 0.0, true).expect("decoder");
+    let found = decoder.decode(&codes_bc).expect("decoded");
+    let error_m = |(found, point): (&locdiff::shdd::decode::Decoded, &UnitVector)| {
+        assert!(found.converged, "degree {degree}: {point:?} did not converge");
+        found.point.distance(*point).0 * 1000.0
+    };
+    let worst = found.iter().zip(points).map(error_m).fold(0.0, f64::max);
+    println!("degree {degree}: {} points decoded within {worst:.2e} m", points.len());
+    worst
+}
+
+#[test]
+fn decode_undoes_encode_within_a_metre() {
+    let mut points = vec![
+        UnitVector::NORTH_POLE,
+        UnitVector::SOUTH_POLE,
+        place(0.0, 180.0),
+        place(51.0, -179.999_999),
+        place(-17.0, 179.999_999),
+        place(89.999_99, 12.0),
+    ];
+    points.extend(uniform_points(3, 0, 0, 26).expect("drawn"));
+    for degree in [15, 23, 47, 95, 127] {
+        assert!(decode_at(degree, &points) < 1.0, "degree {degree}");
+    }
+}
+
+#[test]
+fn decode_in_tiles_equals_decode_at_once() {
+    let basis = Basis::new(23).expect("in range");
+    let points = fibonacci_grid(5000);
+    let codes_bc = basis.tensor(&uniform_points(4, 0, 0, 300).expect("drawn"), Device::Cpu).expect("encoded");
+    let all = Budget { tile_bytes: 1 << 30, ..Budget::default() };
+    let best = |budget| {
+        let anchors = Anchors::new(basis.clone(), points.clone(), Device::Cpu, Coarse::F32, budget).expect("anchors");
+        (anchors.is_kept(), anchors.best(&codes_bc, 5).expect("decoded"))
+    };
+    let (tiled, whole) = (best(SMALL), best(all));
+    assert!(!tiled.0 && whole.0);
+    for (one, other) in tiled.1.rows.iter().zip(&whole.1.rows) {
+        for ((anchor, score), (same, close)) in one.iter().zip(other) {
+            // Sums of 576 products may be taken in another order.
+            assert!((score - close).abs() < 1e-3, "{anchor} {same}: {score} {close}");
+        }
+        assert_eq!(one[0].0, other[0].0);
+    }
+}
+
+/// 16 bits alone miss by more than a kilometre for most clean codes; the best 64 of them, rescored, hold the right one.
+#[test]
+fn decode_rescored_finds_what_16_bits_miss() {
+    let points = dense_gallery(place(48.86, 2.35), 61, 1.05);
+    let basis = Basis::new(47).expect("in range");
+    let truth: Vec<usize> = (0..points.len()).step_by(17).collect();
+    let chosen: Vec<UnitVector> = truth.iter().map(|index| points[*index]).collect();
+    // The second half is far beyond what f16 holds; the factor changes no order.
+    let codes_bc = basis.tensor(&chosen, Device::Cpu).expect("encoded");
+    let _ = codes_bc.narrow(0, 110, truth.len() as i64 - 110).g_mul_scalar_(1e6);
+    let missed = |coarse: Coarse| {
+        let anchors = Anchors::new(basis.clone(), points.clone(), Device::Cpu, coarse, SMALL).expect("anchors");
+        let share = |found: &[usize]| {
+            let far = |(found, truth): &(&usize, &usize)| points[**found].distance(points[**truth]).0 > 1.0;
+            found.iter().zip(&truth).filter(far).count() as f64 / truth.len() as f64
+        };
+        let rows = anchors.best(&codes_bc, 1).expect("decoded").rows;
+        let alone = share(&anchors.best_coarse(&codes_bc).expect("decoded"));
+        let rescored = share(&rows.iter().map(|row| row[0].0).collect::<Vec<_>>());
+        println!("{coarse:?}: over 1 km off {:.1} % alone, {:.1} % rescored", alone * 100.0, rescored * 100.0);
+        (alone, rescored)
+    };
+    let (alone, rescored) = missed(Coarse::Bf16);
+    assert!(alone > 0.8 && rescored < 0.03);
+    let (alone, rescored) = missed(Coarse::F16);
+    assert!(alone > 0.2);
+    assert_eq!(rescored, 0.0);
+    assert_eq!(missed(Coarse::F32).1, 0.0);
+}
+
+#[test]
+fn decode_names_the_row_that_is_not_finite() {
+    let basis = Basis::new(3).expect("in range");
+    let anchors = Anchors::grid(basis, 100, Device::Cpu).expect("anchors");
+    let codes_bc = Tensor::zeros([4, 16], (Kind::Float, Device::Cpu));
+    let _ = codes_bc.get(2).get(5).fill_(f64::NAN);
+    assert_eq!(anchors.best(&codes_bc, 1), Err(DecodeError::NotFinite { row: 2 }));
+    let wrong = anchors.best(&codes_bc.narrow(1, 0, 9), 1).expect_err("another degree");
+    assert_eq!(wrong.to_string(), "decoder: codes have shape [4, 9], wanted [.., 16]");
+    let none = Anchors::new(Basis::new(3).expect("in range"), vec![], Device::Cpu, Coarse::F32, SMALL);
+    assert_eq!(none.expect_err("nothing"), DecodeError::NoAnchors);
+}
+
+fn log_sums_by_force(points: &[UnitVector], scores: &[f32], radius_km: f64) -> Vec<f64> {
+    let around = |center: &UnitVector| {
+        let near = points.iter().zip(scores).filter(|(point, _)| center.distance(**point).0 <= radius_km);
+        let near: Vec<f64> = near.map(|(_, score)| f64::from(*score)).collect();
+        let largest = near.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        near.iter().map(|score| (score - largest).exp()).sum::<f64>().ln() + largest
+    };
+    points.iter().map(around).collect()
+}
+
+#[test]
+fn decode_neighbourhoods_equal_sums_by_force() {
+    let mut points = fibonacci_grid(800);
+    points.extend(dense_gallery(place(89.9, 30.0), 9, 40.0));
+    points.extend(dense_gallery(place(0.0, 180.0), 9, 40.0));
+    let basis = Basis::new(15).expect("in range");
+    let anchors = Anchors::new(basis.clone(), points.clone(), Device::Cpu, Coarse::F32, SMALL).expect("anchors");
+    for (target, radius_km) in [(place(89.9, 0.0), 90.0), (place(0.0, 179.9), 500.0), (place(10.0, 20.0), 25_000.0)] {
+        let codes_bc = basis.tensor(&[target], Device::Cpu).expect("encoded") * 9.0;
+        let scores: Vec<f32> = anchors.scores(&codes_bc).expect("scored").view([-1]).try_into().expect("f32");
+        let wanted = log_sums_by_force(&points, &scores, radius_km);
+        let largest = wanted.iter().copied().fold(0.0, f64::max);
+        assert!(largest > 150.0, "scores of {largest} would not overflow");
+        let found = Neighbourhood::new(&points, radius_km).expect("radius").log_sums(&scores);
+        for (anchor, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+            // What is left out is below e⁻³² of the largest term, for each of fewer than a thousand anchors.
+            let close = (found - wanted).abs() < 1e-4 || *wanted < largest - 20.0;
+            assert!(close, "anchor {anchor} within {radius_km} km: {found}, by force {wanted}");
+        }
+    }
+}
+
+/// A crowd of anchors with scores a little lower outweighs one alone.
+#[test]
+fn decode_with_a_neighbourhood_prefers_the_crowd() {
+    let basis = Basis::new(23).expect("in range");
+    let (crowd, alone) = (place(40.0, 20.0), place(-30.0, -60.0));
+    let mut points = dense_gallery(crowd, 7, 5.0);
+    points.push(alone);
+    let codes_bc = basis.tensor(&[crowd], Device::Cpu).expect("encoded")
+        + basis.tensor(&[alone], Device::Cpu).expect("encoded") * 1.02;
+    let decode = |radius_km| {
+        let anchors = Anchors::new(basis.clone(), points.clone(), Device::Cpu, Coarse::F32, SMALL).expect("anchors");
+        Decoder::new(anchors, radius_km, false).expect("decoder").decode(&codes_bc).expect("decoded")[0].point
+    };
+    assert_eq!(decode(0.0), alone);
+    // Several of the crowd see all of it within 30 km.
+    assert!(decode(30.0).distance(crowd).0 < 15.0);
+}
+
+#[test]
+fn decode_refuses_a_radius_that_is_none() {
+    for radius_km in [-1.0, f64::NAN, f64::INFINITY] {
+        let error = Neighbourhood::new(&fibonacci_grid(10), radius_km).expect_err("no radius");
+        assert!(error.to_string().contains("wanted more than 0"), "{error}");
+    }
+}
+
+#[test]
+fn decode_neighbourhoods_of_100k_anchors_are_fast() {
+    let points = fibonacci_grid(100_000);
+    let target = place(12.0, 34.0);
+    // The shape of a clean code's scores at L = 47.
+    let score = |point: &UnitVector| (183.3 - 0.5 * 105_560.0 * point.angle(target).powi(2)).max(-5.0) as f32;
+    let scores: Vec<f32> = points.iter().map(score).collect();
+    let began = Instant::now();
+    let neighbourhood = Neighbourhood::new(&points, 200.0).expect("radius");
+    let built = began.elapsed();
+    let began = Instant::now();
+    let sums = neighbourhood.log_sums(&scores);
+    println!("100k anchors, 200 km: built in {built:?}, summed in {:?}", began.elapsed());
+    let best = (0..sums.len()).max_by(|a, b| sums[*a].total_cmp(&sums[*b])).expect("not empty");
+    assert!(points[best].distance(target).0 < 200.0);
+    // Milliseconds; the bound only catches a sum over all pairs, which takes a minute.
+    assert!(began.elapsed().as_secs_f64() < 5.0);
+}
+
+/// The bound that the decoder states for a million anchors at L = 47, and that a smaller decode stays within its own bound.
+#[test]
+fn decode_of_a_million_anchors_stays_below_two_gigabytes() {
+    let basis = Basis::new(47).expect("in range");
+    let million = Anchors::grid(basis.clone(), 1_000_000, Device::Cpu).expect("anchors");
+    assert!(!million.is_kept());
+    println!("a million anchors at L = 47: at most {} MB", million.bytes_bound() >> 20);
+    assert!(million.bytes_bound() < 2_000_000_000);
+    drop(million);
+
+    let codes_bc = basis.tensor(&uniform_points(5, 0, 0, 64).expect("drawn"), Device::Cpu).expect("encoded");
+    let budget = Budget { kept_bytes_max: 0, tile_bytes: 32 << 20, scores_bytes: 16 << 20 };
+    let anchors = Anchors::new(basis, fibonacci_grid(60_000), Device::Cpu, Coarse::F32, budget).expect("anchors");
+    // What the libraries take at their first use is not the decoder's.
+    anchors.best(&codes_bc.narrow(0, 0, 1), 1).expect("decoded");
+    let before = crate::resident_bytes();
+    reset_peak();
+    let best = anchors.best(&codes_bc, 64).expect("decoded");
+    let grown = peak_bytes().saturating_sub(before);
+    println!("60000 anchors: {} MB more at the peak, bound {} MB", grown >> 20, anchors.bytes_bound() >> 20);
+    assert_eq!(best.rows.len(), 64);
+    // All harmonics at once would be 553 MB.
+    assert!(grown < anchors.bytes_bound() as u64, "{grown} bytes");
+}
+
+/// Lets the kernel forget the largest resident size so far.
+fn reset_peak() {
+    std::fs::write("/proc/self/clear_refs", "5").expect("one's own peak can be reset");
+}
+
+fn peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux has /proc");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    line.split_whitespace().next().expect("a number").parse::<u64>().expect("a number") * 1024
+}
+
+#[test]
+fn decode_refinement_says_where_it_cannot_converge() {
+    let basis = Basis::new(8).expect("in range");
+    let flat = refine(&basis, &vec![0.0; basis.dims()], place(1.0, 2.0)).expect("right length");
+    assert!(!flat.converged && flat.steps == 0, "{flat:?}");
+    // From the antipode of a clean code, far from its hill, some hill is climbed and the value never falls.
+    let point = place(33.0, 44.0);
+    let code = basis.encode_f64(&[point]);
+    let start = place(-30.0, -130.0);
+    let low = basis.value_gradient_hessian(&code, start).expect("right length").value;
+    let end = refine(&basis, &code, start).expect("right length");
+    assert!(end.value >= low && end.value.is_finite(), "{end:?} from {low}");
+}

@@ -1,0 +1,162 @@
+//! Samples of one image into one place.
+
+use locdiff::geo::{Degrees, Km, Place, UnitVector, fibonacci_grid};
+use locdiff::shdd::aggregate::{
+    AggregateError, TEMPERING, aggregate, geometric_median, kernel_medoid, mean_vector, mixture,
+};
+use locdiff::shdd::decode::{Anchors, Budget, Coarse, Decoder};
+use locdiff::shdd::{Basis, uniform_points};
+use locdiff_launch::config::Aggregator;
+use tch::{Device, Tensor};
+
+const ALL: [Aggregator; 5] = [
+    Aggregator::KernelMedoid,
+    Aggregator::MeanVector,
+    Aggregator::GeometricMedian,
+    Aggregator::MeanCode,
+    Aggregator::Mixture,
+];
+
+fn place(latitude: f64, longitude: f64) -> UnitVector {
+    Place::new(Degrees(latitude), Degrees(longitude)).expect("on Earth").into()
+}
+
+/// Of places alone.
+fn of_places(points: &[UnitVector]) -> [UnitVector; 3] {
+    let medoid = points[kernel_medoid(points).expect("samples")];
+    [medoid, mean_vector(points).expect("samples"), geometric_median(points).expect("samples")]
+}
+
+fn decoder(extra: &[UnitVector]) -> Decoder {
+    let mut points = fibonacci_grid(6000);
+    points.extend(extra);
+    let basis = Basis::new(23).expect("in range");
+    let anchors = Anchors::new(basis, points, Device::Cpu, Coarse::F32, Budget::default()).expect("anchors");
+    Decoder::new(anchors, 0.0, false).expect("decoder")
+}
+
+fn codes(decoder: &Decoder, points: &[UnitVector]) -> Tensor {
+    decoder.anchors().basis().tensor(points, Device::Cpu).expect("encoded").unsqueeze(0)
+}
+
+#[test]
+fn aggregate_of_one_or_equal_samples_is_that_place() {
+    for point in [place(10.0, 20.0), UnitVector::NORTH_POLE, place(0.0, 180.0)] {
+        let decoder = decoder(&[point]);
+        for count in [1, 5] {
+            let points = vec![point; count];
+            for found in of_places(&points) {
+                assert!(found.distance(point).0 < 1e-6, "{count} at {point:?}: {found:?}");
+            }
+            for how in ALL {
+                let found = aggregate(how, &codes(&decoder, &points), &decoder).expect("samples")[0];
+                assert!(found.distance(point).0 < 1e-6, "{how:?}, {count} at {point:?}: {found:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn aggregate_across_date_line_and_pole_stays_between_the_samples() {
+    for center in [place(0.0, 180.0), UnitVector::NORTH_POLE, UnitVector::SOUTH_POLE, place(60.0, -180.0)] {
+        let around: Vec<UnitVector> =
+            (0..8).map(|turn| center.displace(Degrees(45.0 * f64::from(turn)), Km(100.0))).collect();
+        let decoder = decoder(&[center]);
+        let [medoid, mean, median] = of_places(&around);
+        assert!((medoid.distance(center).0 - 100.0).abs() < 1e-6);
+        assert!(mean.distance(center).0 < 1e-6 && median.distance(center).0 < 1e-3, "{center:?}: {mean:?} {median:?}");
+        for how in ALL {
+            let found = aggregate(how, &codes(&decoder, &around), &decoder).expect("samples")[0];
+            // Samples are decoded to anchors first, which lie up to 200 km apart.
+            assert!(found.distance(center).0 < 250.0, "{how:?} at {center:?}: {} km", found.distance(center).0);
+        }
+    }
+}
+
+#[test]
+fn aggregate_by_medoid_median_and_mixture_ignores_outliers() {
+    let center = place(48.0, 11.0);
+    let mut points: Vec<UnitVector> =
+        (0..11).map(|turn| center.displace(Degrees(33.0 * f64::from(turn)), Km(20.0))).collect();
+    points.extend([place(-33.0, 151.0), place(40.0, -74.0), place(35.0, 139.0), place(-23.0, -46.0)]);
+    let [medoid, mean, median] = of_places(&points);
+    assert!(medoid.distance(center).0 < 21.0);
+    assert!(median.distance(center).0 < 60.0, "{} km", median.distance(center).0);
+    assert!(mean.distance(center).0 > 200.0, "the mean gives way");
+    let decoder = decoder(&points);
+    let found = mixture(&codes(&decoder, &points), decoder.anchors(), TEMPERING).expect("samples")[0];
+    assert!(found.point.distance(center).0 < 100.0 && found.score < 0.0, "{found:?}");
+}
+
+/// No direction is better than another: a sample is the answer, the first.
+#[test]
+fn aggregate_of_antipodes_is_a_sample_and_never_nan() {
+    for point in [place(12.0, 34.0), UnitVector::NORTH_POLE] {
+        let pair = [point, point.antipode()];
+        assert_eq!(of_places(&pair), [point; 3]);
+        let decoder = decoder(&pair);
+        for how in ALL {
+            let found = aggregate(how, &codes(&decoder, &pair), &decoder).expect("samples")[0];
+            assert!(found.xyz().iter().all(|value| value.is_finite()), "{how:?}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn aggregate_ties_go_to_the_earliest_sample() {
+    let (one, other) = (place(10.0, 0.0), place(10.0, 1.0));
+    assert_eq!(kernel_medoid(&[one, other]), Ok(0));
+    assert_eq!(kernel_medoid(&[other, one, other, one]), Ok(0));
+    assert_eq!(kernel_medoid(&[place(-40.0, 7.0), one, other, one]), Ok(1));
+}
+
+/// Least by its own measure: no step in any direction lowers the sum of distances, also where the median is a sample.
+#[test]
+fn aggregate_median_has_the_least_sum_of_distances() {
+    for step in 0..40 {
+        let mut points = uniform_points(9, step, 0, 16).expect("drawn");
+        if step % 2 == 0 {
+            // All within some 30 degrees, where the median is unique.
+            points = points.iter().map(|point| place(20.0, 170.0).walk(point.xyz().map(|x| x * 0.5))).collect();
+        }
+        if step % 4 == 0 {
+            points.extend([points[3]; 9]);
+        }
+        let median = geometric_median(&points).expect("samples");
+        let cost = |place: UnitVector| points.iter().map(|point| place.angle(*point)).sum::<f64>();
+        for turn in 0..12 {
+            let beside = median.displace(Degrees(30.0 * f64::from(turn)), Km(1.0));
+            assert!(cost(median) <= cost(beside) + 1e-12, "step {step}: {} {}", cost(median), cost(beside));
+        }
+    }
+}
+
+#[test]
+fn aggregate_refuses_what_is_no_set_of_samples() {
+    assert_eq!(kernel_medoid(&[]), Err(AggregateError::NoSamples));
+    assert_eq!(mean_vector(&[]), Err(AggregateError::NoSamples));
+    assert_eq!(geometric_median(&[]), Err(AggregateError::NoSamples));
+    let decoder = decoder(&[]);
+    let right = codes(&decoder, &[place(1.0, 2.0)]);
+    for how in ALL {
+        let error = aggregate(how, &right.squeeze(), &decoder).expect_err("no samples");
+        assert!(error.to_string().contains("wanted [images, samples, 576]"), "{error}");
+        assert_eq!(aggregate(how, &right.narrow(1, 0, 0), &decoder), Err(AggregateError::NoSamples));
+    }
+    let error = mixture(&right, decoder.anchors(), 0.0).expect_err("no density");
+    assert_eq!(error, AggregateError::Tempering { got: 0.0 });
+}
+
+#[test]
+fn aggregate_of_many_images_is_that_of_each() {
+    let decoder = decoder(&[]);
+    let points = uniform_points(10, 0, 0, 12).expect("drawn");
+    let codes_ikc = decoder.anchors().basis().tensor(&points, Device::Cpu).expect("encoded").view([3, 4, 576]);
+    for how in ALL {
+        let together = aggregate(how, &codes_ikc, &decoder).expect("samples");
+        for image in 0..3 {
+            let alone = aggregate(how, &codes_ikc.narrow(0, image, 1), &decoder).expect("samples");
+            assert_eq!(alone[0], together[image as usize], "{how:?}");
+        }
+    }
+}
