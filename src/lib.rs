@@ -4,7 +4,13 @@
 //! - [`worker`]: the life of a worker; it speaks with the launcher and calls everything else.
 //! - [`native`]: the C++ shim over libtorch and its safe face.
 //! - [`comm`]: process groups, collectives with timeouts, the data × tensor layout, gradient buckets.
+//! - [`diffusion`]: noise schedules, the forward process, samplers.
+//! - [`model`]: the CS-UNet, whole or split over ranks.
+//! - [`loss`]: what training minimises.
 
 pub mod comm;
+pub mod diffusion;
+pub mod loss;
+pub mod model;
 pub mod native;
 pub mod worker;
