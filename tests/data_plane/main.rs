@@ -2,7 +2,14 @@
 #![allow(clippy::print_stdout, reason = "tests print what they measured")]
 
 mod comm;
+mod diffusion;
 mod layers;
+mod loss;
+mod loss_split;
+mod model;
+mod model_golden;
+mod model_split;
+mod model_support;
 mod native_gemm;
 mod native_optim;
 mod native_philox;
