@@ -49,7 +49,7 @@ impl CSiren<'_> {
         let (weight, bias) = self.layer(TIME_IN);
         let hidden = self.placement.linear(embedding_t, weight, bias)?.f_silu()?;
         let (weight, bias) = self.layer(TIME_OUT);
-        let table = self.placement.linear(&self.placement.into_shares(&hidden)?, weight, bias)?;
+        let table = self.placement.linear(&self.placement.shared_out(&hidden)?, weight, bias)?;
         let [scale, shift] = halves(&table)?;
         Ok(Tensor::f_cat(&[scale.f_add_scalar(1.0)?, shift], 1)?)
     }
@@ -74,7 +74,7 @@ impl CSiren<'_> {
         dropout: Option<(DropoutDraws<'_>, f64)>,
     ) -> Result<Tensor, ModelError> {
         let (weight, bias) = self.layer(X);
-        let x_bh = self.placement.linear(&self.placement.into_shares(x_bi)?, weight, bias)?;
+        let x_bh = self.placement.linear(&self.placement.shared_out(x_bi)?, weight, bias)?;
         let [scale, shift] = halves(time)?;
         let hidden_bh = x_bh.f_mul(&scale)?.f_add(&shift)?.f_add(image_bh)?;
         let (weight, bias) = self.layer(OUT);

@@ -58,7 +58,7 @@ impl Placement {
     }
 
     /// Before a layer that holds a share of the outputs: backward sums the shares of the gradient.
-    pub(super) fn into_shares(&self, replicated: &Tensor) -> Result<Tensor, ModelError> {
+    pub(super) fn shared_out(&self, replicated: &Tensor) -> Result<Tensor, ModelError> {
         match self.split() {
             Some(group) if replicated.requires_grad() => Ok(differentiable::copy(group, &replicated.f_contiguous()?)?),
             _ => Ok(replicated.shallow_clone()),

@@ -1,8 +1,8 @@
 //! CS-UNet: three C-Siren modules down, three up, concatenated skips, a linear head.
 //!
 //! The time MLP has only T distinct inputs: it runs on all of them once a step ([`CsUnet::time_table`]) and samples are
-//! gathered from the table by `index_select`, whose backward adds rows in a fixed order. The image terms do not change
-//! along a sampling chain: [`CsUnet::prepare`] computes them once.
+//! gathered from the table in a way whose backward is reproducible (`gather`). The image terms do not change along a
+//! sampling chain: [`CsUnet::prepare`] computes them once.
 // b batch · d dimensions of the code · e embedding · t timesteps · h hidden (this rank's)
 
 use tch::{Kind, Tensor};
@@ -11,6 +11,7 @@ use super::architecture::{Architecture, TIME_WIDTH};
 use super::c_siren::{CSiren, DropoutDraws, PARAMETERS};
 use super::compute::Placement;
 use super::error::ModelError;
+use super::gather::Rows;
 use super::parameters::Parameters;
 use crate::native::philox::Philox;
 
@@ -158,8 +159,9 @@ impl CsUnet {
             return Err(ModelError::Shape { name: "noised code".to_owned(), got, want: vec![-1, dims] });
         }
         let dropout = dropout.map(|draws| (draws, self.architecture.dropout));
+        let rows = self.rows(timesteps)?;
         let run = |index: usize, input: &Tensor| {
-            let time = self.gathered(&time.tables_t[index], timesteps)?;
+            let time = rows.of_table(&time.tables_t[index])?;
             self.module(index).forward(input, &time, &image.terms_bh[index], dropout)
         };
         let down1 = run(0, &self.placement.cast(x_bd)?)?;
@@ -177,12 +179,13 @@ impl CsUnet {
         Ok(self.placement.linear_reduced(&own, weight, bias)?.f_to_kind(self.placement.kind)?)
     }
 
-    /// Rows of a time table for the samples.
-    fn gathered(&self, table_t: &Tensor, timesteps: Timesteps<'_>) -> Result<Tensor, ModelError> {
+    /// Where the samples' timesteps stand in the time tables.
+    fn rows(&self, timesteps: Timesteps<'_>) -> Result<Rows, ModelError> {
+        let count = self.architecture.timesteps;
         match timesteps {
-            Timesteps::Each(t_b) => Ok(table_t.f_index_select(0, t_b)?),
-            Timesteps::All(t) if (t as i64) < self.architecture.timesteps => Ok(table_t.f_narrow(0, t as i64, 1)?),
-            Timesteps::All(got) => Err(ModelError::Timestep { got, timesteps: self.architecture.timesteps }),
+            Timesteps::Each(t_b) => Rows::of(t_b, count, self.placement.compute_kind()),
+            Timesteps::All(t) if (t as i64) < count => Ok(Rows::One(t as i64)),
+            Timesteps::All(got) => Err(ModelError::Timestep { got, timesteps: count }),
         }
     }
 
