@@ -18,7 +18,7 @@ unexport LIBTORCH
 endif
 
 # Asked once, and only by the targets that need it. Where it fails, so does the set-up, which says why.
-VARIANT = $(eval VARIANT := $$(shell $(PYTHON) setup/libtorch.py --print-variant 2>/dev/null))$(VARIANT)
+VARIANT = $(eval VARIANT := $$(shell LOCDIFF_CUDA='$$(LOCDIFF_CUDA)' LIBTORCH='$$(LIBTORCH)' $$(PYTHON) setup/libtorch.py --print-variant 2>/dev/null))$(VARIANT)
 TARGET_BASE := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 TARGET = $(TARGET_BASE)$(if $(filter cuda,$(VARIANT)),/cuda)
 CUDA_ENVIRONMENT = $(if $(LIBTORCH),,LIBTORCH='$(CURDIR)/.libtorch/cuda') CARGO_TARGET_DIR='$(TARGET)'
@@ -42,7 +42,7 @@ build: setup ## build both binaries
 	$(CARGO) build --workspace --bins
 
 demo: build ## build and run the demonstration
-	$(LAUNCH) $(if $(filter cuda,$(VARIANT)),,--workers 2 --device cpu) demo
+	'$(LAUNCH)' $(if $(filter cuda,$(VARIANT)),,--workers 2 --device cpu) demo
 
 # Beside the CPU variant, the CUDA one is compiled and linked too; with a LIBTORCH of the user's own nothing is downloaded.
 test: CUDA_LINK = $(if $(LIBTORCH)$(filter cuda,$(VARIANT)),,yes)
@@ -51,7 +51,7 @@ test: tools ## run every check: format, lints, docs, audit, tests, link of the C
 	@$(ENVIRONMENT) $(PYTHON) -B setup/run_tests.py $(if $(CUDA_LINK),--cuda-link)
 
 bench: build ## build and measure the collectives
-	$(LAUNCH) bench collectives
+	'$(LAUNCH)' $(if $(filter cuda,$(VARIANT)),,--workers 2 --device cpu) bench collectives
 
 doc: setup ## build the API documentation
 	$(CARGO) doc --workspace --no-deps

@@ -11,6 +11,14 @@
 pub mod comm;
 pub mod eval;
 pub mod geo;
+//! - [`diffusion`]: noise schedules, the forward process, samplers.
+//! - [`model`]: the CS-UNet, whole or split over ranks.
+//! - [`loss`]: what training minimises.
+
+pub mod comm;
+pub mod diffusion;
+pub mod loss;
+pub mod model;
 pub mod native;
 pub mod shdd;
 pub mod worker;

@@ -42,6 +42,11 @@ pub enum Event {
         /// Why not.
         reason: String,
     },
+    /// A worker closed its control socket.
+    Closed {
+        /// Which one.
+        rank: u32,
+    },
     /// A worker process ended.
     Exited {
         /// Which one.
@@ -69,6 +74,11 @@ pub enum Action {
     Terminate,
     /// Send SIGKILL to all that still run.
     Kill,
+    /// Send SIGKILL to one that has nothing left to do.
+    KillOne {
+        /// Which one.
+        rank: u32,
+    },
 }
 
 /// Why a gang was stopped.
@@ -101,6 +111,18 @@ pub enum Cause {
         rank: u32,
         /// How.
         exit: Exit,
+    },
+    /// A worker left the control socket and went on running.
+    Deserted {
+        /// Which one.
+        rank: u32,
+    },
+    /// A worker did not end when it was asked to, and was killed: it had been stopped, or hung.
+    Unresponsive {
+        /// Which one.
+        rank: u32,
+        /// How long it was waited for.
+        limit: Duration,
     },
     /// The user asked to end.
     Interrupted,
@@ -145,6 +167,17 @@ struct Member {
     hello: Option<Hello>,
     result: Option<Value>,
     exit: Option<Exit>,
+    /// Has said its last word, or hung up, and must have ended by then.
+    leave_by: Option<Duration>,
+    /// Gave its result, did not end, and was killed.
+    dismissed: bool,
+}
+
+impl Member {
+    /// Ought to end and has not.
+    fn is_leaving(&self) -> bool {
+        self.leave_by.is_some() && self.exit.is_none() && !self.dismissed
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,6 +210,7 @@ impl Coordinator {
         match event {
             Event::Message { rank, message } => self.message(rank, message, now),
             Event::Garbled { rank, reason } => self.stop(Cause::Incompatible { rank, reason }, now),
+            Event::Closed { rank } => self.closed(rank, now),
             Event::Exited { rank, exit } => self.exited(rank, exit, now),
             Event::Interrupted => self.interrupted(now),
             Event::Tick => self.tick(now),
@@ -187,7 +221,9 @@ impl Coordinator {
     pub fn deadline(&self) -> Option<Duration> {
         match self.phase {
             Phase::Starting => Some(self.started_at + self.limits.start),
-            Phase::Running => None,
+            Phase::Running => {
+                self.members.iter().filter(|member| member.is_leaving()).filter_map(|member| member.leave_by).min()
+            }
             Phase::Stopping { kill_at, killed } => (!killed).then_some(kill_at),
         }
     }
@@ -234,19 +270,33 @@ impl Coordinator {
             }
             ToLauncher::Result(value) => {
                 member.result = Some(value);
+                member.leave_by = Some(now + self.limits.stop);
                 Vec::new()
             }
             ToLauncher::Failed(failure) => self.stop(Cause::Failed { rank, failure }, now),
         }
     }
 
+    /// Its exit will tell why, if it comes.
+    fn closed(&mut self, rank: u32, now: Duration) -> Vec<Action> {
+        if let Some(member) = self.members.get_mut(rank as usize) {
+            member.leave_by.get_or_insert(now + self.limits.stop);
+        }
+        Vec::new()
+    }
+
     fn exited(&mut self, rank: u32, exit: Exit, now: Duration) -> Vec<Action> {
         let Some(member) = self.members.get_mut(rank as usize) else { return Vec::new() };
         member.exit = Some(exit);
         let spoke = member.hello.is_some();
-        let finished = member.result.is_some() && exit == Exit::Code(0);
+        let finished = member.result.is_some() && (exit == Exit::Code(0) || member.dismissed);
         let reported =
             self.causes.iter().any(|cause| matches!(cause, Cause::Failed { rank: known, .. } if *known == rank));
+        if let (Phase::Stopping { killed: true, .. }, Exit::Signal(SIGKILL)) = (self.phase, exit) {
+            // SIGTERM would have ended any worker that could still run.
+            self.causes.push(Cause::Unresponsive { rank, limit: self.limits.stop });
+            return Vec::new();
+        }
         if finished || reported || self.is_our_doing(exit) {
             return Vec::new();
         }
@@ -291,8 +341,27 @@ impl Coordinator {
                 *killed = true;
                 vec![Action::Kill]
             }
+            Phase::Running => self.see_out(now),
             _ => Vec::new(),
         }
+    }
+
+    /// Ends workers that have said their last word and did not leave.
+    fn see_out(&mut self, now: Duration) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for rank in 0..self.members.len() {
+            let member = &mut self.members[rank];
+            let rank = rank as u32;
+            if !member.is_leaving() || member.leave_by.is_none_or(|limit| now < limit) {
+                continue;
+            }
+            if member.result.is_none() {
+                return self.stop(Cause::Deserted { rank }, now);
+            }
+            member.dismissed = true;
+            actions.push(Action::KillOne { rank });
+        }
+        actions
     }
 
     fn stop(&mut self, cause: Cause, now: Duration) -> Vec<Action> {

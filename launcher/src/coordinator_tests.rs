@@ -92,7 +92,7 @@ fn silence_at_the_start_ends_and_names_the_silent() {
     for rank in 0..3 {
         gang.step(exited(rank, Exit::Signal(SIGKILL)), at(13));
     }
-    assert_eq!(causes(&gang), [Cause::Late { ranks: vec![0, 2], limit: LIMITS.start }]);
+    assert_eq!(causes(&gang)[0], Cause::Late { ranks: vec![0, 2], limit: LIMITS.start });
 }
 
 #[test]
@@ -114,7 +114,42 @@ fn workers_that_we_end_are_not_causes() {
     gang.step(exited(0, Exit::Signal(SIGTERM)), at(6));
     assert_eq!(gang.step(Event::Tick, at(7)), [Action::Kill]);
     gang.step(exited(2, Exit::Signal(SIGKILL)), at(7));
-    assert_eq!(causes(&gang).len(), 1);
+    let causes = causes(&gang);
+    assert!(matches!(causes[0], Cause::Failed { rank: 1, .. }), "{causes:?}");
+    assert_eq!(causes[1..], [Cause::Unresponsive { rank: 2, limit: LIMITS.stop }], "rank 0 ended as it was asked to");
+}
+
+#[test]
+fn a_stopped_worker_is_the_cause_of_what_its_peer_complains_of() {
+    let mut gang = running(2);
+    gang.step(failed(0, true), at(5));
+    gang.step(exited(0, Exit::Code(14)), at(5));
+    assert_eq!(gang.step(Event::Tick, at(7)), [Action::Kill]);
+    gang.step(exited(1, Exit::Signal(SIGKILL)), at(7));
+    assert_eq!(causes(&gang)[0], Cause::Unresponsive { rank: 1, limit: LIMITS.stop });
+}
+
+#[test]
+fn a_worker_that_has_given_its_result_must_leave() {
+    let mut gang = running(2);
+    gang.step(result(0), at(5));
+    gang.step(result(1), at(5));
+    gang.step(exited(1, Exit::Code(0)), at(5));
+    assert_eq!(gang.deadline(), Some(at(7)));
+    assert_eq!(gang.step(Event::Tick, at(7)), [Action::KillOne { rank: 0 }]);
+    assert_eq!(gang.deadline(), None);
+    gang.step(exited(0, Exit::Signal(SIGKILL)), at(7));
+    assert!(matches!(gang.outcome(), Some(Outcome::Done(results)) if results.len() == 2));
+}
+
+#[test]
+fn a_worker_that_hangs_up_and_runs_on_has_failed() {
+    let mut gang = running(2);
+    gang.step(Event::Closed { rank: 1 }, at(5));
+    assert_eq!(gang.step(Event::Tick, at(7)), [Action::Terminate]);
+    gang.step(exited(1, Exit::Signal(SIGTERM)), at(7));
+    gang.step(exited(0, Exit::Signal(SIGTERM)), at(7));
+    assert_eq!(causes(&gang), [Cause::Deserted { rank: 1 }]);
 }
 
 #[test]
@@ -151,7 +186,7 @@ fn a_second_interrupt_kills_at_once() {
     assert_eq!(gang.step(Event::Interrupted, at(5)), [Action::Terminate]);
     assert_eq!(gang.step(Event::Interrupted, at(5)), [Action::Kill]);
     gang.step(exited(0, Exit::Signal(SIGKILL)), at(5));
-    assert_eq!(causes(&gang), [Cause::Interrupted]);
+    assert_eq!(causes(&gang)[0], Cause::Interrupted);
 }
 
 fn any_event(workers: u32) -> impl Strategy<Value = Event> {
@@ -162,6 +197,7 @@ fn any_event(workers: u32) -> impl Strategy<Value = Event> {
         (0..workers, any::<bool>()).prop_map(|(rank, of_peer)| failed(rank, of_peer)),
         (0..workers, exit).prop_map(|(rank, exit)| exited(rank, exit)),
         (0..workers).prop_map(|rank| Event::Garbled { rank, reason: "noise".into() }),
+        (0..workers).prop_map(|rank| Event::Closed { rank }),
         Just(Event::Interrupted),
         Just(Event::Tick),
     ]
@@ -177,8 +213,7 @@ proptest! {
         for (second, event) in events.into_iter().enumerate() {
             actions.extend(gang.step(event, at(second as u64)));
         }
-        if let Some(deadline) = gang.deadline() {
-            actions.extend(gang.step(Event::Tick, deadline));
+        for _ in 0..6 {
             if let Some(deadline) = gang.deadline() {
                 actions.extend(gang.step(Event::Tick, deadline));
             }

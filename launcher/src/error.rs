@@ -32,12 +32,12 @@ pub enum LaunchError {
     #[error("{0}")]
     Timeout(String),
     /// A file or folder could not be read or written.
-    #[error("{path}: {source}")]
+    #[error("{path}: {error}")]
     Io {
         /// Which one.
         path: PathBuf,
         /// What the system said.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// `doctor` found that training could not start.
     #[error("training could not start here: {0}")]

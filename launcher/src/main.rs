@@ -17,8 +17,7 @@ use tracing_subscriber::EnvFilter;
 fn main() -> ExitCode {
     let cli = match Cli::try_parse().and_then(Cli::consistent) {
         Ok(cli) => cli,
-        // Prints help to stdout with code 0, errors to stderr with code 2.
-        Err(error) => error.exit(),
+        Err(error) => return usage(&error),
     };
     let filter = EnvFilter::try_from_env("LOCDIFF_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
@@ -44,4 +43,19 @@ fn main() -> ExitCode {
             code.into()
         }
     }
+}
+
+/// Help goes to stdout with code 0, a wrong command line to stderr with code 2, and to stdout where programs listen.
+fn usage(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let _ = error.print();
+        return exit_code::ExitCode::Success.into();
+    }
+    let output = Output { json: std::env::args_os().any(|argument| argument == "--json") };
+    let text = error.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+    let code = exit_code::ExitCode::Usage;
+    output.error(text);
+    output.result(&json!({ "ok": false, "exit_code": code.code(), "error": text }));
+    code.into()
 }

@@ -4,6 +4,8 @@ use std::io::{self, Write};
 
 use serde_json::Value;
 
+use crate::exit_code::ExitCode;
+
 /// How this command speaks.
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
@@ -30,8 +32,15 @@ impl Output {
     }
 }
 
-/// A reader that has gone away (`| head`) is no error of ours.
+/// A reader that has gone away (`| head`) is no error of ours. Anything else is: a result that was not written must not
+/// look like one.
 fn write(mut stream: impl Write, text: &str) {
     let newline = if text.ends_with('\n') { "" } else { "\n" };
-    let _ = write!(stream, "{text}{newline}").and_then(|()| stream.flush());
+    let written = write!(stream, "{text}{newline}").and_then(|()| stream.flush());
+    if let Err(error) = written
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        let _ = writeln!(io::stderr(), "error: cannot write the result: {error}");
+        std::process::exit(ExitCode::Io.code().into());
+    }
 }

@@ -31,14 +31,20 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords
     match first {
         Cause::Incompatible { .. } => LaunchError::WorkerIncompatible(text),
         Cause::Late { .. } => LaunchError::Timeout(text),
-        Cause::Failed { .. } | Cause::Died { .. } => LaunchError::WorkerFailed(text),
+        Cause::Failed { .. } | Cause::Died { .. } | Cause::Deserted { .. } | Cause::Unresponsive { .. } => {
+            LaunchError::WorkerFailed(text)
+        }
         Cause::Interrupted => LaunchError::Interrupted,
     }
 }
 
 fn involved(cause: &Cause) -> Vec<u32> {
     match cause {
-        Cause::Incompatible { rank, .. } | Cause::Failed { rank, .. } | Cause::Died { rank, .. } => vec![*rank],
+        Cause::Incompatible { rank, .. }
+        | Cause::Failed { rank, .. }
+        | Cause::Died { rank, .. }
+        | Cause::Deserted { rank }
+        | Cause::Unresponsive { rank, .. } => vec![*rank],
         Cause::Late { ranks, .. } => ranks.clone(),
         Cause::Interrupted => Vec::new(),
     }
@@ -72,6 +78,14 @@ fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
             };
             format!("{} ended without a result during `{job}` (exit code {code}{meaning})", worker(*rank))
         }
+        Cause::Deserted { rank } => {
+            format!("{} closed its control socket during `{job}` and ran on", worker(*rank))
+        }
+        Cause::Unresponsive { rank, limit } => format!(
+            "{} was stopped or hung during `{job}`: it did not end within {} of SIGTERM and was killed",
+            worker(*rank),
+            seconds(*limit)
+        ),
         Cause::Interrupted => "interrupted".to_owned(),
     }
 }

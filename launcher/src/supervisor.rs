@@ -4,6 +4,7 @@
 //! parent-death signal itself, which fires when the spawning thread ends; so everything here runs on the main thread.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use anyhow::Context as _;
 use futures::{SinkExt, StreamExt};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -32,6 +33,15 @@ use crate::report::{self, LastWords};
 
 /// Lines of each worker's output that a report quotes.
 const LAST_WORDS_LINES: usize = 20;
+
+/// A longer line of a worker's output is cut into pieces.
+const LINE_BYTES_MAX: u64 = 8 << 10;
+
+/// Lines and messages that wait to be taken in; a worker that writes faster waits.
+const NOTICES_MAX: usize = 1024;
+
+/// How long output is waited for once every worker has ended: what a worker started may hold its pipes open for ever.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 /// A gang to run.
 #[derive(Debug)]
@@ -81,16 +91,23 @@ async fn supervise(gang: &Gang<'_>) -> anyhow::Result<GangResult> {
     let mut interrupts = signal(SignalKind::interrupt()).context("cannot watch SIGINT")?;
     let mut terminations = signal(SignalKind::terminate()).context("cannot watch SIGTERM")?;
     let control = ControlSocket::bind()?;
-    let (events, mut inbox) = mpsc::unbounded_channel();
+    let (events, mut inbox) = mpsc::channel(NOTICES_MAX);
     let mut members = spawn_all(gang, &control, &events)?;
     let began = Instant::now();
     let build = Build { version: crate::VERSION.to_owned(), revision: crate::REVISION.to_owned() };
     let mut coordinator = Coordinator::new(members.len(), build, gang.limits, Duration::ZERO);
+    let mut ended_at = None;
     let outcome = loop {
-        if let Some(outcome) = coordinator.outcome().filter(|_| members.iter().all(Member::is_silent)) {
-            break outcome;
+        if let Some(outcome) = coordinator.outcome() {
+            let since = ended_at.get_or_insert_with(Instant::now).elapsed();
+            if members.iter().all(Member::is_silent) || since >= LAST_OUTPUT {
+                break outcome;
+            }
         }
-        let deadline = coordinator.deadline().map_or(Duration::MAX, |at| at.saturating_sub(began.elapsed()));
+        let deadline = match ended_at {
+            Some(_) => Duration::from_millis(50),
+            None => coordinator.deadline().map_or(Duration::MAX, |at| at.saturating_sub(began.elapsed())),
+        };
         let event = tokio::select! {
             Some(notice) = inbox.recv() => match take_in(notice, &mut members, gang.echo) {
                 Some(event) => event,
@@ -137,9 +154,9 @@ impl ControlSocket {
         std::fs::DirBuilder::new()
             .mode(0o700)
             .create(&folder)
-            .map_err(|source| LaunchError::Io { path: folder.clone(), source })?;
+            .map_err(|error| LaunchError::Io { path: folder.clone(), error })?;
         let path = folder.join("control");
-        let listener = UnixListener::bind(&path).map_err(|source| LaunchError::Io { path, source })?;
+        let listener = UnixListener::bind(&path).map_err(|error| LaunchError::Io { path, error })?;
         Ok(Self { listener, folder })
     }
 
@@ -154,16 +171,16 @@ impl Drop for ControlSocket {
     }
 }
 
-/// `$XDG_RUNTIME_DIR/locdiff`, else `/tmp/locdiff-UID`; ours, and closed to everybody else.
+/// `$XDG_RUNTIME_DIR/locdiff`, else `$TMPDIR/locdiff-UID` or `/tmp/locdiff-UID`; ours, and closed to everybody else.
 fn runtime_folder() -> Result<PathBuf, LaunchError> {
     let user = nix::unistd::getuid();
     let folder = match std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()) {
         Some(base) => Path::new(&base).join("locdiff"),
         None => std::env::temp_dir().join(format!("locdiff-{user}")),
     };
-    let fail = |source| LaunchError::Io { path: folder.clone(), source };
+    let fail = |error| LaunchError::Io { path: folder.clone(), error };
     match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(fail(error)),
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(fail(error)),
         _ => {}
     }
     let metadata = std::fs::symlink_metadata(&folder).map_err(fail)?;
@@ -182,6 +199,7 @@ enum Notice {
     Connected { rank: usize, replies: mpsc::UnboundedSender<ToWorker> },
     Said { rank: usize, message: ToLauncher },
     Garbled { rank: usize, reason: String },
+    Closed { rank: usize },
 }
 
 struct Member {
@@ -206,17 +224,12 @@ impl Member {
     }
 }
 
-fn spawn_all(
-    gang: &Gang<'_>,
-    control: &ControlSocket,
-    events: &mpsc::UnboundedSender<Notice>,
-) -> anyhow::Result<Vec<Member>> {
+fn spawn_all(gang: &Gang<'_>, control: &ControlSocket, events: &mpsc::Sender<Notice>) -> anyhow::Result<Vec<Member>> {
     let mut members = Vec::with_capacity(gang.world.places.len());
     for rank in 0..gang.world.places.len() {
         // A failure here drops the children spawned before, which kills them.
-        let mut child = command(gang, rank, &control.path())
-            .spawn()
-            .map_err(|error| LaunchError::WorkerMissing { path: gang.worker.to_owned(), reason: error.to_string() })?;
+        let mut child =
+            command(gang, rank, &control.path()).spawn().map_err(|error| spawn_error(gang.worker, error))?;
         let pid = child.id().context("a child that was just spawned has a process id")?;
         let outputs: [Option<Box<dyn AsyncRead + Send + Unpin>>; 2] = [
             child.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn AsyncRead + Send + Unpin>),
@@ -232,6 +245,20 @@ fn spawn_all(
     Ok(members)
 }
 
+fn spawn_error(worker: &Path, error: std::io::Error) -> LaunchError {
+    let path = worker.to_owned();
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::InvalidInput => {
+            LaunchError::WorkerMissing { path, reason: error.to_string() }
+        }
+        // ENOEXEC has no kind of its own.
+        _ if error.raw_os_error() == Some(nix::errno::Errno::ENOEXEC as i32) => {
+            LaunchError::WorkerMissing { path, reason: error.to_string() }
+        }
+        _ => LaunchError::Io { path, error },
+    }
+}
+
 fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
     let place = &gang.world.places[rank];
     let mut command = Command::new(gang.worker);
@@ -242,6 +269,8 @@ fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
         .env("WORLD_SIZE", place.world.to_string())
         .env("LOCAL_RANK", place.local_rank.to_string())
         .env("OMP_NUM_THREADS", place.threads.to_string())
+        // GPUs are counted through NVML, which goes by the bus; CUDA would put the fastest first.
+        .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -258,12 +287,12 @@ fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
     command
 }
 
-async fn wait(rank: usize, mut child: Child, events: mpsc::UnboundedSender<Notice>) {
+async fn wait(rank: usize, mut child: Child, events: mpsc::Sender<Notice>) {
     let exit = match child.wait().await {
         Ok(status) => exit_of(status),
         Err(_) => Exit::Code(-1),
     };
-    let _ = events.send(Notice::Exited { rank, exit });
+    let _ = events.send(Notice::Exited { rank, exit }).await;
 }
 
 fn exit_of(status: ExitStatus) -> Exit {
@@ -274,20 +303,20 @@ fn exit_of(status: ExitStatus) -> Exit {
     }
 }
 
-async fn read_lines(rank: usize, pipe: impl AsyncRead + Unpin, events: mpsc::UnboundedSender<Notice>) {
+async fn read_lines(rank: usize, pipe: impl AsyncRead + Unpin, events: mpsc::Sender<Notice>) {
     let mut pipe = BufReader::new(pipe);
     let mut bytes = Vec::new();
-    // Bytes, not `lines()`: what a crashing library writes need not be UTF-8.
-    while matches!(pipe.read_until(b'\n', &mut bytes).await, Ok(count) if count > 0) {
+    // Bytes, not `lines()`: what a crashing library writes need not be UTF-8. A line without an end is cut into pieces.
+    while matches!((&mut pipe).take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes).await, Ok(count) if count > 0) {
         let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
-        let _ = events.send(Notice::Line { rank, line });
+        let _ = events.send(Notice::Line { rank, line }).await;
         bytes.clear();
     }
-    let _ = events.send(Notice::OutputEnded { rank });
+    let _ = events.send(Notice::OutputEnded { rank }).await;
 }
 
 /// Finds out which child is at the other end, by what the kernel says of it, and listens to it.
-fn greet(stream: UnixStream, members: &[Member], events: &mpsc::UnboundedSender<Notice>) {
+fn greet(stream: UnixStream, members: &[Member], events: &mpsc::Sender<Notice>) {
     let pid = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
     let rank = members.iter().position(|member| i32::try_from(member.pid).ok() == pid);
     match rank {
@@ -296,22 +325,28 @@ fn greet(stream: UnixStream, members: &[Member], events: &mpsc::UnboundedSender<
     }
 }
 
-async fn converse(rank: usize, stream: UnixStream, events: mpsc::UnboundedSender<Notice>) {
+async fn converse(rank: usize, stream: UnixStream, events: mpsc::Sender<Notice>) {
     let codec = *LengthDelimitedCodec::builder().max_frame_length(FRAME_BYTES_MAX);
     let (reader, writer) = stream.into_split();
     let (mut source, mut sink) = (codec.new_read(reader), codec.new_write(writer));
     let (replies, mut outbox) = mpsc::unbounded_channel::<ToWorker>();
-    let _ = events.send(Notice::Connected { rank, replies });
+    let _ = events.send(Notice::Connected { rank, replies }).await;
     let listen = async {
         while let Some(frame) = source.next().await {
-            let understood = frame.map_err(|error| error.to_string()).and_then(|bytes| {
-                serde_json::from_slice(&bytes).map_err(|error| format!("message not understood: {error}"))
-            });
-            let _ = events.send(match understood {
-                Ok(message) => Notice::Said { rank, message },
-                Err(reason) => Notice::Garbled { rank, reason },
-            });
+            let notice = match frame {
+                Ok(bytes) => match serde_json::from_slice(&bytes) {
+                    Ok(message) => Notice::Said { rank, message },
+                    Err(error) => Notice::Garbled { rank, reason: format!("message not understood: {error}") },
+                },
+                Err(error) if error.kind() == ErrorKind::InvalidData => {
+                    Notice::Garbled { rank, reason: error.to_string() }
+                }
+                // A socket that breaks is one that closes: the worker's exit will tell why.
+                Err(_) => break,
+            };
+            let _ = events.send(notice).await;
         }
+        let _ = events.send(Notice::Closed { rank }).await;
     };
     let speak = async {
         while let Some(message) = outbox.recv().await {
@@ -357,6 +392,7 @@ fn take_in(notice: Notice, members: &mut [Member], echo: bool) -> Option<Event> 
         }
         Notice::Said { rank, message } => Some(Event::Message { rank: rank as u32, message }),
         Notice::Garbled { rank, reason } => Some(Event::Garbled { rank: rank as u32, reason }),
+        Notice::Closed { rank } => Some(Event::Closed { rank: rank as u32 }),
     }
 }
 
@@ -375,6 +411,7 @@ fn act(action: Action, gang: &Gang<'_>, members: &mut [Member]) {
         }
         Action::Terminate => signal_running(members, Signal::SIGTERM),
         Action::Kill => signal_running(members, Signal::SIGKILL),
+        Action::KillOne { rank } => signal_running(&members[rank as usize..=rank as usize], Signal::SIGKILL),
     }
 }
 

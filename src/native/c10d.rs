@@ -82,8 +82,8 @@ pub enum ReduceOp {
     Sum,
     /// The greatest.
     Max,
-    /// Their sum divided by the number of ranks. Gloo has none of its own: the sum is divided once it is there, which
-    /// rounds the same way every time.
+    /// Their mean. Gloo has none of its own: the sum is divided once it is there, which rounds the same way every time.
+    /// NCCL divides before it adds.
     Mean,
 }
 

@@ -90,6 +90,11 @@ fn json_is_one_object_on_the_last_line_also_for_errors() {
     let json = ran.json();
     assert_eq!((json["ok"].as_bool(), json["exit_code"].as_i64()), (Some(false), Some(10)), "{json}");
     assert_eq!(ran.stdout.lines().count(), 1, "{}", ran.stdout);
+    for line in ["--json", "--json --nope", "--json --workers abc train", "train --json --gpus 4 --workers 3"] {
+        let ran = stage.run(line);
+        ran.ends_with(ExitCode::Usage);
+        assert_eq!(ran.json()["exit_code"], 2, "{line}");
+    }
     let shown = stage.run("--json --device cpu config show").json();
     assert_eq!(shown["model"]["degree"], 15, "the CPU's default is the demo: {shown}");
 }
@@ -138,6 +143,14 @@ fn completions_know_the_verbs() {
         ran.ends_with(ExitCode::Success);
         assert!(ran.stdout.contains("doctor") && ran.stdout.contains("tensor-parallel"), "{shell}");
     }
+}
+
+#[test]
+fn a_result_that_cannot_be_written_is_an_error() {
+    let stage = Stage::new(Worker::None);
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("linux");
+    let output = stage.command("config schema").stdout(full).output().expect("runs");
+    assert_eq!(output.status.code(), Some(ExitCode::Io.code().into()));
 }
 
 #[test]

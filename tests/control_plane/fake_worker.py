@@ -52,6 +52,9 @@ hello = {
     "nccl": None,
 }
 send({"hello": hello})
+if MODE == "die-deaf":
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
 assert "start" in receive()
 if MODE == "crash":
     print("about to crash", file=sys.stderr, flush=True)
@@ -62,7 +65,17 @@ if MODE == "fail":
 if MODE == "vanish":
     sys.exit(0)
 if MODE in ("hang", "stubborn"):
-    send({"result": {"device": "Cpu", "size": 1, "error_max": 0.0}})
+    time.sleep(600)
+if MODE == "hang-up":
+    control.close()
+    time.sleep(600)
+if MODE == "flood":
+    for _ in range(200):
+        os.write(1, b"x" * (1 << 20))
+if MODE == "daemon" and os.fork() == 0:
+    os.setsid()
+    with open(os.environ["FAKE_PIDS"], "a") as pids:
+        pids.write(f"{os.getpid()}\n")
     time.sleep(600)
 if MODE == "leave-child":
     if os.fork() == 0:
@@ -70,3 +83,5 @@ if MODE == "leave-child":
             pids.write(f"{os.getpid()}\n")
         time.sleep(600)
 send({"result": {"device": "Cpu", "size": 1, "error_max": 0.0}})
+if MODE == "linger":
+    time.sleep(600)

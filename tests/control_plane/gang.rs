@@ -1,6 +1,5 @@
 //! Workers that are right, wrong, silent, stubborn, dead; and what the launcher makes of them.
 
-use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 
 use locdiff_launch::exit_code::ExitCode;
@@ -135,6 +134,69 @@ fn a_silent_worker_ends_at_its_deadline() {
 }
 
 #[test]
+fn a_stopped_worker_is_named_by_the_report() {
+    let stage = Stage::new(Worker::Real);
+    let line = "--workers 2 --device cpu bench collectives --set supervise.collective_timeout_s=1 --set supervise.stop_timeout_s=0.5";
+    let launcher = stage.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("runs");
+    let pid = launcher.id();
+    eventually("all workers have met", || workers_of(pid).len() == 2 && workers_of(pid).into_iter().all(has_met));
+    let victim = workers_of(pid)[1];
+    signal(victim, Signal::SIGSTOP);
+    let ran = Ran::from(launcher.wait_with_output().expect("ends"));
+    ran.ends_with(ExitCode::WorkerFailed).says(&format!("error: worker rank 1 (pid {victim}) was stopped or hung"));
+    leaves_nothing(&stage);
+}
+
+#[test]
+fn a_worker_that_gives_its_result_and_stays_is_seen_out() {
+    let stage = Stage::new(Worker::Fake("linger"));
+    stage.run("--workers 2 --device cpu demo --set supervise.stop_timeout_s=0.3").ends_with(ExitCode::Success);
+    leaves_nothing(&stage);
+}
+
+#[test]
+fn a_worker_that_hangs_up_and_stays_has_failed() {
+    let stage = Stage::new(Worker::Fake("hang-up@1"));
+    let ran = stage.run("--workers 2 --device cpu demo --set supervise.stop_timeout_s=0.3");
+    ran.ends_with(ExitCode::WorkerFailed).says("worker rank 1").says("closed its control socket");
+    leaves_nothing(&stage);
+}
+
+/// A process in a session of its own escapes the worker's group and holds its pipes.
+#[test]
+fn pipes_that_somebody_holds_open_do_not_hold_up_the_launcher() {
+    let stage = Stage::new(Worker::Fake("daemon"));
+    stage.run("--device cpu demo").ends_with(ExitCode::Success);
+    for pid in stage.pids().into_iter().filter(|pid| is_alive(*pid)) {
+        signal(pid, Signal::SIGKILL);
+    }
+}
+
+#[test]
+fn a_killed_worker_that_left_messages_unread_is_still_a_killed_worker() {
+    let stage = Stage::new(Worker::Fake("die-deaf@0"));
+    stage.run("--workers 2 --device cpu demo").ends_with(ExitCode::WorkerFailed).says("killed by SIGKILL");
+    leaves_nothing(&stage);
+}
+
+#[test]
+fn endless_output_does_not_fill_the_memory() {
+    let stage = Stage::new(Worker::Fake("flood"));
+    let mut launcher =
+        stage.command("--device cpu demo").stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("runs");
+    let status = format!("/proc/{}/status", launcher.id());
+    let mut peak_kb = 0;
+    eventually("the launcher ends", || {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let peak =
+            text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        peak_kb = peak_kb.max(peak.unwrap_or(0));
+        launcher.try_wait().expect("waitable").is_some()
+    });
+    assert!(peak_kb > 0 && peak_kb < 100_000, "{peak_kb} kB");
+}
+
+#[test]
 fn what_a_worker_started_ends_with_it() {
     let stage = Stage::new(Worker::Fake("leave-child"));
     stage.run("--device cpu demo").ends_with(ExitCode::Success);
@@ -155,20 +217,16 @@ fn interrupt_ends_everything_in_order() {
     }
 }
 
-/// The kernel ends real workers when their launcher is killed, wherever they are in their start.
+/// The kernel ends real workers when their launcher is killed, also in the middle of their work.
 #[test]
 fn killed_launcher_leaves_no_worker() {
     let stage = Stage::new(Worker::Real);
-    let mut command = stage.command("--workers 2 --device cpu demo");
-    let mut launcher = command.stderr(Stdio::null()).stdout(Stdio::null()).process_group(0).spawn().expect("runs");
-    let children = format!("/proc/{0}/task/{0}/children", launcher.id());
-    let mut workers: Vec<u32> = Vec::new();
-    eventually("two workers run", || {
-        let text = std::fs::read_to_string(&children).unwrap_or_default();
-        workers = text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
-        workers.len() == 2
-    });
-    signal(launcher.id(), Signal::SIGKILL);
+    let mut command = stage.command("--workers 2 --device cpu bench collectives");
+    let mut launcher = command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("runs");
+    let pid = launcher.id();
+    eventually("all workers have met", || workers_of(pid).len() == 2 && workers_of(pid).into_iter().all(has_met));
+    let workers = workers_of(pid);
+    signal(pid, Signal::SIGKILL);
     wait(&mut launcher);
     for pid in workers {
         eventually("the worker has ended", || !is_alive(pid));

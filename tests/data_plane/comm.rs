@@ -4,6 +4,6 @@ mod buckets;
 mod collectives;
 mod differentiable;
 mod faults;
-mod harness;
+pub(crate) mod harness;
 mod leaks;
 mod nccl;

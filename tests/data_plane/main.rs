@@ -4,8 +4,15 @@
 mod comm;
 mod decode;
 mod decode_aggregate;
+mod diffusion;
 mod geo;
 mod layers;
+mod loss;
+mod loss_split;
+mod model;
+mod model_golden;
+mod model_split;
+mod model_support;
 mod native_gemm;
 mod native_optim;
 mod native_philox;

@@ -101,6 +101,18 @@ fn worker_ends_when_its_launcher_goes_away() {
     assert_eq!(wait(&mut worker.child), Some(ExitCode::WorkerFailed.code().into()));
 }
 
+/// In the middle of a job, while the main thread waits for something else.
+#[test]
+fn worker_ends_when_its_launcher_goes_away_during_a_job() {
+    let mut worker = launch();
+    hello(&mut worker.socket);
+    let place = Place { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
+    // Rank 3 waits for the address of the store, which never comes.
+    write_message(&mut worker.socket, &start(place, Job::BenchCollectives { bytes_max: 1024 })).expect("sent");
+    drop(worker.socket);
+    assert_eq!(wait(&mut worker.child), Some(ExitCode::Interrupted.code().into()));
+}
+
 #[test]
 fn worker_started_by_hand_says_how_it_is_started() {
     let output = Command::new(WORKER).env_remove(CONTROL_VARIABLE).output().expect("runs");

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use toml::de::{DeTable, DeValue};
@@ -77,8 +77,26 @@ impl Resolved {
     }
 }
 
+/// No configuration file is larger.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
 /// A value, the dotted key it is for, and where it came from.
 type Leaf = (String, Value, Origin);
+
+/// The fields of [`RunConfig`].
+const SECTIONS: [&str; 11] = [
+    "model",
+    "diffusion",
+    "loss",
+    "train",
+    "shards",
+    "checkpoint",
+    "eval",
+    "retrieval",
+    "parallel",
+    "supervise",
+    "network",
+];
 
 /// Every dotted key with its default, in the order of the structs.
 static DEFAULTS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
@@ -128,14 +146,12 @@ fn leaves(layer: &Layer) -> Result<Vec<Leaf>, ConfigError> {
         },
         Layer::File(path) => {
             let name = path.display().to_string();
-            let text = std::fs::read_to_string(path).map_err(|error| whole_file(&name, error.to_string()))?;
+            let text = read(path).map_err(|error| whole_file(&name, error))?;
             parse(&text, &name)
         }
         Layer::Set(typed) => {
-            let (key, value) = typed.split_once('=').ok_or_else(|| ConfigError {
-                key: typed.clone(),
-                origin: Origin::Set.to_string(),
-                message: "wanted key=value".into(),
+            let (key, value) = typed.split_once('=').filter(|(key, _)| !key.trim().is_empty()).ok_or_else(|| {
+                ConfigError { key: typed.clone(), origin: Origin::Set.to_string(), message: "wanted key=value".into() }
             })?;
             let value = value.trim();
             // What is no TOML value is taken as a plain string, so that paths need no quotes.
@@ -148,6 +164,19 @@ fn leaves(layer: &Layer) -> Result<Vec<Leaf>, ConfigError> {
         }
         Layer::Flag { flag, key, value } => Ok(vec![((*key).to_owned(), value.clone(), Origin::Flag(flag))]),
     }
+}
+
+/// Reads a configuration file; what cannot be one (a pipe, a device, something huge) is refused unread.
+fn read(path: &Path) -> Result<String, String> {
+    let presets = || super::PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ");
+    let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => format!("{error}; it is no preset either, those are {}", presets()),
+        _ => error.to_string(),
+    })?;
+    if !metadata.is_file() || metadata.len() > FILE_BYTES_MAX {
+        return Err(format!("not a configuration file, wanted a plain file of at most {FILE_BYTES_MAX} bytes"));
+    }
+    std::fs::read_to_string(path).map_err(|error| error.to_string())
 }
 
 fn whole_file(name: &str, message: String) -> ConfigError {
@@ -188,18 +217,23 @@ fn collect_lines(prefix: &str, table: &DeTable<'_>, text: &str, lines: &mut BTre
     }
 }
 
+/// Every leaf with its dotted path. An empty table counts as one, unless it is a section at the top: a misspelt section
+/// whose fields are commented out is still misspelt.
 fn flatten(prefix: &str, table: &Table, leaves: &mut Vec<(String, Value)>) {
     for (key, value) in table {
         let path = join(prefix, key);
         match value {
-            Value::Table(inner) => flatten(&path, inner, leaves),
+            Value::Table(inner) if inner.is_empty() && prefix.is_empty() && SECTIONS.contains(&key.as_str()) => {}
+            Value::Table(inner) if !inner.is_empty() => flatten(&path, inner, leaves),
             other => leaves.push((path, other.clone())),
         }
     }
 }
 
+/// A key with a dot of its own (`"model.degree"`) keeps its quotes, and so is unknown.
 fn join(prefix: &str, key: &str) -> String {
-    if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") }
+    let key = if key.contains('.') { format!("\"{key}\"") } else { key.to_owned() };
+    if prefix.is_empty() { key } else { format!("{prefix}.{key}") }
 }
 
 /// Checks that the key exists and that its value has the right type, without looking at any other field.
@@ -350,6 +384,26 @@ mod tests {
         assert!(text.contains(":1: malformed TOML"), "{text}");
         let text = messages(&[Layer::File("/nowhere/x.toml".into())]);
         assert!(text.contains("/nowhere/x.toml: No such file"), "{text}");
+    }
+
+    #[test]
+    fn empty_and_quoted_names_do_not_slip_through() {
+        let file = tempfile::NamedTempFile::new().expect("temporary file");
+        for (text, part) in [
+            ("[nosuch]\n", "nosuch: unknown field"),
+            ("[model.degree]\n", "model.degree: got"),
+            ("\"model.degree\" = 7\n", "\"model.degree\": unknown field"),
+        ] {
+            std::fs::write(file.path(), text).expect("write");
+            let found = messages(&[Layer::File(file.path().into())]);
+            assert!(found.contains(part), "{text}: {found}");
+        }
+        std::fs::write(file.path(), "[model]\n").expect("write");
+        assert!(load(&[Layer::File(file.path().into())]).is_ok());
+        assert!(messages(&[set("=1")]).contains("wanted key=value"));
+        assert!(messages(&[Layer::File("/dev/zero".into())]).contains("not a configuration file"));
+        let sections: Vec<String> = Table::try_from(RunConfig::default()).expect("plain").keys().cloned().collect();
+        assert_eq!(sections, SECTIONS);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct NetworkConfig {
     /// Interface that workers bind to, such as "eth0"; "": the loopback interface, which one node needs.
     pub interface: String,
-    /// HOST:PORT of the first node's coordinator (`--rendezvous`); "": this node alone.
+    /// HOST:PORT of the first node's coordinator (`--rendezvous`); "": this node alone. Not in this version yet.
     pub rendezvous: String,
-    /// File with the run's token, which every node must hold (`--token-file`); "": this node alone.
+    /// File with the run's token, which every node must hold (`--token-file`); "": this node alone. Not in this version yet.
     pub token_file: String,
 }

@@ -23,25 +23,25 @@ const MARK: &str = "@said ";
 /// Generous, for machines with more processes than cores.
 const DEADLINE: Duration = Duration::from_secs(240);
 /// For collectives that are meant to succeed.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a child process knows about itself.
-pub(super) struct Rank {
-    pub(super) rank: u32,
-    pub(super) world: u32,
+pub(crate) struct Rank {
+    pub(crate) rank: u32,
+    pub(crate) world: u32,
     listener: RefCell<Option<TcpListener>>,
     port: u16,
 }
 
 /// How a child ended.
-pub(super) struct Outcome {
-    pub(super) status: ExitStatus,
-    pub(super) said: Vec<String>,
+pub(crate) struct Outcome {
+    pub(crate) status: ExitStatus,
+    pub(crate) said: Vec<String>,
     stderr: String,
 }
 
 /// Runs `body` in `world` processes, all of which must succeed; what each of them said.
-pub(super) fn ranks<F: Fn()>(test: F, world: u32, body: impl FnOnce(&Rank)) -> Vec<Vec<String>> {
+pub(crate) fn ranks<F: Fn()>(test: F, world: u32, body: impl FnOnce(&Rank)) -> Vec<Vec<String>> {
     let outcomes = ranks_but(test, world, &[], body);
     let failed = outcomes.iter().enumerate().filter(|(_, outcome)| !outcome.status.success());
     let report: Vec<_> =
@@ -51,7 +51,7 @@ pub(super) fn ranks<F: Fn()>(test: F, world: u32, body: impl FnOnce(&Rank)) -> V
 }
 
 /// The same, where the ranks in `lost` need not end by themselves: they are killed when the others have.
-pub(super) fn ranks_but<F: Fn()>(test: F, world: u32, lost: &[u32], body: impl FnOnce(&Rank)) -> Vec<Outcome> {
+pub(crate) fn ranks_but<F: Fn()>(test: F, world: u32, lost: &[u32], body: impl FnOnce(&Rank)) -> Vec<Outcome> {
     if let Ok(rank) = std::env::var(RANK) {
         be_a_rank(&rank, body);
     }
@@ -98,13 +98,13 @@ fn be_a_rank(rank: &str, body: impl FnOnce(&Rank)) -> ! {
 
 impl Rank {
     /// Tells the parent.
-    pub(super) fn say(&self, text: &str) {
+    pub(crate) fn say(&self, text: &str) {
         let mut stdout = std::io::stdout().lock();
         writeln!(stdout, "{MARK}{text}").expect("the parent listens");
         stdout.flush().expect("the parent listens");
     }
 
-    pub(super) fn rendezvous(&self, tensor_parallel: u32) -> Rendezvous {
+    pub(crate) fn rendezvous(&self, tensor_parallel: u32) -> Rendezvous {
         Rendezvous {
             rank: self.rank,
             layout: Layout::new(self.world, tensor_parallel).expect("it divides"),
@@ -120,13 +120,13 @@ impl Rank {
     }
 
     /// Over NCCL, with every rank on the first GPU. NCCL refuses that unless each rank poses as a host of its own.
-    pub(super) fn connect_on_one_gpu(&self, tensor_parallel: u32, collective_timeout: Duration) -> Communicator {
+    pub(crate) fn connect_on_one_gpu(&self, tensor_parallel: u32, collective_timeout: Duration) -> Communicator {
         let backend = Backend::Nccl { device: 0 };
         let rendezvous = Rendezvous { backend, collective_timeout, ..self.rendezvous(tensor_parallel) };
         Communicator::connect(rendezvous).expect("all ranks come")
     }
 
-    pub(super) fn connect(&self, tensor_parallel: u32) -> Communicator {
+    pub(crate) fn connect(&self, tensor_parallel: u32) -> Communicator {
         Communicator::connect(self.rendezvous(tensor_parallel)).expect("all ranks come")
     }
 }
@@ -208,11 +208,11 @@ impl Running {
 
 impl Outcome {
     /// The signal that ended it.
-    pub(super) fn signal(&self) -> Option<i32> {
+    pub(crate) fn signal(&self) -> Option<i32> {
         self.status.signal()
     }
 
-    pub(super) fn assert_success(&self, rank: usize) {
+    pub(crate) fn assert_success(&self, rank: usize) {
         assert!(self.status.success(), "rank {rank}: {}\n{}", self.status, self.stderr);
     }
 }

@@ -1,0 +1,46 @@
+//! What can go wrong in the diffusion process.
+
+use crate::native::random::RandomError;
+
+/// An error of [`crate::diffusion`].
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum DiffusionError {
+    /// A timestep outside the schedule.
+    #[error("timestep {got} is not one of the schedule's {timesteps}")]
+    Timestep {
+        /// The timestep.
+        got: usize,
+        /// How many there are.
+        timesteps: usize,
+    },
+    /// A chain that the schedule does not have room for.
+    #[error("a chain of {got} steps, wanted 1 to the schedule's {timesteps}")]
+    Steps {
+        /// Steps asked for.
+        got: usize,
+        /// Timesteps of the schedule.
+        timesteps: usize,
+    },
+    /// Noise of a chain outside 0 to 1.
+    #[error("eta is {got}, wanted 0 to 1")]
+    Eta {
+        /// Its value.
+        got: f64,
+    },
+    /// Random numbers that could not be drawn.
+    #[error(transparent)]
+    Random(#[from] RandomError),
+    /// libtorch refused or failed.
+    #[error("diffusion: {text}")]
+    Torch {
+        /// What it says, without its stack trace.
+        text: String,
+    },
+}
+
+impl From<tch::TchError> for DiffusionError {
+    fn from(error: tch::TchError) -> Self {
+        let text = error.to_string();
+        Self::Torch { text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
+    }
+}

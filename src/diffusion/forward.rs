@@ -1,0 +1,79 @@
+//! Forward diffusion: x_t = √ᾱ_t · s · x_0 + √(1 − ᾱ_t) · ε, s = √(4π)   (DDPM eq. 4 on scaled codes).
+//!
+//! Pure: the caller passes the noise. The network predicts s · x_0 from x_t, so that what it learns has unit variance.
+// b batch · d dimensions of the code · t timesteps
+
+use tch::{Device, Kind, Tensor};
+
+use super::CODE_SCALE;
+use super::error::DiffusionError;
+use super::schedule::NoiseSchedule;
+use crate::native::philox::{Philox, Stream};
+use crate::native::random::{Rows, Step};
+
+/// The forward process with its tables on a device.
+#[derive(Debug)]
+pub struct Forward {
+    /// s·√ᾱ, `[t, 1]`.
+    signal_t1: Tensor,
+    /// √(1 − ᾱ), `[t, 1]`.
+    noise_t1: Tensor,
+}
+
+impl Forward {
+    /// Tables of the schedule, rounded once from f64 to `kind`.
+    pub fn new(schedule: &NoiseSchedule, kind: Kind, device: Device) -> Result<Self, DiffusionError> {
+        let table = |value: &dyn Fn(f64) -> f64| -> Result<Tensor, DiffusionError> {
+            let values: Vec<f64> = schedule.alphas_bar().iter().map(|alpha_bar| value(*alpha_bar)).collect();
+            Ok(Tensor::f_from_slice(&values)?.f_unsqueeze(1)?.f_to_kind(kind)?.f_to_device(device)?)
+        };
+        Ok(Self {
+            signal_t1: table(&|alpha_bar| CODE_SCALE * alpha_bar.sqrt())?,
+            noise_t1: table(&|alpha_bar| (1.0 - alpha_bar).sqrt())?,
+        })
+    }
+
+    /// The unscaled codes `x0_bd` at timesteps `t_b` (i64), with standard normal `noise_bd`.
+    pub fn noised(&self, x0_bd: &Tensor, t_b: &Tensor, noise_bd: &Tensor) -> Result<Tensor, DiffusionError> {
+        let signal_bd = self.signal_t1.f_index_select(0, t_b)?.f_mul(x0_bd)?;
+        let noise_bd = self.noise_t1.f_index_select(0, t_b)?.f_mul(noise_bd)?;
+        Ok(signal_bd.f_add(&noise_bd)?)
+    }
+}
+
+/// The random numbers of consecutive samples of a training step: the same wherever the samples are computed.
+#[derive(Debug, Clone, Copy)]
+pub struct TrainingDraws<'a> {
+    /// Of the run.
+    pub philox: Philox,
+    /// The training step.
+    pub step: Step<'a>,
+    /// Global index, within the step, of the first sample.
+    pub first_sample: u64,
+    /// How many.
+    pub samples: usize,
+    /// Where the numbers are needed.
+    pub device: Device,
+}
+
+impl TrainingDraws<'_> {
+    /// A timestep for each sample, uniform over the schedule: i64 `[b]`.
+    pub fn timesteps(&self, schedule: &NoiseSchedule) -> Result<Tensor, DiffusionError> {
+        let bound = u32::try_from(schedule.timesteps()).unwrap_or(u32::MAX);
+        Ok(self.philox.int(self.device, bound, self.rows(Stream::Timestep, 1))?.f_view([-1])?)
+    }
+
+    /// Standard normals, f32 `[b, dims]`.
+    pub fn noise(&self, dims: usize) -> Result<Tensor, DiffusionError> {
+        Ok(self.philox.normal(self.device, self.rows(Stream::Noise, dims))?)
+    }
+
+    /// Which samples keep their image, for guidance: bool `[b, 1]`, false with probability `drop`.
+    pub fn kept_conditions(&self, drop: f64) -> Result<Tensor, DiffusionError> {
+        Ok(self.philox.mask(self.device, 1.0 - drop, self.rows(Stream::Guidance, 1))?)
+    }
+
+    fn rows(&self, stream: Stream, elements: usize) -> Rows<'_> {
+        Rows { stream, step: self.step, first_sample: self.first_sample, samples: self.samples, elements }
+    }
+}

@@ -1,0 +1,155 @@
+//! The way back: from noise x_{T-1} to a code, with a network that predicts x_0.
+//!
+//! Between timesteps t and u < t of the grid, with a = ᾱ_t, c = ᾱ_u (1 behind the last), ε = (x − √a·x̂_0) / √(1 − a):
+//!     x ← √c · x̂_0 + √(1 − c − σ²) · ε + σ · n,    σ² = η² · (1 − c) / (1 − a) · (1 − a / c)
+//! (DDIM eq. 12 and 16). η = 1 on the grid of all timesteps is DDPM's ancestral sampling; η = 0 is deterministic.
+//! The coefficients are worked out in f64, ε is never formed: x ← (√c − r·√a) · x̂_0 + r · x + σ · n with
+//! r = √(1 − c − σ²) / √(1 − a).
+//!
+//! All codes here are scaled by [`CODE_SCALE`](super::CODE_SCALE), as the network sees and predicts them.
+// n samples · d dimensions of the code
+
+use tch::{Device, Kind, Tensor};
+
+use super::error::DiffusionError;
+use super::schedule::NoiseSchedule;
+use crate::native::philox::{Philox, Stream};
+use crate::native::random::{Rows, Step};
+
+/// What one step of a chain does: x ← predicted · x̂_0 + kept · x + fresh · n.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Update {
+    predicted: f64,
+    kept: f64,
+    fresh: f64,
+}
+
+impl Update {
+    fn between(alpha_bar: f64, next: f64, eta: f64) -> Self {
+        let fresh = eta * ((1.0 - next) / (1.0 - alpha_bar) * (1.0 - alpha_bar / next)).max(0.0).sqrt();
+        let kept = (1.0 - next - fresh * fresh).max(0.0).sqrt() / (1.0 - alpha_bar).sqrt();
+        Self { predicted: next.sqrt() - kept * alpha_bar.sqrt(), kept, fresh }
+    }
+}
+
+/// A chain of denoising steps.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampler {
+    steps: Vec<(usize, Update)>,
+}
+
+impl Sampler {
+    /// DDPM: every timestep, ancestral noise.
+    pub fn ddpm(schedule: &NoiseSchedule) -> Result<Self, DiffusionError> {
+        Self::few_steps(schedule, schedule.timesteps(), 1.0)
+    }
+
+    /// `steps` timesteps spread evenly from T - 1 to 0, with a share `eta` of ancestral noise.
+    pub fn few_steps(schedule: &NoiseSchedule, steps: usize, eta: f64) -> Result<Self, DiffusionError> {
+        let timesteps = schedule.timesteps();
+        if steps == 0 || steps > timesteps {
+            return Err(DiffusionError::Steps { got: steps, timesteps });
+        }
+        if !(0.0..=1.0).contains(&eta) {
+            return Err(DiffusionError::Eta { got: eta });
+        }
+        let grid = grid(timesteps, steps)?;
+        let mut chain = Vec::with_capacity(steps);
+        for (k, t) in grid.iter().enumerate() {
+            let next = grid.get(k + 1).map_or(Ok(1.0), |next| schedule.alpha_bar(*next))?;
+            chain.push((*t, Update::between(schedule.alpha_bar(*t)?, next, eta)));
+        }
+        Ok(Self { steps: chain })
+    }
+
+    /// The timesteps at which the network is asked, in order.
+    pub fn timesteps(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
+        self.steps.iter().map(|(t, _)| *t)
+    }
+
+    /// Runs the chain; the result is a scaled code for each sample. `predict` gets x_t and t, and returns x̂_0.
+    pub fn run<E: From<DiffusionError>>(
+        &self,
+        noise: &ChainNoise,
+        predict: impl FnMut(&Tensor, usize) -> Result<Tensor, E>,
+    ) -> Result<Tensor, E> {
+        self.run_with(|draw| noise.draw(draw), predict)
+    }
+
+    /// The same with noise from elsewhere: `noise` is asked for draw 0, the start, and then for draw k + 1 by step k
+    /// unless that step adds none.
+    pub fn run_with<E: From<DiffusionError>>(
+        &self,
+        mut noise: impl FnMut(usize) -> Result<Tensor, DiffusionError>,
+        mut predict: impl FnMut(&Tensor, usize) -> Result<Tensor, E>,
+    ) -> Result<Tensor, E> {
+        let _without_gradients = tch::no_grad_guard();
+        let mut x_nd = noise(0)?;
+        for (k, (t, update)) in self.steps.iter().enumerate() {
+            let predicted_nd = predict(&x_nd, *t)?;
+            x_nd = combined(&x_nd, &predicted_nd, *update)?;
+            if update.fresh > 0.0 {
+                let fresh_nd = noise(k + 1)?;
+                x_nd = added(&x_nd, &fresh_nd, update.fresh)?;
+            }
+        }
+        Ok(x_nd)
+    }
+}
+
+fn combined(x_nd: &Tensor, predicted_nd: &Tensor, update: Update) -> Result<Tensor, DiffusionError> {
+    // The last step keeps nothing of x: what it returns is the prediction to the bit.
+    if update.kept == 0.0 && update.predicted == 1.0 {
+        return Ok(predicted_nd.shallow_clone());
+    }
+    Ok(predicted_nd.f_mul_scalar(update.predicted)?.f_add(&x_nd.f_mul_scalar(update.kept)?)?)
+}
+
+fn added(x_nd: &Tensor, fresh_nd: &Tensor, weight: f64) -> Result<Tensor, DiffusionError> {
+    Ok(x_nd.f_add(&fresh_nd.f_mul_scalar(weight)?)?)
+}
+
+/// linspace(T - 1, 0, steps) in f32, rounded half to even: libtorch's own, so that it is the reference's to the last.
+fn grid(timesteps: usize, steps: usize) -> Result<Vec<usize>, DiffusionError> {
+    let last = timesteps.saturating_sub(1) as f64;
+    let grid = Tensor::f_linspace(last, 0.0, steps as i64, (Kind::Float, Device::Cpu))?.f_round()?;
+    let grid = Vec::<f32>::try_from(&grid)?;
+    Ok(grid.into_iter().map(|t| t as usize).collect())
+}
+
+/// Classifier-free guidance: x̂_0 = unconditional + (1 + g) · (conditional − unconditional)   (Ho and Salimans, 2022,
+/// eq. 6, on x_0). Written from the conditional side, so that strength 0 is the conditional prediction to the bit.
+pub fn guided(conditional_nd: &Tensor, unconditional_nd: &Tensor, strength: f64) -> Result<Tensor, DiffusionError> {
+    if strength == 0.0 {
+        return Ok(conditional_nd.shallow_clone());
+    }
+    let difference_nd = conditional_nd.f_sub(unconditional_nd)?;
+    Ok(conditional_nd.f_add(&difference_nd.f_mul_scalar(strength)?)?)
+}
+
+/// The random numbers of consecutive chains: the same wherever the chains are run.
+#[derive(Debug, Clone, Copy)]
+pub struct ChainNoise {
+    /// Of the evaluation.
+    pub philox: Philox,
+    /// Global index of the first chain, such as image × ensemble + member.
+    pub first_sample: u64,
+    /// How many chains.
+    pub samples: usize,
+    /// Dimensions of a code.
+    pub dims: usize,
+    /// Kind of the noise; it is drawn in f32.
+    pub kind: Kind,
+    /// Where it is needed.
+    pub device: Device,
+}
+
+impl ChainNoise {
+    /// Standard normals `[n, d]`; draw 0 is the start of the chains.
+    pub fn draw(&self, draw: usize) -> Result<Tensor, DiffusionError> {
+        let step = Step::At(draw as u64);
+        let (first_sample, samples, elements) = (self.first_sample, self.samples, self.dims);
+        let rows = Rows { stream: Stream::Sampler, step, first_sample, samples, elements };
+        Ok(self.philox.normal(self.device, rows)?.f_to_kind(self.kind)?)
+    }
+}

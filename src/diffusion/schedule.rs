@@ -1,0 +1,71 @@
+//! Noise schedules: ᾱ_t, the share of the signal's variance that is left at timestep t.
+//!
+//! Timesteps count from 0 (almost clean) to T - 1 (almost pure noise); ᾱ falls strictly. f64 throughout.
+//!
+//! Cosine: Nichol and Dhariwal, "Improved denoising diffusion probabilistic models", 2021, eq. 17. Linear: DDPM,
+//! section 4, whose range of β is for 1000 steps and is stretched to T (as in the code of Nichol and Dhariwal).
+
+use std::f64::consts::FRAC_PI_2;
+
+use locdiff_launch::config::{DiffusionConfig, Schedule};
+
+use super::error::DiffusionError;
+
+/// Offset of the cosine schedule, which keeps β from vanishing near t = 0 (Nichol and Dhariwal, section 3.2).
+const COSINE_OFFSET: f64 = 0.008;
+/// No step removes more of the signal than this (Nichol and Dhariwal, section 3.2).
+const BETA_MAX: f64 = 0.999;
+/// First and last β of the linear schedule at 1000 steps (DDPM, section 4).
+const LINEAR_BETAS: [f64; 2] = [1e-4, 0.02];
+/// The number of steps that [`LINEAR_BETAS`] are for.
+const LINEAR_STEPS: f64 = 1000.0;
+
+/// ᾱ at every timestep.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NoiseSchedule {
+    alphas_bar: Vec<f64>,
+}
+
+impl NoiseSchedule {
+    /// The schedule of a checked configuration.
+    pub fn new(config: &DiffusionConfig) -> Self {
+        let timesteps = config.timesteps;
+        let beta = |t: u32| match config.schedule {
+            Schedule::Cosine => 1.0 - cosine(t + 1, timesteps) / cosine(t, timesteps),
+            Schedule::Linear => linear_beta(t, timesteps),
+        };
+        let alphas_bar = (0..timesteps).scan(1.0, |left, t| {
+            *left *= 1.0 - beta(t).min(BETA_MAX);
+            Some(*left)
+        });
+        Self { alphas_bar: alphas_bar.collect() }
+    }
+
+    /// T.
+    pub fn timesteps(&self) -> usize {
+        self.alphas_bar.len()
+    }
+
+    /// ᾱ at every timestep, in order.
+    pub fn alphas_bar(&self) -> &[f64] {
+        &self.alphas_bar
+    }
+
+    /// ᾱ at timestep `t`.
+    pub fn alpha_bar(&self, t: usize) -> Result<f64, DiffusionError> {
+        let timesteps = self.timesteps();
+        self.alphas_bar.get(t).copied().ok_or(DiffusionError::Timestep { got: t, timesteps })
+    }
+}
+
+/// The target of ᾱ after `t` of `timesteps` steps, up to a constant factor.
+fn cosine(t: u32, timesteps: u32) -> f64 {
+    let passed = f64::from(t) / f64::from(timesteps);
+    ((passed + COSINE_OFFSET) / (1.0 + COSINE_OFFSET) * FRAC_PI_2).cos().powi(2)
+}
+
+fn linear_beta(t: u32, timesteps: u32) -> f64 {
+    let stretch = LINEAR_STEPS / f64::from(timesteps);
+    let passed = f64::from(t) / f64::from(timesteps.saturating_sub(1).max(1));
+    stretch * (LINEAR_BETAS[0] + passed * (LINEAR_BETAS[1] - LINEAR_BETAS[0]))
+}

@@ -1,0 +1,169 @@
+//! The weighted sum of the parts that the configuration asks for.
+//!
+//! The prediction is the network's, scaled by [`CODE_SCALE`]; the truth is the plain code. L1 and L2 compare scaled
+//! codes, the anchors are asked with plain ones. Parts of weight 0 are not computed. Nothing here waits for the device
+//! before [`Losses::check`].
+//!
+//! With the KL's anchors split over ranks, the other parts are computed alike by every rank and count once.
+// b batch · a this rank's anchors · d dimensions of the code
+
+use locdiff_launch::config::{AutoOr, KlDirection, LossConfig, Precision};
+use tch::{Kind, Reduction, Tensor};
+
+use super::CODE_SCALE;
+use super::error::LossError;
+use super::kl::{divergence, logits};
+use crate::comm::{Group, differentiable};
+
+/// The KL weight at which it equals 0.1 at L = 23, times (L + 1)² / 4π.
+const KL_WEIGHT_AUTO: f64 = 4.58;
+/// Norms below this count as this in the cosine similarity, as PyTorch does.
+const COSINE_EPSILON: f64 = 1e-8;
+
+/// A loss to be computed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loss {
+    direction: KlDirection,
+    kl_weight: f64,
+    l2_weight: f64,
+    l1_weight: f64,
+    cosine_weight: f64,
+    precision: Precision,
+}
+
+/// One mini-batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// What the network predicts: scaled codes.
+    pub predicted_bd: &'a Tensor,
+    /// The plain codes of the true locations.
+    pub truth_bd: &'a Tensor,
+    /// The harmonics of the anchors: all of them, or this rank's share where they are split.
+    pub basis_ad: &'a Tensor,
+    /// The ranks among which the anchors are split, all with the same prediction and truth.
+    pub anchors_split: Option<&'a Group>,
+}
+
+/// A loss and its parts: scalars on the device.
+#[derive(Debug)]
+pub struct Losses {
+    /// The weighted sum, to be differentiated.
+    pub total: Tensor,
+    /// Mean KL divergence.
+    pub kl: Option<Tensor>,
+    /// Mean squared error of scaled codes.
+    pub l2: Option<Tensor>,
+    /// Mean absolute error of scaled codes.
+    pub l1: Option<Tensor>,
+    /// One minus the mean cosine similarity.
+    pub cosine: Option<Tensor>,
+    /// The largest magnitude among this rank's logits.
+    pub largest_logit: Option<Tensor>,
+}
+
+impl Loss {
+    /// The loss of a checked configuration, for codes of degree `degree`.
+    pub fn new(config: &LossConfig, degree: u32, precision: Precision) -> Self {
+        let dims = (f64::from(degree) + 1.0).powi(2);
+        let kl_weight = match config.kl_weight {
+            AutoOr::Auto => KL_WEIGHT_AUTO * 4.0 * std::f64::consts::PI / dims,
+            AutoOr::Value(weight) => weight,
+        };
+        let LossConfig { kl: direction, l2_weight, l1_weight, cosine_weight, .. } = *config;
+        Self { direction, kl_weight, l2_weight, l1_weight, cosine_weight, precision }
+    }
+
+    /// The weight of the KL, worked out where the configuration says "auto".
+    pub fn kl_weight(&self) -> f64 {
+        self.kl_weight
+    }
+
+    /// The loss of one mini-batch: means over its rows.
+    pub fn compute(&self, inputs: Inputs<'_>) -> Result<Losses, LossError> {
+        check_shapes(inputs)?;
+        let predicted_bd = widened(inputs.predicted_bd)?;
+        let target_bd = inputs.truth_bd.f_to_kind(predicted_bd.kind())?.f_mul_scalar(CODE_SCALE)?;
+        let (kl, largest_logit) = part(self.kl_weight, || self.kl(&predicted_bd, inputs))?.unzip();
+        let l2 = part(self.l2_weight, || Ok(predicted_bd.f_mse_loss(&target_bd, Reduction::Mean)?))?;
+        let l1 = part(self.l1_weight, || Ok(predicted_bd.f_l1_loss(&target_bd, Reduction::Mean)?))?;
+        let cosine = part(self.cosine_weight, || {
+            let similarity_b = Tensor::f_cosine_similarity(&predicted_bd, &target_bd, 1, COSINE_EPSILON)?;
+            Ok(similarity_b.f_mean(None::<Kind>)?.f_neg()?.f_add_scalar(1.0)?)
+        })?;
+        let mut total = Tensor::f_zeros([], (predicted_bd.kind(), predicted_bd.device()))?;
+        let weights = [self.kl_weight, self.l2_weight, self.l1_weight, self.cosine_weight];
+        for (part, weight) in [&kl, &l2, &l1, &cosine].into_iter().zip(weights) {
+            if let Some(part) = part {
+                total = total.f_add(&part.f_mul_scalar(weight)?)?;
+            }
+        }
+        Ok(Losses {
+            total,
+            kl: detached(kl)?,
+            l2: detached(l2)?,
+            l1: detached(l1)?,
+            cosine: detached(cosine)?,
+            largest_logit,
+        })
+    }
+
+    /// The mean divergence, and the largest logit.
+    fn kl(&self, predicted_bd: &Tensor, inputs: Inputs<'_>) -> Result<(Tensor, Tensor), LossError> {
+        let bf16 = match self.precision {
+            Precision::Auto => predicted_bd.device().is_cuda() && predicted_bd.kind() == Kind::Float,
+            Precision::F32 => false,
+            Precision::Bf16 => true,
+        };
+        let plain_bd = predicted_bd.f_mul_scalar(1.0 / CODE_SCALE)?;
+        // Each rank's anchors yield a share of the prediction's gradient.
+        let plain_bd = match inputs.anchors_split {
+            Some(group) => differentiable::copy(group, &plain_bd)?,
+            None => plain_bd,
+        };
+        let logits_ba = logits(&plain_bd, inputs.basis_ad, bf16)?;
+        let truth_ba = logits(&inputs.truth_bd.f_to_kind(predicted_bd.kind())?, inputs.basis_ad, bf16)?;
+        let kl = divergence(&logits_ba, &truth_ba, self.direction, inputs.anchors_split)?.f_mean(None::<Kind>)?;
+        Ok((kl, logits_ba.f_detach()?.f_abs()?.f_max()?))
+    }
+}
+
+impl Losses {
+    /// The total, which must be finite. The host waits for the device.
+    pub fn check(&self, step: u64, rank: u32) -> Result<f64, LossError> {
+        let loss = self.total.f_double_value(&[])?;
+        if loss.is_finite() {
+            return Ok(loss);
+        }
+        let largest_logit = self.largest_logit.as_ref().map(|logit| logit.f_double_value(&[])).transpose()?;
+        Err(LossError::NotFinite { step, rank, loss, largest_logit })
+    }
+}
+
+/// Sums of 16-bit numbers lose too much: f32 at least.
+fn widened(predicted_bd: &Tensor) -> Result<Tensor, LossError> {
+    match predicted_bd.kind() {
+        Kind::Float | Kind::Double => Ok(predicted_bd.shallow_clone()),
+        _ => Ok(predicted_bd.f_to_kind(Kind::Float)?),
+    }
+}
+
+fn part<T>(weight: f64, compute: impl FnOnce() -> Result<T, LossError>) -> Result<Option<T>, LossError> {
+    (weight != 0.0).then(compute).transpose()
+}
+
+fn detached(part: Option<Tensor>) -> Result<Option<Tensor>, LossError> {
+    Ok(part.map(|part| part.f_detach()).transpose()?)
+}
+
+fn check_shapes(inputs: Inputs<'_>) -> Result<(), LossError> {
+    let want = inputs.predicted_bd.size();
+    let got = inputs.truth_bd.size();
+    if got != want {
+        return Err(LossError::Shape { what: "truth", got, want });
+    }
+    let (got, dims) = (inputs.basis_ad.size(), want.last().copied().unwrap_or(0));
+    if got.len() != 2 || got[1] != dims || got[0] == 0 {
+        return Err(LossError::Shape { what: "basis of the anchors", got, want: vec![-1, dims] });
+    }
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! C-Siren: a sine layer whose input is shifted and scaled by time, and shifted by the image.
+//!
+//!     h = (1 + scale_t) ⊙ (W_x x) + shift_t + W_I e,    out = dropout(sin(W_o h))
+//!
+//! with (scale, shift) = W_2 silu(W_0 τ(t)). Split over ranks, h is divided: each rank computes its share of W_x x, W_I e,
+//! scale and shift, and W_o sums over the shares. x and the output are replicated, and so is the dropout mask.
+// b batch · i input · h hidden (this rank's) · o output · e embedding · t timesteps
+
+use tch::Tensor;
+
+use super::architecture::ModuleShape;
+use super::compute::Placement;
+use super::error::ModelError;
+use super::parameters::Parameters;
+use crate::native::philox::{Philox, Stream};
+use crate::native::random::{Rows, Step};
+
+/// Parameters of one module.
+pub(super) const PARAMETERS: usize = 10;
+// Weights within a module; the bias follows.
+const X: usize = 0;
+const IMAGE: usize = 2;
+const OUT: usize = 4;
+const TIME_IN: usize = 6;
+const TIME_OUT: usize = 8;
+
+/// The random numbers of dropout for consecutive samples of a training step.
+#[derive(Debug, Clone, Copy)]
+pub struct DropoutDraws<'a> {
+    /// Of the run.
+    pub philox: Philox,
+    /// The training step.
+    pub step: Step<'a>,
+    /// Global index, within the step, of the first sample.
+    pub first_sample: u64,
+}
+
+/// One module of a network: where its weights stand, and with what it computes.
+pub(super) struct CSiren<'a> {
+    pub(super) index: usize,
+    pub(super) shape: ModuleShape,
+    pub(super) parameters: &'a Parameters,
+    pub(super) placement: &'a Placement,
+}
+
+impl CSiren<'_> {
+    /// 1 + scale and shift side by side for every timestep, `[t, 2h]`.
+    pub(super) fn time_table(&self, embedding_t: &Tensor) -> Result<Tensor, ModelError> {
+        let (weight, bias) = self.layer(TIME_IN);
+        let hidden = self.placement.linear(embedding_t, weight, bias)?.f_silu()?;
+        let (weight, bias) = self.layer(TIME_OUT);
+        let table = self.placement.linear(&self.placement.shared_out(&hidden)?, weight, bias)?;
+        let [scale, shift] = halves(&table)?;
+        Ok(Tensor::f_cat(&[scale.f_add_scalar(1.0)?, shift], 1)?)
+    }
+
+    /// W_I e with its bias, `[b, h]`.
+    pub(super) fn image_term(&self, image_be: &Tensor) -> Result<Tensor, ModelError> {
+        let (weight, bias) = self.layer(IMAGE);
+        self.placement.linear(image_be, weight, bias)
+    }
+
+    /// What an image of zeros would give, `[1, h]`.
+    pub(super) fn image_term_of_zero(&self) -> Result<Tensor, ModelError> {
+        self.placement.cast(&self.layer(IMAGE).1.f_unsqueeze(0)?)
+    }
+
+    /// The module; `time` holds 1 + scale and shift for each sample or for all, `[b or 1, 2h]`.
+    pub(super) fn forward(
+        &self,
+        x_bi: &Tensor,
+        time: &Tensor,
+        image_bh: &Tensor,
+        dropout: Option<(DropoutDraws<'_>, f64)>,
+    ) -> Result<Tensor, ModelError> {
+        let (weight, bias) = self.layer(X);
+        let x_bh = self.placement.linear(&self.placement.shared_out(x_bi)?, weight, bias)?;
+        let [scale, shift] = halves(time)?;
+        let hidden_bh = x_bh.f_mul(&scale)?.f_add(&shift)?.f_add(image_bh)?;
+        let (weight, bias) = self.layer(OUT);
+        let out_bo = self.placement.linear_reduced(&hidden_bh, weight, bias)?.f_sin()?;
+        match dropout {
+            Some((draws, share)) if share > 0.0 => self.dropped(&out_bo, draws, share),
+            _ => Ok(out_bo),
+        }
+    }
+
+    /// Zeros a share of the activations and divides the rest by what is kept, so that the mean stays.
+    fn dropped(&self, out_bo: &Tensor, draws: DropoutDraws<'_>, share: f64) -> Result<Tensor, ModelError> {
+        let keep = 1.0 - share;
+        let rows = Rows {
+            stream: Stream::Dropout(self.index as u16),
+            step: draws.step,
+            first_sample: draws.first_sample,
+            samples: out_bo.size()[0] as usize,
+            elements: self.shape.output as usize,
+        };
+        let mask_bo = draws.philox.mask(out_bo.device(), keep, rows)?;
+        Ok(out_bo.f_mul(&mask_bo.f_to_kind(out_bo.kind())?.f_mul_scalar(1.0 / keep)?)?)
+    }
+
+    fn layer(&self, offset: usize) -> (&Tensor, &Tensor) {
+        let weight = self.index * PARAMETERS + offset;
+        (self.parameters.at(weight), self.parameters.at(weight + 1))
+    }
+}
+
+fn halves(table: &Tensor) -> Result<[Tensor; 2], ModelError> {
+    let width = table.size()[1] / 2;
+    Ok([table.f_narrow(1, 0, width)?, table.f_narrow(1, width, width)?])
+}

@@ -1,0 +1,212 @@
+//! CS-UNet: three C-Siren modules down, three up, concatenated skips, a linear head.
+//!
+//! The time MLP has only T distinct inputs: it runs on all of them once a step ([`CsUnet::time_table`]) and samples are
+//! gathered from the table in a way whose backward is reproducible (`gather`). The image terms do not change along a
+//! sampling chain: [`CsUnet::prepare`] computes them once.
+// b batch · d dimensions of the code · e embedding · t timesteps · h hidden (this rank's)
+
+use tch::{Kind, Tensor};
+
+use super::architecture::{Architecture, TIME_WIDTH};
+use super::c_siren::{CSiren, DropoutDraws, PARAMETERS};
+use super::compute::Placement;
+use super::error::ModelError;
+use super::gather::Rows;
+use super::parameters::Parameters;
+use crate::native::philox::Philox;
+
+/// Longest period of the time embedding, in units of 2π timesteps (Vaswani et al. 2017, section 3.5).
+const TIME_PERIOD: f64 = 10_000.0;
+/// Names under which the standardisation is saved.
+const BUFFERS: [&str; 2] = ["image_mean", "image_std"];
+
+/// The network.
+#[derive(Debug)]
+pub struct CsUnet {
+    architecture: Architecture,
+    placement: Placement,
+    parameters: Parameters,
+    time_embedding_t: Tensor,
+    mean_e: Tensor,
+    deviation_e: Tensor,
+}
+
+/// The image terms of every module, for a mini-batch.
+#[derive(Debug)]
+pub struct Conditioned {
+    terms_bh: Vec<Tensor>,
+}
+
+impl Conditioned {
+    /// Each image `times` times in a row: for an ensemble of chains per image.
+    pub fn repeated(&self, times: i64) -> Result<Self, ModelError> {
+        let repeated = |term: &Tensor| term.f_repeat_interleave_self_int(times, 0, None::<i64>);
+        Ok(Self { terms_bh: self.terms_bh.iter().map(repeated).collect::<Result<_, _>>()? })
+    }
+}
+
+/// Scale and shift of every module at every timestep.
+#[derive(Debug)]
+pub struct TimeTable {
+    tables_t: Vec<Tensor>,
+}
+
+/// The timesteps of a mini-batch.
+#[derive(Debug, Clone, Copy)]
+pub enum Timesteps<'a> {
+    /// One for each sample: i64 `[b]`.
+    Each(&'a Tensor),
+    /// One for all.
+    All(usize),
+}
+
+impl CsUnet {
+    /// A network with first weights of this seed, and no standardisation.
+    pub fn new(architecture: Architecture, placement: Placement, philox: Philox) -> Result<Self, ModelError> {
+        let options = (placement.kind, placement.device);
+        let group = placement.tensor_parallel.as_ref();
+        let parameters = Parameters::first(architecture.specs(), philox, options, group)?;
+        let time_embedding_t = time_embedding(&architecture)?.f_to_kind(options.0)?.f_to_device(options.1)?;
+        let mean_e = Tensor::f_zeros([architecture.embedding_width], options)?;
+        let deviation_e = Tensor::f_ones([architecture.embedding_width], options)?;
+        Ok(Self { architecture, placement, parameters, time_embedding_t, mean_e, deviation_e })
+    }
+
+    /// Its sizes.
+    pub fn architecture(&self) -> &Architecture {
+        &self.architecture
+    }
+
+    /// Where it lives.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Its weights.
+    pub fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    /// Its weights, to be loaded.
+    pub fn parameters_mut(&mut self) -> &mut Parameters {
+        &mut self.parameters
+    }
+
+    /// Embeddings are standardised by (e − mean) / deviation before they are used.
+    pub fn standardise(&mut self, mean_e: &Tensor, deviation_e: &Tensor) -> Result<(), ModelError> {
+        let want = vec![self.architecture.embedding_width];
+        for (name, tensor) in BUFFERS.into_iter().zip([mean_e, deviation_e]) {
+            if tensor.size() != want {
+                return Err(ModelError::Shape { name: name.to_owned(), got: tensor.size(), want });
+            }
+        }
+        let deviations = Vec::<f64>::try_from(deviation_e.f_to_kind(Kind::Double)?)?;
+        // Not `<= 0`: what is not a number must not pass.
+        let wrong = deviations.iter().position(|deviation| !(*deviation > 0.0 && deviation.is_finite()));
+        if let Some(dimension) = wrong {
+            return Err(ModelError::Deviation { dimension, got: deviations[dimension] });
+        }
+        self.mean_e.f_copy_(mean_e)?;
+        Ok(self.deviation_e.f_copy_(deviation_e)?)
+    }
+
+    /// What [`CsUnet::standardise`] was given, with names to be saved under.
+    pub fn buffers(&self) -> Vec<(String, Tensor)> {
+        let [mean, deviation] = BUFFERS.map(str::to_owned);
+        vec![(mean, self.mean_e.shallow_clone()), (deviation, self.deviation_e.shallow_clone())]
+    }
+
+    /// Scale and shift at every timestep: once a training step, once for all of sampling.
+    pub fn time_table(&self) -> Result<TimeTable, ModelError> {
+        let tables = self.modules().map(|module| module.time_table(&self.time_embedding_t));
+        Ok(TimeTable { tables_t: tables.collect::<Result<_, _>>()? })
+    }
+
+    /// The image terms of embeddings. Where `kept_b1` is false the image is dropped, for guidance: the network then sees
+    /// zeros, the mean of standardised embeddings.
+    pub fn prepare(&self, image_be: &Tensor, kept_b1: Option<&Tensor>) -> Result<Conditioned, ModelError> {
+        let (got, width) = (image_be.size(), self.architecture.embedding_width);
+        if got.len() != 2 || got[1] != width {
+            return Err(ModelError::Shape { name: "image embedding".to_owned(), got, want: vec![-1, width] });
+        }
+        let image_be = image_be.f_to_kind(self.placement.kind)?.f_sub(&self.mean_e)?.f_div(&self.deviation_e)?;
+        let image_be = match kept_b1 {
+            Some(kept_b1) => image_be.f_mul(&kept_b1.f_to_kind(self.placement.kind)?)?,
+            None => image_be,
+        };
+        let image_be = self.placement.cast(&image_be)?;
+        let terms = self.modules().map(|module| module.image_term(&image_be));
+        Ok(Conditioned { terms_bh: terms.collect::<Result<_, _>>()? })
+    }
+
+    /// The image terms of no image, for any number of samples: the other half of guidance.
+    pub fn prepare_unconditional(&self) -> Result<Conditioned, ModelError> {
+        let terms = self.modules().map(|module| module.image_term_of_zero());
+        Ok(Conditioned { terms_bh: terms.collect::<Result<_, _>>()? })
+    }
+
+    /// The predicted clean code, scaled, in the kind of the masters; `dropout` in training only.
+    pub fn forward(
+        &self,
+        x_bd: &Tensor,
+        timesteps: Timesteps<'_>,
+        time: &TimeTable,
+        image: &Conditioned,
+        dropout: Option<DropoutDraws<'_>>,
+    ) -> Result<Tensor, ModelError> {
+        let (got, dims) = (x_bd.size(), self.architecture.dims);
+        if got.len() != 2 || got[1] != dims {
+            return Err(ModelError::Shape { name: "noised code".to_owned(), got, want: vec![-1, dims] });
+        }
+        let dropout = dropout.map(|draws| (draws, self.architecture.dropout));
+        let rows = self.rows(timesteps)?;
+        let run = |index: usize, input: &Tensor| {
+            let time = rows.of_table(&time.tables_t[index])?;
+            self.module(index).forward(input, &time, &image.terms_bh[index], dropout)
+        };
+        let down1 = run(0, &self.placement.cast(x_bd)?)?;
+        let down2 = run(1, &down1)?;
+        let down3 = run(2, &down2)?;
+        let up3 = run(3, &down3)?;
+        let up2 = run(4, &Tensor::f_cat(&[up3, down3], 1)?)?;
+        let up1 = run(5, &Tensor::f_cat(&[up2, down2], 1)?)?;
+        self.head(&Tensor::f_cat(&[up1, down1], 1)?)
+    }
+
+    fn head(&self, input: &Tensor) -> Result<Tensor, ModelError> {
+        let [weight, bias] = [0, 1].map(|offset| self.parameters.at(6 * PARAMETERS + offset));
+        let own = self.placement.own_share(input)?;
+        Ok(self.placement.linear_reduced(&own, weight, bias)?.f_to_kind(self.placement.kind)?)
+    }
+
+    /// Where the samples' timesteps stand in the time tables.
+    fn rows(&self, timesteps: Timesteps<'_>) -> Result<Rows, ModelError> {
+        let count = self.architecture.timesteps;
+        match timesteps {
+            Timesteps::Each(t_b) => Rows::of(t_b, count, self.placement.compute_kind()),
+            Timesteps::All(t) if (t as i64) < count => Ok(Rows::One(t as i64)),
+            Timesteps::All(got) => Err(ModelError::Timestep { got, timesteps: count }),
+        }
+    }
+
+    fn modules(&self) -> impl Iterator<Item = CSiren<'_>> {
+        (0..self.architecture.modules().len()).map(|index| self.module(index))
+    }
+
+    fn module(&self, index: usize) -> CSiren<'_> {
+        let shape = self.architecture.modules()[index];
+        CSiren { index, shape, parameters: &self.parameters, placement: &self.placement }
+    }
+}
+
+/// Sines, then cosines, of every timestep at falling frequencies: `[t, 200]`, f64.
+fn time_embedding(architecture: &Architecture) -> Result<Tensor, ModelError> {
+    let half = TIME_WIDTH / 2;
+    let mut values = Vec::with_capacity((architecture.timesteps * TIME_WIDTH) as usize);
+    for t in 0..architecture.timesteps {
+        let angles = (0..half).map(|i| t as f64 * (-TIME_PERIOD.ln() * i as f64 / half as f64).exp());
+        values.extend(angles.clone().map(f64::sin));
+        values.extend(angles.map(f64::cos));
+    }
+    Ok(Tensor::f_from_slice(&values)?.f_view([architecture.timesteps, TIME_WIDTH])?)
+}

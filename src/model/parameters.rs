@@ -1,0 +1,186 @@
+//! The weights: one flat, ordered list of named tensors, and what of each a tensor-parallel rank holds.
+//!
+//! Splits are equal pieces in the order of ranks; the pieces of all ranks put together are the whole tensor again.
+
+use tch::{Device, Kind, Tensor};
+
+use super::architecture::{Init, Spec};
+use super::error::ModelError;
+use crate::comm::Group;
+use crate::native::philox::{Philox, Stream};
+use crate::native::random::{Rows, Step};
+
+/// What of a parameter one rank of a tensor-parallel group holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Split {
+    /// All of it, like every other rank; gradients are equal on all, and count once in a norm.
+    Replicated,
+    /// A piece of the first dimension: some of a layer's outputs.
+    Rows,
+    /// A piece of the first half of the first dimension and the same piece of the second: some of two sets of outputs.
+    RowHalves,
+    /// A piece of the second dimension: some of a layer's inputs.
+    Columns,
+}
+
+impl Split {
+    /// The piece of rank `rank` of `ranks`; `name` is for the error.
+    pub fn piece(self, name: &str, whole: &Tensor, rank: i64, ranks: i64) -> Result<Tensor, ModelError> {
+        if ranks == 1 {
+            return Ok(whole.shallow_clone());
+        }
+        match self {
+            Self::Replicated => Ok(whole.shallow_clone()),
+            Self::Rows => slice(name, whole, 0, rank, ranks),
+            Self::Columns => slice(name, whole, 1, rank, ranks),
+            Self::RowHalves => {
+                let halves = whole.f_chunk(2, 0)?;
+                let pieces: Result<Vec<_>, _> = halves.iter().map(|half| slice(name, half, 0, rank, ranks)).collect();
+                Ok(Tensor::f_cat(&pieces?, 0)?)
+            }
+        }
+    }
+
+    /// The whole of what [`Split::piece`] made, from the pieces of all ranks in order.
+    pub fn whole(self, pieces: &[Tensor]) -> Result<Tensor, ModelError> {
+        match (self, pieces) {
+            (_, [only]) => Ok(only.shallow_clone()),
+            (Self::Replicated, [first, ..]) => Ok(first.shallow_clone()),
+            (Self::Columns, _) => Ok(Tensor::f_cat(pieces, 1)?),
+            (Self::RowHalves, _) => {
+                let halves: Result<Vec<_>, _> = pieces.iter().map(|piece| piece.f_chunk(2, 0)).collect();
+                let halves = halves?;
+                let ordered: Vec<&Tensor> =
+                    [0, 1].into_iter().flat_map(|half| halves.iter().map(move |pair| &pair[half])).collect();
+                Ok(Tensor::f_cat(&ordered, 0)?)
+            }
+            (Self::Rows | Self::Replicated, _) => Ok(Tensor::f_cat(pieces, 0)?),
+        }
+    }
+}
+
+fn slice(name: &str, whole: &Tensor, dim: i64, rank: i64, ranks: i64) -> Result<Tensor, ModelError> {
+    let length = whole.size()[usize::from(dim == 1)];
+    if length % ranks != 0 {
+        return Err(ModelError::Indivisible { name: name.to_owned(), length, ranks });
+    }
+    Ok(whole.f_narrow(dim, rank * (length / ranks), length / ranks)?)
+}
+
+/// One parameter of the network, as this rank holds it.
+#[derive(Debug)]
+pub struct Parameter {
+    /// The reference's name.
+    pub name: String,
+    /// A leaf that requires a gradient.
+    pub tensor: Tensor,
+    /// What of the whole it is.
+    pub split: Split,
+}
+
+/// All parameters, in the order of the architecture.
+#[derive(Debug)]
+pub struct Parameters {
+    list: Vec<Parameter>,
+    rank: i64,
+    ranks: i64,
+}
+
+impl Parameters {
+    /// First values. They are drawn whole and then cut, so that no layout of ranks changes them.
+    pub(super) fn first(
+        specs: Vec<Spec>,
+        philox: Philox,
+        (kind, device): (Kind, Device),
+        group: Option<&Group>,
+    ) -> Result<Self, ModelError> {
+        let (rank, ranks) = group.map_or((0, 1), |group| (i64::from(group.rank()), i64::from(group.size())));
+        let mut list = Vec::with_capacity(specs.len());
+        for (index, Spec { name, shape, split, init }) in specs.into_iter().enumerate() {
+            let whole = draw(philox, index as u64, &shape, init)?;
+            let tensor = split.piece(&name, &whole, rank, ranks)?;
+            let tensor = owned(&tensor, kind, device)?.f_set_requires_grad(true)?;
+            list.push(Parameter { name, tensor, split });
+        }
+        Ok(Self { list, rank, ranks })
+    }
+
+    /// In order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Parameter> {
+        self.list.iter()
+    }
+
+    /// Handles on the tensors, in order: what the optimiser updates in place.
+    pub fn tensors(&self) -> Vec<Tensor> {
+        self.list.iter().map(|parameter| parameter.tensor.shallow_clone()).collect()
+    }
+
+    /// Names and handles, in order, as this rank holds them.
+    pub fn named(&self) -> Vec<(String, Tensor)> {
+        self.list.iter().map(|parameter| (parameter.name.clone(), parameter.tensor.shallow_clone())).collect()
+    }
+
+    /// Names and whole tensors, in order. A collective of `group`, the network's, where it is split.
+    pub fn gathered(&self, group: Option<&Group>) -> Result<Vec<(String, Tensor)>, ModelError> {
+        let _without_gradients = tch::no_grad_guard();
+        let whole = |parameter: &Parameter| {
+            let tensor = parameter.tensor.f_detach()?;
+            let Some(group) = group.filter(|_| parameter.split != Split::Replicated) else { return Ok(tensor) };
+            parameter.split.whole(&group.all_gather(&tensor.f_contiguous()?)?.f_unbind(0)?)
+        };
+        self.list.iter().map(|parameter| Ok((parameter.name.clone(), whole(parameter)?))).collect()
+    }
+
+    /// Takes the values of whole tensors of the same names, all of them and no others; converts kind and device.
+    ///
+    /// Nothing is changed unless every name and shape fits.
+    pub fn load(&mut self, tensors: &[(String, Tensor)]) -> Result<(), ModelError> {
+        let _without_gradients = tch::no_grad_guard();
+        if let Some((name, _)) = tensors.iter().find(|(name, _)| self.list.iter().all(|own| own.name != *name)) {
+            return Err(ModelError::Unexpected { name: name.clone() });
+        }
+        let pieces: Result<Vec<_>, _> = self.list.iter().map(|parameter| self.piece_for(parameter, tensors)).collect();
+        for (parameter, piece) in self.list.iter_mut().zip(pieces?) {
+            parameter.tensor.f_copy_(&piece)?;
+        }
+        Ok(())
+    }
+
+    /// The tensor at a place of the architecture's order.
+    pub(super) fn at(&self, index: usize) -> &Tensor {
+        &self.list[index].tensor
+    }
+
+    fn piece_for(&self, parameter: &Parameter, tensors: &[(String, Tensor)]) -> Result<Tensor, ModelError> {
+        let found = tensors.iter().find(|(name, _)| *name == parameter.name);
+        let (name, whole) = found.ok_or_else(|| ModelError::Missing { name: parameter.name.clone() })?;
+        let want = parameter.tensor.size();
+        if whole.dim() != want.len() {
+            return Err(ModelError::Shape { name: name.clone(), got: whole.size(), want });
+        }
+        let piece = parameter.split.piece(name, whole, self.rank, self.ranks)?;
+        if piece.size() != want {
+            return Err(ModelError::Shape { name: name.clone(), got: piece.size(), want });
+        }
+        Ok(piece)
+    }
+}
+
+/// A whole parameter of the given index, on the CPU in f32.
+fn draw(philox: Philox, index: u64, shape: &[i64], init: Init) -> Result<Tensor, ModelError> {
+    let elements = shape.iter().product::<i64>() as usize;
+    let rows = Rows { stream: Stream::Weights, step: Step::At(0), first_sample: index, samples: 1, elements };
+    let flat = match init {
+        Init::Zero => Tensor::f_zeros([elements as i64], (Kind::Float, Device::Cpu))?,
+        Init::Uniform(bound) => philox.uniform(Device::Cpu, rows)?.f_mul_scalar(2.0 * bound)?.f_sub_scalar(bound)?,
+        Init::Normal(deviation) => philox.normal(Device::Cpu, rows)?.f_mul_scalar(deviation)?,
+    };
+    Ok(flat.f_view(shape)?)
+}
+
+/// A contiguous copy that shares nothing.
+fn owned(tensor: &Tensor, kind: Kind, device: Device) -> Result<Tensor, ModelError> {
+    let mut copy = Tensor::f_empty(tensor.size(), (kind, device))?;
+    copy.f_copy_(tensor)?;
+    Ok(copy)
+}

@@ -1,0 +1,130 @@
+//! Laws of the diffusion process.
+// b batch · d dimensions of the code
+
+use locdiff::diffusion::{
+    CODE_SCALE, ChainNoise, DiffusionError, Forward, NoiseSchedule, Sampler, TrainingDraws, guided,
+};
+use locdiff::native::philox::Philox;
+use locdiff::native::random::Step;
+use locdiff_launch::config::{DiffusionConfig, Schedule};
+use tch::{Device, Kind, Tensor};
+
+use crate::model_support::{assert_close, normals, relative};
+
+const CPU: Device = Device::Cpu;
+
+fn schedule(schedule: Schedule, timesteps: u32) -> NoiseSchedule {
+    NoiseSchedule::new(&DiffusionConfig { timesteps, schedule, ..DiffusionConfig::default() })
+}
+
+fn draws(first_sample: u64, samples: usize) -> TrainingDraws<'static> {
+    TrainingDraws { philox: Philox::new(7), step: Step::At(3), first_sample, samples, device: CPU }
+}
+
+fn chain_noise(first_sample: u64, samples: usize) -> ChainNoise {
+    ChainNoise { philox: Philox::new(7), first_sample, samples, dims: 257, kind: Kind::Double, device: CPU }
+}
+
+#[test]
+fn signal_falls_from_almost_all_to_almost_none() {
+    for kind in [Schedule::Cosine, Schedule::Linear] {
+        for timesteps in [50, 200, 1000] {
+            let schedule = schedule(kind, timesteps);
+            let alphas_bar = schedule.alphas_bar();
+            assert!(alphas_bar.windows(2).all(|pair| pair[1] < pair[0]), "{kind:?} {timesteps}");
+            assert!(alphas_bar[0] > 0.99 && alphas_bar[0] < 1.0, "{kind:?} {timesteps}: {}", alphas_bar[0]);
+            let last = alphas_bar[timesteps as usize - 1];
+            assert!(last > 0.0 && last < 1e-4, "{kind:?} {timesteps}: {last:e}");
+        }
+    }
+}
+
+#[test]
+fn last_timestep_is_nearly_pure_noise_and_the_first_nearly_clean() {
+    let schedule = schedule(Schedule::Cosine, 200);
+    let forward = Forward::new(&schedule, Kind::Double, CPU).expect("tables");
+    let (x0, noise) = (normals(1, &[4, 64], Kind::Double) / CODE_SCALE, normals(2, &[4, 64], Kind::Double));
+    let at = |t: i64| forward.noised(&x0, &Tensor::from_slice(&[t; 4]), &noise).expect("noised");
+    assert_close(&at(199), &noise, 1e-2, "t = T - 1");
+    assert_close(&at(0), &(&x0 * CODE_SCALE), 0.05, "t = 0");
+}
+
+#[test]
+fn perfect_predictor_is_returned_by_every_chain() {
+    let schedule = schedule(Schedule::Cosine, 200);
+    let x0 = normals(1, &[5, 257], Kind::Double);
+    let chains =
+        [Sampler::ddpm(&schedule), Sampler::few_steps(&schedule, 20, 1.0), Sampler::few_steps(&schedule, 1, 0.0)];
+    for sampler in chains {
+        let result =
+            sampler.expect("a chain").run(&chain_noise(0, 5), |_, _| Ok::<_, DiffusionError>(x0.shallow_clone()));
+        assert!(result.expect("runs").equal(&x0));
+    }
+}
+
+/// What a chain hands to the network at t is distributed as the forward process leaves it: variance 1 − ᾱ around √ᾱ·x₀.
+#[test]
+fn every_chain_keeps_the_forward_marginals() {
+    let schedule = schedule(Schedule::Cosine, 200);
+    let x0 = normals(1, &[128, 257], Kind::Double);
+    for (steps, eta) in [(200, 1.0), (20, 1.0), (20, 0.5), (20, 0.0)] {
+        let sampler = Sampler::few_steps(&schedule, steps, eta).expect("a chain");
+        let mut seen = Vec::new();
+        let result = sampler.run(&chain_noise(0, 128), |x, t| {
+            let alpha_bar = schedule.alpha_bar(t)?;
+            let deviation = (x - &x0 * alpha_bar.sqrt()).std(true).double_value(&[]);
+            seen.push(deviation / (1.0 - alpha_bar).sqrt());
+            Ok::<_, DiffusionError>(x0.shallow_clone())
+        });
+        assert_eq!(result.expect("runs").size(), x0.size());
+        assert_eq!(seen.len(), steps);
+        // 32,896 samples: the standard deviation is known to 0.4 %, and 200 looks at it may be four times that.
+        assert!(seen.iter().all(|ratio| (ratio - 1.0).abs() < 0.02), "eta {eta}: {seen:?}");
+    }
+}
+
+#[test]
+fn no_layout_changes_a_random_number() {
+    let schedule = schedule(Schedule::Cosine, 200);
+    let all = |draws: TrainingDraws<'_>| {
+        let [t, noise, kept] = [draws.timesteps(&schedule), draws.noise(65), draws.kept_conditions(0.3)]
+            .map(|drawn| drawn.expect("drawn"));
+        [t.unsqueeze(1), noise, kept]
+    };
+    let (whole, first, second) = (all(draws(100, 8)), all(draws(100, 3)), all(draws(103, 5)));
+    for ((whole, first), second) in whole.iter().zip(&first).zip(&second) {
+        assert!(Tensor::cat(&[first, second], 0).equal(whole));
+    }
+    for draw in [0, 4] {
+        let [whole, first, second] =
+            [(0, 8), (0, 3), (3, 5)].map(|(first, samples)| chain_noise(first, samples).draw(draw).expect("drawn"));
+        assert!(Tensor::cat(&[first, second], 0).equal(&whole));
+    }
+    assert!(!chain_noise(0, 8).draw(0).expect("drawn").equal(&chain_noise(0, 8).draw(1).expect("drawn")));
+}
+
+#[test]
+fn conditions_are_dropped_as_often_as_asked() {
+    let kept = draws(0, 20_000).kept_conditions(0.1).expect("drawn").to_kind(Kind::Double).mean(Kind::Double);
+    // Four standard errors.
+    assert!((kept.double_value(&[]) - 0.9).abs() < 4.0 * (0.09_f64 / 20_000.0).sqrt());
+    assert!(draws(0, 100).kept_conditions(0.0).expect("drawn").all().int64_value(&[]) == 1);
+}
+
+#[test]
+fn guidance_0_is_no_guidance_and_more_goes_beyond_the_condition() {
+    let (conditional, unconditional) = (normals(1, &[3, 16], Kind::Double), normals(2, &[3, 16], Kind::Double));
+    assert!(guided(&conditional, &unconditional, 0.0).expect("guided").equal(&conditional));
+    let want = &unconditional + (&conditional - &unconditional) * 2.5;
+    assert!(relative(&guided(&conditional, &unconditional, 1.5).expect("guided"), &want) < 1e-14);
+}
+
+#[test]
+fn chains_that_cannot_be_are_refused() {
+    let schedule = schedule(Schedule::Linear, 200);
+    let error = |steps, eta| Sampler::few_steps(&schedule, steps, eta).expect_err("refused").to_string();
+    assert_eq!(error(0, 1.0), "a chain of 0 steps, wanted 1 to the schedule's 200");
+    assert_eq!(error(201, 1.0), "a chain of 201 steps, wanted 1 to the schedule's 200");
+    assert_eq!(error(20, f64::NAN), "eta is NaN, wanted 0 to 1");
+    assert_eq!(schedule.alpha_bar(200).expect_err("outside"), DiffusionError::Timestep { got: 200, timesteps: 200 });
+}

@@ -1,0 +1,54 @@
+//! The KL with its anchors split over ranks is the whole KL: value and gradient.
+// b batch · a anchors · d dimensions of the code
+
+use locdiff::loss::{Inputs, Loss};
+use locdiff_launch::config::{AutoOr, KlDirection, LossConfig, Precision};
+use tch::{Kind, Tensor};
+
+use crate::comm::harness::ranks;
+use crate::model_support::{assert_close, normals};
+
+const BATCH: i64 = 6;
+const DIMS: i64 = 16;
+/// Not divisible by 2 or 4 alike: the last rank has more anchors than the others.
+const ANCHORS: i64 = 37;
+
+/// This rank's anchors.
+fn own(basis_ad: &Tensor, rank: u32, world: u32) -> Tensor {
+    let (rank, length) = (i64::from(rank), ANCHORS / i64::from(world));
+    let last = rank + 1 == i64::from(world);
+    basis_ad.narrow(0, rank * length, if last { ANCHORS - rank * length } else { length })
+}
+
+#[test]
+fn anchors_split_over_ranks_give_the_whole_loss() {
+    for world in [2, 4] {
+        ranks(anchors_split_over_ranks_give_the_whole_loss, world, |me| {
+            let communicator = me.connect(me.world);
+            // f32 to 2e-4 of the norm: logits of order 50 are known to 3e-6, and so are the logarithms of q and p.
+            for (kind, tolerance) in [(Kind::Double, 1e-10), (Kind::Float, 2e-4)] {
+                // Logits of order 50, so that the ranks' shares differ by many powers of ten.
+                let (truth_bd, basis_ad) =
+                    (normals(1, &[BATCH, DIMS], kind) * 4.0, normals(2, &[ANCHORS, DIMS], kind) * 3.0);
+                let start_bd = normals(3, &[BATCH, DIMS], kind) * 14.0;
+                for kl in [KlDirection::Reverse, KlDirection::Forward] {
+                    let config = LossConfig { kl, kl_weight: AutoOr::Value(0.3), ..LossConfig::default() };
+                    let loss = Loss::new(&config, 3, Precision::F32);
+                    let run = |basis_ad: &Tensor, anchors_split| {
+                        let predicted_bd = start_bd.copy().set_requires_grad(true);
+                        let inputs =
+                            Inputs { predicted_bd: &predicted_bd, truth_bd: &truth_bd, basis_ad, anchors_split };
+                        let losses = loss.compute(inputs).expect("computed");
+                        losses.total.backward();
+                        (losses.kl.expect("a KL"), losses.total, predicted_bd.grad())
+                    };
+                    let whole = run(&basis_ad, None);
+                    let split = run(&own(&basis_ad, me.rank, me.world), Some(communicator.tensor()));
+                    assert_close(&split.0, &whole.0, tolerance, "KL");
+                    assert_close(&split.1, &whole.1, tolerance, "total");
+                    assert_close(&split.2, &whole.2, tolerance, "gradient");
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,205 @@
+//! Laws of the network on one rank.
+// b batch · d dimensions of the code · e embedding
+
+use locdiff::model::{Architecture, Conditioned, CsUnet, DropoutDraws, ModelError, Placement, Timesteps};
+use locdiff::native::philox::Philox;
+use locdiff::native::random::Step;
+use locdiff_launch::config::{ModelConfig, Precision};
+use tch::{Device, Kind, Tensor};
+
+use crate::model_support::{assert_close, normals};
+
+const EMBEDDING: u32 = 6;
+const TIMESTEPS: u32 = 10;
+
+fn config(degree: u32) -> ModelConfig {
+    ModelConfig { degree, dropout: 0.3, ..ModelConfig::default() }
+}
+
+fn placement() -> Placement {
+    Placement { kind: Kind::Double, ..Placement::on(Device::Cpu, Precision::F32) }
+}
+
+/// A small network in f64, all of whose parameters matter: none is left at 0.
+fn network() -> CsUnet {
+    let architecture = Architecture::new(&config(3), EMBEDDING, TIMESTEPS);
+    let mut network = CsUnet::new(architecture, placement(), Philox::new(1)).expect("a network");
+    let moved = |(index, (name, tensor)): (usize, (String, Tensor))| {
+        (name, tensor.detach() + normals(100 + index as i64, &tensor.size(), Kind::Double) * 0.05)
+    };
+    let weights: Vec<_> = network.parameters().named().into_iter().enumerate().map(moved).collect();
+    network.parameters_mut().load(&weights).expect("fits");
+    network
+}
+
+fn image(rows: i64) -> Tensor {
+    normals(5, &[rows, i64::from(EMBEDDING)], Kind::Double)
+}
+
+fn code(rows: i64) -> Tensor {
+    normals(6, &[rows, 16], Kind::Double)
+}
+
+fn predict(
+    network: &CsUnet,
+    x: &Tensor,
+    t: Timesteps<'_>,
+    image: &Conditioned,
+    dropout: Option<DropoutDraws<'_>>,
+) -> Tensor {
+    let time = network.time_table().expect("a table");
+    network.forward(x, t, &time, image, dropout).expect("forward").detach()
+}
+
+#[test]
+fn parameters_are_as_many_as_the_configuration_counts() {
+    let count = |config: &ModelConfig| Architecture::new(config, 768, 200).parameter_count() as u64;
+    assert_eq!(count(&config(47)), 75_870_720);
+    for degree in [4, 23, 47] {
+        for (bottleneck, width_factor) in [(0, 1.0), (32, 1.0), (0, 0.5), (128, 1.7)] {
+            let config = ModelConfig { bottleneck, width_factor, ..config(degree) };
+            assert_eq!(count(&config), config.parameters(768), "{degree} {bottleneck} {width_factor}");
+        }
+    }
+}
+
+#[test]
+fn first_weights_are_those_of_the_recipe() {
+    let architecture = Architecture::new(&config(7), 32, TIMESTEPS);
+    let network =
+        CsUnet::new(architecture, Placement::on(Device::Cpu, Precision::F32), Philox::new(1)).expect("a network");
+    let named = network.parameters().named();
+    let get = |name: &str| &named.iter().find(|(own, _)| own == name).unwrap_or_else(|| panic!("no {name}")).1;
+    let largest = |name: &str| get(name).abs().max().double_value(&[]);
+    for (name, bound) in
+        [("down1.x.weight", 6.0 / 64.0), ("up2.out.weight", 6.0 / 32.0), ("up1.image.weight", 1.0 / 32.0)]
+    {
+        let bound = f64::sqrt(bound);
+        assert!(largest(name) <= bound * (1.0 + 1e-6) && largest(name) > 0.95 * bound, "{name}: {}", largest(name));
+        assert!(get(name).mean(Kind::Double).double_value(&[]).abs() < 0.1 * bound, "{name}");
+    }
+    for name in ["down2.time.2.weight", "down2.time.2.bias", "out.bias"] {
+        assert!(largest(name) == 0.0, "{name}");
+    }
+    assert!((get("out.weight").std(true).double_value(&[]) - 0.02).abs() < 0.001);
+    assert!(named.iter().all(|(_, tensor)| tensor.requires_grad() && tensor.is_leaf()));
+    assert_eq!(named[0].0, "down1.x.weight");
+    assert_eq!(named[61].0, "out.bias");
+    assert_eq!(named.len(), 62);
+}
+
+#[test]
+fn one_timestep_for_all_is_that_timestep_for_each() {
+    let network = network();
+    let image = network.prepare(&image(4), None).expect("prepared");
+    let each = predict(&network, &code(4), Timesteps::Each(&Tensor::from_slice(&[7_i64; 4])), &image, None);
+    assert_close(&predict(&network, &code(4), Timesteps::All(7), &image, None), &each, 1e-14, "prediction");
+    let other = predict(&network, &code(4), Timesteps::All(2), &image, None);
+    assert!((other - each).norm().double_value(&[]) > 1e-3, "time matters");
+    let time = network.time_table().expect("a table");
+    let error = network.forward(&code(4), Timesteps::All(10), &time, &image, None).expect_err("outside");
+    assert_eq!(error, ModelError::Timestep { got: 10, timesteps: 10 });
+}
+
+#[test]
+fn image_terms_can_be_prepared_once_for_an_ensemble() {
+    let network = network();
+    let twice = network.prepare(&image(2), None).expect("prepared").repeated(2).expect("repeated");
+    let rows = image(2).repeat_interleave_self_int(2, 0, None);
+    let want = predict(&network, &code(4), Timesteps::All(3), &network.prepare(&rows, None).expect("prepared"), None);
+    assert_close(&predict(&network, &code(4), Timesteps::All(3), &twice, None), &want, 1e-14, "prediction");
+}
+
+#[test]
+fn dropped_condition_is_the_unconditional_one() {
+    let network = network();
+    let kept = Tensor::from_slice(&[true, false]).unsqueeze(1);
+    let mixed = network.prepare(&image(2), Some(&kept)).expect("prepared");
+    let mixed = predict(&network, &code(2), Timesteps::All(3), &mixed, None);
+    let conditional = network.prepare(&image(2), None).expect("prepared");
+    let conditional = predict(&network, &code(2), Timesteps::All(3), &conditional, None);
+    let unconditional = network.prepare_unconditional().expect("prepared");
+    let unconditional = predict(&network, &code(2), Timesteps::All(3), &unconditional, None);
+    assert_close(&mixed.get(0), &conditional.get(0), 1e-13, "kept");
+    assert_close(&mixed.get(1), &unconditional.get(1), 1e-13, "dropped");
+}
+
+#[test]
+fn standardised_embeddings_are_what_the_network_sees() {
+    let mut network = network();
+    let want =
+        predict(&network, &code(4), Timesteps::All(3), &network.prepare(&image(4), None).expect("prepared"), None);
+    let (mean, deviation) = (normals(8, &[6], Kind::Double), normals(9, &[6], Kind::Double).abs() + 0.1);
+    network.standardise(&mean, &deviation).expect("fits");
+    let raw = network.prepare(&(image(4) * &deviation + &mean), None).expect("prepared");
+    assert_close(&predict(&network, &code(4), Timesteps::All(3), &raw, None), &want, 1e-12, "prediction");
+    let error = network.standardise(&mean, &deviation.zeros_like()).expect_err("zero");
+    assert_eq!(error, ModelError::Deviation { dimension: 0, got: 0.0 });
+}
+
+#[test]
+fn dropout_keeps_the_mean() {
+    let mut network = network();
+    // With no weight on the way up, the output is linear in what dropout leaves of the first module.
+    let mut weights = network.parameters().named();
+    for (_, tensor) in weights.iter_mut().filter(|(name, _)| name == "out.weight") {
+        *tensor = tensor.detach().copy();
+        let _ = tensor.narrow(1, 0, 16).fill_(0.0);
+    }
+    network.parameters_mut().load(&weights).expect("fits");
+    let rows = 4096;
+    let (x, image) = (code(1).repeat([rows, 1]), network.prepare(&image(1), None).expect("prepared"));
+    let image = image.repeated(rows).expect("repeated");
+    let draws = DropoutDraws { philox: Philox::new(2), step: Step::At(0), first_sample: 0 };
+    let mean = predict(&network, &x, Timesteps::All(3), &image, Some(draws)).mean_dim(
+        Some([0].as_slice()),
+        false,
+        Kind::Double,
+    );
+    let want = predict(&network, &x, Timesteps::All(3), &image, None).get(0);
+    // One draw differs by about √(0.3 / 0.7) = 65 % of what it sums; 4096 draws by 1 %.
+    assert_close(&mean, &want, 0.05, "mean");
+}
+
+#[test]
+fn no_layout_changes_what_dropout_drops() {
+    let network = network();
+    let predict = |first: i64, rows: i64| {
+        let draws = DropoutDraws { philox: Philox::new(2), step: Step::At(4), first_sample: 100 + first as u64 };
+        let image = network.prepare(&image(8).narrow(0, first, rows), None).expect("prepared");
+        predict(&network, &code(8).narrow(0, first, rows), Timesteps::All(3), &image, Some(draws))
+    };
+    assert_close(&Tensor::cat(&[predict(0, 3), predict(3, 5)], 0), &predict(0, 8), 1e-13, "prediction");
+}
+
+#[test]
+fn tensors_that_do_not_fit_change_nothing_and_are_named() {
+    let mut network = network();
+    let before = network.parameters().named()[0].1.detach().copy();
+    let mut weights: Vec<_> =
+        network.parameters().named().iter().map(|(name, tensor)| (name.clone(), tensor.detach() * 2.0)).collect();
+    let last = weights.pop().expect("not empty");
+    let error = network.parameters_mut().load(&weights).expect_err("missing");
+    assert_eq!(error.to_string(), "no tensor `out.bias` among those to be loaded");
+    weights.push((last.0.clone(), normals(1, &[3], Kind::Double)));
+    let error = network.parameters_mut().load(&weights).expect_err("shape");
+    assert_eq!(error.to_string(), "out.bias is [3], wanted [16]");
+    weights.push(("extra".to_owned(), last.1));
+    let error = network.parameters_mut().load(&weights).expect_err("unexpected");
+    assert_eq!(error.to_string(), "tensor `extra` has no place in this network");
+    assert!(network.parameters().named()[0].1.equal(&before));
+}
+
+#[test]
+fn sixteen_bit_products_stay_near() {
+    let architecture = Architecture::new(&config(7), 32, TIMESTEPS);
+    let predict = |precision| {
+        let network = CsUnet::new(architecture.clone(), Placement::on(Device::Cpu, precision), Philox::new(1))
+            .expect("a network");
+        let image = network.prepare(&normals(5, &[8, 32], Kind::Float), None).expect("prepared");
+        let prediction = predict(&network, &normals(6, &[8, 64], Kind::Float), Timesteps::All(3), &image, None);
+        assert_eq!(prediction.kind(), Kind::Float);
+        prediction
+    };
+    assert_close(&predict(Precision::Bf16), &predict(Precision::F32), 0.05, "prediction");
+}

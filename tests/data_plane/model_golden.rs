@@ -1,0 +1,99 @@
+//! Network, loss and sampler against the PyTorch reference, on the tensors of `tests/golden/make_reference.py`.
+//!
+//! To 1e-4 of each tensor's norm: both sides compute in f32 and add in different orders.
+// b batch · d dimensions of the code
+
+use locdiff::diffusion::{DiffusionError, Forward, NoiseSchedule, Sampler};
+use locdiff::loss::{Inputs, Loss};
+use locdiff::model::{Architecture, CsUnet, ModelError, Placement, Timesteps};
+use locdiff::native::philox::Philox;
+use locdiff_launch::config::{DiffusionConfig, LossConfig, ModelConfig, Precision};
+use tch::{Device, Kind, Tensor};
+
+use crate::model_support::{Golden, assert_close};
+
+const TOLERANCE: f64 = 1e-4;
+const DEGREE: u32 = 4;
+
+fn network(golden: &Golden) -> CsUnet {
+    let config = ModelConfig { degree: DEGREE, ..ModelConfig::default() };
+    let width = golden.get("image").size()[1] as u32;
+    let placement = Placement::on(Device::Cpu, Precision::F32);
+    let mut network =
+        CsUnet::new(Architecture::new(&config, width, 200), placement, Philox::new(0)).expect("a network");
+    network.parameters_mut().load(&golden.below("weight.")).expect("every name and shape of the reference");
+    network
+}
+
+fn schedule() -> NoiseSchedule {
+    NoiseSchedule::new(&DiffusionConfig::default())
+}
+
+#[test]
+fn schedule_is_that_of_the_reference() {
+    let golden = Golden::read();
+    let alphas_bar = Tensor::from_slice(schedule().alphas_bar()).to_kind(Kind::Float);
+    let difference = ((alphas_bar - golden.get("alphas_bar")) / golden.get("alphas_bar")).abs().max().double_value(&[]);
+    // Both are f64 rounded to f32 at the end.
+    assert!(difference < 1.2e-7, "{difference:e}");
+}
+
+#[test]
+fn loss_and_gradients_are_those_of_the_reference() {
+    let golden = Golden::read();
+    let network = network(&golden);
+    let [x0_bd, t_b, noise_bd] = ["x0", "t", "noise"].map(|name| golden.get(name));
+    let x_bd =
+        Forward::new(&schedule(), Kind::Float, Device::Cpu).and_then(|forward| forward.noised(x0_bd, t_b, noise_bd));
+    let (time, image) =
+        (network.time_table().expect("a table"), network.prepare(golden.get("image"), None).expect("prepared"));
+    let predicted_bd =
+        network.forward(&x_bd.expect("noised"), Timesteps::Each(t_b), &time, &image, None).expect("forward");
+    assert_close(&predicted_bd, golden.get("predicted"), TOLERANCE, "prediction");
+
+    let loss = Loss::new(&LossConfig::default(), DEGREE, Precision::F32);
+    assert!((loss.kl_weight() - golden.get("kl_weight").double_value(&[])).abs() < 1e-6);
+    let basis_ad = golden.get("basis");
+    let inputs = Inputs { predicted_bd: &predicted_bd, truth_bd: x0_bd, basis_ad, anchors_split: None };
+    let losses = loss.compute(inputs).expect("computed");
+    assert_close(&losses.total, golden.get("loss"), TOLERANCE, "loss");
+    losses.total.backward();
+    for (name, parameter) in network.parameters().named() {
+        assert_close(&parameter.grad(), golden.get(&format!("grad.{name}")), TOLERANCE, &name);
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Either {
+    #[error(transparent)]
+    Diffusion(#[from] DiffusionError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+#[test]
+fn chains_are_those_of_the_reference() {
+    let golden = Golden::read();
+    let network = network(&golden);
+    let (time, image) =
+        (network.time_table().expect("a table"), network.prepare(golden.get("image"), None).expect("prepared"));
+    let noise = golden.get("chain.noise");
+    for (eta, name) in [(0.0, "chain.eta0"), (1.0, "chain.eta1")] {
+        let want = golden.get(name);
+        let sampler = Sampler::few_steps(&schedule(), want.size()[0] as usize, eta).expect("a chain");
+        let grid: Vec<i64> = sampler.timesteps().map(|t| t as i64).collect();
+        assert!(Tensor::from_slice(&grid).equal(golden.get("grid")), "{grid:?}");
+        let mut seen = Vec::new();
+        let last = sampler.run_with(
+            |draw| Ok(noise.get(draw as i64)),
+            |x, t| {
+                seen.push(x.shallow_clone());
+                Ok::<_, Either>(network.forward(x, Timesteps::All(t), &time, &image, None)?)
+            },
+        );
+        seen.push(last.expect("runs"));
+        for (step, x) in seen[1..].iter().enumerate() {
+            assert_close(x, &want.get(step as i64), TOLERANCE, &format!("{name}, after step {step}"));
+        }
+    }
+}

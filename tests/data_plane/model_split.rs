@@ -1,0 +1,126 @@
+//! A network split over tensor-parallel ranks is the whole network: predictions, losses and gradients.
+// b batch · a anchors · d dimensions of the code
+
+use locdiff::comm::Group;
+use locdiff::loss::{Inputs, Loss};
+use locdiff::model::{Architecture, CsUnet, DropoutDraws, Placement, Split, Timesteps};
+use locdiff::native::philox::Philox;
+use locdiff::native::random::Step;
+use locdiff_launch::config::{LossConfig, ModelConfig, Precision};
+use tch::{Device, Kind, Tensor};
+
+use crate::comm::harness::ranks;
+use crate::model_support::{assert_close, normals};
+
+const BATCH: i64 = 5;
+const EMBEDDING: u32 = 6;
+const TIMESTEPS: u32 = 10;
+const DEGREE: u32 = 7;
+const ANCHORS: i64 = 32;
+
+fn network(bottleneck: u32, kind: Kind, group: Option<&Group>) -> CsUnet {
+    let config = ModelConfig { degree: DEGREE, bottleneck, dropout: 0.3, ..ModelConfig::default() };
+    let placement = Placement { device: Device::Cpu, kind, precision: Precision::F32, tensor_parallel: group.cloned() };
+    CsUnet::new(Architecture::new(&config, EMBEDDING, TIMESTEPS), placement, Philox::new(1)).expect("a network")
+}
+
+/// Weights none of which is left at 0.
+fn moved(network: &CsUnet) -> Vec<(String, Tensor)> {
+    let moved = |(index, (name, tensor)): (usize, (String, Tensor))| {
+        let noise = normals(100 + index as i64, &tensor.size(), Kind::Double) * 0.05;
+        (name, tensor.detach() + noise.to_kind(tensor.kind()))
+    };
+    network.parameters().named().into_iter().enumerate().map(moved).collect()
+}
+
+/// Prediction and loss of one training step, after backward.
+fn step(network: &CsUnet, kind: Kind, basis_ad: &Tensor, anchors_split: Option<&Group>) -> (Tensor, Tensor) {
+    let dims = network.architecture().dims;
+    let t_b = Tensor::from_slice(&[0_i64, 9, 3, 3, 7]);
+    let draws = DropoutDraws { philox: Philox::new(2), step: Step::At(4), first_sample: 0 };
+    let image = network.prepare(&normals(2, &[BATCH, i64::from(EMBEDDING)], kind), None).expect("prepared");
+    let time = network.time_table().expect("a table");
+    let x_bd = normals(3, &[BATCH, dims], kind);
+    let predicted_bd = network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, Some(draws)).expect("forward");
+    let truth_bd = normals(4, &[BATCH, dims], kind);
+    let loss = Loss::new(&LossConfig::default(), DEGREE, Precision::F32);
+    let inputs = Inputs { predicted_bd: &predicted_bd, truth_bd: &truth_bd, basis_ad, anchors_split };
+    let losses = loss.compute(inputs).expect("computed");
+    losses.total.backward();
+    (predicted_bd, losses.total)
+}
+
+fn split_equals_whole(group: &Group, bottleneck: u32, kind: Kind, tolerance: f64) {
+    let (mut whole, mut split) = (network(bottleneck, kind, None), network(bottleneck, kind, Some(group)));
+    for ((name, first), (_, want)) in
+        split.parameters().gathered(Some(group)).expect("gathered").iter().zip(whole.parameters().named())
+    {
+        assert!(first.equal(&want), "first value of {name}");
+    }
+    let weights = moved(&whole);
+    whole.parameters_mut().load(&weights).expect("fits");
+    split.parameters_mut().load(&weights).expect("fits");
+    let (rank, ranks) = (i64::from(group.rank()), i64::from(group.size()));
+    let basis_ad = normals(5, &[ANCHORS, whole.architecture().dims], kind) * 0.3;
+    let (want, want_loss) = step(&whole, kind, &basis_ad, None);
+    for own_anchors in [false, true] {
+        let share = ANCHORS / ranks;
+        let own_ad = if own_anchors { basis_ad.narrow(0, rank * share, share) } else { basis_ad.shallow_clone() };
+        let (got, loss) = step(&split, kind, &own_ad, own_anchors.then_some(group));
+        assert_close(&got, &want, tolerance, "prediction");
+        assert_close(&loss, &want_loss, tolerance, "loss");
+        for (parameter, want) in split.parameters().iter().zip(whole.parameters().iter()) {
+            let want = want.split.piece(&want.name, &want.tensor.grad(), rank, ranks).expect("a piece");
+            assert_close(&parameter.tensor.grad(), &want, tolerance, &parameter.name);
+            let _ = parameter.tensor.grad().zero_();
+        }
+    }
+}
+
+#[test]
+fn split_network_equals_the_whole() {
+    for world in [2, 4] {
+        ranks(split_network_equals_the_whole, world, |me| {
+            let communicator = me.connect(me.world);
+            // f32: 24 bits, and sums of hundreds of terms in another order.
+            for (kind, tolerance) in [(Kind::Double, 1e-10), (Kind::Float, 2e-4)] {
+                for bottleneck in [0, 8] {
+                    split_equals_whole(communicator.tensor(), bottleneck, kind, tolerance);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn replicated_gradients_are_the_same_on_every_rank() {
+    ranks(replicated_gradients_are_the_same_on_every_rank, 2, |me| {
+        let communicator = me.connect(me.world);
+        let group = communicator.tensor();
+        let mut network = network(0, Kind::Float, Some(group));
+        let weights = moved(&self::network(0, Kind::Float, None));
+        network.parameters_mut().load(&weights).expect("fits");
+        let _ = step(&network, Kind::Float, &normals(5, &[ANCHORS, 64], Kind::Float), None);
+        let replicated: Vec<_> =
+            network.parameters().iter().filter(|parameter| parameter.split == Split::Replicated).collect();
+        // Two of the time MLP and a bias for each module, and the head's bias.
+        assert_eq!(replicated.len(), 6 * 3 + 1);
+        for parameter in replicated {
+            let all = group.all_gather(&parameter.tensor.grad()).expect("gathered");
+            assert!(all.get(0).equal(&all.get(1)), "{}", parameter.name);
+        }
+    });
+}
+
+#[test]
+fn width_that_cannot_be_divided_is_named() {
+    let whole = normals(1, &[25, 4], Kind::Float);
+    let error = Split::Rows.piece("down1.x.weight", &whole, 0, 2).expect_err("odd").to_string();
+    assert_eq!(
+        error,
+        "down1.x.weight: 25 units cannot be divided among 2 tensor-parallel ranks; choose another number"
+    );
+    let pieces: Vec<Tensor> =
+        (0..2).map(|rank| Split::RowHalves.piece("x", &whole.narrow(0, 0, 8), rank, 2).expect("even")).collect();
+    assert!(Split::RowHalves.whole(&pieces).expect("whole").equal(&whole.narrow(0, 0, 8)));
+}

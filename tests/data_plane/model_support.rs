@@ -1,0 +1,43 @@
+//! What the tests of network, diffusion and loss share.
+
+use std::path::Path;
+
+use tch::{Device, Kind, Tensor};
+
+/// ‖got − want‖ / ‖want‖.
+pub(crate) fn relative(got: &Tensor, want: &Tensor) -> f64 {
+    assert_eq!(got.size(), want.size());
+    let (got, want) = (got.detach().to_kind(Kind::Double), want.detach().to_kind(Kind::Double));
+    (got - &want).norm().double_value(&[]) / want.norm().double_value(&[]).max(f64::MIN_POSITIVE)
+}
+
+pub(crate) fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64, what: &str) {
+    let difference = relative(got, want);
+    assert!(difference <= tolerance, "{what}: differs by {difference:e} of its norm, wanted {tolerance:e}");
+}
+
+/// The same normals everywhere.
+pub(crate) fn normals(seed: i64, shape: &[i64], kind: Kind) -> Tensor {
+    tch::manual_seed(seed);
+    Tensor::randn(shape, (kind, Device::Cpu))
+}
+
+/// The tensors that `tests/golden/make_reference.py` wrote.
+pub(crate) struct Golden(Vec<(String, Tensor)>);
+
+impl Golden {
+    pub(crate) fn read() -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/reference.safetensors");
+        Self(Tensor::read_safetensors(path).expect("the golden file"))
+    }
+
+    pub(crate) fn get(&self, name: &str) -> &Tensor {
+        &self.0.iter().find(|(own, _)| own == name).unwrap_or_else(|| panic!("no golden {name}")).1
+    }
+
+    /// Those whose name begins so, without that beginning.
+    pub(crate) fn below(&self, prefix: &str) -> Vec<(String, Tensor)> {
+        let named = self.0.iter().filter_map(|(name, tensor)| Some((name.strip_prefix(prefix)?, tensor)));
+        named.map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone())).collect()
+    }
+}
