@@ -93,9 +93,10 @@ impl Neighbourhood {
                 let (low, high) = (self.key([x, y, *around(z).start()]), self.key([x, y, *around(z).end()]));
                 let first = self.keys.partition_point(|key| *key < low);
                 let count = self.keys[first..].partition_point(|key| *key <= high);
-                for other in first..first + count {
-                    if square_of_chord(center, self.vectors[other]) <= self.chord_square {
-                        sums[other] += weight;
+                let near = first..first + count;
+                for (sum, vector) in sums[near.clone()].iter_mut().zip(&self.vectors[near]) {
+                    if square_of_chord(center, *vector) <= self.chord_square {
+                        *sum += weight;
                     }
                 }
             }
