@@ -93,6 +93,8 @@ pub enum Job {
         /// Points per degree.
         points: u32,
     },
+    /// Check and time spherical harmonics.
+    BenchShdd,
 }
 
 impl Job {
@@ -103,6 +105,7 @@ impl Job {
             Self::SelfCheck => "self-check",
             Self::BenchCollectives { .. } => "bench collectives",
             Self::Perturbation { .. } => "eval --suite perturbation",
+            Self::BenchShdd => "bench shdd",
         }
     }
 }
@@ -200,6 +203,23 @@ pub struct PerturbationBlock {
     pub theory_km: f64,
     /// Points whose mode was also searched on a grid over the whole sphere, and found to be the same.
     pub searched: u32,
+}
+
+/// One row of the result of [`Job::BenchShdd`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShddRow {
+    /// Degree of the harmonics.
+    pub degree: u32,
+    /// Numbers per location.
+    pub dims: u64,
+    /// The fast form on one core, microseconds.
+    pub us_per_location: f64,
+    /// The scalar form on one core, microseconds.
+    pub us_per_location_scalar: f64,
+    /// The kernel on the worker's GPU, microseconds; none on the CPU.
+    pub us_per_location_gpu: Option<f64>,
+    /// Fast and scalar form gave the same bits, and the GPU the same numbers to 1e-6 of the largest.
+    pub ok: bool,
 }
 
 /// A message could not be exchanged.

@@ -82,9 +82,9 @@ impl Basis {
             }
             let center = l * l + l;
             let sine = if m == 0 { 0.0 } else { coefficients[center - m] };
-            for k in 0..3 {
-                sums.cosine[k] += coefficients[center + m] * old[k];
-                sums.sine[k] += sine * old[k];
+            for (k, value) in old.iter().enumerate() {
+                sums.cosine[k] += coefficients[center + m] * value;
+                sums.sine[k] += sine * value;
             }
         }
         sums

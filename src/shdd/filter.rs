@@ -94,6 +94,6 @@ pub fn variances(codes_nc: &Tensor) -> Result<Vec<f64>, ShddError> {
     codes_nc
         .f_to_kind(Kind::Double)
         .and_then(|codes| codes.f_var_dim([0_i64].as_slice(), false, false))
-        .and_then(|variances| Vec::<f64>::try_from(variances))
+        .and_then(Vec::<f64>::try_from)
         .map_err(|error| torch_error("variances of codes", &error))
 }

@@ -1,6 +1,7 @@
 //! A worker's life: join the launcher, take a job, answer, end.
 
 mod bench_collectives;
+mod bench_shdd;
 mod control;
 mod meet;
 mod self_check;
@@ -59,6 +60,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
             let share = perturbation::Share { rank: place.rank, world: place.world, threads: place.threads };
             serde_json::to_value(perturbation::run(points, share)?)?
         }
+        Job::BenchShdd => serde_json::to_value(bench_shdd::run(&place)?)?,
     };
     Ok(control.send(&ToLauncher::Result(result))?)
 }

@@ -65,7 +65,6 @@ fn verbs_to_come_say_so_and_have_their_own_code() {
         "bench train",
         "bench sample --images 4",
         "bench shards",
-        "bench shdd",
         "geoclip import",
         "status",
     ];

@@ -190,6 +190,22 @@ fn has_met(pid: u32) -> bool {
 }
 
 #[test]
+fn harmonics_are_timed_beside_their_scalar_form() {
+    let ran = Stage::new(Worker::Real).run("--device cpu --json bench shdd");
+    ran.ends_with(ExitCode::Success);
+    let json = ran.json();
+    let rows = json["rows"].as_array().expect("rows");
+    let degrees: Vec<u64> = rows.iter().filter_map(|row| row["degree"].as_u64()).collect();
+    assert_eq!(degrees, [23, 47, 95]);
+    for row in rows {
+        assert_eq!(row["ok"], true, "{row}");
+        for field in ["us_per_location", "us_per_location_scalar"] {
+            assert!(row[field].as_f64().is_some_and(|us| us > 0.0), "{row}");
+        }
+    }
+}
+
+#[test]
 fn collectives_are_right_between_real_processes_and_bit_equal_from_run_to_run() {
     let stage = Stage::new(Worker::Real);
     let run = || {

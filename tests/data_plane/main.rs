@@ -4,12 +4,15 @@
 mod comm;
 mod decode;
 mod decode_aggregate;
+mod geo;
 mod layers;
 mod native_gemm;
 mod native_optim;
 mod native_philox;
 mod native_random;
 mod perturbation;
+mod shdd;
+mod shdd_derivatives;
 mod worker;
 
 /// Memory of this process that is in RAM, from the kernel.

@@ -1,0 +1,155 @@
+//! Points on the sphere obey the laws of the sphere.
+
+use locdiff::geo::{Degrees, EARTH_RADIUS_KM, GeoError, Km, Place, UnitVector, fibonacci_grid, places};
+use proptest::prelude::*;
+
+/// One micrometre: unit vectors round at 1e-16 of the radius, 0.6 nm; some steps add up.
+const ROUNDING_KM: f64 = 1e-9;
+
+fn place(latitude: f64, longitude: f64) -> Place {
+    Place::new(Degrees(latitude), Degrees(longitude)).expect("a place")
+}
+
+fn any_place() -> impl Strategy<Value = Place> {
+    let latitude = prop_oneof![8 => -90.0..=90.0, 1 => Just(90.0), 1 => Just(-90.0), 1 => 89.999_999..=90.0];
+    let longitude = prop_oneof![8 => -180.0..180.0, 1 => Just(-180.0), 1 => 179.999_999..180.0];
+    (latitude, longitude).prop_map(|(latitude, longitude)| place(latitude, longitude))
+}
+
+fn any_point() -> impl Strategy<Value = UnitVector> {
+    any_place().prop_map(UnitVector::from)
+}
+
+proptest! {
+    #[test]
+    fn geo_place_survives_the_way_to_a_vector_and_back(there in any_place()) {
+        let back = Place::from(UnitVector::from(there));
+        prop_assert!(there.distance(back).0 <= ROUNDING_KM, "{there:?} {back:?}");
+        prop_assert!((back.latitude().0 - there.latitude().0).abs() < 1e-13 * 180.0);
+        prop_assert!((-180.0..180.0).contains(&back.longitude().0));
+    }
+
+    #[test]
+    fn geo_vectors_have_length_one(point in any_point(), bearing in -720.0..720.0, distance in 0.0..50_000.0) {
+        for point in [point, point.displace(Degrees(bearing), Km(distance))] {
+            prop_assert!((point.dot(point) - 1.0).abs() < 1e-15);
+        }
+    }
+
+    #[test]
+    fn geo_longitude_wraps_by_whole_turns(latitude in -90.0..=90.0, longitude in -180.0..180.0, turns in -1000_i32..1000) {
+        // Far from zero, a longitude itself is rounded: to 360000 * 1.1e-16 degrees.
+        let wrapped: f64 = place(latitude, longitude + 360.0 * f64::from(turns)).longitude().0;
+        let difference = f64::abs(wrapped - longitude);
+        prop_assert!(difference < 1e-10 || (difference - 360.0).abs() < 1e-10);
+        prop_assert!((-180.0..180.0).contains(&wrapped));
+        prop_assert_eq!(place(latitude, longitude).longitude().0, longitude);
+    }
+
+    #[test]
+    fn geo_any_finite_longitude_is_taken(longitude in any::<f64>().prop_filter("finite", |value| value.is_finite())) {
+        prop_assert!((-180.0..180.0).contains(&place(0.0, longitude).longitude().0));
+    }
+
+    #[test]
+    fn geo_triangle_inequality(a in any_point(), b in any_point(), c in any_point()) {
+        prop_assert_eq!(a.distance(b), b.distance(a));
+        prop_assert_eq!(a.distance(a).0, 0.0);
+        prop_assert!(a.distance(c).0 <= a.distance(b).0 + b.distance(c).0 + ROUNDING_KM);
+        prop_assert!(a.distance(b).0 <= std::f64::consts::PI * EARTH_RADIUS_KM);
+    }
+
+    #[test]
+    fn geo_displacement_goes_as_far_as_asked(point in any_point(), bearing in 0.0..360.0, exponent in -6.0..4.3) {
+        // From 1 mm to 20,000 km.
+        let distance = 10.0_f64.powf(exponent);
+        let there = point.displace(Degrees(bearing), Km(distance));
+        prop_assert!((point.distance(there).0 - distance).abs() <= ROUNDING_KM, "{}", point.distance(there));
+    }
+
+    #[test]
+    fn geo_antipodes_are_half_a_turn_apart(point in any_point(), bearing in 0.0..360.0) {
+        let half = std::f64::consts::PI * EARTH_RADIUS_KM;
+        prop_assert!((point.distance(point.antipode()).0 - half).abs() <= ROUNDING_KM);
+        // One metre short of it, where an arccosine has lost half its digits.
+        let near = point.antipode().displace(Degrees(bearing), Km(0.001));
+        prop_assert!((half - point.distance(near).0 - 0.001).abs() <= ROUNDING_KM);
+    }
+}
+
+#[test]
+fn geo_known_distances() {
+    // A degree of latitude, and across the date line.
+    let degree = EARTH_RADIUS_KM.to_radians();
+    assert!((place(10.0, 20.0).distance(place(11.0, 20.0)).0 - degree).abs() < ROUNDING_KM);
+    assert!((place(0.0, 179.5).distance(place(0.0, -179.5)).0 - degree).abs() < ROUNDING_KM);
+    assert!((place(89.5, 10.0).distance(place(89.5, -170.0)).0 - degree).abs() < ROUNDING_KM);
+}
+
+#[test]
+fn geo_bearing_is_clockwise_from_north() {
+    let start = place(0.0, 0.0);
+    let close = |got: Place, latitude: f64, longitude: f64| {
+        assert!(got.distance(place(latitude, longitude)).0 < ROUNDING_KM, "{got:?}");
+    };
+    let degree = Km(EARTH_RADIUS_KM.to_radians());
+    close(start.displace(Degrees(0.0), degree), 1.0, 0.0);
+    close(start.displace(Degrees(90.0), degree), 0.0, 1.0);
+    close(start.displace(Degrees(180.0), degree), -1.0, 0.0);
+    close(start.displace(Degrees(270.0), degree), 0.0, -1.0);
+}
+
+#[test]
+fn geo_poles_are_exact_and_longitude_there_means_nothing() {
+    for longitude in [-180.0, 0.0, 37.0, 179.0] {
+        assert_eq!(UnitVector::from(place(90.0, longitude)).distance(UnitVector::NORTH_POLE).0, 0.0);
+        assert_eq!(UnitVector::from(place(-90.0, longitude)).distance(UnitVector::SOUTH_POLE).0, 0.0);
+    }
+    assert_eq!(Place::from(UnitVector::NORTH_POLE).latitude().0, 90.0);
+}
+
+#[test]
+fn geo_bad_coordinates_name_their_row() {
+    let mut latitudes = vec![0.0; 20];
+    latitudes[17] = 91.0;
+    let error = places(&latitudes, &[0.0; 20]).expect_err("beyond the pole");
+    assert_eq!(error.to_string(), "row 17: latitude is 91, wanted -90 to 90");
+    let error = places(&[0.0, 1.0], &[f64::NAN, 0.0]).expect_err("not a number");
+    assert_eq!(error.to_string(), "row 0: longitude is NaN, wanted a finite number");
+    for bad in [f64::NAN, f64::INFINITY, -90.000_000_1] {
+        assert!(matches!(Place::new(Degrees(bad), Degrees(0.0)), Err(GeoError::Latitude { .. })), "{bad}");
+    }
+    assert!(places(&[0.0], &[f64::NEG_INFINITY]).is_err());
+    assert_eq!(places(&[0.0], &[]).expect_err("ragged").to_string(), "1 latitudes but 0 longitudes");
+    assert!(UnitVector::new([0.0; 3]).is_err() && UnitVector::new([f64::NAN, 1.0, 0.0]).is_err());
+}
+
+#[test]
+fn geo_vectors_of_any_length_have_a_direction() {
+    for scale in [1e-310, 1e-200, 1.0, 1e200, 1e308] {
+        let [x, y, z] = UnitVector::new([0.0, scale, -scale]).expect("a direction").xyz();
+        let half = std::f64::consts::FRAC_1_SQRT_2;
+        assert!(x == 0.0 && (y - half).abs() < 1e-15 && (z + half).abs() < 1e-15, "{scale:e}");
+    }
+}
+
+#[test]
+fn geo_grids_are_even() {
+    assert!(fibonacci_grid(0).is_empty());
+    assert_eq!(fibonacci_grid(1).len(), 1);
+    for count in [21_000, 1_000_000] {
+        let grid = fibonacci_grid(count);
+        assert_eq!(grid.len(), count);
+        // The sum of an even grid vanishes but for its edge effects.
+        let sum: [f64; 3] = std::array::from_fn(|axis| grid.iter().map(|point| point.xyz()[axis]).sum());
+        assert!(sum.iter().all(|sum| sum.abs() < 1.0), "{sum:?}");
+    }
+    // Each point has its own area: the nearest neighbour is nowhere closer than 0.8 of a square cell's side.
+    let grid = fibonacci_grid(2_000);
+    let side_km = EARTH_RADIUS_KM * (4.0 * std::f64::consts::PI / 2_000.0).sqrt();
+    for (index, point) in grid.iter().enumerate() {
+        let others = grid.iter().enumerate().filter(|(other, _)| *other != index);
+        let nearest = others.map(|(_, other)| point.distance(*other).0).fold(f64::INFINITY, f64::min);
+        assert!((0.8..1.2).contains(&(nearest / side_km)), "point {index}: {nearest} of {side_km} km");
+    }
+}

@@ -1,0 +1,247 @@
+//! Harmonics obey their theorems, in every form they are computed in.
+
+use std::f64::consts::PI;
+
+use locdiff::geo::{Degrees, Place, UnitVector, places};
+use locdiff::native::philox::Stream;
+use locdiff::shdd::filter::{Filter, variances};
+use locdiff::shdd::points::uniform_points_of;
+use locdiff::shdd::{Basis, ShddError, uniform_points};
+use tch::{Device, Kind, Tensor};
+
+fn points(count: usize) -> Vec<UnitVector> {
+    uniform_points_of(Stream::Test(1), 11, 0, 0, count).expect("in range")
+}
+
+/// Points where formulas with angles break: poles, next to them, equator, date line.
+fn hard_points() -> Vec<UnitVector> {
+    let latitudes = [90.0, -90.0, 89.999_999_9, -89.999, 0.0, 0.0, 45.0, 1e-12];
+    let longitudes = [0.0, 77.0, 12.0, -180.0, -180.0, 179.999_999, 90.0, 0.0];
+    places(&latitudes, &longitudes).expect("places").into_iter().map(UnitVector::from).collect()
+}
+
+fn basis(degree: u32) -> Basis {
+    Basis::new(degree).expect("in range")
+}
+
+/// Σ_l (2l+1)/4π P_l(t), by the recursion of the Legendre polynomials.
+fn kernel(degree: u32, t: f64) -> f64 {
+    let (mut older, mut old, mut sum) = (0.0, 1.0, 1.0);
+    for l in 1..=degree {
+        let l = f64::from(l);
+        (older, old) = (old, ((2.0 * l - 1.0) * t * old - (l - 1.0) * older) / l);
+        sum += (2.0 * l + 1.0) * old;
+    }
+    sum / (4.0 * PI)
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[test]
+fn shdd_addition_theorem_at_degree_127() {
+    let degree = 127;
+    let scale = 128.0 * 128.0 / (4.0 * PI);
+    let random = points(40);
+    let mut pairs: Vec<_> = random.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+    for point in random.iter().take(5).copied().chain(hard_points()) {
+        pairs.extend([(point, point), (point, point.antipode()), (point, UnitVector::NORTH_POLE)]);
+    }
+    let mut largest = 0.0_f64;
+    for (p, q) in pairs {
+        let codes = basis(degree).encode_f64(&[p, q]);
+        let (code_p, code_q) = codes.split_at(codes.len() / 2);
+        largest = largest.max((dot(code_p, code_q) - kernel(degree, p.dot(q))).abs() / scale);
+    }
+    println!("addition theorem at degree {degree}: off by {largest:e} of (L+1)^2/4pi");
+    // The kernel's slope in t = cos g is up to L²/2 times its size, and t is rounded to 1e-16: 1e-12 is in the question.
+    assert!(largest <= 1e-11, "{largest:e}");
+}
+
+/// Nodes and weights on [-1, 1], by Newton's method from Tricomi's guess.
+fn gauss_legendre(count: usize) -> Vec<(f64, f64)> {
+    let node = |index: usize| {
+        let mut z = (PI * (index as f64 + 0.75) / (count as f64 + 0.5)).cos();
+        let mut slope = 0.0;
+        for _ in 0..10 {
+            let (mut older, mut old) = (0.0, 1.0);
+            for l in 1..=count {
+                let l = l as f64;
+                (older, old) = (old, ((2.0 * l - 1.0) * z * old - (l - 1.0) * older) / l);
+            }
+            slope = count as f64 * (z * old - older) / (z * z - 1.0);
+            z -= old / slope;
+        }
+        (z, 2.0 / ((1.0 - z * z) * slope * slope))
+    };
+    (0..count).map(node).collect()
+}
+
+#[test]
+fn shdd_harmonics_are_orthonormal_at_degree_47() {
+    let basis = basis(47);
+    // Exact for products of two harmonics: polynomials of degree 94 in z, frequencies to 94 in longitude.
+    let (heights, turns) = (48, 96);
+    let mut nodes = Vec::new();
+    let mut weights = Vec::new();
+    for (z, weight) in gauss_legendre(heights) {
+        for turn in 0..turns {
+            nodes.push(UnitVector::from_height(z, 2.0 * PI * f64::from(turn) / f64::from(turns)));
+            weights.push((weight * 2.0 * PI / f64::from(turns)).sqrt());
+        }
+    }
+    let dims = basis.dims() as i64;
+    let codes =
+        Tensor::from_slice(&basis.encode_f64(&nodes)).view([-1, dims]) * Tensor::from_slice(&weights).view([-1, 1]);
+    let gram = codes.tr().matmul(&codes);
+    let error = (gram - Tensor::eye(dims, (Kind::Double, Device::Cpu))).abs().max().double_value(&[]);
+    println!("orthonormality at degree 47: off by {error:e}");
+    // Sums of 4608 products below 1e-3 each; the nodes are good to 1e-15.
+    assert!(error <= 1e-10, "{error:e}");
+}
+
+#[test]
+fn shdd_fast_form_equals_the_scalar_form() {
+    for degree in [0, 1, 2, 7, 22, 23, 47, 95, 127, 255] {
+        let basis = basis(degree);
+        // Whole and broken blocks of points.
+        for count in [1, 7, 8, 29] {
+            let mut all = hard_points();
+            all.extend(points(count));
+            let all = &all[..count];
+            let mut want = vec![0.0; basis.dims()];
+            let (wide, narrow) = (basis.encode_f64(all), basis.encode_f32(all, 1));
+            for ((point, wide), narrow) in
+                all.iter().zip(wide.chunks_exact(basis.dims())).zip(narrow.chunks_exact(basis.dims()))
+            {
+                basis.encode_scalar(*point, &mut want).expect("fits");
+                // The same operations in the same order: the same bits, so no tolerance.
+                assert!(wide == want, "degree {degree}, {count} points, {point:?}");
+                assert!(narrow.iter().zip(&want).all(|(narrow, want)| *narrow == *want as f32), "degree {degree}");
+            }
+        }
+    }
+}
+
+#[test]
+fn shdd_threads_change_no_bit() {
+    let (basis, points) = (basis(23), points(103));
+    let one = basis.encode_f32(&points, 1);
+    for threads in [0, 2, 3, 16, 500] {
+        assert!(basis.encode_f32(&points, threads) == one, "{threads} threads");
+    }
+    assert!(basis.encode_f32(&[], 4).is_empty());
+    let tensor = basis.tensor(&points, Device::Cpu).expect("encodes");
+    assert_eq!((tensor.size(), tensor.kind()), (vec![103, 576], Kind::Float));
+    assert!(Vec::<f32>::try_from(tensor.view([-1])).expect("floats") == one);
+}
+
+#[test]
+fn shdd_each_degree_has_its_share_at_every_point() {
+    // Σ_m Y_lm² = (2l+1)/4π everywhere: no value is lost at poles and none is above the root of it.
+    let mut all = points(200);
+    all.extend(hard_points());
+    for degree in [47, 127, 255, 511] {
+        let basis = basis(degree);
+        let mut largest = 0.0_f64;
+        for code in basis.encode_f64(&all).chunks_exact(basis.dims()) {
+            assert!(code.iter().all(|value| value.is_finite()), "degree {degree}");
+            for l in 0..=degree as usize {
+                let part = &code[l * l..(l + 1) * (l + 1)];
+                let share = (2 * l + 1) as f64 / (4.0 * PI);
+                let error = (dot(part, part) / share - 1.0).abs();
+                // Rounding of z to 1e-16 next to a pole, times the slope l², over l steps: 1e-9 covers degree 511.
+                assert!(error < 1e-9, "degree {degree}, l = {l}: {error:e}");
+                largest = part.iter().fold(largest, |largest, value| largest.max(value.abs()));
+            }
+        }
+        println!("degree {degree}: max |Y| = {largest:.3}");
+        assert!(largest <= (f64::from(2 * degree + 1) / (4.0 * PI)).sqrt() * (1.0 + 1e-9));
+    }
+}
+
+#[test]
+fn shdd_largest_value_at_random_points_grows_slowly_with_the_degree() {
+    // The largest values are next to the poles, where the zonal harmonics reach √((2L+1)/4π), so that the maximum over
+    // random points depends on how close to a pole one of them falls. A recursion that breaks is off by powers of ten.
+    let all: Vec<_> = points(2_000);
+    for (degree, want) in [(47, 1.8), (127, 2.2), (255, 2.4)] {
+        let basis = basis(degree);
+        let largest = all.chunks(100).flat_map(|some| basis.encode_f32(some, 1)).fold(0.0, |a: f32, b| a.max(b.abs()));
+        println!("degree {degree}: max |Y| over 2000 random points = {largest:.2}, recipe {want}");
+        assert!((0.7 * want..1.4 * want).contains(&f64::from(largest)), "degree {degree}: {largest}");
+    }
+}
+
+#[test]
+fn shdd_first_harmonics_are_those_of_the_textbook() {
+    let point = UnitVector::from(Place::new(Degrees(25.0), Degrees(-70.0)).expect("a place"));
+    let [x, y, z] = point.xyz();
+    let (one, three) = ((1.0 / (4.0 * PI)).sqrt(), (3.0 / (4.0 * PI)).sqrt());
+    let fifteen = (15.0 / (4.0 * PI)).sqrt();
+    let zonal = (5.0 / (16.0 * PI)).sqrt() * (3.0 * z * z - 1.0);
+    let want = [
+        one,
+        three * y,
+        three * z,
+        three * x,
+        fifteen * x * y,
+        fifteen * y * z,
+        zonal,
+        fifteen * x * z,
+        fifteen / 2.0 * (x * x - y * y),
+    ];
+    for (got, want) in basis(2).encode_f64(&[point]).iter().zip(want) {
+        assert!((got - want).abs() < 1e-15, "{got} {want}");
+    }
+}
+
+#[test]
+fn shdd_degrees_and_lengths_are_checked() {
+    assert_eq!(Basis::new(512).expect_err("too high").to_string(), "harmonics: degree is 512, wanted 0 to 511");
+    let error = basis(3).encode_into(&points(2), &mut [0.0; 31]).expect_err("too short");
+    assert_eq!(error.to_string(), "codes: length is 31, wanted 32");
+}
+
+#[test]
+fn shdd_random_points_depend_on_seed_step_and_index_alone() {
+    let whole = uniform_points(5, 3, 0, 100).expect("in range");
+    assert_eq!(uniform_points(5, 3, 40, 60).expect("in range"), whole[40..]);
+    assert_ne!(uniform_points(5, 4, 0, 100).expect("in range"), whole);
+    assert_ne!(uniform_points(6, 3, 0, 100).expect("in range"), whole);
+    let many = uniform_points(1, 0, 0, 100_000).expect("in range");
+    for axis in 0..3 {
+        let mean = |power: i32| many.iter().map(|point| point.xyz()[axis].powi(power)).sum::<f64>() / 1e5;
+        // Standard errors: √(1/3 / 1e5) = 0.0018 and √(4/45 / 1e5) = 0.00094; five of each.
+        assert!(mean(1).abs() < 0.0092 && (mean(2) - 1.0 / 3.0).abs() < 0.0048, "axis {axis}");
+    }
+}
+
+#[test]
+fn shdd_filter_keeps_what_varies_most() {
+    let filter = Filter::choose(&[1.0, 3.0, 2.0, 3.0, 0.0, 2.0], 3).expect("a filter");
+    // Of the two dimensions with variance 2, the first.
+    assert_eq!(filter.indices(), [1, 2, 3]);
+    assert_eq!(Filter::from_indices(&filter.indices(), 6).expect("saved"), filter);
+    let codes = Tensor::arange(12, (Kind::Float, Device::Cpu)).view([2, 6]);
+    let kept = filter.apply(&codes).expect("applies");
+    assert_eq!(Vec::<f32>::try_from(kept.view([-1])).expect("floats"), [1.0, 2.0, 3.0, 7.0, 8.0, 9.0]);
+    let back = filter.scatter(&kept).expect("scatters");
+    let want = [0.0, 1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 7.0, 8.0, 9.0, 0.0, 0.0];
+    assert_eq!(Vec::<f32>::try_from(back.view([-1])).expect("floats"), want);
+    assert!(matches!(filter.apply(&kept), Err(ShddError::Length { got: 3, want: 6, .. })));
+    let spread = variances(&Tensor::from_slice2(&[[0.0_f32, 1.0], [2.0, 1.0]])).expect("computes");
+    assert_eq!(spread, [1.0, 0.0]);
+}
+
+#[test]
+fn shdd_filters_that_cannot_be_are_refused() {
+    let text = |result: Result<Filter, ShddError>| result.expect_err("refused").to_string();
+    assert_eq!(text(Filter::choose(&[1.0; 4], 5)), "filter: 5 dimensions kept, wanted 1 to 4");
+    assert_eq!(text(Filter::choose(&[1.0; 4], 0)), "filter: 0 dimensions kept, wanted 1 to 4");
+    let not_a_number = text(Filter::choose(&[1.0, f64::NAN], 1));
+    assert_eq!(not_a_number, "filter: variance of dimension 1 is NaN, wanted a finite number of at least 0");
+    assert!(text(Filter::from_indices(&[0, 2, 2], 4)).contains("position 2"));
+    assert_eq!(text(Filter::from_indices(&[0, 4], 4)), "filter: index is 4, wanted below 4");
+}
