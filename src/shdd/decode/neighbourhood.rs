@@ -4,7 +4,7 @@
 //! more than [`NEGLIGIBLE_NATS`] below the largest is left out: a million such terms add less than 1e-8 to the winner.
 //!
 //! Anchors are sorted by cells of a cube around the sphere, whose side is the radius' chord: the neighbours of an anchor lie
-//! in its cell and the 26 around it. Longitude and poles are no special cases. Source: decoder of the paper, section 4.3, with
+//! in its cell and the 26 around it. Longitude and poles are no special cases. Source: the paper's decoder, with
 //! the sum moved into log space.
 
 use crate::geo::{EARTH_RADIUS_KM, UnitVector};
