@@ -6,17 +6,15 @@
 //! - [`geo`]: points on the Earth, distances, grids.
 //! - [`shdd`]: points as coefficients of spherical harmonics, and back.
 //! - [`comm`]: process groups, collectives with timeouts, the data × tensor layout, gradient buckets.
-//! - [`eval`]: tables of the paper, computed.
-
-pub mod comm;
-pub mod eval;
-pub mod geo;
 //! - [`diffusion`]: noise schedules, the forward process, samplers.
 //! - [`model`]: the CS-UNet, whole or split over ranks.
 //! - [`loss`]: what training minimises.
+//! - [`eval`]: tables of the paper, computed.
 
 pub mod comm;
 pub mod diffusion;
+pub mod eval;
+pub mod geo;
 pub mod loss;
 pub mod model;
 pub mod native;

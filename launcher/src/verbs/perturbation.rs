@@ -15,7 +15,7 @@ use crate::rendezvous::World;
 
 /// Points per degree: the mean is then known to 0.5 %.
 const POINTS: u32 = 10_000;
-/// What the paper has for L = 47, km (its section on robustness).
+/// What the paper has for L = 47, km.
 const PUBLISHED: (u32, f64) = (47, 5.3);
 /// A mean further from theory than this is a failure.
 const TOLERANCE: f64 = 0.03;

@@ -6,7 +6,7 @@
 //!
 //! Precision: on CUDA the coarse pass multiplies f16 factors with sums in f32, after each code has been divided by its largest
 //! value so that none overflows. 16 bits alone pick a wrong point of a dense gallery (at L = 47 and 1 km between points bf16 is
-//! over 1 km off for 86 % of clean codes), so the best [`CANDIDATES`] are rescored in f32 by products and sums outside the
+//! over 1 km off for 87 % of clean codes), so the best [`CANDIDATES`] are rescored in f32 by products and sums outside the
 //! matrix units, where no setting can turn them into TF32. f16 and not bf16: harmonics lie within 3, bits of mantissa are
 //! worth more than bits of exponent, and the best 64 by bf16 lack the right point in 1 % of those cases. On the CPU,
 //! where 16 bits are no faster, the coarse pass is in f32 already and is the last word.

@@ -4,7 +4,7 @@
 //! more than [`NEGLIGIBLE_NATS`] below the largest is left out: a million such terms add less than 1e-8 to the winner.
 //!
 //! Anchors are sorted by cells of a cube around the sphere, whose side is the radius' chord: the neighbours of an anchor lie
-//! in its cell and the 26 around it. Longitude and poles are no special cases. Source: decoder of the paper, section 4.3, with
+//! in its cell and the 26 around it. Longitude and poles are no special cases. Source: the paper's decoder, with
 //! the sum moved into log space.
 
 use crate::geo::{EARTH_RADIUS_KM, UnitVector};
@@ -93,9 +93,10 @@ impl Neighbourhood {
                 let (low, high) = (self.key([x, y, *around(z).start()]), self.key([x, y, *around(z).end()]));
                 let first = self.keys.partition_point(|key| *key < low);
                 let count = self.keys[first..].partition_point(|key| *key <= high);
-                for other in first..first + count {
-                    if square_of_chord(center, self.vectors[other]) <= self.chord_square {
-                        sums[other] += weight;
+                let near = first..first + count;
+                for (sum, vector) in sums[near.clone()].iter_mut().zip(&self.vectors[near]) {
+                    if square_of_chord(center, *vector) <= self.chord_square {
+                        *sum += weight;
                     }
                 }
             }
