@@ -6,6 +6,7 @@ mod decode;
 mod decode_aggregate;
 mod diffusion;
 mod geo;
+mod gpu_model;
 mod layers;
 mod loss;
 mod loss_split;

@@ -1,0 +1,125 @@
+//! Network, loss, sampler and decoder on a GPU against the CPU. Ignored in the CPU variant.
+// b batch · d dimensions of the code · a anchors
+
+use locdiff::diffusion::{ChainNoise, DiffusionError, Forward, NoiseSchedule, Sampler, TrainingDraws};
+use locdiff::geo::{UnitVector, fibonacci_grid};
+use locdiff::loss::{Inputs, Loss};
+use locdiff::model::{Architecture, CsUnet, DropoutDraws, ModelError, Placement, Timesteps};
+use locdiff::native::philox::Philox;
+use locdiff::native::random::Step;
+use locdiff::shdd::decode::{Anchors, Budget, Coarse, Decoder};
+use locdiff::shdd::{Basis, uniform_points};
+use locdiff_launch::config::{DiffusionConfig, LossConfig, ModelConfig, Precision};
+use tch::{Device, Kind, Tensor};
+
+use crate::model_support::{normals, relative};
+
+const GPU: Device = Device::Cuda(0);
+const DEGREE: u32 = 47;
+const BATCH: usize = 64;
+const PHILOX: Philox = Philox::new(5);
+
+fn network(device: Device, precision: Precision, degree: u32) -> CsUnet {
+    let config = ModelConfig { degree, ..ModelConfig::default() };
+    CsUnet::new(Architecture::new(&config, 768, 200), Placement::on(device, precision), PHILOX).expect("a network")
+}
+
+/// One training step's loss and gradients, from the same names of the same random numbers.
+fn step(device: Device, precision: Precision) -> (f64, Vec<(String, Tensor)>) {
+    let network = network(device, precision, DEGREE);
+    let basis = Basis::new(DEGREE).expect("in range");
+    let codes =
+        |seed, count| basis.tensor(&uniform_points(seed, 0, 0, count).expect("drawn"), device).expect("encoded");
+    let (x0_bd, basis_ad) = (codes(1, BATCH), codes(2, 512));
+    let schedule = NoiseSchedule::new(&DiffusionConfig::default());
+    let draws = TrainingDraws { philox: PHILOX, step: Step::At(3), first_sample: 0, samples: BATCH, device };
+    let t_b = draws.timesteps(&schedule).expect("drawn");
+    let noise_bd = draws.noise(basis.dims()).expect("drawn");
+    let forward = Forward::new(&schedule, Kind::Float, device).expect("a process");
+    let x_bd = forward.noised(&x0_bd, &t_b, &noise_bd).expect("noised");
+    let image_be = normals(9, &[BATCH as i64, 768], Kind::Float).to_device(device);
+    let (time, image) = (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));
+    let dropout = Some(DropoutDraws { philox: PHILOX, step: Step::At(3), first_sample: 0 });
+    let predicted_bd = network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, dropout).expect("forward");
+    let loss = Loss::new(&LossConfig::default(), DEGREE, precision);
+    let inputs = Inputs { predicted_bd: &predicted_bd, truth_bd: &x0_bd, basis_ad: &basis_ad, anchors_split: None };
+    let losses = loss.compute(inputs).expect("computed");
+    let total = losses.check(3, 0).expect("finite");
+    losses.total.backward();
+    let grads =
+        network.parameters().named().into_iter().map(|(name, tensor)| (name, tensor.grad().to_device(Device::Cpu)));
+    (total, grads.collect())
+}
+
+#[test]
+#[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+fn step_on_the_gpu_equals_the_step_on_the_cpu() {
+    let (want, want_grads) = step(Device::Cpu, Precision::F32);
+    let compare = |precision, loss_tolerance: f64, gradient_tolerance: f64| {
+        let (got, grads) = step(GPU, precision);
+        let worst = grads.iter().zip(&want_grads).map(|((_, got), (_, want))| relative(got, want)).fold(0.0, f64::max);
+        println!("{precision:?}: loss {got} against {want}, gradients off by {worst:.2e} of their norm at most");
+        assert!((got - want).abs() <= loss_tolerance * want.abs(), "{got} {want}");
+        assert!(worst <= gradient_tolerance, "{worst}");
+        grads
+    };
+    // Sums of thousands of products in another order.
+    compare(Precision::F32, 1e-5, 2e-4);
+    // 16 bits of what goes into a sine are an error of its phase, and there are six modules of them: 12 % was measured.
+    let (once, again) = (compare(Precision::Bf16, 0.01, 0.2), compare(Precision::Bf16, 0.01, 0.2));
+    assert!(once.iter().zip(&again).all(|((_, once), (_, again))| once.equal(again)), "two runs differ");
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Either {
+    #[error(transparent)]
+    Diffusion(#[from] DiffusionError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+#[test]
+#[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+fn chain_on_the_gpu_equals_the_chain_on_the_cpu() {
+    let chain = |device: Device| {
+        let network = network(device, Precision::F32, 15);
+        let schedule = NoiseSchedule::new(&DiffusionConfig::default());
+        let image_be = normals(9, &[8, 768], Kind::Float).to_device(device);
+        let (time, image) =
+            (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));
+        let noise = ChainNoise { philox: PHILOX, first_sample: 0, samples: 8, dims: 256, kind: Kind::Float, device };
+        let predict = |x: &Tensor, t: usize| -> Result<Tensor, Either> {
+            Ok(network.forward(x, Timesteps::All(t), &time, &image, None)?)
+        };
+        let sampler = Sampler::few_steps(&schedule, 20, 1.0).expect("a sampler");
+        tch::no_grad(|| sampler.run(&noise, predict)).expect("sampled").to_device(Device::Cpu)
+    };
+    let difference = relative(&chain(GPU), &chain(Device::Cpu));
+    println!("20 steps differ by {difference:.2e} of the norm");
+    // Twenty steps, each to some units in the last place of f32, through sines that amplify them.
+    assert!(difference < 1e-3, "{difference:e}");
+}
+
+#[test]
+#[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+fn decoding_on_the_gpu_finds_the_right_points() {
+    let basis = Basis::new(DEGREE).expect("in range");
+    // Some 50 km apart; harmonics kept, or made tile by tile.
+    let gallery: Vec<UnitVector> = fibonacci_grid(200_000);
+    let chosen: Vec<usize> = (0..gallery.len()).step_by(400).collect();
+    let points: Vec<UnitVector> = chosen.iter().map(|index| gallery[*index]).collect();
+    let codes_bc = basis.tensor(&points, GPU).expect("encoded");
+    for kept_bytes_max in [0, Budget::default().kept_bytes_max] {
+        let budget = Budget { kept_bytes_max, ..Budget::default() };
+        let anchors = Anchors::new(basis.clone(), gallery.clone(), GPU, Coarse::of(GPU), budget).expect("anchors");
+        let best = anchors.best(&codes_bc, 1).expect("decoded");
+        let right = best.rows.iter().zip(&chosen).filter(|(row, wanted)| row[0].0 == **wanted).count();
+        println!("{right} of {} right, coarse pass in {:?}", chosen.len(), Coarse::of(GPU));
+        assert_eq!(right, chosen.len());
+    }
+    let anchors = Anchors::grid(basis, 21_000, GPU).expect("anchors");
+    let found = Decoder::new(anchors, 0.0, true).expect("a decoder").decode(&codes_bc).expect("decoded");
+    let worst = found.iter().zip(&points).map(|(found, point)| found.point.distance(*point).0).fold(0.0, f64::max);
+    println!("refined to {:.2e} m", worst * 1000.0);
+    assert!(worst < 0.001, "{worst} km");
+}
