@@ -6,6 +6,7 @@ stage, so that nothing is built twice. The first failure ends the run, and with 
 """
 
 import argparse
+import hashlib
 import os
 import shutil
 import subprocess
@@ -48,6 +49,20 @@ def command(*words, **environment):
         status = children.wait(children.start(words, env=dict(os.environ, **environment)))
         return "`%s` exited with %d" % (" ".join(words), status) if status else None
     return work
+
+
+def unless_unchanged(name, inputs, work):
+    """A stage whose inputs are a few files: not run again while they are as they were when it passed."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in inputs for path in PROJECT.glob(pattern)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    stamp = TARGET / (".passed-" + name)
+    if stamp.is_file() and stamp.read_text() == digest.hexdigest():
+        say("%s: unchanged since it passed" % name)
+        return
+    timed(name, work)
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(digest.hexdigest())
 
 
 # --- the CUDA variant, without a GPU ---------------------------------------------------------------------
@@ -99,7 +114,7 @@ def check_binaries():
 def run(cuda_link):
     cuda = CudaLink() if cuda_link else None
     timed("format", command("cargo", "fmt", "--all", "--check"))
-    timed("set-up", command(sys.executable, "-B", "tests/setup_test.py"))
+    unless_unchanged("set-up", ["setup/*", "tests/setup_test.py"], command(sys.executable, "-B", "tests/setup_test.py"))
     timed("clippy", command("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"))
     timed("docs", command("cargo", "doc", "--locked", "--workspace", "--no-deps", RUSTDOCFLAGS="-D warnings"))
     timed("audit", command(sys.executable, "-B", "setup/audit.py"))

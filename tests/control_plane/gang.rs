@@ -267,7 +267,7 @@ fn harmonics_are_timed_beside_their_scalar_form() {
 fn collectives_are_right_between_real_processes_and_bit_equal_from_run_to_run() {
     let stage = Stage::new(Worker::Real);
     let run = || {
-        let ran = stage.run("--workers 3 --device cpu --json bench collectives --max-bytes 65536");
+        let ran = stage.run("--workers 3 --device cpu --json bench collectives --max-bytes 16384");
         ran.ends_with(ExitCode::Success);
         ran.json()
     };
