@@ -1,7 +1,9 @@
 //! The way back: from noise x_{T-1} to a code, with a network that predicts x_0.
 //!
 //! Between timesteps t and u < t of the grid, with a = ᾱ_t, c = ᾱ_u (1 behind the last), ε = (x − √a·x̂_0) / √(1 − a):
-//!     x ← √c · x̂_0 + √(1 − c − σ²) · ε + σ · n,    σ² = η² · (1 − c) / (1 − a) · (1 − a / c)
+//! ```text
+//! x ← √c · x̂_0 + √(1 − c − σ²) · ε + σ · n,    σ² = η² · (1 − c) / (1 − a) · (1 − a / c)
+//! ```
 //! (DDIM eq. 12 and 16). η = 1 on the grid of all timesteps is DDPM's ancestral sampling; η = 0 is deterministic.
 //! The coefficients are worked out in f64, ε is never formed: x ← (√c − r·√a) · x̂_0 + r · x + σ · n with
 //! r = √(1 − c − σ²) / √(1 − a).

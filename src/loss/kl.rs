@@ -6,13 +6,17 @@
 //! Split over ranks, rank r holds the logits of its own anchors A_r. Let Z_r and Y_r be their log-sum-exps, q_r and p_r
 //! the distributions within A_r, K_r = KL(q_r ‖ p_r), w = softmax_r Z_r and v = softmax_r Y_r. Because q = w_r · q_r on
 //! A_r, the chain rule of relative entropy gives
-//!     KL(q ‖ p) = Σ_r w_r · (K_r + log w_r − log v_r)      reverse
-//!     KL(p ‖ q) = Σ_r v_r · (K_r + log v_r − log w_r)      forward, with K_r = KL(p_r ‖ q_r)
+//! ```text
+//! KL(q ‖ p) = Σ_r w_r · (K_r + log w_r − log v_r)      reverse
+//! KL(p ‖ q) = Σ_r v_r · (K_r + log v_r − log w_r)      forward, with K_r = KL(p_r ‖ q_r)
+//! ```
 //! Forward therefore gathers three numbers a row, (Z_r, Y_r, K_r), and every rank computes the same divergence.
 //!
 //! Gradient: that formula is replicated, so each rank already has the whole derivative for its own (Z_r, K_r), which is
 //! why the gather's backward keeps the own piece. For the reverse divergence D,
-//!     ∂D/∂K_r = w_r,   ∂D/∂Z_r = w_r · (K_r + log w_r − log v_r − D),
+//! ```text
+//! ∂D/∂K_r = w_r,   ∂D/∂Z_r = w_r · (K_r + log w_r − log v_r − D),
+//! ```
 //! and with ∂K_r/∂z_a = q_ra · (log q_ra − log p_ra − K_r), ∂Z_r/∂z_a = q_ra the sum is q_a · (log q_a − log p_a − D), the
 //! gradient of the unsplit divergence. For the forward one ∂D/∂Z_r = w_r − v_r and the sum is q_a − p_a. Each rank thus
 //! turns the exact derivative of its own logits into its share of the gradient of the prediction; the shares are

@@ -1,6 +1,8 @@
 //! C-Siren: a sine layer whose input is shifted and scaled by time, and shifted by the image.
 //!
-//!     h = (1 + scale_t) ⊙ (W_x x) + shift_t + W_I e,    out = dropout(sin(W_o h))
+//! ```text
+//! h = (1 + scale_t) ⊙ (W_x x) + shift_t + W_I e,    out = dropout(sin(W_o h))
+//! ```
 //!
 //! with (scale, shift) = W_2 silu(W_0 τ(t)). Split over ranks, h is divided: each rank computes its share of W_x x, W_I e,
 //! scale and shift, and W_o sums over the shares. x and the output are replicated, and so is the dropout mask.

@@ -2,7 +2,7 @@
 //!
 //! - [`anchors`]: scores of fixed points by matrix products, in tiles; the best of them in 16 bits, rescored in f32.
 //! - [`neighbourhood`]: scores summed over a radius, in log space.
-//! - [`refine`]: from the best anchor to the mode on the continuous sphere, in f64.
+//! - [`refine()`]: from the best anchor to the mode on the continuous sphere, in f64.
 //! - [`Decoder`]: the three together.
 //!
 //! Codes are unscaled: what [`Basis::tensor`](super::Basis::tensor) gives, plus whatever a model got wrong.
