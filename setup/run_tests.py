@@ -51,13 +51,25 @@ def command(*words, **environment):
     return work
 
 
+def files_below(*patterns):
+    return [path for pattern in patterns for path in PROJECT.glob(pattern)]
+
+
+def whole_project():
+    """Every file that git does not ignore, and the libtorch that it is built with."""
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], stdout=subprocess.PIPE, check=True)
+    paths = [PROJECT / os.fsdecode(name) for name in listed.stdout.split(b"\0") if name]
+    return paths + [Path(os.environ.get("LIBTORCH", ".libtorch/cpu")) / "build-version"]
+
+
 def unless_unchanged(name, inputs, work):
-    """A stage whose inputs are a few files: not run again while they are as they were when it passed."""
+    """A stage that is not run again while its inputs are as they were when it passed; LOCDIFF_TEST_ALL=1 runs it all the same."""
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in inputs for path in PROJECT.glob(pattern)):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in sorted(path for path in inputs if path.is_file()):
+        digest.update(str(path).encode() + b"\0" + path.read_bytes())
     stamp = TARGET / (".passed-" + name)
-    if stamp.is_file() and stamp.read_text() == digest.hexdigest():
+    repeat = os.environ.get("LOCDIFF_TEST_ALL") == "1"
+    if not repeat and stamp.is_file() and stamp.read_text() == digest.hexdigest():
         say("%s: unchanged since it passed" % name)
         return
     timed(name, work)
@@ -111,10 +123,19 @@ def check_binaries():
 # --- the stages ------------------------------------------------------------------------------------------
 
 
+def test_commands():
+    """The tests of every run, and the long ones (`mod long`): leaks and endurance, which a run with nothing changed leaves out."""
+    if shutil.which("cargo-nextest"):
+        nextest = ["cargo", "nextest", "run", "--locked", "--workspace", "-E"]
+        return command(*nextest, "not test(/(^|::)long::/)"), command(*nextest, "test(/(^|::)long::/)")
+    test = ["cargo", "test", "--locked", "--workspace", "--all-targets", "--"]
+    return command(*test, "--skip", "long::"), command(*test, "long::")
+
+
 def run(cuda_link):
     cuda = CudaLink() if cuda_link else None
     timed("format", command("cargo", "fmt", "--all", "--check"))
-    unless_unchanged("set-up", ["setup/*", "tests/setup_test.py"], command(sys.executable, "-B", "tests/setup_test.py"))
+    unless_unchanged("set-up", files_below("setup/*", "tests/setup_test.py"), command(sys.executable, "-B", "tests/setup_test.py"))
     timed("clippy", command("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"))
     timed("docs", command("cargo", "doc", "--locked", "--workspace", "--no-deps", RUSTDOCFLAGS="-D warnings"))
     timed("audit", command(sys.executable, "-B", "setup/audit.py"))
@@ -126,10 +147,9 @@ def run(cuda_link):
         timed("CUDA link", cuda.finish)
     else:
         say("CUDA link: nothing to do beside this variant")
-    if shutil.which("cargo-nextest"):
-        timed("tests (nextest)", command("cargo", "nextest", "run", "--locked", "--workspace"))
-    else:
-        timed("tests (cargo test; cargo-nextest is not installed)", command("cargo", "test", "--locked", "--workspace", "--all-targets"))
+    quick, long = test_commands()
+    timed("tests", quick)
+    unless_unchanged("long-tests", whole_project(), long)
     timed("doc tests", command("cargo", "test", "--locked", "--workspace", "--doc"))
 
 

@@ -9,6 +9,7 @@
 //! - [`diffusion`]: noise schedules, the forward process, samplers.
 //! - [`model`]: the CS-UNet, whole or split over ranks.
 //! - [`loss`]: what training minimises.
+//! - [`shards`]: Parquet embeddings, in an order that never depends on who reads.
 //! - [`eval`]: tables of the paper, computed.
 
 pub mod comm;
@@ -18,5 +19,6 @@ pub mod geo;
 pub mod loss;
 pub mod model;
 pub mod native;
+pub mod shards;
 pub mod shdd;
 pub mod worker;

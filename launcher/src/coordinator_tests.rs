@@ -35,7 +35,7 @@ fn result(rank: u32) -> Event {
 }
 
 fn failed(rank: u32, of_peer: bool) -> Event {
-    let failure = Failure { message: "broken".into(), of_peer };
+    let failure = Failure { message: "broken".into(), of_peer, exit_code: 14 };
     Event::Message { rank, message: ToLauncher::Failed(failure) }
 }
 

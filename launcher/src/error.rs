@@ -28,6 +28,14 @@ pub enum LaunchError {
     /// A worker failed while it ran; the text is the whole report.
     #[error("{0}")]
     WorkerFailed(String),
+    /// A worker ended with an expected error, such as bad data; the text is its own.
+    #[error("{text}")]
+    Reported {
+        /// What it said.
+        text: String,
+        /// The code that it asked for.
+        code: ExitCode,
+    },
     /// Workers did not report in time.
     #[error("{0}")]
     Timeout(String),
@@ -59,6 +67,7 @@ impl LaunchError {
             Self::WorkerMissing { .. } => ExitCode::WorkerMissing,
             Self::WorkerIncompatible(_) => ExitCode::WorkerIncompatible,
             Self::WorkerFailed(_) => ExitCode::WorkerFailed,
+            Self::Reported { code, .. } => *code,
             Self::Timeout(_) => ExitCode::Timeout,
             Self::Io { .. } => ExitCode::Io,
             Self::NotReady(_) => ExitCode::NotReady,

@@ -30,13 +30,21 @@ pub enum ExitCode {
     NotReady = 18,
     /// The verb or option has its place on the command line, but this version does not do it yet.
     NotYet = 19,
+    /// The data is whole but not what was wanted: wrong width, missing column, a coordinate or number out of range.
+    BadData = 20,
+    /// There is no data where the command looked: an empty folder, a manifest that lists a missing file.
+    NoData = 21,
+    /// Data or weights are damaged: a checksum that differs, a file cut short.
+    Corrupt = 22,
+    /// The data is not that of the run that would be resumed.
+    DataChanged = 23,
     /// Ended by Ctrl-C or SIGTERM.
     Interrupted = 130,
 }
 
 impl ExitCode {
     /// All codes, in order, for the documentation and for reading a worker's status back.
-    pub const ALL: [ExitCode; 14] = [
+    pub const ALL: [ExitCode; 18] = [
         Self::Success,
         Self::Internal,
         Self::Usage,
@@ -50,6 +58,10 @@ impl ExitCode {
         Self::Exists,
         Self::NotReady,
         Self::NotYet,
+        Self::BadData,
+        Self::NoData,
+        Self::Corrupt,
+        Self::DataChanged,
         Self::Interrupted,
     ];
 

@@ -4,13 +4,17 @@
 //! rank 0 says where it listens, and the launcher tells the others. A worker ends with [`ToLauncher::Result`] or [`ToLauncher::Failed`]. `Hello` keeps its shape in every version, so that two builds that do not
 //! fit can say so.
 
+mod shards;
+
 use std::io::{self, Read, Write};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+pub use shards::ShardsJob;
+
 /// Version of the messages. Raise it with every change of their meaning.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// No message is larger; a longer length is a peer that speaks something else.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -95,6 +99,8 @@ pub enum Job {
         /// Points per degree.
         points: u32,
     },
+    /// Work on shards.
+    Shards(ShardsJob),
 }
 
 impl Job {
@@ -106,6 +112,7 @@ impl Job {
             Self::BenchCollectives { .. } => "bench collectives",
             Self::BenchShdd => "bench shdd",
             Self::Perturbation { .. } => "eval --suite perturbation",
+            Self::Shards(job) => job.name(),
         }
     }
 }
@@ -137,6 +144,8 @@ pub struct Failure {
     pub message: String,
     /// The failure is that of a peer as this worker sees it: a collective that was broken off. It is never the first cause.
     pub of_peer: bool,
+    /// The exit code that the whole command should end with.
+    pub exit_code: u8,
 }
 
 /// From worker to launcher.
@@ -280,7 +289,7 @@ mod tests {
     proptest! {
         #[test]
         fn messages_survive_the_wire(message in ".*", of_peer: bool, count in 1_usize..4) {
-            let sent = ToLauncher::Failed(Failure { message, of_peer });
+            let sent = ToLauncher::Failed(Failure { message, of_peer, exit_code: 14 });
             let mut wire = Vec::new();
             for _ in 0..count {
                 write_message(&mut wire, &sent).expect("fits");

@@ -15,6 +15,9 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords
     let Some((first, rest)) = causes.split_first() else {
         return LaunchError::WorkerFailed(format!("`{job}` failed without a cause: this is a bug"));
     };
+    if let Some(error) = reported(first) {
+        return error;
+    }
     let mut text = describe(first, job, pids);
     for cause in rest {
         let _ = write!(text, "\n  then: {}", describe(cause, job, pids));
@@ -36,6 +39,13 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords
         }
         Cause::Interrupted => LaunchError::Interrupted,
     }
+}
+
+/// An expected error of a worker, such as bad data, speaks for itself: who found it and what it printed is of no use.
+fn reported(first: &Cause) -> Option<LaunchError> {
+    let Cause::Failed { failure, .. } = first else { return None };
+    let code = ExitCode::from_code(failure.exit_code.into()).filter(|code| *code != ExitCode::WorkerFailed)?;
+    Some(LaunchError::Reported { text: failure.message.clone(), code })
 }
 
 fn involved(cause: &Cause) -> Vec<u32> {
@@ -110,7 +120,10 @@ mod tests {
     fn the_report_leads_with_the_first_cause_and_its_last_words() {
         let causes = [
             Cause::Died { rank: 1, exit: Exit::Signal(9) },
-            Cause::Failed { rank: 0, failure: Failure { message: "all_reduce broke off".into(), of_peer: true } },
+            Cause::Failed {
+                rank: 0,
+                failure: Failure { message: "all_reduce broke off".into(), of_peer: true, exit_code: 14 },
+            },
         ];
         let words = vec![vec!["zero".into()], vec!["loading".into(), "step 7".into()]];
         let error = failure("train", &causes, &[50, 51], &words);
@@ -121,5 +134,16 @@ mod tests {
              last lines of rank 1:\n    loading\n    step 7"
         );
         assert_eq!(error.exit_code(), ExitCode::WorkerFailed);
+    }
+
+    #[test]
+    fn an_expected_error_speaks_for_itself() {
+        let message = "shards/mp16/part-0.parquet: row group 3: column `lat`: row 7: latitude is 91, wanted -90 to 90";
+        let failure_of = |exit_code| Failure { message: message.into(), of_peer: false, exit_code };
+        let words = vec![vec!["reading".into()]];
+        let error = failure("train", &[Cause::Failed { rank: 0, failure: failure_of(20) }], &[50], &words);
+        assert_eq!((error.to_string().as_str(), error.exit_code()), (message, ExitCode::BadData));
+        let unknown = failure("train", &[Cause::Failed { rank: 0, failure: failure_of(99) }], &[50], &words);
+        assert_eq!(unknown.exit_code(), ExitCode::WorkerFailed);
     }
 }

@@ -1,13 +1,14 @@
 //! One function per verb: what the command line asks for, done.
 
 mod perturbation;
+mod shards;
 
 use std::time::Duration;
 
 use clap::CommandFactory;
 use serde_json::{Value, json};
 
-use crate::cli::{BenchVerb, CheckpointVerb, Cli, ConfigVerb, GeoclipVerb, Global, ShardsVerb, Verb};
+use crate::cli::{BenchVerb, CheckpointVerb, Cli, ConfigVerb, GeoclipVerb, Global, Verb};
 use crate::config::{self, DeviceKind, Layer, Resolved};
 use crate::coordinator::Limits;
 use crate::doctor;
@@ -35,6 +36,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         {
             perturbation::run(global, output)
         }
+        Some(Verb::Shards(verb)) => shards::run(verb, global, output),
         Some(Verb::Doctor) => doctor::run(global, output),
         Some(verb) => not_yet(verb, global),
         None => unreachable!("clap asks for a verb"),
@@ -207,13 +209,6 @@ fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
         Verb::Train { .. } => "train",
         Verb::Eval { .. } => "eval",
         Verb::Predict { .. } => "predict",
-        Verb::Shards(verb) => match verb {
-            ShardsVerb::Simulate { .. } => "shards simulate",
-            ShardsVerb::Build { .. } => "shards build",
-            ShardsVerb::Embed { .. } => "shards embed",
-            ShardsVerb::Verify { .. } => "shards verify",
-            ShardsVerb::Inspect { .. } => "shards inspect",
-        },
         Verb::Checkpoint(verb) => match verb {
             CheckpointVerb::List { .. } => "checkpoint list",
             CheckpointVerb::Verify { .. } => "checkpoint verify",
@@ -227,7 +222,9 @@ fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
         },
         Verb::Geoclip(GeoclipVerb::Import) => "geoclip import",
         Verb::Status => "status",
-        Verb::Demo | Verb::Doctor | Verb::Config(_) | Verb::Completions { .. } => unreachable!("handled in run"),
+        Verb::Demo | Verb::Doctor | Verb::Shards(_) | Verb::Config(_) | Verb::Completions { .. } => {
+            unreachable!("handled in run")
+        }
     };
     Err(LaunchError::NotYet(name.to_owned()).into())
 }

@@ -5,6 +5,7 @@ mod bench_shdd;
 mod control;
 mod meet;
 mod self_check;
+mod shards;
 
 use anyhow::bail;
 use locdiff_launch::exit_code::ExitCode;
@@ -14,6 +15,7 @@ use serde_json::json;
 use crate::comm::CommError;
 use crate::eval::perturbation;
 use crate::native;
+use crate::shards::ShardsError;
 use control::Control;
 
 /// Runs the worker that the environment describes.
@@ -29,10 +31,12 @@ pub fn run() -> ExitCode {
         Ok(()) => ExitCode::Success,
         Err(error) => {
             tracing::error!("{error:#}");
-            let failure = Failure { message: format!("{error:#}"), of_peer: is_of_peer(&error) };
+            let code = exit_code(&error);
+            let failure =
+                Failure { message: format!("{error:#}"), of_peer: is_of_peer(&error), exit_code: code.code() };
             // A launcher that has gone away cannot be told.
             let _ = control.send(&ToLauncher::Failed(failure));
-            ExitCode::WorkerFailed
+            code
         }
     }
 }
@@ -40,6 +44,12 @@ pub fn run() -> ExitCode {
 /// A broken collective tells of somebody else's failure, unless this worker's own call was refused.
 fn is_of_peer(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|cause| cause.downcast_ref::<CommError>()).any(CommError::is_of_peer)
+}
+
+/// Expected errors carry their own code; whatever else happens is a worker that failed.
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    let shards = error.chain().find_map(|cause| cause.downcast_ref::<ShardsError>());
+    shards.map_or(ExitCode::WorkerFailed, ShardsError::exit_code)
 }
 
 fn work(control: &mut Control) -> anyhow::Result<()> {
@@ -56,6 +66,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
             let communicator = meet::meet(control, &messages, &place, &meeting)?;
             serde_json::to_value(bench_collectives::run(&communicator, bytes_max)?)?
         }
+        Job::Shards(job) => shards::run(&job, &place)?,
         Job::BenchShdd => serde_json::to_value(bench_shdd::run(&place)?)?,
         Job::Perturbation { points } => {
             let share = perturbation::Share { rank: place.rank, world: place.world, threads: place.threads };

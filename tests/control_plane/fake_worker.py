@@ -60,7 +60,7 @@ if MODE == "crash":
     print("about to crash", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)
 if MODE == "fail":
-    send({"failed": {"message": "no such thing", "of_peer": False}})
+    send({"failed": {"message": "no such thing", "of_peer": False, "exit_code": 14}})
     sys.exit(14)
 if MODE == "vanish":
     sys.exit(0)

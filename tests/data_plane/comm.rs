@@ -5,5 +5,5 @@ mod collectives;
 mod differentiable;
 mod faults;
 pub(crate) mod harness;
-mod leaks;
+mod long;
 mod nccl;

@@ -159,9 +159,7 @@ fn sums_are_bit_equal_from_run_to_run() {
         let first: Vec<_> = bits().collect();
         assert_eq!(first[0].len(), 6);
         assert!(first.iter().all(|lines| *lines == first[0]), "ranks differ: {first:?}");
-        for _ in 0..2 {
-            assert_eq!(bits().collect::<Vec<_>>(), first, "runs differ");
-        }
+        assert_eq!(bits().collect::<Vec<_>>(), first, "runs differ");
     }
 }
 

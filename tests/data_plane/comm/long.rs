@@ -1,4 +1,4 @@
-//! Nothing that crosses the shim is left behind.
+//! Nothing that crosses the shim is left behind. A long test: see `setup/run_tests.py`.
 
 use locdiff::comm::{ReduceOp, differentiable};
 use tch::{Device, Kind, Tensor};

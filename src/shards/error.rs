@@ -1,0 +1,107 @@
+//! What can be wrong with shards, each with its exit code.
+
+use std::path::PathBuf;
+
+use locdiff_launch::exit_code::ExitCode;
+
+/// Where in the data something is wrong, as a message begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spot {
+    /// File, or the URL that it came from.
+    pub file: String,
+    /// Row group within the file.
+    pub row_group: Option<u32>,
+    /// Name of the column.
+    pub column: Option<String>,
+    /// Row within the row group.
+    pub row: Option<u64>,
+}
+
+impl std::fmt::Display for Spot {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{}", self.file)?;
+        if let Some(row_group) = self.row_group {
+            write!(out, ": row group {row_group}")?;
+        }
+        if let Some(column) = &self.column {
+            write!(out, ": column `{column}`")?;
+        }
+        if let Some(row) = self.row {
+            write!(out, ": row {row}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A failure of reading or writing shards.
+#[derive(Debug, thiserror::Error)]
+pub enum ShardsError {
+    /// Nothing to read.
+    #[error("no shards at {location}: {reason}; make some with `locdiff-launch shards simulate --out {location}`")]
+    Missing {
+        /// Where they were looked for.
+        location: String,
+        /// What was found instead.
+        reason: String,
+    },
+    /// The data is whole but not what was wanted: a wrong width, a missing column, a value out of range.
+    #[error("{spot}: {reason}")]
+    Bad {
+        /// Where.
+        spot: Box<Spot>,
+        /// Got and wanted.
+        reason: String,
+    },
+    /// The bytes are not those that were written.
+    #[error("{spot}: {reason}")]
+    Corrupt {
+        /// Where.
+        spot: Box<Spot>,
+        /// Got and wanted.
+        reason: String,
+    },
+    /// The data is not that of the run that is resumed.
+    #[error("{location}: the data has changed since the run began: {reason}")]
+    Changed {
+        /// What was read.
+        location: String,
+        /// Got and wanted.
+        reason: String,
+    },
+    /// The system refused.
+    #[error("{path}: {error}")]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// What would be written exists.
+    #[error("{path} exists; say --overwrite to replace it")]
+    Exists {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// An argument that cannot be meant.
+    #[error("{0}")]
+    Argument(String),
+    /// libtorch refused.
+    #[error("libtorch: {0}")]
+    Torch(#[from] tch::TchError),
+}
+
+impl ShardsError {
+    /// The documented exit code.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Missing { .. } => ExitCode::NoData,
+            Self::Bad { .. } => ExitCode::BadData,
+            Self::Corrupt { .. } => ExitCode::Corrupt,
+            Self::Changed { .. } => ExitCode::DataChanged,
+            Self::Io { .. } => ExitCode::Io,
+            Self::Exists { .. } => ExitCode::Exists,
+            Self::Argument(_) => ExitCode::Usage,
+            Self::Torch(_) => ExitCode::Internal,
+        }
+    }
+}
