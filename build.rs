@@ -61,7 +61,17 @@ fn compile_shim(libtorch: &Path, cuda: bool) {
         build.define("USE_C10D_NCCL", None).define("LOCDIFF_CUDA", None);
         println!("cargo::rustc-cfg=locdiff_cuda");
     }
-    build.files(sources(cuda)).compile("locdiff_shim");
+    build.file(one_unit(cuda)).compile("locdiff_shim");
+}
+
+/// A file that includes all the others: libtorch's headers are most of the work, and so they are read once.
+fn one_unit(cuda: bool) -> PathBuf {
+    let here = std::env::current_dir().expect("cargo runs this in the crate's folder");
+    let lines: Vec<String> =
+        sources(cuda).iter().map(|source| format!("#include \"{}\"\n", here.join(source).display())).collect();
+    let unit = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it")).join("shim.cpp");
+    std::fs::write(&unit, lines.concat()).expect("OUT_DIR can be written");
+    unit
 }
 
 /// Every C++ file of `src/native`; those named `cuda*` only in the CUDA variant.

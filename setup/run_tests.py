@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`make test`: every check, one after the other, while the CUDA variant compiles and links beside them.
+"""`make test`: every check, one after the other; once the build is there, the CUDA variant compiles and links beside them.
 
 The Makefile has chosen the variant and set LIBTORCH and CARGO_TARGET_DIR for it. One Cargo profile (dev) serves every
 stage, so that nothing is built twice. The first failure ends the run, and with it everything that was started.
@@ -87,10 +87,22 @@ class CudaLink:
         self.target = TARGET / "cuda"
         self.log = self.target / "link.log"
         self.target.mkdir(parents=True, exist_ok=True)
+        self.take_dependencies()
         environment = dict(os.environ, LIBTORCH=str(PROJECT / ".libtorch/cuda"), CARGO_TERM_COLOR="never")
         words = ["cargo", "build", "--locked", "--workspace", "--bins", "--target-dir", str(self.target)]
         with open(self.log, "w") as log:
             self.child = children.start(words, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+    def take_dependencies(self):
+        """The first time, begins with what the CPU variant has built: all but torch-sys and what stands on it is the same."""
+        ready = self.target / "debug"
+        if ready.exists():
+            return
+        started = self.target / "debug.copying"
+        shutil.rmtree(started, ignore_errors=True)
+        for part in (".fingerprint", "build", "deps"):
+            shutil.copytree(TARGET / "debug" / part, started / part, symlinks=True)
+        started.rename(ready)
 
     def finish(self):
         """Waits for the build and looks at what it linked."""
@@ -133,14 +145,14 @@ def test_commands():
 
 
 def run(cuda_link):
-    cuda = CudaLink() if cuda_link else None
     timed("format", command("cargo", "fmt", "--all", "--check"))
     unless_unchanged("set-up", files_below("setup/*", "tests/setup_test.py"), command(sys.executable, "-B", "tests/setup_test.py"))
+    # All targets, as the tests want them: other features of the dependencies would mean building them once more.
+    timed("build", command("cargo", "build", "--locked", "--workspace", "--all-targets"))
+    cuda = CudaLink() if cuda_link else None
     timed("clippy", command("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"))
     timed("docs", command("cargo", "doc", "--locked", "--workspace", "--no-deps", RUSTDOCFLAGS="-D warnings"))
     timed("audit", command(sys.executable, "-B", "setup/audit.py"))
-    # All targets, as the tests want them: other features of the dependencies would mean building them once more.
-    timed("build", command("cargo", "build", "--locked", "--workspace", "--all-targets"))
     timed("binaries", check_binaries)
     # Before the tests, some of which measure time: they get a machine with nothing else to do.
     if cuda:

@@ -166,8 +166,6 @@ struct Hook : torch::autograd::PostAccumulateGradHook {
   std::shared_ptr<Slot> slot;
 };
 
-const at::Tensor& tensor_of(const void* tensor) { return *static_cast<const at::Tensor*>(tensor); }
-
 void check_leaf(const at::Tensor& leaf) {
   TORCH_CHECK(leaf.defined() && leaf.is_leaf() && leaf.requires_grad(), "only a leaf that requires a gradient accumulates one");
 }

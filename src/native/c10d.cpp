@@ -287,7 +287,6 @@ GroupPtr new_group(const char* name, size_t name_length, int rank, int size) {
 
 GroupPtr& group_of(void* group) { return *static_cast<GroupPtr*>(group); }
 Work& work_of(void* work) { return *static_cast<Work*>(work); }
-const at::Tensor& tensor_of(const void* tensor) { return *static_cast<const at::Tensor*>(tensor); }
 milliseconds ms(int64_t count) { return milliseconds(count); }
 
 }  // namespace

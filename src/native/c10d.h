@@ -40,6 +40,9 @@ struct Group : torch::CustomClassHolder {
   std::mutex issue;
 };
 
+// What Rust passes as a pointer to a tensor.
+inline const at::Tensor& tensor_of(const void* tensor) { return *static_cast<const at::Tensor*>(tensor); }
+
 using GroupPtr = c10::intrusive_ptr<Group>;
 
 // A started collective. c10d keeps the tensors of an unfinished one alive, so dropping it early is safe.

@@ -136,7 +136,7 @@ fn a_silent_worker_ends_at_its_deadline() {
 #[test]
 fn a_stopped_worker_is_named_by_the_report() {
     let stage = Stage::new(Worker::Real);
-    let line = "--workers 2 --device cpu bench collectives --set supervise.collective_timeout_s=1 --set supervise.stop_timeout_s=0.5";
+    let line = "--workers 2 --device cpu bench collectives --set supervise.rendezvous_timeout_s=5 --set supervise.collective_timeout_s=1 --set supervise.stop_timeout_s=0.5";
     let launcher = stage.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("runs");
     let pid = launcher.id();
     eventually("all workers have met", || workers_of(pid).len() == 2 && workers_of(pid).into_iter().all(has_met));
