@@ -10,6 +10,6 @@ mod error;
 mod kl;
 mod weighted;
 
-pub use crate::diffusion::CODE_SCALE;
+pub use crate::shdd::CODE_SCALE;
 pub use error::{Largest, LossError};
 pub use weighted::{Inputs, Loss, Losses};

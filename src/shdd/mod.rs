@@ -24,6 +24,10 @@ pub use points::uniform_points;
 use crate::geo::GeoError;
 use crate::native::NativeError;
 
+/// √(4π): what codes are multiplied by before unit noise is added, so that one dimension has about unit variance
+/// (Σ C² = (L+1)² / 4π over (L+1)² dimensions). Network and loss see codes scaled so; harmonics and decoders do not.
+pub const CODE_SCALE: f64 = 3.544_907_701_811_032;
+
 /// What can go wrong with codes.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ShddError {

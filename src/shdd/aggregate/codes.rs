@@ -101,7 +101,7 @@ fn refined(
     let (basis, samples, tempering) = (decoder.anchors().basis(), densities.samples, densities.tempering);
     let codes = decoder.anchors().lifted(codes_bc)?;
     let images = codes.chunks_exact(samples * basis.dims()).zip(densities.log_totals.chunks_exact(samples));
-    let tasks: Vec<(&Decoded, (&[f64], &[f64]))> = starts.iter().zip(images).collect();
+    let tasks: Vec<_> = starts.iter().zip(images).collect();
     let results = in_parallel(&tasks, |(start, (codes, log_totals))| {
         // Taken off again at the end: a value near 0 would leave no room for rounding.
         let least = log_totals.iter().copied().fold(f64::INFINITY, f64::min);
@@ -127,9 +127,7 @@ fn log_sum(terms: &[(Local, f64)], tempering: f64) -> Local {
     let (mut along, mut hessian, mut in_space) = ([0.0; 2], [[0.0; 2]; 2], [0.0; 3]);
     for ((local, _), weight) in terms.iter().zip(weights) {
         let (weight, slope) = (weight / total, gradient(local).map(|part| tempering * part));
-        for axis in 0..3 {
-            in_space[axis] += weight * tempering * local.gradient[axis];
-        }
+        in_space.iter_mut().zip(local.gradient).for_each(|(sum, part)| *sum += weight * tempering * part);
         for row in 0..2 {
             along[row] += weight * slope[row];
             for column in 0..2 {
