@@ -239,7 +239,7 @@ fn presets(config: &RunConfig, inventory: &Inventory) -> Vec<Fit> {
 fn training_bytes(config: &RunConfig, workers: u64) -> u64 {
     let parameters = config.model.parameters(EMBEDDING_WIDTH);
     let rows = u64::from(config.train.global_batch).div_ceil(workers);
-    let per_row = 4 * (16 * config.model.dims() + 4 * u64::from(config.loss.anchors));
+    let per_row = 4 * (16 * config.model.kept_dims() + 4 * u64::from(config.loss.anchors));
     let anchors = 4 * u64::from(config.loss.anchors) * config.model.dims();
     22 * parameters + rows * per_row + anchors
 }

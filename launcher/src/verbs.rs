@@ -1,5 +1,6 @@
 //! One function per verb: what the command line asks for, done.
 
+mod bench_shdd;
 mod perturbation;
 mod shards;
 
@@ -15,7 +16,7 @@ use crate::doctor;
 use crate::error::LaunchError;
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
-use crate::protocol::{CollectiveRow, Hello, Job, Meeting, Place, SelfCheck, ShddRow};
+use crate::protocol::{CollectiveRow, Hello, Job, Meeting, Place, SelfCheck};
 use crate::rendezvous::World;
 use crate::supervisor::{self, Gang, GangResult};
 
@@ -30,7 +31,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Some(Verb::Completions { shell }) => completions(*shell, output),
         Some(Verb::Demo) => demo(global, output),
         Some(Verb::Bench(BenchVerb::Collectives { max_bytes })) => bench_collectives(global, *max_bytes, output),
-        Some(Verb::Bench(BenchVerb::Shdd)) => bench_shdd(global, output),
+        Some(Verb::Bench(BenchVerb::Shdd)) => bench_shdd::run(global, output),
         Some(Verb::Eval { hybrid: false, suite: Some(suite), predictions: None, tune: false })
             if suite == "perturbation" =>
         {
@@ -169,35 +170,6 @@ fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow:
         return Err(LaunchError::WorkerFailed(format!("wrong values from {}", wrong.join(", "))).into());
     }
     Ok(json!({ "ok": ok, "pids": pids, "rows": rows }))
-}
-
-/// Spherical harmonics in one worker: the fast form beside the scalar one, on one core.
-fn bench_shdd(global: &Global, output: Output) -> anyhow::Result<Value> {
-    let inventory = gpus::inventory();
-    let resolved = resolve(global, &inventory)?;
-    let mut world = World::plan(&resolved.config, &inventory)?;
-    world.places.truncate(1);
-    world.places.iter_mut().for_each(|place| place.world = 1);
-    let found = run_gang(&resolved, &world, Job::BenchShdd, true)?;
-    let first = found.results.into_iter().next().unwrap_or_default();
-    let rows: Vec<ShddRow> = serde_json::from_value(first)?;
-    output.people(&format!(
-        "{:>6} {:>6} {:>10} {:>10} {:>10}  us per location",
-        "degree", "dims", "fast", "scalar", "GPU"
-    ));
-    for row in &rows {
-        let gpu = row.us_per_location_gpu.map_or_else(|| "-".to_owned(), |us| format!("{us:.4}"));
-        let verdict = if row.ok { "equal" } else { "DIFFERENT" };
-        output.people(&format!(
-            "{:>6} {:>6} {:>10.3} {:>10.3} {gpu:>10}  {verdict}",
-            row.degree, row.dims, row.us_per_location, row.us_per_location_scalar
-        ));
-    }
-    if let Some(wrong) = rows.iter().find(|row| !row.ok) {
-        let text = format!("the forms of the harmonics differ at degree {}", wrong.degree);
-        return Err(LaunchError::WorkerFailed(text).into());
-    }
-    Ok(json!({ "ok": true, "rows": rows }))
 }
 
 /// A verb that has its place but not its work yet: its configuration is checked all the same.

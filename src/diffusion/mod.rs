@@ -16,11 +16,8 @@ mod forward;
 mod sampler;
 mod schedule;
 
+pub use crate::shdd::CODE_SCALE;
 pub use error::DiffusionError;
 pub use forward::{Forward, TrainingDraws};
 pub use sampler::{ChainNoise, Sampler, guided};
 pub use schedule::NoiseSchedule;
-
-/// √(4π): what codes are multiplied by before unit noise is added, so that one dimension has about unit variance
-/// (Σ C² = (L+1)² / 4π over (L+1)² dimensions).
-pub const CODE_SCALE: f64 = 3.544_907_701_811_032;

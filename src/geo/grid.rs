@@ -14,7 +14,7 @@ pub fn fibonacci_grid(count: usize) -> Vec<UnitVector> {
     let point = |index: usize| {
         let z = 1.0 - (2 * index + 1) as f64 * step;
         let turn = (index as f64 * GOLDEN_TURN).fract();
-        UnitVector::from_height(z, std::f64::consts::TAU * turn)
+        UnitVector::from_height(z, std::f64::consts::TAU * turn).expect("heights lie within 1 - 1/n and 1/n - 1")
     };
     (0..count).map(point).collect()
 }

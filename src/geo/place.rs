@@ -62,6 +62,32 @@ pub enum GeoError {
         /// Its components.
         got: [f64; 3],
     },
+    /// A height that no point of the unit sphere has.
+    #[error("height is {got}, wanted -1 to 1")]
+    Height {
+        /// Its value.
+        got: f64,
+    },
+    /// An angle that is not a finite number.
+    #[error("angle is {got} rad, wanted a finite number")]
+    Angle {
+        /// Its value.
+        got: f64,
+    },
+    /// A way along a great circle that has no end.
+    #[error("tangent is {got:?}, wanted finite numbers and a finite length")]
+    Tangent {
+        /// Its components, radians.
+        got: [f64; 3],
+    },
+    /// A bearing or a distance that is not a finite number.
+    #[error("bearing is {bearing}, distance {distance}, wanted finite numbers")]
+    Displacement {
+        /// The direction asked for.
+        bearing: Degrees,
+        /// How far.
+        distance: Km,
+    },
     /// One of many is wrong.
     #[error("row {row}: {error}")]
     Row {
@@ -115,8 +141,8 @@ impl Place {
     }
 
     /// The place at `distance` along the great circle that leaves at `bearing`, clockwise from north.
-    pub fn displace(self, bearing: Degrees, distance: Km) -> Self {
-        UnitVector::from(self).displace(bearing, distance).into()
+    pub fn displace(self, bearing: Degrees, distance: Km) -> Result<Self, GeoError> {
+        Ok(UnitVector::from(self).displace(bearing, distance)?.into())
     }
 }
 

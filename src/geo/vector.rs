@@ -1,6 +1,6 @@
 //! Unit vectors: where points are computed with. x points to (0°, 0°), y to (0°, 90° E), z to the north pole.
 //!
-//! Invariant: the length is 1 to rounding. Both poles are ordinary points; there, "north" is the limit along longitude 0.
+//! Invariant: the length is 1 to rounding; nothing that is not a number becomes a point. Both poles are ordinary points; there, "north" is the limit along longitude 0.
 
 use super::EARTH_RADIUS_KM;
 use super::place::{Degrees, GeoError, Km, Place};
@@ -48,11 +48,16 @@ impl UnitVector {
     }
 
     /// The point at height `z` in [-1, 1] and `angle` radians of longitude. Uniform z and angle give uniform points.
-    pub fn from_height(z: f64, angle: f64) -> Self {
-        let z = z.clamp(-1.0, 1.0);
+    pub fn from_height(z: f64, angle: f64) -> Result<Self, GeoError> {
+        if !(-1.0..=1.0).contains(&z) {
+            return Err(GeoError::Height { got: z });
+        }
+        if !angle.is_finite() {
+            return Err(GeoError::Angle { got: angle });
+        }
         let ring = ((1.0 - z) * (1.0 + z)).sqrt();
         let (sine, cosine) = angle.sin_cos();
-        Self::normalized([ring * cosine, ring * sine, z])
+        Ok(Self::normalized([ring * cosine, ring * sine, z]))
     }
 
     /// Its components.
@@ -91,19 +96,23 @@ impl UnitVector {
     }
 
     /// Walks along the great circle in the direction of `tangent`, as far as its length says in radians.
-    #[must_use]
-    pub fn walk(self, tangent: [f64; 3]) -> Self {
+    pub fn walk(self, tangent: [f64; 3]) -> Result<Self, GeoError> {
         let length = dot(tangent, tangent).sqrt();
+        if !length.is_finite() {
+            return Err(GeoError::Tangent { got: tangent });
+        }
         if length == 0.0 {
-            return self;
+            return Ok(self);
         }
         let (sine, cosine) = length.sin_cos();
-        Self::normalized(std::array::from_fn(|axis| cosine * self.0[axis] + sine / length * tangent[axis]))
+        Ok(Self::normalized(std::array::from_fn(|axis| cosine * self.0[axis] + sine / length * tangent[axis])))
     }
 
     /// The point at `distance` along the great circle that leaves at `bearing`, clockwise from north.
-    #[must_use]
-    pub fn displace(self, bearing: Degrees, distance: Km) -> Self {
+    pub fn displace(self, bearing: Degrees, distance: Km) -> Result<Self, GeoError> {
+        if !(bearing.0.is_finite() && distance.0.is_finite()) {
+            return Err(GeoError::Displacement { bearing, distance });
+        }
         let (sine, cosine) = bearing.radians().sin_cos();
         let angle = distance.0 / EARTH_RADIUS_KM;
         self.walk(self.tangent_basis().combine([angle * sine, angle * cosine]))

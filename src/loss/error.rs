@@ -7,7 +7,7 @@ use crate::native::NativeError;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LossError {
     /// The loss is infinite or not a number.
-    #[error("step {step}, rank {rank}: the loss is {loss}; largest logit over the anchors {}", logit(*largest_logit))]
+    #[error("step {step}, rank {rank}: the loss is {loss}; {largest}")]
     NotFinite {
         /// The training step.
         step: u64,
@@ -15,8 +15,8 @@ pub enum LossError {
         rank: u32,
         /// Its value.
         loss: f64,
-        /// The largest magnitude among this rank's logits, where there is a KL.
-        largest_logit: Option<f64>,
+        /// How large the numbers behind it are.
+        largest: Largest,
     },
     /// Tensors that do not fit together.
     #[error("loss: {what} is {got:?}, wanted {want:?}")]
@@ -49,6 +49,24 @@ impl From<tch::TchError> for LossError {
     }
 }
 
-fn logit(largest: Option<f64>) -> String {
-    largest.map_or_else(|| "unknown: no KL".to_owned(), |largest| largest.to_string())
+/// The largest finite magnitude among the numbers behind a loss; none where none of them is finite.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Largest {
+    /// Of this rank's logits over the anchors.
+    Logit(Option<f64>),
+    /// Of the prediction, where there is no KL and so no logits.
+    Prediction(Option<f64>),
+}
+
+impl std::fmt::Display for Largest {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (what, largest) = match self {
+            Self::Logit(largest) => ("logit over the anchors", largest),
+            Self::Prediction(largest) => ("value of the prediction", largest),
+        };
+        match largest {
+            Some(largest) => write!(out, "largest finite {what} {largest}"),
+            None => write!(out, "no {what} is finite"),
+        }
+    }
 }

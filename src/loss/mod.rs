@@ -10,8 +10,6 @@ mod error;
 mod kl;
 mod weighted;
 
-pub use error::LossError;
+pub use crate::shdd::CODE_SCALE;
+pub use error::{Largest, LossError};
 pub use weighted::{Inputs, Loss, Losses};
-
-/// √(4π): the network's codes are the harmonics times this, so that one dimension has about unit variance.
-pub const CODE_SCALE: f64 = 3.544_907_701_811_032;

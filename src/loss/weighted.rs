@@ -4,6 +4,9 @@
 //! codes, the anchors are asked with plain ones. Parts of weight 0 are not computed. Nothing here waits for the device
 //! before [`Losses::check`].
 //!
+//! With a low-pass filter prediction, truth and harmonics of the anchors all have the kept dimensions alone: the logits are those
+//! of the whole codes with zeros elsewhere, and nothing but the automatic weight of the KL changes ([`Loss::filtered`]).
+//!
 //! With the KL's anchors split over ranks, the other parts are computed alike by every rank and count once.
 // b batch · a this rank's anchors · d dimensions of the code
 
@@ -11,9 +14,10 @@ use locdiff_launch::config::{AutoOr, KlDirection, LossConfig, Precision};
 use tch::{Kind, Reduction, Tensor};
 
 use super::CODE_SCALE;
-use super::error::LossError;
+use super::error::{Largest, LossError};
 use super::kl::{divergence, logits};
 use crate::comm::{Group, differentiable};
+use crate::shdd::Filter;
 
 /// The KL weight at which it equals 0.1 at L = 23, times (L + 1)² / 4π.
 const KL_WEIGHT_AUTO: f64 = 4.58;
@@ -57,14 +61,25 @@ pub struct Losses {
     pub l1: Option<Tensor>,
     /// One minus the mean cosine similarity.
     pub cosine: Option<Tensor>,
-    /// The largest magnitude among this rank's logits.
+    /// The largest finite magnitude among this rank's logits; -1 where none is finite.
     pub largest_logit: Option<Tensor>,
+    /// The same of the prediction, where there is no KL.
+    pub largest_prediction: Option<Tensor>,
 }
 
 impl Loss {
-    /// The loss of a checked configuration, for codes of degree `degree`.
+    /// The loss of a checked configuration, for whole codes of degree `degree`.
     pub fn new(config: &LossConfig, degree: u32, precision: Precision) -> Self {
-        let dims = (f64::from(degree) + 1.0).powi(2);
+        Self::of_dims(config, (f64::from(degree) + 1.0).powi(2), precision)
+    }
+
+    /// The same for codes of which `filter` keeps some dimensions. The automatic weight of the KL goes by their number: each
+    /// has a mean square of 1 / 4π over the sphere, so that logits reach `kept` / 4π on average where they reached (L + 1)² / 4π.
+    pub fn filtered(config: &LossConfig, filter: &Filter, precision: Precision) -> Self {
+        Self::of_dims(config, filter.kept() as f64, precision)
+    }
+
+    fn of_dims(config: &LossConfig, dims: f64, precision: Precision) -> Self {
         let kl_weight = match config.kl_weight {
             AutoOr::Auto => KL_WEIGHT_AUTO * 4.0 * std::f64::consts::PI / dims,
             AutoOr::Value(weight) => weight,
@@ -103,11 +118,12 @@ impl Loss {
             l2: detached(l2)?,
             l1: detached(l1)?,
             cosine: detached(cosine)?,
+            largest_prediction: if largest_logit.is_none() { Some(largest_finite(&predicted_bd)?) } else { None },
             largest_logit,
         })
     }
 
-    /// The mean divergence, and the largest logit.
+    /// The mean divergence, and the largest finite logit.
     fn kl(&self, predicted_bd: &Tensor, inputs: Inputs<'_>) -> Result<(Tensor, Tensor), LossError> {
         let bf16 = match self.precision {
             Precision::Auto => predicted_bd.device().is_cuda() && predicted_bd.kind() == Kind::Float,
@@ -123,7 +139,7 @@ impl Loss {
         let logits_ba = logits(&plain_bd, inputs.basis_ad, bf16)?;
         let truth_ba = logits(&inputs.truth_bd.f_to_kind(predicted_bd.kind())?, inputs.basis_ad, bf16)?;
         let kl = divergence(&logits_ba, &truth_ba, self.direction, inputs.anchors_split)?.f_mean(None::<Kind>)?;
-        Ok((kl, logits_ba.f_detach()?.f_abs()?.f_max()?))
+        Ok((kl, largest_finite(&logits_ba)?))
     }
 }
 
@@ -134,9 +150,23 @@ impl Losses {
         if loss.is_finite() {
             return Ok(loss);
         }
-        let largest_logit = self.largest_logit.as_ref().map(|logit| logit.f_double_value(&[])).transpose()?;
-        Err(LossError::NotFinite { step, rank, loss, largest_logit })
+        let value = |largest: &Option<Tensor>| -> Result<Option<f64>, LossError> {
+            let largest = largest.as_ref().map(|largest| largest.f_double_value(&[])).transpose()?;
+            Ok(largest.filter(|largest| *largest >= 0.0))
+        };
+        let largest = match self.largest_logit {
+            Some(_) => Largest::Logit(value(&self.largest_logit)?),
+            None => Largest::Prediction(value(&self.largest_prediction)?),
+        };
+        Err(LossError::NotFinite { step, rank, loss, largest })
     }
+}
+
+/// The largest finite magnitude, a scalar on the device; -1 where none is finite.
+fn largest_finite(values: &Tensor) -> Result<Tensor, LossError> {
+    let magnitudes = values.f_detach()?.f_abs()?;
+    let others = magnitudes.f_isfinite()?.f_logical_not()?;
+    Ok(magnitudes.f_masked_fill(&others, -1.0)?.f_max()?)
 }
 
 /// Sums of 16-bit numbers lose too much: f32 at least.

@@ -58,7 +58,7 @@ pub(super) struct Spec {
 impl Architecture {
     /// The network of a checked configuration, for embeddings of a given width and a diffusion of `timesteps`.
     pub fn new(config: &ModelConfig, embedding_width: u32, timesteps: u32) -> Self {
-        let dims = if config.low_pass_dims > 0 { u64::from(config.low_pass_dims) } else { config.dims() };
+        let dims = config.kept_dims();
         let width = |divisor: u64| ((dims / divisor) as f64 * config.width_factor).round() as i64;
         Self {
             dims: dims as i64,

@@ -5,13 +5,13 @@
 //! sampling chain: [`CsUnet::prepare`] computes them once.
 // b batch · d dimensions of the code · e embedding · t timesteps · h hidden (this rank's)
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::architecture::{Architecture, TIME_WIDTH};
 use super::c_siren::{CSiren, DropoutDraws, PARAMETERS};
 use super::compute::Placement;
 use super::error::ModelError;
-use super::gather::Rows;
+use super::gather::{Rows, in_table};
 use super::parameters::Parameters;
 use crate::native::philox::Philox;
 
@@ -54,7 +54,9 @@ pub struct TimeTable {
 /// The timesteps of a mini-batch.
 #[derive(Debug, Clone, Copy)]
 pub enum Timesteps<'a> {
-    /// One for each sample: i64 `[b]`.
+    /// One for each sample: i64 `[b]`. On the CPU each is checked. On CUDA the host would have to wait for that: there a
+    /// timestep outside the table makes its sample's prediction NaN, which [`Losses::check`](crate::loss::Losses::check)
+    /// reports; [`CsUnet::timesteps`] uploads those that the host knows, checked.
     Each(&'a Tensor),
     /// One for all.
     All(usize),
@@ -100,7 +102,14 @@ impl CsUnet {
                 return Err(ModelError::Shape { name: name.to_owned(), got: tensor.size(), want });
             }
         }
-        let deviations = Vec::<f64>::try_from(deviation_e.f_to_kind(Kind::Double)?)?;
+        let [means, deviations] = [mean_e, deviation_e].map(|tensor| {
+            let wide = tensor.f_to_kind(Kind::Double).and_then(|wide| wide.f_to_device(Device::Cpu));
+            wide.and_then(Vec::<f64>::try_from)
+        });
+        let (means, deviations) = (means?, deviations?);
+        if let Some(dimension) = means.iter().position(|mean| !mean.is_finite()) {
+            return Err(ModelError::Mean { dimension, got: means[dimension] });
+        }
         // Not `<= 0`: what is not a number must not pass.
         let wrong = deviations.iter().position(|deviation| !(*deviation > 0.0 && deviation.is_finite()));
         if let Some(dimension) = wrong {
@@ -116,6 +125,12 @@ impl CsUnet {
         vec![(mean, self.mean_e.shallow_clone()), (deviation, self.deviation_e.shallow_clone())]
     }
 
+    /// Timesteps that the host knows, checked and on the network's device: i64 `[b]`.
+    pub fn timesteps(&self, known: &[i64]) -> Result<Tensor, ModelError> {
+        in_table(known, self.architecture.timesteps)?;
+        Ok(Tensor::f_from_slice(known)?.f_to_device(self.placement.device)?)
+    }
+
     /// Scale and shift at every timestep: once a training step, once for all of sampling.
     pub fn time_table(&self) -> Result<TimeTable, ModelError> {
         let tables = self.modules().map(|module| module.time_table(&self.time_embedding_t));
@@ -123,7 +138,7 @@ impl CsUnet {
     }
 
     /// The image terms of embeddings. Where `kept_b1` is false the image is dropped, for guidance: the network then sees
-    /// zeros, the mean of standardised embeddings.
+    /// zeros, the mean of standardised embeddings, whatever the image held.
     pub fn prepare(&self, image_be: &Tensor, kept_b1: Option<&Tensor>) -> Result<Conditioned, ModelError> {
         let (got, width) = (image_be.size(), self.architecture.embedding_width);
         if got.len() != 2 || got[1] != width {
@@ -131,7 +146,8 @@ impl CsUnet {
         }
         let image_be = image_be.f_to_kind(self.placement.kind)?.f_sub(&self.mean_e)?.f_div(&self.deviation_e)?;
         let image_be = match kept_b1 {
-            Some(kept_b1) => image_be.f_mul(&kept_b1.f_to_kind(self.placement.kind)?)?,
+            // Not a product: 0 times what is no number is none.
+            Some(kept_b1) => image_be.f_masked_fill(&kept_b1.f_to_kind(Kind::Bool)?.f_logical_not()?, 0.0)?,
             None => image_be,
         };
         let image_be = self.placement.cast(&image_be)?;

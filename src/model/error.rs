@@ -46,6 +46,24 @@ pub enum ModelError {
         /// Its value.
         got: f64,
     },
+    /// A mean that is none.
+    #[error("mean of embedding dimension {dimension} is {got}, wanted a finite number")]
+    Mean {
+        /// Which dimension.
+        dimension: usize,
+        /// Its value.
+        got: f64,
+    },
+    /// One of many timesteps is outside the table.
+    #[error("row {row}: timestep {got} is not one of the network's {timesteps}")]
+    TimestepRow {
+        /// Which sample, from 0.
+        row: usize,
+        /// Its timestep.
+        got: i64,
+        /// How many there are.
+        timesteps: i64,
+    },
     /// A timestep outside the table.
     #[error("timestep {got} is not one of the network's {timesteps}")]
     Timestep {

@@ -4,6 +4,9 @@
 //! must be fixed. `index_select` does so on the CPU but adds atomically on CUDA; indexing (`table[t]`) is the other way
 //! round (`torch.use_deterministic_algorithms` lists both). A product with a one-hot matrix is right everywhere, exact
 //! in forward (one term and zeros) and cheap where there are tensor cores: on CUDA it takes the place of `index_select`.
+//!
+//! Invariant: no timestep outside the table passes unseen. On the CPU it is an error that names its row. On CUDA, where the host
+//! must not wait, its row of the product is NaN and not 0, so that the loss is not finite, which is an error.
 // b batch · t timesteps · h columns of the table
 
 use tch::{Kind, Tensor};
@@ -22,19 +25,21 @@ pub(super) enum Rows {
 }
 
 impl Rows {
-    /// The way that is reproducible where `t_b` lives. On CUDA a timestep outside the table finds a row of zeros.
+    /// The way that is reproducible where `t_b` lives.
     pub(super) fn of(t_b: &Tensor, timesteps: i64, kind: Kind) -> Result<Self, ModelError> {
         if t_b.device().is_cuda() {
-            Self::one_hot(t_b, timesteps, kind)
-        } else {
-            Ok(Self::Numbers(t_b.shallow_clone()))
+            return Self::one_hot(t_b, timesteps, kind);
         }
+        in_table(&Vec::<i64>::try_from(t_b)?, timesteps)?;
+        Ok(Self::Numbers(t_b.shallow_clone()))
     }
 
     // Not libtorch's own one_hot: that one looks at the values, for which the host waits.
     fn one_hot(t_b: &Tensor, timesteps: i64, kind: Kind) -> Result<Self, ModelError> {
         let all_t = Tensor::f_arange(timesteps, (Kind::Int64, t_b.device()))?;
-        Ok(Self::OneHot(t_b.f_unsqueeze(1)?.f_eq_tensor(&all_t)?.f_to_kind(kind)?))
+        let found_bt = t_b.f_unsqueeze(1)?.f_eq_tensor(&all_t)?;
+        let lost_b1 = found_bt.f_any_dim(1, true)?.f_logical_not()?;
+        Ok(Self::OneHot(found_bt.f_to_kind(kind)?.f_masked_fill(&lost_b1, f64::NAN)?))
     }
 
     /// The rows of one table, `[b or 1, h]`.
@@ -44,6 +49,14 @@ impl Rows {
             Self::OneHot(one_hot_bt) => one_hot_bt.f_matmul(table_th)?,
             Self::One(t) => table_th.f_narrow(0, *t, 1)?,
         })
+    }
+}
+
+/// Each timestep is below `timesteps`, or the first that is not is named.
+pub(super) fn in_table(t_b: &[i64], timesteps: i64) -> Result<(), ModelError> {
+    match t_b.iter().position(|t| !(0..timesteps).contains(t)) {
+        Some(row) => Err(ModelError::TimestepRow { row, got: t_b[row], timesteps }),
+        None => Ok(()),
     }
 }
 
@@ -68,5 +81,20 @@ mod tests {
         let product = run(Rows::one_hot(&t_b, 5, Kind::Double));
         assert!(product.0.equal(&numbers.0));
         assert!((product.1 - numbers.1).abs().max().double_value(&[]) < 1e-14);
+    }
+
+    #[test]
+    fn timestep_outside_the_table_is_named_or_becomes_nan_and_never_zeros() {
+        let table_th = Tensor::ones([5, 8], (Kind::Double, Device::Cpu));
+        for outside in [5_i64, -1] {
+            let t_b = Tensor::from_slice(&[3_i64, outside, 4]);
+            let error = Rows::of(&t_b, 5, Kind::Double).expect_err("outside").to_string();
+            assert_eq!(error, format!("row 1: timestep {outside} is not one of the network's 5"));
+            let gathered_bh = Rows::one_hot(&t_b, 5, Kind::Double).and_then(|rows| rows.of_table(&table_th));
+            let nan_bh = gathered_bh.expect("gathered").isnan();
+            let all_nan = [0, 1, 2].map(|row| nan_bh.get(row).all().int64_value(&[]) == 1);
+            let any_nan = [0, 1, 2].map(|row| nan_bh.get(row).any().int64_value(&[]) == 1);
+            assert_eq!((all_nan, any_nan), ([false, true, false], [false, true, false]));
+        }
     }
 }

@@ -1,9 +1,12 @@
 //! The paper's low-pass filter: only the k dimensions of a code that vary most over the training set.
 //!
-//! Invariant: the kept dimensions are distinct, in rising order and below the size of a code. The list is all there is
-//! to save: [`Filter::indices`] out, [`Filter::from_indices`] back.
+//! Codes of the training set, harmonics of the anchors and predictions all go through the same filter, so that the product of
+//! two filtered codes is that of the whole ones with zeros where nothing was kept: loss and decoder need know no more.
+//!
+//! Invariant: the kept dimensions are distinct, in rising order and below the size of a code. List and size are all there is
+//! to save: [`Filter::indices`] and [`Filter::dims`] out, [`Filter::from_indices`] back.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{ShddError, torch_error};
 
@@ -60,33 +63,55 @@ impl Filter {
         self.dims
     }
 
+    /// The filter with its indices on a device, for who applies it often or within a capture.
+    pub fn on(&self, device: Device) -> Result<Selection, ShddError> {
+        let index_k = Tensor::f_from_slice(&self.kept).and_then(|index_k| index_k.f_to_device(device));
+        let index_k = index_k.map_err(|error| torch_error("indices of a filter", &error))?;
+        Ok(Selection { index_k, kept: self.kept(), dims: self.dims })
+    }
+
     /// The kept dimensions of codes `[..., dims]`: `[..., kept]`.
     pub fn apply(&self, codes: &Tensor) -> Result<Tensor, ShddError> {
-        self.expect_last(codes, self.dims)?;
-        let index = Tensor::f_from_slice(&self.kept).and_then(|index| index.f_to_device(codes.device()));
-        index.and_then(|index| codes.f_index_select(-1, &index)).map_err(|error| torch_error("filter of codes", &error))
+        self.on(codes.device())?.apply(codes)
     }
 
     /// Whole codes `[..., dims]` from filtered ones `[..., kept]`, with zeros where nothing was kept.
     pub fn scatter(&self, filtered: &Tensor) -> Result<Tensor, ShddError> {
-        self.expect_last(filtered, self.kept())?;
+        self.on(filtered.device())?.scatter(filtered)
+    }
+}
+
+/// A [`Filter`] on a device: the host copies nothing and does not wait.
+#[derive(Debug)]
+pub struct Selection {
+    index_k: Tensor,
+    kept: usize,
+    dims: usize,
+}
+
+impl Selection {
+    /// As [`Filter::apply`].
+    pub fn apply(&self, codes: &Tensor) -> Result<Tensor, ShddError> {
+        expect_last(codes, self.dims)?;
+        codes.f_index_select(-1, &self.index_k).map_err(|error| torch_error("filter of codes", &error))
+    }
+
+    /// As [`Filter::scatter`].
+    pub fn scatter(&self, filtered: &Tensor) -> Result<Tensor, ShddError> {
+        expect_last(filtered, self.kept)?;
         let mut shape = filtered.size();
         if let Some(last) = shape.last_mut() {
             *last = self.dims as i64;
         }
-        let index = Tensor::f_from_slice(&self.kept).and_then(|index| index.f_to_device(filtered.device()));
-        index
-            .and_then(|index| {
-                let zeros = Tensor::f_zeros(shape.as_slice(), (filtered.kind(), filtered.device()))?;
-                zeros.f_index_copy(-1, &index, filtered)
-            })
+        Tensor::f_zeros(shape.as_slice(), (filtered.kind(), filtered.device()))
+            .and_then(|zeros| zeros.f_index_copy(-1, &self.index_k, filtered))
             .map_err(|error| torch_error("scatter of filtered codes", &error))
     }
+}
 
-    fn expect_last(&self, tensor: &Tensor, want: usize) -> Result<(), ShddError> {
-        let got = tensor.size().last().map_or(0, |last| *last as usize);
-        if got == want { Ok(()) } else { Err(ShddError::Length { what: "last dimension of codes", got, want }) }
-    }
+fn expect_last(tensor: &Tensor, want: usize) -> Result<(), ShddError> {
+    let got = tensor.size().last().map_or(0, |last| *last as usize);
+    if got == want { Ok(()) } else { Err(ShddError::Length { what: "last dimension of codes", got, want }) }
 }
 
 /// Variances of each dimension of codes `[n, dims]`, in f64: what [`Filter::choose`] takes.

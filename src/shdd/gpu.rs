@@ -2,11 +2,16 @@
 //!
 //! The kernel does the operations of the CPU in their order, none fused; callers should rely on equality to rounding
 //! only. [`Encoder::new`] compiles and uploads, so make one before a capture begins.
+//!
+//! Two ways in. [`Encoder::encode`] looks at every point and names the first row that is none, for which the host waits.
+//! [`Encoder::encode_unchecked`] does not look and does not wait, and so may stand within a capture: it is for points that were
+//! made as [`UnitVector`]s or by our own kernels. What it makes of anything else is meaningless numbers, never a wrong access.
 
 use tch::{Device, Kind, Tensor};
 
 use super::harmonics::Basis;
 use super::{ShddError, torch_error};
+use crate::geo::UnitVector;
 use crate::native::nvrtc::{Arg, Kernel};
 
 const SOURCE: &str = include_str!("../native/kernels/harmonics.cu");
@@ -16,6 +21,9 @@ const OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
 const WARP: u32 = 32;
 /// About how many threads a block has, where the degree needs no more.
 const THREADS: u32 = 256;
+
+/// Lengths this far from 1 are no rounding: f64 rounds at 1e-16, and points that went through f32 are off by 1e-8 and more.
+const LENGTH_ERROR_MAX: f64 = 1e-9;
 
 /// The harmonics to one degree on one device.
 #[derive(Debug)]
@@ -41,15 +49,19 @@ impl Encoder {
         Ok(Self { kernel, degree: basis.degree(), device, sectoral, recursion })
     }
 
-    /// Codes `[n, (L+1)²]` in f32 of unit vectors `[n, 3]` in f64 on the encoder's device; the host does not wait.
+    /// Codes `[n, (L+1)²]` in f32 of unit vectors `[n, 3]` in f64 on the encoder's device. Each must be finite and of length
+    /// 1; the first row that is not is named. The host waits for the device: not within a capture.
     pub fn encode(&self, points_n3: &Tensor) -> Result<Tensor, ShddError> {
+        self.expect_form(points_n3)?;
+        expect_unit(points_n3)?;
+        self.encode_unchecked(points_n3)
+    }
+
+    /// The same for points that are known to be unit vectors; the host does not wait.
+    pub fn encode_unchecked(&self, points_n3: &Tensor) -> Result<Tensor, ShddError> {
+        self.expect_form(points_n3)?;
         let shape = points_n3.size();
-        let described = || format!("{:?} {shape:?} on {:?}", points_n3.kind(), points_n3.device());
-        if shape.len() != 2 || shape[1] != 3 || points_n3.kind() != Kind::Double || points_n3.device() != self.device {
-            let want = format!("Double [n, 3] on {:?}", self.device);
-            return Err(ShddError::Tensor { what: "points to encode", got: described(), want });
-        }
-        let points_n3 = points_n3.contiguous();
+        let points_n3 = points_n3.f_contiguous().map_err(|error| torch_error("points to encode", &error))?;
         let width = self.degree + 1;
         let out = Tensor::f_empty([shape[0], i64::from(width * width)], (Kind::Float, self.device))
             .map_err(|error| torch_error("codes of points", &error))?;
@@ -60,7 +72,8 @@ impl Encoder {
         let points_per_block = (THREADS / orders).max(1);
         let blocks = shape[0].cast_unsigned().div_ceil(u64::from(points_per_block));
         let blocks = u32::try_from(blocks).ok().filter(|blocks| *blocks <= i32::MAX as u32).ok_or_else(|| {
-            ShddError::Tensor { what: "points to encode", got: described(), want: "fewer than 2^31 blocks".to_owned() }
+            let want = "fewer than 2^31 blocks".to_owned();
+            ShddError::Tensor { what: "points to encode", got: described(&points_n3), want }
         })?;
         let arguments = [
             Arg::Tensor(&out),
@@ -73,6 +86,47 @@ impl Encoder {
         self.kernel.launch([blocks, 1, 1], [orders, points_per_block, 1], &arguments)?;
         Ok(out)
     }
+
+    fn expect_form(&self, points_n3: &Tensor) -> Result<(), ShddError> {
+        let shape = points_n3.size();
+        if shape.len() == 2 && shape[1] == 3 && points_n3.kind() == Kind::Double && points_n3.device() == self.device {
+            return Ok(());
+        }
+        let want = format!("Double [n, 3] on {:?}", self.device);
+        Err(ShddError::Tensor { what: "points to encode", got: described(points_n3), want })
+    }
+}
+
+fn described(tensor: &Tensor) -> String {
+    format!("{:?} {:?} on {:?}", tensor.kind(), tensor.size(), tensor.device())
+}
+
+/// Every row of `[n, 3]` is finite and of length 1, or the first that is not is named. On any device; the host waits.
+pub fn expect_unit(points_n3: &Tensor) -> Result<(), ShddError> {
+    let first = || -> Result<Option<(usize, [f64; 3])>, tch::TchError> {
+        let error_n =
+            points_n3.f_square()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Double)?.f_sub_scalar(1.0)?;
+        // Twice: the square of a length is off by twice as much. Not `>`: what is not a number must not pass.
+        let right_n = error_n.f_abs()?.f_le(2.0 * LENGTH_ERROR_MAX)?;
+        if right_n.f_all()?.f_int64_value(&[])? == 1 {
+            return Ok(None);
+        }
+        let row = right_n.f_logical_not()?.f_to_kind(Kind::Float)?.f_argmax(0, false)?.f_int64_value(&[])?;
+        let got: Vec<f64> = Vec::try_from(points_n3.f_get(row)?.f_to_device(Device::Cpu)?)?;
+        Ok(Some((row as usize, [got[0], got[1], got[2]])))
+    };
+    match first().map_err(|error| torch_error("points to encode", &error))? {
+        Some((row, got)) => Err(ShddError::Point { row, got }),
+        None => Ok(()),
+    }
+}
+
+/// Points as a tensor `[n, 3]` of f64 on a device: what an [`Encoder`] takes.
+pub fn upload(points: &[UnitVector], device: Device) -> Result<Tensor, ShddError> {
+    let flat: Vec<f64> = points.iter().flat_map(|point| point.xyz()).collect();
+    Tensor::f_from_slice(&flat)
+        .and_then(|flat| flat.f_view([points.len() as i64, 3])?.f_to_device(device))
+        .map_err(|error| torch_error("points to encode", &error))
 }
 
 /// Codes of unit vectors `[n, 3]` in f64 on a device, once; who encodes often keeps an [`Encoder`].
@@ -83,7 +137,6 @@ pub fn encode(basis: &Basis, points_n3: &Tensor) -> Result<Tensor, ShddError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::geo::UnitVector;
     use crate::shdd::points::uniform_points;
 
     #[test]
@@ -92,8 +145,7 @@ mod tests {
     fn gpu_codes_equal_cpu_codes() {
         let mut points = uniform_points(7, 0, 0, 9_998).expect("in range");
         points.extend([UnitVector::NORTH_POLE, UnitVector::SOUTH_POLE]);
-        let flat: Vec<f64> = points.iter().flat_map(|point| point.xyz()).collect();
-        let points_n3 = Tensor::from_slice(&flat).view([-1, 3]).to_device(Device::Cuda(0));
+        let points_n3 = upload(&points, Device::Cuda(0)).expect("uploaded");
         for degree in [0, 1, 31, 32, 47, 127] {
             let basis = Basis::new(degree).expect("in range");
             let want = basis.tensor(&points, Device::Cpu).expect("encodes");
@@ -118,5 +170,27 @@ mod tests {
             assert!(matches!(encoder.encode(&wrong), Err(ShddError::Tensor { .. })), "{wrong:?}");
         }
         assert_eq!(encoder.encode(&on_gpu([0, 3], Kind::Double)).expect("none").size(), [0, 16]);
+        let zeros = encoder.encode(&on_gpu([4, 3], Kind::Double)).expect_err("no points");
+        assert_eq!(zeros, ShddError::Point { row: 0, got: [0.0; 3] });
+    }
+
+    #[test]
+    fn points_that_are_none_are_named_by_their_row() {
+        let points_n3 = upload(&uniform_points(7, 0, 0, 9).expect("in range"), Device::Cpu).expect("uploaded");
+        expect_unit(&points_n3).expect("unit vectors");
+        expect_unit(&points_n3.narrow(0, 0, 0)).expect("none at all");
+        let half = points_n3.get(5).to_kind(Kind::Float).to_kind(Kind::Double);
+        for (wrong, text) in [
+            (Tensor::from_slice(&[0.0, f64::NAN, 1.0]), "row 5 is [0.0, NaN, 1.0]"),
+            (Tensor::from_slice(&[f64::INFINITY, 0.0, 0.0]), "row 5 is [inf, 0.0, 0.0]"),
+            (Tensor::from_slice(&[0.0, 0.0, 1.0 + 1e-8]), "row 5 is [0.0, 0.0, 1.00000001]"),
+            (half, "row 5 is ["),
+        ] {
+            let points_n3 = points_n3.copy();
+            points_n3.get(5).copy_(&wrong);
+            points_n3.get(8).copy_(&wrong);
+            let error = expect_unit(&points_n3).expect_err("refused").to_string();
+            assert!(error.contains(text) && error.ends_with("wanted a finite vector of length 1"), "{error}");
+        }
     }
 }

@@ -17,11 +17,16 @@ pub mod harmonics;
 pub mod points;
 
 pub use derivatives::Local;
-pub use filter::Filter;
+pub use filter::{Filter, Selection};
 pub use harmonics::{Basis, DEGREE_MAX};
 pub use points::uniform_points;
 
+use crate::geo::GeoError;
 use crate::native::NativeError;
+
+/// √(4π): what codes are multiplied by before unit noise is added, so that one dimension has about unit variance
+/// (Σ C² = (L+1)² / 4π over (L+1)² dimensions). Network and loss see codes scaled so; harmonics and decoders do not.
+pub const CODE_SCALE: f64 = 3.544_907_701_811_032;
 
 /// What can go wrong with codes.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -51,6 +56,22 @@ pub enum ShddError {
         got: String,
         /// What it should be.
         want: String,
+    },
+    /// A point to encode that is none.
+    #[error("points to encode: row {row} is {got:?}, wanted a finite vector of length 1")]
+    Point {
+        /// Which row, from 0.
+        row: usize,
+        /// Its components.
+        got: [f64; 3],
+    },
+    /// A coefficient that is none.
+    #[error("coefficient {index} is {got}, wanted a finite number")]
+    Coefficient {
+        /// Which, from 0.
+        index: usize,
+        /// Its value.
+        got: f64,
     },
     /// A filter that keeps nothing, or more than there is.
     #[error("filter: {got} dimensions kept, wanted 1 to {dims}")]
@@ -82,6 +103,9 @@ pub enum ShddError {
         /// Dimensions of a code.
         dims: usize,
     },
+    /// A place that is none.
+    #[error(transparent)]
+    Geo(#[from] GeoError),
     /// libtorch failed.
     #[error(transparent)]
     Native(#[from] NativeError),

@@ -27,7 +27,9 @@ pub fn uniform_points_of(
     let mut words = vec![0; 4 * count];
     Philox::new(seed).fill_bits(Draw { stream, step, first_sample: first, elements: 4 }, &mut words)?;
     let unit = |high: u32, low: u32| ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 * UNIT_53;
-    let point =
-        |word: &[u32]| UnitVector::from_height(2.0 * unit(word[0], word[1]) - 1.0, TAU * unit(word[2], word[3]));
+    let point = |word: &[u32]| {
+        let (height, angle) = (2.0 * unit(word[0], word[1]) - 1.0, TAU * unit(word[2], word[3]));
+        UnitVector::from_height(height, angle).expect("a unit in [0, 1) gives a height in [-1, 1)")
+    };
     Ok(words.chunks_exact(4).map(point).collect())
 }

@@ -2,4 +2,5 @@
 
 mod command_line;
 mod gang;
+mod perturbation;
 mod stage;

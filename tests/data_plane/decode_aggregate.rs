@@ -4,7 +4,7 @@ use locdiff::geo::{Degrees, Km, Place, UnitVector, fibonacci_grid};
 use locdiff::shdd::aggregate::{
     AggregateError, TEMPERING, aggregate, geometric_median, kernel_medoid, mean_vector, mixture,
 };
-use locdiff::shdd::decode::{Anchors, Budget, Coarse, Decoder};
+use locdiff::shdd::decode::{Anchors, Budget, Coarse, Decoder, grid_points_min};
 use locdiff::shdd::{Basis, uniform_points};
 use locdiff_launch::config::Aggregator;
 use tch::{Device, Tensor};
@@ -60,7 +60,7 @@ fn aggregate_of_one_or_equal_samples_is_that_place() {
 fn aggregate_across_date_line_and_pole_stays_between_the_samples() {
     for center in [place(0.0, 180.0), UnitVector::NORTH_POLE, UnitVector::SOUTH_POLE, place(60.0, -180.0)] {
         let around: Vec<UnitVector> =
-            (0..8).map(|turn| center.displace(Degrees(45.0 * f64::from(turn)), Km(100.0))).collect();
+            (0..8).map(|turn| center.displace(Degrees(45.0 * f64::from(turn)), Km(100.0)).expect("finite")).collect();
         let decoder = decoder(&[center]);
         let [medoid, mean, median] = of_places(&around);
         assert!((medoid.distance(center).0 - 100.0).abs() < 1e-6);
@@ -77,15 +77,77 @@ fn aggregate_across_date_line_and_pole_stays_between_the_samples() {
 fn aggregate_by_medoid_median_and_mixture_ignores_outliers() {
     let center = place(48.0, 11.0);
     let mut points: Vec<UnitVector> =
-        (0..11).map(|turn| center.displace(Degrees(33.0 * f64::from(turn)), Km(20.0))).collect();
+        (0..11).map(|turn| center.displace(Degrees(33.0 * f64::from(turn)), Km(20.0)).expect("finite")).collect();
     points.extend([place(-33.0, 151.0), place(40.0, -74.0), place(35.0, 139.0), place(-23.0, -46.0)]);
     let [medoid, mean, median] = of_places(&points);
     assert!(medoid.distance(center).0 < 21.0);
     assert!(median.distance(center).0 < 60.0, "{} km", median.distance(center).0);
     assert!(mean.distance(center).0 > 200.0, "the mean gives way");
     let decoder = decoder(&points);
-    let found = mixture(&codes(&decoder, &points), decoder.anchors(), TEMPERING).expect("samples")[0];
+    let found = mixture(&codes(&decoder, &points), &decoder, TEMPERING).expect("samples")[0];
     assert!(found.point.distance(center).0 < 100.0 && found.score < 0.0, "{found:?}");
+}
+
+/// log Σ_k exp(s f_k(p)) / Z_k, term by term: Z from the anchors, f from the codes.
+fn log_mixture(decoder: &Decoder, samples: &[UnitVector], at: UnitVector) -> f64 {
+    let basis = decoder.anchors().basis();
+    let score = |one: UnitVector, other: UnitVector| {
+        let codes = basis.encode_f64(&[one, other]);
+        let (one, other) = codes.split_at(basis.dims());
+        TEMPERING * one.iter().zip(other).map(|(a, b)| a * b).sum::<f64>()
+    };
+    let density = |sample: &UnitVector| {
+        let total: f64 = decoder.anchors().points().iter().map(|anchor| score(*sample, *anchor).exp()).sum();
+        score(*sample, at).exp() / total
+    };
+    (samples.iter().map(density).sum::<f64>() / samples.len() as f64).ln()
+}
+
+/// What the decoder does with one code it does with a mixture: of one sample the same place, of several a mode of their mixture.
+#[test]
+fn aggregate_by_mixture_refines_to_the_mode_of_the_mixture() {
+    let basis = Basis::new(15).expect("in range");
+    let anchors = Anchors::grid(basis, grid_points_min(15), Device::Cpu).expect("anchors");
+    let decoder = Decoder::new(anchors, 0.0, true).expect("decoder");
+    let center = place(48.0, 11.0);
+    let alone = mixture(&codes(&decoder, &[center; 3]), &decoder, TEMPERING).expect("samples")[0];
+    assert!(alone.converged && alone.point.distance(center).0 < 0.001, "{alone:?}");
+    // Unevenly spread within the resolution of 1300 km, and one far away.
+    let mut samples: Vec<UnitVector> = [(0.0, 100.0), (80.0, 500.0), (200.0, 300.0), (290.0, 700.0)]
+        .map(|(bearing, distance)| center.displace(Degrees(bearing), Km(distance)).expect("finite"))
+        .to_vec();
+    samples.push(place(-30.0, -60.0));
+    let found = mixture(&codes(&decoder, &samples), &decoder, TEMPERING).expect("samples")[0];
+    let nearest = decoder.anchors().points()[found.anchor];
+    assert!(found.converged && found.point.distance(center).0 < 600.0 && found.point != nearest, "{found:?}");
+    // Codes and normalisation are in f32.
+    let height = log_mixture(&decoder, &samples, found.point);
+    assert!((found.score - height).abs() < 1e-4, "{} {height}", found.score);
+    assert!(height > log_mixture(&decoder, &samples, nearest));
+    for turn in 0..8 {
+        let beside = found.point.displace(Degrees(45.0 * f64::from(turn)), Km(1.0)).expect("finite");
+        // A kilometre from the mode the density is lower by more than f32 codes blur it.
+        assert!(log_mixture(&decoder, &samples, beside) < height, "bearing {}", 45 * turn);
+    }
+}
+
+/// A crowd of anchors, each a little lower in the mixture, outweighs one alone.
+#[test]
+fn aggregate_by_mixture_sums_over_a_neighbourhood() {
+    let (crowd, alone) = (place(40.0, 20.0), place(-30.0, -60.0));
+    let axes = crowd.tangent_basis();
+    let mut points: Vec<UnitVector> =
+        (0..30).map(|step| crowd.walk(axes.combine([1e-3 * f64::from(step), 0.0])).expect("finite")).collect();
+    points.push(alone);
+    let basis = Basis::new(23).expect("in range");
+    let decode = |radius_km| {
+        let anchors = Anchors::new(basis.clone(), points.clone(), Device::Cpu, Coarse::F32, Budget::default());
+        let decoder = Decoder::new(anchors.expect("anchors"), radius_km, false).expect("decoder");
+        mixture(&codes(&decoder, &[crowd, alone]), &decoder, TEMPERING).expect("samples")[0]
+    };
+    assert_eq!(decode(0.0).point, alone);
+    let found = decode(400.0);
+    assert!(found.point.distance(crowd).0 < 200.0 && found.score > -1.0, "{found:?}");
 }
 
 /// No direction is better than another: a sample is the answer, the first.
@@ -117,7 +179,8 @@ fn aggregate_median_has_the_least_sum_of_distances() {
         let mut points = uniform_points(9, step, 0, 16).expect("drawn");
         if step % 2 == 0 {
             // All within some 30 degrees, where the median is unique.
-            points = points.iter().map(|point| place(20.0, 170.0).walk(point.xyz().map(|x| x * 0.5))).collect();
+            let walked = |point: &UnitVector| place(20.0, 170.0).walk(point.xyz().map(|x| x * 0.5)).expect("finite");
+            points = points.iter().map(walked).collect();
         }
         if step % 4 == 0 {
             points.extend([points[3]; 9]);
@@ -125,7 +188,7 @@ fn aggregate_median_has_the_least_sum_of_distances() {
         let median = geometric_median(&points).expect("samples");
         let cost = |place: UnitVector| points.iter().map(|point| place.angle(*point)).sum::<f64>();
         for turn in 0..12 {
-            let beside = median.displace(Degrees(30.0 * f64::from(turn)), Km(1.0));
+            let beside = median.displace(Degrees(30.0 * f64::from(turn)), Km(1.0)).expect("finite");
             assert!(cost(median) <= cost(beside) + 1e-12, "step {step}: {} {}", cost(median), cost(beside));
         }
     }
@@ -143,7 +206,7 @@ fn aggregate_refuses_what_is_no_set_of_samples() {
         assert!(error.to_string().contains("wanted [images, samples, 576]"), "{error}");
         assert_eq!(aggregate(how, &right.narrow(1, 0, 0), &decoder), Err(AggregateError::NoSamples));
     }
-    let error = mixture(&right, decoder.anchors(), 0.0).expect_err("no density");
+    let error = mixture(&right, &decoder, 0.0).expect_err("no density");
     assert_eq!(error, AggregateError::Tempering { got: 0.0 });
 }
 

@@ -31,7 +31,7 @@ proptest! {
 
     #[test]
     fn geo_vectors_have_length_one(point in any_point(), bearing in -720.0..720.0, distance in 0.0..50_000.0) {
-        for point in [point, point.displace(Degrees(bearing), Km(distance))] {
+        for point in [point, point.displace(Degrees(bearing), Km(distance)).expect("finite")] {
             prop_assert!((point.dot(point) - 1.0).abs() < 1e-15);
         }
     }
@@ -63,7 +63,7 @@ proptest! {
     fn geo_displacement_goes_as_far_as_asked(point in any_point(), bearing in 0.0..360.0, exponent in -6.0..4.3) {
         // From 1 mm to 20,000 km.
         let distance = 10.0_f64.powf(exponent);
-        let there = point.displace(Degrees(bearing), Km(distance));
+        let there = point.displace(Degrees(bearing), Km(distance)).expect("finite");
         prop_assert!((point.distance(there).0 - distance).abs() <= ROUNDING_KM, "{}", point.distance(there));
     }
 
@@ -72,7 +72,7 @@ proptest! {
         let half = std::f64::consts::PI * EARTH_RADIUS_KM;
         prop_assert!((point.distance(point.antipode()).0 - half).abs() <= ROUNDING_KM);
         // One metre short of it, where an arccosine has lost half its digits.
-        let near = point.antipode().displace(Degrees(bearing), Km(0.001));
+        let near = point.antipode().displace(Degrees(bearing), Km(0.001)).expect("finite");
         prop_assert!((half - point.distance(near).0 - 0.001).abs() <= ROUNDING_KM);
     }
 }
@@ -89,7 +89,8 @@ fn geo_known_distances() {
 #[test]
 fn geo_bearing_is_clockwise_from_north() {
     let start = place(0.0, 0.0);
-    let close = |got: Place, latitude: f64, longitude: f64| {
+    let close = |got: Result<Place, GeoError>, latitude: f64, longitude: f64| {
+        let got = got.expect("finite");
         assert!(got.distance(place(latitude, longitude)).0 < ROUNDING_KM, "{got:?}");
     };
     let degree = Km(EARTH_RADIUS_KM.to_radians());
@@ -122,6 +123,26 @@ fn geo_bad_coordinates_name_their_row() {
     assert!(places(&[0.0], &[f64::NEG_INFINITY]).is_err());
     assert_eq!(places(&[0.0], &[]).expect_err("ragged").to_string(), "1 latitudes but 0 longitudes");
     assert!(UnitVector::new([0.0; 3]).is_err() && UnitVector::new([f64::NAN, 1.0, 0.0]).is_err());
+}
+
+#[test]
+fn geo_what_is_no_number_is_an_error_and_nothing_is_clamped() {
+    let text = |result: Result<UnitVector, GeoError>| result.expect_err("refused").to_string();
+    let above = 1.0 + f64::EPSILON;
+    assert_eq!(text(UnitVector::from_height(above, 0.0)), format!("height is {above}, wanted -1 to 1"));
+    assert_eq!(text(UnitVector::from_height(f64::NAN, 0.0)), "height is NaN, wanted -1 to 1");
+    assert_eq!(text(UnitVector::from_height(0.5, f64::INFINITY)), "angle is inf rad, wanted a finite number");
+    let point = UnitVector::from_height(-1.0, 2.0).expect("the south pole");
+    assert_eq!(point.distance(UnitVector::SOUTH_POLE).0, 0.0);
+    // The last is finite, but its length is not.
+    for tangent in [[f64::NAN, 0.0, 0.0], [0.0, f64::INFINITY, 0.0], [1e200, 0.0, 0.0]] {
+        assert!(text(point.walk(tangent)).starts_with("tangent is ["), "{tangent:?}");
+    }
+    for (bearing, distance) in [(f64::NAN, 1.0), (0.0, f64::NAN), (0.0, f64::INFINITY)] {
+        let error = text(point.displace(Degrees(bearing), Km(distance)));
+        assert_eq!(error, format!("bearing is {bearing}°, distance {distance} km, wanted finite numbers"));
+        assert!(place(1.0, 2.0).displace(Degrees(bearing), Km(distance)).is_err());
+    }
 }
 
 #[test]

@@ -1,18 +1,19 @@
 //! Network, loss, sampler and decoder on a GPU against the CPU. Ignored in the CPU variant.
 // b batch · d dimensions of the code · a anchors
 
-use locdiff::diffusion::{ChainNoise, DiffusionError, Forward, NoiseSchedule, Sampler, TrainingDraws};
+use locdiff::diffusion::{ChainNoise, Forward, NoiseSchedule, Sampler, TrainingDraws};
 use locdiff::geo::{UnitVector, fibonacci_grid};
 use locdiff::loss::{Inputs, Loss};
-use locdiff::model::{Architecture, CsUnet, DropoutDraws, ModelError, Placement, Timesteps};
+use locdiff::model::{Architecture, CsUnet, DropoutDraws, Placement, Timesteps};
 use locdiff::native::philox::Philox;
 use locdiff::native::random::Step;
 use locdiff::shdd::decode::{Anchors, Budget, Coarse, Decoder};
-use locdiff::shdd::{Basis, uniform_points};
+use locdiff::shdd::gpu::{Encoder, upload};
+use locdiff::shdd::{Basis, Filter, ShddError, uniform_points};
 use locdiff_launch::config::{DiffusionConfig, LossConfig, ModelConfig, Precision};
 use tch::{Device, Kind, Tensor};
 
-use crate::model_support::{normals, relative};
+use crate::model_support::{ChainError, normals, relative};
 
 const GPU: Device = Device::Cuda(0);
 const DEGREE: u32 = 47;
@@ -70,14 +71,6 @@ fn step_on_the_gpu_equals_the_step_on_the_cpu() {
     assert!(once.iter().zip(&again).all(|((_, once), (_, again))| once.equal(again)), "two runs differ");
 }
 
-#[derive(Debug, thiserror::Error)]
-enum Either {
-    #[error(transparent)]
-    Diffusion(#[from] DiffusionError),
-    #[error(transparent)]
-    Model(#[from] ModelError),
-}
-
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn chain_on_the_gpu_equals_the_chain_on_the_cpu() {
@@ -88,7 +81,7 @@ fn chain_on_the_gpu_equals_the_chain_on_the_cpu() {
         let (time, image) =
             (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));
         let noise = ChainNoise { philox: PHILOX, first_sample: 0, samples: 8, dims: 256, kind: Kind::Float, device };
-        let predict = |x: &Tensor, t: usize| -> Result<Tensor, Either> {
+        let predict = |x: &Tensor, t: usize| -> Result<Tensor, ChainError> {
             Ok(network.forward(x, Timesteps::All(t), &time, &image, None)?)
         };
         let sampler = Sampler::few_steps(&schedule, 20, 1.0).expect("a sampler");
@@ -122,4 +115,71 @@ fn decoding_on_the_gpu_finds_the_right_points() {
     let worst = found.iter().zip(&points).map(|(found, point)| found.point.distance(*point).0).fold(0.0, f64::max);
     println!("refined to {:.2e} m", worst * 1000.0);
     assert!(worst < 0.001, "{worst} km");
+}
+
+/// Tiles and candidates are encoded where they are scored, whole or filtered, and come out as on the CPU.
+#[test]
+#[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
+    let basis = Basis::new(DEGREE).expect("in range");
+    let kept: Vec<u32> = (0..basis.dims() as u32).filter(|index| index % 3 != 0).collect();
+    let filter = Filter::from_indices(&kept, basis.dims()).expect("a filter");
+    let truth = uniform_points(21, 0, 0, 40).expect("drawn");
+    let whole_bc = basis.tensor(&truth, Device::Cpu).expect("encoded");
+    for filter in [None, Some(filter)] {
+        let codes_bc =
+            filter.as_ref().map_or_else(|| whole_bc.shallow_clone(), |f| f.apply(&whole_bc).expect("filtered"));
+        for kept_bytes_max in [0, Budget::default().kept_bytes_max] {
+            let best = |device: Device| {
+                let budget = Budget { kept_bytes_max, ..Budget::default() };
+                let points = fibonacci_grid(30_000);
+                let anchors =
+                    Anchors::filtered(basis.clone(), filter.clone(), points, device, Coarse::of(device), budget);
+                let anchors = anchors.expect("anchors");
+                let scores_ba = anchors.scores(&codes_bc).expect("scored");
+                (anchors.best(&codes_bc, 4).expect("decoded").rows, scores_ba)
+            };
+            let (got, want) = (best(GPU), best(Device::Cpu));
+            for (got, want) in got.0.iter().zip(&want.0) {
+                for ((anchor, score), (same, wanted)) in got.iter().zip(want) {
+                    // Sums of 2304 products in f32, in another order; equal scores may change places.
+                    assert!((score - wanted).abs() < 1e-3, "{anchor} {same}: {score} {wanted}");
+                }
+                assert_eq!(got[0].0, want[0].0);
+            }
+            // Beyond the best 64 scores are those of f16 factors.
+            let difference = relative(&got.1, &want.1);
+            println!("scores differ by {difference:.2e} of their norm");
+            assert!(difference < 2e-3, "{difference:e}");
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+fn encoder_names_the_row_that_is_no_point_unless_told_not_to_look() {
+    let encoder = Encoder::new(&Basis::new(7).expect("in range"), GPU).expect("compiles");
+    let points_n3 = upload(&uniform_points(3, 0, 0, 100).expect("drawn"), GPU).expect("uploaded");
+    let (checked, unchecked) = (encoder.encode(&points_n3), encoder.encode_unchecked(&points_n3));
+    assert!(checked.expect("points").equal(&unchecked.expect("points")));
+    let _ = points_n3.get(41).fill_(f64::NAN);
+    assert!(matches!(encoder.encode(&points_n3), Err(ShddError::Point { row: 41, .. })));
+    let codes = encoder.encode_unchecked(&points_n3).expect("not looked at");
+    let finite = codes.isfinite().all_dim(1, false).to_device(Device::Cpu);
+    let finite: Vec<bool> = Vec::try_from(&finite).expect("booleans");
+    assert!(finite.iter().enumerate().all(|(row, finite)| *finite == (row != 41)));
+}
+
+#[test]
+#[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+fn timestep_outside_the_table_makes_the_loss_nan_on_the_gpu() {
+    let network = network(GPU, Precision::F32, 7);
+    let image_be = normals(9, &[3, 768], Kind::Float).to_device(GPU);
+    let (time, image) = (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));
+    let x_bd = normals(8, &[3, 64], Kind::Float).to_device(GPU);
+    let t_b = Tensor::from_slice(&[0_i64, 200, 199]).to_device(GPU);
+    let predicted_bd = network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, None).expect("forward");
+    let nan = predicted_bd.isnan().any_dim(1, false).to_device(Device::Cpu);
+    assert_eq!(Vec::<bool>::try_from(&nan).expect("booleans"), [false, true, false]);
+    assert!(network.timesteps(&[0, 200, 199]).is_err());
 }

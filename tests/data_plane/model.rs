@@ -59,6 +59,9 @@ fn parameters_are_as_many_as_the_configuration_counts() {
         for (bottleneck, width_factor) in [(0, 1.0), (32, 1.0), (0, 0.5), (128, 1.7)] {
             let config = ModelConfig { bottleneck, width_factor, ..config(degree) };
             assert_eq!(count(&config), config.parameters(768), "{degree} {bottleneck} {width_factor}");
+            let filtered = ModelConfig { low_pass_dims: 17, ..config };
+            assert_eq!(Architecture::new(&filtered, 768, 200).dims, 17);
+            assert_eq!(count(&filtered), filtered.parameters(768), "17 of {degree} {bottleneck} {width_factor}");
         }
     }
 }
@@ -99,6 +102,11 @@ fn one_timestep_for_all_is_that_timestep_for_each() {
     let time = network.time_table().expect("a table");
     let error = network.forward(&code(4), Timesteps::All(10), &time, &image, None).expect_err("outside");
     assert_eq!(error, ModelError::Timestep { got: 10, timesteps: 10 });
+    let outside = ModelError::TimestepRow { row: 2, got: 10, timesteps: 10 };
+    let t_b = Tensor::from_slice(&[0_i64, 9, 10, -1]);
+    assert_eq!(network.forward(&code(4), Timesteps::Each(&t_b), &time, &image, None).expect_err("outside"), outside);
+    assert_eq!(network.timesteps(&[0, 9, 10, -1]).expect_err("outside"), outside);
+    assert!(network.timesteps(&[0, 9]).expect("known").equal(&Tensor::from_slice(&[0_i64, 9])));
 }
 
 #[test]
@@ -122,6 +130,12 @@ fn dropped_condition_is_the_unconditional_one() {
     let unconditional = predict(&network, &code(2), Timesteps::All(3), &unconditional, None);
     assert_close(&mixed.get(0), &conditional.get(0), 1e-13, "kept");
     assert_close(&mixed.get(1), &unconditional.get(1), 1e-13, "dropped");
+    // Whatever the image held.
+    let broken = image(2);
+    let _ = broken.get(1).fill_(f64::NAN);
+    let broken = network.prepare(&broken, Some(&kept)).expect("prepared");
+    let broken = predict(&network, &code(2), Timesteps::All(3), &broken, None);
+    assert!(broken.equal(&mixed), "a dropped image that is no number is dropped");
 }
 
 #[test]
@@ -135,6 +149,12 @@ fn standardised_embeddings_are_what_the_network_sees() {
     assert_close(&predict(&network, &code(4), Timesteps::All(3), &raw, None), &want, 1e-12, "prediction");
     let error = network.standardise(&mean, &deviation.zeros_like()).expect_err("zero");
     assert_eq!(error, ModelError::Deviation { dimension: 0, got: 0.0 });
+    for (wrong, text) in [(f64::NAN, "NaN"), (f64::NEG_INFINITY, "-inf")] {
+        let means = mean.copy();
+        let _ = means.get(4).fill_(wrong);
+        let error = network.standardise(&means, &deviation).expect_err("no mean").to_string();
+        assert_eq!(error, format!("mean of embedding dimension 4 is {text}, wanted a finite number"));
+    }
 }
 
 #[test]

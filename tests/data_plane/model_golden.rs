@@ -3,14 +3,14 @@
 //! To 1e-4 of each tensor's norm: both sides compute in f32 and add in different orders.
 // b batch · d dimensions of the code
 
-use locdiff::diffusion::{DiffusionError, Forward, NoiseSchedule, Sampler};
+use locdiff::diffusion::{Forward, NoiseSchedule, Sampler};
 use locdiff::loss::{Inputs, Loss};
-use locdiff::model::{Architecture, CsUnet, ModelError, Placement, Timesteps};
+use locdiff::model::{Architecture, CsUnet, Placement, Timesteps};
 use locdiff::native::philox::Philox;
 use locdiff_launch::config::{DiffusionConfig, LossConfig, ModelConfig, Precision};
 use tch::{Device, Kind, Tensor};
 
-use crate::model_support::{Golden, assert_close};
+use crate::model_support::{ChainError, Golden, assert_close};
 
 const TOLERANCE: f64 = 1e-4;
 const DEGREE: u32 = 4;
@@ -63,14 +63,6 @@ fn loss_and_gradients_are_those_of_the_reference() {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-enum Either {
-    #[error(transparent)]
-    Diffusion(#[from] DiffusionError),
-    #[error(transparent)]
-    Model(#[from] ModelError),
-}
-
 #[test]
 fn chains_are_those_of_the_reference() {
     let golden = Golden::read();
@@ -88,7 +80,7 @@ fn chains_are_those_of_the_reference() {
             |draw| Ok(noise.get(draw as i64)),
             |x, t| {
                 seen.push(x.shallow_clone());
-                Ok::<_, Either>(network.forward(x, Timesteps::All(t), &time, &image, None)?)
+                Ok::<_, ChainError>(network.forward(x, Timesteps::All(t), &time, &image, None)?)
             },
         );
         seen.push(last.expect("runs"));

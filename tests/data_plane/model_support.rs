@@ -1,7 +1,9 @@
-//! What the tests of network, diffusion and loss share.
+//! What the tests of network, diffusion, loss and harmonics share.
 
 use std::path::Path;
 
+use locdiff::diffusion::DiffusionError;
+use locdiff::model::ModelError;
 use tch::{Device, Kind, Tensor};
 
 /// ‖got − want‖ / ‖want‖.
@@ -22,12 +24,27 @@ pub(crate) fn normals(seed: i64, shape: &[i64], kind: Kind) -> Tensor {
     Tensor::randn(shape, (kind, Device::Cpu))
 }
 
-/// The tensors that `tests/golden/make_reference.py` wrote.
+/// What a chain through the network can fail of.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChainError {
+    #[error(transparent)]
+    Diffusion(#[from] DiffusionError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+/// Tensors of `tests/golden`.
 pub(crate) struct Golden(Vec<(String, Tensor)>);
 
 impl Golden {
+    /// What `make_reference.py` wrote.
     pub(crate) fn read() -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/reference.safetensors");
+        Self::of("reference.safetensors")
+    }
+
+    /// The tensors of a file.
+    pub(crate) fn of(file: &str) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
         Self(Tensor::read_safetensors(path).expect("the golden file"))
     }
 

@@ -3,7 +3,16 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::AutoOr;
 use super::errors::Checker;
+
+/// Points of an automatic grid, where the degree asks for no more.
+const GRID_POINTS_AUTO_MIN: u32 = 21_000;
+
+/// Grid points from which refinement reaches the mode of a code: 4 (L + 1)². `shdd::decode` has the reason.
+pub fn grid_points_min(degree: u32) -> u32 {
+    4 * (degree + 1).pow(2)
+}
 
 /// How the samples of one image become one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -49,8 +58,8 @@ pub struct EvalConfig {
     pub aggregator: Aggregator,
     /// Among which points a code is decoded.
     pub anchors: DecodeAnchors,
-    /// Points of the grid.
-    pub grid_points: u32,
+    /// Points of the grid; "auto" is 21000, or 4 (L + 1)² where that is more. With `refine`, at least 4 (L + 1)².
+    pub grid_points: AutoOr<u32>,
     /// Radius of the neighbourhood that a decoder sums over, km; 0: the point alone.
     pub neighbourhood_km: f64,
     /// Refine a decoded place on the continuous sphere.
@@ -71,7 +80,7 @@ impl Default for EvalConfig {
             guidance: 0.0,
             aggregator: Aggregator::KernelMedoid,
             anchors: DecodeAnchors::Gallery,
-            grid_points: 21_000,
+            grid_points: AutoOr::Auto,
             neighbourhood_km: 0.0,
             refine: false,
             every: 0,
@@ -81,12 +90,58 @@ impl Default for EvalConfig {
 }
 
 impl EvalConfig {
-    pub(super) fn check(&self, checker: &mut Checker) {
+    /// Points of the grid for codes of degree `degree`, worked out where the configuration says "auto".
+    pub fn grid_points(&self, degree: u32) -> u32 {
+        self.grid_points.value().unwrap_or_else(|| grid_points_min(degree).max(GRID_POINTS_AUTO_MIN))
+    }
+
+    /// `degree` is `model.degree`, which may itself be out of range.
+    pub(super) fn check(&self, degree: u32, checker: &mut Checker) {
         checker.within("eval.samples", self.samples, 1..=4096);
         checker.within("eval.sampler_steps", self.sampler_steps, 1..=10_000);
         checker.within("eval.sampler_eta", self.sampler_eta, 0.0..=1.0);
         checker.not_negative("eval.guidance", self.guidance);
-        checker.within("eval.grid_points", self.grid_points, 100..=10_000_000);
+        if let Some(points) = self.grid_points.value() {
+            checker.within("eval.grid_points", points, 100..=10_000_000);
+            // A degree out of range has its own error, and its square might not fit.
+            let wanted = grid_points_min(degree.min(1023));
+            if self.refine && points < wanted {
+                let message = format!(
+                    "is {points}, too few for eval.refine at model.degree = {degree}, wanted \"auto\" or at least {wanted}"
+                );
+                checker.push("eval.grid_points", message);
+            }
+        }
         checker.within("eval.neighbourhood_km", self.neighbourhood_km, 0.0..=20_000.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Layer, load};
+
+    fn set(text: &str) -> Layer {
+        Layer::Set(text.into())
+    }
+
+    fn refused(layers: &[Layer]) -> String {
+        load(layers).expect_err("wanted errors").to_string()
+    }
+
+    #[test]
+    fn grid_is_fine_enough_for_refinement_or_refused() {
+        let points = |degree: u32| {
+            let found = load(&[set(&format!("model.degree={degree}")), set("eval.refine=true")]).expect("valid");
+            found.config.eval.grid_points(degree)
+        };
+        assert_eq!([47, 71, 72, 127].map(points), [21_000, 21_000, 21_316, 65_536]);
+        let layers = |points: u32| [set("model.degree=95"), set(&format!("eval.grid_points={points}"))];
+        assert_eq!(load(&layers(21_000)).expect("no refinement").config.eval.grid_points(95), 21_000);
+        let refined = |points| [&layers(points)[..], &[set("eval.refine=true")]].concat();
+        assert!(load(&refined(36_864)).is_ok());
+        let text = refused(&refined(36_863));
+        let want = "eval.grid_points: is 36863, too few for eval.refine at model.degree = 95, wanted \"auto\" or at least 36864";
+        assert!(text.contains(want), "{text}");
+        assert!(refused(&[set("model.degree=4294967295"), refined(100)[1].clone()]).contains("model.degree"));
     }
 }

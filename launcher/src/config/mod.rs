@@ -28,7 +28,7 @@ pub use auto::AutoOr;
 pub use checkpoint::CheckpointConfig;
 pub use diffusion::{DiffusionConfig, Schedule};
 pub use errors::{ConfigError, ConfigErrors};
-pub use eval::{Aggregator, DecodeAnchors, EvalConfig};
+pub use eval::{Aggregator, DecodeAnchors, EvalConfig, grid_points_min};
 pub use load::{Layer, Origin, Resolved, load};
 pub use loss::{KlDirection, LossConfig};
 pub use model::ModelConfig;
@@ -80,7 +80,7 @@ impl RunConfig {
         self.train.check(checker);
         self.shards.check(checker);
         self.checkpoint.check(checker);
-        self.eval.check(checker);
+        self.eval.check(self.model.degree, checker);
         self.retrieval.check(checker);
         self.parallel.check(checker);
         self.supervise.check(checker);

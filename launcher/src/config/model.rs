@@ -41,16 +41,21 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
-    /// Dimensions of the code, (L + 1)².
+    /// Dimensions of a whole code, (L + 1)².
     pub fn dims(&self) -> u64 {
-        (u64::from(self.degree) + 1).pow(2)
+        (u64::from(self.degree) + 1).saturating_pow(2)
+    }
+
+    /// Dimensions of the code that the network sees: those that the low-pass filter keeps, or all.
+    pub fn kept_dims(&self) -> u64 {
+        if self.low_pass_dims > 0 { u64::from(self.low_pass_dims) } else { self.dims() }
     }
 
     /// Parameters of the CS-UNet for image embeddings of a given width.
     pub fn parameters(&self, embedding_width: u64) -> u64 {
         /// Width of the sinusoidal time embedding.
         const TIME: u64 = 200;
-        let dims = self.dims();
+        let dims = self.kept_dims();
         let scaled = |divisor: u64| ((dims / divisor) as f64 * self.width_factor).round() as u64;
         let (a, b, c) = (scaled(1), scaled(2), scaled(4));
         let module = |input: u64, output: u64| {

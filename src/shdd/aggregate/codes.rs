@@ -2,12 +2,16 @@
 //!
 //! The mixture is `q(a) = Σ_k softmax_a(tempering · score_k(a))`: each sample has the same weight, however sharp it is. Densities
 //! are never computed, only their logarithms: `log q` by log-softmax over the anchors and log-sum-exp over the samples.
+//!
+//! Neighbourhood and refinement of the decoder apply to the mixture as they do to one code: a neighbourhood sums q over a radius,
+//! and refinement climbs `log Σ_k exp(tempering · f_k(p)) / Z_k` on the continuous sphere, Z_k being sample k's sum over the anchors.
 
 use tch::{Kind, TchError, Tensor};
 
 use super::AggregateError;
-use crate::geo::UnitVector;
-use crate::shdd::decode::{Anchors, Decoded, Decoder, torch_error};
+use crate::shdd::decode::refine::{ascend, gradient};
+use crate::shdd::decode::{Anchors, DecodeError, Decoded, Decoder, in_parallel, largest, torch_error};
+use crate::shdd::{Local, ShddError};
 
 // i images · k samples of each · c coefficients · a anchors
 
@@ -22,11 +26,15 @@ pub fn mean_code(codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<Decoded>, 
     Ok(decoder.decode(&mean_ic.map_err(torch_error("mean of codes"))?)?)
 }
 
-/// The anchor where the mixture of each image's densities is largest, and its log density.
-pub fn mixture(codes_ikc: &Tensor, anchors: &Anchors, tempering: f64) -> Result<Vec<Decoded>, AggregateError> {
+/// The place where the mixture of each image's densities is largest, and its log density there.
+///
+/// As the decoder does with one code: the best anchor, or the anchor whose neighbourhood has the largest sum of the mixture, and
+/// from there, where the decoder refines, the mode of the mixture on the continuous sphere.
+pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<Vec<Decoded>, AggregateError> {
     if !(tempering > 0.0 && tempering.is_finite()) {
         return Err(AggregateError::Tempering { got: tempering });
     }
+    let anchors = decoder.anchors();
     let [images, samples] = shape(codes_ikc, anchors)?;
     let mut found = Vec::new();
     // Scores, their log-softmax and one temporary are held at once.
@@ -34,31 +42,110 @@ pub fn mixture(codes_ikc: &Tensor, anchors: &Anchors, tempering: f64) -> Result<
     for first in (0..images as i64).step_by(per_pass as usize) {
         let count = per_pass.min(images as i64 - first);
         let flat = |codes_ikc: &Tensor| codes_ikc.f_narrow(0, first, count)?.f_reshape([count * samples as i64, -1]);
-        let scores_ba = anchors.scores(&flat(codes_ikc).map_err(torch_error("codes of samples"))?)?;
-        let (densities, best) =
-            log_modes(&scores_ba, count, samples as i64, tempering).map_err(torch_error("mixture density"))?;
-        found.extend(densities.into_iter().zip(best).map(|(score, anchor)| decoded(anchors, anchor as usize, score)));
+        let codes_bc = flat(codes_ikc).map_err(torch_error("codes of samples"))?;
+        let densities = Densities::new(&anchors.scores(&codes_bc)?, count, samples as i64, tempering)
+            .map_err(torch_error("mixture density"))?;
+        let modes = densities.modes(decoder).map_err(torch_error("mixture density"))?;
+        found.extend(if decoder.refines() { refined(&codes_bc, decoder, &densities, &modes)? } else { modes });
     }
     Ok(found)
 }
 
-/// Largest log density of each image, and where.
-fn log_modes(scores_ba: &Tensor, images: i64, samples: i64, tempering: f64) -> Result<(Vec<f64>, Vec<i64>), TchError> {
-    let log_ba = scores_ba.f_mul_scalar(tempering)?.f_log_softmax(1, Kind::Float)?;
-    let log_ia = log_ba.f_view([images, samples, -1])?.f_logsumexp([1_i64].as_slice(), false)?;
-    let (densities_i, best_i) = log_ia.f_max_dim(1, false)?;
-    let densities = Vec::try_from(densities_i.f_sub_scalar((samples as f64).ln())?.f_to_kind(Kind::Double)?)?;
-    Ok((densities, Vec::try_from(best_i)?))
+/// Log densities over the anchors for some images.
+struct Densities {
+    /// Of the mixture, f32.
+    log_ia: Tensor,
+    /// Logarithms of what each sample's density was divided by, image after image.
+    log_totals: Vec<f64>,
+    samples: usize,
+    tempering: f64,
 }
 
-fn decoded(anchors: &Anchors, anchor: usize, score: f64) -> Decoded {
-    let point: UnitVector = anchors.points()[anchor];
-    Decoded { point, anchor, score, converged: true }
+impl Densities {
+    fn new(scores_ba: &Tensor, images: i64, samples: i64, tempering: f64) -> Result<Self, TchError> {
+        let scores_ba = scores_ba.f_mul_scalar(tempering)?;
+        let log_totals = scores_ba.f_logsumexp([1_i64].as_slice(), false)?.f_to_kind(Kind::Double)?;
+        let log_ba = scores_ba.f_log_softmax(1, Kind::Float)?;
+        let log_ia = log_ba.f_view([images, samples, -1])?.f_logsumexp([1_i64].as_slice(), false)?;
+        Ok(Self {
+            log_ia: log_ia.f_sub_scalar((samples as f64).ln())?,
+            log_totals: Vec::try_from(log_totals)?,
+            samples: samples as usize,
+            tempering,
+        })
+    }
+
+    /// The best anchor of each image, by itself or by its neighbourhood; of equals the first.
+    fn modes(&self, decoder: &Decoder) -> Result<Vec<Decoded>, TchError> {
+        let points = decoder.anchors().points();
+        let decoded = |(anchor, score)| Decoded { point: points[anchor], anchor, score, converged: true };
+        if let Some(neighbourhood) = decoder.neighbourhood() {
+            let log_densities = Vec::<f32>::try_from(self.log_ia.f_contiguous()?.f_view([-1])?)?;
+            let rows: Vec<&[f32]> = log_densities.chunks_exact(points.len()).collect();
+            return Ok(in_parallel(&rows, |row| decoded(largest(&neighbourhood.log_sums(row)))));
+        }
+        let (densities_i, best_i) = self.log_ia.f_max_dim(1, false)?;
+        let (densities, best) =
+            (Vec::<f64>::try_from(densities_i.f_to_kind(Kind::Double)?)?, Vec::<i64>::try_from(best_i)?);
+        Ok(best.into_iter().zip(densities).map(|(anchor, score)| decoded((anchor as usize, score))).collect())
+    }
+}
+
+/// From the best anchors to the modes of the mixtures on the continuous sphere.
+fn refined(
+    codes_bc: &Tensor,
+    decoder: &Decoder,
+    densities: &Densities,
+    starts: &[Decoded],
+) -> Result<Vec<Decoded>, DecodeError> {
+    let (basis, samples, tempering) = (decoder.anchors().basis(), densities.samples, densities.tempering);
+    let codes = decoder.anchors().lifted(codes_bc)?;
+    let images = codes.chunks_exact(samples * basis.dims()).zip(densities.log_totals.chunks_exact(samples));
+    let tasks: Vec<_> = starts.iter().zip(images).collect();
+    let results = in_parallel(&tasks, |(start, (codes, log_totals))| {
+        // Taken off again at the end: a value near 0 would leave no room for rounding.
+        let least = log_totals.iter().copied().fold(f64::INFINITY, f64::min);
+        let end = ascend(basis.degree(), start.point, |point| {
+            let of_sample =
+                |(code, log_total): (&[f64], &f64)| Ok((basis.value_gradient_hessian(code, point)?, log_total - least));
+            let locals = codes.chunks_exact(basis.dims()).zip(*log_totals).map(of_sample);
+            Ok(log_sum(&locals.collect::<Result<Vec<_>, ShddError>>()?, tempering))
+        })?;
+        let score = end.value - least - (samples as f64).ln();
+        Ok(Decoded { point: end.point, score, converged: end.converged, ..**start })
+    });
+    results.into_iter().collect()
+}
+
+/// log Σ_k exp(s·f_k − c_k) near a point. With weights w = softmax and g, H those of s·f: its gradient is Σ w g, its Hessian
+/// Σ w (H + g gᵀ) less the gradient's own g gᵀ.
+fn log_sum(terms: &[(Local, f64)], tempering: f64) -> Local {
+    let exponents: Vec<f64> = terms.iter().map(|(local, offset)| tempering * local.value - offset).collect();
+    let most = exponents.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = exponents.iter().map(|exponent| (exponent - most).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    let (mut along, mut hessian, mut in_space) = ([0.0; 2], [[0.0; 2]; 2], [0.0; 3]);
+    for ((local, _), weight) in terms.iter().zip(weights) {
+        let (weight, slope) = (weight / total, gradient(local).map(|part| tempering * part));
+        in_space.iter_mut().zip(local.gradient).for_each(|(sum, part)| *sum += weight * tempering * part);
+        for row in 0..2 {
+            along[row] += weight * slope[row];
+            for column in 0..2 {
+                hessian[row][column] += weight * (tempering * local.hessian[row][column] + slope[row] * slope[column]);
+            }
+        }
+    }
+    for row in 0..2 {
+        for column in 0..2 {
+            hessian[row][column] -= along[row] * along[column];
+        }
+    }
+    Local { value: most + total.ln(), gradient: in_space, hessian, basis: terms[0].0.basis }
 }
 
 /// Images and samples of `[i, k, c]`.
 pub(super) fn shape(codes_ikc: &Tensor, anchors: &Anchors) -> Result<[usize; 2], AggregateError> {
-    let dims = anchors.basis().dims();
+    let dims = anchors.dims();
     match codes_ikc.size().as_slice() {
         [_, 0, _] => Err(AggregateError::NoSamples),
         [images, samples, width] if *width == dims as i64 => Ok([*images as usize, *samples as usize]),

@@ -46,7 +46,7 @@ pub enum AggregateError {
 pub fn aggregate(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<UnitVector>, AggregateError> {
     let of_places = match how {
         Aggregator::MeanCode => return Ok(points_of(&mean_code(codes_ikc, decoder)?)),
-        Aggregator::Mixture => return Ok(points_of(&mixture(codes_ikc, decoder.anchors(), TEMPERING)?)),
+        Aggregator::Mixture => return Ok(points_of(&mixture(codes_ikc, decoder, TEMPERING)?)),
         Aggregator::KernelMedoid => |points: &[UnitVector]| Ok(points[kernel_medoid(points)?]),
         Aggregator::MeanVector => mean_vector,
         Aggregator::GeometricMedian => geometric_median,

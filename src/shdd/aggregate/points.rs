@@ -73,7 +73,7 @@ fn first_best(values: &[f64], better: impl Fn(f64, f64) -> bool) -> Option<usize
 fn downhill(points: &[UnitVector], place: UnitVector, least: f64) -> Option<(UnitVector, f64)> {
     let mut step = median_step(points, place);
     while norm(step) > MEDIAN_STEP_RAD {
-        let next = place.walk(step);
+        let next = place.walk(step).expect("a sum of unit vectors over weights above 0 is finite");
         let cost = cost(points, next);
         if cost < least {
             return Some((next, cost));

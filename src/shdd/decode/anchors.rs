@@ -7,25 +7,28 @@
 //! Precision: on CUDA the coarse pass multiplies f16 factors with sums in f32, after each code has been divided by its largest
 //! value so that none overflows. 16 bits alone pick a wrong point of a dense gallery (at L = 47 and 1 km between points bf16 is
 //! over 1 km off for 87 % of clean codes), so the best [`CANDIDATES`] are rescored in f32 by products and sums outside the
-//! matrix units, where no setting can turn them into TF32. f16 and not bf16: harmonics lie within 3, bits of mantissa are
-//! worth more than bits of exponent, and the best 64 by bf16 lack the right point in 1 % of those cases. On the CPU,
-//! where 16 bits are no faster, the coarse pass is in f32 already and is the last word.
+//! matrix units, where no setting can turn them into TF32. f16 and not bf16: harmonics lie within √((2L+1)/4π), 2.8 at L = 47
+//! and 9.1 at L = 511, so that bits of mantissa are worth more than bits of exponent, and the best 64 by bf16 lack the right
+//! point in 1 % of those cases. On the CPU, where 16 bits are no faster, the coarse pass is in f32 already and is the last word.
 //! (`decode_rescored_finds_what_16_bits_miss` has the figures.)
 //!
-//! Invariant: the best come in the order of score, then of index.
+//! Invariant: the best come in the order of score, then of index. libtorch's `topk` says nothing about equal scores, so that at
+//! least [`CANDIDATES`] are taken from it and put in order here: of anchors with equal scores the first wins, unless so many
+//! are equal that they fill the candidates (a gallery with one place more than 64 times).
 
 use std::ops::Range;
 
 use tch::{Device, Kind, TchError, Tensor};
 
+use super::source::Source;
 use super::{DecodeError, torch_error};
 use crate::geo::{UnitVector, fibonacci_grid};
 use crate::native::gemm::mm_f32;
-use crate::shdd::Basis;
+use crate::shdd::{Basis, Filter};
 
-// b codes · c coefficients (L+1)² · a anchors · k candidates
+// b codes · c coefficients, (L+1)² or those that a filter keeps · a anchors · k candidates
 
-/// Anchors that are rescored in f32 after a pass in 16 bits.
+/// Anchors that are put in order, and after a pass in 16 bits rescored in f32.
 pub const CANDIDATES: usize = 64;
 
 /// Numbers of the coarse pass.
@@ -78,6 +81,14 @@ impl Default for Budget {
     }
 }
 
+impl Budget {
+    /// What suits a device. On the CPU tiles are small enough for the allocator to hand out the same memory again: larger ones
+    /// are mapped anew for every tile, and the kernel's clearing of their pages takes as long as the harmonics.
+    pub fn of(device: Device) -> Self {
+        if device.is_cuda() { Self::default() } else { Self { tile_bytes: 8 << 20, ..Self::default() } }
+    }
+}
+
 /// The best anchors of each code, best first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Best {
@@ -88,9 +99,7 @@ pub struct Best {
 /// Points that codes are compared with.
 #[derive(Debug)]
 pub struct Anchors {
-    basis: Basis,
-    points: Vec<UnitVector>,
-    device: Device,
+    source: Source,
     coarse: Coarse,
     budget: Budget,
     kept_ac: Option<Tensor>,
@@ -100,15 +109,27 @@ pub struct Anchors {
 ///
 /// The score of a clean code falls off as 2 J₁(x)/x in x = (L+1)·angle: the main lobe ends at x = 3.8, the Hessian stays
 /// negative definite to 2.3, side lobes reach 0.064. With 4 (L+1)² Fibonacci points the nearest is within x = 1.4 of any place,
-/// where the score is still 0.77 of the peak.
+/// where the score is still 0.77 of the peak. The configuration holds `eval.grid_points` to the same number.
 pub fn grid_points_min(degree: u32) -> usize {
-    4 * (degree as usize + 1).pow(2)
+    locdiff_launch::config::grid_points_min(degree) as usize
 }
 
 impl Anchors {
-    /// Any points, such as a gallery.
+    /// Any points, such as a gallery, for whole codes. A CUDA device must be the current one.
     pub fn new(
         basis: Basis,
+        points: Vec<UnitVector>,
+        device: Device,
+        coarse: Coarse,
+        budget: Budget,
+    ) -> Result<Self, DecodeError> {
+        Self::filtered(basis, None, points, device, coarse, budget)
+    }
+
+    /// The same for codes of which a filter keeps some dimensions.
+    pub fn filtered(
+        basis: Basis,
+        filter: Option<Filter>,
         points: Vec<UnitVector>,
         device: Device,
         coarse: Coarse,
@@ -117,13 +138,15 @@ impl Anchors {
         if points.is_empty() {
             return Err(DecodeError::NoAnchors);
         }
-        let mut anchors = Self { basis, points, device, coarse, budget, kept_ac: None };
-        let shape = [anchors.points.len() as i64, anchors.basis.dims() as i64];
-        if anchors.points.len() * anchors.basis.dims() * coarse.bytes() <= budget.kept_bytes_max {
-            let kept_ac = Tensor::f_empty(shape, (coarse.kind(), device)).map_err(torch_error("kept anchors"))?;
+        let source = Source::new(basis, points, filter, device)?;
+        let mut anchors = Self { source, coarse, budget, kept_ac: None };
+        let (count, dims) = (anchors.points().len(), anchors.dims());
+        if count * dims * coarse.bytes() <= budget.kept_bytes_max {
+            let kept_ac = Tensor::f_empty([count as i64, dims as i64], (coarse.kind(), device))
+                .map_err(torch_error("kept anchors"))?;
             for range in anchors.tiles() {
                 let mut rows = rows_of(&kept_ac, &range).map_err(torch_error("kept anchors"))?;
-                rows.f_copy_(&anchors.harmonics(&range)?).map_err(torch_error("kept anchors"))?;
+                rows.f_copy_(&anchors.source.tile(&range)?).map_err(torch_error("kept anchors"))?;
             }
             anchors.kept_ac = Some(kept_ac);
         }
@@ -132,22 +155,32 @@ impl Anchors {
 
     /// An even grid; see [`grid_points_min`] for how fine it must be.
     pub fn grid(basis: Basis, count: usize, device: Device) -> Result<Self, DecodeError> {
-        Self::new(basis, fibonacci_grid(count), device, Coarse::of(device), Budget::default())
+        Self::new(basis, fibonacci_grid(count), device, Coarse::of(device), Budget::of(device))
     }
 
     /// The anchors.
     pub fn points(&self) -> &[UnitVector] {
-        &self.points
+        self.source.points()
     }
 
     /// The harmonics.
     pub fn basis(&self) -> &Basis {
-        &self.basis
+        self.source.basis()
+    }
+
+    /// Which dimensions codes have; none: all.
+    pub fn filter(&self) -> Option<&Filter> {
+        self.source.filter()
+    }
+
+    /// Numbers of a code: (L+1)², or those that the filter keeps.
+    pub fn dims(&self) -> usize {
+        self.source.dims()
     }
 
     /// Where scores are computed.
     pub fn device(&self) -> Device {
-        self.device
+        self.source.device()
     }
 
     /// Whether the harmonics of all anchors are kept.
@@ -156,19 +189,20 @@ impl Anchors {
     }
 
     /// The most memory that a call holds beside its codes, bytes: points, kept harmonics, scores twice (one tile and what is
-    /// collected), and a tile four times: as computed, as a tensor, and both factors of a product or of a rescoring.
+    /// collected), and a tile four times: as computed, as a tensor, and both factors of a product or of a rescoring. What a
+    /// neighbourhood takes is in [`Decoder::bytes_bound`](super::Decoder::bytes_bound).
     pub fn bytes_bound(&self) -> usize {
-        let kept = if self.is_kept() { self.points.len() * self.basis.dims() * self.coarse.bytes() } else { 0 };
-        let tile = self.tile_rows() * self.basis.dims() * 4;
-        let scores = self.budget.scores_bytes.max(self.points.len() * 4);
-        self.points.len() * size_of::<UnitVector>() + kept + 2 * scores + 4 * tile
+        let count = self.points().len();
+        let kept = if self.is_kept() { count * self.dims() * self.coarse.bytes() } else { 0 };
+        let tile = self.tile_rows() * self.basis().dims() * 4;
+        let scores = self.budget.scores_bytes.max(count * 4);
+        self.source.bytes() + kept + 2 * scores + 4 * tile
     }
 
     /// The `count` best anchors of each code in `codes_bc`.
     pub fn best(&self, codes_bc: &Tensor, count: usize) -> Result<Best, DecodeError> {
         let codes_bc = self.checked(codes_bc)?;
-        let wanted = if self.rescores() { count.max(CANDIDATES) } else { count };
-        let wanted = wanted.min(self.points.len());
+        let wanted = count.max(CANDIDATES).min(self.points().len());
         let per_chunk = (self.budget.scores_bytes / 4 / (self.tile_rows() + 2 * wanted)).max(1);
         let mut rows = Vec::new();
         for range in ranges(codes_bc.size()[0] as usize, per_chunk) {
@@ -188,14 +222,14 @@ impl Anchors {
 
     /// Codes whose scores over all anchors fit the budget.
     pub fn codes_per_pass(&self) -> usize {
-        (self.budget.scores_bytes / 4 / self.points.len()).max(1)
+        (self.budget.scores_bytes / 4 / self.points().len()).max(1)
     }
 
     /// The scores of all anchors, `[b, a]` in f32 on the CPU, for at most [`codes_per_pass`](Self::codes_per_pass) codes, or a
     /// few more. After a pass in 16 bits the best [`CANDIDATES`] of each code have their f32 scores.
     pub fn scores(&self, codes_bc: &Tensor) -> Result<Tensor, DecodeError> {
         let codes_bc = self.checked(codes_bc)?;
-        let shape = [codes_bc.size()[0], self.points.len() as i64];
+        let shape = [codes_bc.size()[0], self.points().len() as i64];
         let scores_ba = Tensor::f_empty(shape, (Kind::Float, Device::Cpu)).map_err(torch_error("scores"))?;
         for range in self.tiles() {
             let tile_ba = self.tile_scores(&codes_bc, &range)?;
@@ -205,7 +239,7 @@ impl Anchors {
         if !self.rescores() {
             return Ok(scores_ba);
         }
-        let candidates = CANDIDATES.min(self.points.len()) as i64;
+        let candidates = CANDIDATES.min(self.points().len()) as i64;
         let (_, best_bk) = scores_ba.f_topk(candidates, 1, true, false).map_err(torch_error("scores"))?;
         let fine_bk = self.rescored(&codes_bc, &best_bk)?.f_to_device(Device::Cpu).map_err(torch_error("scores"))?;
         scores_ba.f_scatter(1, &best_bk, &fine_bk).map_err(torch_error("scores"))
@@ -213,25 +247,26 @@ impl Anchors {
 
     /// A coarse pass on CUDA is never the last word, not even in f32: TF32 may be switched on for the whole process.
     fn rescores(&self) -> bool {
-        self.coarse != Coarse::F32 || self.device.is_cuda()
+        self.coarse != Coarse::F32 || self.device().is_cuda()
     }
 
+    /// By the size of whole codes: a filter is applied to a tile of them.
     fn tile_rows(&self) -> usize {
-        (self.budget.tile_bytes / 4 / self.basis.dims()).clamp(1, self.points.len())
+        (self.budget.tile_bytes / 4 / self.basis().dims()).clamp(1, self.points().len())
     }
 
     fn tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        ranges(self.points.len(), self.tile_rows())
+        ranges(self.points().len(), self.tile_rows())
     }
 
     /// Codes as f32 on the device, each of them finite.
     fn checked(&self, codes_bc: &Tensor) -> Result<Tensor, DecodeError> {
-        let dims = self.basis.dims();
+        let dims = self.dims();
         if codes_bc.dim() != 2 || codes_bc.size()[1] != dims as i64 {
             return Err(DecodeError::Shape { got: codes_bc.size(), dims });
         }
         let finite = || -> Result<(Tensor, Vec<bool>), TchError> {
-            let codes_bc = codes_bc.f_detach()?.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
+            let codes_bc = codes_bc.f_detach()?.f_to_device(self.device())?.f_to_kind(Kind::Float)?;
             let finite_b = codes_bc.f_isfinite()?.f_all_dim(1, false)?.f_to_device(Device::Cpu)?;
             Ok((codes_bc, Vec::try_from(&finite_b)?))
         };
@@ -242,14 +277,15 @@ impl Anchors {
         }
     }
 
-    fn harmonics(&self, range: &Range<usize>) -> Result<Tensor, DecodeError> {
-        Ok(self.basis.tensor(&self.points[range.clone()], self.device)?)
+    /// Codes as whole ones in f64, row after row: where refinement begins.
+    pub(in crate::shdd) fn lifted(&self, codes_bc: &Tensor) -> Result<Vec<f64>, DecodeError> {
+        self.source.lifted(codes_bc)
     }
 
     fn tile_scores(&self, codes_bc: &Tensor, range: &Range<usize>) -> Result<Tensor, DecodeError> {
         let tile_ac = match &self.kept_ac {
             Some(kept_ac) => rows_of(kept_ac, range),
-            None => self.harmonics(range)?.f_to_kind(self.coarse.kind()),
+            None => self.source.tile(range)?.f_to_kind(self.coarse.kind()),
         };
         let tile_ca = tile_ac.and_then(|tile_ac| tile_ac.f_tr()).map_err(torch_error("tile of anchors"))?;
         if self.coarse == Coarse::F32 {
@@ -288,14 +324,11 @@ impl Anchors {
     /// f32 scores of the candidates `anchors_bk`.
     fn rescored(&self, codes_bc: &Tensor, anchors_bk: &Tensor) -> Result<Tensor, DecodeError> {
         let candidates = anchors_bk.size()[1] as usize;
-        let per_chunk = (self.budget.tile_bytes / 4 / self.basis.dims() / candidates).max(1);
+        let per_chunk = (self.budget.tile_bytes / 4 / self.basis().dims() / candidates).max(1);
         let mut chunks = Vec::new();
         for range in ranges(codes_bc.size()[0] as usize, per_chunk) {
-            let anchors: Vec<i64> =
-                rows_of(anchors_bk, &range).and_then(|rows| flat(&rows)).map_err(torch_error("candidates"))?;
-            let points: Vec<UnitVector> = anchors.iter().map(|anchor| self.points[*anchor as usize]).collect();
-            let harmonics = self.basis.tensor(&points, self.device)?;
-            let shape = [range.len() as i64, candidates as i64, self.basis.dims() as i64];
+            let harmonics = self.source.rows(&rows_of(anchors_bk, &range).map_err(torch_error("candidates"))?)?;
+            let shape = [range.len() as i64, candidates as i64, self.dims() as i64];
             let product = || -> Result<Tensor, TchError> {
                 let codes_b1c = rows_of(codes_bc, &range)?.f_unsqueeze(1)?;
                 let product_bkc = harmonics.f_view(shape)?.f_mul_(&codes_b1c)?;

@@ -1,6 +1,6 @@
 //! Codes into places: best anchor, neighbourhood, refinement.
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::anchors::{Anchors, flat, ranges, rows_of};
 use super::neighbourhood::Neighbourhood;
@@ -43,6 +43,22 @@ impl Decoder {
         &self.anchors
     }
 
+    /// What scores are summed over; none: the anchor alone.
+    pub fn neighbourhood(&self) -> Option<&Neighbourhood> {
+        self.neighbourhood.as_ref()
+    }
+
+    /// Whether a place is refined on the continuous sphere.
+    pub fn refines(&self) -> bool {
+        self.refines
+    }
+
+    /// The most memory that a call holds beside its codes, bytes: that of the anchors and of the neighbourhood.
+    pub fn bytes_bound(&self) -> usize {
+        let neighbourhood = self.neighbourhood.as_ref();
+        self.anchors.bytes_bound() + neighbourhood.map_or(0, |neighbourhood| neighbourhood.bytes_bound(threads()))
+    }
+
     /// The place of each code in `codes_bc`.
     pub fn decode(&self, codes_bc: &Tensor) -> Result<Vec<Decoded>, DecodeError> {
         let best = match &self.neighbourhood {
@@ -75,9 +91,7 @@ impl Decoder {
         let basis = self.anchors.basis();
         let mut refined = Vec::new();
         for range in ranges(found.len(), self.anchors.codes_per_pass()) {
-            let codes: Vec<f64> = rows_of(codes_bc, &range)
-                .and_then(|rows| flat(&rows.f_to_kind(Kind::Double)?))
-                .map_err(torch_error("codes"))?;
+            let codes = self.anchors.lifted(&rows_of(codes_bc, &range).map_err(torch_error("codes"))?)?;
             let tasks: Vec<(&Decoded, &[f64])> = found[range].iter().zip(codes.chunks_exact(basis.dims())).collect();
             let results: Vec<Result<Decoded, ShddError>> = in_parallel(&tasks, |(start, code)| {
                 let end = refine(basis, code, start.point)?;
@@ -97,10 +111,14 @@ pub(in crate::shdd) fn largest(values: &[f64]) -> (usize, f64) {
     values.iter().enumerate().fold(start, |best, (index, value)| if *value > best.1 { (index, *value) } else { best })
 }
 
+/// As many as libtorch uses.
+fn threads() -> usize {
+    usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1)
+}
+
 /// Applies `work` to each task on as many threads as libtorch uses; results in the order of the tasks.
 pub(in crate::shdd) fn in_parallel<T: Sync, R: Send>(tasks: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1);
-    let share = tasks.len().div_ceil(threads).max(1);
+    let share = tasks.len().div_ceil(threads()).max(1);
     std::thread::scope(|scope| {
         let parts: Vec<_> = tasks.chunks(share).map(|part| scope.spawn(|| part.iter().map(&work).collect())).collect();
         let join = |part: std::thread::ScopedJoinHandle<'_, Vec<R>>| match part.join() {

@@ -5,15 +5,19 @@
 //! - [`refine()`]: from the best anchor to the mode on the continuous sphere, in f64.
 //! - [`Decoder`]: the three together.
 //!
-//! Codes are unscaled: what [`Basis::tensor`](super::Basis::tensor) gives, plus whatever a model got wrong.
+//! Codes are unscaled: what [`Basis::tensor`](super::Basis::tensor) gives, plus whatever a model got wrong. With a
+//! [`Filter`](super::Filter) they have the dimensions that it keeps, and so have the harmonics of the anchors; refinement sees the
+//! whole code again, with zeros where nothing was kept.
 
 pub mod anchors;
 mod decoder;
 pub mod neighbourhood;
 pub mod refine;
+mod source;
 
 pub use anchors::{Anchors, Best, Budget, Coarse, grid_points_min};
 pub use decoder::{Decoded, Decoder};
+pub(in crate::shdd) use decoder::{in_parallel, largest};
 pub use neighbourhood::Neighbourhood;
 pub use refine::{Refined, refine};
 
@@ -38,6 +42,14 @@ pub enum DecodeError {
         /// Shape of the tensor.
         got: Vec<i64>,
         /// Numbers per code.
+        dims: usize,
+    },
+    /// A filter for codes of another degree.
+    #[error("decoder: the filter is for codes of {got} dimensions, wanted {dims}")]
+    Filter {
+        /// Dimensions of the codes that it is for.
+        got: usize,
+        /// Those of the harmonics.
         dims: usize,
     },
     /// A code that is no code.

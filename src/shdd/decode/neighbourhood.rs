@@ -63,6 +63,13 @@ impl Neighbourhood {
         self.radius_km
     }
 
+    /// The most memory that it holds while `threads` threads sum, bytes: the order of the anchors, and for each thread the sums
+    /// and their logarithms.
+    pub fn bytes_bound(&self, threads: usize) -> usize {
+        let order = 2 * size_of::<usize>() + size_of::<[f64; 3]>();
+        self.anchors.len() * (order + threads * 2 * size_of::<f64>())
+    }
+
     /// `log Σ exp(score)` around each anchor; minus infinity where nothing but negligible scores is near.
     ///
     /// `scores` has one entry per anchor, none of them NaN.

@@ -2,7 +2,7 @@
 //!
 //! Where the Hessian is negative definite a Newton step, elsewhere a step along the gradient; no step is longer than a quarter of
 //! the resolution π / L, and each is halved until the value does not fall. Hence the value never falls by more than rounding, and
-//! the mode found is that of the hill on which the start lies. Source: Absil, Mahony, Sepulchre, "Optimization
+//! the mode found is that of the hill on which the start lies. A code with a number that is none is an error. Source: Absil, Mahony, Sepulchre, "Optimization
 //! Algorithms on Matrix Manifolds", 2008, chapters 4 and 6.
 
 use crate::geo::UnitVector;
@@ -31,20 +31,38 @@ pub struct Refined {
     pub converged: bool,
 }
 
-/// Climbs from `start` to the nearest mode of Σ `code`_i Y_i.
+/// Climbs from `start` to the nearest mode of Σ `code`_i Y_i. Every number of the code must be finite.
 pub fn refine(basis: &Basis, code: &[f64], start: UnitVector) -> Result<Refined, ShddError> {
-    let longest = STEP_OF_RESOLUTION * std::f64::consts::PI / f64::from(basis.degree().max(1));
-    let (mut point, mut local) = (start, basis.value_gradient_hessian(code, start)?);
+    expect_finite(code)?;
+    ascend(basis.degree(), start, |point| basis.value_gradient_hessian(code, point))
+}
+
+/// The first number that is none is an error.
+fn expect_finite(code: &[f64]) -> Result<(), ShddError> {
+    match code.iter().position(|value| !value.is_finite()) {
+        Some(index) => Err(ShddError::Coefficient { index, got: code[index] }),
+        None => Ok(()),
+    }
+}
+
+/// Climbs from `start` to the nearest mode of any function that varies no faster than harmonics to `degree`.
+pub(in crate::shdd) fn ascend(
+    degree: u32,
+    start: UnitVector,
+    function: impl Fn(UnitVector) -> Result<Local, ShddError>,
+) -> Result<Refined, ShddError> {
+    let longest = STEP_OF_RESOLUTION * std::f64::consts::PI / f64::from(degree.max(1));
+    let (mut point, mut local) = (start, function(start)?);
     for steps in 0..STEPS_MAX {
         let newton = newton_step(&local);
         if let Some(step) = newton
             && length(step) < STEP_RAD_MIN
         {
-            let point = point.walk(local.basis.combine(step));
+            let point = point.walk(local.basis.combine(step))?;
             return Ok(Refined { point, value: local.value, steps: steps + 1, converged: true });
         }
         let step = limited(newton.unwrap_or_else(|| uphill(&local, longest)), longest);
-        match climb(basis, code, point, &local, step)? {
+        match climb(&function, point, &local, step)? {
             Some(higher) => (point, local) = higher,
             None => return Ok(Refined { point, value: local.value, steps, converged: false }),
         }
@@ -54,8 +72,7 @@ pub fn refine(basis: &Basis, code: &[f64], start: UnitVector) -> Result<Refined,
 
 /// The first of step, step / 2, step / 4, ... that does not lead down; none where all do.
 fn climb(
-    basis: &Basis,
-    code: &[f64],
+    function: impl Fn(UnitVector) -> Result<Local, ShddError>,
     point: UnitVector,
     local: &Local,
     mut step: [f64; 2],
@@ -64,8 +81,8 @@ fn climb(
         return Ok(None);
     }
     for _ in 0..HALVINGS_MAX {
-        let next = point.walk(local.basis.combine(step));
-        let there = basis.value_gradient_hessian(code, next)?;
+        let next = point.walk(local.basis.combine(step))?;
+        let there = function(next)?;
         if there.value >= local.value - ROUNDING * local.value.abs() {
             return Ok(Some((next, there)));
         }
@@ -98,7 +115,8 @@ fn limited(step: [f64; 2], longest: f64) -> [f64; 2] {
     if length > longest { step.map(|part| part / length * longest) } else { step }
 }
 
-fn gradient(local: &Local) -> [f64; 2] {
+/// The gradient along east and north.
+pub(in crate::shdd) fn gradient(local: &Local) -> [f64; 2] {
     let along = |axis: [f64; 3]| axis.iter().zip(local.gradient).map(|(a, g)| a * g).sum();
     [along(local.basis.east), along(local.basis.north)]
 }

@@ -1,0 +1,127 @@
+//! Where the harmonics of anchors come from: computed beside the scores, whole or filtered.
+//!
+//! On CUDA the points are uploaded once and encoded by the kernel of [`gpu`](crate::shdd::gpu): neither a tile nor the candidates of a
+//! rescoring pass through the host. On the CPU the fast form of [`Basis`] does it. A filter, where there is one, is applied
+//! where the harmonics are. Invariant: both ways give the same codes to 1e-6 of the largest.
+
+use std::ops::Range;
+
+use tch::{Device, Kind, Tensor};
+
+use super::anchors::flat;
+use super::{DecodeError, torch_error};
+use crate::geo::UnitVector;
+use crate::shdd::gpu::{Encoder, upload};
+use crate::shdd::{Basis, Filter, Selection};
+
+// a anchors · c coefficients that are kept · n points
+
+/// Points and the harmonics there.
+#[derive(Debug)]
+pub(super) struct Source {
+    basis: Basis,
+    points: Vec<UnitVector>,
+    device: Device,
+    filter: Option<(Filter, Selection)>,
+    /// The kernel and the points beside it; none on the CPU.
+    kernel: Option<(Encoder, Tensor)>,
+}
+
+impl Source {
+    /// On CUDA `device` must be the current one, for which the kernel is compiled.
+    pub(super) fn new(
+        basis: Basis,
+        points: Vec<UnitVector>,
+        filter: Option<Filter>,
+        device: Device,
+    ) -> Result<Self, DecodeError> {
+        if let Some(filter) = filter.as_ref().filter(|filter| filter.dims() != basis.dims()) {
+            return Err(DecodeError::Filter { got: filter.dims(), dims: basis.dims() });
+        }
+        let filter = match filter {
+            Some(filter) => {
+                let selection = filter.on(device)?;
+                Some((filter, selection))
+            }
+            None => None,
+        };
+        let kernel =
+            if device.is_cuda() { Some((Encoder::new(&basis, device)?, upload(&points, device)?)) } else { None };
+        Ok(Self { basis, points, device, filter, kernel })
+    }
+
+    pub(super) fn basis(&self) -> &Basis {
+        &self.basis
+    }
+
+    pub(super) fn points(&self) -> &[UnitVector] {
+        &self.points
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.device
+    }
+
+    pub(super) fn filter(&self) -> Option<&Filter> {
+        self.filter.as_ref().map(|(filter, _)| filter)
+    }
+
+    /// Numbers of a code: those that the filter keeps, or all.
+    pub(super) fn dims(&self) -> usize {
+        self.filter().map_or(self.basis.dims(), Filter::kept)
+    }
+
+    /// Memory of the points, on the host and on the device, bytes.
+    pub(super) fn bytes(&self) -> usize {
+        let copies = if self.kernel.is_some() { 2 } else { 1 };
+        copies * self.points.len() * size_of::<UnitVector>()
+    }
+
+    /// Harmonics of a range of anchors, `[a, c]` in f32 on the device.
+    pub(super) fn tile(&self, range: &Range<usize>) -> Result<Tensor, DecodeError> {
+        let whole_ac = match &self.kernel {
+            Some((encoder, points_n3)) => {
+                let rows = points_n3.f_narrow(0, range.start as i64, range.len() as i64);
+                encoder.encode_unchecked(&rows.map_err(torch_error("tile of anchors"))?)?
+            }
+            None => self.basis.tensor(&self.points[range.clone()], self.device)?,
+        };
+        self.kept(whole_ac)
+    }
+
+    /// Harmonics of the anchors with these numbers (i64, any shape), `[a, c]` in f32 on the device.
+    pub(super) fn rows(&self, anchors: &Tensor) -> Result<Tensor, DecodeError> {
+        let whole_ac = match &self.kernel {
+            Some((encoder, points_n3)) => {
+                let rows = anchors
+                    .f_to_device(self.device)
+                    .and_then(|anchors| points_n3.f_index_select(0, &anchors.f_reshape([-1])?));
+                encoder.encode_unchecked(&rows.map_err(torch_error("candidates"))?)?
+            }
+            None => {
+                let numbers: Vec<i64> = flat(anchors).map_err(torch_error("candidates"))?;
+                let points: Vec<UnitVector> = numbers.iter().map(|anchor| self.points[*anchor as usize]).collect();
+                self.basis.tensor(&points, self.device)?
+            }
+        };
+        self.kept(whole_ac)
+    }
+
+    /// Codes `[b, c]` as whole ones in f64, row after row, with zeros where nothing was kept.
+    pub(super) fn lifted(&self, codes_bc: &Tensor) -> Result<Vec<f64>, DecodeError> {
+        let wide_bc = codes_bc.f_to_device(Device::Cpu).and_then(|codes| codes.f_to_kind(Kind::Double));
+        let wide_bc = wide_bc.map_err(torch_error("codes"))?;
+        let whole = match self.filter() {
+            Some(filter) => filter.scatter(&wide_bc)?,
+            None => wide_bc,
+        };
+        flat(&whole).map_err(torch_error("codes"))
+    }
+
+    fn kept(&self, whole_ac: Tensor) -> Result<Tensor, DecodeError> {
+        match &self.filter {
+            Some((_, selection)) => Ok(selection.apply(&whole_ac)?),
+            None => Ok(whole_ac),
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! `eval --suite perturbation` from the command line to the table: real launcher, real workers.
+
+use locdiff_launch::exit_code::ExitCode;
+
+use crate::stage::{Stage, Worker};
+
+/// Mean Earth radius (IUGG), km.
+const EARTH_RADIUS_KM: f64 = 6371.0088;
+
+/// sqrt(pi / 2) * 0.1 * R / sqrt(L (L + 1)^2 (L + 2) / 16 pi), written out again: the worker's own figure is not asked.
+fn theory_km(degree: f64) -> f64 {
+    let curvature = degree * (degree + 1.0) * (degree + 1.0) * (degree + 2.0) / (16.0 * std::f64::consts::PI);
+    (std::f64::consts::PI / 2.0).sqrt() * 0.1 * EARTH_RADIUS_KM / curvature.sqrt()
+}
+
+#[test]
+fn perturbation_drifts_by_what_theory_says() {
+    let ran = Stage::new(Worker::Real).run("--workers 2 --device cpu --json eval --suite perturbation");
+    ran.ends_with(ExitCode::Success);
+    let json = ran.json();
+    let rows = json["rows"].as_array().expect("rows");
+    let computed: Vec<_> = rows.iter().filter(|row| row["source"] == "computed").collect();
+    let degrees: Vec<u64> = computed.iter().filter_map(|row| row["degree"].as_u64()).collect();
+    assert_eq!(degrees, [23, 47, 63, 95], "{json}");
+    for row in computed {
+        assert!(row["points"].as_u64().is_some_and(|points| points >= 10_000), "{row}");
+        assert!(row["searched"].as_u64().is_some_and(|searched| searched > 0), "{row}");
+        let want = theory_km(row["degree"].as_f64().expect("a degree"));
+        let drift = row["drift_km"].as_f64().expect("a drift");
+        // A Rayleigh variable's standard deviation is 0.523 of its mean: 0.5 % for 10,000 points.
+        assert!((drift / want - 1.0).abs() < 0.03, "{row}: theory says {want} km");
+        assert!((row["theory_km"].as_f64().expect("a theory") / want - 1.0).abs() < 1e-9, "{row}");
+    }
+    let published = rows.iter().find(|row| row["source"] == "published").expect("the paper's figure");
+    assert_eq!((published["degree"].as_u64(), published["drift_km"].as_f64()), (Some(47), Some(5.3)));
+}
