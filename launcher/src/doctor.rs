@@ -124,11 +124,7 @@ fn worker(config: &RunConfig, inventory: &Inventory) -> Check {
         Ok(hello) => hello,
         Err(error) => return check("worker", Level::Error, format!("{error:#}")),
     };
-    let wants_cuda = match config.parallel.device {
-        DeviceKind::Auto => !inventory.gpus.is_empty(),
-        DeviceKind::Cpu => false,
-        DeviceKind::Cuda => true,
-    };
+    let wants_cuda = config.parallel.device.on_cuda(!inventory.gpus.is_empty());
     match (&hello.cuda, &hello.nccl) {
         (Some(cuda), Some(nccl)) => {
             let detail = format!("libtorch {}, CUDA {cuda}, NCCL {nccl}", hello.libtorch_loaded);

@@ -1,6 +1,6 @@
 //! Which rank runs where: workers of this node, their devices, and whether the model can be split over them.
 
-use crate::config::{DeviceKind, RunConfig};
+use crate::config::RunConfig;
 use crate::error::LaunchError;
 use crate::gpus::Inventory;
 use crate::protocol::Place;
@@ -22,16 +22,13 @@ impl World {
             return Err(LaunchError::NotYet("--nnodes above 1".into()));
         }
         let gpus = u32::try_from(inventory.gpus.len()).unwrap_or(u32::MAX);
-        let on_cuda = match parallel.device {
-            DeviceKind::Auto => gpus > 0,
-            DeviceKind::Cpu => false,
-            DeviceKind::Cuda => true,
-        };
+        let on_cuda = parallel.device.on_cuda(gpus > 0);
         let workers = parallel.workers.value().unwrap_or(if on_cuda { gpus.max(1) } else { 1 });
         if on_cuda {
             enough_gpus(workers, gpus, parallel.share_gpu, inventory)?;
         }
         splits(workers, parallel.tensor)?;
+        interface_is_there(&config.network.interface)?;
         let place = |rank| Place {
             rank,
             world: workers,
@@ -72,10 +69,29 @@ fn splits(workers: u32, tensor: u32) -> Result<(), LaunchError> {
     )))
 }
 
+/// The workers look up its address themselves; a name that no interface has is found before any of them starts.
+fn interface_is_there(name: &str) -> Result<(), LaunchError> {
+    if name.is_empty() {
+        return Ok(());
+    }
+    let found = nix::ifaddrs::getifaddrs()
+        .map_err(|error| LaunchError::Device(format!("the network interfaces cannot be listed: {error}")))?;
+    let mut names: Vec<String> = found.map(|interface| interface.interface_name).collect();
+    names.sort();
+    names.dedup();
+    match names.iter().any(|known| known == name) {
+        true => Ok(()),
+        false => Err(LaunchError::Device(format!(
+            "network.interface is \"{name}\", which this machine does not have; there are {}",
+            names.join(", ")
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::AutoOr;
+    use crate::config::{AutoOr, DeviceKind};
     use crate::gpus::Gpu;
 
     fn inventory(gpus: u32) -> Inventory {
@@ -119,6 +135,17 @@ mod tests {
         let world = World::plan(&config, &inventory(2)).expect("shared");
         assert_eq!(world.places.iter().map(|place| place.gpu).collect::<Vec<_>>(), [Some(0), Some(1), Some(0)]);
         assert!(world.share_gpu);
+    }
+
+    #[test]
+    fn an_interface_that_is_not_there_is_found_before_any_worker_starts() {
+        let mut config = config(Some(2), DeviceKind::Cpu);
+        config.network.interface = "lo".into();
+        World::plan(&config, &inventory(0)).expect("every machine has it");
+        config.network.interface = "nonsense0".into();
+        let error = World::plan(&config, &inventory(0)).expect_err("unknown");
+        assert_eq!(error.exit_code(), crate::exit_code::ExitCode::Device);
+        assert!(error.to_string().contains("nonsense0") && error.to_string().contains("lo"), "{error}");
     }
 
     #[test]

@@ -48,11 +48,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
 pub(crate) fn resolve(global: &Global, inventory: &Inventory) -> Result<Resolved, LaunchError> {
     // Which preset is the default depends on the device, which the flags may name.
     let named = config::load(&global.layers("demo")).map_or(DeviceKind::Auto, |found| found.config.parallel.device);
-    let on_cuda = match named {
-        DeviceKind::Auto => !inventory.gpus.is_empty(),
-        DeviceKind::Cpu => false,
-        DeviceKind::Cuda => true,
-    };
+    let on_cuda = named.on_cuda(!inventory.gpus.is_empty());
     Ok(config::load(&global.layers(if on_cuda { "l47" } else { "demo" }))?)
 }
 

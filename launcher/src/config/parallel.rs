@@ -18,6 +18,17 @@ pub enum DeviceKind {
     Cuda,
 }
 
+impl DeviceKind {
+    /// Whether workers compute on GPUs on a machine that has or has not any.
+    pub fn on_cuda(self, any_gpu: bool) -> bool {
+        match self {
+            Self::Auto => any_gpu,
+            Self::Cpu => false,
+            Self::Cuda => true,
+        }
+    }
+}
+
 /// How many processes, on what, and how the model is split over them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
