@@ -371,6 +371,9 @@ mod tests {
         let text = messages(&[set("eval.sampler_steps=500"), set("train.steps=10")]);
         assert!(text.contains("eval.sampler_steps: is 500, more than diffusion.timesteps = 200"), "{text}");
         assert!(text.contains("train.warmup_steps: is 500, more than train.steps = 10"), "{text}");
+        let text = messages(&[set("eval.guidance=1.5")]);
+        assert!(text.contains("eval.guidance: is 1.5, but diffusion.condition_drop is 0"), "{text}");
+        assert!(load(&[set("eval.guidance=1.5"), set("diffusion.condition_drop=0.1")]).is_ok());
     }
 
     #[test]

@@ -90,6 +90,16 @@ impl RunConfig {
                 format!("is {}, more than diffusion.timesteps = {}", self.eval.sampler_steps, self.diffusion.timesteps),
             );
         }
+        if self.eval.guidance > 0.0 && self.diffusion.condition_drop == 0.0 {
+            checker.push(
+                "eval.guidance",
+                format!(
+                    "is {}, but diffusion.condition_drop is 0: without an image the network has learnt nothing, wanted 0 or \
+                     a condition_drop above 0",
+                    self.eval.guidance
+                ),
+            );
+        }
         if self.train.warmup_steps > self.train.steps {
             checker.push(
                 "train.warmup_steps",
