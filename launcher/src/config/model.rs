@@ -80,12 +80,45 @@ impl ModelConfig {
         checker.within("model.bottleneck", self.bottleneck, 0..=65_536);
         checker.within("model.width_factor", self.width_factor, 0.01..=16.0);
         checker.within("model.low_pass_dims", u64::from(self.low_pass_dims), 0..=self.dims());
+        self.check_narrowest(checker);
+    }
+
+    /// A module without units would cut the network in two, and the scale of its first weights has no value.
+    fn check_narrowest(&self, checker: &mut Checker) {
+        let units = self.kept_dims() / 4;
+        if (1..4).contains(&self.low_pass_dims) {
+            let message =
+                format!("is {}, too few for a module of a quarter of them, wanted 0 or at least 4", self.low_pass_dims);
+            checker.push("model.low_pass_dims", message);
+        } else if units > 0 && (units as f64 * self.width_factor).round() < 1.0 {
+            let message = format!(
+                "is {}, which leaves nothing of the narrowest module's {units} units, wanted at least {}",
+                self.width_factor,
+                0.5 / units as f64
+            );
+            checker.push("model.width_factor", message);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Layer, load};
     use super::*;
+
+    #[test]
+    fn every_module_has_units_or_the_network_is_refused() {
+        let set = |texts: &[&str]| load(&texts.iter().map(|text| Layer::Set((*text).into())).collect::<Vec<_>>());
+        let refused = |texts: &[&str]| set(texts).expect_err("wanted errors").to_string();
+        let text = refused(&["model.low_pass_dims=3"]);
+        assert!(text.contains("model.low_pass_dims: is 3, too few"), "{text}");
+        assert!(set(&["model.low_pass_dims=4"]).is_ok());
+        let text = refused(&["model.degree=3", "model.width_factor=0.1"]);
+        let want =
+            "model.width_factor: is 0.1, which leaves nothing of the narrowest module's 4 units, wanted at least 0.125";
+        assert!(text.contains(want), "{text}");
+        assert!(set(&["model.degree=3", "model.width_factor=0.125"]).is_ok());
+    }
 
     #[test]
     fn parameters_are_those_of_the_reference_network() {
