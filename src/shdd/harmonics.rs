@@ -70,6 +70,11 @@ impl Basis {
         (self.degree + 1).pow(2)
     }
 
+    /// What no harmonic exceeds anywhere: √((2L+1)/4π), the value of the last zonal one at the pole.
+    pub fn value_max(&self) -> f64 {
+        ((2 * self.degree + 1) as f64 / (4.0 * PI)).sqrt()
+    }
+
     fn tables(&self) -> harmonics::Tables<'_> {
         harmonics::Tables { sectoral: &self.sectoral, recursion: &self.recursion }
     }

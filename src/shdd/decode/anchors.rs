@@ -259,7 +259,7 @@ impl Anchors {
         ranges(self.points().len(), self.tile_rows())
     }
 
-    /// Codes as f32 on the device, each of them finite.
+    /// Codes as f32 on the device, each of them finite and small enough for scores to be.
     fn checked(&self, codes_bc: &Tensor) -> Result<Tensor, DecodeError> {
         let dims = self.dims();
         if codes_bc.dim() != 2 || codes_bc.size()[1] != dims as i64 {
@@ -267,7 +267,9 @@ impl Anchors {
         }
         let finite = || -> Result<(Tensor, Vec<bool>), TchError> {
             let codes_bc = codes_bc.f_detach()?.f_to_device(self.device())?.f_to_kind(Kind::Float)?;
-            let finite_b = codes_bc.f_isfinite()?.f_all_dim(1, false)?.f_to_device(Device::Cpu)?;
+            // No score and no part of its sum is larger than this, and what is not finite makes it so.
+            let most_b = codes_bc.f_abs()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Float)?;
+            let finite_b = most_b.f_mul_scalar(self.basis().value_max())?.f_isfinite()?.f_to_device(Device::Cpu)?;
             Ok((codes_bc, Vec::try_from(&finite_b)?))
         };
         let (codes_bc, finite) = finite().map_err(torch_error("codes"))?;

@@ -53,7 +53,7 @@ pub enum DecodeError {
         dims: usize,
     },
     /// A code that is no code.
-    #[error("decoder: row {row}: the code has a value that is NaN or infinite, wanted finite numbers")]
+    #[error("decoder: row {row}: the code has a value that is NaN, infinite or too large for scores in f32")]
     NotFinite {
         /// Which code, from 0.
         row: usize,
