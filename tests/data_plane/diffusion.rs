@@ -39,6 +39,22 @@ fn signal_falls_from_almost_all_to_almost_none() {
     }
 }
 
+/// DDPM's own: β from 1e-4 to 0.02 over 1000 steps; with fewer steps each takes as many of those together.
+#[test]
+fn linear_schedule_is_that_of_ddpm_stretched() {
+    let whole = schedule(Schedule::Linear, 1000);
+    let beta = |t: i32| 1e-4 + f64::from(t) * (0.02 - 1e-4) / 999.0;
+    for last in [0, 1, 499, 999] {
+        let want: f64 = (0..=last).map(|t| 1.0 - beta(t)).product();
+        let got = whole.alpha_bar(last as usize).expect("inside");
+        assert!((got / want - 1.0).abs() < 1e-12, "after step {last}: {got:e}, wanted {want:e}");
+    }
+    let fewer = schedule(Schedule::Linear, 200);
+    assert!((fewer.alpha_bar(0).expect("inside") - (1.0 - 5e-4)).abs() < 1e-15);
+    let step = 1.0 - fewer.alpha_bar(199).expect("inside") / fewer.alpha_bar(198).expect("inside");
+    assert!((step - 0.1).abs() < 1e-12, "{step}");
+}
+
 #[test]
 fn last_timestep_is_nearly_pure_noise_and_the_first_nearly_clean() {
     let schedule = schedule(Schedule::Cosine, 200);
