@@ -15,6 +15,8 @@ use crate::rendezvous::World;
 
 /// Points per degree: the mean is then known to 0.5 %.
 const POINTS: u32 = 10_000;
+/// The table's rows.
+const DEGREES: [u32; 4] = [23, 47, 63, 95];
 /// What the paper has for L = 47, km.
 const PUBLISHED: (u32, f64) = (47, 5.3);
 /// A mean further from theory than this is a failure.
@@ -58,6 +60,10 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     }
     let rows = rows(blocks);
     print(&rows, output);
+    let degrees: Vec<u32> = rows.iter().map(|row| row.degree).collect();
+    if degrees != DEGREES {
+        return Err(LaunchError::WorkerFailed(format!("degrees {degrees:?} were measured, wanted {DEGREES:?}")).into());
+    }
     if let Some(row) = rows.iter().find(|row| !row.is_near_theory() || row.points != POINTS) {
         return Err(LaunchError::WorkerFailed(format!(
             "degree {}: a mean drift of {:.3} km over {} points, wanted {:.3} km within {} % over {POINTS} points",
