@@ -93,7 +93,7 @@ impl Dataset {
                 Some(manifest) => check_footer(&source.name(file), bytes, &raw, &manifest.files[file])?,
                 None => hash_file(source.as_ref(), file, bytes, &raw, &mut hasher)?,
             }
-            files.push(Footer::parse(source.name(file), bytes, raw, &names)?);
+            files.push(Footer::parse(source.name(file), bytes, &raw, &names)?);
         }
         let fingerprint = manifest.as_ref().map_or_else(|| hasher.digest(), |manifest| manifest.fingerprint.0);
         let statistics = manifest.as_ref().map(Manifest::statistics);
@@ -383,6 +383,37 @@ impl Dataset {
         Err(ShardsError::Corrupt { spot, reason: format!("{rows} rows, the footer says {want}") })
     }
 
+    /// Reads the coordinates of a block and no embedding; zero where they are none.
+    pub(super) fn read_coordinates(
+        &self,
+        block: u32,
+        latitudes: &mut Vec<f64>,
+        longitudes: &mut Vec<f64>,
+    ) -> Result<(), ShardsError> {
+        let footer = &self.files[self.blocks[block as usize].file];
+        let mut found = Vec::new();
+        self.read_doubles(block, &footer.latitude, (90.0, "latitude"), latitudes, &mut found, None)?;
+        self.read_doubles(block, &footer.longitude, (180.0, "longitude"), longitudes, &mut found, None)?;
+        self.refuse(block, found)
+    }
+
+    /// The first of the rows that cannot be used is an error, unless they are to be skipped.
+    fn refuse(&self, block: u32, found: Vec<(String, BadValue)>) -> Result<(), ShardsError> {
+        match found.into_iter().min_by_key(|(_, value)| value.row) {
+            Some((column, value)) if self.on_bad_rows == OnBadRows::Error => {
+                let spot = Box::new(self.spot(block, Some(&column), Some(value.row)));
+                Err(ShardsError::Bad { spot, reason: value.reason })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Name of the column of identifiers, where the block's file has one.
+    pub(super) fn id_name(&self, block: u32) -> Option<String> {
+        let footer = &self.files[self.blocks[block as usize].file];
+        footer.id.map(|(root, _)| footer.metadata.schema().field(root).name().clone())
+    }
+
     /// Reads a block; rows that cannot be used are zeros, and named in `found` with their column.
     pub(super) fn read_block(
         &self,
@@ -421,13 +452,7 @@ impl Blocks for Dataset {
     fn read(&self, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
         let mut found = Vec::new();
         self.read_block(block, view, into, &mut found, None)?;
-        match found.into_iter().min_by_key(|(_, value)| value.row) {
-            Some((column, value)) if self.on_bad_rows == OnBadRows::Error => {
-                let spot = Box::new(self.spot(block, Some(&column), Some(value.row)));
-                Err(ShardsError::Bad { spot, reason: value.reason })
-            }
-            _ => Ok(()),
-        }
+        self.refuse(block, found)
     }
 }
 

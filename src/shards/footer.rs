@@ -61,8 +61,6 @@ pub(super) struct Column {
 pub(super) struct Footer {
     pub(super) name: String,
     pub(super) bytes: u64,
-    /// The footer's own bytes, with length and magic number.
-    pub(super) raw: Bytes,
     pub(super) metadata: ArrowReaderMetadata,
     pub(super) latitude: Column,
     pub(super) longitude: Column,
@@ -114,7 +112,7 @@ fn no_footer(source: &dyn ByteSource, file: usize, bytes: u64) -> ShardsError {
 
 impl Footer {
     /// Reads what the raw footer says, and finds the columns.
-    pub(super) fn parse(name: String, bytes: u64, raw: Bytes, names: &ColumnNames) -> Result<Self, ShardsError> {
+    pub(super) fn parse(name: String, bytes: u64, raw: &[u8], names: &ColumnNames) -> Result<Self, ShardsError> {
         let unreadable = |error| corrupt(&name, format!("its footer cannot be read: {error}"));
         let metadata = ParquetMetaDataReader::decode_metadata(&raw[..raw.len() - END_BYTES]).map_err(unreadable)?;
         // Lists are lists, whatever the writer called them in Arrow's own schema.
@@ -142,7 +140,7 @@ impl Footer {
             views.push(column(&view_column(&names.embedding, views.len()), true)?);
         }
         let id = find(&names.id).and_then(|root| Some((root, leaf(root)?)));
-        Ok(Self { bytes, raw, latitude, longitude, views, id, metadata: metadata.clone(), name })
+        Ok(Self { bytes, latitude, longitude, views, id, metadata: metadata.clone(), name })
     }
 }
 

@@ -87,7 +87,7 @@ fn globbed(pattern: &str) -> Result<Vec<PathBuf>, ShardsError> {
     let wrong = |error: glob::PatternError| ShardsError::Argument(format!("{pattern} is no glob: {error}"));
     let mut paths = Vec::new();
     for path in glob::glob(pattern).map_err(wrong)? {
-        let path = path.map_err(|error| ShardsError::io(error.path().to_owned(), error.into_error()))?;
+        let path = path.map_err(|error| ShardsError::io(error.path().to_owned(), error.into()))?;
         if path.is_file() {
             paths.push(path);
         }
