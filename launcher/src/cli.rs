@@ -241,8 +241,12 @@ pub enum BenchVerb {
         #[arg(long, value_name = "N", default_value_t = 512)]
         images: u32,
     },
-    /// Reading shards.
-    Shards,
+    /// Reading shards, on one core, beside pyarrow.
+    Shards {
+        /// Python that has pyarrow; without it, python3 on the PATH.
+        #[arg(long, value_name = "PATH")]
+        python: Option<PathBuf>,
+    },
     /// Collective operations between workers.
     Collectives {
         /// Largest tensor, bytes.

@@ -31,6 +31,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Some(Verb::Completions { shell }) => completions(*shell, output),
         Some(Verb::Demo) => demo(global, output),
         Some(Verb::Bench(BenchVerb::Collectives { max_bytes })) => bench_collectives(global, *max_bytes, output),
+        Some(Verb::Bench(BenchVerb::Shards { python })) => shards::bench(python.as_deref(), global, output),
         Some(Verb::Bench(BenchVerb::Shdd)) => bench_shdd::run(global, output),
         Some(Verb::Eval { hybrid: false, suite: Some(suite), predictions: None, tune: false })
             if suite == "perturbation" =>
@@ -185,8 +186,9 @@ fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
         Verb::Bench(verb) => match verb {
             BenchVerb::Train => "bench train",
             BenchVerb::Sample { .. } => "bench sample",
-            BenchVerb::Shards => "bench shards",
-            BenchVerb::Collectives { .. } | BenchVerb::Shdd => unreachable!("handled in run"),
+            BenchVerb::Shards { .. } | BenchVerb::Collectives { .. } | BenchVerb::Shdd => {
+                unreachable!("handled in run")
+            }
         },
         Verb::Geoclip(GeoclipVerb::Import) => "geoclip import",
         Verb::Status => "status",

@@ -5,7 +5,32 @@
 //! The format is specified in `shards/README.md`.
 
 mod block;
+mod careful;
+mod checks;
+mod checksum;
+mod dataset;
+mod decode;
 mod error;
+mod file_writer;
+mod footer;
+mod inspect;
+mod levels;
+mod locate;
+mod manifest;
+mod source;
+mod statistics;
+mod verify;
+mod writer;
 
 pub use block::{BlockRows, Blocks, ELEMENT_BYTES};
+pub use checksum::Checksum;
+pub use dataset::{BadRow, Dataset, Scan};
 pub use error::{ShardsError, Spot};
+pub use inspect::{Inspection, inspect};
+pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
+pub use source::{ByteSource, LocalFiles};
+pub use statistics::{Moments, Statistics};
+pub use verify::{PROBLEMS_MAX, Problem, verify};
+pub use writer::{FILE_BYTES, ROWS_PER_GROUP, ShardWriter, WriterOptions, WriterRows};
+
+use decode::Number;

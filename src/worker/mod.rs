@@ -1,6 +1,7 @@
 //! A worker's life: join the launcher, take a job, answer, end.
 
 mod bench_collectives;
+mod bench_shards;
 mod bench_shdd;
 mod control;
 mod meet;

@@ -1,24 +1,103 @@
 //! `shards ...`, `bench shards` and `geoclip import`: one worker does the work, this module says what came of it.
 
-use serde_json::Value;
+use std::path::Path;
+
+use serde_json::{Value, json};
 
 use crate::cli::{Global, ShardsVerb};
 use crate::error::LaunchError;
+use crate::exit_code::ExitCode;
 use crate::gpus;
 use crate::output::Output;
 use crate::protocol::{Job, ShardsJob};
 use crate::rendezvous::World;
 
 /// `shards VERB`.
-pub(super) fn run(verb: &ShardsVerb, _global: &Global, _output: Output) -> anyhow::Result<Value> {
+pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     let name = match verb {
+        ShardsVerb::Verify { dir, epochs: None, .. } => return verify(&dir.to_string_lossy(), global, output),
+        ShardsVerb::Inspect { path } => return inspect(&path.to_string_lossy(), global, output),
         ShardsVerb::Simulate { .. } => "shards simulate",
         ShardsVerb::Build { .. } => "shards build",
         ShardsVerb::Embed { .. } => "shards embed",
         ShardsVerb::Verify { .. } => "shards verify",
-        ShardsVerb::Inspect { .. } => "shards inspect",
     };
     Err(LaunchError::NotYet(name.to_owned()).into())
+}
+
+/// `shards verify`: every problem on a line of its own, and the exit code of the first.
+fn verify(location: &str, global: &Global, output: Output) -> anyhow::Result<Value> {
+    let resolved = super::resolve(global, &gpus::inventory())?;
+    let job = ShardsJob::Verify {
+        location: location.to_owned(),
+        epochs: 0,
+        world_sizes: Vec::new(),
+        global_batch: resolved.config.train.global_batch,
+        seed: resolved.config.train.seed,
+        config: resolved.config.shards,
+    };
+    let found = run_one(global, job)?;
+    let problems = found["problems"].as_array().cloned().unwrap_or_default();
+    if let Some(first) = problems.first() {
+        let lines: Vec<&str> = problems.iter().filter_map(|problem| problem["message"].as_str()).collect();
+        let code = first["exit_code"].as_i64().and_then(|code| ExitCode::from_code(code as i32));
+        let text = format!("{location}: {} problems:\n  {}", lines.len(), lines.join("\n  "));
+        return Err(LaunchError::Reported { text, code: code.unwrap_or(ExitCode::Internal) }.into());
+    }
+    let checksums = if found["manifest"] == true { "every checksum is right" } else { "no manifest, so no checksums" };
+    output.people(&format!(
+        "{location}: {} rows in {} files of {} row groups, width {}, {} views: {checksums}, every value can be used",
+        found["rows"], found["files"], found["row_groups"], found["width"], found["views"],
+    ));
+    Ok(found)
+}
+
+/// `shards inspect`: numbers and a map.
+fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Value> {
+    let resolved = super::resolve(global, &gpus::inventory())?;
+    let job = ShardsJob::Inspect { location: location.to_owned(), config: resolved.config.shards };
+    let found = run_one(global, job)?;
+    let range = |key: &str| {
+        let bound = |index: usize| found[key][index].as_f64().unwrap_or(f64::NAN);
+        format!("{:.4} to {:.4}", bound(0), bound(1))
+    };
+    let text = |key: &str| found[key].as_str().unwrap_or("none").to_owned();
+    let lines = [
+        ("rows", found["rows"].to_string()),
+        ("files", found["files"].to_string()),
+        (
+            "row groups",
+            format!("{} of {} to {} rows", found["row_groups"], found["row_group_rows"][0], found["row_group_rows"][1]),
+        ),
+        ("width, views", format!("{}, {}", found["width"], found["views"])),
+        ("latitude", range("latitudes")),
+        ("longitude", range("longitudes")),
+        ("mean", format!("{} over the dimensions", range("means"))),
+        ("deviation", format!("{} over the dimensions", range("standard_deviations"))),
+        ("fingerprint", text("fingerprint")),
+        ("source", text("source")),
+        ("image head", text("image_head")),
+    ];
+    lines.iter().for_each(|(name, value)| output.people(&format!("{name:<14}{value}")));
+    let map = found["map"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    map.for_each(|line| output.people(&format!("|{line}|")));
+    let mut found = found;
+    found["ok"] = json!(true);
+    Ok(found)
+}
+
+/// `bench shards`: our reader on one core beside pyarrow's.
+pub(super) fn bench(python: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<Value> {
+    let found = run_one(global, ShardsJob::Bench { python: python.map(Path::to_owned) })?;
+    output.people(&format!("pyarrow: {}", found["peer"].as_str().unwrap_or("none was found, so ours stands alone")));
+    output.people(&format!("{:<44} {:>8} {:>8} {:>6}", "case", "GB/s", "pyarrow", "ratio"));
+    for row in found["rows"].as_array().into_iter().flatten() {
+        let number = |key: &str| row[key].as_f64().map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
+        let case = row["case"].as_str().unwrap_or_default();
+        let (ours, theirs) = (number("gb_per_s"), number("pyarrow_gb_per_s"));
+        output.people(&format!("{case:<44} {ours:>8} {theirs:>8} {:>6}", number("ratio")));
+    }
+    Ok(found)
 }
 
 /// Gives the job to one worker, on the first GPU where there is one.

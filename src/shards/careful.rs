@@ -1,0 +1,160 @@
+//! One column chunk through the `parquet` crate's own Arrow reader, row by row: for encodings that [`super::decode`] leaves, and
+//! to find out which rows of a chunk cannot be used and why.
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float16Type, Float32Type, Float64Type, Int32Type, Int64Type};
+use arrow_array::{Array, ArrayRef};
+use arrow_schema::DataType;
+use half::f16;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
+use parquet::errors::ParquetError;
+
+use super::ELEMENT_BYTES;
+use super::decode::ChunkBytes;
+
+/// Rows that are expanded at a time.
+const BATCH_ROWS: usize = 1024;
+
+/// A row that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct BadValue {
+    /// Row within the row group.
+    pub(super) row: usize,
+    /// Got and wanted.
+    pub(super) reason: String,
+}
+
+/// Which chunk, of which file.
+pub(super) struct CarefulChunk<'a> {
+    pub(super) bytes: ChunkBytes,
+    pub(super) metadata: &'a ArrowReaderMetadata,
+    pub(super) row_group: usize,
+    /// Number of the column among those of the top level.
+    pub(super) root: usize,
+}
+
+impl CarefulChunk<'_> {
+    /// Hands the column to `take`, some rows at a time, with the number of the first.
+    fn each(&self, mut take: impl FnMut(usize, &ArrayRef) -> Result<(), ParquetError>) -> Result<usize, ParquetError> {
+        let mask = ProjectionMask::roots(self.metadata.parquet_schema(), [self.root]);
+        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(self.bytes.clone(), self.metadata.clone())
+            .with_row_groups(vec![self.row_group])
+            .with_projection(mask)
+            .with_batch_size(BATCH_ROWS)
+            .build()?;
+        let mut rows = 0;
+        for batch in reader {
+            let batch = batch?;
+            take(rows, batch.column(0))?;
+            rows += batch.num_rows();
+        }
+        Ok(rows)
+    }
+
+    /// Embeddings as float16; zeros where a row is bad. The count is of rows.
+    pub(super) fn halves(
+        &self,
+        width: usize,
+        into: &mut Vec<u8>,
+        bad: &mut Vec<BadValue>,
+    ) -> Result<usize, ParquetError> {
+        self.each(|first, column| {
+            for index in 0..column.len() {
+                let begin = into.len();
+                if let Err(reason) = list(column, index).and_then(|list| append(&list, width, into)) {
+                    into.truncate(begin);
+                    into.resize(begin + width * ELEMENT_BYTES, 0);
+                    bad.push(BadValue { row: first + index, reason });
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Coordinates; zero where a row is bad.
+    pub(super) fn doubles(&self, into: &mut Vec<f64>, bad: &mut Vec<BadValue>) -> Result<usize, ParquetError> {
+        self.each(|first, column| {
+            for index in 0..column.len() {
+                into.push(number(column, index).unwrap_or_else(|reason| {
+                    bad.push(BadValue { row: first + index, reason });
+                    0.0
+                }));
+            }
+            Ok(())
+        })
+    }
+
+    /// Length of the first list that is there.
+    pub(super) fn first_width(&self) -> Result<Option<usize>, ParquetError> {
+        let mut width = None;
+        self.each(|_, column| {
+            let lengths = (0..column.len()).filter_map(|index| list(column, index).ok()).map(|list| list.len());
+            width = width.or(lengths.into_iter().find(|length| *length > 0));
+            Ok(())
+        })?;
+        Ok(width)
+    }
+
+    /// Identifiers; none where null or no text.
+    pub(super) fn ids(&self, into: &mut Vec<Option<String>>) -> Result<usize, ParquetError> {
+        self.each(|_, column| {
+            let text = |index: usize| match column.data_type() {
+                _ if column.is_null(index) => None,
+                DataType::Utf8 => Some(column.as_string::<i32>().value(index).to_owned()),
+                DataType::LargeUtf8 => Some(column.as_string::<i64>().value(index).to_owned()),
+                DataType::Utf8View => Some(column.as_string_view().value(index).to_owned()),
+                DataType::Binary => Some(String::from_utf8_lossy(column.as_binary::<i32>().value(index)).into_owned()),
+                DataType::Int64 => Some(column.as_primitive::<Int64Type>().value(index).to_string()),
+                DataType::Int32 => Some(column.as_primitive::<Int32Type>().value(index).to_string()),
+                _ => None,
+            };
+            into.extend((0..column.len()).map(text));
+            Ok(())
+        })
+    }
+}
+
+fn list(column: &ArrayRef, index: usize) -> Result<ArrayRef, String> {
+    if column.is_null(index) {
+        return Err("null, expected a list of numbers".to_owned());
+    }
+    match column.data_type() {
+        DataType::List(_) => Ok(column.as_list::<i32>().value(index)),
+        DataType::LargeList(_) => Ok(column.as_list::<i64>().value(index)),
+        DataType::FixedSizeList(..) => Ok(column.as_fixed_size_list().value(index)),
+        other => Err(format!("{other}, expected a list of numbers")),
+    }
+}
+
+fn append(list: &ArrayRef, width: usize, into: &mut Vec<u8>) -> Result<(), String> {
+    if list.len() != width {
+        return Err(format!("a list of {} numbers, expected {width}", list.len()));
+    }
+    for index in 0..width {
+        let value = number(list, index).map_err(|reason| format!("number {index} is {reason}"))?;
+        let rounded = f16::from_f64(value);
+        if !value.is_finite() {
+            return Err(format!("number {index} is {value}, expected a finite number"));
+        }
+        if !rounded.is_finite() {
+            return Err(format!("number {index} is {value}, beyond float16's range of -65504 to 65504"));
+        }
+        into.extend_from_slice(&rounded.to_le_bytes());
+    }
+    Ok(())
+}
+
+fn number(column: &ArrayRef, index: usize) -> Result<f64, String> {
+    if column.is_null(index) {
+        return Err("null, expected a number".to_owned());
+    }
+    match column.data_type() {
+        DataType::Float16 => Ok(column.as_primitive::<Float16Type>().value(index).to_f64()),
+        DataType::Float32 => Ok(column.as_primitive::<Float32Type>().value(index).into()),
+        DataType::Float64 => Ok(column.as_primitive::<Float64Type>().value(index)),
+        DataType::Int32 => Ok(column.as_primitive::<Int32Type>().value(index).into()),
+        DataType::Int64 => Ok(column.as_primitive::<Int64Type>().value(index) as f64),
+        other => Err(format!("{other}, expected a number")),
+    }
+}

@@ -1,0 +1,286 @@
+//! Values straight from the pages of one column chunk.
+//!
+//! Takes chunks without nulls whose lists all have the right width: PLAIN or dictionary pages, version 1 or 2, any codec of
+//! the `parquet` crate. Says so of anything else, and [`super::careful`] reads that.
+
+use std::sync::Arc;
+
+use bytes::Buf;
+use bytes::Bytes;
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use parquet::basic::Encoding;
+use parquet::column::page::{Page, PageReader};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::ColumnChunkMetaData;
+use parquet::file::reader::{ChunkReader, Length};
+use parquet::file::serialized_reader::SerializedPageReader;
+
+use super::levels::{Run, Runs, all_defined, lists_are, unpacked};
+
+/// How a column stores a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Number {
+    Float16,
+    Float32,
+    Float64,
+    Int32,
+    Int64,
+}
+
+impl Number {
+    fn bytes(self) -> usize {
+        match self {
+            Self::Float16 => 2,
+            Self::Float32 | Self::Int32 => 4,
+            Self::Float64 | Self::Int64 => 8,
+        }
+    }
+}
+
+/// The bytes of one column chunk, at their place in the file.
+#[derive(Debug, Clone)]
+pub(super) struct ChunkBytes {
+    pub(super) bytes: Bytes,
+    /// Offset of the first of them in the file.
+    pub(super) start: u64,
+    /// Size of the whole file.
+    pub(super) file_bytes: u64,
+}
+
+impl ChunkBytes {
+    fn from(&self, start: u64) -> Result<Bytes, ParquetError> {
+        let begin = start.checked_sub(self.start).and_then(|begin| usize::try_from(begin).ok());
+        match begin {
+            Some(begin) if begin <= self.bytes.len() => Ok(self.bytes.slice(begin..)),
+            _ => Err(ParquetError::General(format!("byte {start} is outside of its column chunk"))),
+        }
+    }
+}
+
+impl Length for ChunkBytes {
+    fn len(&self) -> u64 {
+        self.file_bytes
+    }
+}
+
+impl ChunkReader for ChunkBytes {
+    type T = bytes::buf::Reader<Bytes>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        Ok(self.from(start)?.reader())
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let bytes = self.from(start)?;
+        if length > bytes.len() {
+            return Err(ParquetError::General(format!("{length} bytes from {start} on leave their column chunk")));
+        }
+        Ok(bytes.slice(..length))
+    }
+}
+
+/// Where decoded numbers go.
+#[derive(Debug)]
+pub(super) enum Sink<'a> {
+    /// Little-endian float16.
+    Halves(&'a mut Vec<u8>),
+    /// Coordinates.
+    Doubles(&'a mut Vec<f64>),
+}
+
+/// A dictionary, in the form of its sink.
+enum Dictionary {
+    Halves(Vec<[u8; 2]>),
+    Doubles(Vec<f64>),
+}
+
+/// One column chunk on its way from pages to numbers.
+pub(super) struct Chunk<'a> {
+    pub(super) bytes: ChunkBytes,
+    pub(super) metadata: &'a ColumnChunkMetaData,
+    pub(super) rows: usize,
+    pub(super) number: Number,
+    /// Numbers per row.
+    pub(super) width: usize,
+}
+
+impl Chunk<'_> {
+    /// Decodes the chunk; false: it is not of the kind that this module takes, and the sink holds nothing of use.
+    pub(super) fn decode(&self, sink: &mut Sink<'_>) -> Result<bool, ParquetError> {
+        let mut pages = SerializedPageReader::new(Arc::new(self.bytes.clone()), self.metadata, self.rows, None)?;
+        let (mut dictionary, mut place, mut values) = (None, 0, 0);
+        while let Some(page) = pages.get_next_page()? {
+            if let Page::DictionaryPage { buf, .. } = &page {
+                dictionary = Some(self.dictionary(buf, sink));
+                continue;
+            }
+            let count = page.num_values() as usize;
+            values += count;
+            if values > self.rows * self.width {
+                return Ok(false);
+            }
+            let Some(body) = self.body(&page, &mut place) else { return Ok(false) };
+            let taken = match page.encoding() {
+                Encoding::PLAIN => self.plain(body, count, sink),
+                #[allow(deprecated, reason = "old files name it so")]
+                Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY => {
+                    dictionary.as_ref().is_some_and(|dictionary| indices(body, count, dictionary, sink))
+                }
+                _ => false,
+            };
+            if !taken {
+                return Ok(false);
+            }
+        }
+        Ok(values == self.rows * self.width && place == 0)
+    }
+
+    /// The page's values, once its levels are seen to be those of full lists without nulls.
+    fn body<'b>(&self, page: &'b Page, place: &mut usize) -> Option<&'b [u8]> {
+        let descriptor = self.metadata.column_descr();
+        let (repetition_max, definition_max) = (descriptor.max_rep_level(), descriptor.max_def_level());
+        let definition_max = u32::try_from(definition_max).ok()?;
+        let count = page.num_values() as usize;
+        let (repetition, definition, body) = match page {
+            Page::DataPage { buf, rep_level_encoding, def_level_encoding, .. } => {
+                let mut rest = &buf[..];
+                let repetition = level_bytes(&mut rest, repetition_max > 0, *rep_level_encoding)?;
+                let definition = level_bytes(&mut rest, definition_max > 0, *def_level_encoding)?;
+                (repetition, definition, rest)
+            }
+            Page::DataPageV2 { buf, rep_levels_byte_len, def_levels_byte_len, .. } => {
+                let (repetition, rest) = buf.split_at_checked(*rep_levels_byte_len as usize)?;
+                let (definition, rest) = rest.split_at_checked(*def_levels_byte_len as usize)?;
+                (repetition, definition, rest)
+            }
+            Page::DictionaryPage { .. } => return None,
+        };
+        let full = match repetition_max {
+            0 => self.width == 1,
+            1 => lists_are(self.width, place, repetition, count),
+            _ => false,
+        };
+        let defined = definition_max == 0 || all_defined(definition, definition_max, count);
+        (full && defined).then_some(body)
+    }
+
+    fn plain(&self, body: &[u8], count: usize, sink: &mut Sink<'_>) -> bool {
+        let Some(body) = body.get(..count * self.number.bytes()) else { return false };
+        match sink {
+            Sink::Halves(halves) => append_halves(self.number, body, halves),
+            Sink::Doubles(doubles) => append_doubles(self.number, body, doubles),
+        }
+    }
+
+    fn dictionary(&self, body: &[u8], sink: &Sink<'_>) -> Dictionary {
+        match sink {
+            Sink::Halves(_) => {
+                let mut bytes = Vec::new();
+                append_halves(self.number, body, &mut bytes);
+                Dictionary::Halves(bytes.as_chunks().0.to_vec())
+            }
+            Sink::Doubles(_) => {
+                let mut doubles = Vec::new();
+                append_doubles(self.number, body, &mut doubles);
+                Dictionary::Doubles(doubles)
+            }
+        }
+    }
+}
+
+/// Version 1's levels: their length, then they.
+fn level_bytes<'a>(rest: &mut &'a [u8], present: bool, encoding: Encoding) -> Option<&'a [u8]> {
+    if !present {
+        return Some(&[]);
+    }
+    let (length, after) = rest.split_first_chunk::<4>()?;
+    let (levels, after) = after.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+    *rest = after;
+    (encoding == Encoding::RLE).then_some(levels)
+}
+
+/// Numbers that are rounded at a time: both forms stay in the fastest cache.
+const TILE: usize = 1024;
+
+fn append_halves(number: Number, body: &[u8], halves: &mut Vec<u8>) -> bool {
+    let mut rounded = [f16::ZERO; TILE];
+    match number {
+        Number::Float16 => halves.extend_from_slice(body),
+        Number::Float32 => {
+            let mut tile = [0.0_f32; TILE];
+            for part in body.as_chunks::<4>().0.chunks(TILE) {
+                tile.iter_mut().zip(part).for_each(|(value, bytes)| *value = f32::from_le_bytes(*bytes));
+                rounded[..part.len()].convert_from_f32_slice(&tile[..part.len()]);
+                append_rounded(&rounded[..part.len()], halves);
+            }
+        }
+        Number::Float64 => {
+            for part in body.as_chunks::<8>().0.chunks(TILE) {
+                rounded
+                    .iter_mut()
+                    .zip(part)
+                    .for_each(|(value, bytes)| *value = f16::from_f64(f64::from_le_bytes(*bytes)));
+                append_rounded(&rounded[..part.len()], halves);
+            }
+        }
+        Number::Int32 | Number::Int64 => return false,
+    }
+    true
+}
+
+fn append_rounded(rounded: &[f16], halves: &mut Vec<u8>) {
+    let mut bytes = [[0_u8; 2]; TILE];
+    bytes.iter_mut().zip(rounded).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
+    halves.extend_from_slice(bytes[..rounded.len()].as_flattened());
+}
+
+fn append_doubles(number: Number, body: &[u8], doubles: &mut Vec<f64>) -> bool {
+    match number {
+        Number::Float16 => doubles.extend(body.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f64())),
+        Number::Float32 => doubles.extend(body.as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)))),
+        Number::Float64 => doubles.extend(body.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes))),
+        Number::Int32 => doubles.extend(body.as_chunks().0.iter().map(|bytes| f64::from(i32::from_le_bytes(*bytes)))),
+        Number::Int64 => doubles.extend(body.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes) as f64)),
+    }
+    true
+}
+
+/// A page of indices into the dictionary; false where one points outside of it.
+fn indices(body: &[u8], count: usize, dictionary: &Dictionary, sink: &mut Sink<'_>) -> bool {
+    match (dictionary, sink) {
+        (Dictionary::Halves(table), Sink::Halves(halves)) => {
+            look_up(body, count, table, |value, times| (0..times).for_each(|_| halves.extend_from_slice(&value)))
+        }
+        (Dictionary::Doubles(table), Sink::Doubles(doubles)) => {
+            look_up(body, count, table, |value, times| doubles.extend(std::iter::repeat_n(value, times)))
+        }
+        _ => false,
+    }
+}
+
+fn look_up<T: Copy>(body: &[u8], count: usize, table: &[T], mut push: impl FnMut(T, usize)) -> bool {
+    let Some((&bits, body)) = body.split_first() else { return count == 0 };
+    let bits = u32::from(bits);
+    if bits > 32 {
+        return false;
+    }
+    let mut seen = 0;
+    for run in Runs::new(body, bits, count) {
+        match run {
+            Run::Repeated { value, count } => {
+                let Some(&value) = table.get(value as usize) else { return false };
+                push(value, count);
+                seen += count;
+            }
+            Run::Packed { bytes, count } => {
+                for index in unpacked(bytes, bits, count) {
+                    let Some(&value) = table.get(index as usize) else { return false };
+                    push(value, 1);
+                }
+                seen += count;
+            }
+        }
+    }
+    seen == count
+}

@@ -1,0 +1,126 @@
+//! `shards inspect`: what is in a data set, for people and as JSON.
+
+use serde::Serialize;
+
+use super::dataset::Dataset;
+use super::error::ShardsError;
+use super::{Blocks, Statistics};
+
+/// Characters of the map.
+const MAP_COLUMNS: usize = 72;
+const MAP_LINES: usize = 24;
+
+/// From no photo to the most, each step about the same factor.
+const SHADES: &[u8] = b" .:-=+*#%@";
+
+/// What is in a data set.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Inspection {
+    /// Rows of all files.
+    pub rows: u64,
+    /// Files.
+    pub files: usize,
+    /// Row groups that have rows.
+    pub row_groups: usize,
+    /// Fewest and most rows of a row group.
+    pub row_group_rows: (u32, u32),
+    /// Numbers per embedding.
+    pub width: usize,
+    /// Embeddings per row.
+    pub views: u32,
+    /// Is there a manifest, and with it a checksum for every read?
+    pub manifest: bool,
+    /// What the data is, sixteen digits.
+    pub fingerprint: String,
+    /// The manifest's word on where the rows came from.
+    pub source: Option<String>,
+    /// What maps photos to the space of the embeddings.
+    pub image_head: Option<super::ImageHead>,
+    /// Least and greatest latitude, degrees.
+    pub latitudes: (f64, f64),
+    /// Least and greatest longitude, degrees.
+    pub longitudes: (f64, f64),
+    /// Least and greatest mean of a dimension.
+    pub means: (f64, f64),
+    /// Least and greatest standard deviation of a dimension.
+    pub standard_deviations: (f64, f64),
+    /// Mean and standard deviation of every dimension, of view 0.
+    pub statistics: Statistics,
+    /// The world from 90 degrees north, 180 degrees west, darker where there are more rows.
+    pub map: Vec<String>,
+}
+
+/// Reads coordinates, and embeddings where no manifest has their statistics.
+pub fn inspect(dataset: &Dataset) -> Result<Inspection, ShardsError> {
+    let mut counts = vec![0_u64; MAP_COLUMNS * MAP_LINES];
+    let (mut latitudes, mut longitudes) = (Vec::new(), Vec::new());
+    let nowhere = (f64::INFINITY, f64::NEG_INFINITY);
+    let (mut latitude_range, mut longitude_range) = (nowhere, nowhere);
+    for block in 0..dataset.block_rows().len() as u32 {
+        dataset.read_coordinates(block, &mut latitudes, &mut longitudes)?;
+        latitude_range = widened(latitude_range, &latitudes);
+        longitude_range = widened(longitude_range, &longitudes);
+        latitudes.iter().zip(&longitudes).for_each(|(latitude, longitude)| counts[cell(*latitude, *longitude)] += 1);
+    }
+    let statistics = dataset.statistics()?;
+    let rows = dataset.block_rows();
+    let manifest = dataset.manifest();
+    Ok(Inspection {
+        rows: dataset.rows(),
+        files: dataset.file_count(),
+        row_groups: rows.len(),
+        row_group_rows: (rows.iter().copied().min().unwrap_or(0), rows.iter().copied().max().unwrap_or(0)),
+        width: dataset.width(),
+        views: dataset.views(),
+        manifest: manifest.is_some(),
+        fingerprint: format!("{:016x}", dataset.fingerprint()),
+        source: manifest.map(|manifest| manifest.source.clone()),
+        image_head: manifest.map(|manifest| manifest.image_head),
+        latitudes: latitude_range,
+        longitudes: longitude_range,
+        means: widened(nowhere, &statistics.mean),
+        standard_deviations: widened(nowhere, &statistics.standard_deviation),
+        statistics,
+        map: draw(&counts),
+    })
+}
+
+fn widened(range: (f64, f64), values: &[f64]) -> (f64, f64) {
+    values.iter().fold(range, |(low, high), &value| (low.min(value), high.max(value)))
+}
+
+fn cell(latitude: f64, longitude: f64) -> usize {
+    let line = ((90.0 - latitude) / 180.0 * MAP_LINES as f64) as usize;
+    let column = ((longitude + 180.0) / 360.0 * MAP_COLUMNS as f64) as usize;
+    line.min(MAP_LINES - 1) * MAP_COLUMNS + column.min(MAP_COLUMNS - 1)
+}
+
+fn draw(counts: &[u64]) -> Vec<String> {
+    let most = counts.iter().copied().max().unwrap_or(0);
+    let shade = |&count: &u64| match count {
+        0 => ' ',
+        // Logarithmic: photos are a thousand times denser in some places than in others.
+        _ => {
+            let part = ((count + 1) as f64).ln() / ((most + 1) as f64).ln();
+            SHADES[((part * (SHADES.len() - 1) as f64).ceil() as usize).clamp(1, SHADES.len() - 1)] as char
+        }
+    };
+    counts.chunks(MAP_COLUMNS).map(|line| line.iter().map(shade).collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_stand_where_a_map_of_the_world_has_them() {
+        let mut counts = vec![0; MAP_COLUMNS * MAP_LINES];
+        counts[cell(90.0, -180.0)] += 1;
+        counts[cell(-90.0, 180.0)] += 1000;
+        let map = draw(&counts);
+        assert_eq!((map.len(), map[0].len()), (MAP_LINES, MAP_COLUMNS));
+        assert!(map[0].starts_with('.') || map[0].starts_with(':'), "one photo is little: {:?}", map[0]);
+        assert!(map[MAP_LINES - 1].ends_with('@'), "a thousand are the most");
+        assert_eq!(cell(0.0, 0.0), MAP_LINES / 2 * MAP_COLUMNS + MAP_COLUMNS / 2);
+    }
+}

@@ -1,0 +1,153 @@
+//! `shards verify`: reads every byte and says everything that is wrong, up to a limit.
+
+use std::collections::HashMap;
+
+use locdiff_launch::exit_code::ExitCode;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use super::checksum::Checksum;
+use super::dataset::Dataset;
+use super::error::{ShardsError, Spot};
+use super::footer::{Column, corrupt};
+use super::{BlockRows, Blocks, Number};
+
+/// Problems that are named; looking for more of them would help nobody.
+pub const PROBLEMS_MAX: usize = 20;
+
+/// Bytes of a file that are read at a time.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// What is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Where, got and wanted.
+    pub message: String,
+    /// The documented exit code.
+    pub code: ExitCode,
+}
+
+impl From<ShardsError> for Problem {
+    fn from(error: ShardsError) -> Self {
+        Self { code: error.exit_code(), message: error.to_string() }
+    }
+}
+
+/// Checks files, column chunks, values and identifiers; every problem that was found, at most [`PROBLEMS_MAX`].
+///
+/// What keeps a data set from being opened (its schema, its manifest) is an error of [`Dataset::open`] already.
+pub fn verify(dataset: &Dataset) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    check_files(dataset, &mut problems);
+    check_values(dataset, &mut problems);
+    check_ids(dataset, &mut problems);
+    problems.truncate(PROBLEMS_MAX);
+    problems
+}
+
+/// Whole files against the manifest.
+fn check_files(dataset: &Dataset, problems: &mut Vec<Problem>) {
+    let Some(manifest) = &dataset.manifest else { return };
+    for (file, listed) in manifest.files.iter().enumerate() {
+        if problems.len() >= PROBLEMS_MAX {
+            return;
+        }
+        match file_checksum(dataset, file) {
+            Ok(computed) if computed == listed.xxh3 => {}
+            Ok(computed) => {
+                let reason = format!("the file has xxh3 {computed}, the manifest says {}", listed.xxh3);
+                problems.push(corrupt(&dataset.files[file].name, reason).into());
+            }
+            Err(error) => problems.push(error.into()),
+        }
+    }
+}
+
+fn file_checksum(dataset: &Dataset, file: usize) -> Result<Checksum, ShardsError> {
+    let (mut hasher, mut buffer) = (Xxh3::new(), vec![0; PIECE_BYTES]);
+    let bytes = dataset.files[file].bytes;
+    let mut offset = 0;
+    while offset < bytes {
+        let length = (bytes - offset).min(PIECE_BYTES as u64);
+        let piece = &mut buffer[..length as usize];
+        dataset.source.read_at(file, offset, piece)?;
+        hasher.update(piece);
+        offset += length;
+    }
+    Ok(Checksum::from(&hasher))
+}
+
+/// Every view of every block: checksums of chunks, nulls, widths, numbers, coordinates.
+fn check_values(dataset: &Dataset, problems: &mut Vec<Problem>) {
+    let mut rows = BlockRows::default();
+    for block in 0..dataset.block_rows().len() as u32 {
+        let mut seen: Vec<String> = Vec::new();
+        for view in 0..dataset.views() {
+            if problems.len() >= PROBLEMS_MAX {
+                return;
+            }
+            let mut found = Vec::new();
+            match dataset.read_block(block, view, &mut rows, &mut found, None) {
+                Err(error) => found_once(error.into(), &mut seen, problems),
+                Ok(()) => found.into_iter().for_each(|(column, value)| {
+                    let spot = Box::new(dataset.spot(block, Some(&column), Some(value.row)));
+                    found_once(ShardsError::Bad { spot, reason: value.reason }.into(), &mut seen, problems);
+                }),
+            }
+        }
+    }
+}
+
+/// Coordinates are read with every view, but are wrong only once.
+fn found_once(problem: Problem, seen: &mut Vec<String>, problems: &mut Vec<Problem>) {
+    if problems.len() < PROBLEMS_MAX && !seen.contains(&problem.message) {
+        seen.push(problem.message.clone());
+        problems.push(problem);
+    }
+}
+
+/// Identifiers where there are some: none null, none twice. 128 bits of each are kept, which no two share by chance.
+fn check_ids(dataset: &Dataset, problems: &mut Vec<Problem>) {
+    let mut known: HashMap<u128, (u32, u32)> = HashMap::new();
+    for block in 0..dataset.block_rows().len() as u32 {
+        if problems.len() >= PROBLEMS_MAX {
+            return;
+        }
+        let ids = match read_ids(dataset, block) {
+            Ok(Some(ids)) => ids,
+            Ok(None) => continue,
+            Err(error) => {
+                problems.push(error.into());
+                continue;
+            }
+        };
+        for (row, id) in ids.into_iter().enumerate() {
+            let reason = match id {
+                None => "null or no text, expected an identifier".to_owned(),
+                Some(id) => match known.insert(xxh3_128(id.as_bytes()), (block, row as u32)) {
+                    None => continue,
+                    Some((block, row)) => {
+                        let first = Spot { column: None, ..dataset.spot(block, None, Some(row as usize)) };
+                        format!("{id:?} again, first at {first}")
+                    }
+                },
+            };
+            if problems.len() < PROBLEMS_MAX {
+                let column = dataset.id_name(block);
+                let spot = Box::new(dataset.spot(block, column.as_deref(), Some(row)));
+                problems.push(ShardsError::Bad { spot, reason }.into());
+            }
+        }
+    }
+}
+
+fn read_ids(dataset: &Dataset, block: u32) -> Result<Option<Vec<Option<String>>>, ShardsError> {
+    let at = dataset.blocks[block as usize];
+    let Some((root, leaf)) = dataset.files[at.file].id else { return Ok(None) };
+    let name = dataset.id_name(block).unwrap_or_default();
+    let bytes = dataset.read_chunk(at, leaf, &name)?;
+    let column = Column { name, root, leaf, number: Number::Float64 };
+    let mut ids = Vec::new();
+    let read = dataset.careful(at, &column, bytes).ids(&mut ids);
+    read.map_err(|error| dataset.undecodable(block, &column.name, &error))?;
+    Ok(Some(ids))
+}
