@@ -6,6 +6,8 @@ mod decode;
 mod decode_aggregate;
 mod diffusion;
 mod geo;
+mod geoclip;
+mod geoclip_support;
 mod gpu_model;
 mod layers;
 mod loss;
