@@ -94,6 +94,11 @@ pub enum ShardsError {
 }
 
 impl ShardsError {
+    /// The system refused something about a file.
+    pub(crate) fn io(path: impl Into<PathBuf>, error: std::io::Error) -> Self {
+        Self::Io { path: path.into(), error }
+    }
+
     /// The documented exit code.
     pub fn exit_code(&self) -> ExitCode {
         match self {

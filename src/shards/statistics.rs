@@ -1,0 +1,82 @@
+//! Mean and standard deviation of every dimension of the embeddings, over view 0.
+//!
+//! Sums are float64 and taken row by row in the order of the data, so that neither row groups nor files change a bit of them.
+
+use half::slice::HalfFloatSliceExt;
+use serde::{Deserialize, Serialize};
+
+use super::ELEMENT_BYTES;
+
+/// Mean and standard deviation per dimension of the embeddings of view 0.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Statistics {
+    /// Rows behind the numbers.
+    pub rows: u64,
+    /// Mean of every dimension.
+    pub mean: Vec<f64>,
+    /// Standard deviation of every dimension, of the rows as a whole population.
+    pub standard_deviation: Vec<f64>,
+}
+
+/// Sums on the way to [`Statistics`].
+#[derive(Debug, Clone)]
+pub struct Moments {
+    rows: u64,
+    sums: Vec<f64>,
+    squares: Vec<f64>,
+    halves: Vec<half::f16>,
+    row: Vec<f32>,
+}
+
+impl Moments {
+    /// Of rows so wide; none yet.
+    pub fn new(width: usize) -> Self {
+        let (sums, squares) = (vec![0.0; width], vec![0.0; width]);
+        Self { rows: 0, sums, squares, halves: vec![half::f16::ZERO; width], row: vec![0.0; width] }
+    }
+
+    /// Takes rows of float16 in.
+    pub fn add(&mut self, values: &[half::f16]) {
+        for row in values.chunks_exact(self.row.len().max(1)) {
+            row.convert_to_f32_slice(&mut self.row);
+            self.add_row();
+        }
+    }
+
+    /// Takes one row of little-endian float16 in.
+    pub fn add_bytes(&mut self, row: &[u8]) {
+        for (value, bytes) in self.halves.iter_mut().zip(row.as_chunks::<ELEMENT_BYTES>().0) {
+            *value = half::f16::from_le_bytes(*bytes);
+        }
+        self.halves.convert_to_f32_slice(&mut self.row);
+        self.add_row();
+    }
+
+    fn add_row(&mut self) {
+        self.rows += 1;
+        for ((&value, sum), square) in self.row.iter().zip(&mut self.sums).zip(&mut self.squares) {
+            let value = f64::from(value);
+            *sum += value;
+            *square += value * value;
+        }
+    }
+
+    /// What the sums say, rounded to nine significant digits: a text form that every JSON reader gives back.
+    pub fn statistics(&self) -> Statistics {
+        let count = (self.rows as f64).max(1.0);
+        let mean: Vec<f64> = self.sums.iter().map(|sum| sum / count).collect();
+        let deviation = |(square, mean): (&f64, &f64)| rounded((square / count - mean * mean).max(0.0).sqrt());
+        let standard_deviation = self.squares.iter().zip(&mean).map(deviation).collect();
+        Statistics { rows: self.rows, mean: mean.into_iter().map(rounded).collect(), standard_deviation }
+    }
+}
+
+/// The number as its text with nine significant digits has it.
+fn rounded(value: f64) -> f64 {
+    digits(value).parse().unwrap_or(value)
+}
+
+/// Nine significant digits.
+pub(super) fn digits(value: f64) -> String {
+    format!("{value:.8e}")
+}
