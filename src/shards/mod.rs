@@ -5,17 +5,28 @@
 //! The format is specified in `shards/README.md`.
 
 mod block;
+mod build;
 mod checks;
 mod checksum;
+mod coordinates;
 mod error;
 mod file_writer;
+mod linear_head;
 mod manifest;
+mod matrix;
+mod simulate;
 mod statistics;
+mod table;
+mod world;
 mod writer;
 
 pub use block::{BlockRows, Blocks, ELEMENT_BYTES};
+pub use build::{Build, Built, build};
 pub use checksum::Checksum;
 pub use error::{ShardsError, Spot};
+pub use linear_head::{PROJECTION_SEED, projection};
 pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
 pub use statistics::{Moments, Statistics};
+pub use simulate::{Simulation, simulate};
+pub use world::{BLOCK_PHOTOS, Candidates, Photo, SCALE_EDGES_KM, SCALE_PROBABILITIES, Source, Spots, World};
 pub use writer::{FILE_BYTES, ROWS_PER_GROUP, ShardWriter, WriterOptions, WriterRows};
