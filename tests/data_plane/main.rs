@@ -21,8 +21,11 @@ mod native_optim;
 mod native_philox;
 mod native_random;
 mod perturbation;
+mod shards_build;
+mod shards_support;
 mod shdd;
 mod shdd_derivatives;
+mod simulate;
 mod worker;
 
 /// Memory of this process that is in RAM, from the kernel.
