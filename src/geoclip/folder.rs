@@ -74,9 +74,13 @@ impl Geoclip {
             return Err(GeoclipError::damaged(&gallery, "no places"));
         }
         let weights = folder.join(WEIGHTS);
-        let tensors =
-            Tensor::read_safetensors(&weights).map_err(|error| GeoclipError::damaged(&weights, error))?;
-        Ok(Self { folder: folder.to_owned(), tensors: tensors.into_iter().collect(), places, checksum: xxh3_64(&summary) })
+        let tensors = Tensor::read_safetensors(&weights).map_err(|error| GeoclipError::damaged(&weights, error))?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            tensors: tensors.into_iter().collect(),
+            places,
+            checksum: xxh3_64(&summary),
+        })
     }
 
     /// Where it lies.
@@ -113,8 +117,7 @@ fn read_manifest(folder: &Path) -> Result<Manifest, GeoclipError> {
         }
         _ => GeoclipError::Io { path: path.clone(), error },
     })?;
-    let manifest: Manifest =
-        serde_json::from_slice(&text).map_err(|error| GeoclipError::damaged(&path, error))?;
+    let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| GeoclipError::damaged(&path, error))?;
     if manifest.version != VERSION {
         return Err(GeoclipError::damaged(&path, format!("version is {}, wanted {VERSION}", manifest.version)));
     }
@@ -165,10 +168,7 @@ pub fn write_folder(
         _ => Path::new("."),
     };
     std::fs::create_dir_all(parent).map_err(GeoclipError::io(parent))?;
-    let beside = tempfile::Builder::new()
-        .prefix(".geoclip-")
-        .tempdir_in(parent)
-        .map_err(GeoclipError::io(parent))?;
+    let beside = tempfile::Builder::new().prefix(".geoclip-").tempdir_in(parent).map_err(GeoclipError::io(parent))?;
     let weights = beside.path().join(WEIGHTS);
     Tensor::write_safetensors(tensors, &weights)?;
     write_synced(&beside.path().join(GALLERY), gallery_csv)?;
@@ -189,7 +189,8 @@ pub fn write_folder(
 /// The old folder steps aside first; it comes back if the new one cannot take its place.
 fn put_in_place(beside: tempfile::TempDir, folder: &Path, parent: &Path) -> Result<(), GeoclipError> {
     let io = |error| GeoclipError::Io { path: folder.to_owned(), error };
-    let aside = tempfile::Builder::new().prefix(".geoclip-old-").tempdir_in(parent).map_err(GeoclipError::io(parent))?;
+    let aside =
+        tempfile::Builder::new().prefix(".geoclip-old-").tempdir_in(parent).map_err(GeoclipError::io(parent))?;
     let old = aside.path().join("old");
     let had = folder.symlink_metadata().is_ok();
     if had {

@@ -27,8 +27,11 @@ pub(super) fn read_places(path: &Path, bytes: &[u8]) -> Result<Vec<Place>, Geocl
     let rows = reader.deserialize::<(f64, f64)>().enumerate();
     rows.map(|(row, pair)| {
         let (latitude, longitude) = pair.map_err(|error| GeoclipError::damaged(path, error))?;
-        Place::new(Degrees(latitude), Degrees(longitude))
-            .map_err(|error| GeoclipError::Row { path: path.to_owned(), row, error })
+        Place::new(Degrees(latitude), Degrees(longitude)).map_err(|error| GeoclipError::Row {
+            path: path.to_owned(),
+            row,
+            error,
+        })
     })
     .collect()
 }

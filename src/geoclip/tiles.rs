@@ -90,20 +90,14 @@ impl Embedder {
         let mut out = vec![0.0_f32; places.len() * EMBEDDING_WIDTH];
         let rows = tile_rows(self.encoder.device());
         let tiles = places.chunks(rows).zip(out.chunks_mut(rows * EMBEDDING_WIDTH)).collect();
-        let work = |encoder: &LocationEncoder, (places, out): (&[Place], &mut [f32])| {
-            embed_tile(encoder, places, out, rows)
-        };
+        let work =
+            |encoder: &LocationEncoder, (places, out): (&[Place], &mut [f32])| embed_tile(encoder, places, out, rows);
         for_each_tile(self.threads, tiles, || self.encoder.share(), work)?;
         Ok(out)
     }
 }
 
-fn embed_tile(
-    encoder: &LocationEncoder,
-    places: &[Place],
-    out: &mut [f32],
-    rows: usize,
-) -> Result<(), GeoclipError> {
+fn embed_tile(encoder: &LocationEncoder, places: &[Place], out: &mut [f32], rows: usize) -> Result<(), GeoclipError> {
     let mut degrees = vec![0.0_f32; 2 * rows];
     for (pair, place) in degrees.chunks_exact_mut(2).zip(places) {
         pair.copy_from_slice(&[place.latitude().0 as f32, place.longitude().0 as f32]);

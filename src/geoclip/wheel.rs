@@ -73,8 +73,7 @@ fn check_hash(wheel: &Path, file: &mut File) -> Result<(), GeoclipError> {
 }
 
 fn read_member(wheel: &Path, archive: &mut ZipArchive<File>, name: &str) -> Result<Vec<u8>, GeoclipError> {
-    let mut member =
-        archive.by_name(name).map_err(|error| GeoclipError::damaged(wheel, format!("{name}: {error}")))?;
+    let mut member = archive.by_name(name).map_err(|error| GeoclipError::damaged(wheel, format!("{name}: {error}")))?;
     let mut bytes = Vec::new();
     member.read_to_end(&mut bytes).map_err(|error| GeoclipError::damaged(wheel, format!("{name}: {error}")))?;
     Ok(bytes)

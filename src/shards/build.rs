@@ -59,7 +59,8 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
     let mut matrices = inputs.embeddings.iter().map(|path| Matrix::open(path)).collect::<Result<Vec<_>, _>>()?;
     let (rows, width) = agree(inputs.embeddings, &matrices)?;
     let mut table = Table::open(inputs.table, inputs.config)?;
-    let width_small = u32::try_from(width).map_err(|_| ShardsError::Argument(format!("embeddings of width {width}")))?;
+    let width_small =
+        u32::try_from(width).map_err(|_| ShardsError::Argument(format!("embeddings of width {width}")))?;
     let name = inputs.table.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut writer = ShardWriter::create(
         out,
@@ -98,7 +99,10 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
         tracing::warn!("{skipped} of {rows} rows are left out: they cannot be used");
     }
     if skipped == rows {
-        return Err(ShardsError::Bad { spot: Box::new(spot(inputs.table)), reason: "no row that can be used".to_owned() });
+        return Err(ShardsError::Bad {
+            spot: Box::new(spot(inputs.table)),
+            reason: "no row that can be used".to_owned(),
+        });
     }
     Ok(Built { manifest: writer.finish()?, skipped })
 }

@@ -55,7 +55,10 @@ fn read_npy(path: &Path) -> Result<Vec<Place>, ShardsError> {
 
 fn read_csv(path: &Path) -> Result<Vec<Place>, ShardsError> {
     let bad = |row, reason| ShardsError::Bad { spot: Box::new(spot(path, row)), reason };
-    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_path(path).map_err(|error| csv_error(path, None, &error))?;
+    let mut reader = csv::ReaderBuilder::new()
+        .trim(csv::Trim::All)
+        .from_path(path)
+        .map_err(|error| csv_error(path, None, &error))?;
     let header = reader.headers().map_err(|error| csv_error(path, None, &error))?.clone();
     let column = |names: [&str; 2]| {
         let found = header.iter().position(|name| names.iter().any(|wanted| name.eq_ignore_ascii_case(wanted)));

@@ -211,7 +211,10 @@ fn safetensors_layout(path: &Path, file: &mut File, length: u64) -> Result<Layou
         Some("F32") => Element::F32,
         Some("F64") => Element::F64,
         other => {
-            return Err(bad(path, format!("tensor `{name}` is {}, wanted F16, F32 or F64", other.unwrap_or("nothing"))));
+            return Err(bad(
+                path,
+                format!("tensor `{name}` is {}, wanted F16, F32 or F64", other.unwrap_or("nothing")),
+            ));
         }
     };
     let list = |value: &serde_json::Value| -> Option<Vec<u64>> {

@@ -26,7 +26,7 @@ pub use checksum::Checksum;
 pub use error::{ShardsError, Spot};
 pub use linear_head::{PROJECTION_SEED, projection};
 pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
-pub use statistics::{Moments, Statistics};
 pub use simulate::{Simulation, simulate};
+pub use statistics::{Moments, Statistics};
 pub use world::{BLOCK_PHOTOS, Candidates, Photo, SCALE_EDGES_KM, SCALE_PROBABILITIES, Source, Spots, World};
 pub use writer::{FILE_BYTES, ROWS_PER_GROUP, ShardWriter, WriterOptions, WriterRows};

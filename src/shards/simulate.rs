@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use half::f16;
 use tch::{Device, Kind, Tensor};
 
+use super::ShardsError;
 use super::coordinates::read_coordinates;
 use super::linear_head::{PROJECTION_SEED, projection};
 use super::manifest::{ImageHead, Manifest};
 use super::world::{BLOCK_PHOTOS, Candidates, Photo, SOURCES, Source, Spots, World};
 use super::writer::{ShardWriter, WriterOptions, WriterRows};
-use super::ShardsError;
 use crate::geo::Place;
 use crate::geoclip::{EMBEDDING_WIDTH, Embedder, FEATURE_WIDTH, Gallery, Geoclip, for_each_tile, tile_rows};
 use crate::native::philox::RangeError;
@@ -156,12 +156,17 @@ impl Studio {
         let candidates: Vec<Candidates> = blocks.collect::<Result<_, _>>().map_err(out_of_range)?;
         let mut photos: Vec<Option<Photo>> = vec![None; (range.end - range.start) as usize];
         let shares: Vec<_> = photos.chunks_mut(SHARE_PHOTOS).enumerate().collect();
-        for_each_tile(self.threads, shares, || (), |(), (share, photos): (usize, &mut [Option<Photo>])| {
-            for (photo, index) in photos.iter_mut().zip(range.start + (share * SHARE_PHOTOS) as u64..) {
-                *photo = Some(world.photo(index, &candidates[(index / BLOCK_PHOTOS - first_block) as usize])?);
-            }
-            Ok(())
-        })
+        for_each_tile(
+            self.threads,
+            shares,
+            || (),
+            |(), (share, photos): (usize, &mut [Option<Photo>])| {
+                for (photo, index) in photos.iter_mut().zip(range.start + (share * SHARE_PHOTOS) as u64..) {
+                    *photo = Some(world.photo(index, &candidates[(index / BLOCK_PHOTOS - first_block) as usize])?);
+                }
+                Ok(())
+            },
+        )
         .map_err(out_of_range)?;
         Ok(photos.into_iter().flatten().collect())
     }
@@ -179,14 +184,19 @@ impl Studio {
         let gallery = &self.gallery;
         let mut looks = vec![0.0; photos.len() * EMBEDDING_WIDTH];
         let shares: Vec<_> = looks.chunks_mut(SHARE_PHOTOS * EMBEDDING_WIDTH).enumerate().collect();
-        for_each_tile(self.threads, shares, || (), |(), (share, looks): (usize, &mut [f32])| {
-            for (offset, look) in looks.chunks_exact_mut(EMBEDDING_WIDTH).enumerate() {
-                let row = share * SHARE_PHOTOS + offset;
-                let embeddings = sources(gallery, &photos[row], firsts[row], fresh);
-                world.look(range.start + row as u64, &photos[row], view, |source| embeddings[source], look)?;
-            }
-            Ok(())
-        })
+        for_each_tile(
+            self.threads,
+            shares,
+            || (),
+            |(), (share, looks): (usize, &mut [f32])| {
+                for (offset, look) in looks.chunks_exact_mut(EMBEDDING_WIDTH).enumerate() {
+                    let row = share * SHARE_PHOTOS + offset;
+                    let embeddings = sources(gallery, &photos[row], firsts[row], fresh);
+                    world.look(range.start + row as u64, &photos[row], view, |source| embeddings[source], look)?;
+                }
+                Ok(())
+            },
+        )
         .map_err(out_of_range)?;
         Ok(looks)
     }

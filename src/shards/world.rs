@@ -107,7 +107,8 @@ impl<'a> World<'a> {
     /// The gallery points of a block of photos.
     pub fn candidates(&self, block: u64) -> Result<Candidates, RangeError> {
         let mut drawn = vec![0; CANDIDATES];
-        let draw = Draw { stream: Stream::Simulation, step: STEP_CANDIDATES, first_sample: block, elements: CANDIDATES };
+        let draw =
+            Draw { stream: Stream::Simulation, step: STEP_CANDIDATES, first_sample: block, elements: CANDIDATES };
         let bound = u32::try_from(self.gallery.len()).unwrap_or(u32::MAX);
         self.philox.fill_int(draw, bound, &mut drawn)?;
         drawn.sort_unstable();
@@ -198,10 +199,12 @@ impl Candidates {
         let (mut below, mut above) = (self.0[..start].iter().rev().peekable(), self.0[start..].iter().peekable());
         let mut best: Option<(f64, UnitVector, usize)> = None;
         loop {
-            let gap = |point: Option<&&(f64, UnitVector, usize)>| point.map_or(f64::MAX, |point| (point.0 - height).abs());
+            let gap =
+                |point: Option<&&(f64, UnitVector, usize)>| point.map_or(f64::MAX, |point| (point.0 - height).abs());
             let (down, up) = (gap(below.peek()), gap(above.peek()));
             let limit = best.map_or(f64::MAX, |best| best.0);
-            let next = if down <= up { below.next_if(|_| down * down <= limit) } else { above.next_if(|_| up * up <= limit) };
+            let next =
+                if down <= up { below.next_if(|_| down * down <= limit) } else { above.next_if(|_| up * up <= limit) };
             let Some((_, vector, index)) = next else { break };
             let chord = square_chord(query, *vector);
             if best.is_none_or(|best| (chord, *index) < (best.0, best.2)) {

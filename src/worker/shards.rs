@@ -37,7 +37,9 @@ pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<Value> {
         ShardsJob::GeoclipImport { wheel, out, overwrite } => {
             let manifest = geoclip::import(wheel, out, *overwrite).map_err(ShardsError::from)?;
             let seconds = start.elapsed().as_secs_f64();
-            Ok(json!({ "ok": true, "out": out, "source": manifest.source, "files": manifest.files, "seconds": seconds }))
+            Ok(
+                json!({ "ok": true, "out": out, "source": manifest.source, "files": manifest.files, "seconds": seconds }),
+            )
         }
         ShardsJob::Verify { .. } | ShardsJob::Inspect { .. } | ShardsJob::Bench { .. } => {
             bail!("`{}` has no work behind it", job.name())

@@ -3,3 +3,4 @@
 mod command_line;
 mod gang;
 mod stage;
+mod world;

@@ -62,7 +62,9 @@ fn damaged_wheels_and_folders_are_refused() {
     let out = scratch.path().join("out");
     let bad = scratch.path().join("bad.whl");
     let bytes = std::fs::read(wheel()).expect("the wheel");
-    for (what, damaged) in [("cut", bytes[..bytes.len() / 2].to_vec()), ("flipped", [&[bytes[0] ^ 1], &bytes[1..]].concat())] {
+    for (what, damaged) in
+        [("cut", bytes[..bytes.len() / 2].to_vec()), ("flipped", [&[bytes[0] ^ 1], &bytes[1..]].concat())]
+    {
         std::fs::write(&bad, damaged).expect("written");
         let error = geoclip::import(&bad, &out, false).expect_err(what);
         assert_eq!(error.exit_code(), ExitCode::Corrupt, "{error}");
@@ -75,14 +77,18 @@ fn damaged_wheels_and_folders_are_refused() {
     assert!(matches!(geoclip::import(&wheel(), &out, false), Err(GeoclipError::Exists { .. })));
     geoclip::import(&wheel(), &out, true).expect("replaced");
     assert_eq!(Geoclip::open(&out).expect("whole").places().len(), 100_000);
-    let left: Vec<_> = std::fs::read_dir(scratch.path()).expect("readable").map(|entry| entry.expect("one").file_name()).collect();
+    let left: Vec<_> =
+        std::fs::read_dir(scratch.path()).expect("readable").map(|entry| entry.expect("one").file_name()).collect();
     assert_eq!(left.len(), 2, "something is left behind: {left:?}");
     let weights = out.join("geoclip.safetensors");
     let mut bytes = std::fs::read(&weights).expect("readable");
     bytes[20_000_000] ^= 1;
     std::fs::write(&weights, bytes).expect("written");
     let error = Geoclip::open(&out).expect_err("a flipped bit");
-    assert!(error.exit_code() == ExitCode::Corrupt && error.to_string().contains("geoclip.safetensors: xxh3"), "{error}");
+    assert!(
+        error.exit_code() == ExitCode::Corrupt && error.to_string().contains("geoclip.safetensors: xxh3"),
+        "{error}"
+    );
     std::fs::remove_file(&weights).expect("removed");
     let error = Geoclip::open(&out).expect_err("a missing file");
     assert!(error.exit_code() == ExitCode::NoData && error.to_string().contains("geoclip import"), "{error}");

@@ -8,9 +8,8 @@ use locdiff::geoclip::{self, Geoclip, GeoclipError};
 /// The wheel that the set-up put into `.geoclip/`, or that LOCDIFF_GEOCLIP_WHEEL names.
 pub(crate) fn wheel() -> PathBuf {
     let named = std::env::var_os("LOCDIFF_GEOCLIP_WHEEL").map(PathBuf::from);
-    let path = named.unwrap_or_else(|| {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join(".geoclip/geoclip-1.3.0-py3-none-any.whl")
-    });
+    let path =
+        named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".geoclip/geoclip-1.3.0-py3-none-any.whl"));
     assert!(path.exists(), "{} is missing: run `make setup`", path.display());
     path
 }

@@ -38,7 +38,8 @@ fn latitude(row: usize) -> f64 {
 fn csv(path: &Path, id: bool, change: impl Fn(usize) -> Option<&'static str>) {
     let mut text = String::from(if id { "who,lon,lat\n" } else { "what,lon,lat\n" });
     for row in 0..ROWS {
-        let line = change(row).map_or_else(|| format!("row {row},{},{}", (row % 360) as f64 - 180.0, latitude(row)), str::to_owned);
+        let line = change(row)
+            .map_or_else(|| format!("row {row},{},{}", (row % 360) as f64 - 180.0, latitude(row)), str::to_owned);
         text.push_str(&line);
         text.push('\n');
     }
@@ -105,18 +106,23 @@ fn what_was_built_is_what_was_given() {
     for (name, out) in [("t.parquet", "out2"), ("noid.csv", "out3")] {
         let built = bench.build(name, &["a.npy"], out).expect(name);
         let rows = read_table(&bench.path(out), &built.manifest);
-        let same = rows.iter().zip(&table).enumerate().all(|(row, (got, want))| {
-            got.0 == row.to_string() && (got.1, got.2) == (want.1, want.2)
-        });
+        let same = rows
+            .iter()
+            .zip(&table)
+            .enumerate()
+            .all(|(row, (got, want))| got.0 == row.to_string() && (got.1, got.2) == (want.1, want.2));
         assert!(same && rows.len() == ROWS, "{name}");
     }
 
     // Bad rows and files.
     csv(&bench.path("91.csv"), true, |row| (row == 4321).then_some("x,0,91"));
     csv(&bench.path("text.csv"), true, |row| (row == 7).then_some("x,east,1"));
-    csv(&bench.path("ragged.csv"), true, |row| (row == 9).then_some("x,1")) ;
+    csv(&bench.path("ragged.csv"), true, |row| (row == 9).then_some("x,1"));
     std::fs::write(bench.path("short.csv"), "who,lat,lon\nx,1,2\n").expect("written");
-    npy(&bench.path("nan.npy"), &matrix(|row, column, value| if (row, column) == (4999, 3) { f64::NAN } else { value }));
+    npy(
+        &bench.path("nan.npy"),
+        &matrix(|row, column, value| if (row, column) == (4999, 3) { f64::NAN } else { value }),
+    );
     npy(&bench.path("big.npy"), &matrix(|row, _, value| if row == 2 { 65_520.0 } else { value }));
     npy(&bench.path("few.npy"), &matrix(|_, _, value| value)[..80]);
     let bytes = std::fs::read(bench.path("a.npy")).expect("readable");

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use locdiff::geo::{Degrees, Place};
 use locdiff::geoclip::{EMBEDDING_WIDTH, Embedder, Gallery, Geoclip};
 use locdiff::shards::{
-    Manifest, PROJECTION_SEED, SCALE_EDGES_KM, SCALE_PROBABILITIES, ShardsError, Simulation, Source, Spots, World, projection,
-    simulate,
+    Manifest, PROJECTION_SEED, SCALE_EDGES_KM, SCALE_PROBABILITIES, ShardsError, Simulation, Source, Spots, World,
+    projection, simulate,
 };
 use locdiff_launch::exit_code::ExitCode;
 use tch::{Device, Kind, Tensor};
@@ -143,7 +143,8 @@ fn simulated_world_has_the_statistics_of_its_recipe() {
     let own = Tensor::from_slice(&own).view([1500, EMBEDDING_WIDTH as i64]);
     let cosine = cosines(&looks[0], &own);
     let mean = |low: f64, high: f64| {
-        let of: Vec<f64> = (0..1500).filter(|row| (low..high).contains(&photos[*row].scale_km)).map(|row| cosine[row]).collect();
+        let of: Vec<f64> =
+            (0..1500).filter(|row| (low..high).contains(&photos[*row].scale_km)).map(|row| cosine[row]).collect();
         of.iter().sum::<f64>() / of.len() as f64
     };
     let [near, middle, far] = [mean(0.05, 25.0), mean(25.0, 750.0), mean(750.0, 20_000.0)];
@@ -210,7 +211,10 @@ fn lists_of_places_are_read_and_bad_ones_name_file_and_row() {
     assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
     let missing = Simulation { geoclip: scratch.path().join("nowhere"), ..simulation(1) };
     let error = simulate(&missing, &scratch.path().join("never")).expect_err("no weights");
-    assert!(error.exit_code() == ExitCode::NoData && error.to_string().contains("locdiff-launch geoclip import"), "{error}");
+    assert!(
+        error.exit_code() == ExitCode::NoData && error.to_string().contains("locdiff-launch geoclip import"),
+        "{error}"
+    );
     assert!(!scratch.path().join("never").exists());
 }
 
@@ -219,7 +223,8 @@ fn nearest_candidate_is_the_nearest() {
     let geoclip = Geoclip::open(&folder()).expect("weights");
     let world = World::new(1, geoclip.places(), Spots::Gallery);
     let candidates = world.candidates(3).expect("drawn");
-    for (latitude, longitude) in [(90.0, 0.0), (-90.0, 0.0), (0.0, 179.9), (48.2, 16.3), (-40.0, -150.0), (35.0, 139.0)] {
+    for (latitude, longitude) in [(90.0, 0.0), (-90.0, 0.0), (0.0, 179.9), (48.2, 16.3), (-40.0, -150.0), (35.0, 139.0)]
+    {
         let query = Place::new(Degrees(latitude), Degrees(longitude)).expect("a place");
         let (vector, index) = candidates.nearest(query.into()).expect("there are candidates");
         assert!(vector.distance(geoclip.places()[index].into()).0 < 1e-6);

@@ -41,7 +41,10 @@ pub(super) fn run(verb: &GeoclipVerb, global: &Global, output: Output) -> anyhow
 fn fetched() -> Option<PathBuf> {
     let program = std::env::current_exe().ok();
     let above = program.iter().flat_map(|path| path.ancestors().skip(1).take(5));
-    std::iter::once(Path::new("")).chain(above).map(|folder| folder.join(".geoclip").join(WHEEL)).find(|path| path.is_file())
+    std::iter::once(Path::new(""))
+        .chain(above)
+        .map(|folder| folder.join(".geoclip").join(WHEEL))
+        .find(|path| path.is_file())
 }
 
 /// pip resolves the name and downloads; nothing of the package is installed or run.

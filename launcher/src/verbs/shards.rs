@@ -62,8 +62,10 @@ pub(super) fn run_one_with(global: &Global, job: impl FnOnce(&RunConfig) -> Shar
     let inventory = gpus::inventory();
     let resolved = super::resolve(global, &inventory)?;
     let mut world = World::plan(&resolved.config, &inventory)?;
+    // The one that works has the threads of all.
+    let threads = world.places.iter().map(|place| place.threads).sum();
     world.places.truncate(1);
-    world.places.iter_mut().for_each(|place| place.world = 1);
+    world.places.iter_mut().for_each(|place| (place.world, place.threads) = (1, threads));
     let found = super::run_gang(&resolved, &world, Job::Shards(job(&resolved.config)), true)?;
     Ok(found.results.into_iter().next().unwrap_or_default())
 }
