@@ -35,8 +35,9 @@ tools:
 	@command -v $(PYTHON) >/dev/null || { echo 'make: no $(PYTHON); install Python 3.8 or newer with pip (Debian, Ubuntu: apt install python3 python3-pip)' >&2; exit 1; }
 	@set -- $${CXX:-c++}; command -v "$$1" >/dev/null || { echo "make: no C++ compiler ($$1); install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or set CXX" >&2; exit 1; }
 
-setup: tools ## prepare libtorch in .libtorch/ (CPU, or CUDA where there is a GPU)
+setup: tools ## prepare libtorch in .libtorch/ (CPU, or CUDA where there is a GPU) and GeoCLIP's weights in .geoclip/
 	@$(PYTHON) setup/libtorch.py --set auto
+	@$(PYTHON) setup/geoclip.py
 
 build: setup ## build both binaries
 	$(CARGO) build --workspace --bins
@@ -48,6 +49,7 @@ demo: build ## build and run the demonstration
 test: CUDA_LINK = $(if $(LIBTORCH)$(filter cuda,$(VARIANT)),,yes)
 test: tools ## run every check: format, lints, docs, audit, tests, link of the CUDA variant
 	@$(PYTHON) setup/libtorch.py --set $(if $(CUDA_LINK),link,auto)
+	@$(PYTHON) setup/geoclip.py
 	@$(ENVIRONMENT) $(PYTHON) -B setup/run_tests.py $(if $(CUDA_LINK),--cuda-link)
 
 bench: build ## build and measure the collectives
@@ -63,5 +65,5 @@ audit: tools ## check the dependencies: bans, licences, sources, advisories
 install: build ## install into PREFIX (default /usr/local) with the libraries of the worker
 	@$(PYTHON) -B setup/install.py --binaries '$(TARGET)/debug' --prefix '$(PREFIX)' --destdir '$(DESTDIR)'
 
-clean: ## remove what was built; .libtorch/ and .tools/ stay
+clean: ## remove what was built; .libtorch/, .geoclip/ and .tools/ stay
 	rm -rf '$(TARGET_BASE)'

@@ -43,7 +43,6 @@ PIP_DOWNLOAD += [word for tag in PLATFORMS for word in ("--platform", tag + "_x8
 # The C library that manylinux_2_28 wheels are built for.
 GLIBC_MIN = (2, 28)
 PR_SET_PDEATHSIG = 1
-MAKE_ROOM = "free some space, or make .libtorch a link to a larger disk, and run again"
 
 
 class SetupError(Exception):
@@ -53,6 +52,10 @@ class SetupError(Exception):
 def say(text):
     for line in text.splitlines():
         print("setup: " + line, file=sys.stderr, flush=True)
+
+
+def make_room(base):
+    return "free some space, or make %s a link to a larger disk, and run again" % base.name
 
 
 def megabytes(size_bytes):
@@ -291,7 +294,7 @@ def check_space(base, missing):
     free = shutil.disk_usage(base).free
     if free < needed:
         raise SetupError("%s has %s free, %s wanted for %s; %s"
-                         % (base, megabytes(free), megabytes(needed), ", ".join(wheel.name for wheel in missing), MAKE_ROOM))
+                         % (base, megabytes(free), megabytes(needed), ", ".join(wheel.name for wheel in missing), make_room(base)))
 
 
 # --- the whole -------------------------------------------------------------------------------------------
@@ -341,7 +344,8 @@ def main():
     arguments = parser.parse_args()
     root = arguments.root.resolve()
     base = root / ".libtorch"
-    try:
+
+    def work():
         variant, own = choose_variant(root)
         if arguments.print_variant:
             print(variant)
@@ -351,6 +355,14 @@ def main():
             set_name = variant if arguments.set == "auto" else arguments.set
             prepare(base, set_name, arguments.locks)
             say("libtorch %s (%s) is ready in %s" % (LIBTORCH_VERSION, set_name, base))
+
+    return guarded(base, work)
+
+
+def guarded(base, work):
+    """Runs a set-up that writes into `base`; what can be expected to go wrong is said, and the exit code returned."""
+    try:
+        work()
     except SetupError as error:
         say(str(error))
         return 1
@@ -360,8 +372,8 @@ def main():
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             Store(base).clear_leftovers()
-            free = megabytes(shutil.disk_usage(base if base.exists() else root).free)
-            say("the disk of %s filled up (%s free now that leftovers are removed); %s" % (base, free, MAKE_ROOM))
+            free = megabytes(shutil.disk_usage(base if base.exists() else base.parent).free)
+            say("the disk of %s filled up (%s free now that leftovers are removed); %s" % (base, free, make_room(base)))
         else:
             say("%s: %s" % (error.filename or base, error.strerror or error))
         return 1

@@ -9,6 +9,7 @@
 //! - [`diffusion`]: noise schedules, the forward process, samplers.
 //! - [`model`]: the CS-UNet, whole or split over ranks.
 //! - [`loss`]: what training minimises.
+//! - [`geoclip`]: frozen encoders of places and images, and their weights.
 //! - [`shards`]: Parquet embeddings, in an order that never depends on who reads.
 //! - [`eval`]: tables of the paper, computed.
 
@@ -16,6 +17,7 @@ pub mod comm;
 pub mod diffusion;
 pub mod eval;
 pub mod geo;
+pub mod geoclip;
 pub mod loss;
 pub mod model;
 pub mod native;

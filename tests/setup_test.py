@@ -290,5 +290,57 @@ class SetupTest(unittest.TestCase):
         self.assert_ready(self.run_setup("auto", LIBTORCH=str(self.libtorch / "cpu")))
 
 
+class GeoclipTest(unittest.TestCase):
+    """The wheel with GeoCLIP's weights: fetched once, hashed every time, fetched again when it is damaged."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="locdiff-geoclip-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        with zipfile.ZipFile(self.folder / "geoclip-1.3.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("geoclip/model/weights/weights.pth", "weights\n" * 1000)
+            wheel.writestr("geoclip-1.3.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: geoclip\nVersion: 1.3.0\n")
+            wheel.writestr("geoclip-1.3.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr("geoclip-1.3.0.dist-info/RECORD", "")
+        self.source = self.folder / "geoclip-1.3.0-py3-none-any.whl"
+        self.bytes = self.source.read_bytes()
+        (self.folder / "geoclip.lock").write_text("# bytes: download %d, unpacked 0\ngeoclip==1.3.0 --hash=sha256:%s\n" % (
+            len(self.bytes), hashlib.sha256(self.bytes).hexdigest()))
+        self.target = self.folder / "project/.geoclip" / self.source.name
+        self.target.parent.mkdir(parents=True)
+
+    def run_setup(self, **changes):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+        environment.update(PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(self.folder), **changes)
+        command = [sys.executable, str(SCRIPT.with_name("geoclip.py")), "--root", str(self.folder / "project"), "--locks", str(self.folder)]
+        return subprocess.run(command, env=environment, timeout=120, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+
+    def test_fetched_once_repaired_and_refused(self):
+        # Half a download of an earlier run lies about.
+        (self.target.parent / "download").mkdir()
+        (self.target.parent / "download" / self.source.name).write_bytes(self.bytes[:100])
+        for damage in (None, b"", self.bytes[:-1], b"X" + self.bytes[1:]):
+            if damage is not None:
+                self.target.write_bytes(damage)
+            result = self.run_setup()
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(self.target.read_bytes(), self.bytes)
+            self.assertEqual("repairing" in result.stderr, damage is not None, result.stderr)
+        self.source.write_bytes(self.bytes[:-1] + b"X")
+        result = self.run_setup()
+        self.assertEqual((result.returncode, result.stderr), (0, ""), "a whole wheel needs no pip")
+        self.target.unlink()
+        result = self.run_setup()
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("geoclip.lock wants", result.stderr)
+        self.source.unlink()
+        result = self.run_setup()
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("cannot download geoclip 1.3.0: pip says: ", result.stderr)
+        self.assertIn("check the network", result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+        self.assertFalse(self.target.exists())
+
+
 if __name__ == "__main__":
     unittest.main()

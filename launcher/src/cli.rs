@@ -137,13 +137,13 @@ pub enum Verb {
 }
 
 /// `shards ...`
-#[derive(Debug, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 pub enum ShardsVerb {
     /// Simulate embeddings of photos at real places.
     Simulate {
-        /// How many photos.
-        #[arg(long, value_name = "N")]
-        rows: u64,
+        /// How many photos; default: one per place.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        rows: Option<u64>,
         /// Seed of everything random.
         #[arg(long, value_name = "S", default_value_t = 0)]
         seed: u64,
@@ -151,7 +151,7 @@ pub enum ShardsVerb {
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
         /// Views per photo.
-        #[arg(long, value_name = "V", default_value_t = 1)]
+        #[arg(long, value_name = "V", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
         views: u32,
         /// Places to take instead of GeoCLIP's gallery: a CSV with lat and lon, or an N x 2 .npy.
         #[arg(long, value_name = "CSV_OR_NPY")]
@@ -165,8 +165,8 @@ pub enum ShardsVerb {
         /// CSV or Parquet with ids and coordinates.
         #[arg(long, value_name = "FILE")]
         table: PathBuf,
-        /// .npy or safetensors with embeddings, one per view.
-        #[arg(long, value_name = "FILE")]
+        /// .npy or safetensors with embeddings; once for each view.
+        #[arg(long, value_name = "FILE", required = true)]
         embeddings: Vec<PathBuf>,
         /// Folder to make.
         #[arg(long, value_name = "DIR")]
@@ -261,7 +261,17 @@ pub enum BenchVerb {
 #[derive(Debug, Subcommand)]
 pub enum GeoclipVerb {
     /// Fetch GeoCLIP's weights and gallery from its Python package.
-    Import,
+    Import {
+        /// The package's wheel; default: the one that `make setup` fetched, else from PyPI through pip.
+        #[arg(long, value_name = "FILE")]
+        wheel: Option<PathBuf>,
+        /// Folder to make; default: retrieval.geoclip.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        /// Replace DIR if it exists.
+        #[arg(long)]
+        overwrite: bool,
+    },
 }
 
 /// `config ...`

@@ -1,6 +1,7 @@
 //! One function per verb: what the command line asks for, done.
 
 mod bench_shdd;
+mod geoclip;
 mod perturbation;
 mod shards;
 
@@ -9,7 +10,7 @@ use std::time::Duration;
 use clap::CommandFactory;
 use serde_json::{Value, json};
 
-use crate::cli::{BenchVerb, CheckpointVerb, Cli, ConfigVerb, GeoclipVerb, Global, Verb};
+use crate::cli::{BenchVerb, CheckpointVerb, Cli, ConfigVerb, Global, Verb};
 use crate::config::{self, DeviceKind, Layer, Resolved};
 use crate::coordinator::Limits;
 use crate::doctor;
@@ -39,6 +40,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
             perturbation::run(global, output)
         }
         Some(Verb::Shards(verb)) => shards::run(verb, global, output),
+        Some(Verb::Geoclip(verb)) => geoclip::run(verb, global, output),
         Some(Verb::Doctor) => doctor::run(global, output),
         Some(verb) => not_yet(verb, global),
         None => unreachable!("clap asks for a verb"),
@@ -190,9 +192,8 @@ fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
                 unreachable!("handled in run")
             }
         },
-        Verb::Geoclip(GeoclipVerb::Import) => "geoclip import",
         Verb::Status => "status",
-        Verb::Demo | Verb::Doctor | Verb::Shards(_) | Verb::Config(_) | Verb::Completions { .. } => {
+        Verb::Demo | Verb::Doctor | Verb::Shards(_) | Verb::Geoclip(_) | Verb::Config(_) | Verb::Completions { .. } => {
             unreachable!("handled in run")
         }
     };

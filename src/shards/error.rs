@@ -85,6 +85,9 @@ pub enum ShardsError {
     /// An argument that cannot be meant.
     #[error("{0}")]
     Argument(String),
+    /// GeoCLIP's weights or gallery cannot be used.
+    #[error(transparent)]
+    Geoclip(#[from] crate::geoclip::GeoclipError),
     /// libtorch refused.
     #[error("libtorch: {0}")]
     Torch(#[from] tch::TchError),
@@ -106,6 +109,7 @@ impl ShardsError {
             Self::Io { .. } => ExitCode::Io,
             Self::Exists { .. } => ExitCode::Exists,
             Self::Argument(_) => ExitCode::Usage,
+            Self::Geoclip(error) => error.exit_code(),
             Self::Torch(_) => ExitCode::Internal,
         }
     }

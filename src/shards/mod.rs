@@ -5,9 +5,11 @@
 //! The format is specified in `shards/README.md`.
 
 mod block;
+mod build;
 mod careful;
 mod checks;
 mod checksum;
+mod coordinates;
 mod dataset;
 mod decode;
 mod error;
@@ -15,22 +17,31 @@ mod file_writer;
 mod footer;
 mod inspect;
 mod levels;
+mod linear_head;
 mod locate;
 mod manifest;
+mod matrix;
+mod simulate;
 mod source;
 mod statistics;
+mod table;
 mod verify;
+mod world;
 mod writer;
 
 pub use block::{BlockRows, Blocks, ELEMENT_BYTES};
+pub use build::{Build, Built, build};
 pub use checksum::Checksum;
 pub use dataset::{BadRow, Dataset, Scan};
 pub use error::{ShardsError, Spot};
 pub use inspect::{Inspection, inspect};
+pub use linear_head::{PROJECTION_SEED, projection};
 pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
+pub use simulate::{Simulation, simulate};
 pub use source::{ByteSource, LocalFiles};
 pub use statistics::{Moments, Statistics};
 pub use verify::{PROBLEMS_MAX, Problem, verify};
+pub use world::{BLOCK_PHOTOS, Candidates, Photo, SCALE_EDGES_KM, SCALE_PROBABILITIES, Source, Spots, World};
 pub use writer::{FILE_BYTES, ROWS_PER_GROUP, ShardWriter, WriterOptions, WriterRows};
 
 use decode::Number;

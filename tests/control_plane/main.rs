@@ -4,3 +4,4 @@ mod command_line;
 mod gang;
 mod perturbation;
 mod stage;
+mod world;

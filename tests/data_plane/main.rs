@@ -6,6 +6,8 @@ mod decode;
 mod decode_aggregate;
 mod diffusion;
 mod geo;
+mod geoclip;
+mod geoclip_support;
 mod gpu_model;
 mod layers;
 mod loss;
@@ -19,11 +21,14 @@ mod native_optim;
 mod native_philox;
 mod native_random;
 mod perturbation;
+mod shards_build;
 mod shards_foreign;
 mod shards_format;
+mod shards_read_back;
 mod shards_support;
 mod shdd;
 mod shdd_derivatives;
+mod simulate;
 mod worker;
 
 /// Memory of this process that is in RAM, from the kernel.

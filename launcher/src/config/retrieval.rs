@@ -33,6 +33,8 @@ pub enum HybridMode {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RetrievalConfig {
+    /// Folder with GeoCLIP's weights and gallery, which `geoclip import` makes.
+    pub geoclip: String,
     /// CSV or Parquet of gallery points; "": the 100,000 points that come with GeoCLIP.
     pub gallery: String,
     /// Radius around LocDiff's answer within which retrieval looks, km.
@@ -50,6 +52,7 @@ pub struct RetrievalConfig {
 impl Default for RetrievalConfig {
     fn default() -> Self {
         Self {
+            geoclip: "shards/geoclip".into(),
             gallery: String::new(),
             radius_km: 200.0,
             head: RetrievalHead::Geoclip,
@@ -62,6 +65,9 @@ impl Default for RetrievalConfig {
 
 impl RetrievalConfig {
     pub(super) fn check(&self, checker: &mut Checker) {
+        if self.geoclip.is_empty() {
+            checker.push("retrieval.geoclip", "is empty");
+        }
         checker.within("retrieval.radius_km", self.radius_km, 0.001..=20_040.0);
         checker.not_negative("retrieval.density_weight", self.density_weight);
         checker.positive("retrieval.density_km", self.density_km);

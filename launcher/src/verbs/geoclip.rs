@@ -1,0 +1,75 @@
+//! `geoclip import`: finds the wheel of PyPI's `geoclip`, or fetches it with pip, and lets a worker read it.
+//!
+//! The worker compares the wheel's sha256 with the pinned one; what came from where does not matter.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use super::shards::run_one_with;
+use crate::cli::{GeoclipVerb, Global};
+use crate::error::LaunchError;
+use crate::exit_code::ExitCode;
+use crate::output::Output;
+use crate::protocol::ShardsJob;
+
+const REQUIREMENT: &str = "geoclip==1.3.0";
+const WHEEL: &str = "geoclip-1.3.0-py3-none-any.whl";
+
+/// `geoclip VERB`.
+pub(super) fn run(verb: &GeoclipVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
+    let GeoclipVerb::Import { wheel, out, overwrite } = verb;
+    let folder = tempfile::tempdir().map_err(|error| LaunchError::Io { path: std::env::temp_dir(), error })?;
+    let wheel = match wheel.clone().or_else(fetched) {
+        Some(wheel) => wheel,
+        None => download(folder.path(), output)?,
+    };
+    let result = run_one_with(global, |config| {
+        let out = out.clone().unwrap_or_else(|| config.retrieval.geoclip.clone().into());
+        ShardsJob::GeoclipImport { wheel, out, overwrite: *overwrite }
+    })?;
+    output.people(&format!(
+        "GeoCLIP's weights and gallery are in {}, from {}",
+        result["out"].as_str().unwrap_or_default(),
+        result["source"].as_str().unwrap_or_default()
+    ));
+    Ok(result)
+}
+
+/// The wheel that `make setup` left in `.geoclip/` of the current folder or of the project that this program was built in.
+fn fetched() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok();
+    let above = program.iter().flat_map(|path| path.ancestors().skip(1).take(5));
+    std::iter::once(Path::new(""))
+        .chain(above)
+        .map(|folder| folder.join(".geoclip").join(WHEEL))
+        .find(|path| path.is_file())
+}
+
+/// pip resolves the name and downloads; nothing of the package is installed or run.
+fn download(folder: &Path, output: Output) -> Result<PathBuf, LaunchError> {
+    output.people(&format!("downloading {REQUIREMENT} (40 MB) with pip"));
+    let failed = |reason: &str| LaunchError::Reported {
+        text: format!(
+            "cannot download {REQUIREMENT}: {reason}; check the network and pip's settings, or download {WHEEL} elsewhere and \
+             name it with --wheel"
+        ),
+        code: ExitCode::NoData,
+    };
+    let pip = Command::new("python3")
+        .args(["-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps", "--only-binary=:all:"])
+        .args([REQUIREMENT, "--dest"])
+        .arg(folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .output()
+        .map_err(|error| failed(&format!("python3: {error}")))?;
+    let wheel = folder.join(WHEEL);
+    if pip.status.success() && wheel.is_file() {
+        return Ok(wheel);
+    }
+    let words = String::from_utf8_lossy(&pip.stderr);
+    let last = words.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("nothing");
+    Err(failed(&format!("pip says: {last}")))
+}

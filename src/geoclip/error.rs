@@ -1,0 +1,97 @@
+//! What can be wrong with GeoCLIP's files.
+
+use std::path::{Path, PathBuf};
+
+use locdiff_launch::exit_code::ExitCode;
+
+use crate::geo::GeoError;
+
+/// An error of [`crate::geoclip`].
+#[derive(Debug, thiserror::Error)]
+pub enum GeoclipError {
+    /// The weights are not there.
+    #[error("no GeoCLIP weights in {folder}: {reason}; fetch them with `locdiff-launch geoclip import --out {folder}`")]
+    Missing {
+        /// Where they were looked for.
+        folder: String,
+        /// What was found instead.
+        reason: String,
+    },
+    /// Bytes that are not those that were published or written.
+    #[error("{path}: {reason}")]
+    Damaged {
+        /// Which file.
+        path: PathBuf,
+        /// Got and wanted.
+        reason: String,
+    },
+    /// A gallery point that is none.
+    #[error("{path}: row {row}: {error}")]
+    Row {
+        /// Which file.
+        path: PathBuf,
+        /// Which row, from 0, the header not counted.
+        row: usize,
+        /// What is wrong with it.
+        error: GeoError,
+    },
+    /// A tensor of the wrong shape.
+    #[error("{name} is {got:?}, wanted {want:?}")]
+    Shape {
+        /// Which tensor.
+        name: String,
+        /// Its shape.
+        got: Vec<i64>,
+        /// The shape that fits; -1 stands for any length.
+        want: Vec<i64>,
+    },
+    /// The system refused.
+    #[error("{path}: {error}")]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// What would be written exists.
+    #[error("{path} exists; say --overwrite to replace it")]
+    Exists {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// libtorch refused or failed.
+    #[error("geoclip: {text}")]
+    Torch {
+        /// What it says, without its stack trace.
+        text: String,
+    },
+}
+
+impl GeoclipError {
+    /// The documented exit code.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Missing { .. } => ExitCode::NoData,
+            Self::Damaged { .. } => ExitCode::Corrupt,
+            Self::Row { .. } | Self::Shape { .. } => ExitCode::BadData,
+            Self::Io { .. } => ExitCode::Io,
+            Self::Exists { .. } => ExitCode::Exists,
+            Self::Torch { .. } => ExitCode::Internal,
+        }
+    }
+
+    pub(super) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
+        move |error| Self::Io { path: path.to_owned(), error }
+    }
+
+    pub(super) fn damaged(path: &Path, reason: impl std::fmt::Display) -> Self {
+        Self::Damaged { path: path.to_owned(), reason: reason.to_string() }
+    }
+}
+
+impl From<tch::TchError> for GeoclipError {
+    fn from(error: tch::TchError) -> Self {
+        let text = error.to_string();
+        Self::Torch { text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
+    }
+}

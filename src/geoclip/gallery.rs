@@ -1,0 +1,166 @@
+//! The gallery: 100,000 places of MP16 that come with GeoCLIP, and their embeddings, computed once.
+//!
+//! Embeddings are kept beside the weights in `gallery-cpu.f32` or `gallery-cuda.f32`: a magic number, the checksum of weights
+//! and gallery that they were computed from, the checksum of what follows, then rows of 512 little-endian f32. A file that
+//! does not fit is computed anew, never used. What is read from it has the bits of what would be computed.
+
+use std::fs::File;
+use std::io::{BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::EMBEDDING_WIDTH;
+use super::error::GeoclipError;
+use super::folder::Geoclip;
+use super::tiles::Embedder;
+use crate::geo::{Degrees, Place};
+
+const MAGIC: [u8; 8] = *b"LOCDGAL1";
+const HEADER_BYTES: usize = 24;
+/// Places whose embeddings are read or written at once.
+const PIECE_ROWS: usize = 2048;
+
+/// Reads the CSV with columns `lat` and `lon` that an import wrote.
+pub(super) fn read_places(path: &Path, bytes: &[u8]) -> Result<Vec<Place>, GeoclipError> {
+    let mut reader = csv::Reader::from_reader(bytes);
+    let rows = reader.deserialize::<(f64, f64)>().enumerate();
+    rows.map(|(row, pair)| {
+        let (latitude, longitude) = pair.map_err(|error| GeoclipError::damaged(path, error))?;
+        Place::new(Degrees(latitude), Degrees(longitude)).map_err(|error| GeoclipError::Row {
+            path: path.to_owned(),
+            row,
+            error,
+        })
+    })
+    .collect()
+}
+
+/// The embeddings of the gallery's places, as far as they are known.
+#[derive(Debug)]
+pub struct Gallery {
+    places: Vec<Place>,
+    embeddings: Vec<f32>,
+    known: Vec<bool>,
+    cache: PathBuf,
+    key: u64,
+}
+
+impl Gallery {
+    /// The gallery of a folder; what an earlier run has kept is known at once.
+    pub fn open(geoclip: &Geoclip, embedder: &Embedder) -> Self {
+        let places = geoclip.places().to_vec();
+        let kind = if embedder.device().is_cuda() { "cuda" } else { "cpu" };
+        let mut gallery = Self {
+            embeddings: vec![0.0; places.len() * EMBEDDING_WIDTH],
+            known: vec![false; places.len()],
+            places,
+            cache: geoclip.folder().join(format!("gallery-{kind}.f32")),
+            key: geoclip.checksum(),
+        };
+        if gallery.cache.exists() {
+            match gallery.read_cache() {
+                Ok(()) => gallery.known.fill(true),
+                Err(reason) => tracing::warn!("{}: {reason}; computing it anew", gallery.cache.display()),
+            }
+        }
+        gallery
+    }
+
+    /// The places.
+    pub fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// Whether nothing is left to compute.
+    pub fn is_whole(&self) -> bool {
+        self.known.iter().all(|known| *known)
+    }
+
+    /// The embedding of a place, which [`Self::need`] or [`Self::complete`] has made known.
+    pub fn embedding(&self, index: usize) -> &[f32] {
+        debug_assert!(self.known[index], "the embedding of gallery point {index} is used before it is computed");
+        &self.embeddings[index * EMBEDDING_WIDTH..(index + 1) * EMBEDDING_WIDTH]
+    }
+
+    /// Computes what is not known of these.
+    pub fn need(&mut self, indices: impl IntoIterator<Item = usize>, embedder: &Embedder) -> Result<(), GeoclipError> {
+        let mut missing: Vec<usize> = indices.into_iter().filter(|index| !self.known[*index]).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        let places: Vec<Place> = missing.iter().map(|index| self.places[*index]).collect();
+        let embedded = embedder.embed(&places)?;
+        for (index, row) in missing.iter().zip(embedded.chunks_exact(EMBEDDING_WIDTH)) {
+            self.embeddings[index * EMBEDDING_WIDTH..(index + 1) * EMBEDDING_WIDTH].copy_from_slice(row);
+            self.known[*index] = true;
+        }
+        Ok(())
+    }
+
+    /// Computes all of them and keeps them on disk; `progress` hears how many are done.
+    pub fn complete(&mut self, embedder: &Embedder, mut progress: impl FnMut(usize)) -> Result<(), GeoclipError> {
+        if self.is_whole() {
+            return Ok(());
+        }
+        for first in (0..self.places.len()).step_by(4 * PIECE_ROWS) {
+            let end = (first + 4 * PIECE_ROWS).min(self.places.len());
+            self.need(first..end, embedder)?;
+            progress(end);
+        }
+        // A folder that cannot be written costs time in the next run, and nothing else.
+        if let Err(error) = self.write_cache() {
+            tracing::warn!("{}: {error}; the gallery's embeddings are not kept", self.cache.display());
+        }
+        Ok(())
+    }
+
+    fn read_cache(&mut self) -> Result<(), String> {
+        let mut file = File::open(&self.cache).map_err(|error| error.to_string())?;
+        let want = (HEADER_BYTES + 4 * self.embeddings.len()) as u64;
+        let got = file.metadata().map_err(|error| error.to_string())?.len();
+        if got != want {
+            return Err(format!("{got} bytes, wanted {want}"));
+        }
+        let mut header = [0; HEADER_BYTES];
+        file.read_exact(&mut header).map_err(|error| error.to_string())?;
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
+        if header[..8] != MAGIC || word(8) != self.key {
+            return Err("made from other weights or another gallery".to_owned());
+        }
+        let mut digest = Xxh3::new();
+        let mut bytes = vec![0; 4 * EMBEDDING_WIDTH * PIECE_ROWS];
+        for piece in self.embeddings.chunks_mut(EMBEDDING_WIDTH * PIECE_ROWS) {
+            let bytes = &mut bytes[..4 * piece.len()];
+            file.read_exact(bytes).map_err(|error| error.to_string())?;
+            digest.update(bytes);
+            for (value, word) in piece.iter_mut().zip(bytes.chunks_exact(4)) {
+                *value = f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+            }
+        }
+        let (got, want) = (digest.digest(), word(16));
+        if got == want { Ok(()) } else { Err(format!("checksum is {got:016x}, wanted {want:016x}")) }
+    }
+
+    fn write_cache(&self) -> std::io::Result<()> {
+        let beside = self.cache.with_extension(format!("new-{}", std::process::id()));
+        let written = self.write_rows(&beside).and_then(|()| std::fs::rename(&beside, &self.cache));
+        if written.is_err() {
+            // What is left of it is of no use; that it cannot be removed either is not worth a second message.
+            let _ = std::fs::remove_file(&beside);
+        }
+        written
+    }
+
+    fn write_rows(&self, path: &Path) -> std::io::Result<()> {
+        let mut digest = Xxh3::new();
+        let bytes_of = |piece: &[f32]| piece.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let pieces = || self.embeddings.chunks(EMBEDDING_WIDTH * PIECE_ROWS);
+        pieces().for_each(|piece| digest.update(&bytes_of(piece)));
+        let mut file = BufWriter::new(File::create(path)?);
+        file.write_all(&MAGIC)?;
+        file.write_all(&self.key.to_le_bytes())?;
+        file.write_all(&digest.digest().to_le_bytes())?;
+        pieces().try_for_each(|piece| file.write_all(&bytes_of(piece)))?;
+        file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()
+    }
+}

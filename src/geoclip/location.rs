@@ -1,0 +1,158 @@
+//! GeoCLIP's location encoder: the sum of three capsules, each for one scale.
+//!
+//! ```text
+//! v = equal_earth(latitude, longitude)
+//! features = [cos 2π B v, sin 2π B v]                                       B is 256 x 2, σ = 1, 16, 256
+//! capsule = head(relu(W3 relu(W2 relu(W1 features))))                        512-1024-1024-1024, head 512
+//! embedding = capsule_0 + capsule_1 + capsule_2
+//! ```
+//!
+//! Frozen: no gradient is kept. Always f32: TF32 moves the finest features.
+// n places · f frequencies · w width of the space
+
+use std::collections::HashMap;
+use std::f64::consts::TAU;
+
+use tch::{Device, Kind, Tensor};
+
+use super::EMBEDDING_WIDTH;
+use super::error::GeoclipError;
+use super::projection::equal_earth;
+
+const CAPSULES: usize = 3;
+const FREQUENCIES: i64 = 256;
+const HIDDEN: i64 = 1024;
+/// Indices of the linear layers in GeoCLIP's sequence: ReLUs stand between them.
+const LAYERS: [(&str, i64, i64); 4] = [
+    ("capsule.1", 2 * FREQUENCIES, HIDDEN),
+    ("capsule.3", HIDDEN, HIDDEN),
+    ("capsule.5", HIDDEN, HIDDEN),
+    ("head.0", HIDDEN, EMBEDDING_WIDTH as i64),
+];
+
+/// Places into GeoCLIP's space.
+#[derive(Debug)]
+pub struct LocationEncoder {
+    capsules: Vec<Capsule>,
+    device: Device,
+}
+
+#[derive(Debug)]
+struct Capsule {
+    frequencies_2f: Tensor,
+    layers: Vec<Linear>,
+}
+
+#[derive(Debug)]
+pub(super) struct Linear {
+    weight: Tensor,
+    bias: Tensor,
+}
+
+impl Linear {
+    /// The layer `name.weight`, `name.bias`.
+    pub(super) fn take(
+        tensors: &HashMap<String, Tensor>,
+        name: &str,
+        inputs: i64,
+        outputs: i64,
+        device: Device,
+    ) -> Result<Self, GeoclipError> {
+        let weight = take(tensors, &format!("{name}.weight"), &[outputs, inputs], device)?;
+        Ok(Self { weight, bias: take(tensors, &format!("{name}.bias"), &[outputs], device)? })
+    }
+
+    pub(super) fn forward(&self, inputs: &Tensor) -> Result<Tensor, GeoclipError> {
+        Ok(inputs.f_linear(&self.weight, Some(&self.bias))?)
+    }
+
+    fn share(&self) -> Self {
+        Self { weight: self.weight.shallow_clone(), bias: self.bias.shallow_clone() }
+    }
+}
+
+/// The tensor of this name and shape as f32 on `device`.
+pub(super) fn take(
+    tensors: &HashMap<String, Tensor>,
+    name: &str,
+    want: &[i64],
+    device: Device,
+) -> Result<Tensor, GeoclipError> {
+    let found = tensors.get(name);
+    let got = found.map(Tensor::size).unwrap_or_default();
+    match found {
+        Some(tensor) if got == want => Ok(tensor.f_detach()?.f_to_device(device)?.f_to_kind(Kind::Float)?),
+        _ => Err(GeoclipError::Shape { name: name.to_owned(), got, want: want.to_vec() }),
+    }
+}
+
+impl LocationEncoder {
+    /// The encoder of these tensors, by GeoCLIP's names behind `location.`.
+    pub fn new(tensors: &HashMap<String, Tensor>, device: Device) -> Result<Self, GeoclipError> {
+        let capsules = (0..CAPSULES).map(|index| Capsule::new(tensors, index, device)).collect::<Result<_, _>>()?;
+        Ok(Self { capsules, device })
+    }
+
+    /// Where it computes.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Another handle on the same weights, for another thread.
+    pub fn share(&self) -> Self {
+        let capsules = self.capsules.iter().map(|capsule| Capsule {
+            frequencies_2f: capsule.frequencies_2f.shallow_clone(),
+            layers: capsule.layers.iter().map(Linear::share).collect(),
+        });
+        Self { capsules: capsules.collect(), device: self.device }
+    }
+
+    /// GeoCLIP's own output for latitudes and longitudes `[n, 2]`, degrees: `[n, 512]`, not normalised.
+    pub fn encode(&self, degrees_n2: &Tensor) -> Result<Tensor, GeoclipError> {
+        tch::no_grad(|| {
+            let angle_n2 = equal_earth(&degrees_n2.f_to_device(self.device)?)?.f_mul_scalar(TAU)?;
+            let mut sum_nw: Option<Tensor> = None;
+            for capsule in &self.capsules {
+                let own_nw = capsule.forward(&angle_n2)?;
+                sum_nw = Some(match sum_nw {
+                    None => own_nw,
+                    Some(sum_nw) => sum_nw.f_add(&own_nw)?,
+                });
+            }
+            Ok(sum_nw.expect("there are three capsules"))
+        })
+    }
+
+    /// The direction of [`Self::encode`]'s output: what GeoCLIP compares by cosine.
+    pub fn embed(&self, degrees_n2: &Tensor) -> Result<Tensor, GeoclipError> {
+        tch::no_grad(|| normalised(&self.encode(degrees_n2)?))
+    }
+}
+
+/// Rows of unit length.
+pub(super) fn normalised(rows_nw: &Tensor) -> Result<Tensor, GeoclipError> {
+    let length_n1 = rows_nw.f_norm_scalaropt_dim(2.0, [1].as_slice(), true)?;
+    Ok(rows_nw.f_div(&length_n1)?)
+}
+
+impl Capsule {
+    fn new(tensors: &HashMap<String, Tensor>, index: usize, device: Device) -> Result<Self, GeoclipError> {
+        let name = |part: &str| format!("location.LocEnc{index}.{part}");
+        let frequencies = take(tensors, &name("capsule.0.b"), &[FREQUENCIES, 2], device)?;
+        let layers = LAYERS
+            .iter()
+            .map(|(layer, inputs, outputs)| Linear::take(tensors, &name(layer), *inputs, *outputs, device))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { frequencies_2f: frequencies.f_tr()?, layers })
+    }
+
+    fn forward(&self, angle_n2: &Tensor) -> Result<Tensor, GeoclipError> {
+        let phase_nf = angle_n2.f_matmul(&self.frequencies_2f)?;
+        let mut values = Tensor::f_cat(&[phase_nf.f_cos()?, phase_nf.f_sin()?], 1)?;
+        let (head, hidden) = self.layers.split_last().expect("there are four layers");
+        for layer in hidden {
+            values = layer.forward(&values)?.f_relu_()?;
+        }
+        head.forward(&values)
+    }
+}

@@ -1,0 +1,100 @@
+//! From the wheel of PyPI's `geoclip` 1.3.0 to a folder of weights and gallery.
+//!
+//! The wheel's sha256 is pinned, and nothing of it is read before it fits: what follows parses only bytes that are known.
+//! The `.pth` files are zip archives of pickles; libtorch reads them itself, from files beside the result.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+use tch::Tensor;
+use zip::ZipArchive;
+
+use super::error::GeoclipError;
+use super::folder::{Manifest, write_folder};
+
+/// The published wheel `geoclip-1.3.0-py3-none-any.whl`.
+pub const WHEEL_SHA256: &str = "08a93791166a279d52b95c466a952c75f17f654cc61bdf6ab20355325b564dec";
+
+const SOURCE: &str = "PyPI geoclip 1.3.0";
+const LICENCE: &str = "geoclip-1.3.0.dist-info/licenses/LICENSE";
+const PLACES: &str = "geoclip/model/gps_gallery/coordinates_100K.csv";
+/// Files of tensors, and what their names get in front here.
+const WEIGHTS: [(&str, &str); 2] = [
+    ("geoclip/model/weights/location_encoder_weights.pth", "location."),
+    ("geoclip/model/weights/image_encoder_mlp_weights.pth", "image."),
+];
+/// A lone number: its archive holds a pickle of its shape and, in this member, its four bytes.
+const LOGIT_SCALE: (&str, &str) = ("geoclip/model/weights/logit_scale_weights.pth", "logit_scale/data/0");
+
+/// Reads the wheel and writes `out`; refuses any other wheel than the pinned one.
+pub fn import(wheel: &Path, out: &Path, overwrite: bool) -> Result<Manifest, GeoclipError> {
+    if !overwrite && out.symlink_metadata().is_ok() {
+        return Err(GeoclipError::Exists { path: out.to_owned() });
+    }
+    let mut file = File::open(wheel).map_err(GeoclipError::io(wheel))?;
+    check_hash(wheel, &mut file)?;
+    let mut archive = ZipArchive::new(file).map_err(|error| GeoclipError::damaged(wheel, error))?;
+    let scratch = tempfile::tempdir().map_err(GeoclipError::io(&std::env::temp_dir()))?;
+    let mut tensors = Vec::new();
+    for (member, prefix) in WEIGHTS {
+        let path = scratch.path().join("weights.pt");
+        let bytes = read_member(wheel, &mut archive, member)?;
+        let mut file = File::create(&path).map_err(GeoclipError::io(&path))?;
+        file.write_all(&bytes).map_err(GeoclipError::io(&path))?;
+        drop(file);
+        for (name, tensor) in Tensor::loadz_multi(&path)? {
+            tensors.push((format!("{prefix}{name}"), tensor));
+        }
+    }
+    tensors.push(("logit_scale".to_owned(), logit_scale(wheel, &mut archive)?));
+    let places = read_member(wheel, &mut archive, PLACES)?;
+    let licence = read_member(wheel, &mut archive, LICENCE)?;
+    write_folder(out, SOURCE, &tensors, &lower_header(&places), &licence, overwrite)
+}
+
+fn check_hash(wheel: &Path, file: &mut File) -> Result<(), GeoclipError> {
+    let mut digest = Sha256::new();
+    let mut block = vec![0; 1 << 20];
+    loop {
+        let read = file.read(&mut block).map_err(GeoclipError::io(wheel))?;
+        if read == 0 {
+            break;
+        }
+        digest.update(&block[..read]);
+    }
+    let got: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    if got != WHEEL_SHA256 {
+        let reason = format!("sha256 is {got}, wanted {WHEEL_SHA256} ({SOURCE}); the file is damaged or another wheel");
+        return Err(GeoclipError::damaged(wheel, reason));
+    }
+    file.rewind().map_err(GeoclipError::io(wheel))
+}
+
+fn read_member(wheel: &Path, archive: &mut ZipArchive<File>, name: &str) -> Result<Vec<u8>, GeoclipError> {
+    let mut member = archive.by_name(name).map_err(|error| GeoclipError::damaged(wheel, format!("{name}: {error}")))?;
+    let mut bytes = Vec::new();
+    member.read_to_end(&mut bytes).map_err(|error| GeoclipError::damaged(wheel, format!("{name}: {error}")))?;
+    Ok(bytes)
+}
+
+fn logit_scale(wheel: &Path, archive: &mut ZipArchive<File>) -> Result<Tensor, GeoclipError> {
+    let bytes = read_member(wheel, archive, LOGIT_SCALE.0)?;
+    let damaged = |reason: &dyn std::fmt::Display| {
+        GeoclipError::damaged(wheel, format!("{}: {}: {reason}", LOGIT_SCALE.0, LOGIT_SCALE.1))
+    };
+    let mut inner = ZipArchive::new(std::io::Cursor::new(bytes)).map_err(|error| damaged(&error))?;
+    let mut value = [0; 4];
+    let mut member = inner.by_name(LOGIT_SCALE.1).map_err(|error| damaged(&error))?;
+    member.read_exact(&mut value).map_err(|error| damaged(&error))?;
+    Ok(Tensor::f_from_slice(&[f32::from_le_bytes(value)])?.f_squeeze()?)
+}
+
+/// `LAT,LON` as everywhere else here: `lat,lon`.
+fn lower_header(csv: &[u8]) -> Vec<u8> {
+    let end = csv.iter().position(|byte| *byte == b'\n').unwrap_or(csv.len());
+    let mut lower = csv.to_vec();
+    lower[..end].make_ascii_lowercase();
+    lower
+}

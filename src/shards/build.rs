@@ -1,0 +1,168 @@
+//! `shards build`: shards from a table of ids and coordinates and a file of embeddings per view.
+//!
+//! Row n of the table is row n of every matrix. All files are read a few thousand rows at a time. A row that cannot be used is
+//! an error that names its file and row, or, with `on_bad_rows = skip`, left out and counted; lengths and widths that do not
+//! agree are errors either way, found before anything stands under the final name.
+
+use std::path::{Path, PathBuf};
+
+use half::f16;
+use locdiff_launch::config::{OnBadRows, ShardsConfig};
+
+use super::checks;
+use super::coordinates::place;
+use super::manifest::{ImageHead, Manifest};
+use super::matrix::Matrix;
+use super::table::{Table, TableRow};
+use super::writer::{ShardWriter, WriterOptions, WriterRows};
+use super::{ShardsError, Spot};
+
+/// Rows that are read at once.
+const CHUNK_ROWS: usize = 4096;
+
+/// What to build from.
+#[derive(Debug, Clone)]
+pub struct Build<'a> {
+    /// CSV or Parquet with ids and coordinates.
+    pub table: &'a Path,
+    /// One `.npy` or safetensors file per view.
+    pub embeddings: &'a [PathBuf],
+    /// Names of columns, and what to do with bad rows.
+    pub config: &'a ShardsConfig,
+    /// Replace the folder if it exists.
+    pub overwrite: bool,
+}
+
+/// What was built.
+#[derive(Debug, Clone)]
+pub struct Built {
+    /// The folder's manifest.
+    pub manifest: Manifest,
+    /// Rows that were left out.
+    pub skipped: u64,
+}
+
+/// Rows that are good, one after the other.
+#[derive(Default)]
+struct Good {
+    ids: Vec<String>,
+    latitudes: Vec<f64>,
+    longitudes: Vec<f64>,
+    views: Vec<Vec<f16>>,
+}
+
+/// Builds a folder of shards.
+pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
+    if inputs.embeddings.is_empty() {
+        return Err(ShardsError::Argument("no --embeddings; give one file per view".to_owned()));
+    }
+    let mut matrices = inputs.embeddings.iter().map(|path| Matrix::open(path)).collect::<Result<Vec<_>, _>>()?;
+    let (rows, width) = agree(inputs.embeddings, &matrices)?;
+    let mut table = Table::open(inputs.table, inputs.config)?;
+    let width_small =
+        u32::try_from(width).map_err(|_| ShardsError::Argument(format!("embeddings of width {width}")))?;
+    let name = inputs.table.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut writer = ShardWriter::create(
+        out,
+        WriterOptions {
+            overwrite: inputs.overwrite,
+            ..WriterOptions::new(width_small, matrices.len() as u32, format!("built from {name}"), ImageHead::None)
+        },
+    )?;
+    let (mut first, mut skipped) = (0_u64, 0);
+    loop {
+        let mut chunk = Vec::with_capacity(CHUNK_ROWS);
+        while chunk.len() < CHUNK_ROWS
+            && let Some(row) = table.next_row()?
+        {
+            chunk.push(row);
+        }
+        if chunk.is_empty() {
+            break;
+        }
+        let end = first + chunk.len() as u64;
+        if end > rows {
+            return Err(lengths(inputs, format!("more than {rows}"), rows));
+        }
+        let views = matrices.iter_mut().map(|matrix| matrix.read_f16(first, chunk.len()));
+        let views = views.collect::<Result<Vec<_>, _>>()?;
+        let good = sift(inputs.config, chunk, &matrices, &views, first, &mut skipped)?;
+        let views: Vec<&[f16]> = good.views.iter().map(Vec::as_slice).collect();
+        let Good { ids, latitudes, longitudes, .. } = &good;
+        writer.push(&WriterRows { ids, latitudes, longitudes, views: &views })?;
+        first = end;
+    }
+    if first != rows {
+        return Err(lengths(inputs, first.to_string(), rows));
+    }
+    if skipped > 0 {
+        tracing::warn!("{skipped} of {rows} rows are left out: they cannot be used");
+    }
+    if skipped == rows {
+        return Err(ShardsError::Bad {
+            spot: Box::new(spot(inputs.table)),
+            reason: "no row that can be used".to_owned(),
+        });
+    }
+    Ok(Built { manifest: writer.finish()?, skipped })
+}
+
+fn spot(path: &Path) -> Spot {
+    Spot { file: path.display().to_string(), row_group: None, column: None, row: None }
+}
+
+fn lengths(inputs: &Build<'_>, got: String, rows: u64) -> ShardsError {
+    let matrix = inputs.embeddings.first().map(|path| path.display().to_string()).unwrap_or_default();
+    ShardsError::Bad { spot: Box::new(spot(inputs.table)), reason: format!("{got} rows, but {matrix} has {rows}") }
+}
+
+/// Rows and width of all matrices.
+fn agree(paths: &[PathBuf], matrices: &[Matrix]) -> Result<(u64, usize), ShardsError> {
+    let (rows, width) = (matrices[0].rows(), matrices[0].width());
+    for (path, matrix) in paths.iter().zip(matrices) {
+        if (matrix.rows(), matrix.width()) != (rows, width) {
+            let got = format!("{} x {} numbers", matrix.rows(), matrix.width());
+            let reason = format!("{got}, but {} has {rows} x {width}", paths[0].display());
+            return Err(ShardsError::Bad { spot: Box::new(spot(path)), reason });
+        }
+    }
+    Ok((rows, width))
+}
+
+/// The rows that can be used.
+fn sift(
+    config: &ShardsConfig,
+    chunk: Vec<TableRow>,
+    matrices: &[Matrix],
+    views: &[Vec<f16>],
+    first: u64,
+    skipped: &mut u64,
+) -> Result<Good, ShardsError> {
+    let mut good = Good { views: vec![Vec::new(); views.len()], ..Good::default() };
+    for (offset, row) in chunk.into_iter().enumerate() {
+        let width = matrices[0].width();
+        let embedding = |view: usize| &views[view][offset * width..(offset + 1) * width];
+        let usable = row.usable.and_then(|(id, latitude, longitude)| {
+            let place = place(latitude, longitude)
+                .map_err(|reason| ShardsError::Bad { spot: Box::new(row.spot.clone()), reason })?;
+            for (view, matrix) in matrices.iter().enumerate() {
+                if let Some((element, reason)) = checks::first_not_finite(embedding(view)) {
+                    let reason = format!("element {element} is {reason} within the range of float16");
+                    return Err(ShardsError::Bad { spot: Box::new(matrix.spot(first + offset as u64)), reason });
+                }
+            }
+            Ok((id, place))
+        });
+        match usable {
+            Ok((id, place)) => {
+                good.ids.push(id);
+                good.latitudes.push(place.latitude().0);
+                good.longitudes.push(place.longitude().0);
+                (0..views.len()).for_each(|view| good.views[view].extend_from_slice(embedding(view)));
+            }
+            Err(error) if config.on_bad_rows == OnBadRows::Error => return Err(error),
+            Err(_) => *skipped += 1,
+        }
+    }
+    Ok(good)
+}

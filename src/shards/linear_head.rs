@@ -1,0 +1,32 @@
+//! Q: what turns GeoCLIP's space of 512 dimensions into the 768 of a simulated photo, and back.
+//!
+//! ```text
+//! e = Q y        stored        Q is 768 x 512, Qᵀ Q = 1
+//! y = Qᵀ e       the linear image head of simulated shards
+//! ```
+//!
+//! A function of its seed alone: normals from Philox, orthonormalised in f64, each column with the sign that makes the
+//! diagonal of R positive, so that every QR gives the same matrix to rounding. Training and test shards share one seed.
+
+use tch::{Device, Kind, Tensor};
+
+use super::ShardsError;
+use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH};
+use crate::native::philox::{Draw, Philox, Stream};
+
+/// Seed of the Q of all simulated shards, whatever their own seed.
+pub const PROJECTION_SEED: u64 = 768_512;
+/// Step of [`Stream::Simulation`] at which Q is drawn: the last one, which no view reaches.
+const STEP: u64 = (1 << 40) - 1;
+
+/// Q of a seed, `[768, 512]`, f32 on the CPU.
+pub fn projection(seed: u64) -> Result<Tensor, ShardsError> {
+    let mut normals = vec![0.0_f32; FEATURE_WIDTH * EMBEDDING_WIDTH];
+    let draw = Draw { stream: Stream::Simulation, step: STEP, first_sample: 0, elements: EMBEDDING_WIDTH };
+    Philox::new(seed).fill_normal(draw, &mut normals).map_err(|error| ShardsError::Argument(error.to_string()))?;
+    let shape = [FEATURE_WIDTH as i64, EMBEDDING_WIDTH as i64];
+    let normals = Tensor::f_from_slice(&normals)?.f_view(shape)?.f_to_kind(Kind::Double)?;
+    let (columns, triangle) = Tensor::f_linalg_qr(&normals, "reduced")?;
+    let signs = triangle.f_diagonal(0, 0, 1)?.f_sign()?;
+    Ok(columns.f_mul(&signs)?.f_to_kind(Kind::Float)?.f_contiguous()?.f_to_device(Device::Cpu)?)
+}

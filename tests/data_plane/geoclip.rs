@@ -1,0 +1,95 @@
+//! GeoCLIP against its own outputs, with its real weights, and its files against damage.
+
+use std::path::Path;
+
+use locdiff::geoclip::{self, EMBEDDING_WIDTH, Embedder, Geoclip, GeoclipError};
+use locdiff_launch::exit_code::ExitCode;
+use tch::{Device, Tensor};
+
+use crate::geoclip_support::{folder, wheel};
+
+fn golden(name: &str) -> Tensor {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/geoclip.safetensors");
+    let all = Tensor::read_safetensors(path).expect("the golden file");
+    all.into_iter().find(|(own, _)| own == name).unwrap_or_else(|| panic!("no golden {name}")).1
+}
+
+fn difference_max(got: &Tensor, want: &Tensor) -> f64 {
+    assert_eq!(got.size(), want.size());
+    (got - want).abs().max().double_value(&[])
+}
+
+#[test]
+fn geoclip_gives_its_own_published_outputs() {
+    let geoclip = Geoclip::open(&folder()).expect("real weights");
+    let devices = if tch::Cuda::is_available() { vec![Device::Cpu, Device::Cuda(0)] } else { vec![Device::Cpu] };
+    for device in devices {
+        let encoder = geoclip.location_encoder(device).expect("an encoder");
+        for name in ["probe", "gallery"] {
+            let want = golden(&format!("{name}_out"));
+            let got = encoder.encode(&golden(&format!("{name}_latlon"))).expect("encoded").to_device(Device::Cpu);
+            let difference = difference_max(&got, &want);
+            println!("{name} on {device:?}: {difference:e} of at most {}", want.abs().max().double_value(&[]));
+            // On a GPU another order of rounding, magnified by the frequencies of the finest capsule.
+            assert!(difference < if device.is_cuda() { 1e-3 } else { 1e-5 }, "{name}: {difference:e}");
+        }
+        let head = geoclip.image_head(device).expect("a head");
+        let got = head.encode(&golden("image_in").to_device(device)).expect("encoded").to_device(Device::Cpu);
+        let difference = difference_max(&got, &golden("image_out"));
+        assert!(difference < 1e-5, "image head: {difference:e}");
+        assert!((head.logit_factor() - golden("logit_scale").double_value(&[0]).exp()).abs() < 1e-4);
+    }
+}
+
+#[test]
+fn an_embedding_does_not_depend_on_its_company() {
+    let geoclip = Geoclip::open(&folder()).expect("real weights");
+    let places = &geoclip.places()[..700];
+    let embedder = |threads| Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), threads);
+    let together = embedder(2).embed(places).expect("embedded");
+    let reversed: Vec<_> = places.iter().rev().copied().collect();
+    let reversed = embedder(1).embed(&reversed).expect("embedded");
+    let rows = |values: &[f32]| values.chunks_exact(EMBEDDING_WIDTH).map(<[f32]>::to_vec).collect::<Vec<_>>();
+    assert!(rows(&together) == rows(&reversed).into_iter().rev().collect::<Vec<_>>(), "the order changes bits");
+    let alone = embedder(2).embed(&places[300..301]).expect("embedded");
+    assert!(alone == together[300 * EMBEDDING_WIDTH..301 * EMBEDDING_WIDTH], "company changes bits");
+    assert!(embedder(2).embed(&[]).expect("nothing").is_empty());
+}
+
+#[test]
+fn damaged_wheels_and_folders_are_refused() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let out = scratch.path().join("out");
+    let bad = scratch.path().join("bad.whl");
+    let bytes = std::fs::read(wheel()).expect("the wheel");
+    for (what, damaged) in
+        [("cut", bytes[..bytes.len() / 2].to_vec()), ("flipped", [&[bytes[0] ^ 1], &bytes[1..]].concat())]
+    {
+        std::fs::write(&bad, damaged).expect("written");
+        let error = geoclip::import(&bad, &out, false).expect_err(what);
+        assert_eq!(error.exit_code(), ExitCode::Corrupt, "{error}");
+        assert!(error.to_string().contains("bad.whl: sha256 is "), "{error}");
+    }
+    let error = geoclip::import(&scratch.path().join("none.whl"), &out, false).expect_err("no wheel");
+    assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
+    assert!(!out.exists());
+    geoclip::import(&wheel(), &out, false).expect("imported");
+    assert!(matches!(geoclip::import(&wheel(), &out, false), Err(GeoclipError::Exists { .. })));
+    geoclip::import(&wheel(), &out, true).expect("replaced");
+    assert_eq!(Geoclip::open(&out).expect("whole").places().len(), 100_000);
+    let left: Vec<_> =
+        std::fs::read_dir(scratch.path()).expect("readable").map(|entry| entry.expect("one").file_name()).collect();
+    assert_eq!(left.len(), 2, "something is left behind: {left:?}");
+    let weights = out.join("geoclip.safetensors");
+    let mut bytes = std::fs::read(&weights).expect("readable");
+    bytes[20_000_000] ^= 1;
+    std::fs::write(&weights, bytes).expect("written");
+    let error = Geoclip::open(&out).expect_err("a flipped bit");
+    assert!(
+        error.exit_code() == ExitCode::Corrupt && error.to_string().contains("geoclip.safetensors: xxh3"),
+        "{error}"
+    );
+    std::fs::remove_file(&weights).expect("removed");
+    let error = Geoclip::open(&out).expect_err("a missing file");
+    assert!(error.exit_code() == ExitCode::NoData && error.to_string().contains("geoclip import"), "{error}");
+}

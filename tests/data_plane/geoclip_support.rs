@@ -1,0 +1,43 @@
+//! GeoCLIP's weights for tests: imported once from the wheel that the set-up fetched, shared by all test processes.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use locdiff::geoclip::{self, Geoclip, GeoclipError};
+
+/// The wheel that the set-up put into `.geoclip/`, or that LOCDIFF_GEOCLIP_WHEEL names.
+pub(crate) fn wheel() -> PathBuf {
+    let named = std::env::var_os("LOCDIFF_GEOCLIP_WHEEL").map(PathBuf::from);
+    let path =
+        named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".geoclip/geoclip-1.3.0-py3-none-any.whl"));
+    assert!(path.exists(), "{} is missing: run `make setup`", path.display());
+    path
+}
+
+/// A folder of real weights with the first 4,096 places of the gallery, so that all its embeddings take half a second.
+pub(crate) fn folder() -> PathBuf {
+    let base = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = base.join(format!("geoclip-{}-4096", &geoclip::WHEEL_SHA256[..8]));
+    for _ in 0..3 {
+        if Geoclip::open(&folder).is_ok() {
+            return folder;
+        }
+        make(base, &folder);
+    }
+    panic!("{} cannot be made", folder.display());
+}
+
+/// Several test processes may do this at once: the first rename wins, and the others take what it made.
+fn make(base: &Path, folder: &Path) {
+    let scratch = tempfile::tempdir_in(base).expect("a folder");
+    let whole = scratch.path().join("whole");
+    geoclip::import(&wheel(), &whole, false).expect("the wheel of the set-up");
+    let tensors = tch::Tensor::read_safetensors(whole.join("geoclip.safetensors")).expect("just written");
+    let text = std::fs::read_to_string(whole.join("gallery.csv")).expect("just written");
+    let short: String = text.split_inclusive('\n').take(4097).collect();
+    match geoclip::write_folder(folder, "test", &tensors, short.as_bytes(), b"", false) {
+        Ok(_) => {}
+        Err(GeoclipError::Exists { .. } | GeoclipError::Io { .. }) => std::thread::sleep(Duration::from_millis(20)),
+        Err(error) => panic!("{error}"),
+    }
+}

@@ -1,0 +1,164 @@
+//! `shards build`: tables and matrices of every kind in, the same numbers out, and what cannot be used named or left out.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch};
+use half::f16;
+use locdiff::shards::{Build, Built, ShardsError, build};
+use locdiff_launch::config::{OnBadRows, ShardsConfig};
+use locdiff_launch::exit_code::ExitCode;
+use parquet::arrow::ArrowWriter;
+use tch::{Kind, Tensor};
+
+use crate::shards_read_back::{read_table, read_views};
+
+const ROWS: usize = 5000;
+const WIDTH: usize = 8;
+
+fn value(row: usize, column: usize) -> f64 {
+    f16::from_f64(((row * 31 + column * 7) % 1000) as f64 / 999.0 - 0.5).to_f64()
+}
+
+fn matrix(change: impl Fn(usize, usize, f64) -> f64) -> Vec<f64> {
+    let cells = (0..ROWS).flat_map(|row| (0..WIDTH).map(move |column| (row, column)));
+    cells.map(|(row, column)| change(row, column, value(row, column))).collect()
+}
+
+fn npy(path: &Path, values: &[f64]) {
+    let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+    Tensor::from_slice(&values).view([-1, WIDTH as i64]).write_npy(path).expect("written");
+}
+
+fn latitude(row: usize) -> f64 {
+    row as f64 / ROWS as f64 * 180.0 - 90.0
+}
+
+fn csv(path: &Path, id: bool, change: impl Fn(usize) -> Option<&'static str>) {
+    let mut text = String::from(if id { "who,lon,lat\n" } else { "what,lon,lat\n" });
+    for row in 0..ROWS {
+        let line = change(row)
+            .map_or_else(|| format!("row {row},{},{}", (row % 360) as f64 - 180.0, latitude(row)), str::to_owned);
+        text.push_str(&line);
+        text.push('\n');
+    }
+    std::fs::write(path, text).expect("written");
+}
+
+struct Bench {
+    scratch: tempfile::TempDir,
+    config: ShardsConfig,
+}
+
+impl Bench {
+    fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    fn build(&self, table: &str, embeddings: &[&str], out: &str) -> Result<Built, ShardsError> {
+        let embeddings: Vec<PathBuf> = embeddings.iter().map(|name| self.path(name)).collect();
+        let table = self.path(table);
+        let inputs = Build { table: &table, embeddings: &embeddings, config: &self.config, overwrite: false };
+        build(&inputs, &self.path(out))
+    }
+}
+
+#[test]
+fn what_was_built_is_what_was_given() {
+    let config = ShardsConfig { id_column: "who".into(), ..ShardsConfig::default() };
+    let mut bench = Bench { scratch: tempfile::tempdir().expect("a folder"), config };
+    csv(&bench.path("t.csv"), true, |_| None);
+    npy(&bench.path("a.npy"), &matrix(|_, _, value| value));
+    let second = Tensor::from_slice(&matrix(|_, _, value| -value)).view([-1, WIDTH as i64]);
+    let other = Tensor::zeros([3], (Kind::Float, tch::Device::Cpu));
+    for (name, tensors) in [
+        ("b.safetensors", vec![("anything", second.to_kind(Kind::Half))]),
+        ("c.safetensors", vec![("embedding", second.shallow_clone()), ("other", other.shallow_clone())]),
+        ("two.safetensors", vec![("x", second.shallow_clone()), ("other", other)]),
+    ] {
+        Tensor::write_safetensors(&tensors, bench.path(name)).expect("written");
+    }
+    let built = bench.build("t.csv", &["a.npy", "b.safetensors", "c.safetensors"], "out").expect("built");
+    assert_eq!((built.manifest.rows, built.manifest.views, built.skipped), (ROWS as u64, 3, 0));
+    let views = read_views(&bench.path("out"), &built.manifest);
+    let want = Tensor::from_slice(&matrix(|_, _, value| value)).view([-1, WIDTH as i64]).to_kind(Kind::Float);
+    assert!(views[0].equal(&want) && views[1].equal(&-&want) && views[2].equal(&-&want));
+    let table = read_table(&bench.path("out"), &built.manifest);
+    assert!(table.iter().enumerate().all(|(row, (id, lat, lon))| {
+        *id == format!("row {row}") && *lat == latitude(row) && *lon == (row % 360) as f64 - 180.0
+    }));
+    let error = bench.build("t.csv", &["a.npy"], "out").expect_err("it exists");
+    assert_eq!(error.exit_code(), ExitCode::Exists);
+
+    // Parquet with integers as ids, float32 longitudes, and a table without ids.
+    let columns: [(&str, ArrayRef); 3] = [
+        ("who", Arc::new(Int64Array::from_iter_values(0..ROWS as i64))),
+        ("lat", Arc::new(Float64Array::from_iter_values((0..ROWS).map(latitude)))),
+        ("lon", Arc::new(Float32Array::from_iter_values((0..ROWS).map(|row| (row % 360) as f32 - 180.0)))),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).expect("a batch");
+    let file = File::create(bench.path("t.parquet")).expect("created");
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("a writer");
+    writer.write(&batch).expect("written");
+    writer.close().expect("closed");
+    csv(&bench.path("noid.csv"), false, |_| None);
+    for (name, out) in [("t.parquet", "out2"), ("noid.csv", "out3")] {
+        let built = bench.build(name, &["a.npy"], out).expect(name);
+        let rows = read_table(&bench.path(out), &built.manifest);
+        let same = rows
+            .iter()
+            .zip(&table)
+            .enumerate()
+            .all(|(row, (got, want))| got.0 == row.to_string() && (got.1, got.2) == (want.1, want.2));
+        assert!(same && rows.len() == ROWS, "{name}");
+    }
+
+    // Bad rows and files.
+    csv(&bench.path("91.csv"), true, |row| (row == 4321).then_some("x,0,91"));
+    csv(&bench.path("text.csv"), true, |row| (row == 7).then_some("x,east,1"));
+    csv(&bench.path("ragged.csv"), true, |row| (row == 9).then_some("x,1"));
+    std::fs::write(bench.path("short.csv"), "who,lat,lon\nx,1,2\n").expect("written");
+    npy(
+        &bench.path("nan.npy"),
+        &matrix(|row, column, value| if (row, column) == (4999, 3) { f64::NAN } else { value }),
+    );
+    npy(&bench.path("big.npy"), &matrix(|row, _, value| if row == 2 { 65_520.0 } else { value }));
+    npy(&bench.path("few.npy"), &matrix(|_, _, value| value)[..80]);
+    let bytes = std::fs::read(bench.path("a.npy")).expect("readable");
+    std::fs::write(bench.path("cut.npy"), &bytes[..bytes.len() - 1]).expect("written");
+    let parquet = std::fs::read(bench.path("t.parquet")).expect("readable");
+    std::fs::write(bench.path("cut.parquet"), &parquet[..parquet.len() / 2]).expect("written");
+    for (table, matrix, code, parts) in [
+        ("91.csv", "a.npy", ExitCode::BadData, ["91.csv: row 4321", "latitude 91"]),
+        ("text.csv", "a.npy", ExitCode::BadData, ["text.csv: row 7", "`east`"]),
+        ("ragged.csv", "a.npy", ExitCode::BadData, ["ragged.csv: row 9", "2 field"]),
+        ("short.csv", "a.npy", ExitCode::BadData, ["short.csv: 1 rows", "a.npy has 5000"]),
+        ("t.csv", "few.npy", ExitCode::BadData, ["t.csv: more than 10", "few.npy has 10"]),
+        ("t.csv", "nan.npy", ExitCode::BadData, ["nan.npy: row 4999", "element 3 is NaN"]),
+        ("t.csv", "big.npy", ExitCode::BadData, ["big.npy: row 2", "float16"]),
+        ("t.csv", "two.safetensors", ExitCode::BadData, ["two.safetensors", "`embedding`"]),
+        ("t.csv", "cut.npy", ExitCode::Corrupt, ["cut.npy", "cut short"]),
+        ("cut.parquet", "a.npy", ExitCode::Corrupt, ["cut.parquet", ""]),
+        ("t.csv", "t.csv", ExitCode::BadData, ["t.csv", ".safetensors"]),
+        ("none.csv", "a.npy", ExitCode::Io, ["none.csv", ""]),
+    ] {
+        let error = bench.build(table, &[matrix], "never").expect_err(table);
+        let text = error.to_string();
+        assert!(error.exit_code() == code && parts.iter().all(|part| text.contains(part)), "{table} {matrix}: {text}");
+        assert!(!bench.path("never").exists(), "{table}: a folder is left");
+    }
+    let error = bench.build("t.csv", &["a.npy", "few.npy"], "never").expect_err("lengths differ");
+    assert!(error.to_string().contains("10 x 8 numbers, but"), "{error}");
+
+    bench.config.on_bad_rows = OnBadRows::Skip;
+    for (table, matrix, row) in [("91.csv", "a.npy", 4321), ("ragged.csv", "a.npy", 9), ("t.csv", "big.npy", 2)] {
+        let out = format!("skip-{table}");
+        let built = bench.build(table, &[matrix], &out).expect(table);
+        assert_eq!((built.manifest.rows, built.skipped), (ROWS as u64 - 1, 1), "{table}");
+        let rows = read_table(&bench.path(&out), &built.manifest);
+        assert_eq!((rows[row - 1].1, rows[row].1), (latitude(row - 1), latitude(row + 1)), "{table}");
+        let got = read_views(&bench.path(&out), &built.manifest).remove(0);
+        assert!(got.get(row as i64).equal(&want.get(row as i64 + 1)), "{table}");
+    }
+}

@@ -1,0 +1,48 @@
+//! What tests read back from a folder of shards, through the `parquet` crate alone.
+
+use std::fs::File;
+use std::path::Path;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float16Type, Float64Type};
+use arrow_array::{Array, RecordBatch};
+use locdiff::shards::Manifest;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use tch::{Kind, Tensor};
+
+fn batches(folder: &Path, manifest: &Manifest) -> Vec<RecordBatch> {
+    let files = manifest.files.iter().map(|file| File::open(folder.join(&file.name)).expect("listed"));
+    files
+        .flat_map(|file| ParquetRecordBatchReaderBuilder::try_new(file).expect("Parquet").build().expect("readable"))
+        .map(|batch| batch.expect("readable"))
+        .collect()
+}
+
+/// One matrix per view, f32.
+pub(crate) fn read_views(folder: &Path, manifest: &Manifest) -> Vec<Tensor> {
+    let batches = batches(folder, manifest);
+    let read = |view: u32| {
+        let name = if view == 0 { "embedding".to_owned() } else { format!("embedding_{view}") };
+        let mut values = Vec::new();
+        for batch in &batches {
+            let list = batch.column_by_name(&name).expect("a column per view").as_fixed_size_list();
+            values.extend(list.values().as_primitive::<Float16Type>().values().iter().map(|value| value.to_f32()));
+        }
+        Tensor::from_slice(&values).view([-1, manifest.width.into()]).to_kind(Kind::Float)
+    };
+    (0..manifest.views).map(read).collect()
+}
+
+/// Ids, latitudes and longitudes.
+pub(crate) fn read_table(folder: &Path, manifest: &Manifest) -> Vec<(String, f64, f64)> {
+    let mut rows = Vec::new();
+    for batch in batches(folder, manifest) {
+        let column = |name: &str| batch.column_by_name(name).expect("a column").clone();
+        let (id, lat, lon) = (column("id"), column("lat"), column("lon"));
+        for row in 0..batch.num_rows() {
+            let number = |array: &dyn Array| array.as_primitive::<Float64Type>().value(row);
+            rows.push((id.as_string::<i32>().value(row).to_owned(), number(&lat), number(&lon)));
+        }
+    }
+    rows
+}

@@ -1,0 +1,236 @@
+//! The simulated world with GeoCLIP's real weights: same seed, same bytes; statistics; lists of places.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use locdiff::geo::{Degrees, Place};
+use locdiff::geoclip::{EMBEDDING_WIDTH, Embedder, Gallery, Geoclip};
+use locdiff::shards::{
+    Manifest, PROJECTION_SEED, SCALE_EDGES_KM, SCALE_PROBABILITIES, ShardsError, Simulation, Source, Spots, World,
+    projection, simulate,
+};
+use locdiff_launch::exit_code::ExitCode;
+use tch::{Device, Kind, Tensor};
+
+use crate::geoclip_support::folder;
+use crate::shards_read_back::read_views;
+
+fn simulation(rows: u64) -> Simulation {
+    Simulation {
+        rows: Some(rows),
+        seed: 7,
+        views: 1,
+        coordinates: None,
+        geoclip: folder(),
+        overwrite: false,
+        device: Device::Cpu,
+        threads: 2,
+        chunk_rows: None,
+    }
+}
+
+fn bytes_of(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let files = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("readable").path());
+    files.map(|path| (path.file_name().expect("named").into(), std::fs::read(&path).expect("readable"))).collect()
+}
+
+#[test]
+fn simulated_bytes_depend_on_the_seed_alone() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let make = |name: &str, simulation: &Simulation| {
+        let out = scratch.path().join(name);
+        simulate(simulation, &out).expect("simulated");
+        bytes_of(&out)
+    };
+    let plain = Simulation { views: 2, ..simulation(300) };
+    let want = make("plain", &plain);
+    // 1 and 77 rows at a time leave tiles nearly empty; other threads take them.
+    for (chunk_rows, threads) in [(77, 1), (299, 3)] {
+        let other = Simulation { chunk_rows: Some(chunk_rows), threads, ..plain.clone() };
+        assert!(make(&format!("chunk{chunk_rows}"), &other) == want, "chunks of {chunk_rows} rows change bytes");
+    }
+    assert!(make("seed", &Simulation { seed: 8, ..plain.clone() }) != want, "another seed gives the same bytes");
+    let out = scratch.path().join("plain");
+    let error = simulate(&plain, &out).expect_err("the folder exists");
+    assert_eq!((error.exit_code(), bytes_of(&out) == want), (ExitCode::Exists, true), "{error}");
+    simulate(&Simulation { overwrite: true, ..simulation(5) }, &out).expect("replaced");
+    assert!(bytes_of(&out) != want);
+}
+
+#[test]
+fn gallery_embeddings_are_kept_and_a_damaged_file_is_not_used() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    for name in ["geoclip.safetensors", "gallery.csv", "LICENSE", "manifest.json"] {
+        std::fs::copy(folder().join(name), scratch.path().join(name)).expect("copied");
+    }
+    let geoclip = Geoclip::open(scratch.path()).expect("weights");
+    let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), 2);
+    let mut gallery = Gallery::open(&geoclip, &embedder);
+    assert!(!gallery.is_whole());
+    // One by one and out of order: the same bits as all at once.
+    let few = [3000, 5, 4095];
+    for index in few {
+        gallery.need([index], &embedder).expect("embedded");
+    }
+    let alone: Vec<Vec<f32>> = few.iter().map(|index| gallery.embedding(*index).to_vec()).collect();
+    let mut whole = Gallery::open(&geoclip, &embedder);
+    whole.complete(&embedder, |_| ()).expect("embedded");
+    for (index, alone) in few.iter().zip(&alone) {
+        assert_eq!(whole.embedding(*index), &alone[..], "gallery point {index}");
+    }
+    let cache = scratch.path().join("gallery-cpu.f32");
+    let kept = Gallery::open(&geoclip, &embedder);
+    assert!(kept.is_whole() && (0..4096).all(|index| kept.embedding(index) == whole.embedding(index)));
+    let mut bytes = std::fs::read(&cache).expect("kept");
+    bytes[1_000_000] ^= 1;
+    std::fs::write(&cache, &bytes).expect("written");
+    assert!(!Gallery::open(&geoclip, &embedder).is_whole(), "a flipped bit is used");
+    std::fs::write(&cache, &bytes[..bytes.len() - 4]).expect("written");
+    assert!(!Gallery::open(&geoclip, &embedder).is_whole(), "half a file is used");
+}
+
+/// Cosines between rows of two matrices.
+fn cosines(a: &Tensor, b: &Tensor) -> Vec<f64> {
+    Vec::try_from(Tensor::cosine_similarity(a, b, 1, 1e-9).to_kind(Kind::Double)).expect("numbers")
+}
+
+#[test]
+fn simulated_world_has_the_statistics_of_its_recipe() {
+    let geoclip = Geoclip::open(&folder()).expect("weights");
+    let world = World::new(7, geoclip.places(), Spots::Gallery);
+    // Scales: 20,000 draws, each bin within four standard deviations.
+    let draws = 20_000_u64;
+    let candidates = world.candidates(0).expect("drawn");
+    let photos: Vec<_> = (0..draws).map(|index| world.photo(index, &candidates).expect("drawn")).collect();
+    for (bin, probability) in SCALE_PROBABILITIES.iter().enumerate() {
+        let edges = SCALE_EDGES_KM[bin]..SCALE_EDGES_KM[bin + 1];
+        let count = photos.iter().filter(|photo| edges.contains(&photo.scale_km)).count() as f64;
+        let deviation = (draws as f64 * probability * (1.0 - probability)).sqrt();
+        assert!((count - draws as f64 * probability).abs() < 4.0 * deviation, "bin {bin}: {count} of {draws}");
+    }
+    for photo in &photos {
+        assert!((photo.weights.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+        for source in photo.sources {
+            let (place, reach) = match source {
+                Source::Gallery(index) => (geoclip.places()[index], 1.6),
+                Source::Place(place) => (place, 1.2),
+            };
+            let half_turn_km = 20_015.2;
+            assert!(place.distance(photo.place).0 <= (reach * photo.scale_km).min(half_turn_km) + 1e-6);
+        }
+    }
+    // Rows beyond one per coordinate stand within 1 km of it, and not on it.
+    let spots = world.spots() as u64;
+    let (first, second) = (&photos[17], &photos[17 + spots as usize]);
+    assert!(matches!(first.sources[0], Source::Gallery(17)) && first.place == geoclip.places()[17]);
+    assert!((1e-6..=1.0).contains(&first.place.distance(second.place).0));
+
+    // Embeddings: unit length behind Qᵀ, close to their own place the more so the smaller the scale.
+    let scratch = tempfile::tempdir().expect("a folder");
+    let out = scratch.path().join("out");
+    let manifest = simulate(&Simulation { views: 2, ..simulation(1500) }, &out).expect("simulated");
+    assert_eq!((manifest.rows, manifest.views, manifest.width), (1500, 2, 768));
+    let views = read_views(&out, &manifest);
+    let q = projection(PROJECTION_SEED).expect("Q");
+    let identity = (q.tr().matmul(&q) - Tensor::eye(512, (Kind::Float, Device::Cpu))).abs().max().double_value(&[]);
+    assert!(identity < 1e-6, "QᵀQ is off by {identity:e}");
+    let looks: Vec<Tensor> = views.iter().map(|view| view.matmul(&q)).collect();
+    let norms = looks[0].norm_scalaropt_dim(2.0, [1].as_slice(), false) - 1.0;
+    // Float16 keeps 11 bits of each of 768 numbers.
+    assert!(norms.abs().max().double_value(&[]) < 1e-3);
+    let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), 2);
+    let own = embedder.embed(&photos[..1500].iter().map(|photo| photo.place).collect::<Vec<_>>()).expect("embedded");
+    let own = Tensor::from_slice(&own).view([1500, EMBEDDING_WIDTH as i64]);
+    let cosine = cosines(&looks[0], &own);
+    let mean = |low: f64, high: f64| {
+        let of: Vec<f64> =
+            (0..1500).filter(|row| (low..high).contains(&photos[*row].scale_km)).map(|row| cosine[row]).collect();
+        of.iter().sum::<f64>() / of.len() as f64
+    };
+    let [near, middle, far] = [mean(0.05, 25.0), mean(25.0, 750.0), mean(750.0, 20_000.0)];
+    println!("mean cosine with the own place: {near:.3} below 25 km, {middle:.3} to 750 km, {far:.3} beyond");
+    assert!(near > middle + 0.02 && middle > far + 0.02 && near < 0.9, "{near} {middle} {far}");
+    let between = cosines(&looks[0], &looks[1]);
+    let between = between.iter().sum::<f64>() / between.len() as f64;
+    // Signal and noise as 1 to 0.8: two views with the same weights would have a cosine of 1 / 1.64.
+    assert!((0.5..0.62).contains(&between), "views have a cosine of {between}");
+}
+
+#[test]
+fn lists_of_places_are_read_and_bad_ones_name_file_and_row() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, bytes: &[u8]| {
+        let path = scratch.path().join(name);
+        std::fs::write(&path, bytes).expect("written");
+        path
+    };
+    let run = |path: PathBuf, rows: Option<u64>| -> Result<(Manifest, PathBuf), ShardsError> {
+        let out = tempfile::tempdir_in(scratch.path()).expect("a folder").path().to_owned();
+        let simulation = Simulation { rows, coordinates: Some(path), ..simulation(1) };
+        simulate(&simulation, &out).map(|manifest| (manifest, out))
+    };
+    let npy = |kind: &str, shape: &str, data: &[u8]| {
+        let header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}");
+        let padded = format!("{header:<117}\n");
+        [b"\x93NUMPY\x01\x00", &(padded.len() as u16).to_le_bytes()[..], padded.as_bytes(), data].concat()
+    };
+    let pairs = [10.5_f64, -20.25, -33.75, 151.5];
+    let csv = file("a.csv", b"path,Lon,x,LAT\np1,-20.25,,10.5\np2,151.5,\"a, b\",-33.75\n");
+    let f64s: Vec<u8> = pairs.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let f32s: Vec<u8> = pairs.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect();
+    let (manifest, out) = run(csv, None).expect("simulated");
+    assert_eq!(manifest.rows, 2);
+    let want = read_views(&out, &manifest);
+    for (name, bytes) in [("b.npy", npy("<f8", "(2, 2)", &f64s)), ("c.npy", npy("<f4", "(2, 2)", &f32s))] {
+        let (manifest, out) = run(file(name, &bytes), None).expect("simulated");
+        assert!(read_views(&out, &manifest)[0].equal(&want[0]), "{name}");
+    }
+    assert_eq!(run(file("d.npy", &npy("<f4", "(2, 2)", &f32s)), Some(5)).expect("simulated").0.rows, 5);
+
+    let corrupt = ExitCode::Corrupt;
+    let nan: Vec<u8> = [0.0_f64, f64::NAN].iter().flat_map(|value| value.to_le_bytes()).collect();
+    for (name, bytes, code, parts) in [
+        ("e.csv", b"lat,lon\n1,2\n91,3\n".to_vec(), ExitCode::BadData, ["e.csv: row 1", "latitude 91"]),
+        ("f.csv", b"lat,lon\n1,200\n".to_vec(), ExitCode::BadData, ["f.csv: row 0", "longitude 200"]),
+        ("g.csv", b"lat,lon\n1,2\n1,x\n".to_vec(), ExitCode::BadData, ["g.csv: row 1", "`x`"]),
+        ("h.csv", b"lat,lon\n1,2\n1\n".to_vec(), ExitCode::BadData, ["h.csv: row 1", "1 field"]),
+        ("i.csv", b"lat,long\n1,2\n".to_vec(), ExitCode::BadData, ["i.csv", "`lon`"]),
+        ("j.csv", b"lat,lon\n".to_vec(), ExitCode::BadData, ["j.csv", "no places"]),
+        ("k.npy", npy("<f8", "(2, 3)", &[0; 48]), ExitCode::BadData, ["k.npy", "N x 2"]),
+        ("l.npy", npy("<i8", "(2, 2)", &[0; 32]), ExitCode::BadData, ["l.npy", "`<i8`"]),
+        ("m.npy", npy("<f8", "(2, 2)", &f64s[..31]), corrupt, ["m.npy", "cut short"]),
+        ("n.npy", npy("<f8", "(18446744073709551615, 2)", &f64s), corrupt, ["n.npy", "cut short"]),
+        ("o.npy", npy("<f8", "(1, 2)", &nan), ExitCode::BadData, ["o.npy: row 0", "longitude NaN"]),
+        ("p.npy", b"\x93NUM".to_vec(), corrupt, ["p.npy", "cut short"]),
+    ] {
+        let error = run(file(name, &bytes), None).expect_err(name);
+        let text = error.to_string();
+        assert!(error.exit_code() == code && parts.iter().all(|part| text.contains(part)), "{name}: {text}");
+    }
+    let error = run(scratch.path().join("none.csv"), None).expect_err("no such file");
+    assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
+    let missing = Simulation { geoclip: scratch.path().join("nowhere"), ..simulation(1) };
+    let error = simulate(&missing, &scratch.path().join("never")).expect_err("no weights");
+    assert!(
+        error.exit_code() == ExitCode::NoData && error.to_string().contains("locdiff-launch geoclip import"),
+        "{error}"
+    );
+    assert!(!scratch.path().join("never").exists());
+}
+
+#[test]
+fn nearest_candidate_is_the_nearest() {
+    let geoclip = Geoclip::open(&folder()).expect("weights");
+    let world = World::new(1, geoclip.places(), Spots::Gallery);
+    let candidates = world.candidates(3).expect("drawn");
+    for (latitude, longitude) in [(90.0, 0.0), (-90.0, 0.0), (0.0, 179.9), (48.2, 16.3), (-40.0, -150.0), (35.0, 139.0)]
+    {
+        let query = Place::new(Degrees(latitude), Degrees(longitude)).expect("a place");
+        let (vector, index) = candidates.nearest(query.into()).expect("there are candidates");
+        assert!(vector.distance(geoclip.places()[index].into()).0 < 1e-6);
+        let best = vector.distance(query.into()).0;
+        // With 8,192 draws from 4,096 places 86 % are candidates: few places that were not drawn may be nearer.
+        let nearer = geoclip.places().iter().filter(|place| place.distance(query).0 < best - 1e-9).count();
+        assert!(nearer <= 4, "{nearer} places are nearer to {latitude}, {longitude} than the nearest candidate");
+    }
+}
