@@ -85,6 +85,9 @@ pub enum ShardsError {
     /// An argument that cannot be meant.
     #[error("{0}")]
     Argument(String),
+    /// What cannot happen did: a reader thread panicked, or the plan breaks its own law.
+    #[error("{0}; this is a bug")]
+    Internal(String),
     /// libtorch refused.
     #[error("libtorch: {0}")]
     Torch(#[from] tch::TchError),
@@ -101,7 +104,7 @@ impl ShardsError {
             Self::Io { .. } => ExitCode::Io,
             Self::Exists { .. } => ExitCode::Exists,
             Self::Argument(_) => ExitCode::Usage,
-            Self::Torch(_) => ExitCode::Internal,
+            Self::Internal(_) | Self::Torch(_) => ExitCode::Internal,
         }
     }
 }

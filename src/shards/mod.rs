@@ -6,6 +6,15 @@
 
 mod block;
 mod error;
+mod mask;
+mod permutation;
+mod plan;
+mod position;
+mod replay;
 
 pub use block::{BlockRows, Blocks, ELEMENT_BYTES};
 pub use error::{ShardsError, Spot};
+pub use mask::Mask;
+pub use plan::{Epoch, Layout, Plan, PlanOptions, Sample, Samples, Share, WINDOW_BYTES_MAX};
+pub use position::{Bookmark, Position};
+pub use replay::{Replay, ReplayReport, ReplayedSize};
