@@ -85,6 +85,12 @@ pub enum ShardsError {
     /// An argument that cannot be meant.
     #[error("{0}")]
     Argument(String),
+    /// The configuration cannot be meant, here or for the run that is resumed.
+    #[error("{0}")]
+    Config(String),
+    /// The shim over libtorch refused.
+    #[error("libtorch: {0}")]
+    Native(#[from] crate::native::NativeError),
     /// What cannot happen did: a reader thread panicked, or the plan breaks its own law.
     #[error("{0}; this is a bug")]
     Internal(String),
@@ -104,7 +110,8 @@ impl ShardsError {
             Self::Io { .. } => ExitCode::Io,
             Self::Exists { .. } => ExitCode::Exists,
             Self::Argument(_) => ExitCode::Usage,
-            Self::Internal(_) | Self::Torch(_) => ExitCode::Internal,
+            Self::Config(_) => ExitCode::Config,
+            Self::Internal(_) | Self::Native(_) | Self::Torch(_) => ExitCode::Internal,
         }
     }
 }

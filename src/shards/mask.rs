@@ -92,7 +92,8 @@ impl Mask {
             return None;
         }
         let rows: u64 = blocks.block_rows().iter().map(|rows| u64::from(*rows)).sum();
-        let first: Vec<String> = self.skipped.iter().take(TOLD).map(|(block, rows)| told(blocks, *block, rows)).collect();
+        let first: Vec<String> =
+            self.skipped.iter().take(TOLD).map(|(block, rows)| told(blocks, *block, rows)).collect();
         let more = if self.skipped.len() > TOLD { "; ..." } else { "" };
         Some(format!("{} of {rows} rows are left out: {}{more}", self.count, first.join("; ")))
     }
@@ -102,7 +103,8 @@ impl Mask {
 fn told(blocks: &dyn Blocks, block: u32, rows: &[u32]) -> String {
     let mut into = BlockRows::default();
     let found = (0..blocks.views()).find_map(|view| blocks.read(block, view, &mut into).err());
-    let others = if rows.len() > 1 { format!(" (and {} more in this row group)", rows.len() - 1) } else { String::new() };
+    let others =
+        if rows.len() > 1 { format!(" (and {} more in this row group)", rows.len() - 1) } else { String::new() };
     found.map_or_else(|| format!("block {block}: row {}{others}", rows[0]), |error| format!("{error}{others}"))
 }
 
@@ -140,6 +142,11 @@ fn scan_blocks(blocks: &dyn Blocks, threads: u32) -> Result<BTreeMap<u32, Vec<u3
 
 /// A panic while a block was read, as an error.
 pub(super) fn panicked(block: u32, panic: &(dyn std::any::Any + Send)) -> ShardsError {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    ShardsError::Internal(format!("the reader of block {block} panicked: {}", text.unwrap_or("without a message")))
+    ShardsError::Internal(format!("the reader of block {block} panicked: {}", panic_text(panic)))
+}
+
+/// What a panic says.
+pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }

@@ -51,8 +51,7 @@ impl Permutation {
     /// The permutation of `0..count` that belongs to (seed, epoch, place).
     pub(super) fn new(seed: u64, epoch: u64, place: u64, count: u64) -> Result<Self, RangeError> {
         let mut words = [0; 2 * ROUNDS];
-        let draw =
-            Draw { stream: Stream::Shuffle(KEYED), step: epoch, first_sample: place, elements: words.len() };
+        let draw = Draw { stream: Stream::Shuffle(KEYED), step: epoch, first_sample: place, elements: words.len() };
         Philox::new(seed).fill_bits(draw, &mut words)?;
         let bits = (u64::BITS - count.saturating_sub(1).leading_zeros()).max(BITS_MIN);
         let keys = std::array::from_fn(|round| [words[2 * round], words[2 * round + 1]]);

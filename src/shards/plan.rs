@@ -139,7 +139,7 @@ impl Plan {
         let plan = Self { data: Arc::new(Data { options, layout, mask, left, blocks, first_views, rows }) };
         if plan.steps() == 0 {
             let (batch, skipped) = (plan.options().global_batch, plan.mask().count());
-            return Err(ShardsError::Argument(format!(
+            return Err(ShardsError::Config(format!(
                 "{rows} usable rows ({skipped} left out) do not fill one batch of {batch}; \
                  lower train.global_batch, or set shards.tail = \"pad\" where there are rows"
             )));
@@ -196,10 +196,10 @@ impl Plan {
         let Share { worker, workers } = share;
         let batch = self.data.options.global_batch;
         if worker >= workers {
-            return Err(ShardsError::Argument(format!("worker {worker} of {workers}, wanted one below {workers}")));
+            return Err(ShardsError::Config(format!("worker {worker} of {workers}, wanted one below {workers}")));
         }
         if workers > batch {
-            return Err(ShardsError::Argument(format!(
+            return Err(ShardsError::Config(format!(
                 "{workers} workers cannot share a global batch of {batch} rows; raise train.global_batch to {workers}"
             )));
         }
@@ -222,11 +222,11 @@ fn check(layout: &Layout, options: &PlanOptions) -> Result<(), ShardsError> {
     ];
     for (name, value) in positive {
         if value == 0 {
-            return Err(ShardsError::Argument(format!("{name} 0, wanted at least 1")));
+            return Err(ShardsError::Config(format!("{name} 0, wanted at least 1")));
         }
     }
     if u32::try_from(layout.block_rows.len()).is_err() {
-        return Err(ShardsError::Argument(format!("{} row groups, wanted below 2^32", layout.block_rows.len())));
+        return Err(ShardsError::Config(format!("{} row groups, wanted below 2^32", layout.block_rows.len())));
     }
     Ok(())
 }
@@ -239,7 +239,7 @@ fn first_views(seed: u64, layout: &Layout) -> Result<Vec<u32>, RangeError> {
 }
 
 fn out_of_range(error: RangeError) -> ShardsError {
-    ShardsError::Argument(format!("the order of rows: {error}"))
+    ShardsError::Config(format!("the order of rows: {error}"))
 }
 
 /// The order of one epoch.

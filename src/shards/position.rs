@@ -96,7 +96,7 @@ impl Plan {
         same("train.global_batch", options.global_batch, position.global_batch)?;
         if position.step >= steps {
             let reason = format!("the position is step {} of an epoch that has {steps}", position.step);
-            return Err(ShardsError::Argument(reason));
+            return Err(ShardsError::Config(reason));
         }
         Ok(())
     }
@@ -135,7 +135,7 @@ fn same<T: PartialEq + std::fmt::Display>(field: &str, got: T, wanted: T) -> Res
     if got == wanted {
         return Ok(());
     }
-    Err(ShardsError::Argument(format!(
+    Err(ShardsError::Config(format!(
         "{field} is {got}, but the run that is resumed began with {wanted}, and the order of its rows depends on it; \
          set it back, or begin a new run"
     )))

@@ -7,7 +7,7 @@ use locdiff_launch::config::{ShardsConfig, Tail};
 use serde::Serialize;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Blocks, Layout, Mask, Plan, PlanOptions, Sample, Share, ShardsError};
+use super::{Blocks, Layout, Mask, Plan, PlanOptions, Sample, ShardsError, Share};
 
 /// What to replay.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,9 +127,7 @@ fn replay_size(plan: &Plan, epochs: u32, workers: u32) -> Result<ReplayedSize, S
                 }
             }
         }
-        ticks
-            .end()
-            .map_err(|reason| ShardsError::Internal(format!("{workers} workers, epoch {epoch}: {reason}")))?;
+        ticks.end().map_err(|reason| ShardsError::Internal(format!("{workers} workers, epoch {epoch}: {reason}")))?;
     }
     let (slice_rows_min, slice_rows_max) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
     Ok(ReplayedSize { workers, slice_rows_min, slice_rows_max, order: format!("{:016x}", order.digest()) })
