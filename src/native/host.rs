@@ -98,13 +98,9 @@ mod tests {
     }
 
     #[test]
-    fn rows_become_numbers() {
+    fn rows_become_numbers_and_memory_that_somebody_sees_is_not_reused() {
         let numbers = Vec::<f32>::try_from(filled().to_kind(Kind::Float).view(-1)).expect("six numbers");
         assert_eq!(numbers, [1.0, 2.0, 3.0, -1.0, -2.0, -3.0]);
-    }
-
-    #[test]
-    fn memory_that_somebody_sees_is_not_reused() {
         let tensor = filled();
         let view = tensor.narrow(0, 0, 1);
         assert!(HostRows::reuse(tensor, 2, 3).is_none(), "a view is alive");

@@ -201,14 +201,10 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_memory() {
+    fn the_cache_keeps_what_fits_and_no_more() {
         let room = Room::measure(Device::Cpu, 1).expect("no GPU is asked");
         assert!(room.host_bytes > 1 << 20 && room.device_bytes.is_none(), "{room:?}");
         assert!(Room::measure(Device::Cpu, 4).expect("no GPU is asked").host_bytes < room.host_bytes);
-    }
-
-    #[test]
-    fn the_cache_keeps_what_fits_and_no_more() {
         let cache = HostCache::new(10);
         let rows = Arc::new(BlockRows::default());
         cache.keep(0, 0, 6, &rows);

@@ -209,3 +209,38 @@ fn set(words: &mut [u64], bit: u64) -> bool {
     *word |= mask;
     clear
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(block: u32, row: u32, view: u32) -> Sample {
+        Sample { block, row, view }
+    }
+
+    #[test]
+    fn what_breaks_the_law_is_noticed() {
+        let layout = Layout { block_rows: vec![2, 0, 3], width: 1, views: 2, fingerprint: 0 };
+        let mask = Mask::new([(2, vec![1])].into(), &layout.block_rows).expect("in range");
+        let options = PlanOptions::new(&ShardsConfig { tail: Tail::Pad, ..ShardsConfig::default() }, 1, 3);
+        let plan = Plan::new(layout, mask, options).expect("a plan");
+        assert_eq!((plan.rows(), plan.steps(), plan.padded_rows()), (4, 2, 2));
+        let mut ticks = Ticks::new(&plan);
+        let mut tick = |sample| ticks.tick(sample).expect_err("against the law");
+        assert!(tick(sample(0, 2, 0)).contains("is no row of the data"));
+        assert!(tick(sample(3, 0, 0)).contains("is no row of the data"));
+        assert!(tick(sample(0, 0, 2)).contains("is no row of the data"));
+        assert!(tick(sample(2, 1, 0)).contains("is left out, and came"));
+        ticks.tick(sample(0, 0, 0)).expect("the first time");
+        assert!(ticks.tick(sample(0, 0, 0)).expect_err("a second time").contains("came twice"));
+        assert!(ticks.end().expect_err("rows are missing").contains("1 rows came in 2 places, wanted 4 in 6"));
+        ticks.begin(1);
+        let again = ticks.tick(sample(0, 0, 0)).expect_err("the view of epoch 0");
+        assert!(again.contains("shows a view again"), "{again}");
+        ticks.begin(2);
+        for (block, row) in [(0, 0), (0, 1), (2, 0), (2, 2), (0, 0), (0, 1)] {
+            ticks.tick(sample(block, row, 1)).expect("each once, then padding");
+        }
+        ticks.end().expect("a whole epoch");
+    }
+}

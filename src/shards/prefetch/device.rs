@@ -4,7 +4,7 @@
 //! that are left out keep their places.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use tch::{Device, Kind, Tensor};
@@ -40,8 +40,7 @@ pub(super) struct Places {
 type Arrival = (u32, u32, Result<BlockRows, ShardsError>);
 
 impl DeviceRows {
-    /// Reads everything that the plan may ask for. Of several errors, that of the first block in the order of reading is
-    /// returned.
+    /// Reads everything that the plan may ask for; the first error that arrives ends it.
     pub(super) fn load(
         blocks: &Arc<dyn Blocks>,
         plan: &Plan,
@@ -58,20 +57,19 @@ impl DeviceRows {
         let embeddings = Tensor::f_empty(size, (Kind::Half, device))?;
         let coordinates = vec![0.0; rows as usize];
         let mut table = Table { first_rows, latitudes: coordinates.clone(), longitudes: coordinates };
-        let count = layout.block_rows.len() as u32 * layout.views;
-        let next = AtomicU32::new(0);
+        let used = |block: u32| layout.block_rows[block as usize] as usize > plan.mask().skipped(block).len();
+        let wanted: Vec<u32> = (0..layout.block_rows.len() as u32).filter(|block| used(*block)).collect();
+        let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             // The bound is what threads read ahead of the copies.
             let (sender, arrivals) = sync_channel::<Arrival>(2);
             for _ in 0..threads.max(1) {
-                let (sender, next) = (sender.clone(), &next);
+                let (sender, next, wanted) = (sender.clone(), &next, &wanted);
                 scope.spawn(move || {
                     loop {
                         let task = next.fetch_add(1, Ordering::Relaxed);
-                        if task >= count {
-                            break;
-                        }
-                        let (block, view) = (task / layout.views, task % layout.views);
+                        let view = (task % layout.views as usize) as u32;
+                        let Some(block) = wanted.get(task / layout.views as usize).copied() else { break };
                         let mut rows = BlockRows::default();
                         let result = read(blocks.as_ref(), plan, block, view, &mut rows).map(|()| rows);
                         // Nobody listens any more after an error.

@@ -135,14 +135,12 @@ impl Readers {
     pub(super) fn stop(&self) {
         let mut state = self.state();
         state.stopped = true;
+        state.tasks.clear();
         self.changed.notify_all();
-        while state.threads > 0 {
-            let (next, wait) = self.changed.wait_timeout(state, END_WAIT).unwrap_or_else(PoisonError::into_inner);
-            state = next;
-            if wait.timed_out() {
-                tracing::debug!(threads = state.threads, "threads are still in a read; they end after it");
-                break;
-            }
+        let wait = self.changed.wait_timeout_while(state, END_WAIT, |state| state.threads > 0);
+        let (state, _) = wait.unwrap_or_else(PoisonError::into_inner);
+        if state.threads > 0 {
+            tracing::debug!(threads = state.threads, "threads are still in a read; they end after it");
         }
     }
 }
