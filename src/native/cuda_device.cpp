@@ -78,6 +78,15 @@ int locdiff_cuda_memory(int device, int64_t* out) {
   });
 }
 
+int locdiff_cuda_free_bytes(int device, uint64_t* out) {
+  return locdiff::guarded([&] {
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+    size_t free = 0, total = 0;
+    C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    *out = free;
+  });
+}
+
 int locdiff_cuda_reset_peak(int device) {
   return locdiff::guarded([&] {
     initialise();

@@ -13,6 +13,7 @@ pub mod gemm;
 #[allow(clippy::print_stdout, reason = "tests print what they measured")]
 mod gpu_tests;
 pub mod harmonics;
+pub mod host;
 pub mod nvrtc;
 pub mod optim;
 pub mod philox;

@@ -74,6 +74,8 @@ pub enum Stream {
     Guidance,
     /// Simulated data.
     Simulation,
+    /// The order of training rows; the index tells shuffles of one epoch apart.
+    Shuffle(u16),
     /// Tests and benchmarks.
     Test(u16),
 }
@@ -91,6 +93,7 @@ impl Stream {
             Self::Sampler => (6, 0),
             Self::Guidance => (7, 0),
             Self::Simulation => (8, 0),
+            Self::Shuffle(index) => (9, index),
             Self::Test(index) => (63, index),
         };
         within("stream index", u64::from(index), u64::from(STREAM_INDEX_END))?;

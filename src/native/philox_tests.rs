@@ -66,6 +66,9 @@ fn seed_stream_step_and_sample_each_change_the_numbers() {
         (1, Draw { stream: Stream::Timestep, ..DRAW }),
         (1, Draw { stream: Stream::Dropout(0), ..DRAW }),
         (1, Draw { stream: Stream::Dropout(1), ..DRAW }),
+        (1, Draw { stream: Stream::Simulation, ..DRAW }),
+        (1, Draw { stream: Stream::Shuffle(0), ..DRAW }),
+        (1, Draw { stream: Stream::Shuffle(1), ..DRAW }),
         (1, Draw { step: 8, ..DRAW }),
         (1, Draw { step: 7 | 1 << 32, ..DRAW }),
         (1, Draw { first_sample: 4, ..DRAW }),
@@ -77,6 +80,19 @@ fn seed_stream_step_and_sample_each_change_the_numbers() {
         Philox::new(seed).fill_bits(draw, &mut out).expect("in range");
         assert!(seen.insert(out), "{seed} {draw:?} repeats another draw");
     }
+}
+
+/// Numbers that runs were made with: a stream that moves changes them all.
+#[test]
+fn streams_keep_their_places() {
+    let streams =
+        [Stream::Noise, Stream::Timestep, Stream::Dropout(0), Stream::Anchors, Stream::Views, Stream::Weights];
+    let later = [Stream::Sampler, Stream::Guidance, Stream::Simulation, Stream::Shuffle(0)];
+    for (kind, stream) in streams.into_iter().chain(later).enumerate() {
+        assert_eq!(stream.id(), Ok((kind as u32) << 10), "{stream:?}");
+    }
+    assert_eq!(Stream::Shuffle(1).id(), Ok(9 << 10 | 1));
+    assert_eq!(Stream::Test(5).id(), Ok(63 << 10 | 5));
 }
 
 #[test]

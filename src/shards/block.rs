@@ -31,4 +31,10 @@ pub trait Blocks: Send + Sync {
     fn fingerprint(&self) -> u64;
     /// Reads one block of one view, and no bytes of other views.
     fn read(&self, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError>;
+    /// As [`Blocks::read`], but the rows of `skip` (ascending) may be bad: they keep their places, and what stands there
+    /// has no meaning. Any other bad row is an error, and so are bytes that are not those that were written.
+    fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError>;
+    /// Rows of one block that cannot be used, ascending: bad coordinates, or a bad number in any view. Bytes that are
+    /// not those that were written are an error, not a bad row.
+    fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError>;
 }

@@ -6,7 +6,7 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use locdiff_launch::config::{OnBadRows, ShardsConfig};
+use locdiff_launch::config::ShardsConfig;
 use parquet::errors::ParquetError;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -64,7 +64,6 @@ pub struct Dataset {
     width: usize,
     views: u32,
     fingerprint: u64,
-    on_bad_rows: OnBadRows,
     pool: Arc<BufferPool>,
     statistics: OnceLock<Statistics>,
 }
@@ -106,7 +105,6 @@ impl Dataset {
             views: manifest.as_ref().map_or(0, |manifest| manifest.views),
             manifest,
             fingerprint,
-            on_bad_rows: config.on_bad_rows,
             pool: Arc::default(),
             statistics: statistics.map_or_else(OnceLock::new, OnceLock::from),
         };
@@ -150,7 +148,7 @@ impl Dataset {
         }
     }
 
-    /// Reads everything once. Rows that cannot be used are found, not refused, whatever `on_bad_rows` says.
+    /// Reads everything once. Rows that cannot be used are found, not refused.
     pub fn scan(&self) -> Result<Scan, ShardsError> {
         let mut moments = Moments::new(self.width);
         let mut content = Xxh3::new();
@@ -394,17 +392,19 @@ impl Dataset {
         let mut found = Vec::new();
         self.read_doubles(block, &footer.latitude, (90.0, "latitude"), latitudes, &mut found, None)?;
         self.read_doubles(block, &footer.longitude, (180.0, "longitude"), longitudes, &mut found, None)?;
-        self.refuse(block, found)
+        self.refuse(block, found, &[])
     }
 
-    /// The first of the rows that cannot be used is an error, unless they are to be skipped.
-    fn refuse(&self, block: u32, found: Vec<(String, BadValue)>) -> Result<(), ShardsError> {
-        match found.into_iter().min_by_key(|(_, value)| value.row) {
-            Some((column, value)) if self.on_bad_rows == OnBadRows::Error => {
+    /// The first of the rows that cannot be used is an error, unless it is one of `skip` (ascending).
+    fn refuse(&self, block: u32, found: Vec<(String, BadValue)>, skip: &[u32]) -> Result<(), ShardsError> {
+        let is_skipped = |row: usize| u32::try_from(row).is_ok_and(|row| skip.binary_search(&row).is_ok());
+        let first = found.into_iter().filter(|(_, value)| !is_skipped(value.row)).min_by_key(|(_, value)| value.row);
+        match first {
+            None => Ok(()),
+            Some((column, value)) => {
                 let spot = Box::new(self.spot(block, Some(&column), Some(value.row)));
                 Err(ShardsError::Bad { spot, reason: value.reason })
             }
-            _ => Ok(()),
         }
     }
 
@@ -448,11 +448,24 @@ impl Blocks for Dataset {
         self.fingerprint
     }
 
-    /// Where bad rows are skipped they are zeros here: [`Dataset::scan`] names them.
     fn read(&self, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
+        self.read_except(block, view, &[], into)
+    }
+
+    fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
         let mut found = Vec::new();
         self.read_block(block, view, into, &mut found, None)?;
-        self.refuse(block, found)
+        self.refuse(block, found, skip)
+    }
+
+    fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError> {
+        let (mut rows, mut found) = (BlockRows::default(), Vec::new());
+        for view in 0..self.views {
+            self.read_block(block, view, &mut rows, &mut found, None)?;
+        }
+        let bad: std::collections::BTreeSet<u32> =
+            found.iter().filter_map(|(_, value)| u32::try_from(value.row).ok()).collect();
+        Ok(bad.into_iter().collect())
     }
 }
 

@@ -88,6 +88,15 @@ pub enum ShardsError {
     /// GeoCLIP's weights or gallery cannot be used.
     #[error(transparent)]
     Geoclip(#[from] crate::geoclip::GeoclipError),
+    /// The configuration cannot be meant, here or for the run that is resumed.
+    #[error("{0}")]
+    Config(String),
+    /// The shim over libtorch refused.
+    #[error("libtorch: {0}")]
+    Native(#[from] crate::native::NativeError),
+    /// What cannot happen did: a reader thread panicked, or the plan breaks its own law.
+    #[error("{0}; this is a bug")]
+    Internal(String),
     /// libtorch refused.
     #[error("libtorch: {0}")]
     Torch(#[from] tch::TchError),
@@ -110,7 +119,8 @@ impl ShardsError {
             Self::Exists { .. } => ExitCode::Exists,
             Self::Argument(_) => ExitCode::Usage,
             Self::Geoclip(error) => error.exit_code(),
-            Self::Torch(_) => ExitCode::Internal,
+            Self::Config(_) => ExitCode::Config,
+            Self::Internal(_) | Self::Native(_) | Self::Torch(_) => ExitCode::Internal,
         }
     }
 }

@@ -1,11 +1,14 @@
 //! Sharded embeddings: Parquet in, batches out, in an order that never depends on who reads.
 //!
 //! In reading order: `manifest` (what is in a folder of shards), `writer`, `dataset` (ours or anybody's Parquet as
-//! [`Blocks`]), `plan` (pure: which row comes when), `prefetch` (rows into batches ahead of the trainer), `simulate`.
+//! [`Blocks`]), `mask` (rows that are left out), `plan` (pure: which row comes when; `permutation` behind it),
+//! `position` (where training stands), `replay` (the proof of the plan), `cache` and `prefetch` (rows into batches ahead
+//! of the trainer), `simulate`.
 //! The format is specified in `shards/README.md`.
 
 mod block;
 mod build;
+mod cache;
 mod careful;
 mod checks;
 mod checksum;
@@ -20,7 +23,13 @@ mod levels;
 mod linear_head;
 mod locate;
 mod manifest;
+mod mask;
 mod matrix;
+mod permutation;
+mod plan;
+mod position;
+mod prefetch;
+mod replay;
 mod simulate;
 mod source;
 mod statistics;
@@ -31,12 +40,18 @@ mod writer;
 
 pub use block::{BlockRows, Blocks, ELEMENT_BYTES};
 pub use build::{Build, Built, build};
+pub use cache::{Cache, Room};
 pub use checksum::Checksum;
 pub use dataset::{BadRow, Dataset, Scan};
 pub use error::{ShardsError, Spot};
 pub use inspect::{Inspection, inspect};
 pub use linear_head::{PROJECTION_SEED, projection};
 pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
+pub use mask::Mask;
+pub use plan::{Epoch, Layout, Plan, PlanOptions, Sample, Samples, Share, WINDOW_BYTES_MAX};
+pub use position::{Bookmark, Position};
+pub use prefetch::{Batch, BatchOptions, Batches};
+pub use replay::{Replay, ReplayReport, ReplayedSize};
 pub use simulate::{Simulation, simulate};
 pub use source::{ByteSource, LocalFiles};
 pub use statistics::{Moments, Statistics};

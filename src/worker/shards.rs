@@ -10,13 +10,17 @@ use tch::Device;
 
 use super::bench_shards;
 use crate::geoclip;
-use crate::shards::{self, Blocks, Build, Dataset, Manifest, ShardsError, Simulation};
+use crate::shards::{self, Blocks, Build, Dataset, Manifest, Mask, Replay, ShardsError, Simulation};
 
 /// Does the job; the value is what the launcher gets.
 pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<Value> {
     let start = Instant::now();
     match job {
-        ShardsJob::Verify { location, config, .. } => verify(location, config),
+        ShardsJob::Verify { location, epochs, world_sizes, global_batch, seed, config } => {
+            let replay =
+                Replay { epochs: *epochs, world_sizes: world_sizes.clone(), global_batch: *global_batch, seed: *seed };
+            verify(location, config, &replay)
+        }
         ShardsJob::Inspect { location, config } => {
             Ok(serde_json::to_value(shards::inspect(&Dataset::open(location, config)?)?)?)
         }
@@ -50,10 +54,15 @@ pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<Value> {
     }
 }
 
-/// Every byte, every value; `problems` is empty where all is well.
-fn verify(location: &str, config: &ShardsConfig) -> anyhow::Result<Value> {
+/// Every byte, every value; `problems` is empty where all is well. Then the plan, for as many epochs as are asked for.
+fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> anyhow::Result<Value> {
     let dataset = Dataset::open(location, config)?;
     let problems = shards::verify(&dataset);
+    let replayed = match replay.epochs {
+        0 => None,
+        _ if !problems.is_empty() => None,
+        _ => Some(replay.run(&dataset, Mask::for_config(&dataset, config)?, config)?),
+    };
     let rows: Vec<Value> = problems
         .iter()
         .map(|problem| json!({ "message": problem.message, "exit_code": problem.code.code() }))
@@ -68,6 +77,7 @@ fn verify(location: &str, config: &ShardsConfig) -> anyhow::Result<Value> {
         "manifest": dataset.manifest().is_some(),
         "fingerprint": format!("{:016x}", dataset.fingerprint()),
         "problems": rows,
+        "plan": replayed,
     }))
 }
 

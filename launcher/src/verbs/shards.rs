@@ -16,22 +16,29 @@ use crate::rendezvous::World;
 /// `shards VERB`.
 pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     let name = match verb {
-        ShardsVerb::Verify { dir, epochs: None, .. } => return verify(&dir.to_string_lossy(), global, output),
+        ShardsVerb::Verify { dir, epochs, world_sizes } => {
+            return verify(&dir.to_string_lossy(), epochs.unwrap_or(0), world_sizes, global, output);
+        }
         ShardsVerb::Inspect { path } => return inspect(&path.to_string_lossy(), global, output),
         ShardsVerb::Simulate { .. } | ShardsVerb::Build { .. } => return make(verb, global, output),
         ShardsVerb::Embed { .. } => "shards embed",
-        ShardsVerb::Verify { .. } => "shards verify",
     };
     Err(LaunchError::NotYet(name.to_owned()).into())
 }
 
 /// `shards verify`: every problem on a line of its own, and the exit code of the first.
-fn verify(location: &str, global: &Global, output: Output) -> anyhow::Result<Value> {
+fn verify(
+    location: &str,
+    epochs: u32,
+    world_sizes: &[u32],
+    global: &Global,
+    output: Output,
+) -> anyhow::Result<Value> {
     let resolved = super::resolve(global, &gpus::inventory())?;
     let job = ShardsJob::Verify {
         location: location.to_owned(),
-        epochs: 0,
-        world_sizes: Vec::new(),
+        epochs,
+        world_sizes: if world_sizes.is_empty() { vec![1] } else { world_sizes.to_vec() },
         global_batch: resolved.config.train.global_batch,
         seed: resolved.config.train.seed,
         config: resolved.config.shards,
@@ -49,6 +56,19 @@ fn verify(location: &str, global: &Global, output: Output) -> anyhow::Result<Val
         "{location}: {} rows in {} files of {} row groups, width {}, {} views: {checksums}, every value can be used",
         found["rows"], found["files"], found["row_groups"], found["width"], found["views"],
     ));
+    let plan = &found["plan"];
+    for size in plan["world_sizes"].as_array().into_iter().flatten() {
+        output.people(&format!(
+            "{} workers: {} epochs of {} steps of {} rows, each row once per epoch; {} dropped, {} padded; order {}",
+            size["workers"],
+            plan["epochs"],
+            plan["steps_per_epoch"],
+            plan["global_batch"],
+            plan["dropped_rows"],
+            plan["padded_rows"],
+            size["order"].as_str().unwrap_or_default(),
+        ));
+    }
     Ok(found)
 }
 

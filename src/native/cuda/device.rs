@@ -12,6 +12,7 @@ cuda_functions! {
     fn locdiff_cuda_set_device(device: c_int);
     fn locdiff_cuda_synchronize();
     fn locdiff_cuda_memory(device: c_int, out: *mut i64);
+    fn locdiff_cuda_free_bytes(device: c_int, out: *mut u64);
     fn locdiff_cuda_reset_peak(device: c_int);
     fn locdiff_cuda_empty_cache();
 }
@@ -103,6 +104,14 @@ pub fn memory(device: usize) -> Result<Memory, NativeError> {
     let [allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes] =
         bytes.map(|count| u64::try_from(count).unwrap_or(0));
     Ok(Memory { allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes })
+}
+
+/// Memory of a device that no process has taken.
+pub fn free_bytes(device: usize) -> Result<u64, NativeError> {
+    let mut bytes = 0;
+    // SAFETY: `bytes` has room for one number.
+    check("free memory", unsafe { locdiff_cuda_free_bytes(index(device), &raw mut bytes) })?;
+    Ok(bytes)
 }
 
 /// Lets the peaks start again from what is held now.

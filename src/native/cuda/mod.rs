@@ -9,8 +9,8 @@ mod graph;
 mod stream;
 
 pub use device::{
-    Memory, Properties, current_device, device_count, empty_cache, is_built, memory, properties, reset_peak,
-    set_device, synchronize,
+    Memory, Properties, current_device, device_count, empty_cache, free_bytes, is_built, memory, properties,
+    reset_peak, set_device, synchronize,
 };
 pub use event::{Event, WaitError};
 pub use graph::{Graph, GraphError};

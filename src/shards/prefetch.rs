@@ -1,0 +1,238 @@
+//! Rows into batches, ahead of the trainer.
+//!
+//! ```text
+//! reader threads ── blocks of this window and the next ──▶ gatherer ── `prefetch_batches` batches ──▶ Batches::next
+//! ```
+//!
+//! Memory is bounded by two windows and the batches ahead, and its buffers are used again. A batch holds the same bits
+//! for every number of reader threads and every cache. What goes wrong in a thread, a panic too, arrives at
+//! [`Batches::next`] in the place of the first batch that needs the row; all batches before it arrive.
+
+mod device;
+mod gather;
+mod readers;
+mod segments;
+
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use locdiff_launch::config::ShardsConfig;
+use tch::{Device, Tensor};
+
+use super::{Blocks, Cache, Plan, Position, ShardsError, Share};
+use crate::native::cuda;
+use device::DeviceRows;
+use gather::{Delivery, Embeddings, Gatherer};
+use readers::Readers;
+use segments::Segments;
+
+/// How batches are made; none of it changes them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchOptions {
+    /// Threads that read.
+    pub reader_threads: u32,
+    /// Batches that wait for the trainer.
+    pub prefetch_batches: u32,
+    /// Where rows are kept.
+    pub cache: Cache,
+    /// Where the trainer computes: batches lie in pinned memory for a GPU, or on it (see [`Cache`]).
+    pub device: Device,
+}
+
+impl BatchOptions {
+    /// As configured, with the cache that was chosen.
+    pub fn new(config: &ShardsConfig, cache: Cache, device: Device) -> Self {
+        Self { reader_threads: config.reader_threads, prefetch_batches: config.prefetch_batches, cache, device }
+    }
+}
+
+/// One worker's slice of one global batch. Its memory is used again once it is dropped, unless somebody still has the
+/// tensor.
+#[derive(Debug)]
+pub struct Batch {
+    /// `[b, width]`, float16; on the host, or on the device where rows are cached there.
+    pub embeddings: Tensor,
+    /// Latitudes, degrees.
+    pub latitudes: Vec<f64>,
+    /// Longitudes, degrees.
+    pub longitudes: Vec<f64>,
+    /// Epoch and step that it belongs to.
+    pub position: Position,
+    /// Positions of the global batch that it holds: equal for equal samples whatever the number of workers.
+    pub slice: Range<u64>,
+    /// How long the trainer waited for it.
+    pub waited: Duration,
+    spare: Arc<Spare>,
+}
+
+impl Batch {
+    /// Index in the epoch of its first row.
+    pub fn first_index(&self) -> u64 {
+        self.position.step * u64::from(self.position.global_batch) + self.slice.start
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let tensor = std::mem::replace(&mut self.embeddings, Tensor::new());
+        self.spare.put(tensor);
+    }
+}
+
+/// Tensors to fill again. Pinned ones are left to torch's allocator, which knows when a GPU has read them.
+#[derive(Debug)]
+struct Spare {
+    tensors: Mutex<Vec<Tensor>>,
+    count_max: usize,
+}
+
+impl Spare {
+    fn put(&self, tensor: Tensor) {
+        let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+        if tensors.len() < self.count_max {
+            tensors.push(tensor);
+        }
+    }
+
+    fn take(&self) -> Option<Tensor> {
+        self.tensors.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+}
+
+/// The batches of one worker, from a position on, epoch after epoch.
+#[derive(Debug)]
+pub struct Batches {
+    plan: Plan,
+    next: Position,
+    deliveries: Option<Receiver<Result<Delivery, ShardsError>>>,
+    device_rows: Option<DeviceRows>,
+    readers: Arc<Readers>,
+    gatherer: Option<JoinHandle<()>>,
+    spare: Arc<Spare>,
+    waited: Duration,
+    ended: Option<String>,
+}
+
+impl Batches {
+    /// Starts to read. With [`Cache::Device`] it returns when all rows are on the device.
+    pub fn new(
+        blocks: Arc<dyn Blocks>,
+        plan: Plan,
+        position: Position,
+        share: Share,
+        options: &BatchOptions,
+    ) -> Result<Self, ShardsError> {
+        plan.check_position(position)?;
+        let slice = plan.slice(share)?;
+        let on_device = options.cache == Cache::Device;
+        let device_rows =
+            on_device.then(|| DeviceRows::load(&blocks, &plan, options.device, options.reader_threads)).transpose()?;
+        let pinned = options.device.is_cuda();
+        let count_max = if on_device || pinned { 0 } else { options.prefetch_batches as usize + 2 };
+        let spare = Arc::new(Spare { tensors: Mutex::new(Vec::new()), count_max });
+        let readers = Arc::new(Readers::new(blocks, &plan, options.cache));
+        let (sender, deliveries) = sync_channel(options.prefetch_batches.max(1) as usize);
+        let gatherer = Gatherer {
+            segments: Segments::new(plan.clone(), position, slice)?,
+            readers: Arc::clone(&readers),
+            width: plan.layout().width,
+            pinned,
+            spare: Arc::clone(&spare),
+            places: device_rows.as_ref().map(DeviceRows::places),
+            sender,
+        };
+        let mut batches = Self {
+            plan,
+            next: position,
+            deliveries: Some(deliveries),
+            device_rows,
+            readers,
+            gatherer: None,
+            spare,
+            waited: Duration::ZERO,
+            ended: None,
+        };
+        batches.start(gatherer, options)?;
+        Ok(batches)
+    }
+
+    fn start(&mut self, gatherer: Gatherer, options: &BatchOptions) -> Result<(), ShardsError> {
+        if self.device_rows.is_none() {
+            for number in 0..options.reader_threads.max(1) {
+                readers::spawn(&self.readers, &format!("reader-{number}"), |readers| readers.work())?;
+            }
+        }
+        let device = options.device;
+        let body = move |_: &Readers| {
+            // Pinned memory belongs to the context of the trainer's GPU.
+            if let Device::Cuda(index) = device
+                && let Err(error) = cuda::set_device(index)
+            {
+                return gatherer.fail(error.into());
+            }
+            gatherer.run();
+        };
+        self.gatherer = Some(readers::spawn(&self.readers, "gatherer", body)?);
+        Ok(())
+    }
+
+    /// The next batch; waits for it. After an error there are no more.
+    #[allow(clippy::should_implement_trait, reason = "it never ends, and an error is no item")]
+    pub fn next(&mut self) -> Result<Batch, ShardsError> {
+        if let Some(ended) = &self.ended {
+            return Err(ShardsError::Internal(format!("a batch was asked for after the error: {ended}")));
+        }
+        let start = Instant::now();
+        let received = self.deliveries.as_ref().and_then(|deliveries| deliveries.recv().ok());
+        let waited = start.elapsed();
+        self.waited += waited;
+        let result = received.unwrap_or_else(|| Err(self.end_of_gatherer()));
+        let batch = result.and_then(|delivery| self.batch(delivery, waited));
+        match &batch {
+            Ok(batch) => self.next = self.plan.after(batch.position),
+            Err(error) => self.ended = Some(error.to_string()),
+        }
+        batch
+    }
+
+    fn batch(&self, delivery: Delivery, waited: Duration) -> Result<Batch, ShardsError> {
+        let Delivery { position, slice, embeddings, latitudes, longitudes } = delivery;
+        let embeddings = match (embeddings, &self.device_rows) {
+            (Embeddings::Rows(tensor), _) => tensor,
+            (Embeddings::Places(places), Some(rows)) => rows.select(&places)?,
+            (Embeddings::Places(_), None) => {
+                return Err(ShardsError::Internal("a batch of the device cache without one".to_owned()));
+            }
+        };
+        let spare = Arc::clone(&self.spare);
+        Ok(Batch { embeddings, latitudes, longitudes, position, slice, waited, spare })
+    }
+
+    /// Why the gatherer ended without a word.
+    fn end_of_gatherer(&mut self) -> ShardsError {
+        let panic = self.gatherer.take().and_then(|thread| thread.join().err());
+        let text = panic.as_deref().map_or("it ended by itself", |panic| super::mask::panic_text(panic));
+        ShardsError::Internal(format!("the thread that gathers batches panicked: {text}"))
+    }
+
+    /// The position of the next batch: what a checkpoint keeps.
+    pub fn position(&self) -> Position {
+        self.next
+    }
+
+    /// How long [`Batches::next`] has waited for data in all.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+}
+
+impl Drop for Batches {
+    /// Ends the threads. One that sits in a read of a stalled disk or network is not waited for: it ends after the read.
+    fn drop(&mut self) {
+        self.deliveries = None;
+        self.readers.stop();
+    }
+}

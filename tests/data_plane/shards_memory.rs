@@ -1,0 +1,160 @@
+//! A data set in memory whose reads can be counted, delayed, held up, and made to fail.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use locdiff::shards::{BlockRows, Blocks, Layout, Sample, ShardsError, Spot};
+
+/// What a read of one block does instead of what it should.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A flipped byte.
+    Corrupt,
+    /// A bug.
+    Panic,
+    /// A row too few.
+    Short,
+    /// Waits until [`Memory::open`].
+    Stall,
+}
+
+/// Rows whose every number tells where it comes from.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) layout: Layout,
+    /// Rows that cannot be used: (block, row).
+    pub(crate) bad: BTreeSet<(u32, u32)>,
+    pub(crate) fault: Option<(u32, Fault)>,
+    /// Reads take longer, each another time.
+    pub(crate) slow: bool,
+    /// Every read so far: (block, view).
+    pub(crate) reads: Mutex<Vec<(u32, u32)>>,
+    pub(crate) scans: AtomicUsize,
+    gate: (Mutex<bool>, Condvar),
+}
+
+impl Memory {
+    pub(crate) fn new(block_rows: &[u32], width: usize, views: u32) -> Self {
+        Self {
+            layout: Layout { block_rows: block_rows.to_vec(), width, views, fingerprint: 77 },
+            bad: BTreeSet::new(),
+            fault: None,
+            slow: false,
+            reads: Mutex::default(),
+            scans: AtomicUsize::new(0),
+            gate: (Mutex::new(false), Condvar::new()),
+        }
+    }
+
+    pub(crate) fn shared(self) -> Arc<Self> {
+        Arc::new(self)
+    }
+
+    /// Lets stalled reads go on.
+    pub(crate) fn open(&self) {
+        *self.gate.0.lock().expect("not poisoned") = true;
+        self.gate.1.notify_all();
+    }
+
+    pub(crate) fn read_count(&self) -> usize {
+        self.reads.lock().expect("not poisoned").len()
+    }
+
+    /// Bits of an embedding, float16 of an exponent that is never that of infinity or NaN.
+    pub(crate) fn embedding(&self, sample: Sample) -> Vec<u8> {
+        let number = |element: usize| {
+            let mixed = (sample.block.wrapping_mul(7919) ^ sample.row.wrapping_mul(104_729))
+                .wrapping_add(sample.view.wrapping_mul(15_485_863))
+                .wrapping_add(element as u32 * 31);
+            (mixed as u16 & 0xbbff).to_le_bytes()
+        };
+        (0..self.layout.width).flat_map(number).collect()
+    }
+
+    pub(crate) fn latitude(block: u32, row: u32) -> f64 {
+        f64::from(block % 90) + f64::from(row) * 1e-6
+    }
+
+    pub(crate) fn longitude(block: u32, row: u32) -> f64 {
+        -f64::from(block % 180) - f64::from(row) * 1e-6
+    }
+
+    fn spot(block: u32, row: Option<u32>) -> Box<Spot> {
+        let (file, column) = ("memory.parquet".to_owned(), Some("embedding".to_owned()));
+        Box::new(Spot { file, row_group: Some(block), column, row: row.map(u64::from) })
+    }
+
+    fn misbehave(&self, block: u32) -> Result<(), ShardsError> {
+        let Some((_, fault)) = self.fault.filter(|(at, _)| *at == block) else { return Ok(()) };
+        match fault {
+            Fault::Corrupt => {
+                let reason = "its xxh3 is 1, wanted 2".to_owned();
+                Err(ShardsError::Corrupt { spot: Self::spot(block, None), reason })
+            }
+            Fault::Panic => panic!("the reader has a bug in block {block}"),
+            Fault::Stall => {
+                let open = self.gate.0.lock().expect("not poisoned");
+                drop(self.gate.1.wait_while(open, |open| !*open).expect("not poisoned"));
+                Ok(())
+            }
+            Fault::Short => Ok(()),
+        }
+    }
+}
+
+impl Blocks for Memory {
+    fn block_rows(&self) -> &[u32] {
+        &self.layout.block_rows
+    }
+
+    fn width(&self) -> usize {
+        self.layout.width
+    }
+
+    fn views(&self) -> u32 {
+        self.layout.views
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.layout.fingerprint
+    }
+
+    fn read(&self, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
+        self.read_except(block, view, &[], into)
+    }
+
+    fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
+        let count = {
+            let mut reads = self.reads.lock().expect("not poisoned");
+            reads.push((block, view));
+            reads.len()
+        };
+        if self.slow {
+            std::thread::sleep(Duration::from_micros([0, 900, 100, 400][count % 4]));
+        }
+        self.misbehave(block)?;
+        into.latitudes.clear();
+        into.longitudes.clear();
+        into.embeddings.clear();
+        let short = u32::from(self.fault == Some((block, Fault::Short)));
+        for row in 0..self.layout.block_rows[block as usize] - short {
+            let bad = self.bad.contains(&(block, row));
+            if bad && skip.binary_search(&row).is_err() {
+                let reason = "got NaN, wanted finite numbers".to_owned();
+                return Err(ShardsError::Bad { spot: Self::spot(block, Some(row)), reason });
+            }
+            into.latitudes.push(if bad { f64::NAN } else { Self::latitude(block, row) });
+            into.longitudes.push(if bad { f64::NAN } else { Self::longitude(block, row) });
+            into.embeddings.extend(self.embedding(Sample { block, row, view }));
+        }
+        Ok(())
+    }
+
+    fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError> {
+        self.scans.fetch_add(1, Ordering::Relaxed);
+        self.misbehave(block)?;
+        Ok(self.bad.range((block, 0)..=(block, u32::MAX)).map(|(_, row)| *row).collect())
+    }
+}
