@@ -228,7 +228,8 @@ fn uniform(word: u32) -> f64 {
 
 /// A point of the disc of this radius, evenly by area where the Earth is flat.
 fn displaced(place: Place, radius_km: f64, distance: f64, bearing: f64) -> UnitVector {
-    UnitVector::from(place).displace(Degrees(360.0 * bearing), Km(radius_km * distance.sqrt()))
+    let moved = UnitVector::from(place).displace(Degrees(360.0 * bearing), Km(radius_km * distance.sqrt()));
+    moved.expect("bearing and distance are finite: they are uniform numbers times constants")
 }
 
 fn scale_km(bin: f64, within: f64) -> f64 {

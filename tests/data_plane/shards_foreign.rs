@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use locdiff::shards::{Blocks, Dataset};
-use locdiff_launch::config::{OnBadRows, ShardsConfig};
+use locdiff::shards::{BlockRows, Blocks, Dataset};
+use locdiff_launch::config::ShardsConfig;
 use locdiff_launch::exit_code::ExitCode;
 
 use crate::shards_support::{WIDTH, all, expected, write};
