@@ -13,8 +13,8 @@ use super::error::GeoclipError;
 use super::location::LocationEncoder;
 use crate::geo::Place;
 
-/// Rows of a tile on the CPU: the activations of a layer, 1 MiB, stay in the second cache.
-const CPU_TILE_ROWS: usize = 256;
+/// Rows of a tile on the CPU: the activations of a layer, half a MiB, stay in the second cache.
+const CPU_TILE_ROWS: usize = 128;
 /// Rows of a tile on a GPU: enough to keep it busy.
 const CUDA_TILE_ROWS: usize = 4096;
 

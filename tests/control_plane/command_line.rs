@@ -54,8 +54,6 @@ fn verbs_to_come_say_so_and_have_their_own_code() {
         "eval --predictions x.csv",
         "eval --tune",
         "predict in --out out",
-        "shards simulate --rows 10 --seed 1 --out x --views 2 --coordinates x.csv",
-        "shards build --table a --embeddings b --out c",
         "shards embed photos --out x",
         "shards verify x --epochs 2 --world-sizes 1,3,4",
         "shards inspect x",
@@ -65,7 +63,6 @@ fn verbs_to_come_say_so_and_have_their_own_code() {
         "bench train",
         "bench sample --images 4",
         "bench shards",
-        "geoclip import",
         "status",
     ];
     for verb in verbs {
