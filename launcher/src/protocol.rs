@@ -100,7 +100,7 @@ pub enum Job {
         points: u32,
     },
     /// Work on shards.
-    Shards(ShardsJob),
+    Shards(Box<ShardsJob>),
 }
 
 impl Job {
