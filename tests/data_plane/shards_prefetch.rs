@@ -149,7 +149,7 @@ fn readers_stay_within_two_windows_and_resume_reads_nothing_again() {
     std::thread::sleep(Duration::from_millis(30));
     for taken in 0..30 {
         // The gatherer has begun batch `taken + 3` at most: two are ahead, one waits to be.
-        let bound = 4 * ((taken + 3) / 4 + 2);
+        let bound = 4 * (taken.div_ceil(4) + 2);
         assert!(memory.read_count() <= bound, "{} reads after {taken} batches, wanted {bound}", memory.read_count());
         batches.next().expect("a batch");
     }

@@ -27,13 +27,7 @@ pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow:
 }
 
 /// `shards verify`: every problem on a line of its own, and the exit code of the first.
-fn verify(
-    location: &str,
-    epochs: u32,
-    world_sizes: &[u32],
-    global: &Global,
-    output: Output,
-) -> anyhow::Result<Value> {
+fn verify(location: &str, epochs: u32, world_sizes: &[u32], global: &Global, output: Output) -> anyhow::Result<Value> {
     let resolved = super::resolve(global, &gpus::inventory())?;
     let job = ShardsJob::Verify {
         location: location.to_owned(),
@@ -165,6 +159,6 @@ pub(super) fn run_one_with(global: &Global, job: impl FnOnce(&RunConfig) -> Shar
     let threads = world.places.iter().map(|place| place.threads).sum();
     world.places.truncate(1);
     world.places.iter_mut().for_each(|place| (place.world, place.threads) = (1, threads));
-    let found = super::run_gang(&resolved, &world, Job::Shards(job(&resolved.config)), true)?;
+    let found = super::run_gang(&resolved, &world, Job::Shards(Box::new(job(&resolved.config))), true)?;
     Ok(found.results.into_iter().next().unwrap_or_default())
 }
