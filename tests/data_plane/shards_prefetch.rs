@@ -147,7 +147,7 @@ fn readers_stay_within_two_windows_and_resume_reads_nothing_again() {
     eventually("reading two windows", || memory.read_count() == 8);
     // Time enough for a reader that knows no bound.
     std::thread::sleep(Duration::from_millis(30));
-    for taken in 0..30 {
+    for taken in 0..30_usize {
         // The gatherer has begun batch `taken + 3` at most: two are ahead, one waits to be.
         let bound = 4 * (taken.div_ceil(4) + 2);
         assert!(memory.read_count() <= bound, "{} reads after {taken} batches, wanted {bound}", memory.read_count());
