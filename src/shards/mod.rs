@@ -13,10 +13,13 @@ mod decode;
 mod error;
 mod file_writer;
 mod footer;
+mod index;
 mod inspect;
 mod levels;
 mod locate;
 mod manifest;
+#[cfg(feature = "s3")]
+mod s3;
 mod source;
 mod statistics;
 mod verify;
@@ -26,8 +29,11 @@ pub use block::{BlockRows, Blocks, ELEMENT_BYTES};
 pub use checksum::Checksum;
 pub use dataset::{BadRow, Dataset, Scan};
 pub use error::{ShardsError, Spot};
+pub use index::DatasetIndex;
 pub use inspect::{Inspection, inspect};
 pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
+#[cfg(feature = "s3")]
+pub use s3::S3Options;
 pub use source::{ByteSource, LocalFiles};
 pub use statistics::{Moments, Statistics};
 pub use verify::{PROBLEMS_MAX, Problem, verify};

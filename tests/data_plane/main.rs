@@ -21,6 +21,10 @@ mod native_random;
 mod perturbation;
 mod shdd;
 mod shdd_derivatives;
+#[cfg(feature = "s3")]
+mod shards_s3;
+#[cfg(feature = "s3")]
+mod shards_s3_server;
 mod worker;
 
 /// Memory of this process that is in RAM, from the kernel.
