@@ -108,7 +108,8 @@ impl DatasetIndex {
     /// Reads what [`DatasetIndex::to_bytes`] made.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ShardsError> {
         let wrong = |reason: &str| corrupt("the index of a data set", reason.to_owned());
-        let Some((prefix, rest)) = bytes.split_at_checked(PREFIX_BYTES).filter(|(prefix, _)| prefix[..8] == MAGIC) else {
+        let Some((prefix, rest)) = bytes.split_at_checked(PREFIX_BYTES).filter(|(prefix, _)| prefix[..8] == MAGIC)
+        else {
             return Err(wrong("is none of this version"));
         };
         if prefix[8..16] != xxh3_64(&bytes[16..]).to_le_bytes() {

@@ -38,8 +38,7 @@ fn s3(rest: &str, config: &ShardsConfig) -> Result<Found, ShardsError> {
 }
 
 #[cfg(not(feature = "s3"))]
-fn s3(rest: &str, _config: &ShardsConfig) -> Result<Found, ShardsError> {
-    let _ = rest;
+fn s3(_rest: &str, _config: &ShardsConfig) -> Result<Found, ShardsError> {
     Err(without_s3())
 }
 
@@ -71,7 +70,8 @@ pub(super) fn locate_index(_index: &DatasetIndex, _config: &ShardsConfig) -> Res
 /// The objects of an index, with given access to the server.
 #[cfg(feature = "s3")]
 pub(super) fn locate_index_s3(index: &DatasetIndex, options: &S3Options) -> Result<Arc<dyn ByteSource>, ShardsError> {
-    let objects = index.objects().ok_or_else(|| ShardsError::Argument("an index of local files, expected s3://".into()))?;
+    let objects =
+        index.objects().ok_or_else(|| ShardsError::Argument("an index of local files, expected s3://".into()))?;
     super::s3::from_index(&objects, options)
 }
 

@@ -64,7 +64,8 @@ impl std::fmt::Debug for S3Options {
 impl S3Options {
     /// Credentials and server from the environment, the cache from the configuration.
     pub fn from_env(config: &ShardsConfig) -> Self {
-        let utf8 = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let utf8 =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         Self::from_variables(utf8, config)
     }
 
@@ -117,8 +118,8 @@ impl S3Options {
     /// Is there anything to sign with, or nothing to be signed?
     fn has_credentials(&self) -> bool {
         use AmazonS3ConfigKey::{
-            AccessKeyId, ContainerCredentialsFullUri, ContainerCredentialsRelativeUri, MetadataEndpoint, SecretAccessKey,
-            SkipSignature, WebIdentityTokenFile,
+            AccessKeyId, ContainerCredentialsFullUri, ContainerCredentialsRelativeUri, MetadataEndpoint,
+            SecretAccessKey, SkipSignature, WebIdentityTokenFile,
         };
         let container = [ContainerCredentialsFullUri, ContainerCredentialsRelativeUri];
         let others = [MetadataEndpoint, SkipSignature, WebIdentityTokenFile];
@@ -254,7 +255,10 @@ impl S3Files {
         let mut body = answer.into_stream();
         while let Some(piece) = body.try_next().await.map_err(failed)? {
             let Some((filled, empty)) = std::mem::take(&mut rest).split_at_mut_checked(piece.len()) else {
-                return Err(ShardsError::io(&object.url, std::io::Error::other(format!("{what}: the answer is longer"))));
+                return Err(ShardsError::io(
+                    &object.url,
+                    std::io::Error::other(format!("{what}: the answer is longer")),
+                ));
             };
             filled.copy_from_slice(&piece);
             rest = empty;

@@ -19,12 +19,12 @@ mod native_optim;
 mod native_philox;
 mod native_random;
 mod perturbation;
-mod shdd;
-mod shdd_derivatives;
 #[cfg(feature = "s3")]
 mod shards_s3;
 #[cfg(feature = "s3")]
 mod shards_s3_server;
+mod shdd;
+mod shdd_derivatives;
 mod worker;
 
 /// Memory of this process that is in RAM, from the kernel.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use half::f16;
 use locdiff::shards::{
-    BlockRows, Blocks, Dataset, DatasetIndex, ImageHead, S3Options, ShardWriter, ShardsError, WriterOptions, WriterRows,
-    verify,
+    BlockRows, Blocks, Dataset, DatasetIndex, ImageHead, S3Options, ShardWriter, ShardsError, WriterOptions,
+    WriterRows, verify,
 };
 use locdiff_launch::config::ShardsConfig;
 use locdiff_launch::exit_code::ExitCode;
@@ -31,7 +31,8 @@ const LARGE: Shape = Shape { rows: 9000, width: 512, views: 1, rows_per_group: 9
 fn write_shards(out: &Path, shape: &Shape) {
     let Shape { rows, width, views, rows_per_group, rows_per_file } = *shape;
     let options = WriterOptions::new(width as u32, views as u32, "test", ImageHead::None);
-    let mut writer = ShardWriter::create(out, WriterOptions { rows_per_group, rows_per_file, ..options }).expect("a writer");
+    let mut writer =
+        ShardWriter::create(out, WriterOptions { rows_per_group, rows_per_file, ..options }).expect("a writer");
     let ids: Vec<String> = (0..rows).map(|row| format!("photo-{row}")).collect();
     let latitudes: Vec<f64> = (0..rows).map(|row| (row as f64 * 0.731) % 180.0 - 90.0).collect();
     let longitudes: Vec<f64> = (0..rows).map(|row| (row as f64 * 1.377) % 360.0 - 180.0).collect();
@@ -39,7 +40,9 @@ fn write_shards(out: &Path, shape: &Shape) {
     let embeddings: Vec<Vec<f16>> =
         (0..views).map(|view| (0..rows * width).map(|index| number(index * 3 + view)).collect()).collect();
     let views: Vec<&[f16]> = embeddings.iter().map(Vec::as_slice).collect();
-    writer.push(&WriterRows { ids: &ids, latitudes: &latitudes, longitudes: &longitudes, views: &views }).expect("rows");
+    writer
+        .push(&WriterRows { ids: &ids, latitudes: &latitudes, longitudes: &longitudes, views: &views })
+        .expect("rows");
     writer.finish().expect("a folder of shards");
 }
 
@@ -273,7 +276,10 @@ fn failure(stage: &Stage, location: &str, options: &S3Options) -> (String, ExitC
     let error = read.expect_err("a failure");
     let text = error.to_string();
     assert!(began.elapsed() < Duration::from_secs(5), "{text} took {:?}", began.elapsed());
-    assert!(!text.contains(SECRET_KEY) && !text.contains("hunter2") && !format!("{error:?}").contains("hunter2"), "{text}");
+    assert!(
+        !text.contains(SECRET_KEY) && !text.contains("hunter2") && !format!("{error:?}").contains("hunter2"),
+        "{text}"
+    );
     println!("{text}");
     (text, error.exit_code())
 }
@@ -358,7 +364,8 @@ fn a_data_set_from_an_index_asks_for_nothing_but_rows() {
             let error = DatasetIndex::from_bytes(wrong).expect_err("damaged");
             assert_eq!(error.exit_code(), ExitCode::Corrupt, "{error}");
         }
-        let local = DatasetIndex::read(&stage.server.path(key).display().to_string(), &stage.config()).expect("an index");
+        let local =
+            DatasetIndex::read(&stage.server.path(key).display().to_string(), &stage.config()).expect("an index");
         let local = DatasetIndex::from_bytes(&local.to_bytes().expect("bytes")).expect("the same index");
         assert_same(&Dataset::from_index(&local, &stage.config()).expect("shards"), &stage.local(key), 1);
     }

@@ -164,7 +164,8 @@ async fn respond(
     }
     match fault {
         Fault::Unavailable => {
-            let body = "<Error><Code>SlowDown</Code><Message>reduce your rate, hunter2-is-no-secret-key</Message></Error>";
+            let body =
+                "<Error><Code>SlowDown</Code><Message>reduce your rate, hunter2-is-no-secret-key</Message></Error>";
             let answer = Answer { bytes: Bytes::from_static(body.as_bytes()), breaks: false };
             return Ok(Response::builder().status(503).body(answer).expect("a response"));
         }
@@ -194,10 +195,7 @@ impl Body for Answer {
     type Data = Bytes;
     type Error = std::io::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
         if !self.bytes.is_empty() {
             return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.bytes)))));
         }
@@ -207,4 +205,3 @@ impl Body for Answer {
         Poll::Ready(None)
     }
 }
-

@@ -62,7 +62,10 @@ pub(super) fn indexed(object: &Object) -> Option<String> {
 }
 
 /// The objects of an index, without asking the server.
-pub(in crate::shards) fn from_index(entries: &[String], options: &S3Options) -> Result<Arc<dyn ByteSource>, ShardsError> {
+pub(in crate::shards) fn from_index(
+    entries: &[String],
+    options: &S3Options,
+) -> Result<Arc<dyn ByteSource>, ShardsError> {
     let wrong = |reason: &str| ShardsError::Argument(format!("an index of shards on S3: {reason}"));
     let mut name = None;
     let mut objects = Vec::with_capacity(entries.len());

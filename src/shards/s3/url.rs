@@ -17,7 +17,8 @@ impl Url {
     pub(super) fn parse(rest: &str) -> Result<Self, ShardsError> {
         let refuse = |reason: &str| Err(ShardsError::Argument(format!("an s3:// URL {reason}")));
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-        let signed = key.split_once('?').is_some_and(|(_, query)| query.contains("X-Amz-") || query.contains("Signature="));
+        let signed =
+            key.split_once('?').is_some_and(|(_, query)| query.contains("X-Amz-") || query.contains("Signature="));
         if bucket.contains(['@', ':']) || signed {
             return refuse(
                 "with credentials is refused (it would end in logs and saved configurations); \
