@@ -1,7 +1,8 @@
 //! `bench shards`: how fast one core reads embeddings, beside pyarrow on the same files.
 //!
 //! Ours reads shuffled, as training does: windows of row groups, rows gathered in a random order into contiguous batches, every
-//! checksum compared. pyarrow reads in file order. Both read from the page cache, with one thread; medians of several runs.
+//! checksum compared. pyarrow reads in file order. Both read from the page cache, with one thread; medians of several runs, by
+//! the clock and, for machines that are busy with other things, by the time on a core.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,6 +40,9 @@ struct Row {
     gb_per_s: f64,
     pyarrow_gb_per_s: Option<f64>,
     ratio: Option<f64>,
+    /// The same bytes over the median time on a core, which other work on the machine stretches less.
+    gb_per_core_s: f64,
+    pyarrow_gb_per_core_s: Option<f64>,
 }
 
 /// A folder that goes away with the benchmark.
@@ -85,20 +89,29 @@ pub(super) fn run(python: Option<&Path>) -> anyhow::Result<Report> {
 fn measure(case: &str, ours: &Path, file: &Path, bytes: usize, peer: Option<&Peer>) -> anyhow::Result<Row> {
     let dataset = Dataset::open(&ours.to_string_lossy(), &ShardsConfig::default())?;
     let gigabytes = dataset.rows() as f64 * (dataset.width() * bytes) as f64 / 1e9;
-    let mut seconds = Vec::new();
+    let mut ours = Runs::default();
     // The first run warms the page cache.
     for run in 0..=RUNS {
-        let start = Instant::now();
+        let (start, on_core) = (Instant::now(), core_seconds()?);
         stream(&dataset, run as u64)?;
-        seconds.push(start.elapsed().as_secs_f64());
+        ours.seconds.push(start.elapsed().as_secs_f64());
+        ours.core_seconds.push(core_seconds()? - on_core);
     }
-    let gb_per_s = gigabytes / median(&mut seconds[1..]);
-    let pyarrow_gb_per_s = match peer {
-        Some(peer) => Some(gigabytes / median(&mut peer.read(file)?)),
-        None => None,
-    };
+    let gb_per_s = gigabytes / median(&mut ours.seconds[1..]);
+    let gb_per_core_s = gigabytes / median(&mut ours.core_seconds[1..]);
+    let mut theirs = peer.map(|peer| peer.read(file)).transpose()?;
+    let pyarrow_gb_per_s = theirs.as_mut().map(|theirs| gigabytes / median(&mut theirs.seconds));
+    let pyarrow_gb_per_core_s = theirs.as_mut().map(|theirs| gigabytes / median(&mut theirs.core_seconds));
     let ratio = pyarrow_gb_per_s.map(|theirs| gb_per_s / theirs);
-    Ok(Row { case: case.to_owned(), gb_per_s, pyarrow_gb_per_s, ratio })
+    let case = case.to_owned();
+    Ok(Row { case, gb_per_s, pyarrow_gb_per_s, ratio, gb_per_core_s, pyarrow_gb_per_core_s })
+}
+
+/// Time that this thread has been on a core.
+fn core_seconds() -> anyhow::Result<f64> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").context("/proc/thread-self/schedstat")?;
+    let nanoseconds: f64 = text.split_whitespace().next().context("an empty schedstat")?.parse()?;
+    Ok(nanoseconds / 1e9)
 }
 
 fn median(seconds: &mut [f64]) -> f64 {
@@ -181,9 +194,11 @@ struct Peer {
     version: String,
 }
 
-#[derive(Deserialize)]
-struct PeerRuns {
+/// Times of every run.
+#[derive(Default, Deserialize)]
+struct Runs {
     seconds: Vec<f64>,
+    core_seconds: Vec<f64>,
 }
 
 impl Peer {
@@ -225,11 +240,15 @@ impl Peer {
         self.call(&words).map(|_| ())
     }
 
-    fn read(&self, path: &Path) -> anyhow::Result<Vec<f64>> {
+    fn read(&self, path: &Path) -> anyhow::Result<Runs> {
         let stdout = self.call(&["read".into(), path.to_string_lossy().into(), RUNS.to_string()])?;
-        let runs: PeerRuns = serde_json::from_slice(&stdout)?;
-        anyhow::ensure!(runs.seconds.len() == RUNS, "pyarrow made {} runs, expected {RUNS}", runs.seconds.len());
-        Ok(runs.seconds)
+        let runs: Runs = serde_json::from_slice(&stdout)?;
+        anyhow::ensure!(
+            runs.seconds.len() == RUNS && runs.core_seconds.len() == RUNS,
+            "pyarrow made {} runs, expected {RUNS}",
+            runs.seconds.len()
+        );
+        Ok(runs)
     }
 }
 

@@ -58,13 +58,11 @@ fn verbs_to_come_say_so_and_have_their_own_code() {
         "shards build --table a --embeddings b --out c",
         "shards embed photos --out x",
         "shards verify x --epochs 2 --world-sizes 1,3,4",
-        "shards inspect x",
         "checkpoint list",
         "checkpoint verify x",
         "checkpoint export x --out y",
         "bench train",
         "bench sample --images 4",
-        "bench shards",
         "geoclip import",
         "status",
     ];

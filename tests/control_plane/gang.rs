@@ -1,5 +1,6 @@
 //! Workers that are right, wrong, silent, stubborn, dead; and what the launcher makes of them.
 
+use std::path::Path;
 use std::process::Stdio;
 
 use locdiff_launch::exit_code::ExitCode;
@@ -302,4 +303,25 @@ fn a_worker_killed_in_the_middle_of_collectives_is_the_first_cause() {
     let error = ran.stderr.lines().find(|line| line.starts_with("error:")).unwrap_or_default().to_owned();
     assert!(error.contains(&format!("(pid {victim}) was killed by SIGKILL")), "{}", ran.stderr);
     leaves_nothing(&stage);
+}
+
+#[test]
+fn shards_are_inspected_and_verified_by_one_worker() {
+    let stage = Stage::new(Worker::Real);
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/shards");
+    let run =
+        |verb: &str, name: &str| stage.run(&format!("--device cpu --json shards {verb} {}/{name}", golden.display()));
+    let found = run("inspect", "pyarrow_f32_list_default.parquet");
+    found.ends_with(ExitCode::Success).says("latitude      -80.0000 to 77.5000");
+    let json = found.json();
+    assert_eq!(
+        (&json["ok"], &json["rows"], &json["width"], &json["views"]),
+        (&true.into(), &64.into(), &8.into(), &2.into())
+    );
+    let verified = run("verify", "duckdb_f32_list.parquet");
+    assert_eq!(verified.ends_with(ExitCode::Success).json()["rows"], 64);
+    let bad = run("verify", "bad_latitude.parquet");
+    bad.ends_with(ExitCode::BadData).says("row group 1: column `lat`: row 6: latitude 91, expected -90 to 90");
+    assert_eq!(bad.json()["ok"], false);
+    run("inspect", "nothing").ends_with(ExitCode::NoData).says("shards simulate --out");
 }

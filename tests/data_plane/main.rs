@@ -19,10 +19,13 @@ mod native_optim;
 mod native_philox;
 mod native_random;
 mod perturbation;
+mod shards_foreign;
+mod shards_format;
 #[cfg(feature = "s3")]
 mod shards_s3;
 #[cfg(feature = "s3")]
 mod shards_s3_server;
+mod shards_support;
 mod shdd;
 mod shdd_derivatives;
 mod worker;

@@ -1,0 +1,119 @@
+//! Files that pyarrow, Polars and DuckDB wrote give the same batches as ours (`tests/golden/shards/make_fixtures.py`).
+
+use std::path::PathBuf;
+
+use locdiff::shards::{Blocks, Dataset};
+use locdiff_launch::config::{OnBadRows, ShardsConfig};
+use locdiff_launch::exit_code::ExitCode;
+
+use crate::shards_support::{WIDTH, all, expected, write};
+
+fn golden(name: &str) -> String {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/shards").join(name).display().to_string()
+}
+
+#[test]
+fn shards_of_every_engine_give_the_same_batches_as_ours() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let own = folder.path().join("own");
+    let manifest = write(&own);
+    let own = Dataset::open(&own.display().to_string(), &ShardsConfig::default()).expect("ours opens");
+    let mut names: Vec<String> = std::fs::read_dir(golden(""))
+        .expect("listed")
+        .map(|entry| entry.expect("entry").file_name().into_string().expect("plain name"))
+        .filter(|name| name.ends_with(".parquet") && !name.starts_with("bad_"))
+        .collect();
+    names.sort();
+    assert!(names.len() >= 12, "only {names:?}");
+    for name in &names {
+        let dataset =
+            Dataset::open(&golden(name), &ShardsConfig::default()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!((dataset.width(), dataset.views(), dataset.rows()), (WIDTH, 2, 64), "{name}");
+        for view in 0..2 {
+            let got = all(&dataset, view).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(got, expected(view as usize), "{name}, view {view}");
+            assert_eq!(got, all(&own, view).expect("ours reads"), "{name} beside ours");
+        }
+        let found = dataset.statistics().expect("scanned");
+        assert_eq!(found, manifest.statistics(), "{name}: a scan tells what a manifest tells");
+        assert!(locdiff::shards::verify(&dataset).is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn shards_of_others_that_cannot_be_used_are_named_by_row() {
+    let config = ShardsConfig::default();
+    let skip = ShardsConfig { on_bad_rows: OnBadRows::Skip, ..ShardsConfig::default() };
+    for (name, block, row, words) in [
+        ("bad_null_list", 0, 5, "row group 0: column `embedding`: row 5: null, expected a list of numbers"),
+        ("bad_ragged_list", 0, 7, "row group 0: column `embedding`: row 7: a list of 3 numbers, expected 8"),
+        ("bad_null_number", 0, 9, "row group 0: column `embedding`: row 9: number 4 is null, expected a number"),
+        ("bad_beyond_float16", 0, 11, "row 11: number 2 is 70000, beyond float16's range of -65504 to 65504"),
+        ("bad_latitude", 1, 6, "row group 1: column `lat`: row 6: latitude 91, expected -90 to 90"),
+    ] {
+        let path = golden(&format!("{name}.parquet"));
+        let dataset = Dataset::open(&path, &config).expect("opens");
+        let error = all(&dataset, 0).expect_err(name);
+        assert_eq!(error.exit_code(), ExitCode::BadData, "{name}");
+        assert!(error.to_string().contains(words) && error.to_string().starts_with(&path), "{name}: {error}");
+        let problems = locdiff::shards::verify(&dataset);
+        assert_eq!(problems.iter().map(|problem| problem.message.clone()).collect::<Vec<_>>(), [error.to_string()]);
+        // Where bad rows are skipped, a scan names them and all others are read.
+        let dataset = Dataset::open(&path, &skip).expect("opens");
+        let scan = dataset.scan().expect("scanned");
+        let found: Vec<(u32, u32)> = scan.bad_rows.iter().map(|bad| (bad.block, bad.row)).collect();
+        assert_eq!(found, [(block, row)], "{name}");
+        assert_eq!(scan.statistics.rows, 63, "{name}: the bad row counts in no mean");
+        let rows = all(&dataset, 0).expect("skipped, not refused");
+        let at = (block * 24 + row) as usize;
+        let mut want = expected(0);
+        match name {
+            "bad_latitude" => want.latitudes[at] = 0.0,
+            _ => want.embeddings[at * WIDTH * 2..(at + 1) * WIDTH * 2].fill(0),
+        }
+        assert_eq!(rows, want, "{name}");
+    }
+    let error = Dataset::open(&golden("bad_no_rows.parquet"), &config).err().expect("no rows");
+    assert_eq!(error.exit_code(), ExitCode::NoData);
+    assert!(error.to_string().contains("hold no rows"), "{error}");
+}
+
+#[test]
+fn shards_of_others_have_the_names_that_the_configuration_says() {
+    let path = golden("pyarrow_f32_list_default.parquet");
+    let named = ShardsConfig {
+        embedding_column: "embedding_1".into(),
+        latitude_column: "lon".into(),
+        longitude_column: "lat".into(),
+        ..ShardsConfig::default()
+    };
+    let dataset = Dataset::open(&path, &named).expect("opens");
+    assert_eq!(dataset.views(), 1, "there is no embedding_1_1");
+    let error = all(&dataset, 0).expect_err("longitudes are no latitudes");
+    assert!(error.to_string().contains("column `lon`: row 0: latitude -170"), "{error}");
+    for (config, words) in [
+        (
+            ShardsConfig { embedding_column: "clip".into(), ..ShardsConfig::default() },
+            "column `clip`: is not there, only id, lat, lon, embedding, embedding_1",
+        ),
+        (
+            ShardsConfig { embedding_column: "lat".into(), ..ShardsConfig::default() },
+            "column `lat`: is Float64, expected a list of float16, float32 or float64",
+        ),
+        (
+            ShardsConfig { latitude_column: "id".into(), ..ShardsConfig::default() },
+            "column `id`: is Utf8, expected a floating-point number",
+        ),
+    ] {
+        let error = Dataset::open(&path, &config).err().expect("refused");
+        assert_eq!(error.exit_code(), ExitCode::BadData);
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    // A glob takes many files, and all must agree.
+    let many = Dataset::open(&golden("p*_f32_*.parquet"), &ShardsConfig::default()).expect("a glob");
+    assert!(many.file_count() >= 5 && many.rows() == 64 * many.file_count() as u64);
+    let one = Dataset::open(&path, &ShardsConfig::default()).expect("opens");
+    let again = Dataset::open(&path, &ShardsConfig::default()).expect("opens");
+    assert_eq!(one.fingerprint(), again.fingerprint());
+    assert_ne!(one.fingerprint(), many.fingerprint());
+}

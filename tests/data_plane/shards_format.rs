@@ -1,0 +1,312 @@
+//! Our own shards: what is written is read back, a damaged byte is found where it is read, and nothing half-written is seen.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use half::f16;
+use locdiff::shards::{
+    Blocks, Dataset, ImageHead, MANIFEST_NAME, Manifest, ShardWriter, ShardsError, WriterOptions, WriterRows, verify,
+};
+use locdiff_launch::config::ShardsConfig;
+use locdiff_launch::exit_code::ExitCode;
+
+use crate::shards_support::{ROWS, WIDTH, all, expected, options, write, write_with};
+
+fn open(path: &Path) -> Result<Dataset, ShardsError> {
+    Dataset::open(&path.display().to_string(), &ShardsConfig::default())
+}
+
+#[track_caller]
+fn refused(result: Result<Dataset, ShardsError>, code: ExitCode, words: &[&str]) {
+    let error = result.err().expect("must be refused");
+    for part in words {
+        assert!(error.to_string().contains(part), "missing {part:?} in: {error}");
+    }
+    assert_eq!(error.exit_code(), code, "{error}");
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("listed");
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("entry").file_name().into_string().expect("plain")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn shards_written_are_read_back_and_equal_rows_make_equal_bytes() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+    let manifest = write(&one);
+    assert_eq!(names(&one), [MANIFEST_NAME, "part-00000.parquet", "part-00001.parquet"]);
+    let dataset = open(&one).expect("opens");
+    assert_eq!((dataset.width(), dataset.views(), dataset.block_rows()), (WIDTH, 2, &[24, 24, 16][..]));
+    assert_eq!(dataset.manifest(), Some(&manifest));
+    assert_eq!(dataset.fingerprint(), manifest.fingerprint.0);
+    for view in 0..2 {
+        assert_eq!(all(&dataset, view).expect("reads"), expected(view as usize), "view {view}");
+    }
+    assert!(verify(&dataset).is_empty());
+    let mean: f64 = (0..ROWS).map(|row| crate::shards_support::value(row, 3, 0).to_f64()).sum::<f64>() / ROWS as f64;
+    assert!((manifest.mean[3] - mean).abs() < 1e-8, "{} for {mean}", manifest.mean[3]);
+    assert_eq!(dataset.scan().expect("scans").statistics, manifest.statistics());
+    // The same rows, the same bytes; the folder alone, without its manifest, is read as well.
+    assert_eq!(write(&two).fingerprint, manifest.fingerprint);
+    for name in names(&one) {
+        assert_eq!(fs::read(one.join(&name)).expect("one"), fs::read(two.join(&name)).expect("two"), "{name}");
+    }
+    fs::remove_file(two.join(MANIFEST_NAME)).expect("removed");
+    let bare = open(&two).expect("a folder of Parquet");
+    assert_eq!(all(&bare, 1).expect("reads"), expected(1));
+    assert_eq!(bare.statistics().expect("scans"), manifest.statistics());
+    let found = locdiff::shards::inspect(&dataset).expect("inspected");
+    assert_eq!((found.rows, found.row_groups, found.latitudes), (64, 3, (-80.0, 77.5)));
+    assert_eq!(found.source.as_deref(), Some("sixty-four rows"));
+}
+
+#[test]
+fn shards_with_any_flipped_byte_are_never_read_as_if_whole() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let out = folder.path().join("out");
+    write(&out);
+    let path = out.join("part-00000.parquet");
+    let whole = fs::read(&path).expect("read");
+    let mut in_pages = 0;
+    for at in (0..whole.len()).step_by(7).chain([4, whole.len() - 1]) {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0x10;
+        fs::write(&path, &damaged).expect("written");
+        let outcome = open(&out).and_then(|dataset| {
+            let problems = verify(&dataset);
+            assert!(!problems.is_empty(), "byte {at}: verify sees every byte");
+            assert_eq!(problems[0].code, ExitCode::Corrupt, "{problems:?}");
+            all(&dataset, 0).and_then(|_| all(&dataset, 1))
+        });
+        match outcome {
+            // Identifiers and the first four bytes are not read for batches; verify has seen them above.
+            Ok(rows) => assert_eq!(rows, expected(1), "byte {at}"),
+            Err(error) => {
+                assert_eq!(error.exit_code(), ExitCode::Corrupt, "byte {at}: {error}");
+                let text = error.to_string();
+                assert!(text.contains("part-00000.parquet"), "{text}");
+                if text.contains("column `embedding`") {
+                    assert!(text.contains("row group") && text.contains("the manifest says"), "{text}");
+                    in_pages += 1;
+                }
+            }
+        }
+    }
+    assert!(in_pages > 50, "only {in_pages} flips met an embedding");
+    // Cut anywhere, it is refused.
+    for length in [0, 3, 4, 11, 100, whole.len() / 2, whole.len() - 1] {
+        fs::write(&path, &whole[..length]).expect("written");
+        let error = open(&out).err().unwrap_or_else(|| panic!("{length} bytes were opened"));
+        assert!(error.to_string().contains("part-00000.parquet"), "{error}");
+        let code = if length < 4 { ExitCode::BadData } else { ExitCode::Corrupt };
+        assert_eq!(error.exit_code(), code, "{length} bytes: {error}");
+    }
+    // Cut while it is open: an error, not a signal.
+    fs::write(&path, &whole).expect("written");
+    let dataset = open(&out).expect("whole again");
+    fs::OpenOptions::new().write(true).open(&path).expect("opened").set_len(600).expect("cut");
+    let error = all(&dataset, 0).expect_err("cut short");
+    assert_eq!(error.exit_code(), ExitCode::Corrupt);
+    assert!(error.to_string().contains("row group") && error.to_string().contains("cut short"), "{error}");
+}
+
+#[test]
+fn shards_that_are_none_say_what_they_are() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    let location = at("nothing").display().to_string();
+    refused(open(&at("nothing")), ExitCode::NoData, &["nothing is there", "shards simulate --out", &location]);
+    fs::create_dir(at("empty")).expect("made");
+    refused(open(&at("empty")), ExitCode::NoData, &["neither a manifest.json nor a *.parquet file"]);
+    refused(open(&at("*.parquet")), ExitCode::NoData, &["the glob matches nothing"]);
+    fs::write(at("notes.parquet"), "these are notes").expect("written");
+    refused(open(&at("notes.parquet")), ExitCode::BadData, &["notes.parquet: is no Parquet file"]);
+    // Tests may run as root, who may read everything: a folder in place of a file is refused to root as well.
+    fs::create_dir_all(at("odd/part.parquet")).expect("made");
+    refused(open(&at("odd")), ExitCode::Io, &["part.parquet"]);
+    refused(Dataset::open("ftp://host/x", &ShardsConfig::default()), ExitCode::Usage, &["ftp://"]);
+
+    let change = |name: &str, edit: &dyn Fn(&mut Manifest)| -> PathBuf {
+        let mut manifest = write(&at(name));
+        edit(&mut manifest);
+        manifest.fingerprint = manifest.compute_fingerprint();
+        fs::write(at(name).join(MANIFEST_NAME), manifest.to_json().expect("JSON")).expect("written");
+        at(name)
+    };
+    let later = change("later", &|manifest| manifest.schema_version = 2);
+    refused(open(&later), ExitCode::BadData, &["manifest.json", "schema version 2", "reads up to 1"]);
+    let wide = change("wide", &|manifest| {
+        manifest.width = 9;
+        manifest.mean.push(0.0);
+        manifest.standard_deviation.push(0.0);
+    });
+    refused(open(&wide), ExitCode::BadData, &["row group 0: column `embedding`", "width 8, expected 9"]);
+    let views = change("views", &|manifest| manifest.views = 3);
+    refused(open(&views), ExitCode::BadData, &["has 2 views, expected 3"]);
+    let outside = change("outside", &|manifest| manifest.files[0].name = "../other.parquet".into());
+    refused(open(&outside), ExitCode::Corrupt, &["no plain file name"]);
+    let short = change("short", &|manifest| manifest.rows = 63);
+    refused(open(&short), ExitCode::Corrupt, &["64 rows, expected 63"]);
+    let lost = change("lost", &|_| {});
+    fs::remove_file(lost.join("part-00001.parquet")).expect("removed");
+    refused(open(&lost), ExitCode::NoData, &["manifest lists", "part-00001.parquet", "is not there"]);
+    let edited = change("edited", &|_| {});
+    let text = fs::read_to_string(edited.join(MANIFEST_NAME)).expect("text");
+    fs::write(edited.join(MANIFEST_NAME), text.replace("sixty-four", "sixty-five")).expect("written");
+    refused(open(&edited), ExitCode::Corrupt, &["manifest.json", "fingerprint"]);
+    fs::write(edited.join(MANIFEST_NAME), "{").expect("written");
+    refused(open(&edited), ExitCode::Corrupt, &["is no manifest"]);
+    // Two folders of other widths in one glob.
+    let narrow = WriterOptions::new(4, 1, "narrow", ImageHead::None);
+    let mut writer = ShardWriter::create(&at("mixed"), narrow).expect("begun");
+    let (ids, zeros) = (vec!["a".to_owned(), "a".to_owned()], [f16::ONE; 8]);
+    writer
+        .push(&WriterRows { ids: &ids, latitudes: &[1.0, 2.0], longitudes: &[3.0, 4.0], views: &[&zeros] })
+        .expect("pushed");
+    writer.finish().expect("written");
+    let problems = verify(&open(&at("mixed")).expect("opens"));
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].message.contains("column `id`: row 1: \"a\" again, first at"), "{problems:?}");
+    let wide = WriterOptions { views: 1, ..options() };
+    let mut writer = ShardWriter::create(&at("other"), wide).expect("begun");
+    writer
+        .push(&WriterRows { ids: &ids[..1], latitudes: &[1.0], longitudes: &[3.0], views: &[&zeros] })
+        .expect("pushed");
+    writer.finish().expect("written");
+    fs::copy(at("other/part-00000.parquet"), at("mixed/part-00001.parquet")).expect("copied");
+    fs::remove_file(at("mixed").join(MANIFEST_NAME)).expect("removed");
+    refused(open(&at("mixed")), ExitCode::BadData, &["part-00001.parquet", "width 8, expected 4"]);
+}
+
+#[test]
+fn shards_writer_takes_only_what_can_be_read_and_leaves_nothing_half_written() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let out = folder.path().join("out");
+    let nan = write_with(&out, options(), |_, _, values| values[50 * WIDTH + 2] = f16::NAN).expect_err("NaN");
+    assert_eq!(nan.exit_code(), ExitCode::BadData);
+    assert!(nan.to_string().contains("column `embedding`: row 2: NaN, expected a finite number"), "{nan}");
+    let high = write_with(&out, options(), |latitudes, _, _| latitudes[0] = 91.0).expect_err("latitude 91");
+    assert!(high.to_string().contains("row group 0: column `lat`: row 0: latitude 91, expected -90 to 90"), "{high}");
+    let far = write_with(&out, options(), |_, longitudes, _| longitudes[3] = f64::NAN).expect_err("longitude NaN");
+    assert!(far.to_string().contains("column `lon`: row 3: longitude NaN"), "{far}");
+    let none = ShardWriter::create(&out, options()).expect("begun").finish().expect_err("no rows");
+    assert_eq!(none.exit_code(), ExitCode::Usage);
+    assert!(names(folder.path()).is_empty(), "failures leave nothing: {:?}", names(folder.path()));
+
+    write(&out);
+    let before = fs::read(out.join(MANIFEST_NAME)).expect("manifest");
+    let exists = ShardWriter::create(&out, options()).err().expect("exists");
+    assert_eq!(exists.exit_code(), ExitCode::Exists);
+    assert!(exists.to_string().contains("--overwrite"), "{exists}");
+    let over = || WriterOptions { overwrite: true, source: "second".into(), ..options() };
+    let bad = write_with(&out, over(), |latitudes, _, _| latitudes[0] = 91.0);
+    assert!(bad.is_err());
+    assert_eq!(fs::read(out.join(MANIFEST_NAME)).expect("manifest"), before, "a failed overwrite changes nothing");
+    write_with(&out, over(), |_, _, _| {}).expect("overwritten");
+    assert_eq!(open(&out).expect("opens").manifest().expect("manifest").source, "second");
+    assert_eq!(names(folder.path()), ["out"], "nothing stays beside it");
+    // Only shards are ever replaced.
+    let notes = folder.path().join("notes");
+    fs::create_dir(&notes).expect("made");
+    fs::write(notes.join("diary.txt"), "dear diary").expect("written");
+    let error = ShardWriter::create(&notes, over()).err().expect("refused");
+    assert!(error.to_string().contains("is no folder of shards"), "{error}");
+    let wrong = ShardWriter::create(&folder.path().join("wrong"), options()).and_then(|mut writer| {
+        let ids = ["a".to_owned()];
+        writer.push(&WriterRows {
+            ids: &ids,
+            latitudes: &[0.0],
+            longitudes: &[0.0],
+            views: &[&[f16::ONE; 7], &[f16::ONE; 8]],
+        })
+    });
+    assert!(wrong.expect_err("width 7").to_string().contains("view 0 has 7 numbers, expected 1 rows of 8 = 8"));
+}
+
+/// Streams far more than would fit if anything were kept.
+mod long {
+    use std::time::Instant;
+
+    use super::*;
+    use locdiff::shards::BlockRows;
+
+    /// Memory of this process that no file backs, from the kernel.
+    fn anonymous_bytes() -> u64 {
+        let text = fs::read_to_string("/proc/self/status").expect("Linux has /proc");
+        let line = text.lines().find(|line| line.starts_with("RssAnon:")).expect("a line for it");
+        line.split_whitespace().nth(1).expect("a number").parse::<u64>().expect("a number") * 1024
+    }
+
+    /// Time that this thread was on a core.
+    fn core_seconds() -> f64 {
+        let text = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux has /proc");
+        text.split_whitespace().next().expect("a field").parse::<f64>().expect("a number") / 1e9
+    }
+
+    /// One file of 100 MB under many names, with a manifest that lists them all or without one. LOCDIFF_STREAM_GB=20 makes it
+    /// twenty gigabytes.
+    #[test]
+    fn shards_stream_in_bounded_memory() {
+        const WIDTH: u32 = 768;
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let out = folder.path().join("out");
+        let mut options = WriterOptions::new(WIDTH, 1, "one file", ImageHead::None);
+        options.rows_per_file = 65_536;
+        let mut writer = ShardWriter::create(&out, options).expect("begun");
+        let values: Vec<f16> = (0..4096 * WIDTH).map(|at| f16::from_bits(at as u16 & 0xbbff)).collect();
+        for part in 0..16 {
+            let ids: Vec<String> = (0..4096).map(|row| format!("{}", part * 4096 + row)).collect();
+            let degrees = vec![f64::from(part); 4096];
+            writer
+                .push(&WriterRows { ids: &ids, latitudes: &degrees, longitudes: &degrees, views: &[&values] })
+                .expect("pushed");
+        }
+        let mut manifest = writer.finish().expect("written");
+        let gigabytes: f64 = std::env::var("LOCDIFF_STREAM_GB").map_or(2.0, |text| text.parse().expect("a number"));
+        let file = manifest.files[0].clone();
+        let embedding_bytes = manifest.rows as f64 * f64::from(WIDTH) * 2.0;
+        let copies = (gigabytes * 1e9 / embedding_bytes).ceil() as usize;
+        for copy in 1..copies {
+            let name = format!("part-{copy:05}.parquet");
+            fs::hard_link(out.join(&file.name), out.join(&name)).expect("linked");
+            manifest.files.push(locdiff::shards::ManifestFile { name, ..file.clone() });
+        }
+        manifest.rows *= copies as u64;
+        manifest.fingerprint = manifest.compute_fingerprint();
+        fs::write(out.join(MANIFEST_NAME), manifest.to_json().expect("JSON")).expect("written");
+        for with_manifest in [true, false] {
+            if !with_manifest {
+                fs::remove_file(out.join(MANIFEST_NAME)).expect("removed");
+            }
+            let before = anonymous_bytes();
+            let (start, on_core) = (Instant::now(), core_seconds());
+            let dataset = open(&out).expect("opens");
+            let mut block_rows = vec![BlockRows::default(); 16];
+            let (mut bytes, mut most) = (0_usize, 0);
+            for block in 0..dataset.block_rows().len() {
+                let into = &mut block_rows[block % 16];
+                dataset.read(block as u32, 0, into).expect("reads");
+                bytes += into.embeddings.len();
+                if block % 256 == 0 {
+                    most = most.max(anonymous_bytes());
+                }
+            }
+            let growth = most.max(anonymous_bytes()).saturating_sub(before);
+            println!(
+                "{:.1} GB, manifest {with_manifest}: {} MB of growth, {:.2} GB/s of a clock, {:.2} GB/s of a core",
+                bytes as f64 / 1e9,
+                growth / 1_000_000,
+                bytes as f64 / 1e9 / start.elapsed().as_secs_f64(),
+                bytes as f64 / 1e9 / (core_seconds() - on_core),
+            );
+            assert!(bytes as f64 >= gigabytes * 0.99e9, "{bytes} bytes were read");
+            // A sixteenth of the law's 1 GB for a tenth of its 20 GB: what grew with the data would show.
+            let limit = if gigabytes < 20.0 { 128_000_000 } else { 1_000_000_000 };
+            assert!(growth < limit, "{growth} bytes of growth");
+        }
+    }
+}
