@@ -57,9 +57,13 @@ pub(super) fn kind(error: &Error) -> Kind {
         }
         let text = link.to_string();
         requested |= text.starts_with("Error performing");
-        // The size was known: a range outside of it was inside before.
-        if text.contains("status code: 416") {
-            return Kind::Changed;
+        // A listing's error has its status in the text alone.
+        match text.split_once("status code: ").map(|(_, status)| status.get(..3).unwrap_or_default()) {
+            Some("404") => return Kind::Missing,
+            Some("401" | "403") => return Kind::Refused,
+            // The size was known: a range outside of it was inside before.
+            Some("412" | "416") => return Kind::Changed,
+            _ => {}
         }
         if link.is::<HttpError>() && !requested {
             return Kind::BrokeOff;
