@@ -82,6 +82,7 @@ pub struct Meeting {
 /// What a worker is to do.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[allow(clippy::large_enum_variant, reason = "one per worker and run: nothing is gained by a box")]
 pub enum Job {
     /// Say hello and end: for `--version` and `doctor`.
     Probe,
@@ -120,6 +121,7 @@ impl Job {
 /// From launcher to worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[allow(clippy::large_enum_variant, reason = "one per worker and run: nothing is gained by a box")]
 pub enum ToWorker {
     /// Begin.
     Start {
