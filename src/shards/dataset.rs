@@ -15,15 +15,13 @@ use super::checks;
 use super::checksum::Checksum;
 use super::decode::{Chunk, ChunkBytes, Number, Sink};
 use super::error::{ShardsError, Spot};
-use super::footer::{Column, ColumnNames, Footer, bad, corrupt, read_raw};
-use super::locate::{self, Found};
+use super::footer::{Column, ColumnNames, Footer, bad, corrupt};
+use super::index::DatasetIndex;
+use super::locate;
 use super::manifest::Manifest;
 use super::source::{BufferPool, ByteSource};
 use super::statistics::{Moments, Statistics};
 use super::{BlockRows, Blocks, ELEMENT_BYTES};
-
-/// Bytes at the beginning of a file that count in the fingerprint of data without a manifest.
-const HEAD_BYTES: u64 = 64 << 10;
 
 /// A row group that has rows.
 #[derive(Debug, Clone, Copy)]
@@ -69,32 +67,35 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens a folder (with a manifest or without), a file or a glob: footers are read, rows are not.
+    /// Opens a folder (with a manifest or without), a file, a glob or a URL: footers are read, rows are not.
     pub fn open(location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
-        let Found { source, manifest } = locate::locate(location)?;
-        Self::assemble(location, source, manifest, config)
+        let found = locate::locate(location, config)?;
+        Self::assemble(&DatasetIndex::of(location, &found)?, found.source, config)
+    }
+
+    /// Opens what another process has listed and read the footers of, without asking for either again.
+    pub fn from_index(index: &DatasetIndex, config: &ShardsConfig) -> Result<Self, ShardsError> {
+        Self::assemble(index, index.source(config)?, config)
+    }
+
+    /// The same with given access to the server.
+    #[cfg(feature = "s3")]
+    pub fn from_index_s3(
+        index: &DatasetIndex,
+        options: &super::S3Options,
+        config: &ShardsConfig,
+    ) -> Result<Self, ShardsError> {
+        Self::assemble(index, locate::locate_index_s3(index, options)?, config)
     }
 
     /// Puts together what was located.
-    pub(super) fn assemble(
-        location: &str,
-        source: Arc<dyn ByteSource>,
-        manifest: Option<Manifest>,
-        config: &ShardsConfig,
-    ) -> Result<Self, ShardsError> {
+    fn assemble(index: &DatasetIndex, source: Arc<dyn ByteSource>, config: &ShardsConfig) -> Result<Self, ShardsError> {
+        let manifest = index.manifest()?;
         // The format's own names stand in what we wrote; the configuration's are for others' files.
         let names = if manifest.is_some() { ColumnNames::own() } else { ColumnNames::of(config) };
-        let mut files = Vec::with_capacity(source.files());
-        let mut hasher = Xxh3::new();
-        for file in 0..source.files() {
-            let (bytes, raw) = read_raw(source.as_ref(), file)?;
-            match &manifest {
-                Some(manifest) => check_footer(&source.name(file), bytes, &raw, &manifest.files[file])?,
-                None => hash_file(source.as_ref(), file, bytes, &raw, &mut hasher)?,
-            }
-            files.push(Footer::parse(source.name(file), bytes, &raw, &names)?);
-        }
-        let fingerprint = manifest.as_ref().map_or_else(|| hasher.digest(), |manifest| manifest.fingerprint.0);
+        let files = index.files().map(|(name, bytes, raw)| Footer::parse(name, bytes, raw, &names));
+        let files = files.collect::<Result<Vec<Footer>, ShardsError>>()?;
+        let fingerprint = index.fingerprint();
         let statistics = manifest.as_ref().map(Manifest::statistics);
         let mut dataset = Self {
             source,
@@ -108,7 +109,7 @@ impl Dataset {
             pool: Arc::default(),
             statistics: statistics.map_or_else(OnceLock::new, OnceLock::from),
         };
-        dataset.number_blocks(location)?;
+        dataset.number_blocks(index.location())?;
         dataset.agree()?;
         Ok(dataset)
     }
@@ -479,35 +480,4 @@ fn add_usable(moments: &mut Moments, rows: &BlockRows, width: usize, found: &[(S
     let bad: std::collections::BTreeSet<usize> = found.iter().map(|(_, value)| value.row).collect();
     let embeddings = rows.embeddings.chunks_exact((width * ELEMENT_BYTES).max(1));
     embeddings.enumerate().filter(|(row, _)| !bad.contains(row)).for_each(|(_, bytes)| moments.add_bytes(bytes));
-}
-
-/// Is the file of the size and with the footer that the manifest knows?
-fn check_footer(name: &str, bytes: u64, raw: &[u8], listed: &super::ManifestFile) -> Result<(), ShardsError> {
-    if bytes != listed.bytes {
-        return Err(corrupt(name, format!("has {bytes} bytes, the manifest says {}", listed.bytes)));
-    }
-    let computed = Checksum::of(raw);
-    if computed != listed.footer_xxh3 {
-        let reason =
-            format!("its footer has xxh3 {computed}, the manifest says {}: the file is damaged", listed.footer_xxh3);
-        return Err(corrupt(name, reason));
-    }
-    Ok(())
-}
-
-/// Size, footer and the first bytes of a file: what tells data without a manifest apart without reading it.
-fn hash_file(
-    source: &dyn ByteSource,
-    file: usize,
-    bytes: u64,
-    raw: &[u8],
-    hasher: &mut Xxh3,
-) -> Result<(), ShardsError> {
-    let mut head = vec![0; bytes.min(HEAD_BYTES) as usize];
-    source.read_at(file, 0, &mut head)?;
-    hasher.update(&bytes.to_le_bytes());
-    hasher.update(&(raw.len() as u64).to_le_bytes());
-    hasher.update(raw);
-    hasher.update(&head);
-    Ok(())
 }

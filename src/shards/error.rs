@@ -37,7 +37,7 @@ impl std::fmt::Display for Spot {
 #[derive(Debug, thiserror::Error)]
 pub enum ShardsError {
     /// Nothing to read.
-    #[error("no shards at {location}: {reason}; make some with `locdiff-launch shards simulate --out {location}`")]
+    #[error("no shards at {location}: {reason}{}", way_out(location))]
     Missing {
         /// Where they were looked for.
         location: String,
@@ -123,4 +123,12 @@ impl ShardsError {
             Self::Internal(_) | Self::Native(_) | Self::Torch(_) => ExitCode::Internal,
         }
     }
+}
+
+/// What to do where there are no shards: nothing is made behind a URL.
+fn way_out(location: &str) -> String {
+    if location.contains("://") {
+        return String::new();
+    }
+    format!("; make some with `locdiff-launch shards simulate --out {location}`")
 }

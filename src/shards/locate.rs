@@ -1,25 +1,78 @@
-//! From what the user wrote to files: a folder with a manifest, a folder of Parquet, a file, a glob.
+//! From what the user wrote to files: a folder with a manifest, a folder of Parquet, a file, a glob, a URL.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use locdiff_launch::config::ShardsConfig;
+
+#[cfg(feature = "s3")]
+use super::S3Options;
 use super::error::ShardsError;
+use super::index::DatasetIndex;
 use super::manifest::{MANIFEST_NAME, Manifest};
 use super::source::{ByteSource, LocalFiles};
 
 /// What a location holds.
 pub(super) struct Found {
     pub(super) source: Arc<dyn ByteSource>,
-    pub(super) manifest: Option<Manifest>,
+    /// The text of the manifest that was read and found to agree with itself.
+    pub(super) manifest_text: Option<Vec<u8>>,
 }
 
-/// Finds the files of a location. URLs get their own branch here.
-pub(super) fn locate(location: &str) -> Result<Found, ShardsError> {
-    if let Some((scheme, _)) = location.split_once("://") {
-        return Err(ShardsError::Argument(format!("{location}: no way to read `{scheme}://`")));
+/// Finds the files of a location.
+pub(super) fn locate(location: &str, config: &ShardsConfig) -> Result<Found, ShardsError> {
+    match location.split_once("://") {
+        Some(("s3", rest)) => s3(rest, config),
+        // Not the whole URL: it may hold a password.
+        Some((scheme, _)) => Err(ShardsError::Argument(format!(
+            "no way to read `{scheme}://`; shards are in a folder, a file, a glob or s3://BUCKET/PREFIX"
+        ))),
+        None => local(location),
     }
-    local(location)
+}
+
+#[cfg(feature = "s3")]
+fn s3(rest: &str, config: &ShardsConfig) -> Result<Found, ShardsError> {
+    super::s3::open(rest, &S3Options::from_env(config))
+}
+
+#[cfg(not(feature = "s3"))]
+fn s3(_rest: &str, _config: &ShardsConfig) -> Result<Found, ShardsError> {
+    Err(without_s3())
+}
+
+#[cfg(not(feature = "s3"))]
+fn without_s3() -> ShardsError {
+    ShardsError::Argument("no way to read `s3://`: this program was built without the feature s3".into())
+}
+
+/// Finds the objects of an `s3://` URL with given access to the server.
+#[cfg(feature = "s3")]
+pub(super) fn locate_s3(location: &str, options: &S3Options) -> Result<Found, ShardsError> {
+    let Some(rest) = location.strip_prefix("s3://") else {
+        return Err(ShardsError::Argument("expected s3://BUCKET/PREFIX".into()));
+    };
+    super::s3::open(rest, options)
+}
+
+/// The objects of an index.
+#[cfg(feature = "s3")]
+pub(super) fn locate_index(index: &DatasetIndex, config: &ShardsConfig) -> Result<Arc<dyn ByteSource>, ShardsError> {
+    locate_index_s3(index, &S3Options::from_env(config))
+}
+
+#[cfg(not(feature = "s3"))]
+pub(super) fn locate_index(_index: &DatasetIndex, _config: &ShardsConfig) -> Result<Arc<dyn ByteSource>, ShardsError> {
+    Err(without_s3())
+}
+
+/// The objects of an index, with given access to the server.
+#[cfg(feature = "s3")]
+pub(super) fn locate_index_s3(index: &DatasetIndex, options: &S3Options) -> Result<Arc<dyn ByteSource>, ShardsError> {
+    let objects =
+        index.objects().ok_or_else(|| ShardsError::Argument("an index of local files, expected s3://".into()))?;
+    super::s3::from_index(&objects, options)
 }
 
 fn local(location: &str) -> Result<Found, ShardsError> {
@@ -51,7 +104,7 @@ fn local(location: &str) -> Result<Found, ShardsError> {
             if paths.is_empty() {
                 return Err(missing("its manifest lists no file".into()));
             }
-            Ok(files(paths, Some(manifest)))
+            Ok(files(paths, Some(text)))
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let paths = parquet_files(path)?;
@@ -64,8 +117,8 @@ fn local(location: &str) -> Result<Found, ShardsError> {
     }
 }
 
-fn files(paths: Vec<PathBuf>, manifest: Option<Manifest>) -> Found {
-    Found { source: Arc::new(LocalFiles::new(paths)), manifest }
+fn files(paths: Vec<PathBuf>, manifest_text: Option<Vec<u8>>) -> Found {
+    Found { source: Arc::new(LocalFiles::new(paths)), manifest_text }
 }
 
 /// The folder's Parquet files by name.

@@ -18,6 +18,7 @@ mod decode;
 mod error;
 mod file_writer;
 mod footer;
+mod index;
 mod inspect;
 mod levels;
 mod linear_head;
@@ -30,6 +31,8 @@ mod plan;
 mod position;
 mod prefetch;
 mod replay;
+#[cfg(feature = "s3")]
+mod s3;
 mod simulate;
 mod source;
 mod statistics;
@@ -44,6 +47,7 @@ pub use cache::{Cache, Room};
 pub use checksum::Checksum;
 pub use dataset::{BadRow, Dataset, Scan};
 pub use error::{ShardsError, Spot};
+pub use index::DatasetIndex;
 pub use inspect::{Inspection, inspect};
 pub use linear_head::{PROJECTION_SEED, projection};
 pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
@@ -52,6 +56,8 @@ pub use plan::{Epoch, Layout, Plan, PlanOptions, Sample, Samples, Share, WINDOW_
 pub use position::{Bookmark, Position};
 pub use prefetch::{Batch, BatchOptions, Batches};
 pub use replay::{Replay, ReplayReport, ReplayedSize};
+#[cfg(feature = "s3")]
+pub use s3::S3Options;
 pub use simulate::{Simulation, simulate};
 pub use source::{ByteSource, LocalFiles};
 pub use statistics::{Moments, Statistics};

@@ -22,6 +22,15 @@ pub trait ByteSource: Send + Sync {
     fn len(&self, file: usize) -> Result<u64, ShardsError>;
     /// Fills `into` from an offset; fewer bytes are an error.
     fn read_at(&self, file: usize, offset: u64, into: &mut [u8]) -> Result<(), ShardsError>;
+    /// How many files are worth reading at the same time while a data set is opened.
+    fn files_at_once(&self) -> usize {
+        1
+    }
+    /// What an index keeps of a file, so that it need not be looked for again; none where the name suffices.
+    fn indexed(&self, file: usize) -> Option<String> {
+        let _ = file;
+        None
+    }
     /// Is there no file at all?
     fn is_empty(&self) -> bool {
         self.files() == 0

@@ -28,6 +28,10 @@ mod shards_memory;
 mod shards_plan;
 mod shards_prefetch;
 mod shards_read_back;
+#[cfg(feature = "s3")]
+mod shards_s3;
+#[cfg(feature = "s3")]
+mod shards_s3_server;
 mod shards_support;
 mod shdd;
 mod shdd_derivatives;

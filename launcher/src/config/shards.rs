@@ -43,7 +43,7 @@ pub enum CacheMode {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShardsConfig {
-    /// Training rows: a folder, a file or a glob.
+    /// Training rows: a folder, a file, a glob or an s3:// URL.
     pub train: String,
     /// Rows for the quick evaluation while training; "": none.
     pub validation: String,
@@ -69,6 +69,10 @@ pub struct ShardsConfig {
     pub prefetch_batches: u32,
     /// Row groups that are open at once, among which rows are shuffled.
     pub shuffle_row_groups: u32,
+    /// Folder that keeps what was fetched from s3://; "": locdiff/s3 in XDG_CACHE_HOME or ~/.cache.
+    pub cache_dir: String,
+    /// The most that this folder holds, GiB; 0: nothing is kept.
+    pub cache_gib: u32,
 }
 
 impl Default for ShardsConfig {
@@ -87,6 +91,8 @@ impl Default for ShardsConfig {
             reader_threads: 2,
             prefetch_batches: 4,
             shuffle_row_groups: 16,
+            cache_dir: String::new(),
+            cache_gib: 20,
         }
     }
 }
@@ -106,5 +112,9 @@ impl ShardsConfig {
         checker.within("shards.reader_threads", self.reader_threads, 1..=256);
         checker.within("shards.prefetch_batches", self.prefetch_batches, 1..=1024);
         checker.within("shards.shuffle_row_groups", self.shuffle_row_groups, 1..=65_536);
+        checker.within("shards.cache_gib", self.cache_gib, 0..=1 << 20);
+        if self.cache_dir.contains("://") {
+            checker.push("shards.cache_dir", "is a URL, expected a folder");
+        }
     }
 }

@@ -1,0 +1,243 @@
+//! What opening a data set reads, in one piece that can be sent: names, sizes and versions of files, their footers, the manifest.
+//!
+//! One process reads an index and broadcasts it; the others open the same data from it without listing or reading anything, so
+//! that a server is asked once and not once per worker.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use locdiff_launch::config::ShardsConfig;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use super::checksum::Checksum;
+use super::error::ShardsError;
+use super::footer::{corrupt, read_raw};
+use super::locate::{self, Found};
+use super::manifest::{MANIFEST_NAME, Manifest, ManifestFile};
+use super::source::{ByteSource, LocalFiles};
+
+/// Bytes at the beginning of a file that count in the fingerprint of data without a manifest.
+const HEAD_BYTES: u64 = 64 << 10;
+
+/// First bytes of an index, with the version of its layout.
+const MAGIC: [u8; 8] = *b"LDINDEX1";
+
+/// Magic number, xxh3 of what follows, length of the table.
+const PREFIX_BYTES: usize = 24;
+
+/// All that opening a data set needs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DatasetIndex {
+    table: Table,
+    /// The footers of all files, one behind the other.
+    footers: Vec<u8>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    location: String,
+    /// The text and not the parsed manifest: every process reads the same numbers from the same text.
+    manifest_text: Option<String>,
+    fingerprint: u64,
+    files: Vec<IndexedFile>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct IndexedFile {
+    name: String,
+    bytes: u64,
+    footer_bytes: usize,
+    /// What its source says of it; none for local files.
+    object: Option<String>,
+}
+
+impl DatasetIndex {
+    /// Reads the footers of a folder, a file, a glob or a URL.
+    pub fn read(location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
+        Self::of(location, &locate::locate(location, config)?)
+    }
+
+    /// The same with given access to the server.
+    #[cfg(feature = "s3")]
+    pub fn read_s3(location: &str, options: &super::S3Options) -> Result<Self, ShardsError> {
+        Self::of(location, &locate::locate_s3(location, options)?)
+    }
+
+    /// Reads the footers of what was located, and checks them against the manifest.
+    pub(super) fn of(location: &str, found: &Found) -> Result<Self, ShardsError> {
+        let source = found.source.as_ref();
+        let manifest = parse_manifest(location, found.manifest_text.as_deref())?;
+        let ends = read_ends(source, manifest.is_none())?;
+        let (mut files, mut footers) = (Vec::with_capacity(ends.len()), Vec::new());
+        let mut hasher = Xxh3::new();
+        for (file, ends) in ends.iter().enumerate() {
+            let name = source.name(file);
+            match &manifest {
+                Some(manifest) => check_footer(&name, ends, &manifest.files[file])?,
+                None => ends.hash(&mut hasher),
+            }
+            let (bytes, footer_bytes, object) = (ends.bytes, ends.footer.len(), source.indexed(file));
+            files.push(IndexedFile { name, bytes, footer_bytes, object });
+            footers.extend_from_slice(&ends.footer);
+        }
+        let fingerprint = manifest.map_or_else(|| hasher.digest(), |manifest| manifest.fingerprint.0);
+        let manifest_text = found.manifest_text.as_deref().map(|text| String::from_utf8_lossy(text).into_owned());
+        let table = Table { location: location.to_owned(), manifest_text, fingerprint, files };
+        Ok(Self { table, footers })
+    }
+
+    /// The form that is broadcast.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, ShardsError> {
+        let table = serde_json::to_vec(&self.table)
+            .map_err(|error| ShardsError::Argument(format!("an index that is no JSON: {error}")))?;
+        let mut bytes = vec![0; 16];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes.extend_from_slice(&(table.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&table);
+        bytes.extend_from_slice(&self.footers);
+        let hash = xxh3_64(&bytes[16..]);
+        bytes[8..16].copy_from_slice(&hash.to_le_bytes());
+        Ok(bytes)
+    }
+
+    /// Reads what [`DatasetIndex::to_bytes`] made.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ShardsError> {
+        let wrong = |reason: &str| corrupt("the index of a data set", reason.to_owned());
+        let Some((prefix, rest)) = bytes.split_at_checked(PREFIX_BYTES).filter(|(prefix, _)| prefix[..8] == MAGIC)
+        else {
+            return Err(wrong("is none of this version"));
+        };
+        if prefix[8..16] != xxh3_64(&bytes[16..]).to_le_bytes() {
+            return Err(wrong("is damaged: its xxh3 differs"));
+        }
+        let table_bytes = u64::from_le_bytes(prefix[16..24].try_into().expect("eight bytes"));
+        let parts = usize::try_from(table_bytes).ok().and_then(|table_bytes| rest.split_at_checked(table_bytes));
+        let (table, footers) = parts.ok_or_else(|| wrong("is cut short"))?;
+        let table: Table = serde_json::from_slice(table).map_err(|error| wrong(&error.to_string()))?;
+        let index = Self { table, footers: footers.to_vec() };
+        let footer_bytes = index.table.files.iter().try_fold(0_usize, |sum, file| sum.checked_add(file.footer_bytes));
+        if footer_bytes != Some(index.footers.len()) {
+            return Err(wrong("has footers of other lengths than it says"));
+        }
+        Ok(index)
+    }
+
+    /// Where the data is.
+    pub fn location(&self) -> &str {
+        &self.table.location
+    }
+
+    pub(super) fn fingerprint(&self) -> u64 {
+        self.table.fingerprint
+    }
+
+    pub(super) fn manifest(&self) -> Result<Option<Manifest>, ShardsError> {
+        parse_manifest(&self.table.location, self.table.manifest_text.as_deref().map(str::as_bytes))
+    }
+
+    /// Name, size and footer of every file.
+    pub(super) fn files(&self) -> impl Iterator<Item = (String, u64, &[u8])> {
+        let mut rest = self.footers.as_slice();
+        self.table.files.iter().map(move |file| {
+            let (footer, behind) = rest.split_at(file.footer_bytes.min(rest.len()));
+            rest = behind;
+            (file.name.clone(), file.bytes, footer)
+        })
+    }
+
+    /// What says of its objects what a source of URLs needs; none for local files.
+    #[cfg_attr(not(feature = "s3"), allow(dead_code, reason = "only URLs have objects"))]
+    pub(super) fn objects(&self) -> Option<Vec<String>> {
+        self.table.files.iter().map(|file| file.object.clone()).collect()
+    }
+
+    /// The files, without looking for them.
+    pub(super) fn source(&self, config: &ShardsConfig) -> Result<Arc<dyn ByteSource>, ShardsError> {
+        if self.table.files.iter().any(|file| file.object.is_some()) {
+            return locate::locate_index(self, config);
+        }
+        let paths = self.table.files.iter().map(|file| PathBuf::from(&file.name)).collect();
+        Ok(Arc::new(LocalFiles::new(paths)))
+    }
+}
+
+fn parse_manifest(location: &str, text: Option<&[u8]>) -> Result<Option<Manifest>, ShardsError> {
+    let name = format!("{}/{MANIFEST_NAME}", location.trim_end_matches('/'));
+    text.map(|text| Manifest::parse(text, &name)).transpose()
+}
+
+/// Both ends of a file.
+struct Ends {
+    bytes: u64,
+    footer: Bytes,
+    /// Empty where a manifest tells the data apart.
+    head: Vec<u8>,
+}
+
+impl Ends {
+    fn read(source: &dyn ByteSource, file: usize, with_head: bool) -> Result<Self, ShardsError> {
+        let (bytes, footer) = read_raw(source, file)?;
+        let mut head = vec![0; if with_head { bytes.min(HEAD_BYTES) as usize } else { 0 }];
+        source.read_at(file, 0, &mut head)?;
+        Ok(Self { bytes, footer, head })
+    }
+
+    /// Size, footer and the first bytes of a file: what tells data without a manifest apart without reading it.
+    fn hash(&self, hasher: &mut Xxh3) {
+        hasher.update(&self.bytes.to_le_bytes());
+        hasher.update(&(self.footer.len() as u64).to_le_bytes());
+        hasher.update(&self.footer);
+        hasher.update(&self.head);
+    }
+}
+
+/// Reads the ends of all files, several at once where that helps; the first file that fails, in order, is the error.
+fn read_ends(source: &dyn ByteSource, with_head: bool) -> Result<Vec<Ends>, ShardsError> {
+    let files = source.files();
+    let threads = source.files_at_once().min(files);
+    if threads <= 1 {
+        return (0..files).map(|file| Ends::read(source, file, with_head)).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let read: Mutex<Vec<(usize, Result<Ends, ShardsError>)>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let file = next.fetch_add(1, Ordering::Relaxed);
+                    if file >= files {
+                        return;
+                    }
+                    let ends = Ends::read(source, file, with_head);
+                    if ends.is_err() {
+                        // What comes later in order is of no use any more.
+                        next.store(files, Ordering::Relaxed);
+                    }
+                    read.lock().unwrap_or_else(PoisonError::into_inner).push((file, ends));
+                }
+            });
+        }
+    });
+    let mut read = read.into_inner().unwrap_or_else(PoisonError::into_inner);
+    read.sort_by_key(|(file, _)| *file);
+    read.into_iter().map(|(_, ends)| ends).collect()
+}
+
+/// Is the file of the size and with the footer that the manifest knows?
+fn check_footer(name: &str, ends: &Ends, listed: &ManifestFile) -> Result<(), ShardsError> {
+    if ends.bytes != listed.bytes {
+        return Err(corrupt(name, format!("has {} bytes, the manifest says {}", ends.bytes, listed.bytes)));
+    }
+    let computed = Checksum::of(&ends.footer);
+    if computed != listed.footer_xxh3 {
+        let reason =
+            format!("its footer has xxh3 {computed}, the manifest says {}: the file is damaged", listed.footer_xxh3);
+        return Err(corrupt(name, reason));
+    }
+    Ok(())
+}

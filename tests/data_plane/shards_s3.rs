@@ -1,0 +1,404 @@
+//! Shards behind `s3://`: the same rows as from disk whatever breaks, a cache that keeps its bound and heals, plain words for
+//! what cannot be had, and no secret in any of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use half::f16;
+use locdiff::shards::{
+    BlockRows, Blocks, Dataset, DatasetIndex, ImageHead, S3Options, ShardWriter, ShardsError, WriterOptions,
+    WriterRows, verify,
+};
+use locdiff_launch::config::ShardsConfig;
+use locdiff_launch::exit_code::ExitCode;
+
+use crate::shards_s3_server::{BUCKET, Faults, SECRET_KEY, Server};
+
+/// Rows, width and views of the test's data: several files and row groups, and one row group larger than one request.
+struct Shape {
+    rows: usize,
+    width: usize,
+    views: usize,
+    rows_per_group: u32,
+    rows_per_file: u64,
+}
+
+const SMALL: Shape = Shape { rows: 700, width: 48, views: 2, rows_per_group: 64, rows_per_file: 256 };
+const LARGE: Shape = Shape { rows: 9000, width: 512, views: 1, rows_per_group: 9000, rows_per_file: 9000 };
+
+fn write_shards(out: &Path, shape: &Shape) {
+    let Shape { rows, width, views, rows_per_group, rows_per_file } = *shape;
+    let options = WriterOptions::new(width as u32, views as u32, "test", ImageHead::None);
+    let mut writer =
+        ShardWriter::create(out, WriterOptions { rows_per_group, rows_per_file, ..options }).expect("a writer");
+    let ids: Vec<String> = (0..rows).map(|row| format!("photo-{row}")).collect();
+    let latitudes: Vec<f64> = (0..rows).map(|row| (row as f64 * 0.731) % 180.0 - 90.0).collect();
+    let longitudes: Vec<f64> = (0..rows).map(|row| (row as f64 * 1.377) % 360.0 - 180.0).collect();
+    let number = |index: usize| f16::from_f32((index.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0);
+    let embeddings: Vec<Vec<f16>> =
+        (0..views).map(|view| (0..rows * width).map(|index| number(index * 3 + view)).collect()).collect();
+    let views: Vec<&[f16]> = embeddings.iter().map(Vec::as_slice).collect();
+    writer
+        .push(&WriterRows { ids: &ids, latitudes: &latitudes, longitudes: &longitudes, views: &views })
+        .expect("rows");
+    writer.finish().expect("a folder of shards");
+}
+
+/// A temporary folder with a server over it.
+struct Stage {
+    folder: tempfile::TempDir,
+    server: Server,
+}
+
+impl Stage {
+    /// Has `ours` (with a manifest) and `theirs` (the same without) in its bucket.
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let server = Server::start(&folder.path().join("root"));
+        write_shards(&server.path("ours"), &SMALL);
+        fs::create_dir(server.path("theirs")).expect("a folder");
+        for entry in fs::read_dir(server.path("ours")).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.extension().is_some_and(|extension| extension == "parquet") {
+                fs::copy(&path, server.path("theirs").join(path.file_name().expect("a name"))).expect("a copy");
+            }
+        }
+        Self { folder, server }
+    }
+
+    fn config(&self) -> ShardsConfig {
+        ShardsConfig { cache_dir: self.cache().display().to_string(), ..ShardsConfig::default() }
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.folder.path().join("cache")
+    }
+
+    /// Quick to try again, and without a cache.
+    fn options(&self) -> S3Options {
+        self.with_variable("AWS_REGION", "us-east-1").with_cache_bytes_max(0)
+    }
+
+    fn with_variable(&self, name: &str, value: &str) -> S3Options {
+        let mut variables = self.server.variables();
+        variables.retain(|(known, _)| known != name);
+        variables.push((name.to_owned(), value.to_owned()));
+        S3Options::from_variables(variables, &self.config()).with_tries(24, Duration::from_millis(1))
+    }
+
+    fn open(&self, key: &str, options: &S3Options) -> Result<Dataset, ShardsError> {
+        let index = DatasetIndex::read_s3(&format!("s3://{BUCKET}/{key}"), options)?;
+        Dataset::from_index_s3(&index, options, &self.config())
+    }
+
+    fn local(&self, key: &str) -> Dataset {
+        Dataset::open(&self.server.path(key).display().to_string(), &self.config()).expect("local shards")
+    }
+}
+
+fn all_rows(dataset: &Dataset) -> Vec<BlockRows> {
+    let mut all = Vec::new();
+    for block in 0..dataset.block_rows().len() as u32 {
+        for view in 0..dataset.views() {
+            let mut rows = BlockRows::default();
+            dataset.read(block, view, &mut rows).expect("a block");
+            all.push(rows);
+        }
+    }
+    all
+}
+
+/// The same from several threads at once.
+fn all_rows_by(threads: usize, dataset: &Dataset) -> Vec<BlockRows> {
+    let reads = dataset.block_rows().len() as u32 * dataset.views();
+    let next = AtomicU32::new(0);
+    let mut read: Vec<(u32, BlockRows)> = std::thread::scope(|scope| {
+        let reader = || {
+            let mut read = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= reads {
+                    return read;
+                }
+                let mut rows = BlockRows::default();
+                dataset.read(number / dataset.views(), number % dataset.views(), &mut rows).expect("a block");
+                read.push((number, rows));
+            }
+        };
+        let readers: Vec<_> = (0..threads).map(|_| scope.spawn(reader)).collect();
+        readers.into_iter().flat_map(|reader| reader.join().expect("a reader")).collect()
+    });
+    read.sort_by_key(|(number, _)| *number);
+    read.into_iter().map(|(_, rows)| rows).collect()
+}
+
+fn assert_same(got: &Dataset, want: &Dataset, threads: usize) {
+    assert_eq!((got.fingerprint(), got.width(), got.views()), (want.fingerprint(), want.width(), want.views()));
+    assert_eq!(got.block_rows(), want.block_rows());
+    assert_eq!(got.statistics().expect("statistics"), want.statistics().expect("statistics"));
+    assert!(all_rows_by(threads, got) == all_rows(want), "the rows differ");
+}
+
+#[test]
+fn the_same_rows_come_from_s3_as_from_disk_whatever_breaks() {
+    let stage = Stage::new();
+    write_shards(&stage.server.path("large"), &LARGE);
+    let options = stage.options();
+    stage.server.fail(Faults::Mixed);
+    for (key, local, threads) in [
+        ("ours", "ours", 1),
+        ("ours/", "ours", 4),
+        ("theirs", "theirs", 4),
+        ("theirs/*.parquet", "theirs", 1),
+        ("**/part-00001.parquet", "*/part-00001.parquet", 4),
+        ("theirs/part-00001.parquet", "theirs/part-00001.parquet", 1),
+        ("large", "large", 4),
+    ] {
+        let remote = stage.open(key, &options).unwrap_or_else(|error| panic!("{key}: {error}"));
+        assert_same(&remote, &stage.local(local), threads);
+    }
+    let ours = stage.open("ours", &options).expect("shards");
+    assert!(verify(&ours).is_empty(), "identifiers and whole files are read too");
+    let counts = &stage.server.counts;
+    println!("{} of {} requests failed", counts.failed(), counts.all());
+    assert!(counts.failed() > 50, "the server was told to fail");
+
+    // A reader within a runtime neither panics nor deadlocks, nor does the end of the source.
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(async { drop((all_rows(&ours), ours)) });
+}
+
+fn cache_bytes(folder: &Path) -> u64 {
+    let entries = |folder: &Path| -> Vec<PathBuf> {
+        fs::read_dir(folder).map_or_else(|_| Vec::new(), |found| found.flatten().map(|entry| entry.path()).collect())
+    };
+    let files = entries(folder).into_iter().filter(|path| path.is_dir()).flat_map(|path| entries(&path));
+    files.filter_map(|path| Some(path.metadata().ok()?.len())).sum()
+}
+
+fn is_unfinished(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+}
+
+fn cache_files(folder: &Path) -> Vec<PathBuf> {
+    let pattern = folder.join("*/*").display().to_string();
+    glob::glob(&pattern).expect("a glob").flatten().filter(|path| path.is_file()).collect()
+}
+
+#[test]
+fn a_warm_cache_asks_for_nothing_and_heals() {
+    let stage = Stage::new();
+    let options = stage.options().with_cache_bytes_max(1 << 30);
+    let counts = &stage.server.counts;
+    let want = stage.local("ours");
+    let first = stage.open("ours", &options).expect("shards");
+    assert_same(&first, &want, 4);
+    let cold = counts.gets();
+    assert!(cold > 20, "{cold} requests");
+    assert_same(&first, &want, 4);
+    assert_same(&stage.open("ours", &options).expect("shards"), &want, 1);
+    assert_eq!(counts.gets(), cold, "the second pass and the second process ask for no bytes");
+
+    // Damage of every kind: a flipped byte, a cut, a growth, an entry under another's name, nothing at all.
+    let files = cache_files(&stage.cache());
+    for (number, path) in files.iter().enumerate() {
+        let mut bytes = fs::read(path).expect("an entry");
+        let middle = bytes.len() / 2;
+        match number % 5 {
+            0 => bytes[middle] ^= 1,
+            1 => bytes.truncate(middle),
+            2 => bytes.push(0),
+            3 => bytes[3] ^= 1,
+            _ => bytes.clear(),
+        }
+        fs::write(path, bytes).expect("damage");
+    }
+    assert_same(&stage.open("ours", &options).expect("shards"), &want, 4);
+    let healed = counts.gets() - cold;
+    assert!(healed >= files.len(), "{healed} requests for {} damaged entries", files.len());
+    assert_same(&stage.open("ours", &options).expect("shards"), &want, 1);
+    assert_eq!(counts.gets(), cold + healed, "what was damaged is whole again");
+
+    // The folder vanishes; then it cannot be one.
+    fs::remove_dir_all(stage.cache()).expect("removed");
+    assert_same(&first, &want, 4);
+    fs::remove_dir_all(stage.cache()).expect("it was made again");
+    fs::write(stage.cache(), "a file").expect("a file in its place");
+    assert_same(&first, &want, 4);
+    assert_same(&stage.open("ours", &options).expect("shards"), &want, 1);
+
+    // An object that was replaced before opening is another version: nothing of the old one is used.
+    fs::remove_file(stage.cache()).expect("removed");
+    drop(stage.open("theirs", &options).map(|theirs| all_rows(&theirs)));
+    let path = stage.server.path("theirs/part-00000.parquet");
+    fs::copy(stage.server.path("theirs/part-00001.parquet"), &path).expect("replaced");
+    assert_same(&stage.open("theirs", &options).expect("shards"), &stage.local("theirs"), 1);
+}
+
+#[test]
+fn the_cache_keeps_its_bound_with_several_workers() {
+    let stage = Stage::new();
+    let bytes_max = 60_000;
+    let options = stage.options().with_cache_bytes_max(bytes_max);
+    let foreign = stage.cache().join("holiday/photo.jpg");
+    fs::create_dir_all(foreign.parent().expect("a folder")).expect("a folder");
+    fs::write(&foreign, vec![0; 100_000]).expect("somebody else's file");
+    let (want, done) = (stage.local("ours"), AtomicBool::new(false));
+    let workers = 3;
+    let most = std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut most = 0;
+            while !done.load(Ordering::Relaxed) {
+                most = most.max(cache_bytes(&stage.cache()));
+                std::thread::yield_now();
+            }
+            most
+        });
+        let read = || assert_same(&stage.open("ours", &options).expect("shards"), &want, 2);
+        let readers: Vec<_> = (0..workers).map(|_| scope.spawn(read)).collect();
+        readers.into_iter().for_each(|reader| reader.join().expect("a worker"));
+        done.store(true, Ordering::Relaxed);
+        watch.join().expect("the watch")
+    });
+    let most = most - 100_000;
+    println!("the cache held up to {most} of {bytes_max} bytes");
+    assert!(most <= bytes_max && most > bytes_max / 2, "the cache held up to {most} of {bytes_max} bytes");
+    assert!(foreign.exists(), "what the cache did not write stays");
+    let entries = cache_files(&stage.cache());
+    assert!(entries.iter().all(|path| !is_unfinished(path)), "nothing is left half-written");
+}
+
+/// The error of opening or reading; it must come quickly and name no secret.
+fn failure(stage: &Stage, location: &str, options: &S3Options) -> (String, ExitCode) {
+    let began = Instant::now();
+    let read = DatasetIndex::read_s3(location, options).and_then(|index| {
+        let dataset = Dataset::from_index_s3(&index, options, &stage.config())?;
+        dataset.read(0, 0, &mut BlockRows::default())
+    });
+    let error = read.expect_err("a failure");
+    let text = error.to_string();
+    assert!(began.elapsed() < Duration::from_secs(5), "{text} took {:?}", began.elapsed());
+    assert!(
+        !text.contains(SECRET_KEY) && !text.contains("hunter2") && !format!("{error:?}").contains("hunter2"),
+        "{text}"
+    );
+    println!("{text}");
+    (text, error.exit_code())
+}
+
+#[test]
+fn what_cannot_be_had_is_said_soon_and_without_secrets() {
+    let stage = Stage::new();
+    let quick = stage.options().with_tries(4, Duration::from_millis(1));
+    let says = |location: &str, options: &S3Options, wanted: &[&str], code: ExitCode| {
+        let (text, got) = failure(&stage, location, options);
+        assert!(wanted.iter().all(|part| text.contains(part)), "{text}, wanted {wanted:?}");
+        assert_eq!(got, code, "{text}");
+    };
+    says("s3://bucket/nowhere", &quick, &["s3://bucket/nowhere", "neither an object nor a folder"], ExitCode::NoData);
+    says("s3://bucket/ours/x.parquet", &quick, &["ours/x.parquet"], ExitCode::NoData);
+    says("s3://bucket/no*", &quick, &["the glob matches nothing"], ExitCode::NoData);
+    says("s3://no-bucket/x", &quick, &["s3://no-bucket/x", "404", "NoSuchBucket", "AWS_ENDPOINT"], ExitCode::NoData);
+    let wrong = stage.with_variable("AWS_SECRET_ACCESS_KEY", "hunter2-but-wrong").with_cache_bytes_max(0);
+    says("s3://bucket/ours", &wrong, &["403", "SignatureDoesNotMatch", "AWS_ACCESS_KEY_ID"], ExitCode::Io);
+    let none = stage.with_variable("AWS_ACCESS_KEY_ID", "");
+    says("s3://bucket/ours", &none, &["no credentials", "AWS_SECRET_ACCESS_KEY"], ExitCode::Io);
+    let closed = stage.with_variable("AWS_ENDPOINT", "http://127.0.0.1:1").with_tries(3, Duration::from_millis(1));
+    says("s3://bucket/ours", &closed, &["listing", "3 tries", "refused"], ExitCode::Io);
+    let endpoint = format!("https://{}", stage.server.address);
+    let tls = stage.with_variable("AWS_ENDPOINT", &endpoint).with_tries(2, Duration::from_millis(1));
+    says("s3://bucket/ours", &tls, &["listing", "2 tries"], ExitCode::Io);
+    says("s3://key:hunter2@bucket/ours", &quick, &["credentials"], ExitCode::Usage);
+
+    stage.server.fail(Faults::Always503);
+    says("s3://bucket/ours", &quick, &["listing: gave up after 4 tries: 503", "SlowDown", "***"], ExitCode::Io);
+    stage.server.fail(Faults::AlwaysReset);
+    says("s3://bucket/ours", &quick, &["s3://bucket/ours", "listing"], ExitCode::Io);
+
+    // The same in the middle of reading: range, tries and answer are named.
+    stage.server.fail(Faults::None);
+    let dataset = stage.open("ours", &quick).expect("shards");
+    let read = |wanted: &[&str], code: ExitCode| {
+        let error = dataset.read(1, 0, &mut BlockRows::default()).expect_err("a failure");
+        let text = error.to_string();
+        println!("{text}");
+        assert!(wanted.iter().all(|part| text.contains(part)), "{text}, wanted {wanted:?}");
+        assert_eq!((error.exit_code(), text.contains("hunter2")), (code, false), "{text}");
+    };
+    stage.server.fail(Faults::Always503);
+    let asked = stage.server.counts.all();
+    read(&["s3://bucket/ours/part-00000.parquet", "bytes ", "after 4 tries: 503"], ExitCode::Io);
+    assert_eq!(stage.server.counts.all() - asked, 4, "tries are counted right");
+    stage.server.fail(Faults::AlwaysReset);
+    read(&["s3://bucket/ours/part-00000.parquet", "bytes "], ExitCode::Io);
+    stage.server.fail(Faults::None);
+    let path = stage.server.path("ours/part-00000.parquet");
+    let whole = fs::read(&path).expect("a file");
+    let mut flipped = whole.clone();
+    flipped[100] ^= 1;
+    fs::write(&path, &flipped).expect("changed");
+    read(&["s3://bucket/ours/part-00000.parquet", "the data has changed", "ETag"], ExitCode::DataChanged);
+    fs::write(&path, &whole[..50]).expect("cut short");
+    read(&["s3://bucket/ours/part-00000.parquet", "the data has changed"], ExitCode::DataChanged);
+    fs::remove_file(&path).expect("removed");
+    read(&["s3://bucket/ours/part-00000.parquet", "404"], ExitCode::NoData);
+    says("s3://bucket/ours", &quick, &["its manifest lists part-00000.parquet, which is not there"], ExitCode::NoData);
+}
+
+#[test]
+fn a_data_set_from_an_index_asks_for_nothing_but_rows() {
+    let stage = Stage::new();
+    let (options, counts) = (stage.options(), &stage.server.counts);
+    for key in ["ours", "theirs"] {
+        let index = DatasetIndex::read_s3(&format!("s3://{BUCKET}/{key}"), &options).expect("an index");
+        let bytes = index.to_bytes().expect("bytes");
+        let (asked, listed) = (counts.all(), counts.lists());
+        let received = DatasetIndex::from_bytes(&bytes).expect("the same index");
+        assert_eq!(received, index);
+        let dataset = Dataset::from_index_s3(&received, &options, &stage.config()).expect("shards");
+        assert_eq!(counts.all(), asked, "opening from an index asks for nothing");
+        assert_same(&dataset, &stage.local(key), 1);
+        assert_eq!(counts.lists(), listed);
+
+        let mut damaged = bytes.clone();
+        damaged[bytes.len() / 2] ^= 1;
+        for wrong in [&damaged[..], &bytes[..bytes.len() - 1], b""] {
+            let error = DatasetIndex::from_bytes(wrong).expect_err("damaged");
+            assert_eq!(error.exit_code(), ExitCode::Corrupt, "{error}");
+        }
+        let local =
+            DatasetIndex::read(&stage.server.path(key).display().to_string(), &stage.config()).expect("an index");
+        let local = DatasetIndex::from_bytes(&local.to_bytes().expect("bytes")).expect("the same index");
+        assert_same(&Dataset::from_index(&local, &stage.config()).expect("shards"), &stage.local(key), 1);
+    }
+}
+
+/// Set for the process that the next test starts.
+const CHILD: &str = "LOCDIFF_TEST_S3_LOCATION";
+
+#[test]
+fn credentials_and_cache_come_from_the_environment() {
+    if let Ok(location) = std::env::var(CHILD) {
+        let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("shards");
+        println!("fingerprint {:016x}", dataset.fingerprint());
+        all_rows(&dataset);
+        return;
+    }
+    let stage = Stage::new();
+    let child = |variables: Vec<(String, String)>| {
+        let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
+        child.args(["--exact", "shards_s3::credentials_and_cache_come_from_the_environment", "--nocapture"]);
+        child.env_remove("AWS_ACCESS_KEY_ID").envs(variables).env(CHILD, format!("s3://{BUCKET}/ours"));
+        let output = child.env("XDG_CACHE_HOME", stage.folder.path()).output().expect("a child");
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    };
+    let text = child(stage.server.variables());
+    assert!(text.contains(&format!("fingerprint {:016x}", stage.local("ours").fingerprint())), "{text}");
+    assert!(!cache_files(&stage.folder.path().join("locdiff/s3")).is_empty(), "fetched bytes are kept");
+    let mut variables = stage.server.variables();
+    variables.retain(|(name, _)| name != "AWS_ACCESS_KEY_ID");
+    let text = child(variables);
+    assert!(text.contains("no credentials"), "{text}");
+}

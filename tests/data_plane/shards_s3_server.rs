@@ -1,0 +1,207 @@
+//! A real S3 server (`s3s-fs`) over a temporary folder, which counts requests and fails as it is told.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, Incoming};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use s3s::auth::SimpleAuth;
+use s3s::service::{S3ServiceBuilder, SharedS3Service};
+use tokio::net::{TcpListener, TcpStream};
+
+pub(crate) const ACCESS_KEY: &str = "AKIDEXAMPLE";
+pub(crate) const SECRET_KEY: &str = "hunter2-is-no-secret-key";
+pub(crate) const BUCKET: &str = "bucket";
+
+/// How the server fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Faults {
+    None,
+    /// Every second request: 503, closed before the answer, closed or reset in the middle of it.
+    Mixed,
+    Always503,
+    /// Reset after half of every answer.
+    AlwaysReset,
+}
+
+/// What happens to one request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    None,
+    Unavailable,
+    CloseBefore,
+    CloseAmid,
+    ResetAmid,
+}
+
+/// Requests by kind.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) all: AtomicUsize,
+    pub(crate) lists: AtomicUsize,
+    /// GETs of Parquet.
+    pub(crate) gets: AtomicUsize,
+    pub(crate) failed: AtomicUsize,
+    faults: AtomicUsize,
+}
+
+impl Counts {
+    fn of(counter: &AtomicUsize) -> usize {
+        counter.load(Ordering::SeqCst)
+    }
+    pub(crate) fn lists(&self) -> usize {
+        Self::of(&self.lists)
+    }
+    pub(crate) fn gets(&self) -> usize {
+        Self::of(&self.gets)
+    }
+    pub(crate) fn all(&self) -> usize {
+        Self::of(&self.all)
+    }
+    pub(crate) fn failed(&self) -> usize {
+        Self::of(&self.failed)
+    }
+}
+
+/// A server that runs until the process ends.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) counts: Arc<Counts>,
+    root: PathBuf,
+}
+
+impl Server {
+    pub(crate) fn start(root: &Path) -> Self {
+        std::fs::create_dir_all(root.join(BUCKET)).expect("a bucket");
+        let counts = Arc::<Counts>::default();
+        let (of_server, folder) = (Arc::clone(&counts), root.to_owned());
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async move {
+                let mut builder = S3ServiceBuilder::new(s3s_fs::FileSystem::new(folder).expect("a folder"));
+                builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
+                let service = builder.build().into_shared();
+                let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+                send.send(listener.local_addr().expect("an address")).expect("the test waits");
+                loop {
+                    let (stream, _) = listener.accept().await.expect("a connection");
+                    tokio::spawn(serve(stream, service.clone(), Arc::clone(&of_server)));
+                }
+            });
+        });
+        Self { address: receive.recv().expect("the server starts"), counts, root: root.to_owned() }
+    }
+
+    pub(crate) fn fail(&self, faults: Faults) {
+        self.counts.faults.store(faults as usize, Ordering::SeqCst);
+    }
+
+    pub(crate) fn path(&self, key: &str) -> PathBuf {
+        self.root.join(BUCKET).join(key)
+    }
+
+    /// What the environment would hold.
+    pub(crate) fn variables(&self) -> Vec<(String, String)> {
+        [
+            ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
+            ("AWS_SECRET_ACCESS_KEY", SECRET_KEY),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ENDPOINT", &format!("http://{}", self.address)),
+            ("AWS_ALLOW_HTTP", "true"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .to_vec()
+    }
+}
+
+async fn serve(stream: TcpStream, service: SharedS3Service, counts: Arc<Counts>) {
+    let stream = stream.into_std().expect("a socket");
+    let twin = TcpStream::from_std(stream.try_clone().expect("a second handle")).expect("a socket");
+    let twin = Arc::new(twin);
+    let stream = TcpStream::from_std(stream).expect("a socket");
+    let answer = service_fn(move |request| respond(request, service.clone(), Arc::clone(&counts), Arc::clone(&twin)));
+    // Connections that were told to break end with an error.
+    let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
+}
+
+fn fault(counts: &Counts, number: usize) -> Fault {
+    let faults = counts.faults.load(Ordering::SeqCst);
+    match (faults, number % 8) {
+        (faults, 1) if faults == Faults::Mixed as usize => Fault::Unavailable,
+        (faults, 3) if faults == Faults::Mixed as usize => Fault::CloseBefore,
+        (faults, 5) if faults == Faults::Mixed as usize => Fault::CloseAmid,
+        (faults, 7) if faults == Faults::Mixed as usize => Fault::ResetAmid,
+        (faults, _) if faults == Faults::Always503 as usize => Fault::Unavailable,
+        (faults, _) if faults == Faults::AlwaysReset as usize => Fault::ResetAmid,
+        _ => Fault::None,
+    }
+}
+
+async fn respond(
+    request: Request<Incoming>,
+    service: SharedS3Service,
+    counts: Arc<Counts>,
+    socket: Arc<TcpStream>,
+) -> Result<Response<Answer>, std::io::Error> {
+    let number = counts.all.fetch_add(1, Ordering::SeqCst);
+    let is_list = request.uri().query().is_some_and(|query| query.contains("list-type"));
+    if is_list {
+        counts.lists.fetch_add(1, Ordering::SeqCst);
+    } else if *request.method() == Method::GET && request.uri().path().ends_with(".parquet") {
+        counts.gets.fetch_add(1, Ordering::SeqCst);
+    }
+    let fault = fault(&counts, number);
+    if fault != Fault::None {
+        counts.failed.fetch_add(1, Ordering::SeqCst);
+    }
+    match fault {
+        Fault::Unavailable => {
+            let body =
+                "<Error><Code>SlowDown</Code><Message>reduce your rate, hunter2-is-no-secret-key</Message></Error>";
+            let answer = Answer { bytes: Bytes::from_static(body.as_bytes()), breaks: false };
+            return Ok(Response::builder().status(503).body(answer).expect("a response"));
+        }
+        Fault::CloseBefore => return Err(std::io::Error::other("closed")),
+        // A socket that does not linger says RST and not FIN when it is closed.
+        Fault::ResetAmid => socket.set_zero_linger().expect("a socket option"),
+        Fault::None | Fault::CloseAmid => {}
+    }
+    let response = hyper::service::Service::call(&service, request).await.map_err(|_| std::io::Error::other("s3s"))?;
+    let (mut parts, mut body) = response.into_parts();
+    let mut bytes = body.store_all_unlimited().await.map_err(std::io::Error::other)?;
+    let breaks = matches!(fault, Fault::CloseAmid | Fault::ResetAmid);
+    if breaks {
+        parts.headers.insert("content-length", bytes.len().max(1).into());
+        bytes.truncate(bytes.len() / 2);
+    }
+    Ok(Response::from_parts(parts, Answer { bytes, breaks }))
+}
+
+/// A body, or half of one and then the end of the connection.
+struct Answer {
+    bytes: Bytes,
+    breaks: bool,
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        if !self.bytes.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.bytes)))));
+        }
+        if std::mem::take(&mut self.breaks) {
+            return Poll::Ready(Some(Err(std::io::Error::other("broken"))));
+        }
+        Poll::Ready(None)
+    }
+}
