@@ -22,6 +22,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or PROJECT / "target").absolute()
 LIBTORCH_NAMES = ("libtorch", "libc10")
 LOG_LINES_SHOWN = 200
+# Test modules that are run again only when a file of the project has changed.
+LONG_MODULES = ("long", "comm", "loss_split", "model_split", "perturbation")
 
 
 class Failed(Exception):
@@ -136,12 +138,14 @@ def check_binaries():
 
 
 def test_commands():
-    """The tests of every run, and the long ones (`mod long`): leaks and endurance, which a run with nothing changed leaves out."""
+    """The tests of every run, and those that a run with nothing changed leaves out: endurance, and gangs of processes."""
     if shutil.which("cargo-nextest"):
         nextest = ["cargo", "nextest", "run", "--locked", "--workspace", "-E"]
-        return command(*nextest, "not test(/(^|::)long::/)"), command(*nextest, "test(/(^|::)long::/)")
+        long = " or ".join("test(/(^|::)%s::/)" % module for module in LONG_MODULES)
+        return command(*nextest, "not (%s)" % long), command(*nextest, long)
     test = ["cargo", "test", "--locked", "--workspace", "--all-targets", "--"]
-    return command(*test, "--skip", "long::"), command(*test, "long::")
+    skips = [word for module in LONG_MODULES for word in ("--skip", module + "::")]
+    return command(*test, *skips), command(*test, *(module + "::" for module in LONG_MODULES))
 
 
 def run(cuda_link):
