@@ -59,10 +59,10 @@ pub struct Dataset {
     pub(super) files: Vec<Footer>,
     pub(super) blocks: Vec<BlockAt>,
     block_rows: Vec<u32>,
-    width: usize,
+    pub(super) width: usize,
     views: u32,
     fingerprint: u64,
-    pool: Arc<BufferPool>,
+    pub(super) pool: Arc<BufferPool>,
     statistics: OnceLock<Statistics>,
 }
 
@@ -280,24 +280,36 @@ impl Dataset {
         let footer = &self.files[at.file];
         let (start, length) = footer.metadata.metadata().row_group(at.row_group).column(leaf).byte_range();
         let mut buffer = self.pool.take(length as usize);
-        let spot = || {
-            let row_group = u32::try_from(at.row_group).ok();
-            Box::new(Spot { file: footer.name.clone(), row_group, column: Some(column.to_owned()), row: None })
-        };
-        self.source.read_at(at.file, start, buffer.as_mut()).map_err(|error| match error {
-            ShardsError::Corrupt { reason, .. } => ShardsError::Corrupt { spot: spot(), reason },
-            other => other,
-        })?;
-        if let Some(manifest) = &self.manifest {
-            let listed = manifest.files[at.file].row_groups.get(at.row_group).and_then(|group| group.xxh3.get(column));
-            let computed = Checksum::of(buffer.as_ref());
-            if listed != Some(&computed) {
-                let listed = listed.map_or_else(|| "none".to_owned(), Checksum::to_string);
-                let reason = format!("its bytes have xxh3 {computed}, the manifest says {listed}: the file is damaged");
-                return Err(ShardsError::Corrupt { spot: spot(), reason });
-            }
+        self.read_bytes(at, column, start, buffer.as_mut())?;
+        if self.manifest.is_some() {
+            self.compare(at, column, Checksum::of(buffer.as_ref()))?;
         }
         Ok(ChunkBytes { bytes: Bytes::from_owner(buffer), start, file_bytes: footer.bytes })
+    }
+
+    /// Fills `into` from an offset of a column's file.
+    pub(super) fn read_bytes(&self, at: BlockAt, column: &str, start: u64, into: &mut [u8]) -> Result<(), ShardsError> {
+        self.source.read_at(at.file, start, into).map_err(|error| match error {
+            ShardsError::Corrupt { reason, .. } => ShardsError::Corrupt { spot: self.chunk_spot(at, column), reason },
+            other => other,
+        })
+    }
+
+    /// Is this the checksum that the manifest, where there is one, has of the chunk?
+    pub(super) fn compare(&self, at: BlockAt, column: &str, computed: Checksum) -> Result<(), ShardsError> {
+        let Some(manifest) = &self.manifest else { return Ok(()) };
+        let listed = manifest.files[at.file].row_groups.get(at.row_group).and_then(|group| group.xxh3.get(column));
+        if listed == Some(&computed) {
+            return Ok(());
+        }
+        let listed = listed.map_or_else(|| "none".to_owned(), Checksum::to_string);
+        let reason = format!("its bytes have xxh3 {computed}, the manifest says {listed}: the file is damaged");
+        Err(ShardsError::Corrupt { spot: self.chunk_spot(at, column), reason })
+    }
+
+    fn chunk_spot(&self, at: BlockAt, column: &str) -> Box<Spot> {
+        let (file, row_group) = (self.files[at.file].name.clone(), u32::try_from(at.row_group).ok());
+        Box::new(Spot { file, row_group, column: Some(column.to_owned()), row: None })
     }
 
     pub(super) fn careful<'a>(&'a self, at: BlockAt, column: &Column, bytes: ChunkBytes) -> CarefulChunk<'a> {
@@ -350,8 +362,11 @@ impl Dataset {
         column: &Column,
         into: &mut Vec<u8>,
         found: &mut Vec<(String, BadValue)>,
-        content: Option<&mut Xxh3>,
+        mut content: Option<&mut Xxh3>,
     ) -> Result<(), ShardsError> {
+        if self.read_direct(block, column, into, content.as_deref_mut())? {
+            return Ok(());
+        }
         let at = self.blocks[block as usize];
         let bytes = self.read_chunk(at, column.leaf, &column.name)?;
         note(content, &bytes.bytes);

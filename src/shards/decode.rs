@@ -15,8 +15,9 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
+use parquet::schema::types::ColumnDescriptor;
 
-use super::levels::{Run, Runs, all_defined, lists_are, unpacked};
+use super::levels::{Run, Runs, all_defined, lists_are, unpack};
 
 /// How a column stores a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,30 +140,21 @@ impl Chunk<'_> {
     /// The page's values, once its levels are seen to be those of full lists without nulls.
     fn body<'b>(&self, page: &'b Page, place: &mut usize) -> Option<&'b [u8]> {
         let descriptor = self.metadata.column_descr();
-        let (repetition_max, definition_max) = (descriptor.max_rep_level(), descriptor.max_def_level());
-        let definition_max = u32::try_from(definition_max).ok()?;
         let count = page.num_values() as usize;
-        let (repetition, definition, body) = match page {
+        match page {
             Page::DataPage { buf, rep_level_encoding, def_level_encoding, .. } => {
-                let mut rest = &buf[..];
-                let repetition = level_bytes(&mut rest, repetition_max > 0, *rep_level_encoding)?;
-                let definition = level_bytes(&mut rest, definition_max > 0, *def_level_encoding)?;
-                (repetition, definition, rest)
+                let is_old = |level_max: i16, encoding: Encoding| level_max > 0 && encoding != Encoding::RLE;
+                let old = is_old(descriptor.max_rep_level(), *rep_level_encoding)
+                    || is_old(descriptor.max_def_level(), *def_level_encoding);
+                if old { None } else { split_levels(descriptor, self.width, place, buf, count) }
             }
             Page::DataPageV2 { buf, rep_levels_byte_len, def_levels_byte_len, .. } => {
                 let (repetition, rest) = buf.split_at_checked(*rep_levels_byte_len as usize)?;
                 let (definition, rest) = rest.split_at_checked(*def_levels_byte_len as usize)?;
-                (repetition, definition, rest)
+                are_full(descriptor, self.width, place, (repetition, definition), count).then_some(rest)
             }
-            Page::DictionaryPage { .. } => return None,
-        };
-        let full = match repetition_max {
-            0 => self.width == 1,
-            1 => lists_are(self.width, place, repetition, count),
-            _ => false,
-        };
-        let defined = definition_max == 0 || all_defined(definition, definition_max, count);
-        (full && defined).then_some(body)
+            Page::DictionaryPage { .. } => None,
+        }
     }
 
     fn plain(&self, body: &[u8], count: usize, sink: &mut Sink<'_>) -> bool {
@@ -189,15 +181,46 @@ impl Chunk<'_> {
     }
 }
 
+/// Takes version 1's run-length levels off the front of a page, where they are those of full lists without nulls.
+pub(super) fn split_levels<'a>(
+    descriptor: &ColumnDescriptor,
+    width: usize,
+    place: &mut usize,
+    page: &'a [u8],
+    count: usize,
+) -> Option<&'a [u8]> {
+    let mut rest = page;
+    let repetition = level_bytes(&mut rest, descriptor.max_rep_level() > 0)?;
+    let definition = level_bytes(&mut rest, descriptor.max_def_level() > 0)?;
+    are_full(descriptor, width, place, (repetition, definition), count).then_some(rest)
+}
+
 /// Version 1's levels: their length, then they.
-fn level_bytes<'a>(rest: &mut &'a [u8], present: bool, encoding: Encoding) -> Option<&'a [u8]> {
+fn level_bytes<'a>(rest: &mut &'a [u8], present: bool) -> Option<&'a [u8]> {
     if !present {
         return Some(&[]);
     }
     let (length, after) = rest.split_first_chunk::<4>()?;
     let (levels, after) = after.split_at_checked(u32::from_le_bytes(*length) as usize)?;
     *rest = after;
-    (encoding == Encoding::RLE).then_some(levels)
+    Some(levels)
+}
+
+/// Are these levels, of repetition and definition, those of full lists without nulls?
+fn are_full(
+    descriptor: &ColumnDescriptor,
+    width: usize,
+    place: &mut usize,
+    (repetition, definition): (&[u8], &[u8]),
+    count: usize,
+) -> bool {
+    let Ok(definition_max) = u32::try_from(descriptor.max_def_level()) else { return false };
+    let full = match descriptor.max_rep_level() {
+        0 => width == 1,
+        1 => lists_are(width, place, repetition, count),
+        _ => false,
+    };
+    full && (definition_max == 0 || all_defined(definition, definition_max, count))
 }
 
 /// Numbers that are rounded at a time: both forms stay in the fastest cache.
@@ -250,33 +273,39 @@ fn append_doubles(number: Number, body: &[u8], doubles: &mut Vec<f64>) -> bool {
 fn indices(body: &[u8], count: usize, dictionary: &Dictionary, sink: &mut Sink<'_>) -> bool {
     match (dictionary, sink) {
         (Dictionary::Halves(table), Sink::Halves(halves)) => {
-            look_up(body, count, table, |value, times| (0..times).for_each(|_| halves.extend_from_slice(&value)))
+            look_up(body, count, table, |values| halves.extend_from_slice(values.as_flattened()))
         }
         (Dictionary::Doubles(table), Sink::Doubles(doubles)) => {
-            look_up(body, count, table, |value, times| doubles.extend(std::iter::repeat_n(value, times)))
+            look_up(body, count, table, |values| doubles.extend_from_slice(values))
         }
         _ => false,
     }
 }
 
-fn look_up<T: Copy>(body: &[u8], count: usize, table: &[T], mut push: impl FnMut(T, usize)) -> bool {
+fn look_up<T: Copy>(body: &[u8], count: usize, table: &[T], mut push: impl FnMut(&[T])) -> bool {
     let Some((&bits, body)) = body.split_first() else { return count == 0 };
     let bits = u32::from(bits);
-    if bits > 32 {
-        return false;
-    }
+    let Some(&any) = table.first().filter(|_| bits <= 32) else { return false };
+    let (mut indices, mut values) = ([0_u32; TILE], [any; TILE]);
     let mut seen = 0;
     for run in Runs::new(body, bits, count) {
         match run {
             Run::Repeated { value, count } => {
                 let Some(&value) = table.get(value as usize) else { return false };
-                push(value, count);
+                values[..count.min(TILE)].fill(value);
+                (0..count).step_by(TILE).for_each(|first| push(&values[..TILE.min(count - first)]));
                 seen += count;
             }
             Run::Packed { bytes, count } => {
-                for index in unpacked(bytes, bits, count) {
-                    let Some(&value) = table.get(index as usize) else { return false };
-                    push(value, 1);
+                for first in (0..count).step_by(TILE) {
+                    let indices = &mut indices[..TILE.min(count - first)];
+                    unpack(bytes, bits, first, indices);
+                    // One look at the largest, so that no index has a branch of its own.
+                    if indices.iter().fold(0, |largest, index| largest.max(*index)) as usize >= table.len() {
+                        return false;
+                    }
+                    values.iter_mut().zip(&*indices).for_each(|(value, index)| *value = table[*index as usize]);
+                    push(&values[..indices.len()]);
                 }
                 seen += count;
             }

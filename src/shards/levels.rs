@@ -70,8 +70,23 @@ impl<'a> Iterator for Runs<'a> {
     }
 }
 
+/// The values of a packed run from the `first` on: each from the eight bytes that it begins in.
+pub(super) fn unpack(bytes: &[u8], bits: u32, first: usize, into: &mut [u32]) {
+    let mask = if bits == 32 { u32::MAX } else { (1 << bits) - 1 };
+    for (index, value) in into.iter_mut().enumerate() {
+        let bit = (first + index) * bits as usize;
+        let rest = bytes.get(bit / 8..).unwrap_or_default();
+        let word = rest.first_chunk::<8>().copied().unwrap_or_else(|| {
+            let mut word = [0; 8];
+            rest.iter().zip(&mut word).for_each(|(from, to)| *to = *from);
+            word
+        });
+        *value = (u64::from_le_bytes(word) >> (bit % 8)) as u32 & mask;
+    }
+}
+
 /// The values of a packed run.
-pub(super) fn unpacked(bytes: &[u8], bits: u32, count: usize) -> impl Iterator<Item = u32> + '_ {
+fn unpacked(bytes: &[u8], bits: u32, count: usize) -> impl Iterator<Item = u32> + '_ {
     let mask = if bits == 32 { u32::MAX } else { (1 << bits) - 1 };
     let (mut buffer, mut held, mut source) = (0_u64, 0_u32, bytes.iter());
     (0..count).map(move |_| {
@@ -149,6 +164,20 @@ mod tests {
         }
         assert_eq!(values, [0, 1, 2, 3, 4, 5, 6, 7, 4, 4, 4, 4, 4]);
         assert_eq!(Runs::new(&stream[..3], 3, 13).count(), 0, "a cut stream ends early");
+    }
+
+    #[test]
+    fn values_are_unpacked_alike_from_any_place() {
+        let bytes: Vec<u8> = (0..96_u32).map(|byte| (byte * 151 % 256) as u8).collect();
+        for bits in 0..=32_u32 {
+            let count = bytes.len() * 8 / bits.max(8) as usize;
+            let expected: Vec<u32> = unpacked(&bytes, bits, count).collect();
+            for first in [0, 1, count / 2, count - 1] {
+                let mut values = vec![0; count - first];
+                unpack(&bytes, bits, first, &mut values);
+                assert_eq!(values, expected[first..], "{bits} bits from {first} on");
+            }
+        }
     }
 
     #[test]

@@ -22,6 +22,10 @@ pub trait ByteSource: Send + Sync {
     fn len(&self, file: usize) -> Result<u64, ShardsError>;
     /// Fills `into` from an offset; fewer bytes are an error.
     fn read_at(&self, file: usize, offset: u64, into: &mut [u8]) -> Result<(), ShardsError>;
+    /// Does reading a chunk in several pieces cost no more than reading it at once?
+    fn reads_pieces(&self) -> bool {
+        false
+    }
     /// How many files are worth reading at the same time while a data set is opened.
     fn files_at_once(&self) -> usize {
         1
@@ -100,6 +104,10 @@ impl ByteSource for LocalFiles {
             }
             ShardsError::io(&self.paths[file], error)
         })
+    }
+
+    fn reads_pieces(&self) -> bool {
+        true
     }
 }
 

@@ -199,11 +199,13 @@ impl ShardWriter {
     /// Where a row that is pushed would come to stand.
     fn spot(&self, row: usize, column: String) -> Spot {
         let per_group = u64::from(self.options.rows_per_group);
-        let in_file = self.group.rows() as u64 + row as u64;
-        let written = self.file.as_ref().map_or(0, FileWriter::row_groups) as u64;
-        let file = self.out.join(file_name(self.files.len())).display().to_string();
-        let row_group = u32::try_from(written + in_file / per_group).ok();
-        Spot { file, row_group, column: Some(column), row: Some(in_file % per_group) }
+        let groups_per_file = (self.options.rows_per_file / per_group).max(1);
+        let waiting = self.group.rows() as u64 + row as u64;
+        let group = self.file.as_ref().map_or(0, FileWriter::row_groups) as u64 + waiting / per_group;
+        let index = self.files.len() + (group / groups_per_file) as usize;
+        let file = self.out.join(file_name(index)).display().to_string();
+        let row_group = u32::try_from(group % groups_per_file).ok();
+        Spot { file, row_group, column: Some(column), row: Some(waiting % per_group) }
     }
 
     fn write_group(&mut self) -> Result<(), ShardsError> {

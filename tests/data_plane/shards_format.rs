@@ -115,6 +115,33 @@ fn shards_with_any_flipped_byte_are_never_read_as_if_whole() {
 }
 
 #[test]
+fn shards_with_a_number_that_is_not_finite_name_its_row() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    for (name, bits, words) in [("nan", f16::NAN, "NaN"), ("infinite", f16::NEG_INFINITY, "-inf")] {
+        let out = folder.path().join(name);
+        write(&out);
+        let path = out.join("part-00001.parquet");
+        let mut bytes = fs::read(&path).expect("read");
+        let row = &expected(0).embeddings[(48 + 9) * WIDTH * 2..][..WIDTH * 2];
+        let at = bytes.windows(row.len()).position(|window| window == row).expect("row 9 of the second file");
+        bytes[at + 10..at + 12].copy_from_slice(&bits.to_le_bytes());
+        fs::write(&path, &bytes).expect("written");
+        let damaged = all(&open(&out).expect("opens"), 0).expect_err("not what was written");
+        assert_eq!(damaged.exit_code(), ExitCode::Corrupt, "{damaged}");
+        // Nobody knows what was written: the number itself must be refused.
+        fs::remove_file(out.join(MANIFEST_NAME)).expect("removed");
+        let bare = open(&out).expect("a folder of Parquet");
+        let error = all(&bare, 0).expect_err(name);
+        assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
+        for part in ["part-00001.parquet", "row group 0: column `embedding`: row 9: ", words] {
+            assert!(error.to_string().contains(part), "missing {part:?} in: {error}");
+        }
+        assert_eq!(bare.bad_rows(2).expect("found"), [9]);
+        assert_eq!(all(&bare, 1).expect("the other view is whole"), expected(1));
+    }
+}
+
+#[test]
 fn shards_that_are_none_say_what_they_are() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let at = |name: &str| folder.path().join(name);
@@ -189,6 +216,7 @@ fn shards_writer_takes_only_what_can_be_read_and_leaves_nothing_half_written() {
     let nan = write_with(&out, options(), |_, _, values| values[50 * WIDTH + 2] = f16::NAN).expect_err("NaN");
     assert_eq!(nan.exit_code(), ExitCode::BadData);
     assert!(nan.to_string().contains("column `embedding`: row 2: NaN, expected a finite number"), "{nan}");
+    assert!(nan.to_string().contains("part-00001.parquet: row group 0"), "the file that it would be in: {nan}");
     let high = write_with(&out, options(), |latitudes, _, _| latitudes[0] = 91.0).expect_err("latitude 91");
     assert!(high.to_string().contains("row group 0: column `lat`: row 0: latitude 91, expected -90 to 90"), "{high}");
     let far = write_with(&out, options(), |_, longitudes, _| longitudes[3] = f64::NAN).expect_err("longitude NaN");
