@@ -155,8 +155,9 @@ pub(super) fn run_one_with(global: &Global, job: impl FnOnce(&RunConfig) -> Shar
     let inventory = gpus::inventory();
     let resolved = super::resolve(global, &inventory)?;
     let mut world = World::plan(&resolved.config, &inventory)?;
-    // The one that works has the threads of all.
-    let threads = world.places.iter().map(|place| place.threads).sum();
+    // It is alone on this machine and takes all cores; no bit of what it makes depends on how many there are.
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let threads = u32::try_from(cores).unwrap_or(u32::MAX);
     world.places.truncate(1);
     world.places.iter_mut().for_each(|place| (place.world, place.threads) = (1, threads));
     let found = super::run_gang(&resolved, &world, Job::Shards(Box::new(job(&resolved.config))), true)?;

@@ -128,9 +128,8 @@ impl Places {
         (self.table.latitudes[row], self.table.longitudes[row])
     }
 
-    /// Places as a tensor that a GPU copies without making the host wait.
+    /// Places as a tensor in main memory: a few bytes per row, which the driver takes over at once.
     pub(super) fn tensor(&self, places: &[i64]) -> Result<Tensor, ShardsError> {
-        let tensor = Tensor::f_from_slice(places)?;
-        Ok(if self.device.is_cuda() { tensor.f_pin_memory(self.device)? } else { tensor })
+        Ok(Tensor::f_from_slice(places)?)
     }
 }
