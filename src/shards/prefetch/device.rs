@@ -33,7 +33,6 @@ struct Table {
 #[derive(Debug)]
 pub(super) struct Places {
     table: Arc<Table>,
-    device: Device,
 }
 
 /// One view of one block on its way to the device.
@@ -87,7 +86,7 @@ impl DeviceRows {
 
     /// What the gatherer needs to find rows.
     pub(super) fn places(&self) -> Places {
-        Places { table: Arc::clone(&self.table), device: self.device }
+        Places { table: Arc::clone(&self.table) }
     }
 
     /// The rows at `places`, gathered on the device without waiting for it.
