@@ -64,19 +64,54 @@ def whole_project():
     return paths + [Path(os.environ.get("LIBTORCH", ".libtorch/cpu")) / "build-version"]
 
 
+class Stamp:
+    """Remembers the inputs with which a stage has passed; LOCDIFF_TEST_ALL=1 forgets them."""
+
+    def __init__(self, name, inputs):
+        digest = hashlib.sha256()
+        for path in sorted(path for path in inputs if path.is_file()):
+            digest.update(str(path).encode() + b"\0" + path.read_bytes())
+        self.digest = digest.hexdigest()
+        self.path = TARGET / (".passed-" + name)
+        known = self.path.is_file() and self.path.read_text() == self.digest
+        self.passed = known and os.environ.get("LOCDIFF_TEST_ALL") != "1"
+        if self.passed:
+            say("%s: unchanged since it passed" % name)
+
+    def write(self):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(self.digest)
+
+
 def unless_unchanged(name, inputs, work):
-    """A stage that is not run again while its inputs are as they were when it passed; LOCDIFF_TEST_ALL=1 runs it all the same."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in inputs if path.is_file()):
-        digest.update(str(path).encode() + b"\0" + path.read_bytes())
-    stamp = TARGET / (".passed-" + name)
-    repeat = os.environ.get("LOCDIFF_TEST_ALL") == "1"
-    if not repeat and stamp.is_file() and stamp.read_text() == digest.hexdigest():
-        say("%s: unchanged since it passed" % name)
-        return
-    timed(name, work)
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    stamp.write_text(digest.hexdigest())
+    """A stage that is not run again while its inputs are as they were when it passed."""
+    stamp = Stamp(name, inputs)
+    if not stamp.passed:
+        timed(name, work)
+        stamp.write()
+
+
+class SetUpTests:
+    """The set-up's own tests, which wait for pip most of the time: they run while the build does."""
+
+    def __init__(self):
+        self.stamp = Stamp("set-up", files_below("setup/*", "tests/setup_test.py"))
+        self.log = TARGET / "set-up.log"
+        self.child = None
+        if not self.stamp.passed:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.log, "w") as log:
+                words = [sys.executable, "-B", "tests/setup_test.py"]
+                self.child = children.start(words, stdout=log, stderr=subprocess.STDOUT)
+
+    def finish(self):
+        if self.child is None:
+            return None
+        if children.wait(self.child) != 0:
+            print(self.log.read_text(errors="replace"), file=sys.stderr, flush=True)
+            return "the log above is %s" % self.log
+        self.stamp.write()
+        return None
 
 
 # --- the CUDA variant, without a GPU ---------------------------------------------------------------------
@@ -150,9 +185,10 @@ def test_commands():
 
 def run(cuda_link):
     timed("format", command("cargo", "fmt", "--all", "--check"))
-    unless_unchanged("set-up", files_below("setup/*", "tests/setup_test.py"), command(sys.executable, "-B", "tests/setup_test.py"))
+    set_up = SetUpTests()
     # All targets, as the tests want them: other features of the dependencies would mean building them once more.
     timed("build", command("cargo", "build", "--locked", "--workspace", "--all-targets"))
+    timed("set-up", set_up.finish)
     cuda = CudaLink() if cuda_link else None
     timed("clippy", command("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"))
     timed("docs", command("cargo", "doc", "--locked", "--workspace", "--no-deps", RUSTDOCFLAGS="-D warnings"))
