@@ -25,7 +25,7 @@ pub const MANIFEST_NAME: &str = "manifest.json";
 pub enum ImageHead {
     /// GeoCLIP's own image head fits.
     Geoclip,
-    /// A linear head must be trained.
+    /// Simulated: the transposed projection gives GeoCLIP's space back.
     Linear,
     /// Not known.
     None,
