@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`make test`: every check, one after the other; once the build is there, the CUDA variant compiles and links beside them.
+"""`make test`: every check, one after the other. The audit and the set-up's own tests run beside the build; once it is there,
+the CUDA variant compiles and links beside the checks.
 
 The Makefile has chosen the variant and set LIBTORCH and CARGO_TARGET_DIR for it. One Cargo profile (dev) serves every
 stage, so that nothing is built twice. The first failure ends the run, and with it everything that was started.
@@ -91,27 +92,21 @@ def unless_unchanged(name, inputs, work):
         stamp.write()
 
 
-class SetUpTests:
-    """The set-up's own tests, which wait for pip most of the time: they run while the build does."""
+class Beside:
+    """A stage that runs while the build does: it waits for the network most of the time, or takes the core that is idle."""
 
-    def __init__(self):
-        self.stamp = Stamp("set-up", files_below("setup/*", "tests/setup_test.py"))
-        self.log = TARGET / "set-up.log"
-        self.child = None
-        if not self.stamp.passed:
-            self.log.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.log, "w") as log:
-                words = [sys.executable, "-B", "tests/setup_test.py"]
-                self.child = children.start(words, stdout=log, stderr=subprocess.STDOUT)
+    def __init__(self, name, *words):
+        self.log = TARGET / (name + ".log")
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log, "w") as log:
+            # The build comes first: everything else waits for it.
+            self.child = children.start(("nice", *words), stdout=log, stderr=subprocess.STDOUT)
 
     def finish(self):
-        if self.child is None:
-            return None
-        if children.wait(self.child) != 0:
-            print(self.log.read_text(errors="replace"), file=sys.stderr, flush=True)
-            return "the log above is %s" % self.log
-        self.stamp.write()
-        return None
+        status = children.wait(self.child)
+        # Also where it passed: what could not be checked is said there.
+        print(self.log.read_text(errors="replace"), file=sys.stderr, flush=True)
+        return "the log above is %s" % self.log if status else None
 
 
 # --- the CUDA variant, without a GPU ---------------------------------------------------------------------
@@ -185,14 +180,18 @@ def test_commands():
 
 def run(cuda_link):
     timed("format", command("cargo", "fmt", "--all", "--check"))
-    set_up = SetUpTests()
+    set_up_stamp = Stamp("set-up", files_below("setup/*", "tests/setup_test.py"))
+    set_up = None if set_up_stamp.passed else Beside("set-up", sys.executable, "-B", "tests/setup_test.py")
+    audit = Beside("audit", sys.executable, "-B", "setup/audit.py")
     # All targets, as the tests want them: other features of the dependencies would mean building them once more.
     timed("build", command("cargo", "build", "--locked", "--workspace", "--all-targets"))
-    timed("set-up", set_up.finish)
+    if set_up:
+        timed("set-up", set_up.finish)
+        set_up_stamp.write()
     cuda = CudaLink() if cuda_link else None
     timed("clippy", command("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"))
     timed("docs", command("cargo", "doc", "--locked", "--workspace", "--no-deps", RUSTDOCFLAGS="-D warnings"))
-    timed("audit", command(sys.executable, "-B", "setup/audit.py"))
+    timed("audit", audit.finish)
     timed("binaries", check_binaries)
     # Before the tests, some of which measure time: they get a machine with nothing else to do.
     if cuda:
