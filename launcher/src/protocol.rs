@@ -5,6 +5,7 @@
 //! fit can say so.
 
 mod shards;
+mod train;
 
 use std::io::{self, Read, Write};
 
@@ -12,9 +13,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use shards::ShardsJob;
+pub use train::{
+    CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, Fault, PartsWritten, Progress,
+    QuickEvaluation, TrainJob, partial_name, step_name,
+};
 
 /// Version of the messages. Raise it with every change of their meaning.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// No message is larger; a longer length is a peer that speaks something else.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -101,6 +106,8 @@ pub enum Job {
     },
     /// Work on shards.
     Shards(Box<ShardsJob>),
+    /// Train a model.
+    Train(Box<TrainJob>),
 }
 
 impl Job {
@@ -113,6 +120,7 @@ impl Job {
             Self::BenchShdd => "bench shdd",
             Self::Perturbation { .. } => "eval --suite perturbation",
             Self::Shards(job) => job.name(),
+            Self::Train(_) => "train",
         }
     }
 }
@@ -159,6 +167,12 @@ pub enum ToLauncher {
         /// HOST:PORT of the store.
         address: String,
     },
+    /// Training goes on; from rank 0.
+    Progress(Progress),
+    /// A quick evaluation was made; from rank 0.
+    Evaluated(QuickEvaluation),
+    /// This rank's parts of a checkpoint are written.
+    Parts(PartsWritten),
     /// The job is done; the worker ends now.
     Result(serde_json::Value),
     /// The job cannot be done; the worker ends now.
