@@ -9,18 +9,26 @@
 //! - [`diffusion`]: noise schedules, the forward process, samplers.
 //! - [`model`]: the CS-UNet, whole or split over ranks.
 //! - [`loss`]: what training minimises.
+//! - [`metrics`]: how good answers are.
 //! - [`geoclip`]: frozen encoders of places and images, and their weights.
 //! - [`shards`]: Parquet embeddings, in an order that never depends on who reads.
-//! - [`eval`]: tables of the paper, computed.
+//! - [`checkpoint`]: parts of a checkpoint, written in the background and read back.
+//! - [`tensorboard`]: event files.
+//! - [`train`]: the loop.
+//! - [`eval`]: how good a model is; tables of the paper.
 
+pub mod checkpoint;
 pub mod comm;
 pub mod diffusion;
 pub mod eval;
 pub mod geo;
 pub mod geoclip;
 pub mod loss;
+pub mod metrics;
 pub mod model;
 pub mod native;
 pub mod shards;
 pub mod shdd;
+pub mod tensorboard;
+pub mod train;
 pub mod worker;

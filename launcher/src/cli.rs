@@ -77,9 +77,9 @@ pub struct Global {
 pub enum Verb {
     /// Train a model from shards; on an existing run, resume it.
     Train {
-        /// Break something on purpose, such as kill@rank=1,step=7.
+        /// Break something on purpose, once, such as kill@rank=1,step=7; may be repeated.
         #[arg(long, value_name = "FAULT")]
-        inject: Option<String>,
+        inject: Vec<String>,
     },
     /// Score a run, or anybody's predictions.
     Eval {
@@ -121,6 +121,9 @@ pub enum Verb {
     Geoclip(GeoclipVerb),
     /// The main job, small enough for two CPU cores.
     Demo,
+    /// Start every worker and let it check that libtorch computes right.
+    #[command(hide = true)]
+    SelfCheck,
     /// Could training start here? Says what is missing.
     Doctor,
     /// What the runs on this machine are doing.

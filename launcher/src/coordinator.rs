@@ -2,12 +2,16 @@
 //!
 //! Starting -> Running -> Ended; on any failure or interrupt, Stopping in between. A gang always ends: every wait but that for
 //! the job itself has a deadline, and after the last one comes SIGKILL.
+//!
+//! A checkpoint is committed when every rank of this very attempt has written its parts; what a worker of another attempt
+//! says it has written is refused.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::protocol::{Failure, Hello, PROTOCOL_VERSION, ToLauncher};
+use crate::protocol::{Failure, Hello, PROTOCOL_VERSION, PartsWritten, ToLauncher};
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +58,11 @@ pub enum Event {
         /// How.
         exit: Exit,
     },
+    /// A checkpoint could not be committed.
+    CommitFailed {
+        /// Why.
+        failure: Failure,
+    },
     /// The user asks to end (Ctrl-C, SIGTERM).
     Interrupted,
     /// Time has passed.
@@ -61,7 +70,7 @@ pub enum Event {
 }
 
 /// What the supervisor must do.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Send every worker its job.
     StartAll,
@@ -69,6 +78,16 @@ pub enum Action {
     Announce {
         /// HOST:PORT.
         address: String,
+    },
+    /// Pass on what a worker reports about its job.
+    Report {
+        /// What it said.
+        message: ToLauncher,
+    },
+    /// Commit a checkpoint: every rank has written its parts.
+    Commit {
+        /// What each rank wrote, in order.
+        parts: Vec<PartsWritten>,
     },
     /// Send SIGTERM to all that still run.
     Terminate,
@@ -124,6 +143,11 @@ pub enum Cause {
         /// How long it was waited for.
         limit: Duration,
     },
+    /// A checkpoint could not be committed.
+    CommitFailed {
+        /// Why.
+        failure: Failure,
+    },
     /// The user asked to end.
     Interrupted,
 }
@@ -167,6 +191,10 @@ struct Member {
     hello: Option<Hello>,
     result: Option<Value>,
     exit: Option<Exit>,
+    /// Has ended, but its socket may still hold what it said before.
+    unheard_exit: Option<Exit>,
+    /// Its socket is closed: all that it said has been heard.
+    is_closed: bool,
     /// Has said its last word, or hung up, and must have ended by then.
     leave_by: Option<Duration>,
     /// Gave its result, did not end, and was killed.
@@ -191,18 +219,22 @@ enum Phase {
 #[derive(Debug, Clone)]
 pub struct Coordinator {
     build: Build,
+    attempt: u32,
     limits: Limits,
     started_at: Duration,
     phase: Phase,
     members: Vec<Member>,
+    /// Parts of checkpoints that are not complete, by step; one place for each rank.
+    parts: BTreeMap<u64, Vec<Option<PartsWritten>>>,
     causes: Vec<Cause>,
 }
 
 impl Coordinator {
-    /// A gang of `workers` processes that were just spawned.
-    pub fn new(workers: usize, build: Build, limits: Limits, now: Duration) -> Self {
+    /// A gang of `workers` processes that were just spawned, for this attempt of the run.
+    pub fn new(workers: usize, attempt: u32, build: Build, limits: Limits, now: Duration) -> Self {
         let members = vec![Member::default(); workers];
-        Self { build, limits, started_at: now, phase: Phase::Starting, members, causes: Vec::new() }
+        let (phase, parts, causes) = (Phase::Starting, BTreeMap::new(), Vec::new());
+        Self { build, attempt, limits, started_at: now, phase, members, parts, causes }
     }
 
     /// Takes in what happened and says what to do about it.
@@ -212,6 +244,7 @@ impl Coordinator {
             Event::Garbled { rank, reason } => self.stop(Cause::Incompatible { rank, reason }, now),
             Event::Closed { rank } => self.closed(rank, now),
             Event::Exited { rank, exit } => self.exited(rank, exit, now),
+            Event::CommitFailed { failure } => self.stop(Cause::CommitFailed { failure }, now),
             Event::Interrupted => self.interrupted(now),
             Event::Tick => self.tick(now),
         }
@@ -274,19 +307,46 @@ impl Coordinator {
                 Vec::new()
             }
             ToLauncher::Failed(failure) => self.stop(Cause::Failed { rank, failure }, now),
+            ToLauncher::Parts(written) => self.written(rank, written, now),
+            ToLauncher::Progress(_) | ToLauncher::Evaluated(_) | ToLauncher::Breaking(_) => {
+                vec![Action::Report { message }]
+            }
         }
+    }
+
+    /// The last rank's parts make a checkpoint whole.
+    fn written(&mut self, rank: u32, written: PartsWritten, now: Duration) -> Vec<Action> {
+        if written.attempt != self.attempt {
+            let reason = format!("it has written for attempt {}, this is {}", written.attempt, self.attempt);
+            return self.stop(Cause::Incompatible { rank, reason }, now);
+        }
+        let (step, ranks) = (written.step, self.members.len());
+        let places = self.parts.entry(step).or_insert_with(|| vec![None; ranks]);
+        places[rank as usize] = Some(written);
+        if places.iter().any(Option::is_none) {
+            return Vec::new();
+        }
+        let parts = self.parts.remove(&step).unwrap_or_default().into_iter().flatten().collect();
+        vec![Action::Commit { parts }]
     }
 
     /// Its exit will tell why, if it comes.
     fn closed(&mut self, rank: u32, now: Duration) -> Vec<Action> {
-        if let Some(member) = self.members.get_mut(rank as usize) {
-            member.leave_by.get_or_insert(now + self.limits.stop);
+        let Some(member) = self.members.get_mut(rank as usize) else { return Vec::new() };
+        member.is_closed = true;
+        member.leave_by.get_or_insert(now + self.limits.stop);
+        match member.unheard_exit.take() {
+            Some(exit) => self.exited(rank, exit, now),
+            None => Vec::new(),
         }
-        Vec::new()
     }
 
     fn exited(&mut self, rank: u32, exit: Exit, now: Duration) -> Vec<Action> {
         let Some(member) = self.members.get_mut(rank as usize) else { return Vec::new() };
+        if member.hello.is_some() && !member.is_closed {
+            member.unheard_exit = Some(exit);
+            return Vec::new();
+        }
         member.exit = Some(exit);
         let spoke = member.hello.is_some();
         let finished = member.result.is_some() && (exit == Exit::Code(0) || member.dismissed);

@@ -43,8 +43,53 @@ fn exited(rank: u32, exit: Exit) -> Event {
     Event::Exited { rank, exit }
 }
 
+/// A process that ends; what it said before is heard after.
+fn ends(gang: &mut Coordinator, rank: u32, exit: Exit, now: Duration) -> Vec<Action> {
+    let mut actions = gang.step(exited(rank, exit), now);
+    actions.extend(gang.step(Event::Closed { rank }, now));
+    actions
+}
+
+fn parts(rank: u32, step: u64, attempt: u32) -> Event {
+    let written = PartsWritten { step, attempt, files: Vec::new(), score: None };
+    Event::Message { rank, message: ToLauncher::Parts(written) }
+}
+
+#[test]
+fn checkpoint_is_committed_when_the_last_rank_of_this_attempt_has_written() {
+    let mut gang = running(2);
+    assert_eq!(gang.step(parts(1, 10, 7), at(2)), []);
+    assert_eq!(gang.step(parts(1, 20, 7), at(2)), [], "another step is another checkpoint");
+    let actions = gang.step(parts(0, 10, 7), at(3));
+    assert!(
+        matches!(&actions[..], [Action::Commit { parts }] if parts.len() == 2 && parts[0].step == 10),
+        "{actions:?}"
+    );
+    assert_eq!(gang.step(parts(0, 20, 6), at(4)), [Action::Terminate], "a worker of an older attempt");
+    assert_eq!(gang.step(parts(0, 20, 6), at(4)), []);
+}
+
+#[test]
+fn what_a_worker_said_before_it_ended_is_heard() {
+    let mut gang = running(1);
+    assert_eq!(gang.step(exited(0, Exit::Code(0)), at(2)), []);
+    assert!(gang.outcome().is_none(), "its socket may hold more");
+    gang.step(result(0), at(2));
+    gang.step(Event::Closed { rank: 0 }, at(2));
+    assert!(matches!(gang.outcome(), Some(Outcome::Done(results)) if results.len() == 1));
+}
+
+#[test]
+fn a_commit_that_fails_ends_the_gang() {
+    let mut gang = running(1);
+    let failure = Failure { message: "no space".into(), of_peer: false, exit_code: 16 };
+    assert_eq!(gang.step(Event::CommitFailed { failure: failure.clone() }, at(2)), [Action::Terminate]);
+    ends(&mut gang, 0, Exit::Signal(SIGTERM), at(3));
+    assert_eq!(causes(&gang), [Cause::CommitFailed { failure }]);
+}
+
 fn running(workers: u32) -> Coordinator {
-    let mut gang = Coordinator::new(workers as usize, build(), LIMITS, at(0));
+    let mut gang = Coordinator::new(workers as usize, 7, build(), LIMITS, at(0));
     for rank in 0..workers {
         let actions = gang.step(hello(rank), at(1));
         assert_eq!(actions, if rank + 1 == workers { vec![Action::StartAll] } else { vec![] });
@@ -65,7 +110,7 @@ fn jobs_start_when_all_have_spoken_and_results_keep_their_order() {
     for rank in [2, 0, 1] {
         assert!(gang.step(result(rank), at(2)).is_empty());
         assert_eq!(gang.outcome(), None);
-        gang.step(exited(rank, Exit::Code(0)), at(3));
+        ends(&mut gang, rank, Exit::Code(0), at(3));
     }
     assert_eq!(gang.outcome(), Some(Outcome::Done(vec![json!({"rank": 0}), json!({"rank": 1}), json!({"rank": 2})])));
 }
@@ -83,14 +128,14 @@ fn the_store_is_announced_by_rank_0_alone() {
 
 #[test]
 fn silence_at_the_start_ends_and_names_the_silent() {
-    let mut gang = Coordinator::new(3, build(), LIMITS, at(0));
+    let mut gang = Coordinator::new(3, 7, build(), LIMITS, at(0));
     gang.step(hello(1), at(1));
     assert_eq!(gang.deadline(), Some(at(10)));
     assert!(gang.step(Event::Tick, at(9)).is_empty());
     assert_eq!(gang.step(Event::Tick, at(10)), [Action::Terminate]);
     assert_eq!(gang.step(Event::Tick, at(12)), [Action::Kill]);
     for rank in 0..3 {
-        gang.step(exited(rank, Exit::Signal(SIGKILL)), at(13));
+        ends(&mut gang, rank, Exit::Signal(SIGKILL), at(13));
     }
     assert_eq!(causes(&gang)[0], Cause::Late { ranks: vec![0, 2], limit: LIMITS.start });
 }
@@ -99,8 +144,8 @@ fn silence_at_the_start_ends_and_names_the_silent() {
 fn the_killed_worker_is_the_cause_even_when_its_peer_complains_first() {
     let mut gang = running(2);
     assert_eq!(gang.step(failed(0, true), at(5)), [Action::Terminate]);
-    gang.step(exited(0, Exit::Code(14)), at(5));
-    gang.step(exited(1, Exit::Signal(SIGKILL)), at(5));
+    ends(&mut gang, 0, Exit::Code(14), at(5));
+    ends(&mut gang, 1, Exit::Signal(SIGKILL), at(5));
     let causes = causes(&gang);
     assert_eq!(causes[0], Cause::Died { rank: 1, exit: Exit::Signal(SIGKILL) });
     assert!(matches!(causes[1], Cause::Failed { rank: 0, .. }));
@@ -110,10 +155,10 @@ fn the_killed_worker_is_the_cause_even_when_its_peer_complains_first() {
 fn workers_that_we_end_are_not_causes() {
     let mut gang = running(3);
     assert_eq!(gang.step(failed(1, false), at(5)), [Action::Terminate]);
-    gang.step(exited(1, Exit::Code(14)), at(5));
-    gang.step(exited(0, Exit::Signal(SIGTERM)), at(6));
+    ends(&mut gang, 1, Exit::Code(14), at(5));
+    ends(&mut gang, 0, Exit::Signal(SIGTERM), at(6));
     assert_eq!(gang.step(Event::Tick, at(7)), [Action::Kill]);
-    gang.step(exited(2, Exit::Signal(SIGKILL)), at(7));
+    ends(&mut gang, 2, Exit::Signal(SIGKILL), at(7));
     let causes = causes(&gang);
     assert!(matches!(causes[0], Cause::Failed { rank: 1, .. }), "{causes:?}");
     assert_eq!(causes[1..], [Cause::Unresponsive { rank: 2, limit: LIMITS.stop }], "rank 0 ended as it was asked to");
@@ -123,9 +168,9 @@ fn workers_that_we_end_are_not_causes() {
 fn a_stopped_worker_is_the_cause_of_what_its_peer_complains_of() {
     let mut gang = running(2);
     gang.step(failed(0, true), at(5));
-    gang.step(exited(0, Exit::Code(14)), at(5));
+    ends(&mut gang, 0, Exit::Code(14), at(5));
     assert_eq!(gang.step(Event::Tick, at(7)), [Action::Kill]);
-    gang.step(exited(1, Exit::Signal(SIGKILL)), at(7));
+    ends(&mut gang, 1, Exit::Signal(SIGKILL), at(7));
     assert_eq!(causes(&gang)[0], Cause::Unresponsive { rank: 1, limit: LIMITS.stop });
 }
 
@@ -134,11 +179,11 @@ fn a_worker_that_has_given_its_result_must_leave() {
     let mut gang = running(2);
     gang.step(result(0), at(5));
     gang.step(result(1), at(5));
-    gang.step(exited(1, Exit::Code(0)), at(5));
+    ends(&mut gang, 1, Exit::Code(0), at(5));
     assert_eq!(gang.deadline(), Some(at(7)));
     assert_eq!(gang.step(Event::Tick, at(7)), [Action::KillOne { rank: 0 }]);
     assert_eq!(gang.deadline(), None);
-    gang.step(exited(0, Exit::Signal(SIGKILL)), at(7));
+    ends(&mut gang, 0, Exit::Signal(SIGKILL), at(7));
     assert!(matches!(gang.outcome(), Some(Outcome::Done(results)) if results.len() == 2));
 }
 
@@ -147,22 +192,22 @@ fn a_worker_that_hangs_up_and_runs_on_has_failed() {
     let mut gang = running(2);
     gang.step(Event::Closed { rank: 1 }, at(5));
     assert_eq!(gang.step(Event::Tick, at(7)), [Action::Terminate]);
-    gang.step(exited(1, Exit::Signal(SIGTERM)), at(7));
-    gang.step(exited(0, Exit::Signal(SIGTERM)), at(7));
+    ends(&mut gang, 1, Exit::Signal(SIGTERM), at(7));
+    ends(&mut gang, 0, Exit::Signal(SIGTERM), at(7));
     assert_eq!(causes(&gang), [Cause::Deserted { rank: 1 }]);
 }
 
 #[test]
 fn an_end_without_a_result_is_a_failure_even_with_code_0() {
     let mut gang = running(1);
-    assert_eq!(gang.step(exited(0, Exit::Code(0)), at(5)), [Action::Terminate]);
+    assert_eq!(ends(&mut gang, 0, Exit::Code(0), at(5)), [Action::Terminate]);
     assert_eq!(causes(&gang), [Cause::Died { rank: 0, exit: Exit::Code(0) }]);
 }
 
 #[test]
 fn a_worker_that_cannot_be_loaded_does_not_fit() {
-    let mut gang = Coordinator::new(1, build(), LIMITS, at(0));
-    gang.step(exited(0, Exit::Code(EXIT_NOT_LOADED)), at(0));
+    let mut gang = Coordinator::new(1, 7, build(), LIMITS, at(0));
+    ends(&mut gang, 0, Exit::Code(EXIT_NOT_LOADED), at(0));
     assert!(matches!(causes(&gang)[0], Cause::Incompatible { rank: 0, .. }));
 }
 
@@ -185,7 +230,7 @@ fn a_second_interrupt_kills_at_once() {
     let mut gang = running(1);
     assert_eq!(gang.step(Event::Interrupted, at(5)), [Action::Terminate]);
     assert_eq!(gang.step(Event::Interrupted, at(5)), [Action::Kill]);
-    gang.step(exited(0, Exit::Signal(SIGKILL)), at(5));
+    ends(&mut gang, 0, Exit::Signal(SIGKILL), at(5));
     assert_eq!(causes(&gang)[0], Cause::Interrupted);
 }
 
@@ -208,7 +253,7 @@ proptest! {
     /// from everybody; a gang whose processes have all ended has an outcome.
     #[test]
     fn every_gang_ends(events in proptest::collection::vec(any_event(3), 0..40)) {
-        let mut gang = Coordinator::new(3, build(), LIMITS, at(0));
+        let mut gang = Coordinator::new(3, 7, build(), LIMITS, at(0));
         let mut actions = Vec::new();
         for (second, event) in events.into_iter().enumerate() {
             actions.extend(gang.step(event, at(second as u64)));
@@ -224,7 +269,7 @@ proptest! {
             prop_assert!(actions.contains(&Action::Kill));
         }
         for rank in 0..3 {
-            gang.step(exited(rank, Exit::Signal(SIGKILL)), at(100));
+            ends(&mut gang, rank, Exit::Signal(SIGKILL), at(100));
         }
         match gang.outcome() {
             Some(Outcome::Done(results)) => prop_assert_eq!(results.len(), 3),

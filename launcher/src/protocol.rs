@@ -171,6 +171,8 @@ pub enum ToLauncher {
     Progress(Progress),
     /// A quick evaluation was made; from rank 0.
     Evaluated(QuickEvaluation),
+    /// This worker is about to break something, as it was asked to.
+    Breaking(Fault),
     /// This rank's parts of a checkpoint are written.
     Parts(PartsWritten),
     /// The job is done; the worker ends now.

@@ -37,13 +37,14 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords
         Cause::Failed { .. } | Cause::Died { .. } | Cause::Deserted { .. } | Cause::Unresponsive { .. } => {
             LaunchError::WorkerFailed(text)
         }
+        Cause::CommitFailed { .. } => LaunchError::WorkerFailed(text),
         Cause::Interrupted => LaunchError::Interrupted,
     }
 }
 
 /// An expected error of a worker, such as bad data, speaks for itself: who found it and what it printed is of no use.
 fn reported(first: &Cause) -> Option<LaunchError> {
-    let Cause::Failed { failure, .. } = first else { return None };
+    let (Cause::Failed { failure, .. } | Cause::CommitFailed { failure }) = first else { return None };
     let code = ExitCode::from_code(failure.exit_code.into()).filter(|code| *code != ExitCode::WorkerFailed)?;
     Some(LaunchError::Reported { text: failure.message.clone(), code })
 }
@@ -56,7 +57,7 @@ fn involved(cause: &Cause) -> Vec<u32> {
         | Cause::Deserted { rank }
         | Cause::Unresponsive { rank, .. } => vec![*rank],
         Cause::Late { ranks, .. } => ranks.clone(),
-        Cause::Interrupted => Vec::new(),
+        Cause::CommitFailed { .. } | Cause::Interrupted => Vec::new(),
     }
 }
 
@@ -96,6 +97,7 @@ fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
             worker(*rank),
             seconds(*limit)
         ),
+        Cause::CommitFailed { failure } => format!("a checkpoint could not be committed: {}", failure.message),
         Cause::Interrupted => "interrupted".to_owned(),
     }
 }

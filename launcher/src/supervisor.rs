@@ -26,7 +26,8 @@ use tokio_util::codec::LengthDelimitedCodec;
 use crate::coordinator::{Action, Build, Coordinator, Event, Exit, Limits, Outcome};
 use crate::error::LaunchError;
 use crate::protocol::{
-    CONTROL_VARIABLE, FRAME_BYTES_MAX, Hello, Job, LAUNCHER_PID_VARIABLE, Meeting, ToLauncher, ToWorker,
+    CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, LAUNCHER_PID_VARIABLE, Meeting, PartsWritten, ToLauncher,
+    ToWorker,
 };
 use crate::rendezvous::World;
 use crate::report::{self, LastWords};
@@ -56,8 +57,34 @@ pub struct Gang<'a> {
     pub job: Job,
     /// How long to wait.
     pub limits: Limits,
-    /// Copy the workers' output to stderr as it comes.
-    pub echo: bool,
+}
+
+/// Hears what a gang reports while it runs.
+pub trait Observer {
+    /// A worker wrote a line.
+    fn line(&mut self, rank: usize, line: &str);
+    /// A worker reports about its job.
+    fn report(&mut self, message: &ToLauncher);
+    /// Every rank has written its parts of a checkpoint; an error stops the gang.
+    fn commit(&mut self, parts: &[PartsWritten]) -> Result<(), LaunchError>;
+}
+
+/// For jobs that report nothing: copies what workers write to stderr, if asked to.
+#[derive(Debug)]
+pub struct Echo(pub bool);
+
+impl Observer for Echo {
+    fn line(&mut self, rank: usize, line: &str) {
+        if self.0 {
+            tracing::info!("[rank {rank}] {line}");
+        }
+    }
+
+    fn report(&mut self, _: &ToLauncher) {}
+
+    fn commit(&mut self, _: &[PartsWritten]) -> Result<(), LaunchError> {
+        Err(LaunchError::WorkerFailed("a worker has written a checkpoint in a job that has none: this is a bug".into()))
+    }
 }
 
 /// What a gang that ended well has said.
@@ -82,12 +109,12 @@ pub fn worker_path() -> Result<PathBuf, LaunchError> {
 }
 
 /// Runs the gang to its end on a runtime of this thread.
-pub fn run(gang: &Gang<'_>) -> anyhow::Result<GangResult> {
+pub fn run(gang: &Gang<'_>, observer: &mut dyn Observer) -> anyhow::Result<GangResult> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
-    runtime.block_on(supervise(gang))
+    runtime.block_on(supervise(gang, observer))
 }
 
-async fn supervise(gang: &Gang<'_>) -> anyhow::Result<GangResult> {
+async fn supervise(gang: &Gang<'_>, observer: &mut dyn Observer) -> anyhow::Result<GangResult> {
     let mut interrupts = signal(SignalKind::interrupt()).context("cannot watch SIGINT")?;
     let mut terminations = signal(SignalKind::terminate()).context("cannot watch SIGTERM")?;
     let control = ControlSocket::bind()?;
@@ -95,7 +122,7 @@ async fn supervise(gang: &Gang<'_>) -> anyhow::Result<GangResult> {
     let mut members = spawn_all(gang, &control, &events)?;
     let began = Instant::now();
     let build = Build { version: crate::VERSION.to_owned(), revision: crate::REVISION.to_owned() };
-    let mut coordinator = Coordinator::new(members.len(), build, gang.limits, Duration::ZERO);
+    let mut coordinator = Coordinator::new(members.len(), gang.meeting.attempt, build, gang.limits, Duration::ZERO);
     let mut ended_at = None;
     let outcome = loop {
         if let Some(outcome) = coordinator.outcome() {
@@ -109,7 +136,7 @@ async fn supervise(gang: &Gang<'_>) -> anyhow::Result<GangResult> {
             None => coordinator.deadline().map_or(Duration::MAX, |at| at.saturating_sub(began.elapsed())),
         };
         let event = tokio::select! {
-            Some(notice) = inbox.recv() => match take_in(notice, &mut members, gang.echo) {
+            Some(notice) = inbox.recv() => match take_in(notice, &mut members, observer) {
                 Some(event) => event,
                 None => continue,
             },
@@ -122,8 +149,11 @@ async fn supervise(gang: &Gang<'_>) -> anyhow::Result<GangResult> {
             _ = terminations.recv() => Event::Interrupted,
             () = tokio::time::sleep(deadline.min(Duration::from_secs(3600))) => Event::Tick,
         };
-        for action in coordinator.step(event, began.elapsed()) {
-            act(action, gang, &mut members);
+        let mut actions = VecDeque::from(coordinator.step(event, began.elapsed()));
+        while let Some(action) = actions.pop_front() {
+            if let Some(event) = act(action, gang, &mut members, observer) {
+                actions.extend(coordinator.step(event, began.elapsed()));
+            }
         }
     };
     match outcome {
@@ -293,6 +323,9 @@ async fn wait(rank: usize, mut child: Child, events: mpsc::Sender<Notice>) {
         Err(_) => Exit::Code(-1),
     };
     let _ = events.send(Notice::Exited { rank, exit }).await;
+    // Its socket closes with it; should something hold it open, nobody waits for ever.
+    tokio::time::sleep(LAST_OUTPUT).await;
+    let _ = events.send(Notice::Closed { rank }).await;
 }
 
 fn exit_of(status: ExitStatus) -> Exit {
@@ -363,12 +396,10 @@ async fn converse(rank: usize, stream: UnixStream, events: mpsc::Sender<Notice>)
 }
 
 /// Books what happened to the processes; what the coordinator must know of it comes back.
-fn take_in(notice: Notice, members: &mut [Member], echo: bool) -> Option<Event> {
+fn take_in(notice: Notice, members: &mut [Member], observer: &mut dyn Observer) -> Option<Event> {
     match notice {
         Notice::Line { rank, line } => {
-            if echo {
-                tracing::info!("[rank {rank}] {line}");
-            }
+            observer.line(rank, &line);
             let words = &mut members[rank].last_words;
             words.push_back(line);
             if words.len() > LAST_WORDS_LINES {
@@ -396,8 +427,17 @@ fn take_in(notice: Notice, members: &mut [Member], echo: bool) -> Option<Event> 
     }
 }
 
-fn act(action: Action, gang: &Gang<'_>, members: &mut [Member]) {
+/// Does what the coordinator says; what came of it, where it must know.
+fn act(action: Action, gang: &Gang<'_>, members: &mut [Member], observer: &mut dyn Observer) -> Option<Event> {
     match action {
+        Action::Report { message } => observer.report(&message),
+        Action::Commit { parts } => {
+            if let Err(error) = observer.commit(&parts) {
+                let exit_code = error.exit_code().code();
+                let failure = Failure { message: error.to_string(), of_peer: false, exit_code };
+                return Some(Event::CommitFailed { failure });
+            }
+        }
         Action::StartAll => {
             for (member, place) in members.iter().zip(&gang.world.places) {
                 let (place, meeting, job) = (place.clone(), gang.meeting.clone(), gang.job.clone());
@@ -413,6 +453,7 @@ fn act(action: Action, gang: &Gang<'_>, members: &mut [Member]) {
         Action::Kill => signal_running(members, Signal::SIGKILL),
         Action::KillOne { rank } => signal_running(&members[rank as usize..=rank as usize], Signal::SIGKILL),
     }
+    None
 }
 
 fn signal_running(members: &[Member], signal: Signal) {

@@ -1,9 +1,11 @@
 //! One function per verb: what the command line asks for, done.
 
 mod bench_shdd;
+mod demo;
 mod geoclip;
 mod perturbation;
 mod shards;
+mod train;
 
 use std::time::Duration;
 
@@ -19,7 +21,7 @@ use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::protocol::{CollectiveRow, Hello, Job, Meeting, Place, SelfCheck};
 use crate::rendezvous::World;
-use crate::supervisor::{self, Gang, GangResult};
+use crate::supervisor::{self, Echo, Gang, GangResult, Observer};
 
 /// Does what the command line asks for; the value is what `--json` prints.
 pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
@@ -30,7 +32,8 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
     match cli.verb.as_ref() {
         Some(Verb::Config(verb)) => show_config(verb, global, output),
         Some(Verb::Completions { shell }) => completions(*shell, output),
-        Some(Verb::Demo) => demo(global, output),
+        Some(Verb::Demo) => demo::run(global, output),
+        Some(Verb::SelfCheck) => self_check(global, output),
         Some(Verb::Bench(BenchVerb::Collectives { max_bytes })) => bench_collectives(global, *max_bytes, output),
         Some(Verb::Bench(BenchVerb::Shards { python })) => shards::bench(python.as_deref(), global, output),
         Some(Verb::Bench(BenchVerb::Shdd)) => bench_shdd::run(global, output),
@@ -39,6 +42,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         {
             perturbation::run(global, output)
         }
+        Some(Verb::Train { inject }) => train::run(inject, global, output),
         Some(Verb::Shards(verb)) => shards::run(verb, global, output),
         Some(Verb::Geoclip(verb)) => geoclip::run(verb, global, output),
         Some(Verb::Doctor) => doctor::run(global, output),
@@ -49,14 +53,28 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
 
 /// Resolves the configuration of a command on this machine.
 pub(crate) fn resolve(global: &Global, inventory: &Inventory) -> Result<Resolved, LaunchError> {
-    // Which preset is the default depends on the device, which the flags may name.
+    Ok(config::load(&global.layers(default_preset(global, inventory)))?)
+}
+
+/// Which preset is the default depends on the device, which the flags may name.
+fn default_preset(global: &Global, inventory: &Inventory) -> &'static str {
     let named = config::load(&global.layers("demo")).map_or(DeviceKind::Auto, |found| found.config.parallel.device);
-    let on_cuda = named.on_cuda(!inventory.gpus.is_empty());
-    Ok(config::load(&global.layers(if on_cuda { "l47" } else { "demo" }))?)
+    if named.on_cuda(!inventory.gpus.is_empty()) { "l47" } else { "demo" }
 }
 
 /// Starts workers, gives them a job and waits for their results.
 pub(crate) fn run_gang(resolved: &Resolved, world: &World, job: Job, echo: bool) -> anyhow::Result<GangResult> {
+    run_attempt(resolved, world, job, 0, &mut Echo(echo))
+}
+
+/// The same for one attempt of a run, with who hears its reports.
+pub(crate) fn run_attempt(
+    resolved: &Resolved,
+    world: &World,
+    job: Job,
+    attempt: u32,
+    observer: &mut dyn Observer,
+) -> anyhow::Result<GangResult> {
     let worker = supervisor::worker_path()?;
     let supervise = &resolved.config.supervise;
     let limits = Limits {
@@ -65,12 +83,12 @@ pub(crate) fn run_gang(resolved: &Resolved, world: &World, job: Job, echo: bool)
     };
     let meeting = Meeting {
         interface: resolved.config.network.interface.clone(),
-        attempt: 0,
+        attempt,
         tensor_parallel: resolved.config.parallel.tensor,
         rendezvous_timeout_s: supervise.rendezvous_timeout_s,
         collective_timeout_s: supervise.collective_timeout_s,
     };
-    supervisor::run(&Gang { worker: &worker, world, meeting, job, limits, echo })
+    supervisor::run(&Gang { worker: &worker, world, meeting, job, limits }, observer)
 }
 
 /// Asks one worker who it is.
@@ -122,8 +140,8 @@ fn completions(shell: clap_complete::Shell, output: Output) -> anyhow::Result<Va
     Ok(json!({ "script": script }))
 }
 
-/// Two workers that check libtorch; simulation, training and evaluation join it as they come.
-fn demo(global: &Global, output: Output) -> anyhow::Result<Value> {
+/// Every worker starts, meets nobody, and checks that libtorch computes right in its process.
+fn self_check(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
     let resolved = resolve(global, &inventory)?;
     let world = World::plan(&resolved.config, &inventory)?;
@@ -177,7 +195,6 @@ fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
     let resolved = resolve(global, &inventory)?;
     World::plan(&resolved.config, &inventory)?;
     let name = match verb {
-        Verb::Train { .. } => "train",
         Verb::Eval { .. } => "eval",
         Verb::Predict { .. } => "predict",
         Verb::Checkpoint(verb) => match verb {
@@ -193,7 +210,7 @@ fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
             }
         },
         Verb::Status => "status",
-        Verb::Demo | Verb::Doctor | Verb::Shards(_) | Verb::Geoclip(_) | Verb::Config(_) | Verb::Completions { .. } => {
+        Verb::Demo | Verb::SelfCheck | Verb::Doctor | Verb::Train { .. } | Verb::Shards(_) | Verb::Geoclip(_) | Verb::Config(_) | Verb::Completions { .. } => {
             unreachable!("handled in run")
         }
     };

@@ -7,6 +7,7 @@ mod control;
 mod meet;
 mod self_check;
 mod shards;
+mod train;
 
 use anyhow::bail;
 use locdiff_launch::exit_code::ExitCode;
@@ -17,6 +18,7 @@ use crate::comm::CommError;
 use crate::eval::perturbation;
 use crate::native;
 use crate::shards::ShardsError;
+use crate::train::TrainError;
 use control::Control;
 
 /// Runs the worker that the environment describes.
@@ -49,8 +51,9 @@ fn is_of_peer(error: &anyhow::Error) -> bool {
 
 /// Expected errors carry their own code; whatever else happens is a worker that failed.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
-    let shards = error.chain().find_map(|cause| cause.downcast_ref::<ShardsError>());
-    shards.map_or(ExitCode::WorkerFailed, ShardsError::exit_code)
+    let of_shards = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref().map(ShardsError::exit_code);
+    let of_training = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref().map(TrainError::exit_code);
+    error.chain().find_map(|cause| of_training(cause).or_else(|| of_shards(cause))).unwrap_or(ExitCode::WorkerFailed)
 }
 
 fn work(control: &mut Control) -> anyhow::Result<()> {
@@ -68,6 +71,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
             serde_json::to_value(bench_collectives::run(&communicator, bytes_max)?)?
         }
         Job::Shards(job) => shards::run(&job, &place)?,
+        Job::Train(job) => train::run(&job, control, &messages, &place, &meeting)?,
         Job::BenchShdd => serde_json::to_value(bench_shdd::run(&place)?)?,
         Job::Perturbation { points } => {
             let share = perturbation::Share { rank: place.rank, world: place.world, threads: place.threads };

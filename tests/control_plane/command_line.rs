@@ -37,10 +37,10 @@ fn malformed_toml_is_named_with_its_line() {
 #[test]
 fn a_missing_worker_is_named_with_its_place() {
     let stage = Stage::new(Worker::None);
-    let ran = stage.run("--device cpu demo");
+    let ran = stage.run("--device cpu self-check");
     ran.ends_with(ExitCode::WorkerMissing).says("locdiff-worker: No such file").says("make build");
     std::fs::write(stage.path().join("locdiff-worker"), "text").expect("written");
-    stage.run("--device cpu demo").ends_with(ExitCode::WorkerMissing).says("not an executable file");
+    stage.run("--device cpu self-check").ends_with(ExitCode::WorkerMissing).says("not an executable file");
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn leaves_nothing(stage: &Stage) {
 #[test]
 fn two_real_workers_start_compute_and_end() {
     let stage = Stage::new(Worker::Real);
-    let ran = stage.run("--workers 2 --device cpu --json demo");
+    let ran = stage.run("--workers 2 --device cpu --json self-check");
     ran.ends_with(ExitCode::Success);
     let json = ran.json();
     let rows = json["rows"].as_array().expect("rows");
@@ -69,7 +69,7 @@ fn doctor_says_no_when_checkpoints_cannot_be_kept() {
 #[test]
 fn a_wrong_libtorch_is_named() {
     let stage = Stage::new(Worker::Fake("wrong-libtorch@1"));
-    let ran = stage.run("--workers 2 --device cpu demo");
+    let ran = stage.run("--workers 2 --device cpu self-check");
     ran.ends_with(ExitCode::WorkerIncompatible)
         .says("worker rank 1")
         .says("built for libtorch 2.11.0, loaded is 2.10.0");
@@ -82,7 +82,7 @@ fn a_libtorch_that_does_not_load_is_named() {
     let stage = Stage::new(Worker::Real);
     let library = stage.path().join("libtorch_cpu.so");
     std::fs::write(&library, "no library at all").expect("written");
-    let output = stage.command("--device cpu demo").env("LD_LIBRARY_PATH", stage.path()).output().expect("runs");
+    let output = stage.command("--device cpu self-check").env("LD_LIBRARY_PATH", stage.path()).output().expect("runs");
     let ran = Ran::from(output);
     ran.ends_with(ExitCode::WorkerIncompatible).says("its libraries cannot be loaded").says("libtorch_cpu.so");
 }
@@ -91,7 +91,7 @@ fn a_libtorch_that_does_not_load_is_named() {
 fn a_worker_of_another_build_or_protocol_is_turned_away() {
     for (mode, part) in [("wrong-protocol", "it speaks protocol 99"), ("wrong-build", "(0000000), this launcher")] {
         let stage = Stage::new(Worker::Fake(mode));
-        stage.run("--workers 2 --device cpu demo").ends_with(ExitCode::WorkerIncompatible).says(part);
+        stage.run("--workers 2 --device cpu self-check").ends_with(ExitCode::WorkerIncompatible).says(part);
         leaves_nothing(&stage);
     }
 }
@@ -99,14 +99,14 @@ fn a_worker_of_another_build_or_protocol_is_turned_away() {
 #[test]
 fn a_worker_that_speaks_something_else_is_turned_away() {
     let stage = Stage::new(Worker::Fake("garbage@0"));
-    stage.run("--workers 2 --device cpu demo").ends_with(ExitCode::WorkerIncompatible).says("worker rank 0");
+    stage.run("--workers 2 --device cpu self-check").ends_with(ExitCode::WorkerIncompatible).says("worker rank 0");
     leaves_nothing(&stage);
 }
 
 #[test]
 fn a_crashed_worker_is_named_with_its_last_words() {
     let stage = Stage::new(Worker::Fake("crash@1"));
-    let ran = stage.run("--workers 3 --device cpu demo");
+    let ran = stage.run("--workers 3 --device cpu self-check");
     ran.ends_with(ExitCode::WorkerFailed).says("worker rank 1").says("killed by SIGSEGV").says("about to crash");
     leaves_nothing(&stage);
 }
@@ -114,14 +114,14 @@ fn a_crashed_worker_is_named_with_its_last_words() {
 #[test]
 fn a_failed_worker_is_quoted() {
     let stage = Stage::new(Worker::Fake("fail@2"));
-    stage.run("--workers 3 --device cpu demo").ends_with(ExitCode::WorkerFailed).says("no such thing");
+    stage.run("--workers 3 --device cpu self-check").ends_with(ExitCode::WorkerFailed).says("no such thing");
     leaves_nothing(&stage);
 }
 
 #[test]
 fn a_worker_that_ends_without_a_result_has_failed() {
     let stage = Stage::new(Worker::Fake("vanish@0"));
-    stage.run("--workers 2 --device cpu demo").ends_with(ExitCode::WorkerFailed).says("ended without a result");
+    stage.run("--workers 2 --device cpu self-check").ends_with(ExitCode::WorkerFailed).says("ended without a result");
     leaves_nothing(&stage);
 }
 
@@ -129,7 +129,7 @@ fn a_worker_that_ends_without_a_result_has_failed() {
 fn a_silent_worker_ends_at_its_deadline() {
     let stage = Stage::new(Worker::Fake("silent@1"));
     let ran =
-        stage.run("--workers 2 --device cpu demo --set supervise.start_timeout_s=1 --set supervise.stop_timeout_s=0.2");
+        stage.run("--workers 2 --device cpu self-check --set supervise.start_timeout_s=1 --set supervise.stop_timeout_s=0.2");
     ran.ends_with(ExitCode::Timeout).says("worker rank 1 did not report within 1.0 s");
     leaves_nothing(&stage);
 }
@@ -151,14 +151,14 @@ fn a_stopped_worker_is_named_by_the_report() {
 #[test]
 fn a_worker_that_gives_its_result_and_stays_is_seen_out() {
     let stage = Stage::new(Worker::Fake("linger"));
-    stage.run("--workers 2 --device cpu demo --set supervise.stop_timeout_s=0.3").ends_with(ExitCode::Success);
+    stage.run("--workers 2 --device cpu self-check --set supervise.stop_timeout_s=0.3").ends_with(ExitCode::Success);
     leaves_nothing(&stage);
 }
 
 #[test]
 fn a_worker_that_hangs_up_and_stays_has_failed() {
     let stage = Stage::new(Worker::Fake("hang-up@1"));
-    let ran = stage.run("--workers 2 --device cpu demo --set supervise.stop_timeout_s=0.3");
+    let ran = stage.run("--workers 2 --device cpu self-check --set supervise.stop_timeout_s=0.3");
     ran.ends_with(ExitCode::WorkerFailed).says("worker rank 1").says("closed its control socket");
     leaves_nothing(&stage);
 }
@@ -167,7 +167,7 @@ fn a_worker_that_hangs_up_and_stays_has_failed() {
 #[test]
 fn pipes_that_somebody_holds_open_do_not_hold_up_the_launcher() {
     let stage = Stage::new(Worker::Fake("daemon"));
-    stage.run("--device cpu demo").ends_with(ExitCode::Success);
+    stage.run("--device cpu self-check").ends_with(ExitCode::Success);
     for pid in stage.pids().into_iter().filter(|pid| is_alive(*pid)) {
         signal(pid, Signal::SIGKILL);
     }
@@ -176,7 +176,7 @@ fn pipes_that_somebody_holds_open_do_not_hold_up_the_launcher() {
 #[test]
 fn a_killed_worker_that_left_messages_unread_is_still_a_killed_worker() {
     let stage = Stage::new(Worker::Fake("die-deaf@0"));
-    stage.run("--workers 2 --device cpu demo").ends_with(ExitCode::WorkerFailed).says("killed by SIGKILL");
+    stage.run("--workers 2 --device cpu self-check").ends_with(ExitCode::WorkerFailed).says("killed by SIGKILL");
     leaves_nothing(&stage);
 }
 
@@ -184,7 +184,7 @@ fn a_killed_worker_that_left_messages_unread_is_still_a_killed_worker() {
 fn endless_output_does_not_fill_the_memory() {
     let stage = Stage::new(Worker::Fake("flood"));
     let mut launcher =
-        stage.command("--device cpu demo").stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("runs");
+        stage.command("--device cpu self-check").stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("runs");
     let status = format!("/proc/{}/status", launcher.id());
     let mut peak_kb = 0;
     eventually("the launcher ends", || {
@@ -200,7 +200,7 @@ fn endless_output_does_not_fill_the_memory() {
 #[test]
 fn what_a_worker_started_ends_with_it() {
     let stage = Stage::new(Worker::Fake("leave-child"));
-    stage.run("--device cpu demo").ends_with(ExitCode::Success);
+    stage.run("--device cpu self-check").ends_with(ExitCode::Success);
     assert_eq!(stage.pids().len(), 2);
     leaves_nothing(&stage);
 }
@@ -209,7 +209,7 @@ fn what_a_worker_started_ends_with_it() {
 fn interrupt_ends_everything_in_order() {
     for (mode, interrupt) in [("hang", Signal::SIGINT), ("hang", Signal::SIGTERM), ("stubborn", Signal::SIGINT)] {
         let stage = Stage::new(Worker::Fake(mode));
-        let line = "--workers 3 --device cpu demo --set supervise.stop_timeout_s=0.3";
+        let line = "--workers 3 --device cpu self-check --set supervise.stop_timeout_s=0.3";
         let mut launcher = stage.command(line).stderr(Stdio::null()).spawn().expect("runs");
         eventually("three workers run", || stage.pids().len() == 3);
         signal(launcher.id(), interrupt);

@@ -4,4 +4,5 @@ mod command_line;
 mod gang;
 mod perturbation;
 mod stage;
+mod train;
 mod world;

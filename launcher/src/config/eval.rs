@@ -66,6 +66,10 @@ pub struct EvalConfig {
     pub refine: bool,
     /// Steps between two quick evaluations on `shards.validation` while training; 0: none.
     pub every: u64,
+    /// Validation rows that a quick evaluation locates: the first so many.
+    pub quick_rows: u32,
+    /// Samples per image in a quick evaluation.
+    pub quick_samples: u32,
     /// Evaluate, with the hybrid phase, when training ends.
     pub after_train: bool,
 }
@@ -84,6 +88,8 @@ impl Default for EvalConfig {
             neighbourhood_km: 0.0,
             refine: false,
             every: 0,
+            quick_rows: 1024,
+            quick_samples: 4,
             after_train: false,
         }
     }
@@ -98,6 +104,8 @@ impl EvalConfig {
     /// `degree` is `model.degree`, which may itself be out of range.
     pub(super) fn check(&self, degree: u32, checker: &mut Checker) {
         checker.within("eval.samples", self.samples, 1..=4096);
+        checker.within("eval.quick_rows", self.quick_rows, 1..=10_000_000);
+        checker.within("eval.quick_samples", self.quick_samples, 1..=4096);
         checker.within("eval.sampler_steps", self.sampler_steps, 1..=10_000);
         checker.within("eval.sampler_eta", self.sampler_eta, 0.0..=1.0);
         checker.not_negative("eval.guidance", self.guidance);

@@ -35,6 +35,9 @@ pub struct TrainConfig {
     pub steps: u64,
     /// Rows per step over all workers, whatever their number.
     pub global_batch: u32,
+    /// Rows that one worker takes through the network at once; a larger share of the batch is accumulated from several.
+    /// 0: its whole share.
+    pub micro_batch: u32,
     /// Seed of everything random. 0 to 2⁶³ - 1.
     pub seed: u64,
     /// Folder of a run, or a checkpoint of one, whose weights a new run starts from; "": random weights.
@@ -72,6 +75,7 @@ impl Default for TrainConfig {
         Self {
             steps: 40_000,
             global_batch: 4096,
+            micro_batch: 0,
             seed: 0,
             init_from: String::new(),
             learning_rate: 4e-4,

@@ -34,6 +34,8 @@ pub struct TrainJob {
     pub run_dir: PathBuf,
     /// The checkpoint to go on from, verified by the launcher; none: the first step.
     pub resume: Option<PathBuf>,
+    /// The checkpoint whose averaged weights a new run starts from, verified by the launcher; none: random weights.
+    pub init_from: Option<PathBuf>,
     /// Highest validation score of the checkpoints that exist.
     pub best_score: Option<f64>,
     /// How often this run has been started again after a failure.

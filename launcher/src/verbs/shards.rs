@@ -145,7 +145,6 @@ fn make(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow::Result<Va
 }
 
 /// Gives the job to one worker, on the first GPU where there is one.
-#[allow(dead_code, reason = "for jobs that need nothing of the configuration")]
 pub(super) fn run_one(global: &Global, job: ShardsJob) -> anyhow::Result<Value> {
     run_one_with(global, |_| job)
 }

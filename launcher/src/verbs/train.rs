@@ -1,0 +1,309 @@
+//! `train`: opens the run, starts workers from its newest checkpoint, and starts them again when one of them fails.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use crate::cli::Global;
+use crate::config::{Resolved, RunConfig};
+use crate::error::LaunchError;
+use crate::exit_code::ExitCode;
+use crate::files::Files;
+use crate::gpus;
+use crate::output::Output;
+use crate::progress::Display;
+use crate::protocol::{Fault, Job, PartsWritten, ToLauncher, TrainJob};
+use crate::rendezvous::World;
+use crate::run_folder::{Commit, RunFolder, new_run_name, newest_whole};
+use crate::supervisor::Observer;
+
+/// `train`.
+pub(super) fn run(inject: &[String], global: &Global, output: Output) -> anyhow::Result<Value> {
+    let inventory = gpus::inventory();
+    let resolved = super::resolve(global, &inventory)?;
+    let world = World::plan(&resolved.config, &inventory)?;
+    let faults = inject.iter().map(|text| parse_fault(text, &world)).collect::<Result<Vec<_>, _>>()?;
+    run_resolved(&resolved, &world, faults, &preset_of(global, &inventory), output)
+}
+
+/// The same for a configuration that is resolved.
+pub(super) fn run_resolved(
+    resolved: &Resolved,
+    world: &World,
+    faults: Vec<Fault>,
+    preset: &str,
+    output: Output,
+) -> anyhow::Result<Value> {
+    let config = &resolved.config;
+    if config.parallel.tensor > 1 {
+        return Err(LaunchError::NotYet("train --tensor-parallel above 1".into()).into());
+    }
+    shards_are_there(config)?;
+    let init_from = initial_checkpoint(config)?;
+    let dir = Path::new(&config.checkpoint.dir);
+    let name = match config.checkpoint.run.as_str() {
+        "" => new_run_name(preset, SystemTime::now()),
+        name => name.to_owned(),
+    };
+    let opened = RunFolder::open(Files::real(), dir, &name, config)?;
+    let told = |text: &str| tracing::info!("{text}");
+    told(&format!("run {}{}", opened.folder.path().display(), if opened.is_new { "" } else { ", which exists already" }));
+    opened.changes.iter().for_each(|line| told(line));
+    let training = Training { resolved, world, run: opened.folder, init_from, faults, restarts: 0 };
+    training.to_the_end(output)
+}
+
+/// A training run that this launcher holds.
+struct Training<'a> {
+    resolved: &'a Resolved,
+    world: &'a World,
+    run: RunFolder,
+    init_from: Option<PathBuf>,
+    faults: Vec<Fault>,
+    restarts: u32,
+}
+
+impl Training<'_> {
+    /// Attempts, until one ends well or must not be repeated.
+    fn to_the_end(mut self, output: Output) -> anyhow::Result<Value> {
+        loop {
+            let error = match self.attempt() {
+                Ok(result) => return self.ended(&result, output),
+                Err(error) => error,
+            };
+            let expected = error.downcast_ref::<LaunchError>();
+            let code = expected.map_or(ExitCode::Internal, LaunchError::exit_code);
+            let limit = self.resolved.config.supervise.max_restarts;
+            let may_pass = matches!(code, ExitCode::WorkerFailed | ExitCode::Timeout);
+            let failure = json!({ "error": format!("{error:#}"), "exit_code": code.code(), "restarts": self.restarts });
+            self.run.event("failed", &failure)?;
+            if !may_pass || self.restarts >= limit {
+                self.run.write_failure(&failure)?;
+                return Err(error);
+            }
+            self.restarts += 1;
+            tracing::warn!("{error:#}");
+            tracing::warn!("starting again from the newest checkpoint, restart {} of {limit}", self.restarts);
+        }
+    }
+
+    fn attempt(&mut self) -> anyhow::Result<Value> {
+        let point = self.run.resume_point()?;
+        point.set_aside.iter().for_each(|line| tracing::warn!("{line}"));
+        let attempt = self.run.begin_attempt()?;
+        let step = point.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.manifest.step);
+        match &point.checkpoint {
+            Some(checkpoint) => tracing::info!("going on from {}", checkpoint.path.display()),
+            None => tracing::info!("beginning with the first step"),
+        }
+        let workers = self.world.places.len();
+        self.run.event("attempt", &json!({ "attempt": attempt, "step": step, "workers": workers }))?;
+        let job = TrainJob {
+            config: self.resolved.config.clone(),
+            run_dir: self.run.path().to_owned(),
+            init_from: self.init_from.clone().filter(|_| point.checkpoint.is_none()),
+            resume: point.checkpoint.map(|checkpoint| checkpoint.path),
+            best_score: point.best_score,
+            restarts: self.restarts,
+            faults: self.faults.clone(),
+        };
+        let mut observer = Watch::new(&self.run, attempt, workers, &mut self.faults)?;
+        let result = super::run_attempt(self.resolved, self.world, Job::Train(Box::new(job)), attempt, &mut observer);
+        observer.display.finish();
+        if let Some(error) = observer.trouble {
+            // What a run tells about itself was not written; that is worth more words than the run's own end.
+            return Err(error.into());
+        }
+        Ok(result?.results.into_iter().next().unwrap_or_default())
+    }
+
+    fn ended(&self, result: &Value, output: Output) -> anyhow::Result<Value> {
+        self.run.event("ended", result)?;
+        self.run.clear_failure()?;
+        let (run, steps) = (self.run.path().display().to_string(), &result["step"]);
+        let latest = self.run.checkpoints()?.last().map(|row| self.run.path().join(&row.name));
+        let loss = result["loss"].as_f64().map_or(String::new(), |loss| format!(", loss {loss:.4}"));
+        output.people(&format!("trained {steps} steps{loss}, {} restarts: {run}", self.restarts));
+        if let Some(found) = result["evaluation"].as_object() {
+            let percent = |index: usize| found["within_percent"][index].as_f64().unwrap_or(f64::NAN);
+            output.people(&format!(
+                "validation, {} rows: within 1 / 25 / 200 / 750 / 2500 km {:.1} / {:.1} / {:.1} / {:.1} / {:.1} %",
+                found["rows"], percent(0), percent(1), percent(2), percent(3), percent(4)
+            ));
+        }
+        output.people(&format!("tensorboard --logdir {}", self.resolved.config.checkpoint.dir));
+        Ok(json!({
+            "ok": true, "run": run, "step": result["step"], "from_step": result["from_step"], "loss": result["loss"],
+            "skipped_steps": result["skipped_steps"], "restarts": self.restarts, "checkpoint": latest,
+            "evaluation": result["evaluation"],
+        }))
+    }
+}
+
+/// Hears one attempt: logs, events, progress, commits.
+struct Watch<'a> {
+    run: &'a RunFolder,
+    attempt: u32,
+    logs: Vec<File>,
+    faults: &'a mut Vec<Fault>,
+    display: Display,
+    /// The first line or event that could not be written.
+    trouble: Option<LaunchError>,
+}
+
+impl<'a> Watch<'a> {
+    fn new(run: &'a RunFolder, attempt: u32, workers: usize, faults: &'a mut Vec<Fault>) -> Result<Self, LaunchError> {
+        let open = |rank: usize| {
+            let path = run.log_path(attempt, rank as u32);
+            File::create(&path).map_err(|error| LaunchError::Io { path, error })
+        };
+        let logs = (0..workers).map(open).collect::<Result<_, _>>()?;
+        Ok(Self { run, attempt, logs, faults, display: Display::new(), trouble: None })
+    }
+
+    fn event(&mut self, what: &str, details: &Value) {
+        if let Err(error) = self.run.event(what, details) {
+            self.trouble.get_or_insert(error);
+        }
+    }
+}
+
+impl Observer for Watch<'_> {
+    fn line(&mut self, rank: usize, line: &str) {
+        self.display.aside(|| tracing::info!("[rank {rank}] {line}"));
+        let path = || self.run.log_path(self.attempt, rank as u32);
+        if let Err(error) = writeln!(self.logs[rank], "{line}") {
+            self.trouble.get_or_insert_with(|| LaunchError::Io { path: path(), error });
+        }
+    }
+
+    fn report(&mut self, message: &ToLauncher) {
+        match message {
+            ToLauncher::Progress(progress) => {
+                self.display.report(progress);
+                let details = serde_json::to_value(progress).unwrap_or_default();
+                self.event("progress", &details);
+            }
+            ToLauncher::Evaluated(found) => {
+                self.display.evaluated(found);
+                let details = serde_json::to_value(found).unwrap_or_default();
+                self.event("evaluated", &details);
+            }
+            ToLauncher::Breaking(fault) => {
+                self.faults.retain(|known| known != fault);
+                self.display.aside(|| tracing::warn!("injected: {fault:?}"));
+                self.event("injected", &json!({ "fault": fault }));
+            }
+            _ => {}
+        }
+    }
+
+    fn commit(&mut self, parts: &[PartsWritten]) -> Result<(), LaunchError> {
+        let step = parts.first().map_or(0, |written| written.step);
+        match self.run.commit(self.attempt, step, parts)? {
+            Commit::Done { checkpoint, pruned } => {
+                let path = checkpoint.path.display();
+                self.display.aside(|| tracing::info!("checkpoint {path}"));
+                self.event("checkpoint", &json!({ "step": step, "score": checkpoint.manifest.score, "pruned": pruned }));
+            }
+            Commit::AlreadyThere(path) => {
+                self.display.aside(|| tracing::warn!("{} is there already and stays", path.display()));
+            }
+            Commit::Stale(reason) => return Err(LaunchError::WorkerFailed(reason)),
+        }
+        Ok(())
+    }
+}
+
+/// `kill@rank=1,step=7`.
+fn parse_fault(text: &str, world: &World) -> Result<Fault, LaunchError> {
+    let wrong = |reason: &str| LaunchError::Reported {
+        text: format!("--inject {text}: {reason}, wanted kill@rank=R,step=S"),
+        code: ExitCode::Usage,
+    };
+    let fields = text.strip_prefix("kill@").ok_or_else(|| wrong("no fault of this name"))?;
+    let (mut rank, mut step) = (None, None);
+    for field in fields.split(',') {
+        match field.split_once('=') {
+            Some(("rank", value)) => rank = value.parse::<u32>().ok(),
+            Some(("step", value)) => step = value.parse::<u64>().ok(),
+            _ => return Err(wrong(&format!("\"{field}\" is no field"))),
+        }
+    }
+    let (Some(rank), Some(step)) = (rank, step) else { return Err(wrong("rank or step is missing or no number")) };
+    if rank as usize >= world.places.len() || step == 0 {
+        return Err(wrong(&format!("ranks are 0 to {}, steps count from 1", world.places.len() - 1)));
+    }
+    Ok(Fault::Kill { rank, step })
+}
+
+/// Before a run is made for nothing: is there anything where the configuration says?
+fn shards_are_there(config: &RunConfig) -> Result<(), LaunchError> {
+    let location = &config.shards.train;
+    let is_plain = !location.contains("://") && !location.contains(['*', '?', '[']);
+    if !is_plain || Path::new(location).exists() {
+        return Ok(());
+    }
+    let text = format!(
+        "no shards at {location} (shards.train); make some with `locdiff-launch shards simulate --out {location}`, build them \
+         from embeddings of your own with `shards build`, or name others with `--set shards.train=...`"
+    );
+    Err(LaunchError::Reported { text, code: ExitCode::NoData })
+}
+
+/// The checkpoint that a new run starts from: the newest whole one of a run, or the one that is named.
+fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError> {
+    let from = Path::new(&config.train.init_from);
+    if config.train.init_from.is_empty() {
+        return Ok(None);
+    }
+    if from.join(crate::protocol::CHECKPOINT_MANIFEST).is_file() {
+        return Ok(Some(from.to_owned()));
+    }
+    if !from.is_dir() {
+        let text = format!("train.init_from: {} is no run and no checkpoint", from.display());
+        return Err(LaunchError::Reported { text, code: ExitCode::NoData });
+    }
+    let (checkpoint, passed_over) = newest_whole(from)?;
+    passed_over.iter().for_each(|line| tracing::warn!("{line}"));
+    Ok(Some(checkpoint.path))
+}
+
+/// What a new run is called after.
+fn preset_of(global: &Global, inventory: &gpus::Inventory) -> String {
+    match &global.config {
+        Some(path) => path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned()),
+        None => super::default_preset(global, inventory).to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Place;
+
+    fn world(workers: u32) -> World {
+        let place = |rank| Place { rank, world: workers, local_rank: rank, gpu: None, threads: 1 };
+        World { places: (0..workers).map(place).collect(), share_gpu: false }
+    }
+
+    #[test]
+    fn faults_are_read_or_refused_with_a_reason() {
+        let world = world(2);
+        assert_eq!(parse_fault("kill@rank=1,step=7", &world).expect("right"), Fault::Kill { rank: 1, step: 7 });
+        for (text, reason) in [
+            ("hang@rank=1,step=7", "no fault of this name"),
+            ("kill@rank=2,step=7", "ranks are 0 to 1"),
+            ("kill@rank=1,step=0", "steps count from 1"),
+            ("kill@rank=1", "missing"),
+            ("kill@rank=1,when=7", "\"when=7\" is no field"),
+        ] {
+            let error = parse_fault(text, &world).expect_err(text);
+            assert_eq!(error.exit_code(), ExitCode::Usage);
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+    }
+}

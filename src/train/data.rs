@@ -1,0 +1,164 @@
+//! What is known of the data before the first step. Rank 0 lists files, reads footers, scans and counts; the others are told.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use locdiff_launch::config::RunConfig;
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
+
+use super::error::TrainError;
+use crate::comm::{Communicator, Group};
+use crate::geo::{Degrees, Place, UnitVector};
+use crate::shards::{
+    BatchOptions, Batches, BlockRows, Blocks, Cache, Dataset, DatasetIndex, Layout, Mask, Plan, PlanOptions, Position,
+    Room, Share, ShardsError, Statistics,
+};
+use crate::shdd::{Basis, Filter, ShddError};
+
+/// Ranks wait this long for rank 0, which may have to read every row once. A rank 0 that dies ends the gang at once.
+const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+
+/// The training rows and their order.
+pub(super) struct Data {
+    pub(super) plan: Plan,
+    pub(super) width: u32,
+    pub(super) first: FirstLook,
+    blocks: Arc<dyn Blocks>,
+}
+
+/// What a new run finds out once and its checkpoints keep.
+pub(super) struct FirstLook {
+    /// Mean and standard deviation of every dimension of the embeddings; none: they are not standardised, or a checkpoint knows.
+    pub(super) statistics: Option<[Vec<f64>; 2]>,
+    /// The dimensions of a code that are kept; none: all, or a checkpoint knows.
+    pub(super) filter: Option<Filter>,
+}
+
+/// What rank 0 tells the others. Numbers as bits: text would round them.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    skipped: BTreeMap<u32, Vec<u32>>,
+    statistics: Option<[Vec<u64>; 2]>,
+    kept: Option<Vec<u32>>,
+}
+
+impl Data {
+    /// Opens the training rows; `is_new` where no checkpoint knows statistics and filter.
+    pub(super) fn open(config: &RunConfig, ranks: &Communicator, is_new: bool) -> Result<Self, TrainError> {
+        let world = ranks.world().with_timeout(PATIENCE);
+        let index = match ranks.rank() {
+            0 => Some(DatasetIndex::read(&config.shards.train, &config.shards)?.to_bytes()?),
+            _ => None,
+        };
+        let index = DatasetIndex::from_bytes(&told(&world, index)?)?;
+        let dataset = Dataset::from_index(&index, &config.shards)?;
+        let width = checked_width(config, &dataset)?;
+        let findings = match ranks.rank() {
+            0 => Some(serde_json::to_vec(&look(config, &dataset, is_new)?).map_err(internal)?),
+            _ => None,
+        };
+        let findings: Told = serde_json::from_slice(&told(&world, findings)?).map_err(internal)?;
+        let mask = Mask::new(findings.skipped, dataset.block_rows())?;
+        let options = PlanOptions::new(&config.shards, config.train.seed, config.train.global_batch);
+        let plan = Plan::new(Layout::of(&dataset), mask, options)?;
+        let numbers = |bits: Vec<u64>| bits.into_iter().map(f64::from_bits).collect();
+        let dims = config.model.dims() as usize;
+        let first = FirstLook {
+            statistics: findings.statistics.map(|pair| pair.map(numbers)),
+            filter: findings.kept.map(|kept| Filter::from_indices(&kept, dims)).transpose()?,
+        };
+        Ok(Self { plan, width, first, blocks: Arc::new(dataset) })
+    }
+
+    /// Starts to read this rank's slices from a position on. The words say where rows are kept.
+    pub(super) fn batches(
+        &self,
+        config: &RunConfig,
+        ranks: &Communicator,
+        position: Position,
+    ) -> Result<(Batches, String), TrainError> {
+        let device = ranks.world().device();
+        let room = Room::measure(device, ranks.layout().world())?;
+        let (cache, words) = Cache::choose(config.shards.cache, self.plan.layout(), device, room)?;
+        let share = Share { worker: ranks.data().rank(), workers: ranks.data().size() };
+        let options = BatchOptions::new(&config.shards, cache, device);
+        let batches = Batches::new(Arc::clone(&self.blocks), self.plan.clone(), position, share, &options)?;
+        Ok((batches, words))
+    }
+}
+
+fn checked_width(config: &RunConfig, dataset: &Dataset) -> Result<u32, TrainError> {
+    let width = u32::try_from(dataset.width()).unwrap_or(u32::MAX);
+    match config.model.embedding_width.value() {
+        Some(wanted) if wanted != width => Err(TrainError::Config(format!(
+            "model.embedding_width is {wanted}, but the embeddings of {} have {width} numbers; set it to \"auto\"",
+            config.shards.train
+        ))),
+        _ => Ok(width),
+    }
+}
+
+/// Rank 0's part: scans that read every row are made here, once.
+fn look(config: &RunConfig, dataset: &Dataset, is_new: bool) -> Result<Told, TrainError> {
+    let mask = Mask::for_config(dataset, &config.shards)?;
+    if let Some(words) = mask.describe(dataset) {
+        tracing::warn!("{words}");
+    }
+    let blocks = 0..dataset.block_rows().len() as u32;
+    let skipped = blocks.map(|block| (block, mask.skipped(block).to_vec())).filter(|(_, rows)| !rows.is_empty()).collect();
+    let statistics =
+        (is_new && config.model.standardise).then(|| dataset.statistics()).transpose()?.map(|found| usable(&found));
+    let kept = (is_new && config.model.low_pass_dims > 0).then(|| kept_dimensions(config, dataset, &mask)).transpose()?;
+    Ok(Told { skipped, statistics, kept })
+}
+
+/// A dimension that never changes tells nothing: divided by 1 instead of 0 it becomes 0.
+fn usable(found: &Statistics) -> [Vec<u64>; 2] {
+    let deviations = found.standard_deviation.iter().map(|deviation| if *deviation > 0.0 { *deviation } else { 1.0 });
+    [found.mean.iter().map(|mean| mean.to_bits()).collect(), deviations.map(f64::to_bits).collect()]
+}
+
+/// The dimensions of the codes of the training rows that vary most. Two sums for each dimension: memory does not grow with the
+/// data.
+fn kept_dimensions(config: &RunConfig, dataset: &Dataset, mask: &Mask) -> Result<Vec<u32>, TrainError> {
+    let basis = Basis::new(config.model.degree)?;
+    let (mut rows, mut count) = (BlockRows::default(), 0_u64);
+    let (mut sums, mut squares) = (vec![0.0; basis.dims()], vec![0.0; basis.dims()]);
+    for block in 0..dataset.block_rows().len() as u32 {
+        dataset.read_except(block, 0, mask.skipped(block), &mut rows)?;
+        let skipped = mask.skipped(block);
+        let coordinates = (0_u32..).zip(rows.latitudes.iter().zip(&rows.longitudes));
+        for (_, (latitude, longitude)) in coordinates.filter(|(row, _)| skipped.binary_search(row).is_err()) {
+            let place = Place::new(Degrees(*latitude), Degrees(*longitude)).map_err(ShddError::from)?;
+            let code = basis.encode_f64(&[UnitVector::from(place)]);
+            for ((value, sum), square) in code.iter().zip(&mut sums).zip(&mut squares) {
+                *sum += value;
+                *square += value * value;
+            }
+            count += 1;
+        }
+    }
+    let variance = |(sum, square): (&f64, &f64)| (square / count as f64 - (sum / count as f64).powi(2)).max(0.0);
+    let variances: Vec<f64> = sums.iter().zip(&squares).map(variance).collect();
+    Ok(Filter::choose(&variances, config.model.low_pass_dims as usize)?.indices())
+}
+
+/// The bytes of rank 0, on every rank.
+fn told(world: &Group, bytes: Option<Vec<u8>>) -> Result<Vec<u8>, TrainError> {
+    let device = world.device();
+    let length = bytes.as_ref().map_or(0, Vec::len) as i64;
+    let mut length = Tensor::f_from_slice(&[length])?.f_to_device(device)?;
+    world.broadcast(&mut length, 0)?;
+    let mut tensor = match bytes {
+        Some(bytes) => Tensor::f_from_slice(&bytes)?.f_to_device(device)?,
+        None => Tensor::f_empty([length.f_int64_value(&[0])?], (Kind::Uint8, device))?,
+    };
+    world.broadcast(&mut tensor, 0)?;
+    Ok(Vec::<u8>::try_from(tensor.f_to_device(Device::Cpu)?)?)
+}
+
+fn internal(error: serde_json::Error) -> TrainError {
+    ShardsError::Internal(error.to_string()).into()
+}

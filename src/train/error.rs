@@ -1,0 +1,113 @@
+//! What can end a training run.
+
+use locdiff_launch::exit_code::ExitCode;
+
+use crate::checkpoint::CheckpointError;
+use crate::comm::CommError;
+use crate::diffusion::DiffusionError;
+use crate::eval::quick::QuickError;
+use crate::loss::LossError;
+use crate::model::ModelError;
+use crate::native::NativeError;
+use crate::native::philox::RangeError;
+use crate::shards::ShardsError;
+use crate::shdd::ShddError;
+use crate::tensorboard::BoardError;
+
+/// An error of [`crate::train`].
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// Too many gradients in a row were not finite.
+    #[error(
+        "step {step}: the gradient was not finite in {in_a_row} steps in a row (train.nonfinite_steps_max); {last}; \
+         lower train.learning_rate, or go back to an older checkpoint"
+    )]
+    Diverged {
+        /// The last of these steps.
+        step: u64,
+        /// How many there were.
+        in_a_row: u32,
+        /// What is known of the last one.
+        last: String,
+    },
+    /// A checkpoint that does not fit the configuration or the data.
+    #[error("{checkpoint}: {field} is {got}, this run has {want}; take the other checkpoint, or a new --run")]
+    Misfit {
+        /// Folder of the checkpoint.
+        checkpoint: String,
+        /// What differs.
+        field: &'static str,
+        /// That of the checkpoint.
+        got: String,
+        /// That of the run.
+        want: String,
+    },
+    /// The configuration asks for what this version or this data cannot do.
+    #[error("{0}")]
+    Config(String),
+    /// Data.
+    #[error(transparent)]
+    Shards(#[from] ShardsError),
+    /// Checkpoints.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// TensorBoard.
+    #[error(transparent)]
+    Board(#[from] BoardError),
+    /// Collectives.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The network.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The loss.
+    #[error(transparent)]
+    Loss(#[from] LossError),
+    /// The forward process.
+    #[error(transparent)]
+    Diffusion(#[from] DiffusionError),
+    /// Codes.
+    #[error(transparent)]
+    Shdd(#[from] ShddError),
+    /// The quick evaluation.
+    #[error(transparent)]
+    Quick(#[from] QuickError),
+    /// Random numbers.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// libtorch.
+    #[error(transparent)]
+    Native(#[from] NativeError),
+    /// The launcher cannot be told.
+    #[error("the launcher cannot be told: {0}")]
+    Launcher(String),
+    /// libtorch through tch.
+    #[error("training: {text}")]
+    Torch {
+        /// What it says, without its stack trace.
+        text: String,
+    },
+}
+
+impl TrainError {
+    /// The code that the whole command should end with.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Misfit { .. } => ExitCode::RunDiffers,
+            Self::Diverged { .. } => ExitCode::Diverged,
+            Self::Config(_) => ExitCode::Config,
+            Self::Shards(error) => error.exit_code(),
+            Self::Checkpoint(error) => error.exit_code(),
+            Self::Board(error) => error.exit_code(),
+            Self::Quick(QuickError::Shards(error)) => error.exit_code(),
+            _ => ExitCode::WorkerFailed,
+        }
+    }
+}
+
+impl From<tch::TchError> for TrainError {
+    fn from(error: tch::TchError) -> Self {
+        let text = error.to_string();
+        Self::Torch { text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
+    }
+}

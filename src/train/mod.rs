@@ -1,0 +1,27 @@
+//! Training: batches in, weights out, killed at any moment at no cost but the steps since the last checkpoint.
+//!
+//! In reading order:
+//! - [`run`]: the loop.
+//! - `data`: what rank 0 finds out about the data and tells the others; batches.
+//! - `step`: one optimiser step ([`Trainer`]), the same bits for the same step wherever the run was interrupted.
+//! - `schedule`: learning rate and decay of the average, functions of the step alone.
+//! - `saved`: the state as parts of a checkpoint, and back.
+//! - `observe`: what rank 0 tells TensorBoard and the launcher.
+//!
+//! Invariant: the state after step n is a function of the configuration, the data and the number of workers; neither clocks
+//! nor restarts have a part in it.
+
+mod codes;
+mod data;
+mod error;
+mod observe;
+mod run;
+mod saved;
+mod schedule;
+mod step;
+
+pub use codes::Codes;
+pub use error::TrainError;
+pub use run::{Summary, run};
+pub use schedule::{ema_decay, learning_rate};
+pub use step::{LossParts, StepOutcome, Trainer};

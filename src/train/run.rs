@@ -1,0 +1,254 @@
+//! The loop.
+
+use std::path::Path;
+use std::time::Instant;
+
+use locdiff_launch::protocol::{Fault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob, partial_name};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Serialize;
+use tch::{Device, Kind, Tensor};
+
+use super::data::Data;
+use super::error::TrainError;
+use super::observe::{Observer, Tell};
+use super::saved::{SavedState, read_state};
+use super::step::{StepOutcome, Trainer};
+use crate::checkpoint::Background;
+use crate::comm::Communicator;
+use crate::eval::quick::Quick;
+use crate::native::cuda;
+use crate::shards::{Batches, Position};
+
+/// What training came to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// Steps made in all.
+    pub step: u64,
+    /// Step that this attempt began at.
+    pub from_step: u64,
+    /// Loss of the last step; none where there was nothing left to do.
+    pub loss: Option<f64>,
+    /// Steps skipped because their gradient was not finite.
+    pub skipped_steps: u64,
+    /// The last quick evaluation of this attempt.
+    pub evaluation: Option<QuickEvaluation>,
+}
+
+/// Trains to the last step of the configuration, on every rank of `ranks`.
+pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -> Result<Summary, TrainError> {
+    let mut session = Session::begin(job, attempt, ranks)?;
+    let from_step = session.step;
+    let mut last = None;
+    while session.step < job.config.train.steps {
+        session.break_on_purpose(tell)?;
+        let batch = session.batches.next()?;
+        let outcome = session.trainer.step(session.step, &batch)?;
+        session.take_in(&outcome)?;
+        session.observer.record(&outcome, batch.waited, tell)?;
+        let away = Instant::now();
+        let score = session.maybe_evaluate(tell)?;
+        session.maybe_save(score, tell)?;
+        session.observer.resume_clock(away.elapsed());
+        last = Some(outcome.loss.total);
+    }
+    tell_written(session.writer.wait()?, tell)?;
+    let (step, skipped_steps, evaluation) = (session.step, session.skipped_steps, session.evaluation);
+    Ok(Summary { step, from_step, loss: last, skipped_steps, evaluation })
+}
+
+/// A run under way.
+struct Session<'a> {
+    job: &'a TrainJob,
+    attempt: u32,
+    ranks: &'a Communicator,
+    data: Data,
+    batches: Batches,
+    trainer: Trainer,
+    quick: Option<Quick>,
+    observer: Observer,
+    writer: Background,
+    step: u64,
+    skipped_steps: u64,
+    skipped_in_a_row: u32,
+    best_score: Option<f64>,
+    evaluation: Option<QuickEvaluation>,
+}
+
+impl<'a> Session<'a> {
+    fn begin(job: &'a TrainJob, attempt: u32, ranks: &'a Communicator) -> Result<Self, TrainError> {
+        let config = &job.config;
+        if ranks.layout().tensor_parallel() > 1 {
+            return Err(TrainError::Config("training over tensor-parallel ranks is not in this version yet".to_owned()));
+        }
+        if let Device::Cuda(index) = ranks.world().device() {
+            cuda::set_device(index)?;
+        }
+        let resumed = job.resume.as_deref().map(|folder| Ok::<_, TrainError>((folder, read_state(folder)?))).transpose()?;
+        let initial = job.init_from.as_deref().map(|folder| Ok::<_, TrainError>((folder, read_state(folder)?))).transpose()?;
+        let known = resumed.as_ref().or(initial.as_ref());
+        let data = Data::open(config, ranks, known.is_none())?;
+        if let Some((folder, (_, state))) = known {
+            state.check(folder, config, data.width)?;
+        }
+        let filter = match known {
+            Some((_, (_, state))) => state.filter()?,
+            None => data.first.filter.clone(),
+        };
+        let mut trainer = Trainer::new(config, data.width, filter.clone(), ranks.data())?;
+        if let Some([mean, deviation]) = &data.first.statistics {
+            trainer.standardise(mean, deviation)?;
+        }
+        let start = match (&resumed, &initial) {
+            (Some((folder, (manifest, state))), _) => {
+                check_threads(folder, state, config.train.threads)?;
+                trainer.restore(folder, manifest, state)?;
+                data.plan.resume(&state.bookmark, &config.shards.train)?
+            }
+            (None, Some((folder, (manifest, _)))) => {
+                trainer.start_from(folder, manifest)?;
+                data.plan.start()
+            }
+            (None, None) => data.plan.start(),
+        };
+        let state = resumed.map(|(_, (_, state))| state);
+        Self::assemble(job, attempt, ranks, (data, trainer), start, state.as_ref())
+    }
+
+    fn assemble(
+        job: &'a TrainJob,
+        attempt: u32,
+        ranks: &'a Communicator,
+        (data, trainer): (Data, Trainer),
+        start: Position,
+        state: Option<&SavedState>,
+    ) -> Result<Self, TrainError> {
+        let config = &job.config;
+        let step = state.map_or(0, |state| state.step);
+        let skipped_steps = state.map_or(0, |state| state.skipped_steps);
+        let is_first = ranks.rank() == 0;
+        let (batches, words) = data.batches(config, ranks, start)?;
+        if is_first {
+            let (rows, views) = (data.plan.rows(), data.plan.layout().views);
+            tracing::info!("{rows} rows of {views} views from {}: {words}", config.shards.train);
+        }
+        Ok(Self {
+            quick: Quick::new(config, data.width, trainer.codes().filter(), ranks.data())?,
+            observer: Observer::new(job, step, skipped_steps, is_first)?,
+            writer: Background::start()?,
+            skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
+            best_score: job.best_score,
+            evaluation: None,
+            job,
+            attempt,
+            ranks,
+            data,
+            batches,
+            trainer,
+            step,
+            skipped_steps,
+        })
+    }
+
+    /// Does what was asked for with `--inject`; the launcher is told first, so that a fault happens once.
+    fn break_on_purpose(&self, tell: Tell<'_>) -> Result<(), TrainError> {
+        let is_due = |fault: &&Fault| match fault {
+            Fault::Kill { rank, step } => *rank == self.ranks.rank() && *step == self.step + 1,
+        };
+        if let Some(fault) = self.job.faults.iter().find(is_due) {
+            tell(ToLauncher::Breaking(*fault))?;
+            let _ = kill(Pid::this(), Signal::SIGKILL);
+        }
+        Ok(())
+    }
+
+    fn take_in(&mut self, outcome: &StepOutcome) -> Result<(), TrainError> {
+        self.step = outcome.step;
+        let Some(last) = &outcome.skipped else {
+            self.skipped_in_a_row = 0;
+            return Ok(());
+        };
+        self.skipped_steps += 1;
+        self.skipped_in_a_row += 1;
+        if self.skipped_in_a_row < self.job.config.train.nonfinite_steps_max {
+            return Ok(());
+        }
+        Err(TrainError::Diverged { step: self.step, in_a_row: self.skipped_in_a_row, last: last.clone() })
+    }
+
+    fn is_last(&self) -> bool {
+        self.step == self.job.config.train.steps
+    }
+
+    /// The validation score of this step, where it is due.
+    fn maybe_evaluate(&mut self, tell: Tell<'_>) -> Result<Option<f64>, TrainError> {
+        let (every, is_last) = (self.job.config.eval.every, self.is_last());
+        let Some(quick) = self.quick.as_mut().filter(|_| is_last || self.step.is_multiple_of(every)) else {
+            return Ok(None);
+        };
+        let buffers = self.trainer.network().buffers();
+        let found = quick.evaluate(self.step, &self.trainer.averaged(), [&buffers[0].1, &buffers[1].1])?;
+        self.observer.evaluated(&found, tell)?;
+        let score = found.score;
+        self.evaluation = Some(found);
+        Ok(Some(score))
+    }
+
+    /// Hands a checkpoint to the writer where one is due: every so many steps, after the last, and at every new best score.
+    fn maybe_save(&mut self, score: Option<f64>, tell: Tell<'_>) -> Result<(), TrainError> {
+        let is_best = score.is_some_and(|score| self.best_score.is_none_or(|best| score > best));
+        if is_best {
+            self.best_score = score;
+        }
+        if is_best || self.is_last() || self.step.is_multiple_of(self.job.config.checkpoint.every) {
+            tell_written(self.writer.wait()?, tell)?;
+            let place = (self.ranks.data().rank(), self.ranks.data().size());
+            let parts = self.trainer.parts(&self.saved_state()?, place)?;
+            let folder = self.job.run_dir.join(partial_name(self.step, self.attempt));
+            self.writer.submit(folder, PartsWritten { step: self.step, attempt: self.attempt, files: Vec::new(), score }, parts)?;
+        }
+        tell_written(self.writer.poll()?, tell)
+    }
+
+    fn saved_state(&self) -> Result<SavedState, TrainError> {
+        let config = &self.job.config;
+        Ok(SavedState {
+            step: self.step,
+            updates: self.trainer.updates,
+            skipped_steps: self.skipped_steps,
+            skipped_in_a_row: self.skipped_in_a_row,
+            degree: config.model.degree,
+            embedding_width: self.data.width,
+            kept_dimensions: self.trainer.codes().filter().map(crate::shdd::Filter::indices),
+            bookmark: self.data.plan.bookmark(self.batches.position()),
+            seed: config.train.seed,
+            threads: config.train.threads,
+            config: serde_json::to_value(config).map_err(|error| TrainError::Config(error.to_string()))?,
+        })
+    }
+}
+
+impl Trainer {
+    /// Embeddings will be standardised by these, rounded to f32.
+    fn standardise(&mut self, mean: &[f64], deviation: &[f64]) -> Result<(), TrainError> {
+        let tensor = |values: &[f64]| Tensor::f_from_slice(values)?.f_to_kind(Kind::Float);
+        Ok(self.network.standardise(&tensor(mean)?, &tensor(deviation)?)?)
+    }
+}
+
+fn tell_written(written: Option<PartsWritten>, tell: Tell<'_>) -> Result<(), TrainError> {
+    written.map_or(Ok(()), |written| tell(ToLauncher::Parts(written)))
+}
+
+/// Results depend on the number of threads in the last bits, so a run keeps it.
+fn check_threads(folder: &Path, state: &SavedState, threads: u32) -> Result<(), TrainError> {
+    if state.threads == threads {
+        return Ok(());
+    }
+    Err(TrainError::Misfit {
+        checkpoint: folder.display().to_string(),
+        field: "train.threads",
+        got: state.threads.to_string(),
+        want: threads.to_string(),
+    })
+}

@@ -1,0 +1,211 @@
+//! The state of a run as parts of a checkpoint, and back.
+//!
+//! Four files of tensors by name (weights, their average, first and second moments) and `state.json`. Data-parallel ranks hold
+//! the same: each part is written by one of them. Random numbers need no state of their own: they are named by seed and step.
+
+use std::path::Path;
+
+use locdiff_launch::config::RunConfig;
+use locdiff_launch::protocol::CheckpointManifest;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tch::{Device, Tensor};
+
+use super::error::TrainError;
+use super::step::{Trainer, duplicate};
+use crate::checkpoint::{self, CheckpointError, Part};
+use crate::shards::Bookmark;
+use crate::shdd::Filter;
+
+const WEIGHTS: &str = "weights-00-of-01.safetensors";
+const EMA: &str = "ema-00-of-01.safetensors";
+const FIRST_MOMENTS: &str = "first-moments-00-of-01.safetensors";
+const SECOND_MOMENTS: &str = "second-moments-00-of-01.safetensors";
+const STATE: &str = "state.json";
+
+/// `state.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SavedState {
+    /// Steps made.
+    pub(super) step: u64,
+    /// Optimiser updates made: steps that were not skipped.
+    pub(super) updates: u64,
+    /// Steps skipped in all.
+    pub(super) skipped_steps: u64,
+    /// Steps skipped just before this one.
+    pub(super) skipped_in_a_row: u32,
+    /// Degree of the codes.
+    pub(super) degree: u32,
+    /// Width of the embeddings.
+    pub(super) embedding_width: u32,
+    /// Dimensions of the code that are kept; none: all.
+    pub(super) kept_dimensions: Option<Vec<u32>>,
+    /// The next batch, and what its rows depend on.
+    pub(super) bookmark: Bookmark,
+    /// Seed of everything random.
+    pub(super) seed: u64,
+    /// CPU threads of each worker, on which the last bits depend.
+    pub(super) threads: u32,
+    /// The configuration at this step.
+    pub(super) config: Value,
+}
+
+impl SavedState {
+    /// The filter that the run began with.
+    pub(super) fn filter(&self) -> Result<Option<Filter>, TrainError> {
+        let dims = (self.degree as usize + 1).pow(2);
+        Ok(self.kept_dimensions.as_ref().map(|kept| Filter::from_indices(kept, dims)).transpose()?)
+    }
+
+    /// That the configuration has the same network.
+    pub(super) fn check(&self, folder: &Path, config: &RunConfig, embedding_width: u32) -> Result<(), TrainError> {
+        let misfit = |field, got: u64, want: u64| TrainError::Misfit {
+            checkpoint: folder.display().to_string(),
+            field,
+            got: got.to_string(),
+            want: want.to_string(),
+        };
+        let kept = |kept: u64, dims: u64| if kept == 0 { dims } else { kept };
+        let dims = (u64::from(self.degree) + 1).pow(2);
+        for (field, got, want) in [
+            ("model.degree", u64::from(self.degree), u64::from(config.model.degree)),
+            ("the width of embeddings", u64::from(self.embedding_width), u64::from(embedding_width)),
+            (
+                "model.low_pass_dims",
+                kept(self.kept_dimensions.as_ref().map_or(0, |kept| kept.len() as u64), dims),
+                config.model.kept_dims(),
+            ),
+        ] {
+            if got != want {
+                return Err(misfit(field, got, want));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The state of a checkpoint, checked against its manifest.
+pub(super) fn read_state(folder: &Path) -> Result<(CheckpointManifest, SavedState), TrainError> {
+    let manifest = checkpoint::read_manifest(folder)?;
+    let state = checkpoint::load_json(folder, &manifest, STATE)?;
+    Ok((manifest, state))
+}
+
+impl Trainer {
+    /// The parts that data-parallel rank `rank` of `ranks` writes, copied so that training may go on.
+    pub(super) fn parts(&self, state: &SavedState, (rank, ranks): (u32, u32)) -> Result<Vec<Part>, TrainError> {
+        let names = || self.network.parameters().iter().map(|parameter| parameter.name.clone());
+        let named = |tensors: &[Tensor]| copied(names().zip(tensors.iter().map(Tensor::shallow_clone)).collect());
+        let is_mine = |index: u32| index % ranks == rank;
+        let mut parts = Vec::new();
+        if is_mine(0) {
+            let weights = joined(self.network.parameters().named(), self.network.buffers());
+            parts.push(Part::tensors(WEIGHTS, copied(weights)?));
+        }
+        if is_mine(1) {
+            let averages = joined(self.averaged(), self.network.buffers());
+            parts.push(Part::tensors(EMA, copied(averages)?));
+        }
+        if is_mine(2) {
+            parts.push(Part::tensors(FIRST_MOMENTS, named(&self.moments.exp_avgs)?));
+        }
+        if is_mine(3) {
+            parts.push(Part::tensors(SECOND_MOMENTS, named(&self.moments.exp_avg_sqs)?));
+        }
+        if is_mine(4) {
+            parts.push(Part::json(STATE, state).map_err(TrainError::from)?);
+        }
+        Ok(parts)
+    }
+
+    /// Takes everything back from a checkpoint: the next step will be that of the run that was interrupted, to the bit.
+    pub(super) fn restore(
+        &mut self,
+        folder: &Path,
+        manifest: &CheckpointManifest,
+        state: &SavedState,
+    ) -> Result<(), TrainError> {
+        let (weights, buffers) = self.weights_of(folder, manifest, WEIGHTS)?;
+        self.network.parameters_mut().load(&weights)?;
+        self.standardise_as(folder, &buffers)?;
+        let (averages, _) = self.weights_of(folder, manifest, EMA)?;
+        let names: Vec<String> = self.network.parameters().iter().map(|parameter| parameter.name.clone()).collect();
+        copy_into(folder, &names, &mut self.ema, &averages)?;
+        let first = checkpoint::load_tensors(folder, manifest, FIRST_MOMENTS)?;
+        copy_into(folder, &names, &mut self.moments.exp_avgs, &first)?;
+        let second = checkpoint::load_tensors(folder, manifest, SECOND_MOMENTS)?;
+        copy_into(folder, &names, &mut self.moments.exp_avg_sqs, &second)?;
+        let _ = self.moments.step.f_fill_(state.updates as f64)?;
+        self.updates = state.updates;
+        Ok(())
+    }
+
+    /// Starts from the averaged weights of another run, standardised as they were trained.
+    pub(super) fn start_from(&mut self, folder: &Path, manifest: &CheckpointManifest) -> Result<(), TrainError> {
+        let (averages, buffers) = self.weights_of(folder, manifest, EMA)?;
+        self.network.parameters_mut().load(&averages)?;
+        self.standardise_as(folder, &buffers)?;
+        self.ema = self.network.parameters().tensors().iter().map(duplicate).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Weights and buffers of a part, apart.
+    fn weights_of(
+        &self,
+        folder: &Path,
+        manifest: &CheckpointManifest,
+        name: &str,
+    ) -> Result<(Named, Named), TrainError> {
+        let own: Vec<String> = self.network.buffers().into_iter().map(|(name, _)| name).collect();
+        let tensors = checkpoint::load_tensors(folder, manifest, name)?;
+        let (buffers, weights) = tensors.into_iter().partition(|(name, _)| own.contains(name));
+        Ok((weights, buffers))
+    }
+
+    fn standardise_as(&mut self, folder: &Path, buffers: &Named) -> Result<(), TrainError> {
+        let names: Vec<String> = self.network.buffers().into_iter().map(|(name, _)| name).collect();
+        let found = |name: &String| {
+            buffers.iter().find(|(own, _)| own == name).map(|(_, tensor)| tensor).ok_or_else(|| missing(folder, name))
+        };
+        let (mean, deviation) = (found(&names[0])?, found(&names[1])?);
+        Ok(self.network.standardise(mean, deviation)?)
+    }
+}
+
+type Named = Vec<(String, Tensor)>;
+
+/// One list after the other.
+fn joined(first: Named, second: Named) -> Named {
+    first.into_iter().chain(second).collect()
+}
+
+/// Owned copies in main memory.
+fn copied(tensors: Named) -> Result<Named, TrainError> {
+    let copy = |(name, tensor): (String, Tensor)| match tensor.device() {
+        Device::Cpu => Ok((name, duplicate(&tensor)?)),
+        _ => Ok((name, tensor.f_detach()?.f_to_device(Device::Cpu)?)),
+    };
+    tensors.into_iter().map(copy).collect()
+}
+
+fn copy_into(folder: &Path, names: &[String], into: &mut [Tensor], from: &Named) -> Result<(), TrainError> {
+    let _without_gradients = tch::no_grad_guard();
+    for (name, own) in names.iter().zip(into) {
+        let (_, tensor) = from.iter().find(|(known, _)| known == name).ok_or_else(|| missing(folder, name))?;
+        if tensor.size() != own.size() {
+            return Err(TrainError::Misfit {
+                checkpoint: folder.display().to_string(),
+                field: "the shape of a tensor",
+                got: format!("{:?} of {name}", tensor.size()),
+                want: format!("{:?}", own.size()),
+            });
+        }
+        own.f_copy_(tensor)?;
+    }
+    Ok(())
+}
+
+fn missing(folder: &Path, name: &str) -> TrainError {
+    CheckpointError::Missing { folder: folder.to_owned(), name: name.to_owned() }.into()
+}

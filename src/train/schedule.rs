@@ -1,0 +1,48 @@
+//! Learning rate and decay of the moving average: functions of the step alone. Pure.
+
+use locdiff_launch::config::{LearningRateSchedule, TrainConfig};
+
+/// The learning rate of the step with this number, from 0: a linear rise, then the configured schedule down to `steps`.
+pub fn learning_rate(config: &TrainConfig, step: u64) -> f64 {
+    let (peak, warmup) = (config.learning_rate, config.warmup_steps);
+    if step < warmup {
+        return peak * (step + 1) as f64 / warmup as f64;
+    }
+    match config.schedule {
+        LearningRateSchedule::Constant => peak,
+        LearningRateSchedule::Cosine => {
+            let passed = (step - warmup) as f64 / (config.steps - warmup).max(1) as f64;
+            0.5 * peak * (1.0 + (std::f64::consts::PI * passed.min(1.0)).cos())
+        }
+    }
+}
+
+/// The decay of the moving average after the update with this number, from 0. It begins low, so that the first weights, which
+/// are random, do not stay in the average: min(decay, (n + 1) / (n + 10)).
+pub fn ema_decay(config: &TrainConfig, update: u64) -> f64 {
+    config.ema_decay.min((update + 1) as f64 / (update + 10) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_rises_to_its_peak_and_falls_to_almost_nothing() {
+        let config = TrainConfig { steps: 100, warmup_steps: 10, learning_rate: 2.0, ..TrainConfig::default() };
+        let rate = |step| learning_rate(&config, step);
+        assert_eq!([rate(0), rate(4), rate(9), rate(10)], [0.2, 1.0, 2.0, 2.0]);
+        assert!((rate(55) - 1.0).abs() < 1e-12, "half-way: {}", rate(55));
+        assert!(rate(99) > 0.0 && rate(99) < 1e-3, "{}", rate(99));
+        assert!((10..99).all(|step| rate(step + 1) < rate(step)));
+        let constant = TrainConfig { schedule: LearningRateSchedule::Constant, warmup_steps: 0, ..config };
+        assert_eq!([0, 50, 99].map(|step| learning_rate(&constant, step)), [2.0; 3]);
+    }
+
+    #[test]
+    fn average_forgets_its_beginning() {
+        let config = TrainConfig { ema_decay: 0.999, ..TrainConfig::default() };
+        assert_eq!(ema_decay(&config, 0), 0.1);
+        assert_eq!(ema_decay(&config, 100_000), 0.999);
+    }
+}

@@ -1,0 +1,23 @@
+//! The job of training: meets the others and runs the loop, whose reports go to the launcher.
+
+use std::sync::mpsc::Receiver;
+
+use locdiff_launch::protocol::{Meeting, Place, ToLauncher, ToWorker, TrainJob};
+use serde_json::Value;
+
+use super::control::Control;
+use super::meet;
+use crate::train::{self, TrainError};
+
+/// Trains; the value is what the launcher gets from every rank.
+pub(super) fn run(
+    job: &TrainJob,
+    control: &mut Control,
+    messages: &Receiver<ToWorker>,
+    place: &Place,
+    meeting: &Meeting,
+) -> anyhow::Result<Value> {
+    let ranks = meet::meet(control, messages, place, meeting)?;
+    let mut tell = |message: ToLauncher| control.send(&message).map_err(|error| TrainError::Launcher(error.to_string()));
+    Ok(serde_json::to_value(train::run(job, meeting.attempt, &ranks, &mut tell)?)?)
+}

@@ -1,0 +1,76 @@
+//! Whatever the number of workers, and wherever a run was interrupted, it is the same run.
+
+use std::collections::BTreeMap;
+
+use locdiff_launch::exit_code::ExitCode;
+
+use super::support::{BASE, assert_close, run_dir, stage, tensors, trace, train};
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/train/trace.json");
+
+/// f32 sums in another order differ in their last bits; fifty steps of Adam make some 1e-6 of that.
+const SAME: f64 = 1e-5;
+
+#[test]
+fn workers_change_neither_losses_nor_gradients() {
+    let stage = stage();
+    train(&stage, "one", "--workers 1 --set train.steps=50").ends_with(ExitCode::Success);
+    let one = trace(&stage, "one");
+    assert_eq!(one.len(), 50);
+    assert!(one[&50][0] < 0.9 * one[&1][0], "it learns: {:?} to {:?}", one[&1], one[&50]);
+    for (run, more) in [
+        ("two", "--workers 2 --set train.steps=50"),
+        // Slices of 22, 21 and 21 rows: a mean over ranks would not be the mean over rows.
+        ("three", "--workers 3 --set train.steps=50"),
+        ("four", "--workers 4 --set train.steps=50"),
+        ("micro", "--workers 2 --set train.steps=50 --set train.micro_batch=10"),
+    ] {
+        train(&stage, run, more).ends_with(ExitCode::Success);
+        assert_close(&trace(&stage, run), &one, SAME, run);
+    }
+    // The golden trace: a change that moves it says why, and writes a new one with LOCDIFF_WRITE_GOLDEN=1.
+    if std::env::var_os("LOCDIFF_WRITE_GOLDEN").is_some() {
+        std::fs::write(GOLDEN, serde_json::to_string_pretty(&one).expect("numbers")).expect("written");
+    }
+    let golden = std::fs::read_to_string(GOLDEN).expect("the golden trace");
+    let golden: BTreeMap<u64, [f64; 2]> = serde_json::from_str(&golden).expect("numbers");
+    assert_close(&one, &golden, 1e-4, "golden");
+}
+
+#[test]
+fn run_goes_on_with_other_numbers_of_workers() {
+    let stage = stage();
+    train(&stage, "whole", "--workers 1 --set train.steps=30").ends_with(ExitCode::Success);
+    for (workers, steps) in [(4, 10), (1, 20), (2, 30)] {
+        let ran = train(&stage, "changing", &format!("--workers {workers} --set train.steps={steps}"));
+        ran.ends_with(ExitCode::Success);
+        assert_eq!(ran.json()["from_step"], steps - 10);
+    }
+    assert_close(&trace(&stage, "changing"), &trace(&stage, "whole"), SAME, "4, 1, 2 workers");
+}
+
+#[test]
+fn killed_worker_is_replaced_and_leaves_no_trace_in_the_numbers() {
+    let stage = stage();
+    let settings = "--workers 2 --set train.steps=24 --set checkpoint.every=5";
+    train(&stage, "calm", settings).ends_with(ExitCode::Success);
+    let faults = "--inject kill@rank=1,step=13 --inject kill@rank=0,step=3";
+    let ran = stage.run(&format!("{BASE} --run killed {settings} --max-restarts 2 train {faults}"));
+    ran.ends_with(ExitCode::Success).says("was killed by SIGKILL").says("restart 2 of 2");
+    assert_eq!(ran.json()["restarts"], 2);
+    assert_eq!(trace(&stage, "killed"), trace(&stage, "calm"));
+    assert_eq!(tensors(&run_dir(&stage, "killed")), tensors(&run_dir(&stage, "calm")));
+    assert_eq!(tensors(&run_dir(&stage, "calm")).len(), 4);
+}
+
+#[test]
+fn same_command_on_a_finished_run_does_nothing_more() {
+    let stage = stage();
+    let settings = "--workers 2 --set train.steps=6";
+    train(&stage, "again", settings).ends_with(ExitCode::Success);
+    let before = tensors(&run_dir(&stage, "again"));
+    let ran = train(&stage, "again", settings);
+    ran.ends_with(ExitCode::Success);
+    assert_eq!((&ran.json()["from_step"], &ran.json()["step"]), (&6.into(), &6.into()));
+    assert_eq!(tensors(&run_dir(&stage, "again")), before);
+}

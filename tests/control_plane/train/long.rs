@@ -1,0 +1,35 @@
+//! Twenty kills.
+
+use std::fmt::Write as _;
+
+use locdiff_launch::exit_code::ExitCode;
+
+use super::support::{BASE, run_dir, stage, tensors, trace, train};
+
+const KILLS: u64 = 20;
+const STEPS: u64 = 60;
+
+/// kill -9 of a worker of four at twenty random steps: losses and weights are those of the run that was never killed.
+#[test]
+fn twenty_kills_leave_no_trace_in_the_numbers() {
+    let stage = stage();
+    let settings = format!("--workers 4 --set train.steps={STEPS} --set checkpoint.every=4 --set checkpoint.keep=2");
+    train(&stage, "calm", &settings).ends_with(ExitCode::Success);
+    // A linear congruence: another seed with every day, said so that a failure can be repeated.
+    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs() / 86_400;
+    println!("seed {seed}");
+    let (mut state, mut faults, mut steps) = (seed, String::new(), Vec::new());
+    while steps.len() < KILLS as usize {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (rank, step) = ((state >> 33) % 4, (state >> 40) % STEPS + 1);
+        if !steps.contains(&step) {
+            steps.push(step);
+            write!(faults, " --inject kill@rank={rank},step={step}").expect("a string");
+        }
+    }
+    let ran = stage.run(&format!("{BASE} --run killed {settings} --max-restarts {KILLS} train{faults}"));
+    ran.ends_with(ExitCode::Success);
+    assert_eq!(ran.json()["restarts"], KILLS);
+    assert_eq!(trace(&stage, "killed"), trace(&stage, "calm"));
+    assert_eq!(tensors(&run_dir(&stage, "killed")), tensors(&run_dir(&stage, "calm")));
+}

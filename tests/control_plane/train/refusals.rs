@@ -1,0 +1,84 @@
+//! What must not be trained, and what is said of it.
+
+use std::process::Stdio;
+
+use locdiff_launch::exit_code::ExitCode;
+
+use super::support::{BASE, run_dir, stage, tensors, train};
+use crate::stage::{Stage, Worker, eventually, wait};
+
+#[test]
+fn no_shards_names_the_command_that_makes_them() {
+    let stage = Stage::new(Worker::Real);
+    let ran = stage.run("--device cpu train");
+    ran.ends_with(ExitCode::NoData).says("shards simulate --out shards/demo/train");
+    assert!(!stage.path().join("checkpoints").exists(), "no run was made");
+}
+
+#[test]
+fn another_degree_is_refused_and_nothing_is_overwritten() {
+    let stage = stage();
+    train(&stage, "run", "--workers 1 --set train.steps=4").ends_with(ExitCode::Success);
+    let before = tensors(&run_dir(&stage, "run"));
+    let ran = train(&stage, "run", "--workers 1 --set train.steps=8 --set model.degree=7");
+    ran.ends_with(ExitCode::RunDiffers).says("model.degree").says("7").says("6");
+    let ran = train(&stage, "run", "--workers 1 --set train.steps=8 --set train.threads=2");
+    ran.ends_with(ExitCode::RunDiffers).says("train.threads");
+    assert_eq!(tensors(&run_dir(&stage, "run")), before);
+    let other = "--workers 1 --set train.steps=4 --set model.degree=7 --set train.init_from=checkpoints/run";
+    train(&stage, "other", other).ends_with(ExitCode::RunDiffers).says("model.degree is 6, this run has 7");
+    // The same degree starts from what the other run has learnt.
+    let same = "--workers 1 --set train.steps=4 --set train.init_from=checkpoints/run";
+    train(&stage, "same", same).ends_with(ExitCode::Success);
+    let first = |run: &str| super::support::trace(&stage, run)[&1][0];
+    assert!(first("same") < first("run"), "{} against {}", first("same"), first("run"));
+}
+
+#[test]
+fn other_data_are_refused() {
+    let stage = stage();
+    train(&stage, "run", "--workers 1 --set train.steps=4").ends_with(ExitCode::Success);
+    std::fs::rename(stage.path().join("shards/small"), stage.path().join("shards/old")).expect("moved");
+    let table = std::fs::read_to_string(stage.path().join("table.csv")).expect("the table");
+    std::fs::write(stage.path().join("table.csv"), table.replace("photo-7,", "photo-x,")).expect("written");
+    let build = "--device cpu shards build --table table.csv --embeddings embeddings.npy --out shards/small";
+    stage.run(build).ends_with(ExitCode::Success);
+    let ran = train(&stage, "run", "--workers 1 --set train.steps=8");
+    ran.ends_with(ExitCode::DataChanged).says("shards/small").says("fingerprint");
+}
+
+#[test]
+fn run_of_a_living_launcher_is_left_alone() {
+    let stage = stage();
+    let line = format!("{BASE} --run held --workers 1 --set train.steps=100000 train");
+    let mut first = stage.command(&line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("runs");
+    eventually("training has begun", || run_dir(&stage, "held").join("events.jsonl").exists());
+    let ran = train(&stage, "held", "--workers 1 --set train.steps=100000");
+    ran.ends_with(ExitCode::RunHeld).says(&first.id().to_string());
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(i32::try_from(first.id()).expect("small")),
+        nix::sys::signal::Signal::SIGTERM,
+    )
+    .expect("alive");
+    assert_eq!(wait(&mut first), Some(i32::from(ExitCode::Interrupted.code())));
+}
+
+#[test]
+fn folder_that_cannot_be_written_is_named() {
+    let stage = stage();
+    std::fs::write(stage.path().join("checkpoints"), "a file").expect("written");
+    let ran = train(&stage, "run", "--workers 1 --set train.steps=4");
+    ran.ends_with(ExitCode::Io).says("checkpoints");
+    let ran = train(&stage, "run", "--workers 1 --set train.steps=4 --set checkpoint.dir=/proc/runs");
+    ran.ends_with(ExitCode::Io).says("/proc/runs");
+}
+
+#[test]
+fn diverging_run_ends_with_its_reason_and_is_not_repeated() {
+    let stage = stage();
+    let wild = "--workers 2 --set train.steps=50 --set train.learning_rate=1e30 --set train.clip_norm=0 \
+                --set train.nonfinite_steps_max=3 --max-restarts 5";
+    let ran = train(&stage, "wild", wild);
+    ran.ends_with(ExitCode::Diverged).says("not finite in 3 steps in a row").says("the loss is");
+    assert_eq!(super::support::events(&stage, "wild", "attempt").len(), 1, "the same would happen again");
+}

@@ -1,0 +1,103 @@
+//! Small shards that a small model can learn, and runs on them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::stage::{Ran, Stage, Worker};
+
+const ROWS: usize = 512;
+const WIDTH: usize = 12;
+
+/// Everything that the tests of bits and losses share: f32, no warm-up, dropout on, every step in the trace.
+pub(super) const BASE: &str = "--device cpu --json --set model.degree=6 --set model.dropout=0.2 --set loss.anchors=64 \
+    --set train.global_batch=64 --set train.warmup_steps=0 --set train.learning_rate=5e-4 --set train.log_every=1 \
+    --set train.schedule=\"constant\" --set shards.train=shards/small --set shards.validation=\"\" --set shards.reader_threads=1";
+
+/// A stage with shards.
+pub(super) fn stage() -> Stage {
+    let stage = Stage::new(Worker::Real);
+    write_shards(&stage);
+    stage
+}
+
+/// Rows whose embedding says where they are, built with `shards build`.
+fn write_shards(stage: &Stage) {
+    let mut table = String::from("id,lat,lon\n");
+    let mut numbers: Vec<f32> = Vec::with_capacity(ROWS * WIDTH);
+    for row in 0..ROWS {
+        let (latitude, longitude) = (((row * 37) % 170) as f64 - 85.0, ((row * 101) % 359) as f64 - 179.0);
+        writeln!(table, "photo-{row},{latitude},{longitude}").expect("a string");
+        let (phi, lambda) = (latitude.to_radians(), longitude.to_radians());
+        let direction = [phi.cos() * lambda.cos(), phi.cos() * lambda.sin(), phi.sin()];
+        let noise = |index: usize| (((row * 7919 + index * 104_729) % 1000) as f64 / 1000.0 - 0.5) * 0.1;
+        numbers.extend((0..WIDTH).map(|index| (direction[index % 3] * (1.0 + index as f64 * 0.1) + noise(index)) as f32));
+    }
+    std::fs::write(stage.path().join("table.csv"), table).expect("written");
+    std::fs::write(stage.path().join("embeddings.npy"), npy(&numbers)).expect("written");
+    let ran = stage.run("--device cpu shards build --table table.csv --embeddings embeddings.npy --out shards/small");
+    ran.ends_with(locdiff_launch::exit_code::ExitCode::Success);
+}
+
+/// A matrix of f32 in numpy's own format, version 1.
+fn npy(numbers: &[f32]) -> Vec<u8> {
+    let shape = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {WIDTH}), }}", numbers.len() / WIDTH);
+    let length = (10 + shape.len() + 1).next_multiple_of(64) - 10;
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend(u16::try_from(length).expect("short").to_le_bytes());
+    bytes.extend(format!("{shape:<width$}\n", width = length - 1).bytes());
+    bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    bytes
+}
+
+/// `train` with the shared settings and some more.
+pub(super) fn train(stage: &Stage, run: &str, more: &str) -> Ran {
+    stage.run(&format!("{BASE} --run {run} {more} train"))
+}
+
+pub(super) fn run_dir(stage: &Stage, run: &str) -> PathBuf {
+    stage.path().join("checkpoints").join(run)
+}
+
+/// Lines of `events.jsonl` of one kind, in order.
+pub(super) fn events(stage: &Stage, run: &str, kind: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(run_dir(stage, run).join("events.jsonl")).expect("events");
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a JSON line"));
+    lines.filter(|line| line["event"] == kind).collect()
+}
+
+/// Loss and gradient norm of every step. A step that was made again after a restart must have come out the same, to the bit.
+pub(super) fn trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
+    let mut trace = BTreeMap::new();
+    for line in events(stage, run, "progress") {
+        let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("{key} in {line}"));
+        let (step, found) = (line["step"].as_u64().expect("a step"), [number("loss"), number("gradient_norm")]);
+        let before = trace.insert(step, found);
+        assert!(before.is_none_or(|before| before == found), "step {step} came out as {before:?} and then as {found:?}");
+    }
+    trace
+}
+
+#[track_caller]
+pub(super) fn assert_close(got: &BTreeMap<u64, [f64; 2]>, want: &BTreeMap<u64, [f64; 2]>, tolerance: f64, what: &str) {
+    assert_eq!(got.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>(), "{what}: steps");
+    for (step, want) in want {
+        for (got, want) in got[step].iter().zip(want) {
+            let difference = (got - want).abs() / want.abs();
+            assert!(difference <= tolerance, "{what}, step {step}: {got} against {want}, off by {difference:e}");
+        }
+    }
+}
+
+/// Checksums of the tensors of the newest checkpoint.
+pub(super) fn tensors(run_dir: &Path) -> BTreeMap<String, String> {
+    let latest = std::fs::read_to_string(run_dir.join("latest")).expect("a checkpoint");
+    let manifest = std::fs::read_to_string(run_dir.join(latest.trim()).join("manifest.json")).expect("a manifest");
+    let manifest: Value = serde_json::from_str(&manifest).expect("JSON");
+    let files = manifest["files"].as_array().expect("files").iter();
+    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    let named = files.map(|file| (text(&file["name"]), text(&file["xxh3"])));
+    named.filter(|(name, _)| name.ends_with(".safetensors")).collect()
+}
