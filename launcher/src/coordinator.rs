@@ -268,6 +268,8 @@ impl Coordinator {
                 let reason = "it keeps a store, which is for rank 0 alone".to_owned();
                 self.stop(Cause::Incompatible { rank, reason }, now)
             }
+            // The coordinator of a training run takes these in.
+            ToLauncher::Progress(_) | ToLauncher::Evaluated(_) | ToLauncher::Parts(_) => Vec::new(),
             ToLauncher::Result(value) => {
                 member.result = Some(value);
                 member.leave_by = Some(now + self.limits.stop);

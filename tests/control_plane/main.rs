@@ -3,5 +3,6 @@
 mod command_line;
 mod gang;
 mod perturbation;
+mod run_folder;
 mod stage;
 mod world;
