@@ -212,17 +212,17 @@ pub enum ShardsVerb {
 pub enum CheckpointVerb {
     /// Checkpoints of a run.
     List {
-        /// Folder of the run.
+        /// Folder or name of the run; default: the newest.
         run_dir: Option<PathBuf>,
     },
     /// Check every checksum of a run.
     Verify {
-        /// Folder of the run.
+        /// Folder or name of the run; default: the newest.
         run_dir: Option<PathBuf>,
     },
     /// One safetensors file of averaged weights and configuration.
     Export {
-        /// Folder of the run.
+        /// Folder or name of the run, for its newest whole checkpoint; or folder of a checkpoint.
         run_dir: PathBuf,
         /// Where it goes.
         #[arg(long, value_name = "FILE")]

@@ -47,6 +47,27 @@ pub enum LaunchError {
         /// What the system said.
         error: std::io::Error,
     },
+    /// Another launcher holds the run.
+    #[error(
+        "run {path} is held by another launcher ({holder}); wait until it has ended, or name another run with `--run NAME`"
+    )]
+    RunHeld {
+        /// Folder of the run.
+        path: PathBuf,
+        /// Who holds it, as far as it has said so.
+        holder: String,
+    },
+    /// The run was made with another configuration.
+    #[error(
+        "run {path} was made with another configuration:\n  {}\nset these back, or name a new run with `--run NAME`",
+        fields.join("\n  ")
+    )]
+    RunDiffers {
+        /// Folder of the run.
+        path: PathBuf,
+        /// Each field, got and wanted.
+        fields: Vec<String>,
+    },
     /// `doctor` found that training could not start.
     #[error("training could not start here: {0}")]
     NotReady(String),
@@ -56,6 +77,12 @@ pub enum LaunchError {
     /// Ended by a signal.
     #[error("interrupted; all workers have ended")]
     Interrupted,
+}
+
+impl From<crate::files::FileError> for LaunchError {
+    fn from(error: crate::files::FileError) -> Self {
+        Self::Io { path: error.path, error: error.error }
+    }
 }
 
 impl LaunchError {
@@ -70,6 +97,8 @@ impl LaunchError {
             Self::Reported { code, .. } => *code,
             Self::Timeout(_) => ExitCode::Timeout,
             Self::Io { .. } => ExitCode::Io,
+            Self::RunHeld { .. } => ExitCode::RunHeld,
+            Self::RunDiffers { .. } => ExitCode::RunDiffers,
             Self::NotReady(_) => ExitCode::NotReady,
             Self::NotYet(_) => ExitCode::NotYet,
             Self::Interrupted => ExitCode::Interrupted,

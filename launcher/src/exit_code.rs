@@ -38,13 +38,19 @@ pub enum ExitCode {
     Corrupt = 22,
     /// The data is not that of the run that would be resumed.
     DataChanged = 23,
+    /// Another launcher holds the run.
+    RunHeld = 24,
+    /// The run was made with a configuration whose model, data order or bits are others.
+    RunDiffers = 25,
+    /// Training came to numbers that are not finite, and would again.
+    Diverged = 26,
     /// Ended by Ctrl-C or SIGTERM.
     Interrupted = 130,
 }
 
 impl ExitCode {
     /// All codes, in order, for the documentation and for reading a worker's status back.
-    pub const ALL: [ExitCode; 18] = [
+    pub const ALL: [ExitCode; 21] = [
         Self::Success,
         Self::Internal,
         Self::Usage,
@@ -62,6 +68,9 @@ impl ExitCode {
         Self::NoData,
         Self::Corrupt,
         Self::DataChanged,
+        Self::RunHeld,
+        Self::RunDiffers,
+        Self::Diverged,
         Self::Interrupted,
     ];
 

@@ -10,6 +10,8 @@
 //! - [`coordinator`]: the state machine of a gang of workers; pure.
 //! - [`supervisor`]: the processes and sockets around it.
 //! - [`report`]: what is said of a gang that failed.
+//! - [`files`]: files that survive a crash, and crashes on purpose.
+//! - [`run_folder`]: a run on disk: who holds it, what it was configured with, its checkpoints.
 //! - [`doctor`]: could training start here?
 //! - [`verbs`]: one function per verb; [`output`] is how they speak.
 
@@ -21,11 +23,13 @@ pub mod coordinator;
 pub mod doctor;
 pub mod error;
 pub mod exit_code;
+pub mod files;
 pub mod gpus;
 pub mod output;
 pub mod protocol;
 pub mod rendezvous;
 pub mod report;
+pub mod run_folder;
 pub mod supervisor;
 pub mod verbs;
 

@@ -4,6 +4,7 @@
 //! rank 0 says where it listens, and the launcher tells the others. A worker ends with [`ToLauncher::Result`] or [`ToLauncher::Failed`]. `Hello` keeps its shape in every version, so that two builds that do not
 //! fit can say so.
 
+mod checkpoint;
 mod shards;
 mod train;
 
@@ -12,6 +13,7 @@ use std::io::{self, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+pub use checkpoint::ExportJob;
 pub use shards::ShardsJob;
 pub use train::{
     CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, Fault, PartsWritten, Progress,
@@ -108,6 +110,8 @@ pub enum Job {
     Shards(Box<ShardsJob>),
     /// Train a model.
     Train(Box<TrainJob>),
+    /// Make one file of a checkpoint's averaged weights.
+    Export(Box<ExportJob>),
 }
 
 impl Job {
@@ -121,6 +125,7 @@ impl Job {
             Self::Perturbation { .. } => "eval --suite perturbation",
             Self::Shards(job) => job.name(),
             Self::Train(_) => "train",
+            Self::Export(_) => "checkpoint export",
         }
     }
 }

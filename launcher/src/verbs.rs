@@ -1,6 +1,7 @@
 //! One function per verb: what the command line asks for, done.
 
 mod bench_shdd;
+mod checkpoint;
 mod demo;
 mod geoclip;
 mod perturbation;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use clap::CommandFactory;
 use serde_json::{Value, json};
 
-use crate::cli::{BenchVerb, CheckpointVerb, Cli, ConfigVerb, Global, Verb};
+use crate::cli::{BenchVerb, Cli, ConfigVerb, Global, Verb};
 use crate::config::{self, DeviceKind, Layer, Resolved};
 use crate::coordinator::Limits;
 use crate::doctor;
@@ -44,6 +45,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         }
         Some(Verb::Train { inject }) => train::run(inject, global, output),
         Some(Verb::Shards(verb)) => shards::run(verb, global, output),
+        Some(Verb::Checkpoint(verb)) => checkpoint::run(verb, global, output),
         Some(Verb::Geoclip(verb)) => geoclip::run(verb, global, output),
         Some(Verb::Doctor) => doctor::run(global, output),
         Some(verb) => not_yet(verb, global),
@@ -197,11 +199,6 @@ fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
     let name = match verb {
         Verb::Eval { .. } => "eval",
         Verb::Predict { .. } => "predict",
-        Verb::Checkpoint(verb) => match verb {
-            CheckpointVerb::List { .. } => "checkpoint list",
-            CheckpointVerb::Verify { .. } => "checkpoint verify",
-            CheckpointVerb::Export { .. } => "checkpoint export",
-        },
         Verb::Bench(verb) => match verb {
             BenchVerb::Train => "bench train",
             BenchVerb::Sample { .. } => "bench sample",
@@ -210,9 +207,15 @@ fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
             }
         },
         Verb::Status => "status",
-        Verb::Demo | Verb::SelfCheck | Verb::Doctor | Verb::Train { .. } | Verb::Shards(_) | Verb::Geoclip(_) | Verb::Config(_) | Verb::Completions { .. } => {
-            unreachable!("handled in run")
-        }
+        Verb::Demo
+        | Verb::SelfCheck
+        | Verb::Doctor
+        | Verb::Train { .. }
+        | Verb::Shards(_)
+        | Verb::Checkpoint(_)
+        | Verb::Geoclip(_)
+        | Verb::Config(_)
+        | Verb::Completions { .. } => unreachable!("handled in run"),
     };
     Err(LaunchError::NotYet(name.to_owned()).into())
 }

@@ -3,6 +3,7 @@
 mod command_line;
 mod gang;
 mod perturbation;
+mod run_folder;
 mod stage;
 mod train;
 mod world;

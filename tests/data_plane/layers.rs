@@ -18,7 +18,7 @@ const NEVER: &[(&[&str], &[&str])] =
     &[(&["shards", "checkpoint", "tensorboard", "retrieval"], &["diffusion", "model", "loss"])];
 
 /// All that the data plane may use of the control plane.
-const FROM_LAUNCHER: &[&str] = &["config", "protocol", "exit_code", "VERSION", "REVISION"];
+const FROM_LAUNCHER: &[&str] = &["config", "protocol", "exit_code", "files", "VERSION", "REVISION"];
 
 fn row(module: &str) -> Option<usize> {
     ROWS.iter().position(|row| row.contains(&module))

@@ -1,0 +1,113 @@
+//! The configuration that a run was made with beside the one that it is started with.
+//!
+//! What changes the model, the order of the data or the bits of a step may not change; everything else may, and is said.
+
+use toml::{Table, Value};
+
+use crate::config::RunConfig;
+
+/// Whole sections that a run keeps.
+const KEPT_SECTIONS: [&str; 2] = ["model", "diffusion"];
+
+/// Single fields that a run keeps; further all columns of the shards.
+const KEPT_FIELDS: [&str; 7] = [
+    "train.seed",
+    "train.global_batch",
+    "train.threads",
+    "train.precision",
+    "shards.tail",
+    "shards.shuffle_row_groups",
+    "shards.on_bad_rows",
+];
+
+/// What differs between two configurations.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Differences {
+    /// Fields that a run keeps, each with got and wanted.
+    pub(super) refused: Vec<String>,
+    /// Other fields, each with what it was and is.
+    pub(super) allowed: Vec<String>,
+}
+
+/// Compares field by field.
+pub(super) fn compare(was: &RunConfig, is: &RunConfig) -> Differences {
+    let (was, is) = (leaves(was), leaves(is));
+    let mut found = Differences::default();
+    for ((key, was), (_, is)) in was.iter().zip(&is).filter(|((_, was), (_, is))| was != is) {
+        if is_kept(key) && !is_automatic_width(key, [was, is]) {
+            found.refused.push(format!("{key} is {is}, the run has {was}"));
+        } else {
+            found.allowed.push(format!("{key} was {was}, is {is}"));
+        }
+    }
+    found
+}
+
+fn is_kept(key: &str) -> bool {
+    let section = key.split('.').next().unwrap_or_default();
+    let column = section == "shards" && key.ends_with("_column");
+    column || KEPT_SECTIONS.contains(&section) || KEPT_FIELDS.contains(&key)
+}
+
+/// "auto" is the width of the shards: whether it is the same is for the weights to say.
+fn is_automatic_width(key: &str, values: [&Value; 2]) -> bool {
+    key == "model.embedding_width" && values.iter().any(|value| value.as_str() == Some("auto"))
+}
+
+/// Every field with its dotted key, in the order of the structs.
+fn leaves(config: &RunConfig) -> Vec<(String, Value)> {
+    let table = Table::try_from(config).expect("a checked configuration is plain TOML values");
+    let mut found = Vec::new();
+    for (section, fields) in table {
+        for (field, value) in fields.as_table().cloned().unwrap_or_default() {
+            found.push((format!("{section}.{field}"), value));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::AutoOr;
+
+    #[test]
+    fn what_changes_model_order_or_bits_is_refused_and_the_rest_is_said() {
+        let was = RunConfig::default();
+        assert_eq!(compare(&was, &was), Differences::default());
+        let mut is = was.clone();
+        is.model.degree = 23;
+        is.train.threads = 2;
+        is.shards.latitude_column = "latitude".into();
+        is.train.learning_rate = 5e-4;
+        is.parallel.workers = AutoOr::Value(8);
+        let found = compare(&was, &is);
+        let refused = [
+            "model.degree is 23, the run has 47",
+            "train.threads is 2, the run has 1",
+            "shards.latitude_column is \"latitude\", the run has \"lat\"",
+        ];
+        assert_eq!(found.refused, refused);
+        assert_eq!(found.allowed[0], "train.learning_rate was 0.0004, is 0.0005");
+        assert_eq!(found.allowed.len(), 2, "{:?}", found.allowed);
+    }
+
+    #[test]
+    fn kept_fields_exist() {
+        let keys: Vec<String> = leaves(&RunConfig::default()).into_iter().map(|(key, _)| key).collect();
+        for key in KEPT_FIELDS {
+            assert!(keys.iter().any(|known| known == key), "{key}");
+        }
+        assert_eq!(keys.iter().filter(|key| key.ends_with("_column") && is_kept(key)).count(), 4);
+    }
+
+    #[test]
+    fn an_automatic_width_is_left_to_the_weights() {
+        let mut was = RunConfig::default();
+        let mut is = was.clone();
+        is.model.embedding_width = AutoOr::Value(512);
+        assert_eq!(compare(&was, &is).refused, Vec::<String>::new());
+        was.model.embedding_width = AutoOr::Value(768);
+        assert_eq!(compare(&was, &is).refused, ["model.embedding_width is 512, the run has 768"]);
+    }
+}

@@ -1,0 +1,87 @@
+//! What a run tells about itself: attempts, logs, events, the last failure.
+
+use std::fs::OpenOptions;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use super::RunFolder;
+use super::names::unix_s;
+use crate::error::LaunchError;
+
+/// Name of the file with the number of the last attempt.
+const ATTEMPT: &str = "attempt";
+const EVENTS: &str = "events.jsonl";
+const FAILURE: &str = "failure.json";
+
+impl RunFolder {
+    /// Gives the next attempt its number and its folder of logs. Numbers only grow, over all launchers of the run: they
+    /// tell the workers of this attempt from those of an older one that are late.
+    pub fn begin_attempt(&mut self) -> Result<u32, LaunchError> {
+        let logs = self.path.join("logs");
+        self.files.create_folders(&logs)?;
+        let path = self.path.join(ATTEMPT);
+        let said = match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(LaunchError::Io { path, error }),
+            said => said.ok().and_then(|text| text.trim().parse::<u32>().ok()),
+        };
+        let names = self.files.entries(&logs)?.into_iter();
+        let logged = names.filter_map(|path| path.file_name()?.to_str()?.parse::<u32>().ok());
+        let attempt = logged.chain(said).max().map_or(0, |last| last.saturating_add(1));
+        self.files.write_whole(&path, format!("{attempt}\n").as_bytes())?;
+        self.files.create_folders(&logs.join(attempt.to_string()))?;
+        self.attempt = Some(attempt);
+        Ok(attempt)
+    }
+
+    /// Where the workers of an attempt log.
+    pub fn log_path(&self, attempt: u32, rank: u32) -> PathBuf {
+        self.path.join("logs").join(attempt.to_string()).join(format!("rank-{rank}.log"))
+    }
+
+    /// The folder of event files; made here.
+    pub fn tensorboard(&self) -> Result<PathBuf, LaunchError> {
+        let path = self.path.join("tensorboard");
+        self.files.create_folders(&path)?;
+        Ok(path)
+    }
+
+    /// Appends one line to `events.jsonl`: the time, what happened, and the fields of `details`.
+    pub fn event(&self, what: &str, details: &Value) -> Result<(), LaunchError> {
+        let path = self.path.join(EVENTS);
+        let mut line = json!({ "unix_s": unix_s(SystemTime::now()), "event": what });
+        for (key, value) in details.as_object().into_iter().flatten() {
+            line[key] = value.clone();
+        }
+        let append = || -> std::io::Result<()> {
+            let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
+            // A launcher that was killed may have left half a line.
+            let mut last = [b'\n'];
+            if file.seek(SeekFrom::End(0))? > 0 {
+                file.seek(SeekFrom::End(-1))?;
+                file.read_exact(&mut last)?;
+            }
+            let begin = if last == [b'\n'] { "" } else { "\n" };
+            file.write_all(format!("{begin}{line}\n").as_bytes())?;
+            file.flush()
+        };
+        append().map_err(|error| LaunchError::Io { path: path.clone(), error })
+    }
+
+    /// Says in `failure.json` why the run failed.
+    pub fn write_failure(&self, failure: &Value) -> Result<(), LaunchError> {
+        let text = serde_json::to_vec_pretty(failure).expect("a JSON value is JSON");
+        self.files.write_whole(&self.path.join(FAILURE), &text)?;
+        Ok(())
+    }
+
+    /// Removes the `failure.json` of an earlier time.
+    pub fn clear_failure(&self) -> Result<(), LaunchError> {
+        match self.files.remove_file(&self.path.join(FAILURE)) {
+            Err(error) if error.error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Who holds a run: a lock of the kernel on `RUN/lock`, which ends with the process, however it ends.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Seek as _, Write as _};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::error::LaunchError;
+
+/// Name of the file.
+const LOCK: &str = "lock";
+
+/// Held as long as it lives.
+#[derive(Debug)]
+pub(super) struct RunLock {
+    _held: Flock<File>,
+}
+
+impl RunLock {
+    /// Takes the lock of a run, or says who has it.
+    pub(super) fn take(run: &Path) -> Result<Self, LaunchError> {
+        let path = run.join(LOCK);
+        let io = |error| LaunchError::Io { path: path.clone(), error };
+        // Not emptied before it is ours: it names the holder.
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(mut held) => {
+                sign(&mut held).map_err(io)?;
+                Ok(Self { _held: held })
+            }
+            Err((mut file, Errno::EWOULDBLOCK)) => {
+                let mut holder = String::new();
+                let _ = file.read_to_string(&mut holder);
+                let holder = match holder.trim() {
+                    "" => "it has not said its process id yet".to_owned(),
+                    known => known.to_owned(),
+                };
+                Err(LaunchError::RunHeld { path: run.to_owned(), holder })
+            }
+            Err((_, errno)) => Err(io(errno.into())),
+        }
+    }
+}
+
+fn sign(file: &mut File) -> std::io::Result<()> {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    file.set_len(0)?;
+    file.rewind()?;
+    writeln!(file, "pid {} on {}", std::process::id(), host.trim())?;
+    file.flush()
+}

@@ -1,0 +1,143 @@
+//! Names: of new runs, of checkpoint folders, and which run is the newest.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::error::LaunchError;
+use crate::exit_code::ExitCode;
+use crate::protocol::step_name;
+
+/// Name of the run's resolved configuration.
+pub const CONFIG: &str = "config.toml";
+
+/// Name of the text file with the name of the newest checkpoint.
+pub const LATEST: &str = "latest";
+
+/// How the names of checkpoints end that were found damaged.
+pub(super) const CORRUPT: &str = ".corrupt";
+
+/// How the names of checkpoints begin that are being removed.
+pub(super) const REMOVING: &str = ".removing-";
+
+const SECONDS_PER_DAY: u64 = 86_400;
+
+/// `<preset>-<UTC time>`, such as l47-20261115-084500.
+pub fn new_run_name(preset: &str, now: SystemTime) -> String {
+    let (year, month, day, seconds) = utc(unix_s(now));
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{preset}-{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+}
+
+/// `2026-11-15 08:45:00`, UTC.
+pub fn utc_text(unix_s: u64) -> String {
+    let (year, month, day, seconds) = utc(unix_s);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+/// Seconds since 1970; 0 for a clock that stands before.
+pub(super) fn unix_s(now: SystemTime) -> u64 {
+    now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Year, month, day, and seconds of that day (H. Hinnant, "chrono-compatible low-level date algorithms", civil_from_days).
+fn utc(unix_s: u64) -> (u64, u64, u64, u64) {
+    let days = unix_s / SECONDS_PER_DAY + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    (year_of_era + era * 400 + u64::from(month <= 2), month, day, unix_s % SECONDS_PER_DAY)
+}
+
+/// The step of a folder that is named as [`step_name`] names it.
+pub(super) fn step_of(name: &str) -> Option<u64> {
+    let step = name.strip_prefix("step-")?.parse().ok()?;
+    (step_name(step) == name).then_some(step)
+}
+
+/// The step of a folder that was set aside, `step-NNNNNNNN.corrupt` or `step-NNNNNNNN.corrupt.N`.
+pub(super) fn set_aside_step_of(name: &str) -> Option<u64> {
+    let (step, rest) = name.split_once(CORRUPT)?;
+    let numbered = rest.is_empty() || rest.strip_prefix('.').is_some_and(|number| number.parse::<u32>().is_ok());
+    step_of(step).filter(|_| numbered)
+}
+
+/// A name that can stand in a folder: no way up, no way down, nothing hidden.
+pub(super) fn is_plain(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
+}
+
+/// The first of `NAME`, `NAME.1`, `NAME.2`, ... that is not taken.
+pub(super) fn free_name(folder: &Path, name: &str) -> PathBuf {
+    let numbered = (1_u32..).map(|number| folder.join(format!("{name}.{number}")));
+    let mut candidates = std::iter::once(folder.join(name)).chain(numbered);
+    candidates.find(|path| path.symlink_metadata().is_err()).expect("four billion names are not all taken")
+}
+
+/// The run in `dir` that was written to last.
+pub fn newest_run(dir: &Path) -> Result<PathBuf, LaunchError> {
+    let none = || LaunchError::Reported {
+        text: format!("no runs in {}; make one with `locdiff-launch train`, or name its folder", dir.display()),
+        code: ExitCode::NoData,
+    };
+    let io = |error| LaunchError::Io { path: dir.to_owned(), error };
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(none()),
+        entries => entries.map_err(io)?,
+    };
+    let mut newest: Option<(SystemTime, PathBuf)> = None;
+    for entry in entries {
+        let path = entry.map_err(io)?.path();
+        if let Some(candidate) = written_at(&path).map(|time| (time, path))
+            && newest.as_ref().is_none_or(|newest| candidate > *newest)
+        {
+            newest = Some(candidate);
+        }
+    }
+    newest.map(|(_, path)| path).ok_or_else(none)
+}
+
+/// When the newest checkpoint of a run was committed, or when it was configured; none for what is no run.
+fn written_at(run: &Path) -> Option<SystemTime> {
+    let modified = |name: &str| std::fs::metadata(run.join(name)).and_then(|found| found.modified()).ok();
+    let configured = modified(CONFIG)?;
+    Some(modified(LATEST).map_or(configured, |latest| latest.max(configured)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn runs_are_named_by_preset_and_utc_time() {
+        let at = |seconds| new_run_name("l47", UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(at(0), "l47-19700101-000000");
+        assert_eq!(at(951_782_399), "l47-20000228-235959");
+        assert_eq!(at(951_782_400), "l47-20000229-000000");
+        assert_eq!(at(1_794_732_300), "l47-20261115-084500");
+        assert_eq!(at(4_107_542_399), "l47-21000228-235959");
+        assert_eq!(utc_text(4_107_542_400), "2100-03-01 00:00:00");
+    }
+
+    #[test]
+    fn only_names_of_ours_are_checkpoints() {
+        assert_eq!(step_of("step-00000012"), Some(12));
+        assert_eq!(step_of("step-123456789"), Some(123_456_789));
+        for other in ["step-12", "step-000000012", "step-00000012.corrupt", ".step-00000012", "step-+0000012", "latest"]
+        {
+            assert_eq!(step_of(other), None, "{other}");
+        }
+        assert_eq!(set_aside_step_of("step-00000012.corrupt"), Some(12));
+        assert_eq!(set_aside_step_of("step-00000012.corrupt.3"), Some(12));
+        assert_eq!(set_aside_step_of("step-00000012.corrupted"), None);
+        assert_eq!(set_aside_step_of("step-00000012"), None);
+        for name in ["", ".", "..", "../x", "a/b", ".hidden", "a\0"] {
+            assert!(!is_plain(name), "{name:?}");
+        }
+        assert!(is_plain("weights-00-of-01.safetensors"));
+    }
+}

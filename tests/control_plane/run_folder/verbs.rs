@@ -1,0 +1,99 @@
+//! `checkpoint list` and `verify` through the real binary; the run may be held by somebody else.
+
+use locdiff_launch::exit_code::ExitCode;
+use locdiff_launch::files::Files;
+use locdiff_launch::run_folder::RunFolder;
+
+use super::save;
+use crate::stage::{Stage, Worker};
+
+fn run_in(stage: &Stage, name: &str) -> RunFolder {
+    let mut config = locdiff_launch::config::RunConfig::default();
+    config.checkpoint.keep = 5;
+    let dir = stage.path().join("checkpoints");
+    let mut folder = RunFolder::open(Files::real(), &dir, name, &config).expect("opened").folder;
+    folder.begin_attempt().expect("a number");
+    for (step, score) in [(10, Some(3.5)), (20, Some(9.0)), (30, None)] {
+        save(&Files::real(), &folder, step, score).expect("committed");
+    }
+    folder
+}
+
+#[test]
+fn checkpoints_are_listed_and_verified_without_a_worker() {
+    let stage = Stage::new(Worker::None);
+    stage.run("checkpoint list").ends_with(ExitCode::NoData).says("no runs in checkpoints");
+    stage.run("checkpoint verify nowhere").ends_with(ExitCode::NoData).says("nowhere is no run");
+    // Held all the while: reading needs no lock.
+    let held = run_in(&stage, "first");
+    for named in ["", "first", "checkpoints/first", "--run first"] {
+        let ran = stage.run(&format!("checkpoint list {named} --json"));
+        let json = ran.ends_with(ExitCode::Success).json();
+        let rows = json["rows"].as_array().expect("rows");
+        assert_eq!(rows.iter().map(|row| row["step"].as_u64()).collect::<Vec<_>>(), [Some(10), Some(20), Some(30)]);
+        assert_eq!((&rows[1]["best"], &rows[1]["score"]), (&true.into(), &9.0.into()), "{json}");
+        assert_eq!((&rows[0]["best"], &rows[0]["state"]), (&false.into(), &"present".into()), "{json}");
+        assert!(rows[0]["bytes"].as_u64() > Some(500) && rows[0]["committed_unix_s"].as_u64() > Some(0), "{json}");
+    }
+    stage.run("checkpoint list").ends_with(ExitCode::Success);
+    let verified = stage.run("checkpoint verify --json").ends_with(ExitCode::Success).json();
+    assert_eq!((&verified["ok"], &verified["rows"][2]["state"]), (&true.into(), &"whole".into()), "{verified}");
+
+    let part = held.path().join("step-00000020/part-0");
+    let mut bytes = std::fs::read(&part).expect("readable");
+    bytes[3] ^= 16;
+    std::fs::write(&part, bytes).expect("written");
+    let listed = stage.run("checkpoint list --json").ends_with(ExitCode::Success).json();
+    assert_eq!(listed["rows"][1]["state"], "present", "a list looks at lengths: {listed}");
+    let ran = stage.run("checkpoint verify");
+    ran.ends_with(ExitCode::Corrupt).says("1 of 3 checkpoints are damaged").says("step-00000020: part-0: xxh3 is ");
+    assert!(held.path().join("step-00000020").exists(), "reading verbs rename nothing");
+}
+
+#[test]
+fn an_export_needs_a_whole_checkpoint_and_a_free_name() {
+    let stage = Stage::new(Worker::None);
+    let held = run_in(&stage, "first");
+    std::fs::write(stage.path().join("there"), "mine").expect("written");
+    stage.run("checkpoint export first --out there").ends_with(ExitCode::Exists).says("--overwrite");
+    stage.run("checkpoint export none --out x").ends_with(ExitCode::NoData).says("none is no run");
+    std::fs::remove_file(held.path().join("step-00000030/part-0")).expect("removed");
+    let damaged = held.path().join("step-00000030");
+    let ran = stage.run(&format!("checkpoint export {} --out x", damaged.display()));
+    ran.ends_with(ExitCode::Corrupt).says("part-0 is missing");
+    let ran = stage.run("checkpoint export first --out x --device cpu");
+    ran.ends_with(ExitCode::WorkerMissing).says("step-00000030: part-0 is missing; passed over");
+    assert_eq!(std::fs::read(stage.path().join("there")).expect("readable"), b"mine");
+    assert!(damaged.exists());
+}
+
+/// Two launchers, two processes.
+#[test]
+fn a_lock_ends_with_its_process_however_that_ends() {
+    let stage = Stage::new(Worker::None);
+    drop(run_in(&stage, "first"));
+    let lock = stage.path().join("checkpoints/first/lock");
+    let script = "import fcntl, os, sys, time\n\
+                  file = open(sys.argv[1], 'r+')\n\
+                  fcntl.flock(file, fcntl.LOCK_EX)\n\
+                  file.truncate(0); file.write('pid %d on elsewhere' % os.getpid()); file.flush()\n\
+                  print('held', flush=True)\n\
+                  time.sleep(600)\n";
+    let mut holder = std::process::Command::new("python3")
+        .args(["-c", script])
+        .arg(&lock)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("python3 runs");
+    let mut line = String::new();
+    let mut output = std::io::BufReader::new(holder.stdout.take().expect("piped"));
+    std::io::BufRead::read_line(&mut output, &mut line).expect("readable");
+    let config = locdiff_launch::config::RunConfig::default();
+    let open = || RunFolder::open(Files::real(), &stage.path().join("checkpoints"), "first", &config);
+    let error = open().expect_err("held");
+    let pid = format!("pid {} on elsewhere", holder.id());
+    assert!(error.exit_code() == ExitCode::RunHeld && error.to_string().contains(&pid), "{error}");
+    holder.kill().expect("killed");
+    holder.wait().expect("ended");
+    open().expect("free again");
+}
