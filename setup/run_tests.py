@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`make test`: every check, one after the other. The audit and the set-up's own tests run beside the build; once it is there,
-the CUDA variant compiles and links beside the checks.
+"""`make test`: every check, one after the other. The audit, the set-up's own tests and the installation of Python packages run
+beside the build; once it is there, the CUDA variant compiles and links beside the checks.
 
 The Makefile has chosen the variant and set LIBTORCH and CARGO_TARGET_DIR for it. One Cargo profile (dev) serves every
 stage, so that nothing is built twice. The first failure ends the run, and with it everything that was started.
@@ -183,6 +183,7 @@ def run(cuda_link):
     set_up_stamp = Stamp("set-up", files_below("setup/*", "tests/setup_test.py"))
     set_up = None if set_up_stamp.passed else Beside("set-up", sys.executable, "-B", "tests/setup_test.py")
     audit = Beside("audit", sys.executable, "-B", "setup/audit.py")
+    packages = Beside("python-packages", sys.executable, "-B", "setup/python_tools.py")
     # All targets, as the tests want them: other features of the dependencies would mean building them once more.
     timed("build", command("cargo", "build", "--locked", "--workspace", "--all-targets"))
     if set_up:
@@ -192,6 +193,7 @@ def run(cuda_link):
     timed("clippy", command("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"))
     timed("docs", command("cargo", "doc", "--locked", "--workspace", "--no-deps", RUSTDOCFLAGS="-D warnings"))
     timed("audit", audit.finish)
+    timed("Python packages", packages.finish)
     timed("binaries", check_binaries)
     # Before the tests, some of which measure time: they get a machine with nothing else to do.
     if cuda:
@@ -209,6 +211,8 @@ def main():
     parser.add_argument("--cuda-link", action="store_true", help="also compile and link the CUDA variant from .libtorch/cuda")
     arguments = parser.parse_args()
     os.chdir(PROJECT)
+    # Tests that run Python take the one that its packages are installed for.
+    os.environ["PYTHON"] = sys.executable
     children.end_all_on_signals()
     start = time.monotonic()
     try:

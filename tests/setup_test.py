@@ -1,4 +1,4 @@
-"""The set-up of libtorch, through its command line: real pip and real locks, but tiny wheels in a local folder."""
+"""The set-up of libtorch, GeoCLIP and Python packages, through its command line: real pip and real locks, but tiny wheels in a local folder."""
 
 import hashlib
 import os
@@ -340,6 +340,79 @@ class GeoclipTest(unittest.TestCase):
         self.assertIn("check the network", result.stderr)
         self.assertNotIn("Traceback", result.stderr)
         self.assertFalse(self.target.exists())
+
+
+class PythonToolsTest(unittest.TestCase):
+    """The Python packages of the tests: installed once, and again when the lock or a file has changed."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="locdiff-python-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.tools = self.folder / "project/.tools"
+        self.python = self.tools / "python"
+        self.tools.mkdir(parents=True)
+        self.write_lock("1.0")
+
+    def write_lock(self, version):
+        """A package of one module, and the lock that pins it."""
+        self.wheel = self.folder / ("numbers_for_tests-%s-py3-none-any.whl" % version)
+        information = "numbers_for_tests-%s.dist-info/" % version
+        with zipfile.ZipFile(self.wheel, "w") as wheel:
+            wheel.writestr("numbers_for_tests.py", "VERSION = '%s'\n" % version)
+            wheel.writestr(information + "METADATA", "Metadata-Version: 2.1\nName: numbers-for-tests\nVersion: %s\n" % version)
+            wheel.writestr(information + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(information + "RECORD", "")
+        digest = hashlib.sha256(self.wheel.read_bytes()).hexdigest()
+        (self.folder / "python.lock").write_text("numbers-for-tests==%s \\\n    --hash=sha256:%s\n" % (version, digest))
+
+    def run_setup(self):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+        environment.update(PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(self.folder))
+        command = [sys.executable, str(SCRIPT.with_name("python_tools.py")), "--root", str(self.folder / "project"), "--locks", str(self.folder)]
+        return subprocess.run(command, env=environment, timeout=120, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+
+    def assert_installed(self, version, *said):
+        result = self.run_setup()
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual((self.python / "numbers_for_tests.py").read_text(), "VERSION = '%s'\n" % version)
+        self.assertTrue((self.python / "installed.json").exists())
+        self.assertEqual(sorted(path.name for path in self.tools.iterdir()), ["lock", "python"], "nothing is left lying about")
+        for part in said:
+            self.assertIn(part, result.stderr)
+        if not said:
+            self.assertEqual(result.stderr, "")
+
+    def test_installed_once_and_repaired(self):
+        # An earlier run was killed in the middle.
+        (self.tools / "python.new").mkdir()
+        (self.tools / "python.new/numbers_for_tests.py").write_text("VERS")
+        self.assert_installed("1.0", "ready in")
+        self.assert_installed("1.0")
+        (self.python / "numbers_for_tests.py").write_text("VERS")
+        self.assert_installed("1.0", "numbers_for_tests.py is missing or has another size")
+        (self.python / "installed.json").write_text("[]")
+        self.assert_installed("1.0", "installed.json is damaged")
+        (self.python / "installed.json").unlink()
+        self.assert_installed("1.0", "ready in")
+
+    def test_new_lock_replaces_the_old_version(self):
+        self.assert_installed("1.0", "ready in")
+        self.write_lock("1.1")
+        self.assert_installed("1.1", "another lock or another Python")
+        self.assertEqual(list(self.python.glob("*1.0*")), [])
+
+    def test_what_the_lock_does_not_name_is_refused(self):
+        self.wheel.write_bytes(self.wheel.read_bytes() + b"X")
+        result = self.run_setup()
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("is not in python.lock", result.stderr)
+        self.assertFalse(self.python.exists())
+        self.wheel.unlink()
+        result = self.run_setup()
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("setup: pip finds no numbers-for-tests==1.0", result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
 
 
 if __name__ == "__main__":

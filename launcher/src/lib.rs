@@ -9,6 +9,7 @@
 //! - [`protocol`]: what launcher and worker say to each other.
 //! - [`coordinator`]: the state machine of a gang of workers; pure.
 //! - [`supervisor`]: the processes and sockets around it.
+//! - [`progress`]: how training goes, on a terminal or in a log.
 //! - [`report`]: what is said of a gang that failed.
 //! - [`files`]: files that survive a crash, and crashes on purpose.
 //! - [`run_folder`]: a run on disk: who holds it, what it was configured with, its checkpoints.
@@ -26,6 +27,7 @@ pub mod exit_code;
 pub mod files;
 pub mod gpus;
 pub mod output;
+pub mod progress;
 pub mod protocol;
 pub mod rendezvous;
 pub mod report;

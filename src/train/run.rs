@@ -1,9 +1,9 @@
 //! The loop.
 
-use std::path::Path;
 use std::time::Instant;
 
-use locdiff_launch::protocol::{Fault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob, partial_name};
+use locdiff_launch::files::Files;
+use locdiff_launch::protocol::{Fault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
@@ -12,9 +12,9 @@ use tch::{Device, Kind, Tensor};
 use super::data::Data;
 use super::error::TrainError;
 use super::observe::{Observer, Tell};
-use super::saved::{SavedState, read_state};
+use super::saved::{Saved, SavedState};
 use super::step::{StepOutcome, Trainer};
-use crate::checkpoint::Background;
+use crate::checkpoint::{Background, Snapshot};
 use crate::comm::Communicator;
 use crate::eval::quick::Quick;
 use crate::native::cuda;
@@ -84,34 +84,33 @@ impl<'a> Session<'a> {
         if let Device::Cuda(index) = ranks.world().device() {
             cuda::set_device(index)?;
         }
-        let resumed = job.resume.as_deref().map(|folder| Ok::<_, TrainError>((folder, read_state(folder)?))).transpose()?;
-        let initial = job.init_from.as_deref().map(|folder| Ok::<_, TrainError>((folder, read_state(folder)?))).transpose()?;
+        let resumed = job.resume.as_deref().map(Saved::open).transpose()?;
+        let initial = job.init_from.as_deref().map(Saved::open).transpose()?;
         let known = resumed.as_ref().or(initial.as_ref());
         let data = Data::open(config, ranks, known.is_none())?;
-        if let Some((folder, (_, state))) = known {
-            state.check(folder, config, data.width)?;
+        if let Some(saved) = known {
+            saved.state.check(&saved.folder, config, data.width)?;
         }
         let filter = match known {
-            Some((_, (_, state))) => state.filter()?,
+            Some(saved) => saved.state.filter()?,
             None => data.first.filter.clone(),
         };
-        let mut trainer = Trainer::new(config, data.width, filter.clone(), ranks.data())?;
+        let mut trainer = Trainer::new(config, data.width, filter, ranks.data())?;
         if let Some([mean, deviation]) = &data.first.statistics {
             trainer.standardise(mean, deviation)?;
         }
-        let start = match (&resumed, &initial) {
-            (Some((folder, (manifest, state))), _) => {
-                check_threads(folder, state, config.train.threads)?;
-                trainer.restore(folder, manifest, state)?;
-                data.plan.resume(&state.bookmark, &config.shards.train)?
+        if let Some(saved) = initial.as_ref().filter(|_| resumed.is_none()) {
+            trainer.start_from(saved)?;
+        }
+        let start = match &resumed {
+            Some(saved) => {
+                check_threads(saved, config.train.threads)?;
+                trainer.restore(saved)?;
+                data.plan.resume(&saved.state.bookmark, &config.shards.train)?
             }
-            (None, Some((folder, (manifest, _)))) => {
-                trainer.start_from(folder, manifest)?;
-                data.plan.start()
-            }
-            (None, None) => data.plan.start(),
+            None => data.plan.start(),
         };
-        let state = resumed.map(|(_, (_, state))| state);
+        let state = resumed.map(|saved| saved.state);
         Self::assemble(job, attempt, ranks, (data, trainer), start, state.as_ref())
     }
 
@@ -135,7 +134,7 @@ impl<'a> Session<'a> {
         Ok(Self {
             quick: Quick::new(config, data.width, trainer.codes().filter(), ranks.data())?,
             observer: Observer::new(job, step, skipped_steps, is_first)?,
-            writer: Background::start()?,
+            writer: Background::new(Files::real(), job.run_dir.clone()),
             skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
             best_score: job.best_score,
             evaluation: None,
@@ -201,11 +200,10 @@ impl<'a> Session<'a> {
             self.best_score = score;
         }
         if is_best || self.is_last() || self.step.is_multiple_of(self.job.config.checkpoint.every) {
-            tell_written(self.writer.wait()?, tell)?;
             let place = (self.ranks.data().rank(), self.ranks.data().size());
             let parts = self.trainer.parts(&self.saved_state()?, place)?;
-            let folder = self.job.run_dir.join(partial_name(self.step, self.attempt));
-            self.writer.submit(folder, PartsWritten { step: self.step, attempt: self.attempt, files: Vec::new(), score }, parts)?;
+            let snapshot = Snapshot { step: self.step, attempt: self.attempt, score, parts };
+            tell_written(self.writer.submit(snapshot)?, tell)?;
         }
         tell_written(self.writer.poll()?, tell)
     }
@@ -241,14 +239,14 @@ fn tell_written(written: Option<PartsWritten>, tell: Tell<'_>) -> Result<(), Tra
 }
 
 /// Results depend on the number of threads in the last bits, so a run keeps it.
-fn check_threads(folder: &Path, state: &SavedState, threads: u32) -> Result<(), TrainError> {
-    if state.threads == threads {
+fn check_threads(saved: &Saved, threads: u32) -> Result<(), TrainError> {
+    if saved.state.threads == threads {
         return Ok(());
     }
     Err(TrainError::Misfit {
-        checkpoint: folder.display().to_string(),
+        checkpoint: saved.folder.display().to_string(),
         field: "train.threads",
-        got: state.threads.to_string(),
+        got: saved.state.threads.to_string(),
         want: threads.to_string(),
     })
 }

@@ -3,25 +3,21 @@
 //! Four files of tensors by name (weights, their average, first and second moments) and `state.json`. Data-parallel ranks hold
 //! the same: each part is written by one of them. Random numbers need no state of their own: they are named by seed and step.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use locdiff_launch::config::RunConfig;
-use locdiff_launch::protocol::CheckpointManifest;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Device, Tensor};
 
 use super::error::TrainError;
 use super::step::{Trainer, duplicate};
-use crate::checkpoint::{self, CheckpointError, Part};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, EMA, FIRST_MOMENTS, Part, SECOND_MOMENTS, STATE, WEIGHTS, piece_name,
+};
 use crate::shards::Bookmark;
 use crate::shdd::Filter;
-
-const WEIGHTS: &str = "weights-00-of-01.safetensors";
-const EMA: &str = "ema-00-of-01.safetensors";
-const FIRST_MOMENTS: &str = "first-moments-00-of-01.safetensors";
-const SECOND_MOMENTS: &str = "second-moments-00-of-01.safetensors";
-const STATE: &str = "state.json";
 
 /// `state.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -85,11 +81,21 @@ impl SavedState {
     }
 }
 
-/// The state of a checkpoint, checked against its manifest.
-pub(super) fn read_state(folder: &Path) -> Result<(CheckpointManifest, SavedState), TrainError> {
-    let manifest = checkpoint::read_manifest(folder)?;
-    let state = checkpoint::load_json(folder, &manifest, STATE)?;
-    Ok((manifest, state))
+/// A checkpoint and the state that it says.
+pub(super) struct Saved {
+    pub(super) folder: PathBuf,
+    pub(super) checkpoint: Checkpoint,
+    pub(super) state: SavedState,
+}
+
+impl Saved {
+    /// Reads manifest and state; tensors are read when they are needed.
+    pub(super) fn open(folder: &Path) -> Result<Self, TrainError> {
+        let checkpoint = Checkpoint::open(folder)?;
+        let bad = |error: serde_json::Error| CheckpointError::Bad { path: folder.join(STATE), reason: error.to_string() };
+        let state = serde_json::from_value(checkpoint.json(STATE)?).map_err(bad)?;
+        Ok(Self { folder: folder.to_owned(), checkpoint, state })
+    }
 }
 
 impl Trainer {
@@ -101,74 +107,59 @@ impl Trainer {
         let mut parts = Vec::new();
         if is_mine(0) {
             let weights = joined(self.network.parameters().named(), self.network.buffers());
-            parts.push(Part::tensors(WEIGHTS, copied(weights)?));
+            parts.push(of_tensors(WEIGHTS, copied(weights)?));
         }
         if is_mine(1) {
             let averages = joined(self.averaged(), self.network.buffers());
-            parts.push(Part::tensors(EMA, copied(averages)?));
+            parts.push(of_tensors(EMA, copied(averages)?));
         }
         if is_mine(2) {
-            parts.push(Part::tensors(FIRST_MOMENTS, named(&self.moments.exp_avgs)?));
+            parts.push(of_tensors(FIRST_MOMENTS, named(&self.moments.exp_avgs)?));
         }
         if is_mine(3) {
-            parts.push(Part::tensors(SECOND_MOMENTS, named(&self.moments.exp_avg_sqs)?));
+            parts.push(of_tensors(SECOND_MOMENTS, named(&self.moments.exp_avg_sqs)?));
         }
         if is_mine(4) {
-            parts.push(Part::json(STATE, state).map_err(TrainError::from)?);
+            let value = serde_json::to_value(state).map_err(|error| CheckpointError::Internal(error.to_string()))?;
+            parts.push(Part::Json { name: STATE.to_owned(), value });
         }
         Ok(parts)
     }
 
     /// Takes everything back from a checkpoint: the next step will be that of the run that was interrupted, to the bit.
-    pub(super) fn restore(
-        &mut self,
-        folder: &Path,
-        manifest: &CheckpointManifest,
-        state: &SavedState,
-    ) -> Result<(), TrainError> {
-        let (weights, buffers) = self.weights_of(folder, manifest, WEIGHTS)?;
+    pub(super) fn restore(&mut self, saved: &Saved) -> Result<(), TrainError> {
+        let (weights, buffers) = self.weights_of(saved, WEIGHTS)?;
         self.network.parameters_mut().load(&weights)?;
-        self.standardise_as(folder, &buffers)?;
-        let (averages, _) = self.weights_of(folder, manifest, EMA)?;
+        self.standardise_as(saved, &buffers)?;
+        let (averages, _) = self.weights_of(saved, EMA)?;
         let names: Vec<String> = self.network.parameters().iter().map(|parameter| parameter.name.clone()).collect();
-        copy_into(folder, &names, &mut self.ema, &averages)?;
-        let first = checkpoint::load_tensors(folder, manifest, FIRST_MOMENTS)?;
-        copy_into(folder, &names, &mut self.moments.exp_avgs, &first)?;
-        let second = checkpoint::load_tensors(folder, manifest, SECOND_MOMENTS)?;
-        copy_into(folder, &names, &mut self.moments.exp_avg_sqs, &second)?;
-        let _ = self.moments.step.f_fill_(state.updates as f64)?;
-        self.updates = state.updates;
+        copy_into(saved, &names, &mut self.ema, &averages)?;
+        copy_into(saved, &names, &mut self.moments.exp_avgs, &saved.checkpoint.tensors(FIRST_MOMENTS)?)?;
+        copy_into(saved, &names, &mut self.moments.exp_avg_sqs, &saved.checkpoint.tensors(SECOND_MOMENTS)?)?;
+        let _ = self.moments.step.f_fill_(saved.state.updates as f64)?;
+        self.updates = saved.state.updates;
         Ok(())
     }
 
     /// Starts from the averaged weights of another run, standardised as they were trained.
-    pub(super) fn start_from(&mut self, folder: &Path, manifest: &CheckpointManifest) -> Result<(), TrainError> {
-        let (averages, buffers) = self.weights_of(folder, manifest, EMA)?;
+    pub(super) fn start_from(&mut self, saved: &Saved) -> Result<(), TrainError> {
+        let (averages, buffers) = self.weights_of(saved, EMA)?;
         self.network.parameters_mut().load(&averages)?;
-        self.standardise_as(folder, &buffers)?;
+        self.standardise_as(saved, &buffers)?;
         self.ema = self.network.parameters().tensors().iter().map(duplicate).collect::<Result<_, _>>()?;
         Ok(())
     }
 
     /// Weights and buffers of a part, apart.
-    fn weights_of(
-        &self,
-        folder: &Path,
-        manifest: &CheckpointManifest,
-        name: &str,
-    ) -> Result<(Named, Named), TrainError> {
+    fn weights_of(&self, saved: &Saved, part: &str) -> Result<(Named, Named), TrainError> {
         let own: Vec<String> = self.network.buffers().into_iter().map(|(name, _)| name).collect();
-        let tensors = checkpoint::load_tensors(folder, manifest, name)?;
-        let (buffers, weights) = tensors.into_iter().partition(|(name, _)| own.contains(name));
+        let (buffers, weights) = saved.checkpoint.tensors(part)?.into_iter().partition(|(name, _)| own.contains(name));
         Ok((weights, buffers))
     }
 
-    fn standardise_as(&mut self, folder: &Path, buffers: &Named) -> Result<(), TrainError> {
+    fn standardise_as(&mut self, saved: &Saved, buffers: &Named) -> Result<(), TrainError> {
         let names: Vec<String> = self.network.buffers().into_iter().map(|(name, _)| name).collect();
-        let found = |name: &String| {
-            buffers.iter().find(|(own, _)| own == name).map(|(_, tensor)| tensor).ok_or_else(|| missing(folder, name))
-        };
-        let (mean, deviation) = (found(&names[0])?, found(&names[1])?);
+        let (mean, deviation) = (found(saved, buffers, &names[0])?, found(saved, buffers, &names[1])?);
         Ok(self.network.standardise(mean, deviation)?)
     }
 }
@@ -189,13 +180,17 @@ fn copied(tensors: Named) -> Result<Named, TrainError> {
     tensors.into_iter().map(copy).collect()
 }
 
-fn copy_into(folder: &Path, names: &[String], into: &mut [Tensor], from: &Named) -> Result<(), TrainError> {
+fn of_tensors(part: &str, tensors: Named) -> Part {
+    Part::Tensors { name: piece_name(part, 0, 1), tensors, metadata: BTreeMap::new() }
+}
+
+fn copy_into(saved: &Saved, names: &[String], into: &mut [Tensor], from: &Named) -> Result<(), TrainError> {
     let _without_gradients = tch::no_grad_guard();
     for (name, own) in names.iter().zip(into) {
-        let (_, tensor) = from.iter().find(|(known, _)| known == name).ok_or_else(|| missing(folder, name))?;
+        let tensor = found(saved, from, name)?;
         if tensor.size() != own.size() {
             return Err(TrainError::Misfit {
-                checkpoint: folder.display().to_string(),
+                checkpoint: saved.folder.display().to_string(),
                 field: "the shape of a tensor",
                 got: format!("{:?} of {name}", tensor.size()),
                 want: format!("{:?}", own.size()),
@@ -206,6 +201,8 @@ fn copy_into(folder: &Path, names: &[String], into: &mut [Tensor], from: &Named)
     Ok(())
 }
 
-fn missing(folder: &Path, name: &str) -> TrainError {
-    CheckpointError::Missing { folder: folder.to_owned(), name: name.to_owned() }.into()
+fn found<'a>(saved: &Saved, among: &'a Named, name: &str) -> Result<&'a Tensor, TrainError> {
+    let tensor = among.iter().find(|(known, _)| known == name).map(|(_, tensor)| tensor);
+    let reason = || format!("it has no tensor {name}");
+    Ok(tensor.ok_or_else(|| CheckpointError::Bad { path: saved.folder.clone(), reason: reason() })?)
 }

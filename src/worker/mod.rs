@@ -11,9 +11,11 @@ mod train;
 
 use anyhow::bail;
 use locdiff_launch::exit_code::ExitCode;
+use locdiff_launch::files::Files;
 use locdiff_launch::protocol::{Failure, Job, ToLauncher, ToWorker};
 use serde_json::json;
 
+use crate::checkpoint::{self, CheckpointError};
 use crate::comm::CommError;
 use crate::eval::perturbation;
 use crate::native;
@@ -51,9 +53,12 @@ fn is_of_peer(error: &anyhow::Error) -> bool {
 
 /// Expected errors carry their own code; whatever else happens is a worker that failed.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
-    let of_shards = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref().map(ShardsError::exit_code);
-    let of_training = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref().map(TrainError::exit_code);
-    error.chain().find_map(|cause| of_training(cause).or_else(|| of_shards(cause))).unwrap_or(ExitCode::WorkerFailed)
+    let expected = error.chain().find_map(|cause| {
+        let train = cause.downcast_ref().map(TrainError::exit_code);
+        let shards = || cause.downcast_ref().map(ShardsError::exit_code);
+        train.or_else(shards).or_else(|| cause.downcast_ref().map(CheckpointError::exit_code))
+    });
+    expected.unwrap_or(ExitCode::WorkerFailed)
 }
 
 fn work(control: &mut Control) -> anyhow::Result<()> {
@@ -71,6 +76,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
             serde_json::to_value(bench_collectives::run(&communicator, bytes_max)?)?
         }
         Job::Shards(job) => shards::run(&job, &place)?,
+        Job::Export(job) => checkpoint::export(&Files::real(), &job)?,
         Job::Train(job) => train::run(&job, control, &messages, &place, &meeting)?,
         Job::BenchShdd => serde_json::to_value(bench_shdd::run(&place)?)?,
         Job::Perturbation { points } => {

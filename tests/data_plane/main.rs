@@ -5,6 +5,7 @@ mod comm;
 mod decode;
 mod decode_aggregate;
 mod diffusion;
+mod export_python;
 mod geo;
 mod geoclip;
 mod geoclip_support;
@@ -21,6 +22,7 @@ mod native_optim;
 mod native_philox;
 mod native_random;
 mod perturbation;
+mod python_support;
 mod shards_build;
 mod shards_foreign;
 mod shards_format;
@@ -36,6 +38,7 @@ mod shards_support;
 mod shdd;
 mod shdd_derivatives;
 mod simulate;
+mod tensorboard;
 mod worker;
 
 /// Memory of this process that is in RAM, from the kernel.

@@ -173,7 +173,7 @@ impl<'a> Watch<'a> {
 
 impl Observer for Watch<'_> {
     fn line(&mut self, rank: usize, line: &str) {
-        self.display.aside(|| tracing::info!("[rank {rank}] {line}"));
+        tracing::info!("[rank {rank}] {line}");
         let path = || self.run.log_path(self.attempt, rank as u32);
         if let Err(error) = writeln!(self.logs[rank], "{line}") {
             self.trouble.get_or_insert_with(|| LaunchError::Io { path: path(), error });
@@ -194,7 +194,7 @@ impl Observer for Watch<'_> {
             }
             ToLauncher::Breaking(fault) => {
                 self.faults.retain(|known| known != fault);
-                self.display.aside(|| tracing::warn!("injected: {fault:?}"));
+                tracing::warn!("injected: {fault:?}");
                 self.event("injected", &json!({ "fault": fault }));
             }
             _ => {}
@@ -206,11 +206,11 @@ impl Observer for Watch<'_> {
         match self.run.commit(self.attempt, step, parts)? {
             Commit::Done { checkpoint, pruned } => {
                 let path = checkpoint.path.display();
-                self.display.aside(|| tracing::info!("checkpoint {path}"));
+                tracing::info!("checkpoint {path}");
                 self.event("checkpoint", &json!({ "step": step, "score": checkpoint.manifest.score, "pruned": pruned }));
             }
             Commit::AlreadyThere(path) => {
-                self.display.aside(|| tracing::warn!("{} is there already and stays", path.display()));
+                tracing::warn!("{} is there already and stays", path.display());
             }
             Commit::Stale(reason) => return Err(LaunchError::WorkerFailed(reason)),
         }

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Installs the Python packages that the tests compare with into `.tools/python/`, pinned by `python.lock`.
+
+A run may be killed at any moment: pip installs into a folder beside, which gets its final name once its list of files,
+written last, is in it. A folder of another lock or another Python, or whose files are not all there, is installed again.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+from libtorch import PROJECT, SetupError, check_platform, guarded, hold_lock, make_room, megabytes, run_pip, say  # noqa: E402
+from locks import sha256_of  # noqa: E402
+
+LIST = "installed.json"
+PIP_INSTALL = ["install", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--require-hashes", "--no-warn-conflicts"]
+# 30 MB of wheels, 100 MB unpacked, and their compiled files.
+SPACE_BYTES = 200 * 10**6
+
+
+def fingerprint(lock):
+    """What an installation depends on: the lock, and the Python whose wheels were chosen."""
+    return "%s %s" % (sha256_of(lock), sys.implementation.cache_tag)
+
+
+def sizes(folder):
+    files = (Path(parent) / name for parent, _, names in os.walk(folder) for name in names)
+    return {str(path.relative_to(folder)): path.stat().st_size for path in files if path.suffix != ".pyc" and path.name != LIST}
+
+
+def problem(target, wanted):
+    """Why the packages have to be installed again; None where they are whole. Sizes only: this runs before every test."""
+    try:
+        found = json.loads((target / LIST).read_text())
+        if found["for"] != wanted:
+            return "they are those of another lock or another Python"
+        files = found["files"]
+    except FileNotFoundError:
+        return "not installed"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "%s is damaged" % LIST
+    now = sizes(target)
+    wrong = sorted(name for name in files if now.get(name) != files[name])
+    return "%s is missing or has another size" % wrong[0] if wrong else None
+
+
+def install(base, target, lock, wanted):
+    check_platform()
+    if find_spec("pip") is None:
+        raise SetupError("%s has no pip; install it (Debian, Ubuntu: apt install python3-pip; Fedora: dnf install python3-pip; elsewhere: "
+                         "python3 -m ensurepip) and run again" % sys.executable)
+    free = shutil.disk_usage(base).free
+    if free < SPACE_BYTES:
+        raise SetupError("%s has %s free, %s wanted for the Python packages of the tests; %s"
+                         % (base, megabytes(free), megabytes(SPACE_BYTES), make_room(base)))
+    beside = target.with_name(target.name + ".new")
+    shutil.rmtree(beside, ignore_errors=True)
+    say("installing the Python packages of the tests (30 MB, once)")
+    scratch = base / "download/tmp"
+    try:
+        status, output = run_pip(PIP_INSTALL + ["--target", str(beside), "-r", str(lock)], scratch)
+    finally:
+        shutil.rmtree(scratch.parent, ignore_errors=True)
+    if status != 0:
+        raise SetupError(explain(output, lock))
+    (beside / LIST).write_text(json.dumps({"for": wanted, "files": sizes(beside)}))
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(beside, target)
+
+
+def explain(output, lock):
+    """One cause, in pip's words, and the way out."""
+    if "No space left on device" in output or "Disk quota exceeded" in output:
+        raise OSError(28, "no space left")
+    got = re.search(r"^\s*Got\s+([0-9a-f]{64})", output, re.MULTILINE)
+    if got:
+        return ("a package with sha256 %s is not in %s; the package source is damaged or not to be trusted\n"
+                "nothing was installed; try another source (pip's index settings) and run again" % (got.group(1), lock.name))
+    if "No matching distribution" in output and "broken by" not in output:
+        missing = re.search(r"No matching distribution found for (.+)", output).group(1)
+        return ("pip finds no %s for Python %d.%d; %s is for 3.8 to 3.14: choose another with PYTHON=..., or look at pip's index "
+                "settings" % (missing.strip(), sys.version_info[0], sys.version_info[1], lock.name))
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("[notice]")]
+    return ("cannot install the Python packages of the tests: pip says: %s\n"
+            "check the network and pip's settings (`python3 -m pip config list`) and run again" % (lines[-1] if lines else "nothing"))
+
+
+def prepare(base, lock):
+    target, wanted = base / "python", fingerprint(lock)
+    base.mkdir(parents=True, exist_ok=True)
+    with hold_lock(base):
+        found = problem(target, wanted)
+        if found is None:
+            return
+        if found != "not installed":
+            say("the Python packages of the tests again: %s" % found)
+        install(base, target, lock, wanted)
+        say("the Python packages of the tests are ready in %s" % target)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Installs the Python packages of the tests into .tools/python/, pinned by python.lock.")
+    parser.add_argument("--root", type=Path, default=PROJECT, metavar="DIR", help="where .tools/ lies (default: the project)")
+    parser.add_argument("--locks", type=Path, default=PROJECT / "setup", metavar="DIR", help="where python.lock is (default: setup/)")
+    arguments = parser.parse_args()
+    base = arguments.root.resolve() / ".tools"
+    return guarded(base, lambda: prepare(base, arguments.locks / "python.lock"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
