@@ -34,7 +34,7 @@ impl Observer {
             false => None,
         };
         if let Some(board) = &mut board {
-            board.text(step + 1, "config", &as_markdown(&job.config))?;
+            board.text(board.step(), "config", &as_markdown(&job.config))?;
         }
         let train = &job.config.train;
         Ok(Self {

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config::RunConfig;
 
@@ -64,9 +64,11 @@ pub struct Progress {
     pub step: u64,
     /// Steps wanted.
     pub steps: u64,
-    /// Loss of the last step, over the global batch.
+    /// Loss of the last step, over the global batch; may be no number.
+    #[serde(deserialize_with = "number_or_none")]
     pub loss: f64,
-    /// Norm of the whole gradient before clipping.
+    /// Norm of the whole gradient before clipping; may be no number.
+    #[serde(deserialize_with = "number_or_none")]
     pub gradient_norm: f64,
     /// Learning rate of the last step.
     pub learning_rate: f64,
@@ -76,6 +78,11 @@ pub struct Progress {
     pub data_wait: f64,
     /// Steps skipped so far because their gradient was not finite.
     pub skipped_steps: u64,
+}
+
+/// JSON has no NaN: it travels as null.
+fn number_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// A quick evaluation while training; from rank 0.

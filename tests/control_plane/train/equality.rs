@@ -17,7 +17,7 @@ fn workers_change_neither_losses_nor_gradients() {
     train(&stage, "one", "--workers 1 --set train.steps=50").ends_with(ExitCode::Success);
     let one = trace(&stage, "one");
     assert_eq!(one.len(), 50);
-    assert!(one[&50][0] < 0.9 * one[&1][0], "it learns: {:?} to {:?}", one[&1], one[&50]);
+    assert!(one[&50][0] < 0.98 * one[&1][0], "it learns: {:?} to {:?}", one[&1], one[&50]);
     for (run, more) in [
         ("two", "--workers 2 --set train.steps=50"),
         // Slices of 22, 21 and 21 rows: a mean over ranks would not be the mean over rows.

@@ -72,7 +72,7 @@ pub(super) fn events(stage: &Stage, run: &str, kind: &str) -> Vec<Value> {
 pub(super) fn trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
     let mut trace = BTreeMap::new();
     for line in events(stage, run, "progress") {
-        let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("{key} in {line}"));
+        let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("no {key} in {line}"));
         let (step, found) = (line["step"].as_u64().expect("a step"), [number("loss"), number("gradient_norm")]);
         let before = trace.insert(step, found);
         assert!(before.is_none_or(|before| before == found), "step {step} came out as {before:?} and then as {found:?}");
