@@ -11,6 +11,7 @@
 //! - [`loss`]: what training minimises.
 //! - [`geoclip`]: frozen encoders of places and images, and their weights.
 //! - [`shards`]: Parquet embeddings, in an order that never depends on who reads.
+//! - [`tensorboard`]: event files that a resumed run continues.
 //! - [`eval`]: tables of the paper, computed.
 
 pub mod comm;
@@ -23,4 +24,5 @@ pub mod model;
 pub mod native;
 pub mod shards;
 pub mod shdd;
+pub mod tensorboard;
 pub mod worker;

@@ -21,6 +21,7 @@ mod native_optim;
 mod native_philox;
 mod native_random;
 mod perturbation;
+mod python_support;
 mod shards_build;
 mod shards_foreign;
 mod shards_format;
@@ -36,6 +37,7 @@ mod shards_support;
 mod shdd;
 mod shdd_derivatives;
 mod simulate;
+mod tensorboard;
 mod worker;
 
 /// Memory of this process that is in RAM, from the kernel.

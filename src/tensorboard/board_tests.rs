@@ -1,0 +1,222 @@
+//! What the files hold, read back by a reader that shares nothing with the writer but the messages.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+
+/// CRC-32C bit by bit, masked.
+fn masked(bytes: &[u8]) -> u32 {
+    let mut crc = !0_u32;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
+        }
+    }
+    (!crc).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+fn number(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(bytes.try_into().expect("four bytes"))
+}
+
+/// Every record of a file, whole or panic.
+fn read_back(mut bytes: &[u8]) -> Vec<Event> {
+    let mut events = Vec::new();
+    while !bytes.is_empty() {
+        let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+        assert_eq!(number(&bytes[8..12]), masked(&bytes[..8]), "checksum of a length");
+        let data = &bytes[12..12 + length];
+        assert_eq!(number(&bytes[12 + length..16 + length]), masked(data), "checksum of a record");
+        events.push(Event::decode(data).expect("an event"));
+        bytes = &bytes[16 + length..];
+    }
+    assert!(matches!(&events[0].what, Some(What::FileVersion(version)) if version == "brain.Event:2"));
+    events
+}
+
+/// Step and tag of every value in the folder, in the order in which TensorBoard reads; no pair may come twice.
+fn all_values(folder: &Path) -> Vec<(i64, String)> {
+    let mut values = Vec::new();
+    for path in event_files(folder).expect("readable") {
+        for event in read_back(&std::fs::read(path).expect("readable")) {
+            if let Some(What::Summary(summary)) = event.what {
+                values.extend(summary.value.into_iter().map(|value| (event.step, value.tag)));
+            }
+        }
+    }
+    assert_eq!(values.iter().collect::<BTreeSet<_>>().len(), values.len(), "doubled: {values:?}");
+    assert!(values.is_sorted_by_key(|(step, _)| *step), "steps go back: {values:?}");
+    values
+}
+
+fn open(folder: &TempDir, resume_step: Option<u64>) -> Board {
+    Board::open(folder.path(), resume_step).expect("opens")
+}
+
+fn write_steps(board: &mut Board, steps: std::ops::RangeInclusive<u64>) {
+    for step in steps {
+        board.scalars(step, &[("loss", step as f64), ("rate", 0.5)]).expect("written");
+    }
+}
+
+fn steps(folder: &TempDir) -> Vec<i64> {
+    all_values(folder.path()).into_iter().filter(|(_, tag)| tag == "loss").map(|(step, _)| step).collect()
+}
+
+#[test]
+fn values_are_written_as_they_are() {
+    let folder = TempDir::new().expect("a folder");
+    let mut board = open(&folder, None);
+    board.text(0, "config", "**L** = 47").expect("written");
+    board.scalars(7, &[("loss", 0.1), ("norm", f64::NAN), ("best", f64::INFINITY)]).expect("written");
+    let events = read_back(&std::fs::read(board.path()).expect("readable"));
+    let [_, text, scalars] = events.as_slice() else { panic!("{events:?}") };
+    let Some(What::Summary(text)) = &text.what else { panic!("{text:?}") };
+    assert_eq!(text.value, [summary_value("config", Value::Text("**L** = 47"))]);
+    assert_eq!(scalars.step, 7);
+    assert!((scalars.wall_time - since_1970().as_secs_f64()).abs() < 60.0);
+    let Some(What::Summary(scalars)) = &scalars.what else { panic!("{scalars:?}") };
+    let numbers: Vec<u32> = scalars
+        .value
+        .iter()
+        .map(|value| match value.payload {
+            Some(Payload::Simple(number)) => number.to_bits(),
+            ref other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(numbers, [0.1_f32, f32::NAN, f32::INFINITY].map(f32::to_bits));
+}
+
+#[test]
+fn a_resumed_run_tells_a_watching_tensorboard_what_to_forget() {
+    let folder = TempDir::new().expect("a folder");
+    write_steps(&mut open(&folder, None), 1..=9);
+    let board = open(&folder, Some(4));
+    assert_eq!(board.step(), 5);
+    let events = read_back(&std::fs::read(board.path()).expect("readable"));
+    assert_eq!(events[1].step, 5);
+    assert_eq!(events[1].what, Some(What::SessionLog(SessionLog { status: SESSION_START })));
+    assert_eq!(steps(&folder), [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_file_cut_anywhere_resumes_with_whole_records() {
+    let folder = TempDir::new().expect("a folder");
+    let mut board = open(&folder, None);
+    write_steps(&mut board, 1..=4);
+    let path = board.path().to_owned();
+    let whole = std::fs::read(&path).expect("readable");
+    let lengths: Vec<usize> = read_back(&whole).iter().map(|event| frame(&event.encode_to_vec()).len()).collect();
+    for cut in 0..=whole.len() {
+        for zeros in [0, 1, 5, 300] {
+            let mut bytes = whole[..cut].to_vec();
+            bytes.resize(cut + zeros, 0);
+            std::fs::write(&path, bytes).expect("writable");
+            // Records but the first that end before the cut.
+            let ends = lengths.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length) + length));
+            let survived = ends.skip(1).filter(|end| *end <= cut).count() as i64;
+            drop(open(&folder, Some(3)));
+            assert_eq!(steps(&folder), (1..=survived.min(3)).collect::<Vec<_>>(), "cut at {cut}, {zeros} zeros");
+            for file in event_files(folder.path()).expect("readable") {
+                std::fs::remove_file(file).expect("removable");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_no_event_file_is_named_and_left() {
+    let folder = TempDir::new().expect("a folder");
+    let mut board = open(&folder, None);
+    write_steps(&mut board, 1..=4);
+    let good = std::fs::read(board.path()).expect("readable");
+    let last_bytes = frame(&read_back(&good)[4].encode_to_vec()).len();
+    let mut changed = good.clone();
+    changed[30] ^= 1;
+    let mut other = frame(&Event { wall_time: 1.0, step: 3, what: None }.encode_to_vec());
+    other.extend_from_slice(&good);
+    let cases: [(&[u8], &str); 6] = [
+        (b"hello", "is no TensorBoard event file"),
+        (b"a much longer text than one header", "is no TensorBoard event file"),
+        (&changed, "is no TensorBoard event file"),
+        (&other, "is no TensorBoard event file"),
+        (&[&good[..good.len() - 1], b"X"].concat(), "a record does not fit its checksum"),
+        (
+            &[&good[..good.len() - last_bytes], b"twelve bytes and more"].concat(),
+            "the length of a record does not fit its checksum",
+        ),
+    ];
+    let stranger = folder.path().join("events.out.tfevents.0000000001.stranger");
+    for (bytes, reason) in cases {
+        std::fs::write(&stranger, bytes).expect("writable");
+        let error = Board::open(folder.path(), Some(3)).expect_err("refused");
+        assert!(matches!(error, BoardError::Corrupt { .. }), "{error}");
+        assert_eq!(error.exit_code().code(), 22);
+        assert!(error.to_string().starts_with(&format!("{}: ", stranger.display())), "{error}");
+        assert!(error.to_string().contains(reason), "{error}");
+        assert_eq!(std::fs::read(&stranger).expect("still there"), bytes);
+        assert_eq!(std::fs::read(board.path()).expect("still there"), good, "nothing is changed before all is read");
+    }
+}
+
+#[test]
+fn a_step_before_the_last_is_a_bug() {
+    let folder = TempDir::new().expect("a folder");
+    let mut board = open(&folder, Some(10));
+    let error = board.scalars(10, &[("loss", 1.0)]).expect_err("the checkpoint has it");
+    assert!(error.to_string().contains("step 10 came, wanted at least 11; this is a bug"), "{error}");
+    board.scalars(12, &[("loss", 1.0)]).expect("later");
+    board.scalars(12, &[("score", 1.0)]).expect("the same");
+    assert!(board.scalars(11, &[("loss", 1.0)]).is_err());
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_named() {
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").expect("writable");
+    let error = Board::open(&file.join("tensorboard"), None).expect_err("a file is in the way");
+    assert_eq!(error.exit_code().code(), 16);
+    assert!(error.to_string().contains("file/tensorboard: "), "{error}");
+}
+
+#[test]
+fn a_later_file_sorts_behind_an_earlier_one_even_if_the_clock_goes_back() {
+    let folder = TempDir::new().expect("a folder");
+    let mut board = open(&folder, None);
+    write_steps(&mut board, 1..=1);
+    let ahead = folder.path().join(format!("{PREFIX}9999999990.host.1.0"));
+    std::fs::rename(board.path(), &ahead).expect("renamed");
+    let second = open(&folder, Some(1));
+    assert!(second.path() > ahead.as_path(), "{}", second.path().display());
+    let third = open(&folder, Some(1));
+    assert!(third.path() > second.path(), "{}", third.path().display());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Attempts that each go back to a checkpoint, or to the beginning where there is none yet, and die with half a record.
+    #[test]
+    fn steps_are_never_doubled(attempts in prop::collection::vec((1_u64..12, 0_u64..12, 0_usize..60), 1..6)) {
+        let folder = TempDir::new().expect("a folder");
+        let (mut checkpoint, mut last) = (None, 0);
+        for (more, back, half) in attempts {
+            let mut board = open(&folder, checkpoint);
+            board.text(board.step(), "config", "text").expect("written");
+            let first = checkpoint.unwrap_or(0) + 1;
+            last = first + more;
+            write_steps(&mut board, first..=last);
+            let mut bytes = std::fs::read(board.path()).expect("readable");
+            bytes.extend_from_slice(&frame(&[7; 60])[..half]);
+            std::fs::write(board.path(), bytes).expect("writable");
+            checkpoint = Some(last.saturating_sub(back).max(checkpoint.unwrap_or(0))).filter(|step| *step > 0);
+        }
+        drop(open(&folder, checkpoint));
+        let kept = checkpoint.map_or(0, |step| step.min(last)) as i64;
+        prop_assert_eq!(steps(&folder), (1..=kept).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,27 @@
+//! Real Python, with the packages of `setup/python.lock`.
+
+use std::path::Path;
+use std::process::Command;
+
+/// Runs a script of this project and returns what it prints; `PYTHON` names another interpreter than `python3`.
+pub(crate) fn run_python(script: &str, arguments: &[&Path]) -> String {
+    let project = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let tools = project.join(".tools/python");
+    assert!(
+        tools.join("installed.json").exists(),
+        "{} has no Python packages; `make test` or `python3 setup/python_tools.py` installs them",
+        tools.display()
+    );
+    let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
+    let output = Command::new(python)
+        .arg("-B")
+        .arg(project.join(script))
+        .args(arguments)
+        .env("PYTHONPATH", &tools)
+        .env("PYTHONNOUSERSITE", "1")
+        .output()
+        .expect("Python starts");
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{script}: {}\n{out}{err}", output.status);
+    out.into_owned()
+}
