@@ -5,6 +5,7 @@ mod comm;
 mod decode;
 mod decode_aggregate;
 mod diffusion;
+mod export_python;
 mod geo;
 mod geoclip;
 mod geoclip_support;

@@ -1,0 +1,92 @@
+//! `docs/examples/load_export.py` reproduces our network from an export.
+// b batch · d dimensions of the code · e embedding
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use locdiff::model::{Architecture, CsUnet, Placement, Timesteps};
+use locdiff::native::philox::Philox;
+use locdiff_launch::config::{Precision, RunConfig};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use tch::{Device, Kind, Tensor};
+
+use crate::model_support::{normals, relative};
+use crate::python_support::run_python;
+
+const BATCH: i64 = 7;
+const EMBEDDING: u32 = 24;
+
+/// A network none of whose weights is left at 0, with a standardisation that matters.
+fn network(config: &RunConfig) -> CsUnet {
+    let architecture = Architecture::new(&config.model, EMBEDDING, config.diffusion.timesteps);
+    let placement = Placement::on(Device::Cpu, Precision::F32);
+    let mut network = CsUnet::new(architecture, placement, Philox::new(3)).expect("a network");
+    let moved = |(index, (name, tensor)): (usize, (String, Tensor))| {
+        (name, tensor.detach() + normals(100 + index as i64, &tensor.size(), Kind::Float) * 0.05)
+    };
+    let weights: Vec<_> = network.parameters().named().into_iter().enumerate().map(moved).collect();
+    network.parameters_mut().load(&weights).expect("fits");
+    let width = [i64::from(EMBEDDING)];
+    network
+        .standardise(&normals(1, &width, Kind::Float), &(normals(2, &width, Kind::Float).abs() + 0.5))
+        .expect("fits");
+    network
+}
+
+/// What `checkpoint export` writes.
+fn export(network: &CsUnet, config: &RunConfig, path: &Path) {
+    let named = network.parameters().named().into_iter().chain(network.buffers());
+    let numbers: Vec<(String, Vec<usize>, Vec<u8>)> = named
+        .map(|(name, tensor)| {
+            let flat: Vec<f32> = Vec::try_from(tensor.detach().flatten(0, -1)).expect("f32");
+            let shape = tensor.size().iter().map(|length| *length as usize).collect();
+            (name, shape, flat.iter().flat_map(|number| number.to_le_bytes()).collect())
+        })
+        .collect();
+    let views = numbers.iter().map(|(name, shape, bytes)| {
+        (name.clone(), TensorView::new(Dtype::F32, shape.clone(), bytes).expect("fits its shape"))
+    });
+    let metadata = HashMap::from([
+        ("config".to_owned(), serde_json::to_string(config).expect("JSON")),
+        ("step".to_owned(), "1500".to_owned()),
+        ("version".to_owned(), locdiff_launch::VERSION.to_owned()),
+    ]);
+    safetensors::serialize_to_file(views, &Some(metadata), path).expect("written");
+}
+
+fn python_predicts_what_we_do(config: &RunConfig) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [file, codes, times, images, predicted] =
+        ["export.safetensors", "codes.npy", "timesteps.npy", "embeddings.npy", "predicted.npy"]
+            .map(|name| folder.path().join(name));
+    let network = network(config);
+    export(&network, config, &file);
+    let x_bd = normals(11, &[BATCH, network.architecture().dims], Kind::Float);
+    let t_b = Tensor::from_slice(&[0_i64, 199, 3, 3, 77, 150, 12]);
+    let image_be = normals(12, &[BATCH, i64::from(EMBEDDING)], Kind::Float) * 2.0;
+    for (tensor, path) in [(&x_bd, &codes), (&t_b, &times), (&image_be, &images)] {
+        tensor.write_npy(path).expect("written");
+    }
+    let printed = run_python("docs/examples/load_export.py", &[&file, &codes, &times, &images, &predicted]);
+    let want = format!("degree {}, step 1500, written by version {}\n", config.model.degree, locdiff_launch::VERSION);
+    assert_eq!(printed, want);
+
+    let (time, image) = (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));
+    let want = network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, None).expect("forward");
+    let got = Tensor::read_npy(&predicted).expect("what Python wrote");
+    // f32 on both sides, added in different orders.
+    let difference = relative(&got, &want);
+    println!("degree {}: Python differs by {difference:e} of the norm", config.model.degree);
+    assert!(difference <= 1e-4, "{difference:e}");
+}
+
+#[test]
+fn python_file_reproduces_our_output() {
+    let mut config = RunConfig::default();
+    config.model.degree = 7;
+    python_predicts_what_we_do(&config);
+    config.model.bottleneck = 20;
+    config.model.width_factor = 0.5;
+    python_predicts_what_we_do(&config);
+}
