@@ -9,6 +9,7 @@
 //! - [`protocol`]: what launcher and worker say to each other.
 //! - [`coordinator`]: the state machine of a gang of workers; pure.
 //! - [`supervisor`]: the processes and sockets around it.
+//! - [`progress`]: how training goes, on a terminal or in a log.
 //! - [`report`]: what is said of a gang that failed.
 //! - [`doctor`]: could training start here?
 //! - [`verbs`]: one function per verb; [`output`] is how they speak.
@@ -23,6 +24,7 @@ pub mod error;
 pub mod exit_code;
 pub mod gpus;
 pub mod output;
+pub mod progress;
 pub mod protocol;
 pub mod rendezvous;
 pub mod report;

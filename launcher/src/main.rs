@@ -10,6 +10,7 @@ use locdiff_launch::cli::Cli;
 use locdiff_launch::error::LaunchError;
 use locdiff_launch::exit_code;
 use locdiff_launch::output::Output;
+use locdiff_launch::progress::LogWriter;
 use locdiff_launch::verbs;
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("LOCDIFF_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(LogWriter)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();

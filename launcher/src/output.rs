@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use serde_json::Value;
 
 use crate::exit_code::ExitCode;
+use crate::progress::suspended;
 
 /// How this command speaks.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +37,7 @@ impl Output {
 /// look like one.
 fn write(mut stream: impl Write, text: &str) {
     let newline = if text.ends_with('\n') { "" } else { "\n" };
-    let written = write!(stream, "{text}{newline}").and_then(|()| stream.flush());
+    let written = suspended(|| write!(stream, "{text}{newline}").and_then(|()| stream.flush()));
     if let Err(error) = written
         && error.kind() != io::ErrorKind::BrokenPipe
     {

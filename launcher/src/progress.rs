@@ -1,0 +1,379 @@
+//! How training goes, for people: a bar where stderr is a terminal, elsewhere one plain line for every report.
+//!
+//! Log lines do not tear the bar: whatever else writes to the terminal does so through [`suspended`] or [`LogWriter`]. The
+//! time that is left follows from the pace since this attempt's first report, so that neither what an earlier attempt did nor
+//! the start of the workers counts. The words are pure functions; only [`Display`] writes.
+
+use std::cell::Cell;
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::protocol::{Progress, QuickEvaluation};
+
+/// The bar on the terminal, where there is one.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+thread_local! {
+    /// This thread has moved the bar out of the way already: the bar's own lock would not let it do so twice.
+    static IS_ASIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Does something that writes to the terminal while the bar is out of the way.
+pub fn suspended<T>(work: impl FnOnce() -> T) -> T {
+    // Not held while working: only the bar itself is.
+    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let Some(bar) = bar.filter(|_| !IS_ASIDE.get()) else { return work() };
+    bar.suspend(|| {
+        IS_ASIDE.set(true);
+        let result = work();
+        IS_ASIDE.set(false);
+        result
+    })
+}
+
+/// Stderr for log lines, which the bar makes room for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // All at once: the bar must not come between two halves of a line.
+        suspended(|| io::stderr().write_all(bytes)).map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+impl MakeWriter<'_> for LogWriter {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        *self
+    }
+}
+
+/// How fast an attempt goes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Pace {
+    /// Its first report: when, and the steps made.
+    first: Option<(Instant, u64)>,
+}
+
+impl Pace {
+    const NEW: Self = Self { first: None };
+
+    /// Takes a report; the time that is left, once two reports tell.
+    fn left(&mut self, step: u64, steps: u64, now: Instant) -> Option<Duration> {
+        let (begun, first_step) = *self.first.get_or_insert((now, step));
+        if step < first_step {
+            // Steps went back without a word: another attempt.
+            self.first = Some((now, step));
+        }
+        let made = step.checked_sub(first_step).filter(|made| *made > 0)?;
+        let per_step_s = now.saturating_duration_since(begun).as_secs_f64() / made as f64;
+        Duration::try_from_secs_f64(per_step_s * steps.saturating_sub(step) as f64).ok()
+    }
+}
+
+/// Shows reports of a run as they come.
+#[derive(Debug)]
+pub struct Display {
+    bar: Option<ProgressBar>,
+    pace: Pace,
+}
+
+impl Display {
+    /// A display that waits for the first report.
+    pub fn new() -> Self {
+        Self { bar: io::stderr().is_terminal().then(|| bar(ProgressDrawTarget::stderr())), pace: Pace::NEW }
+    }
+
+    /// A report came.
+    pub fn report(&mut self, progress: &Progress) {
+        let left = self.pace.left(progress.step, progress.steps, Instant::now());
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(progress.steps);
+                bar.set_position(progress.step);
+                bar.set_message(bar_message(progress, left));
+                bar.tick();
+                // From now on: before the first report there is nothing to draw.
+                BAR.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| bar.clone());
+            }
+            None => line(&report_line(progress, left)),
+        }
+    }
+
+    /// A quick evaluation was made; it stays on the terminal, above the bar.
+    pub fn evaluated(&mut self, evaluation: &QuickEvaluation) {
+        line(&evaluation_line(evaluation));
+    }
+
+    /// The workers were started again, with `step` steps made.
+    pub fn restart(&mut self, step: u64) {
+        self.pace = Pace::NEW;
+        if let Some(bar) = &self.bar {
+            bar.set_message("starting again");
+            bar.set_position(step);
+            bar.tick();
+        }
+    }
+
+    /// Does something that writes to the terminal while the bar is out of the way.
+    pub fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
+        suspended(work)
+    }
+
+    /// Takes the bar off the terminal: the last words of the command follow.
+    pub fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Default for Display {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Display {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+fn bar(target: ProgressDrawTarget) -> ProgressBar {
+    let style = ProgressStyle::with_template("[{bar:12}] {pos}/{len} {wide_msg}");
+    let style = style.expect("the template is a constant that a test draws");
+    ProgressBar::with_draw_target(Some(0), target).with_style(style.progress_chars("=> "))
+}
+
+/// Words for people never stop a run: a terminal that is gone is no error.
+fn line(text: &str) {
+    let _ = LogWriter.write_all(format!("{text}\n").as_bytes());
+}
+
+/// `step 120 of 1500: loss 1.2345, ...`.
+fn report_line(progress: &Progress, left: Option<Duration>) -> String {
+    format!(
+        "step {} of {}: loss {:.4}, gradient norm {:.3}, {} samples/s, data wait {:.0} %{}{}",
+        progress.step,
+        progress.steps,
+        progress.loss,
+        progress.gradient_norm,
+        rate_text(progress.samples_per_s),
+        progress.data_wait * 100.0,
+        skipped_text(progress),
+        left_text(progress, left)
+    )
+}
+
+/// What stands beside the bar: a narrow terminal cuts the end, so that comes first which matters most.
+fn bar_message(progress: &Progress, left: Option<Duration>) -> String {
+    format!(
+        "loss {:.4}, {} samples/s{}, data wait {:.0} %{}",
+        progress.loss,
+        rate_text(progress.samples_per_s),
+        left_text(progress, left),
+        progress.data_wait * 100.0,
+        skipped_text(progress)
+    )
+}
+
+fn skipped_text(progress: &Progress) -> String {
+    if progress.skipped_steps > 0 { format!(", {} skipped", progress.skipped_steps) } else { String::new() }
+}
+
+fn left_text(progress: &Progress, left: Option<Duration>) -> String {
+    let left = left.filter(|_| progress.step < progress.steps);
+    left.map_or_else(String::new, |left| format!(", {} left", duration_text(left)))
+}
+
+/// `step 500: score 3120, 12.5 % of 512 rows within 1 km, ...`.
+fn evaluation_line(evaluation: &QuickEvaluation) -> String {
+    let within = evaluation.within_percent.map(|percent| format!("{percent:.1}")).join(", ");
+    format!(
+        "step {}: score {:.0}; {within} % of {} rows within 1, 25, 200, 750, 2500 km",
+        evaluation.step, evaluation.score, evaluation.rows
+    )
+}
+
+/// Whole numbers where they say enough.
+fn rate_text(per_s: f64) -> String {
+    if per_s < 10.0 { format!("{per_s:.1}") } else { format!("{per_s:.0}") }
+}
+
+/// Two units at most: nobody plans by the seconds of a day.
+fn duration_text(duration: Duration) -> String {
+    let minutes = (duration.as_secs() + 30) / 60;
+    match (duration.as_secs(), minutes) {
+        (seconds @ ..90, _) => format!("{seconds} s"),
+        (_, minutes @ ..90) => format!("{minutes} min"),
+        (_, minutes) if minutes < 48 * 60 => format!("{} h {} min", minutes / 60, minutes % 60),
+        (_, minutes) => format!("{} d {} h", minutes / 1440, minutes % 1440 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use indicatif::TermLike;
+
+    use super::*;
+
+    fn progress() -> Progress {
+        Progress {
+            step: 120,
+            steps: 1500,
+            loss: 1.23449,
+            gradient_norm: 0.98,
+            learning_rate: 5e-4,
+            samples_per_s: 4312.4,
+            data_wait: 0.031,
+            skipped_steps: 0,
+        }
+    }
+
+    #[test]
+    fn a_report_is_one_line() {
+        let text = report_line(&progress(), Some(Duration::from_secs(12 * 60 + 20)));
+        assert_eq!(
+            text,
+            "step 120 of 1500: loss 1.2345, gradient norm 0.980, 4312 samples/s, data wait 3 %, 12 min left"
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_or_over_is_not_said() {
+        assert!(report_line(&progress(), None).ends_with("data wait 3 %"));
+        let last = Progress { step: 1500, ..progress() };
+        assert!(report_line(&last, Some(Duration::ZERO)).ends_with("data wait 3 %"));
+    }
+
+    #[test]
+    fn skipped_steps_and_numbers_that_are_none_are_shown() {
+        let strange = Progress { loss: f64::NAN, gradient_norm: f64::INFINITY, skipped_steps: 2, ..progress() };
+        let text = report_line(&strange, None);
+        assert!(text.contains("loss NaN, gradient norm inf,") && text.ends_with("data wait 3 %, 2 skipped"), "{text}");
+    }
+
+    #[test]
+    fn an_evaluation_is_one_line() {
+        let within_percent = [0.0, 2.34, 41.0, 60.5, 88.25];
+        let evaluation = QuickEvaluation { step: 500, rows: 512, score: 3120.4, within_percent };
+        let want = "step 500: score 3120; 0.0, 2.3, 41.0, 60.5, 88.2 % of 512 rows within 1, 25, 200, 750, 2500 km";
+        assert_eq!(evaluation_line(&evaluation), want);
+    }
+
+    #[test]
+    fn durations_are_said_in_units_that_fit() {
+        let said = |seconds| duration_text(Duration::from_secs(seconds));
+        assert_eq!(said(0), "0 s");
+        assert_eq!(said(89), "89 s");
+        assert_eq!(said(100), "2 min");
+        assert_eq!(said(89 * 60), "89 min");
+        assert_eq!(said(90 * 60), "1 h 30 min");
+        assert_eq!(said(47 * 3600), "47 h 0 min");
+        assert_eq!(said(50 * 3600), "2 d 2 h");
+        assert_eq!(rate_text(2.345), "2.3");
+    }
+
+    #[test]
+    fn time_left_follows_the_pace_of_this_attempt() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut pace = Pace::NEW;
+        // Resumed at step 1000: what was made before took no time here.
+        assert_eq!(pace.left(1010, 2000, after(60)), None);
+        assert_eq!(pace.left(1020, 2000, after(70)), Some(Duration::from_secs(980)));
+        assert_eq!(pace.left(1030, 2000, after(80)), Some(Duration::from_secs(970)));
+        assert_eq!(pace.left(2000, 2000, after(1050)), Some(Duration::ZERO));
+        // Started again from step 1005 without a word.
+        assert_eq!(pace.left(1005, 2000, after(1100)), None);
+        assert_eq!(pace.left(1015, 2000, after(1120)), Some(Duration::from_secs(1970)));
+        // A report that comes twice, and a clock that stands still.
+        let mut pace = Pace::NEW;
+        assert_eq!([pace.left(5, 10, after(0)), pace.left(5, 10, after(1))], [None, None]);
+        let mut pace = Pace { first: Some((after(9), 0)) };
+        assert_eq!(pace.left(5, 10, after(3)), Some(Duration::ZERO));
+    }
+
+    /// A terminal that remembers every line that was drawn or written, in order.
+    #[derive(Debug, Clone, Default)]
+    struct Remembers(std::sync::Arc<Mutex<Vec<String>>>);
+
+    impl Remembers {
+        fn add(&self, text: &str) {
+            if !text.trim().is_empty() {
+                self.0.lock().expect("not poisoned").push(text.trim().to_owned());
+            }
+        }
+    }
+
+    impl TermLike for Remembers {
+        fn width(&self) -> u16 {
+            80
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.add(text);
+            Ok(())
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.add(text);
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            self.add("(cleared)");
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_bar_makes_room_for_other_words() {
+        let terminal = Remembers::default();
+        let drawn = bar(ProgressDrawTarget::term_like(Box::new(terminal.clone())));
+        let mut display = Display { bar: Some(drawn), pace: Pace::NEW };
+        display.report(&progress());
+        // What is said within may itself make room.
+        display.aside(|| suspended(|| terminal.add("a log line")));
+        drop(display);
+        assert!(BAR.lock().expect("not poisoned").is_none());
+        let seen = terminal.0.lock().expect("not poisoned").clone();
+        let place = seen.iter().position(|text| text == "a log line").expect("written");
+        assert_eq!(seen[place - 1], "(cleared)", "{seen:?}");
+        assert_eq!(seen[place + 1], "[>           ] 120/1500 loss 1.2345, 4312 samples/s, data wait 3 %", "{seen:?}");
+        assert_eq!(seen.last().map(String::as_str), Some("(cleared)"), "{seen:?}");
+    }
+
+    #[test]
+    fn the_time_that_is_left_is_within_80_columns() {
+        let wide = Progress { step: 123_456, steps: 200_000, skipped_steps: 2, ..progress() };
+        let message = bar_message(&wide, Some(Duration::from_secs(80_000)));
+        assert_eq!(message, "loss 1.2345, 4312 samples/s, 22 h 13 min left, data wait 3 %, 2 skipped");
+        let columns = "[============] 123456/200000 loss 1.2345, 4312 samples/s, 22 h 13 min left".len();
+        assert!(columns <= 80, "{columns}");
+    }
+}
