@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(said(90 * 60), "1 h 30 min");
         assert_eq!(said(47 * 3600), "47 h 0 min");
         assert_eq!(said(50 * 3600), "2 d 2 h");
-        assert_eq!(rate_text(3.14), "3.1");
+        assert_eq!(rate_text(2.345), "2.3");
     }
 
     #[test]
