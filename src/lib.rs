@@ -11,8 +11,10 @@
 //! - [`loss`]: what training minimises.
 //! - [`geoclip`]: frozen encoders of places and images, and their weights.
 //! - [`shards`]: Parquet embeddings, in an order that never depends on who reads.
+//! - [`checkpoint`]: parts of a checkpoint, written while training goes on and read back with their checksums.
 //! - [`eval`]: tables of the paper, computed.
 
+pub mod checkpoint;
 pub mod comm;
 pub mod diffusion;
 pub mod eval;

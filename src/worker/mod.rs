@@ -10,9 +10,11 @@ mod shards;
 
 use anyhow::bail;
 use locdiff_launch::exit_code::ExitCode;
+use locdiff_launch::files::Files;
 use locdiff_launch::protocol::{Failure, Job, ToLauncher, ToWorker};
 use serde_json::json;
 
+use crate::checkpoint::{self, CheckpointError};
 use crate::comm::CommError;
 use crate::eval::perturbation;
 use crate::native;
@@ -49,8 +51,11 @@ fn is_of_peer(error: &anyhow::Error) -> bool {
 
 /// Expected errors carry their own code; whatever else happens is a worker that failed.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
-    let shards = error.chain().find_map(|cause| cause.downcast_ref::<ShardsError>());
-    shards.map_or(ExitCode::WorkerFailed, ShardsError::exit_code)
+    let expected = error.chain().find_map(|cause| {
+        let shards = cause.downcast_ref::<ShardsError>().map(ShardsError::exit_code);
+        shards.or_else(|| cause.downcast_ref::<CheckpointError>().map(CheckpointError::exit_code))
+    });
+    expected.unwrap_or(ExitCode::WorkerFailed)
 }
 
 fn work(control: &mut Control) -> anyhow::Result<()> {
@@ -68,6 +73,8 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
             serde_json::to_value(bench_collectives::run(&communicator, bytes_max)?)?
         }
         Job::Shards(job) => shards::run(&job, &place)?,
+        Job::Export(job) => checkpoint::export(&Files::real(), &job)?,
+        Job::Train(_) => bail!("this worker cannot train"),
         Job::BenchShdd => serde_json::to_value(bench_shdd::run(&place)?)?,
         Job::Perturbation { points } => {
             let share = perturbation::Share { rank: place.rank, world: place.world, threads: place.threads };

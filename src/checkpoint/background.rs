@@ -1,0 +1,136 @@
+//! Writes a snapshot in a thread of its own while training goes on; at most one at a time.
+//!
+//! What a rank reports is on the disk: each file, and then its names in the folder.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+
+use locdiff_launch::files::Files;
+use locdiff_launch::protocol::{CheckpointFile, PartsWritten, partial_name};
+use serde_json::Value;
+use tch::Tensor;
+
+use super::error::CheckpointError;
+use super::writer::{write_json, write_tensors};
+
+/// One file of a snapshot.
+#[derive(Debug)]
+pub enum Part {
+    /// Tensors that nobody else writes to any more.
+    Tensors {
+        /// Name of the file.
+        name: String,
+        /// By name.
+        tensors: Vec<(String, Tensor)>,
+        /// Texts that go with them.
+        metadata: BTreeMap<String, String>,
+    },
+    /// Anything else.
+    Json {
+        /// Name of the file.
+        name: String,
+        /// What it says.
+        value: Value,
+    },
+}
+
+/// A rank's share of a checkpoint.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// Steps made.
+    pub step: u64,
+    /// The attempt that this worker belongs to.
+    pub attempt: u32,
+    /// Validation score at this step, where it was measured.
+    pub score: Option<f64>,
+    /// What this rank writes; may be nothing.
+    pub parts: Vec<Part>,
+}
+
+/// The thread that writes.
+#[derive(Debug)]
+pub struct Background {
+    files: Files,
+    run_dir: PathBuf,
+    writing: Option<JoinHandle<Result<PartsWritten, CheckpointError>>>,
+}
+
+impl Background {
+    /// For the checkpoints of one run.
+    pub fn new(files: Files, run_dir: PathBuf) -> Self {
+        Self { files, run_dir, writing: None }
+    }
+
+    /// Begins to write a snapshot. Waits for the one before; what became of that is returned.
+    pub fn submit(&mut self, snapshot: Snapshot) -> Result<Option<PartsWritten>, CheckpointError> {
+        let before = self.wait()?;
+        let (files, run_dir) = (self.files.clone(), self.run_dir.clone());
+        let thread = std::thread::Builder::new().name("checkpoint".into());
+        let writing = thread.spawn(move || write(&files, run_dir, &snapshot));
+        self.writing = Some(writing.map_err(CheckpointError::io(&self.run_dir))?);
+        Ok(before)
+    }
+
+    /// What was written since the last call, if it is finished.
+    pub fn poll(&mut self) -> Result<Option<PartsWritten>, CheckpointError> {
+        if self.writing.as_ref().is_some_and(JoinHandle::is_finished) { self.wait() } else { Ok(None) }
+    }
+
+    /// Waits for what is being written.
+    pub fn wait(&mut self) -> Result<Option<PartsWritten>, CheckpointError> {
+        let Some(writing) = self.writing.take() else { return Ok(None) };
+        let written =
+            writing.join().map_err(|_| CheckpointError::Internal("the checkpoint's thread panicked".into()))?;
+        written.map(Some)
+    }
+}
+
+impl Drop for Background {
+    /// libtorch must not end under a thread that still reads tensors.
+    fn drop(&mut self) {
+        if let Err(error) = self.wait() {
+            tracing::error!("{error}");
+        }
+    }
+}
+
+fn write(files: &Files, run_dir: PathBuf, snapshot: &Snapshot) -> Result<PartsWritten, CheckpointError> {
+    let Snapshot { step, attempt, score, parts } = snapshot;
+    let folder = run_dir.join(partial_name(*step, *attempt));
+    let mut written = Vec::with_capacity(parts.len());
+    if !parts.is_empty() {
+        files.create_folder(&folder)?;
+    }
+    for part in parts {
+        match write_part(files, &folder, part) {
+            Ok(file) => written.push(file),
+            Err(error) => {
+                // The disk may be full: what is of no use goes. The folder may have parts of others.
+                for part in parts {
+                    let _ = files.remove_file(&folder.join(part.name()));
+                }
+                return Err(error);
+            }
+        }
+    }
+    if !parts.is_empty() {
+        files.sync_folder(&folder)?;
+    }
+    Ok(PartsWritten { step: *step, attempt: *attempt, files: written, score: *score })
+}
+
+impl Part {
+    fn name(&self) -> &str {
+        match self {
+            Self::Tensors { name, .. } | Self::Json { name, .. } => name,
+        }
+    }
+}
+
+fn write_part(files: &Files, folder: &std::path::Path, part: &Part) -> Result<CheckpointFile, CheckpointError> {
+    match part {
+        Part::Tensors { name, tensors, metadata } => write_tensors(files, folder, name, tensors, metadata),
+        Part::Json { name, value } => write_json(files, folder, name, value),
+    }
+}

@@ -1,0 +1,78 @@
+//! What can go wrong with checkpoints, each with its exit code.
+
+use std::path::{Path, PathBuf};
+
+use locdiff_launch::exit_code::ExitCode;
+use locdiff_launch::files::FileError;
+
+/// A failure of writing or reading a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The system refused.
+    #[error("{path}: {error}")]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The bytes are not those that were written.
+    #[error("{path}: {reason}")]
+    Corrupt {
+        /// Which file.
+        path: PathBuf,
+        /// Got and wanted.
+        reason: String,
+    },
+    /// Whole, but not what was wanted.
+    #[error("{path}: {reason}")]
+    Bad {
+        /// Which file.
+        path: PathBuf,
+        /// Got and wanted.
+        reason: String,
+    },
+    /// What would be written exists.
+    #[error("{path} exists; say --overwrite to replace it")]
+    Exists {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// libtorch refused.
+    #[error("libtorch: {0}")]
+    Torch(#[from] tch::TchError),
+    /// What cannot happen did.
+    #[error("{0}; this is a bug")]
+    Internal(String),
+}
+
+impl CheckpointError {
+    pub(super) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
+        move |error| Self::Io { path: path.to_owned(), error }
+    }
+
+    pub(super) fn corrupt(path: &Path, reason: impl std::fmt::Display) -> Self {
+        Self::Corrupt { path: path.to_owned(), reason: reason.to_string() }
+    }
+
+    pub(super) fn bad(path: &Path, reason: impl std::fmt::Display) -> Self {
+        Self::Bad { path: path.to_owned(), reason: reason.to_string() }
+    }
+
+    /// The documented exit code.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Io { .. } => ExitCode::Io,
+            Self::Corrupt { .. } => ExitCode::Corrupt,
+            Self::Bad { .. } => ExitCode::BadData,
+            Self::Exists { .. } => ExitCode::Exists,
+            Self::Torch(_) | Self::Internal(_) => ExitCode::Internal,
+        }
+    }
+}
+
+impl From<FileError> for CheckpointError {
+    fn from(error: FileError) -> Self {
+        Self::Io { path: error.path, error: error.error }
+    }
+}

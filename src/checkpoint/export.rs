@@ -1,0 +1,90 @@
+//! One safetensors file of a checkpoint's averaged weights, with what is needed to use them elsewhere.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use locdiff_launch::config::RunConfig;
+use locdiff_launch::files::{Files, WRITING, parent};
+use locdiff_launch::protocol::ExportJob;
+use serde_json::{Value, json};
+
+use super::error::CheckpointError;
+use super::reader::Checkpoint;
+use super::writer::write_tensors;
+use super::{BUFFERS, EMA, STATE};
+
+/// Version of the file, in its metadata.
+const FORMAT: &str = "locdiff-export-1";
+
+/// Writes the file beside its final name and renames it: whole or not at all. The value says what was made.
+pub fn export(files: &Files, job: &ExportJob) -> Result<Value, CheckpointError> {
+    let out = &job.out;
+    match out.symlink_metadata() {
+        Ok(found) if found.is_dir() => return Err(CheckpointError::bad(out, "is a folder, wanted the name of a file")),
+        Ok(_) if !job.overwrite => return Err(CheckpointError::Exists { path: out.clone() }),
+        _ => {}
+    }
+    let Some(name) = out.file_name().map(|name| name.to_string_lossy()) else {
+        return Err(CheckpointError::bad(out, "is no name of a file"));
+    };
+    let checkpoint = Checkpoint::open(&job.checkpoint)?;
+    let mut tensors = checkpoint.tensors(EMA)?;
+    tensors.extend(checkpoint.find_tensors(BUFFERS)?.into_iter().flatten());
+    let config = configuration(&checkpoint, job)?;
+    let metadata = metadata(&checkpoint, &config)?;
+    files.create_folders(parent(out))?;
+    let beside = parent(out).join(format!(".{name}{WRITING}"));
+    let written = put_in_place(files, &beside, out, &tensors, &metadata);
+    if written.is_err() {
+        let _ = files.remove_file(&beside);
+    }
+    let (bytes, xxh3) = written?;
+    let parameters: usize = tensors.iter().map(|(_, tensor)| tensor.numel()).sum();
+    Ok(json!({
+        "ok": true, "out": out, "checkpoint": job.checkpoint, "step": checkpoint.manifest().step,
+        "score": checkpoint.manifest().score, "degree": config.model.degree,
+        "tensors": tensors.len(), "numbers": parameters, "bytes": bytes, "xxh3": xxh3,
+    }))
+}
+
+fn put_in_place(
+    files: &Files,
+    beside: &Path,
+    out: &Path,
+    tensors: &[(String, tch::Tensor)],
+    metadata: &BTreeMap<String, String>,
+) -> Result<(u64, String), CheckpointError> {
+    let name = beside.file_name().unwrap_or_default().to_string_lossy();
+    let written = write_tensors(files, parent(beside), &name, tensors, metadata)?;
+    files.rename(beside, out)?;
+    files.sync_folder(parent(out))?;
+    Ok((written.bytes, written.xxh3))
+}
+
+/// The configuration that the checkpoint was written with, else that of its run.
+fn configuration(checkpoint: &Checkpoint, job: &ExportJob) -> Result<RunConfig, CheckpointError> {
+    if checkpoint.file(STATE).is_none() {
+        return Ok(job.config.clone());
+    }
+    match checkpoint.json(STATE)?.get("config") {
+        None => Ok(job.config.clone()),
+        Some(config) => serde_json::from_value(config.clone()).map_err(|error| {
+            CheckpointError::bad(&job.checkpoint.join(STATE), format!("`config` cannot be understood: {error}"))
+        }),
+    }
+}
+
+fn metadata(checkpoint: &Checkpoint, config: &RunConfig) -> Result<BTreeMap<String, String>, CheckpointError> {
+    let manifest = checkpoint.manifest();
+    let text = serde_json::to_string(config).map_err(|error| CheckpointError::Internal(error.to_string()))?;
+    let mut metadata = BTreeMap::from([
+        ("format".to_owned(), FORMAT.to_owned()),
+        ("step".to_owned(), manifest.step.to_string()),
+        ("version".to_owned(), manifest.version.clone()),
+        ("revision".to_owned(), manifest.revision.clone()),
+        ("degree".to_owned(), config.model.degree.to_string()),
+        ("config".to_owned(), text),
+    ]);
+    metadata.extend(manifest.score.map(|score| ("score".to_owned(), score.to_string())));
+    Ok(metadata)
+}

@@ -1,0 +1,183 @@
+//! Parts from the disk. Every byte that is used has passed the checksum of the manifest on this very read.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use locdiff_launch::files::Xxh3;
+use locdiff_launch::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
+use serde_json::Value;
+use tch::Tensor;
+
+use super::error::CheckpointError;
+use super::header::{HEADER_BYTES_MAX, Header, HeaderError};
+use super::piece_name;
+
+/// A committed checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    manifest: CheckpointManifest,
+}
+
+impl Checkpoint {
+    /// Reads the manifest; the files it lists are checked when they are read.
+    pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
+        let path = folder.join(CHECKPOINT_MANIFEST);
+        let text = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
+        let value: Value = serde_json::from_slice(&text).map_err(|error| CheckpointError::corrupt(&path, error))?;
+        if let Some(later) = value["format"].as_u64().filter(|format| *format > u64::from(CHECKPOINT_FORMAT)) {
+            let reason = format!("format {later} is that of a later version, wanted {CHECKPOINT_FORMAT}");
+            return Err(CheckpointError::bad(&path, reason));
+        }
+        let manifest: CheckpointManifest =
+            serde_json::from_value(value).map_err(|error| CheckpointError::corrupt(&path, error))?;
+        if let Some(file) = manifest.files.iter().find(|file| !is_plain(&file.name)) {
+            return Err(CheckpointError::corrupt(&path, format!("{:?} is no plain name", file.name)));
+        }
+        Ok(Self { folder: folder.to_owned(), manifest })
+    }
+
+    /// What is in it.
+    pub fn manifest(&self) -> &CheckpointManifest {
+        &self.manifest
+    }
+
+    /// The file of that name, where the checkpoint has it.
+    pub fn file(&self, name: &str) -> Option<&CheckpointFile> {
+        self.manifest.files.iter().find(|file| file.name == name)
+    }
+
+    fn wanted(&self, name: &str) -> Result<&CheckpointFile, CheckpointError> {
+        let missing = || CheckpointError::bad(&self.folder, format!("{CHECKPOINT_MANIFEST} does not list {name}"));
+        self.file(name).ok_or_else(missing)
+    }
+
+    /// The tensors of a part, such as `weights`; none where the checkpoint does not have it.
+    pub fn find_tensors(&self, part: &str) -> Result<Option<Vec<(String, Tensor)>>, CheckpointError> {
+        let whole = piece_name(part, 0, 1);
+        if let Some(file) = self.file(&whole) {
+            return load_tensors(&self.folder, file).map(Some);
+        }
+        let in_pieces = |file: &&CheckpointFile| {
+            let rest = file.name.strip_prefix(part).and_then(|rest| rest.strip_prefix('-'));
+            rest.is_some_and(|rest| rest.contains("-of-"))
+        };
+        match self.manifest.files.iter().find(in_pieces) {
+            None => Ok(None),
+            Some(file) => {
+                let reason = format!(
+                    "{} is a piece of a model that was split over workers, wanted {whole}: joining is not in this version yet",
+                    file.name
+                );
+                Err(CheckpointError::bad(&self.folder, reason))
+            }
+        }
+    }
+
+    /// The tensors of a part that must be there.
+    pub fn tensors(&self, part: &str) -> Result<Vec<(String, Tensor)>, CheckpointError> {
+        let found = self.find_tensors(part)?;
+        let missing = || {
+            let reason = format!("{CHECKPOINT_MANIFEST} does not list {}", piece_name(part, 0, 1));
+            CheckpointError::bad(&self.folder, reason)
+        };
+        found.ok_or_else(missing)
+    }
+
+    /// A JSON file, such as `state.json`.
+    pub fn json(&self, name: &str) -> Result<Value, CheckpointError> {
+        let bytes = load_bytes(&self.folder, self.wanted(name)?)?;
+        serde_json::from_slice(&bytes).map_err(|error| CheckpointError::corrupt(&self.folder.join(name), error))
+    }
+}
+
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
+}
+
+/// A file whose bytes are counted and hashed as they are read.
+struct Checked<'a> {
+    path: PathBuf,
+    want: &'a CheckpointFile,
+    file: File,
+    hasher: Xxh3,
+    left: u64,
+}
+
+impl<'a> Checked<'a> {
+    fn open(folder: &Path, want: &'a CheckpointFile) -> Result<Self, CheckpointError> {
+        let path = folder.join(&want.name);
+        if !is_plain(&want.name) {
+            return Err(CheckpointError::corrupt(&path, "no plain name"));
+        }
+        let file = File::open(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => CheckpointError::corrupt(&path, "is missing"),
+            _ => CheckpointError::io(&path)(error),
+        })?;
+        let found = file.metadata().map_err(CheckpointError::io(&path))?;
+        if !found.is_file() {
+            return Err(CheckpointError::io(&path)(ErrorKind::IsADirectory.into()));
+        }
+        if found.len() != want.bytes {
+            let reason = format!("{} bytes, {CHECKPOINT_MANIFEST} says {}", found.len(), want.bytes);
+            return Err(CheckpointError::corrupt(&path, reason));
+        }
+        Ok(Self { path, want, file, hasher: Xxh3::default(), left: want.bytes })
+    }
+
+    /// Exactly so many bytes; no more are allocated than the file has.
+    fn take(&mut self, bytes: u64) -> Result<Vec<u8>, CheckpointError> {
+        if bytes > self.left {
+            let reason = format!("{bytes} bytes are wanted where {} are left", self.left);
+            return Err(CheckpointError::corrupt(&self.path, reason));
+        }
+        let length = usize::try_from(bytes).map_err(|error| CheckpointError::bad(&self.path, error))?;
+        let mut buffer = vec![0; length];
+        self.file.read_exact(&mut buffer).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => CheckpointError::corrupt(&self.path, "ended while it was read"),
+            _ => CheckpointError::io(&self.path)(error),
+        })?;
+        self.hasher.update(&buffer);
+        self.left -= bytes;
+        Ok(buffer)
+    }
+
+    fn finish(self) -> Result<(), CheckpointError> {
+        let got = self.hasher.hex();
+        if self.left == 0 && got == self.want.xxh3 {
+            return Ok(());
+        }
+        let reason = format!("xxh3 is {got}, {CHECKPOINT_MANIFEST} says {}", self.want.xxh3);
+        Err(CheckpointError::corrupt(&self.path, reason))
+    }
+}
+
+/// The tensors of a safetensors file, in the order of their data, on the CPU.
+pub fn load_tensors(folder: &Path, want: &CheckpointFile) -> Result<Vec<(String, Tensor)>, CheckpointError> {
+    let mut file = Checked::open(folder, want)?;
+    let size = file.take(8)?.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
+    if size > HEADER_BYTES_MAX {
+        return Err(CheckpointError::corrupt(&file.path, format!("a header of {size} bytes")));
+    }
+    let text = file.take(size)?;
+    let header = Header::parse(&text, file.left).map_err(|error| match error {
+        HeaderError::Malformed(_) => CheckpointError::corrupt(&file.path, error),
+        HeaderError::Unsupported(_) => CheckpointError::bad(&file.path, error),
+    })?;
+    let mut tensors = Vec::with_capacity(header.tensors.len());
+    for entry in header.tensors {
+        let bytes = file.take(entry.bytes)?;
+        tensors.push((entry.name, Tensor::f_from_data_size(&bytes, &entry.shape, entry.kind)?));
+    }
+    file.finish()?;
+    Ok(tensors)
+}
+
+/// The bytes of any file.
+pub fn load_bytes(folder: &Path, want: &CheckpointFile) -> Result<Vec<u8>, CheckpointError> {
+    let mut file = Checked::open(folder, want)?;
+    let bytes = file.take(want.bytes)?;
+    file.finish()?;
+    Ok(bytes)
+}

@@ -1,0 +1,67 @@
+//! Parts onto the disk, each with its length and checksum; a tensor passes through one small buffer.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use locdiff_launch::files::{FileWriter, Files, Written};
+use locdiff_launch::protocol::CheckpointFile;
+use serde_json::Value;
+use tch::{Device, Tensor};
+
+use super::error::CheckpointError;
+use super::header::{Entry, Header};
+
+/// Bytes of a tensor that are copied at once.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Writes tensors as one safetensors file and brings it to the disk; not yet its name in the folder.
+pub fn write_tensors(
+    files: &Files,
+    folder: &Path,
+    name: &str,
+    tensors: &[(String, Tensor)],
+    metadata: &BTreeMap<String, String>,
+) -> Result<CheckpointFile, CheckpointError> {
+    let path = folder.join(name);
+    let mut order: Vec<&(String, Tensor)> = tensors.iter().collect();
+    // Wide numbers first, so that all are aligned; else in the order given.
+    order.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.kind().elt_size_in_bytes()));
+    let mut header = Header { metadata: metadata.clone(), tensors: Vec::with_capacity(order.len()) };
+    for (name, tensor) in &order {
+        if header.tensors.iter().any(|known| known.name == *name) {
+            return Err(CheckpointError::bad(&path, format!("two tensors are named `{name}`")));
+        }
+        let entry = Entry::new(name, tensor.kind(), tensor.size());
+        header.tensors.push(entry.map_err(|error| CheckpointError::bad(&path, error))?);
+    }
+    let mut writer = files.create(&path)?;
+    writer.put(&header.encode())?;
+    for (_, tensor) in order {
+        put_tensor(&mut writer, tensor)?;
+    }
+    Ok(described(name, writer.finish()?))
+}
+
+fn put_tensor(writer: &mut FileWriter, tensor: &Tensor) -> Result<(), CheckpointError> {
+    let flat = tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?;
+    let element_bytes = flat.kind().elt_size_in_bytes();
+    let (elements, piece_elements) = (flat.numel(), PIECE_BYTES / element_bytes);
+    let mut buffer = vec![0_u8; PIECE_BYTES.min(elements * element_bytes)];
+    for begin in (0..elements).step_by(piece_elements) {
+        let count = piece_elements.min(elements - begin);
+        let bytes = &mut buffer[..count * element_bytes];
+        flat.f_narrow(0, begin as i64, count as i64)?.f_copy_data_u8(bytes, count)?;
+        writer.put(bytes)?;
+    }
+    Ok(())
+}
+
+/// Writes a JSON file and brings it to the disk; not yet its name in the folder.
+pub fn write_json(files: &Files, folder: &Path, name: &str, value: &Value) -> Result<CheckpointFile, CheckpointError> {
+    let text = serde_json::to_vec_pretty(value).map_err(|error| CheckpointError::Internal(error.to_string()))?;
+    Ok(described(name, files.write_new(&folder.join(name), &text)?))
+}
+
+fn described(name: &str, written: Written) -> CheckpointFile {
+    CheckpointFile { name: name.to_owned(), bytes: written.bytes, xxh3: written.xxh3 }
+}

@@ -1,0 +1,293 @@
+//! Checkpoints of real tensors: written in the background, committed, read back bit by bit, whatever fails.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use locdiff::checkpoint::{
+    Background, Checkpoint, CheckpointError, EMA, FIRST_MOMENTS, Part, STATE, Snapshot, WEIGHTS, load_tensors,
+    piece_name, write_json, write_tensors,
+};
+use locdiff_launch::config::RunConfig;
+use locdiff_launch::error::LaunchError;
+use locdiff_launch::exit_code::ExitCode;
+use locdiff_launch::files::{Fault, Files};
+use locdiff_launch::protocol::{CheckpointFile, partial_name};
+use locdiff_launch::run_folder::RunFolder;
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+pub(crate) type Named = Vec<(String, Tensor)>;
+
+/// Numbers that tell seed and name; of every kind that can be written, of odd shapes.
+pub(crate) fn tensors(seed: i64) -> Named {
+    let numbers = |shape: &[i64], kind| {
+        let count: i64 = shape.iter().product();
+        (Tensor::arange(count, (Kind::Double, Device::Cpu)) * 0.37 + seed).reshape(shape).to_kind(kind)
+    };
+    vec![
+        ("half.weight".into(), numbers(&[3, 5], Kind::Half)),
+        ("weight".into(), numbers(&[7, 11], Kind::Float)),
+        ("transposed".into(), numbers(&[4, 6], Kind::Float).tr()),
+        ("count".into(), Tensor::from(seed)),
+        ("brain".into(), numbers(&[9], Kind::BFloat16)),
+        ("double".into(), numbers(&[2, 1, 2], Kind::Double)),
+        ("none".into(), numbers(&[0, 4], Kind::Float)),
+    ]
+}
+
+/// The same names, kinds, shapes and bits, in any order.
+#[track_caller]
+pub(crate) fn assert_same(got: &[(String, Tensor)], want: &[(String, Tensor)]) {
+    assert_eq!(got.len(), want.len());
+    for (name, want) in want {
+        let (_, got) = got.iter().find(|(known, _)| known == name).unwrap_or_else(|| panic!("no {name}"));
+        assert_eq!((got.kind(), got.size()), (want.kind(), want.size()), "{name}");
+        assert!(got.equal(want), "{name}");
+    }
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("temporary folder")
+}
+
+#[test]
+fn tensors_come_back_bit_by_bit_and_the_safetensors_crate_reads_them() {
+    let folder = folder();
+    let metadata = BTreeMap::from([("step".to_owned(), "7 \"quoted\"".to_owned())]);
+    let written =
+        write_tensors(&Files::real(), folder.path(), "x.safetensors", &tensors(3), &metadata).expect("written");
+    assert_same(&load_tensors(folder.path(), &written).expect("whole"), &tensors(3));
+    let path = folder.path().join("x.safetensors");
+    assert_same(&Tensor::read_safetensors(&path).expect("as the crate sees it"), &tensors(3));
+    let bytes = std::fs::read(&path).expect("readable");
+    assert_eq!(written.bytes, bytes.len() as u64);
+    let header = u64::from_le_bytes(bytes[..8].try_into().expect("eight"));
+    assert_eq!(header % 8, 0, "the data is aligned");
+    assert!(String::from_utf8_lossy(&bytes).contains("\"step\":\"7 \\\"quoted\\\"\""));
+}
+
+/// Larger than any buffer on the way, and not a multiple of one.
+#[test]
+fn large_tensors_pass_in_pieces() {
+    let folder = folder();
+    let large = Tensor::arange(1_300_003, (Kind::Float, Device::Cpu)).sin();
+    let tensors = [("large".to_owned(), large.shallow_clone()), ("after".to_owned(), large.narrow(0, 5, 3))];
+    let written = write_tensors(&Files::real(), folder.path(), "x", &tensors, &BTreeMap::new()).expect("written");
+    assert_same(&load_tensors(folder.path(), &written).expect("whole"), &tensors);
+}
+
+#[test]
+fn what_cannot_be_written_is_refused_before_a_file_is_made() {
+    let folder = folder();
+    let zeros = |kind| Tensor::zeros([2], (kind, Device::Cpu));
+    let refused = |tensors: &[(String, Tensor)]| {
+        let error = write_tensors(&Files::real(), folder.path(), "x", tensors, &BTreeMap::new()).expect_err("refused");
+        assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
+        assert!(!folder.path().join("x").exists());
+        error.to_string()
+    };
+    assert!(refused(&[("flags".into(), zeros(Kind::Bool))]).contains("`flags` is Bool"));
+    assert!(refused(&[("a/b".into(), zeros(Kind::Float))]).contains("no name for a tensor"));
+    let twice = [("a".to_owned(), zeros(Kind::Float)), ("a".to_owned(), zeros(Kind::Half))];
+    assert!(refused(&twice).contains("two tensors are named `a`"));
+}
+
+/// Two ranks; rank 1 writes the moments.
+fn snapshot(step: u64, attempt: u32, rank: u32) -> Snapshot {
+    let seed = (step * 10) as i64;
+    let part = |name: &str, seed| Part::Tensors {
+        name: piece_name(name, 0, 1),
+        tensors: tensors(seed),
+        metadata: BTreeMap::new(),
+    };
+    let parts = match rank {
+        0 => vec![
+            part(WEIGHTS, seed),
+            part(EMA, seed + 1),
+            Part::Json { name: STATE.into(), value: json!({ "step": step }) },
+        ],
+        _ => vec![part(FIRST_MOMENTS, seed + 2)],
+    };
+    Snapshot { step, attempt, score: Some(step as f64), parts }
+}
+
+/// Both ranks write in their threads, then the launcher commits.
+fn save(files: &Files, run: &RunFolder, step: u64) -> Result<(), SaveError> {
+    let attempt = run.attempt().expect("begun");
+    let mut ranks: Vec<Background> = (0..2).map(|_| Background::new(files.clone(), run.path().to_owned())).collect();
+    let mut parts = Vec::new();
+    for (rank, background) in ranks.iter_mut().enumerate() {
+        background.submit(snapshot(step, attempt, rank as u32)).map_err(SaveError::Rank)?;
+        parts.push(background.wait().map_err(SaveError::Rank)?.expect("one was submitted"));
+    }
+    run.commit(attempt, step, &parts).map_err(SaveError::Launcher)?;
+    Ok(())
+}
+
+#[derive(Debug)]
+enum SaveError {
+    Rank(CheckpointError),
+    Launcher(LaunchError),
+}
+
+impl SaveError {
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Rank(error) => error.exit_code(),
+            Self::Launcher(error) => error.exit_code(),
+        }
+    }
+}
+
+fn open(dir: &Path, files: Files) -> Result<RunFolder, LaunchError> {
+    let mut config = RunConfig::default();
+    config.checkpoint.keep = 1;
+    let mut run = RunFolder::open(files, dir, "run", &config)?.folder;
+    run.begin_attempt()?;
+    Ok(run)
+}
+
+fn assert_loads(folder: &Path, step: u64) {
+    let checkpoint = Checkpoint::open(folder).expect("whole");
+    assert_eq!(checkpoint.manifest().step, step);
+    let seed = (step * 10) as i64;
+    for (name, seed) in [(WEIGHTS, seed), (EMA, seed + 1), (FIRST_MOMENTS, seed + 2)] {
+        assert_same(&checkpoint.tensors(name).expect("whole"), &tensors(seed));
+    }
+    assert_eq!(checkpoint.json(STATE).expect("whole"), json!({ "step": step }));
+}
+
+/// The newest whole one loads, bit by bit, and is N or N-1; the next save works.
+fn fail_everywhere(fault: Fault) {
+    for operation in 0_u64.. {
+        assert!(operation < 500, "a save never passes");
+        let home = folder();
+        let run = open(home.path(), Files::real()).expect("opened");
+        save(&Files::real(), &run, 1).expect("saved");
+        save(&Files::real(), &run, 2).expect("saved");
+        drop(run);
+        let files = Files::failing(fault, operation);
+        let ended = open(home.path(), files.clone()).map_err(SaveError::Launcher).and_then(|run| save(&files, &run, 3));
+        if let Err(error) = &ended {
+            assert_eq!(error.exit_code(), ExitCode::Io, "{fault:?} at {operation}: {error:?}");
+        }
+        let run = open(home.path(), Files::real()).expect("opened again");
+        let point = run.resume_point().expect("readable");
+        assert!(point.set_aside.is_empty(), "{fault:?} at {operation}: {:?}", point.set_aside);
+        let newest = point.checkpoint.expect("never none");
+        let step = newest.manifest.step;
+        assert!(step == 3 || (step == 2 && ended.is_err()), "{fault:?} at {operation}: step {step}");
+        assert_loads(&newest.path, step);
+        save(&Files::real(), &run, 4).expect("the next save works");
+        assert_loads(&home.path().join("run/step-00000004"), 4);
+        if !files.has_failed() {
+            assert!(operation > 30 && ended.is_ok(), "only {operation} operations were tried");
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_crash_at_any_operation_leaves_the_newest_whole_one_loadable() {
+    fail_everywhere(Fault::Crash);
+}
+
+#[test]
+fn a_power_loss_at_any_operation_leaves_the_newest_whole_one_loadable() {
+    fail_everywhere(Fault::PowerLoss);
+}
+
+#[test]
+fn a_full_disk_at_any_operation_leaves_the_newest_whole_one_loadable() {
+    fail_everywhere(Fault::DiskFull);
+}
+
+#[test]
+fn the_background_writes_one_snapshot_at_a_time_and_reports_each_once() {
+    let home = folder();
+    let mut background = Background::new(Files::real(), home.path().to_owned());
+    assert_eq!(background.wait().expect("nothing"), None);
+    assert_eq!(background.submit(snapshot(1, 0, 0)).expect("begun"), None);
+    let first = background.submit(snapshot(2, 0, 1)).expect("begun").expect("the first is finished");
+    assert_eq!((first.step, first.files.len(), first.score), (1, 3, Some(1.0)));
+    let mut second = None;
+    while second.is_none() {
+        second = background.poll().expect("written");
+        std::thread::yield_now();
+    }
+    assert_eq!(second.map(|parts| (parts.step, parts.files.len())), Some((2, 1)));
+    assert_eq!(background.poll().expect("nothing"), None);
+    let nothing = Snapshot { step: 3, attempt: 0, score: None, parts: Vec::new() };
+    background.submit(nothing).expect("begun");
+    assert_eq!(background.wait().expect("written").map(|parts| parts.files.len()), Some(0));
+    assert!(!home.path().join(partial_name(3, 0)).exists());
+}
+
+#[test]
+fn a_failure_in_the_background_is_reported_and_leaves_no_part() {
+    let home = folder();
+    let files = Files::failing(Fault::DiskFull, 4);
+    let mut background = Background::new(files, home.path().to_owned());
+    background.submit(snapshot(1, 0, 0)).expect("begun");
+    let error = background.wait().expect_err("no space");
+    assert_eq!(error.exit_code(), ExitCode::Io);
+    assert!(error.to_string().contains("No space left on device"), "{error}");
+    let left = std::fs::read_dir(home.path().join(partial_name(1, 0))).expect("made").count();
+    assert_eq!(left, 0, "a full disk is not left fuller");
+}
+
+/// What a reader makes of a file that was changed after the manifest was written.
+fn damaged(change: impl FnOnce(&Path)) -> CheckpointError {
+    let folder = folder();
+    let want = write_tensors(&Files::real(), folder.path(), "x", &tensors(1), &BTreeMap::new()).expect("written");
+    change(&folder.path().join("x"));
+    load_tensors(folder.path(), &want).expect_err("damaged")
+}
+
+#[test]
+fn damage_is_found_on_the_very_read() {
+    let edit = |at: usize| {
+        move |path: &Path| {
+            let mut bytes = std::fs::read(path).expect("readable");
+            let at = at.min(bytes.len() - 1);
+            bytes[at] ^= 4;
+            std::fs::write(path, bytes).expect("written");
+        }
+    };
+    for at in [0, 3, 9, 40, 700, 900, usize::MAX] {
+        assert_eq!(damaged(edit(at)).exit_code(), ExitCode::Corrupt, "byte {at}");
+    }
+    let error =
+        damaged(|path| std::fs::File::options().write(true).open(path).expect("there").set_len(50).expect("cut"));
+    assert!(error.exit_code() == ExitCode::Corrupt && error.to_string().contains("50 bytes"), "{error}");
+    let error = damaged(|path| std::fs::remove_file(path).expect("removed"));
+    assert!(error.exit_code() == ExitCode::Corrupt && error.to_string().contains("is missing"), "{error}");
+    let error = damaged(|path| {
+        std::fs::remove_file(path).expect("removed");
+        std::fs::create_dir(path).expect("made");
+    });
+    assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
+    let elsewhere = CheckpointFile { name: "../x".into(), bytes: 1, xxh3: String::new() };
+    assert_eq!(load_tensors(Path::new("/tmp"), &elsewhere).expect_err("no plain name").exit_code(), ExitCode::Corrupt);
+}
+
+#[test]
+fn a_model_in_pieces_is_refused_and_a_missing_part_named() {
+    let home = folder();
+    let run = open(home.path(), Files::real()).expect("opened");
+    let partial = run.path().join(partial_name(1, 0));
+    Files::real().create_folder(&partial).expect("made");
+    let name = piece_name(EMA, 1, 2);
+    let files = vec![
+        write_tensors(&Files::real(), &partial, &name, &tensors(1), &BTreeMap::new()).expect("written"),
+        write_json(&Files::real(), &partial, STATE, &json!({})).expect("written"),
+    ];
+    let parts = locdiff_launch::protocol::PartsWritten { step: 1, attempt: 0, files, score: None };
+    run.commit(0, 1, &[parts]).expect("committed");
+    let checkpoint = Checkpoint::open(&run.path().join("step-00000001")).expect("whole");
+    let error = checkpoint.tensors(EMA).expect_err("in pieces");
+    assert!(error.to_string().contains("ema-01-of-02.safetensors is a piece"), "{error}");
+    let error = checkpoint.tensors(WEIGHTS).expect_err("not there");
+    assert!(error.to_string().contains("does not list weights-00-of-01.safetensors"), "{error}");
+    assert_eq!(error.exit_code(), ExitCode::BadData);
+}

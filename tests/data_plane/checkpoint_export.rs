@@ -1,0 +1,100 @@
+//! The export of averaged weights: one file that anyone's safetensors library reads.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use locdiff::checkpoint::{BUFFERS, EMA, STATE, export, piece_name, write_json, write_tensors};
+use locdiff_launch::config::RunConfig;
+use locdiff_launch::exit_code::ExitCode;
+use locdiff_launch::files::{Fault, Files};
+use locdiff_launch::protocol::{ExportJob, PartsWritten, partial_name};
+use locdiff_launch::run_folder::RunFolder;
+use serde_json::{Value, json};
+use tch::Tensor;
+
+use crate::checkpoint::{assert_same, tensors};
+
+/// A run with one checkpoint, whose state has a configuration of its own.
+fn run(dir: &Path) -> PathBuf {
+    let mut config = RunConfig::default();
+    let mut run = RunFolder::open(Files::real(), dir, "run", &config).expect("opened").folder;
+    let attempt = run.begin_attempt().expect("a number");
+    let partial = run.path().join(partial_name(9, attempt));
+    let files = Files::real();
+    files.create_folder(&partial).expect("made");
+    config.model.degree = 23;
+    let mean = [("image_mean".to_owned(), Tensor::from_slice(&[1_f32, 2.0]))];
+    let written = vec![
+        write_tensors(&files, &partial, &piece_name(EMA, 0, 1), &tensors(4), &BTreeMap::new()).expect("written"),
+        write_tensors(&files, &partial, &piece_name(BUFFERS, 0, 1), &mean, &BTreeMap::new()).expect("written"),
+        write_json(&files, &partial, STATE, &json!({ "config": config })).expect("written"),
+    ];
+    let parts = PartsWritten { step: 9, attempt, files: written, score: Some(12.5) };
+    run.commit(attempt, 9, &[parts]).expect("committed");
+    run.path().join("step-00000009")
+}
+
+fn job(checkpoint: &Path, out: &Path, overwrite: bool) -> ExportJob {
+    ExportJob { checkpoint: checkpoint.into(), config: RunConfig::default(), out: out.into(), overwrite }
+}
+
+fn metadata(path: &Path) -> Value {
+    let bytes = std::fs::read(path).expect("readable");
+    let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight")) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).expect("JSON");
+    header["__metadata__"].clone()
+}
+
+#[test]
+fn an_export_has_the_averaged_weights_the_buffers_and_the_configuration() {
+    let home = tempfile::tempdir().expect("temporary folder");
+    let (checkpoint, out) = (run(home.path()), home.path().join("new/model.safetensors"));
+    let result = export(&Files::real(), &job(&checkpoint, &out, false)).expect("exported");
+    assert_eq!((&result["step"], &result["tensors"], &result["degree"]), (&json!(9), &json!(8), &json!(23)));
+    let mut want = tensors(4);
+    want.push(("image_mean".into(), Tensor::from_slice(&[1_f32, 2.0])));
+    assert_same(&Tensor::read_safetensors(&out).expect("as the crate sees it"), &want);
+    let metadata = metadata(&out);
+    assert_eq!((&metadata["format"], &metadata["step"]), (&json!("locdiff-export-1"), &json!("9")));
+    assert_eq!((&metadata["degree"], &metadata["score"]), (&json!("23"), &json!("12.5")));
+    assert_eq!(metadata["revision"], locdiff_launch::REVISION);
+    let config: RunConfig = serde_json::from_str(metadata["config"].as_str().expect("a text")).expect("ours");
+    assert_eq!(config.model.degree, 23, "the checkpoint's own, not that of the job");
+}
+
+#[test]
+fn an_export_replaces_nothing_unasked_and_is_whole_or_not_there() {
+    let home = tempfile::tempdir().expect("temporary folder");
+    let (checkpoint, out) = (run(home.path()), home.path().join("model.safetensors"));
+    std::fs::write(&out, "mine").expect("written");
+    let error = export(&Files::real(), &job(&checkpoint, &out, false)).expect_err("exists");
+    assert!(error.exit_code() == ExitCode::Exists && error.to_string().contains("--overwrite"), "{error}");
+    let error = export(&Files::real(), &job(&checkpoint, home.path(), true)).expect_err("a folder");
+    assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
+    for fault in [Fault::Crash, Fault::DiskFull] {
+        for operation in 0.. {
+            let files = Files::failing(fault, operation);
+            let ended = export(&files, &job(&checkpoint, &out, true));
+            let whole = Tensor::read_safetensors(&out).is_ok();
+            assert!(whole || std::fs::read(&out).expect("there") == b"mine", "{fault:?} at {operation}");
+            if ended.is_ok() {
+                assert!(whole && operation >= 3, "{fault:?} at {operation}");
+                break;
+            }
+            std::fs::write(&out, "mine").expect("written");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_part_is_not_exported() {
+    let home = tempfile::tempdir().expect("temporary folder");
+    let (checkpoint, out) = (run(home.path()), home.path().join("model.safetensors"));
+    let path = checkpoint.join(piece_name(EMA, 0, 1));
+    let mut bytes = std::fs::read(&path).expect("readable");
+    *bytes.last_mut().expect("not empty") ^= 1;
+    std::fs::write(&path, bytes).expect("written");
+    let error = export(&Files::real(), &job(&checkpoint, &out, false)).expect_err("damaged");
+    assert!(error.exit_code() == ExitCode::Corrupt && error.to_string().contains("ema-00-of-01"), "{error}");
+    assert!(!out.exists());
+}

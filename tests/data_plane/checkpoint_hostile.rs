@@ -1,0 +1,117 @@
+//! Headers that nobody of ours has written: errors, never panics, and never more memory than the file has bytes.
+
+use std::collections::BTreeMap;
+
+use locdiff::checkpoint::{Entry, Header, HeaderError, load_tensors};
+use locdiff_launch::exit_code::ExitCode;
+use locdiff_launch::files::Files;
+use locdiff_launch::protocol::CheckpointFile;
+use proptest::prelude::*;
+use serde_json::json;
+use tch::Kind;
+
+fn refused(header: &serde_json::Value, data_bytes: u64) -> String {
+    match Header::parse(header.to_string().as_bytes(), data_bytes) {
+        Err(HeaderError::Malformed(text)) => text,
+        other => panic!("{header}: {other:?}"),
+    }
+}
+
+fn tensor(shape: &serde_json::Value, begin: u64, end: u64) -> serde_json::Value {
+    json!({ "dtype": "F32", "shape": shape, "data_offsets": [begin, end] })
+}
+
+#[test]
+fn every_rule_of_the_format_is_kept() {
+    let two = json!([2]);
+    for (header, part) in [
+        (json!({ "a": tensor(&two, 0, 8), "b": tensor(&two, 4, 12) }), "begins at 4, wanted 8"),
+        (json!({ "a": tensor(&two, 0, 8), "b": tensor(&two, 12, 20) }), "begins at 12, wanted 8"),
+        (json!({ "a": tensor(&two, 0, 8) }), "tensors end at 8, the data at 16"),
+        (json!({ "a": tensor(&json!([8]), 0, 32) }), "ends behind the file"),
+        (json!({ "a": tensor(&two, 0, 12) }), "its shape says 8 bytes"),
+        (json!({ "a": tensor(&two, 8, 0) }), "its shape says 8 bytes"),
+        (json!({ "a": tensor(&json!([u64::MAX]), 0, 8) }), "no shape or no place"),
+        (json!({ "a": tensor(&json!([i64::MAX, 4]), 0, 8) }), "impossible shape"),
+        (json!({ "a": tensor(&json!([-2]), 0, 8) }), "no shape or no place"),
+        (json!({ "a": tensor(&json!([4]), u64::MAX, 7) }), "its shape says 16 bytes"),
+        (json!({ "a/b": tensor(&two, 0, 8) }), "is no name for a tensor"),
+        (json!({ "": tensor(&two, 0, 8) }), "is no name for a tensor"),
+        (json!({ "__metadata__": { "x": 3 } }), "`x` is no text"),
+        (json!({ "__metadata__": 3 }), "is no object"),
+        (json!([1, 2]), "header: "),
+    ] {
+        let text = refused(&header, 16);
+        assert!(text.contains(part), "{header}: {text}");
+    }
+    let unknown = json!({ "a": { "dtype": "F8_E4M3", "shape": [16], "data_offsets": [0, 16] } });
+    let error = Header::parse(unknown.to_string().as_bytes(), 16).expect_err("not for us");
+    assert!(matches!(&error, HeaderError::Unsupported(text) if text.contains("F8_E4M3")), "{error}");
+}
+
+/// Loads a file of these bytes whose checksum is right.
+fn load(bytes: &[u8]) -> Result<(), ExitCode> {
+    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("temporary folder");
+    let written = Files::real().write_new(&folder.path().join("x"), bytes).expect("written");
+    let want = CheckpointFile { name: "x".into(), bytes: written.bytes, xxh3: written.xxh3 };
+    load_tensors(folder.path(), &want).map(drop).map_err(|error| error.exit_code())
+}
+
+#[test]
+fn a_header_longer_than_the_file_allocates_nothing() {
+    for length in [9, 100_000_000, 100_000_001, u64::MAX / 2, u64::MAX] {
+        let mut bytes = length.to_le_bytes().to_vec();
+        bytes.extend(b"{}      ");
+        assert_eq!(load(&bytes), Err(ExitCode::Corrupt), "{length}");
+    }
+    assert_eq!(load(b""), Err(ExitCode::Corrupt));
+    assert_eq!(load(b"1234567"), Err(ExitCode::Corrupt));
+    assert_eq!(load(b"\x08\0\0\0\0\0\0\0{}      "), Ok(()), "no tensors");
+}
+
+fn entries() -> impl Strategy<Value = Vec<Entry>> {
+    let kinds = prop::sample::select(vec![Kind::Double, Kind::Int64, Kind::Float, Kind::BFloat16, Kind::Half]);
+    let shapes = prop::collection::vec(0_i64..5, 0..4);
+    prop::collection::btree_map("[a-z.]{1,6}", (kinds, shapes), 0..6).prop_map(|named| {
+        named.into_iter().map(|(name, (kind, shape))| Entry::new(&name, kind, shape).expect("valid")).collect()
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_header_reads_back_as_itself(tensors in entries(), key in "[^\"]{0,5}", text in ".{0,9}") {
+        let header = Header { metadata: BTreeMap::from([(key, text)]), tensors };
+        let bytes = header.encode();
+        let mut parsed = Header::parse(&bytes[8..], header.data_bytes()).expect("ours");
+        // Tensors of no length may change places.
+        let by_name = |a: &Entry, b: &Entry| a.name.cmp(&b.name);
+        let mut header = header;
+        parsed.tensors.sort_by(by_name);
+        header.tensors.sort_by(by_name);
+        prop_assert_eq!(parsed, header);
+    }
+
+    #[test]
+    fn hostile_headers_are_errors_not_panics(
+        tensors in entries(),
+        cuts in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        data_bytes in 0_u64..200,
+    ) {
+        let mut bytes = Header { metadata: BTreeMap::new(), tensors }.encode();
+        for (at, byte) in cuts {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let _ = Header::parse(&bytes[8..], data_bytes);
+        bytes.extend(vec![7; data_bytes as usize]);
+        if let Err(code) = load(&bytes) {
+            prop_assert!(matches!(code, ExitCode::Corrupt | ExitCode::BadData), "{code:?}");
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_errors_not_panics(bytes: Vec<u8>) {
+        let _ = Header::parse(&bytes, 8);
+        prop_assert!(load(&bytes).is_err());
+    }
+}
