@@ -1,6 +1,9 @@
 //! The data plane as others see it: real libtorch, real workers, real processes that talk to each other.
 #![allow(clippy::print_stdout, reason = "tests print what they measured")]
 
+mod checkpoint;
+mod checkpoint_export;
+mod checkpoint_hostile;
 mod comm;
 mod decode;
 mod decode_aggregate;

@@ -2,7 +2,9 @@
 
 use locdiff_launch::exit_code::ExitCode;
 use locdiff_launch::files::Files;
+use locdiff_launch::protocol::{CheckpointFile, PartsWritten, partial_name};
 use locdiff_launch::run_folder::RunFolder;
+use serde_json::json;
 
 use super::save;
 use crate::stage::{Stage, Worker};
@@ -65,6 +67,50 @@ fn an_export_needs_a_whole_checkpoint_and_a_free_name() {
     ran.ends_with(ExitCode::WorkerMissing).says("step-00000030: part-0 is missing; passed over");
     assert_eq!(std::fs::read(stage.path().join("there")).expect("readable"), b"mine");
     assert!(damaged.exists());
+}
+
+/// A file of one tensor, written by hand.
+fn safetensors(name: &str, numbers: &[f32]) -> Vec<u8> {
+    let info = json!({ "dtype": "F32", "shape": [numbers.len()], "data_offsets": [0, 4 * numbers.len()] });
+    let mut header = json!({ name: info }).to_string();
+    header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.bytes());
+    bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    bytes
+}
+
+#[test]
+fn the_newest_whole_checkpoint_is_exported_by_a_worker() {
+    let stage = Stage::new(Worker::Real);
+    let mut config = locdiff_launch::config::RunConfig::default();
+    config.model.degree = 23;
+    let dir = stage.path().join("checkpoints");
+    let mut folder = RunFolder::open(Files::real(), &dir, "first", &config).expect("opened").folder;
+    let attempt = folder.begin_attempt().expect("a number");
+    for step in [1, 2] {
+        let partial = folder.path().join(partial_name(step, attempt));
+        Files::real().create_folder(&partial).expect("made");
+        let name = "ema-00-of-01.safetensors".to_owned();
+        let bytes = safetensors("input.weight", &[step as f32, 0.5]);
+        let written = Files::real().write_new(&partial.join(&name), &bytes).expect("written");
+        let files = vec![CheckpointFile { name, bytes: written.bytes, xxh3: written.xxh3 }];
+        folder.commit(attempt, step, &[PartsWritten { step, attempt, files, score: None }]).expect("committed");
+    }
+    std::fs::write(folder.path().join("step-00000002/ema-00-of-01.safetensors"), "damaged").expect("written");
+    let ran = stage.run("checkpoint export first --out out/model.safetensors --json --device cpu");
+    let json = ran.ends_with(ExitCode::Success).says("step-00000002: ").says("passed over").json();
+    assert_eq!((&json["step"], &json["degree"], &json["tensors"]), (&1.into(), &23.into(), &1.into()), "{json}");
+    let bytes = std::fs::read(stage.path().join("out/model.safetensors")).expect("readable");
+    assert_eq!(bytes[bytes.len() - 8..], [1_f32.to_le_bytes(), 0.5_f32.to_le_bytes()].concat());
+    let text = String::from_utf8_lossy(&bytes);
+    for part in ["\"input.weight\"", "locdiff-export-1", "\\\"degree\\\":23"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(folder.path().join("step-00000002").exists(), "reading verbs rename nothing");
+    stage.run("checkpoint export first --out out/model.safetensors --device cpu").ends_with(ExitCode::Exists);
+    let one = "checkpoint export checkpoints/first/step-00000001 --out out/model.safetensors --overwrite --device cpu";
+    stage.run(one).ends_with(ExitCode::Success);
 }
 
 /// Two launchers, two processes.
