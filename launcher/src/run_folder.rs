@@ -32,7 +32,7 @@ pub use assembly::{Assembly, Gathered};
 pub use commit::Commit;
 pub use names::{CONFIG, LATEST, new_run_name, newest_run, utc_text};
 pub use resume::ResumePoint;
-pub use scan::{Checkpoint, CheckpointRow, Condition, Depth, checkpoints, examine, newest_whole};
+pub use scan::{Checkpoint, CheckpointRow, Condition, Depth, checkpoints, examine, newest_whole, whole_checkpoint};
 
 use lock::RunLock;
 

@@ -266,6 +266,24 @@ pub fn newest_whole(run: &Path) -> Result<(Checkpoint, Vec<String>), LaunchError
     Err(none_whole(run, &passed_over))
 }
 
+/// The whole checkpoint that a folder stands for: itself, or the newest of a run; and a line for each that was passed over.
+pub fn whole_checkpoint(target: &Path) -> Result<(Checkpoint, Vec<String>), LaunchError> {
+    let named = target.file_name().and_then(|name| name.to_str());
+    let is_checkpoint = target.join(CHECKPOINT_MANIFEST).exists() || named.is_some_and(|name| step_of(name).is_some());
+    if !is_checkpoint {
+        return newest_whole(target);
+    }
+    let reason = match examine(target, Depth::Checksums)? {
+        Condition::Whole(manifest) => return Ok((Checkpoint { path: target.to_owned(), manifest }, Vec::new())),
+        Condition::Damaged(reason) => reason,
+        Condition::Gone => {
+            let text = format!("no checkpoint at {}", target.display());
+            return Err(LaunchError::Reported { text, code: ExitCode::NoData });
+        }
+    };
+    Err(LaunchError::Reported { text: format!("{}: {reason}", target.display()), code: ExitCode::Corrupt })
+}
+
 /// No checkpoint, or none that is whole.
 pub(super) fn none_whole(run: &Path, damaged: &[String]) -> LaunchError {
     let run = run.display();

@@ -12,7 +12,7 @@ use crate::gpus;
 use crate::output::Output;
 use crate::protocol::{CHECKPOINT_MANIFEST, ExportJob, Job, Place};
 use crate::rendezvous::World;
-use crate::run_folder::{self, CONFIG, CheckpointRow, Condition, Depth};
+use crate::run_folder::{self, CONFIG, CheckpointRow, Depth};
 
 /// `checkpoint VERB`.
 pub(super) fn run(verb: &CheckpointVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -91,20 +91,13 @@ fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: O
 
 /// A folder that is a checkpoint itself, or the newest whole one of a run.
 fn find_checkpoint(target: &Path, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
-    if !target.join(CHECKPOINT_MANIFEST).exists() {
-        let run = find_run(Some(target), global, output)?;
-        let (checkpoint, passed_over) = run_folder::newest_whole(&run)?;
-        passed_over.iter().for_each(|line| tracing::warn!("{line}"));
-        return Ok(checkpoint.path);
-    }
-    match run_folder::examine(target, Depth::Checksums)? {
-        Condition::Whole(_) => Ok(target.to_owned()),
-        Condition::Damaged(reason) => {
-            let text = format!("{}: {reason}", target.display());
-            Err(LaunchError::Reported { text, code: ExitCode::Corrupt }.into())
-        }
-        Condition::Gone => Err(no_run(target).into()),
-    }
+    let target = match target.join(CHECKPOINT_MANIFEST).exists() {
+        true => target.to_owned(),
+        false => find_run(Some(target), global, output)?,
+    };
+    let (checkpoint, passed_over) = run_folder::whole_checkpoint(&target)?;
+    passed_over.iter().for_each(|line| tracing::warn!("{line}"));
+    Ok(checkpoint.path)
 }
 
 /// The run that was named by its folder or its name, else that of the configuration, else the newest; said where it was

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use locdiff_launch::error::LaunchError;
 use locdiff_launch::exit_code::ExitCode;
 use locdiff_launch::files::Files;
-use locdiff_launch::run_folder::{Depth, RunFolder, checkpoints, newest_whole};
+use locdiff_launch::run_folder::{Depth, RunFolder, checkpoints, newest_whole, whole_checkpoint};
 
 use super::{Home, is_what_was_written, save};
 
@@ -62,6 +62,12 @@ fn damage_is_set_aside_and_named_and_the_one_before_is_used() {
         assert_eq!((found.manifest.step, passed_over.len()), (10, 1), "{what}");
         assert!(passed_over[0].contains(reason), "{what}: {passed_over:?}");
         let rows = checkpoints(&home.run(), Depth::Checksums).expect("readable");
+        let (found, _) = whole_checkpoint(&home.run()).expect("of a run, the newest whole one");
+        assert_eq!(found.manifest.step, 10, "{what}");
+        let (found, _) = whole_checkpoint(&home.run().join("step-00000010")).expect("itself");
+        assert_eq!(found.manifest.step, 10, "{what}");
+        let error = whole_checkpoint(&newest(&home)).expect_err("itself, whatever lies beside it");
+        assert!(error.exit_code() == ExitCode::Corrupt && error.to_string().contains(reason), "{what}: {error}");
         assert_eq!(rows.iter().map(|row| row.state).collect::<Vec<_>>(), ["whole", "damaged"], "{what}");
         assert!(newest(&home).exists(), "{what}: nothing is renamed");
 
