@@ -12,7 +12,6 @@
 //! ([`checkpoints`], [`newest_whole`]) and renames nothing. A name `step-NNNNNNNN` is given by the launcher, once all
 //! that the manifest lists is on the disk; a number of an attempt is never given twice.
 
-mod assembly;
 mod commit;
 mod compare;
 mod journal;
@@ -28,7 +27,6 @@ use crate::error::LaunchError;
 use crate::exit_code::ExitCode;
 use crate::files::Files;
 
-pub use assembly::{Assembly, Gathered};
 pub use commit::Commit;
 pub use names::{CONFIG, LATEST, new_run_name, newest_run, utc_text};
 pub use resume::ResumePoint;

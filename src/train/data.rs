@@ -13,7 +13,7 @@ use crate::comm::{Communicator, Group};
 use crate::geo::{Degrees, Place, UnitVector};
 use crate::shards::{
     BatchOptions, Batches, BlockRows, Blocks, Cache, Dataset, DatasetIndex, Layout, Mask, Plan, PlanOptions, Position,
-    Room, Share, ShardsError, Statistics,
+    Room, ShardsError, Share, Statistics,
 };
 use crate::shdd::{Basis, Filter, ShddError};
 
@@ -107,10 +107,12 @@ fn look(config: &RunConfig, dataset: &Dataset, is_new: bool) -> Result<Told, Tra
         tracing::warn!("{words}");
     }
     let blocks = 0..dataset.block_rows().len() as u32;
-    let skipped = blocks.map(|block| (block, mask.skipped(block).to_vec())).filter(|(_, rows)| !rows.is_empty()).collect();
+    let skipped =
+        blocks.map(|block| (block, mask.skipped(block).to_vec())).filter(|(_, rows)| !rows.is_empty()).collect();
     let statistics =
         (is_new && config.model.standardise).then(|| dataset.statistics()).transpose()?.map(|found| usable(&found));
-    let kept = (is_new && config.model.low_pass_dims > 0).then(|| kept_dimensions(config, dataset, &mask)).transpose()?;
+    let kept =
+        (is_new && config.model.low_pass_dims > 0).then(|| kept_dimensions(config, dataset, &mask)).transpose()?;
     Ok(Told { skipped, statistics, kept })
 }
 

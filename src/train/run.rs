@@ -79,7 +79,9 @@ impl<'a> Session<'a> {
     fn begin(job: &'a TrainJob, attempt: u32, ranks: &'a Communicator) -> Result<Self, TrainError> {
         let config = &job.config;
         if ranks.layout().tensor_parallel() > 1 {
-            return Err(TrainError::Config("training over tensor-parallel ranks is not in this version yet".to_owned()));
+            return Err(TrainError::Config(
+                "training over tensor-parallel ranks is not in this version yet".to_owned(),
+            ));
         }
         if let Device::Cuda(index) = ranks.world().device() {
             cuda::set_device(index)?;

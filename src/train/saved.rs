@@ -92,7 +92,8 @@ impl Saved {
     /// Reads manifest and state; tensors are read when they are needed.
     pub(super) fn open(folder: &Path) -> Result<Self, TrainError> {
         let checkpoint = Checkpoint::open(folder)?;
-        let bad = |error: serde_json::Error| CheckpointError::Bad { path: folder.join(STATE), reason: error.to_string() };
+        let bad =
+            |error: serde_json::Error| CheckpointError::Bad { path: folder.join(STATE), reason: error.to_string() };
         let state = serde_json::from_value(checkpoint.json(STATE)?).map_err(bad)?;
         Ok(Self { folder: folder.to_owned(), checkpoint, state })
     }

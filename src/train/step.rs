@@ -117,12 +117,8 @@ impl Trainer {
             None => Loss::new(&config.loss, config.model.degree, precision),
         };
         let train = config.train.clone();
-        let optimiser = AdamW {
-            beta1: train.beta1,
-            beta2: train.beta2,
-            eps: train.epsilon,
-            weight_decay: train.weight_decay,
-        };
+        let optimiser =
+            AdamW { beta1: train.beta1, beta2: train.beta2, eps: train.epsilon, weight_decay: train.weight_decay };
         Ok(Self {
             moments: Moments::zeros(&parameters),
             ema: parameters.iter().map(duplicate).collect::<Result<_, _>>()?,
@@ -172,8 +168,11 @@ impl Trainer {
     /// Makes the step with this number, from 0, on this rank's slice of its global batch.
     pub fn step(&mut self, step: u64, batch: &Batch) -> Result<StepOutcome, TrainError> {
         let _span = tracing::debug_span!("step", rank = self.settings.rank, step).entered();
-        let points: Vec<UnitVector> =
-            places(&batch.latitudes, &batch.longitudes).map_err(crate::shdd::ShddError::from)?.into_iter().map(UnitVector::from).collect();
+        let points: Vec<UnitVector> = places(&batch.latitudes, &batch.longitudes)
+            .map_err(crate::shdd::ShddError::from)?
+            .into_iter()
+            .map(UnitVector::from)
+            .collect();
         let rows = batch.slice.end - batch.slice.start;
         let micro = u64::from(self.settings.train.micro_batch).min(rows);
         let micro = if micro == 0 { rows } else { micro };
@@ -208,8 +207,7 @@ impl Trainer {
     fn losses(&self, step: u64, rows: Rows<'_>, anchors_ad: &Tensor) -> Result<Losses, TrainError> {
         let device = self.group.device();
         let (at, first_sample) = (Step::At(step), rows.places.start);
-        let draws =
-            TrainingDraws { philox: self.philox, step: at, first_sample, samples: rows.points.len(), device };
+        let draws = TrainingDraws { philox: self.philox, step: at, first_sample, samples: rows.points.len(), device };
         let truth_bd = self.codes.of(rows.points)?;
         let t_b = draws.timesteps(&self.schedule)?;
         let noised_bd = self.forward.noised(&truth_bd, &t_b, &draws.noise(truth_bd.size()[1] as usize)?)?;
@@ -250,11 +248,8 @@ impl Trainer {
             let _ = self.rate.f_fill_(learning_rate)?;
             let divisor = if train.clip_norm > 0.0 { Some(clip_divisor(&squared, train.clip_norm)?) } else { None };
             let gradients: Vec<Tensor> = self.parameters.iter().map(Tensor::grad).collect();
-            let control = Control {
-                learning_rate: &self.rate,
-                grad_divisor: divisor.as_ref(),
-                found_inf: Some(&found_inf),
-            };
+            let control =
+                Control { learning_rate: &self.rate, grad_divisor: divisor.as_ref(), found_inf: Some(&found_inf) };
             self.optimiser.update(&self.parameters, &gradients, &mut self.moments, control)?;
             ema_update(&self.ema, &self.parameters, ema_decay(train, self.updates))?;
             self.updates += 1;
@@ -276,8 +271,13 @@ pub(super) fn duplicate(tensor: &Tensor) -> Result<Tensor, tch::TchError> {
 fn stacked(losses: &Losses) -> Result<Tensor, TrainError> {
     let zero = losses.total.f_detach()?.f_zeros_like()?;
     let or_zero = |part: &Option<Tensor>| part.as_ref().unwrap_or(&zero).shallow_clone();
-    let parts =
-        [losses.total.f_detach()?, or_zero(&losses.kl), or_zero(&losses.l2), or_zero(&losses.l1), or_zero(&losses.cosine)];
+    let parts = [
+        losses.total.f_detach()?,
+        or_zero(&losses.kl),
+        or_zero(&losses.l2),
+        or_zero(&losses.l1),
+        or_zero(&losses.cosine),
+    ];
     Ok(Tensor::f_stack(&parts, 0)?.f_to_kind(Kind::Double)?)
 }
 

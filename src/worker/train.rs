@@ -18,6 +18,7 @@ pub(super) fn run(
     meeting: &Meeting,
 ) -> anyhow::Result<Value> {
     let ranks = meet::meet(control, messages, place, meeting)?;
-    let mut tell = |message: ToLauncher| control.send(&message).map_err(|error| TrainError::Launcher(error.to_string()));
+    let mut tell =
+        |message: ToLauncher| control.send(&message).map_err(|error| TrainError::Launcher(error.to_string()));
     Ok(serde_json::to_value(train::run(job, meeting.attempt, &ranks, &mut tell)?)?)
 }

@@ -128,8 +128,9 @@ fn a_worker_that_ends_without_a_result_has_failed() {
 #[test]
 fn a_silent_worker_ends_at_its_deadline() {
     let stage = Stage::new(Worker::Fake("silent@1"));
-    let ran =
-        stage.run("--workers 2 --device cpu self-check --set supervise.start_timeout_s=1 --set supervise.stop_timeout_s=0.2");
+    let ran = stage.run(
+        "--workers 2 --device cpu self-check --set supervise.start_timeout_s=1 --set supervise.stop_timeout_s=0.2",
+    );
     ran.ends_with(ExitCode::Timeout).says("worker rank 1 did not report within 1.0 s");
     leaves_nothing(&stage);
 }

@@ -17,7 +17,7 @@ use crate::output::Output;
 use crate::progress::Display;
 use crate::protocol::{Fault, Job, PartsWritten, ToLauncher, TrainJob};
 use crate::rendezvous::World;
-use crate::run_folder::{Commit, RunFolder, new_run_name, newest_whole};
+use crate::run_folder::{Commit, RunFolder, new_run_name, whole_checkpoint};
 use crate::supervisor::Observer;
 
 /// `train`.
@@ -50,7 +50,11 @@ pub(super) fn run_resolved(
     };
     let opened = RunFolder::open(Files::real(), dir, &name, config)?;
     let told = |text: &str| tracing::info!("{text}");
-    told(&format!("run {}{}", opened.folder.path().display(), if opened.is_new { "" } else { ", which exists already" }));
+    told(&format!(
+        "run {}{}",
+        opened.folder.path().display(),
+        if opened.is_new { "" } else { ", which exists already" }
+    ));
     opened.changes.iter().for_each(|line| told(line));
     let training = Training { resolved, world, run: opened.folder, init_from, faults, restarts: 0 };
     training.to_the_end(output)
@@ -113,11 +117,14 @@ impl Training<'_> {
         let mut observer = Watch::new(&self.run, attempt, workers, &mut self.faults)?;
         let result = super::run_attempt(self.resolved, self.world, Job::Train(Box::new(job)), attempt, &mut observer);
         observer.display.finish();
+        let cleaned = self.run.clean();
         if let Some(error) = observer.trouble {
             // What a run tells about itself was not written; that is worth more words than the run's own end.
             return Err(error.into());
         }
-        Ok(result?.results.into_iter().next().unwrap_or_default())
+        let result = result?;
+        cleaned?;
+        Ok(result.results.into_iter().next().unwrap_or_default())
     }
 
     fn ended(&self, result: &Value, output: Output) -> anyhow::Result<Value> {
@@ -131,7 +138,12 @@ impl Training<'_> {
             let percent = |index: usize| found["within_percent"][index].as_f64().unwrap_or(f64::NAN);
             output.people(&format!(
                 "validation, {} rows: within 1 / 25 / 200 / 750 / 2500 km {:.1} / {:.1} / {:.1} / {:.1} / {:.1} %",
-                found["rows"], percent(0), percent(1), percent(2), percent(3), percent(4)
+                found["rows"],
+                percent(0),
+                percent(1),
+                percent(2),
+                percent(3),
+                percent(4)
             ));
         }
         output.people(&format!("tensorboard --logdir {}", self.resolved.config.checkpoint.dir));
@@ -207,7 +219,10 @@ impl Observer for Watch<'_> {
             Commit::Done { checkpoint, pruned } => {
                 let path = checkpoint.path.display();
                 tracing::info!("checkpoint {path}");
-                self.event("checkpoint", &json!({ "step": step, "score": checkpoint.manifest.score, "pruned": pruned }));
+                self.event(
+                    "checkpoint",
+                    &json!({ "step": step, "score": checkpoint.manifest.score, "pruned": pruned }),
+                );
             }
             Commit::AlreadyThere(path) => {
                 tracing::warn!("{} is there already and stays", path.display());
@@ -256,18 +271,15 @@ fn shards_are_there(config: &RunConfig) -> Result<(), LaunchError> {
 
 /// The checkpoint that a new run starts from: the newest whole one of a run, or the one that is named.
 fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError> {
-    let from = Path::new(&config.train.init_from);
     if config.train.init_from.is_empty() {
         return Ok(None);
     }
-    if from.join(crate::protocol::CHECKPOINT_MANIFEST).is_file() {
-        return Ok(Some(from.to_owned()));
-    }
+    let from = Path::new(&config.train.init_from);
     if !from.is_dir() {
         let text = format!("train.init_from: {} is no run and no checkpoint", from.display());
         return Err(LaunchError::Reported { text, code: ExitCode::NoData });
     }
-    let (checkpoint, passed_over) = newest_whole(from)?;
+    let (checkpoint, passed_over) = whole_checkpoint(from)?;
     passed_over.iter().for_each(|line| tracing::warn!("{line}"));
     Ok(Some(checkpoint.path))
 }

@@ -16,7 +16,8 @@ fn twenty_kills_leave_no_trace_in_the_numbers() {
     let settings = format!("--workers 4 --set train.steps={STEPS} --set checkpoint.every=4 --set checkpoint.keep=2");
     train(&stage, "calm", &settings).ends_with(ExitCode::Success);
     // A linear congruence: another seed with every day, said so that a failure can be repeated.
-    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs() / 86_400;
+    let seed =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs() / 86_400;
     println!("seed {seed}");
     let (mut state, mut faults, mut steps) = (seed, String::new(), Vec::new());
     while steps.len() < KILLS as usize {

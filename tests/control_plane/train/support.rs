@@ -33,7 +33,8 @@ fn write_shards(stage: &Stage) {
         let (phi, lambda) = (latitude.to_radians(), longitude.to_radians());
         let direction = [phi.cos() * lambda.cos(), phi.cos() * lambda.sin(), phi.sin()];
         let noise = |index: usize| (((row * 7919 + index * 104_729) % 1000) as f64 / 1000.0 - 0.5) * 0.1;
-        numbers.extend((0..WIDTH).map(|index| (direction[index % 3] * (1.0 + index as f64 * 0.1) + noise(index)) as f32));
+        numbers
+            .extend((0..WIDTH).map(|index| (direction[index % 3] * (1.0 + index as f64 * 0.1) + noise(index)) as f32));
     }
     std::fs::write(stage.path().join("table.csv"), table).expect("written");
     std::fs::write(stage.path().join("embeddings.npy"), npy(&numbers)).expect("written");
@@ -75,7 +76,10 @@ pub(super) fn trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
         let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("no {key} in {line}"));
         let (step, found) = (line["step"].as_u64().expect("a step"), [number("loss"), number("gradient_norm")]);
         let before = trace.insert(step, found);
-        assert!(before.is_none_or(|before| before == found), "step {step} came out as {before:?} and then as {found:?}");
+        assert!(
+            before.is_none_or(|before| before == found),
+            "step {step} came out as {before:?} and then as {found:?}"
+        );
     }
     trace
 }
