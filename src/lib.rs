@@ -15,7 +15,7 @@
 //! - [`checkpoint`]: parts of a checkpoint, written in the background and read back.
 //! - [`tensorboard`]: event files.
 //! - [`train`]: the loop.
-//! - [`eval`]: how good a model is; tables of the paper.
+//! - [`eval`]: tables of the paper, computed.
 
 pub mod checkpoint;
 pub mod comm;

@@ -2,10 +2,10 @@
 
 use locdiff_launch::exit_code::ExitCode;
 
+use super::quick::QuickError;
 use crate::checkpoint::CheckpointError;
 use crate::comm::CommError;
 use crate::diffusion::DiffusionError;
-use crate::eval::quick::QuickError;
 use crate::loss::LossError;
 use crate::model::ModelError;
 use crate::native::NativeError;

@@ -6,6 +6,7 @@
 //! - `step`: one optimiser step ([`Trainer`]), the same bits for the same step wherever the run was interrupted.
 //! - `schedule`: learning rate and decay of the average, functions of the step alone.
 //! - `saved`: the state as parts of a checkpoint, and back.
+//! - [`quick`]: how good the averaged weights are, on the validation rows, while training.
 //! - `observe`: what rank 0 tells TensorBoard and the launcher.
 //!
 //! Invariant: the state after step n is a function of the configuration, the data and the number of workers; neither clocks
@@ -15,6 +16,7 @@ mod codes;
 mod data;
 mod error;
 mod observe;
+pub mod quick;
 mod run;
 mod saved;
 mod schedule;

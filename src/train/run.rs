@@ -12,11 +12,11 @@ use tch::{Device, Kind, Tensor};
 use super::data::Data;
 use super::error::TrainError;
 use super::observe::{Observer, Tell};
+use super::quick::Quick;
 use super::saved::{Saved, SavedState};
 use super::step::{StepOutcome, Trainer};
 use crate::checkpoint::{Background, Snapshot};
 use crate::comm::Communicator;
-use crate::eval::quick::Quick;
 use crate::native::cuda;
 use crate::shards::{Batches, Position};
 

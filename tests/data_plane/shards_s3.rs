@@ -262,7 +262,8 @@ fn the_cache_keeps_its_bound_with_several_workers() {
         done.store(true, Ordering::Relaxed);
         watch.join().expect("the watch")
     });
-    let most = most - 100_000;
+    // On a busy machine the watch may have seen little; what is left at the end it would have seen.
+    let most = most.max(cache_bytes(&stage.cache())) - 100_000;
     println!("the cache held up to {most} of {bytes_max} bytes");
     assert!(most <= bytes_max && most > bytes_max / 2, "the cache held up to {most} of {bytes_max} bytes");
     assert!(foreign.exists(), "what the cache did not write stays");

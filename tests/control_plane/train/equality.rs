@@ -8,7 +8,7 @@ use super::support::{BASE, assert_close, run_dir, stage, tensors, trace, train};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/train/trace.json");
 
-/// f32 sums in another order differ in their last bits; fifty steps of Adam make some 1e-6 of that.
+/// f32 sums in another order differ in their last bits; fifty steps of Adam make 2e-7 of that in the loss, 4e-6 in the norm.
 const SAME: f64 = 1e-5;
 
 #[test]
@@ -20,10 +20,10 @@ fn workers_change_neither_losses_nor_gradients() {
     assert!(one[&50][0] < 0.98 * one[&1][0], "it learns: {:?} to {:?}", one[&1], one[&50]);
     for (run, more) in [
         ("two", "--workers 2 --set train.steps=50"),
-        // Slices of 22, 21 and 21 rows: a mean over ranks would not be the mean over rows.
+        // Slices of 85, 85 and 86 rows: a mean over ranks would not be the mean over rows.
         ("three", "--workers 3 --set train.steps=50"),
         ("four", "--workers 4 --set train.steps=50"),
-        ("micro", "--workers 2 --set train.steps=50 --set train.micro_batch=10"),
+        ("micro", "--workers 2 --set train.steps=50 --set train.micro_batch=50"),
     ] {
         train(&stage, run, more).ends_with(ExitCode::Success);
         assert_close(&trace(&stage, run), &one, SAME, run);
