@@ -57,7 +57,7 @@ pub(super) fn run_resolved(
     ));
     opened.changes.iter().for_each(|line| told(line));
     let training = Training { resolved, world, run: opened.folder, init_from, faults, restarts: 0 };
-    training.to_the_end(output)
+    training.finish(output)
 }
 
 /// A training run that this launcher holds.
@@ -72,7 +72,7 @@ struct Training<'a> {
 
 impl Training<'_> {
     /// Attempts, until one ends well or must not be repeated.
-    fn to_the_end(mut self, output: Output) -> anyhow::Result<Value> {
+    fn finish(mut self, output: Output) -> anyhow::Result<Value> {
         loop {
             let error = match self.attempt() {
                 Ok(result) => return self.ended(&result, output),

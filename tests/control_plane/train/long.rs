@@ -18,7 +18,6 @@ fn twenty_kills_leave_no_trace_in_the_numbers() {
     // A linear congruence: another seed with every day, said so that a failure can be repeated.
     let seed =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs() / 86_400;
-    println!("seed {seed}");
     let (mut state, mut faults, mut steps) = (seed, String::new(), Vec::new());
     while steps.len() < KILLS as usize {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -30,7 +29,7 @@ fn twenty_kills_leave_no_trace_in_the_numbers() {
     }
     let ran = stage.run(&format!("{BASE} --run killed {settings} --max-restarts {KILLS} train{faults}"));
     ran.ends_with(ExitCode::Success);
-    assert_eq!(ran.json()["restarts"], KILLS);
-    assert_eq!(trace(&stage, "killed"), trace(&stage, "calm"));
-    assert_eq!(tensors(&run_dir(&stage, "killed")), tensors(&run_dir(&stage, "calm")));
+    assert_eq!(ran.json()["restarts"], KILLS, "seed {seed}");
+    assert_eq!(trace(&stage, "killed"), trace(&stage, "calm"), "seed {seed}");
+    assert_eq!(tensors(&run_dir(&stage, "killed")), tensors(&run_dir(&stage, "calm")), "seed {seed}");
 }
