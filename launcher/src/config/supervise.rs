@@ -17,7 +17,7 @@ pub struct SuperviseConfig {
     pub collective_timeout_s: f64,
     /// Between asking workers to end and killing them, seconds.
     pub stop_timeout_s: f64,
-    /// How often a gang that failed is started again (`--max-restarts`). Not in this version yet: a failure ends the command.
+    /// How often workers that failed are started again from the newest checkpoint (`--max-restarts`).
     pub max_restarts: u32,
 }
 
