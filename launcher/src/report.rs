@@ -15,7 +15,7 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords
     let Some((first, rest)) = causes.split_first() else {
         return LaunchError::WorkerFailed(format!("`{job}` failed without a cause: this is a bug"));
     };
-    if let Some(error) = reported(first) {
+    if let Some(error) = reported(first).filter(|_| !causes.contains(&Cause::Interrupted)) {
         return error;
     }
     let mut text = describe(first, job, pids);
@@ -30,6 +30,13 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords
                 let _ = write!(text, "\n    {line}");
             }
         }
+    }
+    if causes.contains(&Cause::Interrupted) {
+        // Whatever else happened: who asked for the end gets it, and no other attempt.
+        if causes.len() > 1 {
+            tracing::warn!("{text}");
+        }
+        return LaunchError::Interrupted;
     }
     match first {
         Cause::Incompatible { .. } => LaunchError::WorkerIncompatible(text),
@@ -136,6 +143,18 @@ mod tests {
              last lines of rank 1:\n    loading\n    step 7"
         );
         assert_eq!(error.exit_code(), ExitCode::WorkerFailed);
+    }
+
+    #[test]
+    fn who_asks_for_the_end_gets_it_whatever_else_happened() {
+        let failed = |exit_code| Cause::Failed {
+            rank: 0,
+            failure: Failure { message: "no space".into(), of_peer: false, exit_code },
+        };
+        for first in [Cause::Died { rank: 1, exit: Exit::Signal(9) }, failed(16), failed(14)] {
+            let error = failure("train", &[first, Cause::Interrupted], &[50, 51], &vec![Vec::new(); 2]);
+            assert_eq!(error.exit_code(), ExitCode::Interrupted, "{error}");
+        }
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub struct RunFolder {
     files: Files,
     keep: usize,
     attempt: Option<u32>,
+    /// The configuration of this start, where the run keeps the one before until it is taken.
+    next_configuration: Option<String>,
     _lock: RunLock,
 }
 
@@ -66,13 +68,15 @@ impl RunFolder {
         let path = dir.join(name);
         files.create_folders(&path)?;
         let lock = RunLock::take(&path)?;
-        let folder = Self { path, files, keep: config.checkpoint.keep as usize, attempt: None, _lock: lock };
+        let keep = config.checkpoint.keep as usize;
+        let mut folder = Self { path, files, keep, attempt: None, next_configuration: None, _lock: lock };
         let (is_new, changes) = folder.configure(name, config)?;
         Ok(OpenedRun { folder, is_new, changes })
     }
 
-    /// Compares the configuration with that of the run and keeps the present one.
-    fn configure(&self, name: &str, config: &RunConfig) -> Result<(bool, Vec<String>), LaunchError> {
+    /// Compares the configuration with that of the run. A run without checkpoints takes the present one at once, any other with
+    /// [`RunFolder::keep_configuration`].
+    fn configure(&mut self, name: &str, config: &RunConfig) -> Result<(bool, Vec<String>), LaunchError> {
         let mut config = config.clone();
         name.clone_into(&mut config.checkpoint.run);
         let path = self.path.join(CONFIG);
@@ -90,20 +94,34 @@ impl RunFolder {
             Some(_) => {
                 let was = config::load(&[Layer::File(path.clone())])?.config;
                 let found = compare::compare(&was, &config);
-                if !found.refused.is_empty() {
+                if !found.refused.is_empty() && self.has_checkpoints()? {
                     return Err(LaunchError::RunDiffers { path: self.path.clone(), fields: found.refused });
                 }
-                found.allowed
+                found.refused.into_iter().chain(found.allowed).collect()
             }
         };
-        if known.as_ref() != Some(&text) {
-            self.files.write_whole(&path, text.as_bytes())?;
+        self.next_configuration = (known.as_ref() != Some(&text)).then_some(text);
+        if !self.has_checkpoints()? {
+            self.keep_configuration()?;
         }
         Ok((known.is_none(), changes))
     }
 
+    /// From now on the run has the configuration that it was opened with.
+    pub fn keep_configuration(&mut self) -> Result<(), LaunchError> {
+        if let Some(text) = &self.next_configuration {
+            self.files.write_whole(&self.path.join(CONFIG), text.as_bytes())?;
+            self.next_configuration = None;
+        }
+        Ok(())
+    }
+
+    fn has_checkpoints(&self) -> Result<bool, LaunchError> {
+        Ok(!scan::committed(&self.path)?.is_empty() || !scan::set_aside(&self.path)?.is_empty())
+    }
+
     fn refuse_checkpoints_without_configuration(&self) -> Result<(), LaunchError> {
-        if scan::committed(&self.path)?.is_empty() && scan::set_aside(&self.path)?.is_empty() {
+        if !self.has_checkpoints()? {
             return Ok(());
         }
         let text = format!(

@@ -18,7 +18,8 @@ use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::bytes::Bytes;
 use tokio_util::codec::LengthDelimitedCodec;
@@ -108,15 +109,51 @@ pub fn worker_path() -> Result<PathBuf, LaunchError> {
     }
 }
 
-/// Runs the gang to its end on a runtime of this thread.
-pub fn run(gang: &Gang<'_>, observer: &mut dyn Observer) -> anyhow::Result<GangResult> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
-    runtime.block_on(supervise(gang, observer))
+/// Runs gangs, one after the other, on a runtime of this thread. A signal that comes between two of them is not lost: the next
+/// one hears of it.
+#[derive(Debug)]
+pub struct Supervisor {
+    runtime: Runtime,
+    signals: Signals,
 }
 
-async fn supervise(gang: &Gang<'_>, observer: &mut dyn Observer) -> anyhow::Result<GangResult> {
-    let mut interrupts = signal(SignalKind::interrupt()).context("cannot watch SIGINT")?;
-    let mut terminations = signal(SignalKind::terminate()).context("cannot watch SIGTERM")?;
+#[derive(Debug)]
+struct Signals {
+    interrupts: UnixSignal,
+    terminations: UnixSignal,
+}
+
+impl Signals {
+    async fn recv(&mut self) {
+        tokio::select! { _ = self.interrupts.recv() => {}, _ = self.terminations.recv() => {} }
+    }
+}
+
+impl Supervisor {
+    /// Watches for signals from now on.
+    pub fn new() -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
+        let within = runtime.enter();
+        let interrupts = signal(SignalKind::interrupt()).context("cannot watch SIGINT")?;
+        let terminations = signal(SignalKind::terminate()).context("cannot watch SIGTERM")?;
+        drop(within);
+        Ok(Self { runtime, signals: Signals { interrupts, terminations } })
+    }
+
+    /// Runs a gang to its end.
+    pub fn run(&mut self, gang: &Gang<'_>, observer: &mut dyn Observer) -> anyhow::Result<GangResult> {
+        self.runtime.block_on(supervise(gang, observer, &mut self.signals))
+    }
+
+    /// An error where the user has asked to end since the last gang.
+    pub fn check_interrupted(&mut self) -> Result<(), LaunchError> {
+        let signals = &mut self.signals;
+        let asked = async { tokio::time::timeout(Duration::from_millis(1), signals.recv()).await.is_ok() };
+        if self.runtime.block_on(asked) { Err(LaunchError::Interrupted) } else { Ok(()) }
+    }
+}
+
+async fn supervise(gang: &Gang<'_>, observer: &mut dyn Observer, signals: &mut Signals) -> anyhow::Result<GangResult> {
     let control = ControlSocket::bind()?;
     let (events, mut inbox) = mpsc::channel(NOTICES_MAX);
     let mut members = spawn_all(gang, &control, &events)?;
@@ -145,8 +182,7 @@ async fn supervise(gang: &Gang<'_>, observer: &mut dyn Observer) -> anyhow::Resu
                 greet(stream, &members, &events);
                 continue;
             }
-            _ = interrupts.recv() => Event::Interrupted,
-            _ = terminations.recv() => Event::Interrupted,
+            () = signals.recv() => Event::Interrupted,
             () = tokio::time::sleep(deadline.min(Duration::from_secs(3600))) => Event::Tick,
         };
         let mut actions = VecDeque::from(coordinator.step(event, began.elapsed()));

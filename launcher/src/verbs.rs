@@ -22,7 +22,7 @@ use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::protocol::{CollectiveRow, Hello, Job, Meeting, Place, SelfCheck};
 use crate::rendezvous::World;
-use crate::supervisor::{self, Echo, Gang, GangResult, Observer};
+use crate::supervisor::{self, Echo, Gang, GangResult, Observer, Supervisor};
 
 /// Does what the command line asks for; the value is what `--json` prints.
 pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
@@ -66,11 +66,12 @@ fn default_preset(global: &Global, inventory: &Inventory) -> &'static str {
 
 /// Starts workers, gives them a job and waits for their results.
 pub(crate) fn run_gang(resolved: &Resolved, world: &World, job: Job, echo: bool) -> anyhow::Result<GangResult> {
-    run_attempt(resolved, world, job, 0, &mut Echo(echo))
+    run_attempt(&mut Supervisor::new()?, resolved, world, job, 0, &mut Echo(echo))
 }
 
 /// The same for one attempt of a run, with who hears its reports.
 pub(crate) fn run_attempt(
+    supervisor: &mut Supervisor,
     resolved: &Resolved,
     world: &World,
     job: Job,
@@ -90,7 +91,7 @@ pub(crate) fn run_attempt(
         rendezvous_timeout_s: supervise.rendezvous_timeout_s,
         collective_timeout_s: supervise.collective_timeout_s,
     };
-    supervisor::run(&Gang { worker: &worker, world, meeting, job, limits }, observer)
+    supervisor.run(&Gang { worker: &worker, world, meeting, job, limits }, observer)
 }
 
 /// Asks one worker who it is.

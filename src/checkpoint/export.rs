@@ -85,6 +85,10 @@ fn metadata(checkpoint: &Checkpoint, config: &RunConfig) -> Result<BTreeMap<Stri
         ("degree".to_owned(), config.model.degree.to_string()),
         ("config".to_owned(), text),
     ]);
+    if checkpoint.file(STATE).is_some() {
+        let kept = &checkpoint.json(STATE)?["kept_dimensions"];
+        metadata.extend((!kept.is_null()).then(|| ("kept_dimensions".to_owned(), kept.to_string())));
+    }
     metadata.extend(manifest.score.map(|score| ("score".to_owned(), score.to_string())));
     Ok(metadata)
 }

@@ -15,8 +15,8 @@ pub enum BoardError {
         /// What the system said.
         error: std::io::Error,
     },
-    /// A file with the name of an event file that is none, or one that is damaged. It is left as it is.
-    #[error("{path}: {reason}; move it out of the folder to go on without it")]
+    /// A file with the name of an event file that is none, or one that is damaged.
+    #[error("{path}: {reason}")]
     Corrupt {
         /// Which file.
         path: PathBuf,

@@ -41,10 +41,22 @@ struct Kept {
 }
 
 /// Removes whatever has a step after `last_step` (all steps where there is none), and records that were not written to their
-/// end. All files are looked at before the first is changed.
+/// end. A damaged file is set aside: curves are worth a warning, not the run. All files are looked at before the first is
+/// changed.
 pub(super) fn trim(files: &[PathBuf], last_step: Option<u64>) -> Result<(), BoardError> {
-    let kept: Result<Vec<Kept>, _> = files.iter().map(|path| kept_part(path, last_step)).collect();
+    let look = |path: &PathBuf| match kept_part(path, last_step) {
+        Err(BoardError::Corrupt { reason, .. }) => Ok(Err(reason)),
+        found => found.map(Ok),
+    };
+    let kept: Result<Vec<Result<Kept, String>>, BoardError> = files.iter().map(look).collect();
     for (path, kept) in files.iter().zip(kept?) {
+        let kept = match kept {
+            Ok(kept) => kept,
+            Err(reason) => {
+                set_aside(path, &reason)?;
+                continue;
+            }
+        };
         if kept.records == 0 {
             std::fs::remove_file(path).map_err(BoardError::io(path))?;
             continue;
@@ -54,6 +66,15 @@ pub(super) fn trim(files: &[PathBuf], last_step: Option<u64>) -> Result<(), Boar
             file.set_len(kept.bytes).and_then(|()| file.sync_all()).map_err(BoardError::io(path))?;
         }
     }
+    Ok(())
+}
+
+/// Gives a file a name that TensorBoard does not look at.
+fn set_aside(path: &Path, reason: &str) -> Result<(), BoardError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().replace("tfevents", "damaged");
+    let aside = path.with_file_name(name);
+    std::fs::rename(path, &aside).map_err(BoardError::io(path))?;
+    tracing::warn!("{}: {reason}; set aside as {}", path.display(), aside.display());
     Ok(())
 }
 

@@ -42,6 +42,14 @@ pub enum TrainError {
         /// That of the run.
         want: String,
     },
+    /// A checkpoint whose tensors are those of another network.
+    #[error("{checkpoint}: its tensors are not those of this run's network: {source}")]
+    Network {
+        /// Folder of the checkpoint.
+        checkpoint: String,
+        /// Which does not fit.
+        source: ModelError,
+    },
     /// The configuration asks for what this version or this data cannot do.
     #[error("{0}")]
     Config(String),
@@ -93,14 +101,28 @@ impl TrainError {
     /// The code that the whole command should end with.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Misfit { .. } => ExitCode::RunDiffers,
+            Self::Misfit { .. } | Self::Network { .. } => ExitCode::RunDiffers,
             Self::Diverged { .. } => ExitCode::Diverged,
             Self::Config(_) => ExitCode::Config,
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),
             Self::Board(error) => error.exit_code(),
             Self::Quick(QuickError::Shards(error)) => error.exit_code(),
+            Self::Quick(QuickError::Width { .. }) => ExitCode::BadData,
             _ => ExitCode::WorkerFailed,
+        }
+    }
+}
+
+impl TrainError {
+    /// The broken exchange between ranks behind it, wherever it was noticed.
+    pub fn comm(&self) -> Option<&CommError> {
+        match self {
+            Self::Comm(error)
+            | Self::Loss(LossError::Comm(error))
+            | Self::Model(ModelError::Comm(error))
+            | Self::Quick(QuickError::Comm(error)) => Some(error),
+            _ => None,
         }
     }
 }

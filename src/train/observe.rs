@@ -86,11 +86,10 @@ impl Observer {
             scalars.push((format!("validation/acc_{threshold}km"), percent));
         }
         board.scalars(found.step, &borrowed(&scalars))?;
-        // What evaluation and checkpoints take is none of training's time.
         tell(ToLauncher::Evaluated(found.clone()))
     }
 
-    /// Starts the clock anew: what went by was not training.
+    /// Leaves out what went by: evaluation and checkpoints are none of training's time.
     pub(super) fn resume_clock(&mut self, away: Duration) {
         self.since += away;
     }

@@ -12,11 +12,11 @@ use tch::{Device, Kind, Tensor};
 
 use crate::comm::{CommError, Group, ReduceOp};
 use crate::diffusion::{CODE_SCALE, ChainNoise, DiffusionError, NoiseSchedule, Sampler};
-use crate::geo::{GeoError, Place, UnitVector, fibonacci_grid, places};
+use crate::geo::{Degrees, GeoError, Place, UnitVector, fibonacci_grid};
 use crate::metrics::Tally;
 use crate::model::{Architecture, CsUnet, ModelError, Placement, Timesteps};
 use crate::native::philox::Philox;
-use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ShardsError};
+use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, Mask, ShardsError};
 use crate::shdd::aggregate::{AggregateError, aggregate};
 use crate::shdd::decode::{Anchors, Budget, Coarse, DecodeError, Decoder};
 use crate::shdd::{Basis, Filter, ShddError};
@@ -116,7 +116,7 @@ impl Quick {
             network: CsUnet::new(architecture, Placement::on(device, precision), Philox::new(config.train.seed))?,
             sampler: Sampler::few_steps(&schedule, eval.sampler_steps as usize, eval.sampler_eta)?,
             decoder: Decoder::new(anchors, 0.0, true)?,
-            images: read_share(&dataset, eval.quick_rows as usize, group)?,
+            images: read_share(&dataset, config, group)?,
             width: want,
             philox: Philox::new(config.train.seed),
             config: config.clone(),
@@ -179,22 +179,27 @@ impl Quick {
     }
 }
 
-/// This rank's rows of the first `rows_max`, view 0.
-fn read_share(dataset: &Dataset, rows_max: usize, group: &Group) -> Result<Vec<Image>, QuickError> {
+/// This rank's rows of the first `eval.quick_rows` that can be used, view 0.
+fn read_share(dataset: &Dataset, config: &RunConfig, group: &Group) -> Result<Vec<Image>, QuickError> {
+    let rows_max = u64::from(config.eval.quick_rows);
+    let mask = Mask::for_config(dataset, &config.shards)?;
     let (ranks, rank) = (u64::from(group.size()), u64::from(group.rank()));
     let row_bytes = dataset.width() * ELEMENT_BYTES;
     let (mut images, mut rows, mut index) = (Vec::new(), BlockRows::default(), 0_u64);
     for block in 0..dataset.block_rows().len() as u32 {
-        if index >= rows_max as u64 {
-            break;
-        }
-        dataset.read(block, 0, &mut rows)?;
-        let found: Vec<Place> = places(&rows.latitudes, &rows.longitudes)?;
-        for (place, embedding) in found.into_iter().zip(rows.embeddings.chunks_exact(row_bytes)) {
-            if index < rows_max as u64 && index % ranks == rank {
-                images.push(Image { index, truth: place.into(), embedding: embedding.to_vec() });
+        let skipped = mask.skipped(block);
+        dataset.read_except(block, 0, skipped, &mut rows)?;
+        let coordinates = rows.latitudes.iter().zip(&rows.longitudes);
+        let found = (0_u32..).zip(coordinates.zip(rows.embeddings.chunks_exact(row_bytes)));
+        for (_, ((latitude, longitude), embedding)) in found.filter(|(row, _)| skipped.binary_search(row).is_err()) {
+            if index < rows_max && index % ranks == rank {
+                let truth = Place::new(Degrees(*latitude), Degrees(*longitude))?.into();
+                images.push(Image { index, truth, embedding: embedding.to_vec() });
             }
             index += 1;
+        }
+        if index >= rows_max {
+            break;
         }
     }
     Ok(images)

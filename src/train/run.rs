@@ -197,11 +197,14 @@ impl<'a> Session<'a> {
 
     /// Hands a checkpoint to the writer where one is due: every so many steps, after the last, and at every new best score.
     fn maybe_save(&mut self, score: Option<f64>, tell: Tell<'_>) -> Result<(), TrainError> {
+        let score = score.filter(|score| score.is_finite());
         let is_best = score.is_some_and(|score| self.best_score.is_none_or(|best| score > best));
         if is_best {
             self.best_score = score;
         }
         if is_best || self.is_last() || self.step.is_multiple_of(self.job.config.checkpoint.every) {
+            // First, so that there is never more than one copy of the state.
+            tell_written(self.writer.wait()?, tell)?;
             let place = (self.ranks.data().rank(), self.ranks.data().size());
             let parts = self.trainer.parts(&self.saved_state()?, place)?;
             let snapshot = Snapshot { step: self.step, attempt: self.attempt, score, parts };

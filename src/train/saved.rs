@@ -16,6 +16,7 @@ use super::step::{Trainer, duplicate};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, EMA, FIRST_MOMENTS, Part, SECOND_MOMENTS, STATE, WEIGHTS, piece_name,
 };
+use crate::model::ModelError;
 use crate::shards::Bookmark;
 use crate::shdd::Filter;
 
@@ -130,7 +131,7 @@ impl Trainer {
     /// Takes everything back from a checkpoint: the next step will be that of the run that was interrupted, to the bit.
     pub(super) fn restore(&mut self, saved: &Saved) -> Result<(), TrainError> {
         let (weights, buffers) = self.weights_of(saved, WEIGHTS)?;
-        self.network.parameters_mut().load(&weights)?;
+        self.network.parameters_mut().load(&weights).map_err(|source| network_misfit(saved, source))?;
         self.standardise_as(saved, &buffers)?;
         let (averages, _) = self.weights_of(saved, EMA)?;
         let names: Vec<String> = self.network.parameters().iter().map(|parameter| parameter.name.clone()).collect();
@@ -145,7 +146,7 @@ impl Trainer {
     /// Starts from the averaged weights of another run, standardised as they were trained.
     pub(super) fn start_from(&mut self, saved: &Saved) -> Result<(), TrainError> {
         let (averages, buffers) = self.weights_of(saved, EMA)?;
-        self.network.parameters_mut().load(&averages)?;
+        self.network.parameters_mut().load(&averages).map_err(|source| network_misfit(saved, source))?;
         self.standardise_as(saved, &buffers)?;
         self.ema = self.network.parameters().tensors().iter().map(duplicate).collect::<Result<_, _>>()?;
         Ok(())
@@ -179,6 +180,10 @@ fn copied(tensors: Named) -> Result<Named, TrainError> {
         _ => Ok((name, tensor.f_detach()?.f_to_device(Device::Cpu)?)),
     };
     tensors.into_iter().map(copy).collect()
+}
+
+fn network_misfit(saved: &Saved, source: ModelError) -> TrainError {
+    TrainError::Network { checkpoint: saved.folder.display().to_string(), source }
 }
 
 fn of_tensors(part: &str, tensors: Named) -> Part {

@@ -48,7 +48,11 @@ pub fn run() -> ExitCode {
 
 /// A broken collective tells of somebody else's failure, unless this worker's own call was refused.
 fn is_of_peer(error: &anyhow::Error) -> bool {
-    error.chain().filter_map(|cause| cause.downcast_ref::<CommError>()).any(CommError::is_of_peer)
+    let of_comm = |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref().is_some_and(CommError::is_of_peer);
+    let of_training = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref().and_then(TrainError::comm).is_some_and(CommError::is_of_peer)
+    };
+    error.chain().any(|cause| of_comm(cause) || of_training(cause))
 }
 
 /// Expected errors carry their own code; whatever else happens is a worker that failed.
@@ -59,6 +63,35 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
         train.or_else(shards).or_else(|| cause.downcast_ref().map(CheckpointError::exit_code))
     });
     expected.unwrap_or(ExitCode::WorkerFailed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Failure as CommFailure;
+
+    #[test]
+    fn broken_exchange_is_of_a_peer_wherever_training_notices_it() {
+        let broken = || CommError::Collective {
+            operation: "all_reduce",
+            group: "data".into(),
+            rank: 0,
+            size: 2,
+            failure: CommFailure::Failed { text: "connection closed by peer".into() },
+        };
+        let noticed = [
+            TrainError::Comm(broken()),
+            TrainError::Loss(crate::loss::LossError::Comm(broken())),
+            TrainError::Model(crate::model::ModelError::Comm(broken())),
+            TrainError::Quick(crate::train::quick::QuickError::Comm(broken())),
+        ];
+        for error in noticed {
+            assert!(is_of_peer(&error.into()));
+        }
+        assert!(is_of_peer(&broken().into()));
+        let own = TrainError::Config("wrong".into()).into();
+        assert_eq!((is_of_peer(&own), exit_code(&own)), (false, ExitCode::Config));
+    }
 }
 
 fn work(control: &mut Control) -> anyhow::Result<()> {

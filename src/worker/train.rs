@@ -20,5 +20,13 @@ pub(super) fn run(
     let ranks = meet::meet(control, messages, place, meeting)?;
     let mut tell =
         |message: ToLauncher| control.send(&message).map_err(|error| TrainError::Launcher(error.to_string()));
-    Ok(serde_json::to_value(train::run(job, meeting.attempt, &ranks, &mut tell)?)?)
+    match train::run(job, meeting.attempt, &ranks, &mut tell) {
+        Ok(summary) => Ok(serde_json::to_value(summary)?),
+        Err(error) => {
+            // Connections stay open until the process ends: peers must not complain of a broken one before the launcher has
+            // heard why.
+            std::mem::forget(ranks);
+            Err(error.into())
+        }
+    }
 }

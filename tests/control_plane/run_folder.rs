@@ -115,7 +115,7 @@ fn a_new_run_has_its_configuration_and_no_checkpoint() {
 #[test]
 fn a_run_keeps_its_model_and_says_what_else_changed() {
     let mut home = Home::new();
-    drop(home.try_open(Files::real()).expect("opened"));
+    save(&Files::real(), &home.open(), 1, None).expect("saved");
     let before = std::fs::read(home.run().join("config.toml")).expect("readable");
     home.config.model.degree = 23;
     home.config.train.seed = 5;
@@ -132,7 +132,10 @@ fn a_run_keeps_its_model_and_says_what_else_changed() {
     home.config.train.learning_rate = 5e-4;
     let opened = home.try_open(Files::real()).expect("allowed");
     assert_eq!(opened.changes, ["train.learning_rate was 0.0004, is 0.0005"]);
-    drop(opened);
+    assert_eq!(std::fs::read(home.run().join("config.toml")).expect("readable"), before, "not before it is taken");
+    let mut folder = opened.folder;
+    folder.keep_configuration().expect("written");
+    drop(folder);
     assert_eq!(home.try_open(Files::real()).expect("opened").changes, Vec::<String>::new());
 }
 

@@ -1,14 +1,17 @@
 //! `docs/examples/load_export.py` reproduces our network from an export.
 // b batch · d dimensions of the code · e embedding
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use locdiff::checkpoint::{self, EMA, STATE, piece_name, write_json, write_tensors};
 use locdiff::model::{Architecture, CsUnet, Placement, Timesteps};
 use locdiff::native::philox::Philox;
 use locdiff_launch::config::{Precision, RunConfig};
-use safetensors::Dtype;
-use safetensors::tensor::TensorView;
+use locdiff_launch::files::Files;
+use locdiff_launch::protocol::{ExportJob, PartsWritten, partial_name, step_name};
+use locdiff_launch::run_folder::RunFolder;
+use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use crate::model_support::{normals, relative};
@@ -16,6 +19,7 @@ use crate::python_support::run_python;
 
 const BATCH: i64 = 7;
 const EMBEDDING: u32 = 24;
+const STEP: u64 = 1500;
 
 /// A network none of whose weights is left at 0, with a standardisation that matters.
 fn network(config: &RunConfig) -> CsUnet {
@@ -34,25 +38,23 @@ fn network(config: &RunConfig) -> CsUnet {
     network
 }
 
-/// What `checkpoint export` writes.
-fn export(network: &CsUnet, config: &RunConfig, path: &Path) {
-    let named = network.parameters().named().into_iter().chain(network.buffers());
-    let numbers: Vec<(String, Vec<usize>, Vec<u8>)> = named
-        .map(|(name, tensor)| {
-            let flat: Vec<f32> = Vec::try_from(tensor.detach().flatten(0, -1)).expect("f32");
-            let shape = tensor.size().iter().map(|length| *length as usize).collect();
-            (name, shape, flat.iter().flat_map(|number| number.to_le_bytes()).collect())
-        })
-        .collect();
-    let views = numbers.iter().map(|(name, shape, bytes)| {
-        (name.clone(), TensorView::new(Dtype::F32, shape.clone(), bytes).expect("fits its shape"))
-    });
-    let metadata = HashMap::from([
-        ("config".to_owned(), serde_json::to_string(config).expect("JSON")),
-        ("step".to_owned(), "1500".to_owned()),
-        ("version".to_owned(), locdiff_launch::VERSION.to_owned()),
-    ]);
-    safetensors::serialize_to_file(views, &Some(metadata), path).expect("written");
+/// A checkpoint of the network, exported.
+fn export(network: &CsUnet, config: &RunConfig, home: &Path, out: &Path) {
+    let files = Files::real();
+    let mut run = RunFolder::open(files.clone(), home, "run", config).expect("opened").folder;
+    let attempt = run.begin_attempt().expect("a number");
+    let partial = run.path().join(partial_name(STEP, attempt));
+    files.create_folder(&partial).expect("made");
+    let averages: Vec<_> = network.parameters().named().into_iter().chain(network.buffers()).collect();
+    let written = vec![
+        write_tensors(&files, &partial, &piece_name(EMA, 0, 1), &averages, &BTreeMap::new()).expect("written"),
+        write_json(&files, &partial, STATE, &json!({ "config": config })).expect("written"),
+    ];
+    let parts = PartsWritten { step: STEP, attempt, files: written, score: None };
+    run.commit(attempt, STEP, &[parts]).expect("committed");
+    let checkpoint = run.path().join(step_name(STEP));
+    let job = ExportJob { checkpoint, config: RunConfig::default(), out: out.to_owned(), overwrite: false };
+    checkpoint::export(&files, &job).expect("exported");
 }
 
 fn python_predicts_what_we_do(config: &RunConfig) {
@@ -61,7 +63,7 @@ fn python_predicts_what_we_do(config: &RunConfig) {
         ["export.safetensors", "codes.npy", "timesteps.npy", "embeddings.npy", "predicted.npy"]
             .map(|name| folder.path().join(name));
     let network = network(config);
-    export(&network, config, &file);
+    export(&network, config, folder.path(), &file);
     let x_bd = normals(11, &[BATCH, network.architecture().dims], Kind::Float);
     let t_b = Tensor::from_slice(&[0_i64, 199, 3, 3, 77, 150, 12]);
     let image_be = normals(12, &[BATCH, i64::from(EMBEDDING)], Kind::Float) * 2.0;

@@ -87,7 +87,7 @@ impl Default for EvalConfig {
             grid_points: AutoOr::Auto,
             neighbourhood_km: 0.0,
             refine: false,
-            every: 0,
+            every: 1000,
             quick_rows: 1024,
             quick_samples: 4,
             after_train: false,

@@ -38,7 +38,7 @@ pub struct TrainJob {
     pub init_from: Option<PathBuf>,
     /// Highest validation score of the checkpoints that exist.
     pub best_score: Option<f64>,
-    /// How often this run has been started again after a failure.
+    /// How often the workers of this run have been started before.
     pub restarts: u32,
     /// What to break on purpose.
     pub faults: Vec<Fault>,
@@ -93,6 +93,7 @@ pub struct QuickEvaluation {
     /// Validation rows that were located.
     pub rows: u64,
     /// What the best checkpoint is chosen by: the mean GeoScore, 0 to 5000.
+    #[serde(deserialize_with = "number_or_none")]
     pub score: f64,
     /// Percent of rows within 1, 25, 200, 750 and 2500 km.
     pub within_percent: [f64; 5],

@@ -73,6 +73,9 @@ impl RunFolder {
             let before = scan::set_aside(&self.path)?.into_iter();
             damaged.extend(before.map(|(_, folder)| format!("{}: set aside before", folder.display())));
         }
+        if let (true, Ok(latest)) = (damaged.is_empty(), std::fs::read_to_string(self.path.join(LATEST))) {
+            damaged.push(format!("{}: missing, though {LATEST} names it", self.path.join(latest.trim()).display()));
+        }
         if damaged.is_empty() { Ok(()) } else { Err(scan::none_whole(&self.path, &damaged)) }
     }
 

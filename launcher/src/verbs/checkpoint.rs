@@ -63,20 +63,26 @@ fn show(rows: &[CheckpointRow], output: Output) {
     }
 }
 
+/// How often the newest checkpoint is looked for anew where the run removes it under our hands.
+const EXPORT_TRIES: u32 = 5;
+
 /// One file of averaged weights; a worker makes it.
 fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
     if !overwrite && out.symlink_metadata().is_ok() {
         let text = format!("{} exists; say --overwrite to replace it", out.display());
         return Err(LaunchError::Reported { text, code: ExitCode::Exists }.into());
     }
-    let checkpoint = find_checkpoint(target, global, output)?;
-    let job =
-        ExportJob { config: config_of(&checkpoint)?, checkpoint: checkpoint.clone(), out: out.to_owned(), overwrite };
-    let resolved = super::resolve(global, &gpus::inventory())?;
-    let place = Place { rank: 0, world: 1, local_rank: 0, gpu: None, threads: 1 };
-    let world = World { places: vec![place], share_gpu: false };
-    let found = super::run_gang(&resolved, &world, Job::Export(Box::new(job)), true)?;
-    let result = found.results.into_iter().next().unwrap_or_default();
+    let mut tries = 0;
+    let (checkpoint, result) = loop {
+        let checkpoint = find_checkpoint(target, global, output)?;
+        tries += 1;
+        match export_one(&checkpoint, out, overwrite, global) {
+            Ok(result) => break (checkpoint, result),
+            // The run goes on, and has removed it meanwhile: there is a newer one.
+            Err(_) if tries < EXPORT_TRIES && !checkpoint.exists() && checkpoint != target => {}
+            Err(error) => return Err(error),
+        }
+    };
     output.people(&format!(
         "{}: {} tensors, {} numbers, {} bytes, averaged weights of step {} ({})",
         out.display(),
@@ -87,6 +93,16 @@ fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: O
         checkpoint.display()
     ));
     Ok(result)
+}
+
+fn export_one(checkpoint: &Path, out: &Path, overwrite: bool, global: &Global) -> anyhow::Result<Value> {
+    let config = config_of(checkpoint)?;
+    let job = ExportJob { config, checkpoint: checkpoint.to_owned(), out: out.to_owned(), overwrite };
+    let resolved = super::resolve(global, &gpus::inventory())?;
+    let place = Place { rank: 0, world: 1, local_rank: 0, gpu: None, threads: 1 };
+    let world = World { places: vec![place], share_gpu: false };
+    let found = super::run_gang(&resolved, &world, Job::Export(Box::new(job)), true)?;
+    Ok(found.results.into_iter().next().unwrap_or_default())
 }
 
 /// A folder that is a checkpoint itself, or the newest whole one of a run.

@@ -18,7 +18,7 @@ use crate::progress::Display;
 use crate::protocol::{Fault, Job, PartsWritten, ToLauncher, TrainJob};
 use crate::rendezvous::World;
 use crate::run_folder::{Commit, RunFolder, new_run_name, whole_checkpoint};
-use crate::supervisor::Observer;
+use crate::supervisor::{Observer, Supervisor};
 
 /// `train`.
 pub(super) fn run(inject: &[String], global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -42,7 +42,7 @@ pub(super) fn run_resolved(
         return Err(LaunchError::NotYet("train --tensor-parallel above 1".into()).into());
     }
     shards_are_there(config)?;
-    let init_from = initial_checkpoint(config)?;
+    rows_are_enough(config, world)?;
     let dir = Path::new(&config.checkpoint.dir);
     let name = match config.checkpoint.run.as_str() {
         "" => new_run_name(preset, SystemTime::now()),
@@ -56,7 +56,8 @@ pub(super) fn run_resolved(
         if opened.is_new { "" } else { ", which exists already" }
     ));
     opened.changes.iter().for_each(|line| told(line));
-    let training = Training { resolved, world, run: opened.folder, init_from, faults, restarts: 0 };
+    let supervisor = Supervisor::new()?;
+    let training = Training { resolved, world, run: opened.folder, supervisor, faults, restarts: 0 };
     training.finish(output)
 }
 
@@ -65,7 +66,7 @@ struct Training<'a> {
     resolved: &'a Resolved,
     world: &'a World,
     run: RunFolder,
-    init_from: Option<PathBuf>,
+    supervisor: Supervisor,
     faults: Vec<Fault>,
     restarts: u32,
 }
@@ -83,9 +84,12 @@ impl Training<'_> {
             let limit = self.resolved.config.supervise.max_restarts;
             let may_pass = matches!(code, ExitCode::WorkerFailed | ExitCode::Timeout);
             let failure = json!({ "error": format!("{error:#}"), "exit_code": code.code(), "restarts": self.restarts });
-            self.run.event("failed", &failure)?;
+            let what = if code == ExitCode::Interrupted { "interrupted" } else { "failed" };
+            said(self.run.event(what, &failure));
             if !may_pass || self.restarts >= limit {
-                self.run.write_failure(&failure)?;
+                if code != ExitCode::Interrupted {
+                    said(self.run.write_failure(&failure));
+                }
                 return Err(error);
             }
             self.restarts += 1;
@@ -97,6 +101,11 @@ impl Training<'_> {
     fn attempt(&mut self) -> anyhow::Result<Value> {
         let point = self.run.resume_point()?;
         point.set_aside.iter().for_each(|line| tracing::warn!("{line}"));
+        let init_from = match &point.checkpoint {
+            Some(_) => None,
+            None => initial_checkpoint(&self.resolved.config)?,
+        };
+        self.supervisor.check_interrupted()?;
         let attempt = self.run.begin_attempt()?;
         let step = point.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.manifest.step);
         match &point.checkpoint {
@@ -108,28 +117,26 @@ impl Training<'_> {
         let job = TrainJob {
             config: self.resolved.config.clone(),
             run_dir: self.run.path().to_owned(),
-            init_from: self.init_from.clone().filter(|_| point.checkpoint.is_none()),
+            init_from,
             resume: point.checkpoint.map(|checkpoint| checkpoint.path),
             best_score: point.best_score,
-            restarts: self.restarts,
+            restarts: attempt,
             faults: self.faults.clone(),
         };
-        let mut observer = Watch::new(&self.run, attempt, workers, &mut self.faults)?;
-        let result = super::run_attempt(self.resolved, self.world, Job::Train(Box::new(job)), attempt, &mut observer);
+        let mut observer = Watch::new(&mut self.run, attempt, workers, &mut self.faults)?;
+        let (job, supervisor) = (Job::Train(Box::new(job)), &mut self.supervisor);
+        let result = super::run_attempt(supervisor, self.resolved, self.world, job, attempt, &mut observer);
         observer.display.finish();
         let cleaned = self.run.clean();
-        if let Some(error) = observer.trouble {
-            // What a run tells about itself was not written; that is worth more words than the run's own end.
-            return Err(error.into());
-        }
         let result = result?;
         cleaned?;
         Ok(result.results.into_iter().next().unwrap_or_default())
     }
 
-    fn ended(&self, result: &Value, output: Output) -> anyhow::Result<Value> {
-        self.run.event("ended", result)?;
-        self.run.clear_failure()?;
+    fn ended(&mut self, result: &Value, output: Output) -> anyhow::Result<Value> {
+        self.run.keep_configuration()?;
+        said(self.run.event("ended", result));
+        said(self.run.clear_failure());
         let (run, steps) = (self.run.path().display().to_string(), &result["step"]);
         let latest = self.run.checkpoints()?.last().map(|row| self.run.path().join(&row.name));
         let loss = result["loss"].as_f64().map_or(String::new(), |loss| format!(", loss {loss:.4}"));
@@ -157,28 +164,39 @@ impl Training<'_> {
 
 /// Hears one attempt: logs, events, progress, commits.
 struct Watch<'a> {
-    run: &'a RunFolder,
+    run: &'a mut RunFolder,
     attempt: u32,
     logs: Vec<File>,
     faults: &'a mut Vec<Fault>,
     display: Display,
-    /// The first line or event that could not be written.
-    trouble: Option<LaunchError>,
+    /// A line or an event could not be written; it was said.
+    is_troubled: bool,
 }
 
 impl<'a> Watch<'a> {
-    fn new(run: &'a RunFolder, attempt: u32, workers: usize, faults: &'a mut Vec<Fault>) -> Result<Self, LaunchError> {
+    fn new(
+        run: &'a mut RunFolder,
+        attempt: u32,
+        workers: usize,
+        faults: &'a mut Vec<Fault>,
+    ) -> Result<Self, LaunchError> {
         let open = |rank: usize| {
             let path = run.log_path(attempt, rank as u32);
             File::create(&path).map_err(|error| LaunchError::Io { path, error })
         };
         let logs = (0..workers).map(open).collect::<Result<_, _>>()?;
-        Ok(Self { run, attempt, logs, faults, display: Display::new(), trouble: None })
+        Ok(Self { run, attempt, logs, faults, display: Display::new(), is_troubled: false })
     }
 
     fn event(&mut self, what: &str, details: &Value) {
-        if let Err(error) = self.run.event(what, details) {
-            self.trouble.get_or_insert(error);
+        let written = self.run.event(what, details);
+        self.said_once(written);
+    }
+
+    /// What a run tells about itself is worth a warning, not the run.
+    fn said_once(&mut self, written: Result<(), LaunchError>) {
+        if written.is_err() && !std::mem::replace(&mut self.is_troubled, true) {
+            said(written);
         }
     }
 }
@@ -186,15 +204,17 @@ impl<'a> Watch<'a> {
 impl Observer for Watch<'_> {
     fn line(&mut self, rank: usize, line: &str) {
         tracing::info!("[rank {rank}] {line}");
-        let path = || self.run.log_path(self.attempt, rank as u32);
-        if let Err(error) = writeln!(self.logs[rank], "{line}") {
-            self.trouble.get_or_insert_with(|| LaunchError::Io { path: path(), error });
-        }
+        let path = self.run.log_path(self.attempt, rank as u32);
+        let written = writeln!(self.logs[rank], "{line}").map_err(|error| LaunchError::Io { path, error });
+        self.said_once(written);
     }
 
     fn report(&mut self, message: &ToLauncher) {
         match message {
             ToLauncher::Progress(progress) => {
+                // The workers have taken data and checkpoint: from now on this is the run's configuration.
+                let kept = self.run.keep_configuration();
+                self.said_once(kept);
                 self.display.report(progress);
                 let details = serde_json::to_value(progress).unwrap_or_default();
                 self.event("progress", &details);
@@ -233,6 +253,13 @@ impl Observer for Watch<'_> {
     }
 }
 
+/// A warning in the place of an error.
+fn said(written: Result<(), LaunchError>) {
+    if let Err(error) = written {
+        tracing::warn!("not written: {error}");
+    }
+}
+
 /// `kill@rank=1,step=7`.
 fn parse_fault(text: &str, world: &World) -> Result<Fault, LaunchError> {
     let wrong = |reason: &str| LaunchError::Reported {
@@ -267,6 +294,17 @@ fn shards_are_there(config: &RunConfig) -> Result<(), LaunchError> {
          from embeddings of your own with `shards build`, or name others with `--set shards.train=...`"
     );
     Err(LaunchError::Reported { text, code: ExitCode::NoData })
+}
+
+/// Every worker needs a row of every batch.
+fn rows_are_enough(config: &RunConfig, world: &World) -> Result<(), LaunchError> {
+    let (workers, batch) = (world.places.len(), config.train.global_batch);
+    if workers <= batch as usize {
+        return Ok(());
+    }
+    let text =
+        format!("train.global_batch: is {batch}, fewer rows than the {workers} workers, wanted at least {workers}");
+    Err(LaunchError::Reported { text, code: ExitCode::Config })
 }
 
 /// The checkpoint that a new run starts from: the newest whole one of a run, or the one that is named.

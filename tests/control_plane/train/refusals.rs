@@ -35,9 +35,36 @@ fn another_degree_is_refused_and_nothing_is_overwritten() {
 }
 
 #[test]
-fn other_data_are_refused() {
+fn run_without_a_checkpoint_is_not_bound_to_its_first_configuration() {
+    let stage = stage();
+    let ran = train(&stage, "new", "--workers 3 --set train.global_batch=2 --set train.steps=4");
+    ran.ends_with(ExitCode::Config).says("train.global_batch: is 2").says("at least 3");
+    assert!(!run_dir(&stage, "new").exists(), "no run was made");
+    let ran = train(&stage, "new", "--workers 1 --set train.global_batch=1000 --set train.steps=4");
+    ran.ends_with(ExitCode::Config).says("lower train.global_batch");
+    train(&stage, "new", "--workers 1 --set train.steps=4").ends_with(ExitCode::Success);
+}
+
+#[test]
+fn resumed_run_does_not_ask_where_it_came_from() {
+    let stage = stage();
+    train(&stage, "first", "--workers 1 --set train.steps=2").ends_with(ExitCode::Success);
+    let from = "--workers 1 --set train.init_from=checkpoints/first";
+    train(&stage, "second", &format!("{from} --set train.steps=2")).ends_with(ExitCode::Success);
+    std::fs::remove_dir_all(run_dir(&stage, "first")).expect("removed");
+    train(&stage, "second", &format!("{from} --set train.steps=4")).ends_with(ExitCode::Success);
+    train(&stage, "third", &format!("{from} --set train.steps=2")).ends_with(ExitCode::NoData);
+    let other = "--workers 1 --set train.init_from=checkpoints/second --set model.width_factor=0.5 --set train.steps=2";
+    let ran = train(&stage, "fourth", other);
+    ran.ends_with(ExitCode::RunDiffers).says("checkpoints/second/step-00000004").says("down1.x.weight");
+}
+
+#[test]
+fn other_data_are_refused_and_the_runs_configuration_stays() {
     let stage = stage();
     train(&stage, "run", "--workers 1 --set train.steps=4").ends_with(ExitCode::Success);
+    let config = || std::fs::read_to_string(run_dir(&stage, "run").join("config.toml")).expect("a configuration");
+    let before = config();
     std::fs::rename(stage.path().join("shards/small"), stage.path().join("shards/old")).expect("moved");
     let table = std::fs::read_to_string(stage.path().join("table.csv")).expect("the table");
     std::fs::write(stage.path().join("table.csv"), table.replace("photo-7,", "photo-x,")).expect("written");
@@ -45,6 +72,7 @@ fn other_data_are_refused() {
     stage.run(build).ends_with(ExitCode::Success);
     let ran = train(&stage, "run", "--workers 1 --set train.steps=8");
     ran.ends_with(ExitCode::DataChanged).says("shards/small").says("fingerprint");
+    assert_eq!(config(), before);
 }
 
 #[test]
