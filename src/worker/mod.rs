@@ -65,6 +65,32 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
     expected.unwrap_or(ExitCode::WorkerFailed)
 }
 
+fn work(control: &mut Control) -> anyhow::Result<()> {
+    control.greet(&native::versions()?)?;
+    let ToWorker::Start { place, meeting, job } = control.receive()? else {
+        bail!("the launcher's first message is not a start");
+    };
+    let messages = control.watch_launcher()?;
+    tch::set_num_threads(i32::try_from(place.threads)?);
+    let result = match job {
+        Job::Probe => json!({}),
+        Job::SelfCheck => serde_json::to_value(self_check::run(&place)?)?,
+        Job::BenchCollectives { bytes_max } => {
+            let communicator = meet::meet(control, &messages, &place, &meeting)?;
+            serde_json::to_value(bench_collectives::run(&communicator, bytes_max)?)?
+        }
+        Job::Shards(job) => shards::run(&job, &place)?,
+        Job::Export(job) => checkpoint::export(&Files::real(), &job)?,
+        Job::Train(job) => train::run(&job, control, &messages, &place, &meeting)?,
+        Job::BenchShdd => serde_json::to_value(bench_shdd::run(&place)?)?,
+        Job::Perturbation { points } => {
+            let share = perturbation::Share { rank: place.rank, world: place.world, threads: place.threads };
+            serde_json::to_value(perturbation::run(points, share)?)?
+        }
+    };
+    Ok(control.send(&ToLauncher::Result(result))?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,30 +118,4 @@ mod tests {
         let own = TrainError::Config("wrong".into()).into();
         assert_eq!((is_of_peer(&own), exit_code(&own)), (false, ExitCode::Config));
     }
-}
-
-fn work(control: &mut Control) -> anyhow::Result<()> {
-    control.greet(&native::versions()?)?;
-    let ToWorker::Start { place, meeting, job } = control.receive()? else {
-        bail!("the launcher's first message is not a start");
-    };
-    let messages = control.watch_launcher()?;
-    tch::set_num_threads(i32::try_from(place.threads)?);
-    let result = match job {
-        Job::Probe => json!({}),
-        Job::SelfCheck => serde_json::to_value(self_check::run(&place)?)?,
-        Job::BenchCollectives { bytes_max } => {
-            let communicator = meet::meet(control, &messages, &place, &meeting)?;
-            serde_json::to_value(bench_collectives::run(&communicator, bytes_max)?)?
-        }
-        Job::Shards(job) => shards::run(&job, &place)?,
-        Job::Export(job) => checkpoint::export(&Files::real(), &job)?,
-        Job::Train(job) => train::run(&job, control, &messages, &place, &meeting)?,
-        Job::BenchShdd => serde_json::to_value(bench_shdd::run(&place)?)?,
-        Job::Perturbation { points } => {
-            let share = perturbation::Share { rank: place.rank, world: place.world, threads: place.threads };
-            serde_json::to_value(perturbation::run(points, share)?)?
-        }
-    };
-    Ok(control.send(&ToLauncher::Result(result))?)
 }
