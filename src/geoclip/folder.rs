@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::error::GeoclipError;
 use super::gallery::read_places;
@@ -66,7 +66,7 @@ impl Geoclip {
         let mut summary = Vec::new();
         for (name, entry) in &manifest.files {
             let bytes = read_checked(folder, name, entry)?;
-            summary.extend(xxh3_64(&bytes).to_le_bytes());
+            summary.extend(XxHash3_64::oneshot(&bytes).to_le_bytes());
         }
         let gallery = folder.join(GALLERY);
         let places = read_places(&gallery, &std::fs::read(&gallery).map_err(GeoclipError::io(&gallery))?)?;
@@ -79,7 +79,7 @@ impl Geoclip {
             folder: folder.to_owned(),
             tensors: tensors.into_iter().collect(),
             places,
-            checksum: xxh3_64(&summary),
+            checksum: XxHash3_64::oneshot(&summary),
         })
     }
 
@@ -148,7 +148,7 @@ fn read_checked(folder: &Path, name: &str, entry: &FileEntry) -> Result<Vec<u8>,
 }
 
 fn hex(bytes: &[u8]) -> String {
-    format!("{:016x}", xxh3_64(bytes))
+    format!("{:016x}", XxHash3_64::oneshot(bytes))
 }
 
 /// Writes a folder beside its final name and renames it: whole or not at all.

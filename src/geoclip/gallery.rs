@@ -5,10 +5,11 @@
 //! does not fit is computed anew, never used. What is read from it has the bits of what would be computed.
 
 use std::fs::File;
+use std::hash::Hasher as _;
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::EMBEDDING_WIDTH;
 use super::error::GeoclipError;
@@ -79,7 +80,7 @@ impl Gallery {
 
     /// The embedding of a place, which [`Self::need`] or [`Self::complete`] has made known.
     pub fn embedding(&self, index: usize) -> &[f32] {
-        debug_assert!(self.known[index], "the embedding of gallery point {index} is used before it is computed");
+        assert!(self.known[index], "the embedding of gallery point {index} is used before it is computed");
         &self.embeddings[index * EMBEDDING_WIDTH..(index + 1) * EMBEDDING_WIDTH]
     }
 
@@ -127,17 +128,17 @@ impl Gallery {
         if header[..8] != MAGIC || word(8) != self.key {
             return Err("made from other weights or another gallery".to_owned());
         }
-        let mut digest = Xxh3::new();
+        let mut digest = XxHash3_64::new();
         let mut bytes = vec![0; 4 * EMBEDDING_WIDTH * PIECE_ROWS];
         for piece in self.embeddings.chunks_mut(EMBEDDING_WIDTH * PIECE_ROWS) {
             let bytes = &mut bytes[..4 * piece.len()];
             file.read_exact(bytes).map_err(|error| error.to_string())?;
-            digest.update(bytes);
+            digest.write(bytes);
             for (value, word) in piece.iter_mut().zip(bytes.chunks_exact(4)) {
                 *value = f32::from_le_bytes([word[0], word[1], word[2], word[3]]);
             }
         }
-        let (got, want) = (digest.digest(), word(16));
+        let (got, want) = (digest.finish(), word(16));
         if got == want { Ok(()) } else { Err(format!("checksum is {got:016x}, wanted {want:016x}")) }
     }
 
@@ -152,14 +153,14 @@ impl Gallery {
     }
 
     fn write_rows(&self, path: &Path) -> std::io::Result<()> {
-        let mut digest = Xxh3::new();
+        let mut digest = XxHash3_64::new();
         let bytes_of = |piece: &[f32]| piece.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
         let pieces = || self.embeddings.chunks(EMBEDDING_WIDTH * PIECE_ROWS);
-        pieces().for_each(|piece| digest.update(&bytes_of(piece)));
+        pieces().for_each(|piece| digest.write(&bytes_of(piece)));
         let mut file = BufWriter::new(File::create(path)?);
         file.write_all(&MAGIC)?;
         file.write_all(&self.key.to_le_bytes())?;
-        file.write_all(&digest.digest().to_le_bytes())?;
+        file.write_all(&digest.finish().to_le_bytes())?;
         pieces().try_for_each(|piece| file.write_all(&bytes_of(piece)))?;
         file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()
     }

@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 use tch::{Device, Kind, Tensor};
 
 use super::error::{NativeError, check};
+use super::places::{RowPlaces, Rows};
 
 /// Bytes of a float16.
 const HALF_BYTES: usize = 2;
@@ -16,13 +17,10 @@ unsafe extern "C" {
     fn locdiff_is_alone(tensor: *const c_void, out: *mut c_int) -> c_int;
 }
 
-/// A `[rows, width]` tensor of float16 that is filled row by row. Nobody else has it before it is full.
-#[derive(Debug)]
+/// A `[rows, width]` tensor of float16 whose rows are written through the places that it hands out, each once. Nobody else has it
+/// before all of them are finished: see [`super::places`].
 pub struct HostRows {
-    tensor: Tensor,
-    row_bytes: usize,
-    capacity: usize,
-    filled: usize,
+    rows: Rows<Tensor>,
 }
 
 impl HostRows {
@@ -38,7 +36,8 @@ impl HostRows {
         check(OPERATION, status)?;
         // SAFETY: on success `out` is a new at::Tensor, which is what tch's pointer is; nobody else has it.
         let tensor = unsafe { Tensor::from_ptr(out.cast()) };
-        Ok(Self { tensor, row_bytes: width * HALF_BYTES, capacity: rows, filled: 0 })
+        // SAFETY: the tensor was made with this size, and just now.
+        Ok(unsafe { Self::of(tensor, rows, width) })
     }
 
     /// Takes a tensor that [`HostRows::into_tensor`] gave out back, to fill it again; none where it has another shape or
@@ -53,35 +52,37 @@ impl HostRows {
         // SAFETY: the tensor is alive, and `alone` has room for one integer.
         let status = unsafe { locdiff_is_alone(tensor.as_ptr().cast(), &raw mut alone) };
         check("owners of a tensor", status).ok()?;
-        (alone != 0).then(|| Self { tensor, row_bytes: width * HALF_BYTES, capacity: rows, filled: 0 })
+        // SAFETY: a contiguous tensor of this size, which nobody else has.
+        (alone != 0).then(|| unsafe { Self::of(tensor, rows, width) })
     }
 
-    /// Rows still to come.
-    pub fn missing(&self) -> usize {
-        self.capacity - self.filled
+    /// # Safety
+    /// A contiguous tensor of float16 in main memory, `[rows, width]`, that nobody else has.
+    unsafe fn of(tensor: Tensor, rows: usize, width: usize) -> Self {
+        let base = tensor.data_ptr().cast();
+        // SAFETY: the bytes belong to the tensor's storage, which does not move with its handle; the caller says the rest.
+        Self { rows: unsafe { Rows::new(tensor, base, rows, width * HALF_BYTES) } }
     }
 
-    /// The next row.
+    /// Rows whose place nobody has got yet.
+    pub fn unplaced(&self) -> usize {
+        self.rows.unplaced()
+    }
+
+    /// Hands out the place of the next row: row `row` of a block goes there.
     ///
     /// # Panics
-    /// Where `row` is not one row of bytes, or all rows are there.
-    pub fn push(&mut self, row: &[u8]) {
-        assert!(row.len() == self.row_bytes && self.filled < self.capacity, "a row of {} bytes", row.len());
-        let base = self.tensor.data_ptr().cast::<u8>();
-        // SAFETY: the tensor has `capacity` rows of `row_bytes`, and `filled` lies below `capacity`.
-        let place = unsafe { base.add(self.filled * self.row_bytes) };
-        // SAFETY: `place` has room for one row; nobody else has the tensor, so that the two do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), place, row.len()) };
-        self.filled += 1;
+    /// Where all places are given, the block has no such row or that has a place, or rows are of another width.
+    pub fn give(&mut self, places: &mut RowPlaces, row: usize) {
+        self.rows.give(places, row);
     }
 
-    /// The tensor, once all rows are there.
+    /// The tensor, once all rows are finished.
     ///
     /// # Panics
-    /// Where rows are missing: their memory has never been written.
+    /// Where rows are missing: their memory has never been written, or what was written is not good.
     pub fn into_tensor(self) -> Tensor {
-        assert!(self.missing() == 0, "{} rows are missing", self.missing());
-        self.tensor
+        self.rows.into_owner()
     }
 }
 
@@ -89,11 +90,21 @@ impl HostRows {
 mod tests {
     use super::*;
 
-    fn filled() -> Tensor {
+    /// Two rows of three numbers, given to rows 1 and 0 of a block.
+    fn placed() -> (HostRows, RowPlaces) {
         let mut rows = HostRows::new(2, 3, false).expect("memory");
-        rows.push(&[0, 0x3c, 0, 0x40, 0, 0x42]);
-        assert_eq!(rows.missing(), 1);
-        rows.push(&[0, 0xbc, 0, 0xc0, 0, 0xc2]);
+        let mut places = RowPlaces::new(2, 6);
+        assert_eq!(rows.unplaced(), 2);
+        rows.give(&mut places, 1);
+        rows.give(&mut places, 0);
+        assert_eq!(rows.unplaced(), 0);
+        (rows, places)
+    }
+
+    fn filled() -> Tensor {
+        let (rows, mut places) = placed();
+        places.write(&[0, 0xbc, 0, 0xc0, 0, 0xc2, 0, 0x3c, 0, 0x40, 0, 0x42]);
+        places.finish();
         rows.into_tensor()
     }
 
@@ -110,17 +121,16 @@ mod tests {
         assert!(HostRows::reuse(tensor, 2, 3).is_none(), "a second handle is alive");
         assert!(HostRows::reuse(other, 3, 2).is_none(), "another shape");
         let tensor = filled();
-        let place = tensor.data_ptr();
         let again = HostRows::reuse(tensor, 2, 3).expect("nobody else has it");
-        assert_eq!(again.tensor.data_ptr(), place);
-        assert_eq!(again.missing(), 2);
+        assert_eq!(again.unplaced(), 2);
     }
 
     #[test]
-    #[should_panic(expected = "1 rows are missing")]
-    fn memory_that_was_never_written_is_not_handed_out() {
-        let mut rows = HostRows::new(2, 1, false).expect("memory");
-        rows.push(&[0, 0]);
+    #[should_panic(expected = "2 rows are missing")]
+    fn memory_that_was_never_declared_good_is_not_handed_out() {
+        let (rows, mut places) = placed();
+        places.write(&[0; 12]);
+        drop(places);
         let _ = rows.into_tensor();
     }
 }

@@ -8,6 +8,7 @@ pub mod c10d;
 mod c10d_store;
 pub mod cuda;
 mod error;
+pub mod finite;
 pub mod gemm;
 #[cfg(test)]
 #[allow(clippy::print_stdout, reason = "tests print what they measured")]
@@ -17,6 +18,7 @@ pub mod host;
 pub mod nvrtc;
 pub mod optim;
 pub mod philox;
+pub mod places;
 pub mod random;
 mod version;
 

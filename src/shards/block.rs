@@ -4,6 +4,7 @@
 //! gaps. A reader has checked what it hands out: finite numbers, coordinates on the Earth, the checksum where one is known.
 
 use super::ShardsError;
+use crate::native::places::RowPlaces;
 
 /// Bytes of one number of an embedding in memory.
 pub const ELEMENT_BYTES: usize = 2;
@@ -17,6 +18,20 @@ pub struct BlockRows {
     pub longitudes: Vec<f64>,
     /// Embeddings of the view that was asked for: `rows * width * ELEMENT_BYTES` bytes.
     pub embeddings: Vec<u8>,
+}
+
+impl BlockRows {
+    /// Are these the rows of a block of so many, of this width?
+    pub(super) fn check(&self, block: u32, rows: usize, width: usize) -> Result<(), ShardsError> {
+        let got = (self.latitudes.len(), self.longitudes.len(), self.embeddings.len());
+        let wanted = (rows, rows, rows * width * ELEMENT_BYTES);
+        if got == wanted {
+            return Ok(());
+        }
+        let text =
+            format!("block {block}: latitudes, longitudes and bytes of embeddings are {got:?}, wanted {wanted:?}");
+        Err(ShardsError::Internal(text))
+    }
 }
 
 /// A data set as the plan and the prefetcher see it: numbered blocks that any thread may read at any time.
@@ -34,6 +49,21 @@ pub trait Blocks: Send + Sync {
     /// As [`Blocks::read`], but the rows of `skip` (ascending) may be bad: they keep their places, and what stands there
     /// has no meaning. Any other bad row is an error, and so are bytes that are not those that were written.
     fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError>;
+    /// As [`Blocks::read_except`], with the embeddings in the places of the rows that are wanted. All coordinates go to `into`,
+    /// whose embeddings have no meaning afterwards. After an error the places hold anything.
+    fn read_placed(
+        &self,
+        block: u32,
+        view: u32,
+        skip: &[u32],
+        into: &mut BlockRows,
+        places: &mut RowPlaces,
+    ) -> Result<(), ShardsError> {
+        self.read_except(block, view, skip, into)?;
+        into.check(block, self.block_rows()[block as usize] as usize, self.width())?;
+        places.write(&into.embeddings);
+        Ok(())
+    }
     /// Rows of one block that cannot be used, ascending: bad coordinates, or a bad number in any view. Bytes that are
     /// not those that were written are an error, not a bad row.
     fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError>;

@@ -2,7 +2,7 @@
 //!
 //! | mode     | what is kept                                              | batches lie in         |
 //! |----------|-----------------------------------------------------------|------------------------|
-//! | `none`   | nothing beyond two windows                                | main memory, pinned    |
+//! | `none`   | nothing beyond the batches of two windows                 | main memory, pinned    |
 //! | `host`   | blocks, after their first read, while they fit            | main memory, pinned    |
 //! | `device` | all rows of all views, read before the first batch        | the memory of the GPU  |
 //!

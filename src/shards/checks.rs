@@ -37,14 +37,6 @@ pub(super) fn all_finite(values: &[f16]) -> bool {
     values.chunks(4096).all(|part| worst(part) != EXPONENT as i16)
 }
 
-/// Are all of these little-endian float16 finite?
-pub(super) fn all_finite_bytes(bytes: &[u8]) -> bool {
-    let worst = |values: &[[u8; 2]]| {
-        values.iter().fold(0_i16, |worst, value| worst.max((u16::from_le_bytes(*value) & EXPONENT) as i16))
-    };
-    bytes.as_chunks::<2>().0.chunks(4096).all(|part| worst(part) != EXPONENT as i16)
-}
-
 /// The first number that is not finite, and why.
 pub(super) fn first_not_finite(values: &[f16]) -> Option<(usize, String)> {
     if all_finite(values) {

@@ -2,8 +2,10 @@
 //!
 //! They find damage, not forgery: whoever can write the data can write the manifest.
 
+use std::hash::Hasher as _;
+
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use twox_hash::XxHash3_64;
 
 /// xxh3 of some bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -12,7 +14,7 @@ pub struct Checksum(pub u64);
 impl Checksum {
     /// Of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
-        Self(xxh3_64(bytes))
+        Self(XxHash3_64::oneshot(bytes))
     }
 
     /// From its sixteen digits.
@@ -22,9 +24,9 @@ impl Checksum {
     }
 }
 
-impl From<&Xxh3> for Checksum {
-    fn from(hasher: &Xxh3) -> Self {
-        Self(hasher.digest())
+impl From<&XxHash3_64> for Checksum {
+    fn from(hasher: &XxHash3_64) -> Self {
+        Self(hasher.finish())
     }
 }
 
@@ -45,5 +47,37 @@ impl<'de> Deserialize<'de> for Checksum {
         let text = String::deserialize(deserializer)?;
         Self::parse(&text)
             .ok_or_else(|| de::Error::custom(format!("checksum {text:?} is not sixteen hexadecimal digits")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use twox_hash::XxHash3_128;
+
+    use super::*;
+
+    /// Numbers of the reference implementation, xxHash 0.8.4, which has a way of its own for each of these lengths.
+    #[test]
+    fn checksums_are_those_of_the_reference_in_one_piece_or_many() {
+        let bytes: Vec<u8> = (0..5000).map(|at| (at * 31 % 251) as u8).collect();
+        for (length, known) in [
+            (0, 0x2d06_8005_38d3_94c2),
+            (3, 0x3698_b801_91e6_25f9),
+            (16, 0x8626_370b_70d8_ac70),
+            (128, 0x040e_9775_6280_237a),
+            (240, 0x8ace_cb90_be72_b9c3),
+            (241, 0x82d3_ebf5_0a3e_9c42),
+            (1024, 0xcbdf_f56b_050f_2c1c),
+            (5000, 0xa092_d731_1629_1201),
+        ] {
+            assert_eq!(Checksum::of(&bytes[..length]), Checksum(known), "{length} bytes");
+            for piece in [1, 64, 100, 1536] {
+                let mut hasher = XxHash3_64::new();
+                bytes[..length].chunks(piece).for_each(|part| hasher.write(part));
+                assert_eq!(Checksum::from(&hasher), Checksum(known), "{length} bytes, {piece} at a time");
+            }
+        }
+        assert_eq!(XxHash3_64::oneshot_with_seed(7, &bytes[..300]), 0xca08_5b48_7d0e_d7ed);
+        assert_eq!(XxHash3_128::oneshot(&bytes[..100]), 0x2701_f07d_2c26_abff_94b1_9615_20a1_1588);
     }
 }

@@ -1,27 +1,24 @@
 //! Ours or anybody's Parquet as numbered blocks: one per row group.
 //!
-//! Invariant: what [`Blocks::read`] hands out has been checked on this very read: the checksum of every column chunk where a
+//! Invariant: what [`Blocks::read`] and [`Blocks::read_placed`] hand out has been checked on this very read: the checksum of every column chunk where a
 //! manifest knows it, no nulls, lists of the right width, finite numbers, coordinates on the Earth.
 
 use std::sync::{Arc, OnceLock};
 
-use bytes::Bytes;
 use locdiff_launch::config::ShardsConfig;
-use parquet::errors::ParquetError;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
-use super::careful::{BadValue, CarefulChunk};
-use super::checks;
+use super::careful::BadValue;
 use super::checksum::Checksum;
-use super::decode::{Chunk, ChunkBytes, Number, Sink};
 use super::error::{ShardsError, Spot};
-use super::footer::{Column, ColumnNames, Footer, bad, corrupt};
+use super::footer::{ColumnNames, Footer, bad, corrupt};
 use super::index::DatasetIndex;
 use super::locate;
 use super::manifest::Manifest;
 use super::source::{BufferPool, ByteSource};
 use super::statistics::{Moments, Statistics};
 use super::{BlockRows, Blocks, ELEMENT_BYTES};
+use crate::native::places::RowPlaces;
 
 /// A row group that has rows.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +55,7 @@ pub struct Dataset {
     pub(super) manifest: Option<Manifest>,
     pub(super) files: Vec<Footer>,
     pub(super) blocks: Vec<BlockAt>,
-    block_rows: Vec<u32>,
+    pub(super) block_rows: Vec<u32>,
     pub(super) width: usize,
     views: u32,
     fingerprint: u64,
@@ -152,7 +149,7 @@ impl Dataset {
     /// Reads everything once. Rows that cannot be used are found, not refused.
     pub fn scan(&self) -> Result<Scan, ShardsError> {
         let mut moments = Moments::new(self.width);
-        let mut content = Xxh3::new();
+        let mut content = XxHash3_64::new();
         let mut bad_rows = Vec::new();
         let mut rows = BlockRows::default();
         for block in 0..self.blocks.len() as u32 {
@@ -275,175 +272,10 @@ impl Dataset {
         Ok(())
     }
 
-    /// Reads one column chunk, checked against the manifest.
-    pub(super) fn read_chunk(&self, at: BlockAt, leaf: usize, column: &str) -> Result<ChunkBytes, ShardsError> {
-        let footer = &self.files[at.file];
-        let (start, length) = footer.metadata.metadata().row_group(at.row_group).column(leaf).byte_range();
-        let mut buffer = self.pool.take(length as usize);
-        self.read_bytes(at, column, start, buffer.as_mut())?;
-        if self.manifest.is_some() {
-            self.compare(at, column, Checksum::of(buffer.as_ref()))?;
-        }
-        Ok(ChunkBytes { bytes: Bytes::from_owner(buffer), start, file_bytes: footer.bytes })
-    }
-
-    /// Fills `into` from an offset of a column's file.
-    pub(super) fn read_bytes(&self, at: BlockAt, column: &str, start: u64, into: &mut [u8]) -> Result<(), ShardsError> {
-        self.source.read_at(at.file, start, into).map_err(|error| match error {
-            ShardsError::Corrupt { reason, .. } => ShardsError::Corrupt { spot: self.chunk_spot(at, column), reason },
-            other => other,
-        })
-    }
-
-    /// Is this the checksum that the manifest, where there is one, has of the chunk?
-    pub(super) fn compare(&self, at: BlockAt, column: &str, computed: Checksum) -> Result<(), ShardsError> {
-        let Some(manifest) = &self.manifest else { return Ok(()) };
-        let listed = manifest.files[at.file].row_groups.get(at.row_group).and_then(|group| group.xxh3.get(column));
-        if listed == Some(&computed) {
-            return Ok(());
-        }
-        let listed = listed.map_or_else(|| "none".to_owned(), Checksum::to_string);
-        let reason = format!("its bytes have xxh3 {computed}, the manifest says {listed}: the file is damaged");
-        Err(ShardsError::Corrupt { spot: self.chunk_spot(at, column), reason })
-    }
-
-    fn chunk_spot(&self, at: BlockAt, column: &str) -> Box<Spot> {
-        let (file, row_group) = (self.files[at.file].name.clone(), u32::try_from(at.row_group).ok());
-        Box::new(Spot { file, row_group, column: Some(column.to_owned()), row: None })
-    }
-
-    pub(super) fn careful<'a>(&'a self, at: BlockAt, column: &Column, bytes: ChunkBytes) -> CarefulChunk<'a> {
-        let metadata = &self.files[at.file].metadata;
-        CarefulChunk { bytes, metadata, row_group: at.row_group, root: column.root }
-    }
-
-    pub(super) fn undecodable(&self, block: u32, column: &str, error: &ParquetError) -> ShardsError {
-        let spot = Box::new(self.spot(block, Some(column), None));
-        ShardsError::Corrupt { spot, reason: format!("cannot be decoded: {error}") }
-    }
-
-    fn chunk<'a>(&'a self, at: BlockAt, column: &Column, bytes: ChunkBytes, width: usize) -> Chunk<'a> {
-        let row_group = self.files[at.file].metadata.metadata().row_group(at.row_group);
-        let rows = row_group.num_rows() as usize;
-        Chunk { bytes, metadata: row_group.column(column.leaf), rows, number: column.number, width }
-    }
-
-    fn read_doubles(
-        &self,
-        block: u32,
-        column: &Column,
-        (limit, what): (f64, &str),
-        into: &mut Vec<f64>,
-        found: &mut Vec<(String, BadValue)>,
-        content: Option<&mut Xxh3>,
-    ) -> Result<(), ShardsError> {
-        let at = self.blocks[block as usize];
-        let bytes = self.read_chunk(at, column.leaf, &column.name)?;
-        note(content, &bytes.bytes);
-        let undecodable = |error| self.undecodable(block, &column.name, &error);
-        into.clear();
-        let taken = self.chunk(at, column, bytes.clone(), 1).decode(&mut Sink::Doubles(into)).map_err(undecodable)?;
-        let mut values = Vec::new();
-        if !taken {
-            into.clear();
-            let rows = self.careful(at, column, bytes).doubles(into, &mut values).map_err(undecodable)?;
-            self.check_rows(block, &column.name, rows)?;
-        }
-        let outside = into.iter().enumerate().filter(|(_, value)| !checks::is_within(**value, limit));
-        values.extend(outside.map(|(row, value)| BadValue { row, reason: checks::outside(*value, limit, what) }));
-        values.iter().for_each(|value| into[value.row] = 0.0);
-        found.extend(values.into_iter().map(|value| (column.name.clone(), value)));
-        Ok(())
-    }
-
-    fn read_halves(
-        &self,
-        block: u32,
-        column: &Column,
-        into: &mut Vec<u8>,
-        found: &mut Vec<(String, BadValue)>,
-        mut content: Option<&mut Xxh3>,
-    ) -> Result<(), ShardsError> {
-        if self.read_direct(block, column, into, content.as_deref_mut())? {
-            return Ok(());
-        }
-        let at = self.blocks[block as usize];
-        let bytes = self.read_chunk(at, column.leaf, &column.name)?;
-        note(content, &bytes.bytes);
-        let undecodable = |error| self.undecodable(block, &column.name, &error);
-        into.clear();
-        // Bounded by the chunk: a footer that lies about its rows reserves no memory that the file does not have.
-        let expanded = self.block_rows[block as usize] as usize * self.width * ELEMENT_BYTES;
-        into.reserve(expanded.min(bytes.bytes.len() * if column.number == Number::Float16 { 1 } else { 4 }));
-        let chunk = self.chunk(at, column, bytes.clone(), self.width);
-        let taken = chunk.decode(&mut Sink::Halves(into)).map_err(undecodable)?;
-        if taken && checks::all_finite_bytes(into) {
-            return Ok(());
-        }
-        into.clear();
-        let mut values = Vec::new();
-        let rows = self.careful(at, column, bytes).halves(self.width, into, &mut values).map_err(undecodable)?;
-        self.check_rows(block, &column.name, rows)?;
-        found.extend(values.into_iter().map(|value| (column.name.clone(), value)));
-        Ok(())
-    }
-
-    fn check_rows(&self, block: u32, column: &str, rows: usize) -> Result<(), ShardsError> {
-        let want = self.block_rows[block as usize] as usize;
-        if rows == want {
-            return Ok(());
-        }
-        let spot = Box::new(self.spot(block, Some(column), None));
-        Err(ShardsError::Corrupt { spot, reason: format!("{rows} rows, the footer says {want}") })
-    }
-
-    /// Reads the coordinates of a block and no embedding; zero where they are none.
-    pub(super) fn read_coordinates(
-        &self,
-        block: u32,
-        latitudes: &mut Vec<f64>,
-        longitudes: &mut Vec<f64>,
-    ) -> Result<(), ShardsError> {
-        let footer = &self.files[self.blocks[block as usize].file];
-        let mut found = Vec::new();
-        self.read_doubles(block, &footer.latitude, (90.0, "latitude"), latitudes, &mut found, None)?;
-        self.read_doubles(block, &footer.longitude, (180.0, "longitude"), longitudes, &mut found, None)?;
-        self.refuse(block, found, &[])
-    }
-
-    /// The first of the rows that cannot be used is an error, unless it is one of `skip` (ascending).
-    fn refuse(&self, block: u32, found: Vec<(String, BadValue)>, skip: &[u32]) -> Result<(), ShardsError> {
-        let is_skipped = |row: usize| u32::try_from(row).is_ok_and(|row| skip.binary_search(&row).is_ok());
-        let first = found.into_iter().filter(|(_, value)| !is_skipped(value.row)).min_by_key(|(_, value)| value.row);
-        match first {
-            None => Ok(()),
-            Some((column, value)) => {
-                let spot = Box::new(self.spot(block, Some(&column), Some(value.row)));
-                Err(ShardsError::Bad { spot, reason: value.reason })
-            }
-        }
-    }
-
     /// Name of the column of identifiers, where the block's file has one.
     pub(super) fn id_name(&self, block: u32) -> Option<String> {
         let footer = &self.files[self.blocks[block as usize].file];
         footer.id.map(|(root, _)| footer.metadata.schema().field(root).name().clone())
-    }
-
-    /// Reads a block; rows that cannot be used are zeros, and named in `found` with their column.
-    pub(super) fn read_block(
-        &self,
-        block: u32,
-        view: u32,
-        into: &mut BlockRows,
-        found: &mut Vec<(String, BadValue)>,
-        mut content: Option<&mut Xxh3>,
-    ) -> Result<(), ShardsError> {
-        let footer = &self.files[self.blocks[block as usize].file];
-        let (latitude, longitude) = ((90.0, "latitude"), (180.0, "longitude"));
-        self.read_doubles(block, &footer.latitude, latitude, &mut into.latitudes, found, content.as_deref_mut())?;
-        self.read_doubles(block, &footer.longitude, longitude, &mut into.longitudes, found, content.as_deref_mut())?;
-        self.read_halves(block, &footer.views[view as usize], &mut into.embeddings, found, content)
     }
 }
 
@@ -474,6 +306,19 @@ impl Blocks for Dataset {
         self.refuse(block, found, skip)
     }
 
+    fn read_placed(
+        &self,
+        block: u32,
+        view: u32,
+        skip: &[u32],
+        into: &mut BlockRows,
+        places: &mut RowPlaces,
+    ) -> Result<(), ShardsError> {
+        let mut found = Vec::new();
+        self.place_block(block, view, into, places, &mut found)?;
+        self.refuse(block, found, skip)
+    }
+
     fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError> {
         let (mut rows, mut found) = (BlockRows::default(), Vec::new());
         for view in 0..self.views {
@@ -482,12 +327,6 @@ impl Blocks for Dataset {
         let bad: std::collections::BTreeSet<u32> =
             found.iter().filter_map(|(_, value)| u32::try_from(value.row).ok()).collect();
         Ok(bad.into_iter().collect())
-    }
-}
-
-fn note(content: Option<&mut Xxh3>, bytes: &[u8]) {
-    if let Some(content) = content {
-        content.update(&Checksum::of(bytes).0.to_le_bytes());
     }
 }
 

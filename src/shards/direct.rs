@@ -1,19 +1,25 @@
 //! Embeddings straight from the disk into their place: a chunk of one uncompressed PLAIN page of float16, such as ours.
 //!
+//! The place is a block, or that of each row in a batch. The latter is written from a piece that the kernel has just copied into the
+//! processor's cache, by stores that pass the caches by (`native::places`): each byte comes from memory once and goes there once.
+//!
 //! Invariant: checked as any other chunk is (checksum, levels, finite numbers), piece by piece while the bytes are in the
 //! processor's cache. Whatever is not of this kind, or has a number that is not finite, is left to the general reader.
 
-use xxhash_rust::xxh3::Xxh3;
+use std::hash::Hasher as _;
+
+use parquet::basic::Compression;
+use twox_hash::XxHash3_64;
 
 use super::ELEMENT_BYTES;
-use super::checks;
 use super::checksum::Checksum;
-use super::dataset::Dataset;
+use super::dataset::{BlockAt, Dataset};
 use super::decode::{Number, split_levels};
 use super::error::ShardsError;
 use super::footer::Column;
 use super::page_header::split_plain_page;
-use parquet::basic::Compression;
+use crate::native::finite::all_finite_halves;
+use crate::native::places::RowPlaces;
 
 /// Bytes that are read at a time: few calls, and what the kernel copies is still in the second-level cache for the checks.
 const PIECE_BYTES: usize = 256 << 10;
@@ -28,48 +34,102 @@ impl Dataset {
         block: u32,
         column: &Column,
         into: &mut Vec<u8>,
-        content: Option<&mut Xxh3>,
+        content: Option<&mut XxHash3_64>,
     ) -> Result<bool, ShardsError> {
+        let Some(mut chunk) = self.direct(block, column, content.is_some())? else { return Ok(false) };
+        // Bounded by the chunk, which lies within the file.
+        into.resize(chunk.left, 0);
+        for piece in into.chunks_mut(PIECE_BYTES) {
+            chunk.read(piece)?;
+        }
+        chunk.close(content)
+    }
+
+    /// Reads the embeddings of a block into the places of those that are wanted; false: the general reader must, and the
+    /// places hold nothing of use.
+    pub(super) fn place_direct(
+        &self,
+        block: u32,
+        column: &Column,
+        places: &mut RowPlaces,
+    ) -> Result<bool, ShardsError> {
+        let Some(mut chunk) = self.direct(block, column, false)? else { return Ok(false) };
+        let row_bytes = self.width * ELEMENT_BYTES;
+        let mut buffer = self.pool.take((PIECE_BYTES / row_bytes).max(1) * row_bytes);
+        places.restart();
+        while chunk.left > 0 {
+            let length = buffer.as_ref().len().min(chunk.left);
+            let piece = &mut buffer.as_mut()[..length];
+            chunk.read(piece)?;
+            places.write(piece);
+        }
+        chunk.close(None)
+    }
+
+    /// A chunk of this kind, up to its first value; none: it is of another.
+    fn direct<'a>(&'a self, block: u32, column: &'a Column, hashed: bool) -> Result<Option<Direct<'a>>, ShardsError> {
         let at = self.blocks[block as usize];
         let row_group = self.files[at.file].metadata.metadata().row_group(at.row_group);
         let metadata = row_group.column(column.leaf);
         let (start, length) = metadata.byte_range();
         let values = row_group.num_rows() as usize * self.width;
         let value_bytes = values * ELEMENT_BYTES;
-        let is_plain = column.number == Number::Float16 && metadata.compression() == Compression::UNCOMPRESSED;
         // One page: the values are the end of the chunk. What is before them is smaller than they, or this is no such chunk.
         let before = (length as usize).checked_sub(value_bytes).filter(|before| *before < value_bytes);
-        let Some(before) = before.filter(|_| is_plain && self.source.reads_pieces()) else { return Ok(false) };
+        let is_plain = column.number == Number::Float16 && metadata.compression() == Compression::UNCOMPRESSED;
+        let Some(before) = before.filter(|_| is_plain && self.source.reads_pieces()) else { return Ok(None) };
 
         let mut front = self.pool.take(before);
         self.read_bytes(at, &column.name, start, front.as_mut())?;
-        let Some((page, levels)) = split_plain_page(front.as_ref()) else { return Ok(false) };
+        let Some((page, levels)) = split_plain_page(front.as_ref()) else { return Ok(None) };
         let is_whole = page.values == values && page.bytes == levels.len() + value_bytes;
         let rest = split_levels(metadata.column_descr(), self.width, &mut 0, levels, values);
         if !is_whole || rest.is_none_or(|rest| !rest.is_empty()) {
-            return Ok(false);
+            return Ok(None);
         }
+        let mut hasher = (self.manifest.is_some() || hashed).then(XxHash3_64::new);
+        hasher.iter_mut().for_each(|hasher| hasher.write(front.as_ref()));
+        let from = start + before as u64;
+        Ok(Some(Direct { dataset: self, at, column, from, left: value_bytes, hasher, finite: true }))
+    }
+}
 
-        let mut hasher = (self.manifest.is_some() || content.is_some()).then(Xxh3::new);
-        hasher.iter_mut().for_each(|hasher| hasher.update(front.as_ref()));
-        // Bounded by the chunk, which lies within the file.
-        into.resize(value_bytes, 0);
-        let (mut from, mut finite) = (start + before as u64, true);
-        for piece in into.chunks_mut(PIECE_BYTES) {
-            self.read_bytes(at, &column.name, from, piece)?;
-            from += piece.len() as u64;
-            for tile in piece.chunks(TILE_BYTES) {
-                hasher.iter_mut().for_each(|hasher| hasher.update(tile));
-                finite &= checks::all_finite_bytes(tile);
-            }
+/// A chunk that is being read, and what has been seen of it.
+struct Direct<'a> {
+    dataset: &'a Dataset,
+    at: BlockAt,
+    column: &'a Column,
+    /// Where in the file the values go on.
+    from: u64,
+    /// Bytes of values from there on.
+    left: usize,
+    /// None where nobody asks for a checksum.
+    hasher: Option<XxHash3_64>,
+    finite: bool,
+}
+
+impl Direct<'_> {
+    /// Reads and checks the next bytes of values.
+    fn read(&mut self, piece: &mut [u8]) -> Result<(), ShardsError> {
+        self.dataset.read_bytes(self.at, &self.column.name, self.from, piece)?;
+        for tile in piece.chunks(TILE_BYTES) {
+            self.hasher.iter_mut().for_each(|hasher| hasher.write(tile));
+            self.finite &= all_finite_halves(tile);
         }
-        let computed = hasher.as_ref().map(Checksum::from);
+        self.from += piece.len() as u64;
+        self.left -= piece.len();
+        Ok(())
+    }
+
+    /// Compares the checksum, once all values were seen; whether all of them are finite.
+    fn close(self, content: Option<&mut XxHash3_64>) -> Result<bool, ShardsError> {
+        let computed = self.hasher.as_ref().map(Checksum::from);
         if let Some(computed) = computed {
-            self.compare(at, &column.name, computed)?;
+            self.dataset.compare(self.at, &self.column.name, computed)?;
         }
-        if let (true, Some(content), Some(computed)) = (finite, content, computed) {
-            content.update(&computed.0.to_le_bytes());
+        if let (true, Some(content), Some(computed)) = (self.finite, content, computed) {
+            content.write(&computed.0.to_le_bytes());
         }
-        Ok(finite)
+        Ok(self.finite)
     }
 }

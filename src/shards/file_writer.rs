@@ -4,6 +4,7 @@
 //! through memory whole, which is what a row group is sized for.
 
 use std::fs::File;
+use std::hash::Hasher as _;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use parquet::basic::{Compression, Encoding};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::checksum::Checksum;
 use super::error::ShardsError;
@@ -81,7 +82,7 @@ pub(super) struct FileWriter {
     schema: Arc<Schema>,
     writer: ArrowWriter<Vec<u8>>,
     file: File,
-    hasher: Xxh3,
+    hasher: XxHash3_64,
     bytes: u64,
     rows: u64,
     row_groups: Vec<ManifestRowGroup>,
@@ -103,7 +104,7 @@ impl FileWriter {
         let schema = Arc::new(Schema::new(fields));
         let writer = ArrowWriter::try_new(Vec::new(), Arc::clone(&schema), Some(properties()))
             .map_err(|error| refused(&path, error))?;
-        let (hasher, row_groups) = (Xxh3::new(), Vec::new());
+        let (hasher, row_groups) = (XxHash3_64::new(), Vec::new());
         Ok(Self { path, name, width, schema, writer, file, hasher, bytes: 0, rows: 0, row_groups })
     }
 
@@ -138,7 +139,7 @@ impl FileWriter {
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), ShardsError> {
-        self.hasher.update(bytes);
+        self.hasher.write(bytes);
         self.bytes += bytes.len() as u64;
         self.file.write_all(bytes).map_err(|error| ShardsError::io(&self.path, error))
     }

@@ -3,6 +3,7 @@
 //! One process reads an index and broadcasts it; the others open the same data from it without listing or reading anything, so
 //! that a server is asked once and not once per worker.
 
+use std::hash::Hasher as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use locdiff_launch::config::ShardsConfig;
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use twox_hash::XxHash3_64;
 
 use super::checksum::Checksum;
 use super::error::ShardsError;
@@ -74,7 +75,7 @@ impl DatasetIndex {
         let manifest = parse_manifest(location, found.manifest_text.as_deref())?;
         let ends = read_ends(source, manifest.is_none())?;
         let (mut files, mut footers) = (Vec::with_capacity(ends.len()), Vec::new());
-        let mut hasher = Xxh3::new();
+        let mut hasher = XxHash3_64::new();
         for (file, ends) in ends.iter().enumerate() {
             let name = source.name(file);
             match &manifest {
@@ -85,7 +86,7 @@ impl DatasetIndex {
             files.push(IndexedFile { name, bytes, footer_bytes, object });
             footers.extend_from_slice(&ends.footer);
         }
-        let fingerprint = manifest.map_or_else(|| hasher.digest(), |manifest| manifest.fingerprint.0);
+        let fingerprint = manifest.map_or_else(|| hasher.finish(), |manifest| manifest.fingerprint.0);
         let manifest_text = found.manifest_text.as_deref().map(|text| String::from_utf8_lossy(text).into_owned());
         let table = Table { location: location.to_owned(), manifest_text, fingerprint, files };
         Ok(Self { table, footers })
@@ -100,7 +101,7 @@ impl DatasetIndex {
         bytes.extend_from_slice(&(table.len() as u64).to_le_bytes());
         bytes.extend_from_slice(&table);
         bytes.extend_from_slice(&self.footers);
-        let hash = xxh3_64(&bytes[16..]);
+        let hash = XxHash3_64::oneshot(&bytes[16..]);
         bytes[8..16].copy_from_slice(&hash.to_le_bytes());
         Ok(bytes)
     }
@@ -112,7 +113,7 @@ impl DatasetIndex {
         else {
             return Err(wrong("is none of this version"));
         };
-        if prefix[8..16] != xxh3_64(&bytes[16..]).to_le_bytes() {
+        if prefix[8..16] != XxHash3_64::oneshot(&bytes[16..]).to_le_bytes() {
             return Err(wrong("is damaged: its xxh3 differs"));
         }
         let table_bytes = u64::from_le_bytes(prefix[16..24].try_into().expect("eight bytes"));
@@ -188,11 +189,11 @@ impl Ends {
     }
 
     /// Size, footer and the first bytes of a file: what tells data without a manifest apart without reading it.
-    fn hash(&self, hasher: &mut Xxh3) {
-        hasher.update(&self.bytes.to_le_bytes());
-        hasher.update(&(self.footer.len() as u64).to_le_bytes());
-        hasher.update(&self.footer);
-        hasher.update(&self.head);
+    fn hash(&self, hasher: &mut XxHash3_64) {
+        hasher.write(&self.bytes.to_le_bytes());
+        hasher.write(&(self.footer.len() as u64).to_le_bytes());
+        hasher.write(&self.footer);
+        hasher.write(&self.head);
     }
 }
 

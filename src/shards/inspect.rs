@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::dataset::Dataset;
 use super::error::ShardsError;
-use super::{Blocks, Statistics};
+use super::{BlockRows, Blocks, Statistics};
 
 /// Characters of the map.
 const MAP_COLUMNS: usize = 72;
@@ -53,14 +53,15 @@ pub struct Inspection {
 /// Reads coordinates, and embeddings where no manifest has their statistics.
 pub fn inspect(dataset: &Dataset) -> Result<Inspection, ShardsError> {
     let mut counts = vec![0_u64; MAP_COLUMNS * MAP_LINES];
-    let (mut latitudes, mut longitudes) = (Vec::new(), Vec::new());
+    let mut read = BlockRows::default();
     let nowhere = (f64::INFINITY, f64::NEG_INFINITY);
     let (mut latitude_range, mut longitude_range) = (nowhere, nowhere);
     for block in 0..dataset.block_rows().len() as u32 {
-        dataset.read_coordinates(block, &mut latitudes, &mut longitudes)?;
-        latitude_range = widened(latitude_range, &latitudes);
-        longitude_range = widened(longitude_range, &longitudes);
-        latitudes.iter().zip(&longitudes).for_each(|(latitude, longitude)| counts[cell(*latitude, *longitude)] += 1);
+        dataset.read_coordinates(block, &mut read)?;
+        latitude_range = widened(latitude_range, &read.latitudes);
+        longitude_range = widened(longitude_range, &read.longitudes);
+        let places = read.latitudes.iter().zip(&read.longitudes);
+        places.for_each(|(latitude, longitude)| counts[cell(*latitude, *longitude)] += 1);
     }
     let statistics = dataset.statistics()?;
     let rows = dataset.block_rows();

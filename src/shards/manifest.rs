@@ -4,10 +4,11 @@
 //! is of a version that this program knows. Specified in `shards/README.md`.
 
 use std::collections::BTreeMap;
+use std::hash::Hasher as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::checksum::Checksum;
 use super::error::{ShardsError, Spot};
@@ -94,10 +95,10 @@ impl Manifest {
 
     /// xxh3 of everything but the fingerprint itself; statistics count with nine significant digits.
     pub fn compute_fingerprint(&self) -> Checksum {
-        let mut hasher = Xxh3::new();
+        let mut hasher = XxHash3_64::new();
         let mut text = |part: &str| {
-            hasher.update(&(part.len() as u64).to_le_bytes());
-            hasher.update(part.as_bytes());
+            hasher.write(&(part.len() as u64).to_le_bytes());
+            hasher.write(part.as_bytes());
         };
         for number in [u64::from(self.schema_version), self.rows, self.width.into(), self.views.into()] {
             text(&number.to_string());

@@ -4,12 +4,13 @@
 //! of which rows are left out and of nothing else, and 0 where none is.
 
 use std::collections::BTreeMap;
+use std::hash::Hasher as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use locdiff_launch::config::{OnBadRows, ShardsConfig};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::{BlockRows, Blocks, ShardsError};
 
@@ -34,7 +35,7 @@ impl Mask {
     /// Leaves out the given rows of the given blocks, each list ascending and within its block.
     pub fn new(skipped: BTreeMap<u32, Vec<u32>>, block_rows: &[u32]) -> Result<Self, ShardsError> {
         let skipped: BTreeMap<u32, Vec<u32>> = skipped.into_iter().filter(|(_, rows)| !rows.is_empty()).collect();
-        let mut hash = Xxh3::new();
+        let mut hash = XxHash3_64::new();
         let mut count = 0;
         for (block, rows) in &skipped {
             let all = block_rows.get(*block as usize).copied().unwrap_or(0);
@@ -44,11 +45,11 @@ impl Mask {
                 return Err(ShardsError::Internal(reason));
             }
             count += rows.len() as u64;
-            hash.update(&block.to_le_bytes());
-            hash.update(&(rows.len() as u64).to_le_bytes());
-            rows.iter().for_each(|row| hash.update(&row.to_le_bytes()));
+            hash.write(&block.to_le_bytes());
+            hash.write(&(rows.len() as u64).to_le_bytes());
+            rows.iter().for_each(|row| hash.write(&row.to_le_bytes()));
         }
-        let digest = if count == 0 { 0 } else { hash.digest() };
+        let digest = if count == 0 { 0 } else { hash.finish() };
         Ok(Self { skipped, count, digest })
     }
 

@@ -1,9 +1,9 @@
 //! Sharded embeddings: Parquet in, batches out, in an order that never depends on who reads.
 //!
 //! In reading order: `manifest` (what is in a folder of shards), `writer`, `dataset` (ours or anybody's Parquet as
-//! [`Blocks`]), `mask` (rows that are left out), `plan` (pure: which row comes when; `permutation` behind it),
-//! `position` (where training stands), `replay` (the proof of the plan), `cache` and `prefetch` (rows into batches ahead
-//! of the trainer), `simulate`.
+//! [`Blocks`]; `reading` and `direct` read one), `mask` (rows that are left out), `plan` (pure: which row comes when;
+//! `permutation` behind it), `position` (where training stands), `replay` (the proof of the plan), `cache` and `prefetch`
+//! (rows into batches ahead of the trainer), `simulate`.
 //! The format is specified in `shards/README.md`.
 
 mod block;
@@ -32,6 +32,7 @@ mod permutation;
 mod plan;
 mod position;
 mod prefetch;
+mod reading;
 mod replay;
 #[cfg(feature = "s3")]
 mod s3;
@@ -56,7 +57,7 @@ pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRow
 pub use mask::Mask;
 pub use plan::{Epoch, Layout, Plan, PlanOptions, Sample, Samples, Share, WINDOW_BYTES_MAX};
 pub use position::{Bookmark, Position};
-pub use prefetch::{Batch, BatchOptions, Batches};
+pub use prefetch::{Batch, BatchOptions, Batches, InlineBatches};
 pub use replay::{Replay, ReplayReport, ReplayedSize};
 #[cfg(feature = "s3")]
 pub use s3::S3Options;

@@ -60,7 +60,7 @@ impl Permutation {
 
     /// Where `position` (below `count`) goes.
     pub(super) fn apply(&self, position: u64) -> u64 {
-        debug_assert!(position < self.count, "position {position} of {}", self.count);
+        assert!(position < self.count, "position {position} of {}", self.count);
         let mut value = self.network(position);
         while value >= self.count {
             value = self.network(value);

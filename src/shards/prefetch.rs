@@ -1,19 +1,25 @@
 //! Rows into batches, ahead of the trainer.
 //!
 //! ```text
-//! reader threads ── blocks of this window and the next ──▶ gatherer ── `prefetch_batches` batches ──▶ Batches::next
+//! gatherer ── a place in a batch for each row of this window and the next ──▶ reader threads ── rows into their places
+//!    ▲                                                                              │
+//!    └── block read, checked and placed ◀──────────────────────────────────────────┘
+//!    └── batches whose blocks are all checked, `prefetch_batches` ahead ──▶ Batches::next
 //! ```
 //!
-//! Memory is bounded by two windows and the batches ahead, and its buffers are used again. A batch holds the same bits
+//! Memory is bounded by the batches of two windows and those ahead, and is used again. A batch holds the same bits
 //! for every number of reader threads and every cache. What goes wrong in a thread, a panic too, arrives at
 //! [`Batches::next`] in the place of the first batch that needs the row; all batches before it arrive.
 
 mod device;
+mod filling;
 mod gather;
+mod inline;
 mod readers;
 mod segments;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -25,7 +31,9 @@ use tch::{Device, Tensor};
 use super::{Blocks, Cache, Plan, Position, ShardsError, Share};
 use crate::native::cuda;
 use device::DeviceRows;
+use filling::Filling;
 use gather::{Delivery, Embeddings, Gatherer};
+pub use inline::InlineBatches;
 use readers::Readers;
 use segments::Segments;
 
@@ -86,13 +94,26 @@ impl Drop for Batch {
 #[derive(Debug)]
 struct Spare {
     tensors: Mutex<Vec<Tensor>>,
-    count_max: usize,
+    /// Batches that others than the readers have; none: nothing is kept.
+    elsewhere: Option<usize>,
+    /// The most batches that were being filled at once.
+    filling_max: AtomicUsize,
 }
 
 impl Spare {
+    fn new(elsewhere: Option<usize>) -> Arc<Self> {
+        Arc::new(Self { tensors: Mutex::default(), elsewhere, filling_max: AtomicUsize::new(0) })
+    }
+
+    /// So many batches are being filled at once.
+    fn make_room(&self, filling: usize) {
+        self.filling_max.fetch_max(filling, Ordering::Relaxed);
+    }
+
     fn put(&self, tensor: Tensor) {
+        let Some(elsewhere) = self.elsewhere else { return };
         let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
-        if tensors.len() < self.count_max {
+        if tensors.len() < elsewhere + self.filling_max.load(Ordering::Relaxed) {
             tensors.push(tensor);
         }
     }
@@ -131,16 +152,14 @@ impl Batches {
         let device_rows =
             on_device.then(|| DeviceRows::load(&blocks, &plan, options.device, options.reader_threads)).transpose()?;
         let pinned = options.device.is_cuda();
-        let count_max = if on_device || pinned { 0 } else { options.prefetch_batches as usize + 2 };
-        let spare = Arc::new(Spare { tensors: Mutex::new(Vec::new()), count_max });
+        // Those ahead, one on its way to them, one that the trainer has.
+        let spare = Spare::new((!on_device && !pinned).then_some(options.prefetch_batches as usize + 2));
         let readers = Arc::new(Readers::new(blocks, &plan, options.cache));
         let (sender, deliveries) = sync_channel(options.prefetch_batches.max(1) as usize);
         let gatherer = Gatherer {
-            segments: Segments::new(plan.clone(), position, slice)?,
+            segments: Segments::new(plan.clone(), position, slice.clone())?,
             readers: Arc::clone(&readers),
-            width: plan.layout().width,
-            pinned,
-            spare: Arc::clone(&spare),
+            filling: Filling::new(plan.clone(), slice, pinned, Arc::clone(&spare)),
             places: device_rows.as_ref().map(DeviceRows::places),
             sender,
         };

@@ -3,9 +3,11 @@
 //! Nothing is believed: every worker's every step is walked through, as training would do it, and every row is ticked off
 //! in a set of bits. What breaks the law is an error that names size, epoch, step and row.
 
+use std::hash::Hasher as _;
+
 use locdiff_launch::config::{ShardsConfig, Tail};
 use serde::Serialize;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use super::{Blocks, Layout, Mask, Plan, PlanOptions, Sample, ShardsError, Share};
 
@@ -110,7 +112,7 @@ fn replay_size(plan: &Plan, epochs: u32, workers: u32) -> Result<ReplayedSize, S
     let slices = slices?;
     let lengths = || slices.iter().map(|slice| slice.end - slice.start);
     let mut ticks = Ticks::new(plan);
-    let mut order = Xxh3::new();
+    let mut order = XxHash3_64::new();
     for epoch in 0..u64::from(epochs) {
         ticks.begin(epoch);
         let rows = plan.epoch(epoch)?;
@@ -122,7 +124,7 @@ fn replay_size(plan: &Plan, epochs: u32, workers: u32) -> Result<ReplayedSize, S
                         ShardsError::Internal(format!("{workers} workers, epoch {epoch}, step {step}: {reason}"))
                     })?;
                     for number in [sample.block, sample.row, sample.view] {
-                        order.update(&number.to_le_bytes());
+                        order.write(&number.to_le_bytes());
                     }
                 }
             }
@@ -130,7 +132,7 @@ fn replay_size(plan: &Plan, epochs: u32, workers: u32) -> Result<ReplayedSize, S
         ticks.end().map_err(|reason| ShardsError::Internal(format!("{workers} workers, epoch {epoch}: {reason}")))?;
     }
     let (slice_rows_min, slice_rows_max) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
-    Ok(ReplayedSize { workers, slice_rows_min, slice_rows_max, order: format!("{:016x}", order.digest()) })
+    Ok(ReplayedSize { workers, slice_rows_min, slice_rows_max, order: format!("{:016x}", order.finish()) })
 }
 
 /// Which rows, and which views of them, have been seen.

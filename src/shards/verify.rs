@@ -1,9 +1,10 @@
 //! `shards verify`: reads every byte and says everything that is wrong, up to a limit.
 
 use std::collections::HashMap;
+use std::hash::Hasher as _;
 
 use locdiff_launch::exit_code::ExitCode;
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::checksum::Checksum;
 use super::dataset::Dataset;
@@ -63,14 +64,14 @@ fn check_files(dataset: &Dataset, problems: &mut Vec<Problem>) {
 }
 
 fn file_checksum(dataset: &Dataset, file: usize) -> Result<Checksum, ShardsError> {
-    let (mut hasher, mut buffer) = (Xxh3::new(), vec![0; PIECE_BYTES]);
+    let (mut hasher, mut buffer) = (XxHash3_64::new(), vec![0; PIECE_BYTES]);
     let bytes = dataset.files[file].bytes;
     let mut offset = 0;
     while offset < bytes {
         let length = (bytes - offset).min(PIECE_BYTES as u64);
         let piece = &mut buffer[..length as usize];
         dataset.source.read_at(file, offset, piece)?;
-        hasher.update(piece);
+        hasher.write(piece);
         offset += length;
     }
     Ok(Checksum::from(&hasher))
@@ -123,7 +124,7 @@ fn check_ids(dataset: &Dataset, problems: &mut Vec<Problem>) {
         for (row, id) in ids.into_iter().enumerate() {
             let reason = match id {
                 None => "null or no text, expected an identifier".to_owned(),
-                Some(id) => match known.insert(xxh3_128(id.as_bytes()), (block, row as u32)) {
+                Some(id) => match known.insert(XxHash3_128::oneshot(id.as_bytes()), (block, row as u32)) {
                     None => continue,
                     Some((block, row)) => {
                         let first = Spot { column: None, ..dataset.spot(block, None, Some(row as usize)) };

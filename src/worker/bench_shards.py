@@ -1,7 +1,7 @@
 """pyarrow's side of `bench shards`: one thread, `iter_batches` in file order into one contiguous numpy array.
 
     bench_shards.py write FILE ROWS WIDTH     a list<float32> file, plain and uncompressed; FILE.default with pyarrow's defaults
-    bench_shards.py read FILE RUNS            seconds of each run, as a JSON object on stdout
+    bench_shards.py read FILE                 reads it once for every line on stdin; its seconds as a JSON object per line
 """
 
 import json
@@ -28,29 +28,25 @@ def write(path, rows, width):
     pyarrow.parquet.write_table(table, path + ".default", row_group_size=ROWS_PER_GROUP)
 
 
-def read(path, runs):
-    pyarrow.set_cpu_count(1)
-    pyarrow.set_io_thread_count(1)
-    seconds, core_seconds = [], []
-    for _ in range(runs + 1):
-        start, on_core = time.perf_counter(), time.process_time()
-        file = pyarrow.parquet.ParquetFile(path)
-        out, at = None, 0
-        for batch in file.iter_batches(batch_size=4096, columns=["lat", "lon", "embedding"], use_threads=False):
-            values = batch.column("embedding").flatten().to_numpy(zero_copy_only=False).reshape(batch.num_rows, -1)
-            batch.column("lat").to_numpy(), batch.column("lon").to_numpy()
-            if out is None:
-                out = numpy.empty((4096, values.shape[1]), values.dtype)
-            out[:len(values)] = values
-            at += len(values)
-        seconds.append(time.perf_counter() - start)
-        core_seconds.append(time.process_time() - on_core)
-        assert at == file.metadata.num_rows
-    # The first run warms the page cache and the allocator.
-    return {"seconds": seconds[1:], "core_seconds": core_seconds[1:]}
+def read(path):
+    start, on_core = time.perf_counter(), time.process_time()
+    file = pyarrow.parquet.ParquetFile(path)
+    out, at = None, 0
+    for batch in file.iter_batches(batch_size=4096, columns=["lat", "lon", "embedding"], use_threads=False):
+        values = batch.column("embedding").flatten().to_numpy(zero_copy_only=False).reshape(batch.num_rows, -1)
+        batch.column("lat").to_numpy(), batch.column("lon").to_numpy()
+        if out is None:
+            out = numpy.empty((4096, values.shape[1]), values.dtype)
+        out[:len(values)] = values
+        at += len(values)
+    assert at == file.metadata.num_rows
+    return {"seconds": time.perf_counter() - start, "core_seconds": time.process_time() - on_core}
 
 
 if sys.argv[1] == "write":
     write(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
 else:
-    print(json.dumps(read(sys.argv[2], int(sys.argv[3]))))
+    pyarrow.set_cpu_count(1)
+    pyarrow.set_io_thread_count(1)
+    for _ in sys.stdin:
+        print(json.dumps(read(sys.argv[2])), flush=True)

@@ -1,11 +1,13 @@
 //! `bench shards`: how fast one core reads embeddings, beside pyarrow on the same files.
 //!
-//! Ours reads shuffled, as training does: windows of row groups, rows gathered in a random order into contiguous batches, every
-//! checksum compared. pyarrow reads in file order. Both read from the page cache, with one thread; medians of several runs, by
-//! the clock and, for machines that are busy with other things, by the time on a core.
+//! Ours reads shuffled, as training does and with the same code: windows of row groups, rows in a random order into contiguous
+//! batches, every checksum compared. pyarrow reads in file order. Both read from the page cache, with one thread, in turns, so
+//! that what else the machine does meets both; medians of several runs, by the clock and, for machines that are busy with other
+//! things, by the time on a core.
 
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -13,14 +15,17 @@ use half::f16;
 use locdiff_launch::config::ShardsConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::native::host::HostRows;
-use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, ShardWriter, WriterOptions, WriterRows};
+use crate::shards::{
+    Dataset, ELEMENT_BYTES, ImageHead, InlineBatches, Layout, Mask, Plan, PlanOptions, ShardWriter, Share,
+    WriterOptions, WriterRows,
+};
 
 const WIDTH: usize = 768;
 const ROWS: usize = 196_608;
 const FOREIGN_ROWS: usize = 65_536;
-const RUNS: usize = 5;
-const WINDOW_BLOCKS: usize = 16;
+const RUNS: usize = 9;
+const WINDOW_BLOCKS: u32 = 16;
+/// Divides the rows of every case: an epoch is all of them.
 const BATCH_ROWS: usize = 4096;
 
 const SCRIPT: &str = include_str!("bench_shards.py");
@@ -88,24 +93,43 @@ pub(super) fn run(python: Option<&Path>) -> anyhow::Result<Report> {
 }
 
 fn measure(case: &str, ours: &Path, file: &Path, bytes: usize, peer: Option<&Peer>) -> anyhow::Result<Row> {
-    let dataset = Dataset::open(&ours.to_string_lossy(), &ShardsConfig::default())?;
-    let gigabytes = dataset.rows() as f64 * (dataset.width() * bytes) as f64 / 1e9;
-    let (mut ours, mut memory) = (Runs::default(), Memory::new(&dataset)?);
-    // The first run warms the page cache, and the memory that runs share as the batches of a training do.
-    for run in 0..=RUNS {
-        let (start, on_core) = (Instant::now(), core_seconds()?);
-        stream(&dataset, run as u64, &mut memory)?;
-        ours.seconds.push(start.elapsed().as_secs_f64());
-        ours.core_seconds.push(core_seconds()? - on_core);
+    let config = ShardsConfig { shuffle_row_groups: WINDOW_BLOCKS, ..ShardsConfig::default() };
+    let dataset = Dataset::open(&ours.to_string_lossy(), &config)?;
+    let plan = Plan::new(Layout::of(&dataset), Mask::none(), PlanOptions::new(&config, 0, BATCH_ROWS as u32))?;
+    let mut batches = InlineBatches::new(&dataset, plan.clone(), plan.start(), Share::WHOLE)?;
+    let mut reader = peer.map(|peer| peer.reader(file)).transpose()?;
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..=RUNS {
+        ours.push(epoch(&mut batches, plan.steps())?);
+        theirs.extend(reader.as_mut().map(Reader::run).transpose()?);
     }
-    let gb_per_s = gigabytes / median(&mut ours.seconds[1..]);
-    let gb_per_core_s = gigabytes / median(&mut ours.core_seconds[1..]);
-    let mut theirs = peer.map(|peer| peer.read(file)).transpose()?;
-    let pyarrow_gb_per_s = theirs.as_mut().map(|theirs| gigabytes / median(&mut theirs.seconds));
-    let pyarrow_gb_per_core_s = theirs.as_mut().map(|theirs| gigabytes / median(&mut theirs.core_seconds));
+    // The first round has warmed the page cache, and the memory that batches share.
+    let (ours, theirs) = (&ours[1..], theirs.get(1..).unwrap_or_default());
+    let gigabytes = plan.indices() as f64 * (plan.layout().width * bytes) as f64 / 1e9;
+    let speed = |runs: &[Run], of: fn(&Run) -> f64| median(runs.iter().map(of)).map(|seconds| gigabytes / seconds);
+    let gb_per_s = speed(ours, |run| run.seconds).context("no run")?;
+    let gb_per_core_s = speed(ours, |run| run.core_seconds).context("no run")?;
+    let pyarrow_gb_per_s = speed(theirs, |run| run.seconds);
+    let pyarrow_gb_per_core_s = speed(theirs, |run| run.core_seconds);
     let ratio = pyarrow_gb_per_s.map(|theirs| gb_per_s / theirs);
     let case = case.to_owned();
     Ok(Row { case, gb_per_s, pyarrow_gb_per_s, ratio, gb_per_core_s, pyarrow_gb_per_core_s })
+}
+
+/// Times of one run.
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct Run {
+    seconds: f64,
+    core_seconds: f64,
+}
+
+/// Makes the batches of one epoch.
+fn epoch(batches: &mut InlineBatches<'_>, steps: u64) -> anyhow::Result<Run> {
+    let (start, on_core) = (Instant::now(), core_seconds()?);
+    for _ in 0..steps {
+        std::hint::black_box(batches.next()?);
+    }
+    Ok(Run { seconds: start.elapsed().as_secs_f64(), core_seconds: core_seconds()? - on_core })
 }
 
 /// Time that this thread has been on a core.
@@ -115,68 +139,13 @@ fn core_seconds() -> anyhow::Result<f64> {
     Ok(nanoseconds / 1e9)
 }
 
-fn median(seconds: &mut [f64]) -> f64 {
+fn median(seconds: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut seconds: Vec<f64> = seconds.collect();
     seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
+    seconds.get(seconds.len() / 2).copied()
 }
 
-/// What a stream of batches fills again and again.
-struct Memory {
-    window: Vec<BlockRows>,
-    order: Vec<(usize, usize)>,
-    batch: HostRows,
-    coordinates: Vec<(f64, f64)>,
-}
-
-impl Memory {
-    fn new(dataset: &Dataset) -> anyhow::Result<Self> {
-        let batch = HostRows::new(BATCH_ROWS, dataset.width(), false)?;
-        Ok(Self {
-            window: vec![BlockRows::default(); WINDOW_BLOCKS],
-            order: Vec::new(),
-            batch,
-            coordinates: Vec::new(),
-        })
-    }
-
-    /// Hands a full batch over, and takes its memory back as the trainer gives it.
-    fn deliver(&mut self, width: usize) -> anyhow::Result<()> {
-        let empty = HostRows::new(0, width, false)?;
-        let batch = std::mem::replace(&mut self.batch, empty).into_tensor();
-        std::hint::black_box((&batch, &self.coordinates));
-        self.coordinates.clear();
-        self.batch = HostRows::reuse(batch, BATCH_ROWS, width).context("somebody kept the batch")?;
-        Ok(())
-    }
-}
-
-/// One epoch: row groups in a random order, rows in a random order within windows, batches contiguous.
-fn stream(dataset: &Dataset, seed: u64, memory: &mut Memory) -> anyhow::Result<()> {
-    let row_bytes = dataset.width() * ELEMENT_BYTES;
-    let mut random = Random(seed.wrapping_mul(2).wrapping_add(1));
-    let mut blocks: Vec<u32> = (0..dataset.block_rows().len() as u32).collect();
-    random.shuffle(&mut blocks);
-    for part in blocks.chunks(WINDOW_BLOCKS) {
-        memory.order.clear();
-        for (slot, &block) in part.iter().enumerate() {
-            dataset.read(block, 0, &mut memory.window[slot])?;
-            memory.order.extend((0..memory.window[slot].latitudes.len()).map(|row| (slot, row)));
-        }
-        random.shuffle(&mut memory.order);
-        for index in 0..memory.order.len() {
-            let (slot, row) = memory.order[index];
-            let rows = &memory.window[slot];
-            memory.batch.push(&rows.embeddings[row * row_bytes..][..row_bytes]);
-            memory.coordinates.push((rows.latitudes[row], rows.longitudes[row]));
-            if memory.batch.missing() == 0 {
-                memory.deliver(dataset.width())?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// xorshift: shuffles well enough for a benchmark.
+/// xorshift: random enough for a benchmark.
 struct Random(u64);
 
 impl Random {
@@ -185,12 +154,6 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for index in (1..items.len()).rev() {
-            items.swap(index, (self.next() % (index as u64 + 1)) as usize);
-        }
     }
 }
 
@@ -221,13 +184,6 @@ struct Peer {
     version: String,
 }
 
-/// Times of every run.
-#[derive(Default, Deserialize)]
-struct Runs {
-    seconds: Vec<f64>,
-    core_seconds: Vec<f64>,
-}
-
 impl Peer {
     /// The Python that was named must have pyarrow; the one on the PATH may.
     fn find(named: Option<&Path>, scratch: &Path) -> anyhow::Result<Option<Self>> {
@@ -251,31 +207,58 @@ impl Peer {
         Ok(Some(Self { python, script, version: format!("pyarrow {version}") }))
     }
 
-    fn call(&self, words: &[String]) -> anyhow::Result<Vec<u8>> {
-        let output = Command::new(&self.python)
-            .arg(&self.script)
-            .args(words)
-            .envs([("OMP_NUM_THREADS", "1"), ("ARROW_IO_THREADS", "1")])
-            .output()
-            .with_context(|| self.python.display().to_string())?;
-        anyhow::ensure!(output.status.success(), "pyarrow failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-        Ok(output.stdout)
+    fn command(&self, verb: &str, path: &Path) -> Command {
+        let mut command = Command::new(&self.python);
+        command.arg(&self.script).arg(verb).arg(path).envs([("OMP_NUM_THREADS", "1"), ("ARROW_IO_THREADS", "1")]);
+        command
     }
 
     fn write(&self, path: &Path) -> anyhow::Result<()> {
-        let words = ["write".into(), path.to_string_lossy().into(), FOREIGN_ROWS.to_string(), WIDTH.to_string()];
-        self.call(&words).map(|_| ())
+        let mut command = self.command("write", path);
+        command.args([FOREIGN_ROWS.to_string(), WIDTH.to_string()]);
+        let output = command.output().with_context(|| self.python.display().to_string())?;
+        anyhow::ensure!(output.status.success(), "pyarrow failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(())
     }
 
-    fn read(&self, path: &Path) -> anyhow::Result<Runs> {
-        let stdout = self.call(&["read".into(), path.to_string_lossy().into(), RUNS.to_string()])?;
-        let runs: Runs = serde_json::from_slice(&stdout)?;
-        anyhow::ensure!(
-            runs.seconds.len() == RUNS && runs.core_seconds.len() == RUNS,
-            "pyarrow made {} runs, expected {RUNS}",
-            runs.seconds.len()
-        );
-        Ok(runs)
+    /// A process that reads a file whenever it is told to.
+    fn reader(&self, path: &Path) -> anyhow::Result<Reader> {
+        let mut command = self.command("read", path);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().with_context(|| self.python.display().to_string())?;
+        let (input, output) = (child.stdin.take().context("no stdin")?, child.stdout.take().context("no stdout")?);
+        Ok(Reader { child, input: Some(input), output: BufReader::new(output) })
+    }
+}
+
+/// pyarrow, waiting to read.
+struct Reader {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Reader {
+    fn run(&mut self) -> anyhow::Result<Run> {
+        let mut line = String::new();
+        // A process that has ended cannot be written to; its last words say why.
+        let asked = self.input.as_mut().is_some_and(|input| input.write_all(b"\n").is_ok());
+        if !asked || self.output.read_line(&mut line)? == 0 {
+            let mut words = String::new();
+            if let Some(stderr) = &mut self.child.stderr {
+                stderr.read_to_string(&mut words)?;
+            }
+            anyhow::bail!("pyarrow failed: {}", words.trim());
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+impl Drop for Reader {
+    /// The end of its input ends it.
+    fn drop(&mut self) {
+        self.input = None;
+        let _ = self.child.wait();
     }
 }
 

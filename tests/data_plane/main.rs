@@ -30,6 +30,7 @@ mod shards_build;
 mod shards_foreign;
 mod shards_format;
 mod shards_memory;
+mod shards_placed;
 mod shards_plan;
 mod shards_prefetch;
 mod shards_read_back;

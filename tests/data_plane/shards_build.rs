@@ -46,12 +46,30 @@ fn csv(path: &Path, id: bool, change: impl Fn(usize) -> Option<&'static str>) {
     std::fs::write(path, text).expect("written");
 }
 
+/// The table of [`ROWS`] rows, as it must come out.
+fn table() -> impl Iterator<Item = (f64, f64)> {
+    (0..ROWS).map(|row| (latitude(row), (row % 360) as f64 - 180.0))
+}
+
+fn view() -> Tensor {
+    Tensor::from_slice(&matrix(|_, _, value| value)).view([-1, WIDTH as i64]).to_kind(Kind::Float)
+}
+
 struct Bench {
     scratch: tempfile::TempDir,
     config: ShardsConfig,
 }
 
 impl Bench {
+    /// A folder with a good table, `t.csv`, and good embeddings for it, `a.npy`.
+    fn new(on_bad_rows: OnBadRows) -> Self {
+        let config = ShardsConfig { id_column: "who".into(), on_bad_rows, ..ShardsConfig::default() };
+        let bench = Self { scratch: tempfile::tempdir().expect("a folder"), config };
+        csv(&bench.path("t.csv"), true, |_| None);
+        npy(&bench.path("a.npy"), &matrix(|_, _, value| value));
+        bench
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)
     }
@@ -62,74 +80,92 @@ impl Bench {
         let inputs = Build { table: &table, embeddings: &embeddings, config: &self.config, overwrite: false };
         build(&inputs, &self.path(out))
     }
+
+    /// Tables and matrices in which one row, or more, cannot be used.
+    fn add_bad_rows(&self) {
+        csv(&self.path("91.csv"), true, |row| (row == 4321).then_some("x,0,91"));
+        csv(&self.path("text.csv"), true, |row| (row == 7).then_some("x,east,1"));
+        csv(&self.path("ragged.csv"), true, |row| (row == 9).then_some("x,1"));
+        let nan = matrix(|row, column, value| if (row, column) == (4999, 3) { f64::NAN } else { value });
+        npy(&self.path("nan.npy"), &nan);
+        npy(&self.path("big.npy"), &matrix(|row, _, value| if row == 2 { 65_520.0 } else { value }));
+    }
+
+    /// The table as Parquet, with integers as identifiers and float32 longitudes.
+    fn add_parquet(&self) {
+        let columns: [(&str, ArrayRef); 3] = [
+            ("who", Arc::new(Int64Array::from_iter_values(0..ROWS as i64))),
+            ("lat", Arc::new(Float64Array::from_iter_values(table().map(|(latitude, _)| latitude)))),
+            ("lon", Arc::new(Float32Array::from_iter_values(table().map(|(_, longitude)| longitude as f32)))),
+        ];
+        let batch = RecordBatch::try_from_iter(columns).expect("a batch");
+        let file = File::create(self.path("t.parquet")).expect("created");
+        let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("a writer");
+        writer.write(&batch).expect("written");
+        writer.close().expect("closed");
+    }
+
+    /// That a build is refused with these words, and leaves nothing.
+    fn refuses(&self, table: &str, matrices: &[&str], code: ExitCode, words: &[&str]) {
+        let error = self.build(table, matrices, "never").expect_err(table);
+        let text = error.to_string();
+        assert!(
+            error.exit_code() == code && words.iter().all(|part| text.contains(part)),
+            "{table} {matrices:?}: {text}"
+        );
+        assert!(!self.path("never").exists(), "{table}: a folder is left");
+    }
 }
 
 #[test]
 fn what_was_built_is_what_was_given() {
-    let config = ShardsConfig { id_column: "who".into(), ..ShardsConfig::default() };
-    let mut bench = Bench { scratch: tempfile::tempdir().expect("a folder"), config };
-    csv(&bench.path("t.csv"), true, |_| None);
-    npy(&bench.path("a.npy"), &matrix(|_, _, value| value));
-    let second = Tensor::from_slice(&matrix(|_, _, value| -value)).view([-1, WIDTH as i64]);
+    let bench = Bench::new(OnBadRows::Error);
+    let second = -Tensor::from_slice(&matrix(|_, _, value| value)).view([-1, WIDTH as i64]);
     let other = Tensor::zeros([3], (Kind::Float, tch::Device::Cpu));
-    for (name, tensors) in [
-        ("b.safetensors", vec![("anything", second.to_kind(Kind::Half))]),
-        ("c.safetensors", vec![("embedding", second.shallow_clone()), ("other", other.shallow_clone())]),
-        ("two.safetensors", vec![("x", second.shallow_clone()), ("other", other)]),
-    ] {
-        Tensor::write_safetensors(&tensors, bench.path(name)).expect("written");
-    }
+    let half = [("anything", second.to_kind(Kind::Half))];
+    Tensor::write_safetensors(&half, bench.path("b.safetensors")).expect("written");
+    let named = [("embedding", second), ("other", other)];
+    Tensor::write_safetensors(&named, bench.path("c.safetensors")).expect("written");
     let built = bench.build("t.csv", &["a.npy", "b.safetensors", "c.safetensors"], "out").expect("built");
     assert_eq!((built.manifest.rows, built.manifest.views, built.skipped), (ROWS as u64, 3, 0));
-    let views = read_views(&bench.path("out"), &built.manifest);
-    let want = Tensor::from_slice(&matrix(|_, _, value| value)).view([-1, WIDTH as i64]).to_kind(Kind::Float);
+    let (views, want) = (read_views(&bench.path("out"), &built.manifest), view());
     assert!(views[0].equal(&want) && views[1].equal(&-&want) && views[2].equal(&-&want));
-    let table = read_table(&bench.path("out"), &built.manifest);
-    assert!(table.iter().enumerate().all(|(row, (id, lat, lon))| {
-        *id == format!("row {row}") && *lat == latitude(row) && *lon == (row % 360) as f64 - 180.0
-    }));
+    let rows = read_table(&bench.path("out"), &built.manifest);
+    let mut numbered = rows.iter().zip(table()).enumerate();
+    let same = numbered.all(|(row, (got, want))| got.0 == format!("row {row}") && (got.1, got.2) == want);
+    assert!(same && rows.len() == ROWS);
     let error = bench.build("t.csv", &["a.npy"], "out").expect_err("it exists");
     assert_eq!(error.exit_code(), ExitCode::Exists);
+}
 
-    // Parquet with integers as ids, float32 longitudes, and a table without ids.
-    let columns: [(&str, ArrayRef); 3] = [
-        ("who", Arc::new(Int64Array::from_iter_values(0..ROWS as i64))),
-        ("lat", Arc::new(Float64Array::from_iter_values((0..ROWS).map(latitude)))),
-        ("lon", Arc::new(Float32Array::from_iter_values((0..ROWS).map(|row| (row % 360) as f32 - 180.0)))),
-    ];
-    let batch = RecordBatch::try_from_iter(columns).expect("a batch");
-    let file = File::create(bench.path("t.parquet")).expect("created");
-    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("a writer");
-    writer.write(&batch).expect("written");
-    writer.close().expect("closed");
+#[test]
+fn tables_of_parquet_and_without_identifiers_are_read_too() {
+    let bench = Bench::new(OnBadRows::Error);
+    bench.add_parquet();
     csv(&bench.path("noid.csv"), false, |_| None);
     for (name, out) in [("t.parquet", "out2"), ("noid.csv", "out3")] {
         let built = bench.build(name, &["a.npy"], out).expect(name);
         let rows = read_table(&bench.path(out), &built.manifest);
-        let same = rows
-            .iter()
-            .zip(&table)
-            .enumerate()
-            .all(|(row, (got, want))| got.0 == row.to_string() && (got.1, got.2) == (want.1, want.2));
+        let mut numbered = rows.iter().zip(table()).enumerate();
+        let same = numbered.all(|(row, (got, want))| got.0 == row.to_string() && (got.1, got.2) == want);
         assert!(same && rows.len() == ROWS, "{name}");
     }
+}
 
-    // Bad rows and files.
-    csv(&bench.path("91.csv"), true, |row| (row == 4321).then_some("x,0,91"));
-    csv(&bench.path("text.csv"), true, |row| (row == 7).then_some("x,east,1"));
-    csv(&bench.path("ragged.csv"), true, |row| (row == 9).then_some("x,1"));
+#[test]
+fn what_cannot_be_built_is_named_and_leaves_nothing() {
+    let bench = Bench::new(OnBadRows::Error);
+    bench.add_bad_rows();
+    bench.add_parquet();
     std::fs::write(bench.path("short.csv"), "who,lat,lon\nx,1,2\n").expect("written");
-    npy(
-        &bench.path("nan.npy"),
-        &matrix(|row, column, value| if (row, column) == (4999, 3) { f64::NAN } else { value }),
-    );
-    npy(&bench.path("big.npy"), &matrix(|row, _, value| if row == 2 { 65_520.0 } else { value }));
     npy(&bench.path("few.npy"), &matrix(|_, _, value| value)[..80]);
+    let two = [("x", view()), ("other", view())];
+    Tensor::write_safetensors(&two, bench.path("two.safetensors")).expect("written");
     let bytes = std::fs::read(bench.path("a.npy")).expect("readable");
     std::fs::write(bench.path("cut.npy"), &bytes[..bytes.len() - 1]).expect("written");
     let parquet = std::fs::read(bench.path("t.parquet")).expect("readable");
     std::fs::write(bench.path("cut.parquet"), &parquet[..parquet.len() / 2]).expect("written");
-    for (table, matrix, code, parts) in [
+    for (table, matrix, code, words) in [
         ("91.csv", "a.npy", ExitCode::BadData, ["91.csv: row 4321", "latitude 91"]),
         ("text.csv", "a.npy", ExitCode::BadData, ["text.csv: row 7", "`east`"]),
         ("ragged.csv", "a.npy", ExitCode::BadData, ["ragged.csv: row 9", "2 field"]),
@@ -143,15 +179,16 @@ fn what_was_built_is_what_was_given() {
         ("t.csv", "t.csv", ExitCode::BadData, ["t.csv", ".safetensors"]),
         ("none.csv", "a.npy", ExitCode::Io, ["none.csv", ""]),
     ] {
-        let error = bench.build(table, &[matrix], "never").expect_err(table);
-        let text = error.to_string();
-        assert!(error.exit_code() == code && parts.iter().all(|part| text.contains(part)), "{table} {matrix}: {text}");
-        assert!(!bench.path("never").exists(), "{table}: a folder is left");
+        bench.refuses(table, &[matrix], code, &words);
     }
-    let error = bench.build("t.csv", &["a.npy", "few.npy"], "never").expect_err("lengths differ");
-    assert!(error.to_string().contains("10 x 8 numbers, but"), "{error}");
+    bench.refuses("t.csv", &["a.npy", "few.npy"], ExitCode::BadData, &["10 x 8 numbers, but"]);
+}
 
-    bench.config.on_bad_rows = OnBadRows::Skip;
+#[test]
+fn bad_rows_are_left_out_where_that_is_wanted() {
+    let bench = Bench::new(OnBadRows::Skip);
+    bench.add_bad_rows();
+    let want = view();
     for (table, matrix, row) in [("91.csv", "a.npy", 4321), ("ragged.csv", "a.npy", 9), ("t.csv", "big.npy", 2)] {
         let out = format!("skip-{table}");
         let built = bench.build(table, &[matrix], &out).expect(table);

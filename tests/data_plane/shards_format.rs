@@ -260,7 +260,8 @@ mod long {
     use std::time::Instant;
 
     use super::*;
-    use locdiff::shards::BlockRows;
+    use locdiff::shards::{BatchOptions, Batches, BlockRows, Cache, Layout, Mask, Plan, PlanOptions, Share};
+    use std::sync::Arc;
 
     /// Memory of this process that no file backs, from the kernel.
     fn anonymous_bytes() -> u64 {
@@ -275,16 +276,23 @@ mod long {
         text.split_whitespace().next().expect("a field").parse::<f64>().expect("a number") / 1e9
     }
 
-    /// One file of 100 MB under many names, with a manifest that lists them all or without one. LOCDIFF_STREAM_GB=20 makes it
-    /// twenty gigabytes.
-    #[test]
-    fn shards_stream_in_bounded_memory() {
-        const WIDTH: u32 = 768;
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let out = folder.path().join("out");
+    const WIDTH: u32 = 768;
+
+    /// How much is streamed; LOCDIFF_STREAM_GB=20 makes it twenty gigabytes.
+    fn gigabytes() -> f64 {
+        std::env::var("LOCDIFF_STREAM_GB").map_or(2.0, |text| text.parse().expect("a number"))
+    }
+
+    /// A sixteenth of the law's 1 GB for a tenth of its 20 GB: what grew with the data would show.
+    fn growth_max() -> u64 {
+        if gigabytes() < 20.0 { 128_000_000 } else { 1_000_000_000 }
+    }
+
+    /// One file of 100 MB under many names, with a manifest that lists them all.
+    fn write_many(out: &Path) {
         let mut options = WriterOptions::new(WIDTH, 1, "one file", ImageHead::None);
         options.rows_per_file = 65_536;
-        let mut writer = ShardWriter::create(&out, options).expect("begun");
+        let mut writer = ShardWriter::create(out, options).expect("begun");
         let values: Vec<f16> = (0..4096 * WIDTH).map(|at| f16::from_bits(at as u16 & 0xbbff)).collect();
         for part in 0..16 {
             let ids: Vec<String> = (0..4096).map(|row| format!("{}", part * 4096 + row)).collect();
@@ -294,10 +302,9 @@ mod long {
                 .expect("pushed");
         }
         let mut manifest = writer.finish().expect("written");
-        let gigabytes: f64 = std::env::var("LOCDIFF_STREAM_GB").map_or(2.0, |text| text.parse().expect("a number"));
         let file = manifest.files[0].clone();
         let embedding_bytes = manifest.rows as f64 * f64::from(WIDTH) * 2.0;
-        let copies = (gigabytes * 1e9 / embedding_bytes).ceil() as usize;
+        let copies = (gigabytes() * 1e9 / embedding_bytes).ceil() as usize;
         for copy in 1..copies {
             let name = format!("part-{copy:05}.parquet");
             fs::hard_link(out.join(&file.name), out.join(&name)).expect("linked");
@@ -306,6 +313,13 @@ mod long {
         manifest.rows *= copies as u64;
         manifest.fingerprint = manifest.compute_fingerprint();
         fs::write(out.join(MANIFEST_NAME), manifest.to_json().expect("JSON")).expect("written");
+    }
+
+    #[test]
+    fn shards_stream_in_bounded_memory() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let out = folder.path().join("out");
+        write_many(&out);
         for with_manifest in [true, false] {
             if !with_manifest {
                 fs::remove_file(out.join(MANIFEST_NAME)).expect("removed");
@@ -331,10 +345,36 @@ mod long {
                 bytes as f64 / 1e9 / start.elapsed().as_secs_f64(),
                 bytes as f64 / 1e9 / (core_seconds() - on_core),
             );
-            assert!(bytes as f64 >= gigabytes * 0.99e9, "{bytes} bytes were read");
-            // A sixteenth of the law's 1 GB for a tenth of its 20 GB: what grew with the data would show.
-            let limit = if gigabytes < 20.0 { 128_000_000 } else { 1_000_000_000 };
-            assert!(growth < limit, "{growth} bytes of growth");
+            assert!(bytes as f64 >= gigabytes() * 0.99e9, "{bytes} bytes were read");
+            assert!(growth < growth_max(), "{growth} bytes of growth");
         }
+    }
+
+    /// Two windows of 25 MB, four batches of 6 MB and what reading takes, however long it goes on.
+    #[test]
+    fn batches_stream_in_bounded_memory() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let out = folder.path().join("out");
+        write_many(&out);
+        let before = anonymous_bytes();
+        let (dataset, config) = (open(&out).expect("opens"), ShardsConfig::default());
+        let plan = Plan::new(Layout::of(&dataset), Mask::none(), PlanOptions::new(&config, 1, 4096)).expect("a plan");
+        let device = tch::Device::Cpu;
+        let options = BatchOptions { reader_threads: 2, prefetch_batches: 2, cache: Cache::None, device };
+        let start = Instant::now();
+        let mut batches =
+            Batches::new(Arc::new(dataset), plan.clone(), plan.start(), Share::WHOLE, &options).expect("batches");
+        let (mut bytes, mut most) = (0, 0);
+        for step in 0..plan.steps() {
+            bytes += batches.next().expect("a batch").embeddings.numel() * 2;
+            if step % 16 == 0 {
+                most = most.max(anonymous_bytes());
+            }
+        }
+        let growth = most.max(anonymous_bytes()).saturating_sub(before);
+        let speed = bytes as f64 / 1e9 / start.elapsed().as_secs_f64();
+        println!("{:.1} GB in batches: {} MB of growth, {speed:.2} GB/s", bytes as f64 / 1e9, growth / 1_000_000);
+        assert!(bytes as f64 >= gigabytes() * 0.99e9, "{bytes} bytes were read");
+        assert!(growth < growth_max(), "{growth} bytes of growth");
     }
 }

@@ -206,7 +206,8 @@ fn memory_of_a_batch_is_used_again_unless_somebody_has_it() {
     for _ in 0..60 {
         places.insert(batches.next().expect("a batch").embeddings.data_ptr() as usize);
     }
-    assert!(places.len() <= 6, "60 batches lay in {} places", places.len());
+    // Two windows of four batches that are being filled, two ahead, one on its way there, one that is looked at here.
+    assert!(places.len() <= 12, "60 batches lay in {} places", places.len());
     assert!(!places.contains(&(tensor.data_ptr() as usize)), "memory that somebody has is used again");
     let now = Vec::<i16>::try_from(tensor.view_dtype(Kind::Int16).view(-1)).expect("float16");
     assert_eq!(now.into_iter().flat_map(i16::to_le_bytes).collect::<Vec<u8>>(), bits);

@@ -1,4 +1,4 @@
-//! One thread that puts rows into batches, in the order of the plan.
+//! One thread that asks for rows in the order of the plan, and sends the batches that readers have filled.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,12 +6,11 @@ use std::sync::mpsc::SyncSender;
 
 use tch::Tensor;
 
-use super::Spare;
 use super::device::Places;
-use super::readers::{Answer, Readers};
+use super::filling::Filling;
+use super::readers::Readers;
 use super::segments::{Segment, Segments};
-use crate::native::host::HostRows;
-use crate::shards::{ELEMENT_BYTES, Position, ShardsError};
+use crate::shards::{Position, ShardsError};
 
 /// A batch on its way to the trainer.
 #[derive(Debug)]
@@ -32,21 +31,11 @@ pub(super) enum Embeddings {
     Places(Tensor),
 }
 
-/// A batch that is not full yet.
-struct Filling {
-    position: Position,
-    rows: HostRows,
-    latitudes: Vec<f64>,
-    longitudes: Vec<f64>,
-}
-
 /// Gathers until somebody says stop or something fails.
 pub(super) struct Gatherer {
     pub(super) segments: Segments,
     pub(super) readers: Arc<Readers>,
-    pub(super) width: usize,
-    pub(super) pinned: bool,
-    pub(super) spare: Arc<Spare>,
+    pub(super) filling: Filling,
     /// Where rows lie on the device; none: they are read.
     pub(super) places: Option<Places>,
     pub(super) sender: SyncSender<Result<Delivery, ShardsError>>,
@@ -80,60 +69,26 @@ impl Gatherer {
         let _ = self.sender.send(Err(error));
     }
 
-    /// Reads one segment ahead of the one that is gathered.
+    /// Reads one segment ahead of the one whose batches are sent.
     fn gather_rows(&mut self) -> Result<(), End> {
-        let mut filling = None;
-        let mut segment = self.segments.next()?;
-        let mut ticket = self.readers.ask(&segment);
+        let (mut segment, mut ticket) = self.ask()?;
         loop {
-            let next = self.segments.next()?;
-            let next_ticket = self.readers.ask(&next);
+            let next = self.ask()?;
             let mut answers = self.readers.wait(ticket, segment.blocks.len()).ok_or(End::Stopped)?;
-            self.gather(&segment, &mut answers, &mut filling)?;
+            let sender = &self.sender;
+            let send = |delivery| sender.send(Ok(delivery)).map_err(|_| End::Stopped);
+            self.filling.take(&segment, &mut answers, send)?;
             self.readers.give_back(answers);
-            (segment, ticket) = (next, next_ticket);
+            (segment, ticket) = next;
         }
     }
 
-    /// Appends the rows of a segment to the batch that is being filled, and sends those that are full.
-    fn gather(&self, segment: &Segment, answers: &mut [Answer], filling: &mut Option<Filling>) -> Result<(), End> {
-        let row_bytes = self.width * ELEMENT_BYTES;
-        let mut rest = segment.rows.as_slice();
-        for (position, count) in &segment.steps {
-            let (rows, after) = rest.split_at(*count);
-            rest = after;
-            let batch = match filling {
-                Some(batch) => batch,
-                None => filling.insert(self.begin(*position)?),
-            };
-            for (place, row) in rows.iter().map(|(place, row)| (*place as usize, *row as usize)) {
-                let block = match &mut answers[place] {
-                    Ok(block) => block,
-                    failed => return Err(End::Failed(take_error(failed))),
-                };
-                batch.rows.push(&block.embeddings[row * row_bytes..(row + 1) * row_bytes]);
-                batch.latitudes.push(block.latitudes[row]);
-                batch.longitudes.push(block.longitudes[row]);
-            }
-            if batch.rows.missing() == 0
-                && let Some(batch) = filling.take()
-            {
-                let embeddings = Embeddings::Rows(batch.rows.into_tensor());
-                self.send(batch.position, embeddings, batch.latitudes, batch.longitudes)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn begin(&self, position: Position) -> Result<Filling, ShardsError> {
-        let slice = self.segments.slice();
-        let count = (slice.end - slice.start) as usize;
-        let reused = self.spare.take().and_then(|tensor| HostRows::reuse(tensor, count, self.width));
-        let rows = match reused {
-            Some(rows) => rows,
-            None => HostRows::new(count, self.width, self.pinned)?,
-        };
-        Ok(Filling { position, rows, latitudes: Vec::with_capacity(count), longitudes: Vec::with_capacity(count) })
+    /// Has the next segment read; the ticket is that of its first block.
+    fn ask(&mut self) -> Result<(Segment, u64), ShardsError> {
+        let segment = self.segments.next()?;
+        let places = self.filling.arrange(&segment)?;
+        let ticket = self.readers.ask(&segment, places);
+        Ok((segment, ticket))
     }
 
     /// Finds the rows of a batch in the device cache; nothing is read.
@@ -144,10 +99,7 @@ impl Gatherer {
         loop {
             let segment = self.segments.next()?;
             let known = self.places.as_ref().ok_or_else(|| ShardsError::Internal("no device cache".to_owned()))?;
-            let mut rest = segment.rows.as_slice();
-            for (position, of_step) in &segment.steps {
-                let (rows, after) = rest.split_at(*of_step);
-                rest = after;
+            for (position, rows) in segment.steps() {
                 for (place, row) in rows {
                     let (block, view) = segment.blocks[*place as usize];
                     places.push(known.place(block, view, *row));
@@ -158,29 +110,11 @@ impl Gatherer {
                 if places.len() == count {
                     let embeddings = Embeddings::Places(known.tensor(&places)?);
                     places.clear();
-                    self.send(*position, embeddings, std::mem::take(&mut latitudes), std::mem::take(&mut longitudes))?;
+                    let (latitudes, longitudes) = (std::mem::take(&mut latitudes), std::mem::take(&mut longitudes));
+                    let delivery = Delivery { position, slice: slice.clone(), embeddings, latitudes, longitudes };
+                    self.sender.send(Ok(delivery)).map_err(|_| End::Stopped)?;
                 }
             }
         }
-    }
-
-    fn send(
-        &self,
-        position: Position,
-        embeddings: Embeddings,
-        latitudes: Vec<f64>,
-        longitudes: Vec<f64>,
-    ) -> Result<(), End> {
-        let slice = self.segments.slice().clone();
-        let delivery = Delivery { position, slice, embeddings, latitudes, longitudes };
-        self.sender.send(Ok(delivery)).map_err(|_| End::Stopped)
-    }
-}
-
-/// Moves the error out; what is left behind is never read.
-fn take_error(answer: &mut Answer) -> ShardsError {
-    match std::mem::replace(answer, Ok(Arc::default())) {
-        Err(error) => error,
-        Ok(_) => ShardsError::Internal("a block failed without an error".to_owned()),
     }
 }

@@ -1,6 +1,7 @@
-//! Threads that read blocks, and the bounded pool between them and the gatherer.
+//! Threads that read blocks and put rows into their places, and the bounded pool between them and the gatherer.
 //!
-//! The gatherer asks for the blocks of one segment and the next; each answer waits under its ticket. Nobody waits for a
+//! The gatherer asks for the blocks of one segment and the next; each answer waits under its ticket. An answer without an
+//! error means that the block was checked, and that all rows that were wanted of it are in their places. Nobody waits for a
 //! thread that does not exist any more: a panic in a read is an answer, and so is the end.
 
 use std::collections::{HashMap, VecDeque};
@@ -11,14 +12,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::segments::Segment;
+use crate::native::places::RowPlaces;
 use crate::shards::cache::HostCache;
 use crate::shards::mask::panicked;
-use crate::shards::{BlockRows, Blocks, Cache, ELEMENT_BYTES, Plan, ShardsError};
+use crate::shards::{BlockRows, Blocks, Cache, Plan, ShardsError};
 
 /// How long an end waits for threads that are busy.
 const END_WAIT: Duration = Duration::from_millis(250);
 
-/// One view of one block.
+/// One view of one block: its coordinates, and its embeddings where they are kept.
 pub(super) type Answer = Result<Arc<BlockRows>, ShardsError>;
 
 /// What threads and gatherer share.
@@ -45,6 +47,9 @@ struct Task {
     ticket: u64,
     block: u32,
     view: u32,
+    places: RowPlaces,
+    /// The block, where the cache has it.
+    kept: Option<Arc<BlockRows>>,
 }
 
 impl std::fmt::Debug for Readers {
@@ -66,17 +71,15 @@ impl Readers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for the blocks of a segment; the tickets are consecutive from the one returned.
-    pub(super) fn ask(&self, segment: &Segment) -> u64 {
+    /// Asks for the blocks of a segment, with the places of each; the tickets are consecutive from the one returned.
+    pub(super) fn ask(&self, segment: &Segment, places: Vec<RowPlaces>) -> u64 {
         let mut state = self.state();
         let first = state.tickets;
-        for (block, view) in segment.blocks.iter().copied() {
+        for ((block, view), places) in segment.blocks.iter().copied().zip(places) {
             let ticket = state.tickets;
             state.tickets += 1;
-            match self.cache.as_ref().and_then(|cache| cache.get(block, view)) {
-                Some(rows) => drop(state.answers.insert(ticket, Ok(rows))),
-                None => state.tasks.push_back(Task { ticket, block, view }),
-            }
+            let kept = self.cache.as_ref().and_then(|cache| cache.get(block, view));
+            state.tasks.push_back(Task { ticket, block, view, places, kept });
         }
         drop(state);
         self.changed.notify_all();
@@ -104,26 +107,43 @@ impl Readers {
 
     /// The life of a reader thread.
     pub(super) fn work(&self) {
+        // Where embeddings are decoded, from block to block.
+        let mut embeddings = Vec::new();
         let mut state = self.state();
         while !state.stopped {
             let Some(task) = state.tasks.pop_front() else {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            let bytes = self.bytes(task.block);
-            let keeps = self.cache.as_ref().filter(|cache| cache.has_room(bytes));
-            // What is kept gets memory of its own size.
-            let mut rows = if keeps.is_some() { BlockRows::default() } else { state.spare.pop().unwrap_or_default() };
+            let rows = state.spare.pop().unwrap_or_default();
             drop(state);
-            let answer =
-                read(self.blocks.as_ref(), &self.plan, task.block, task.view, &mut rows).map(|()| Arc::new(rows));
-            if let (Some(cache), Ok(rows)) = (keeps, &answer) {
-                cache.keep(task.block, task.view, bytes, rows);
-            }
+            let ticket = task.ticket;
+            let answer = self.answer(task, rows, &mut embeddings);
             state = self.state();
-            state.answers.insert(task.ticket, answer);
+            state.answers.insert(ticket, answer);
             self.changed.notify_all();
         }
+    }
+
+    /// Puts the rows that a task wants into their places.
+    fn answer(&self, task: Task, mut rows: BlockRows, embeddings: &mut Vec<u8>) -> Answer {
+        let Task { block, view, places, kept, .. } = task;
+        let bytes = self.bytes(block);
+        if let Some(kept) = kept {
+            return copy(block, &kept, places).map(|()| kept);
+        }
+        if let Some(cache) = self.cache.as_ref().filter(|cache| cache.has_room(bytes)) {
+            // What is kept gets memory of its own size.
+            let mut rows = BlockRows::default();
+            read(self.blocks.as_ref(), &self.plan, block, view, &mut rows)?;
+            let rows = Arc::new(rows);
+            cache.keep(block, view, bytes, &rows);
+            return copy(block, &rows, places).map(|()| rows);
+        }
+        rows.embeddings = std::mem::take(embeddings);
+        place(self.blocks.as_ref(), &self.plan, (block, view), &mut rows, places)?;
+        *embeddings = std::mem::take(&mut rows.embeddings);
+        Ok(Arc::new(rows))
     }
 
     fn bytes(&self, block: u32) -> u64 {
@@ -156,16 +176,43 @@ pub(super) fn read(
     let skip = plan.mask().skipped(block);
     let body =
         || if skip.is_empty() { blocks.read(block, view, into) } else { blocks.read_except(block, view, skip, into) };
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(block, panic.as_ref())))?;
+    caught(block, body)?;
+    into.check(block, plan.layout().block_rows[block as usize] as usize, plan.layout().width)
+}
+
+/// Reads what the plan wants of one view of a block straight into its places. A panic is an error. Without an error the
+/// places are finished, and `into` has the coordinates of all rows.
+pub(super) fn place(
+    blocks: &dyn Blocks,
+    plan: &Plan,
+    (block, view): (u32, u32),
+    into: &mut BlockRows,
+    mut places: RowPlaces,
+) -> Result<(), ShardsError> {
     let rows = plan.layout().block_rows[block as usize] as usize;
-    let got = (into.latitudes.len(), into.longitudes.len(), into.embeddings.len());
-    let wanted = (rows, rows, rows * plan.layout().width * ELEMENT_BYTES);
-    if got != wanted {
-        let text =
-            format!("block {block}: latitudes, longitudes and bytes of embeddings are {got:?}, wanted {wanted:?}");
-        return Err(ShardsError::Internal(text));
-    }
-    Ok(())
+    caught(block, || {
+        blocks.read_placed(block, view, plan.mask().skipped(block), into, &mut places)?;
+        let got = (into.latitudes.len(), into.longitudes.len());
+        if got != (rows, rows) {
+            let text = format!("block {block}: latitudes and longitudes are {got:?}, wanted {rows} of each");
+            return Err(ShardsError::Internal(text));
+        }
+        places.finish();
+        Ok(())
+    })
+}
+
+/// Puts rows of a block that lies in memory into their places.
+fn copy(block: u32, rows: &BlockRows, mut places: RowPlaces) -> Result<(), ShardsError> {
+    caught(block, || {
+        places.write(&rows.embeddings);
+        places.finish();
+        Ok(())
+    })
+}
+
+fn caught(block: u32, body: impl FnOnce() -> Result<(), ShardsError>) -> Result<(), ShardsError> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(block, panic.as_ref())))
 }
 
 /// Starts a thread that `stop` knows of.

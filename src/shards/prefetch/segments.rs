@@ -11,9 +11,21 @@ pub(super) struct Segment {
     /// Blocks with their views, in the order of their first row.
     pub(super) blocks: Vec<(u32, u32)>,
     /// Rows in the order of the plan: which of `blocks`, and which of its rows.
-    pub(super) rows: Vec<(u32, u32)>,
+    rows: Vec<(u32, u32)>,
     /// How many of `rows` belong to which step, in order; a step's rows may begin or end in other segments.
-    pub(super) steps: Vec<(Position, usize)>,
+    steps: Vec<(Position, usize)>,
+}
+
+impl Segment {
+    /// Its rows, step by step.
+    pub(super) fn steps(&self) -> impl Iterator<Item = (Position, &[(u32, u32)])> {
+        let mut rest = self.rows.as_slice();
+        self.steps.iter().map(move |(position, count)| {
+            let (rows, after) = rest.split_at(*count);
+            rest = after;
+            (*position, rows)
+        })
+    }
 }
 
 /// The segments of all epochs.

@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use nix::fcntl::{Flock, FlockArg};
 use tracing::warn;
-use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
+use twox_hash::{XxHash3_64, XxHash3_128};
 
 /// First bytes of an entry: what it is, and the version of its layout.
 const MAGIC: [u8; 8] = *b"LDCACHE1";
@@ -49,7 +49,9 @@ pub(super) struct Key<'a> {
 impl Key<'_> {
     fn hash(&self, bytes: usize) -> u128 {
         let (url, version) = (self.url, self.version);
-        xxh3_128(format!("{}:{url}{}:{version}{}+{bytes}", url.len(), version.len(), self.offset).as_bytes())
+        XxHash3_128::oneshot(
+            format!("{}:{url}{}:{version}{}+{bytes}", url.len(), version.len(), self.offset).as_bytes(),
+        )
     }
 }
 
@@ -217,7 +219,7 @@ impl Cache {
 }
 
 fn checksum(hash: u128, bytes: &[u8]) -> u64 {
-    xxh3_64_with_seed(bytes, hash as u64)
+    XxHash3_64::oneshot_with_seed(hash as u64, bytes)
 }
 
 fn read_entry(file: &mut File, hash: u128, into: &mut [u8]) -> io::Result<()> {

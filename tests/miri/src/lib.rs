@@ -3,3 +3,5 @@
 
 #[path = "../../../src/native/philox.rs"]
 pub mod philox;
+#[path = "../../../src/native/places.rs"]
+pub mod places;

@@ -1,0 +1,50 @@
+//! Are numbers finite? Asked of every byte that is read, so compiled for the vectors that the processor has.
+
+/// Exponent bits of a float16; all ones is infinity or NaN.
+const EXPONENT: u16 = 0x7c00;
+/// The lowest of them.
+const EXPONENT_ONE: u16 = 0x0400;
+
+/// Are all of these little-endian float16 finite? An odd byte at the end does not count.
+pub fn all_finite_halves(bytes: &[u8]) -> bool {
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2, as was just asked.
+        return unsafe { all_finite_avx2(bytes) };
+    }
+    all_finite(bytes)
+}
+
+/// The same code as [`all_finite`], compiled for wider vectors.
+#[target_feature(enable = "avx2")]
+fn all_finite_avx2(bytes: &[u8]) -> bool {
+    all_finite(bytes)
+}
+
+/// Without a branch per number: only an exponent of all ones carries into the sign.
+#[inline(always)]
+fn all_finite(bytes: &[u8]) -> bool {
+    let exponent = |value: &[u8; 2]| (u16::from_le_bytes(*value) & EXPONENT).wrapping_add(EXPONENT_ONE);
+    let carried = |part: &[[u8; 2]]| part.iter().fold(0, |seen, value| seen | exponent(value));
+    bytes.as_chunks::<2>().0.chunks(4096).all(|part| carried(part) >> 15 == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_float16_is_told_alike_at_any_place() {
+        for bits in 0..=u16::MAX {
+            let finite = half::f16::from_bits(bits).is_finite();
+            assert_eq!(all_finite_halves(&bits.to_le_bytes()), finite, "{bits:04x}");
+            assert_eq!(all_finite(&bits.to_le_bytes()), finite, "{bits:04x}");
+        }
+        let good: Vec<u8> = (0..30_000_u16).flat_map(|at| (at & 0xbbff).to_le_bytes()).collect();
+        assert!(all_finite_halves(&good) && all_finite(&good) && all_finite_halves(&[]));
+        for at in (0..30_000).step_by(997).chain([0, 1, 15, 16, 31, 4095, 4096, 29_999]) {
+            let mut bad = good.clone();
+            bad[2 * at..2 * at + 2].copy_from_slice(&0xfc00_u16.to_le_bytes());
+            assert!(!all_finite_halves(&bad) && !all_finite(&bad), "number {at}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Batches without threads: the steps of [`Batches`](super::Batches) one after the other, in the thread that asks.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::filling::Filling;
+use super::gather::{Delivery, Embeddings};
+use super::readers::{Answer, place};
+use super::segments::{Segment, Segments};
+use super::{Batch, Spare};
+use crate::native::places::RowPlaces;
+use crate::shards::{BlockRows, Blocks, Plan, Position, ShardsError, Share};
+
+/// The batches of one worker, made when they are asked for: for measuring what one core does. Main memory only, no cache.
+pub struct InlineBatches<'a> {
+    blocks: &'a dyn Blocks,
+    plan: Plan,
+    segments: Segments,
+    filling: Filling,
+    ready: VecDeque<Delivery>,
+    /// Where embeddings are decoded, from block to block.
+    embeddings: Vec<u8>,
+    spare: Arc<Spare>,
+}
+
+impl<'a> InlineBatches<'a> {
+    /// From a position on.
+    pub fn new(blocks: &'a dyn Blocks, plan: Plan, position: Position, share: Share) -> Result<Self, ShardsError> {
+        plan.check_position(position)?;
+        let slice = plan.slice(share)?;
+        let spare = Spare::new(Some(1));
+        let segments = Segments::new(plan.clone(), position, slice.clone())?;
+        let filling = Filling::new(plan.clone(), slice, false, Arc::clone(&spare));
+        let (ready, embeddings) = (VecDeque::new(), Vec::new());
+        Ok(Self { blocks, plan, segments, filling, ready, embeddings, spare })
+    }
+
+    /// The next batch; reads the next window where no batch is ready.
+    #[allow(clippy::should_implement_trait, reason = "it never ends, and an error is no item")]
+    pub fn next(&mut self) -> Result<Batch, ShardsError> {
+        loop {
+            if let Some(Delivery { position, slice, embeddings, latitudes, longitudes }) = self.ready.pop_front() {
+                let Embeddings::Rows(embeddings) = embeddings else {
+                    return Err(ShardsError::Internal("a batch of the device cache without one".to_owned()));
+                };
+                let (spare, waited) = (Arc::clone(&self.spare), Duration::ZERO);
+                return Ok(Batch { embeddings, latitudes, longitudes, position, slice, waited, spare });
+            }
+            let segment = self.segments.next()?;
+            let places = self.filling.arrange(&segment)?;
+            let mut answers = self.read(&segment, places);
+            let ready = &mut self.ready;
+            self.filling.take(&segment, &mut answers, |delivery| {
+                ready.push_back(delivery);
+                Ok::<(), ShardsError>(())
+            })?;
+        }
+    }
+
+    fn read(&mut self, segment: &Segment, places: Vec<RowPlaces>) -> Vec<Answer> {
+        let mut answer = |at: (u32, u32), places: RowPlaces| {
+            let mut rows = BlockRows { embeddings: std::mem::take(&mut self.embeddings), ..BlockRows::default() };
+            place(self.blocks, &self.plan, at, &mut rows, places)?;
+            self.embeddings = std::mem::take(&mut rows.embeddings);
+            Ok(Arc::new(rows))
+        };
+        segment.blocks.iter().zip(places).map(|(at, places)| answer(*at, places)).collect()
+    }
+}
