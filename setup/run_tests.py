@@ -122,6 +122,8 @@ class CudaLink:
         self.take_dependencies()
         environment = dict(os.environ, LIBTORCH=str(PROJECT / ".libtorch/cuda"), CARGO_TERM_COLOR="never")
         words = ["cargo", "build", "--locked", "--workspace", "--bins", "--target-dir", str(self.target)]
+        # Nobody runs what comes of it here.
+        words += ["--config", "profile.dev.package.locdiff.opt-level=0"]
         with open(self.log, "w") as log:
             self.child = children.start(words, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
