@@ -54,6 +54,12 @@ pub enum GeoclipError {
         error: std::io::Error,
     },
     /// What would be written exists.
+    #[error("{path} is no folder of GeoCLIP's weights, and --overwrite replaces nothing else; name another with --out")]
+    NotOurs {
+        /// Which folder.
+        path: PathBuf,
+    },
+    /// What would be written exists.
     #[error("{path} exists; say --overwrite to replace it")]
     Exists {
         /// Which folder.
@@ -75,7 +81,7 @@ impl GeoclipError {
             Self::Damaged { .. } => ExitCode::Corrupt,
             Self::Row { .. } | Self::Shape { .. } => ExitCode::BadData,
             Self::Io { .. } => ExitCode::Io,
-            Self::Exists { .. } => ExitCode::Exists,
+            Self::Exists { .. } | Self::NotOurs { .. } => ExitCode::Exists,
             Self::Torch { .. } => ExitCode::Internal,
         }
     }

@@ -160,9 +160,7 @@ pub fn write_folder(
     licence: &[u8],
     overwrite: bool,
 ) -> Result<Manifest, GeoclipError> {
-    if !overwrite && folder.symlink_metadata().is_ok() {
-        return Err(GeoclipError::Exists { path: folder.to_owned() });
-    }
+    check_target(folder, overwrite)?;
     let parent = match folder.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -186,6 +184,22 @@ pub fn write_folder(
     Ok(manifest)
 }
 
+/// May a folder be made here? Only GeoCLIP's own, or an empty one, is ever replaced.
+fn check_target(folder: &Path, overwrite: bool) -> Result<(), GeoclipError> {
+    if folder.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    if !overwrite {
+        return Err(GeoclipError::Exists { path: folder.to_owned() });
+    }
+    let is_empty = || std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
+    let is_ours = |text: Vec<u8>| serde_json::from_slice::<Manifest>(&text).is_ok();
+    if std::fs::read(folder.join(MANIFEST)).is_ok_and(is_ours) || is_empty() {
+        return Ok(());
+    }
+    Err(GeoclipError::NotOurs { path: folder.to_owned() })
+}
+
 /// The old folder steps aside first; it comes back if the new one cannot take its place.
 fn put_in_place(beside: tempfile::TempDir, folder: &Path, parent: &Path) -> Result<(), GeoclipError> {
     let io = |error| GeoclipError::Io { path: folder.to_owned(), error };
@@ -197,8 +211,9 @@ fn put_in_place(beside: tempfile::TempDir, folder: &Path, parent: &Path) -> Resu
         std::fs::rename(folder, &old).map_err(io)?;
     }
     if let Err(error) = std::fs::rename(beside.path(), folder) {
-        if had {
-            std::fs::rename(&old, folder).map_err(io)?;
+        if had && std::fs::rename(&old, folder).is_err() {
+            // It stays where it is, under its other name, and is not removed.
+            let _ = aside.keep();
         }
         return Err(io(error));
     }

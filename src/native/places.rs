@@ -60,6 +60,7 @@ impl<Owner: Send + 'static> Rows<Owner> {
     /// Where all places are given, the block has no such row or that has a place, or rows are of another size.
     pub(super) fn give(&mut self, places: &mut RowPlaces, row: usize) {
         assert!(self.unplaced() > 0, "all {} places are given", self.memory.rows);
+        assert!(places.written == 0, "{} rows are written already", places.written);
         assert!(places.row_bytes == self.memory.row_bytes, "rows of {} bytes", places.row_bytes);
         let slot = &mut places.slots[row];
         assert!(slot.is_null(), "row {row} has a place");

@@ -20,6 +20,9 @@ use super::statistics::{Moments, Statistics};
 use super::{BlockRows, Blocks, ELEMENT_BYTES};
 use crate::native::places::RowPlaces;
 
+/// Numbers of an embedding, at most: a footer that says more would have memory allocated for what is not there.
+const WIDTH_MAX: usize = 1 << 20;
+
 /// A row group that has rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BlockAt {
@@ -209,6 +212,14 @@ impl Dataset {
         if self.width == 0 {
             self.width = self.find_width()?;
         }
+        if self.width > WIDTH_MAX {
+            let (file, column) = (&self.files[0].name, &self.files[0].views[0].name);
+            return Err(bad(
+                file,
+                Some(column),
+                format!("has embeddings of width {}, at most {WIDTH_MAX}", self.width),
+            ));
+        }
         for block in 0..self.blocks.len() {
             self.check_shape(block)?;
         }
@@ -251,12 +262,20 @@ impl Dataset {
                 return Err(ShardsError::Corrupt { spot, reason });
             }
         }
-        let chunk_bytes = |leaf: usize| footer.metadata.metadata().row_group(at.row_group).column(leaf).byte_range();
-        for column in footer.views.iter().chain([&footer.latitude, &footer.longitude]) {
-            let (start, length) = chunk_bytes(column.leaf);
-            if start.checked_add(length).is_none_or(|end| end > footer.bytes) {
+        let columns = footer.views.iter().chain([&footer.latitude, &footer.longitude]);
+        let named = columns.map(|column| (column.name.as_str(), column.leaf));
+        for (name, leaf) in named.chain(footer.id.map(|(_, leaf)| ("id", leaf))) {
+            let chunk = footer.metadata.metadata().row_group(at.row_group).column(leaf);
+            // Not `byte_range`, which panics where a number is negative.
+            let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
+            let length = chunk.compressed_size();
+            let end = u64::try_from(start)
+                .ok()
+                .zip(u64::try_from(length).ok())
+                .and_then(|(start, length)| start.checked_add(length));
+            if end.is_none_or(|end| end > footer.bytes) {
                 let reason = format!("bytes {start} to {start}+{length} of a file of {}", footer.bytes);
-                let spot = Box::new(self.spot(block as u32, Some(&column.name), None));
+                let spot = Box::new(self.spot(block as u32, Some(name), None));
                 return Err(ShardsError::Corrupt { spot, reason });
             }
         }

@@ -282,8 +282,15 @@ fn check_target(out: &Path, overwrite: bool) -> Result<(), ShardsError> {
         return Err(ShardsError::Exists { path: out.to_owned() });
     }
     let empty = || fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
-    if !found.is_dir() || !(out.join(MANIFEST_NAME).is_file() || empty()) {
-        let reason = "is no folder of shards (it has no manifest.json), and --overwrite replaces nothing else";
+    // Other folders of this project have a manifest.json too: only one of shards will do, be it of another version.
+    let is_of_shards = |text: Vec<u8>| {
+        let value: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+        value["schema_version"].is_u64() && value["files"].is_array()
+    };
+    let is_shards = fs::read(out.join(MANIFEST_NAME)).is_ok_and(is_of_shards);
+    if !found.is_dir() || !(is_shards || empty()) {
+        let reason =
+            "is no folder of shards (it has no manifest.json of shards), and --overwrite replaces nothing else";
         return Err(ShardsError::Argument(format!("{} {reason}", out.display())));
     }
     Ok(())

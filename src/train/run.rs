@@ -130,8 +130,15 @@ impl<'a> Session<'a> {
         let is_first = ranks.rank() == 0;
         let (batches, words) = data.batches(config, ranks, start)?;
         if is_first {
-            let (rows, views) = (data.plan.rows(), data.plan.layout().views);
+            let (plan, views) = (&data.plan, data.plan.layout().views);
+            let (rows, steps) = (plan.rows(), plan.steps());
+            let tail = match (plan.dropped_rows(), plan.padded_rows()) {
+                (0, 0) => String::new(),
+                (dropped, 0) => format!(", {dropped} rows left out of each"),
+                (_, padded) => format!(", {padded} rows shown twice in each"),
+            };
             tracing::info!("{rows} rows of {views} views from {}: {words}", config.shards.train);
+            tracing::info!("epochs of {steps} steps{tail}");
         }
         Ok(Self {
             quick: Quick::new(config, data.width, trainer.codes().filter(), ranks.data())?,

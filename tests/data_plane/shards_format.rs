@@ -230,6 +230,14 @@ fn shards_writer_takes_only_what_can_be_read_and_leaves_nothing_half_written() {
     let exists = ShardWriter::create(&out, options()).err().expect("exists");
     assert_eq!(exists.exit_code(), ExitCode::Exists);
     assert!(exists.to_string().contains("--overwrite"), "{exists}");
+    let other = folder.path().join("weights");
+    fs::create_dir(&other).expect("a folder");
+    fs::write(other.join(MANIFEST_NAME), r#"{"version": 1, "source": "elsewhere", "files": {}}"#).expect("written");
+    let refused =
+        write_with(&other, WriterOptions { overwrite: true, ..options() }, |_, _, _| {}).expect_err("not shards");
+    assert!(refused.to_string().contains("no folder of shards"), "{refused}");
+    assert!(other.join(MANIFEST_NAME).exists(), "it is left as it is");
+    fs::remove_dir_all(&other).expect("removed");
     let over = || WriterOptions { overwrite: true, source: "second".into(), ..options() };
     let bad = write_with(&out, over(), |latitudes, _, _| latitudes[0] = 91.0);
     assert!(bad.is_err());
