@@ -238,6 +238,7 @@ mod tests {
             learning_rate: 5e-4,
             samples_per_s: 4312.4,
             data_wait: 0.031,
+            slowest_step_ms: 0.0,
             skipped_steps: 0,
         }
     }

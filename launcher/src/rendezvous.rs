@@ -1,7 +1,8 @@
 //! Which rank runs where: workers of this node, their devices, and whether the model can be split over them.
 
-use crate::config::RunConfig;
+use crate::config::{AutoOr, RunConfig};
 use crate::error::LaunchError;
+use crate::exit_code::ExitCode;
 use crate::gpus::Inventory;
 use crate::protocol::Place;
 
@@ -38,6 +39,57 @@ impl World {
         };
         Ok(Self { places: (0..workers).map(place).collect(), share_gpu: on_cuda && workers > gpus })
     }
+
+    /// That a batch can be shared by the replicas, and the model and its anchors by the ranks of one; else what could.
+    pub fn divides(&self, config: &RunConfig) -> Result<(), LaunchError> {
+        let (workers, tensor) = (self.places.len() as u64, u64::from(config.parallel.tensor));
+        let refused = |text: String| Err(LaunchError::Reported { text, code: ExitCode::Config });
+        let could = |of: u64| {
+            let split = |size: &u64| workers.is_multiple_of(*size) && of.is_multiple_of(*size);
+            (1..=workers).filter(split).map(|size| size.to_string()).collect::<Vec<_>>().join(", ")
+        };
+        let (replicas, batch) = (workers / tensor, u64::from(config.train.global_batch));
+        if !batch.is_multiple_of(replicas) {
+            let data = (1..=replicas).filter(|size| batch.is_multiple_of(*size)).max().unwrap_or(1);
+            return refused(format!(
+                "train.global_batch: is {batch}, which {replicas} data-parallel ranks cannot share; wanted {}, or {} workers",
+                multiples(batch, replicas),
+                data * tensor
+            ));
+        }
+        let shared = config.model.split_widths();
+        let common = shared.iter().copied().fold(0, greatest_common_divisor);
+        if !common.is_multiple_of(tensor) {
+            return refused(format!(
+                "parallel.tensor: is {tensor}, but the model has layers of widths {}; with {workers} workers --tensor-parallel \
+                 can be {}",
+                shared.map(|width| width.to_string()).join(", "),
+                could(common)
+            ));
+        }
+        let anchors = u64::from(config.loss.anchors);
+        if config.loss.kl_weight != AutoOr::Value(0.0) && !anchors.is_multiple_of(tensor) {
+            return refused(format!(
+                "loss.anchors: is {anchors}, which {tensor} tensor-parallel ranks cannot share; wanted {}, or \
+                 --tensor-parallel {}",
+                multiples(anchors, tensor),
+                could(greatest_common_divisor(anchors, common))
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The multiples of `of` next to `near`.
+fn multiples(near: u64, of: u64) -> String {
+    match near / of * of {
+        0 => of.to_string(),
+        below => format!("{below} or {}", below + of),
+    }
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 fn enough_gpus(workers: u32, gpus: u32, share: bool, inventory: &Inventory) -> Result<(), LaunchError> {
@@ -91,7 +143,7 @@ fn interface_is_there(name: &str) -> Result<(), LaunchError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{AutoOr, DeviceKind};
+    use crate::config::DeviceKind;
     use crate::gpus::Gpu;
 
     fn inventory(gpus: u32) -> Inventory {
@@ -154,5 +206,33 @@ mod tests {
         config.parallel.tensor = 4;
         let error = World::plan(&config, &inventory(0)).expect_err("6 / 4").to_string();
         assert!(error.contains("can be 1, 2, 3, 6"), "{error}");
+    }
+
+    #[test]
+    fn what_ranks_cannot_share_is_refused_with_what_they_could() {
+        let refused = |workers, tensor, change: &dyn Fn(&mut RunConfig)| {
+            let mut config = config(Some(workers), DeviceKind::Cpu);
+            config.parallel.tensor = tensor;
+            change(&mut config);
+            let world = World::plan(&config, &inventory(0)).expect("tensor divides workers");
+            world.divides(&config).err().map(|error| error.to_string())
+        };
+        assert_eq!(refused(8, 4, &|_| ()), None, "widths of degree 47 are multiples of 576");
+        let text = refused(3, 1, &|_| ()).expect("4096 rows");
+        assert!(text.contains("3 data-parallel ranks") && text.contains("4095 or 4098, or 2 workers"), "{text}");
+        let text = refused(2, 1, &|config| config.train.global_batch = 1).expect("one row");
+        assert!(text.contains("wanted 2, or 1 workers"), "{text}");
+        let text = refused(10, 5, &|config| config.train.global_batch = 10).expect("2304, 1152, 576");
+        assert!(text.contains("2304, 1152, 576, 4608") && text.contains("can be 1, 2"), "{text}");
+        let text = refused(4, 4, &|config| config.loss.anchors = 2050).expect("2050 anchors");
+        assert!(text.contains("2048 or 2052") && text.contains("--tensor-parallel 1, 2"), "{text}");
+        assert_eq!(
+            refused(4, 4, &|config| {
+                config.loss.anchors = 2050;
+                config.loss.kl_weight = AutoOr::Value(0.0);
+            }),
+            None,
+            "no KL, no anchors"
+        );
     }
 }

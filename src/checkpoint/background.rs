@@ -1,6 +1,7 @@
 //! Writes a snapshot in a thread of its own while training goes on; at most one at a time.
 //!
-//! What a rank reports is on the disk: each file, and then its names in the folder.
+//! What a rank reports is on the disk: each file, and then its names in the folder. Tensors on a GPU are fetched here, on a stream
+//! of the thread's own, so that training need not wait for it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,10 +10,11 @@ use std::thread::JoinHandle;
 use locdiff_launch::files::Files;
 use locdiff_launch::protocol::{CheckpointFile, PartsWritten, partial_name};
 use serde_json::Value;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::error::CheckpointError;
 use super::writer::{write_json, write_tensors};
+use crate::native::cuda::{self, Event, Priority, Stream, with_stream};
 
 /// One file of a snapshot.
 #[derive(Debug)]
@@ -46,6 +48,8 @@ pub struct Snapshot {
     pub score: Option<f64>,
     /// What this rank writes; may be nothing.
     pub parts: Vec<Part>,
+    /// Where parts are on a GPU: when they are there.
+    pub ready: Option<Event>,
 }
 
 /// The thread that writes.
@@ -54,20 +58,26 @@ pub struct Background {
     files: Files,
     run_dir: PathBuf,
     writing: Option<JoinHandle<Result<PartsWritten, CheckpointError>>>,
+    /// What parts on a GPU are fetched on; one for all snapshots.
+    stream: Option<Stream>,
 }
 
 impl Background {
     /// For the checkpoints of one run.
     pub fn new(files: Files, run_dir: PathBuf) -> Self {
-        Self { files, run_dir, writing: None }
+        Self { files, run_dir, writing: None, stream: None }
     }
 
     /// Begins to write a snapshot. Waits for the one before; what became of that is returned.
     pub fn submit(&mut self, snapshot: Snapshot) -> Result<Option<PartsWritten>, CheckpointError> {
         let before = self.wait()?;
         let (files, run_dir) = (self.files.clone(), self.run_dir.clone());
+        if snapshot.ready.is_some() && self.stream.is_none() {
+            self.stream = Some(Stream::from_pool(Priority::Normal)?);
+        }
+        let stream = self.stream;
         let thread = std::thread::Builder::new().name("checkpoint".into());
-        let writing = thread.spawn(move || write(&files, run_dir, &snapshot));
+        let writing = thread.spawn(move || write(&files, run_dir, &snapshot, stream));
         self.writing = Some(writing.map_err(CheckpointError::io(&self.run_dir))?);
         Ok(before)
     }
@@ -95,15 +105,23 @@ impl Drop for Background {
     }
 }
 
-fn write(files: &Files, run_dir: PathBuf, snapshot: &Snapshot) -> Result<PartsWritten, CheckpointError> {
-    let Snapshot { step, attempt, score, parts } = snapshot;
+fn write(
+    files: &Files,
+    run_dir: PathBuf,
+    snapshot: &Snapshot,
+    stream: Option<Stream>,
+) -> Result<PartsWritten, CheckpointError> {
+    let Snapshot { step, attempt, score, parts, ready } = snapshot;
+    if let Some(ready) = ready {
+        ready.synchronize()?;
+    }
     let folder = run_dir.join(partial_name(*step, *attempt));
     let mut written = Vec::with_capacity(parts.len());
     if !parts.is_empty() {
         files.create_folder(&folder)?;
     }
     for part in parts {
-        match write_part(files, &folder, part) {
+        match write_part(files, &folder, part, stream) {
             Ok(file) => written.push(file),
             Err(error) => {
                 // The disk may be full: what is of no use goes. The folder may have parts of others.
@@ -128,9 +146,37 @@ impl Part {
     }
 }
 
-fn write_part(files: &Files, folder: &std::path::Path, part: &Part) -> Result<CheckpointFile, CheckpointError> {
+/// The tensors in main memory.
+fn fetched(tensors: &[(String, Tensor)], stream: Option<Stream>) -> Result<Vec<(String, Tensor)>, CheckpointError> {
+    let fetch = || -> Result<_, tch::TchError> {
+        tensors.iter().map(|(name, tensor)| Ok((name.clone(), tensor.f_to_device(Device::Cpu)?))).collect()
+    };
+    match (tensors.iter().find_map(|(_, tensor)| gpu_of(tensor)), stream) {
+        (Some(gpu), Some(stream)) => {
+            cuda::set_device(gpu)?;
+            Ok(with_stream(stream, fetch)??)
+        }
+        _ => Ok(fetch()?),
+    }
+}
+
+fn gpu_of(tensor: &Tensor) -> Option<usize> {
+    match tensor.device() {
+        Device::Cuda(index) => Some(index),
+        _ => None,
+    }
+}
+
+fn write_part(
+    files: &Files,
+    folder: &std::path::Path,
+    part: &Part,
+    stream: Option<Stream>,
+) -> Result<CheckpointFile, CheckpointError> {
     match part {
-        Part::Tensors { name, tensors, metadata } => write_tensors(files, folder, name, tensors, metadata),
+        Part::Tensors { name, tensors, metadata } => {
+            write_tensors(files, folder, name, &fetched(tensors, stream)?, metadata)
+        }
         Part::Json { name, value } => write_json(files, folder, name, value),
     }
 }

@@ -41,6 +41,9 @@ pub enum CheckpointError {
     /// libtorch refused.
     #[error("libtorch: {0}")]
     Torch(#[from] tch::TchError),
+    /// The device failed.
+    #[error(transparent)]
+    Native(#[from] crate::native::NativeError),
     /// What cannot happen did.
     #[error("{0}; this is a bug")]
     Internal(String),
@@ -66,7 +69,7 @@ impl CheckpointError {
             Self::Corrupt { .. } => ExitCode::Corrupt,
             Self::Bad { .. } => ExitCode::BadData,
             Self::Exists { .. } => ExitCode::Exists,
-            Self::Torch(_) | Self::Internal(_) => ExitCode::Internal,
+            Self::Torch(_) | Self::Native(_) | Self::Internal(_) => ExitCode::Internal,
         }
     }
 }

@@ -4,12 +4,13 @@
 //! (`launcher/src/run_folder`). A tensor that is read has passed its checksum on this very read. Nothing here knows what
 //! the numbers mean.
 //!
-//! In reading order: `header` (safetensors, pure), `writer`, `background`, `reader`, `export`.
+//! In reading order: `header` (safetensors, pure), `writer`, `background`, `pieces`, `reader`, `export`.
 
 mod background;
 mod error;
 mod export;
 mod header;
+mod pieces;
 mod reader;
 mod writer;
 
@@ -17,6 +18,7 @@ pub use background::{Background, Part, Snapshot};
 pub use error::CheckpointError;
 pub use export::export;
 pub use header::{Entry, Header, HeaderError};
+pub use pieces::{DIVISIONS, Division, divisions_metadata};
 pub use reader::{Checkpoint, load_bytes, load_tensors};
 pub use writer::{write_json, write_tensors};
 

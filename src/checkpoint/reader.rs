@@ -12,6 +12,7 @@ use tch::Tensor;
 use super::error::CheckpointError;
 use super::header::{HEADER_BYTES_MAX, Header, HeaderError};
 use super::piece_name;
+use super::pieces::{Named, join};
 
 /// A committed checkpoint.
 #[derive(Debug)]
@@ -53,26 +54,25 @@ impl Checkpoint {
         self.file(name).ok_or_else(missing)
     }
 
-    /// The tensors of a part, such as `weights`; none where the checkpoint does not have it.
+    /// The tensors of a part, such as `weights`, whole, whatever pieces they were written in; none where the checkpoint does
+    /// not have it.
     pub fn find_tensors(&self, part: &str) -> Result<Option<Vec<(String, Tensor)>>, CheckpointError> {
-        let whole = piece_name(part, 0, 1);
-        if let Some(file) = self.file(&whole) {
+        if let Some(file) = self.file(&piece_name(part, 0, 1)) {
             return load_tensors(&self.folder, file).map(Some);
         }
-        let in_pieces = |file: &&CheckpointFile| {
-            let rest = file.name.strip_prefix(part).and_then(|rest| rest.strip_prefix('-'));
-            rest.is_some_and(|rest| rest.contains("-of-"))
+        let Some(pieces) = self.manifest.files.iter().find_map(|file| pieces_of(part, &file.name)) else {
+            return Ok(None);
         };
-        match self.manifest.files.iter().find(in_pieces) {
-            None => Ok(None),
-            Some(file) => {
-                let reason = format!(
-                    "{} is a piece of a model that was split over workers, wanted {whole}: joining is not in this version yet",
-                    file.name
-                );
-                Err(CheckpointError::bad(&self.folder, reason))
-            }
+        let mut metadata = None;
+        let mut tensors = Vec::with_capacity(pieces as usize);
+        for piece in 0..pieces {
+            let (header, piece) = load(&self.folder, self.wanted(&piece_name(part, piece, pieces))?)?;
+            metadata.get_or_insert(header.metadata);
+            tensors.push(piece);
         }
+        let first = self.folder.join(piece_name(part, 0, pieces));
+        let joined = join(&metadata.unwrap_or_default(), tensors);
+        joined.map(Some).map_err(|reason| CheckpointError::bad(&first, reason))
     }
 
     /// The tensors of a part that must be there.
@@ -90,6 +90,14 @@ impl Checkpoint {
         let bytes = load_bytes(&self.folder, self.wanted(name)?)?;
         serde_json::from_slice(&bytes).map_err(|error| CheckpointError::corrupt(&self.folder.join(name), error))
     }
+}
+
+/// How many pieces a part has, from the name of one of them.
+fn pieces_of(part: &str, name: &str) -> Option<u32> {
+    let rest = name.strip_prefix(part)?.strip_prefix('-')?.strip_suffix(".safetensors")?;
+    let (piece, pieces) = rest.split_once("-of-")?;
+    let (piece, pieces) = (piece.parse::<u32>().ok()?, pieces.parse::<u32>().ok()?);
+    (piece < pieces).then_some(pieces)
 }
 
 fn is_plain(name: &str) -> bool {
@@ -155,6 +163,11 @@ impl<'a> Checked<'a> {
 
 /// The tensors of a safetensors file, in the order of their data, on the CPU.
 pub fn load_tensors(folder: &Path, want: &CheckpointFile) -> Result<Vec<(String, Tensor)>, CheckpointError> {
+    load(folder, want).map(|(_, tensors)| tensors)
+}
+
+/// The same with the header.
+fn load(folder: &Path, want: &CheckpointFile) -> Result<(Header, Named), CheckpointError> {
     let mut file = Checked::open(folder, want)?;
     let size = file.take(8)?.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
     if size > HEADER_BYTES_MAX {
@@ -166,12 +179,12 @@ pub fn load_tensors(folder: &Path, want: &CheckpointFile) -> Result<Vec<(String,
         HeaderError::Unsupported(_) => CheckpointError::bad(&file.path, error),
     })?;
     let mut tensors = Vec::with_capacity(header.tensors.len());
-    for entry in header.tensors {
+    for entry in &header.tensors {
         let bytes = file.take(entry.bytes)?;
-        tensors.push((entry.name, Tensor::f_from_data_size(&bytes, &entry.shape, entry.kind)?));
+        tensors.push((entry.name.clone(), Tensor::f_from_data_size(&bytes, &entry.shape, entry.kind)?));
     }
     file.finish()?;
-    Ok(tensors)
+    Ok((header, tensors))
 }
 
 /// The bytes of any file.

@@ -142,14 +142,30 @@ impl Communicator {
     /// Ends every pending collective of every group with an error, from any thread.
     ///
     /// Where CUDA graphs hold collectives of NCCL, this frees their streams at once but returns only when the graphs are
-    /// gone: then [`Communicator::abort_in_background`] is the one to use.
+    /// gone: then [`AbortHandle::abort_in_background`] is the one to use.
     pub fn abort(&self) -> Result<(), CommError> {
         abort_all([&self.tensor, &self.data, &self.world])
     }
 
+    /// What can end the collectives of this rank from elsewhere.
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle([self.tensor.clone(), self.data.clone(), self.world.clone()])
+    }
+}
+
+/// Ends every collective of a rank.
+#[derive(Debug, Clone)]
+pub struct AbortHandle([Group; 3]);
+
+impl AbortHandle {
+    /// How many ranks there are.
+    pub fn size(&self) -> u32 {
+        self.0[2].size()
+    }
+
     /// Starts [`Communicator::abort`] on a thread of its own. Drop the graphs before joining it.
     pub fn abort_in_background(&self) -> JoinHandle<Result<(), CommError>> {
-        let groups = [self.tensor.clone(), self.data.clone(), self.world.clone()];
+        let groups = self.0.clone();
         std::thread::spawn(move || abort_all(groups.each_ref()))
     }
 }

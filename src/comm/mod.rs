@@ -17,7 +17,7 @@ mod group;
 mod layout;
 
 pub use buckets::{BucketEvent, Buckets, Overlap};
-pub use communicator::{Backend, Communicator, Rendezvous, StoreEnd};
+pub use communicator::{AbortHandle, Backend, Communicator, Rendezvous, StoreEnd};
 pub use error::{CommError, Failure};
 pub use group::{Group, Pending};
 pub use layout::{Layout, Place};

@@ -58,14 +58,12 @@ pub(super) struct Spec {
 impl Architecture {
     /// The network of a checked configuration, for embeddings of a given width and a diffusion of `timesteps`.
     pub fn new(config: &ModelConfig, embedding_width: u32, timesteps: u32) -> Self {
-        let dims = config.kept_dims();
-        let width = |divisor: u64| ((dims / divisor) as f64 * config.width_factor).round() as i64;
         Self {
-            dims: dims as i64,
+            dims: config.kept_dims() as i64,
             embedding_width: i64::from(embedding_width),
             timesteps: i64::from(timesteps),
             dropout: config.dropout,
-            widths: [width(1), width(2), width(4)],
+            widths: config.widths().map(|width| width as i64),
             bottleneck: (config.bottleneck > 0).then_some(i64::from(config.bottleneck)),
         }
     }

@@ -122,13 +122,19 @@ impl Parameters {
 
     /// Names and whole tensors, in order. A collective of `group`, the network's, where it is split.
     pub fn gathered(&self, group: Option<&Group>) -> Result<Vec<(String, Tensor)>, ModelError> {
+        self.gathered_of(&self.tensors(), group)
+    }
+
+    /// The same of other tensors that stand beside the weights, such as their averages.
+    pub fn gathered_of(&self, beside: &[Tensor], group: Option<&Group>) -> Result<Vec<(String, Tensor)>, ModelError> {
         let _without_gradients = tch::no_grad_guard();
-        let whole = |parameter: &Parameter| {
-            let tensor = parameter.tensor.f_detach()?;
+        let whole = |parameter: &Parameter, tensor: &Tensor| {
+            let tensor = tensor.f_detach()?;
             let Some(group) = group.filter(|_| parameter.split != Split::Replicated) else { return Ok(tensor) };
             parameter.split.whole(&group.all_gather(&tensor.f_contiguous()?)?.f_unbind(0)?)
         };
-        self.list.iter().map(|parameter| Ok((parameter.name.clone(), whole(parameter)?))).collect()
+        let both = self.list.iter().zip(beside);
+        both.map(|(parameter, tensor)| Ok((parameter.name.clone(), whole(parameter, tensor)?))).collect()
     }
 
     /// Takes the values of whole tensors of the same names, all of them and no others; converts kind and device.
@@ -136,14 +142,18 @@ impl Parameters {
     /// Nothing is changed unless every name and shape fits.
     pub fn load(&mut self, tensors: &[(String, Tensor)]) -> Result<(), ModelError> {
         let _without_gradients = tch::no_grad_guard();
+        for (parameter, piece) in self.list.iter().zip(self.pieces(tensors)?) {
+            parameter.tensor.shallow_clone().f_copy_(&piece)?;
+        }
+        Ok(())
+    }
+
+    /// What this rank holds of whole tensors of the same names, all of them and no others, in order.
+    pub fn pieces(&self, tensors: &[(String, Tensor)]) -> Result<Vec<Tensor>, ModelError> {
         if let Some((name, _)) = tensors.iter().find(|(name, _)| self.list.iter().all(|own| own.name != *name)) {
             return Err(ModelError::Unexpected { name: name.clone() });
         }
-        let pieces: Result<Vec<_>, _> = self.list.iter().map(|parameter| self.piece_for(parameter, tensors)).collect();
-        for (parameter, piece) in self.list.iter_mut().zip(pieces?) {
-            parameter.tensor.f_copy_(&piece)?;
-        }
-        Ok(())
+        self.list.iter().map(|parameter| self.piece_for(parameter, tensors)).collect()
     }
 
     /// The tensor at a place of the architecture's order.

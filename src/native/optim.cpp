@@ -76,19 +76,24 @@ int locdiff_list_norm(size_t count, void* const* tensors, int largest, void** ou
     TORCH_CHECK(count > 0, "the list is empty");
     bool wide = true;
     for (const auto& tensor : all) wide = wide && tensor.scalar_type() == at::kDouble;
-    const auto kind = wide ? at::kDouble : at::kFloat;
+    // The CPU adds one number after the other: in f32 the sum of a million squares is off by 1e-5.
+    const auto kind = wide || all[0].is_cpu() ? at::kDouble : at::kFloat;
     const auto norms = at::stack(largest ? at::_foreach_norm(all, std::numeric_limits<double>::infinity(), kind)
                                          : at::_foreach_norm(all, 2, kind));
-    *out = new at::Tensor(largest ? norms.amax() : norms.square().sum());
+    const auto result = largest ? norms.amax() : norms.to(at::kDouble).square().sum();
+    *out = new at::Tensor(result.to(wide ? at::kDouble : at::kFloat));
   });
 }
 
-// averages += (values - averages) * weight.
-int locdiff_list_lerp(size_t count, void* const* averages, void* const* values, double weight) {
+// averages += (values - averages) * weight, which is read on the device. The list form of ATen wants a weight for every
+// element, or one that the host knows.
+int locdiff_list_lerp(size_t count, void* const* averages, void* const* values, void* weight) {
   return locdiff::guarded([&] {
     c10::NoGradGuard no_grad;
-    if (count == 0) return;
-    at::_foreach_lerp_(list(averages, count), list(values, count), weight);
+    const at::Tensor& share = *static_cast<const at::Tensor*>(weight);
+    TORCH_CHECK(share.numel() == 1, "the weight must be one number");
+    const auto all = list(averages, count), ends = list(values, count);
+    for (size_t i = 0; i < count; ++i) all[i].lerp_(ends[i], share);
   });
 }
 }

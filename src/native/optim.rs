@@ -28,7 +28,12 @@ unsafe extern "C" {
         found_inf: *mut c_void,
     ) -> c_int;
     fn locdiff_list_norm(count: usize, tensors: *const *mut c_void, largest: c_int, out: *mut *mut c_void) -> c_int;
-    fn locdiff_list_lerp(count: usize, averages: *const *mut c_void, values: *const *mut c_void, weight: f64) -> c_int;
+    fn locdiff_list_lerp(
+        count: usize,
+        averages: *const *mut c_void,
+        values: *const *mut c_void,
+        weight: *mut c_void,
+    ) -> c_int;
 }
 
 /// The constants of AdamW.
@@ -147,16 +152,17 @@ pub fn clip_divisor(squared_norm: &Tensor, max_norm: f64) -> Result<Tensor, Nati
     divisor.and_then(|divisor| divisor.f_to_kind(Kind::Float)).map_err(|error| torch_error("clip divisor", &error))
 }
 
-/// Moves `averages` towards `params`: average = decay × average + (1 − decay) × parameter.
-pub fn ema_update(averages: &[Tensor], params: &[Tensor], decay: f64) -> Result<(), NativeError> {
+/// Moves `averages` towards `params`: average = (1 − weight) × average + weight × parameter, `weight` one f32 on the device.
+pub fn ema_update(averages: &[Tensor], params: &[Tensor], weight: &Tensor) -> Result<(), NativeError> {
     const OPERATION: &str = "moving average";
     if averages.len() != params.len() {
         let text = format!("{} averages for {} parameters", averages.len(), params.len());
         return Err(NativeError { operation: OPERATION, text });
     }
     let (average_list, param_list) = (pointers(averages), pointers(params));
-    // SAFETY: both lists hold `averages.len()` live tensors.
-    let status = unsafe { locdiff_list_lerp(averages.len(), average_list.as_ptr(), param_list.as_ptr(), 1.0 - decay) };
+    // SAFETY: both lists hold `averages.len()` live tensors, and the weight is a live tensor.
+    let status =
+        unsafe { locdiff_list_lerp(averages.len(), average_list.as_ptr(), param_list.as_ptr(), pointer(weight)) };
     check(OPERATION, status)
 }
 

@@ -9,7 +9,9 @@ use crate::diffusion::DiffusionError;
 use crate::loss::LossError;
 use crate::model::ModelError;
 use crate::native::NativeError;
+use crate::native::cuda::GraphError;
 use crate::native::philox::RangeError;
+use crate::native::random::RandomError;
 use crate::shards::ShardsError;
 use crate::shdd::ShddError;
 use crate::tensorboard::BoardError;
@@ -83,6 +85,12 @@ pub enum TrainError {
     /// Random numbers.
     #[error(transparent)]
     Range(#[from] RangeError),
+    /// Random numbers on a device.
+    #[error(transparent)]
+    Random(#[from] RandomError),
+    /// The recorded step.
+    #[error("{}", chain(.0))]
+    Graph(#[from] GraphError),
     /// libtorch.
     #[error(transparent)]
     Native(#[from] NativeError),
@@ -125,6 +133,17 @@ impl TrainError {
             _ => None,
         }
     }
+}
+
+/// An error and what is behind it, in one line.
+fn chain(error: &GraphError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(behind) = source {
+        text = format!("{text}: {behind}");
+        source = behind.source();
+    }
+    text
 }
 
 impl From<tch::TchError> for TrainError {

@@ -3,7 +3,8 @@
 //! In reading order:
 //! - [`run`]: the loop.
 //! - `data`: what rank 0 finds out about the data and tells the others; batches.
-//! - `step`: one optimiser step ([`Trainer`]), the same bits for the same step wherever the run was interrupted.
+//! - `step`: one optimiser step ([`Trainer`]), the same bits for the same step wherever the run was interrupted: on CUDA replayed.
+//! - `work`: what the device does in it; `feed`: what it is given.
 //! - `schedule`: learning rate and decay of the average, functions of the step alone.
 //! - `saved`: the state as parts of a checkpoint, and back.
 //! - [`quick`]: how good the averaged weights are, on the validation rows, while training.
@@ -15,14 +16,16 @@
 mod codes;
 mod data;
 mod error;
+mod feed;
 mod observe;
 pub mod quick;
 mod run;
 mod saved;
 mod schedule;
 mod step;
+mod work;
 
-pub use codes::Codes;
+pub use codes::{Codes, Points};
 pub use error::TrainError;
 pub use run::{Summary, run};
 pub use schedule::{ema_decay, learning_rate};

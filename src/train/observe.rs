@@ -23,6 +23,7 @@ pub(super) struct Observer {
     since: Instant,
     steps_since: u64,
     waited_since: Duration,
+    slowest_since: Duration,
     skipped_steps: u64,
 }
 
@@ -46,6 +47,7 @@ impl Observer {
             since: Instant::now(),
             steps_since: 0,
             waited_since: Duration::ZERO,
+            slowest_since: Duration::ZERO,
             skipped_steps,
         })
     }
@@ -71,9 +73,11 @@ impl Observer {
             learning_rate: outcome.learning_rate,
             samples_per_s: self.steps_since as f64 * f64::from(self.global_batch) / seconds,
             data_wait: (self.waited_since.as_secs_f64() / seconds).min(1.0),
+            slowest_step_ms: 1000.0 * self.slowest_since.as_secs_f64(),
             skipped_steps: self.skipped_steps,
         };
         (self.since, self.steps_since, self.waited_since) = (Instant::now(), 0, Duration::ZERO);
+        self.slowest_since = Duration::ZERO;
         board.scalars(outcome.step, &scalars(outcome, &progress, self.restarts))?;
         tell(ToLauncher::Progress(progress))
     }
@@ -89,6 +93,11 @@ impl Observer {
         tell(ToLauncher::Evaluated(found.clone()))
     }
 
+    /// Takes in how long a step took in all.
+    pub(super) fn took(&mut self, whole: Duration) {
+        self.slowest_since = self.slowest_since.max(whole);
+    }
+
     /// Leaves out what went by: evaluation and checkpoints are none of training's time.
     pub(super) fn resume_clock(&mut self, away: Duration) {
         self.since += away;
@@ -102,6 +111,7 @@ fn scalars(outcome: &StepOutcome, progress: &Progress, restarts: u32) -> Vec<(&'
         ("train/gradient_norm", outcome.gradient_norm),
         ("train/samples_per_s", progress.samples_per_s),
         ("train/data_wait_percent", 100.0 * progress.data_wait),
+        ("train/slowest_step_ms", progress.slowest_step_ms),
         ("train/restarts", f64::from(restarts)),
         ("train/skipped_steps", progress.skipped_steps as f64),
     ];

@@ -17,7 +17,7 @@ use super::saved::{Saved, SavedState};
 use super::step::{StepOutcome, Trainer};
 use crate::checkpoint::{Background, Snapshot};
 use crate::comm::Communicator;
-use crate::native::cuda;
+use crate::native::cuda::{self, Event, Stream};
 use crate::shards::{Batches, Position};
 
 /// What training came to.
@@ -37,28 +37,31 @@ pub struct Summary {
 
 /// Trains to the last step of the configuration, on every rank of `ranks`.
 pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -> Result<Summary, TrainError> {
-    let mut session = Session::begin(job, attempt, ranks)?;
-    let from_step = session.step;
+    let mut training = Training::begin(job, attempt, ranks)?;
+    let from_step = training.step;
     let mut last = None;
-    while session.step < job.config.train.steps {
-        session.break_on_purpose(tell)?;
-        let batch = session.batches.next()?;
-        let outcome = session.trainer.step(session.step, &batch)?;
-        session.take_in(&outcome)?;
-        session.observer.record(&outcome, batch.waited, tell)?;
+    while training.step < job.config.train.steps {
+        let started = Instant::now();
+        training.break_on_purpose(tell)?;
+        let batch = training.batches.next()?;
+        let outcome = training.trainer.step(training.step, &batch)?;
+        training.take_in(&outcome)?;
+        training.observer.record(&outcome, batch.waited, tell)?;
         let away = Instant::now();
-        let score = session.maybe_evaluate(tell)?;
-        session.maybe_save(score, tell)?;
-        session.observer.resume_clock(away.elapsed());
+        let score = training.maybe_evaluate(tell)?;
+        let evaluated = away.elapsed();
+        training.maybe_save(score, tell)?;
+        training.observer.resume_clock(away.elapsed());
+        training.observer.took(started.elapsed() - evaluated);
         last = Some(outcome.loss.total);
     }
-    tell_written(session.writer.wait()?, tell)?;
-    let (step, skipped_steps, evaluation) = (session.step, session.skipped_steps, session.evaluation);
+    tell_written(training.writer.wait()?, tell)?;
+    let (step, skipped_steps, evaluation) = (training.step, training.skipped_steps, training.evaluation);
     Ok(Summary { step, from_step, loss: last, skipped_steps, evaluation })
 }
 
 /// A run under way.
-struct Session<'a> {
+struct Training<'a> {
     job: &'a TrainJob,
     attempt: u32,
     ranks: &'a Communicator,
@@ -75,14 +78,9 @@ struct Session<'a> {
     evaluation: Option<QuickEvaluation>,
 }
 
-impl<'a> Session<'a> {
+impl<'a> Training<'a> {
     fn begin(job: &'a TrainJob, attempt: u32, ranks: &'a Communicator) -> Result<Self, TrainError> {
         let config = &job.config;
-        if ranks.layout().tensor_parallel() > 1 {
-            return Err(TrainError::Config(
-                "training over tensor-parallel ranks is not in this version yet".to_owned(),
-            ));
-        }
         if let Device::Cuda(index) = ranks.world().device() {
             cuda::set_device(index)?;
         }
@@ -97,7 +95,7 @@ impl<'a> Session<'a> {
             Some(saved) => saved.state.filter()?,
             None => data.first.filter.clone(),
         };
-        let mut trainer = Trainer::new(config, data.width, filter, ranks.data())?;
+        let mut trainer = Trainer::new(config, data.width, filter, ranks)?;
         if let Some([mean, deviation]) = &data.first.statistics {
             trainer.standardise(mean, deviation)?;
         }
@@ -141,7 +139,7 @@ impl<'a> Session<'a> {
             tracing::info!("epochs of {steps} steps{tail}");
         }
         Ok(Self {
-            quick: Quick::new(config, data.width, trainer.codes().filter(), ranks.data())?,
+            quick: Quick::new(config, data.width, trainer.codes().filter(), ranks.world())?,
             observer: Observer::new(job, step, skipped_steps, is_first)?,
             writer: Background::new(Files::real(), job.run_dir.clone()),
             skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
@@ -195,7 +193,7 @@ impl<'a> Session<'a> {
             return Ok(None);
         };
         let buffers = self.trainer.network().buffers();
-        let found = quick.evaluate(self.step, &self.trainer.averaged(), [&buffers[0].1, &buffers[1].1])?;
+        let found = quick.evaluate(self.step, &self.trainer.averaged()?, [&buffers[0].1, &buffers[1].1])?;
         self.observer.evaluated(&found, tell)?;
         let score = found.score;
         self.evaluation = Some(found);
@@ -212,12 +210,22 @@ impl<'a> Session<'a> {
         if is_best || self.is_last() || self.step.is_multiple_of(self.job.config.checkpoint.every) {
             // First, so that there is never more than one copy of the state.
             tell_written(self.writer.wait()?, tell)?;
-            let place = (self.ranks.data().rank(), self.ranks.data().size());
-            let parts = self.trainer.parts(&self.saved_state()?, place)?;
-            let snapshot = Snapshot { step: self.step, attempt: self.attempt, score, parts };
+            let parts = self.trainer.parts(&self.saved_state()?, self.ranks.place(), self.ranks.layout())?;
+            let ready = self.mark()?;
+            let snapshot = Snapshot { step: self.step, attempt: self.attempt, score, parts, ready };
             tell_written(self.writer.submit(snapshot)?, tell)?;
         }
         tell_written(self.writer.poll()?, tell)
+    }
+
+    /// Where the device stands now.
+    fn mark(&self) -> Result<Option<Event>, TrainError> {
+        if !self.ranks.world().device().is_cuda() {
+            return Ok(None);
+        }
+        let mut event = Event::new()?;
+        event.record(&Stream::current()?)?;
+        Ok(Some(event))
     }
 
     fn saved_state(&self) -> Result<SavedState, TrainError> {
@@ -242,7 +250,7 @@ impl Trainer {
     /// Embeddings will be standardised by these, rounded to f32.
     fn standardise(&mut self, mean: &[f64], deviation: &[f64]) -> Result<(), TrainError> {
         let tensor = |values: &[f64]| Tensor::f_from_slice(values)?.f_to_kind(Kind::Float);
-        Ok(self.network.standardise(&tensor(mean)?, &tensor(deviation)?)?)
+        Ok(self.work.network.standardise(&tensor(mean)?, &tensor(deviation)?)?)
     }
 }
 

@@ -1,7 +1,9 @@
 //! The state of a run as parts of a checkpoint, and back.
 //!
 //! Four files of tensors by name (weights, their average, first and second moments) and `state.json`. Data-parallel ranks hold
-//! the same: each part is written by one of them. Random numbers need no state of their own: they are named by seed and step.
+//! the same: each part is written by one of them. Tensor-parallel ranks write a piece each; what they all hold is in the first
+//! piece. Whole tensors are put together when they are read, and cut for the layout that goes on: any layout can go on from any.
+//! Random numbers need no state of their own: they are named by seed and step.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,14 +11,16 @@ use std::path::{Path, PathBuf};
 use locdiff_launch::config::RunConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use super::error::TrainError;
 use super::step::{Trainer, duplicate};
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, EMA, FIRST_MOMENTS, Part, SECOND_MOMENTS, STATE, WEIGHTS, piece_name,
+    Checkpoint, CheckpointError, Division, EMA, FIRST_MOMENTS, Part, SECOND_MOMENTS, STATE, WEIGHTS,
+    divisions_metadata, piece_name,
 };
-use crate::model::ModelError;
+use crate::comm::{Layout, Place};
+use crate::model::{ModelError, Split};
 use crate::shards::Bookmark;
 use crate::shdd::Filter;
 
@@ -101,44 +105,74 @@ impl Saved {
 }
 
 impl Trainer {
-    /// The parts that data-parallel rank `rank` of `ranks` writes, copied so that training may go on.
-    pub(super) fn parts(&self, state: &SavedState, (rank, ranks): (u32, u32)) -> Result<Vec<Part>, TrainError> {
-        let names = || self.network.parameters().iter().map(|parameter| parameter.name.clone());
-        let named = |tensors: &[Tensor]| copied(names().zip(tensors.iter().map(Tensor::shallow_clone)).collect());
-        let is_mine = |index: u32| index % ranks == rank;
+    /// The parts that this rank writes, copied so that training may go on.
+    pub(super) fn parts(&self, state: &SavedState, place: Place, layout: Layout) -> Result<Vec<Part>, TrainError> {
+        let (parameters, piece) = (self.work.network.parameters(), (place.tensor_rank, layout.tensor_parallel()));
+        let is_mine = |index: u32| index % layout.data_parallel() == place.data_rank;
+        let of_tensors = |part: &str, tensors: &[Tensor], buffers: Named| {
+            let is_written = |split: Split| piece.0 == 0 || split != Split::Replicated;
+            let own = parameters.iter().zip(tensors).filter(|(parameter, _)| is_written(parameter.split));
+            let own = own.map(|(parameter, tensor)| (parameter.name.clone(), tensor.shallow_clone()));
+            let tensors = copied(&own.chain(buffers).collect::<Named>())?;
+            let metadata = if piece == (0, 1) { BTreeMap::new() } else { divisions_metadata(&self.divisions()) };
+            Ok::<_, TrainError>(Part::Tensors { name: piece_name(part, piece.0, piece.1), tensors, metadata })
+        };
+        let buffers = || if piece.0 == 0 { self.work.network.buffers() } else { Vec::new() };
         let mut parts = Vec::new();
         if is_mine(0) {
-            let weights = joined(self.network.parameters().named(), self.network.buffers());
-            parts.push(of_tensors(WEIGHTS, copied(weights)?));
+            parts.push(of_tensors(WEIGHTS, &parameters.tensors(), buffers())?);
         }
         if is_mine(1) {
-            let averages = joined(self.averaged(), self.network.buffers());
-            parts.push(of_tensors(EMA, copied(averages)?));
+            parts.push(of_tensors(EMA, &self.work.ema, buffers())?);
         }
         if is_mine(2) {
-            parts.push(of_tensors(FIRST_MOMENTS, named(&self.moments.exp_avgs)?));
+            parts.push(of_tensors(FIRST_MOMENTS, &self.work.moments.exp_avgs, Vec::new())?);
         }
         if is_mine(3) {
-            parts.push(of_tensors(SECOND_MOMENTS, named(&self.moments.exp_avg_sqs)?));
+            parts.push(of_tensors(SECOND_MOMENTS, &self.work.moments.exp_avg_sqs, Vec::new())?);
         }
-        if is_mine(4) {
+        if is_mine(4) && piece.0 == 0 {
             let value = serde_json::to_value(state).map_err(|error| CheckpointError::Internal(error.to_string()))?;
             parts.push(Part::Json { name: STATE.to_owned(), value });
         }
         Ok(parts)
     }
 
-    /// Takes everything back from a checkpoint: the next step will be that of the run that was interrupted, to the bit.
+    /// How the pieces of ranks make up whole tensors.
+    fn divisions(&self) -> BTreeMap<String, Division> {
+        let division = |split: Split| match split {
+            Split::Replicated => None,
+            Split::Rows => Some(Division { dim: 0, sections: 1 }),
+            Split::RowHalves => Some(Division { dim: 0, sections: 2 }),
+            Split::Columns => Some(Division { dim: 1, sections: 1 }),
+        };
+        let parameters = self.work.network.parameters().iter();
+        parameters.filter_map(|parameter| Some((parameter.name.clone(), division(parameter.split)?))).collect()
+    }
+
+    /// Names and values of the averaged weights, whole; a collective of the ranks that share a replica.
+    pub fn averaged(&self) -> Result<Named, TrainError> {
+        let group = self.work.network.placement().tensor_parallel.as_ref();
+        Ok(self.work.network.parameters().gathered_of(&self.work.ema, group)?)
+    }
+
+    /// Takes everything back from a checkpoint: the next step will be that of the run that was interrupted, on the same layout
+    /// to the bit.
     pub(super) fn restore(&mut self, saved: &Saved) -> Result<(), TrainError> {
         let (weights, buffers) = self.weights_of(saved, WEIGHTS)?;
-        self.network.parameters_mut().load(&weights).map_err(|source| network_misfit(saved, source))?;
+        let work = &mut self.work;
+        work.network.parameters_mut().load(&weights).map_err(|source| network_misfit(saved, source))?;
         self.standardise_as(saved, &buffers)?;
         let (averages, _) = self.weights_of(saved, EMA)?;
-        let names: Vec<String> = self.network.parameters().iter().map(|parameter| parameter.name.clone()).collect();
-        copy_into(saved, &names, &mut self.ema, &averages)?;
-        copy_into(saved, &names, &mut self.moments.exp_avgs, &saved.checkpoint.tensors(FIRST_MOMENTS)?)?;
-        copy_into(saved, &names, &mut self.moments.exp_avg_sqs, &saved.checkpoint.tensors(SECOND_MOMENTS)?)?;
-        let _ = self.moments.step.f_fill_(saved.state.updates as f64)?;
+        let (firsts, seconds) = (saved.checkpoint.tensors(FIRST_MOMENTS)?, saved.checkpoint.tensors(SECOND_MOMENTS)?);
+        let (parameters, work) = (self.work.network.parameters(), &self.work);
+        for (own, whole) in
+            [(&work.ema, averages), (&work.moments.exp_avgs, firsts), (&work.moments.exp_avg_sqs, seconds)]
+        {
+            let pieces = parameters.pieces(&whole).map_err(|source| network_misfit(saved, source))?;
+            copy_into(own, &pieces)?;
+        }
+        let _ = self.work.moments.step.f_fill_(saved.state.updates as f64)?;
         self.updates = saved.state.updates;
         Ok(())
     }
@@ -146,63 +180,53 @@ impl Trainer {
     /// Starts from the averaged weights of another run, standardised as they were trained.
     pub(super) fn start_from(&mut self, saved: &Saved) -> Result<(), TrainError> {
         let (averages, buffers) = self.weights_of(saved, EMA)?;
-        self.network.parameters_mut().load(&averages).map_err(|source| network_misfit(saved, source))?;
+        self.work.network.parameters_mut().load(&averages).map_err(|source| network_misfit(saved, source))?;
         self.standardise_as(saved, &buffers)?;
-        self.ema = self.network.parameters().tensors().iter().map(duplicate).collect::<Result<_, _>>()?;
+        self.work.ema = self.work.network.parameters().tensors().iter().map(duplicate).collect::<Result<_, _>>()?;
         Ok(())
     }
 
     /// Weights and buffers of a part, apart.
     fn weights_of(&self, saved: &Saved, part: &str) -> Result<(Named, Named), TrainError> {
-        let own: Vec<String> = self.network.buffers().into_iter().map(|(name, _)| name).collect();
+        let own: Vec<String> = self.work.network.buffers().into_iter().map(|(name, _)| name).collect();
         let (buffers, weights) = saved.checkpoint.tensors(part)?.into_iter().partition(|(name, _)| own.contains(name));
         Ok((weights, buffers))
     }
 
     fn standardise_as(&mut self, saved: &Saved, buffers: &Named) -> Result<(), TrainError> {
-        let names: Vec<String> = self.network.buffers().into_iter().map(|(name, _)| name).collect();
+        let names: Vec<String> = self.work.network.buffers().into_iter().map(|(name, _)| name).collect();
         let (mean, deviation) = (found(saved, buffers, &names[0])?, found(saved, buffers, &names[1])?);
-        Ok(self.network.standardise(mean, deviation)?)
+        Ok(self.work.network.standardise(mean, deviation)?)
     }
 }
 
 type Named = Vec<(String, Tensor)>;
 
-/// One list after the other.
-fn joined(first: Named, second: Named) -> Named {
-    first.into_iter().chain(second).collect()
-}
-
-/// Owned copies in main memory.
-fn copied(tensors: Named) -> Result<Named, TrainError> {
-    let copy = |(name, tensor): (String, Tensor)| match tensor.device() {
-        Device::Cpu => Ok((name, duplicate(&tensor)?)),
-        _ => Ok((name, tensor.f_detach()?.f_to_device(Device::Cpu)?)),
+/// Copies that nobody else writes to: one block of memory on their device, from where whoever writes them fetches them.
+fn copied(tensors: &Named) -> Result<Named, TrainError> {
+    let _without_gradients = tch::no_grad_guard();
+    let Some((_, first)) = tensors.first() else { return Ok(Vec::new()) };
+    let numbers: i64 = tensors.iter().map(|(_, tensor)| tensor.numel() as i64).sum();
+    // One allocation: hundreds of them would make the step wait the first time.
+    let block = Tensor::f_empty([numbers], (first.kind(), first.device()))?;
+    let mut begin = 0;
+    let mut copy = |(name, tensor): &(String, Tensor)| {
+        let mut place = block.f_narrow(0, begin, tensor.numel() as i64)?.f_view(&tensor.size()[..])?;
+        place.f_copy_(&tensor.f_detach()?)?;
+        begin += tensor.numel() as i64;
+        Ok((name.clone(), place))
     };
-    tensors.into_iter().map(copy).collect()
+    tensors.iter().map(&mut copy).collect()
 }
 
 fn network_misfit(saved: &Saved, source: ModelError) -> TrainError {
     TrainError::Network { checkpoint: saved.folder.display().to_string(), source }
 }
 
-fn of_tensors(part: &str, tensors: Named) -> Part {
-    Part::Tensors { name: piece_name(part, 0, 1), tensors, metadata: BTreeMap::new() }
-}
-
-fn copy_into(saved: &Saved, names: &[String], into: &mut [Tensor], from: &Named) -> Result<(), TrainError> {
+fn copy_into(own: &[Tensor], pieces: &[Tensor]) -> Result<(), TrainError> {
     let _without_gradients = tch::no_grad_guard();
-    for (name, own) in names.iter().zip(into) {
-        let tensor = found(saved, from, name)?;
-        if tensor.size() != own.size() {
-            return Err(TrainError::Misfit {
-                checkpoint: saved.folder.display().to_string(),
-                field: "the shape of a tensor",
-                got: format!("{:?} of {name}", tensor.size()),
-                want: format!("{:?}", own.size()),
-            });
-        }
-        own.f_copy_(tensor)?;
+    for (own, piece) in own.iter().zip(pieces) {
+        own.shallow_clone().f_copy_(piece)?;
     }
     Ok(())
 }

@@ -108,7 +108,7 @@ fn snapshot(step: u64, attempt: u32, rank: u32) -> Snapshot {
         ],
         _ => vec![part(FIRST_MOMENTS, seed + 2)],
     };
-    Snapshot { step, attempt, score: Some(step as f64), parts }
+    Snapshot { step, attempt, score: Some(step as f64), parts, ready: None }
 }
 
 /// Both ranks write in their threads, then the launcher commits.
@@ -217,7 +217,7 @@ fn the_background_writes_one_snapshot_at_a_time_and_reports_each_once() {
     }
     assert_eq!(second.map(|parts| (parts.step, parts.files.len())), Some((2, 1)));
     assert_eq!(background.poll().expect("nothing"), None);
-    let nothing = Snapshot { step: 3, attempt: 0, score: None, parts: Vec::new() };
+    let nothing = Snapshot { step: 3, attempt: 0, score: None, parts: Vec::new(), ready: None };
     background.submit(nothing).expect("begun");
     assert_eq!(background.wait().expect("written").map(|parts| parts.files.len()), Some(0));
     assert!(!home.path().join(partial_name(3, 0)).exists());

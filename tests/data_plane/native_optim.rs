@@ -136,11 +136,13 @@ fn norm_clip_and_flag_stay_tensors() {
 }
 
 #[test]
-fn moving_average_moves_by_one_minus_decay() {
+fn moving_average_moves_by_its_weight() {
     let (averages, params) = ([Tensor::from_slice(&[1.0_f64, 2.0])], [Tensor::from_slice(&[3.0_f64, 0.0])]);
-    ema_update(&averages, &params, 0.75).expect("moves");
+    let weight = Tensor::from(0.25_f64);
+    ema_update(&averages, &params, &weight).expect("moves");
     assert_eq!(values(&averages[0]), [1.5, 1.5]);
-    assert!(ema_update(&averages, &[], 0.75).is_err());
+    assert!(ema_update(&averages, &[], &weight).is_err());
+    assert!(ema_update(&averages, &params, &Tensor::from_slice(&[0.1_f64, 0.2])).is_err(), "one weight for all");
 }
 
 /// Tensors cross the boundary by pointer in both directions: a leak of one small tensor per call would show here.

@@ -51,13 +51,23 @@ impl ModelConfig {
         if self.low_pass_dims > 0 { u64::from(self.low_pass_dims) } else { self.dims() }
     }
 
+    /// Widths of the CS-UNet's three levels, from the widest.
+    pub fn widths(&self) -> [u64; 3] {
+        [1, 2, 4].map(|divisor| ((self.kept_dims() / divisor) as f64 * self.width_factor).round() as u64)
+    }
+
+    /// Widths that tensor-parallel ranks divide among them: the hidden layers of the three levels, and the input of the head.
+    pub fn split_widths(&self) -> [u64; 4] {
+        let hidden = self.widths().map(|width| if self.bottleneck > 0 { u64::from(self.bottleneck) } else { width });
+        [hidden[0], hidden[1], hidden[2], 2 * self.widths()[0]]
+    }
+
     /// Parameters of the CS-UNet for image embeddings of a given width.
     pub fn parameters(&self, embedding_width: u64) -> u64 {
         /// Width of the sinusoidal time embedding.
         const TIME: u64 = 200;
         let dims = self.kept_dims();
-        let scaled = |divisor: u64| ((dims / divisor) as f64 * self.width_factor).round() as u64;
-        let (a, b, c) = (scaled(1), scaled(2), scaled(4));
+        let [a, b, c] = self.widths();
         let module = |input: u64, output: u64| {
             let width = if self.bottleneck > 0 { u64::from(self.bottleneck) } else { output };
             let linear = |from: u64, to: u64| from * to + to;

@@ -62,6 +62,8 @@ pub struct TrainConfig {
     pub ema_decay: f64,
     /// Numbers in which matrices are multiplied.
     pub precision: Precision,
+    /// On CUDA: record the whole step once and replay it as one graph. false: launch every kernel anew, for debugging.
+    pub cuda_graph: bool,
     /// CPU threads of one worker. Results depend on it in the last bits, so a run keeps it.
     pub threads: u32,
     /// Steps in a row whose gradient is not finite, and which are therefore skipped, before the run ends.
@@ -88,6 +90,7 @@ impl Default for TrainConfig {
             clip_norm: 1.0,
             ema_decay: 0.999,
             precision: Precision::Auto,
+            cuda_graph: true,
             threads: 1,
             nonfinite_steps_max: 20,
             log_every: 20,

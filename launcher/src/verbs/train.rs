@@ -38,11 +38,8 @@ pub(super) fn run_resolved(
     output: Output,
 ) -> anyhow::Result<Value> {
     let config = &resolved.config;
-    if config.parallel.tensor > 1 {
-        return Err(LaunchError::NotYet("train --tensor-parallel above 1".into()).into());
-    }
+    world.divides(config)?;
     shards_are_there(config)?;
-    rows_are_enough(config, world)?;
     let dir = Path::new(&config.checkpoint.dir);
     let name = match config.checkpoint.run.as_str() {
         "" => new_run_name(preset, SystemTime::now()),
@@ -294,17 +291,6 @@ fn shards_are_there(config: &RunConfig) -> Result<(), LaunchError> {
          from embeddings of your own with `shards build`, or name others with `--set shards.train=...`"
     );
     Err(LaunchError::Reported { text, code: ExitCode::NoData })
-}
-
-/// Every worker needs a row of every batch.
-fn rows_are_enough(config: &RunConfig, world: &World) -> Result<(), LaunchError> {
-    let (workers, batch) = (world.places.len(), config.train.global_batch);
-    if workers <= batch as usize {
-        return Ok(());
-    }
-    let text =
-        format!("train.global_batch: is {batch}, fewer rows than the {workers} workers, wanted at least {workers}");
-    Err(LaunchError::Reported { text, code: ExitCode::Config })
 }
 
 /// The checkpoint that a new run starts from: the newest whole one of a run, or the one that is named.

@@ -20,9 +20,11 @@ fn workers_change_neither_losses_nor_gradients() {
     assert!(one[&50][0] < 0.98 * one[&1][0], "it learns: {:?} to {:?}", one[&1], one[&50]);
     for (run, more) in [
         ("two", "--workers 2 --set train.steps=50"),
-        // Slices of 85, 85 and 86 rows: a mean over ranks would not be the mean over rows.
         ("three", "--workers 3 --set train.steps=50"),
         ("four", "--workers 4 --set train.steps=50"),
+        ("split-in-two", "--workers 2 --tensor-parallel 2 --set train.steps=50"),
+        ("split-in-four", "--workers 4 --tensor-parallel 4 --set train.steps=50"),
+        ("two-of-two", "--workers 4 --tensor-parallel 2 --set train.steps=50"),
         ("micro", "--workers 2 --set train.steps=50 --set train.micro_batch=50"),
     ] {
         train(&stage, run, more).ends_with(ExitCode::Success);
@@ -41,7 +43,7 @@ fn workers_change_neither_losses_nor_gradients() {
 fn run_goes_on_with_other_numbers_of_workers() {
     let stage = stage();
     // The filter is chosen once and kept with the checkpoint.
-    let kept = "--set model.low_pass_dims=90 --set diffusion.condition_drop=0.1";
+    let kept = "--set model.low_pass_dims=96 --set diffusion.condition_drop=0.1";
     train(&stage, "whole", &format!("{kept} --workers 1 --set train.steps=30")).ends_with(ExitCode::Success);
     for (workers, steps) in [(4, 10), (1, 20), (2, 30)] {
         let ran = train(&stage, "changing", &format!("{kept} --workers {workers} --set train.steps={steps}"));
@@ -49,6 +51,16 @@ fn run_goes_on_with_other_numbers_of_workers() {
         assert_eq!(ran.json()["from_step"], steps - 10);
     }
     assert_close(&trace(&stage, "changing"), &trace(&stage, "whole"), SAME, "4, 1, 2 workers");
+    // Data x tensor: 4 x 1, 1 x 1, 1 x 2, 2 x 2. Moments that were cut or joined wrongly would show in the next steps.
+    for (workers, tensor, steps) in [(4, 1, 7), (1, 1, 14), (2, 2, 21), (4, 2, 30)] {
+        let layout = format!("{kept} --workers {workers} --tensor-parallel {tensor} --set train.steps={steps}");
+        let ran = train(&stage, "layouts", &layout);
+        ran.ends_with(ExitCode::Success);
+    }
+    assert_close(&trace(&stage, "layouts"), &trace(&stage, "whole"), SAME, "other layouts");
+    let last = stage.run("--json checkpoint verify checkpoints/layouts");
+    last.ends_with(ExitCode::Success);
+    assert_eq!(tensors(&run_dir(&stage, "layouts")).len(), 8, "two pieces of four parts");
 }
 
 #[test]
@@ -63,6 +75,17 @@ fn killed_worker_is_replaced_and_leaves_no_trace_in_the_numbers() {
     assert_eq!(trace(&stage, "killed"), trace(&stage, "calm"));
     assert_eq!(tensors(&run_dir(&stage, "killed")), tensors(&run_dir(&stage, "calm")));
     assert_eq!(tensors(&run_dir(&stage, "calm")).len(), 4);
+}
+
+#[test]
+fn killed_rank_of_a_split_model_leaves_no_trace_in_the_numbers() {
+    let stage = stage();
+    let settings = "--workers 2 --tensor-parallel 2 --set train.steps=16 --set checkpoint.every=5";
+    train(&stage, "calm", settings).ends_with(ExitCode::Success);
+    let ran = stage.run(&format!("{BASE} --run killed {settings} --max-restarts 1 train --inject kill@rank=1,step=13"));
+    ran.ends_with(ExitCode::Success).says("was killed by SIGKILL");
+    assert_eq!(trace(&stage, "killed"), trace(&stage, "calm"));
+    assert_eq!(tensors(&run_dir(&stage, "killed")), tensors(&run_dir(&stage, "calm")));
 }
 
 #[test]

@@ -21,12 +21,12 @@ fn another_degree_is_refused_and_nothing_is_overwritten() {
     train(&stage, "run", "--workers 1 --set train.steps=4").ends_with(ExitCode::Success);
     let before = tensors(&run_dir(&stage, "run"));
     let ran = train(&stage, "run", "--workers 1 --set train.steps=8 --set model.degree=7");
-    ran.ends_with(ExitCode::RunDiffers).says("model.degree").says("7").says("10");
+    ran.ends_with(ExitCode::RunDiffers).says("model.degree").says("7").says("11");
     let ran = train(&stage, "run", "--workers 1 --set train.steps=8 --set train.threads=2");
     ran.ends_with(ExitCode::RunDiffers).says("train.threads");
     assert_eq!(tensors(&run_dir(&stage, "run")), before);
     let other = "--workers 1 --set train.steps=4 --set model.degree=7 --set train.init_from=checkpoints/run";
-    train(&stage, "other", other).ends_with(ExitCode::RunDiffers).says("model.degree is 10, this run has 7");
+    train(&stage, "other", other).ends_with(ExitCode::RunDiffers).says("model.degree is 11, this run has 7");
     // The same degree starts from what the other run has learnt.
     let same = "--workers 1 --set train.steps=4 --set train.init_from=checkpoints/run";
     train(&stage, "same", same).ends_with(ExitCode::Success);
@@ -35,10 +35,24 @@ fn another_degree_is_refused_and_nothing_is_overwritten() {
 }
 
 #[test]
+fn layouts_that_do_not_divide_say_what_would() {
+    let stage = stage();
+    for (settings, field, could) in [
+        ("--workers 7", "train.global_batch: is 240", "238 or 245"),
+        ("--workers 5 --tensor-parallel 5", "widths 144, 72, 36, 288", "--tensor-parallel can be 1"),
+        ("--workers 4 --tensor-parallel 4 --set loss.anchors=66", "loss.anchors: is 66", "64 or 68"),
+    ] {
+        let ran = train(&stage, "layout", &format!("{settings} --set train.steps=4"));
+        ran.ends_with(ExitCode::Config).says(field).says(could);
+    }
+    assert!(!run_dir(&stage, "layout").exists(), "no run was made");
+}
+
+#[test]
 fn run_without_a_checkpoint_is_not_bound_to_its_first_configuration() {
     let stage = stage();
     let ran = train(&stage, "new", "--workers 3 --set train.global_batch=2 --set train.steps=4");
-    ran.ends_with(ExitCode::Config).says("train.global_batch: is 2").says("at least 3");
+    ran.ends_with(ExitCode::Config).says("train.global_batch: is 2").says("wanted 3");
     assert!(!run_dir(&stage, "new").exists(), "no run was made");
     let ran = train(&stage, "new", "--workers 1 --set train.global_batch=1000 --set train.steps=4");
     ran.ends_with(ExitCode::Config).says("lower train.global_batch");

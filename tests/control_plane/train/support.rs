@@ -12,8 +12,8 @@ const ROWS: usize = 512;
 const WIDTH: usize = 12;
 
 /// Everything that the tests of bits and losses share: f32, no warm-up, dropout on, every step in the trace.
-pub(super) const BASE: &str = "--device cpu --json --set model.degree=10 --set model.dropout=0.2 --set loss.anchors=64 \
-    --set train.global_batch=256 --set train.warmup_steps=0 --set train.learning_rate=5e-4 --set train.log_every=1 \
+pub(super) const BASE: &str = "--device cpu --json --set model.degree=11 --set model.dropout=0.2 --set loss.anchors=64 \
+    --set train.global_batch=240 --set train.warmup_steps=0 --set train.learning_rate=5e-4 --set train.log_every=1 \
     --set train.schedule=\"constant\" --set shards.train=shards/small --set shards.validation=\"\" --set shards.reader_threads=1";
 
 /// A stage with shards.

@@ -154,7 +154,7 @@ fn peer_killed_in_the_middle_of_a_replay_is_found_by_the_poll() {
         // The peer may still have taken part in some replays: what it had launched goes on for a moment.
         let mut aborting = None;
         let error = loop {
-            match graph.replay_within(TIMEOUT, || aborting = Some(communicator.abort_in_background())) {
+            match graph.replay_within(TIMEOUT, || aborting = Some(communicator.abort_handle().abort_in_background())) {
                 Ok(()) => started = Instant::now(),
                 Err(error) => break error,
             }

@@ -1,0 +1,227 @@
+//! Everything that the device does in a step: encode, noise, predict, loss, backward with the reductions beside it, clip,
+//! AdamW, moving average.
+//!
+//! Every data-parallel rank takes its slice of the global batch. Its loss is weighed by its share of the rows, times the number
+//! of ranks, so that the mean over ranks which the buckets make is the mean over rows. Random numbers are named by
+//! (step, row of the global batch): neither the number of ranks nor the size of a micro-batch changes them.
+//!
+//! Tensor-parallel ranks have the same slice. Each holds a piece of the wide layers and its share of the anchors; the loss, and
+//! with it everything below, is the same on all of them.
+//!
+//! Invariant: nothing here waits for the device, and nothing that differs between steps comes from elsewhere than the
+//! [`Feed`]. The same calls therefore make up an eager step and a recorded one.
+//!
+//! Gradients that are not finite are agreed on by construction: after the reduction every rank has the same norm. Where it is not
+//! finite, nothing is updated.
+// b rows of a micro-batch · d dimensions of the code · a anchors · e embedding
+
+use locdiff_launch::config::RunConfig;
+use tch::{Kind, Tensor};
+
+use super::codes::{Codes, Points};
+use super::error::TrainError;
+use super::feed::Feed;
+use super::step::duplicate;
+use crate::comm::{Buckets, Communicator, Group, ReduceOp};
+use crate::diffusion::{Forward, NoiseSchedule, TrainingDraws};
+use crate::loss::{Inputs, Loss, Losses};
+use crate::model::{Architecture, CsUnet, DropoutDraws, Placement, Split, Timesteps};
+use crate::native::optim::{AdamW, Control, Moments, clip_divisor, ema_update, not_finite, squared_norm};
+use crate::native::philox::Philox;
+use crate::native::random::Step;
+use crate::shdd::Filter;
+
+/// Bytes of a bucket of gradients: large enough for bandwidth, small enough that reductions begin early in backward.
+const BUCKET_BYTES: usize = 25 << 20;
+
+/// The model with all that training changes.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) network: CsUnet,
+    pub(super) moments: Moments,
+    pub(super) ema: Vec<Tensor>,
+    pub(super) feed: Feed,
+    pub(super) codes: Codes,
+    pub(super) schedule: NoiseSchedule,
+    parameters: Vec<Tensor>,
+    buckets: Buckets,
+    data: Group,
+    /// The ranks that share one replica; none where each has its own.
+    tensor: Option<Group>,
+    forward: Forward,
+    loss: Loss,
+    optimiser: AdamW,
+    philox: Philox,
+    micro_batch: u64,
+    clip_norm: f64,
+    condition_drop: f64,
+    dropout: bool,
+}
+
+/// What a step leaves on the device.
+#[derive(Debug)]
+pub(super) struct Report {
+    /// Means over the global batch (total, KL, L2, L1, cosine), then the squared norm of the gradient: six f64.
+    pub(super) numbers: Tensor,
+    /// Losses of this rank's last micro-batch.
+    pub(super) last: Losses,
+}
+
+/// Rows of a micro-batch.
+struct Rows {
+    image_be: Tensor,
+    points: Points,
+    /// Place of the first in the global batch.
+    first: u64,
+    count: u64,
+}
+
+impl Work {
+    /// First weights.
+    pub(super) fn new(
+        config: &RunConfig,
+        embedding_width: u32,
+        filter: Option<Filter>,
+        ranks: &Communicator,
+    ) -> Result<Self, TrainError> {
+        let (device, train) = (ranks.world().device(), &config.train);
+        let tensor = (ranks.layout().tensor_parallel() > 1).then(|| ranks.tensor().clone());
+        let placement = Placement { tensor_parallel: tensor.clone(), ..Placement::on(device, train.precision) };
+        let philox = Philox::new(train.seed);
+        let architecture = Architecture::new(&config.model, embedding_width, config.diffusion.timesteps);
+        let network = CsUnet::new(architecture, placement, philox)?;
+        let parameters = network.parameters().tensors();
+        let schedule = NoiseSchedule::new(&config.diffusion);
+        let loss = match &filter {
+            Some(filter) => Loss::filtered(&config.loss, filter, train.precision),
+            None => Loss::new(&config.loss, config.model.degree, train.precision),
+        };
+        Ok(Self {
+            moments: Moments::zeros(&parameters),
+            ema: parameters.iter().map(duplicate).collect::<Result<_, _>>()?,
+            feed: Feed::new(device)?,
+            codes: Codes::new(config.model.degree, filter, device, train.threads as usize)?,
+            forward: Forward::new(&schedule, Kind::Float, device)?,
+            buckets: Buckets::new(ranks.data(), &parameters, BUCKET_BYTES)?,
+            data: ranks.data().clone(),
+            optimiser: AdamW {
+                beta1: train.beta1,
+                beta2: train.beta2,
+                eps: train.epsilon,
+                weight_decay: train.weight_decay,
+            },
+            micro_batch: u64::from(train.micro_batch),
+            clip_norm: train.clip_norm,
+            condition_drop: config.diffusion.condition_drop,
+            dropout: config.model.dropout > 0.0,
+            network,
+            schedule,
+            parameters,
+            tensor,
+            loss,
+            philox,
+        })
+    }
+
+    /// The step whose inputs are in the feed.
+    pub(super) fn run(&mut self) -> Result<Report, TrainError> {
+        let rows = self.feed.form.slice.end - self.feed.form.slice.start;
+        let micro = if self.micro_batch == 0 { rows } else { self.micro_batch.min(rows) };
+        let anchors_ad = self.codes.of(&self.feed.anchors)?;
+        self.buckets.zero()?;
+        let mut sums = Tensor::f_zeros([5], (Kind::Double, self.data.device()))?;
+        let mut last = None;
+        for first in (0..rows).step_by(micro as usize) {
+            let count = micro.min(rows - first);
+            let losses = self.losses(&self.rows(first, count)?, &anchors_ad)?;
+            let share = count as f64 / f64::from(self.feed.form.global_batch);
+            sums = sums.f_add(&stacked(&losses)?.f_mul_scalar(share)?)?;
+            let weighed = losses.total.f_mul_scalar(share * f64::from(self.data.size()))?;
+            if first + count == rows {
+                weighed.f_backward()?;
+            } else {
+                self.buckets.accumulate(|| weighed.f_backward())?;
+            }
+            last = Some(losses);
+        }
+        self.buckets.finish()?;
+        self.data.start_all_reduce(&mut sums, ReduceOp::Sum)?.wait_stream()?;
+        let squared = self.update()?.f_to_kind(Kind::Double)?.f_view([1])?;
+        let last = last.ok_or_else(|| TrainError::Config("a slice of no rows".to_owned()))?;
+        Ok(Report { numbers: Tensor::f_cat(&[sums, squared], 0)?, last })
+    }
+
+    fn rows(&self, first: u64, count: u64) -> Result<Rows, TrainError> {
+        Ok(Rows {
+            image_be: self.feed.image_be.f_narrow(0, first as i64, count as i64)?,
+            points: self.feed.rows.narrow(first, count)?,
+            first: self.feed.form.slice.start + first,
+            count,
+        })
+    }
+
+    /// The losses of a micro-batch: means over its rows.
+    fn losses(&self, rows: &Rows, anchors_ad: &Tensor) -> Result<Losses, TrainError> {
+        let device = self.data.device();
+        let (step, first_sample) = (Step::Counter(&self.feed.counter), rows.first);
+        let draws = TrainingDraws { philox: self.philox, step, first_sample, samples: rows.count as usize, device };
+        let truth_bd = self.codes.of(&rows.points)?;
+        let t_b = draws.timesteps(&self.schedule)?;
+        let noised_bd = self.forward.noised(&truth_bd, &t_b, &draws.noise(truth_bd.size()[1] as usize)?)?;
+        let kept_b1 = match self.condition_drop {
+            drop if drop > 0.0 => Some(draws.kept_conditions(drop)?),
+            _ => None,
+        };
+        let image = self.network.prepare(&rows.image_be, kept_b1.as_ref())?;
+        let dropout = self.dropout.then_some(DropoutDraws { philox: self.philox, step, first_sample });
+        let time = self.network.time_table()?;
+        let predicted_bd = self.network.forward(&noised_bd, Timesteps::Each(&t_b), &time, &image, dropout)?;
+        let anchors_split = self.tensor.as_ref();
+        let inputs = Inputs { predicted_bd: &predicted_bd, truth_bd: &truth_bd, basis_ad: anchors_ad, anchors_split };
+        Ok(self.loss.compute(inputs)?)
+    }
+
+    /// Clips, updates and averages; where the gradient is not finite, nothing changes. The squared norm before clipping.
+    fn update(&mut self) -> Result<Tensor, TrainError> {
+        let gradients: Vec<Tensor> = self.parameters.iter().map(Tensor::grad).collect();
+        let squared = self.squared_norm(&gradients)?;
+        let found_inf = not_finite(&squared)?;
+        let divisor = if self.clip_norm > 0.0 { Some(clip_divisor(&squared, self.clip_norm)?) } else { None };
+        let control = Control {
+            learning_rate: &self.feed.learning_rate,
+            grad_divisor: divisor.as_ref(),
+            found_inf: Some(&found_inf),
+        };
+        self.optimiser.update(&self.parameters, &gradients, &mut self.moments, control)?;
+        let moved = found_inf.f_neg()?.f_add_scalar(1.0)?.f_mul(&self.feed.average_weight)?;
+        ema_update(&self.ema, &self.parameters, &moved)?;
+        Ok(squared)
+    }
+
+    /// Of the whole gradient: pieces are summed over the ranks that hold them, what all hold counts once.
+    fn squared_norm(&self, gradients: &[Tensor]) -> Result<Tensor, TrainError> {
+        let Some(tensor) = &self.tensor else { return Ok(squared_norm(&self.buckets.flats())?) };
+        let gradient_of = |replicated: bool| {
+            let all = self.network.parameters().iter().zip(gradients);
+            let some = all.filter(move |(parameter, _)| (parameter.split == Split::Replicated) == replicated);
+            some.map(|(_, gradient)| gradient.shallow_clone()).collect::<Vec<_>>()
+        };
+        let mut pieces = squared_norm(&gradient_of(false))?;
+        tensor.start_all_reduce(&mut pieces, ReduceOp::Sum)?.wait_stream()?;
+        Ok(pieces.f_add(&squared_norm(&gradient_of(true))?)?)
+    }
+}
+
+/// Total and parts as one f64 vector; parts without weight are zeros.
+fn stacked(losses: &Losses) -> Result<Tensor, TrainError> {
+    let zero = losses.total.f_detach()?.f_zeros_like()?;
+    let or_zero = |part: &Option<Tensor>| part.as_ref().unwrap_or(&zero).shallow_clone();
+    let parts = [
+        losses.total.f_detach()?,
+        or_zero(&losses.kl),
+        or_zero(&losses.l2),
+        or_zero(&losses.l1),
+        or_zero(&losses.cosine),
+    ];
+    Ok(Tensor::f_stack(&parts, 0)?.f_to_kind(Kind::Double)?)
+}
