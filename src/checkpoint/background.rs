@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use locdiff_launch::files::Files;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use tch::{Device, Tensor};
 
 use super::error::CheckpointError;
-use super::writer::{write_json, write_tensors};
+use super::writer::{Staging, write_fetched, write_json};
 use crate::native::cuda::{self, Event, Priority, Stream, with_stream};
 
 /// One file of a snapshot.
@@ -58,26 +59,46 @@ pub struct Background {
     files: Files,
     run_dir: PathBuf,
     writing: Option<JoinHandle<Result<PartsWritten, CheckpointError>>>,
-    /// What parts on a GPU are fetched on; one for all snapshots.
-    stream: Option<Stream>,
+    /// What parts on a GPU are fetched with.
+    fetch: Option<Arc<Mutex<Fetch>>>,
+}
+
+/// A stream and memory for the copies from one GPU.
+#[derive(Debug)]
+struct Fetch {
+    gpu: usize,
+    stream: Stream,
+    staging: Staging,
 }
 
 impl Background {
-    /// For the checkpoints of one run.
-    pub fn new(files: Files, run_dir: PathBuf) -> Self {
-        Self { files, run_dir, writing: None, stream: None }
+    /// For the checkpoints of one run, whose tensors are on `device`.
+    pub fn new(files: Files, run_dir: PathBuf, device: Device) -> Result<Self, CheckpointError> {
+        let fetch = match device {
+            Device::Cuda(gpu) => {
+                let (stream, staging) = (Stream::from_pool(Priority::Normal)?, Staging::new(device)?);
+                Some(Arc::new(Mutex::new(Fetch { gpu, stream, staging })))
+            }
+            _ => None,
+        };
+        Ok(Self { files, run_dir, writing: None, fetch })
     }
 
     /// Begins to write a snapshot. Waits for the one before; what became of that is returned.
     pub fn submit(&mut self, snapshot: Snapshot) -> Result<Option<PartsWritten>, CheckpointError> {
         let before = self.wait()?;
         let (files, run_dir) = (self.files.clone(), self.run_dir.clone());
-        if snapshot.ready.is_some() && self.stream.is_none() {
-            self.stream = Some(Stream::from_pool(Priority::Normal)?);
-        }
-        let stream = self.stream;
+        let fetch = self.fetch.clone();
         let thread = std::thread::Builder::new().name("checkpoint".into());
-        let writing = thread.spawn(move || write(&files, run_dir, &snapshot, stream));
+        let writing = thread.spawn(move || match fetch {
+            Some(fetch) => {
+                // One thread at a time; after a panic in it the memory is as good as before.
+                let fetch = fetch.lock().unwrap_or_else(PoisonError::into_inner);
+                cuda::set_device(fetch.gpu)?;
+                with_stream(fetch.stream, || write(&files, run_dir, &snapshot, Some(&fetch.staging)))?
+            }
+            None => write(&files, run_dir, &snapshot, None),
+        });
         self.writing = Some(writing.map_err(CheckpointError::io(&self.run_dir))?);
         Ok(before)
     }
@@ -109,7 +130,7 @@ fn write(
     files: &Files,
     run_dir: PathBuf,
     snapshot: &Snapshot,
-    stream: Option<Stream>,
+    staging: Option<&Staging>,
 ) -> Result<PartsWritten, CheckpointError> {
     let Snapshot { step, attempt, score, parts, ready } = snapshot;
     if let Some(ready) = ready {
@@ -121,7 +142,7 @@ fn write(
         files.create_folder(&folder)?;
     }
     for part in parts {
-        match write_part(files, &folder, part, stream) {
+        match write_part(files, &folder, part, staging) {
             Ok(file) => written.push(file),
             Err(error) => {
                 // The disk may be full: what is of no use goes. The folder may have parts of others.
@@ -146,37 +167,14 @@ impl Part {
     }
 }
 
-/// The tensors in main memory.
-fn fetched(tensors: &[(String, Tensor)], stream: Option<Stream>) -> Result<Vec<(String, Tensor)>, CheckpointError> {
-    let fetch = || -> Result<_, tch::TchError> {
-        tensors.iter().map(|(name, tensor)| Ok((name.clone(), tensor.f_to_device(Device::Cpu)?))).collect()
-    };
-    match (tensors.iter().find_map(|(_, tensor)| gpu_of(tensor)), stream) {
-        (Some(gpu), Some(stream)) => {
-            cuda::set_device(gpu)?;
-            Ok(with_stream(stream, fetch)??)
-        }
-        _ => Ok(fetch()?),
-    }
-}
-
-fn gpu_of(tensor: &Tensor) -> Option<usize> {
-    match tensor.device() {
-        Device::Cuda(index) => Some(index),
-        _ => None,
-    }
-}
-
 fn write_part(
     files: &Files,
     folder: &std::path::Path,
     part: &Part,
-    stream: Option<Stream>,
+    staging: Option<&Staging>,
 ) -> Result<CheckpointFile, CheckpointError> {
     match part {
-        Part::Tensors { name, tensors, metadata } => {
-            write_tensors(files, folder, name, &fetched(tensors, stream)?, metadata)
-        }
+        Part::Tensors { name, tensors, metadata } => write_fetched(files, folder, (name, tensors), metadata, staging),
         Part::Json { name, value } => write_json(files, folder, name, value),
     }
 }

@@ -1,4 +1,6 @@
 //! Parts onto the disk, each with its length and checksum; a tensor passes through one small buffer.
+//!
+//! From a GPU it passes through pinned memory: a copy into ordinary memory would keep every other thread from launching kernels.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,13 +8,27 @@ use std::path::Path;
 use locdiff_launch::files::{FileWriter, Files, Written};
 use locdiff_launch::protocol::CheckpointFile;
 use serde_json::Value;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::error::CheckpointError;
 use super::header::{Entry, Header};
 
 /// Bytes of a tensor that are copied at once.
 const PIECE_BYTES: usize = 1 << 20;
+
+/// Bytes that are fetched from a GPU at once.
+const FETCHED_BYTES: i64 = 16 << 20;
+
+/// Pinned memory through which tensors of a GPU are fetched.
+#[derive(Debug)]
+pub(super) struct Staging(Tensor);
+
+impl Staging {
+    /// For one GPU.
+    pub(super) fn new(device: Device) -> Result<Self, CheckpointError> {
+        Ok(Self(Tensor::f_empty([FETCHED_BYTES], (Kind::Uint8, Device::Cpu))?.f_pin_memory(device)?))
+    }
+}
 
 /// Writes tensors as one safetensors file and brings it to the disk; not yet its name in the folder.
 pub fn write_tensors(
@@ -21,6 +37,17 @@ pub fn write_tensors(
     name: &str,
     tensors: &[(String, Tensor)],
     metadata: &BTreeMap<String, String>,
+) -> Result<CheckpointFile, CheckpointError> {
+    write_fetched(files, folder, (name, tensors), metadata, None)
+}
+
+/// The same for tensors that may be on a GPU, on the current stream.
+pub(super) fn write_fetched(
+    files: &Files,
+    folder: &Path,
+    (name, tensors): (&str, &[(String, Tensor)]),
+    metadata: &BTreeMap<String, String>,
+    staging: Option<&Staging>,
 ) -> Result<CheckpointFile, CheckpointError> {
     let path = folder.join(name);
     let mut order: Vec<&(String, Tensor)> = tensors.iter().collect();
@@ -37,9 +64,25 @@ pub fn write_tensors(
     let mut writer = files.create(&path)?;
     writer.put(&header.encode())?;
     for (_, tensor) in order {
-        put_tensor(&mut writer, tensor)?;
+        match staging.filter(|_| tensor.device().is_cuda()) {
+            Some(staging) => put_from_gpu(&mut writer, tensor, staging)?,
+            None => put_tensor(&mut writer, tensor)?,
+        }
     }
     Ok(described(name, writer.finish()?))
+}
+
+/// Fetches a tensor piece by piece.
+fn put_from_gpu(writer: &mut FileWriter, tensor: &Tensor, staging: &Staging) -> Result<(), CheckpointError> {
+    let bytes = tensor.f_detach()?.f_contiguous()?.f_view([-1])?.f_view_dtype(Kind::Uint8)?;
+    let length = bytes.size()[0];
+    for begin in (0..length).step_by(FETCHED_BYTES as usize) {
+        let count = FETCHED_BYTES.min(length - begin);
+        let mut fetched = staging.0.f_narrow(0, 0, count)?;
+        fetched.f_copy_(&bytes.f_narrow(0, begin, count)?)?;
+        put_tensor(writer, &fetched)?;
+    }
+    Ok(())
 }
 
 fn put_tensor(writer: &mut FileWriter, tensor: &Tensor) -> Result<(), CheckpointError> {

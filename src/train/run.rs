@@ -141,7 +141,7 @@ impl<'a> Training<'a> {
         Ok(Self {
             quick: Quick::new(config, data.width, trainer.codes().filter(), ranks.world())?,
             observer: Observer::new(job, step, skipped_steps, is_first)?,
-            writer: Background::new(Files::real(), job.run_dir.clone()),
+            writer: Background::new(Files::real(), job.run_dir.clone(), ranks.world().device())?,
             skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
             best_score: job.best_score,
             evaluation: None,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use locdiff::checkpoint::{
-    Background, Checkpoint, CheckpointError, EMA, FIRST_MOMENTS, Part, STATE, Snapshot, WEIGHTS, load_tensors,
-    piece_name, write_json, write_tensors,
+    Background, Checkpoint, CheckpointError, Division, EMA, FIRST_MOMENTS, Part, STATE, Snapshot, WEIGHTS,
+    divisions_metadata, load_tensors, piece_name, write_json, write_tensors,
 };
 use locdiff_launch::config::RunConfig;
 use locdiff_launch::error::LaunchError;
@@ -114,7 +114,8 @@ fn snapshot(step: u64, attempt: u32, rank: u32) -> Snapshot {
 /// Both ranks write in their threads, then the launcher commits.
 fn save(files: &Files, run: &RunFolder, step: u64) -> Result<(), SaveError> {
     let attempt = run.attempt().expect("begun");
-    let mut ranks: Vec<Background> = (0..2).map(|_| Background::new(files.clone(), run.path().to_owned())).collect();
+    let writer = |_| Background::new(files.clone(), run.path().to_owned(), Device::Cpu).expect("a writer");
+    let mut ranks: Vec<Background> = (0..2).map(writer).collect();
     let mut parts = Vec::new();
     for (rank, background) in ranks.iter_mut().enumerate() {
         background.submit(snapshot(step, attempt, rank as u32)).map_err(SaveError::Rank)?;
@@ -205,7 +206,7 @@ fn a_full_disk_at_any_operation_leaves_the_newest_whole_one_loadable() {
 #[test]
 fn the_background_writes_one_snapshot_at_a_time_and_reports_each_once() {
     let home = folder();
-    let mut background = Background::new(Files::real(), home.path().to_owned());
+    let mut background = Background::new(Files::real(), home.path().to_owned(), Device::Cpu).expect("a writer");
     assert_eq!(background.wait().expect("nothing"), None);
     assert_eq!(background.submit(snapshot(1, 0, 0)).expect("begun"), None);
     let first = background.submit(snapshot(2, 0, 1)).expect("begun").expect("the first is finished");
@@ -227,7 +228,7 @@ fn the_background_writes_one_snapshot_at_a_time_and_reports_each_once() {
 fn a_failure_in_the_background_is_reported_and_leaves_no_part() {
     let home = folder();
     let files = Files::failing(Fault::DiskFull, 4);
-    let mut background = Background::new(files, home.path().to_owned());
+    let mut background = Background::new(files, home.path().to_owned(), Device::Cpu).expect("a writer");
     background.submit(snapshot(1, 0, 0)).expect("begun");
     let error = background.wait().expect_err("no space");
     assert_eq!(error.exit_code(), ExitCode::Io);
@@ -272,22 +273,35 @@ fn damage_is_found_on_the_very_read() {
 }
 
 #[test]
-fn a_model_in_pieces_is_refused_and_a_missing_part_named() {
+fn pieces_are_joined_and_missing_ones_named() {
     let home = folder();
     let run = open(home.path(), Files::real()).expect("opened");
     let partial = run.path().join(partial_name(1, 0));
     Files::real().create_folder(&partial).expect("made");
     let name = piece_name(EMA, 1, 2);
+    let rows = |name: &str, first: f32| {
+        vec![(name.to_owned(), Tensor::from_slice(&[first, first + 1.0, first + 2.0, first + 3.0]).view([2, 2]))]
+    };
+    let division = BTreeMap::from([("x".to_owned(), Division { dim: 0, sections: 1 })]);
+    let whole = |piece: u32, first: f32, metadata: &BTreeMap<String, String>| {
+        let name = piece_name(WEIGHTS, piece, 2);
+        write_tensors(&Files::real(), &partial, &name, &rows("x", first), metadata).expect("written")
+    };
     let files = vec![
+        whole(0, 0.0, &divisions_metadata(&division)),
+        whole(1, 4.0, &BTreeMap::new()),
         write_tensors(&Files::real(), &partial, &name, &tensors(1), &BTreeMap::new()).expect("written"),
         write_json(&Files::real(), &partial, STATE, &json!({})).expect("written"),
     ];
     let parts = locdiff_launch::protocol::PartsWritten { step: 1, attempt: 0, files, score: None };
     run.commit(0, 1, &[parts]).expect("committed");
     let checkpoint = Checkpoint::open(&run.path().join("step-00000001")).expect("whole");
-    let error = checkpoint.tensors(EMA).expect_err("in pieces");
-    assert!(error.to_string().contains("ema-01-of-02.safetensors is a piece"), "{error}");
-    let error = checkpoint.tensors(WEIGHTS).expect_err("not there");
-    assert!(error.to_string().contains("does not list weights-00-of-01.safetensors"), "{error}");
+    let joined = checkpoint.tensors(WEIGHTS).expect("both pieces are there");
+    let want = Tensor::arange(8, (Kind::Float, Device::Cpu)).view([4, 2]);
+    assert!(joined.len() == 1 && joined[0].0 == "x" && joined[0].1.equal(&want), "{joined:?}");
+    let error = checkpoint.tensors(EMA).expect_err("half of it");
+    assert!(error.to_string().contains("does not list ema-00-of-02.safetensors"), "{error}");
+    let error = checkpoint.tensors(FIRST_MOMENTS).expect_err("not there");
+    assert!(error.to_string().contains("does not list first-moments-00-of-01.safetensors"), "{error}");
     assert_eq!(error.exit_code(), ExitCode::BadData);
 }
