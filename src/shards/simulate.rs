@@ -82,19 +82,26 @@ pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsE
         progress.say(end);
         shot
     });
-    write_all(writer, shots)?.finish()
+    let (writer, writing) = write_all(writer, shots)?;
+    let manifest = writer.finish()?;
+    let Times { drawing, embedding, mixing, turning } = studio.times;
+    tracing::info!(
+        "drawing took {drawing:.1?}, embedding {embedding:.1?}, mixing {mixing:.1?}, turning {turning:.1?}; beside that, writing {writing:.1?}"
+    );
+    Ok(manifest)
 }
 
-/// Writes one chunk of photos while the next is made. Nothing is finished where either fails.
+/// Writes one chunk of photos while the next is made, and says how long it wrote. Nothing is finished where either fails.
 fn write_all(
     mut writer: ShardWriter,
     mut shots: impl Iterator<Item = Result<Shot, ShardsError>>,
-) -> Result<ShardWriter, ShardsError> {
+) -> Result<(ShardWriter, Duration), ShardsError> {
     std::thread::scope(|scope| {
         let (sender, arrivals) = sync_channel::<Shot>(1);
-        let writing = scope.spawn(move || -> Result<ShardWriter, ShardsError> {
-            arrivals.into_iter().try_for_each(|shot| shot.write(&mut writer))?;
-            Ok(writer)
+        let writing = scope.spawn(move || -> Result<(ShardWriter, Duration), ShardsError> {
+            let mut took = Duration::ZERO;
+            arrivals.into_iter().try_for_each(|shot| timed(&mut took, || shot.write(&mut writer)))?;
+            Ok((writer, took))
         });
         // A writer that has failed listens no more, and says why below.
         let mut send_all = || -> Result<(), ShardsError> {
@@ -134,8 +141,25 @@ impl Shot {
     }
 }
 
+/// Where the time goes.
+#[derive(Default)]
+struct Times {
+    drawing: Duration,
+    embedding: Duration,
+    mixing: Duration,
+    turning: Duration,
+}
+
+fn timed<Done>(sum: &mut Duration, work: impl FnOnce() -> Done) -> Done {
+    let start = Instant::now();
+    let done = work();
+    *sum += start.elapsed();
+    done
+}
+
 /// Encoder, gallery and Q on a device.
 struct Studio {
+    times: Times,
     embedder: Embedder,
     gallery: Gallery,
     projection_we: Tensor,
@@ -155,18 +179,20 @@ impl Studio {
         }
         let projection_we = projection(PROJECTION_SEED)?.f_tr()?.f_contiguous()?.f_to_device(simulation.device)?;
         let (device, threads) = (simulation.device, simulation.threads.max(1));
-        Ok(Self { embedder, gallery, projection_we, device, threads, views: simulation.views, seed: simulation.seed })
+        let (times, views, seed) = (Times::default(), simulation.views, simulation.seed);
+        Ok(Self { times, embedder, gallery, projection_we, device, threads, views, seed })
     }
 
     /// Makes photos `range`.
     fn shoot(&mut self, world: &World<'_>, range: std::ops::Range<u64>) -> Result<Shot, ShardsError> {
-        let photos = self.draw(world, range.clone())?;
+        let mut times = std::mem::take(&mut self.times);
+        let photos = timed(&mut times.drawing, || self.draw(world, range.clone()))?;
         let sources = || photos.iter().flat_map(|photo| &photo.sources);
         let of_gallery = sources().filter_map(|source| match source {
             Source::Gallery(index) => Some(*index),
             Source::Place(_) => None,
         });
-        self.gallery.need(of_gallery, &self.embedder)?;
+        timed(&mut times.embedding, || self.gallery.need(of_gallery, &self.embedder))?;
         // Where each photo's own places begin among those that are embedded for this chunk alone.
         let (mut fresh, mut firsts): (Vec<Place>, Vec<usize>) = (Vec::new(), Vec::new());
         for photo in &photos {
@@ -176,12 +202,13 @@ impl Studio {
                 Source::Place(place) => Some(*place),
             }));
         }
-        let fresh = self.embedder.embed(&fresh)?;
+        let fresh = timed(&mut times.embedding, || self.embedder.embed(&fresh))?;
         let mut views = Vec::new();
         for view in 0..self.views {
-            let looks = self.mix(world, &range, &photos, view, &fresh, &firsts)?;
-            views.push(self.turn(&looks)?);
+            let looks = timed(&mut times.mixing, || self.mix(world, &range, &photos, view, &fresh, &firsts))?;
+            views.push(timed(&mut times.turning, || self.turn(&looks))?);
         }
+        self.times = times;
         Ok(Shot {
             ids: range.map(|index| format!("sim-{}-{index}", self.seed)).collect(),
             latitudes: photos.iter().map(|photo| photo.place.latitude().0).collect(),
