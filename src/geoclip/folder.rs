@@ -169,6 +169,7 @@ pub fn write_folder(
     let beside = tempfile::Builder::new().prefix(".geoclip-").tempdir_in(parent).map_err(GeoclipError::io(parent))?;
     let weights = beside.path().join(WEIGHTS);
     Tensor::write_safetensors(tensors, &weights)?;
+    sync(&weights)?;
     write_synced(&beside.path().join(GALLERY), gallery_csv)?;
     write_synced(&beside.path().join("LICENSE"), licence)?;
     let mut files = BTreeMap::new();
@@ -180,6 +181,7 @@ pub fn write_folder(
     let manifest = Manifest { version: VERSION, source: source.to_owned(), files };
     let text = serde_json::to_vec_pretty(&manifest).expect("a manifest of strings and numbers is JSON");
     write_synced(&beside.path().join(MANIFEST), &text)?;
+    sync(beside.path())?;
     put_in_place(beside, folder, parent)?;
     Ok(manifest)
 }
@@ -219,7 +221,12 @@ fn put_in_place(beside: tempfile::TempDir, folder: &Path, parent: &Path) -> Resu
     }
     // The folder has moved: nothing is left for the guard to remove.
     let _ = beside.keep();
-    Ok(())
+    sync(parent)
+}
+
+/// Makes what was written to a file or folder last.
+fn sync(path: &Path) -> Result<(), GeoclipError> {
+    File::open(path).and_then(|file| file.sync_all()).map_err(GeoclipError::io(path))
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), GeoclipError> {

@@ -1,7 +1,7 @@
 //! The gallery: 100,000 places of MP16 that come with GeoCLIP, and their embeddings, computed once.
 //!
-//! Embeddings are kept beside the weights in `gallery-cpu.f32` or `gallery-cuda.f32`: a magic number, the checksum of weights
-//! and gallery that they were computed from, the checksum of what follows, then rows of 512 little-endian f32. A file that
+//! Embeddings are kept beside the weights in `gallery-cpu.f32` or `gallery-cuda.f32`: a magic number, the checksum of weights,
+//! gallery and kind of device that they were computed from and on, the checksum of what follows, then rows of 512 little-endian f32. A file that
 //! does not fit is computed anew, never used. What is read from it has the bits of what would be computed.
 
 use std::fs::File;
@@ -57,7 +57,7 @@ impl Gallery {
             known: vec![false; places.len()],
             places,
             cache: geoclip.folder().join(format!("gallery-{kind}.f32")),
-            key: geoclip.checksum(),
+            key: XxHash3_64::oneshot_with_seed(geoclip.checksum(), kind.as_bytes()),
         };
         if gallery.cache.exists() {
             match gallery.read_cache() {
@@ -126,7 +126,7 @@ impl Gallery {
         file.read_exact(&mut header).map_err(|error| error.to_string())?;
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
         if header[..8] != MAGIC || word(8) != self.key {
-            return Err("made from other weights or another gallery".to_owned());
+            return Err("made from other weights, another gallery or on another kind of device".to_owned());
         }
         let mut digest = XxHash3_64::new();
         let mut bytes = vec![0; 4 * EMBEDDING_WIDTH * PIECE_ROWS];

@@ -37,6 +37,7 @@ checks! {
     arguments_are_checked in kernels;
     streams_and_events in kernels;
     memory_statistics in kernels;
+    pinned_rows_are_not_reused in kernels;
     replay_equals_eager in graphs;
     failed_captures in graphs;
     replay_times_out in graphs;

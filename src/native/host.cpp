@@ -46,7 +46,8 @@ int locdiff_host_rows(int64_t rows, int64_t width, int pinned, void** out) {
 int locdiff_is_alone(const void* tensor, int* out) {
   return locdiff::guarded([&] {
     const auto& held = *static_cast<const at::Tensor*>(tensor);
-    *out = held.defined() && held.use_count() == 1 && held.has_storage() && held.storage().use_count() == 1;
+    *out = held.defined() && held.use_count() == 1 && held.has_storage() && held.storage().use_count() == 1 &&
+           !held.is_pinned();
   });
 }
 }

@@ -40,8 +40,8 @@ impl HostRows {
         Ok(unsafe { Self::of(tensor, rows, width) })
     }
 
-    /// Takes a tensor that [`HostRows::into_tensor`] gave out back, to fill it again; none where it has another shape or
-    /// somebody else still looks at its memory.
+    /// Takes a tensor that [`HostRows::into_tensor`] gave out back, to fill it again; none where it has another shape, somebody else
+    /// still looks at its memory, or a GPU may: pinned memory goes back to torch's allocator, which knows when copies are done.
     pub fn reuse(tensor: Tensor, rows: usize, width: usize) -> Option<Self> {
         let shape = [i64::try_from(rows).ok()?, i64::try_from(width).ok()?];
         let ours = tensor.device() == Device::Cpu && tensor.kind() == Kind::Half && tensor.is_contiguous();

@@ -43,7 +43,7 @@ pub trait Blocks: Send + Sync {
     /// Views per row.
     fn views(&self) -> u32;
     /// What the data is: equal for equal files. With a manifest, different for any that differ in a byte; without one, for those that
-    /// differ in size, footer or first 64 KiB.
+    /// differ in size, footer or first 64 KiB, and [`super::Contents`] tells the rest apart.
     fn fingerprint(&self) -> u64;
     /// Reads one block of one view, and no bytes of other views.
     fn read(&self, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError>;

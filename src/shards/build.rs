@@ -1,13 +1,16 @@
 //! `shards build`: shards from a table of ids and coordinates and a file of embeddings per view.
 //!
-//! Row n of the table is row n of every matrix. All files are read a few thousand rows at a time. A row that cannot be used is
-//! an error that names its file and row, or, with `on_bad_rows = skip`, left out and counted; lengths and widths that do not
+//! Row n of the table is row n of every matrix. All files are read a few thousand rows at a time. A row that cannot be used, because
+//! of its values or because its identifier has come before, is an error that names its file and row, or, with `on_bad_rows = skip`, left out and counted; lengths and widths that do not
 //! agree are errors either way, found before anything stands under the final name.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 
 use half::f16;
 use locdiff_launch::config::{OnBadRows, ShardsConfig};
+use twox_hash::XxHash3_128;
 
 use super::checks;
 use super::coordinates::place;
@@ -69,7 +72,7 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
             ..WriterOptions::new(width_small, matrices.len() as u32, format!("built from {name}"), ImageHead::None)
         },
     )?;
-    let (mut first, mut skipped) = (0_u64, 0);
+    let (mut first, mut skipped, mut known) = (0_u64, 0, Known::default());
     loop {
         let mut chunk = Vec::with_capacity(CHUNK_ROWS);
         while chunk.len() < CHUNK_ROWS
@@ -86,7 +89,7 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
         }
         let views = matrices.iter_mut().map(|matrix| matrix.read_f16(first, chunk.len()));
         let views = views.collect::<Result<Vec<_>, _>>()?;
-        let good = sift(inputs.config, chunk, &matrices, &views, first, &mut skipped)?;
+        let good = sift(inputs.config, chunk, &matrices, &views, first, &mut known, &mut skipped)?;
         let views: Vec<&[f16]> = good.views.iter().map(Vec::as_slice).collect();
         let Good { ids, latitudes, longitudes, .. } = &good;
         writer.push(&WriterRows { ids, latitudes, longitudes, views: &views })?;
@@ -105,6 +108,27 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
         });
     }
     Ok(Built { manifest: writer.finish()?, skipped })
+}
+
+/// Identifiers of the rows so far: 128 bits of each, which no two share by chance, and its row.
+#[derive(Default)]
+struct Known(HashMap<u128, u64>);
+
+impl Known {
+    /// Takes an identifier in, unless it is known.
+    fn add(&mut self, id: &str, row: u64) -> Result<(), String> {
+        match self.0.entry(XxHash3_128::oneshot(id.as_bytes())) {
+            Entry::Occupied(first) => Err(format!("identifier {id:?} again, first in row {}", first.get())),
+            Entry::Vacant(place) => {
+                place.insert(row);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn bad(spot: &Spot, reason: String) -> ShardsError {
+    ShardsError::Bad { spot: Box::new(spot.clone()), reason }
 }
 
 fn spot(path: &Path) -> Spot {
@@ -136,6 +160,7 @@ fn sift(
     matrices: &[Matrix],
     views: &[Vec<f16>],
     first: u64,
+    known: &mut Known,
     skipped: &mut u64,
 ) -> Result<Good, ShardsError> {
     let mut good = Good { views: vec![Vec::new(); views.len()], ..Good::default() };
@@ -143,14 +168,14 @@ fn sift(
         let width = matrices[0].width();
         let embedding = |view: usize| &views[view][offset * width..(offset + 1) * width];
         let usable = row.usable.and_then(|(id, latitude, longitude)| {
-            let place = place(latitude, longitude)
-                .map_err(|reason| ShardsError::Bad { spot: Box::new(row.spot.clone()), reason })?;
+            let place = place(latitude, longitude).map_err(|reason| bad(&row.spot, reason))?;
             for (view, matrix) in matrices.iter().enumerate() {
                 if let Some((element, reason)) = checks::first_not_finite(embedding(view)) {
                     let reason = format!("element {element} is {reason} within the range of float16");
                     return Err(ShardsError::Bad { spot: Box::new(matrix.spot(first + offset as u64)), reason });
                 }
             }
+            known.add(&id, first + offset as u64).map_err(|reason| bad(&row.spot, reason))?;
             Ok((id, place))
         });
         match usable {

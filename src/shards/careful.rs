@@ -1,6 +1,8 @@
 //! One column chunk through the `parquet` crate's own Arrow reader, row by row: for encodings that [`super::decode`] leaves, and
 //! to find out which rows of a chunk cannot be used and why.
 
+use std::collections::BTreeMap;
+
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float16Type, Float32Type, Float64Type, Int32Type, Int64Type};
 use arrow_array::{Array, ArrayRef};
@@ -12,6 +14,7 @@ use parquet::errors::ParquetError;
 
 use super::ELEMENT_BYTES;
 use super::decode::ChunkBytes;
+use super::ids;
 
 /// Rows that are expanded at a time.
 const BATCH_ROWS: usize = 1024;
@@ -85,31 +88,21 @@ impl CarefulChunk<'_> {
         })
     }
 
-    /// Length of the first list that is there.
-    pub(super) fn first_width(&self) -> Result<Option<usize>, ParquetError> {
-        let mut width = None;
+    /// The commonest length of the lists that are there and not empty; of equals, the longest.
+    pub(super) fn commonest_width(&self) -> Result<Option<usize>, ParquetError> {
+        let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
         self.each(|_, column| {
             let lengths = (0..column.len()).filter_map(|index| list(column, index).ok()).map(|list| list.len());
-            width = width.or(lengths.into_iter().find(|length| *length > 0));
+            lengths.filter(|length| *length > 0).for_each(|length| *counts.entry(length).or_default() += 1);
             Ok(())
         })?;
-        Ok(width)
+        Ok(counts.into_iter().max_by_key(|(_, count)| *count).map(|(length, _)| length))
     }
 
-    /// Identifiers; none where null or no text.
-    pub(super) fn ids(&self, into: &mut Vec<Option<String>>) -> Result<usize, ParquetError> {
+    /// Identifiers, or why a row has none.
+    pub(super) fn ids(&self, into: &mut Vec<Result<String, String>>) -> Result<usize, ParquetError> {
         self.each(|_, column| {
-            let text = |index: usize| match column.data_type() {
-                _ if column.is_null(index) => None,
-                DataType::Utf8 => Some(column.as_string::<i32>().value(index).to_owned()),
-                DataType::LargeUtf8 => Some(column.as_string::<i64>().value(index).to_owned()),
-                DataType::Utf8View => Some(column.as_string_view().value(index).to_owned()),
-                DataType::Binary => Some(String::from_utf8_lossy(column.as_binary::<i32>().value(index)).into_owned()),
-                DataType::Int64 => Some(column.as_primitive::<Int64Type>().value(index).to_string()),
-                DataType::Int32 => Some(column.as_primitive::<Int32Type>().value(index).to_string()),
-                _ => None,
-            };
-            into.extend((0..column.len()).map(text));
+            into.extend((0..column.len()).map(|row| ids::id(column.as_ref(), row)));
             Ok(())
         })
     }

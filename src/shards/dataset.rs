@@ -1,55 +1,40 @@
 //! Ours or anybody's Parquet as numbered blocks: one per row group.
 //!
 //! Invariant: what [`Blocks::read`] and [`Blocks::read_placed`] hand out has been checked on this very read: the checksum of every column chunk where a
-//! manifest knows it, no nulls, lists of the right width, finite numbers, coordinates on the Earth.
+//! manifest or the run knows it, no nulls, lists of the right width, finite numbers, coordinates on the Earth.
 
 use std::sync::{Arc, OnceLock};
 
-use locdiff_launch::config::ShardsConfig;
-use twox_hash::XxHash3_64;
+use locdiff_launch::config::{OnBadRows, ShardsConfig};
+use parquet::basic::Compression;
 
-use super::careful::BadValue;
-use super::checksum::Checksum;
+use super::contents::Contents;
 use super::error::{ShardsError, Spot};
 use super::footer::{ColumnNames, Footer, bad, corrupt};
 use super::index::DatasetIndex;
 use super::locate;
 use super::manifest::Manifest;
 use super::source::{BufferPool, ByteSource};
-use super::statistics::{Moments, Statistics};
-use super::{BlockRows, Blocks, ELEMENT_BYTES};
+use super::statistics::Statistics;
+use super::{BlockRows, Blocks};
 use crate::native::places::RowPlaces;
 
 /// Numbers of an embedding, at most: a footer that says more would have memory allocated for what is not there.
 const WIDTH_MAX: usize = 1 << 20;
 
+/// What a codec may make of one byte: deflate's limit is 1032, and embeddings are no zeros.
+const REPETITION_MAX: i64 = 1032;
+
+/// Rows that any row group may claim: 8 MiB of places. pyarrow's row groups have as many by default.
+const ROWS_ANYHOW: i64 = 1 << 20;
+
 /// A row group that has rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BlockAt {
+    /// Its number.
+    pub(super) number: usize,
     pub(super) file: usize,
     pub(super) row_group: usize,
-}
-
-/// A row that cannot be used, found by a scan.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BadRow {
-    /// Its block.
-    pub block: u32,
-    /// Its row in the block.
-    pub row: u32,
-    /// Where it is, and what is wrong with it.
-    pub message: String,
-}
-
-/// What reading everything once tells.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Scan {
-    /// Over the rows of view 0 that can be used.
-    pub statistics: Statistics,
-    /// xxh3 over the checksums of every column chunk that is ever read: differs where any byte of them does.
-    pub content: Checksum,
-    /// Rows that cannot be used in some view, in the order of the data.
-    pub bad_rows: Vec<BadRow>,
 }
 
 /// A data set that is open.
@@ -62,6 +47,8 @@ pub struct Dataset {
     pub(super) width: usize,
     views: u32,
     fingerprint: u64,
+    /// What a run knows of data without a manifest.
+    pub(super) contents: Option<Contents>,
     pub(super) pool: Arc<BufferPool>,
     statistics: OnceLock<Statistics>,
 }
@@ -106,11 +93,12 @@ impl Dataset {
             views: manifest.as_ref().map_or(0, |manifest| manifest.views),
             manifest,
             fingerprint,
+            contents: None,
             pool: Arc::default(),
             statistics: statistics.map_or_else(OnceLock::new, OnceLock::from),
         };
         dataset.number_blocks(index.location())?;
-        dataset.agree()?;
+        dataset.agree(config.on_bad_rows)?;
         Ok(dataset)
     }
 
@@ -149,32 +137,6 @@ impl Dataset {
         }
     }
 
-    /// Reads everything once. Rows that cannot be used are found, not refused.
-    pub fn scan(&self) -> Result<Scan, ShardsError> {
-        let mut moments = Moments::new(self.width);
-        let mut content = XxHash3_64::new();
-        let mut bad_rows = Vec::new();
-        let mut rows = BlockRows::default();
-        for block in 0..self.blocks.len() as u32 {
-            let mut of_block = Vec::new();
-            for view in 0..self.views {
-                let mut found = Vec::new();
-                self.read_block(block, view, &mut rows, &mut found, Some(&mut content))?;
-                if view == 0 {
-                    add_usable(&mut moments, &rows, self.width, &found);
-                }
-                of_block.extend(found.into_iter().map(|(column, value)| {
-                    let spot = self.spot(block, Some(&column), Some(value.row));
-                    BadRow { block, row: value.row as u32, message: format!("{spot}: {}", value.reason) }
-                }));
-            }
-            of_block.sort_by_key(|bad| bad.row);
-            of_block.dedup_by_key(|bad| bad.row);
-            bad_rows.append(&mut of_block);
-        }
-        Ok(Scan { statistics: moments.statistics(), content: Checksum::from(&content), bad_rows })
-    }
-
     /// Row groups with rows, in the order of the files.
     fn number_blocks(&mut self, location: &str) -> Result<(), ShardsError> {
         for (file, footer) in self.files.iter().enumerate() {
@@ -184,7 +146,7 @@ impl Dataset {
                     corrupt(&footer.name, format!("row group {row_group} has {} rows", found.num_rows()))
                 })?;
                 if rows > 0 {
-                    self.blocks.push(BlockAt { file, row_group });
+                    self.blocks.push(BlockAt { number: self.blocks.len(), file, row_group });
                     self.block_rows.push(rows);
                 }
             }
@@ -197,7 +159,7 @@ impl Dataset {
     }
 
     /// Do all files agree on width and views, and with the manifest?
-    fn agree(&mut self) -> Result<(), ShardsError> {
+    fn agree(&mut self, on_bad_rows: OnBadRows) -> Result<(), ShardsError> {
         let first = &self.files[0];
         if self.views == 0 {
             self.views = first.views.len() as u32;
@@ -209,8 +171,11 @@ impl Dataset {
                 return Err(bad(&footer.name, None, format!("has {got} views, expected {want} as {like} has")));
             }
         }
+        for block in 0..self.blocks.len() {
+            self.check_bytes(block)?;
+        }
         if self.width == 0 {
-            self.width = self.find_width()?;
+            self.width = self.find_width(on_bad_rows)?;
         }
         if self.width > WIDTH_MAX {
             let (file, column) = (&self.files[0].name, &self.files[0].views[0].name);
@@ -220,25 +185,26 @@ impl Dataset {
                 format!("has embeddings of width {}, at most {WIDTH_MAX}", self.width),
             ));
         }
-        for block in 0..self.blocks.len() {
-            self.check_shape(block)?;
-        }
-        Ok(())
+        // A list of another length is a row that can be left out, unless a manifest says that there is none.
+        let is_strict = self.manifest.is_some() || on_bad_rows == OnBadRows::Error;
+        (0..self.blocks.len()).filter(|_| is_strict).try_for_each(|block| self.check_width(block))
     }
 
-    /// The width of the first list that is there.
-    fn find_width(&self) -> Result<usize, ShardsError> {
-        for (block, at) in self.blocks.iter().enumerate() {
+    /// The width that the first row group's footer tells. Where rows that do not fit are left out, and where nulls or lists of other
+    /// lengths keep it from telling, only the data does: the commonest length of the largest row group that has lists.
+    fn find_width(&self, on_bad_rows: OnBadRows) -> Result<usize, ShardsError> {
+        let rows = i64::from(self.block_rows[0]);
+        let values = self.chunk_values(self.blocks[0], self.files[self.blocks[0].file].views[0].leaf);
+        if on_bad_rows == OnBadRows::Error && values % rows == 0 && values > rows {
+            return Ok((values / rows) as usize);
+        }
+        let mut blocks = self.blocks.clone();
+        blocks.sort_by_key(|at| std::cmp::Reverse(self.block_rows[at.number]));
+        for at in blocks {
             let column = &self.files[at.file].views[0];
-            let values = self.chunk_values(*at, column.leaf);
-            let rows = i64::from(self.block_rows[block]);
-            if values % rows == 0 && values > rows {
-                return Ok((values / rows) as usize);
-            }
-            // Nulls or ragged lists, or lists of one number: only the data tells.
-            let bytes = self.read_chunk(*at, column.leaf, &column.name)?;
-            let first = self.careful(*at, column, bytes).first_width();
-            if let Some(width) = first.map_err(|error| self.undecodable(block as u32, &column.name, &error))? {
+            let bytes = self.read_chunk(at, column.leaf, &column.name, None)?;
+            let found = self.careful(at, column, bytes).commonest_width();
+            if let Some(width) = found.map_err(|error| self.undecodable(at.number as u32, &column.name, &error))? {
                 return Ok(width);
             }
         }
@@ -250,20 +216,20 @@ impl Dataset {
         self.files[at.file].metadata.metadata().row_group(at.row_group).column(leaf).num_values()
     }
 
-    /// Footers tell how many numbers a row group has: a wrong width is found before anything is read.
-    fn check_shape(&self, block: usize) -> Result<(), ShardsError> {
+    /// Is what the footer says of a row group possible? Nothing is allocated for what the file's bytes cannot hold.
+    fn check_bytes(&self, block: usize) -> Result<(), ShardsError> {
         let (at, rows) = (self.blocks[block], self.block_rows[block]);
         let footer = &self.files[at.file];
+        let corrupt = |column: Option<&str>, reason: String| {
+            Err(ShardsError::Corrupt { spot: Box::new(self.spot(block as u32, column, None)), reason })
+        };
         if let Some(manifest) = &self.manifest {
             let listed = manifest.files[at.file].row_groups.get(at.row_group).map(|row_group| row_group.rows);
             if listed != Some(rows) {
-                let reason = format!("{rows} rows, the manifest says {}", listed.unwrap_or(0));
-                let spot = Box::new(self.spot(block as u32, None, None));
-                return Err(ShardsError::Corrupt { spot, reason });
+                return corrupt(None, format!("{rows} rows, the manifest says {}", listed.unwrap_or(0)));
             }
         }
-        let columns = footer.views.iter().chain([&footer.latitude, &footer.longitude]);
-        let named = columns.map(|column| (column.name.as_str(), column.leaf));
+        let named = footer.columns().map(|column| (column.name.as_str(), column.leaf));
         for (name, leaf) in named.chain(footer.id.map(|(_, leaf)| ("id", leaf))) {
             let chunk = footer.metadata.metadata().row_group(at.row_group).column(leaf);
             // Not `byte_range`, which panics where a number is negative.
@@ -274,17 +240,29 @@ impl Dataset {
                 .zip(u64::try_from(length).ok())
                 .and_then(|(start, length)| start.checked_add(length));
             if end.is_none_or(|end| end > footer.bytes) {
-                let reason = format!("bytes {start} to {start}+{length} of a file of {}", footer.bytes);
-                let spot = Box::new(self.spot(block as u32, Some(name), None));
-                return Err(ShardsError::Corrupt { spot, reason });
+                return corrupt(Some(name), format!("bytes {start} to {start}+{length} of a file of {}", footer.bytes));
             }
         }
         for column in &footer.views {
+            let chunk = footer.metadata.metadata().row_group(at.row_group).column(column.leaf);
+            let (values, bytes) = (chunk.num_values(), chunk.compressed_size());
+            let held = rows_held(chunk.compression(), bytes);
+            if i64::from(rows) > values || i64::from(rows) > held {
+                let reason = format!("{rows} rows, but {values} values in {bytes} bytes, which hold {held} at most");
+                return corrupt(Some(&column.name), reason);
+            }
+        }
+        Ok(())
+    }
+
+    /// Footers tell how many numbers a row group has: a wrong width is found before anything is read.
+    fn check_width(&self, block: usize) -> Result<(), ShardsError> {
+        let (at, rows) = (self.blocks[block], i64::from(self.block_rows[block]));
+        for column in &self.files[at.file].views {
             let values = self.chunk_values(at, column.leaf);
-            let whole = values % i64::from(rows) == 0;
-            if whole && values > i64::from(rows) && values / i64::from(rows) != self.width as i64 {
+            if values % rows == 0 && values > rows && values / rows != self.width as i64 {
                 let spot = Box::new(self.spot(block as u32, Some(&column.name), None));
-                let reason = format!("embeddings of width {}, expected {}", values / i64::from(rows), self.width);
+                let reason = format!("embeddings of width {}, expected {}", values / rows, self.width);
                 return Err(ShardsError::Bad { spot, reason });
             }
         }
@@ -349,8 +327,10 @@ impl Blocks for Dataset {
     }
 }
 
-fn add_usable(moments: &mut Moments, rows: &BlockRows, width: usize, found: &[(String, BadValue)]) {
-    let bad: std::collections::BTreeSet<usize> = found.iter().map(|(_, value)| value.row).collect();
-    let embeddings = rows.embeddings.chunks_exact((width * ELEMENT_BYTES).max(1));
-    embeddings.enumerate().filter(|(row, _)| !bad.contains(row)).for_each(|(_, bytes)| moments.add_bytes(bytes));
+/// The most rows of embeddings that so many bytes of a column chunk can stand for: a bit of each row's list at least, and behind
+/// a codec as many of them as one that is made of nothing but repetition. Equal rows may be fewer bytes still: those below
+/// [`ROWS_ANYHOW`] cost no memory worth a word.
+fn rows_held(compression: Compression, bytes: i64) -> i64 {
+    let per_byte = if compression == Compression::UNCOMPRESSED { 8 } else { 8 * REPETITION_MAX };
+    bytes.saturating_mul(per_byte).max(ROWS_ANYHOW)
 }

@@ -18,6 +18,7 @@ use super::decode::{Number, split_levels};
 use super::error::ShardsError;
 use super::footer::Column;
 use super::page_header::split_plain_page;
+use super::reading::Note;
 use crate::native::finite::all_finite_halves;
 use crate::native::places::RowPlaces;
 
@@ -34,15 +35,15 @@ impl Dataset {
         block: u32,
         column: &Column,
         into: &mut Vec<u8>,
-        content: Option<&mut XxHash3_64>,
+        note: Note<'_>,
     ) -> Result<bool, ShardsError> {
-        let Some(mut chunk) = self.direct(block, column, content.is_some())? else { return Ok(false) };
+        let Some(mut chunk) = self.direct(block, column, note.is_some())? else { return Ok(false) };
         // Bounded by the chunk, which lies within the file.
         into.resize(chunk.left, 0);
         for piece in into.chunks_mut(PIECE_BYTES) {
             chunk.read(piece)?;
         }
-        chunk.close(content)
+        chunk.close(note)
     }
 
     /// Reads the embeddings of a block into the places of those that are wanted; false: the general reader must, and the
@@ -87,7 +88,7 @@ impl Dataset {
         if !is_whole || rest.is_none_or(|rest| !rest.is_empty()) {
             return Ok(None);
         }
-        let mut hasher = (self.manifest.is_some() || hashed).then(XxHash3_64::new);
+        let mut hasher = (hashed || self.knows_checksums()).then(XxHash3_64::new);
         hasher.iter_mut().for_each(|hasher| hasher.write(front.as_ref()));
         let from = start + before as u64;
         Ok(Some(Direct { dataset: self, at, column, from, left: value_bytes, hasher, finite: true }))
@@ -122,13 +123,9 @@ impl Direct<'_> {
     }
 
     /// Compares the checksum, once all values were seen; whether all of them are finite.
-    fn close(self, content: Option<&mut XxHash3_64>) -> Result<bool, ShardsError> {
-        let computed = self.hasher.as_ref().map(Checksum::from);
-        if let Some(computed) = computed {
-            self.dataset.compare(self.at, &self.column.name, computed)?;
-        }
-        if let (true, Some(content), Some(computed)) = (self.finite, content, computed) {
-            content.write(&computed.0.to_le_bytes());
+    fn close(self, note: Note<'_>) -> Result<bool, ShardsError> {
+        if let Some(hasher) = &self.hasher {
+            self.dataset.compare(self.at, &self.column.name, Checksum::from(hasher), note)?;
         }
         Ok(self.finite)
     }

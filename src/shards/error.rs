@@ -125,9 +125,9 @@ impl ShardsError {
     }
 }
 
-/// What to do where there are no shards: nothing is made behind a URL.
+/// What to do where there are no shards: nothing is made behind a URL, nor under the name of a pattern.
 fn way_out(location: &str) -> String {
-    if location.contains("://") {
+    if location.contains("://") || location.contains(['*', '?', '[']) {
         return String::new();
     }
     format!("; make some with `locdiff-launch shards simulate --out {location}`")

@@ -111,6 +111,11 @@ fn no_footer(source: &dyn ByteSource, file: usize, bytes: u64) -> ShardsError {
 }
 
 impl Footer {
+    /// The columns that training reads: latitudes, longitudes, each view.
+    pub(super) fn columns(&self) -> impl Iterator<Item = &Column> {
+        [&self.latitude, &self.longitude].into_iter().chain(&self.views)
+    }
+
     /// Reads what the raw footer says, and finds the columns.
     pub(super) fn parse(name: String, bytes: u64, raw: &[u8], names: &ColumnNames) -> Result<Self, ShardsError> {
         let unreadable = |error| corrupt(&name, format!("its footer cannot be read: {error}"));

@@ -1,10 +1,11 @@
 //! `shards inspect`: what is in a data set, for people and as JSON.
 
+use locdiff_launch::config::ShardsConfig;
 use serde::Serialize;
 
 use super::dataset::Dataset;
 use super::error::ShardsError;
-use super::{BlockRows, Blocks, Statistics};
+use super::{BlockRows, Blocks, Statistics, Survey};
 
 /// Characters of the map.
 const MAP_COLUMNS: usize = 72;
@@ -18,6 +19,10 @@ const SHADES: &[u8] = b" .:-=+*#%@";
 pub struct Inspection {
     /// Rows of all files.
     pub rows: u64,
+    /// Those of them that are left out.
+    pub skipped_rows: u64,
+    /// Which they are, in words.
+    pub skipped: Option<String>,
     /// Files.
     pub files: usize,
     /// Row groups that have rows.
@@ -50,24 +55,31 @@ pub struct Inspection {
     pub map: Vec<String>,
 }
 
-/// Reads coordinates, and embeddings where no manifest has their statistics.
-pub fn inspect(dataset: &Dataset) -> Result<Inspection, ShardsError> {
+/// Reads coordinates, and embeddings where no manifest has their statistics. Rows that `config` leaves out count nowhere but in
+/// their number.
+pub fn inspect(dataset: &Dataset, config: &ShardsConfig) -> Result<Inspection, ShardsError> {
+    let Survey { mask, statistics, .. } = Survey::begin(dataset, config)?;
+    let statistics = statistics.map_or_else(|| dataset.statistics(), Ok)?;
     let mut counts = vec![0_u64; MAP_COLUMNS * MAP_LINES];
     let mut read = BlockRows::default();
     let nowhere = (f64::INFINITY, f64::NEG_INFINITY);
     let (mut latitude_range, mut longitude_range) = (nowhere, nowhere);
     for block in 0..dataset.block_rows().len() as u32 {
-        dataset.read_coordinates(block, &mut read)?;
-        latitude_range = widened(latitude_range, &read.latitudes);
-        longitude_range = widened(longitude_range, &read.longitudes);
-        let places = read.latitudes.iter().zip(&read.longitudes);
-        places.for_each(|(latitude, longitude)| counts[cell(*latitude, *longitude)] += 1);
+        dataset.read_coordinates(block, mask.skipped(block), &mut read)?;
+        let places = (0_u32..).zip(read.latitudes.iter().zip(&read.longitudes));
+        let used = places.filter(|(row, _)| mask.skipped(block).binary_search(row).is_err());
+        for (_, (latitude, longitude)) in used {
+            latitude_range = widened(latitude_range, &[*latitude]);
+            longitude_range = widened(longitude_range, &[*longitude]);
+            counts[cell(*latitude, *longitude)] += 1;
+        }
     }
-    let statistics = dataset.statistics()?;
     let rows = dataset.block_rows();
     let manifest = dataset.manifest();
     Ok(Inspection {
         rows: dataset.rows(),
+        skipped_rows: mask.count(),
+        skipped: mask.describe(dataset),
         files: dataset.file_count(),
         row_groups: rows.len(),
         row_group_rows: (rows.iter().copied().min().unwrap_or(0), rows.iter().copied().max().unwrap_or(0)),

@@ -81,6 +81,11 @@ impl Mask {
         self.skipped.get(&block).map_or(&[], Vec::as_slice)
     }
 
+    /// The rows that are left out, by block.
+    pub fn into_skipped(self) -> BTreeMap<u32, Vec<u32>> {
+        self.skipped
+    }
+
     /// The row of the block that is the `index`-th of those that are left.
     pub(super) fn row(&self, block: u32, index: u32) -> u32 {
         if self.count == 0 {

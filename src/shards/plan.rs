@@ -267,16 +267,6 @@ impl Epoch {
         Ok(Self { data, epoch, order, starts, windows })
     }
 
-    /// Which epoch.
-    pub fn number(&self) -> u64 {
-        self.epoch
-    }
-
-    /// How many windows it has.
-    pub fn windows(&self) -> usize {
-        self.windows.len() - 1
-    }
-
     /// The row at an index of the epoch; beyond the last row it begins again from the first, as `pad` wants it. Takes
     /// time in proportion to the logarithm of the number of blocks.
     pub fn locate(&self, index: u64) -> Result<Sample, ShardsError> {

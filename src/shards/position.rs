@@ -7,7 +7,7 @@
 use locdiff_launch::config::Tail;
 use serde::{Deserialize, Serialize};
 
-use super::{Plan, ShardsError};
+use super::{Contents, Plan, ShardsError};
 
 /// The next step to train on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +45,21 @@ pub struct Bookmark {
     pub window_bytes_max: u64,
     /// What becomes of the rows that do not fill the last batch.
     pub tail: Tail,
+    /// What data without a manifest was; none: the fingerprint, which is the manifest's, says it all.
+    #[serde(default)]
+    pub contents: Option<Contents>,
+}
+
+impl Bookmark {
+    /// That the data at `location` has the fingerprint that it had.
+    pub(super) fn check_fingerprint(&self, now: u64, location: &str) -> Result<(), ShardsError> {
+        let now = format!("{now:016x}");
+        if now == self.fingerprint {
+            return Ok(());
+        }
+        let reason = format!("its fingerprint is {now}, wanted {}", self.fingerprint);
+        Err(ShardsError::Changed { location: location.to_owned(), reason })
+    }
 }
 
 impl Plan {
@@ -64,7 +79,7 @@ impl Plan {
         }
     }
 
-    /// What a checkpoint keeps.
+    /// What a checkpoint keeps; where data has no manifest, its [`Contents`] too.
     pub fn bookmark(&self, position: Position) -> Bookmark {
         let (options, layout, mask) = (self.options(), self.layout(), self.mask());
         Bookmark {
@@ -77,12 +92,14 @@ impl Plan {
             shuffle_row_groups: options.shuffle_row_groups,
             window_bytes_max: options.window_bytes_max,
             tail: options.tail,
+            contents: None,
         }
     }
 
     /// The position to go on from, if data and order are those of the bookmark; `location` names the data in messages.
     pub fn resume(&self, bookmark: &Bookmark, location: &str) -> Result<Position, ShardsError> {
         let now = self.bookmark(bookmark.position);
+        bookmark.check_fingerprint(self.layout().fingerprint, location)?;
         check_data(&now, bookmark, location)?;
         check_order(&now, bookmark)?;
         self.check_position(bookmark.position)?;
@@ -105,9 +122,6 @@ impl Plan {
 /// The rows themselves.
 fn check_data(now: &Bookmark, then: &Bookmark, location: &str) -> Result<(), ShardsError> {
     let changed = |reason| Err(ShardsError::Changed { location: location.to_owned(), reason });
-    if now.fingerprint != then.fingerprint {
-        return changed(format!("its fingerprint is {}, wanted {}", now.fingerprint, then.fingerprint));
-    }
     if (&now.skipped_digest, now.skipped_rows) != (&then.skipped_digest, then.skipped_rows) {
         return changed(format!(
             "{} rows are left out (digest {}), wanted {} (digest {})",

@@ -7,9 +7,11 @@
 //!    └── batches whose blocks are all checked, `prefetch_batches` ahead ──▶ Batches::next
 //! ```
 //!
-//! Memory is bounded by the batches of two windows and those ahead, and is used again. A batch holds the same bits
-//! for every number of reader threads and every cache. What goes wrong in a thread, a panic too, arrives at
-//! [`Batches::next`] in the place of the first batch that needs the row; all batches before it arrive.
+//! Memory is bounded by the batches of two windows and those ahead, one decoded block for each reader thread, the coordinates of two
+//! windows, and what the [`Cache`] may keep. Batches in main memory are used again; pinned ones are torch's to use again. A batch
+//! holds the same bits for every number of reader threads and every cache. What goes wrong in a thread, a panic too, arrives at
+//! [`Batches::next`] in the place of the first batch that needs the row; all batches before it arrive. [`Cache::Device`] is the
+//! exception: it reads everything before the first batch, so that nothing goes wrong later.
 
 mod device;
 mod filling;
@@ -123,6 +125,10 @@ impl Spare {
     }
 }
 
+fn after_the_end(error: &str) -> ShardsError {
+    ShardsError::Internal(format!("a batch was asked for after the error: {error}"))
+}
+
 /// The batches of one worker, from a position on, epoch after epoch.
 #[derive(Debug)]
 pub struct Batches {
@@ -202,7 +208,7 @@ impl Batches {
     #[allow(clippy::should_implement_trait, reason = "it never ends, and an error is no item")]
     pub fn next(&mut self) -> Result<Batch, ShardsError> {
         if let Some(ended) = &self.ended {
-            return Err(ShardsError::Internal(format!("a batch was asked for after the error: {ended}")));
+            return Err(after_the_end(ended));
         }
         let start = Instant::now();
         let received = self.deliveries.as_ref().and_then(|deliveries| deliveries.recv().ok());

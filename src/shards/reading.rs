@@ -3,11 +3,8 @@
 //! Embeddings go into a block of their own ([`Dataset::read_block`]) or straight into the places of the rows that are wanted
 //! ([`Dataset::place_block`]), after the same checks.
 
-use std::hash::Hasher as _;
-
 use bytes::Bytes;
 use parquet::errors::ParquetError;
-use twox_hash::XxHash3_64;
 
 use super::careful::{BadValue, CarefulChunk};
 use super::checks;
@@ -20,15 +17,24 @@ use super::{BlockRows, ELEMENT_BYTES};
 use crate::native::finite::all_finite_halves;
 use crate::native::places::RowPlaces;
 
+/// Where the checksums of a block's chunks are noted, in the order of [`super::footer::Footer::columns`].
+pub(super) type Note<'a> = Option<&'a mut [Checksum]>;
+
 impl Dataset {
-    /// Reads one column chunk, checked against the manifest.
-    pub(super) fn read_chunk(&self, at: BlockAt, leaf: usize, column: &str) -> Result<ChunkBytes, ShardsError> {
+    /// Reads one column chunk, checked against what is known of it.
+    pub(super) fn read_chunk(
+        &self,
+        at: BlockAt,
+        leaf: usize,
+        column: &str,
+        note: Note<'_>,
+    ) -> Result<ChunkBytes, ShardsError> {
         let footer = &self.files[at.file];
         let (start, length) = footer.metadata.metadata().row_group(at.row_group).column(leaf).byte_range();
         let mut buffer = self.pool.take(length as usize);
         self.read_bytes(at, column, start, buffer.as_mut())?;
-        if self.manifest.is_some() {
-            self.compare(at, column, Checksum::of(buffer.as_ref()))?;
+        if note.is_some() || self.knows_checksums() {
+            self.compare(at, column, Checksum::of(buffer.as_ref()), note)?;
         }
         Ok(ChunkBytes { bytes: Bytes::from_owner(buffer), start, file_bytes: footer.bytes })
     }
@@ -41,9 +47,24 @@ impl Dataset {
         })
     }
 
-    /// Is this the checksum that the manifest, where there is one, has of the chunk?
-    pub(super) fn compare(&self, at: BlockAt, column: &str, computed: Checksum) -> Result<(), ShardsError> {
-        let Some(manifest) = &self.manifest else { return Ok(()) };
+    /// Would anybody compare a checksum?
+    pub(super) fn knows_checksums(&self) -> bool {
+        self.manifest.is_some() || self.contents.is_some()
+    }
+
+    /// Is this the checksum that the manifest or, without one, the run has of the chunk?
+    pub(super) fn compare(
+        &self,
+        at: BlockAt,
+        column: &str,
+        computed: Checksum,
+        note: Note<'_>,
+    ) -> Result<(), ShardsError> {
+        let number = || self.files[at.file].columns().position(|known| known.name == column);
+        if let Some((note, number)) = note.and_then(|note| Some((note, number()?))) {
+            note[number] = computed;
+        }
+        let Some(manifest) = &self.manifest else { return self.compare_contents(at, column, computed) };
         let listed = manifest.files[at.file].row_groups.get(at.row_group).and_then(|group| group.xxh3.get(column));
         if listed == Some(&computed) {
             return Ok(());
@@ -53,7 +74,7 @@ impl Dataset {
         Err(ShardsError::Corrupt { spot: self.chunk_spot(at, column), reason })
     }
 
-    fn chunk_spot(&self, at: BlockAt, column: &str) -> Box<Spot> {
+    pub(super) fn chunk_spot(&self, at: BlockAt, column: &str) -> Box<Spot> {
         let (file, row_group) = (self.files[at.file].name.clone(), u32::try_from(at.row_group).ok());
         Box::new(Spot { file, row_group, column: Some(column.to_owned()), row: None })
     }
@@ -81,11 +102,10 @@ impl Dataset {
         (limit, what): (f64, &str),
         into: &mut Vec<f64>,
         found: &mut Vec<(String, BadValue)>,
-        content: Option<&mut XxHash3_64>,
+        note: Note<'_>,
     ) -> Result<(), ShardsError> {
         let at = self.blocks[block as usize];
-        let bytes = self.read_chunk(at, column.leaf, &column.name)?;
-        note(content, &bytes.bytes);
+        let bytes = self.read_chunk(at, column.leaf, &column.name, note)?;
         let undecodable = |error| self.undecodable(block, &column.name, &error);
         into.clear();
         let taken = self.chunk(at, column, bytes.clone(), 1).decode(&mut Sink::Doubles(into)).map_err(undecodable)?;
@@ -109,11 +129,10 @@ impl Dataset {
         column: &Column,
         into: &mut Vec<u8>,
         found: &mut Vec<(String, BadValue)>,
-        content: Option<&mut XxHash3_64>,
+        note: Note<'_>,
     ) -> Result<(), ShardsError> {
         let at = self.blocks[block as usize];
-        let bytes = self.read_chunk(at, column.leaf, &column.name)?;
-        note(content, &bytes.bytes);
+        let bytes = self.read_chunk(at, column.leaf, &column.name, note)?;
         let undecodable = |error| self.undecodable(block, &column.name, &error);
         into.clear();
         // Bounded by the chunk: a footer that lies about its rows reserves no memory that the file does not have.
@@ -141,11 +160,11 @@ impl Dataset {
         Err(ShardsError::Corrupt { spot, reason: format!("{rows} rows, the footer says {want}") })
     }
 
-    /// Reads the coordinates of a block and no embedding; the first that is none is an error.
-    pub(super) fn read_coordinates(&self, block: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
+    /// Reads the coordinates of a block and no embedding; the first that is none is an error, unless its row is one of `skip`.
+    pub(super) fn read_coordinates(&self, block: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
         let mut found = Vec::new();
         self.read_degrees(block, into, &mut found, None)?;
-        self.refuse(block, found, &[])
+        self.refuse(block, found, skip)
     }
 
     /// Latitudes and longitudes; zero where they are none, which is named in `found`.
@@ -154,12 +173,12 @@ impl Dataset {
         block: u32,
         into: &mut BlockRows,
         found: &mut Vec<(String, BadValue)>,
-        mut content: Option<&mut XxHash3_64>,
+        mut note: Note<'_>,
     ) -> Result<(), ShardsError> {
         let footer = &self.files[self.blocks[block as usize].file];
         let (latitude, longitude) = ((90.0, "latitude"), (180.0, "longitude"));
-        self.read_doubles(block, &footer.latitude, latitude, &mut into.latitudes, found, content.as_deref_mut())?;
-        self.read_doubles(block, &footer.longitude, longitude, &mut into.longitudes, found, content)
+        self.read_doubles(block, &footer.latitude, latitude, &mut into.latitudes, found, note.as_deref_mut())?;
+        self.read_doubles(block, &footer.longitude, longitude, &mut into.longitudes, found, note)
     }
 
     /// The first of the rows that cannot be used is an error, unless it is one of `skip` (ascending).
@@ -182,14 +201,14 @@ impl Dataset {
         view: u32,
         into: &mut BlockRows,
         found: &mut Vec<(String, BadValue)>,
-        mut content: Option<&mut XxHash3_64>,
+        mut note: Note<'_>,
     ) -> Result<(), ShardsError> {
-        self.read_degrees(block, into, found, content.as_deref_mut())?;
+        self.read_degrees(block, into, found, note.as_deref_mut())?;
         let column = &self.files[self.blocks[block as usize].file].views[view as usize];
-        if self.read_direct(block, column, &mut into.embeddings, content.as_deref_mut())? {
+        if self.read_direct(block, column, &mut into.embeddings, note.as_deref_mut())? {
             return Ok(());
         }
-        self.read_halves(block, column, &mut into.embeddings, found, content)
+        self.read_halves(block, column, &mut into.embeddings, found, note)
     }
 
     /// Reads the coordinates of a block into `into`, and the embeddings that are wanted into their places, by way of
@@ -211,11 +230,5 @@ impl Dataset {
         places.restart();
         places.write(&into.embeddings);
         Ok(())
-    }
-}
-
-fn note(content: Option<&mut XxHash3_64>, bytes: &[u8]) {
-    if let Some(content) = content {
-        content.write(&Checksum::of(bytes).0.to_le_bytes());
     }
 }

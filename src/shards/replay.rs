@@ -67,6 +67,14 @@ pub struct ReplayedSize {
 }
 
 impl Replay {
+    /// That it can be meant.
+    pub fn check(&self) -> Result<(), ShardsError> {
+        if self.world_sizes.contains(&0) {
+            return Err(ShardsError::Config("--world-sizes has 0, wanted at least 1 worker".to_owned()));
+        }
+        Ok(())
+    }
+
     /// Replays the plan of `blocks` as `config` would have it, without the rows of `mask`.
     pub fn run(&self, blocks: &dyn Blocks, mask: Mask, config: &ShardsConfig) -> Result<ReplayReport, ShardsError> {
         let layout = Layout::of(blocks);
@@ -78,6 +86,7 @@ impl Replay {
 
     /// Replays a plan.
     pub fn run_plan(&self, plan: &Plan) -> Result<ReplayReport, ShardsError> {
+        self.check()?;
         let mut world_sizes: Vec<ReplayedSize> = Vec::new();
         for workers in &self.world_sizes {
             let size = replay_size(plan, self.epochs, *workers)?;

@@ -326,6 +326,10 @@ impl ByteSource for S3Files {
         FOOTERS_AT_ONCE
     }
 
+    fn version(&self, file: usize) -> Result<String, ShardsError> {
+        Ok(self.objects[file].version.clone())
+    }
+
     fn indexed(&self, file: usize) -> Option<String> {
         listing::indexed(&self.objects[file])
     }

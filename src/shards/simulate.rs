@@ -5,6 +5,7 @@
 //! ([`crate::geoclip::for_each_tile`]), everything else per photo.
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use half::f16;
@@ -69,17 +70,51 @@ pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsE
         overwrite: simulation.overwrite,
         ..WriterOptions::new(FEATURE_WIDTH as u32, simulation.views, source(simulation), ImageHead::Linear)
     };
-    let mut writer = ShardWriter::create(out, options)?;
+    let writer = ShardWriter::create(out, options)?;
     let mut studio = Studio::new(simulation, &geoclip, rows)?;
     let world = World::new(simulation.seed, geoclip.places(), places.as_deref().map_or(Spots::Gallery, Spots::Places));
     let chunk = simulation.chunk_rows.unwrap_or(CHUNK_VIEWS / simulation.views as usize).max(1) as u64;
+    let starts = (0..rows).step_by(usize::try_from(chunk).unwrap_or(usize::MAX));
     let mut progress = Progress::new("photos", rows);
-    for first in (0..rows).step_by(usize::try_from(chunk).unwrap_or(usize::MAX)) {
+    let shots = starts.map(|first| {
         let end = rows.min(first + chunk);
-        studio.shoot(&world, first..end, &mut writer)?;
+        let shot = studio.shoot(&world, first..end);
         progress.say(end);
-    }
-    writer.finish()
+        shot
+    });
+    let (writer, writing) = write_all(writer, shots)?;
+    let manifest = writer.finish()?;
+    let Times { drawing, embedding, mixing, turning } = studio.times;
+    tracing::info!(
+        "drawing took {drawing:.1?}, embedding {embedding:.1?}, mixing {mixing:.1?}, turning {turning:.1?}; beside that, writing {writing:.1?}"
+    );
+    Ok(manifest)
+}
+
+/// Writes one chunk of photos while the next is made, and says how long it wrote. Nothing is finished where either fails.
+fn write_all(
+    mut writer: ShardWriter,
+    mut shots: impl Iterator<Item = Result<Shot, ShardsError>>,
+) -> Result<(ShardWriter, Duration), ShardsError> {
+    std::thread::scope(|scope| {
+        let (sender, arrivals) = sync_channel::<Shot>(1);
+        let writing = scope.spawn(move || -> Result<(ShardWriter, Duration), ShardsError> {
+            let mut took = Duration::ZERO;
+            arrivals.into_iter().try_for_each(|shot| timed(&mut took, || shot.write(&mut writer)))?;
+            Ok((writer, took))
+        });
+        // A writer that has failed listens no more, and says why below.
+        let mut send_all = || -> Result<(), ShardsError> {
+            while let Some(shot) = shots.next().transpose()?
+                && sender.send(shot).is_ok()
+            {}
+            Ok(())
+        };
+        let made = send_all();
+        drop(sender);
+        let written = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        made.and(written)
+    })
 }
 
 /// What the manifest says of them.
@@ -90,8 +125,41 @@ fn source(simulation: &Simulation) -> String {
     format!("simulated: seed {}, places of {places}, projection seed {PROJECTION_SEED}, on {device}", simulation.seed)
 }
 
+/// Photos that are made and not yet written.
+struct Shot {
+    ids: Vec<String>,
+    latitudes: Vec<f64>,
+    longitudes: Vec<f64>,
+    views: Vec<Vec<f16>>,
+}
+
+impl Shot {
+    fn write(&self, writer: &mut ShardWriter) -> Result<(), ShardsError> {
+        let Self { ids, latitudes, longitudes, views } = self;
+        let views: Vec<&[f16]> = views.iter().map(Vec::as_slice).collect();
+        writer.push(&WriterRows { ids, latitudes, longitudes, views: &views })
+    }
+}
+
+/// Where the time goes.
+#[derive(Default)]
+struct Times {
+    drawing: Duration,
+    embedding: Duration,
+    mixing: Duration,
+    turning: Duration,
+}
+
+fn timed<Done>(sum: &mut Duration, work: impl FnOnce() -> Done) -> Done {
+    let start = Instant::now();
+    let done = work();
+    *sum += start.elapsed();
+    done
+}
+
 /// Encoder, gallery and Q on a device.
 struct Studio {
+    times: Times,
     embedder: Embedder,
     gallery: Gallery,
     projection_we: Tensor,
@@ -111,23 +179,20 @@ impl Studio {
         }
         let projection_we = projection(PROJECTION_SEED)?.f_tr()?.f_contiguous()?.f_to_device(simulation.device)?;
         let (device, threads) = (simulation.device, simulation.threads.max(1));
-        Ok(Self { embedder, gallery, projection_we, device, threads, views: simulation.views, seed: simulation.seed })
+        let (times, views, seed) = (Times::default(), simulation.views, simulation.seed);
+        Ok(Self { times, embedder, gallery, projection_we, device, threads, views, seed })
     }
 
-    /// Makes and writes photos `range`.
-    fn shoot(
-        &mut self,
-        world: &World<'_>,
-        range: std::ops::Range<u64>,
-        writer: &mut ShardWriter,
-    ) -> Result<(), ShardsError> {
-        let photos = self.draw(world, range.clone())?;
+    /// Makes photos `range`.
+    fn shoot(&mut self, world: &World<'_>, range: std::ops::Range<u64>) -> Result<Shot, ShardsError> {
+        let mut times = std::mem::take(&mut self.times);
+        let photos = timed(&mut times.drawing, || self.draw(world, range.clone()))?;
         let sources = || photos.iter().flat_map(|photo| &photo.sources);
         let of_gallery = sources().filter_map(|source| match source {
             Source::Gallery(index) => Some(*index),
             Source::Place(_) => None,
         });
-        self.gallery.need(of_gallery, &self.embedder)?;
+        timed(&mut times.embedding, || self.gallery.need(of_gallery, &self.embedder))?;
         // Where each photo's own places begin among those that are embedded for this chunk alone.
         let (mut fresh, mut firsts): (Vec<Place>, Vec<usize>) = (Vec::new(), Vec::new());
         for photo in &photos {
@@ -137,17 +202,19 @@ impl Studio {
                 Source::Place(place) => Some(*place),
             }));
         }
-        let fresh = self.embedder.embed(&fresh)?;
+        let fresh = timed(&mut times.embedding, || self.embedder.embed(&fresh))?;
         let mut views = Vec::new();
         for view in 0..self.views {
-            let looks = self.mix(world, &range, &photos, view, &fresh, &firsts)?;
-            views.push(self.turn(&looks)?);
+            let looks = timed(&mut times.mixing, || self.mix(world, &range, &photos, view, &fresh, &firsts))?;
+            views.push(timed(&mut times.turning, || self.turn(&looks))?);
         }
-        let views: Vec<&[f16]> = views.iter().map(Vec::as_slice).collect();
-        let ids: Vec<String> = range.map(|index| format!("sim-{}-{index}", self.seed)).collect();
-        let latitudes: Vec<f64> = photos.iter().map(|photo| photo.place.latitude().0).collect();
-        let longitudes: Vec<f64> = photos.iter().map(|photo| photo.place.longitude().0).collect();
-        writer.push(&WriterRows { ids: &ids, latitudes: &latitudes, longitudes: &longitudes, views: &views })
+        self.times = times;
+        Ok(Shot {
+            ids: range.map(|index| format!("sim-{}-{index}", self.seed)).collect(),
+            latitudes: photos.iter().map(|photo| photo.place.latitude().0).collect(),
+            longitudes: photos.iter().map(|photo| photo.place.longitude().0).collect(),
+            views,
+        })
     }
 
     fn draw(&self, world: &World<'_>, range: std::ops::Range<u64>) -> Result<Vec<Photo>, ShardsError> {

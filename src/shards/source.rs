@@ -4,9 +4,9 @@
 //! however many there are.
 
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -35,10 +35,8 @@ pub trait ByteSource: Send + Sync {
         let _ = file;
         None
     }
-    /// Is there no file at all?
-    fn is_empty(&self) -> bool {
-        self.files() == 0
-    }
+    /// Changes whenever the file does, and may change when it does not.
+    fn version(&self, file: usize) -> Result<String, ShardsError>;
 }
 
 /// Files that are open at once.
@@ -108,6 +106,12 @@ impl ByteSource for LocalFiles {
 
     fn reads_pieces(&self) -> bool {
         true
+    }
+
+    /// Which file it is, and when it was last touched in any way: the time of modification can be set back, this cannot.
+    fn version(&self, file: usize) -> Result<String, ShardsError> {
+        let found = fs::metadata(&self.paths[file]).map_err(|error| ShardsError::io(&self.paths[file], error))?;
+        Ok(format!("{}-{}.{:09}", found.ino(), found.ctime(), found.ctime_nsec()))
     }
 }
 

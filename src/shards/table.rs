@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Float32Type, Float64Type, Int32Type, Int64Type, UInt32Type, UInt64Type};
+use arrow_array::types::{Float32Type, Float64Type};
 use arrow_array::{Array, RecordBatch};
 use arrow_schema::DataType;
 use locdiff_launch::config::ShardsConfig;
@@ -15,7 +15,7 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 
 use super::coordinates::{csv_error, parse};
-use super::{ShardsError, Spot};
+use super::{ShardsError, Spot, ids};
 
 /// Rows of a Parquet table that are decoded at once.
 const BATCH_ROWS: usize = 8192;
@@ -148,23 +148,7 @@ fn parquet_row(
     };
     let id = match batch.column_by_name(&names[0]) {
         None => number.to_string(),
-        Some(column) => id(column.as_ref(), row).map_err(|reason| format!("`{}` {reason}", names[0]))?,
+        Some(column) => ids::id(column.as_ref(), row).map_err(|reason| format!("`{}` {reason}", names[0]))?,
     };
     Ok((id, coordinate(&names[1])?, coordinate(&names[2])?))
-}
-
-fn id(column: &dyn Array, row: usize) -> Result<String, String> {
-    if column.is_null(row) {
-        return Err("is null, expected an id".to_owned());
-    }
-    Ok(match column.data_type() {
-        DataType::Utf8 => column.as_string::<i32>().value(row).to_owned(),
-        DataType::LargeUtf8 => column.as_string::<i64>().value(row).to_owned(),
-        DataType::Utf8View => column.as_string_view().value(row).to_owned(),
-        DataType::Int32 => column.as_primitive::<Int32Type>().value(row).to_string(),
-        DataType::Int64 => column.as_primitive::<Int64Type>().value(row).to_string(),
-        DataType::UInt32 => column.as_primitive::<UInt32Type>().value(row).to_string(),
-        DataType::UInt64 => column.as_primitive::<UInt64Type>().value(row).to_string(),
-        other => return Err(format!("is {other}, expected text or integers")),
-    })
 }

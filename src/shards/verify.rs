@@ -1,6 +1,6 @@
 //! `shards verify`: reads every byte and says everything that is wrong, up to a limit.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher as _;
 
 use locdiff_launch::exit_code::ExitCode;
@@ -10,7 +10,7 @@ use super::checksum::Checksum;
 use super::dataset::Dataset;
 use super::error::{ShardsError, Spot};
 use super::footer::{Column, corrupt};
-use super::{BlockRows, Blocks, Number};
+use super::{BlockRows, Blocks, Mask, Number};
 
 /// Problems that are named; looking for more of them would help nobody.
 pub const PROBLEMS_MAX: usize = 20;
@@ -37,9 +37,23 @@ impl From<ShardsError> for Problem {
 ///
 /// What keeps a data set from being opened (its schema, its manifest) is an error of [`Dataset::open`] already.
 pub fn verify(dataset: &Dataset) -> Vec<Problem> {
+    check(dataset, None)
+}
+
+/// The same where rows that cannot be used are left out: they are no problem, and come back as those that are.
+pub fn verify_skipping(dataset: &Dataset) -> Result<(Vec<Problem>, Mask), ShardsError> {
+    let mut skipped = BTreeMap::new();
+    let problems = check(dataset, Some(&mut skipped));
+    Ok((problems, Mask::new(skipped, dataset.block_rows())?))
+}
+
+/// Rows that are left out, by block.
+type Skipped = BTreeMap<u32, Vec<u32>>;
+
+fn check(dataset: &Dataset, skipped: Option<&mut Skipped>) -> Vec<Problem> {
     let mut problems = Vec::new();
     check_files(dataset, &mut problems);
-    check_values(dataset, &mut problems);
+    check_values(dataset, skipped, &mut problems);
     check_ids(dataset, &mut problems);
     problems.truncate(PROBLEMS_MAX);
     problems
@@ -78,10 +92,10 @@ fn file_checksum(dataset: &Dataset, file: usize) -> Result<Checksum, ShardsError
 }
 
 /// Every view of every block: checksums of chunks, nulls, widths, numbers, coordinates.
-fn check_values(dataset: &Dataset, problems: &mut Vec<Problem>) {
+fn check_values(dataset: &Dataset, mut skipped: Option<&mut Skipped>, problems: &mut Vec<Problem>) {
     let mut rows = BlockRows::default();
     for block in 0..dataset.block_rows().len() as u32 {
-        let mut seen: Vec<String> = Vec::new();
+        let (mut seen, mut left_out): (Vec<String>, BTreeSet<u32>) = Default::default();
         for view in 0..dataset.views() {
             if problems.len() >= PROBLEMS_MAX {
                 return;
@@ -89,11 +103,15 @@ fn check_values(dataset: &Dataset, problems: &mut Vec<Problem>) {
             let mut found = Vec::new();
             match dataset.read_block(block, view, &mut rows, &mut found, None) {
                 Err(error) => found_once(error.into(), &mut seen, problems),
+                Ok(()) if skipped.is_some() => left_out.extend(found.iter().map(|(_, value)| value.row as u32)),
                 Ok(()) => found.into_iter().for_each(|(column, value)| {
                     let spot = Box::new(dataset.spot(block, Some(&column), Some(value.row)));
                     found_once(ShardsError::Bad { spot, reason: value.reason }.into(), &mut seen, problems);
                 }),
             }
+        }
+        if let Some(skipped) = skipped.as_deref_mut() {
+            skipped.insert(block, left_out.into_iter().collect());
         }
     }
 }
@@ -123,8 +141,8 @@ fn check_ids(dataset: &Dataset, problems: &mut Vec<Problem>) {
         };
         for (row, id) in ids.into_iter().enumerate() {
             let reason = match id {
-                None => "null or no text, expected an identifier".to_owned(),
-                Some(id) => match known.insert(XxHash3_128::oneshot(id.as_bytes()), (block, row as u32)) {
+                Err(reason) => reason,
+                Ok(id) => match known.insert(XxHash3_128::oneshot(id.as_bytes()), (block, row as u32)) {
                     None => continue,
                     Some((block, row)) => {
                         let first = Spot { column: None, ..dataset.spot(block, None, Some(row as usize)) };
@@ -141,11 +159,11 @@ fn check_ids(dataset: &Dataset, problems: &mut Vec<Problem>) {
     }
 }
 
-fn read_ids(dataset: &Dataset, block: u32) -> Result<Option<Vec<Option<String>>>, ShardsError> {
+fn read_ids(dataset: &Dataset, block: u32) -> Result<Option<Vec<Result<String, String>>>, ShardsError> {
     let at = dataset.blocks[block as usize];
     let Some((root, leaf)) = dataset.files[at.file].id else { return Ok(None) };
     let name = dataset.id_name(block).unwrap_or_default();
-    let bytes = dataset.read_chunk(at, leaf, &name)?;
+    let bytes = dataset.read_chunk(at, leaf, &name, None)?;
     let column = Column { name, root, leaf, number: Number::Float64 };
     let mut ids = Vec::new();
     let read = dataset.careful(at, &column, bytes).ids(&mut ids);

@@ -17,9 +17,9 @@ use crate::geoclip::EMBEDDING_WIDTH;
 use crate::native::philox::{Draw, Philox, RangeError, Stream};
 
 /// Edges of the bins of the scale, km.
-pub const SCALE_EDGES_KM: [f64; 7] = [0.05, 1.0, 25.0, 200.0, 750.0, 2500.0, 20_000.0];
+const SCALE_EDGES_KM: [f64; 7] = [0.05, 1.0, 25.0, 200.0, 750.0, 2500.0, 20_000.0];
 /// Probability of each bin; within one the scale is log-uniform.
-pub const SCALE_PROBABILITIES: [f64; 6] = [0.06, 0.10, 0.16, 0.24, 0.22, 0.22];
+const SCALE_PROBABILITIES: [f64; 6] = [0.06, 0.10, 0.16, 0.24, 0.22, 0.22];
 /// Places that a photo looks like, its own first.
 pub(super) const SOURCES: usize = 5;
 /// Photos that share a draw of gallery points.

@@ -10,7 +10,7 @@ use half::f16;
 
 use super::checks;
 use super::error::{ShardsError, Spot};
-use super::file_writer::{FileWriter, Group};
+use super::file_writer::{FileWriter, Group, Template};
 use super::manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, SCHEMA_VERSION};
 use super::statistics::Moments;
 
@@ -79,6 +79,7 @@ pub struct ShardWriter {
     options: WriterOptions,
     group: Group,
     file: Option<FileWriter>,
+    template: Option<Template>,
     files: Vec<ManifestFile>,
     moments: Moments,
     rows: u64,
@@ -104,7 +105,8 @@ impl ShardWriter {
         fs::create_dir(&partial).map_err(|error| ShardsError::io(&partial, error))?;
         let moments = Moments::new(options.width as usize);
         let group = Group::new(options.views as usize);
-        Ok(Self { out: out.to_owned(), partial, options, group, file: None, files: Vec::new(), moments, rows: 0 })
+        let (out, files) = (out.to_owned(), Vec::new());
+        Ok(Self { out, partial, options, group, file: None, template: None, files, moments, rows: 0 })
     }
 
     /// Takes rows in; what cannot be used is an error that names it, and nothing of `rows` counts then.
@@ -215,7 +217,7 @@ impl ShardWriter {
                 Some(FileWriter::create(&self.partial, file_name(self.files.len()), width, self.options.views)?);
         }
         let file = self.file.as_mut().expect("made above");
-        file.write(&mut self.group)?;
+        file.write(&mut self.group, &mut self.template)?;
         if file.rows() + u64::from(self.options.rows_per_group) > self.options.rows_per_file {
             self.end_file()?;
         }

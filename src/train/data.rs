@@ -1,10 +1,12 @@
-//! What is known of the data before the first step. Rank 0 lists files, reads footers, scans and counts; the others are told.
+//! What is known of the data before the first step. Rank 0 lists files, reads footers, scans and counts; the others are told. The same
+//! for training and for validation rows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use locdiff_launch::config::RunConfig;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
@@ -12,8 +14,8 @@ use super::error::TrainError;
 use crate::comm::{Communicator, Group};
 use crate::geo::{Degrees, Place, UnitVector};
 use crate::shards::{
-    BatchOptions, Batches, BlockRows, Blocks, Cache, Dataset, DatasetIndex, Layout, Mask, Plan, PlanOptions, Position,
-    Room, ShardsError, Share, Statistics,
+    BatchOptions, Batches, BlockRows, Blocks, Bookmark, Cache, Contents, Dataset, DatasetIndex, Layout, Mask, Plan,
+    PlanOptions, Position, Room, ShardsError, Share, Statistics, Survey,
 };
 use crate::shdd::{Basis, Filter, ShddError};
 
@@ -25,6 +27,7 @@ pub(super) struct Data {
     pub(super) plan: Plan,
     pub(super) width: u32,
     pub(super) first: FirstLook,
+    contents: Option<Contents>,
     blocks: Arc<dyn Blocks>,
 }
 
@@ -42,24 +45,22 @@ struct Told {
     skipped: BTreeMap<u32, Vec<u32>>,
     statistics: Option<[Vec<u64>; 2]>,
     kept: Option<Vec<u32>>,
+    contents: Option<Contents>,
 }
 
 impl Data {
-    /// Opens the training rows; `is_new` where no checkpoint knows statistics and filter.
-    pub(super) fn open(config: &RunConfig, ranks: &Communicator, is_new: bool) -> Result<Self, TrainError> {
+    /// Opens the training rows; `is_new` where no checkpoint knows statistics and filter, `then` where a run goes on.
+    pub(super) fn open(
+        config: &RunConfig,
+        ranks: &Communicator,
+        is_new: bool,
+        then: Option<&Bookmark>,
+    ) -> Result<Self, TrainError> {
         let world = ranks.world().with_timeout(PATIENCE);
-        let index = match ranks.rank() {
-            0 => Some(DatasetIndex::read(&config.shards.train, &config.shards)?.to_bytes()?),
-            _ => None,
-        };
-        let index = DatasetIndex::from_bytes(&told(&world, index)?)?;
-        let dataset = Dataset::from_index(&index, &config.shards)?;
+        let mut dataset = open_together(&config.shards.train, config, &world)?;
         let width = checked_width(config, &dataset)?;
-        let findings = match ranks.rank() {
-            0 => Some(serde_json::to_vec(&look(config, &dataset, is_new)?).map_err(internal)?),
-            _ => None,
-        };
-        let findings: Told = serde_json::from_slice(&told(&world, findings)?).map_err(internal)?;
+        let findings = of_first(&world, || look(config, &mut dataset, is_new, then))?;
+        dataset.expect(findings.contents.clone())?;
         let mask = Mask::new(findings.skipped, dataset.block_rows())?;
         let options = PlanOptions::new(&config.shards, config.train.seed, config.train.global_batch);
         let plan = Plan::new(Layout::of(&dataset), mask, options)?;
@@ -69,7 +70,12 @@ impl Data {
             statistics: findings.statistics.map(|pair| pair.map(numbers)),
             filter: findings.kept.map(|kept| Filter::from_indices(&kept, dims)).transpose()?,
         };
-        Ok(Self { plan, width, first, blocks: Arc::new(dataset) })
+        Ok(Self { plan, width, first, contents: findings.contents, blocks: Arc::new(dataset) })
+    }
+
+    /// What a checkpoint keeps of the data and of where training stands in it.
+    pub(super) fn bookmark(&self, position: Position) -> Bookmark {
+        Bookmark { contents: self.contents.clone(), ..self.plan.bookmark(position) }
     }
 
     /// Starts to read this rank's slices from a position on. The words say where rows are kept.
@@ -100,20 +106,38 @@ fn checked_width(config: &RunConfig, dataset: &Dataset) -> Result<u32, TrainErro
     }
 }
 
+/// Opens the validation rows on every rank of `group`, and says which of them are left out.
+pub(super) fn open_validation(config: &RunConfig, group: &Group) -> Result<(Dataset, Mask), TrainError> {
+    let group = group.with_timeout(PATIENCE);
+    let dataset = open_together(&config.shards.validation, config, &group)?;
+    let skipped = of_first(&group, || Ok(Mask::for_config(&dataset, &config.shards)?.into_skipped()))?;
+    let mask = Mask::new(skipped, dataset.block_rows())?;
+    Ok((dataset, mask))
+}
+
+/// Opens a data set on every rank of `world`: rank 0 lists files and reads footers, the others are told.
+fn open_together(location: &str, config: &RunConfig, world: &Group) -> Result<Dataset, TrainError> {
+    let index = match world.rank() {
+        0 => Some(DatasetIndex::read(location, &config.shards)?.to_bytes()?),
+        _ => None,
+    };
+    let index = DatasetIndex::from_bytes(&told(world, index)?)?;
+    Ok(Dataset::from_index(&index, &config.shards)?)
+}
+
 /// Rank 0's part: scans that read every row are made here, once.
-fn look(config: &RunConfig, dataset: &Dataset, is_new: bool) -> Result<Told, TrainError> {
-    let mask = Mask::for_config(dataset, &config.shards)?;
+fn look(config: &RunConfig, dataset: &mut Dataset, is_new: bool, then: Option<&Bookmark>) -> Result<Told, TrainError> {
+    let Survey { mask, statistics, contents } = match then {
+        Some(then) => Survey::resume(dataset, &config.shards, then, &config.shards.train)?,
+        None => Survey::begin(dataset, &config.shards)?,
+    };
     if let Some(words) = mask.describe(dataset) {
         tracing::warn!("{words}");
     }
-    let blocks = 0..dataset.block_rows().len() as u32;
-    let skipped =
-        blocks.map(|block| (block, mask.skipped(block).to_vec())).filter(|(_, rows)| !rows.is_empty()).collect();
-    let statistics =
-        (is_new && config.model.standardise).then(|| dataset.statistics()).transpose()?.map(|found| usable(&found));
+    let statistics = statistics.filter(|_| is_new && config.model.standardise).map(|found| usable(&found));
     let kept =
         (is_new && config.model.low_pass_dims > 0).then(|| kept_dimensions(config, dataset, &mask)).transpose()?;
-    Ok(Told { skipped, statistics, kept })
+    Ok(Told { skipped: mask.into_skipped(), statistics, kept, contents })
 }
 
 /// A dimension that never changes tells nothing: divided by 1 instead of 0 it becomes 0.
@@ -145,6 +169,18 @@ fn kept_dimensions(config: &RunConfig, dataset: &Dataset, mask: &Mask) -> Result
     let variance = |(sum, square): (&f64, &f64)| (square / count as f64 - (sum / count as f64).powi(2)).max(0.0);
     let variances: Vec<f64> = sums.iter().zip(&squares).map(variance).collect();
     Ok(Filter::choose(&variances, config.model.low_pass_dims as usize)?.indices())
+}
+
+/// What rank 0 finds, on every rank.
+fn of_first<Found: Serialize + DeserializeOwned>(
+    world: &Group,
+    find: impl FnOnce() -> Result<Found, TrainError>,
+) -> Result<Found, TrainError> {
+    let found = match world.rank() {
+        0 => Some(serde_json::to_vec(&find()?).map_err(internal)?),
+        _ => None,
+    };
+    serde_json::from_slice(&told(world, found)?).map_err(internal)
 }
 
 /// The bytes of rank 0, on every rank.

@@ -89,17 +89,19 @@ struct Image {
 }
 
 impl Quick {
-    /// Reads this rank's share of the validation shards; none where the configuration names none.
+    /// Is there anything to evaluate on, and ever a step to do it after?
+    pub fn is_wanted(config: &RunConfig) -> bool {
+        !config.shards.validation.is_empty() && config.eval.every > 0
+    }
+
+    /// Reads this rank's share of the validation rows, without those of the mask.
     pub fn new(
         config: &RunConfig,
         embedding_width: u32,
         filter: Option<&Filter>,
         group: &Group,
-    ) -> Result<Option<Self>, QuickError> {
-        if config.shards.validation.is_empty() || config.eval.every == 0 {
-            return Ok(None);
-        }
-        let dataset = Dataset::open(&config.shards.validation, &config.shards)?;
+        (dataset, mask): &(Dataset, Mask),
+    ) -> Result<Self, QuickError> {
         let (got, want) = (dataset.width(), embedding_width as usize);
         if got != want {
             return Err(QuickError::Width { location: config.shards.validation.clone(), got, want });
@@ -112,16 +114,16 @@ impl Quick {
         let grid = fibonacci_grid(eval.grid_points(config.model.degree) as usize);
         let (basis, coarse, budget) = (Basis::new(config.model.degree)?, Coarse::of(device), Budget::of(device));
         let anchors = Anchors::filtered(basis, filter.cloned(), grid, device, coarse, budget)?;
-        Ok(Some(Self {
+        Ok(Self {
             network: CsUnet::new(architecture, Placement::on(device, precision), Philox::new(config.train.seed))?,
             sampler: Sampler::few_steps(&schedule, eval.sampler_steps as usize, eval.sampler_eta)?,
             decoder: Decoder::new(anchors, 0.0, true)?,
-            images: read_share(&dataset, config, group)?,
+            images: read_share(dataset, mask, config, group)?,
             width: want,
             philox: Philox::new(config.train.seed),
             config: config.clone(),
             group: group.clone(),
-        }))
+        })
     }
 
     /// Locates every row with the given weights; the same result on every rank.
@@ -180,9 +182,8 @@ impl Quick {
 }
 
 /// This rank's rows of the first `eval.quick_rows` that can be used, view 0.
-fn read_share(dataset: &Dataset, config: &RunConfig, group: &Group) -> Result<Vec<Image>, QuickError> {
+fn read_share(dataset: &Dataset, mask: &Mask, config: &RunConfig, group: &Group) -> Result<Vec<Image>, QuickError> {
     let rows_max = u64::from(config.eval.quick_rows);
-    let mask = Mask::for_config(dataset, &config.shards)?;
     let (ranks, rank) = (u64::from(group.size()), u64::from(group.rank()));
     let row_bytes = dataset.width() * ELEMENT_BYTES;
     let (mut images, mut rows, mut index) = (Vec::new(), BlockRows::default(), 0_u64);

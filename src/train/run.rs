@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 
-use super::data::Data;
+use super::data::{Data, open_validation};
 use super::error::TrainError;
 use super::observe::{Observer, Tell};
 use super::quick::Quick;
@@ -87,7 +87,8 @@ impl<'a> Training<'a> {
         let resumed = job.resume.as_deref().map(Saved::open).transpose()?;
         let initial = job.init_from.as_deref().map(Saved::open).transpose()?;
         let known = resumed.as_ref().or(initial.as_ref());
-        let data = Data::open(config, ranks, known.is_none())?;
+        let then = resumed.as_ref().map(|saved| &saved.state.bookmark);
+        let data = Data::open(config, ranks, known.is_none(), then)?;
         if let Some(saved) = known {
             saved.state.check(&saved.folder, config, data.width)?;
         }
@@ -138,8 +139,10 @@ impl<'a> Training<'a> {
             tracing::info!("{rows} rows of {views} views from {}: {words}", config.shards.train);
             tracing::info!("epochs of {steps} steps{tail}");
         }
+        let validation = Quick::is_wanted(config).then(|| open_validation(config, ranks.world())).transpose()?;
+        let quick = |rows| Quick::new(config, data.width, trainer.codes().filter(), ranks.world(), rows);
         Ok(Self {
-            quick: Quick::new(config, data.width, trainer.codes().filter(), ranks.world())?,
+            quick: validation.as_ref().map(quick).transpose()?,
             observer: Observer::new(job, step, skipped_steps, is_first)?,
             writer: Background::new(Files::real(), job.run_dir.clone(), ranks.world().device())?,
             skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
@@ -238,7 +241,7 @@ impl<'a> Training<'a> {
             degree: config.model.degree,
             embedding_width: self.data.width,
             kept_dimensions: self.trainer.codes().filter().map(crate::shdd::Filter::indices),
-            bookmark: self.data.plan.bookmark(self.batches.position()),
+            bookmark: self.data.bookmark(self.batches.position()),
             seed: config.train.seed,
             threads: config.train.threads,
             config: serde_json::to_value(config).map_err(|error| TrainError::Config(error.to_string()))?,

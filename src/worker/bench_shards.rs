@@ -94,7 +94,11 @@ pub(super) fn run(python: Option<&Path>) -> anyhow::Result<Report> {
 
 fn measure(case: &str, ours: &Path, file: &Path, bytes: usize, peer: Option<&Peer>) -> anyhow::Result<Row> {
     let config = ShardsConfig { shuffle_row_groups: WINDOW_BLOCKS, ..ShardsConfig::default() };
-    let dataset = Dataset::open(&ours.to_string_lossy(), &config)?;
+    let mut dataset = Dataset::open(&ours.to_string_lossy(), &config)?;
+    if dataset.manifest().is_none() {
+        // As in training: every chunk is compared with what the first scan found.
+        dataset.expect(Some(dataset.read_contents()?))?;
+    }
     let plan = Plan::new(Layout::of(&dataset), Mask::none(), PlanOptions::new(&config, 0, BATCH_ROWS as u32))?;
     let mut batches = InlineBatches::new(&dataset, plan.clone(), plan.start(), Share::WHOLE)?;
     let mut reader = peer.map(|peer| peer.reader(file)).transpose()?;

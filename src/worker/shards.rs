@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use locdiff_launch::config::ShardsConfig;
+use locdiff_launch::config::{OnBadRows, ShardsConfig};
 use locdiff_launch::protocol::{Place, ShardsJob};
 use serde_json::{Value, json};
 use tch::Device;
@@ -22,7 +22,7 @@ pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<Value> {
             verify(location, config, &replay)
         }
         ShardsJob::Inspect { location, config } => {
-            Ok(serde_json::to_value(shards::inspect(&Dataset::open(location, config)?)?)?)
+            Ok(serde_json::to_value(shards::inspect(&Dataset::open(location, config)?, config)?)?)
         }
         ShardsJob::Bench { python } => Ok(serde_json::to_value(bench_shards::run(python.as_deref())?)?),
         ShardsJob::Simulate { rows, seed, out, views, coordinates, geoclip, overwrite } => {
@@ -56,12 +56,17 @@ pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<Value> {
 
 /// Every byte, every value; `problems` is empty where all is well. Then the plan, for as many epochs as are asked for.
 fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> anyhow::Result<Value> {
+    replay.check()?;
     let dataset = Dataset::open(location, config)?;
-    let problems = shards::verify(&dataset);
+    let (problems, mask) = match config.on_bad_rows {
+        OnBadRows::Error => (shards::verify(&dataset), Mask::none()),
+        OnBadRows::Skip => shards::verify_skipping(&dataset)?,
+    };
+    let (skipped_rows, skipped) = (mask.count(), mask.describe(&dataset));
     let replayed = match replay.epochs {
         0 => None,
         _ if !problems.is_empty() => None,
-        _ => Some(replay.run(&dataset, Mask::for_config(&dataset, config)?, config)?),
+        _ => Some(replay.run(&dataset, mask, config)?),
     };
     let rows: Vec<Value> = problems
         .iter()
@@ -70,6 +75,8 @@ fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> anyhow::Res
     Ok(json!({
         "ok": problems.is_empty(),
         "rows": dataset.rows(),
+        "skipped_rows": skipped_rows,
+        "skipped": skipped,
         "files": dataset.file_count(),
         "row_groups": dataset.block_rows().len(),
         "width": dataset.width(),

@@ -334,4 +334,21 @@ fn shards_are_inspected_and_verified_by_one_worker() {
     bad.ends_with(ExitCode::BadData).says("row group 1: column `lat`: row 6: latitude 91, expected -90 to 90");
     assert_eq!(bad.json()["ok"], false);
     run("inspect", "nothing").ends_with(ExitCode::NoData).says("shards simulate --out");
+    // The same rows are left out that training would leave out, and are said.
+    let skipping = |words: &str| {
+        let path = golden.join("bad_latitude.parquet");
+        let line = words.replace("PATH", &path.display().to_string());
+        stage.run(&format!("--device cpu --json --set shards.on_bad_rows=\"skip\" shards {line}"))
+    };
+    let left_out = "1 of 64 rows are left out";
+    let verified = skipping("verify PATH --epochs 2 --world-sizes 1,3");
+    verified.ends_with(ExitCode::Success).says(left_out).says("row group 1: column `lat`: row 6: latitude 91");
+    verified.says("each row once per epoch");
+    let json = verified.json();
+    assert_eq!((&json["skipped_rows"], &json["plan"]["rows"]), (&1.into(), &63.into()));
+    let found = skipping("inspect PATH");
+    found.ends_with(ExitCode::Success).says(left_out).says("latitude      -80.0000 to 77.5000");
+    assert_eq!((&found.json()["skipped_rows"], &found.json()["statistics"]["rows"]), (&1.into(), &63.into()));
+    let none = skipping("verify PATH --epochs 1 --world-sizes 2,0");
+    none.ends_with(ExitCode::Config).says("--world-sizes has 0");
 }

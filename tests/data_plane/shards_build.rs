@@ -85,6 +85,7 @@ impl Bench {
     fn add_bad_rows(&self) {
         csv(&self.path("91.csv"), true, |row| (row == 4321).then_some("x,0,91"));
         csv(&self.path("text.csv"), true, |row| (row == 7).then_some("x,east,1"));
+        csv(&self.path("again.csv"), true, |row| (row == 4999).then_some("row 12,0,0"));
         csv(&self.path("ragged.csv"), true, |row| (row == 9).then_some("x,1"));
         let nan = matrix(|row, column, value| if (row, column) == (4999, 3) { f64::NAN } else { value });
         npy(&self.path("nan.npy"), &nan);
@@ -169,6 +170,7 @@ fn what_cannot_be_built_is_named_and_leaves_nothing() {
         ("91.csv", "a.npy", ExitCode::BadData, ["91.csv: row 4321", "latitude 91"]),
         ("text.csv", "a.npy", ExitCode::BadData, ["text.csv: row 7", "`east`"]),
         ("ragged.csv", "a.npy", ExitCode::BadData, ["ragged.csv: row 9", "2 field"]),
+        ("again.csv", "a.npy", ExitCode::BadData, ["again.csv: row 4999", "\"row 12\" again, first in row 12"]),
         ("short.csv", "a.npy", ExitCode::BadData, ["short.csv: 1 rows", "a.npy has 5000"]),
         ("t.csv", "few.npy", ExitCode::BadData, ["t.csv: more than 10", "few.npy has 10"]),
         ("t.csv", "nan.npy", ExitCode::BadData, ["nan.npy: row 4999", "element 3 is NaN"]),

@@ -59,7 +59,7 @@ fn shards_written_are_read_back_and_equal_rows_make_equal_bytes() {
     let bare = open(&two).expect("a folder of Parquet");
     assert_eq!(all(&bare, 1).expect("reads"), expected(1));
     assert_eq!(bare.statistics().expect("scans"), manifest.statistics());
-    let found = locdiff::shards::inspect(&dataset).expect("inspected");
+    let found = locdiff::shards::inspect(&dataset, &ShardsConfig::default()).expect("inspected");
     assert_eq!((found.rows, found.row_groups, found.latitudes), (64, 3, (-80.0, 77.5)));
     assert_eq!(found.source.as_deref(), Some("sixty-four rows"));
 }
@@ -150,6 +150,8 @@ fn shards_that_are_none_say_what_they_are() {
     fs::create_dir(at("empty")).expect("made");
     refused(open(&at("empty")), ExitCode::NoData, &["neither a manifest.json nor a *.parquet file"]);
     refused(open(&at("*.parquet")), ExitCode::NoData, &["the glob matches nothing"]);
+    let glob = open(&at("*.parquet")).err().expect("nothing").to_string();
+    assert!(!glob.contains("--out"), "nothing is made under the name of a pattern: {glob}");
     fs::write(at("notes.parquet"), "these are notes").expect("written");
     refused(open(&at("notes.parquet")), ExitCode::BadData, &["notes.parquet: is no Parquet file"]);
     // Tests may run as root, who may read everything: a folder in place of a file is refused to root as well.

@@ -177,6 +177,10 @@ fn no_batch_with_rows_of_a_damaged_block_is_ever_seen() {
         let mut threads = threaded(&dataset, &plan, share, Cache::None);
         let mut cached = threaded(&dataset, &plan, share, Cache::Host { bytes_max: 1 << 30 });
         let failures = [first_error(|| threads.next()), first_error(|| cached.next()), first_error(|| inline.next())];
+        for again in [threads.next(), inline.next()] {
+            let text = again.expect_err("nothing comes after an error").to_string();
+            assert!(text.contains("a batch was asked for after the error"), "{text}");
+        }
         for (made, error) in &failures {
             assert_eq!(error.exit_code(), ExitCode::Corrupt, "{error}");
             for part in ["part-00001.parquet: row group 0: column `embedding", "the file is damaged"] {

@@ -281,6 +281,10 @@ fn a_replay_proves_each_row_once_for_every_size() {
     let json = serde_json::to_value(&padded).expect("JSON");
     assert_eq!((&json["tail"], &json["world_sizes"][5]["workers"]), (&"pad".into(), &64.into()));
     assert_eq!(memory.read_count(), 0, "a replay reads no data");
+    let error =
+        Replay { world_sizes: vec![1, 0], ..replay.clone() }.run(&memory, mask.clone(), &ShardsConfig::default());
+    let error = error.expect_err("no workers");
+    assert_eq!((error.exit_code().code(), error.to_string().contains("--world-sizes has 0")), (10, true), "{error}");
     // A data set of fewer rows than a batch is replayed as one batch.
     let few = Memory::new(&[3, 2], 2, 1);
     let replay = Replay { epochs: 2, world_sizes: vec![1, 3], global_batch: 4096, seed: 5 };

@@ -4,16 +4,18 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use half::f16;
 use locdiff::shards::{
-    BlockRows, Blocks, Dataset, DatasetIndex, ImageHead, S3Options, ShardWriter, ShardsError, WriterOptions,
-    WriterRows, verify,
+    Batch, BatchOptions, Batches, BlockRows, Blocks, Cache, Dataset, DatasetIndex, ImageHead, Layout, Mask, Plan,
+    PlanOptions, S3Options, ShardWriter, ShardsError, Share, WriterOptions, WriterRows, verify,
 };
 use locdiff_launch::config::ShardsConfig;
 use locdiff_launch::exit_code::ExitCode;
+use tch::{Device, Kind};
 
 use crate::shards_s3_server::{BUCKET, Faults, SECRET_KEY, Server};
 
@@ -140,6 +142,40 @@ fn assert_same(got: &Dataset, want: &Dataset, threads: usize) {
     assert_eq!(got.block_rows(), want.block_rows());
     assert_eq!(got.statistics().expect("statistics"), want.statistics().expect("statistics"));
     assert!(all_rows_by(threads, got) == all_rows(want), "the rows differ");
+}
+
+/// Batches as training makes them, embeddings as bits, with their coordinates.
+fn batches(dataset: Dataset, threads: u32) -> Vec<(Vec<i16>, Vec<f64>)> {
+    let config = ShardsConfig { shuffle_row_groups: 3, ..ShardsConfig::default() };
+    let plan = Plan::new(Layout::of(&dataset), Mask::none(), PlanOptions::new(&config, 3, 90)).expect("a plan");
+    let options =
+        BatchOptions { reader_threads: threads, prefetch_batches: 2, cache: Cache::None, device: Device::Cpu };
+    let mut made =
+        Batches::new(Arc::new(dataset), plan.clone(), plan.start(), Share::WHOLE, &options).expect("batches");
+    let batch = |batch: Batch| {
+        let bits = Vec::<i16>::try_from(batch.embeddings.view_dtype(Kind::Int16).view(-1)).expect("float16");
+        (bits, [batch.latitudes.clone(), batch.longitudes.clone()].concat())
+    };
+    (0..2 * plan.steps()).map(|_| batch(made.next().expect("a batch"))).collect()
+}
+
+/// What training does: rows into their places in batches, here by way of whole chunks that a server sends, there straight.
+#[test]
+fn batches_from_s3_are_those_from_disk_whatever_breaks() {
+    let stage = Stage::new();
+    let options = stage.options();
+    let want = batches(stage.local("ours"), 1);
+    stage.server.fail(Faults::Mixed);
+    for key in ["ours", "theirs"] {
+        assert!(batches(stage.open(key, &options).expect("opens"), 3) == want, "{key}: batches differ");
+    }
+    assert!(stage.server.counts.failed() > 5, "the server was told to fail");
+    // What a run knows of objects without a manifest is what it knows of the same files on disk, but for their versions.
+    let remote = stage.open("theirs", &options).expect("opens");
+    let known = remote.scan().expect("read").contents;
+    assert_eq!(remote.check_contents(&known).expect("the same"), known);
+    let moved = stage.local("theirs").check_contents(&known).expect("the same bytes elsewhere");
+    assert_ne!(moved, known);
 }
 
 #[test]

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use locdiff::geo::{Degrees, Place};
 use locdiff::geoclip::{EMBEDDING_WIDTH, Embedder, Gallery, Geoclip};
 use locdiff::shards::{
-    Manifest, PROJECTION_SEED, SCALE_EDGES_KM, SCALE_PROBABILITIES, ShardsError, Simulation, Source, Spots, World,
-    projection, simulate,
+    Manifest, PROJECTION_SEED, Photo, ShardsError, Simulation, Source, Spots, World, projection, simulate,
 };
 use locdiff_launch::exit_code::ExitCode;
 use tch::{Device, Kind, Tensor};
@@ -94,6 +93,39 @@ fn cosines(a: &Tensor, b: &Tensor) -> Vec<f64> {
     Vec::try_from(Tensor::cosine_similarity(a, b, 1, 1e-9).to_kind(Kind::Double)).expect("numbers")
 }
 
+/// Edges and probabilities as the recipe has them, and log-uniform between: each count within four standard deviations.
+fn scales_are_those_of_the_recipe(photos: &[Photo]) {
+    let edges_km = [0.05, 1.0, 25.0, 200.0, 750.0, 2500.0, 20_000.0_f64];
+    let draws = photos.len() as f64;
+    let within =
+        |low: f64, high: f64| photos.iter().filter(|photo| (low..high).contains(&photo.scale_km)).count() as f64;
+    for (bin, probability) in [0.06, 0.10, 0.16, 0.24, 0.22, 0.22].into_iter().enumerate() {
+        let (low, high) = (edges_km[bin], edges_km[bin + 1]);
+        let near = |count: f64, probability: f64| {
+            let deviation = (draws * probability * (1.0 - probability)).sqrt();
+            assert!((count - draws * probability).abs() < 4.0 * deviation, "bin {bin}: {count} of {draws}");
+        };
+        near(within(low, high), probability);
+        near(within(low, (low * high).sqrt()), probability / 2.0);
+    }
+}
+
+/// A look-alike lies at `1.2 r sqrt(u)`, where no gallery point is near enough to take its place: below 400 m hardly any is. One in
+/// each photo is enough. The square of the distance is then uniform, with mean 0.72 r² and deviation 0.416 r².
+fn displacements_are_those_of_the_recipe(photos: &[Photo]) {
+    let squares: Vec<f64> = photos
+        .iter()
+        .filter(|photo| photo.scale_km < 0.4)
+        .filter_map(|photo| match photo.sources[1] {
+            Source::Place(place) => Some((place.distance(photo.place).0 / photo.scale_km).powi(2)),
+            Source::Gallery(_) => None,
+        })
+        .collect();
+    let (count, mean) = (squares.len() as f64, squares.iter().sum::<f64>() / squares.len() as f64);
+    assert!(count > 400.0 && (mean - 0.72).abs() < 4.0 * 0.416 / count.sqrt(), "mean {mean} of {count}");
+    assert!(squares.iter().all(|square| *square <= 1.44 + 1e-6));
+}
+
 #[test]
 fn simulated_world_has_the_statistics_of_its_recipe() {
     let geoclip = Geoclip::open(&folder()).expect("weights");
@@ -102,23 +134,27 @@ fn simulated_world_has_the_statistics_of_its_recipe() {
     let draws = 20_000_u64;
     let candidates = world.candidates(0).expect("drawn");
     let photos: Vec<_> = (0..draws).map(|index| world.photo(index, &candidates).expect("drawn")).collect();
-    for (bin, probability) in SCALE_PROBABILITIES.iter().enumerate() {
-        let edges = SCALE_EDGES_KM[bin]..SCALE_EDGES_KM[bin + 1];
-        let count = photos.iter().filter(|photo| edges.contains(&photo.scale_km)).count() as f64;
-        let deviation = (draws as f64 * probability * (1.0 - probability)).sqrt();
-        assert!((count - draws as f64 * probability).abs() < 4.0 * deviation, "bin {bin}: {count} of {draws}");
-    }
+    scales_are_those_of_the_recipe(&photos);
+    let weight = |power: i32| photos.iter().map(|photo| photo.weights[2].powi(power)).sum::<f64>() / draws as f64;
+    // Dirichlet(1) over five: mean 1/5, mean square 1/15.
+    assert!((weight(1) - 0.2).abs() < 0.005 && (weight(2) - 1.0 / 15.0).abs() < 0.004, "{} {}", weight(1), weight(2));
+    displacements_are_those_of_the_recipe(&photos);
+    let mut farthest = 0.0;
     for photo in &photos {
         assert!((photo.weights.iter().sum::<f64>() - 1.0).abs() < 1e-12);
-        for source in photo.sources {
+        for (number, source) in photo.sources.into_iter().enumerate() {
             let (place, reach) = match source {
                 Source::Gallery(index) => (geoclip.places()[index], 1.6),
                 Source::Place(place) => (place, 1.2),
             };
+            if number > 0 && matches!(source, Source::Gallery(_)) {
+                farthest = f64::max(farthest, place.distance(photo.place).0 / photo.scale_km);
+            }
             let half_turn_km = 20_015.2;
             assert!(place.distance(photo.place).0 <= (reach * photo.scale_km).min(half_turn_km) + 1e-6);
         }
     }
+    assert!(farthest > 1.55, "gallery points beyond {farthest} scales are never taken");
     // Rows beyond one per coordinate stand within 1 km of it, and not on it.
     let spots = world.spots() as u64;
     let (first, second) = (&photos[17], &photos[17 + spots as usize]);

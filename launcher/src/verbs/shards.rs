@@ -46,24 +46,37 @@ fn verify(location: &str, epochs: u32, world_sizes: &[u32], global: &Global, out
         return Err(LaunchError::Reported { text, code: code.unwrap_or(ExitCode::Internal) }.into());
     }
     let checksums = if found["manifest"] == true { "every checksum is right" } else { "no manifest, so no checksums" };
+    let usable = match found["skipped"].as_str() {
+        None => "every value can be used".to_owned(),
+        Some(skipped) => format!("every other value can be used; {skipped}"),
+    };
     output.people(&format!(
-        "{location}: {} rows in {} files of {} row groups, width {}, {} views: {checksums}, every value can be used",
+        "{location}: {} rows in {} files of {} row groups, width {}, {} views: {checksums}, {usable}",
         found["rows"], found["files"], found["row_groups"], found["width"], found["views"],
     ));
     let plan = &found["plan"];
+    let proved = proved(plan);
     for size in plan["world_sizes"].as_array().into_iter().flatten() {
         output.people(&format!(
-            "{} workers: {} epochs of {} steps of {} rows, each row once per epoch; {} dropped, {} padded; order {}",
+            "{} workers: {} epochs of {} steps of {} rows: {proved}; order {}",
             size["workers"],
             plan["epochs"],
             plan["steps_per_epoch"],
             plan["global_batch"],
-            plan["dropped_rows"],
-            plan["padded_rows"],
             size["order"].as_str().unwrap_or_default(),
         ));
     }
     Ok(found)
+}
+
+/// What a replay has proved of every epoch, in words.
+fn proved(plan: &Value) -> String {
+    let rows = &plan["rows"];
+    match (plan["dropped_rows"].as_u64().unwrap_or(0), plan["padded_rows"].as_u64().unwrap_or(0)) {
+        (0, 0) => "each row once per epoch".to_owned(),
+        (0, padded) => format!("each row once per epoch, and {padded} of {rows} again to fill the last batch"),
+        (dropped, _) => format!("no row twice in an epoch, and {dropped} of {rows} in none: they fill no batch"),
+    }
 }
 
 /// `shards inspect`: numbers and a map.
@@ -76,8 +89,9 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
         format!("{:.4} to {:.4}", bound(0), bound(1))
     };
     let text = |key: &str| found[key].as_str().unwrap_or("none").to_owned();
+    let skipped = found["skipped"].as_str().map(|skipped| format!("; {skipped}")).unwrap_or_default();
     let lines = [
-        ("rows", found["rows"].to_string()),
+        ("rows", format!("{}{skipped}", found["rows"])),
         ("files", found["files"].to_string()),
         (
             "row groups",

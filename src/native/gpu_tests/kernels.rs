@@ -7,7 +7,9 @@ use tch::{Device, Kind, Tensor};
 
 use super::{GPU, Outcome};
 use crate::native::cuda::{self, Event, Priority, Stream, WaitError, with_stream};
+use crate::native::host::HostRows;
 use crate::native::nvrtc::{Arg, Kernel};
+use crate::native::places::RowPlaces;
 
 /// Adds on one side, and keeps one thread busy for a time on the other.
 const SOURCE: &str = r#"
@@ -124,4 +126,17 @@ pub(super) fn memory_statistics() -> Outcome {
     ensure!(reset.allocated_peak_bytes == reset.allocated_bytes, "the peak is not reset: {reset:?}");
     ensure!(reset.reserved_bytes < during.reserved_bytes, "the cache is not emptied: {reset:?}");
     Ok(format!("{during:?}"))
+}
+
+/// A copy out of pinned memory may still be under way when its tensor comes back: only torch's allocator knows.
+pub(super) fn pinned_rows_are_not_reused() -> Outcome {
+    for pinned in [false, true] {
+        let (mut rows, mut places) = (HostRows::new(1, 4, pinned)?, RowPlaces::new(1, 8));
+        rows.give(&mut places, 0);
+        places.write(&[0; 8]);
+        places.finish();
+        let is_reused = HostRows::reuse(rows.into_tensor(), 1, 4).is_some();
+        ensure!(is_reused != pinned, "rows that are pinned: {pinned}, reused: {is_reused}");
+    }
+    Ok("pinned rows go back to torch".to_owned())
 }

@@ -73,13 +73,14 @@ impl Gatherer {
     fn gather_rows(&mut self) -> Result<(), End> {
         let (mut segment, mut ticket) = self.ask()?;
         loop {
-            let next = self.ask()?;
+            // What goes wrong there must not overtake the batches that come before it.
+            let next = self.ask();
             let mut answers = self.readers.wait(ticket, segment.blocks.len()).ok_or(End::Stopped)?;
             let sender = &self.sender;
             let send = |delivery| sender.send(Ok(delivery)).map_err(|_| End::Stopped);
             self.filling.take(&segment, &mut answers, send)?;
             self.readers.give_back(answers);
-            (segment, ticket) = next;
+            (segment, ticket) = next?;
         }
     }
 

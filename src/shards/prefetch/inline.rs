@@ -8,7 +8,7 @@ use super::filling::Filling;
 use super::gather::{Delivery, Embeddings};
 use super::readers::{Answer, place};
 use super::segments::{Segment, Segments};
-use super::{Batch, Spare};
+use super::{Batch, Spare, after_the_end};
 use crate::native::places::RowPlaces;
 use crate::shards::{BlockRows, Blocks, Plan, Position, ShardsError, Share};
 
@@ -22,6 +22,10 @@ pub struct InlineBatches<'a> {
     /// Where embeddings are decoded, from block to block.
     embeddings: Vec<u8>,
     spare: Arc<Spare>,
+    /// What went wrong, until it is said.
+    failed: Option<ShardsError>,
+    /// What was said to have gone wrong.
+    ended: Option<String>,
 }
 
 impl<'a> InlineBatches<'a> {
@@ -32,11 +36,12 @@ impl<'a> InlineBatches<'a> {
         let spare = Spare::new(Some(1));
         let segments = Segments::new(plan.clone(), position, slice.clone())?;
         let filling = Filling::new(plan.clone(), slice, false, Arc::clone(&spare));
-        let (ready, embeddings) = (VecDeque::new(), Vec::new());
-        Ok(Self { blocks, plan, segments, filling, ready, embeddings, spare })
+        let (ready, embeddings, failed, ended) = (VecDeque::new(), Vec::new(), None, None);
+        Ok(Self { blocks, plan, segments, filling, ready, embeddings, spare, failed, ended })
     }
 
-    /// The next batch; reads the next window where no batch is ready.
+    /// The next batch; reads the next window where no batch is ready. What fails arrives in the place of the first batch that
+    /// needs it; after an error there are no more.
     #[allow(clippy::should_implement_trait, reason = "it never ends, and an error is no item")]
     pub fn next(&mut self) -> Result<Batch, ShardsError> {
         loop {
@@ -47,15 +52,27 @@ impl<'a> InlineBatches<'a> {
                 let (spare, waited) = (Arc::clone(&self.spare), Duration::ZERO);
                 return Ok(Batch { embeddings, latitudes, longitudes, position, slice, waited, spare });
             }
-            let segment = self.segments.next()?;
-            let places = self.filling.arrange(&segment)?;
-            let mut answers = self.read(&segment, places);
-            let ready = &mut self.ready;
-            self.filling.take(&segment, &mut answers, |delivery| {
-                ready.push_back(delivery);
-                Ok::<(), ShardsError>(())
-            })?;
+            if let Some(error) = self.failed.take() {
+                self.ended = Some(error.to_string());
+                return Err(error);
+            }
+            if let Some(ended) = &self.ended {
+                return Err(after_the_end(ended));
+            }
+            self.failed = self.read_window().err();
         }
+    }
+
+    /// Makes the batches of the next window ready, up to the first that fails.
+    fn read_window(&mut self) -> Result<(), ShardsError> {
+        let segment = self.segments.next()?;
+        let places = self.filling.arrange(&segment)?;
+        let mut answers = self.read(&segment, places);
+        let ready = &mut self.ready;
+        self.filling.take(&segment, &mut answers, |delivery| {
+            ready.push_back(delivery);
+            Ok(())
+        })
     }
 
     fn read(&mut self, segment: &Segment, places: Vec<RowPlaces>) -> Vec<Answer> {

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use locdiff_launch::exit_code::ExitCode;
 
-use super::support::{BASE, run_dir, stage, tensors, train};
+use super::support::{BASE, run_dir, stage, stage_of, tensors, train};
 use crate::stage::{Stage, Worker, eventually, wait};
 
 #[test]
@@ -87,6 +87,33 @@ fn other_data_are_refused_and_the_runs_configuration_stays() {
     let ran = train(&stage, "run", "--workers 1 --set train.steps=8");
     ran.ends_with(ExitCode::DataChanged).says("shards/small").says("fingerprint");
     assert_eq!(config(), before);
+}
+
+/// Without a manifest the checkpoint is what knows the data: a number that changes in a page is seen, far from both ends of the
+/// file, before the first step.
+#[test]
+fn page_that_changed_in_data_without_a_manifest_is_refused() {
+    let stage = stage_of(8192);
+    let folder = stage.path().join("shards/small");
+    std::fs::remove_file(folder.join("manifest.json")).expect("removed");
+    let settings = |steps: u32| format!("--workers 2 --set model.standardise=false --set train.steps={steps}");
+    train(&stage, "run", &settings(2)).ends_with(ExitCode::Success);
+    let file = folder.join("part-00000.parquet");
+    let whole = std::fs::read(&file).expect("a file");
+    // The last page before the footer: the lowest bit of a number of the last row.
+    let (end, length) = (whole.len() - 8, u32::from_le_bytes(whole[whole.len() - 8..][..4].try_into().expect("four")));
+    let at = end - length as usize - 10;
+    assert!(at > 128 << 10, "the file is too small for this test: byte {at}");
+    let mut changed = whole.clone();
+    changed[at] ^= 1;
+    std::fs::write(&file, changed).expect("written");
+    let ran = train(&stage, "run", &settings(4));
+    ran.ends_with(ExitCode::DataChanged).says("part-00000.parquet: row group 7: column `embedding`").says("xxh3");
+    // Whatever has touched the file: the same bytes are the same data.
+    std::fs::write(&file, whole).expect("written");
+    let ran = train(&stage, "run", &settings(4));
+    ran.ends_with(ExitCode::Success);
+    assert_eq!((&ran.json()["from_step"], &ran.json()["step"]), (&2.into(), &4.into()));
 }
 
 #[test]

@@ -18,16 +18,21 @@ pub(super) const BASE: &str = "--device cpu --json --set model.degree=11 --set m
 
 /// A stage with shards.
 pub(super) fn stage() -> Stage {
+    stage_of(ROWS)
+}
+
+/// A stage with shards of so many rows.
+pub(super) fn stage_of(rows: usize) -> Stage {
     let stage = Stage::new(Worker::Real);
-    write_shards(&stage);
+    write_shards(&stage, rows);
     stage
 }
 
 /// Rows whose embedding says where they are, built with `shards build`.
-fn write_shards(stage: &Stage) {
+fn write_shards(stage: &Stage, rows: usize) {
     let mut table = String::from("id,lat,lon\n");
-    let mut numbers: Vec<f32> = Vec::with_capacity(ROWS * WIDTH);
-    for row in 0..ROWS {
+    let mut numbers: Vec<f32> = Vec::with_capacity(rows * WIDTH);
+    for row in 0..rows {
         let (latitude, longitude) = (((row * 37) % 170) as f64 - 85.0, ((row * 101) % 359) as f64 - 179.0);
         writeln!(table, "photo-{row},{latitude},{longitude}").expect("a string");
         let (phi, lambda) = (latitude.to_radians(), longitude.to_radians());

@@ -1,0 +1,193 @@
+//! Footers that lie and lists that do not fit: an error that names the place, or rows that are left out; never memory for what is
+//! not there.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::builder::{Float32Builder, ListBuilder};
+use arrow_array::{ArrayRef, FixedSizeBinaryArray, Float64Array, RecordBatch, UInt64Array};
+use locdiff::shards::{Blocks, Dataset, MANIFEST_NAME, Mask, ShardsError, verify, verify_skipping};
+use locdiff_launch::config::{OnBadRows, ShardsConfig};
+use locdiff_launch::exit_code::ExitCode;
+use parquet::arrow::ArrowWriter;
+use parquet::file::metadata::{
+    ColumnChunkMetaData, ColumnChunkMetaDataBuilder, ParquetMetaDataReader, ParquetMetaDataWriter,
+};
+
+use crate::shards_support::write;
+
+fn open(path: &Path, on_bad_rows: OnBadRows) -> Result<Dataset, ShardsError> {
+    Dataset::open(&path.display().to_string(), &ShardsConfig { on_bad_rows, ..ShardsConfig::default() })
+}
+
+/// What a footer says of a row group: its rows, and one of its column chunks.
+struct Lie {
+    rows: Option<i64>,
+    column: usize,
+    chunk: fn(ColumnChunkMetaDataBuilder) -> ColumnChunkMetaDataBuilder,
+}
+
+/// Writes the file again with a footer that lies about row group 1.
+fn lie(path: &Path, lie: &Lie) {
+    let bytes = fs::read(path).expect("read");
+    let length = u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().expect("four bytes")) as usize;
+    let (pages, footer) = bytes.split_at(bytes.len() - 8 - length);
+    let metadata = ParquetMetaDataReader::decode_metadata(&footer[..length]).expect("a footer");
+    let mut groups = metadata.row_groups().to_vec();
+    let mut columns: Vec<ColumnChunkMetaData> = groups[1].columns().to_vec();
+    columns[lie.column] = (lie.chunk)(columns[lie.column].clone().into_builder()).build().expect("a chunk");
+    let rows = lie.rows.unwrap_or_else(|| groups[1].num_rows());
+    groups[1] =
+        groups[1].clone().into_builder().set_num_rows(rows).set_column_metadata(columns).build().expect("a group");
+    let metadata = metadata.into_builder().set_row_groups(groups).build();
+    let mut lying = pages.to_vec();
+    ParquetMetaDataWriter::new(&mut lying, &metadata).finish().expect("a footer");
+    fs::write(path, lying).expect("written");
+}
+
+#[test]
+fn footers_that_lie_are_errors_that_name_file_row_group_and_column() {
+    let (id, lat, embedding) = (0, 1, 3);
+    let lies = [
+        ("a negative size", Lie { rows: None, column: embedding, chunk: |chunk| chunk.set_total_compressed_size(-5) }),
+        ("a negative offset", Lie { rows: None, column: lat, chunk: |chunk| chunk.set_data_page_offset(-1) }),
+        ("ids beyond the end", Lie { rows: None, column: id, chunk: |chunk| chunk.set_data_page_offset(1 << 40) }),
+        (
+            "sizes that wrap around",
+            Lie { rows: None, column: lat, chunk: |chunk| chunk.set_total_compressed_size(i64::MAX) },
+        ),
+        ("as many rows as u32 counts", Lie { rows: Some(u32::MAX.into()), column: embedding, chunk: |chunk| chunk }),
+        (
+            "as many rows, and values for them",
+            Lie { rows: Some(u32::MAX.into()), column: embedding, chunk: |chunk| chunk.set_num_values(1 << 40) },
+        ),
+        ("more rows than u32 counts", Lie { rows: Some(1 << 40), column: embedding, chunk: |chunk| chunk }),
+        ("fewer rows than none", Lie { rows: Some(-1), column: embedding, chunk: |chunk| chunk }),
+        ("wide rows", Lie { rows: None, column: embedding, chunk: |chunk| chunk.set_num_values(24 << 21) }),
+    ];
+    for (name, what) in lies {
+        let scratch = tempfile::tempdir().expect("temporary folder");
+        let folder = scratch.path().join("data");
+        write(&folder);
+        fs::remove_file(folder.join(MANIFEST_NAME)).expect("removed");
+        lie(&folder.join("part-00000.parquet"), &what);
+        let error = open(&folder, OnBadRows::Error).err().unwrap_or_else(|| panic!("{name} was opened"));
+        let (code, text) = (error.exit_code(), error.to_string());
+        assert!(matches!(code, ExitCode::Corrupt | ExitCode::BadData), "{name}: {code:?}: {text}");
+        assert!(text.contains("part-00000.parquet") && text.contains("row group 1"), "{name}: {text}");
+        // Nor may leaving rows out open it, except where only lists would be of another length: then none of them is.
+        match open(&folder, OnBadRows::Skip) {
+            Ok(dataset) => {
+                assert_eq!((name, dataset.width()), ("wide rows", 8));
+                assert_eq!(Mask::scan(&dataset, 1).map(|mask| mask.count()).expect("scanned"), 0);
+            }
+            Err(error) => assert_eq!((error.exit_code(), error.to_string()), (code, text), "{name}"),
+        }
+    }
+}
+
+#[test]
+fn width_that_nobody_can_mean_is_refused() {
+    let scratch = tempfile::tempdir().expect("temporary folder");
+    let folder = scratch.path().join("data");
+    write(&folder);
+    fs::remove_file(folder.join(MANIFEST_NAME)).expect("removed");
+    for part in ["part-00000.parquet", "part-00001.parquet"] {
+        let path = folder.join(part);
+        let bytes = fs::read(&path).expect("read");
+        let length = u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().expect("four bytes")) as usize;
+        let (pages, footer) = bytes.split_at(bytes.len() - 8 - length);
+        let metadata = ParquetMetaDataReader::decode_metadata(&footer[..length]).expect("a footer");
+        let wide = |chunk: &ColumnChunkMetaData, rows: i64| {
+            chunk.clone().into_builder().set_num_values(rows << 21).build().expect("a chunk")
+        };
+        let groups = metadata.row_groups().iter().map(|group| {
+            let mut columns = group.columns().to_vec();
+            columns.iter_mut().skip(3).for_each(|chunk| *chunk = wide(chunk, group.num_rows()));
+            group.clone().into_builder().set_column_metadata(columns).build().expect("a group")
+        });
+        let groups = groups.collect();
+        let metadata = metadata.into_builder().set_row_groups(groups).build();
+        let mut lying = pages.to_vec();
+        ParquetMetaDataWriter::new(&mut lying, &metadata).finish().expect("a footer");
+        fs::write(path, lying).expect("written");
+    }
+    let error = open(&folder, OnBadRows::Error).err().expect("too wide");
+    assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
+    assert!(error.to_string().contains("embeddings of width 2097152, at most 1048576"), "{error}");
+}
+
+/// A file with row groups of lists of these lengths, and identifiers of any kind.
+fn ragged(path: &Path, groups: &[&[usize]], ids: impl Fn(usize, usize) -> ArrayRef) {
+    let mut writer = None;
+    let mut first = 0;
+    for lengths in groups {
+        let mut lists = ListBuilder::new(Float32Builder::new());
+        for length in *lengths {
+            (0..*length).for_each(|index| lists.values().append_value(index as f32));
+            lists.append(true);
+        }
+        let degrees: ArrayRef = Arc::new(Float64Array::from(vec![1.0; lengths.len()]));
+        let columns: [(&str, ArrayRef); 4] = [
+            ("id", ids(first, lengths.len())),
+            ("lat", Arc::clone(&degrees)),
+            ("lon", degrees),
+            ("embedding", Arc::new(lists.finish())),
+        ];
+        first += lengths.len();
+        let batch = RecordBatch::try_from_iter(columns).expect("a batch");
+        let writer = writer.get_or_insert_with(|| {
+            ArrowWriter::try_new(File::create(path).expect("created"), batch.schema(), None).expect("a writer")
+        });
+        writer.write(&batch).expect("written");
+        writer.flush().expect("flushed");
+    }
+    writer.expect("groups").close().expect("closed");
+}
+
+fn numbers(first: usize, count: usize) -> ArrayRef {
+    Arc::new(UInt64Array::from_iter_values((first..first + count).map(|row| u64::MAX - row as u64)))
+}
+
+#[test]
+fn lists_of_other_lengths_are_left_out_wherever_they_stand() {
+    let scratch = tempfile::tempdir().expect("temporary folder");
+    let path = scratch.path().join("ragged.parquet");
+    // A row group of one row, which divides by anything; one whose lists make a whole number on average; the largest.
+    ragged(&path, &[&[3], &[4, 12], &[8, 8, 8, 5]], numbers);
+    let error = open(&path, OnBadRows::Error).err().expect("ragged");
+    assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
+    let dataset = open(&path, OnBadRows::Skip).expect("opens");
+    assert_eq!((dataset.width(), dataset.block_rows()), (8, &[1, 2, 4][..]));
+    let mask = Mask::scan(&dataset, 1).expect("scanned");
+    assert_eq!((mask.skipped(0), mask.skipped(1), mask.skipped(2)), (&[0][..], &[0, 1][..], &[3][..]));
+    let (problems, found) = verify_skipping(&dataset).expect("verified");
+    assert_eq!((problems, found), (Vec::new(), mask), "verify leaves out what training leaves out");
+    let strict = verify(&dataset);
+    assert_eq!(strict.len(), 4, "{strict:?}");
+    assert!(strict[0].message.contains("row group 0: column `embedding`: row 0: a list of 3 numbers, expected 8"));
+    // One row group alone, whose average is a whole number that no list has.
+    ragged(&path, &[&[8, 8, 8, 4, 2]], numbers);
+    assert_eq!(open(&path, OnBadRows::Skip).expect("opens").width(), 8);
+}
+
+#[test]
+fn identifiers_are_verified_whatever_they_are() {
+    let scratch = tempfile::tempdir().expect("temporary folder");
+    let path = scratch.path().join("ids.parquet");
+    ragged(&path, &[&[2, 2, 2]], numbers);
+    assert!(verify(&open(&path, OnBadRows::Error).expect("opens")).is_empty(), "uint64");
+    let digests = |same: bool| {
+        move |first: usize, count: usize| -> ArrayRef {
+            let digest = |row: usize| if same { [7_u8, 255] } else { [row as u8, 255] };
+            Arc::new(FixedSizeBinaryArray::try_from_iter((first..first + count).map(digest)).expect("digests"))
+        }
+    };
+    ragged(&path, &[&[2, 2]], digests(false));
+    assert!(verify(&open(&path, OnBadRows::Error).expect("opens")).is_empty(), "fixed-size binary");
+    ragged(&path, &[&[2, 2]], digests(true));
+    let problems = verify(&open(&path, OnBadRows::Error).expect("opens"));
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].message.contains("column `id`: row 1: \"0x07ff\" again"), "{problems:?}");
+}
