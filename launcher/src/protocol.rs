@@ -5,6 +5,7 @@
 //! fit can say so.
 
 mod checkpoint;
+mod eval;
 mod shards;
 mod train;
 
@@ -14,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use checkpoint::ExportJob;
+pub use eval::{EvalJob, EvalSummary, Located, LocatedRow, Method, ScoreJob, ScoreMethod};
 pub use shards::ShardsJob;
 pub use train::{
     CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, Fault, PartsWritten, Progress,
@@ -21,7 +23,7 @@ pub use train::{
 };
 
 /// Version of the messages. Raise it with every change of their meaning.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// No message is larger; a longer length is a peer that speaks something else.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -112,6 +114,10 @@ pub enum Job {
     Train(Box<TrainJob>),
     /// Make one file of a checkpoint's averaged weights.
     Export(Box<ExportJob>),
+    /// Locate the rows of a data set; the workers share them.
+    Eval(Box<EvalJob>),
+    /// Score answers.
+    Score(Box<ScoreJob>),
 }
 
 impl Job {
@@ -126,6 +132,8 @@ impl Job {
             Self::Shards(job) => job.name(),
             Self::Train(_) => "train",
             Self::Export(_) => "checkpoint export",
+            Self::Eval(_) => "eval",
+            Self::Score(_) => "eval (scores)",
         }
     }
 }
@@ -180,6 +188,8 @@ pub enum ToLauncher {
     Breaking(Fault),
     /// This rank's parts of a checkpoint are written.
     Parts(PartsWritten),
+    /// Rows of an evaluation were located.
+    Located(Located),
     /// The job is done; the worker ends now.
     Result(serde_json::Value),
     /// The job cannot be done; the worker ends now.

@@ -67,5 +67,3 @@ pub use statistics::{Moments, Statistics};
 pub use verify::{PROBLEMS_MAX, Problem, verify};
 pub use world::{BLOCK_PHOTOS, Candidates, Photo, SCALE_EDGES_KM, SCALE_PROBABILITIES, Source, Spots, World};
 pub use writer::{FILE_BYTES, ROWS_PER_GROUP, ShardWriter, WriterOptions, WriterRows};
-
-use decode::Number;
