@@ -16,6 +16,7 @@ mod gpu_model;
 mod layers;
 mod loss;
 mod loss_split;
+mod metrics;
 mod model;
 mod model_golden;
 mod model_split;
