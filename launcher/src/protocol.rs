@@ -14,8 +14,13 @@ use std::io::{self, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::config::RunConfig;
+
 pub use checkpoint::ExportJob;
-pub use eval::{EvalJob, EvalSummary, Located, LocatedRow, Method, ScoreJob, ScoreMethod};
+pub use eval::{
+    ChooseJob, EvalJob, EvalSummary, HybridWish, Located, LocatedRow, Method, PredictionsJob, ScoreJob, ScoreMethod,
+    TuningErrors,
+};
 pub use shards::ShardsJob;
 pub use train::{
     CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, Fault, PartsWritten, Progress,
@@ -118,6 +123,12 @@ pub enum Job {
     Eval(Box<EvalJob>),
     /// Score answers.
     Score(Box<ScoreJob>),
+    /// Choose settings of LocDiff-H.
+    Choose(Box<ChooseJob>),
+    /// Score anybody's predictions.
+    Predictions(Box<PredictionsJob>),
+    /// Embed the gallery, so that its embeddings lie on the disk.
+    Gallery(Box<RunConfig>),
 }
 
 impl Job {
@@ -134,6 +145,9 @@ impl Job {
             Self::Export(_) => "checkpoint export",
             Self::Eval(_) => "eval",
             Self::Score(_) => "eval (scores)",
+            Self::Choose(_) => "eval --tune",
+            Self::Predictions(_) => "eval --predictions",
+            Self::Gallery(_) => "eval --hybrid (gallery)",
         }
     }
 }

@@ -4,16 +4,21 @@ use std::path::PathBuf;
 
 use locdiff_launch::exit_code::ExitCode;
 
+use super::predictions::PredictionsError;
+use super::retrieval_data::RetrievalDataError;
 use crate::checkpoint::CheckpointError;
 use crate::diffusion::DiffusionError;
 use crate::geo::GeoError;
 use crate::geoclip::GeoclipError;
+use crate::metrics::MetricsError;
 use crate::model::ModelError;
 use crate::native::NativeError;
+use crate::retrieval::RetrievalError;
 use crate::shards::ShardsError;
 use crate::shdd::ShddError;
 use crate::shdd::aggregate::AggregateError;
 use crate::shdd::decode::DecodeError;
+use crate::tables::TableError;
 use crate::tensorboard::BoardError;
 
 /// An error of [`crate::eval`].
@@ -52,6 +57,17 @@ pub enum EvalError {
         /// What it takes.
         want: usize,
     },
+    /// Settings would be chosen on what they are tested on.
+    #[error(
+        "shards.validation ({validation}) and shards.test ({test}) hold the same data, and settings must not be chosen on what \
+         they are tested on; name other rows with `--set shards.validation=...`"
+    )]
+    SameRows {
+        /// Where the validation rows are.
+        validation: String,
+        /// Where the test rows are.
+        test: String,
+    },
     /// No row is left.
     #[error(
         "{location}: all of its {skipped} rows cannot be used (shards.on_bad_rows is \"skip\"), so there is nothing to evaluate"
@@ -79,6 +95,28 @@ pub enum EvalError {
     /// GeoCLIP's weights or gallery.
     #[error(transparent)]
     Geoclip(#[from] GeoclipError),
+    /// Gallery, head or query.
+    #[error(transparent)]
+    Retrieval(#[from] RetrievalError),
+    /// Retrieval's data.
+    #[error(transparent)]
+    RetrievalData(#[from] RetrievalDataError),
+    /// Predictions or truth.
+    #[error(transparent)]
+    Predictions(#[from] PredictionsError),
+    /// A truth that lacks rows of the data.
+    #[error("{truth} (eval.truth) has no row {id:?}, which {location} has; wanted every row of the data")]
+    NoTruth {
+        /// The file.
+        truth: String,
+        /// The row.
+        id: String,
+        /// The data.
+        location: String,
+    },
+    /// A table of coordinates.
+    #[error(transparent)]
+    Table(#[from] TableError),
     /// The network.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -97,6 +135,9 @@ pub enum EvalError {
     /// Coordinates.
     #[error(transparent)]
     Geo(#[from] GeoError),
+    /// Scores.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
     /// TensorBoard.
     #[error(transparent)]
     Board(#[from] BoardError),
@@ -118,9 +159,16 @@ impl EvalError {
     /// The code that the whole command should end with.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::NoAverage { .. } | Self::Network { .. } | Self::Width { .. } | Self::Answers { .. } => {
-                ExitCode::BadData
-            }
+            Self::NoAverage { .. }
+            | Self::Network { .. }
+            | Self::Width { .. }
+            | Self::Answers { .. }
+            | Self::NoTruth { .. }
+            | Self::SameRows { .. } => ExitCode::BadData,
+            Self::RetrievalData(error) => error.exit_code(),
+            Self::Predictions(error) => error.exit_code(),
+            Self::Retrieval(error) => error.exit_code(),
+            Self::Table(error) => error.exit_code(),
             Self::Empty { .. } => ExitCode::NoData,
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),

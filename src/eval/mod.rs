@@ -5,16 +5,20 @@
 //! - [`rows`]: the data in blocks whose bits do not depend on who computes them.
 //! - [`trained`]: the network of a checkpoint.
 //! - [`engine`]: from embeddings to places.
+//! - [`retrieve`]: retrieval and LocDiff-H beside it.
 //! - [`score`]: from answers to metrics, once the launcher has gathered them.
+//! - [`choose`]: which settings of LocDiff-H are best.
 //! - [`perturbation`]: how far noise on a code moves its mode.
 //!
 //! Invariant: the answer for a row is a function of checkpoint, configuration, seed, the row and the fixed block that it lies
 //! in; the number of workers has no part in it.
 
+pub mod choose;
 pub mod engine;
 mod error;
 pub mod locate;
 pub mod perturbation;
+pub mod retrieve;
 pub mod rows;
 pub mod score;
 pub mod trained;

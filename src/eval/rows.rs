@@ -4,13 +4,16 @@
 //! are computed in blocks that are a function of the data alone, the last one filled up with zeros: a worker takes whole
 //! blocks, and no bit depends on how many workers there are.
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::path::Path;
 
-use locdiff_launch::config::ShardsConfig;
+use locdiff_launch::config::RunConfig;
 use tch::{Device, Kind, Tensor};
 
 use super::error::EvalError;
-use crate::geo::{Degrees, Place, UnitVector};
+use super::predictions::Truth;
+use crate::geo::{Degrees, Place};
 use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask};
 
 /// Images of a block. Sixteen samples of each make 1024 chains: enough to keep a GPU busy.
@@ -22,9 +25,7 @@ pub struct Image {
     /// Its identifier; its number where the data has none.
     pub id: String,
     /// Where it really is.
-    pub truth: UnitVector,
-    /// The same in degrees, as the data has it.
-    pub truth_degrees: [f64; 2],
+    pub truth: Place,
     /// Embeddings of all views, one after the other, float16.
     pub views: Vec<u8>,
 }
@@ -61,13 +62,16 @@ pub struct Rows {
     mask: Mask,
     /// Number of the first usable row of each block, and of all rows at the end.
     firsts: Vec<u64>,
+    location: String,
+    /// `eval.truth`, where there is one: places by identifier.
+    truth: Option<(String, HashMap<String, Place>)>,
 }
 
 impl Rows {
     /// Opens shards; where the configuration says so, rows that cannot be used are looked for and left out.
-    pub fn open(location: &str, config: &ShardsConfig) -> Result<Self, EvalError> {
-        let dataset = Dataset::open(location, config)?;
-        let mask = Mask::for_config(&dataset, config)?;
+    pub fn open(location: &str, config: &RunConfig) -> Result<Self, EvalError> {
+        let dataset = Dataset::open(location, &config.shards)?;
+        let mask = Mask::for_config(&dataset, &config.shards)?;
         if let Some(words) = mask.describe(&dataset) {
             tracing::warn!("{words}");
         }
@@ -75,7 +79,11 @@ impl Rows {
         for (block, rows) in (0_u32..).zip(dataset.block_rows()) {
             firsts.push(firsts[block as usize] + u64::from(*rows) - mask.skipped(block).len() as u64);
         }
-        let rows = Self { dataset, mask, firsts };
+        let truth = match config.eval.truth.as_str() {
+            "" => None,
+            path => Some((path.to_owned(), read_truth(path)?)),
+        };
+        let rows = Self { dataset, mask, firsts, location: location.to_owned(), truth };
         if rows.count() == 0 {
             return Err(EvalError::Empty { location: location.to_owned(), skipped: rows.skipped() });
         }
@@ -148,12 +156,12 @@ impl Rows {
         let first_number: u64 = self.dataset.block_rows()[..block as usize].iter().map(|rows| u64::from(*rows)).sum();
         let mut images = Vec::new();
         for row in (0..views[0].latitudes.len()).filter(|row| skipped.binary_search(&(*row as u32)).is_err()) {
-            let degrees = [views[0].latitudes[row], views[0].longitudes[row]];
             let id = ids.as_ref().and_then(|ids| ids.get(row).cloned().flatten());
+            let id = id.unwrap_or_else(|| (first_number + row as u64).to_string());
+            let own = Place::new(Degrees(views[0].latitudes[row]), Degrees(views[0].longitudes[row]))?;
             images.push(Image {
-                id: id.unwrap_or_else(|| (first_number + row as u64).to_string()),
-                truth: Place::new(Degrees(degrees[0]), Degrees(degrees[1]))?.into(),
-                truth_degrees: degrees,
+                truth: self.truth_of(&id, own)?,
+                id,
                 views: views
                     .iter()
                     .flat_map(|view| &view.embeddings[row * row_bytes..(row + 1) * row_bytes])
@@ -163,4 +171,16 @@ impl Rows {
         }
         Ok(images)
     }
+
+    /// Where a row really is: as the shards say, or as `eval.truth` does.
+    fn truth_of(&self, id: &str, own: Place) -> Result<Place, EvalError> {
+        let Some((path, places)) = &self.truth else { return Ok(own) };
+        let missing = || EvalError::NoTruth { truth: path.clone(), id: id.to_owned(), location: self.location.clone() };
+        places.get(id).copied().ok_or_else(missing)
+    }
+}
+
+fn read_truth(path: &str) -> Result<HashMap<String, Place>, EvalError> {
+    let truth = Truth::read(Path::new(path))?;
+    Ok(truth.ids().iter().cloned().zip(truth.places().iter().copied()).collect())
 }

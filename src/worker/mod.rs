@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::checkpoint::{self, CheckpointError};
 use crate::comm::CommError;
-use crate::eval::{EvalError, perturbation};
+use crate::eval::{EvalError, choose, perturbation, score};
 use crate::native;
 use crate::shards::ShardsError;
 use crate::train::TrainError;
@@ -85,7 +85,10 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Export(job) => checkpoint::export(&Files::real(), &job)?,
         Job::Train(job) => train::run(&job, control, &messages, &place, &meeting)?,
         Job::Eval(job) => eval::run(&job, control, &place)?,
-        Job::Score(job) => eval::score(&job)?,
+        Job::Score(job) => score::run(&job)?,
+        Job::Choose(job) => choose::run(&job)?,
+        Job::Predictions(job) => score::run_predictions(&job)?,
+        Job::Gallery(config) => eval::embed_gallery(&config, &place)?,
         Job::BenchShdd => serde_json::to_value(bench_shdd::run(&place)?)?,
         Job::Perturbation { points } => {
             let share = perturbation::Share { rank: place.rank, world: place.world, threads: place.threads };

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::RunConfig;
+use crate::config::{RetrievalHead, RunConfig};
 
 /// Where is every row of a data set, by the averaged weights of a checkpoint?
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,6 +18,22 @@ pub struct EvalJob {
     pub checkpoint: PathBuf,
     /// The shards: a folder, a file, a glob or a URL.
     pub data: String,
+    /// Whether retrieval and LocDiff-H are wanted.
+    pub hybrid: HybridWish,
+    /// How far off is each of the settings of LocDiff-H that tuning chooses from?
+    pub tune: bool,
+}
+
+/// Whether retrieval and LocDiff-H are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HybridWish {
+    /// No.
+    No,
+    /// Yes; a head that does not fit the data is an error.
+    Wanted,
+    /// Where the head fits the data; where it does not, the reason is said.
+    IfItFits,
 }
 
 /// A way of locating a photo.
@@ -65,6 +81,21 @@ pub struct LocatedRow {
     pub answers: Vec<(Method, [f64; 2])>,
     /// The first sample, for density and coverage.
     pub sample: [f64; 2],
+    /// No gallery point was in range, so that LocDiff-H's answer is LocDiff's.
+    pub out_of_range: bool,
+    /// What settings are chosen by, where they are tuned.
+    pub tuning: Option<TuningErrors>,
+}
+
+/// How far off the answers for one row are, km.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TuningErrors {
+    /// LocDiff's.
+    pub own: f32,
+    /// That of retrieval alone.
+    pub retrieval: f32,
+    /// LocDiff-H's under each setting.
+    pub settings: Vec<f32>,
 }
 
 /// What each rank says of the data at the end.
@@ -88,6 +119,10 @@ pub struct EvalSummary {
     pub fingerprint: String,
     /// Points that codes are decoded among.
     pub anchors: u64,
+    /// What made queries of embeddings, where there was retrieval.
+    pub head: Option<RetrievalHead>,
+    /// Points to retrieve from, where there was retrieval.
+    pub gallery_points: Option<u64>,
 }
 
 /// How good are the answers in these files?
@@ -97,6 +132,8 @@ pub struct ScoreJob {
     pub truth: PathBuf,
     /// The same rows in the same order for each method.
     pub methods: Vec<ScoreMethod>,
+    /// Distances within which answers are counted, km.
+    pub thresholds_km: Vec<f64>,
     /// Seed of the bootstrap.
     pub seed: u64,
     /// Folder of event files and step at which the numbers go there.
@@ -112,4 +149,22 @@ pub struct ScoreMethod {
     pub answers: PathBuf,
     /// CSV with one sample per row, for density and coverage; none: the answers are the samples.
     pub samples: Option<PathBuf>,
+}
+
+/// Which settings of LocDiff-H are best?
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChooseJob {
+    /// The rows that were located, one JSON object of [`LocatedRow`] on each line, in the order of the data.
+    pub rows: PathBuf,
+    /// Distances within which answers are counted, km.
+    pub thresholds_km: Vec<f64>,
+}
+
+/// How good are anybody's predictions?
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PredictionsJob {
+    /// CSV or Parquet with identifiers and coordinates.
+    pub file: PathBuf,
+    /// Where the truth is: `eval.truth`, or `shards.test`.
+    pub config: RunConfig,
 }

@@ -6,6 +6,7 @@
 //! samples.csv             id,lat,lon of each row's first sample, for density and coverage
 //! table.json              what `--json` prints
 //! report.txt              the table and the settings that it was made with
+//! tuned.toml              settings of LocDiff-H that `eval --tune` has chosen: `eval --hybrid` uses them
 //! ```
 
 use std::fmt::Write as _;
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::gather::Gather;
+use super::phase::Tuned;
 use crate::config::RunConfig;
 use crate::error::LaunchError;
 use crate::files::Files;
@@ -21,6 +23,9 @@ use crate::protocol::{LocatedRow, Method, ScoreMethod};
 
 /// How the names of files of answers begin.
 const PREDICTIONS: &str = "predictions-";
+
+/// Name of the file with tuned settings.
+pub(super) const TUNED: &str = "tuned.toml";
 
 /// The folder.
 pub(super) struct EvalFolder {
@@ -92,6 +97,12 @@ impl EvalFolder {
         let version = format!("locdiff-launch {} ({})", crate::VERSION, crate::REVISION);
         let report = format!("{table}\n{version}\n\n{settings}");
         Ok(vec![self.write("table.json", json.as_bytes())?, self.write("report.txt", report.as_bytes())?])
+    }
+
+    /// Keeps settings of LocDiff-H; the first line says where they came from.
+    pub(super) fn write_tuned(&self, words: &str, setting: &Tuned) -> Result<PathBuf, LaunchError> {
+        let values = toml::to_string(setting).expect("a setting is plain TOML values");
+        self.write(TUNED, format!("# {words}\n\n[retrieval]\n{values}").as_bytes())
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, LaunchError> {

@@ -76,7 +76,15 @@ mod tests {
 
     fn row(index: u64) -> LocatedRow {
         let answers = vec![(Method::Locdiff, [1.0, 2.0])];
-        LocatedRow { index, id: index.to_string(), truth: [1.0, 2.0], answers, sample: [1.0, 2.0] }
+        LocatedRow {
+            index,
+            id: index.to_string(),
+            truth: [1.0, 2.0],
+            answers,
+            sample: [1.0, 2.0],
+            out_of_range: false,
+            tuning: None,
+        }
     }
 
     fn told(indices: &[u64]) -> Gather {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::files::TUNED;
 use crate::cli::Global;
 use crate::config::{self, CheckpointChoice, Layer, Resolved};
 use crate::error::LaunchError;
@@ -21,11 +22,11 @@ pub(super) struct Target {
 
 impl Target {
     /// Finds the run and its checkpoint, and says both. The configuration is the run's, unless `--config` names another.
-    pub(super) fn find(global: &Global, output: Output) -> anyhow::Result<Self> {
+    pub(super) fn find(global: &Global, is_hybrid: bool, output: Output) -> anyhow::Result<Self> {
         let run = find_run(None, global, output)?;
         let resolved = match &global.config {
             Some(_) => resolve(global, &gpus::inventory())?,
-            None => config::load(&global.layers_over(Layer::File(run.join(CONFIG)))).map_err(LaunchError::from)?,
+            None => config::load(&layers(&run, global, is_hybrid, output)?).map_err(LaunchError::from)?,
         };
         let (checkpoint, words) = choose(&run, resolved.config.eval.checkpoint)?;
         output.people(&format!("checkpoint {} ({words})", checkpoint.path.display()));
@@ -33,8 +34,28 @@ impl Target {
     }
 }
 
+/// The run's own configuration; for LocDiff-H what was tuned for it on top; then flags.
+fn layers(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Result<Vec<Layer>, LaunchError> {
+    let mut layers = global.layers_over(Layer::File(run.join(CONFIG)));
+    let path = run.join("eval").join(TUNED);
+    match std::fs::read_to_string(&path) {
+        Ok(text) if is_hybrid => {
+            let words = text.lines().next().unwrap_or_default().trim_start_matches("# ").to_owned();
+            output.people(&format!("settings of {} ({words})", path.display()));
+            layers.insert(1, Layer::File(path));
+        }
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(LaunchError::Io { path, error }),
+        Err(_) if is_hybrid => output.people("settings as configured: `eval --tune` has not chosen any for this run"),
+        _ => {}
+    }
+    Ok(layers)
+}
+
 /// The checkpoint of a run that is wanted, and which it is.
-pub(super) fn choose(run: &Path, choice: CheckpointChoice) -> Result<(Checkpoint, &'static str), LaunchError> {
+pub(in crate::verbs) fn choose(
+    run: &Path,
+    choice: CheckpointChoice,
+) -> Result<(Checkpoint, &'static str), LaunchError> {
     let (checkpoint, passed_over, words) = match choice {
         CheckpointChoice::Newest => {
             let (checkpoint, passed_over) = newest_whole(run)?;
