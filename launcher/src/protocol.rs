@@ -14,8 +14,6 @@ use std::io::{self, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::config::RunConfig;
-
 pub use checkpoint::ExportJob;
 pub use eval::{
     ChooseJob, EvalJob, EvalSummary, HybridWish, Located, LocatedRow, Method, PredictionsJob, ScoreJob, ScoreMethod,
@@ -127,8 +125,8 @@ pub enum Job {
     Choose(Box<ChooseJob>),
     /// Score anybody's predictions.
     Predictions(Box<PredictionsJob>),
-    /// Embed the gallery, so that its embeddings lie on the disk.
-    Gallery(Box<RunConfig>),
+    /// Embed the gallery of an evaluation, so that its embeddings lie on the disk.
+    Gallery(Box<EvalJob>),
 }
 
 impl Job {

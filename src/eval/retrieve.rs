@@ -13,7 +13,7 @@ use super::locate::Worker;
 use super::retrieval_data::{self, RetrievalDataError, data_facts};
 use super::rows::{ImageBlock, Rows};
 use crate::geo::{Degrees, Place, UnitVector};
-use crate::geoclip::{Embedder, Geoclip};
+use crate::geoclip::Geoclip;
 use crate::native::cuda;
 use crate::retrieval::{
     Gallery, Grid, Hybrid, Located, QueryHead, RetrievalError, Retriever, Samples, TuneRow, locate, try_settings,
@@ -117,14 +117,15 @@ fn progress() -> impl FnMut(usize) {
     }
 }
 
-/// Embeds the gallery that the configuration names, so that its embeddings lie on the disk; how many points it has.
-pub fn embed_gallery(config: &RunConfig, worker: Worker) -> Result<usize, EvalError> {
+/// Embeds the gallery of an evaluation, so that its embeddings lie on the disk; how many points it has. None where the head does not
+/// fit the data and need not.
+pub fn embed_gallery(job: &EvalJob, worker: Worker) -> Result<Option<usize>, EvalError> {
     if let Device::Cuda(index) = worker.device {
         cuda::set_device(index)?;
     }
-    let geoclip = Geoclip::open(Path::new(&config.retrieval.geoclip))?;
-    let embedder = Embedder::new(geoclip.location_encoder(worker.device)?, worker.threads);
-    Ok(Gallery::open(&config.retrieval, &geoclip, &embedder, progress())?.points().len())
+    let rows = Rows::open(&job.data, &job.config)?;
+    let opened = Retrieval::open(job, &rows, worker)?;
+    Ok(opened.map(|opened| opened.gallery.points().len()))
 }
 
 /// The points of the gallery, for decoding. Where photos are compared with training photos and no gallery is named, these are the

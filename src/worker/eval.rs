@@ -1,6 +1,5 @@
 //! The jobs of evaluation: blocks of located rows go to the launcher as they are ready, what follows from all of them at the end.
 
-use locdiff_launch::config::RunConfig;
 use locdiff_launch::protocol::{EvalJob, Place, ToLauncher};
 use serde_json::{Value, json};
 use tch::Device;
@@ -17,8 +16,8 @@ pub(super) fn run(job: &EvalJob, control: &mut Control, place: &Place) -> anyhow
 }
 
 /// Embeds the gallery, once for all workers.
-pub(super) fn embed_gallery(config: &RunConfig, place: &Place) -> anyhow::Result<Value> {
-    Ok(json!({ "points": retrieve::embed_gallery(config, worker(place))? }))
+pub(super) fn embed_gallery(job: &EvalJob, place: &Place) -> anyhow::Result<Value> {
+    Ok(json!({ "points": retrieve::embed_gallery(job, worker(place))? }))
 }
 
 fn worker(place: &Place) -> Worker {

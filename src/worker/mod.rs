@@ -88,7 +88,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Score(job) => score::run(&job)?,
         Job::Choose(job) => choose::run(&job)?,
         Job::Predictions(job) => score::run_predictions(&job)?,
-        Job::Gallery(config) => eval::embed_gallery(&config, &place)?,
+        Job::Gallery(job) => eval::embed_gallery(&job, &place)?,
         Job::BenchShdd => serde_json::to_value(bench_shdd::run(&place)?)?,
         Job::Perturbation { points } => {
             let share = perturbation::Share { rank: place.rank, world: place.world, threads: place.threads };

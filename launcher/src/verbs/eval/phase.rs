@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::files::EvalFolder;
 use super::gather::Gather;
 use super::{published, table};
-use crate::config::{DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead, RunConfig};
+use crate::config::{DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead};
 use crate::error::LaunchError;
 use crate::exit_code::ExitCode;
 use crate::output::Output;
@@ -94,10 +94,11 @@ impl Phase<'_> {
     /// Where every row of some shards is, in their order.
     fn locate(&mut self, data: &str, hybrid: HybridWish, tune: bool) -> anyhow::Result<(Gather, EvalSummary)> {
         let config = self.resolved.config.clone();
-        if hybrid != HybridWish::No && config.retrieval.head != RetrievalHead::Knn {
-            self.embed_gallery(&config)?;
-        }
+        let needs_gallery = hybrid != HybridWish::No && config.retrieval.head != RetrievalHead::Knn;
         let job = EvalJob { config, checkpoint: self.checkpoint.path.clone(), data: data.to_owned(), hybrid, tune };
+        if needs_gallery {
+            self.embed_gallery(&job)?;
+        }
         let mut gather = Gather::default();
         let job = Job::Eval(Box::new(job));
         let found = run_attempt(self.supervisor, &self.resolved, &self.world, job, 0, &mut gather)?;
@@ -108,10 +109,10 @@ impl Phase<'_> {
     }
 
     /// One worker with all cores embeds the gallery, once for all: afterwards it lies on the disk.
-    fn embed_gallery(&mut self, config: &RunConfig) -> anyhow::Result<()> {
+    fn embed_gallery(&mut self, job: &EvalJob) -> anyhow::Result<()> {
         let mut world = World { places: self.world.places[..1].to_vec(), share_gpu: false };
         world.places.iter_mut().for_each(|place| (place.world, place.threads) = (1, cores()));
-        let job = Job::Gallery(Box::new(config.clone()));
+        let job = Job::Gallery(Box::new(job.clone()));
         run_attempt(self.supervisor, &self.resolved, &world, job, 0, &mut Echo(true)).map(drop)
     }
 
