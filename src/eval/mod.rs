@@ -5,9 +5,10 @@
 //! - [`rows`]: the data in blocks whose bits do not depend on who computes them.
 //! - [`trained`]: the network of a checkpoint.
 //! - [`engine`]: from embeddings to places.
-//! - [`retrieve`]: retrieval and LocDiff-H beside it.
+//! - [`retrieve`]: retrieval and LocDiff-H beside it; [`retrieval_data`]: what they need of shards.
 //! - [`score`]: from answers to metrics, once the launcher has gathered them.
 //! - [`choose`]: which settings of LocDiff-H are best.
+//! - [`predictions`]: anybody's predictions against the truth.
 //! - [`perturbation`]: how far noise on a code moves its mode.
 //!
 //! Invariant: the answer for a row is a function of checkpoint, configuration, seed, the row and the fixed block that it lies
@@ -18,6 +19,8 @@ pub mod engine;
 mod error;
 pub mod locate;
 pub mod perturbation;
+pub mod predictions;
+pub mod retrieval_data;
 pub mod retrieve;
 pub mod rows;
 pub mod score;

@@ -24,8 +24,8 @@ pub struct SphereIndex {
     order: Vec<u32>,
     /// The points in the order of the tree.
     nodes: Vec<[f64; 3]>,
-    /// At the middle of each part: along which axis it is split there.
-    axes: Vec<u8>,
+    /// At the middle of each part: along which axis it is split, and at which value.
+    splits: Vec<(u8, f64)>,
 }
 
 /// What a radius is as a chord.
@@ -64,10 +64,10 @@ impl SphereIndex {
     pub fn new(points: Vec<UnitVector>) -> Self {
         let count = u32::try_from(points.len()).expect("fewer than 2^32 points");
         let mut order: Vec<u32> = (0..count).collect();
-        let mut axes = vec![0; points.len()];
-        split(&points, &mut order, &mut axes);
+        let mut splits = vec![(0, 0.0); points.len()];
+        split(&points, &mut order, &mut splits);
         let nodes = order.iter().map(|position| points[*position as usize].xyz()).collect();
-        Self { points, order, nodes, axes }
+        Self { points, order, nodes, splits }
     }
 
     /// The points, in the order in which they were given.
@@ -115,8 +115,8 @@ impl SphereIndex {
             return;
         }
         let middle = part.start + part.len() / 2;
-        let axis = usize::from(self.axes[middle]);
-        let gap = reach.query.xyz()[axis] - self.nodes[middle][axis];
+        let (axis, value) = self.splits[middle];
+        let gap = reach.query.xyz()[usize::from(axis)] - value;
         if gap <= 0.0 || gap * gap <= reach.maybe {
             self.visit(reach, part.start..middle, found);
         }
@@ -139,8 +139,8 @@ impl SphereIndex {
             return;
         }
         let middle = part.start + part.len() / 2;
-        let axis = usize::from(self.axes[middle]);
-        let gap = query[axis] - self.nodes[middle][axis];
+        let (axis, value) = self.splits[middle];
+        let gap = query[usize::from(axis)] - value;
         let (below, above) = (part.start..middle, middle..part.end);
         let (near, far) = if gap < 0.0 { (below, above) } else { (above, below) };
         self.search(query, count, near, best);
@@ -160,7 +160,7 @@ fn chord2(a: [f64; 3], b: [f64; 3]) -> f64 {
 }
 
 /// Puts the lower half along the longest side first, and so on in both halves.
-fn split(points: &[UnitVector], order: &mut [u32], axes: &mut [u8]) {
+fn split(points: &[UnitVector], order: &mut [u32], splits: &mut [(u8, f64)]) {
     if order.len() <= LEAF {
         return;
     }
@@ -176,10 +176,10 @@ fn split(points: &[UnitVector], order: &mut [u32], axes: &mut [u8]) {
     let middle = order.len() / 2;
     let key = |position: &u32| points[*position as usize].xyz()[axis];
     order.select_nth_unstable_by(middle, |a, b| key(a).total_cmp(&key(b)).then(a.cmp(b)));
-    axes[middle] = axis as u8;
+    splits[middle] = (axis as u8, key(&order[middle]));
     let (lower, upper) = order.split_at_mut(middle);
-    let (lower_axes, upper_axes) = axes.split_at_mut(middle);
-    split(points, lower, lower_axes);
-    // The axis of this part stands where the upper half begins; that half's own middle lies further on.
-    split(points, upper, upper_axes);
+    let (lower_splits, upper_splits) = splits.split_at_mut(middle);
+    split(points, lower, lower_splits);
+    // This part's split stands where the upper half begins; that half's own middle lies further on.
+    split(points, upper, upper_splits);
 }
