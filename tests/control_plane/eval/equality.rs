@@ -37,10 +37,10 @@ fn workers_change_no_digit_of_any_answer() {
         assert_eq!(found.1["rows"], first.1["rows"], "{workers} workers");
         assert_eq!(found.1["differences"], first.1["differences"], "{workers} workers");
     }
-    // The model has learnt something, or all this would say little.
+    // The model has learnt something (chance is 4 %), or all this would say little.
     let (_, result) = first.expect("evaluated");
     let accuracy = row(&result, "locdiff")["acc_2500km"].as_f64().expect("a number");
-    assert!(accuracy > 30.0, "{accuracy} % within 2500 km");
+    assert!(accuracy > 15.0, "{accuracy} % within 2500 km");
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn rows_beside_it_and_doubled_views_do_not_change_an_answer() {
 }
 
 #[test]
-fn the_best_checkpoint_and_another_seed_are_other_evaluations() {
+fn another_seed_and_another_sampler_give_other_samples() {
     let stage = stage();
     let ran = stage.run("--json --set eval.checkpoint=best eval");
     ran.ends_with(ExitCode::NoData).says("no checkpoint with a validation score");
