@@ -84,7 +84,7 @@ pub struct EvalConfig {
     pub quick_rows: u32,
     /// Samples per image in a quick evaluation.
     pub quick_samples: u32,
-    /// Evaluate on `shards.test` when training ends: where there is a gallery with LocDiff-H, tuned on `shards.validation`.
+    /// Evaluate on `shards.test` when training ends, with LocDiff-H, tuned on `shards.validation`, where GeoCLIP is there.
     pub after_train: bool,
 }
 
