@@ -86,11 +86,11 @@ pub(super) fn run(request: &Request, global: &Global, output: Output) -> anyhow:
 
 /// `eval --predictions`: one worker reads and scores the file.
 fn predictions(file: &Path, global: &Global, output: Output) -> anyhow::Result<Value> {
-    let config = super::resolve(global, &gpus::inventory())?.config;
+    let resolved = super::resolve(global, &gpus::inventory())?;
+    let config = resolved.config.clone();
     if config.eval.truth.is_empty() {
         phase::rows_are_there("shards.test", &config.shards.test)?;
     }
-    let resolved = super::resolve(global, &gpus::inventory())?;
     let job = Job::Predictions(Box::new(PredictionsJob { file: file.to_owned(), config }));
     let found = super::run_gang(&resolved, &phase::one_on_the_cpu(), job, true)?;
     let result = found.results.into_iter().next().unwrap_or_default();
