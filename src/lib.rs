@@ -11,9 +11,11 @@
 //! - [`loss`]: what training minimises.
 //! - [`metrics`]: how good answers are.
 //! - [`geoclip`]: frozen encoders of places and images, and their weights.
+//! - [`tables`]: CSV and Parquet with coordinates.
 //! - [`shards`]: Parquet embeddings, in an order that never depends on who reads.
 //! - [`checkpoint`]: parts of a checkpoint, written in the background and read back.
 //! - [`tensorboard`]: event files.
+//! - [`retrieval`]: answers from a gallery, and LocDiff-H, which lets them refine LocDiff's.
 //! - [`train`]: the loop.
 //! - [`eval`]: tables of the paper, computed.
 
@@ -27,8 +29,10 @@ pub mod loss;
 pub mod metrics;
 pub mod model;
 pub mod native;
+pub mod retrieval;
 pub mod shards;
 pub mod shdd;
+pub mod tables;
 pub mod tensorboard;
 pub mod train;
 pub mod worker;

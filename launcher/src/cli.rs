@@ -319,6 +319,11 @@ impl Global {
                 None => Layer::File(path.clone()),
             },
         };
+        self.layers_over(base)
+    }
+
+    /// The same on top of another layer than a preset or `--config`: that of a run.
+    pub fn layers_over(&self, base: Layer) -> Vec<Layer> {
         let mut layers = vec![base];
         layers.extend(self.set.iter().cloned().map(Layer::Set));
         let mut flag = |flag, key, value: Option<Value>| {

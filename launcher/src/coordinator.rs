@@ -308,7 +308,7 @@ impl Coordinator {
             }
             ToLauncher::Failed(failure) => self.stop(Cause::Failed { rank, failure }, now),
             ToLauncher::Parts(written) => self.written(rank, written, now),
-            ToLauncher::Progress(_) | ToLauncher::Evaluated(_) | ToLauncher::Breaking(_) => {
+            ToLauncher::Progress(_) | ToLauncher::Evaluated(_) | ToLauncher::Breaking(_) | ToLauncher::Located(_) => {
                 vec![Action::Report { message }]
             }
         }

@@ -5,6 +5,7 @@
 //! fit can say so.
 
 mod checkpoint;
+mod eval;
 mod shards;
 mod train;
 
@@ -14,6 +15,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use checkpoint::ExportJob;
+pub use eval::{
+    ChooseJob, EvalJob, EvalSummary, HybridWish, Located, LocatedRow, Method, PredictionsJob, ScoreJob, ScoreMethod,
+    TuningErrors,
+};
 pub use shards::ShardsJob;
 pub use train::{
     CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, Fault, PartsWritten, Progress,
@@ -112,6 +117,16 @@ pub enum Job {
     Train(Box<TrainJob>),
     /// Make one file of a checkpoint's averaged weights.
     Export(Box<ExportJob>),
+    /// Locate the rows of a data set; the workers share them.
+    Eval(Box<EvalJob>),
+    /// Score answers.
+    Score(Box<ScoreJob>),
+    /// Choose settings of LocDiff-H.
+    Choose(Box<ChooseJob>),
+    /// Score anybody's predictions.
+    Predictions(Box<PredictionsJob>),
+    /// Embed the gallery of an evaluation, so that its embeddings lie on the disk.
+    Gallery(Box<EvalJob>),
 }
 
 impl Job {
@@ -126,6 +141,11 @@ impl Job {
             Self::Shards(job) => job.name(),
             Self::Train(_) => "train",
             Self::Export(_) => "checkpoint export",
+            Self::Eval(_) => "eval",
+            Self::Score(_) => "eval (scores)",
+            Self::Choose(_) => "eval --tune",
+            Self::Predictions(_) => "eval --predictions",
+            Self::Gallery(_) => "eval --hybrid (gallery)",
         }
     }
 }
@@ -180,6 +200,8 @@ pub enum ToLauncher {
     Breaking(Fault),
     /// This rank's parts of a checkpoint are written.
     Parts(PartsWritten),
+    /// Rows of an evaluation were located.
+    Located(Located),
     /// The job is done; the worker ends now.
     Result(serde_json::Value),
     /// The job cannot be done; the worker ends now.

@@ -34,6 +34,21 @@ pub use scan::{Checkpoint, CheckpointRow, Condition, Depth, checkpoints, examine
 
 use lock::RunLock;
 
+/// A run that nobody else can write to as long as this lives.
+#[derive(Debug)]
+pub struct Hold {
+    _lock: RunLock,
+}
+
+/// Holds a run that is there, without looking at its configuration; none where another launcher has it.
+pub fn try_hold(run: &Path) -> Result<Option<Hold>, LaunchError> {
+    match RunLock::take(run) {
+        Ok(lock) => Ok(Some(Hold { _lock: lock })),
+        Err(LaunchError::RunHeld { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// A run that this process holds.
 #[derive(Debug)]
 pub struct RunFolder {

@@ -3,6 +3,7 @@
 mod bench_shdd;
 mod checkpoint;
 mod demo;
+mod eval;
 mod geoclip;
 mod perturbation;
 mod shards;
@@ -38,10 +39,10 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Some(Verb::Bench(BenchVerb::Collectives { max_bytes })) => bench_collectives(global, *max_bytes, output),
         Some(Verb::Bench(BenchVerb::Shards { python })) => shards::bench(python.as_deref(), global, output),
         Some(Verb::Bench(BenchVerb::Shdd)) => bench_shdd::run(global, output),
-        Some(Verb::Eval { hybrid: false, suite: Some(suite), predictions: None, tune: false })
-            if suite == "perturbation" =>
-        {
-            perturbation::run(global, output)
+        Some(Verb::Eval { hybrid, suite, predictions, tune }) => {
+            let request =
+                eval::Request { hybrid: *hybrid, suite: suite.clone(), predictions: predictions.clone(), tune: *tune };
+            eval::run(&request, global, output)
         }
         Some(Verb::Train { inject }) => train::run(inject, global, output),
         Some(Verb::Shards(verb)) => shards::run(verb, global, output),
@@ -198,7 +199,6 @@ fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
     let resolved = resolve(global, &inventory)?;
     World::plan(&resolved.config, &inventory)?;
     let name = match verb {
-        Verb::Eval { .. } => "eval",
         Verb::Predict { .. } => "predict",
         Verb::Bench(verb) => match verb {
             BenchVerb::Train => "bench train",
@@ -209,6 +209,7 @@ fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
         },
         Verb::Status => "status",
         Verb::Demo
+        | Verb::Eval { .. }
         | Verb::SelfCheck
         | Verb::Doctor
         | Verb::Train { .. }

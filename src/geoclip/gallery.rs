@@ -1,8 +1,9 @@
-//! The gallery: 100,000 places of MP16 that come with GeoCLIP, and their embeddings, computed once.
+//! The gallery: 100,000 places of MP16 that come with GeoCLIP, or any others, and their embeddings, computed once.
 //!
 //! Embeddings are kept beside the weights in `gallery-cpu.f32` or `gallery-cuda.f32`: a magic number, the checksum of weights,
-//! gallery and kind of device that they were computed from and on, the checksum of what follows, then rows of 512 little-endian f32. A file that
-//! does not fit is computed anew, never used. What is read from it has the bits of what would be computed.
+//! gallery and kind of device that they were computed from and on, the checksum of what follows, then rows of 512 little-endian
+//! f32. A file that does not fit is computed anew, never used. Other galleries have files of their own, named by their places. What
+//! is read from it has the bits of what would be computed.
 
 use std::fs::File;
 use std::hash::Hasher as _;
@@ -50,14 +51,31 @@ pub struct Gallery {
 impl Gallery {
     /// The gallery of a folder; what an earlier run has kept is known at once.
     pub fn open(geoclip: &Geoclip, embedder: &Embedder) -> Self {
-        let places = geoclip.places().to_vec();
+        Self::with_cache(geoclip, embedder, geoclip.places().to_vec(), "gallery", geoclip.checksum())
+    }
+
+    /// Any other places, with a cache of their own: `gallery-<checksum of the places>-cpu.f32`.
+    pub fn of_places(geoclip: &Geoclip, embedder: &Embedder, places: Vec<Place>) -> Self {
+        let mut digest = XxHash3_64::new();
+        for place in &places {
+            // What is encoded: coordinates in f32.
+            for degrees in [place.latitude().0, place.longitude().0] {
+                digest.write(&(degrees as f32).to_le_bytes());
+            }
+        }
+        let name = format!("gallery-{:016x}", digest.finish());
+        digest.write(&geoclip.checksum().to_le_bytes());
+        Self::with_cache(geoclip, embedder, places, &name, digest.finish())
+    }
+
+    fn with_cache(geoclip: &Geoclip, embedder: &Embedder, places: Vec<Place>, name: &str, key: u64) -> Self {
         let kind = if embedder.device().is_cuda() { "cuda" } else { "cpu" };
         let mut gallery = Self {
             embeddings: vec![0.0; places.len() * EMBEDDING_WIDTH],
             known: vec![false; places.len()],
             places,
-            cache: geoclip.folder().join(format!("gallery-{kind}.f32")),
-            key: XxHash3_64::oneshot_with_seed(geoclip.checksum(), kind.as_bytes()),
+            cache: geoclip.folder().join(format!("{name}-{kind}.f32")),
+            key: XxHash3_64::oneshot_with_seed(key, kind.as_bytes()),
         };
         if gallery.cache.exists() {
             match gallery.read_cache() {
@@ -82,6 +100,12 @@ impl Gallery {
     pub fn embedding(&self, index: usize) -> &[f32] {
         assert!(self.known[index], "the embedding of gallery point {index} is used before it is computed");
         &self.embeddings[index * EMBEDDING_WIDTH..(index + 1) * EMBEDDING_WIDTH]
+    }
+
+    /// All embeddings, one row of 512 after the other, once [`Self::complete`] has made them known.
+    pub fn into_embeddings(self) -> Vec<f32> {
+        assert!(self.is_whole(), "the embeddings of a gallery are used before they are computed");
+        self.embeddings
     }
 
     /// Computes what is not known of these.

@@ -1,72 +1,18 @@
-//! How good answers are: shares within a distance, and GeoScore. Pure.
+//! How good answers are. Pure: numbers in, numbers out.
+//!
+//! - [`tally`]: sums over answers that add up over ranks.
+//! - [`scores`]: shares within distances, median, mean and GeoScore, each with its interval; differences of two predictors.
+//! - [`bootstrap`]: where intervals come from.
+//! - [`prdc`]: are places where the truth is? Density and coverage.
 
-/// Distances at which the field counts answers, km: street, city, region, country, continent.
-pub const THRESHOLDS_KM: [f64; 5] = [1.0, 25.0, 200.0, 750.0, 2500.0];
+pub mod bootstrap;
+mod error;
+pub mod prdc;
+pub mod scores;
+pub mod tally;
 
-/// Points for a perfect answer.
-const SCORE_MAX: f64 = 5000.0;
-/// Scale of GeoGuessr's exponential for the world map, km (Haas et al., "PIGEON", 2024, section 4).
-const SCORE_SCALE_KM: f64 = 1492.7;
-
-/// GeoScore of one answer: 5000 · exp(−d / 1492.7 km).
-pub fn geo_score(distance_km: f64) -> f64 {
-    SCORE_MAX * (-distance_km / SCORE_SCALE_KM).exp()
-}
-
-/// Sums over answers, from which shares and means follow; sums of parts add up.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Tally {
-    /// Answers.
-    pub answers: f64,
-    /// Answers within each of [`THRESHOLDS_KM`].
-    pub within: [f64; 5],
-    /// Sum of GeoScores.
-    pub score: f64,
-}
-
-impl Tally {
-    /// Takes one answer in.
-    pub fn add(&mut self, distance_km: f64) {
-        self.answers += 1.0;
-        for (count, threshold) in self.within.iter_mut().zip(THRESHOLDS_KM) {
-            *count += f64::from(u8::from(distance_km <= threshold));
-        }
-        self.score += geo_score(distance_km);
-    }
-
-    /// As a flat list, to be summed over ranks.
-    pub fn to_numbers(self) -> [f64; 7] {
-        let [a, b, c, d, e] = self.within;
-        [self.answers, a, b, c, d, e, self.score]
-    }
-
-    /// Back from the list.
-    pub fn from_numbers([answers, a, b, c, d, e, score]: [f64; 7]) -> Self {
-        Self { answers, within: [a, b, c, d, e], score }
-    }
-
-    /// Percent of answers within each of [`THRESHOLDS_KM`].
-    pub fn within_percent(&self) -> [f64; 5] {
-        self.within.map(|count| 100.0 * count / self.answers)
-    }
-
-    /// Mean GeoScore.
-    pub fn mean_score(&self) -> f64 {
-        self.score / self.answers
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn answers_are_counted_within_each_distance() {
-        let mut tally = Tally::default();
-        [0.5, 1.0, 24.0, 201.0, 3000.0].into_iter().for_each(|distance| tally.add(distance));
-        assert_eq!(tally.within_percent(), [40.0, 60.0, 60.0, 80.0, 80.0]);
-        assert_eq!(Tally::from_numbers(tally.to_numbers()), tally);
-        assert_eq!(geo_score(0.0), 5000.0);
-        assert!((geo_score(1492.7) - 5000.0 / std::f64::consts::E).abs() < 1e-9);
-    }
-}
+pub use bootstrap::{Bootstrap, Interval};
+pub use error::MetricsError;
+pub use prdc::{DensityCoverage, NEAREST_K, density_coverage};
+pub use scores::{Scores, Within, compare, score};
+pub use tally::{THRESHOLDS_KM, Tally, geo_score};

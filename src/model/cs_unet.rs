@@ -43,6 +43,12 @@ impl Conditioned {
         let repeated = |term: &Tensor| term.f_repeat_interleave_self_int(times, 0, None::<i64>);
         Ok(Self { terms_bh: self.terms_bh.iter().map(repeated).collect::<Result<_, _>>()? })
     }
+
+    /// The images with these numbers (i64, on the network's device), one for each chain.
+    pub fn selected(&self, rows: &Tensor) -> Result<Self, ModelError> {
+        let selected = |term: &Tensor| term.f_index_select(0, rows);
+        Ok(Self { terms_bh: self.terms_bh.iter().map(selected).collect::<Result<_, _>>()? })
+    }
 }
 
 /// Scale and shift of every module at every timestep.

@@ -76,6 +76,8 @@ pub enum Stream {
     Simulation,
     /// The order of training rows; the index tells shuffles of one epoch apart.
     Shuffle(u16),
+    /// Rows of a bootstrap; the sample is the resample.
+    Bootstrap,
     /// Tests and benchmarks.
     Test(u16),
 }
@@ -94,6 +96,7 @@ impl Stream {
             Self::Guidance => (7, 0),
             Self::Simulation => (8, 0),
             Self::Shuffle(index) => (9, index),
+            Self::Bootstrap => (10, 0),
             Self::Test(index) => (63, index),
         };
         within("stream index", u64::from(index), u64::from(STREAM_INDEX_END))?;

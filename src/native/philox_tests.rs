@@ -87,7 +87,7 @@ fn seed_stream_step_and_sample_each_change_the_numbers() {
 fn streams_keep_their_places() {
     let streams =
         [Stream::Noise, Stream::Timestep, Stream::Dropout(0), Stream::Anchors, Stream::Views, Stream::Weights];
-    let later = [Stream::Sampler, Stream::Guidance, Stream::Simulation, Stream::Shuffle(0)];
+    let later = [Stream::Sampler, Stream::Guidance, Stream::Simulation, Stream::Shuffle(0), Stream::Bootstrap];
     for (kind, stream) in streams.into_iter().chain(later).enumerate() {
         assert_eq!(stream.id(), Ok((kind as u32) << 10), "{stream:?}");
     }

@@ -72,5 +72,3 @@ pub use statistics::{Moments, Statistics};
 pub use verify::{PROBLEMS_MAX, Problem, verify, verify_skipping};
 pub use world::{BLOCK_PHOTOS, Candidates, Photo, Source, Spots, World};
 pub use writer::{FILE_BYTES, ROWS_PER_GROUP, ShardWriter, WriterOptions, WriterRows};
-
-use decode::Number;

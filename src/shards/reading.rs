@@ -79,6 +79,19 @@ impl Dataset {
         Box::new(Spot { file, row_group, column: Some(column.to_owned()), row: None })
     }
 
+    /// Identifiers of a block's rows, or why one cannot be used; none at all where its file has no column of them.
+    pub fn ids(&self, block: u32) -> Result<Option<Vec<Result<String, String>>>, ShardsError> {
+        let at = self.blocks[block as usize];
+        let Some((root, leaf)) = self.files[at.file].id else { return Ok(None) };
+        let name = self.id_name(block).unwrap_or_default();
+        let bytes = self.read_chunk(at, leaf, &name, None)?;
+        let column = Column { name, root, leaf, number: Number::Float64 };
+        let mut ids = Vec::new();
+        let read = self.careful(at, &column, bytes).ids(&mut ids);
+        read.map_err(|error| self.undecodable(block, &column.name, &error))?;
+        Ok(Some(ids))
+    }
+
     pub(super) fn careful<'a>(&'a self, at: BlockAt, column: &Column, bytes: ChunkBytes) -> CarefulChunk<'a> {
         let metadata = &self.files[at.file].metadata;
         CarefulChunk { bytes, metadata, row_group: at.row_group, root: column.root }

@@ -9,8 +9,8 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 use super::checksum::Checksum;
 use super::dataset::Dataset;
 use super::error::{ShardsError, Spot};
-use super::footer::{Column, corrupt};
-use super::{BlockRows, Blocks, Mask, Number};
+use super::footer::corrupt;
+use super::{BlockRows, Blocks, Mask};
 
 /// Problems that are named; looking for more of them would help nobody.
 pub const PROBLEMS_MAX: usize = 20;
@@ -131,7 +131,7 @@ fn check_ids(dataset: &Dataset, problems: &mut Vec<Problem>) {
         if problems.len() >= PROBLEMS_MAX {
             return;
         }
-        let ids = match read_ids(dataset, block) {
+        let ids = match dataset.ids(block) {
             Ok(Some(ids)) => ids,
             Ok(None) => continue,
             Err(error) => {
@@ -157,16 +157,4 @@ fn check_ids(dataset: &Dataset, problems: &mut Vec<Problem>) {
             }
         }
     }
-}
-
-fn read_ids(dataset: &Dataset, block: u32) -> Result<Option<Vec<Result<String, String>>>, ShardsError> {
-    let at = dataset.blocks[block as usize];
-    let Some((root, leaf)) = dataset.files[at.file].id else { return Ok(None) };
-    let name = dataset.id_name(block).unwrap_or_default();
-    let bytes = dataset.read_chunk(at, leaf, &name, None)?;
-    let column = Column { name, root, leaf, number: Number::Float64 };
-    let mut ids = Vec::new();
-    let read = dataset.careful(at, &column, bytes).ids(&mut ids);
-    read.map_err(|error| dataset.undecodable(block, &column.name, &error))?;
-    Ok(Some(ids))
 }

@@ -59,6 +59,16 @@ impl Board {
         Ok(board)
     }
 
+    /// Opens one more event file in `folder` for what is said of `step` later on; nothing that stands there is changed.
+    pub fn beside(folder: &Path, step: u64) -> Result<Self, BoardError> {
+        std::fs::create_dir_all(folder).map_err(BoardError::io(folder))?;
+        let newest_s = event_files(folder)?.iter().filter_map(|path| seconds_of(path)).max();
+        let (file, path) = create(folder, newest_s)?;
+        let mut board = Self { file, path, bytes: 0, step };
+        board.append(0, What::FileVersion(FILE_VERSION.to_owned()))?;
+        Ok(board)
+    }
+
     /// The file that is written.
     pub fn path(&self) -> &Path {
         &self.path

@@ -104,6 +104,21 @@ fn a_resumed_run_tells_a_watching_tensorboard_what_to_forget() {
 }
 
 #[test]
+fn what_is_said_later_of_a_step_stands_beside_what_was_said_then() {
+    let folder = TempDir::new().expect("a folder");
+    write_steps(&mut open(&folder, None), 1..=9);
+    let mut beside = Board::beside(folder.path(), 9).expect("opens");
+    beside.scalars(9, &[("test", 1.0)]).expect("written");
+    assert!(beside.scalars(8, &[("test", 1.0)]).is_err(), "of no step before it");
+    let has_test = |folder: &TempDir| all_values(folder.path()).contains(&(9, "test".to_owned()));
+    assert_eq!((steps(&folder), has_test(&folder)), ((1..=9).collect(), true));
+    drop(open(&folder, Some(9)));
+    assert!(has_test(&folder), "a run that goes on from there keeps it");
+    drop(open(&folder, Some(8)));
+    assert!(!has_test(&folder), "one that makes the step again does not");
+}
+
+#[test]
 fn a_file_cut_anywhere_resumes_with_whole_records() {
     let folder = TempDir::new().expect("a folder");
     let mut board = open(&folder, None);

@@ -4,6 +4,7 @@ mod bench_collectives;
 mod bench_shards;
 mod bench_shdd;
 mod control;
+mod eval;
 mod meet;
 mod self_check;
 mod shards;
@@ -17,7 +18,7 @@ use serde_json::json;
 
 use crate::checkpoint::{self, CheckpointError};
 use crate::comm::CommError;
-use crate::eval::perturbation;
+use crate::eval::{EvalError, choose, perturbation, score};
 use crate::native;
 use crate::shards::ShardsError;
 use crate::train::TrainError;
@@ -60,7 +61,8 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
     let expected = error.chain().find_map(|cause| {
         let train = cause.downcast_ref().map(TrainError::exit_code);
         let shards = || cause.downcast_ref().map(ShardsError::exit_code);
-        train.or_else(shards).or_else(|| cause.downcast_ref().map(CheckpointError::exit_code))
+        let eval = || cause.downcast_ref().map(EvalError::exit_code);
+        train.or_else(shards).or_else(eval).or_else(|| cause.downcast_ref().map(CheckpointError::exit_code))
     });
     expected.unwrap_or(ExitCode::WorkerFailed)
 }
@@ -82,6 +84,11 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Shards(job) => shards::run(&job, &place)?,
         Job::Export(job) => checkpoint::export(&Files::real(), &job)?,
         Job::Train(job) => train::run(&job, control, &messages, &place, &meeting)?,
+        Job::Eval(job) => eval::run(&job, control, &place)?,
+        Job::Score(job) => score::run(&job)?,
+        Job::Choose(job) => choose::run(&job)?,
+        Job::Predictions(job) => score::run_predictions(&job)?,
+        Job::Gallery(job) => eval::embed_gallery(&job, &place)?,
         Job::BenchShdd => serde_json::to_value(bench_shdd::run(&place)?)?,
         Job::Perturbation { points } => {
             let share = perturbation::Share { rank: place.rank, world: place.world, threads: place.threads };

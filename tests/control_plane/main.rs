@@ -1,9 +1,11 @@
 //! The launcher as a user meets it: the real binary, its messages and exit codes, with a worker that misbehaves on demand.
 
 mod command_line;
+mod eval;
 mod gang;
 mod perturbation;
 mod run_folder;
+mod small_shards;
 mod stage;
 mod train;
 mod world;

@@ -1,6 +1,6 @@
 //! Points on the sphere obey the laws of the sphere.
 
-use locdiff::geo::{Degrees, EARTH_RADIUS_KM, GeoError, Km, Place, UnitVector, fibonacci_grid, places};
+use locdiff::geo::{Degrees, EARTH_RADIUS_KM, GeoError, Km, Place, SphereIndex, UnitVector, fibonacci_grid, places};
 use proptest::prelude::*;
 
 /// One micrometre: unit vectors round at 1e-16 of the radius, 0.6 nm; some steps add up.
@@ -173,4 +173,59 @@ fn geo_grids_are_even() {
         let nearest = others.map(|(_, other)| point.distance(*other).0).fold(f64::INFINITY, f64::min);
         assert!((0.8..1.2).contains(&(nearest / side_km)), "point {index}: {nearest} of {side_km} km");
     }
+}
+
+/// Points that crowd: few spots, many of them twice, so that distances tie and radii are met to the bit.
+fn any_crowd() -> impl Strategy<Value = Vec<UnitVector>> {
+    proptest::collection::vec((any_point(), proptest::collection::vec((0.0..360.0, 0.0..300.0), 0..8)), 1..60).prop_map(
+        |spots| {
+            let around = |(spot, moves): (UnitVector, Vec<(f64, f64)>)| {
+                let moved = moves
+                    .into_iter()
+                    .map(move |(bearing, km)| spot.displace(Degrees(bearing), Km(km)).expect("finite"));
+                moved.chain([spot, spot]).collect::<Vec<_>>()
+            };
+            spots.into_iter().flat_map(around).collect()
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn geo_index_finds_what_a_pass_over_all_points_finds(
+        crowd in any_crowd(), elsewhere in any_point(), pick in any::<prop::sample::Index>(), radius in 0.0..25_000.0_f64,
+        count in 0_usize..12
+    ) {
+        let index = SphereIndex::new(crowd.clone());
+        prop_assert_eq!(index.points(), &crowd[..]);
+        let tie = crowd[pick.index(crowd.len())];
+        for query in [elsewhere, crowd[0]] {
+            // A radius that some point has to the bit, one that none has, and none at all.
+            for radius in [query.distance(tie), Km(radius), Km(0.0), Km(-1.0)] {
+                let pass = |holds: &dyn Fn(Km) -> bool| -> Vec<u32> {
+                    (0_u32..).zip(&crowd).filter(|(_, point)| holds(query.distance(**point))).map(|(at, _)| at).collect()
+                };
+                prop_assert_eq!(index.within(query, radius), pass(&|distance| distance <= radius));
+                prop_assert_eq!(index.count_nearer(query, radius), pass(&|distance| distance < radius).len());
+            }
+            let mut sorted: Vec<f64> = crowd.iter().map(|point| query.distance(*point).0).collect();
+            sorted.sort_by(f64::total_cmp);
+            let nearest = index.nearest_many(query, count);
+            prop_assert_eq!(nearest.len(), count.min(crowd.len()));
+            for ((at, distance), want) in nearest.iter().zip(&sorted) {
+                prop_assert_eq!(*distance, query.distance(crowd[*at as usize]));
+                prop_assert!((distance.0 - want).abs() <= ROUNDING_KM);
+            }
+            let first = index.nearest(query).expect("not empty").0;
+            let same = crowd.iter().position(|point| *point == crowd[first as usize]).expect("it is there");
+            prop_assert_eq!(same as u32, first, "of points on one spot the first");
+        }
+    }
+}
+
+#[test]
+fn geo_index_of_nothing_finds_nothing() {
+    let index = SphereIndex::new(Vec::new());
+    assert!(index.within(UnitVector::NORTH_POLE, Km(30_000.0)).is_empty());
+    assert_eq!((index.nearest(UnitVector::NORTH_POLE), index.count_nearer(UnitVector::NORTH_POLE, Km(1.0))), (None, 0));
 }

@@ -7,7 +7,7 @@ const ROWS: &[&[&str]] = &[
     &["geo", "native"],
     &["shdd", "comm"],
     &["diffusion", "model", "loss", "metrics"],
-    &["geoclip"],
+    &["geoclip", "tables"],
     &["shards", "checkpoint", "tensorboard", "retrieval"],
     &["train", "eval"],
     &["worker"],

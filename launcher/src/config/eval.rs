@@ -30,6 +30,16 @@ pub enum Aggregator {
     Mixture,
 }
 
+/// Which checkpoint of a run is evaluated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheckpointChoice {
+    /// The newest that is whole.
+    Newest,
+    /// The one with the highest validation score.
+    Best,
+}
+
 /// Among which points a code is decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -46,7 +56,11 @@ pub enum DecodeAnchors {
 pub struct EvalConfig {
     /// CSV with path, lat and lon of the truth; "": the coordinates of the test shards.
     pub truth: String,
-    /// Samples per image.
+    /// Which checkpoint of a run is evaluated.
+    pub checkpoint: CheckpointChoice,
+    /// Distances within which answers are counted, km, rising.
+    pub thresholds_km: Vec<f64>,
+    /// Samples per image, spread over its views.
     pub samples: u32,
     /// Steps of a sampling chain.
     pub sampler_steps: u32,
@@ -70,7 +84,7 @@ pub struct EvalConfig {
     pub quick_rows: u32,
     /// Samples per image in a quick evaluation.
     pub quick_samples: u32,
-    /// Evaluate, with the hybrid phase, when training ends.
+    /// Evaluate on `shards.test` when training ends, with LocDiff-H, tuned on `shards.validation`, where GeoCLIP is there.
     pub after_train: bool,
 }
 
@@ -78,6 +92,8 @@ impl Default for EvalConfig {
     fn default() -> Self {
         Self {
             truth: String::new(),
+            checkpoint: CheckpointChoice::Newest,
+            thresholds_km: vec![1.0, 25.0, 200.0, 750.0, 2500.0],
             samples: 16,
             sampler_steps: 20,
             sampler_eta: 1.0,
@@ -103,6 +119,11 @@ impl EvalConfig {
 
     /// `degree` is `model.degree`, which may itself be out of range.
     pub(super) fn check(&self, degree: u32, checker: &mut Checker) {
+        let rising = self.thresholds_km.windows(2).all(|pair| pair[0] < pair[1]);
+        let usable = self.thresholds_km.iter().all(|km| *km > 0.0 && km.is_finite());
+        if self.thresholds_km.is_empty() || !rising || !usable {
+            checker.push("eval.thresholds_km", format!("is {:?}, wanted rising numbers above 0", self.thresholds_km));
+        }
         checker.within("eval.samples", self.samples, 1..=4096);
         checker.within("eval.quick_rows", self.quick_rows, 1..=10_000_000);
         checker.within("eval.quick_samples", self.quick_samples, 1..=4096);

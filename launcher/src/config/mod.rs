@@ -28,7 +28,7 @@ pub use auto::AutoOr;
 pub use checkpoint::CheckpointConfig;
 pub use diffusion::{DiffusionConfig, Schedule};
 pub use errors::{ConfigError, ConfigErrors};
-pub use eval::{Aggregator, DecodeAnchors, EvalConfig, grid_points_min};
+pub use eval::{Aggregator, CheckpointChoice, DecodeAnchors, EvalConfig, grid_points_min};
 pub use load::{Layer, Origin, Resolved, load};
 pub use loss::{KlDirection, LossConfig};
 pub use model::ModelConfig;

@@ -27,6 +27,8 @@ pub enum HybridMode {
     Aggregate,
     /// Within the radius of the aggregate, with the samples' density added to the score.
     Fusion,
+    /// As fusion, but the place with the most weight near it instead of the one with the most weight.
+    Consensus,
 }
 
 /// The retrieval phase of LocDiff-H.
@@ -47,6 +49,10 @@ pub struct RetrievalConfig {
     pub density_weight: f64,
     /// Width of the kernel of that density, km.
     pub density_km: f64,
+    /// With head = "knn": training photos that are asked; 1 takes the place of the nearest, more the place with the most of them near it.
+    pub knn_neighbours: u32,
+    /// With head = "knn": what cosines of photos are multiplied by, as GeoCLIP's own are by 39.7.
+    pub knn_scale: f64,
 }
 
 impl Default for RetrievalConfig {
@@ -59,6 +65,8 @@ impl Default for RetrievalConfig {
             mode: HybridMode::Fusion,
             density_weight: 3.0,
             density_km: 25.0,
+            knn_neighbours: 1,
+            knn_scale: 40.0,
         }
     }
 }
@@ -71,5 +79,7 @@ impl RetrievalConfig {
         checker.within("retrieval.radius_km", self.radius_km, 0.001..=20_040.0);
         checker.not_negative("retrieval.density_weight", self.density_weight);
         checker.positive("retrieval.density_km", self.density_km);
+        checker.within("retrieval.knn_neighbours", self.knn_neighbours, 1..=1024);
+        checker.positive("retrieval.knn_scale", self.knn_scale);
     }
 }

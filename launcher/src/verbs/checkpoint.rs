@@ -118,7 +118,7 @@ fn find_checkpoint(target: &Path, global: &Global, output: Output) -> anyhow::Re
 
 /// The run that was named by its folder or its name, else that of the configuration, else the newest; said where it was
 /// not named by its folder.
-fn find_run(named: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
+pub(super) fn find_run(named: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
     if let Some(folder) = named.filter(|folder| is_run(folder)) {
         return Ok(folder.to_owned());
     }

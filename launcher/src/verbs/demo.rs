@@ -1,4 +1,5 @@
-//! `demo`: the main job, small enough for two CPU cores: real places and GeoCLIP's weights, simulated photos, training.
+//! `demo`: the main job, small enough for two CPU cores: real places and GeoCLIP's weights, simulated photos, training, and the
+//! evaluation that follows it (`eval.after_train`): LocDiff-H is tuned on the validation photos and tested on others.
 
 use std::path::Path;
 
@@ -16,6 +17,8 @@ const TRAIN_ROWS: u64 = 60_000;
 /// Photos for the evaluations while training, and for those after it.
 const VALIDATION_ROWS: u64 = 1000;
 const TEST_ROWS: u64 = 1000;
+/// Views of each of these: as many as samples.
+const VIEWS: u32 = 16;
 
 /// Makes what is missing, then trains a new run; with `--run`, goes on with that one.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -29,8 +32,8 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     }
     let sets = [
         (&config.shards.train, TRAIN_ROWS, 1, 1),
-        (&config.shards.validation, VALIDATION_ROWS, 2, 1),
-        (&config.shards.test, TEST_ROWS, 3, 16),
+        (&config.shards.validation, VALIDATION_ROWS, 2, VIEWS),
+        (&config.shards.test, TEST_ROWS, 3, VIEWS),
     ];
     for (out, rows, seed, views) in sets {
         if Path::new(out).exists() {

@@ -5,8 +5,10 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use anyhow::Context as _;
 use serde_json::{Value, json};
 
+use super::eval::{self, Phase};
 use crate::cli::Global;
 use crate::config::{Resolved, RunConfig};
 use crate::error::LaunchError;
@@ -150,12 +152,34 @@ impl Training<'_> {
                 percent(4)
             ));
         }
+        let evaluated = self.evaluate(output)?;
         output.people(&format!("tensorboard --logdir {}", self.resolved.config.checkpoint.dir));
         Ok(json!({
             "ok": true, "run": run, "step": result["step"], "from_step": result["from_step"], "loss": result["loss"],
             "skipped_steps": result["skipped_steps"], "restarts": self.restarts, "checkpoint": latest,
-            "evaluation": result["evaluation"],
+            "evaluation": result["evaluation"], "eval": evaluated,
         }))
+    }
+
+    /// `eval.after_train`: the same workers evaluate what they have trained.
+    fn evaluate(&mut self, output: Output) -> anyhow::Result<Option<Value>> {
+        let config = &self.resolved.config;
+        if !config.eval.after_train {
+            return Ok(None);
+        }
+        let (checkpoint, words) = eval::choose(self.run.path(), config.eval.checkpoint)?;
+        output.people(&format!("evaluating {} ({words})", checkpoint.path.display()));
+        let phase = Phase {
+            supervisor: &mut self.supervisor,
+            resolved: self.resolved.clone(),
+            world: eval::with_all_cores(self.world.clone()),
+            run: self.run.path(),
+            checkpoint: &checkpoint,
+            is_held: true,
+            output,
+        };
+        let evaluated = eval::after_training(phase);
+        evaluated.with_context(|| format!("{} is trained, but not evaluated", self.run.path().display()))
     }
 }
 

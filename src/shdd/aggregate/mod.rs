@@ -2,7 +2,7 @@
 //!
 //! - [`points`]: from places.
 //! - [`codes`]: from codes.
-//! - [`aggregate`]: either, for many images at once.
+//! - [`aggregate`]: either, for many images at once; [`aggregate_decoded`] where the samples are decoded already.
 
 pub mod codes;
 pub mod points;
@@ -44,6 +44,21 @@ pub enum AggregateError {
 /// One place per image, from the codes of its samples, `[images, samples, c]`. A code that is not finite is named by its row,
 /// image · samples + sample (by its image alone for the mean of codes).
 pub fn aggregate(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<UnitVector>, AggregateError> {
+    if matches!(how, Aggregator::MeanCode | Aggregator::Mixture) {
+        return aggregate_decoded(how, codes_ikc, &[], decoder);
+    }
+    codes::shape(codes_ikc, decoder.anchors())?;
+    let codes_bc = codes_ikc.f_flatten(0, 1).map_err(torch_error("codes of samples"))?;
+    aggregate_decoded(how, codes_ikc, &points_of(&decoder.decode(&codes_bc)?), decoder)
+}
+
+/// The same where the place of each sample, image after image, is known already. From codes alone, `points` are not looked at.
+pub fn aggregate_decoded(
+    how: Aggregator,
+    codes_ikc: &Tensor,
+    points: &[UnitVector],
+    decoder: &Decoder,
+) -> Result<Vec<UnitVector>, AggregateError> {
     let of_places = match how {
         Aggregator::MeanCode => return Ok(points_of(&mean_code(codes_ikc, decoder)?)),
         Aggregator::Mixture => return Ok(points_of(&mixture(codes_ikc, decoder, TEMPERING)?)),
@@ -52,8 +67,7 @@ pub fn aggregate(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Resu
         Aggregator::GeometricMedian => geometric_median,
     };
     let [_, samples] = codes::shape(codes_ikc, decoder.anchors())?;
-    let codes_bc = codes_ikc.f_flatten(0, 1).map_err(torch_error("codes of samples"))?;
-    points_of(&decoder.decode(&codes_bc)?).chunks_exact(samples).map(of_places).collect()
+    points.chunks_exact(samples).map(of_places).collect()
 }
 
 fn points_of(decoded: &[super::decode::Decoded]) -> Vec<UnitVector> {

@@ -1,15 +1,14 @@
 //! Small shards that a small model can learn, and runs on them.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::small_shards;
 use crate::stage::{Ran, Stage, Worker};
 
 const ROWS: usize = 512;
-const WIDTH: usize = 12;
 
 /// Everything that the tests of bits and losses share: f32, no warm-up, dropout on, every step in the trace.
 pub(super) const BASE: &str = "--device cpu --json --set model.degree=11 --set model.dropout=0.2 --set loss.anchors=64 \
@@ -24,38 +23,8 @@ pub(super) fn stage() -> Stage {
 /// A stage with shards of so many rows.
 pub(super) fn stage_of(rows: usize) -> Stage {
     let stage = Stage::new(Worker::Real);
-    write_shards(&stage, rows);
+    small_shards::build(&stage, "small", 0..rows, 1, false);
     stage
-}
-
-/// Rows whose embedding says where they are, built with `shards build`.
-fn write_shards(stage: &Stage, rows: usize) {
-    let mut table = String::from("id,lat,lon\n");
-    let mut numbers: Vec<f32> = Vec::with_capacity(rows * WIDTH);
-    for row in 0..rows {
-        let (latitude, longitude) = (((row * 37) % 170) as f64 - 85.0, ((row * 101) % 359) as f64 - 179.0);
-        writeln!(table, "photo-{row},{latitude},{longitude}").expect("a string");
-        let (phi, lambda) = (latitude.to_radians(), longitude.to_radians());
-        let direction = [phi.cos() * lambda.cos(), phi.cos() * lambda.sin(), phi.sin()];
-        let noise = |index: usize| (((row * 7919 + index * 104_729) % 1000) as f64 / 1000.0 - 0.5) * 0.1;
-        numbers
-            .extend((0..WIDTH).map(|index| (direction[index % 3] * (1.0 + index as f64 * 0.1) + noise(index)) as f32));
-    }
-    std::fs::write(stage.path().join("table.csv"), table).expect("written");
-    std::fs::write(stage.path().join("embeddings.npy"), npy(&numbers)).expect("written");
-    let ran = stage.run("--device cpu shards build --table table.csv --embeddings embeddings.npy --out shards/small");
-    ran.ends_with(locdiff_launch::exit_code::ExitCode::Success);
-}
-
-/// A matrix of f32 in numpy's own format, version 1.
-fn npy(numbers: &[f32]) -> Vec<u8> {
-    let shape = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {WIDTH}), }}", numbers.len() / WIDTH);
-    let length = (10 + shape.len() + 1).next_multiple_of(64) - 10;
-    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-    bytes.extend(u16::try_from(length).expect("short").to_le_bytes());
-    bytes.extend(format!("{shape:<width$}\n", width = length - 1).bytes());
-    bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
-    bytes
 }
 
 /// `train` with the shared settings and some more.

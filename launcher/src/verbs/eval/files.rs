@@ -1,0 +1,129 @@
+//! `RUN/eval/`: what the last evaluation left. Each file is whole or not there; a new evaluation replaces them.
+//!
+//! ```text
+//! truth.csv               id,lat,lon of every row that was evaluated, in the order of the data
+//! predictions-METHOD.csv  id,lat,lon of the answers, same rows, same order
+//! samples.csv             id,lat,lon of each row's first sample, for density and coverage
+//! table.json              what `--json` prints
+//! report.txt              the table and the settings that it was made with
+//! tuned.toml              settings of LocDiff-H that `eval --tune` has chosen: `eval --hybrid` uses them
+//! ```
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::gather::Gather;
+use super::phase::Tuned;
+use crate::config::RunConfig;
+use crate::error::LaunchError;
+use crate::files::Files;
+use crate::protocol::{LocatedRow, Method, ScoreMethod};
+
+/// How the names of files of answers begin.
+const PREDICTIONS: &str = "predictions-";
+
+/// Name of the file with tuned settings.
+pub(super) const TUNED: &str = "tuned.toml";
+
+/// The folder.
+pub(super) struct EvalFolder {
+    path: PathBuf,
+    files: Files,
+}
+
+/// Files of answers.
+pub(super) struct Written {
+    pub(super) truth: PathBuf,
+    pub(super) methods: Vec<ScoreMethod>,
+}
+
+impl EvalFolder {
+    /// Makes it where it is missing.
+    pub(super) fn create(run: &Path) -> Result<Self, LaunchError> {
+        let (path, files) = (run.join("eval"), Files::real());
+        files.create_folders(&path)?;
+        Ok(Self { path, files })
+    }
+
+    /// Writes what was gathered; answers of an earlier evaluation go.
+    pub(super) fn write_answers(&self, gather: &Gather) -> Result<Written, LaunchError> {
+        for entry in self.files.entries(&self.path)? {
+            let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.starts_with(PREDICTIONS) && name.ends_with(".csv") {
+                self.files.remove_file(&entry)?;
+            }
+        }
+        // The truth as the data has it, to the last digit; answers to a millimetre.
+        let truth = self.write_csv("truth.csv", gather, |row| row.truth.map(|degrees| degrees.to_string()))?;
+        let rounded = |degrees: f64| format!("{degrees:.8}");
+        let samples = self.write_csv("samples.csv", gather, |row| row.sample.map(rounded))?;
+        let known: Vec<Method> =
+            gather.rows().next().map(|row| row.answers.iter().map(|(method, _)| *method).collect()).unwrap_or_default();
+        let mut methods = Vec::new();
+        for (place, method) in known.into_iter().enumerate() {
+            let name = format!("{PREDICTIONS}{}.csv", method.name());
+            let answers = self.write_csv(&name, gather, |row| row.answers[place].1.map(rounded))?;
+            let samples = (method == Method::Locdiff).then(|| samples.clone());
+            methods.push(ScoreMethod { method, answers, samples });
+        }
+        Ok(Written { truth, methods })
+    }
+
+    fn write_csv(
+        &self,
+        name: &str,
+        gather: &Gather,
+        place: impl Fn(&LocatedRow) -> [String; 2],
+    ) -> Result<PathBuf, LaunchError> {
+        let mut text = String::from("id,lat,lon\n");
+        for row in gather.rows() {
+            let [latitude, longitude] = place(row);
+            let _ = writeln!(text, "{},{latitude},{longitude}", quoted(&row.id));
+        }
+        self.write(name, text.as_bytes())
+    }
+
+    /// Writes table and settings; the paths, for people.
+    pub(super) fn write_report(
+        &self,
+        result: &Value,
+        table: &str,
+        config: &RunConfig,
+    ) -> Result<Vec<PathBuf>, LaunchError> {
+        let json = serde_json::to_string_pretty(result).expect("a JSON value is JSON");
+        let settings = toml::to_string(config).expect("a checked configuration is plain TOML values");
+        let version = format!("locdiff-launch {} ({})", crate::VERSION, crate::REVISION);
+        let report = format!("{table}\n{version}\n\n{settings}");
+        Ok(vec![self.write("table.json", json.as_bytes())?, self.write("report.txt", report.as_bytes())?])
+    }
+
+    /// Keeps settings of LocDiff-H; the first line says where they came from.
+    pub(super) fn write_tuned(&self, words: &str, setting: &Tuned) -> Result<PathBuf, LaunchError> {
+        let values = toml::to_string(setting).expect("a setting is plain TOML values");
+        self.write(TUNED, format!("# {words}\n\n[retrieval]\n{values}").as_bytes())
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, LaunchError> {
+        let path = self.path.join(name);
+        self.files.write_whole(&path, bytes)?;
+        Ok(path)
+    }
+}
+
+/// A field of CSV: in quotes where it must be.
+fn quoted(text: &str) -> String {
+    if text.contains(['"', ',', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn identifiers_of_any_kind_are_one_field() {
+        assert_eq!(quoted("a b/c.jpg"), "a b/c.jpg");
+        assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
+    }
+}

@@ -1,0 +1,206 @@
+//! One evaluation, or one tuning, of one checkpoint.
+
+use std::io::Write as _;
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+
+use super::files::EvalFolder;
+use super::gather::Gather;
+use super::{published, table};
+use crate::config::{DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead};
+use crate::error::LaunchError;
+use crate::exit_code::ExitCode;
+use crate::output::Output;
+use crate::protocol::{ChooseJob, EvalJob, EvalSummary, HybridWish, Job, Place, ScoreJob};
+use crate::rendezvous::World;
+use crate::run_folder::Checkpoint;
+use crate::supervisor::{Echo, Supervisor};
+use crate::verbs::run_attempt;
+
+/// One evaluation of one checkpoint.
+pub(in crate::verbs) struct Phase<'a> {
+    pub(in crate::verbs) supervisor: &'a mut Supervisor,
+    pub(in crate::verbs) resolved: Resolved,
+    pub(in crate::verbs) world: World,
+    pub(in crate::verbs) run: &'a Path,
+    pub(in crate::verbs) checkpoint: &'a Checkpoint,
+    /// This launcher holds the run, and may write its event files.
+    pub(in crate::verbs) is_held: bool,
+    pub(in crate::verbs) output: Output,
+}
+
+impl Phase<'_> {
+    /// Locates the test rows, writes answers and table, prints.
+    pub(in crate::verbs) fn evaluate(&mut self, hybrid: HybridWish, is_table1: bool) -> anyhow::Result<Value> {
+        let config = self.resolved.config.clone();
+        rows_are_there("shards.test", &config.shards.test)?;
+        let (gather, summary) = self.locate(&config.shards.test, hybrid, false)?;
+        let folder = EvalFolder::create(self.run)?;
+        let written = folder.write_answers(&gather)?;
+        let board = self.is_held.then(|| (self.run.join("tensorboard"), summary.step));
+        if board.is_none() {
+            tracing::warn!("another launcher holds the run, so its TensorBoard is left alone");
+        }
+        let (thresholds_km, seed) = (config.eval.thresholds_km.clone(), config.train.seed);
+        let job = ScoreJob { truth: written.truth, methods: written.methods, thresholds_km, seed, board };
+        let scores = self.one_worker(Job::Score(Box::new(job)))?;
+        let mut rows = table::computed(&scores["rows"], &summary, &gather, &config);
+        if is_table1 {
+            rows.extend(published::table1());
+        }
+        let result = json!({
+            "ok": true, "run": self.run, "checkpoint": self.checkpoint.path, "data": summary,
+            "rows": rows, "differences": scores["differences"],
+        });
+        let text = table::text(&result);
+        let paths = folder.write_report(&result, &text, &config)?;
+        self.output.people(&text);
+        paths.iter().for_each(|path| self.output.people(&path.display().to_string()));
+        Ok(result)
+    }
+
+    /// Chooses the settings of LocDiff-H on the validation rows and keeps them; they hold for this phase from now on.
+    pub(in crate::verbs) fn tune(&mut self) -> anyhow::Result<Value> {
+        let config = self.resolved.config.clone();
+        rows_are_there("shards.validation", &config.shards.validation)?;
+        let (gather, summary) = self.locate(&config.shards.validation, HybridWish::Wanted, true)?;
+        let mut rows = tempfile::NamedTempFile::new().context("a file for the errors of all settings")?;
+        for row in gather.rows() {
+            writeln!(rows, "{}", serde_json::to_string(row)?).context("the errors of all settings")?;
+        }
+        rows.flush().context("the errors of all settings")?;
+        let thresholds_km = config.eval.thresholds_km.clone();
+        let chosen =
+            self.one_worker(Job::Choose(Box::new(ChooseJob { rows: rows.path().to_owned(), thresholds_km })))?;
+        let setting: Tuned = serde_json::from_value(chosen["setting"].clone())?;
+        setting.put_into(&mut self.resolved.config.retrieval);
+        let kind = if summary.is_simulated { "simulated photos" } else { "photos" };
+        let words = format!(
+            "tuned on {} {kind} of {} at step {} of {}: {}",
+            summary.rows,
+            config.shards.validation,
+            summary.step,
+            self.run.display(),
+            chosen["words"].as_str().unwrap_or_default()
+        );
+        let path = EvalFolder::create(self.run)?.write_tuned(&words, &setting)?;
+        self.output.people(&format!("{words}\n{}", toml::to_string(&setting).unwrap_or_default().trim_end()));
+        self.output.people(&path.display().to_string());
+        Ok(json!({ "ok": true, "run": self.run, "data": summary, "tuned": path, "choice": chosen }))
+    }
+
+    /// Where every row of some shards is, in their order.
+    fn locate(&mut self, data: &str, hybrid: HybridWish, tune: bool) -> anyhow::Result<(Gather, EvalSummary)> {
+        let config = self.resolved.config.clone();
+        let needs_gallery = hybrid != HybridWish::No && config.retrieval.head != RetrievalHead::Knn;
+        let job = EvalJob { config, checkpoint: self.checkpoint.path.clone(), data: data.to_owned(), hybrid, tune };
+        if needs_gallery {
+            self.embed_gallery(&job)?;
+        }
+        let mut gather = Gather::default();
+        let job = Job::Eval(Box::new(job));
+        let found = run_attempt(self.supervisor, &self.resolved, &self.world, job, 0, &mut gather)?;
+        let first = found.results.into_iter().next().unwrap_or_default();
+        let summary: EvalSummary = serde_json::from_value(first)?;
+        gather.check(summary.rows)?;
+        Ok((gather, summary))
+    }
+
+    /// One worker with all cores embeds the gallery, once for all: afterwards it lies on the disk.
+    fn embed_gallery(&mut self, job: &EvalJob) -> anyhow::Result<()> {
+        let mut world = World { places: self.world.places[..1].to_vec(), share_gpu: false };
+        world.places.iter_mut().for_each(|place| (place.world, place.threads) = (1, cores()));
+        let job = Job::Gallery(Box::new(job.clone()));
+        run_attempt(self.supervisor, &self.resolved, &world, job, 0, &mut Echo(true)).map(drop)
+    }
+
+    /// One worker on the CPU for what has been gathered.
+    fn one_worker(&mut self, job: Job) -> anyhow::Result<Value> {
+        let found = run_attempt(self.supervisor, &self.resolved, &one_on_the_cpu(), job, 0, &mut Echo(true))?;
+        Ok(found.results.into_iter().next().unwrap_or_default())
+    }
+}
+
+/// The settings of LocDiff-H that tuning chooses, as `tuned.toml` has them.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub(super) struct Tuned {
+    mode: crate::config::HybridMode,
+    radius_km: f64,
+    density_weight: f64,
+    density_km: f64,
+}
+
+impl Tuned {
+    fn put_into(&self, config: &mut RetrievalConfig) {
+        config.mode = self.mode;
+        config.radius_km = self.radius_km;
+        config.density_weight = self.density_weight;
+        config.density_km = self.density_km;
+    }
+}
+
+/// `eval.after_train`: what there is to evaluate with is used, what is missing is said. `None` where there are no test rows.
+pub(in crate::verbs) fn after_training(mut phase: Phase<'_>) -> anyhow::Result<Option<Value>> {
+    let config = &mut phase.resolved.config;
+    if let Err(missing) = rows_are_there("shards.test", &config.shards.test) {
+        tracing::warn!("not evaluated: {missing}");
+        return Ok(None);
+    }
+    let gallery =
+        if config.retrieval.gallery.is_empty() { &config.retrieval.geoclip } else { &config.retrieval.gallery };
+    let mut hybrid = HybridWish::IfItFits;
+    if !Path::new(gallery).exists() {
+        tracing::warn!("no gallery at {gallery}, so there is no LocDiff-H, and codes are decoded on a grid, refined");
+        (config.eval.anchors, config.eval.refine) = (DecodeAnchors::Grid, true);
+        hybrid = HybridWish::No;
+    }
+    let has_validation = rows_are_there("shards.validation", &config.shards.validation).is_ok();
+    if hybrid != HybridWish::No && has_validation {
+        match phase.tune() {
+            Err(error) if is_misfit(&error) => tracing::warn!("not tuned: {error:#}"),
+            tuned => drop(tuned?),
+        }
+    }
+    phase.evaluate(hybrid, false).map(Some)
+}
+
+/// The head does not fit the data, or there is too little of it: no reason not to evaluate LocDiff alone.
+fn is_misfit(error: &anyhow::Error) -> bool {
+    let code = error.downcast_ref::<LaunchError>().map(LaunchError::exit_code);
+    matches!(code, Some(ExitCode::Config | ExitCode::BadData))
+}
+
+/// A world of one worker on the CPU, with all cores.
+pub(super) fn one_on_the_cpu() -> World {
+    let place = Place { rank: 0, world: 1, local_rank: 0, gpu: None, threads: cores() };
+    World { places: vec![place], share_gpu: false }
+}
+
+/// Workers on GPUs share the cores of the machine: no bit of what a GPU computes depends on how many there are.
+pub(in crate::verbs) fn with_all_cores(mut world: World) -> World {
+    let workers = u32::try_from(world.places.len()).unwrap_or(u32::MAX).max(1);
+    for place in world.places.iter_mut().filter(|place| place.gpu.is_some()) {
+        place.threads = (cores() / workers).max(1);
+    }
+    world
+}
+
+fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
+}
+
+/// Before workers are started for nothing: is there anything where the configuration says?
+pub(super) fn rows_are_there(field: &str, location: &str) -> Result<(), LaunchError> {
+    let is_plain = !location.contains("://") && !location.contains(['*', '?', '[']);
+    if !location.is_empty() && (!is_plain || Path::new(location).exists()) {
+        return Ok(());
+    }
+    let text = format!(
+        "no shards at {location:?} ({field}); make some with `locdiff-launch shards simulate --views 16 --out {}`, build them \
+         from embeddings of your own with `shards build`, or name others with `--set {field}=...`",
+        if location.is_empty() { "DIR" } else { location }
+    );
+    Err(LaunchError::Reported { text, code: ExitCode::NoData })
+}

@@ -1,0 +1,187 @@
+//! What can end an evaluation, each with its exit code.
+
+use std::path::PathBuf;
+
+use locdiff_launch::exit_code::ExitCode;
+
+use super::predictions::PredictionsError;
+use super::retrieval_data::RetrievalDataError;
+use crate::checkpoint::CheckpointError;
+use crate::diffusion::DiffusionError;
+use crate::geo::GeoError;
+use crate::geoclip::GeoclipError;
+use crate::metrics::MetricsError;
+use crate::model::ModelError;
+use crate::native::NativeError;
+use crate::retrieval::RetrievalError;
+use crate::shards::ShardsError;
+use crate::shdd::ShddError;
+use crate::shdd::aggregate::AggregateError;
+use crate::shdd::decode::DecodeError;
+use crate::tables::TableError;
+use crate::tensorboard::BoardError;
+
+/// An error of [`crate::eval`].
+#[derive(Debug, thiserror::Error)]
+pub enum EvalError {
+    /// Nothing to evaluate with.
+    #[error(
+        "{checkpoint} has no averaged weights (its manifest lists no {file}), which evaluation uses; take a checkpoint that \
+         `locdiff-launch train` wrote"
+    )]
+    NoAverage {
+        /// Folder of the checkpoint.
+        checkpoint: PathBuf,
+        /// The file that is missing.
+        file: String,
+    },
+    /// Tensors of another network.
+    #[error("{checkpoint}: its averaged weights are not those of its own configuration: {source}")]
+    Network {
+        /// Folder of the checkpoint.
+        checkpoint: PathBuf,
+        /// Which does not fit.
+        source: ModelError,
+    },
+    /// Embeddings that the network does not take.
+    #[error(
+        "{location}: embeddings have {got} numbers, {checkpoint} was trained on {want}; evaluate on embeddings of the same encoder"
+    )]
+    Width {
+        /// Where the shards are.
+        location: String,
+        /// Their width.
+        got: usize,
+        /// Folder of the checkpoint.
+        checkpoint: PathBuf,
+        /// What it takes.
+        want: usize,
+    },
+    /// Settings would be chosen on what they are tested on.
+    #[error(
+        "shards.validation ({validation}) and shards.test ({test}) hold the same data, and settings must not be chosen on what \
+         they are tested on; name other rows with `--set shards.validation=...`"
+    )]
+    SameRows {
+        /// Where the validation rows are.
+        validation: String,
+        /// Where the test rows are.
+        test: String,
+    },
+    /// No row is left.
+    #[error(
+        "{location}: all of its {skipped} rows cannot be used (shards.on_bad_rows is \"skip\"), so there is nothing to evaluate"
+    )]
+    Empty {
+        /// Where the shards are.
+        location: String,
+        /// Rows that were left out.
+        skipped: u64,
+    },
+    /// A file of answers that is none.
+    #[error("{path}: {reason}")]
+    Answers {
+        /// Which file.
+        path: PathBuf,
+        /// Where, got and wanted.
+        reason: String,
+    },
+    /// Data.
+    #[error(transparent)]
+    Shards(#[from] ShardsError),
+    /// Checkpoints.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// GeoCLIP's weights or gallery.
+    #[error(transparent)]
+    Geoclip(#[from] GeoclipError),
+    /// Gallery, head or query.
+    #[error(transparent)]
+    Retrieval(#[from] RetrievalError),
+    /// Retrieval's data.
+    #[error(transparent)]
+    RetrievalData(#[from] RetrievalDataError),
+    /// Predictions or truth.
+    #[error(transparent)]
+    Predictions(#[from] PredictionsError),
+    /// A truth that lacks rows of the data.
+    #[error("{truth} (eval.truth) has no row {id:?}, which {location} has; wanted every row of the data")]
+    NoTruth {
+        /// The file.
+        truth: String,
+        /// The row.
+        id: String,
+        /// The data.
+        location: String,
+    },
+    /// A table of coordinates.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// The network.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The sampler.
+    #[error(transparent)]
+    Diffusion(#[from] DiffusionError),
+    /// Decoding.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    /// Putting samples together.
+    #[error(transparent)]
+    Aggregate(#[from] AggregateError),
+    /// Codes.
+    #[error(transparent)]
+    Shdd(#[from] ShddError),
+    /// Coordinates.
+    #[error(transparent)]
+    Geo(#[from] GeoError),
+    /// Scores.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    /// TensorBoard.
+    #[error(transparent)]
+    Board(#[from] BoardError),
+    /// libtorch.
+    #[error(transparent)]
+    Native(#[from] NativeError),
+    /// The launcher cannot be told.
+    #[error("the launcher cannot be told: {0}")]
+    Launcher(String),
+    /// libtorch through tch.
+    #[error("evaluation: {text}")]
+    Torch {
+        /// What it says, without its stack trace.
+        text: String,
+    },
+}
+
+impl EvalError {
+    /// The code that the whole command should end with.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::NoAverage { .. }
+            | Self::Network { .. }
+            | Self::Width { .. }
+            | Self::Answers { .. }
+            | Self::NoTruth { .. }
+            | Self::SameRows { .. } => ExitCode::BadData,
+            Self::RetrievalData(error) => error.exit_code(),
+            Self::Predictions(error) => error.exit_code(),
+            Self::Retrieval(error) => error.exit_code(),
+            Self::Table(error) => error.exit_code(),
+            Self::Empty { .. } => ExitCode::NoData,
+            Self::Shards(error) => error.exit_code(),
+            Self::Checkpoint(error) => error.exit_code(),
+            Self::Geoclip(error) => error.exit_code(),
+            Self::Board(error) => error.exit_code(),
+            _ => ExitCode::WorkerFailed,
+        }
+    }
+}
+
+impl From<tch::TchError> for EvalError {
+    fn from(error: tch::TchError) -> Self {
+        let text = error.to_string();
+        Self::Torch { text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
+    }
+}

@@ -1,0 +1,151 @@
+//! The job of evaluation on one worker: its share of the rows, block by block, told to the launcher.
+
+use locdiff_launch::config::{DecodeAnchors, RunConfig};
+use locdiff_launch::protocol::{EvalJob, EvalSummary, Located, LocatedRow, Method, TuningErrors};
+use tch::Device;
+
+use super::engine::{Engine, Sighting};
+use super::error::EvalError;
+use super::retrieve::{Retrieval, gallery_points};
+use super::rows::{Image, ImageBlock, Rows};
+use super::trained::Trained;
+use crate::geo::{Place, UnitVector, fibonacci_grid};
+use crate::native::cuda;
+use crate::retrieval::{Grid, Retriever, TuneRow};
+use crate::shards::{Blocks, Dataset, ShardsError};
+
+/// Which worker this is, and what it computes on.
+#[derive(Debug, Clone, Copy)]
+pub struct Worker {
+    /// Rank among the workers.
+    pub rank: u32,
+    /// Number of workers.
+    pub world: u32,
+    /// Where it computes.
+    pub device: Device,
+    /// CPU threads.
+    pub threads: usize,
+}
+
+/// Locates this worker's rows; `tell` hears of each block.
+pub fn run(
+    job: &EvalJob,
+    worker: Worker,
+    tell: &mut dyn FnMut(Located) -> Result<(), EvalError>,
+) -> Result<EvalSummary, EvalError> {
+    if let Device::Cuda(index) = worker.device {
+        cuda::set_device(index)?;
+    }
+    let config = &job.config;
+    let rows = Rows::open(&job.data, config)?;
+    if job.tune {
+        refuse_test_rows(job, &rows)?;
+    }
+    let trained = Trained::open(&job.checkpoint, worker.device)?;
+    check_width(job, &rows, &trained)?;
+    let retrieval = Retrieval::open(job, &rows, worker)?;
+    let (step, degree) = (trained.step, trained.degree);
+    let anchors = anchors(config, degree, retrieval.as_ref())?;
+    let engine = Engine::new(trained, &config.eval, config.train.seed, anchors, worker.device)?;
+    let retriever = retrieval.as_ref().map(|retrieval| retrieval.retriever(worker)).transpose()?;
+    let methods =
+        Methods { engine, retrieval: retrieval.as_ref().zip(retriever.as_ref()), worker, is_tuning: job.tune };
+    rows.for_each_block(rows.share(worker.rank, worker.world), |block| {
+        tell(Located { of_rows: rows.count(), rows: methods.locate(block)? })
+    })?;
+    Ok(EvalSummary {
+        step,
+        degree,
+        rows: rows.count(),
+        skipped_rows: rows.skipped(),
+        views: rows.dataset().views(),
+        source: rows.dataset().manifest().map(|manifest| manifest.source.clone()),
+        is_simulated: rows.is_simulated(),
+        fingerprint: format!("{:016x}", rows.dataset().fingerprint()),
+        anchors: methods.engine.anchors() as u64,
+        head: retrieval.as_ref().map(|_| config.retrieval.head),
+        gallery_points: retrieval.as_ref().map(|retrieval| retrieval.gallery().points().len() as u64),
+    })
+}
+
+/// All ways of locating that the job asks for.
+struct Methods<'a> {
+    engine: Engine,
+    retrieval: Option<(&'a Retrieval, &'a Retriever<'a>)>,
+    worker: Worker,
+    is_tuning: bool,
+}
+
+impl Methods<'_> {
+    fn locate(&self, block: &ImageBlock) -> Result<Vec<LocatedRow>, EvalError> {
+        let embeddings_ive = block.embeddings(self.worker.device)?;
+        let sightings = self.engine.locate(block, &embeddings_ive)?;
+        let mut rows = located(block, &sightings);
+        let Some((retrieval, retriever)) = self.retrieval else { return Ok(rows) };
+        let known = (&embeddings_ive, sightings.as_slice());
+        if self.is_tuning {
+            for (row, found) in rows.iter_mut().zip(retrieval.errors(retriever, block, known, &Grid::default())?) {
+                let TuneRow { own_km, retrieval_km, errors_km, .. } = found;
+                row.tuning = Some(TuningErrors { own: own_km, retrieval: retrieval_km, settings: errors_km });
+            }
+            return Ok(rows);
+        }
+        let answers = retrieval.answers(retriever, block, known)?;
+        for (row, (sighting, answer)) in rows.iter_mut().zip(sightings.iter().zip(answers)) {
+            row.answers.insert(0, (Method::Retrieval, degrees(answer.retrieval)));
+            row.answers.push((Method::LocdiffH, degrees(answer.hybrid_or(sighting.answer))));
+            row.out_of_range = answer.hybrid.is_none();
+        }
+        Ok(rows)
+    }
+}
+
+/// Settings are never chosen on what they are tested on.
+fn refuse_test_rows(job: &EvalJob, rows: &Rows) -> Result<(), EvalError> {
+    let shards = &job.config.shards;
+    let is_there = match Dataset::open(&shards.test, shards) {
+        Ok(test) => test.fingerprint() == rows.dataset().fingerprint(),
+        // Without test rows there is nothing to be confused with.
+        Err(ShardsError::Missing { .. }) => false,
+        Err(error) => return Err(error.into()),
+    };
+    if is_there {
+        return Err(EvalError::SameRows { validation: job.data.clone(), test: shards.test.clone() });
+    }
+    Ok(())
+}
+
+fn check_width(job: &EvalJob, rows: &Rows, trained: &Trained) -> Result<(), EvalError> {
+    let (got, want) = (rows.dataset().width(), trained.network.architecture().embedding_width as usize);
+    if got == want {
+        return Ok(());
+    }
+    Err(EvalError::Width { location: job.data.clone(), got, checkpoint: job.checkpoint.clone(), want })
+}
+
+/// Points that codes are decoded among.
+fn anchors(config: &RunConfig, degree: u32, retrieval: Option<&Retrieval>) -> Result<Vec<UnitVector>, EvalError> {
+    match config.eval.anchors {
+        DecodeAnchors::Grid => Ok(fibonacci_grid(config.eval.grid_points(degree) as usize)),
+        DecodeAnchors::Gallery => gallery_points(config, retrieval),
+    }
+}
+
+fn located(block: &ImageBlock, sightings: &[Sighting]) -> Vec<LocatedRow> {
+    let row = |(index, (image, sighting)): (u64, (&Image, &Sighting))| LocatedRow {
+        index,
+        id: image.id.clone(),
+        truth: [image.truth.latitude().0, image.truth.longitude().0],
+        answers: vec![(Method::Locdiff, degrees(sighting.answer))],
+        sample: degrees(sighting.samples[0]),
+        out_of_range: false,
+        tuning: None,
+    };
+    (block.first..).zip(block.images.iter().zip(sightings)).map(row).collect()
+}
+
+/// Latitude and longitude, degrees.
+fn degrees(point: UnitVector) -> [f64; 2] {
+    let place = Place::from(point);
+    [place.latitude().0, place.longitude().0]
+}

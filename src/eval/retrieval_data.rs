@@ -1,0 +1,122 @@
+//! What retrieval needs of shards: what they say of their embeddings, the head that fits, training photos as a gallery.
+
+use std::path::Path;
+
+use locdiff_launch::config::{RetrievalConfig, RetrievalHead, ShardsConfig};
+use tch::{Device, Kind, Tensor};
+
+use crate::geo::{Degrees, Place, UnitVector};
+use crate::geoclip::{Embedder, Geoclip};
+use crate::retrieval::{DataFacts, DataHead, Gallery, QueryHead, RetrievalError, check_head};
+use crate::shards::{
+    BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Manifest, Mask, PROJECTION_SEED, ShardsError, projection,
+};
+
+/// Why retrieval cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum RetrievalDataError {
+    /// Shards.
+    #[error(transparent)]
+    Shards(#[from] ShardsError),
+    /// Gallery or head.
+    #[error(transparent)]
+    Retrieval(#[from] RetrievalError),
+}
+
+impl RetrievalDataError {
+    /// The documented exit code.
+    pub fn exit_code(&self) -> locdiff_launch::exit_code::ExitCode {
+        match self {
+            Self::Shards(error) => error.exit_code(),
+            Self::Retrieval(error) => error.exit_code(),
+        }
+    }
+}
+
+impl From<tch::TchError> for RetrievalDataError {
+    fn from(error: tch::TchError) -> Self {
+        Self::Retrieval(error.into())
+    }
+}
+
+/// What a data set says of its embeddings.
+pub fn data_facts(location: &str, dataset: &Dataset) -> DataFacts {
+    let image_head = match dataset.manifest().map(|manifest| manifest.image_head) {
+        Some(ImageHead::Geoclip) => DataHead::Geoclip,
+        Some(ImageHead::Linear) => DataHead::Linear,
+        Some(ImageHead::None) | None => DataHead::Unknown,
+    };
+    // The root of the mean square, from the sums that the manifest has.
+    let length = |manifest: &Manifest| {
+        let squares = manifest.mean.iter().chain(&manifest.standard_deviation).map(|value| value * value);
+        squares.sum::<f64>().sqrt()
+    };
+    DataFacts {
+        location: location.to_owned(),
+        width: dataset.width(),
+        image_head,
+        mean_length: dataset.manifest().map(length),
+    }
+}
+
+/// The gallery and the head that the configuration asks for; refused where the head does not fit the test data. `threads` encode
+/// gallery points that no earlier run has kept, and `progress` hears how many are done.
+pub fn open(
+    config: &RetrievalConfig,
+    shards: &ShardsConfig,
+    test: &DataFacts,
+    device: Device,
+    threads: usize,
+    progress: impl FnMut(usize),
+) -> Result<(Gallery, QueryHead), RetrievalDataError> {
+    check_head(config.head, test)?;
+    if config.head == RetrievalHead::Knn {
+        let gallery = training_gallery(shards)?;
+        if gallery.width() != test.width {
+            let reason = format!(
+                "embeddings of width {}, those of {} have {}; both must come from one encoder",
+                test.width,
+                shards.train,
+                gallery.width()
+            );
+            return Err(RetrievalError::Head { head: "knn", location: test.location.clone(), reason }.into());
+        }
+        return Ok((gallery, QueryHead::knn(config.knn_scale, device)));
+    }
+    let geoclip = Geoclip::open(Path::new(&config.geoclip)).map_err(RetrievalError::from)?;
+    let encoder = geoclip.location_encoder(device).map_err(RetrievalError::from)?;
+    let gallery = Gallery::open(config, &geoclip, &Embedder::new(encoder, threads), progress)?;
+    let head = match config.head {
+        RetrievalHead::Linear => QueryHead::linear(&geoclip, &projection(PROJECTION_SEED)?, device)?,
+        _ => QueryHead::geoclip(&geoclip, device)?,
+    };
+    Ok((gallery, head))
+}
+
+/// Training photos as a gallery: view 0 of every row that can be used, in f16 as they are stored.
+fn training_gallery(config: &ShardsConfig) -> Result<Gallery, RetrievalDataError> {
+    let dataset = Dataset::open(&config.train, config)?;
+    let mask = Mask::for_config(&dataset, config)?;
+    let (mut rows, mut points) = (BlockRows::default(), Vec::new());
+    let (total, width) = (dataset.rows() as i64, dataset.width());
+    let embeddings = Tensor::f_empty([total, width as i64], (Kind::Half, Device::Cpu))?;
+    for block in 0..dataset.block_rows().len() as u32 {
+        let skipped = mask.skipped(block);
+        dataset.read_except(block, 0, skipped, &mut rows)?;
+        let is_kept = |row: &u32| skipped.binary_search(row).is_err();
+        let kept: Vec<u32> = (0..rows.latitudes.len() as u32).filter(is_kept).collect();
+        let first = points.len() as i64;
+        for row in &kept {
+            let (latitude, longitude) = (rows.latitudes[*row as usize], rows.longitudes[*row as usize]);
+            let place = Place::new(Degrees(latitude), Degrees(longitude));
+            points.push(UnitVector::from(place.map_err(|error| ShardsError::Internal(error.to_string()))?));
+        }
+        let row_bytes = width * ELEMENT_BYTES;
+        let of_row = |row: &u32| &rows.embeddings[*row as usize * row_bytes..(*row as usize + 1) * row_bytes];
+        let bytes: Vec<u8> = kept.iter().flat_map(of_row).copied().collect();
+        let block_rows = Tensor::f_from_data_size(&bytes, &[kept.len() as i64, width as i64], Kind::Half)?;
+        embeddings.f_narrow(0, first, kept.len() as i64)?.f_copy_(&block_rows)?;
+    }
+    let used = embeddings.f_narrow(0, 0, points.len() as i64)?;
+    Ok(Gallery::of_embeddings(config.train.clone(), points, used)?)
+}

@@ -1,0 +1,185 @@
+//! Which of many points are near a place: a balanced tree over unit vectors.
+//!
+//! A tree and not buckets of equal size: galleries have a thousand points in a town and none in an ocean. Own code and not a
+//! crate: it is a hundred lines, works on unit vectors as they are, and its answers follow [`UnitVector::distance`] to the bit.
+//! Chords decide where they are clearly shorter or longer than the radius; within [`SLACK`] of it the distance itself is asked.
+//!
+//! Invariant: every query gives what a pass over all points in their order would give, of equals the first.
+
+use super::EARTH_RADIUS_KM;
+use super::place::Km;
+use super::vector::UnitVector;
+
+/// Points below which a part of the tree is looked at one by one.
+const LEAF: usize = 16;
+/// Chords this near to the limit, as a part of it and in units of the radius, say nothing: rounding is a thousand times smaller.
+const SLACK: f64 = 1e-9;
+const SLACK_ABSOLUTE: f64 = 1e-12;
+
+/// Points that can be asked for by distance.
+#[derive(Debug, Clone)]
+pub struct SphereIndex {
+    points: Vec<UnitVector>,
+    /// Positions in `points`, in the order of the tree.
+    order: Vec<u32>,
+    /// The points in the order of the tree.
+    nodes: Vec<[f64; 3]>,
+    /// At the middle of each part: along which axis it is split, and at which value.
+    splits: Vec<(u8, f64)>,
+}
+
+/// What a radius is as a chord.
+struct Reach {
+    query: UnitVector,
+    radius: Km,
+    /// The radius itself counts.
+    is_closed: bool,
+    surely: f64,
+    maybe: f64,
+}
+
+impl Reach {
+    fn new(query: UnitVector, radius: Km, is_closed: bool) -> Self {
+        let angle = radius.0 / EARTH_RADIUS_KM;
+        let chord = if angle >= std::f64::consts::PI { 2.0 } else { 2.0 * (0.5 * angle).sin() };
+        let slack = SLACK_ABSOLUTE + SLACK * chord.abs();
+        let surely = if chord > slack { (chord - slack).powi(2) } else { 0.0 };
+        Self { query, radius, is_closed, surely, maybe: (chord + slack).max(0.0).powi(2) }
+    }
+
+    fn holds(&self, chord2: f64, point: UnitVector) -> bool {
+        if chord2 < self.surely || chord2 > self.maybe {
+            return chord2 < self.surely;
+        }
+        let distance = self.query.distance(point);
+        distance < self.radius || (self.is_closed && distance == self.radius)
+    }
+}
+
+impl SphereIndex {
+    /// An index of these points; their positions are what queries answer with.
+    ///
+    /// # Panics
+    /// Where there are 2³² points or more.
+    pub fn new(points: Vec<UnitVector>) -> Self {
+        let count = u32::try_from(points.len()).expect("fewer than 2^32 points");
+        let mut order: Vec<u32> = (0..count).collect();
+        let mut splits = vec![(0, 0.0); points.len()];
+        split(&points, &mut order, &mut splits);
+        let nodes = order.iter().map(|position| points[*position as usize].xyz()).collect();
+        Self { points, order, nodes, splits }
+    }
+
+    /// The points, in the order in which they were given.
+    pub fn points(&self) -> &[UnitVector] {
+        &self.points
+    }
+
+    /// Positions of the points at most `radius` away, ascending.
+    pub fn within(&self, query: UnitVector, radius: Km) -> Vec<u32> {
+        let mut found = Vec::new();
+        self.visit(&Reach::new(query, radius, true), 0..self.nodes.len(), &mut |position| found.push(position));
+        found.sort_unstable();
+        found
+    }
+
+    /// How many points are nearer than `radius`.
+    pub fn count_nearer(&self, query: UnitVector, radius: Km) -> usize {
+        let mut count = 0;
+        self.visit(&Reach::new(query, radius, false), 0..self.nodes.len(), &mut |_| count += 1);
+        count
+    }
+
+    /// The nearest point and its distance; none where there are no points.
+    pub fn nearest(&self, query: UnitVector) -> Option<(u32, Km)> {
+        self.nearest_many(query, 1).first().copied()
+    }
+
+    /// The `count` nearest points, nearest first; fewer where there are no more.
+    pub fn nearest_many(&self, query: UnitVector, count: usize) -> Vec<(u32, Km)> {
+        let mut best = Vec::with_capacity(count + 1);
+        if count > 0 {
+            self.search(query.xyz(), count, 0..self.nodes.len(), &mut best);
+        }
+        best.iter().map(|(_, position)| (*position, query.distance(self.points[*position as usize]))).collect()
+    }
+
+    fn visit(&self, reach: &Reach, part: std::ops::Range<usize>, found: &mut impl FnMut(u32)) {
+        if part.len() <= LEAF {
+            for node in part {
+                let position = self.order[node];
+                if reach.holds(chord2(self.nodes[node], reach.query.xyz()), self.points[position as usize]) {
+                    found(position);
+                }
+            }
+            return;
+        }
+        let middle = part.start + part.len() / 2;
+        let (axis, value) = self.splits[middle];
+        let gap = reach.query.xyz()[usize::from(axis)] - value;
+        if gap <= 0.0 || gap * gap <= reach.maybe {
+            self.visit(reach, part.start..middle, found);
+        }
+        if gap >= 0.0 || gap * gap <= reach.maybe {
+            self.visit(reach, middle..part.end, found);
+        }
+    }
+
+    /// Keeps the `count` best of (chord², position), best first.
+    fn search(&self, query: [f64; 3], count: usize, part: std::ops::Range<usize>, best: &mut Vec<(f64, u32)>) {
+        if part.len() <= LEAF {
+            for node in part {
+                let candidate = (chord2(self.nodes[node], query), self.order[node]);
+                let place = best.partition_point(|other| is_before(*other, candidate));
+                if place < count {
+                    best.insert(place, candidate);
+                    best.truncate(count);
+                }
+            }
+            return;
+        }
+        let middle = part.start + part.len() / 2;
+        let (axis, value) = self.splits[middle];
+        let gap = query[usize::from(axis)] - value;
+        let (below, above) = (part.start..middle, middle..part.end);
+        let (near, far) = if gap < 0.0 { (below, above) } else { (above, below) };
+        self.search(query, count, near, best);
+        // Equal chords are looked at too: among them the first position wins.
+        if best.len() < count || best.last().is_some_and(|worst| gap * gap <= worst.0) {
+            self.search(query, count, far, best);
+        }
+    }
+}
+
+fn is_before(one: (f64, u32), other: (f64, u32)) -> bool {
+    one.0 < other.0 || (one.0 == other.0 && one.1 < other.1)
+}
+
+fn chord2(a: [f64; 3], b: [f64; 3]) -> f64 {
+    (a[0] - b[0]).powi(2) + (a[1] - b[1]).powi(2) + (a[2] - b[2]).powi(2)
+}
+
+/// Puts the lower half along the longest side first, and so on in both halves.
+fn split(points: &[UnitVector], order: &mut [u32], splits: &mut [(u8, f64)]) {
+    if order.len() <= LEAF {
+        return;
+    }
+    let (mut low, mut high) = ([f64::MAX; 3], [f64::MIN; 3]);
+    for position in order.iter() {
+        for (axis, value) in points[*position as usize].xyz().into_iter().enumerate() {
+            low[axis] = low[axis].min(value);
+            high[axis] = high[axis].max(value);
+        }
+    }
+    let side = |axis: usize| high[axis] - low[axis];
+    let axis = (1..3).fold(0, |longest, axis| if side(axis) > side(longest) { axis } else { longest });
+    let middle = order.len() / 2;
+    let key = |position: &u32| points[*position as usize].xyz()[axis];
+    order.select_nth_unstable_by(middle, |a, b| key(a).total_cmp(&key(b)).then(a.cmp(b)));
+    splits[middle] = (axis as u8, key(&order[middle]));
+    let (lower, upper) = order.split_at_mut(middle);
+    let (lower_splits, upper_splits) = splits.split_at_mut(middle);
+    split(points, lower, lower_splits);
+    // This part's split stands where the upper half begins; that half's own middle lies further on.
+    split(points, upper, upper_splits);
+}

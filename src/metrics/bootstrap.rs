@@ -1,0 +1,109 @@
+//! Bootstrap intervals: the same statistics of rows drawn again, with replacement.
+//!
+//! Resample r of n rows draws row numbers from [`Stream::Bootstrap`], sample r, elements 0 to n: a function of (seed, r, n). So
+//! intervals depend on the rows and their order alone, not on workers or threads, and two predictors on the same rows get the
+//! same draws, which is what makes a comparison of them paired.
+//!
+//! The interval is the percentile one: from the 2.5 to the 97.5 % quantile over the resamples, interpolated as NumPy does. A
+//! share that is 0 or 1 in all rows has an interval of no width. Source: Efron and Tibshirani, "An introduction to the
+//! bootstrap", 1993, chapter 13.
+
+use serde::{Deserialize, Serialize};
+
+use super::error::MetricsError;
+use crate::native::philox::{Draw, Philox, RangeError, Stream};
+
+/// Ends of the interval, as quantiles.
+const QUANTILES: [f64; 2] = [0.025, 0.975];
+
+/// How to draw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bootstrap {
+    /// Of the random numbers.
+    pub seed: u64,
+    /// How often all rows are drawn again.
+    pub resamples: u32,
+}
+
+impl Default for Bootstrap {
+    /// 1000 resamples, as the field does.
+    fn default() -> Self {
+        Self { seed: 0, resamples: 1000 }
+    }
+}
+
+/// A number and its 95 % interval.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// Over the rows as they are.
+    pub value: f64,
+    /// The 2.5 % quantile over the resamples.
+    pub lo: f64,
+    /// The 97.5 % quantile.
+    pub hi: f64,
+}
+
+impl Bootstrap {
+    /// The intervals of `values`, which `statistics` gives anew for each resample, told how often each row was drawn.
+    pub(super) fn intervals(
+        &self,
+        rows: usize,
+        values: &[f64],
+        mut statistics: impl FnMut(&[u32], &mut [f64]),
+    ) -> Result<Vec<Interval>, MetricsError> {
+        let bound = u32::try_from(rows).map_err(|_| RangeError::TooLarge {
+            field: "bootstrap rows",
+            got: rows as u64,
+            end: 1 << 32,
+        })?;
+        let philox = Philox::new(self.seed);
+        let (mut drawn, mut counts) = (vec![0_i64; rows], vec![0_u32; rows]);
+        let mut found = vec![vec![0.0; self.resamples as usize]; values.len()];
+        let mut one = vec![0.0; values.len()];
+        for resample in 0..self.resamples as usize {
+            let draw = Draw { stream: Stream::Bootstrap, step: 0, first_sample: resample as u64, elements: rows };
+            philox.fill_int(draw, bound, &mut drawn)?;
+            counts.fill(0);
+            drawn.iter().for_each(|row| counts[*row as usize] += 1);
+            statistics(&counts, &mut one);
+            found.iter_mut().zip(&one).for_each(|(all, value)| all[resample] = *value);
+        }
+        let interval = |(value, all): (&f64, &mut Vec<f64>)| {
+            all.sort_unstable_by(f64::total_cmp);
+            let [lo, hi] = QUANTILES.map(|quantile| quantile_of(all, quantile).unwrap_or(*value));
+            Interval { value: *value, lo, hi }
+        };
+        Ok(values.iter().zip(&mut found).map(interval).collect())
+    }
+}
+
+/// A quantile of sorted numbers, interpolated; none where there are none.
+fn quantile_of(sorted: &[f64], quantile: f64) -> Option<f64> {
+    let place = quantile * sorted.len().checked_sub(1)? as f64;
+    let (below, part) = (place.floor() as usize, place.fract());
+    let above = (below + 1).min(sorted.len() - 1);
+    Some(sorted[below] + part * (sorted[above] - sorted[below]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_interpolated() {
+        assert_eq!(quantile_of(&[], 0.5), None);
+        assert_eq!(quantile_of(&[7.0], 0.975), Some(7.0));
+        assert_eq!(quantile_of(&[1.0, 2.0, 4.0], 0.75), Some(3.0));
+    }
+
+    #[test]
+    fn each_resample_draws_as_many_rows_as_there_are() {
+        let mut seen = Vec::new();
+        let options = Bootstrap { seed: 5, resamples: 20 };
+        options.intervals(33, &[0.0], |counts, _| seen.push(counts.to_vec())).expect("in range");
+        assert!(seen.len() == 20 && seen.iter().all(|counts| counts.iter().sum::<u32>() == 33));
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), 20, "no two resamples are the same");
+    }
+}

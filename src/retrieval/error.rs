@@ -1,0 +1,80 @@
+//! What can be wrong with a gallery, a head or a query.
+
+use locdiff_launch::exit_code::ExitCode;
+
+use crate::geoclip::GeoclipError;
+use crate::tables::TableError;
+
+/// An error of [`crate::retrieval`].
+#[derive(Debug, thiserror::Error)]
+pub enum RetrievalError {
+    /// A head that does not fit the data.
+    #[error("retrieval.head = \"{head}\" does not fit {location}: {reason}")]
+    Head {
+        /// The head.
+        head: &'static str,
+        /// The data.
+        location: String,
+        /// Why, and what would.
+        reason: String,
+    },
+    /// Nothing to retrieve.
+    #[error("{gallery}: no gallery points, wanted at least 1")]
+    EmptyGallery {
+        /// Where it came from.
+        gallery: String,
+    },
+    /// A vector that points nowhere, or is not made of numbers.
+    #[error("{what} {row}: its embedding is zero or not finite, so that it is like nothing")]
+    NoDirection {
+        /// A gallery point or an image.
+        what: &'static str,
+        /// Which, from 0.
+        row: usize,
+    },
+    /// Tensors or lists that do not belong together.
+    #[error("{what}: got {got}, wanted {want}")]
+    Shape {
+        /// What.
+        what: &'static str,
+        /// Its size.
+        got: String,
+        /// The size that fits.
+        want: String,
+    },
+    /// Nothing to tune on.
+    #[error("tuning: {0}")]
+    Tune(String),
+    /// The gallery's file.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// GeoCLIP's weights.
+    #[error(transparent)]
+    Geoclip(#[from] GeoclipError),
+    /// libtorch refused or failed.
+    #[error("retrieval: {text}")]
+    Torch {
+        /// What it says, without its stack trace.
+        text: String,
+    },
+}
+
+impl RetrievalError {
+    /// The documented exit code.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Head { .. } => ExitCode::Config,
+            Self::EmptyGallery { .. } | Self::NoDirection { .. } | Self::Tune(_) => ExitCode::BadData,
+            Self::Table(error) => error.exit_code(),
+            Self::Geoclip(error) => error.exit_code(),
+            Self::Shape { .. } | Self::Torch { .. } => ExitCode::Internal,
+        }
+    }
+}
+
+impl From<tch::TchError> for RetrievalError {
+    fn from(error: tch::TchError) -> Self {
+        let text = error.to_string();
+        Self::Torch { text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
+    }
+}

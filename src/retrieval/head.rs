@@ -1,0 +1,192 @@
+//! A stored embedding into a query, and which head fits which data.
+//!
+//! A query is the mean of the views' unit vectors times `exp(logit_scale)`: its dot product with the unit vector of a gallery
+//! point is the mean over the views of their logits `exp(logit_scale) cos`, which is how GeoCLIP puts ten crops together.
+//!
+//! Embeddings go through a head in tiles of a fixed number of rows, one thread each, and views are added up in their order: the
+//! bits of a query depend on its image alone.
+// i images · v views · e stored width · w width of the gallery · t rows of a tile
+
+use locdiff_launch::config::RetrievalHead;
+use tch::{Device, Kind, Tensor};
+
+use super::error::RetrievalError;
+use super::retriever::filled_up;
+use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH, Geoclip, ImageHead, tile_rows};
+
+/// Features whose mean length is this near to 1 were normalised.
+const UNIT_LENGTH_SLACK: f64 = 0.02;
+
+/// What the data says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataHead {
+    /// CLIP features that GeoCLIP's head takes.
+    Geoclip,
+    /// Simulated photos.
+    Linear,
+    /// Nothing is said, or there is no manifest.
+    Unknown,
+}
+
+/// What a head has to fit.
+#[derive(Debug, Clone)]
+pub struct DataFacts {
+    /// Where the data lies, for messages.
+    pub location: String,
+    /// Numbers per embedding.
+    pub width: usize,
+    /// What its manifest says.
+    pub image_head: DataHead,
+    /// Mean length of its embeddings, where it is known.
+    pub mean_length: Option<f64>,
+}
+
+/// Refuses a head that does not fit the data, with the reason and what would fit.
+pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), RetrievalError> {
+    let refuse = |name: &'static str, reason: String| {
+        Err(RetrievalError::Head { head: name, location: data.location.clone(), reason })
+    };
+    let knn = "set retrieval.head = \"knn\", which takes any embedding";
+    match (head, data.image_head) {
+        (RetrievalHead::Knn, _) => Ok(()),
+        (RetrievalHead::Geoclip, DataHead::Linear) => refuse(
+            "geoclip",
+            "its photos are simulated, and GeoCLIP's image head knows CLIP's features only; set retrieval.head = \"linear\""
+                .into(),
+        ),
+        (RetrievalHead::Geoclip, _) if data.width != FEATURE_WIDTH => {
+            let got = data.width;
+            refuse("geoclip", format!("embeddings of width {got}, GeoCLIP's image head takes {FEATURE_WIDTH}; {knn}"))
+        }
+        (RetrievalHead::Geoclip, _) => match data.mean_length {
+            Some(length) if (length - 1.0).abs() < UNIT_LENGTH_SLACK => refuse(
+                "geoclip",
+                format!(
+                    "embeddings of mean length {length:.3}, GeoCLIP's image head takes CLIP ViT-L/14 features as CLIP gives \
+                     them, not normalised; store those, or {knn}"
+                ),
+            ),
+            _ => Ok(()),
+        },
+        (RetrievalHead::Linear, DataHead::Linear) if data.width == FEATURE_WIDTH => Ok(()),
+        (RetrievalHead::Linear, DataHead::Linear) => {
+            refuse("linear", format!("embeddings of width {}, simulated photos have {FEATURE_WIDTH}", data.width))
+        }
+        (RetrievalHead::Linear, DataHead::Geoclip) => {
+            refuse("linear", "its manifest says CLIP features, not simulated photos; set retrieval.head = \"geoclip\"".into())
+        }
+        (RetrievalHead::Linear, DataHead::Unknown) => refuse(
+            "linear",
+            format!("no manifest says that its photos are simulated; set retrieval.head = \"geoclip\" for CLIP features, or {knn}"),
+        ),
+    }
+}
+
+/// What turns stored embeddings into queries.
+#[derive(Debug)]
+pub struct QueryHead {
+    kind: HeadKind,
+    factor: f64,
+    device: Device,
+}
+
+#[derive(Debug)]
+enum HeadKind {
+    Geoclip(ImageHead),
+    /// Qᵀ's transpose, `[768, 512]`.
+    Linear(Tensor),
+    /// The embedding itself.
+    Knn,
+}
+
+impl QueryHead {
+    /// GeoCLIP's own head.
+    pub fn geoclip(geoclip: &Geoclip, device: Device) -> Result<Self, RetrievalError> {
+        let head = geoclip.image_head(device)?;
+        let factor = head.logit_factor();
+        Ok(Self { kind: HeadKind::Geoclip(head), factor, device })
+    }
+
+    /// The head of simulated photos: `projection_ew` is Q, `[768, 512]`; logits are scaled as GeoCLIP's are.
+    pub fn linear(geoclip: &Geoclip, projection_ew: &Tensor, device: Device) -> Result<Self, RetrievalError> {
+        let want = [FEATURE_WIDTH as i64, EMBEDDING_WIDTH as i64];
+        if projection_ew.size() != want {
+            let (got, want) = (format!("{:?}", projection_ew.size()), format!("{want:?}"));
+            return Err(RetrievalError::Shape { what: "projection of simulated photos", got, want });
+        }
+        let factor = geoclip.image_head(Device::Cpu)?.logit_factor();
+        let projection_ew = projection_ew.f_to_device(device)?.f_to_kind(Kind::Float)?;
+        Ok(Self { kind: HeadKind::Linear(projection_ew), factor, device })
+    }
+
+    /// Photos against photos: cosines of the embeddings themselves, times `scale`.
+    pub fn knn(scale: f64, device: Device) -> Self {
+        Self { kind: HeadKind::Knn, factor: scale, device }
+    }
+
+    /// What cosines are multiplied by.
+    pub fn factor(&self) -> f64 {
+        self.factor
+    }
+
+    /// Queries `[images, width]`, f32 in main memory, of stored embeddings `[images, views, e]`.
+    pub fn queries(&self, embeddings_ive: &Tensor) -> Result<Tensor, RetrievalError> {
+        let shape = embeddings_ive.size();
+        let &[images, views, width] = &shape[..] else {
+            let want = "[images, views, width]".to_owned();
+            return Err(RetrievalError::Shape { what: "embeddings of images", got: format!("{shape:?}"), want });
+        };
+        if !matches!(self.kind, HeadKind::Knn) && width != FEATURE_WIDTH as i64 {
+            let (got, want) = (format!("width {width}"), FEATURE_WIDTH.to_string());
+            return Err(RetrievalError::Shape { what: "embeddings of images", got, want });
+        }
+        let rows_re = embeddings_ive.f_reshape([images * views, width])?;
+        let rows = self.embed_all(&rows_re)?;
+        let width = if matches!(self.kind, HeadKind::Knn) { width as usize } else { EMBEDDING_WIDTH };
+        let mut queries = Vec::with_capacity(images as usize * width);
+        for (image, views_of_image) in rows.chunks_exact(width * views as usize).enumerate() {
+            queries.extend(self.mean(image, views_of_image, width)?);
+        }
+        Ok(Tensor::f_from_slice(&queries)?.f_view([images, width as i64])?)
+    }
+
+    /// The mean of the directions of an image's views, times the factor.
+    fn mean(&self, image: usize, views: &[f32], width: usize) -> Result<Vec<f32>, RetrievalError> {
+        let mut sum = vec![0.0_f64; width];
+        for view in views.chunks_exact(width) {
+            let length = view.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+            if !(length.is_finite() && length > 0.0) {
+                return Err(RetrievalError::NoDirection { what: "image", row: image });
+            }
+            sum.iter_mut().zip(view).for_each(|(sum, value)| *sum += f64::from(*value) / length);
+        }
+        let scale = self.factor * width as f64 / views.len() as f64;
+        Ok(sum.into_iter().map(|value| (value * scale) as f32).collect())
+    }
+
+    /// Every row through the head, not normalised, in tiles that are all equally long.
+    fn embed_all(&self, rows_re: &Tensor) -> Result<Vec<f32>, RetrievalError> {
+        let (rows, tile) = (rows_re.size()[0], tile_rows(self.device) as i64);
+        let mut out = Vec::new();
+        let threads = tch::get_num_threads();
+        tch::set_num_threads(1);
+        let result = (0..rows).step_by(tile as usize).try_for_each(|first| {
+            let count = tile.min(rows - first);
+            let tile_te = rows_re.f_narrow(0, first, count)?.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
+            let embedded =
+                self.embed(&filled_up(tile_te, tile as usize)?)?.f_narrow(0, 0, count)?.f_to_device(Device::Cpu)?;
+            out.extend(Vec::<f32>::try_from(embedded.f_contiguous()?.f_view([-1])?)?);
+            Ok(())
+        });
+        tch::set_num_threads(threads);
+        result.map(|()| out)
+    }
+
+    fn embed(&self, rows_te: &Tensor) -> Result<Tensor, RetrievalError> {
+        tch::no_grad(|| match &self.kind {
+            HeadKind::Geoclip(head) => Ok(head.encode(rows_te)?),
+            HeadKind::Linear(projection_ew) => Ok(rows_te.f_matmul(projection_ew)?),
+            HeadKind::Knn => Ok(rows_te.shallow_clone()),
+        })
+    }
+}

@@ -1,0 +1,168 @@
+//! LocDiff-H: which gallery point, if any, replaces LocDiff's answer.
+//!
+//! | mode         | gallery points asked            | the answer is the point with the largest                             |
+//! |--------------|---------------------------------|----------------------------------------------------------------------|
+//! | `any-sample` | within the radius of a sample   | logit (the paper's form)                                             |
+//! | `aggregate`  | within it of LocDiff's answer   | logit                                                                |
+//! | `fusion`     | within it of LocDiff's answer   | s = logit + λ log Σ_k exp(-d_k / h), d_k the distance to sample k    |
+//! | `consensus`  | within it of LocDiff's answer   | Σ_j exp(s_j) Σ_w exp(-d_j / w), over the best by s and widths w      |
+//!
+//! The logit knows streets and confuses continents; the samples know the region. The fusion adds their logarithms, as if both
+//! were densities. The consensus takes the sum for a posterior over the gallery and answers with the point that is expected to
+//! be near on the field's scales, where the fusion answers with the point that is most probable on its very spot.
+//!
+//! Pure. Distances are inclusive; of equals the first gallery point wins. No gallery point in range: none, and LocDiff's own
+//! answer stands.
+// λ `density_weight` · h `density_km`
+
+use locdiff_launch::config::{HybridMode, RetrievalConfig};
+use serde::{Deserialize, Serialize};
+
+use crate::geo::{EARTH_RADIUS_KM, Km, SphereIndex, UnitVector};
+
+/// Points that have a say in a consensus: the best by fused score. The hundredth has a part in a thousand of the weight.
+const CONSENSUS_POINTS: usize = 128;
+/// Widths of the kernels of a consensus, km: the field's scales below half a continent.
+const CONSENSUS_WIDTHS_KM: [f64; 4] = [1.0, 25.0, 200.0, 750.0];
+
+/// What LocDiff says of one image.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Samples {
+    /// Its answer.
+    pub aggregate: UnitVector,
+    /// Its samples.
+    pub samples: Vec<UnitVector>,
+}
+
+/// The settings of LocDiff-H.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Hybrid {
+    /// Which form.
+    pub mode: HybridMode,
+    /// How far from LocDiff's answer or samples gallery points are asked, km.
+    pub radius_km: f64,
+    /// λ: weight of the samples' density.
+    pub density_weight: f64,
+    /// h: width of its kernel, km.
+    pub density_km: f64,
+}
+
+impl From<&RetrievalConfig> for Hybrid {
+    fn from(config: &RetrievalConfig) -> Self {
+        Self {
+            mode: config.mode,
+            radius_km: config.radius_km,
+            density_weight: config.density_weight,
+            density_km: config.density_km,
+        }
+    }
+}
+
+impl std::fmt::Display for Hybrid {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mode = match self.mode {
+            HybridMode::AnySample => "any-sample",
+            HybridMode::Aggregate => "aggregate",
+            HybridMode::Fusion => "fusion",
+            HybridMode::Consensus => "consensus",
+        };
+        write!(out, "{mode} within {} km", self.radius_km)?;
+        if matches!(self.mode, HybridMode::Fusion | HybridMode::Consensus) {
+            write!(out, ", density weight {} of width {} km", self.density_weight, self.density_km)?;
+        }
+        Ok(())
+    }
+}
+
+impl Hybrid {
+    /// Gallery points that are asked for an image, ascending.
+    pub fn candidates(&self, index: &SphereIndex, image: &Samples) -> Vec<u32> {
+        match self.mode {
+            HybridMode::AnySample => within_any(index, &image.samples, Km(self.radius_km)),
+            _ => index.within(image.aggregate, Km(self.radius_km)),
+        }
+    }
+
+    /// The answer among `candidates`, of which `logits` are the logits; none where there are no candidates.
+    pub fn answer(&self, image: &Samples, points: &[UnitVector], candidates: &[u32], logits: &[f32]) -> Option<u32> {
+        let logit = |place: usize| f64::from(logits[place]);
+        let scores: Vec<f64> = match self.mode {
+            HybridMode::AnySample | HybridMode::Aggregate => (0..candidates.len()).map(logit).collect(),
+            HybridMode::Fusion | HybridMode::Consensus => {
+                let density = |place: usize| {
+                    log_density(&distances_km(points[candidates[place] as usize], &image.samples), self.density_km)
+                };
+                (0..candidates.len()).map(|place| self.fused(logit(place), density(place))).collect()
+            }
+        };
+        let place = match self.mode {
+            HybridMode::Consensus => consensus(points, candidates, &scores),
+            _ => first_best(&scores),
+        };
+        place.map(|place| candidates[place])
+    }
+
+    /// The fused score.
+    pub(super) fn fused(&self, logit: f64, log_density: f64) -> f64 {
+        logit + self.density_weight * log_density
+    }
+}
+
+/// Points within a radius of any of several places, ascending, each once.
+pub(super) fn within_any(index: &SphereIndex, places: &[UnitVector], radius: Km) -> Vec<u32> {
+    let mut found: Vec<u32> = places.iter().flat_map(|place| index.within(*place, radius)).collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// Distances by chords: exact to a millimetre but near antipodes, which no kernel sees, and five times faster.
+pub(super) fn distances_km(point: UnitVector, places: &[UnitVector]) -> Vec<f64> {
+    places.iter().map(|place| chord_km(point, *place)).collect()
+}
+
+fn chord_km(one: UnitVector, other: UnitVector) -> f64 {
+    let (one, other) = (one.xyz(), other.xyz());
+    let chord2: f64 = one.iter().zip(other).map(|(a, b)| (a - b).powi(2)).sum();
+    2.0 * EARTH_RADIUS_KM * (0.5 * chord2.sqrt()).min(1.0).asin()
+}
+
+/// log Σ_k exp(-d_k / h). Without samples it is 0: nothing is known, and nothing changes.
+pub(super) fn log_density(distances_km: &[f64], width_km: f64) -> f64 {
+    let nearest = distances_km.iter().copied().fold(f64::INFINITY, f64::min);
+    if nearest == f64::INFINITY {
+        return 0.0;
+    }
+    let sum: f64 = distances_km.iter().map(|distance| ((nearest - distance) / width_km).exp()).sum();
+    sum.ln() - nearest / width_km
+}
+
+/// Position of the largest; of equals the first.
+fn first_best(scores: &[f64]) -> Option<usize> {
+    let better = |best: usize, place: usize| if scores[place] > scores[best] { place } else { best };
+    (0..scores.len()).reduce(better)
+}
+
+/// Position of the candidate with the most weight near it.
+pub(super) fn consensus(points: &[UnitVector], candidates: &[u32], scores: &[f64]) -> Option<usize> {
+    let mut best: Vec<usize> = (0..scores.len()).collect();
+    let before = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
+    if best.len() > CONSENSUS_POINTS {
+        best.select_nth_unstable_by(CONSENSUS_POINTS, before);
+        best.truncate(CONSENSUS_POINTS);
+    }
+    best.sort_unstable_by(before);
+    let highest = scores[*best.first()?];
+    let point = |place: usize| points[candidates[place] as usize];
+    let voters: Vec<(UnitVector, f64)> =
+        best.iter().map(|place| (point(*place), (scores[*place] - highest).exp())).collect();
+    let closeness = |one: UnitVector| -> f64 {
+        let near = |other: UnitVector| {
+            let distance_km = chord_km(one, other);
+            CONSENSUS_WIDTHS_KM.iter().map(|width_km| (-distance_km / width_km).exp()).sum::<f64>()
+        };
+        voters.iter().map(|(other, weight)| weight * near(*other)).sum()
+    };
+    let votes: Vec<f64> = voters.iter().map(|(one, _)| closeness(*one)).collect();
+    first_best(&votes).map(|place| best[place])
+}

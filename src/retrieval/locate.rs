@@ -1,0 +1,127 @@
+//! Photos to places: retrieval alone, LocDiff-H, and the errors of every setting that is tried.
+//!
+//! Photos are taken a few at a time, so that the logits of their candidates stay few however many photos there are.
+
+use tch::Tensor;
+
+use super::error::RetrievalError;
+use super::hybrid::{Hybrid, Samples, consensus};
+use super::retriever::{Retriever, Scored};
+use super::tune::{Grid, TuneRow};
+use crate::geo::UnitVector;
+
+/// Photos whose candidates are held at once: a multiple of every tile of queries.
+const PHOTOS: usize = 1024;
+
+/// The places of one photo.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Located {
+    /// By retrieval alone.
+    pub retrieval: UnitVector,
+    /// By LocDiff-H; none: no gallery point was in range, and LocDiff's own answer stands.
+    pub hybrid: Option<UnitVector>,
+}
+
+impl Located {
+    /// LocDiff-H's answer, whichever it is.
+    pub fn hybrid_or(&self, own: UnitVector) -> UnitVector {
+        self.hybrid.unwrap_or(own)
+    }
+}
+
+/// The gallery point that `best` (at least one, best first) stands for: of one itself, of several the one with the most weight
+/// near it.
+pub fn knn_place(points: &[UnitVector], best: &[(u32, f32)]) -> Option<u32> {
+    let (places, scores): (Vec<u32>, Vec<f64>) = best.iter().map(|(point, logit)| (*point, f64::from(*logit))).unzip();
+    consensus(points, &places, &scores).map(|place| places[place])
+}
+
+/// Retrieval and LocDiff-H for photos with these queries, `[photos, width]`, and samples. `neighbours` is 1 but for
+/// photos against photos.
+pub fn locate(
+    retriever: &Retriever<'_>,
+    queries: &Tensor,
+    images: &[Samples],
+    hybrid: &Hybrid,
+    neighbours: usize,
+) -> Result<Vec<Located>, RetrievalError> {
+    let index = retriever.gallery().index();
+    let points = index.points();
+    let candidates = |image: &Samples| hybrid.candidates(index, image);
+    let finish = |image: &Samples, wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
+        let answer = hybrid.answer(image, points, wanted, &scored.logits);
+        Located { retrieval, hybrid: answer.map(|point| points[point as usize]) }
+    };
+    each(retriever, queries, images, neighbours, candidates, finish)
+}
+
+/// The errors of LocDiff, of retrieval and of every setting of a grid, photo by photo.
+pub fn try_settings(
+    retriever: &Retriever<'_>,
+    queries: &Tensor,
+    images: &[Samples],
+    truths: &[UnitVector],
+    grid: &Grid,
+    neighbours: usize,
+) -> Result<Vec<TuneRow>, RetrievalError> {
+    if truths.len() != images.len() {
+        let (got, want) = (truths.len().to_string(), images.len().to_string());
+        return Err(RetrievalError::Shape { what: "true places", got, want });
+    }
+    let index = retriever.gallery().index();
+    let pairs: Vec<(&Samples, UnitVector)> = images.iter().zip(truths.iter().copied()).collect();
+    let candidates = |(image, _): &(&Samples, UnitVector)| grid.candidates(index, image);
+    let finish =
+        |(image, truth): &(&Samples, UnitVector), wanted: &[u32], scored: &Scored, retrieval: UnitVector| TuneRow {
+            truth: *truth,
+            own_km: truth.distance(image.aggregate).0 as f32,
+            retrieval_km: truth.distance(retrieval).0 as f32,
+            errors_km: grid.errors_km(*truth, image, index.points(), wanted, &scored.logits),
+        };
+    each(retriever, queries, &pairs, neighbours, candidates, finish)
+}
+
+/// Candidates, logits and what follows from them, for all photos, some at a time.
+fn each<Photo: Sync, Found: Send>(
+    retriever: &Retriever<'_>,
+    queries: &Tensor,
+    photos: &[Photo],
+    neighbours: usize,
+    candidates: impl Fn(&Photo) -> Vec<u32> + Sync,
+    finish: impl Fn(&Photo, &[u32], &Scored, UnitVector) -> Found + Sync,
+) -> Result<Vec<Found>, RetrievalError> {
+    let (got, want) = (queries.size().first().copied().unwrap_or(0), photos.len() as i64);
+    if got != want {
+        let (got, want) = (got.to_string(), want.to_string());
+        return Err(RetrievalError::Shape { what: "queries", got, want });
+    }
+    let (threads, points) = (retriever.threads(), retriever.gallery().points());
+    let mut found = Vec::with_capacity(photos.len());
+    for (first, photos) in (0..).step_by(PHOTOS).zip(photos.chunks(PHOTOS)) {
+        let wanted = spread(photos, threads, &candidates);
+        let queries = queries.f_narrow(0, first, photos.len() as i64)?;
+        let scored = retriever.score(&queries, &wanted, neighbours.max(1))?;
+        let tasks: Vec<_> = photos.iter().zip(wanted.iter().zip(&scored)).collect();
+        found.extend(spread(&tasks, threads, |(photo, (wanted, scored))| {
+            let nearest =
+                knn_place(points, &scored.best).expect("a gallery has points, and the best of them is asked for");
+            finish(photo, wanted, scored, points[nearest as usize])
+        }));
+    }
+    Ok(found)
+}
+
+/// Applies `work` to each task on several threads; results in the order of the tasks.
+fn spread<Task: Sync, Found: Send>(tasks: &[Task], threads: usize, work: impl Fn(&Task) -> Found + Sync) -> Vec<Found> {
+    let work = &work;
+    let share = tasks.len().div_ceil(threads.max(1)).max(1);
+    std::thread::scope(|scope| {
+        let run = |part: &'_ [Task]| part.iter().map(work).collect::<Vec<_>>();
+        let parts: Vec<_> = tasks.chunks(share).map(|part| scope.spawn(move || run(part))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Vec<Found>>| match thread.join() {
+            Ok(found) => found,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        parts.into_iter().flat_map(join).collect()
+    })
+}

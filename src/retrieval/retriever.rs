@@ -1,0 +1,211 @@
+//! Queries against all of a gallery: matrix products of tiles, from which the best points and the logits that somebody asked
+//! for are kept.
+//!
+//! Memory: a tile of the gallery and its logits, beside the gallery itself, whose embeddings are copied to a GPU where they take
+//! at most [`KEPT_BYTES_MAX`] and go there tile by tile otherwise. Tiles of queries and of the gallery are equally long, the last
+//! ones filled up, each product by one thread: a logit's bits depend on its image and its gallery point alone.
+// i images of a tile · g gallery points of a tile · w width · k best
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use tch::{Device, Kind, Tensor};
+
+use super::error::RetrievalError;
+use super::gallery::Gallery;
+use crate::geoclip::for_each_tile;
+
+/// Embeddings of a gallery stay on the GPU if they need no more.
+const KEPT_BYTES_MAX: usize = 16 << 30;
+
+/// What is computed together.
+#[derive(Debug, Clone, Copy)]
+struct TileSize {
+    images: usize,
+    points: usize,
+}
+
+impl TileSize {
+    /// 2 MiB of logits on the CPU, 256 MiB on a GPU.
+    fn of(device: Device) -> Self {
+        if device.is_cuda() { Self { images: 1024, points: 65_536 } } else { Self { images: 128, points: 4096 } }
+    }
+}
+
+/// What a query found.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Scored {
+    /// The best gallery points and their logits, best first.
+    pub best: Vec<(u32, f32)>,
+    /// Logits of the points that were asked for, in their order.
+    pub logits: Vec<f32>,
+}
+
+/// A gallery that is asked.
+#[derive(Debug)]
+pub struct Retriever<'a> {
+    gallery: &'a Gallery,
+    device: Device,
+    threads: usize,
+    kept_gw: Option<Tensor>,
+}
+
+impl<'a> Retriever<'a> {
+    /// Asks on `device`; on the CPU `threads` tiles at once.
+    pub fn new(gallery: &'a Gallery, device: Device, threads: usize) -> Result<Self, RetrievalError> {
+        let embeddings_gw = gallery.embeddings();
+        let bytes = embeddings_gw.numel() * embeddings_gw.kind().elt_size_in_bytes();
+        let keep = device.is_cuda() && bytes <= KEPT_BYTES_MAX;
+        let kept_gw = keep.then(|| embeddings_gw.f_to_device(device)).transpose()?;
+        Ok(Self { gallery, device, threads: if device.is_cuda() { 1 } else { threads.max(1) }, kept_gw })
+    }
+
+    /// The gallery.
+    pub fn gallery(&self) -> &'a Gallery {
+        self.gallery
+    }
+
+    /// Tiles that are computed at once.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// For each query `[images, width]` the `top` best gallery points, and the logits of its `wanted` points (ascending).
+    pub fn score(&self, queries: &Tensor, wanted: &[Vec<u32>], top: usize) -> Result<Vec<Scored>, RetrievalError> {
+        let (images, width) = (wanted.len() as i64, self.gallery.width() as i64);
+        if queries.size() != [images, width] {
+            let (got, want) = (format!("{:?}", queries.size()), format!("[{images}, {width}]"));
+            return Err(RetrievalError::Shape { what: "queries", got, want });
+        }
+        let size = TileSize::of(self.device);
+        let mut scored = Vec::with_capacity(wanted.len());
+        for (first, wanted) in (0..).step_by(size.images).zip(wanted.chunks(size.images)) {
+            let tile_iw = filled_up(queries.f_narrow(0, first, wanted.len() as i64)?, size.images)?;
+            scored.extend(self.score_tile(&tile_iw.f_to_device(self.device)?, wanted, top, size)?);
+        }
+        Ok(scored)
+    }
+
+    fn score_tile(
+        &self,
+        queries_iw: &Tensor,
+        wanted: &[Vec<u32>],
+        top: usize,
+        size: TileSize,
+    ) -> Result<Vec<Scored>, RetrievalError> {
+        let points = self.gallery.points().len();
+        let tiles: Vec<Range<usize>> =
+            (0..points).step_by(size.points).map(|first| first..(first + size.points).min(points)).collect();
+        let parts = Mutex::new(Vec::new());
+        let share = || Question {
+            queries_iw: queries_iw.shallow_clone(),
+            embeddings_gw: self.kept_gw.as_ref().unwrap_or(self.gallery.embeddings()).shallow_clone(),
+            inverse_lengths_g: self.gallery.inverse_lengths().shallow_clone(),
+            device: self.device,
+            points: size.points,
+        };
+        for_each_tile(self.threads, tiles, share, |question: &Question, range: Range<usize>| {
+            let part = question.ask(&range, wanted, top)?;
+            parts.lock().unwrap_or_else(PoisonError::into_inner).push((range.start, part));
+            Ok::<(), RetrievalError>(())
+        })?;
+        let mut parts = parts.into_inner().unwrap_or_else(PoisonError::into_inner);
+        parts.sort_by_key(|(first, _)| *first);
+        let mut scored = vec![Scored::default(); wanted.len()];
+        for (_, part) in parts {
+            for (all, one) in scored.iter_mut().zip(part) {
+                all.logits.extend(one.logits);
+                all.best.extend(one.best);
+            }
+        }
+        for one in &mut scored {
+            // Equal logits in the order of the gallery.
+            one.best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            one.best.truncate(top);
+        }
+        Ok(scored)
+    }
+}
+
+/// What one thread needs: tensors may go to another thread, but not be shared with it.
+struct Question {
+    queries_iw: Tensor,
+    embeddings_gw: Tensor,
+    inverse_lengths_g: Tensor,
+    device: Device,
+    points: usize,
+}
+
+impl Question {
+    /// What the queries find in one tile of the gallery.
+    fn ask(&self, range: &Range<usize>, wanted: &[Vec<u32>], top: usize) -> Result<Vec<Scored>, RetrievalError> {
+        tch::no_grad(|| {
+            let logits_ig = self.logits(range)?;
+            let best = best_of(&logits_ig, range, wanted.len(), top)?;
+            let slices: Vec<&[u32]> = wanted.iter().map(|wanted| slice(wanted, range)).collect();
+            let at = |(image, slice): (usize, &&[u32])| -> Vec<i64> {
+                slice.iter().map(|point| (image * self.points + *point as usize - range.start) as i64).collect()
+            };
+            let places: Vec<i64> = slices.iter().enumerate().flat_map(at).collect();
+            let places = Tensor::f_from_slice(&places)?.f_to_device(self.device)?;
+            let values = logits_ig.f_view([-1])?.f_index_select(0, &places)?.f_to_device(Device::Cpu)?;
+            let mut values = Vec::<f32>::try_from(values)?.into_iter();
+            let scored = best.into_iter().zip(slices).map(|(best, slice)| {
+                let logits = values.by_ref().take(slice.len()).collect();
+                Scored { best, logits }
+            });
+            Ok(scored.collect())
+        })
+    }
+
+    /// Logits `[images, points]` of a whole tile; what fills it up is no gallery point and gets -∞.
+    fn logits(&self, range: &Range<usize>) -> Result<Tensor, RetrievalError> {
+        let (first, count) = (range.start as i64, range.len() as i64);
+        let tile_gw = self.embeddings_gw.f_narrow(0, first, count)?.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
+        let tile_gw = filled_up(tile_gw, self.points)?;
+        let inverse_g = self.inverse_lengths_g.f_narrow(0, first, count)?.f_to_device(self.device)?;
+        let inverse_g = filled_up(inverse_g, self.points)?;
+        let logits_ig = self.queries_iw.f_matmul(&tile_gw.f_tr()?)?.f_mul(&inverse_g)?;
+        let _ = logits_ig.f_narrow(1, count, self.points as i64 - count)?.f_fill_(f64::NEG_INFINITY)?;
+        Ok(logits_ig)
+    }
+}
+
+/// So many rows, zeros at the end.
+pub(super) fn filled_up(rows: Tensor, count: usize) -> Result<Tensor, tch::TchError> {
+    let missing = count as i64 - rows.size()[0];
+    if missing == 0 {
+        return Ok(rows);
+    }
+    let sides = 2 * rows.dim();
+    let mut pad = vec![0; sides];
+    pad[sides - 1] = missing;
+    rows.f_constant_pad_nd(pad)
+}
+
+/// The best of a tile for each of the first `images` rows.
+fn best_of(
+    logits_ig: &Tensor,
+    range: &Range<usize>,
+    images: usize,
+    top: usize,
+) -> Result<Vec<Vec<(u32, f32)>>, RetrievalError> {
+    let count = top.min(range.len());
+    if count == 0 {
+        return Ok(vec![Vec::new(); images]);
+    }
+    let (values, places) =
+        if count == 1 { logits_ig.f_max_dim(1, true)? } else { logits_ig.f_topk(count as i64, 1, true, true)? };
+    let values = Vec::<f32>::try_from(values.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?)?;
+    let places = Vec::<i64>::try_from(places.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?)?;
+    let pair = |(place, value): (&i64, &f32)| ((range.start as i64 + place) as u32, *value);
+    let rows = places.chunks_exact(count).zip(values.chunks_exact(count)).take(images);
+    Ok(rows.map(|(places, values)| places.iter().zip(values).map(pair).collect()).collect())
+}
+
+/// The part of ascending positions that lies in a tile.
+fn slice<'w>(wanted: &'w [u32], range: &Range<usize>) -> &'w [u32] {
+    let first = wanted.partition_point(|point| (*point as usize) < range.start);
+    let end = wanted.partition_point(|point| (*point as usize) < range.end);
+    &wanted[first..end]
+}

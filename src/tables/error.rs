@@ -1,0 +1,74 @@
+//! What can be wrong with a table.
+
+use std::path::{Path, PathBuf};
+
+use locdiff_launch::exit_code::ExitCode;
+
+/// An error of [`crate::tables`].
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// The system refused.
+    #[error("{path}: {error}")]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The file as a whole is not what was wanted.
+    #[error("{path}: {reason}")]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// Got and wanted.
+        reason: String,
+    },
+    /// A row is not what was wanted.
+    #[error("{path}: row {row}: {reason}")]
+    Row {
+        /// Which file.
+        path: PathBuf,
+        /// Which row, from 0, the header not counted.
+        row: usize,
+        /// Got and wanted.
+        reason: String,
+    },
+    /// Bytes that are no Parquet.
+    #[error("{path}: is no whole Parquet file: {reason}")]
+    Damaged {
+        /// Which file.
+        path: PathBuf,
+        /// What the reader says.
+        reason: String,
+    },
+}
+
+impl TableError {
+    /// The documented exit code.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Io { .. } => ExitCode::Io,
+            Self::File { .. } | Self::Row { .. } => ExitCode::BadData,
+            Self::Damaged { .. } => ExitCode::Corrupt,
+        }
+    }
+
+    pub(super) fn file(path: &Path, reason: impl Into<String>) -> Self {
+        Self::File { path: path.to_owned(), reason: reason.into() }
+    }
+
+    pub(super) fn row(path: &Path, row: usize, reason: impl Into<String>) -> Self {
+        Self::Row { path: path.to_owned(), row, reason: reason.into() }
+    }
+
+    /// The system's refusals apart from malformed text.
+    pub(super) fn csv(path: &Path, row: Option<usize>, error: &csv::Error) -> Self {
+        match (error.kind(), row) {
+            (csv::ErrorKind::Io(error), _) => {
+                Self::Io { path: path.to_owned(), error: std::io::Error::new(error.kind(), error.to_string()) }
+            }
+            (_, Some(row)) => Self::row(path, row, error.to_string()),
+            (_, None) => Self::file(path, error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What must not change an answer: the number of workers, the rows beside it, how often a view is stored.
+
+use locdiff_launch::exit_code::ExitCode;
+
+use super::support::{ACCURACIES, folder, read, row, stage};
+use crate::small_shards;
+
+#[test]
+fn workers_change_no_digit_of_any_answer() {
+    let stage = stage();
+    let mut first = None;
+    // 150 rows are three blocks: of four workers one has nothing to do.
+    for workers in [1, 2, 4] {
+        let ran = stage.run(&format!("--json --workers {workers} eval --hybrid"));
+        ran.ends_with(ExitCode::Success).says("checkpoints/small").says("step-00000040 (the newest that is whole)");
+        let files = [
+            "truth.csv",
+            "samples.csv",
+            "predictions-retrieval.csv",
+            "predictions-locdiff.csv",
+            "predictions-locdiff-h.csv",
+        ];
+        let found = (files.map(|name| read(&stage, name)), ran.json());
+        let rows = found.1["rows"].as_array().expect("rows");
+        assert_eq!(rows.len(), 3, "{rows:?}");
+        for row in rows {
+            assert_eq!((row["source"].as_str(), row["rows"].as_u64()), (Some("computed"), Some(150)), "{row}");
+            for key in ACCURACIES.iter().chain(&["median_km", "mean_km", "geo_score"]) {
+                let number =
+                    |end: &str| row[format!("{key}{end}")].as_f64().unwrap_or_else(|| panic!("{key}{end}: {row}"));
+                assert!(number("_lo") <= number("") && number("") <= number("_hi"), "{key}: {row}");
+            }
+            assert!(row["density"].is_number() && row["coverage"].is_number(), "{row}");
+        }
+        let first = first.get_or_insert_with(|| found.clone());
+        assert_eq!(found.0, first.0, "{workers} workers");
+        assert_eq!(found.1["rows"], first.1["rows"], "{workers} workers");
+        assert_eq!(found.1["differences"], first.1["differences"], "{workers} workers");
+    }
+    // The model has learnt something (chance is 4 %), or all this would say little.
+    let (_, result) = first.expect("evaluated");
+    let accuracy = row(&result, "locdiff")["acc_2500km"].as_f64().expect("a number");
+    assert!(accuracy > 15.0, "{accuracy} % within 2500 km");
+}
+
+#[test]
+fn rows_beside_it_and_doubled_views_do_not_change_an_answer() {
+    let stage = stage();
+    small_shards::build(&stage, "alone", 1000..1100, 1, false);
+    small_shards::build(&stage, "fewer", 1000..1070, 1, false);
+    small_shards::build(&stage, "doubled", 1000..1100, 2, false);
+    let answers = |name: &str| {
+        stage.run(&format!("--json --set shards.test=shards/{name} eval")).ends_with(ExitCode::Success);
+        let text = read(&stage, "predictions-locdiff.csv");
+        text.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let alone = answers("alone");
+    assert_eq!(alone.len(), 101);
+    assert_eq!(answers("fewer"), alone[..71]);
+    assert_eq!(answers("doubled"), alone);
+    assert!(!folder(&stage).join("predictions-locdiff-h.csv").exists(), "of no evaluation that was asked for");
+}
+
+#[test]
+fn another_seed_and_another_sampler_give_other_samples() {
+    let stage = stage();
+    let ran = stage.run("--json --set eval.checkpoint=best eval");
+    ran.ends_with(ExitCode::NoData).says("no checkpoint with a validation score");
+    let samples = |more: &str| {
+        stage.run(&format!("--json {more} eval")).ends_with(ExitCode::Success);
+        read(&stage, "samples.csv")
+    };
+    let first = samples("");
+    assert_ne!(samples("--set train.seed=5"), first);
+    assert_ne!(samples("--set eval.guidance=0 --set eval.sampler_steps=200"), first);
+    assert_eq!(samples(""), first);
+}

@@ -1,0 +1,54 @@
+//! Small shards whose embeddings say where their rows are, built with `shards build`.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use locdiff_launch::exit_code::ExitCode;
+
+use crate::stage::Stage;
+
+/// Numbers of an embedding.
+pub(crate) const WIDTH: usize = 12;
+
+/// Where row `row` of any of these shards is, degrees.
+pub(crate) fn place(row: usize) -> (f64, f64) {
+    (((row * 37) % 170) as f64 - 85.0, ((row * 101) % 359) as f64 - 179.0)
+}
+
+/// Builds `shards/NAME` with these rows. All views are the same where `views_differ` is false.
+pub(crate) fn build(stage: &Stage, name: &str, rows: Range<usize>, views: usize, views_differ: bool) {
+    let mut table = String::from("id,lat,lon\n");
+    for row in rows.clone() {
+        let (latitude, longitude) = place(row);
+        writeln!(table, "photo-{row},{latitude},{longitude}").expect("a string");
+    }
+    std::fs::write(stage.path().join("table.csv"), table).expect("written");
+    let mut line = format!("--device cpu shards build --table table.csv --out shards/{name}");
+    for view in 0..views {
+        let file = if view == 0 { "embeddings.npy".to_owned() } else { format!("embeddings_{view}.npy") };
+        let seed = if views_differ { view } else { 0 };
+        let numbers: Vec<f32> = rows.clone().flat_map(|row| embedding(row, seed)).collect();
+        std::fs::write(stage.path().join(&file), npy(&numbers)).expect("written");
+        write!(line, " --embeddings {file}").expect("a string");
+    }
+    stage.run(&line).ends_with(ExitCode::Success);
+}
+
+fn embedding(row: usize, view: usize) -> impl Iterator<Item = f32> {
+    let (latitude, longitude) = place(row);
+    let (phi, lambda) = (latitude.to_radians(), longitude.to_radians());
+    let direction = [phi.cos() * lambda.cos(), phi.cos() * lambda.sin(), phi.sin()];
+    let noise = move |index: usize| (((row * 7919 + index * 104_729 + view * 31) % 1000) as f64 / 1000.0 - 0.5) * 0.1;
+    (0..WIDTH).map(move |index| (direction[index % 3] * (1.0 + index as f64 * 0.1) + noise(index)) as f32)
+}
+
+/// A matrix of f32 in numpy's own format, version 1.
+fn npy(numbers: &[f32]) -> Vec<u8> {
+    let shape = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {WIDTH}), }}", numbers.len() / WIDTH);
+    let length = (10 + shape.len() + 1).next_multiple_of(64) - 10;
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend(u16::try_from(length).expect("short").to_le_bytes());
+    bytes.extend(format!("{shape:<width$}\n", width = length - 1).bytes());
+    bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    bytes
+}

@@ -1,0 +1,157 @@
+//! Anybody's predictions and galleries: right ones are scored, wrong ones refused by file, row and reason.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch, StringArray};
+use locdiff::eval::predictions::{MatchedBy, Truth, score_predictions};
+use locdiff::geo::{Degrees, Place};
+use locdiff::metrics::{Bootstrap, THRESHOLDS_KM};
+use locdiff::tables;
+use parquet::arrow::ArrowWriter;
+
+const FEW: Bootstrap = Bootstrap { seed: 1, resamples: 50 };
+const TRUTH: &str = "path,lat,lon\na.jpg,10,20\nb.jpg,-5.5,179.9\nc.jpg,0,0\nd.jpg,48.8,2.3\ne.jpg,-90,0\n";
+
+fn file(folder: &Path, name: &str, text: &[u8]) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, text).expect("written");
+    path
+}
+
+fn parquet(folder: &Path, name: &str, columns: Vec<(&str, ArrayRef)>) -> PathBuf {
+    let path = folder.join(name);
+    let batch =
+        RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, column)| (name, column, true)));
+    let batch = batch.expect("columns of one length");
+    let mut writer = ArrowWriter::try_new(File::create(&path).expect("made"), batch.schema(), None).expect("a writer");
+    writer.write(&batch).expect("written");
+    writer.close().expect("closed");
+    path
+}
+
+#[test]
+fn predictions_are_scored_in_any_order_and_format() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let truth = Truth::read(&file(scratch.path(), "truth.csv", TRUTH.as_bytes())).expect("read");
+    // a is right, b lies across the date line, 22 km away; c is 111 km off, d in the antipodes, e on the pole whatever its longitude.
+    let text = "\u{feff}ID,score,Longitude,LATITUDE\nb.jpg,1,-179.9,-5.5\na.jpg,1,20,10\ne.jpg,1,77,-90\nd.jpg,1,-177.7,-48.8\nc.jpg,1,0,1\n";
+    let csv = file(scratch.path(), "mine.csv", text.as_bytes());
+    let names: ArrayRef = Arc::new(StringArray::from(vec!["b.jpg", "a.jpg", "e.jpg", "d.jpg", "c.jpg"]));
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("path", names),
+        ("lat", Arc::new(Float64Array::from(vec![-5.5, 10.0, -90.0, -48.8, 1.0]))),
+        ("lng", Arc::new(Float64Array::from(vec![-179.9, 20.0, 77.0, -177.7, 0.0]))),
+    ];
+    let parquet = parquet(scratch.path(), "mine.parquet", columns);
+    let ordered = file(scratch.path(), "ordered.csv", b"lat,lon\n10,20\n-5.5,-179.9\n1,0\n-48.8,-177.7\n-90,77\n");
+    for (path, how) in [(&csv, MatchedBy::Id), (&parquet, MatchedBy::Id), (&ordered, MatchedBy::Order)] {
+        let found = score_predictions(path, &truth, &THRESHOLDS_KM, &FEW).expect("scored");
+        let percent: Vec<f64> = found.scores.within.iter().map(|within| within.percent.value).collect();
+        assert_eq!((percent, found.matched_by), (vec![40.0, 60.0, 80.0, 80.0, 80.0], how), "{}", path.display());
+        assert!((found.scores.median_km.value - 22.1).abs() < 0.1, "{:?}", found.scores.median_km);
+        assert!(found.prdc.is_some() && found.scores.rows == 5);
+        let text = serde_json::to_string(&found).expect("JSON");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).expect("JSON")["scores"]["rows"], 5);
+    }
+}
+
+#[test]
+fn predictions_that_do_not_fit_the_truth_are_refused() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let truth = Truth::read(&file(scratch.path(), "truth.csv", TRUTH.as_bytes())).expect("read");
+    let rows = "id,lat,lon\na.jpg,1,1\nb.jpg,1,1\nc.jpg,1,1\nd.jpg,1,1\ne.jpg,1,1\n";
+    let without = |row: &str| rows.replace(row, "");
+    for (text, words) in [
+        (without("c.jpg,1,1\n"), "no prediction for 1 of the 5 rows of"),
+        ("id,lat,lon\na.jpg,1,1\n".to_owned(), "no prediction for 4 of the 5 rows of"),
+        (format!("{rows}x.jpg,1,1\n"), "1 of its 6 rows are not in"),
+        (format!("{rows}b.jpg,1,1\n"), "rows 1 and 5 are both `b.jpg`"),
+        (rows.replace("c.jpg,1", "c.jpg,nan"), "row 2: latitude is NaN, wanted -90 to 90"),
+        (rows.replace("c.jpg,1,1", "c.jpg,1,"), "row 2: `lon` is ``, wanted a number"),
+        (rows.replace("c.jpg,1,1", "c.jpg,1,east"), "row 2: `lon` is `east`, wanted a number"),
+        (rows.replace("c.jpg,1,1", "c.jpg,1,181"), "row 2: longitude is 181, wanted -180 to 180"),
+        (rows.replace("c.jpg,1,1", "c.jpg,-91,1"), "row 2: latitude is -91, wanted -90 to 90"),
+        (rows.replace("c.jpg,1,1", "c.jpg,inf,1"), "row 2: latitude is inf"),
+        (rows.replace("c.jpg,1,1", "c.jpg,1"), "row 2:"),
+        (rows.replace("c.jpg,1,1", ",1,1"), "row 2: its id is empty"),
+        ("lat,lon\n1,1\n1,1\n".to_owned(), "2 rows without ids"),
+        ("id,lat,lon\n".to_owned(), "has no rows"),
+        (String::new(), "wanted `lat` among them"),
+        ("id,x,lon\na.jpg,1,1\n".to_owned(), "wanted `lat` among them"),
+        ("id,lat,latitude,lon\na.jpg,1,1,1\n".to_owned(), "2 of them could be `lat`, wanted one"),
+    ] {
+        let path = file(scratch.path(), "mine.csv", text.as_bytes());
+        let error = score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).expect_err("refused");
+        assert!(error.to_string().contains(words) && error.to_string().contains("mine.csv"), "{words}: {error}");
+        assert_eq!(error.exit_code().code(), 20, "{error}");
+    }
+    let error = score_predictions(&scratch.path().join("none.csv"), &truth, &THRESHOLDS_KM, &FEW).expect_err("refused");
+    assert_eq!(error.exit_code().code(), 16, "{error}");
+    let path = file(scratch.path(), "text.csv", b"id,lat,lon\n\xff\xfe,1,1\n");
+    assert!(score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).is_err(), "bytes that are no text");
+}
+
+#[test]
+fn truths_that_cannot_be_meant_are_refused() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let refused = |text: &str| {
+        let error = Truth::read(&file(scratch.path(), "truth.csv", text.as_bytes())).expect_err("refused");
+        (error.exit_code().code(), error.to_string())
+    };
+    assert!(refused("lat,lon\n1,1\n").1.contains("no column of ids"));
+    assert!(refused("path,lat,lon\na,1,1\na,2,2\n").1.contains("rows 0 and 1 are both `a`"));
+    assert!(refused("path,lat,lon\n").1.contains("has no rows"));
+    let error = Truth::new("shards/test".into(), Vec::new(), Vec::new()).expect_err("refused");
+    assert_eq!(
+        (error.exit_code().code(), error.to_string()),
+        (21, "shards/test: no rows, wanted at least 1".to_owned())
+    );
+}
+
+#[test]
+fn tables_are_read_as_people_have_them() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let place = |latitude, longitude| Place::new(Degrees(latitude), Degrees(longitude)).expect("a place");
+    let want = [place(37.09024, -95.712891), place(-90.0, -180.0)];
+    // The header of the gallery that comes with GeoCLIP; spaces and Windows line ends; a path beside other columns.
+    for text in ["LAT,LON\n37.09024,-95.712891\n-90,180\n", " Lat , Long \r\n37.09024, -95.712891\r\n-90,180\r\n"] {
+        let table = tables::read(&file(scratch.path(), "gallery.csv", text.as_bytes())).expect("read");
+        assert_eq!((table.places, table.ids), (want.to_vec(), None));
+    }
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("id", Arc::new(Int64Array::from(vec![7, 8]))),
+        ("LAT", Arc::new(Float32Array::from(vec![12.5, -90.0]))),
+        ("LON", Arc::new(Float32Array::from(vec![-0.25, 0.0]))),
+    ];
+    let table = tables::read(&parquet(scratch.path(), "gallery.PARQUET", columns)).expect("read");
+    assert_eq!(table.ids.expect("ids"), ["7", "8"]);
+    assert_eq!(table.places[0], place(12.5, -0.25));
+}
+
+#[test]
+fn tables_of_hostile_parquet_are_refused() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let floats = |values: Vec<Option<f64>>| -> ArrayRef { Arc::new(Float64Array::from(values)) };
+    let (good, ids): (ArrayRef, ArrayRef) =
+        (floats(vec![Some(1.0); 2]), Arc::new(StringArray::from(vec![Some("a"), None])));
+    let cases: [(Vec<(&str, ArrayRef)>, &str); 5] = [
+        (vec![("lat", floats(vec![Some(1.0), None])), ("lon", good.clone())], "row 1: `lat` is null"),
+        (vec![("lat", floats(vec![Some(1.0), Some(f64::NAN)])), ("lon", good.clone())], "row 1: latitude is NaN"),
+        (vec![("lat", Arc::new(Int64Array::from(vec![1, 2]))), ("lon", good.clone())], "column `lat` is Int64"),
+        (vec![("lat", good.clone()), ("lon", good.clone()), ("id", ids)], "row 1: `id` is null"),
+        (vec![("lat", good.clone())], "wanted `lon` among them"),
+    ];
+    for (columns, words) in cases {
+        let path = parquet(scratch.path(), "gallery.parquet", columns);
+        let error = tables::read(&path).expect_err("refused");
+        assert!(error.to_string().contains(words) && error.exit_code().code() == 20, "{words}: {error}");
+    }
+    let columns = vec![("lat", good.clone()), ("lon", good)];
+    let whole = std::fs::read(parquet(scratch.path(), "gallery.parquet", columns)).expect("read");
+    for cut in [0, 3, whole.len() / 2, whole.len() - 1] {
+        let error = tables::read(&file(scratch.path(), "cut.parquet", &whole[..cut])).expect_err("cut short");
+        assert_eq!(error.exit_code().code(), 22, "{error}");
+    }
+}

@@ -1,0 +1,189 @@
+//! Scores, their intervals, density and coverage, each against the plain way to compute it.
+
+use std::path::Path;
+use std::time::Instant;
+
+use locdiff::geo::{UnitVector, places};
+use locdiff::metrics::{
+    Bootstrap, MetricsError, NEAREST_K, Scores, THRESHOLDS_KM, compare, density_coverage, geo_score, score,
+};
+use locdiff::native::philox::{Draw, Philox, Stream};
+use locdiff::shdd::uniform_points;
+use tch::Tensor;
+
+const FEW: Bootstrap = Bootstrap { seed: 11, resamples: 200 };
+
+/// Errors from metres to half the Earth.
+fn errors(seed: u64, rows: usize) -> Vec<f64> {
+    let mut uniform = vec![0.0_f32; rows];
+    let draw = Draw { stream: Stream::Test(1), step: 0, first_sample: 0, elements: rows };
+    Philox::new(seed).fill_uniform(draw, &mut uniform).expect("in range");
+    uniform.into_iter().map(|unit| 0.01 * (14.0 * f64::from(unit)).exp()).collect()
+}
+
+fn numbers(scores: &Scores) -> Vec<f64> {
+    let besides = [scores.median_km, scores.mean_km, scores.geo_score];
+    let all = scores.within.iter().map(|within| within.percent).chain(besides);
+    all.flat_map(|interval| [interval.value, interval.lo, interval.hi]).collect()
+}
+
+fn mean(values: impl Iterator<Item = f64>, rows: usize) -> f64 {
+    values.sum::<f64>() / rows as f64
+}
+
+/// The statistics of a list of errors, written down as they are defined.
+fn plain(errors: &[f64]) -> Vec<f64> {
+    let rows = errors.len();
+    let mut sorted = errors.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let share = |km: f64| 100.0 * errors.iter().filter(|error| **error <= km).count() as f64 / rows as f64;
+    let mut all: Vec<f64> = THRESHOLDS_KM.iter().map(|km| share(*km)).collect();
+    all.push(0.5 * (sorted[(rows - 1) / 2] + sorted[rows / 2]));
+    all.push(mean(errors.iter().copied(), rows));
+    all.push(mean(errors.iter().map(|error| geo_score(*error)), rows));
+    all
+}
+
+/// Scores by really drawing the rows again, for the difference of two lists.
+fn plain_intervals(one: &[f64], other: Option<&[f64]>) -> Vec<f64> {
+    let rows = one.len();
+    let statistics = |pick: &dyn Fn(&[f64]) -> Vec<f64>| {
+        let mut found = plain(&pick(one));
+        if let Some(other) = other {
+            found.iter_mut().zip(plain(&pick(other))).for_each(|(value, less)| *value -= less);
+        }
+        found
+    };
+    let resamples: Vec<Vec<f64>> = (0..u64::from(FEW.resamples))
+        .map(|resample| {
+            let mut drawn = vec![0; rows];
+            let draw = Draw { stream: Stream::Bootstrap, step: 0, first_sample: resample, elements: rows };
+            Philox::new(FEW.seed).fill_int(draw, rows as u32, &mut drawn).expect("in range");
+            statistics(&|errors: &[f64]| drawn.iter().map(|row| errors[*row as usize]).collect())
+        })
+        .collect();
+    let quantile = |statistic: usize, part: f64| {
+        let mut all: Vec<f64> = resamples.iter().map(|found| found[statistic]).collect();
+        all.sort_by(f64::total_cmp);
+        let place = part * (all.len() - 1) as f64;
+        let (below, rest) = (place as usize, place.fract());
+        all[below] * (1.0 - rest) + all[below + 1] * rest
+    };
+    let values = statistics(&|errors: &[f64]| errors.to_vec());
+    let triple = |(statistic, value): (usize, &f64)| [*value, quantile(statistic, 0.025), quantile(statistic, 0.975)];
+    values.iter().enumerate().flat_map(triple).collect()
+}
+
+#[test]
+fn metrics_are_those_of_rows_that_are_really_drawn_again() {
+    for rows in [1, 2, 7, 100, 501] {
+        let (one, other) = (errors(1, rows), errors(2, rows));
+        let close = |got: Vec<f64>, want: Vec<f64>| {
+            for (got, want) in got.iter().zip(&want) {
+                // Sums of up to 501 numbers in another order.
+                assert!((got - want).abs() <= 1e-11 * (1.0 + want.abs()), "{rows} rows: {got} {want}");
+            }
+        };
+        close(numbers(&score(&one, &THRESHOLDS_KM, &FEW).expect("scored")), plain_intervals(&one, None));
+        let difference = compare(&one, &other, &THRESHOLDS_KM, &FEW).expect("compared");
+        close(numbers(&difference), plain_intervals(&one, Some(&other)));
+    }
+}
+
+#[test]
+fn metrics_intervals_hold_the_truth_in_nineteen_of_twenty_worlds() {
+    let (worlds, rows, share) = (400, 300, 0.3);
+    let mut held = 0;
+    for world in 0..worlds {
+        let mut uniform = vec![0.0_f32; rows];
+        let draw = Draw { stream: Stream::Test(2), step: 0, first_sample: world, elements: rows };
+        Philox::new(1).fill_uniform(draw, &mut uniform).expect("in range");
+        let errors: Vec<f64> = uniform.iter().map(|unit| if f64::from(*unit) < share { 0.5 } else { 5.0 }).collect();
+        let found =
+            score(&errors, &[1.0], &Bootstrap { seed: world, resamples: 200 }).expect("scored").within[0].percent;
+        held += u32::from((found.lo..=found.hi).contains(&(100.0 * share)));
+    }
+    // 380 expected, standard deviation 4.4.
+    assert!((362..=396).contains(&held), "{held} of {worlds}");
+}
+
+#[test]
+fn metrics_of_pairs_see_what_intervals_of_each_hide() {
+    let one = errors(3, 800);
+    let other: Vec<f64> =
+        one.iter().enumerate().map(|(row, km)| if row % 20 == 0 { km + 9000.0 } else { *km }).collect();
+    let same = compare(&one, &one, &THRESHOLDS_KM, &FEW).expect("compared");
+    assert!(numbers(&same).iter().all(|value| *value == 0.0));
+    let paired = compare(&one, &other, &THRESHOLDS_KM, &FEW).expect("compared").within[2].percent;
+    assert!(paired.lo > 0.0, "{paired:?}");
+    let [alone, worse] = [&one, &other].map(|km| score(km, &THRESHOLDS_KM, &FEW).expect("scored").within[2].percent);
+    assert!(alone.lo < worse.hi, "each interval alone would not tell: {alone:?} {worse:?}");
+}
+
+#[test]
+fn metrics_refuse_what_is_no_distance() {
+    let refused = |km: &[f64]| score(km, &THRESHOLDS_KM, &FEW).expect_err("refused").to_string();
+    assert_eq!(refused(&[]), "0 answers, wanted at least 1");
+    assert!(refused(&[1.0, f64::NAN]).contains("answer 1: its error is NaN km"));
+    assert!(refused(&[f64::INFINITY]).contains("answer 0"));
+    assert!(refused(&[-1.0]).contains("-1 km"));
+    assert!(matches!(score(&[1.0], &[f64::NAN], &FEW), Err(MetricsError::Threshold { .. })));
+    assert_eq!(compare(&[1.0], &[1.0, 2.0], &[], &FEW), Err(MetricsError::Lengths { one: 1, other: 2 }));
+}
+
+#[test]
+fn metrics_have_names_with_units() {
+    let fields = score(&[0.5, 30.0], &[1.0, 2.5], &FEW).expect("scored").to_fields();
+    let names: Vec<&str> = fields.keys().map(String::as_str).collect();
+    for name in ["acc_1km", "acc_1km_lo", "acc_1km_hi", "acc_2.5km", "median_km", "mean_km_hi", "geo_score"] {
+        assert!(names.contains(&name), "{name} in {names:?}");
+    }
+    assert_eq!(fields["acc_1km"], 50.0);
+}
+
+#[test]
+fn metrics_of_ten_thousand_rows_take_a_moment() {
+    let errors = errors(4, 10_000);
+    let start = Instant::now();
+    score(&errors, &THRESHOLDS_KM, &Bootstrap::default()).expect("scored");
+    println!("10,000 rows x 1000 resamples: {:.3} s", start.elapsed().as_secs_f64());
+}
+
+fn golden(name: &str) -> Tensor {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/prdc.safetensors");
+    let tensors = Tensor::read_safetensors(path).expect("readable");
+    tensors.into_iter().find(|(own, _)| own == name).expect("in the file").1
+}
+
+fn points(name: &str) -> Vec<UnitVector> {
+    let column = |index| Vec::<f64>::try_from(golden(name).select(1, index).contiguous()).expect("numbers");
+    places(&column(0), &column(1)).expect("places").into_iter().map(UnitVector::from).collect()
+}
+
+#[test]
+fn density_and_coverage_are_those_of_the_authors_package() {
+    for name in ["uniform", "near", "repeated"] {
+        let found =
+            density_coverage(&points(&format!("{name}.truth")), &points(&format!("{name}.predicted")), NEAREST_K);
+        let found = found.expect("enough points");
+        let want = Vec::<f64>::try_from(golden(&format!("{name}.result"))).expect("numbers");
+        println!("{name}: {found:?} {want:?}");
+        assert!((found.density - want[0]).abs() <= 1e-9, "{name}: {found:?}, {want:?}");
+        assert!((found.coverage - want[1]).abs() <= 1e-9, "{name}: {found:?}, {want:?}");
+    }
+}
+
+#[test]
+fn density_and_coverage_of_many_need_no_matrix() {
+    let truth = uniform_points(1, 0, 0, 30_000).expect("in range");
+    let predicted = uniform_points(1, 1, 0, 30_000).expect("in range");
+    let (start, before) = (Instant::now(), crate::resident_bytes());
+    let found = density_coverage(&truth, &predicted, NEAREST_K).expect("enough");
+    println!("30,000 points: {:.2} s, {found:?}", start.elapsed().as_secs_f64());
+    // Of independent uniform points: density 1; coverage 1 - E[(1 + r)^-1...] = 1 - 2^-3 for k = 3.
+    assert!((found.density - 1.0).abs() < 0.02 && (found.coverage - 0.875).abs() < 0.01, "{found:?}");
+    assert!(crate::resident_bytes().saturating_sub(before) < 100 << 20, "30,000² distances would take 7 GB");
+    assert!(density_coverage(&truth[..3], &predicted, NEAREST_K).is_err());
+    assert!(density_coverage(&truth, &[], NEAREST_K).is_err());
+    assert!(density_coverage(&truth, &predicted, 0).is_err());
+}

@@ -1,0 +1,220 @@
+//! Retrieval against plain cosines, on whatever head, and its bits against company.
+
+use std::path::Path;
+
+use locdiff::eval::retrieval_data;
+use locdiff::geo::UnitVector;
+use locdiff::geoclip::{Embedder, FEATURE_WIDTH, Geoclip};
+use locdiff::native::philox::{Draw, Philox, Stream};
+use locdiff::retrieval::{
+    DataFacts, DataHead, Gallery, Hybrid, QueryHead, Retriever, Samples, Scored, check_head, knn_place, locate,
+};
+use locdiff::shards::{Dataset, PROJECTION_SEED, projection};
+use locdiff::shdd::uniform_points;
+use locdiff_launch::config::{HybridMode, RetrievalConfig, RetrievalHead, ShardsConfig};
+use tch::{Device, Kind, Tensor};
+
+use crate::geoclip_support::folder;
+
+const WIDTH: usize = 24;
+
+fn normals(seed: u64, shape: &[i64]) -> Tensor {
+    let count = shape.iter().product::<i64>() as usize;
+    let mut values = vec![0.0_f32; count];
+    let draw = Draw { stream: Stream::Test(3), step: 0, first_sample: 0, elements: count };
+    Philox::new(seed).fill_normal(draw, &mut values).expect("in range");
+    Tensor::from_slice(&values).view(shape)
+}
+
+fn points(count: usize) -> Vec<UnitVector> {
+    uniform_points(9, 0, 0, count).expect("in range")
+}
+
+/// More points than two tiles hold, in f16 as training photos are.
+fn gallery(count: usize) -> Gallery {
+    let embeddings = normals(1, &[count as i64, WIDTH as i64]).to_kind(Kind::Half);
+    Gallery::of_embeddings("test".into(), points(count), embeddings).expect("a gallery")
+}
+
+fn rows(tensor: &Tensor) -> Vec<Vec<f64>> {
+    let width = *tensor.size().last().expect("a last dimension") as usize;
+    let all = Vec::<f64>::try_from(tensor.to_kind(Kind::Double).contiguous().view([-1])).expect("numbers");
+    all.chunks_exact(width).map(<[f64]>::to_vec).collect()
+}
+
+fn cosine(one: &[f64], other: &[f64]) -> f64 {
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    dot(one, other) / (dot(one, one) * dot(other, other)).sqrt()
+}
+
+#[test]
+fn retrieval_logits_are_mean_cosines_of_the_views() {
+    let (count, images, views) = (9000, 150, 3);
+    let gallery = gallery(count);
+    let embeddings = normals(2, &[images, views, WIDTH as i64]);
+    let queries = QueryHead::knn(40.0, Device::Cpu).queries(&embeddings).expect("queries");
+    let wanted: Vec<Vec<u32>> =
+        (0..images as u32).map(|image| (image..9000).step_by(501 + image as usize).collect()).collect();
+    let retriever = Retriever::new(&gallery, Device::Cpu, 2).expect("a retriever");
+    let scored = retriever.score(&queries, &wanted, 3).expect("scored");
+    let points = rows(&normals(1, &[count as i64, WIDTH as i64]).to_kind(Kind::Half));
+    for (image, (scored, wanted)) in scored.iter().zip(&wanted).enumerate() {
+        let views = rows(&embeddings.get(image as i64));
+        let logit = |point: usize| {
+            40.0 * views.iter().map(|view| cosine(view, &points[point])).sum::<f64>() / views.len() as f64
+        };
+        assert_eq!(scored.logits.len(), wanted.len());
+        for (got, point) in scored.logits.iter().zip(wanted) {
+            // Sums of 24 products in f32, of a magnitude of 40.
+            assert!((f64::from(*got) - logit(*point as usize)).abs() < 1e-4, "image {image}, point {point}: {got}");
+        }
+        let mut all: Vec<(usize, f64)> = (0..count).map(|point| (point, logit(point))).collect();
+        all.sort_by(|a, b| b.1.total_cmp(&a.1));
+        for ((point, _), (want, _)) in scored.best.iter().zip(&all) {
+            assert!((logit(*point as usize) - logit(*want)).abs() < 1e-4, "image {image}: {point} instead of {want}");
+        }
+        assert_eq!(scored.best.len(), 3);
+    }
+}
+
+#[test]
+fn retrieval_bits_depend_neither_on_company_nor_on_threads() {
+    let gallery = gallery(9000);
+    let embeddings = normals(2, &[300, 2, WIDTH as i64]);
+    let wanted: Vec<Vec<u32>> = (0..300).map(|image| vec![image, 4095, 4096, 8999]).collect();
+    let ask = |chosen: &[i64], threads: usize| -> Vec<Scored> {
+        let chosen_embeddings = embeddings.index_select(0, &Tensor::from_slice(chosen));
+        let queries = QueryHead::knn(40.0, Device::Cpu).queries(&chosen_embeddings).expect("queries");
+        let wanted: Vec<Vec<u32>> = chosen.iter().map(|image| wanted[*image as usize].clone()).collect();
+        Retriever::new(&gallery, Device::Cpu, threads).expect("made").score(&queries, &wanted, 2).expect("scored")
+    };
+    let all: Vec<i64> = (0..300).collect();
+    let together = ask(&all, 1);
+    assert!(together == ask(&all, 3), "threads change bits");
+    let backwards: Vec<i64> = all.iter().rev().copied().collect();
+    assert!(together == ask(&backwards, 2).into_iter().rev().collect::<Vec<_>>(), "the order changes bits");
+    assert_eq!(ask(&[157], 1)[0], together[157], "company changes bits");
+}
+
+/// GeoCLIP's real weights: the head of the test's photos, and the gallery's embeddings on disk.
+#[test]
+fn retrieval_with_geoclip_finds_the_place_that_a_photo_shows() {
+    let config = RetrievalConfig { geoclip: folder().display().to_string(), ..RetrievalConfig::default() };
+    let geoclip = Geoclip::open(Path::new(&config.geoclip)).expect("real weights");
+    let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), 2);
+    let gallery = Gallery::open(&config, &geoclip, &embedder, |_| ()).expect("a gallery");
+    let again = Gallery::open(&config, &geoclip, &embedder, |_| panic!("the embeddings were kept")).expect("a gallery");
+    assert_eq!(gallery.points(), again.points());
+    let shown = [17_usize, 2000, 4095];
+    let places: Vec<_> = shown.iter().map(|point| geoclip.places()[*point]).collect();
+    let looks = Tensor::from_slice(&embedder.embed(&places).expect("embedded")).view([3, 1, 512]);
+    let projection = projection(PROJECTION_SEED).expect("Q");
+    let photos = looks.matmul(&projection.tr());
+    let head = QueryHead::linear(&geoclip, &projection, Device::Cpu).expect("a head");
+    assert!((head.factor() - 39.687).abs() < 1e-3, "{}", head.factor());
+    let queries = head.queries(&photos).expect("queries");
+    let retriever = Retriever::new(&again, Device::Cpu, 2).expect("made");
+    for (scored, point) in retriever.score(&queries, &vec![Vec::new(); 3], 1).expect("scored").iter().zip(shown) {
+        assert_eq!(again.points()[scored.best[0].0 as usize], again.points()[point], "its own place");
+        assert!((f64::from(scored.best[0].1) - head.factor()).abs() < 1e-3, "at a cosine of 1");
+    }
+    // GeoCLIP's own head, ten crops: the mean of the crops' logits.
+    let crops = normals(5, &[2, 10, FEATURE_WIDTH as i64]) * 10.0;
+    let queries = QueryHead::geoclip(&geoclip, Device::Cpu).expect("a head").queries(&crops).expect("queries");
+    let own = geoclip.image_head(Device::Cpu).expect("a head");
+    for image in 0..2 {
+        let unit = own.embed(&crops.get(image)).expect("embedded");
+        let mean = unit.matmul(&looks.get(0).tr()).mean(Kind::Float).double_value(&[]) * own.logit_factor();
+        let got = queries.get(image).dot(&looks.get(0).view([-1])).double_value(&[]);
+        assert!((got - mean).abs() < 1e-4, "{got} {mean}");
+    }
+}
+
+#[test]
+fn retrieval_among_training_photos_asks_as_many_neighbours_as_it_is_told() {
+    let found = points(4);
+    let near = found[3].displace(locdiff::geo::Degrees(0.0), locdiff::geo::Km(2.0)).expect("a place");
+    let places = [found[0], found[3], near, found[2]];
+    let best = [(0, 10.0), (1, 9.9), (2, 9.9), (3, 5.0)];
+    assert_eq!(knn_place(&places, &best[..1]), Some(0));
+    assert_eq!(knn_place(&places, &best), Some(1), "two neighbours in one town outweigh one elsewhere");
+    assert_eq!(knn_place(&places, &[]), None);
+    let gallery = Gallery::of_embeddings("test".into(), places.to_vec(), normals(1, &[4, 8])).expect("a gallery");
+    let retriever = Retriever::new(&gallery, Device::Cpu, 1).expect("made");
+    let queries = QueryHead::knn(40.0, Device::Cpu).queries(&normals(1, &[4, 1, 8])).expect("queries");
+    let images: Vec<Samples> =
+        places.iter().map(|place| Samples { aggregate: place.antipode(), samples: vec![place.antipode()] }).collect();
+    let hybrid = Hybrid { mode: HybridMode::Aggregate, radius_km: 1.0, density_weight: 0.0, density_km: 1.0 };
+    let located = locate(&retriever, &queries, &images, &hybrid, 1).expect("located");
+    for (located, place) in located.iter().zip(&places) {
+        assert_eq!(located.retrieval, *place, "a photo is most like itself");
+        assert_eq!((located.hybrid, located.hybrid_or(*place)), (None, *place), "nothing is in range");
+    }
+}
+
+#[test]
+fn retrieval_refuses_what_points_nowhere() {
+    let nowhere = |row: usize| {
+        let embeddings = normals(1, &[5, 8]);
+        let _ = embeddings.get(row as i64).zero_();
+        embeddings
+    };
+    let error = Gallery::of_embeddings("here".into(), points(5), nowhere(3)).expect_err("refused");
+    assert_eq!((error.exit_code().code(), error.to_string().contains("gallery point 3")), (20, true), "{error}");
+    let error = Gallery::of_embeddings("here".into(), Vec::new(), normals(1, &[0, 8])).expect_err("refused");
+    assert_eq!(error.to_string(), "here: no gallery points, wanted at least 1");
+    let error = QueryHead::knn(1.0, Device::Cpu).queries(&nowhere(2).unsqueeze(1)).expect_err("refused");
+    assert!(error.to_string().contains("image 2"), "{error}");
+    let broken = normals(1, &[2, 1, 8]) * f64::NAN;
+    assert!(QueryHead::knn(1.0, Device::Cpu).queries(&broken).is_err());
+}
+
+#[test]
+fn retrieval_heads_that_do_not_fit_say_why() {
+    let facts = |width: usize, image_head: DataHead, mean_length: Option<f64>| DataFacts {
+        location: "shards/x".into(),
+        width,
+        image_head,
+        mean_length,
+    };
+    let fits = |head, facts: &DataFacts| check_head(head, facts).is_ok();
+    use RetrievalHead::{Geoclip, Knn, Linear};
+    assert!(fits(Geoclip, &facts(768, DataHead::Geoclip, Some(14.0))));
+    assert!(fits(Geoclip, &facts(768, DataHead::Unknown, None)));
+    assert!(fits(Linear, &facts(768, DataHead::Linear, Some(1.0))));
+    assert!(fits(Knn, &facts(5, DataHead::Unknown, None)));
+    for (head, facts, words) in [
+        (Geoclip, facts(768, DataHead::Linear, None), "photos are simulated"),
+        (Geoclip, facts(512, DataHead::Unknown, None), "width 512, GeoCLIP's image head takes 768"),
+        (Geoclip, facts(768, DataHead::Unknown, Some(1.001)), "mean length 1.001"),
+        (Linear, facts(768, DataHead::Geoclip, None), "manifest says CLIP features"),
+        (Linear, facts(768, DataHead::Unknown, None), "no manifest says that its photos are simulated"),
+        (Linear, facts(512, DataHead::Linear, None), "width 512"),
+    ] {
+        let error = check_head(head, &facts).expect_err("refused");
+        assert_eq!(error.exit_code().code(), 10);
+        assert!(error.to_string().contains(words) && error.to_string().contains("shards/x"), "{error}");
+    }
+}
+
+/// The door that evaluation comes through: shards on disk, a head, training photos as the gallery.
+#[test]
+fn retrieval_opens_training_photos_as_a_gallery() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let folder = scratch.path().join("train");
+    crate::shards_support::write(&folder);
+    let shards = ShardsConfig { train: folder.display().to_string(), ..ShardsConfig::default() };
+    let dataset = Dataset::open(&shards.train, &shards).expect("opens");
+    let facts = retrieval_data::data_facts(&shards.train, &dataset);
+    assert_eq!((facts.width, facts.mean_length.is_some()), (crate::shards_support::WIDTH, true));
+    let config = RetrievalConfig { head: RetrievalHead::Knn, ..RetrievalConfig::default() };
+    let open = |config: &RetrievalConfig, facts: &DataFacts| {
+        retrieval_data::open(config, &shards, facts, Device::Cpu, 1, |_| ())
+    };
+    let (gallery, head) = open(&config, &facts).expect("a gallery");
+    assert_eq!((gallery.points().len() as u64, head.factor()), (dataset.rows(), config.knn_scale));
+    let error = open(&config, &DataFacts { width: 7, ..facts.clone() }).expect_err("another width");
+    assert!(error.to_string().contains("width 7") && error.to_string().contains("one encoder"), "{error}");
+    let error = open(&RetrievalConfig::default(), &facts).expect_err("no CLIP features");
+    assert_eq!(error.exit_code().code(), 10, "{error}");
+}

@@ -1,0 +1,202 @@
+//! LocDiff-H: every form against its definition, and the choice of settings.
+
+use locdiff::geo::{Degrees, Km, SphereIndex, UnitVector};
+use locdiff::native::philox::{Draw, Philox, Stream};
+use locdiff::retrieval::{Grid, Hybrid, Samples, TuneRow, choose, fold_of};
+use locdiff::shdd::uniform_points;
+use locdiff_launch::config::HybridMode;
+
+const THRESHOLDS: [f64; 3] = [25.0, 200.0, 2500.0];
+
+fn uniform(step: u64, count: usize) -> Vec<f64> {
+    let mut values = vec![0.0_f32; count];
+    let draw = Draw { stream: Stream::Test(4), step, first_sample: 0, elements: count };
+    Philox::new(3).fill_uniform(draw, &mut values).expect("in range");
+    values.into_iter().map(f64::from).collect()
+}
+
+/// Places around some towns, up to 500 km away, many on one spot.
+fn crowd(step: u64, count: usize) -> Vec<UnitVector> {
+    let towns = uniform_points(2, 0, 0, 6).expect("in range");
+    let numbers = uniform(step, 3 * count);
+    let place = |three: &[f64]| {
+        let town = towns[(6.0 * three[0]) as usize];
+        town.displace(Degrees(360.0 * three[1]), Km((500.0 * three[2] * three[2]).round())).expect("finite")
+    };
+    numbers.chunks_exact(3).map(place).collect()
+}
+
+fn images(count: usize) -> Vec<Samples> {
+    let all = crowd(7, 8 * count);
+    all.chunks_exact(8).map(|samples| Samples { aggregate: samples[0], samples: samples.to_vec() }).collect()
+}
+
+/// The definition, point by point over the whole gallery.
+fn plain(setting: &Hybrid, image: &Samples, points: &[UnitVector], logits: &[f32]) -> Option<u32> {
+    let centres =
+        if setting.mode == HybridMode::AnySample { &image.samples[..] } else { std::slice::from_ref(&image.aggregate) };
+    let in_range = |point: &UnitVector| centres.iter().any(|centre| centre.distance(*point).0 <= setting.radius_km);
+    let score = |at: usize| {
+        let density: f64 =
+            image.samples.iter().map(|sample| (-sample.distance(points[at]).0 / setting.density_km).exp()).sum();
+        let weight = if setting.mode == HybridMode::Fusion { setting.density_weight } else { 0.0 };
+        f64::from(logits[at]) + if weight > 0.0 { weight * density.ln() } else { 0.0 }
+    };
+    let mut best: Option<(usize, f64)> = None;
+    for at in (0..points.len()).filter(|at| in_range(&points[*at])) {
+        let score = score(at);
+        // Chords and arcs round differently: what differs by less is a tie, and the first is taken by both.
+        if best.is_none_or(|(_, most)| score > most + 1e-9) {
+            best = Some((at, score));
+        }
+    }
+    best.map(|(at, _)| at as u32)
+}
+
+fn some_settings() -> Grid {
+    let mut settings = Vec::new();
+    for radius_km in [0.0, 30.0, 100.0, 300.0] {
+        for mode in [HybridMode::AnySample, HybridMode::Aggregate, HybridMode::Fusion, HybridMode::Consensus] {
+            settings.push(Hybrid { mode, radius_km, density_weight: 2.0, density_km: 40.0 });
+        }
+        settings.push(Hybrid { mode: HybridMode::Fusion, radius_km, density_weight: 0.0, density_km: 40.0 });
+    }
+    Grid::new(settings).expect("settings")
+}
+
+#[test]
+fn hybrid_answers_are_those_of_the_definition() {
+    let points = crowd(1, 1500);
+    let index = SphereIndex::new(points.clone());
+    let (mut fallbacks, mut fusions) = (0, 0);
+    for (at, image) in images(60).iter().enumerate() {
+        let logits: Vec<f32> =
+            uniform(100 + at as u64, points.len()).iter().map(|value| (12.0 * value) as f32).collect();
+        for setting in some_settings().settings().iter().filter(|setting| setting.mode != HybridMode::Consensus) {
+            let candidates = setting.candidates(&index, image);
+            let theirs: Vec<f32> = candidates.iter().map(|point| logits[*point as usize]).collect();
+            let answer = setting.answer(image, &points, &candidates, &theirs);
+            assert_eq!(answer, plain(setting, image, &points, &logits), "{setting} for image {at}");
+            fallbacks += u32::from(answer.is_none());
+            let alone = Hybrid { mode: HybridMode::Aggregate, ..*setting };
+            fusions +=
+                u32::from(setting.mode == HybridMode::Fusion && answer != plain(&alone, image, &points, &logits));
+        }
+    }
+    assert!(fallbacks > 50 && fusions > 20, "{fallbacks} without a point in range, {fusions} moved by the samples");
+}
+
+#[test]
+fn hybrid_consensus_prefers_where_most_of_the_weight_is() {
+    let here = uniform_points(2, 0, 0, 1).expect("in range")[0];
+    let there = |bearing: f64, km: f64| here.displace(Degrees(bearing), Km(km)).expect("finite");
+    // The best logit stands alone; three that are nearly as good share a town.
+    let points = [there(0.0, 150.0), there(180.0, 100.0), there(180.0, 101.0), there(180.0, 102.0)];
+    let image = Samples { aggregate: here, samples: vec![here] };
+    let setting = |mode| Hybrid { mode, radius_km: 200.0, density_weight: 0.0, density_km: 25.0 };
+    let logits = [5.0, 4.8, 4.8, 4.8];
+    let answer = |mode| setting(mode).answer(&image, &points, &[0, 1, 2, 3], &logits);
+    assert_eq!(answer(HybridMode::Fusion), Some(0));
+    assert_eq!(answer(HybridMode::Consensus), Some(2));
+    assert_eq!(setting(HybridMode::Consensus).answer(&image, &points, &[], &[]), None);
+}
+
+#[test]
+fn tuning_sees_the_errors_that_each_setting_makes() {
+    let points = crowd(1, 1500);
+    let index = SphereIndex::new(points.clone());
+    let truths = crowd(2, 60);
+    for (at, (image, truth)) in images(60).iter().zip(&truths).enumerate() {
+        let logits: Vec<f32> =
+            uniform(200 + at as u64, points.len()).iter().map(|value| (12.0 * value) as f32).collect();
+        let of = |candidates: &[u32]| candidates.iter().map(|point| logits[*point as usize]).collect::<Vec<f32>>();
+        for grid in [some_settings(), Grid::default()] {
+            let all = grid.candidates(&index, image);
+            let errors = grid.errors_km(*truth, image, &points, &all, &of(&all));
+            for (setting, error) in grid.settings().iter().zip(errors) {
+                let candidates = setting.candidates(&index, image);
+                let answer = setting.answer(image, &points, &candidates, &of(&candidates));
+                let place = answer.map_or(image.aggregate, |point| points[point as usize]);
+                assert_eq!(error, truth.distance(place).0 as f32, "{setting} for image {at}");
+            }
+        }
+    }
+}
+
+fn row(truth: UnitVector, own_km: f32, retrieval_km: f32, errors_km: &[f32]) -> TuneRow {
+    TuneRow { truth, own_km, retrieval_km, errors_km: errors_km.to_vec() }
+}
+
+fn two_settings() -> Grid {
+    let setting = |radius_km| Hybrid { mode: HybridMode::Aggregate, radius_km, density_weight: 0.0, density_km: 1.0 };
+    Grid::new(vec![setting(10.0), setting(20.0)]).expect("settings")
+}
+
+#[test]
+fn tuning_does_not_trade_one_scale_for_another() {
+    // LocDiff is right at 200 km, retrieval in a third of the photos at 25 km. The first setting takes all that retrieval has and
+    // loses a quarter at 200 km; the second takes half of it and loses nothing.
+    let places = uniform_points(4, 0, 0, 1200).expect("in range");
+    let rows: Vec<TuneRow> = places
+        .iter()
+        .enumerate()
+        .map(|(at, place)| {
+            let retrieval = if at % 3 == 0 { 1.0 } else { 9000.0 };
+            let greedy = if at % 3 == 0 {
+                1.0
+            } else if at % 4 == 1 {
+                9000.0
+            } else {
+                100.0
+            };
+            let careful = if at % 6 == 0 { 1.0 } else { 100.0 };
+            row(*place, 100.0, retrieval, &[greedy, careful])
+        })
+        .collect();
+    let choice = choose(&two_settings(), &rows, &[200.0, 2500.0], 5).expect("chosen");
+    assert_eq!(choice.setting.radius_km, 20.0, "{choice:?}");
+    assert_eq!((choice.own_percent.clone(), choice.hybrid_percent.clone()), (vec![100.0; 2], vec![100.0; 2]));
+    assert!((choice.retrieval_percent[0] - 100.0 / 3.0).abs() < 0.1);
+    assert_eq!((choice.held_out_percent, choice.rows, choice.folds), (Some(vec![100.0; 2]), 1200, 5));
+}
+
+#[test]
+fn tuning_keeps_neighbours_together_and_is_honest_about_other_places() {
+    // The first setting is right in the cells of fold 0 and nowhere else, by a little more than the second elsewhere: it wins
+    // where it was chosen, and loses on the fold that had no say.
+    let places = uniform_points(4, 0, 0, 3000).expect("in range");
+    let rows: Vec<TuneRow> = places
+        .iter()
+        .map(|place| {
+            let first = if fold_of(*place, 2) == 0 { 1.0 } else { 500.0 };
+            row(*place, 9000.0, 9000.0, &[first, 501.0 - first])
+        })
+        .collect();
+    let choice = choose(&two_settings(), &rows, &THRESHOLDS, 2).expect("chosen");
+    let held_out = choice.held_out_percent.expect("two folds");
+    assert!(choice.hybrid_percent[0] > 49.0 && held_out[0] == 0.0, "{:?} {held_out:?}", choice.hybrid_percent);
+    let mut sizes = [0_u32; 5];
+    places.iter().for_each(|place| sizes[fold_of(*place, 5) as usize] += 1);
+    assert!(sizes.iter().all(|size| (400..=800).contains(size)), "{sizes:?}");
+    let together = places.iter().filter(|place| {
+        let neighbour = place.displace(Degrees(77.0), Km(5.0)).expect("finite");
+        fold_of(**place, 5) == fold_of(neighbour, 5)
+    });
+    // A 5 km step crosses the edge of a cell of some 550 km about once in sixty times.
+    assert!(together.count() > 2900);
+}
+
+#[test]
+fn tuning_refuses_what_it_cannot_compare() {
+    let place = UnitVector::NORTH_POLE;
+    let refused = |rows: &[TuneRow], folds: u32| {
+        choose(&two_settings(), rows, &THRESHOLDS, folds).expect_err("refused").to_string()
+    };
+    assert!(refused(&[], 5).contains("0 rows"));
+    assert!(refused(&[row(place, 1.0, 1.0, &[1.0, 1.0])], 1).contains("1 folds"));
+    assert!(refused(&[row(place, 1.0, 1.0, &[1.0])], 5).contains("row 0 has 1 errors, wanted one for each of 2"));
+    assert!(refused(&[row(place, 1.0, f32::NAN, &[1.0, 1.0])], 5).contains("NaN"));
+    assert!(Grid::new(Vec::new()).is_err());
+    let one = choose(&two_settings(), &[row(place, 1.0, 1.0, &[1.0, 1.0])], &THRESHOLDS, 5).expect("chosen");
+    assert_eq!(one.held_out_percent, None, "one place has no other fold");
+}
