@@ -230,14 +230,16 @@ fn presets(config: &RunConfig, inventory: &Inventory) -> Vec<Fit> {
     PRESETS.iter().filter_map(fit).collect()
 }
 
-/// Memory of one worker in training, an estimate: weights, gradients, two moments, average and a 16-bit copy of the weights;
-/// for each row of its batch the activations that backward needs, and twice the logits of prediction and truth.
+/// Memory of one worker in training, an estimate: weights, gradients, two moments, average, a 16-bit copy of the weights and the copy
+/// that a checkpoint is written from, of its piece of the model; a whole model for the quick evaluation; for each row of its batch
+/// the activations that backward needs, and twice the logits of prediction and truth.
 fn training_bytes(config: &RunConfig, workers: u64) -> u64 {
+    let tensor = u64::from(config.parallel.tensor).clamp(1, workers);
     let parameters = config.model.parameters(EMBEDDING_WIDTH);
-    let rows = u64::from(config.train.global_batch).div_ceil(workers);
-    let per_row = 4 * (16 * config.model.kept_dims() + 4 * u64::from(config.loss.anchors));
-    let anchors = 4 * u64::from(config.loss.anchors) * config.model.dims();
-    22 * parameters + rows * per_row + anchors
+    let rows = u64::from(config.train.global_batch).div_ceil((workers / tensor).max(1));
+    let per_row = 4 * (16 * config.model.kept_dims() + 4 * u64::from(config.loss.anchors) / tensor);
+    let anchors = 4 * u64::from(config.loss.anchors) * config.model.dims() / tensor;
+    (22 + 16) * parameters / tensor + 4 * parameters + rows * per_row + anchors
 }
 
 #[cfg(test)]

@@ -43,41 +43,61 @@ impl World {
     /// That a batch can be shared by the replicas, and the model and its anchors by the ranks of one; else what could.
     pub fn divides(&self, config: &RunConfig) -> Result<(), LaunchError> {
         let (workers, tensor) = (self.places.len() as u64, u64::from(config.parallel.tensor));
-        let refused = |text: String| Err(LaunchError::Reported { text, code: ExitCode::Config });
-        let could = |of: u64| {
-            let split = |size: &u64| workers.is_multiple_of(*size) && of.is_multiple_of(*size);
-            (1..=workers).filter(split).map(|size| size.to_string()).collect::<Vec<_>>().join(", ")
-        };
         let (replicas, batch) = (workers / tensor, u64::from(config.train.global_batch));
+        let could = layouts(config, workers);
         if !batch.is_multiple_of(replicas) {
-            let data = (1..=replicas).filter(|size| batch.is_multiple_of(*size)).max().unwrap_or(1);
+            let near = multiples(batch, replicas);
             return refused(format!(
-                "train.global_batch: is {batch}, which {replicas} data-parallel ranks cannot share; wanted {}, or {} workers",
-                multiples(batch, replicas),
-                data * tensor
+                "train.global_batch: is {batch}, which {replicas} data-parallel ranks cannot share; wanted {near}, or {could}"
             ));
         }
-        let shared = config.model.split_widths();
-        let common = shared.iter().copied().fold(0, greatest_common_divisor);
-        if !common.is_multiple_of(tensor) {
+        let widths = config.model.split_widths();
+        if widths.iter().any(|width| !width.is_multiple_of(tensor)) {
+            let widths = widths.map(|width| width.to_string()).join(", ");
             return refused(format!(
-                "parallel.tensor: is {tensor}, but the model has layers of widths {}; with {workers} workers --tensor-parallel \
-                 can be {}",
-                shared.map(|width| width.to_string()).join(", "),
-                could(common)
+                "parallel.tensor: is {tensor}, but the model has layers of widths {widths}; wanted {could}"
             ));
         }
-        let anchors = u64::from(config.loss.anchors);
-        if config.loss.kl_weight != AutoOr::Value(0.0) && !anchors.is_multiple_of(tensor) {
+        let anchors = shared_anchors(config);
+        if !anchors.is_multiple_of(tensor) {
+            let near = multiples(anchors, tensor);
             return refused(format!(
-                "loss.anchors: is {anchors}, which {tensor} tensor-parallel ranks cannot share; wanted {}, or \
-                 --tensor-parallel {}",
-                multiples(anchors, tensor),
-                could(greatest_common_divisor(anchors, common))
+                "loss.anchors: is {anchors}, which {tensor} tensor-parallel ranks cannot share; wanted {near}, or {could}"
             ));
         }
         Ok(())
     }
+}
+
+fn refused(text: String) -> Result<(), LaunchError> {
+    Err(LaunchError::Reported { text, code: ExitCode::Config })
+}
+
+/// Anchors that tensor-parallel ranks divide; without a KL none.
+fn shared_anchors(config: &RunConfig) -> u64 {
+    if config.loss.kl_weight == AutoOr::Value(0.0) { 0 } else { u64::from(config.loss.anchors) }
+}
+
+/// The ways in which so many workers could train this model, else the numbers of workers next to it that could.
+fn layouts(config: &RunConfig, workers: u64) -> String {
+    let splits = |workers: u64| -> Vec<String> {
+        let batch = u64::from(config.train.global_batch);
+        let works = |tensor: &u64| {
+            workers.is_multiple_of(*tensor)
+                && config.model.split_widths().iter().all(|width| width.is_multiple_of(*tensor))
+                && shared_anchors(config).is_multiple_of(*tensor)
+                && batch.is_multiple_of(workers / tensor)
+        };
+        (1..=workers).filter(works).map(|tensor| tensor.to_string()).collect()
+    };
+    let fits = splits(workers);
+    if !fits.is_empty() {
+        return format!("--tensor-parallel {} with {workers} workers", fits.join(" or "));
+    }
+    let below = (1..workers).rev().find(|fewer| !splits(*fewer).is_empty());
+    let above = (workers + 1..=2 * workers).find(|more| !splits(*more).is_empty());
+    let near: Vec<String> = [below, above].into_iter().flatten().map(|number| number.to_string()).collect();
+    format!("{} workers", near.join(" or "))
 }
 
 /// The multiples of `of` next to `near`.
@@ -86,10 +106,6 @@ fn multiples(near: u64, of: u64) -> String {
         0 => of.to_string(),
         below => format!("{below} or {}", below + of),
     }
-}
-
-fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 fn enough_gpus(workers: u32, gpus: u32, share: bool, inventory: &Inventory) -> Result<(), LaunchError> {
@@ -114,11 +130,10 @@ fn splits(workers: u32, tensor: u32) -> Result<(), LaunchError> {
     }
     let fits: Vec<String> =
         (1..=workers).filter(|size| workers.is_multiple_of(*size)).map(|size| size.to_string()).collect();
-    Err(LaunchError::Device(format!(
-        "{workers} workers cannot be split into tensor-parallel groups of {tensor}; with {workers} workers, \
-         --tensor-parallel can be {}",
+    refused(format!(
+        "parallel.tensor: is {tensor}, but {workers} workers cannot be split into groups of {tensor}; wanted one of {}",
         fits.join(", ")
-    )))
+    ))
 }
 
 /// The workers look up its address themselves; a name that no interface has is found before any of them starts.
@@ -205,7 +220,7 @@ mod tests {
         let mut config = config(Some(6), DeviceKind::Cpu);
         config.parallel.tensor = 4;
         let error = World::plan(&config, &inventory(0)).expect_err("6 / 4").to_string();
-        assert!(error.contains("can be 1, 2, 3, 6"), "{error}");
+        assert!(error.ends_with("groups of 4; wanted one of 1, 2, 3, 6"), "{error}");
     }
 
     #[test]
@@ -217,15 +232,26 @@ mod tests {
             let world = World::plan(&config, &inventory(0)).expect("tensor divides workers");
             world.divides(&config).err().map(|error| error.to_string())
         };
+        let same = |got: Option<String>, want: &str| assert_eq!(got.as_deref(), Some(want));
         assert_eq!(refused(8, 4, &|_| ()), None, "widths of degree 47 are multiples of 576");
-        let text = refused(3, 1, &|_| ()).expect("4096 rows");
-        assert!(text.contains("3 data-parallel ranks") && text.contains("4095 or 4098, or 2 workers"), "{text}");
-        let text = refused(2, 1, &|config| config.train.global_batch = 1).expect("one row");
-        assert!(text.contains("wanted 2, or 1 workers"), "{text}");
-        let text = refused(10, 5, &|config| config.train.global_batch = 10).expect("2304, 1152, 576");
-        assert!(text.contains("2304, 1152, 576, 4608") && text.contains("can be 1, 2"), "{text}");
-        let text = refused(4, 4, &|config| config.loss.anchors = 2050).expect("2050 anchors");
-        assert!(text.contains("2048 or 2052") && text.contains("--tensor-parallel 1, 2"), "{text}");
+        same(
+            refused(3, 1, &|_| ()),
+            "train.global_batch: is 4096, which 3 data-parallel ranks cannot share; wanted 4095 or 4098, or 2 or 4 workers",
+        );
+        same(
+            refused(7, 1, &|_| ()),
+            "train.global_batch: is 4096, which 7 data-parallel ranks cannot share; wanted 4095 or 4102, or 4 or 8 workers",
+        );
+        same(
+            refused(10, 5, &|config| config.train.global_batch = 10),
+            "parallel.tensor: is 5, but the model has layers of widths 2304, 1152, 576, 4608; wanted --tensor-parallel 1 or 2 \
+             with 10 workers",
+        );
+        same(
+            refused(4, 4, &|config| config.loss.anchors = 2050),
+            "loss.anchors: is 2050, which 4 tensor-parallel ranks cannot share; wanted 2048 or 2052, or --tensor-parallel 1 or 2 \
+             with 4 workers",
+        );
         assert_eq!(
             refused(4, 4, &|config| {
                 config.loss.anchors = 2050;

@@ -1,14 +1,14 @@
 //! A part that several ranks wrote, each its piece of a split model, put together again.
 //!
-//! The first piece says, in its metadata under [`DIVISIONS`], how each split tensor was divided; what it does not name there is
-//! whole in it and in no other piece.
+//! Every piece says, in its metadata under [`DIVISIONS`], how each split tensor was divided; what is not named there is whole in the
+//! first piece and in no other.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-/// Key of the metadata of the first piece: a JSON object from names of tensors to [`Division`]s.
+/// Key of the metadata of a piece: a JSON object from names of tensors to [`Division`]s.
 pub const DIVISIONS: &str = "divisions";
 
 /// How a tensor was divided among pieces: each of `sections` equal parts of dimension `dim` into equal pieces, in order.
@@ -23,7 +23,7 @@ pub struct Division {
 
 /// The divisions as metadata of a piece.
 pub fn divisions_metadata(divisions: &BTreeMap<String, Division>) -> BTreeMap<String, String> {
-    let text = serde_json::to_string(divisions).unwrap_or_default();
+    let text = serde_json::to_string(divisions).expect("names and small numbers are JSON");
     BTreeMap::from([(DIVISIONS.to_owned(), text)])
 }
 
@@ -31,8 +31,12 @@ pub fn divisions_metadata(divisions: &BTreeMap<String, Division>) -> BTreeMap<St
 pub(super) type Named = Vec<(String, Tensor)>;
 
 /// The whole tensors of all pieces, in order; or what does not fit.
-pub(super) fn join(metadata: &BTreeMap<String, String>, pieces: Vec<Named>) -> Result<Named, String> {
-    let text = metadata.get(DIVISIONS).ok_or_else(|| format!("its metadata has no `{DIVISIONS}`"))?;
+pub(super) fn join(metadata: &[BTreeMap<String, String>], pieces: Vec<Named>) -> Result<Named, String> {
+    let first = metadata.first().and_then(|metadata| metadata.get(DIVISIONS));
+    let text = first.ok_or_else(|| format!("its metadata has no `{DIVISIONS}`"))?;
+    if let Some(piece) = metadata.iter().position(|metadata| metadata.get(DIVISIONS) != first) {
+        return Err(format!("piece {piece} has other `{DIVISIONS}`"));
+    }
     let divisions: BTreeMap<String, Division> =
         serde_json::from_str(text).map_err(|error| format!("`{DIVISIONS}` cannot be understood: {error}"))?;
     let mut others: Vec<BTreeMap<String, Tensor>> = Vec::new();
@@ -106,7 +110,8 @@ mod tests {
             named(&[("rows", &rows(0)), ("columns", &columns(0)), ("bias", &bias), ("halves", &halves(0))]),
             named(&[("rows", &rows(3)), ("columns", &columns(4)), ("halves", &halves(6))]),
         );
-        let joined = join(&divisions_metadata(&divisions()), vec![first, second]).expect("fits");
+        let metadata = divisions_metadata(&divisions());
+        let joined = join(&[metadata.clone(), metadata], vec![first, second]).expect("fits");
         let names: Vec<&str> = joined.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["rows", "columns", "bias", "halves"]);
         for ((name, got), want) in joined.iter().zip([&whole, &whole, &bias, &wide]) {
@@ -117,7 +122,7 @@ mod tests {
     #[test]
     fn pieces_that_do_not_fit_are_named() {
         let square = Tensor::zeros([2, 2], (tch::Kind::Float, tch::Device::Cpu));
-        let metadata = divisions_metadata(&divisions());
+        let metadata = [divisions_metadata(&divisions()), divisions_metadata(&divisions())];
         let error = |pieces: Vec<Named>| join(&metadata, pieces).expect_err("does not fit");
         let (rows, halves) = (named(&[("rows", &square)]), named(&[("halves", &square.narrow(0, 0, 1))]));
         assert_eq!(error(vec![rows.clone_all(), vec![]]), "piece 1 has no tensor rows");
@@ -125,7 +130,9 @@ mod tests {
         assert!(error(vec![vec![], rows.clone_all()]).contains("tensor rows of piece 1"));
         let narrow = named(&[("rows", &square.narrow(1, 0, 1))]);
         assert!(error(vec![rows, narrow]).contains("pieces of shapes [2, 2] and [2, 1]"));
-        assert!(join(&BTreeMap::new(), vec![]).expect_err("no metadata").contains("no `divisions`"));
+        assert!(join(&[BTreeMap::new()], vec![]).expect_err("no metadata").contains("no `divisions`"));
+        let other = [metadata[0].clone(), BTreeMap::new()];
+        assert_eq!(join(&other, vec![vec![], vec![]]).expect_err("other metadata"), "piece 1 has other `divisions`");
     }
 
     trait CloneAll {

@@ -1,5 +1,6 @@
 //! Parts from the disk. Every byte that is used has passed the checksum of the manifest on this very read.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -60,19 +61,24 @@ impl Checkpoint {
         if let Some(file) = self.file(&piece_name(part, 0, 1)) {
             return load_tensors(&self.folder, file).map(Some);
         }
-        let Some(pieces) = self.manifest.files.iter().find_map(|file| pieces_of(part, &file.name)) else {
-            return Ok(None);
+        let counts: BTreeSet<u32> = self.manifest.files.iter().filter_map(|file| pieces_of(part, &file.name)).collect();
+        let pieces = match (counts.first(), counts.len()) {
+            (None, _) => return Ok(None),
+            (Some(pieces), 1) => *pieces,
+            _ => {
+                let reason =
+                    format!("{CHECKPOINT_MANIFEST} lists {part} in {counts:?} pieces, wanted one number of them");
+                return Err(CheckpointError::bad(&self.folder, reason));
+            }
         };
-        let mut metadata = None;
-        let mut tensors = Vec::with_capacity(pieces as usize);
+        let mut loaded = Vec::new();
         for piece in 0..pieces {
-            let (header, piece) = load(&self.folder, self.wanted(&piece_name(part, piece, pieces))?)?;
-            metadata.get_or_insert(header.metadata);
-            tensors.push(piece);
+            loaded.push(load(&self.folder, self.wanted(&piece_name(part, piece, pieces))?)?);
         }
+        let (headers, tensors): (Vec<Header>, Vec<Named>) = loaded.into_iter().unzip();
+        let metadata: Vec<_> = headers.into_iter().map(|header| header.metadata).collect();
         let first = self.folder.join(piece_name(part, 0, pieces));
-        let joined = join(&metadata.unwrap_or_default(), tensors);
-        joined.map(Some).map_err(|reason| CheckpointError::bad(&first, reason))
+        join(&metadata, tensors).map(Some).map_err(|reason| CheckpointError::bad(&first, reason))
     }
 
     /// The tensors of a part that must be there.

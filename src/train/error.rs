@@ -89,7 +89,7 @@ pub enum TrainError {
     #[error(transparent)]
     Random(#[from] RandomError),
     /// The recorded step.
-    #[error("{}", chain(.0))]
+    #[error(transparent)]
     Graph(#[from] GraphError),
     /// libtorch.
     #[error(transparent)]
@@ -133,17 +133,6 @@ impl TrainError {
             _ => None,
         }
     }
-}
-
-/// An error and what is behind it, in one line.
-fn chain(error: &GraphError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(behind) = source {
-        text = format!("{text}: {behind}");
-        source = behind.source();
-    }
-    text
 }
 
 impl From<tch::TchError> for TrainError {

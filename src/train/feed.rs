@@ -71,6 +71,13 @@ impl Feed {
         })
     }
 
+    /// Lets go of what is not its own: the batch's memory can be used again.
+    pub(super) fn release(&mut self) {
+        if !self.device.is_cuda() {
+            self.image_be = Tensor::new();
+        }
+    }
+
     /// Takes a batch in.
     pub(super) fn take(&mut self, settings: Settings, batch: &Batch) -> Result<(), TrainError> {
         self.form = Form { slice: batch.slice.clone(), global_batch: batch.position.global_batch };

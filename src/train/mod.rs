@@ -10,7 +10,7 @@
 //! - [`quick`]: how good the averaged weights are, on the validation rows, while training.
 //! - `observe`: what rank 0 tells TensorBoard and the launcher.
 //!
-//! Invariant: the state after step n is a function of the configuration, the data and the number of workers; neither clocks
+//! Invariant: the state after step n is a function of the configuration, the data and the layout of workers; neither clocks
 //! nor restarts have a part in it.
 
 mod codes;

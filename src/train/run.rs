@@ -213,6 +213,7 @@ impl<'a> Training<'a> {
         if is_best || self.is_last() || self.step.is_multiple_of(self.job.config.checkpoint.every) {
             // First, so that there is never more than one copy of the state.
             tell_written(self.writer.wait()?, tell)?;
+            self.trainer.work.agree()?;
             let parts = self.trainer.parts(&self.saved_state()?, self.ranks.place(), self.ranks.layout())?;
             let ready = self.mark()?;
             let snapshot = Snapshot { step: self.step, attempt: self.attempt, score, parts, ready };

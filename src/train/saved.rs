@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use locdiff_launch::config::RunConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::error::TrainError;
 use super::step::{Trainer, duplicate};
@@ -21,6 +21,7 @@ use crate::checkpoint::{
 };
 use crate::comm::{Layout, Place};
 use crate::model::{ModelError, Split};
+use crate::native::cuda;
 use crate::shards::Bookmark;
 use crate::shdd::Filter;
 
@@ -202,13 +203,35 @@ impl Trainer {
 
 type Named = Vec<(String, Tensor)>;
 
+/// Memory for a copy, beside the tensors; where a GPU has no more of it, in main memory, for which the step has to wait.
+fn block(numbers: i64, like: &Tensor) -> Result<Tensor, TrainError> {
+    let on = |device: Device| Tensor::f_empty([numbers], (like.kind(), device));
+    if !like.device().is_cuda() {
+        return Ok(on(like.device())?);
+    }
+    if let Ok(block) = on(like.device()) {
+        return Ok(block);
+    }
+    cuda::empty_cache()?;
+    on(like.device()).or_else(|_| {
+        tracing::warn!(
+            "no room on the GPU for a copy of {numbers} numbers: training waits while a checkpoint is fetched"
+        );
+        Ok(on(Device::Cpu)?)
+    })
+}
+
 /// Copies that nobody else writes to: one block of memory on their device, from where whoever writes them fetches them.
 fn copied(tensors: &Named) -> Result<Named, TrainError> {
     let _without_gradients = tch::no_grad_guard();
     let Some((_, first)) = tensors.first() else { return Ok(Vec::new()) };
     let numbers: i64 = tensors.iter().map(|(_, tensor)| tensor.numel() as i64).sum();
+    if let Some((name, other)) = tensors.iter().find(|(_, tensor)| tensor.kind() != first.kind()) {
+        let text = format!("tensor {name} is {:?}, others are {:?}", other.kind(), first.kind());
+        return Err(CheckpointError::Internal(text).into());
+    }
     // One allocation: hundreds of them would make the step wait the first time.
-    let block = Tensor::f_empty([numbers], (first.kind(), first.device()))?;
+    let block = block(numbers, first)?;
     let mut begin = 0;
     let mut copy = |(name, tensor): &(String, Tensor)| {
         let mut place = block.f_narrow(0, begin, tensor.numel() as i64)?.f_view(&tensor.size()[..])?;

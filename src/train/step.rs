@@ -1,9 +1,9 @@
 //! One optimiser step, as the host sees it: feed the device, let it work, read six numbers back.
 //!
-//! On CUDA the first steps run eagerly; then the step is recorded once and replayed, with its collectives, as one graph. A replay
-//! is waited for with a limit: a peer that died in the middle would keep the stream for ever.
+//! On CUDA the first steps run eagerly; then the step is recorded once and replayed, with its collectives, as one graph. Either is
+//! waited for with a limit: a peer that died in the middle would keep the stream for ever.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use locdiff_launch::config::{RunConfig, TrainConfig};
 use tch::{Device, Tensor};
@@ -18,7 +18,7 @@ use crate::diffusion::NoiseSchedule;
 use crate::geo::UnitVector;
 use crate::loss::Losses;
 use crate::model::CsUnet;
-use crate::native::cuda::{self, Graph, GraphError};
+use crate::native::cuda::{self, Event, Graph, Stream, WaitError};
 use crate::shards::Batch;
 use crate::shdd::{Filter, uniform_points};
 
@@ -64,8 +64,10 @@ pub struct Trainer {
     recorded: Option<Recorded>,
     pub(super) work: Work,
     pub(super) updates: u64,
-    /// Eager steps made in the present form.
-    eager_steps: u32,
+    /// The present form, and the eager steps made in it.
+    eager: (Form, u32),
+    /// What the end of a step is waited for with; none on the CPU, which is done when it returns.
+    finished: Option<Event>,
     train: TrainConfig,
     /// How many anchors this rank has, and the first of them.
     anchors: (usize, u64),
@@ -77,7 +79,6 @@ pub struct Trainer {
 /// A step that can be replayed.
 #[derive(Debug)]
 struct Recorded {
-    form: Form,
     report: Report,
     graph: Graph,
 }
@@ -90,12 +91,15 @@ impl Trainer {
         filter: Option<Filter>,
         ranks: &Communicator,
     ) -> Result<Self, TrainError> {
-        let anchors = config.loss.anchors as usize / ranks.tensor().size() as usize;
+        // Without a KL they may be fewer than ranks; nobody looks at them then.
+        let anchors = (config.loss.anchors as usize / ranks.tensor().size() as usize).max(1);
+        let is_on_gpu = ranks.world().device().is_cuda();
         Ok(Self {
             recorded: None,
             work: Work::new(config, embedding_width, filter, ranks)?,
             updates: 0,
-            eager_steps: 0,
+            eager: (Form { slice: 0..0, global_batch: 0 }, 0),
+            finished: if is_on_gpu { Some(Event::new()?) } else { None },
             train: config.train.clone(),
             anchors: (anchors, u64::from(ranks.tensor().rank()) * anchors as u64),
             rank: ranks.rank(),
@@ -119,11 +123,6 @@ impl Trainer {
         &self.work.schedule
     }
 
-    /// Whether steps are replayed by now.
-    pub fn is_recorded(&self) -> bool {
-        self.recorded.is_some()
-    }
-
     /// Makes the step with this number, from 0, on this rank's slice of its global batch.
     pub fn step(&mut self, step: u64, batch: &Batch) -> Result<StepOutcome, TrainError> {
         let _span = tracing::debug_span!("step", rank = self.rank, step).entered();
@@ -136,19 +135,52 @@ impl Trainer {
         };
         self.work.feed.take(settings, batch)?;
         self.record_where_due()?;
-        match self.recorded.take() {
+        let mut recorded = self.recorded.take();
+        let eager = match &mut recorded {
             Some(recorded) => {
-                let recorded = self.replay(recorded)?;
-                let outcome = self.outcome(step, learning_rate, &recorded.report);
-                self.recorded = Some(recorded);
-                outcome
+                recorded.graph.replay()?;
+                None
             }
-            None => {
-                let report = self.work.run()?;
-                self.eager_steps += 1;
-                self.outcome(step, learning_rate, &report)
-            }
+            None => Some(self.work.run()?),
+        };
+        match self.device_is_done() {
+            Ok(()) => {}
+            Err(WaitError::TimedOut(after)) => return Err(self.give_up(recorded, after)),
+            Err(WaitError::Native(error)) => return Err(error.into()),
         }
+        let outcome = match (&recorded, &eager) {
+            (Some(Recorded { report, .. }), _) | (None, Some(report)) => self.outcome(step, learning_rate, report)?,
+            (None, None) => return Err(TrainError::Config("a step that was neither made nor replayed".to_owned())),
+        };
+        self.recorded = recorded;
+        self.work.feed.release();
+        Ok(outcome)
+    }
+
+    /// Waits for the device, no longer than a collective may take. Collectives on a stream have no other limit.
+    fn device_is_done(&mut self) -> Result<(), WaitError> {
+        let Some(finished) = &mut self.finished else { return Ok(()) };
+        finished.record(&Stream::current()?)?;
+        finished.wait_for(self.timeout)
+    }
+
+    /// The step did not end in time: some peer did not take part. Its collectives are aborted.
+    fn give_up(&self, recorded: Option<Recorded>, after: Duration) -> TrainError {
+        let aborting = self.abort.abort_in_background();
+        // NCCL ends an abort only when no graph holds its collectives.
+        drop(recorded);
+        let started = Instant::now();
+        while !aborting.is_finished() && started.elapsed() < ABORT_PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let text = "the step did not end: some rank did not take part".to_owned();
+        TrainError::Comm(CommError::Collective {
+            operation: "training step",
+            group: "world".to_owned(),
+            rank: self.rank,
+            size: self.abort.size(),
+            failure: Failure::TimedOut { after, text },
+        })
     }
 
     /// This rank's share of the step's anchors.
@@ -159,56 +191,26 @@ impl Trainer {
 
     /// Records the step of this form, once it has run eagerly for a while. The recording itself computes nothing.
     fn record_where_due(&mut self) -> Result<(), TrainError> {
-        let form = &self.work.feed.form;
-        if self.recorded.as_ref().is_some_and(|recorded| recorded.form != *form) {
-            (self.recorded, self.eager_steps) = (None, 0);
+        let form = self.work.feed.form.clone();
+        if form != self.eager.0 {
+            (self.recorded, self.eager) = (None, (form, 0));
         }
-        let is_due = self.recorded.is_none() && self.eager_steps >= EAGER_STEPS;
-        if !is_due || !self.train.cuda_graph || self.work.feed.image_be.device() == Device::Cpu {
+        if self.recorded.is_some() || !self.train.cuda_graph || self.finished.is_none() {
             return Ok(());
         }
-        let form = form.clone();
+        if self.eager.1 < EAGER_STEPS {
+            self.eager.1 += 1;
+            return Ok(());
+        }
         // What the eager steps used goes back, or it would be held beside the graph's own memory.
         cuda::empty_cache()?;
         let (graph, report) = Graph::capture("training step", || self.work.run())?;
         tracing::info!("the step is one graph of {} nodes from now on", graph.nodes());
-        self.recorded = Some(Recorded { form, report, graph });
+        self.recorded = Some(Recorded { report, graph });
         Ok(())
     }
 
-    /// Replays the step. Where it does not end in time its collectives are aborted: some peer did not take part.
-    fn replay(&self, mut recorded: Recorded) -> Result<Recorded, TrainError> {
-        let mut aborting = None;
-        let replayed = recorded.graph.replay_within(self.timeout, || aborting = Some(self.abort.abort_in_background()));
-        match replayed {
-            Ok(()) => Ok(recorded),
-            Err(GraphError::TimedOut { after, .. }) => {
-                // NCCL ends an abort only when no graph holds its collectives.
-                drop(recorded);
-                let started = std::time::Instant::now();
-                while aborting.as_ref().is_some_and(|thread| !thread.is_finished())
-                    && started.elapsed() < ABORT_PATIENCE
-                {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                Err(self.timed_out(after).into())
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    fn timed_out(&self, after: Duration) -> CommError {
-        let text = "a replayed step did not end: some rank did not take part".to_owned();
-        CommError::Collective {
-            operation: "training step",
-            group: "world".to_owned(),
-            rank: self.rank,
-            size: self.abort.size(),
-            failure: Failure::TimedOut { after, text },
-        }
-    }
-
-    /// Reads what the device found. The one place where the host waits for an eager step.
+    /// Reads what the device found.
     fn outcome(&mut self, step: u64, learning_rate: f64, report: &Report) -> Result<StepOutcome, TrainError> {
         let numbers = Vec::<f64>::try_from(report.numbers.f_to_device(Device::Cpu)?)?;
         let last = &report.last;

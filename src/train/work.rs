@@ -15,14 +15,16 @@
 //! finite, nothing is updated.
 // b rows of a micro-batch · d dimensions of the code · a anchors · e embedding
 
-use locdiff_launch::config::RunConfig;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use locdiff_launch::config::{RunConfig, TrainConfig};
 use tch::{Kind, Tensor};
 
 use super::codes::{Codes, Points};
 use super::error::TrainError;
 use super::feed::Feed;
 use super::step::duplicate;
-use crate::comm::{Buckets, Communicator, Group, ReduceOp};
+use crate::comm::{Buckets, CommError, Communicator, Failure, Group, ReduceOp};
 use crate::diffusion::{Forward, NoiseSchedule, TrainingDraws};
 use crate::loss::{Inputs, Loss, Losses};
 use crate::model::{Architecture, CsUnet, DropoutDraws, Placement, Split, Timesteps};
@@ -104,12 +106,7 @@ impl Work {
             forward: Forward::new(&schedule, Kind::Float, device)?,
             buckets: Buckets::new(ranks.data(), &parameters, BUCKET_BYTES)?,
             data: ranks.data().clone(),
-            optimiser: AdamW {
-                beta1: train.beta1,
-                beta2: train.beta2,
-                eps: train.epsilon,
-                weight_decay: train.weight_decay,
-            },
+            optimiser: optimiser(train),
             micro_batch: u64::from(train.micro_batch),
             clip_norm: train.clip_norm,
             condition_drop: config.diffusion.condition_drop,
@@ -137,11 +134,11 @@ impl Work {
             let share = count as f64 / f64::from(self.feed.form.global_batch);
             sums = sums.f_add(&stacked(&losses)?.f_mul_scalar(share)?)?;
             let weighed = losses.total.f_mul_scalar(share * f64::from(self.data.size()))?;
-            if first + count == rows {
-                weighed.f_backward()?;
-            } else {
-                self.buckets.accumulate(|| weighed.f_backward())?;
-            }
+            let backward = match first + count == rows {
+                true => weighed.f_backward(),
+                false => self.buckets.accumulate(|| weighed.f_backward()),
+            };
+            backward.map_err(|error| self.backward_error(error))?;
             last = Some(losses);
         }
         self.buckets.finish()?;
@@ -149,6 +146,36 @@ impl Work {
         let squared = self.update()?.f_to_kind(Kind::Double)?.f_view([1])?;
         let last = last.ok_or_else(|| TrainError::Config("a slice of no rows".to_owned()))?;
         Ok(Report { numbers: Tensor::f_cat(&[sums, squared], 0)?, last })
+    }
+
+    /// Collectives in backward fail through libtorch, as text that names the group: that is a peer's failure, not this rank's.
+    fn backward_error(&self, error: tch::TchError) -> TrainError {
+        let error = TrainError::from(error);
+        let text = error.to_string();
+        match self.tensor.as_ref().filter(|group| text.contains(&format!("of group {}", group.name()))) {
+            Some(group) => TrainError::Comm(CommError::Collective {
+                operation: "backward",
+                group: group.name().to_owned(),
+                rank: group.rank(),
+                size: group.size(),
+                failure: Failure::Failed { text },
+            }),
+            None => error,
+        }
+    }
+
+    /// That parameters which every rank of a replica holds are the same on all of them; a collective.
+    pub(super) fn agree(&self) -> Result<(), TrainError> {
+        let Some(group) = &self.tensor else { return Ok(()) };
+        let _without_gradients = tch::no_grad_guard();
+        let mut digest = DefaultHasher::new();
+        for parameter in self.network.parameters().iter().filter(|parameter| parameter.split == Split::Replicated) {
+            let tensor = parameter.tensor.f_detach()?.f_to_kind(Kind::Double)?;
+            for sum in [tensor.f_sum(Kind::Double)?, tensor.f_square()?.f_sum(Kind::Double)?] {
+                sum.f_double_value(&[])?.to_bits().hash(&mut digest);
+            }
+        }
+        Ok(group.agree("what every rank of a replica should hold", digest.finish())?)
     }
 
     fn rows(&self, first: u64, count: u64) -> Result<Rows, TrainError> {
@@ -210,6 +237,10 @@ impl Work {
         tensor.start_all_reduce(&mut pieces, ReduceOp::Sum)?.wait_stream()?;
         Ok(pieces.f_add(&squared_norm(&gradient_of(true))?)?)
     }
+}
+
+fn optimiser(train: &TrainConfig) -> AdamW {
+    AdamW { beta1: train.beta1, beta2: train.beta2, eps: train.epsilon, weight_decay: train.weight_decay }
 }
 
 /// Total and parts as one f64 vector; parts without weight are zeros.

@@ -289,7 +289,7 @@ fn pieces_are_joined_and_missing_ones_named() {
     };
     let files = vec![
         whole(0, 0.0, &divisions_metadata(&division)),
-        whole(1, 4.0, &BTreeMap::new()),
+        whole(1, 4.0, &divisions_metadata(&division)),
         write_tensors(&Files::real(), &partial, &name, &tensors(1), &BTreeMap::new()).expect("written"),
         write_json(&Files::real(), &partial, STATE, &json!({})).expect("written"),
     ];
@@ -304,4 +304,28 @@ fn pieces_are_joined_and_missing_ones_named() {
     let error = checkpoint.tensors(FIRST_MOMENTS).expect_err("not there");
     assert!(error.to_string().contains("does not list first-moments-00-of-01.safetensors"), "{error}");
     assert_eq!(error.exit_code(), ExitCode::BadData);
+}
+
+#[test]
+#[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+fn tensors_of_a_gpu_are_fetched_beside_training() {
+    let home = folder();
+    let gpu = Device::Cuda(0);
+    let mut background = Background::new(Files::real(), home.path().to_owned(), gpu).expect("a writer");
+    // Larger than the memory that it passes through.
+    let large = Tensor::arange(5_000_001, (Kind::Float, gpu));
+    let mut ready = locdiff::native::cuda::Event::new().expect("an event");
+    ready.record(&locdiff::native::cuda::Stream::current().expect("a stream")).expect("recorded");
+    let part = Part::Tensors {
+        name: piece_name(WEIGHTS, 0, 1),
+        tensors: vec![("large".into(), large.shallow_clone()), ("small".into(), large.narrow(0, 7, 3))],
+        metadata: BTreeMap::new(),
+    };
+    let snapshot = Snapshot { step: 1, attempt: 0, score: None, parts: vec![part], ready: Some(ready) };
+    background.submit(snapshot).expect("begun");
+    let written = background.wait().expect("written").expect("something");
+    let found = load_tensors(&home.path().join(partial_name(1, 0)), &written.files[0]).expect("read");
+    assert!(
+        found[0].1.equal(&large.to_device(Device::Cpu)) && found[1].1.equal(&Tensor::from_slice(&[7.0_f32, 8.0, 9.0]))
+    );
 }

@@ -76,7 +76,8 @@ pub struct Progress {
     pub samples_per_s: f64,
     /// Share of the time since the last report that rank 0 waited for data, 0 to 1.
     pub data_wait: f64,
-    /// The longest step since the last report, checkpoints included, evaluation not: milliseconds.
+    /// The longest step from the one of the last report to the one before this, checkpoints included, evaluation not:
+    /// milliseconds.
     pub slowest_step_ms: f64,
     /// Steps skipped so far because their gradient was not finite.
     pub skipped_steps: u64,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use locdiff_launch::exit_code::ExitCode;
 
-use super::support::{BASE, assert_close, run_dir, stage, tensors, trace, train};
+use super::support::{BASE, assert_close, events, run_dir, stage, tensors, trace, train};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/train/trace.json");
 
@@ -75,6 +75,35 @@ fn killed_worker_is_replaced_and_leaves_no_trace_in_the_numbers() {
     assert_eq!(trace(&stage, "killed"), trace(&stage, "calm"));
     assert_eq!(tensors(&run_dir(&stage, "killed")), tensors(&run_dir(&stage, "calm")));
     assert_eq!(tensors(&run_dir(&stage, "calm")).len(), 4);
+}
+
+#[test]
+fn split_run_evaluates_exports_and_begins_others_as_a_whole_one_does() {
+    let stage = stage();
+    let settings = "--set shards.validation=shards/small --set eval.quick_rows=64 --set eval.quick_samples=2 --set eval.every=6 \
+        --set eval.sampler_steps=4 --set train.micro_batch=70 --set train.steps=12";
+    train(&stage, "whole", &format!("--workers 1 {settings}")).ends_with(ExitCode::Success);
+    train(&stage, "split", &format!("--workers 4 --tensor-parallel 2 {settings}")).ends_with(ExitCode::Success);
+    assert_close(&trace(&stage, "split"), &trace(&stage, "whole"), SAME, "micro-batches");
+    let score = |run: &str| events(&stage, run, "evaluated")[1]["score"].as_f64().expect("a score");
+    let (whole, split) = (score("whole"), score("split"));
+    assert!((whole - split).abs() < 1e-3 * whole, "{whole} against {split}");
+    // The header of a safetensors file says names, kinds, shapes and places of all tensors.
+    let header = |run: &str| {
+        let export = format!("--json checkpoint export checkpoints/{run} --out {run}.safetensors");
+        stage.run(&export).ends_with(ExitCode::Success);
+        let bytes = std::fs::read(stage.path().join(format!("{run}.safetensors"))).expect("an export");
+        let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight")) as usize;
+        let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).expect("JSON");
+        header.as_object_mut().expect("an object").remove("__metadata__");
+        header
+    };
+    assert_eq!(header("split"), header("whole"));
+    let from = "--workers 1 --set train.steps=2 --set train.init_from=checkpoints";
+    train(&stage, "from-whole", &format!("{from}/whole")).ends_with(ExitCode::Success);
+    train(&stage, "from-split", &format!("{from}/split")).ends_with(ExitCode::Success);
+    // Adam's first steps are of the same size however small a gradient is: what differed by 1e-6 differs by more.
+    assert_close(&trace(&stage, "from-split"), &trace(&stage, "from-whole"), 1e-4, "begun from a split run");
 }
 
 #[test]

@@ -38,9 +38,13 @@ fn another_degree_is_refused_and_nothing_is_overwritten() {
 fn layouts_that_do_not_divide_say_what_would() {
     let stage = stage();
     for (settings, field, could) in [
-        ("--workers 7", "train.global_batch: is 240", "238 or 245"),
-        ("--workers 5 --tensor-parallel 5", "widths 144, 72, 36, 288", "--tensor-parallel can be 1"),
-        ("--workers 4 --tensor-parallel 4 --set loss.anchors=66", "loss.anchors: is 66", "64 or 68"),
+        ("--workers 7", "train.global_batch: is 240", "wanted 238 or 245, or 6 or 8 workers"),
+        ("--workers 5 --tensor-parallel 5", "widths 144, 72, 36, 288", "wanted --tensor-parallel 1 with 5 workers"),
+        (
+            "--workers 4 --tensor-parallel 4 --set loss.anchors=66",
+            "loss.anchors: is 66",
+            "wanted 64 or 68, or --tensor-parallel 1 or 2 with 4 workers",
+        ),
     ] {
         let ran = train(&stage, "layout", &format!("{settings} --set train.steps=4"));
         ran.ends_with(ExitCode::Config).says(field).says(could);
