@@ -11,6 +11,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::data::Data;
 use super::error::TrainError;
+use super::meter::Meter;
 use super::observe::{Observer, Tell};
 use super::quick::Quick;
 use super::saved::{Saved, SavedState};
@@ -47,12 +48,14 @@ pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -
         session.take_in(&outcome)?;
         session.observer.record(&outcome, batch.waited, tell)?;
         let away = Instant::now();
+        session.observer.maybe_weights(session.step, &session.trainer)?;
         let score = session.maybe_evaluate(tell)?;
         session.maybe_save(score, tell)?;
         session.observer.resume_clock(away.elapsed());
         last = Some(outcome.loss.total);
     }
     tell_written(session.writer.wait()?, tell)?;
+    session.observer.ended()?;
     let (step, skipped_steps, evaluation) = (session.step, session.skipped_steps, session.evaluation);
     Ok(Summary { step, from_step, loss: last, skipped_steps, evaluation })
 }
@@ -128,6 +131,7 @@ impl<'a> Session<'a> {
         let step = state.map_or(0, |state| state.step);
         let skipped_steps = state.map_or(0, |state| state.skipped_steps);
         let is_first = ranks.rank() == 0;
+        let meter = Meter::new(config, &trainer, ranks);
         let (batches, words) = data.batches(config, ranks, start)?;
         if is_first {
             let (plan, views) = (&data.plan, data.plan.layout().views);
@@ -142,7 +146,7 @@ impl<'a> Session<'a> {
         }
         Ok(Self {
             quick: Quick::new(config, data.width, trainer.codes().filter(), ranks.data())?,
-            observer: Observer::new(job, step, skipped_steps, is_first)?,
+            observer: Observer::new(job, (step, skipped_steps), is_first.then_some(meter), ranks.world().size())?,
             writer: Background::new(Files::real(), job.run_dir.clone()),
             skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
             best_score: job.best_score,
@@ -195,8 +199,9 @@ impl<'a> Session<'a> {
             return Ok(None);
         };
         let buffers = self.trainer.network().buffers();
-        let found = quick.evaluate(self.step, &self.trainer.averaged(), [&buffers[0].1, &buffers[1].1])?;
+        let (found, seen) = quick.evaluate(self.step, &self.trainer.averaged(), [&buffers[0].1, &buffers[1].1])?;
         self.observer.evaluated(&found, tell)?;
+        self.observer.seen(self.step, &seen, self.trainer.codes())?;
         let score = found.score;
         self.evaluation = Some(found);
         Ok(Some(score))

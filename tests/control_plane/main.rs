@@ -3,6 +3,8 @@
 mod command_line;
 mod gang;
 mod perturbation;
+#[path = "../data_plane/python_support.rs"]
+mod python_support;
 mod run_folder;
 mod stage;
 mod train;
