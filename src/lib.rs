@@ -10,6 +10,7 @@
 //! - [`model`]: the CS-UNet, whole or split over ranks.
 //! - [`loss`]: what training minimises.
 //! - [`metrics`]: how good answers are.
+//! - [`draw`]: maps as PNG.
 //! - [`geoclip`]: frozen encoders of places and images, and their weights.
 //! - [`tables`]: CSV and Parquet with coordinates.
 //! - [`shards`]: Parquet embeddings, in an order that never depends on who reads.
@@ -22,6 +23,7 @@
 pub mod checkpoint;
 pub mod comm;
 pub mod diffusion;
+pub mod draw;
 pub mod eval;
 pub mod geo;
 pub mod geoclip;

@@ -13,6 +13,7 @@ mod c_siren;
 mod compute;
 mod cs_unet;
 mod error;
+mod flops;
 mod gather;
 mod parameters;
 

@@ -13,19 +13,26 @@ use prost::Message;
 
 use super::error::BoardError;
 use super::event::{
-    CLASS_TENSOR, Event, FILE_VERSION, Payload, PluginData, SESSION_START, SessionLog, Summary, SummaryMetadata,
-    SummaryValue, TYPE_STRING, TensorProto, TensorShape, What,
+    CLASS_BLOBS, CLASS_TENSOR, Event, FILE_VERSION, Payload, SESSION_START, SessionLog, Summary, SummaryMetadata,
+    SummaryValue, TensorProto, What,
 };
+use super::histogram::Histogram;
+use super::hparams::session_end;
 use super::record::frame;
 use super::resume::{PREFIX, event_files, trim};
+use crate::draw::Picture;
 
-/// Something that TensorBoard can show under a tag. Images, histograms and hyperparameters find their place here.
+/// Something that TensorBoard can show under a tag.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value<'a> {
     /// A number, written as f32; one that is not finite is shown as such.
     Scalar(f64),
     /// Markdown.
     Text(&'a str),
+    /// How many values lie where.
+    Histogram(&'a Histogram),
+    /// A picture.
+    Image(&'a Picture),
 }
 
 /// The event file of one attempt of a run.
@@ -90,6 +97,23 @@ impl Board {
         self.write(step, &[(tag, Value::Text(markdown))])
     }
 
+    /// A picture under a tag.
+    pub fn image(&mut self, step: u64, tag: &str, image: &Picture) -> Result<(), BoardError> {
+        self.write(step, &[(tag, Value::Image(image))])
+    }
+
+    /// Histograms of one step: one record, one time.
+    pub fn histograms(&mut self, step: u64, histograms: &[(String, Histogram)]) -> Result<(), BoardError> {
+        let values: Vec<_> = histograms.iter().map(|(tag, found)| (tag.as_str(), Value::Histogram(found))).collect();
+        self.write(step, &values)
+    }
+
+    /// Says that the run came to its end, one step behind everything else: a run that goes on after all takes it back.
+    pub fn ended(&mut self) -> Result<(), BoardError> {
+        self.step = self.step.saturating_add(1);
+        self.append(self.step, What::Summary(Summary { value: vec![session_end()] }))
+    }
+
     /// Values of one step: one record, one time. Steps may be equal to the one before, never smaller.
     pub fn write(&mut self, step: u64, values: &[(&str, Value<'_>)]) -> Result<(), BoardError> {
         if step < self.step {
@@ -148,22 +172,22 @@ fn seconds_of(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split('.').next()?.parse().ok()
 }
 
+/// Metadata as the plugins' `summary_v2.py` have them.
 fn summary_value(tag: &str, value: Value<'_>) -> SummaryValue {
+    let shown = |plugin, class, tensor| (Some(SummaryMetadata::of(plugin, Vec::new(), class)), Payload::Tensor(tensor));
     let (metadata, payload) = match value {
         Value::Scalar(number) => (None, Payload::Simple(number as f32)),
-        Value::Text(markdown) => (Some(text_metadata()), Payload::Tensor(string_tensor(markdown))),
+        Value::Text(markdown) => shown("text", CLASS_TENSOR, TensorProto::string(markdown)),
+        Value::Histogram(found) => shown("histograms", CLASS_TENSOR, TensorProto::triples(found.rows())),
+        Value::Image(image) => shown("images", CLASS_BLOBS, image_tensor(image)),
     };
     SummaryValue { tag: tag.to_owned(), metadata, payload: Some(payload) }
 }
 
-/// As `tensorboard.plugins.text.summary_v2` has it; the plugin's content is its version, 0, which takes no bytes.
-fn text_metadata() -> SummaryMetadata {
-    let plugin_data = PluginData { plugin_name: "text".to_owned(), content: Vec::new() };
-    SummaryMetadata { plugin_data: Some(plugin_data), data_class: CLASS_TENSOR }
-}
-
-fn string_tensor(text: &str) -> TensorProto {
-    TensorProto { dtype: TYPE_STRING, tensor_shape: Some(TensorShape {}), string_val: vec![text.as_bytes().to_vec()] }
+/// Width, height, then the pictures of a step: here one.
+fn image_tensor(image: &Picture) -> TensorProto {
+    let size = |pixels: u32| pixels.to_string().into_bytes();
+    TensorProto::strings(vec![size(image.width), size(image.height), image.png.clone()])
 }
 
 #[cfg(test)]

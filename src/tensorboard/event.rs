@@ -1,5 +1,5 @@
-//! The messages of an event file, as far as they are used here. Numbers and names are those of TensorFlow's `.proto` files;
-//! what is left out (images, histograms, audio) has its place in [`Payload`].
+//! The messages of an event file, as far as they are used here. Numbers and names are those of TensorFlow's `.proto` files.
+//! Images and histograms are tensors with a plugin's name, as TensorFlow 2 writes them.
 
 use prost::{Message, Oneof};
 
@@ -7,10 +7,16 @@ use prost::{Message, Oneof};
 pub(super) const FILE_VERSION: &str = "brain.Event:2";
 /// `SessionLog.SessionStatus.START`.
 pub(super) const SESSION_START: i32 = 1;
+/// `DataType.DT_FLOAT`.
+const TYPE_FLOAT: i32 = 1;
+/// `DataType.DT_DOUBLE`.
+const TYPE_DOUBLE: i32 = 2;
 /// `DataType.DT_STRING`.
-pub(super) const TYPE_STRING: i32 = 7;
+const TYPE_STRING: i32 = 7;
 /// `DataClass.DATA_CLASS_TENSOR`.
 pub(super) const CLASS_TENSOR: i32 = 2;
+/// `DataClass.DATA_CLASS_BLOB_SEQUENCE`.
+pub(super) const CLASS_BLOBS: i32 = 3;
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Event {
@@ -55,7 +61,7 @@ pub(super) struct SummaryValue {
     pub(super) payload: Option<Payload>,
 }
 
-/// `Summary.Value.value`; 4 is an image, 5 a histogram, 6 audio.
+/// `Summary.Value.value`, without the kinds of TensorFlow 1 (4 an image, 5 a histogram, 6 audio).
 #[derive(Clone, PartialEq, Oneof)]
 pub(super) enum Payload {
     #[prost(float, tag = "2")]
@@ -80,20 +86,64 @@ pub(super) struct PluginData {
     pub(super) content: Vec<u8>,
 }
 
-/// A tensor without dimensions: one string.
+impl SummaryMetadata {
+    /// What makes a page of TensorBoard show a value. Version 0 of a plugin's content takes no bytes.
+    pub(super) fn of(plugin: &str, content: Vec<u8>, data_class: i32) -> Self {
+        Self { plugin_data: Some(PluginData { plugin_name: plugin.to_owned(), content }), data_class }
+    }
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TensorProto {
     #[prost(int32, tag = "1")]
     pub(super) dtype: i32,
     #[prost(message, optional, tag = "2")]
     pub(super) tensor_shape: Option<TensorShape>,
+    #[prost(double, repeated, tag = "6")]
+    pub(super) double_val: Vec<f64>,
     #[prost(bytes = "vec", repeated, tag = "8")]
     pub(super) string_val: Vec<Vec<u8>>,
 }
 
-/// `TensorShapeProto`, of which only the shape without dimensions is used.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct TensorShape {}
+pub(super) struct TensorShape {
+    #[prost(message, repeated, tag = "2")]
+    pub(super) dim: Vec<Dimension>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Dimension {
+    #[prost(int64, tag = "1")]
+    pub(super) size: i64,
+}
+
+impl TensorProto {
+    /// One string, without dimensions.
+    pub(super) fn string(text: &str) -> Self {
+        Self { string_val: vec![text.as_bytes().to_vec()], ..Self::shaped(TYPE_STRING, &[]) }
+    }
+
+    /// A list of byte strings.
+    pub(super) fn strings(string_val: Vec<Vec<u8>>) -> Self {
+        let sizes = [string_val.len()];
+        Self { string_val, ..Self::shaped(TYPE_STRING, &sizes) }
+    }
+
+    /// Rows of three numbers.
+    pub(super) fn triples(rows: &[[f64; 3]]) -> Self {
+        Self { double_val: rows.concat(), ..Self::shaped(TYPE_DOUBLE, &[rows.len(), 3]) }
+    }
+
+    /// No number at all: for values that only their plugin's content matters of.
+    pub(super) fn nothing() -> Self {
+        Self::shaped(TYPE_FLOAT, &[0])
+    }
+
+    fn shaped(dtype: i32, sizes: &[usize]) -> Self {
+        let dim = sizes.iter().map(|size| Dimension { size: *size as i64 }).collect();
+        Self { dtype, tensor_shape: Some(TensorShape { dim }), double_val: Vec::new(), string_val: Vec::new() }
+    }
+}
 
 /// What of any event is read again: other fields are skipped.
 #[derive(Clone, PartialEq, Message)]

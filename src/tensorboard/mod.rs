@@ -1,7 +1,9 @@
 //! TensorBoard event files: one writer per run, and a resumed run that doubles no step.
 //!
 //! In reading order:
-//! - [`Board`]: opens the folder of a run and writes scalars and text.
+//! - [`Board`]: opens the folder of a run and writes scalars, text, histograms and pictures.
+//! - [`Histogram`]: how many values lie where.
+//! - [`Hyperparameters`]: what a run was made with, and its results.
 //! - `event`: the messages, as far as they are used here.
 //! - `record`: how messages lie in a file.
 //! - `resume`: what of earlier attempts stays.
@@ -12,8 +14,12 @@
 mod board;
 mod error;
 mod event;
+mod histogram;
+mod hparams;
 mod record;
 mod resume;
 
 pub use board::{Board, Value};
 pub use error::BoardError;
+pub use histogram::Histogram;
+pub use hparams::{Hyperparameter, Hyperparameters};

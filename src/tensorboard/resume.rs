@@ -11,6 +11,7 @@ use prost::Message;
 
 use super::error::BoardError;
 use super::event::Stamp;
+use super::hparams;
 use super::record::{HEADER_BYTES, Next, Reader, header};
 
 /// How the name of every event file begins.
@@ -18,12 +19,13 @@ pub(super) const PREFIX: &str = "events.out.tfevents.";
 /// Data of the first record: a wall time and `brain.Event:2`.
 pub(super) const FIRST_RECORD_BYTES: u64 = 24;
 
-/// The event files of a folder, by name.
+/// The event files of a folder, by name, but that of the hyperparameters: it has no steps.
 pub(super) fn event_files(folder: &Path) -> Result<Vec<PathBuf>, BoardError> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(BoardError::io(folder))? {
         let entry = entry.map_err(BoardError::io(folder))?;
-        if entry.file_name().to_string_lossy().starts_with(PREFIX) {
+        let name = entry.file_name();
+        if name.to_string_lossy().starts_with(PREFIX) && name != hparams::FILE {
             paths.push(entry.path());
         }
     }

@@ -8,7 +8,10 @@
 //! - `schedule`: learning rate and decay of the average, functions of the step alone.
 //! - `saved`: the state as parts of a checkpoint, and back.
 //! - [`quick`]: how good the averaged weights are, on the validation rows, while training.
-//! - `observe`: what rank 0 tells TensorBoard and the launcher.
+//! - `observe`: what rank 0 tells TensorBoard and the launcher, with
+//!   - `meter`: operations per second, their share of the peak, memory;
+//!   - `weights`: histograms of the weights;
+//!   - `pictures`: answers and densities on maps.
 //!
 //! Invariant: the state after step n is a function of the configuration, the data and the layout of workers; neither clocks
 //! nor restarts have a part in it.
@@ -17,16 +20,20 @@ mod codes;
 mod data;
 mod error;
 mod feed;
+mod meter;
 mod observe;
+mod pictures;
 pub mod quick;
 mod run;
 mod saved;
 mod schedule;
 mod step;
+mod weights;
 mod work;
 
 pub use codes::{Codes, Points};
 pub use error::TrainError;
+pub use pictures::Seen;
 pub use run::{Summary, run};
 pub use schedule::{ema_decay, learning_rate};
 pub use step::{LossParts, StepOutcome, Trainer};

@@ -1,23 +1,35 @@
 //! What rank 0 tells TensorBoard and the launcher.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use locdiff_launch::config::RunConfig;
 use locdiff_launch::protocol::{Progress, QuickEvaluation, ToLauncher, TrainJob};
+use serde_json::Value as Json;
 
+use super::codes::Codes;
 use super::error::TrainError;
-use super::step::StepOutcome;
+use super::meter::Meter;
+use super::pictures::{self, Seen};
+use super::step::{StepOutcome, Trainer};
+use super::weights;
+use crate::draw::answers_map;
 use crate::metrics::THRESHOLDS_KM;
-use crate::tensorboard::Board;
+use crate::tensorboard::{Board, Hyperparameter, Hyperparameters};
+
+/// Hyperparameters that the page shows without being asked.
+const SHOWN_FIRST: [&str; 5] =
+    ["loss.anchors", "model.degree", "train.global_batch", "train.learning_rate", "train.steps"];
 
 /// Tells the launcher something.
 pub(super) type Tell<'a> = &'a mut dyn FnMut(ToLauncher) -> Result<(), TrainError>;
 
 /// The observer of a run; on other ranks than 0 it says nothing.
 pub(super) struct Observer {
-    board: Option<Board>,
+    board: Option<(Board, Meter)>,
     steps: u64,
     log_every: u64,
+    histogram_every: u64,
     global_batch: u32,
     restarts: u32,
     since: Instant,
@@ -28,20 +40,29 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    /// For a run that stands at `step`; `is_first` on rank 0.
-    pub(super) fn new(job: &TrainJob, step: u64, skipped_steps: u64, is_first: bool) -> Result<Self, TrainError> {
-        let mut board = match is_first {
-            true => Some(Board::open(&job.run_dir.join("tensorboard"), Some(step))?),
-            false => None,
+    /// For a run that stands at `step`; rank 0 has a `meter`.
+    pub(super) fn new(
+        job: &TrainJob,
+        (step, skipped_steps): (u64, u64),
+        meter: Option<Meter>,
+        workers: u32,
+    ) -> Result<Self, TrainError> {
+        let board = match meter {
+            Some(meter) => {
+                let folder = job.run_dir.join("tensorboard");
+                hyperparameters(&job.config, workers).save(&folder)?;
+                let mut board = Board::open(&folder, Some(step))?;
+                board.text(board.step(), "config", &as_markdown(&job.config))?;
+                Some((board, meter))
+            }
+            None => None,
         };
-        if let Some(board) = &mut board {
-            board.text(board.step(), "config", &as_markdown(&job.config))?;
-        }
         let train = &job.config.train;
         Ok(Self {
             board,
             steps: train.steps,
             log_every: train.log_every,
+            histogram_every: train.histogram_every,
             global_batch: train.global_batch,
             restarts: job.restarts,
             since: Instant::now(),
@@ -57,7 +78,7 @@ impl Observer {
         self.steps_since += 1;
         self.waited_since += waited;
         self.skipped_steps += u64::from(outcome.skipped.is_some());
-        let Some(board) = &mut self.board else { return Ok(()) };
+        let Some((board, meter)) = &mut self.board else { return Ok(()) };
         if let Some(reason) = &outcome.skipped {
             tracing::warn!("step {} skipped: its gradient is not finite ({reason})", outcome.step);
         }
@@ -76,26 +97,50 @@ impl Observer {
             slowest_step_ms: 1000.0 * self.slowest_since.as_secs_f64(),
             skipped_steps: self.skipped_steps,
         };
+        let mut scalars = scalars(outcome, &progress, self.restarts);
+        scalars.extend(meter.scalars(self.steps_since, seconds));
         (self.since, self.steps_since, self.waited_since) = (Instant::now(), 0, Duration::ZERO);
         self.slowest_since = Duration::ZERO;
-        board.scalars(outcome.step, &scalars(outcome, &progress, self.restarts))?;
+        board.scalars(outcome.step, &scalars)?;
         tell(ToLauncher::Progress(progress))
     }
 
     /// Takes a quick evaluation in.
     pub(super) fn evaluated(&mut self, found: &QuickEvaluation, tell: Tell<'_>) -> Result<(), TrainError> {
-        let Some(board) = &mut self.board else { return Ok(()) };
-        let mut scalars = vec![("validation/geo_score".to_owned(), found.score)];
-        for (threshold, percent) in THRESHOLDS_KM.iter().zip(found.within_percent) {
-            scalars.push((format!("validation/acc_{threshold}km"), percent));
-        }
-        board.scalars(found.step, &borrowed(&scalars))?;
+        let Some((board, _)) = &mut self.board else { return Ok(()) };
+        let numbers = std::iter::once(found.score).chain(found.within_percent);
+        let tags = validation_tags();
+        let scalars: Vec<(&str, f64)> = tags.iter().map(String::as_str).zip(numbers).collect();
+        board.scalars(found.step, &scalars)?;
         tell(ToLauncher::Evaluated(found.clone()))
     }
 
     /// Takes in how long a step took in all.
     pub(super) fn took(&mut self, whole: Duration) {
         self.slowest_since = self.slowest_since.max(whole);
+    }
+
+    /// Draws what a quick evaluation saw.
+    pub(super) fn seen(&mut self, step: u64, seen: &Seen, codes: &Codes) -> Result<(), TrainError> {
+        let Some((board, _)) = &mut self.board else { return Ok(()) };
+        board.image(step, "validation/answers", &answers_map(&seen.answers))?;
+        if let Some(density) = pictures::density(codes, seen)? {
+            board.image(step, "validation/density_of_first_row", &density)?;
+        }
+        Ok(())
+    }
+
+    /// Histograms of the weights, where they are due: every `histogram_every` steps and after the last.
+    pub(super) fn maybe_weights(&mut self, step: u64, trainer: &Trainer) -> Result<(), TrainError> {
+        let is_due = self.histogram_every > 0 && (step.is_multiple_of(self.histogram_every) || step == self.steps);
+        let Some((board, _)) = self.board.as_mut().filter(|_| is_due) else { return Ok(()) };
+        board.histograms(step, &weights::histograms(trainer.network().parameters().iter())?)?;
+        Ok(())
+    }
+
+    /// The run came to its last step.
+    pub(super) fn ended(&mut self) -> Result<(), TrainError> {
+        self.board.as_mut().map_or(Ok(()), |(board, _)| Ok(board.ended()?))
     }
 
     /// Leaves out what went by: evaluation and checkpoints are none of training's time.
@@ -121,8 +166,33 @@ fn scalars(outcome: &StepOutcome, progress: &Progress, restarts: u32) -> Vec<(&'
     scalars
 }
 
-fn borrowed(scalars: &[(String, f64)]) -> Vec<(&str, f64)> {
-    scalars.iter().map(|(name, value)| (name.as_str(), *value)).collect()
+/// Tags of the score and of the accuracies of a quick evaluation.
+fn validation_tags() -> Vec<String> {
+    let accuracies = THRESHOLDS_KM.iter().map(|threshold| format!("validation/acc_{threshold}km"));
+    std::iter::once("validation/geo_score".to_owned()).chain(accuracies).collect()
+}
+
+/// What the HPARAMS page compares runs by: all that shapes the model and its training; results are the last scores and loss.
+fn hyperparameters(config: &RunConfig, workers: u32) -> Hyperparameters {
+    let mut metrics = vec!["loss/total".to_owned()];
+    if !config.shards.validation.is_empty() && config.eval.every > 0 {
+        metrics.extend(validation_tags());
+    }
+    let mut values = BTreeMap::from([("workers".to_owned(), Hyperparameter::Number(f64::from(workers)))]);
+    let sections = serde_json::to_value(config).unwrap_or_default();
+    for section in ["model", "diffusion", "loss", "train"] {
+        let fields = sections.get(section).and_then(Json::as_object).into_iter().flatten();
+        values.extend(fields.map(|(field, value)| (format!("{section}.{field}"), hyperparameter(value))));
+    }
+    Hyperparameters { values, shown_first: SHOWN_FIRST.map(str::to_owned).to_vec(), metrics }
+}
+
+fn hyperparameter(value: &Json) -> Hyperparameter {
+    match value {
+        Json::Bool(flag) => Hyperparameter::Flag(*flag),
+        Json::String(text) => Hyperparameter::Text(text.clone()),
+        other => other.as_f64().map_or_else(|| Hyperparameter::Text(other.to_string()), Hyperparameter::Number),
+    }
 }
 
 /// The configuration as TensorBoard's text shows it.

@@ -10,8 +10,11 @@ use locdiff_launch::config::RunConfig;
 use locdiff_launch::protocol::QuickEvaluation;
 use tch::{Device, Kind, Tensor};
 
+use super::pictures::{ANSWERS_MAX, Seen};
+use super::step::duplicate;
 use crate::comm::{CommError, Group, ReduceOp};
 use crate::diffusion::{CODE_SCALE, ChainNoise, DiffusionError, NoiseSchedule, Sampler};
+use crate::draw::Answer;
 use crate::geo::{Degrees, GeoError, Place, UnitVector, fibonacci_grid};
 use crate::metrics::Tally;
 use crate::model::{Architecture, CsUnet, ModelError, Placement, Timesteps};
@@ -126,32 +129,41 @@ impl Quick {
         })
     }
 
-    /// Locates every row with the given weights; the same result on every rank.
+    /// Locates every row with the given weights; the same figures on every rank. What is worth a picture is this rank's.
     pub fn evaluate(
         &mut self,
         step: u64,
         weights: &[(String, Tensor)],
         [mean_e, deviation_e]: [&Tensor; 2],
-    ) -> Result<QuickEvaluation, QuickError> {
+    ) -> Result<(QuickEvaluation, Seen), QuickError> {
         let _without_gradients = tch::no_grad_guard();
         self.network.parameters_mut().load(weights)?;
         self.network.standardise(mean_e, deviation_e)?;
         let mut tally = Tally::default();
+        let mut seen = Seen { answers: Vec::new(), chain: Vec::new() };
         for first in (0..self.images.len()).step_by(IMAGES_TOGETHER) {
             let range = first..(first + IMAGES_TOGETHER).min(self.images.len());
-            for (image, answer) in self.images[range.clone()].iter().zip(self.locate(range)?) {
+            let chain = (first == 0).then_some(&mut seen.chain);
+            for (image, answer) in self.images[range.clone()].iter().zip(self.locate(range, chain)?) {
                 tally.add(image.truth.distance(answer).0);
+                seen.answers.push(Answer { truth: image.truth, answer });
             }
         }
+        seen.answers.truncate(ANSWERS_MAX);
         let mut sums = Tensor::f_from_slice(&tally.to_numbers())?.f_to_device(self.group.device())?;
         self.group.all_reduce(&mut sums, ReduceOp::Sum)?;
         let numbers = Vec::<f64>::try_from(sums.f_to_device(Device::Cpu)?)?;
         let tally = Tally::from_numbers(std::array::from_fn(|index| numbers[index]));
         let (score, within_percent) = (tally.mean_score(), tally.within_percent());
-        Ok(QuickEvaluation { step, rows: tally.answers as u64, score, within_percent })
+        Ok((QuickEvaluation { step, rows: tally.answers as u64, score, within_percent }, seen))
     }
 
-    fn locate(&self, range: Range<usize>) -> Result<Vec<UnitVector>, QuickError> {
+    /// Where these rows are; the way of the very first chain goes into `chain`.
+    fn locate(
+        &self,
+        range: Range<usize>,
+        mut chain: Option<&mut Vec<(usize, Tensor)>>,
+    ) -> Result<Vec<UnitVector>, QuickError> {
         let (device, samples) = (self.group.device(), i64::from(self.config.eval.quick_samples));
         let images = &self.images[range];
         let bytes: Vec<u8> = images.iter().flat_map(|image| image.embedding.iter().copied()).collect();
@@ -173,7 +185,11 @@ impl Quick {
             Ok(Tensor::f_cat(&draws?, 0)?)
         };
         let predict = |x_nd: &Tensor, t: usize| -> Result<Tensor, QuickError> {
-            Ok(self.network.forward(x_nd, Timesteps::All(t), &time, &image, None)?)
+            let predicted_nd = self.network.forward(x_nd, Timesteps::All(t), &time, &image, None)?;
+            if let Some(chain) = &mut chain {
+                chain.push((t, duplicate(&predicted_nd.f_narrow(0, 0, 1)?)?));
+            }
+            Ok(predicted_nd)
         };
         let codes_nd = self.sampler.run_with(noise, predict)?.f_div_scalar(CODE_SCALE)?;
         let codes_ikd = codes_nd.f_view([images.len() as i64, samples, dims])?;

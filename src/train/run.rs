@@ -11,6 +11,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::data::{Data, open_validation};
 use super::error::TrainError;
+use super::meter::Meter;
 use super::observe::{Observer, Tell};
 use super::quick::Quick;
 use super::saved::{Saved, SavedState};
@@ -48,6 +49,7 @@ pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -
         training.take_in(&outcome)?;
         training.observer.record(&outcome, batch.waited, tell)?;
         let away = Instant::now();
+        training.observer.maybe_weights(training.step, &training.trainer)?;
         let score = training.maybe_evaluate(tell)?;
         let evaluated = away.elapsed();
         training.maybe_save(score, tell)?;
@@ -56,6 +58,7 @@ pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -
         last = Some(outcome.loss.total);
     }
     tell_written(training.writer.wait()?, tell)?;
+    training.observer.ended()?;
     let (step, skipped_steps, evaluation) = (training.step, training.skipped_steps, training.evaluation);
     Ok(Summary { step, from_step, loss: last, skipped_steps, evaluation })
 }
@@ -127,6 +130,7 @@ impl<'a> Training<'a> {
         let step = state.map_or(0, |state| state.step);
         let skipped_steps = state.map_or(0, |state| state.skipped_steps);
         let is_first = ranks.rank() == 0;
+        let meter = Meter::new(config, &trainer, ranks);
         let (batches, words) = data.batches(config, ranks, start)?;
         if is_first {
             let (plan, views) = (&data.plan, data.plan.layout().views);
@@ -143,7 +147,7 @@ impl<'a> Training<'a> {
         let quick = |rows| Quick::new(config, data.width, trainer.codes().filter(), ranks.world(), rows);
         Ok(Self {
             quick: validation.as_ref().map(quick).transpose()?,
-            observer: Observer::new(job, step, skipped_steps, is_first)?,
+            observer: Observer::new(job, (step, skipped_steps), is_first.then_some(meter), ranks.world().size())?,
             writer: Background::new(Files::real(), job.run_dir.clone(), ranks.world().device())?,
             skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
             best_score: job.best_score,
@@ -196,8 +200,9 @@ impl<'a> Training<'a> {
             return Ok(None);
         };
         let buffers = self.trainer.network().buffers();
-        let found = quick.evaluate(self.step, &self.trainer.averaged()?, [&buffers[0].1, &buffers[1].1])?;
+        let (found, seen) = quick.evaluate(self.step, &self.trainer.averaged()?, [&buffers[0].1, &buffers[1].1])?;
         self.observer.evaluated(&found, tell)?;
+        self.observer.seen(self.step, &seen, self.trainer.codes())?;
         let score = found.score;
         self.evaluation = Some(found);
         Ok(Some(score))

@@ -4,6 +4,8 @@ mod command_line;
 mod eval;
 mod gang;
 mod perturbation;
+#[path = "../data_plane/python_support.rs"]
+mod python_support;
 mod run_folder;
 mod small_shards;
 mod stage;

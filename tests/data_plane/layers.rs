@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const ROWS: &[&[&str]] = &[
     &["geo", "native"],
     &["shdd", "comm"],
-    &["diffusion", "model", "loss", "metrics"],
+    &["diffusion", "model", "loss", "metrics", "draw"],
     &["geoclip", "tables"],
     &["shards", "checkpoint", "tensorboard", "retrieval"],
     &["train", "eval"],

@@ -5,7 +5,9 @@ use std::process::Command;
 
 /// Runs a script of this project and returns what it prints; `PYTHON` names another interpreter than `python3`.
 pub(crate) fn run_python(script: &str, arguments: &[&Path]) -> String {
-    let project = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let project =
+        crate_folder.ancestors().find(|folder| folder.join("setup/python.lock").exists()).expect("the project");
     let tools = project.join(".tools/python");
     assert!(
         tools.join("installed.json").exists(),

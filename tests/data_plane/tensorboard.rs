@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use locdiff::tensorboard::Board;
+use locdiff::draw::{Picture, answers_map};
+use locdiff::tensorboard::{Board, Histogram, Hyperparameter, Hyperparameters};
 use serde_json::{Value, json};
 
 use crate::python_support::run_python;
@@ -44,8 +45,85 @@ fn tensorboard_reads_scalars_and_text() {
     });
     assert_eq!(found["scalars"], scalars);
     assert_eq!(found["texts"], json!({ "config": [[0, config]] }));
-    assert_eq!(found["text_tags"], json!(["config"]));
-    assert_eq!(found["other_tags"], 0);
+    assert_eq!(found["other_tags"], json!([]));
+}
+
+fn pixels_crc(rgb: &[u8]) -> u32 {
+    let mut crc = flate2::Crc::new();
+    crc.update(rgb);
+    crc.sum()
+}
+
+/// Rows that each filter suits: even, from left to right, from top to bottom, and none.
+fn pixels(width: u32, height: u32) -> Vec<u8> {
+    let channel = |x: u32, y: u32, channel: u32| match y / 8 {
+        0 => 7,
+        1 => x * 3 + channel * 50,
+        2 => x * x * 91 + channel,
+        _ => ((x * 40_503) >> 3) ^ y,
+    };
+    let places = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
+    places.flat_map(|(x, y)| (0..3).map(move |which| channel(x, y, which) as u8)).collect()
+}
+
+fn hyperparameters(rate: f64) -> Hyperparameters {
+    let values = [
+        ("train.learning_rate", Hyperparameter::Number(rate)),
+        ("loss.kl_weight", Hyperparameter::Text("auto".to_owned())),
+        ("eval.refine", Hyperparameter::Flag(true)),
+    ];
+    let values = values.map(|(name, value)| (name.to_owned(), value)).into();
+    let shown_first = vec!["train.learning_rate".to_owned()];
+    Hyperparameters { values, shown_first, metrics: vec!["loss".to_owned()] }
+}
+
+#[test]
+fn tensorboard_reads_histograms_and_pictures() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut board = Board::open(folder.path(), None).expect("opens");
+    let first = Histogram::even(-1.0, 2.0, &[5, 0, 7]);
+    let constant = Histogram::even(0.0, 0.0, &[0, 9]);
+    board.histograms(3, &[("weights/a".to_owned(), first), ("weights/b".to_owned(), constant)]).expect("written");
+    let rgb = pixels(37, 32);
+    board.image(4, "answers", &Picture::new(37, 32, &rgb)).expect("written");
+    board.image(9, "answers", &answers_map(&[])).expect("written");
+    let found = read_by_tensorboard(folder.path());
+    let rows = json!({
+        "weights/a": [[3, [[-1.0, 0.0, 5.0], [0.0, 1.0, 0.0], [1.0, 2.0, 7.0]]]],
+        "weights/b": [[3, [[0.0, 0.0, 0.0], [0.0, 0.0, 9.0]]]],
+    });
+    assert_eq!(found["histograms"], rows);
+    assert_eq!(found["images"]["answers"][0], json!([4, [37, 32, pixels_crc(&rgb)]]));
+    assert_eq!(found["images"]["answers"][1][1].as_array().expect("a picture")[..2], [1280, 680]);
+    assert_eq!(found["other_tags"], json!([]));
+}
+
+#[test]
+fn tensorboard_reads_what_a_run_was_made_with() {
+    let folder = tempfile::tempdir().expect("a folder");
+    hyperparameters(1e-3).save(folder.path()).expect("saved");
+    let mut board = Board::open(folder.path(), Some(0)).expect("opens");
+    train(&mut board, 1..=3);
+    board.ended().expect("written");
+    let found = read_by_tensorboard(folder.path());
+    let names = ["eval.refine", "loss.kl_weight", "train.learning_rate"];
+    let values = json!({ "eval.refine": true, "loss.kl_weight": "auto", "train.learning_rate": 1e-3 });
+    let hparams = &found["hparams"];
+    assert_eq!((&hparams["names"], &hparams["values"]), (&json!(names), &values));
+    assert_eq!(hparams["shown_first"], json!(["train.learning_rate"]));
+    assert_eq!((&hparams["metrics"], &hparams["status"]), (&json!(["loss"]), &json!(1)));
+    // It goes on after all, with another learning rate: the new value counts, and nothing says that it has ended.
+    hyperparameters(5e-4).save(folder.path()).expect("saved");
+    let mut board = Board::open(folder.path(), Some(3)).expect("opens");
+    train(&mut board, 4..=5);
+    let found = read_by_tensorboard(folder.path());
+    assert_eq!(found["hparams"]["values"]["train.learning_rate"], 5e-4);
+    assert_eq!(found["hparams"]["status"], Value::Null);
+    let steps = json!({ "_hparams_/experiment": [0], "_hparams_/session_start_info": [0] });
+    assert_eq!(found["hparams"]["steps"], steps);
+    board.ended().expect("written");
+    let found = read_by_tensorboard(folder.path());
+    assert_eq!((&found["hparams"]["status"], &found["scalars"]["loss"]), (&json!(1), &json!(points(5, loss))));
 }
 
 #[test]
@@ -56,14 +134,31 @@ fn no_step_is_doubled_after_a_crash() {
     let mut board = Board::open(folder.path(), None).expect("opens");
     board.text(0, "config", "first").expect("written");
     train(&mut board, 1..=12);
+    show(&mut board, 12);
     // Killed in the middle of a record, with a checkpoint at step 10.
     let bytes = std::fs::read(board.path()).expect("readable");
     std::fs::write(board.path(), &bytes[..bytes.len() - 5]).expect("writable");
     for _ in 0..2 {
-        train(&mut Board::open(folder.path(), Some(10)).expect("opens"), 11..=15);
+        let mut board = Board::open(folder.path(), Some(10)).expect("opens");
+        train(&mut board, 11..=13);
+        show(&mut board, 13);
+        train(&mut board, 14..=15);
+        show(&mut board, 15);
+        board.ended().expect("written");
     }
     train(&mut Board::open(folder.path(), Some(15)).expect("opens"), 16..=18);
     let found = read_by_tensorboard(folder.path());
     assert_eq!(found["scalars"], json!({ "loss": points(18, loss), "learning_rate": points(18, |_| 5e-4) }));
     assert_eq!(found["texts"], json!({ "config": [[0, "first"]] }));
+    assert_eq!(found["hparams"]["steps"], json!({}), "the end is taken back");
+    for (kind, tag) in [("histograms", "weights/a"), ("images", "map")] {
+        let steps: Vec<&Value> = found[kind][tag].as_array().expect("there").iter().map(|event| &event[0]).collect();
+        assert_eq!(steps, [13, 15], "{kind}");
+    }
+}
+
+/// A histogram and a picture.
+fn show(board: &mut Board, step: u64) {
+    board.histograms(step, &[("weights/a".to_owned(), Histogram::even(0.0, 1.0, &[step]))]).expect("written");
+    board.image(step, "map", &Picture::new(8, 1, &[step as u8; 24])).expect("written");
 }

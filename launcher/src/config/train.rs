@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::AutoOr;
 use super::errors::Checker;
 
 /// What the learning rate does after the warm-up.
@@ -70,6 +71,11 @@ pub struct TrainConfig {
     pub nonfinite_steps_max: u32,
     /// Steps between two lines of the log and two points in TensorBoard.
     pub log_every: u64,
+    /// Steps between two histograms of the weights in TensorBoard; 0: none.
+    pub histogram_every: u64,
+    /// What one GPU can do at most in the numbers of `precision`, TFLOP/s, for the share of it that TensorBoard shows. "auto":
+    /// by the GPU's name, where it is known.
+    pub peak_tflops: AutoOr<f64>,
 }
 
 impl Default for TrainConfig {
@@ -94,6 +100,8 @@ impl Default for TrainConfig {
             threads: 1,
             nonfinite_steps_max: 20,
             log_every: 20,
+            histogram_every: 500,
+            peak_tflops: AutoOr::Auto,
         }
     }
 }
@@ -112,5 +120,8 @@ impl TrainConfig {
         checker.within("train.threads", self.threads, 1..=1024);
         checker.within("train.nonfinite_steps_max", self.nonfinite_steps_max, 1..=u32::MAX);
         checker.within("train.log_every", self.log_every, 1..=u64::MAX);
+        if let Some(peak_tflops) = self.peak_tflops.value() {
+            checker.positive("train.peak_tflops", peak_tflops);
+        }
     }
 }

@@ -1,0 +1,182 @@
+//! The equirectangular projection, land, and lines on it.
+//!
+//! Invariant: longitudes along a line go on beyond ±180° instead of jumping; whatever leaves the map on one side is drawn again a
+//! turn away, and so comes in on the other.
+
+use std::sync::LazyLock;
+
+use tiny_skia::{FillRule, Paint, Path, PathBuilder, Pixmap, Stroke, Transform};
+
+use super::png::Picture;
+use crate::geo::{Place, UnitVector};
+
+/// Rings of land: longitude and latitude in degrees.
+static LAND: LazyLock<Vec<Vec<[f64; 2]>>> = LazyLock::new(|| rings(include_str!("coastline.txt")));
+/// Angle between two points of a drawn great circle, radians: 2 degrees.
+const ARC_STEP: f64 = 0.035;
+
+fn rings(text: &str) -> Vec<Vec<[f64; 2]>> {
+    let number = |text: &str| text.parse::<f64>().expect("coastline.txt has numbers") / 100.0;
+    let point = |text: &str| {
+        let (longitude, latitude) = text.split_once(',').expect("coastline.txt has pairs");
+        [number(longitude), number(latitude)]
+    };
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| line.split_whitespace().map(point).collect()).collect()
+}
+
+/// A map within a picture: where it lies, in pixels.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Map {
+    pub(super) left: f32,
+    pub(super) top: f32,
+    pub(super) width: f32,
+    pub(super) height: f32,
+}
+
+impl Map {
+    /// Where a place is drawn.
+    pub(super) fn pixel(&self, point: UnitVector) -> [f32; 2] {
+        let place = Place::from(point);
+        self.at([place.longitude().0, place.latitude().0])
+    }
+
+    fn at(&self, [longitude, latitude]: [f64; 2]) -> [f32; 2] {
+        let (east, south) = ((longitude + 180.0) / 360.0, (90.0 - latitude) / 180.0);
+        [self.left + east as f32 * self.width, self.top + south as f32 * self.height]
+    }
+
+    /// Land, with the parts that cross the 180th meridian on both sides; none only if there were no land.
+    pub(super) fn land(&self) -> Option<Path> {
+        let mut builder = PathBuilder::new();
+        for ring in LAND.iter() {
+            self.on_both_sides(&mut builder, ring, true);
+        }
+        builder.finish()
+    }
+
+    /// The shorter way between two points.
+    pub(super) fn great_circle(&self, from: UnitVector, to: UnitVector) -> Option<Path> {
+        let mut builder = PathBuilder::new();
+        self.on_both_sides(&mut builder, &unwrapped(&arc(from, to)), false);
+        builder.finish()
+    }
+
+    fn on_both_sides(&self, builder: &mut PathBuilder, points: &[[f64; 2]], is_ring: bool) {
+        let (west, east) =
+            points.iter().fold((0.0_f64, 0.0_f64), |(west, east), point| (west.min(point[0]), east.max(point[0])));
+        for turn in [-360.0, 0.0, 360.0] {
+            let is_seen = turn == 0.0 || (turn > 0.0 && west < -180.0) || (turn < 0.0 && east > 180.0);
+            let mut shifted = points.iter().map(|[longitude, latitude]| self.at([longitude + turn, *latitude]));
+            let Some([x, y]) = shifted.next().filter(|_| is_seen) else { continue };
+            builder.move_to(x, y);
+            shifted.for_each(|[x, y]| builder.line_to(x, y));
+            if is_ring {
+                builder.close();
+            }
+        }
+    }
+}
+
+/// Points of the great circle from one to the other, both included. Antipodes have many: any.
+fn arc(from: UnitVector, to: UnitVector) -> Vec<UnitVector> {
+    let angle = from.angle(to);
+    let steps = (angle / ARC_STEP).ceil().max(1.0) as usize;
+    let (start, end, sine) = (from.xyz(), to.xyz(), angle.sin());
+    let between = |step: usize| {
+        let passed = step as f64 / steps as f64;
+        let weights = [((1.0 - passed) * angle).sin() / sine, (passed * angle).sin() / sine];
+        UnitVector::new(std::array::from_fn(|axis| weights[0] * start[axis] + weights[1] * end[axis])).ok()
+    };
+    let inner = (1..steps).filter_map(between);
+    std::iter::once(from).chain(inner).chain([to]).collect()
+}
+
+/// Longitude and latitude without jumps.
+fn unwrapped(points: &[UnitVector]) -> Vec<[f64; 2]> {
+    let mut found: Vec<[f64; 2]> = Vec::with_capacity(points.len());
+    for point in points {
+        let place = Place::from(*point);
+        let longitude = place.longitude().0;
+        let turns = found.last().map_or(0.0, |last| ((last[0] - longitude) / 360.0).round());
+        found.push([longitude + 360.0 * turns, place.latitude().0]);
+    }
+    found
+}
+
+pub(super) fn fill(pixmap: &mut Pixmap, path: &Path, [red, green, blue, alpha]: [u8; 4]) {
+    let mut paint = Paint { anti_alias: true, ..Paint::default() };
+    paint.set_color_rgba8(red, green, blue, alpha);
+    pixmap.fill_path(path, &paint, FillRule::EvenOdd, Transform::identity(), None);
+}
+
+pub(super) fn stroke(pixmap: &mut Pixmap, path: &Path, width: f32, [red, green, blue, alpha]: [u8; 4]) {
+    let mut paint = Paint { anti_alias: true, ..Paint::default() };
+    paint.set_color_rgba8(red, green, blue, alpha);
+    pixmap.stroke_path(path, &paint, &Stroke { width, ..Stroke::default() }, Transform::identity(), None);
+}
+
+/// A picture of one colour.
+pub(super) fn canvas(width: u32, height: u32, [red, green, blue]: [u8; 3]) -> Pixmap {
+    let mut pixmap = Pixmap::new(width, height).expect("sizes are constants above 0");
+    pixmap.fill(tiny_skia::Color::from_rgba8(red, green, blue, 255));
+    pixmap
+}
+
+/// The file of a picture that has no transparent pixel.
+pub(super) fn picture(pixmap: &Pixmap) -> Picture {
+    let rgb: Vec<u8> = pixmap.data().chunks_exact(4).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect();
+    Picture::new(pixmap.width(), pixmap.height(), &rgb)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geo::Degrees;
+
+    fn point(latitude: f64, longitude: f64) -> UnitVector {
+        Place::new(Degrees(latitude), Degrees(longitude)).expect("on Earth").into()
+    }
+
+    #[test]
+    fn a_way_across_the_180th_meridian_does_not_jump() {
+        let way = unwrapped(&arc(point(10.0, 170.0), point(-20.0, -150.0)));
+        assert!(way.windows(2).all(|pair| (pair[1][0] - pair[0][0]).abs() < 5.0), "{way:?}");
+        assert!((way.last().expect("points")[0] - 210.0).abs() < 1e-9, "{way:?}");
+    }
+
+    #[test]
+    fn any_two_points_have_a_way() {
+        let north = UnitVector::NORTH_POLE;
+        for (from, to) in [(north, north), (north, UnitVector::SOUTH_POLE), (point(0.0, 0.0), point(0.0, 180.0))] {
+            let way = arc(from, to);
+            assert_eq!((way[0], way[way.len() - 1]), (from, to));
+        }
+    }
+
+    #[test]
+    fn land_is_where_it_is() {
+        let map = Map { left: 0.0, top: 0.0, width: 720.0, height: 360.0 };
+        let mut pixmap = canvas(720, 360, [0, 0, 0]);
+        fill(&mut pixmap, &map.land().expect("land"), [255, 255, 255, 255]);
+        let is_land = |latitude: f64, longitude: f64| {
+            let [x, y] = map.pixel(point(latitude, longitude));
+            pixmap.pixel(x as u32, y as u32).expect("on the map").red() > 128
+        };
+        for (latitude, longitude) in
+            [(48.0, 10.0), (-25.0, 135.0), (66.0, -175.0), (67.0, 179.0), (-85.0, 0.0), (-89.0, 120.0), (40.0, -100.0)]
+        {
+            assert!(is_land(latitude, longitude), "{latitude}, {longitude}");
+        }
+        for (latitude, longitude) in [(0.0, -30.0), (0.0, 179.0), (40.0, 180.0), (-60.0, 0.0), (30.0, -150.0)] {
+            assert!(!is_land(latitude, longitude), "{latitude}, {longitude}");
+        }
+        let land = pixmap.pixels().chunks_exact(720).enumerate().map(|(row, pixels)| {
+            let weight = ((90.0 - (row as f64 + 0.5) / 2.0).to_radians()).cos() / 720.0;
+            weight * pixels.iter().filter(|pixel| pixel.red() > 128).count() as f64
+        });
+        // Two sevenths of the Earth are land; the Caspian Sea is counted as such.
+        let share = land.sum::<f64>() * 0.5_f64.to_radians() / 2.0;
+        assert!((share - 0.29).abs() < 0.01, "{share}");
+    }
+}

@@ -1,0 +1,67 @@
+//! How many floating-point operations a training step takes: those of its matrix products, a multiply-add as two.
+//!
+//! A layer's backward costs two products beside the one of its forward: the gradients of its weights and of its input. Inputs
+//! without a gradient (the noised code, the image, the time embedding) save the second. The KL has three: logits of the truth and
+//! of the prediction, and the gradient of the prediction. Sines, norms, the optimiser and the harmonics of the anchors are left
+//! out, as is usual; they move memory rather than compute.
+
+use super::architecture::Architecture;
+
+/// A multiply-add.
+const OPERATIONS: f64 = 2.0;
+/// Products of the KL, forward and backward.
+const KL_PRODUCTS: f64 = 3.0;
+
+impl Architecture {
+    /// Operations of one training step on `rows` rows against `anchors` anchors (0: the loss has no KL).
+    pub fn step_flops(&self, rows: u64, anchors: u64) -> f64 {
+        let rows = rows as f64;
+        let layers: f64 = self
+            .specs()
+            .iter()
+            .filter(|spec| spec.shape.len() == 2)
+            .map(|spec| {
+                let samples = if spec.name.contains(".time.") { self.timesteps as f64 } else { rows };
+                samples * products(&spec.name) * spec.shape.iter().product::<i64>() as f64
+            })
+            .sum();
+        OPERATIONS * (layers + KL_PRODUCTS * rows * anchors as f64 * self.dims as f64)
+    }
+}
+
+/// Products with a layer's weight in one step.
+fn products(weight: &str) -> f64 {
+    let input_is_given = weight.ends_with(".image.weight") || weight.ends_with(".time.0.weight");
+    if input_is_given || weight == "down1.x.weight" { 2.0 } else { 3.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use locdiff_launch::config::ModelConfig;
+
+    use super::*;
+
+    #[test]
+    fn operations_are_those_of_the_layers() {
+        // 16 dimensions: widths 16, 8, 4.
+        let architecture = Architecture::new(&ModelConfig { degree: 3, ..ModelConfig::default() }, 6, 10);
+        let modules = [(16, 16), (16, 8), (8, 4), (4, 4), (8, 8), (16, 16)];
+        let per_row: i64 = modules.iter().map(|(input, output)| 3 * output * (input + output) + 2 * 6 * output).sum();
+        // down1's input has no gradient; the head goes from 32 to 16.
+        let per_row = per_row - 16 * 16 + 3 * 32 * 16;
+        let per_timestep: i64 = modules.iter().map(|(_, hidden)| 2 * 200 * hidden + 3 * 2 * hidden * hidden).sum();
+        let want = |rows: i64, anchors: i64| 2 * (rows * per_row + 10 * per_timestep + 3 * rows * anchors * 16);
+        for (rows, anchors) in [(1, 0), (5, 7), (512, 64)] {
+            assert_eq!(architecture.step_flops(rows, anchors), want(rows as i64, anchors as i64) as f64);
+        }
+    }
+
+    #[test]
+    fn large_steps_are_about_six_operations_per_weight_and_row() {
+        let architecture = Architecture::new(&ModelConfig { degree: 47, ..ModelConfig::default() }, 768, 200);
+        let usual = 6.0 * architecture.parameter_count() as f64 * 4096.0;
+        let share = architecture.step_flops(4096, 0) / usual;
+        // The time layers, 40 % of the weights, see 200 timesteps and not 4096 rows.
+        assert!((0.5..0.7).contains(&share), "{share}");
+    }
+}

@@ -1,0 +1,196 @@
+//! What the HPARAMS page shows: the values that a run was made with, and which of its scalars say how it went.
+//!
+//! TensorBoard believes the first record of a kind and none that comes later, so that the values of a resumed run would be those
+//! of its first attempt for ever. They therefore have a small file of their own, which every attempt replaces. The record that
+//! ends a session goes to the [`Board`](super::Board), one step behind the last: whoever resumes the run cuts it off.
+//!
+//! Source: `tensorboard/plugins/hparams/{api,plugin_data}.proto`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use prost::{Message, Oneof};
+
+use super::error::BoardError;
+use super::event::{
+    CLASS_TENSOR, Event, FILE_VERSION, Payload, Summary, SummaryMetadata, SummaryValue, TensorProto, What,
+};
+use super::record::frame;
+
+/// The file of values: before all others by name, so that a reader that goes by names has it first.
+pub(super) const FILE: &str = "events.out.tfevents.0000000000.hparams";
+/// Its name while it is written; nothing that TensorBoard looks at.
+const FILE_BESIDE: &str = "hparams.new";
+const PLUGIN: &str = "hparams";
+const EXPERIMENT: &str = "_hparams_/experiment";
+const SESSION_START: &str = "_hparams_/session_start_info";
+const SESSION_END: &str = "_hparams_/session_end_info";
+/// `Status.STATUS_SUCCESS`.
+const STATUS_SUCCESS: i32 = 1;
+// `DataType`.
+const TYPE_STRING: i32 = 1;
+const TYPE_BOOL: i32 = 2;
+const TYPE_FLOAT64: i32 = 3;
+
+/// The value of a hyperparameter.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Hyperparameter {
+    /// A number.
+    Number(f64),
+    /// A word.
+    Text(String),
+    /// Yes or no.
+    Flag(bool),
+}
+
+/// What a run was made with.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Hyperparameters {
+    /// Names and values.
+    pub values: BTreeMap<String, Hyperparameter>,
+    /// Names that come before the others: of all its columns the page shows five until it is told otherwise.
+    pub shown_first: Vec<String>,
+    /// Tags of scalars whose last values are the results of the run; the first five are shown.
+    pub metrics: Vec<String>,
+}
+
+impl Hyperparameters {
+    /// Puts the values into the folder of a run in the place of those that were there. A crash leaves the old or the new.
+    pub fn save(&self, folder: &Path) -> Result<(), BoardError> {
+        std::fs::create_dir_all(folder).map_err(BoardError::io(folder))?;
+        let (path, beside) = (folder.join(FILE), folder.join(FILE_BESIDE));
+        let wall_time = since_1970_s();
+        let experiment = Content::Experiment(self.experiment(wall_time));
+        let start = Content::Start(SessionStart { hparams: self.session_values(), start_time_secs: wall_time });
+        let value = vec![value(EXPERIMENT, experiment), value(SESSION_START, start)];
+        let events = [What::FileVersion(FILE_VERSION.to_owned()), What::Summary(Summary { value })];
+        let records = events.map(|what| frame(&Event { wall_time, step: 0, what: Some(what) }.encode_to_vec()));
+        std::fs::write(&beside, records.concat()).map_err(BoardError::io(&beside))?;
+        std::fs::rename(&beside, &path).map_err(BoardError::io(&path))
+    }
+
+    fn experiment(&self, time_created_secs: f64) -> Experiment {
+        let info = |(name, value): (&String, &Hyperparameter)| {
+            let kind = match value {
+                Hyperparameter::Number(_) => TYPE_FLOAT64,
+                Hyperparameter::Text(_) => TYPE_STRING,
+                Hyperparameter::Flag(_) => TYPE_BOOL,
+            };
+            // The page puts those first that are said to differ between runs, and sorts the rest by name.
+            HparamInfo { name: name.clone(), kind, differs: self.shown_first.contains(name) }
+        };
+        let metric = |tag: &String| MetricInfo { name: Some(MetricName { tag: tag.clone() }) };
+        Experiment {
+            time_created_secs,
+            hparam_infos: self.values.iter().map(info).collect(),
+            metric_infos: self.metrics.iter().map(metric).collect(),
+        }
+    }
+
+    fn session_values(&self) -> BTreeMap<String, AnyValue> {
+        let any = |value: &Hyperparameter| match value {
+            Hyperparameter::Number(number) => AnyKind::Number(*number),
+            Hyperparameter::Text(text) => AnyKind::Text(text.clone()),
+            Hyperparameter::Flag(flag) => AnyKind::Flag(*flag),
+        };
+        self.values.iter().map(|(name, value)| (name.clone(), AnyValue { kind: Some(any(value)) })).collect()
+    }
+}
+
+/// The record that says that a session came to its end.
+pub(super) fn session_end() -> SummaryValue {
+    value(SESSION_END, Content::End(SessionEnd { status: STATUS_SUCCESS, end_time_secs: since_1970_s() }))
+}
+
+fn value(tag: &str, content: Content) -> SummaryValue {
+    let content = PluginContent { content: Some(content) }.encode_to_vec();
+    let metadata = Some(SummaryMetadata::of(PLUGIN, content, CLASS_TENSOR));
+    SummaryValue { tag: tag.to_owned(), metadata, payload: Some(Payload::Tensor(TensorProto::nothing())) }
+}
+
+fn since_1970_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// `HParamsPluginData`; its version, 0, takes no bytes.
+#[derive(Clone, PartialEq, Message)]
+struct PluginContent {
+    #[prost(oneof = "Content", tags = "2, 3, 4")]
+    content: Option<Content>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+enum Content {
+    #[prost(message, tag = "2")]
+    Experiment(Experiment),
+    #[prost(message, tag = "3")]
+    Start(SessionStart),
+    #[prost(message, tag = "4")]
+    End(SessionEnd),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Experiment {
+    #[prost(double, tag = "3")]
+    time_created_secs: f64,
+    #[prost(message, repeated, tag = "4")]
+    hparam_infos: Vec<HparamInfo>,
+    #[prost(message, repeated, tag = "5")]
+    metric_infos: Vec<MetricInfo>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct HparamInfo {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(int32, tag = "4")]
+    kind: i32,
+    #[prost(bool, tag = "7")]
+    differs: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct MetricInfo {
+    #[prost(message, optional, tag = "1")]
+    name: Option<MetricName>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct MetricName {
+    #[prost(string, tag = "2")]
+    tag: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SessionStart {
+    #[prost(btree_map = "string, message", tag = "1")]
+    hparams: BTreeMap<String, AnyValue>,
+    #[prost(double, tag = "5")]
+    start_time_secs: f64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SessionEnd {
+    #[prost(int32, tag = "1")]
+    status: i32,
+    #[prost(double, tag = "2")]
+    end_time_secs: f64,
+}
+
+/// `google.protobuf.Value`.
+#[derive(Clone, PartialEq, Message)]
+struct AnyValue {
+    #[prost(oneof = "AnyKind", tags = "2, 3, 4")]
+    kind: Option<AnyKind>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+enum AnyKind {
+    #[prost(double, tag = "2")]
+    Number(f64),
+    #[prost(string, tag = "3")]
+    Text(String),
+    #[prost(bool, tag = "4")]
+    Flag(bool),
+}

@@ -1,0 +1,122 @@
+//! How hard the device works: operations per second, their share of the peak, memory.
+
+use locdiff_launch::config::{AutoOr, RunConfig};
+use tch::{Device, Kind};
+
+use super::step::Trainer;
+use crate::comm::Communicator;
+use crate::native::cuda;
+
+/// Dense peak of a GPU in TFLOP/s: words of its name, bf16 on tensor cores, f32 outside them (none: it has no bf16). The first whose
+/// words are all in the name counts. From NVIDIA's data sheets, sparsity left out.
+const PEAKS_TFLOPS: [(&str, Option<f64>, f64); 15] = [
+    ("B200", Some(2250.0), 75.0),
+    ("GH200", Some(989.0), 67.0),
+    ("H200", Some(989.0), 67.0),
+    ("H100 PCIe", Some(756.0), 51.0),
+    ("H100 NVL", Some(835.0), 60.0),
+    ("H100", Some(989.0), 67.0),
+    ("A100", Some(312.0), 19.5),
+    ("L40S", Some(362.0), 91.6),
+    ("L4", Some(121.0), 30.3),
+    ("A40", Some(149.7), 37.4),
+    ("A10", Some(125.0), 31.2),
+    ("RTX 4090", Some(165.2), 82.6),
+    ("RTX 3090", Some(71.0), 35.6),
+    ("V100", None, 15.7),
+    ("T4", None, 8.1),
+];
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// What is measured beside the losses.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Meter {
+    device: Device,
+    /// Operations of a step, one rank's part of them.
+    step_flops: f64,
+    peak_flops: Option<f64>,
+}
+
+impl Meter {
+    /// For a run whose ranks share each step evenly.
+    pub(super) fn new(config: &RunConfig, trainer: &Trainer, ranks: &Communicator) -> Self {
+        let network = trainer.network();
+        let has_kl = !matches!(config.loss.kl_weight, AutoOr::Value(weight) if weight == 0.0);
+        let anchors = if has_kl { u64::from(config.loss.anchors) } else { 0 };
+        let whole = network.architecture().step_flops(u64::from(config.train.global_batch), anchors);
+        let (device, kind) = (ranks.world().device(), network.placement().compute_kind());
+        let known = config.train.peak_tflops.value().or_else(|| match device {
+            Device::Cuda(index) => cuda::properties(index).ok().and_then(|found| peak_tflops(&found.name, kind)),
+            _ => None,
+        });
+        let step_flops = whole / f64::from(ranks.world().size());
+        Self { device, step_flops, peak_flops: known.map(|tflops| tflops * 1e12) }
+    }
+
+    /// Scalars of `steps` steps that took `seconds`.
+    pub(super) fn scalars(&self, steps: u64, seconds: f64) -> Vec<(&'static str, f64)> {
+        let flops = self.step_flops * steps as f64 / seconds;
+        let mut scalars = vec![("device/tflops", flops / 1e12)];
+        scalars.extend(self.peak_flops.map(|peak| ("device/percent_of_peak", 100.0 * flops / peak)));
+        scalars.extend(self.memory());
+        scalars
+    }
+
+    /// GiB of this rank: of the GPU by torch's allocator, of a CPU worker by the kernel.
+    fn memory(&self) -> Vec<(&'static str, f64)> {
+        let Device::Cuda(index) = self.device else {
+            return resident_bytes()
+                .map(|bytes| ("device/memory_resident_gib", bytes as f64 / GIB))
+                .into_iter()
+                .collect();
+        };
+        let Ok(memory) = cuda::memory(index) else { return Vec::new() };
+        vec![
+            ("device/memory_allocated_gib", memory.allocated_bytes as f64 / GIB),
+            ("device/memory_reserved_gib", memory.reserved_bytes as f64 / GIB),
+            ("device/memory_peak_gib", memory.allocated_peak_bytes as f64 / GIB),
+        ]
+    }
+}
+
+fn peak_tflops(name: &str, kind: Kind) -> Option<f64> {
+    let words: Vec<&str> = name.split([' ', '-']).collect();
+    let is_meant = |key: &str| key.split(' ').all(|word| words.contains(&word));
+    let (_, bf16, f32) = PEAKS_TFLOPS.iter().find(|(key, ..)| is_meant(key))?;
+    if kind == Kind::BFloat16 { *bf16 } else { Some(*f32) }
+}
+
+/// Memory of this process that is in RAM.
+fn resident_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    kib.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peaks_are_found_by_whole_words() {
+        let peaks = |name: &str| [Kind::BFloat16, Kind::Float].map(|kind| peak_tflops(name, kind));
+        assert_eq!(peaks("NVIDIA H200"), [Some(989.0), Some(67.0)]);
+        assert_eq!(peaks("NVIDIA H100 PCIe"), [Some(756.0), Some(51.0)]);
+        assert_eq!(peaks("NVIDIA H100 80GB HBM3"), [Some(989.0), Some(67.0)]);
+        assert_eq!(peaks("NVIDIA A100-SXM4-80GB"), [Some(312.0), Some(19.5)]);
+        assert_eq!(peaks("NVIDIA L40S"), [Some(362.0), Some(91.6)]);
+        assert_eq!(peaks("NVIDIA L4"), [Some(121.0), Some(30.3)]);
+        assert_eq!(peaks("Tesla V100-SXM2-16GB"), [None, Some(15.7)]);
+        assert_eq!(peaks("Something Else 4000"), [None, None]);
+    }
+
+    #[test]
+    fn operations_become_a_rate_and_a_share() {
+        let meter = Meter { device: Device::Cpu, step_flops: 3e12, peak_flops: Some(120e12) };
+        let scalars = meter.scalars(20, 2.0);
+        assert_eq!(scalars[..2], [("device/tflops", 30.0), ("device/percent_of_peak", 25.0)]);
+        assert!(scalars[2].0 == "device/memory_resident_gib" && scalars[2].1 > 0.001, "{scalars:?}");
+        let unknown = Meter { peak_flops: None, ..meter };
+        assert!(unknown.scalars(1, 1.0).iter().all(|(tag, _)| *tag != "device/percent_of_peak"));
+    }
+}

@@ -1,0 +1,138 @@
+//! Histograms of the weights, counted where the weights are: a few numbers of each come to the host.
+//!
+//! With tensor-parallel ranks these are the pieces that this rank holds.
+
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::model::Parameter;
+use crate::tensorboard::Histogram;
+
+/// As many as TensorBoard's own.
+const BUCKETS: i64 = 30;
+/// Values that are looked at together: what their places take in memory is bounded.
+const VALUES_TOGETHER: i64 = 1 << 22;
+
+/// A histogram of each parameter that has a finite value; others are not counted.
+pub(super) fn histograms<'a>(
+    parameters: impl Iterator<Item = &'a Parameter>,
+) -> Result<Vec<(String, Histogram)>, TchError> {
+    let _without_gradients = tch::no_grad_guard();
+    let flat = |parameter: &Parameter| parameter.tensor.f_detach()?.f_to_kind(Kind::Float)?.f_reshape([-1]);
+    let (mut tags, mut tensors) = (Vec::new(), Vec::new());
+    for parameter in parameters {
+        tags.push(format!("weights/{}", parameter.name));
+        tensors.push(flat(parameter)?);
+    }
+    let found = of_tensors(&tensors)?;
+    Ok(tags.into_iter().zip(found).filter_map(|(tag, found)| Some((tag, found?))).collect())
+}
+
+/// Of flat tensors in f32; none where there is no finite value. The host waits for the device a few times.
+fn of_tensors(tensors: &[Tensor]) -> Result<Vec<Option<Histogram>>, TchError> {
+    let bounds = tensors.iter().map(bounds).collect::<Result<Vec<_>, _>>()?;
+    let bounds = on_host::<f64>(&bounds, Kind::Double)?;
+    let mut counts = Vec::with_capacity(tensors.len());
+    for (tensor, bounds) in tensors.iter().zip(bounds.chunks_exact(2)) {
+        counts.push(counts_of(tensor, [bounds[0], bounds[1]])?);
+    }
+    let counts = on_host::<i64>(&counts, Kind::Int64)?;
+    let rows = bounds.chunks_exact(2).zip(counts.chunks_exact(BUCKETS as usize));
+    let histogram = |(bounds, counts): (&[f64], &[i64])| {
+        let counts: Vec<u64> = counts.iter().map(|count| count.cast_unsigned()).collect();
+        (bounds[0] <= bounds[1]).then(|| Histogram::even(bounds[0], bounds[1], &counts))
+    };
+    Ok(rows.map(histogram).collect())
+}
+
+/// The smallest and the largest finite value; ∞ and −∞ where there is none.
+fn bounds(values: &Tensor) -> Result<Tensor, TchError> {
+    if values.numel() == 0 {
+        return Tensor::f_from_slice(&[f64::INFINITY, f64::NEG_INFINITY])?.f_to_device(values.device());
+    }
+    let all_but_finite = |other: f64| values.f_nan_to_num(other, other, other);
+    let lowest = all_but_finite(f64::INFINITY)?.f_min()?;
+    let highest = all_but_finite(f64::NEG_INFINITY)?.f_max()?;
+    Tensor::f_stack(&[lowest, highest], 0)?.f_to_kind(Kind::Double)
+}
+
+/// How many values lie in each of [`BUCKETS`] from the lowest to the highest; what is not finite is in none.
+fn counts_of(values: &Tensor, [lowest, highest]: [f64; 2]) -> Result<Tensor, TchError> {
+    let mut counts = Tensor::f_zeros([BUCKETS], (Kind::Int64, values.device()))?;
+    let scale = if highest > lowest { BUCKETS as f64 / (highest - lowest) } else { 0.0 };
+    for chunk in values.f_split(VALUES_TOGETHER, 0)? {
+        let places = chunk.f_sub_scalar(lowest)?.f_mul_scalar(scale)?.f_floor()?.f_clamp(0.0, (BUCKETS - 1) as f64)?;
+        let beyond = chunk.f_isfinite()?.f_logical_not()?;
+        let places = places.f_masked_fill(&beyond, BUCKETS as f64)?.f_to_kind(Kind::Int64)?;
+        counts = counts.f_add(&places.f_bincount(None::<Tensor>, BUCKETS + 1)?.f_narrow(0, 0, BUCKETS)?)?;
+    }
+    Ok(counts)
+}
+
+/// All of them in one copy.
+fn on_host<T: tch::kind::Element>(tensors: &[Tensor], kind: Kind) -> Result<Vec<T>, TchError>
+where
+    Vec<T>: TryFrom<Tensor, Error = TchError>,
+{
+    if tensors.is_empty() {
+        return Ok(Vec::new());
+    }
+    Vec::try_from(Tensor::f_cat(tensors, 0)?.f_to_kind(kind)?.f_to_device(Device::Cpu)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(values: &[f32]) -> Option<Histogram> {
+        of_tensors(&[Tensor::from_slice(values)]).expect("counted").remove(0)
+    }
+
+    fn counted(histogram: &Histogram) -> f64 {
+        histogram.rows().iter().map(|row| row[2]).sum()
+    }
+
+    #[test]
+    fn every_value_is_counted_once_where_it_lies() {
+        let values: Vec<f32> = (0..9_000_000_u32).map(|index| (index % 3001) as f32 / 3000.0 - 0.25).collect();
+        let histogram = of(&values).expect("finite");
+        assert_eq!(counted(&histogram), values.len() as f64);
+        assert_eq!((histogram.rows()[0][0], histogram.rows()[29][1]), (-0.25, 0.75));
+        for [left, right, count] in histogram.rows() {
+            let here =
+                values.iter().map(|value| f64::from(*value)).filter(|value| left <= value && value < right).count();
+            // A value on an edge may be rounded into the neighbour: one of 3001, 2999 times.
+            assert!((count - here as f64).abs() <= 6000.0, "{left} to {right}: {count}, wanted {here}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_is_left_out() {
+        let histogram = of(&[f32::NAN, 1.0, f32::INFINITY, -1.0, f32::NEG_INFINITY, 0.5]).expect("finite ones");
+        assert_eq!((histogram.rows()[0][0], histogram.rows()[29][1], counted(&histogram)), (-1.0, 1.0, 3.0));
+        assert_eq!(of(&[f32::NAN, f32::INFINITY]), None);
+        assert_eq!(of(&[]), None);
+        let extreme = of(&[f32::MIN, f32::MAX, 0.0]).expect("finite");
+        assert_eq!(counted(&extreme), 3.0);
+    }
+
+    #[test]
+    fn constant_weights_are_all_in_the_last_bucket() {
+        let histogram = of(&[0.0; 1000]).expect("finite");
+        assert_eq!(histogram.rows()[29], [0.0, 0.0, 1000.0]);
+        assert_eq!(counted(&histogram), 1000.0);
+        // Beside others, in one pass.
+        let both = of_tensors(&[Tensor::from_slice(&[2.0_f32]), Tensor::from_slice(&[1.0_f32, 3.0])]).expect("counted");
+        assert_eq!(both.iter().flatten().map(counted).collect::<Vec<_>>(), [1.0, 2.0]);
+    }
+
+    #[test]
+    #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
+    fn the_gpu_counts_as_the_cpu_does() {
+        let values: Vec<f32> =
+            (0..5_000_000_u32).map(|index| (index.wrapping_mul(2_654_435) as f32 * 1e-7).sin()).collect();
+        let tensors =
+            [Tensor::from_slice(&values), Tensor::from_slice(&[f32::NAN, 0.5]), Tensor::from_slice(&[f32::NAN])];
+        let on_gpu = tensors.each_ref().map(|tensor| tensor.to_device(Device::Cuda(0)));
+        assert_eq!(of_tensors(&on_gpu).expect("counted"), of_tensors(&tensors).expect("counted"));
+    }
+}

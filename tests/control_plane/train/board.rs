@@ -1,0 +1,66 @@
+//! What a run shows in TensorBoard, read by Python's own package.
+
+use locdiff_launch::exit_code::ExitCode;
+use serde_json::{Value, json};
+
+use super::support::{BASE, run_dir, stage, train};
+use crate::python_support::run_python;
+use crate::stage::Stage;
+
+fn shown(stage: &Stage, run: &str) -> Value {
+    let printed = run_python("tests/data_plane/read_events.py", &[&run_dir(stage, run).join("tensorboard")]);
+    serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
+}
+
+fn steps(series: &Value) -> Vec<u64> {
+    let events = series.as_array().unwrap_or_else(|| panic!("no series: {series}"));
+    events.iter().map(|event| event[0].as_u64().expect("a step")).collect()
+}
+
+#[track_caller]
+fn assert_shown(found: &Value, last: u64, histograms: &[u64], images: &[u64]) {
+    for tag in ["loss/total", "device/tflops", "device/memory_resident_gib", "device/percent_of_peak"] {
+        assert_eq!(steps(&found["scalars"][tag]), (1..=last).collect::<Vec<_>>(), "{tag}");
+    }
+    let weights = found["histograms"].as_object().expect("histograms");
+    assert_eq!(weights.len(), 62, "ten parameters of six modules, two of the head");
+    for (tag, series) in weights {
+        assert_eq!(steps(series), histograms, "{tag}");
+    }
+    // down1.x: from 121 dimensions to 121.
+    let counted = |event: &Value| -> f64 {
+        event[1].as_array().expect("rows").iter().map(|row| row[2].as_f64().expect("a count")).sum()
+    };
+    let counts = found["histograms"]["weights/down1.x.weight"].as_array().expect("a series").iter().map(counted);
+    assert!(counts.into_iter().all(|count| count == 121.0 * 121.0));
+    for (tag, size) in [("validation/answers", [1280, 680]), ("validation/density_of_first_row", [1618, 200])] {
+        let series = &found["images"][tag];
+        assert_eq!(steps(series), images, "{tag}");
+        for event in series.as_array().expect("pictures") {
+            assert_eq!(event[1].as_array().expect("a picture")[..2], size, "{tag}");
+        }
+    }
+    let metrics = found["hparams"]["metrics"].as_array().expect("metrics");
+    assert_eq!(metrics.len(), 7);
+    for metric in metrics {
+        let series = &found["scalars"][metric.as_str().expect("a tag")];
+        assert_eq!(steps(series).last(), Some(&last), "{metric} has a final value");
+    }
+    assert_eq!((&found["hparams"]["status"], &found["other_tags"]), (&json!(1), &json!([])));
+    assert_eq!(found["hparams"]["values"]["train.steps"], last as f64);
+    assert_eq!(found["hparams"]["values"]["model.degree"], 10.0);
+}
+
+#[test]
+fn every_kind_is_shown_once_after_a_kill_and_a_longer_run() {
+    let stage = stage();
+    let settings = "--workers 2 --set shards.validation=shards/small --set eval.every=5 --set eval.quick_rows=10 \
+        --set eval.sampler_steps=4 --set train.histogram_every=4 --set checkpoint.every=3 --set train.peak_tflops=0.1";
+    // Rank 0 writes the file; it goes back to step 6.
+    let ran =
+        stage.run(&format!("{BASE} --run shown {settings} --set train.steps=10 train --inject kill@rank=0,step=9"));
+    ran.ends_with(ExitCode::Success);
+    assert_shown(&shown(&stage, "shown"), 10, &[4, 8, 10], &[5, 10]);
+    train(&stage, "shown", &format!("{settings} --set train.steps=13")).ends_with(ExitCode::Success);
+    assert_shown(&shown(&stage, "shown"), 13, &[4, 8, 10, 12, 13], &[5, 10, 13]);
+}
