@@ -182,9 +182,10 @@ def test_commands():
 
 def run(cuda_link):
     timed("format", command("cargo", "fmt", "--all", "--check"))
-    set_up_stamp = Stamp("set-up", files_below("setup/*", "tests/setup_test.py"))
-    set_up = None if set_up_stamp.passed else Beside("set-up", sys.executable, "-B", "tests/setup_test.py")
-    audit = Beside("audit", sys.executable, "-B", "setup/audit.py")
+    set_up_stamp = Stamp("set-up", files_below("setup/*", "tests/*_test.py", "deny.toml"))
+    python_tests = ["-B", "-m", "unittest", "discover", "-s", "tests", "-p", "*_test.py"]
+    set_up = None if set_up_stamp.passed else Beside("set-up", sys.executable, *python_tests)
+    audit = Beside("audit", sys.executable, "-B", "setup/audit.py", "--installed")
     packages = Beside("python-packages", sys.executable, "-B", "setup/python_tools.py")
     # All targets, as the tests want them: other features of the dependencies would mean building them once more.
     timed("build", command("cargo", "build", "--locked", "--workspace", "--all-targets"))
