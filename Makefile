@@ -39,8 +39,9 @@ setup: tools ## prepare libtorch in .libtorch/ (CPU, or CUDA where there is a GP
 	@$(PYTHON) setup/libtorch.py --set auto
 	@$(PYTHON) setup/geoclip.py
 
+# There are no examples; but with this, dependencies get the features that the tests want, and `make test` builds none again.
 build: setup ## build both binaries
-	$(CARGO) build --workspace --bins
+	$(CARGO) build --workspace --bins --examples
 
 demo: build ## build and run the demonstration
 	'$(LAUNCH)' $(if $(filter cuda,$(VARIANT)),,--workers 2 --device cpu) demo
@@ -48,9 +49,7 @@ demo: build ## build and run the demonstration
 # Beside the CPU variant, the CUDA one is compiled and linked too; with a LIBTORCH of the user's own nothing is downloaded.
 test: CUDA_LINK = $(if $(LIBTORCH)$(filter cuda,$(VARIANT)),,yes)
 test: tools ## run every check: format, lints, docs, audit, tests, link of the CUDA variant
-	@$(PYTHON) setup/libtorch.py --set $(if $(CUDA_LINK),link,auto)
-	@$(PYTHON) setup/geoclip.py
-	@$(ENVIRONMENT) $(PYTHON) -B setup/run_tests.py $(if $(CUDA_LINK),--cuda-link)
+	@$(ENVIRONMENT) $(PYTHON) -B setup/run_tests.py $(if $(CUDA_LINK),--libtorch link --cuda-link)
 
 bench: build ## build and measure the collectives
 	'$(LAUNCH)' $(if $(filter cuda,$(VARIANT)),,--workers 2 --device cpu) bench collectives

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`make test`: every check, one after the other. The audit, the set-up's own tests and the installation of Python packages run
-beside the build; once it is there, the CUDA variant compiles and links beside the checks.
+"""`make test`: every check, one after the other. What needs no libtorch compiles while that is downloaded. The audit, the set-up's own
+tests and the installation of Python packages run beside the build; once it is there, the CUDA variant compiles and links beside the checks.
 
 The Makefile has chosen the variant and set LIBTORCH and CARGO_TARGET_DIR for it. One Cargo profile (dev) serves every
 stage, so that nothing is built twice. The first failure ends the run, and with it everything that was started.
@@ -24,7 +24,11 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or PROJECT / "target").absolute
 LIBTORCH_NAMES = ("libtorch", "libc10")
 LOG_LINES_SHOWN = 200
 # Test modules that are run again only when a file of the project has changed.
-LONG_MODULES = ("long", "comm", "loss_split", "model_split", "perturbation")
+LONG_MODULES = ("long", "comm", "loss_split", "model_split", "perturbation", "train", "gang", "world")
+# Libraries that take long to compile and do not need libtorch.
+EARLY_LIBRARIES = ("parquet", "rustls", "arrow-array")
+# There are no examples; but with this, dependencies get the features that the tests want, and none is built once more.
+AS_FOR_TESTS = ("--examples",)
 
 
 class Failed(Exception):
@@ -121,9 +125,9 @@ class CudaLink:
         self.target.mkdir(parents=True, exist_ok=True)
         self.take_dependencies()
         environment = dict(os.environ, LIBTORCH=str(PROJECT / ".libtorch/cuda"), CARGO_TERM_COLOR="never")
-        words = ["cargo", "build", "--locked", "--workspace", "--bins", "--target-dir", str(self.target)]
+        words = ["cargo", "build", "--locked", "--workspace", "--bins", *AS_FOR_TESTS, "--target-dir", str(self.target)]
         # Nobody runs what comes of it here.
-        words += ["--config", "profile.dev.package.locdiff.opt-level=0"]
+        words += ["--config", "profile.dev.package.locdiff.opt-level=0", "--config", "profile.dev.package.locdiff.debug=false"]
         with open(self.log, "w") as log:
             self.child = children.start(words, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
@@ -180,20 +184,35 @@ def test_commands():
     return command(*test, *skips), command(*test, *(module + "::" for module in LONG_MODULES))
 
 
-def run(cuda_link):
+def prepare(libtorch_set):
+    """libtorch and GeoCLIP's weights; what needs neither compiles meanwhile, as far as it comes: the build takes it over."""
+    words = ["cargo", "build", "--locked", "--lib"] + [word for name in EARLY_LIBRARIES for word in ("--package", name)]
+    TARGET.mkdir(parents=True, exist_ok=True)
+    with open(TARGET / "early.log", "w") as log:
+        early = children.start(("nice", *words), stdout=log, stderr=subprocess.STDOUT)
+    for name, options in (("libtorch", ["--set", libtorch_set]), ("geoclip", [])):
+        if children.wait(children.start([sys.executable, "-B", "setup/%s.py" % name, *options])) != 0:
+            raise Failed("cannot prepare %s; see above" % name)
+    # It ends here: from now on torch-sys comes first, because the model waits for it.
+    children.wait(early, 0)
+
+
+def run(libtorch_set, cuda_link):
     timed("format", command("cargo", "fmt", "--all", "--check"))
-    set_up_stamp = Stamp("set-up", files_below("setup/*", "tests/setup_test.py"))
-    set_up = None if set_up_stamp.passed else Beside("set-up", sys.executable, "-B", "tests/setup_test.py")
-    audit = Beside("audit", sys.executable, "-B", "setup/audit.py")
+    prepare(libtorch_set)
+    set_up_stamp = Stamp("set-up", files_below("setup/*", "tests/*_test.py", "deny.toml"))
+    python_tests = ["-B", "-m", "unittest", "discover", "-s", "tests", "-p", "*_test.py"]
+    set_up = None if set_up_stamp.passed else Beside("set-up", sys.executable, *python_tests)
+    audit = Beside("audit", sys.executable, "-B", "setup/audit.py", "--installed")
     packages = Beside("python-packages", sys.executable, "-B", "setup/python_tools.py")
-    # All targets, as the tests want them: other features of the dependencies would mean building them once more.
     timed("build", command("cargo", "build", "--locked", "--workspace", "--all-targets"))
     if set_up:
         timed("set-up", set_up.finish)
         set_up_stamp.write()
     cuda = CudaLink() if cuda_link else None
     timed("clippy", command("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"))
-    timed("docs", command("cargo", "doc", "--locked", "--workspace", "--no-deps", RUSTDOCFLAGS="-D warnings"))
+    docs = ["cargo", "doc", "--locked", "--workspace", "--no-deps", "--lib", "--bin", "locdiff-worker", *AS_FOR_TESTS]
+    timed("docs", command(*docs, RUSTDOCFLAGS="-D warnings"))
     timed("audit", audit.finish)
     timed("Python packages", packages.finish)
     timed("binaries", check_binaries)
@@ -211,6 +230,7 @@ def run(cuda_link):
 def main():
     parser = argparse.ArgumentParser(description="Runs every check of the project.")
     parser.add_argument("--cuda-link", action="store_true", help="also compile and link the CUDA variant from .libtorch/cuda")
+    parser.add_argument("--libtorch", default="auto", help="the set of setup/libtorch.py to prepare first")
     arguments = parser.parse_args()
     os.chdir(PROJECT)
     # Tests that run Python take the one that its packages are installed for.
@@ -218,7 +238,7 @@ def main():
     children.end_all_on_signals()
     start = time.monotonic()
     try:
-        run(arguments.cuda_link)
+        run(arguments.libtorch, arguments.cuda_link)
     except Failed as failure:
         say(str(failure))
         return 1

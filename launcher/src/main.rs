@@ -7,25 +7,29 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use locdiff_launch::cli::Cli;
+use locdiff_launch::config::log_filter;
 use locdiff_launch::error::LaunchError;
 use locdiff_launch::exit_code;
 use locdiff_launch::output::Output;
 use locdiff_launch::progress::LogWriter;
 use locdiff_launch::verbs;
 use serde_json::json;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse().and_then(Cli::consistent) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    let filter = EnvFilter::try_from_env("LOCDIFF_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(LevelFilter::TRACE)
         .with_writer(LogWriter)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        .finish()
+        .with(log_filter())
         .init();
     let output = Output { json: cli.global.json };
     match verbs::run(&cli, output) {

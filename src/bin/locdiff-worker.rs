@@ -6,16 +6,20 @@
 use std::process::ExitCode;
 
 use locdiff::worker;
+use locdiff_launch::config::log_filter;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("LOCDIFF_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(LevelFilter::TRACE)
         .with_writer(std::io::stderr)
         .with_target(false)
         .without_time()
         .with_ansi(false)
+        .finish()
+        .with(log_filter())
         .init();
     worker::run().into()
 }

@@ -1,0 +1,35 @@
+//! What is logged: `LOCDIFF_LOG`, the same in both programs.
+//!
+//! Targets and levels alone (`debug`, `locdiff_launch=trace,info`): filters on fields and spans would bring a regular-expression engine.
+
+use tracing_subscriber::filter::{LevelFilter, Targets};
+
+/// Reads `LOCDIFF_LOG`; absent or not understood, it is `info`.
+pub fn log_filter() -> Targets {
+    parse(std::env::var("LOCDIFF_LOG").ok().as_deref())
+}
+
+fn parse(text: Option<&str>) -> Targets {
+    let said = text.filter(|text| !text.trim().is_empty()).and_then(|text| text.parse().ok());
+    said.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO))
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::parse;
+
+    #[test]
+    fn targets_and_levels_are_understood_and_anything_else_is_info() {
+        for text in [None, Some(""), Some("locdiff=loud"), Some("info")] {
+            let filter = parse(text);
+            assert!(filter.would_enable("locdiff::train", &Level::INFO), "{text:?}");
+            assert!(!filter.would_enable("locdiff::train", &Level::DEBUG), "{text:?}");
+        }
+        assert!(parse(Some("debug")).would_enable("locdiff::train", &Level::DEBUG));
+        let filter = parse(Some("warn,locdiff_launch=trace"));
+        assert!(filter.would_enable("locdiff_launch::supervisor", &Level::TRACE));
+        assert!(!filter.would_enable("locdiff::train", &Level::INFO));
+    }
+}

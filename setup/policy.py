@@ -1,0 +1,162 @@
+"""What `deny.toml` says of bans, licences and sources, checked against `cargo metadata`: no tool to build, an answer in a second.
+
+Reads the same policy as cargo-deny and refuses every crate that it would refuse, dev-dependencies included. A setting that is not
+known here is an error: a policy that is not enforced must not look as if it were. Advisories are cargo-deny's alone.
+"""
+
+import json
+import re
+import subprocess
+
+CRATES_IO = ("registry+https://github.com/rust-lang/crates.io-index", "sparse+https://index.crates.io/")
+# Every setting that is enforced here, with the values that it may have (the first where it is absent); None stands for a list.
+KNOWN = {
+    "graph": {"targets": None},
+    "licenses": {"allow": None, "unused-allowed-license": ("allow",)},
+    "bans": {"multiple-versions": ("allow",), "wildcards": ("deny",), "allow-wildcard-paths": (True,), "deny": None},
+    "sources": {"unknown-registry": ("deny",), "unknown-git": ("deny",)},
+}
+# Sections that only cargo-deny reads.
+ELSEWHERE = ("advisories",)
+TOKEN = re.compile(r"\s*([()]|[A-Za-z0-9.+:-]+|/)")
+
+
+class PolicyError(Exception):
+    """The policy or a licence cannot be read; the text says what and where."""
+
+
+def load_toml(path):
+    try:
+        import tomllib
+    except ImportError:
+        # Before Python 3.11; pip is needed for the set-up anyway.
+        try:
+            from pip._vendor import tomli as tomllib
+        except ImportError:
+            raise PolicyError("no TOML reader: install Python 3.11 or newer, or a pip newer than 21.2") from None
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise PolicyError("%s: %s" % (path, error)) from None
+
+
+def load_policy(path):
+    """The policy, every setting of which is one that this file enforces."""
+    policy = load_toml(path)
+    for section, settings in policy.items():
+        if section in ELSEWHERE:
+            continue
+        for key in settings if isinstance(settings, dict) and section in KNOWN else [""]:
+            if key not in KNOWN.get(section, {}):
+                raise PolicyError("%s: `%s` is not enforced; teach it to setup/policy.py" % (path.name, (section + "." + key).strip(".")))
+    for section, settings in KNOWN.items():
+        for key, values in settings.items():
+            value = policy.get(section, {}).get(key, [] if values is None else values[0])
+            if not isinstance(value, list) if values is None else value not in values:
+                wanted = "a list" if values is None else " or ".join(map(repr, values))
+                raise PolicyError("%s: `%s.%s` is %r, wanted %s" % (path.name, section, key, value, wanted))
+            policy.setdefault(section, {})[key] = value
+    if any(not isinstance(entry, dict) or set(entry) != {"crate"} for entry in policy["bans"]["deny"]):
+        raise PolicyError("%s: entries of `bans.deny` must have the form { crate = NAME }" % path.name)
+    return policy
+
+
+# --- licence expressions (SPDX, and the `/` of old manifests) ---------------------------------------------
+
+
+def tokens_of(expression):
+    position, tokens = 0, []
+    while expression[position:].strip():
+        match = TOKEN.match(expression, position)
+        if not match:
+            raise PolicyError("cannot read the licence `%s`" % expression)
+        tokens.append("OR" if match.group(1) == "/" else match.group(1))
+        position = match.end()
+    return tokens
+
+
+class Licence:
+    """Whether a licence expression can be met with the allowed licences alone."""
+
+    def __init__(self, expression, allowed):
+        self.expression, self.allowed = expression, allowed
+        self.tokens = tokens_of(expression)
+
+    def is_allowed(self):
+        answer = self.either()
+        if self.tokens:
+            raise PolicyError("cannot read the licence `%s`" % self.expression)
+        return answer
+
+    def next_is(self, *words):
+        return bool(self.tokens) and self.tokens[0] in words
+
+    def take(self):
+        if not self.tokens:
+            raise PolicyError("cannot read the licence `%s`" % self.expression)
+        return self.tokens.pop(0)
+
+    def either(self):
+        answers = [self.both()]
+        while self.next_is("OR"):
+            self.take()
+            answers.append(self.both())
+        return any(answers)
+
+    def both(self):
+        answers = [self.one()]
+        while self.next_is("AND"):
+            self.take()
+            answers.append(self.one())
+        return all(answers)
+
+    def one(self):
+        word = self.take()
+        if word == "(":
+            answer = self.either()
+            if self.take() != ")":
+                raise PolicyError("cannot read the licence `%s`" % self.expression)
+            return answer
+        if word in ("OR", "AND", "WITH", ")"):
+            raise PolicyError("cannot read the licence `%s`" % self.expression)
+        if self.next_is("WITH"):
+            word = "%s %s %s" % (word, self.take(), self.take())
+        return word in self.allowed
+
+
+# --- the checks ------------------------------------------------------------------------------------------
+
+
+def metadata(project, targets):
+    """The crates of the lock file that some target needs: name, version, licence, source and requirements."""
+    command = ["cargo", "metadata", "--locked", "--format-version", "1"]
+    command += [word for target in targets for word in ("--filter-platform", target)]
+    result = subprocess.run(command, cwd=project, stdout=subprocess.PIPE, universal_newlines=True)
+    if result.returncode != 0:
+        raise PolicyError("`%s` exited with %d" % (" ".join(command), result.returncode))
+    whole = json.loads(result.stdout)
+    wanted = {node["id"] for node in whole["resolve"]["nodes"]}
+    return [package for package in whole["packages"] if package["id"] in wanted]
+
+
+def refusals_of(package, policy):
+    """Why the policy refuses a crate; nothing where it does not."""
+    if any(entry["crate"] == package["name"] for entry in policy["bans"]["deny"]):
+        yield "is banned by `bans.deny`"
+    for dependency in package["dependencies"]:
+        if dependency["req"] == "*" and not dependency.get("path"):
+            yield "takes any version of %s; name one" % dependency["name"]
+    if not package["license"]:
+        yield "names no licence"
+    elif not Licence(package["license"], policy["licenses"]["allow"]).is_allowed():
+        yield "has the licence `%s`, which `licenses.allow` does not allow" % package["license"]
+    if package["source"] is not None and package["source"] not in CRATES_IO:
+        yield "comes from %s, wanted crates.io" % package["source"]
+
+
+def check(project):
+    """How many crates were looked at, and a line for each reason to refuse one."""
+    policy = load_policy(project / "deny.toml")
+    packages = metadata(project, policy["graph"]["targets"])
+    refusals = ["%s %s %s" % (package["name"], package["version"], reason) for package in packages for reason in refusals_of(package, policy)]
+    return len(packages), refusals
