@@ -20,8 +20,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::geo::{EARTH_RADIUS_KM, Km, SphereIndex, UnitVector};
 
-/// Points that have a say in a consensus: the best by fused score. The hundredth has a part in a thousand of the weight.
-const CONSENSUS_POINTS: usize = 128;
+/// Points that have a say in a consensus, at most: the best by fused score.
+const CONSENSUS_POINTS: usize = 64;
+/// What has less of the best one's weight has no say: e⁻⁹.
+const CONSENSUS_DEPTH: f64 = 9.0;
 /// Widths of the kernels of a consensus, km: the field's scales below half a continent.
 const CONSENSUS_WIDTHS_KM: [f64; 4] = [1.0, 25.0, 200.0, 750.0];
 
@@ -90,7 +92,9 @@ impl Hybrid {
             HybridMode::AnySample | HybridMode::Aggregate => (0..candidates.len()).map(logit).collect(),
             HybridMode::Fusion | HybridMode::Consensus => {
                 let density = |place: usize| {
-                    log_density(&distances_km(points[candidates[place] as usize], &image.samples), self.density_km)
+                    let point = points[candidates[place] as usize];
+                    let distances: Vec<f64> = image.samples.iter().map(|sample| chord_km(point, *sample)).collect();
+                    log_density(&distances, self.density_km)
                 };
                 (0..candidates.len()).map(|place| self.fused(logit(place), density(place))).collect()
             }
@@ -116,15 +120,14 @@ pub(super) fn within_any(index: &SphereIndex, places: &[UnitVector], radius: Km)
     found
 }
 
-/// Distances by chords: exact to a millimetre but near antipodes, which no kernel sees, and five times faster.
-pub(super) fn distances_km(point: UnitVector, places: &[UnitVector]) -> Vec<f64> {
-    places.iter().map(|place| chord_km(point, *place)).collect()
+/// The distance by the chord: exact to a millimetre but near antipodes, which no kernel sees, and faster.
+pub(super) fn chord_km(one: UnitVector, other: UnitVector) -> f64 {
+    2.0 * EARTH_RADIUS_KM * (0.5 * chord2(one, other).sqrt()).min(1.0).asin()
 }
 
-fn chord_km(one: UnitVector, other: UnitVector) -> f64 {
-    let (one, other) = (one.xyz(), other.xyz());
-    let chord2: f64 = one.iter().zip(other).map(|(a, b)| (a - b).powi(2)).sum();
-    2.0 * EARTH_RADIUS_KM * (0.5 * chord2.sqrt()).min(1.0).asin()
+/// The square of the chord, Earth radii.
+pub(super) fn chord2(one: UnitVector, other: UnitVector) -> f64 {
+    one.xyz().iter().zip(other.xyz()).map(|(a, b)| (a - b).powi(2)).sum()
 }
 
 /// log Σ_k exp(-d_k / h). Without samples it is 0: nothing is known, and nothing changes.
@@ -133,8 +136,12 @@ pub(super) fn log_density(distances_km: &[f64], width_km: f64) -> f64 {
     if nearest == f64::INFINITY {
         return 0.0;
     }
-    let sum: f64 = distances_km.iter().map(|distance| ((nearest - distance) / width_km).exp()).sum();
-    sum.ln() - nearest / width_km
+    let term = |distance: &f64| {
+        let exponent = (nearest - distance) / width_km;
+        // Beside the nearest sample's 1 it would be rounded away.
+        if exponent < -37.0 { 0.0 } else { exponent.exp() }
+    };
+    distances_km.iter().map(term).sum::<f64>().ln() - nearest / width_km
 }
 
 /// Position of the largest; of equals the first.
@@ -143,26 +150,30 @@ fn first_best(scores: &[f64]) -> Option<usize> {
     (0..scores.len()).reduce(better)
 }
 
-/// Position of the candidate with the most weight near it.
+/// Position of the candidate with the most weight near it; of equal scores the first gallery points have a say.
 pub(super) fn consensus(points: &[UnitVector], candidates: &[u32], scores: &[f64]) -> Option<usize> {
     let mut best: Vec<usize> = (0..scores.len()).collect();
-    let before = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
+    let before = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(candidates[*a].cmp(&candidates[*b]));
     if best.len() > CONSENSUS_POINTS {
         best.select_nth_unstable_by(CONSENSUS_POINTS, before);
         best.truncate(CONSENSUS_POINTS);
     }
     best.sort_unstable_by(before);
     let highest = scores[*best.first()?];
-    let point = |place: usize| points[candidates[place] as usize];
+    best.truncate(best.partition_point(|place| scores[*place] >= highest - CONSENSUS_DEPTH));
     let voters: Vec<(UnitVector, f64)> =
-        best.iter().map(|place| (point(*place), (scores[*place] - highest).exp())).collect();
-    let closeness = |one: UnitVector| -> f64 {
-        let near = |other: UnitVector| {
-            let distance_km = chord_km(one, other);
-            CONSENSUS_WIDTHS_KM.iter().map(|width_km| (-distance_km / width_km).exp()).sum::<f64>()
-        };
-        voters.iter().map(|(other, weight)| weight * near(*other)).sum()
-    };
-    let votes: Vec<f64> = voters.iter().map(|(one, _)| closeness(*one)).collect();
+        best.iter().map(|place| (points[candidates[*place] as usize], (scores[*place] - highest).exp())).collect();
+    let mut votes: Vec<f64> = voters.iter().map(|(_, weight)| weight * closeness(0.0)).collect();
+    for (one, (here, weight)) in voters.iter().enumerate() {
+        for (other, (there, other_weight)) in voters.iter().enumerate().skip(one + 1) {
+            let closeness = closeness(chord_km(*here, *there));
+            votes[one] += other_weight * closeness;
+            votes[other] += weight * closeness;
+        }
+    }
     first_best(&votes).map(|place| best[place])
+}
+
+fn closeness(distance_km: f64) -> f64 {
+    CONSENSUS_WIDTHS_KM.iter().map(|width_km| (-distance_km / width_km).exp()).sum()
 }

@@ -51,13 +51,13 @@ pub struct Retriever<'a> {
 }
 
 impl<'a> Retriever<'a> {
-    /// Asks on `device`; on the CPU `threads` tiles at once.
+    /// Asks on `device`; `threads` compute what is computed on the CPU.
     pub fn new(gallery: &'a Gallery, device: Device, threads: usize) -> Result<Self, RetrievalError> {
         let embeddings_gw = gallery.embeddings();
         let bytes = embeddings_gw.numel() * embeddings_gw.kind().elt_size_in_bytes();
         let keep = device.is_cuda() && bytes <= KEPT_BYTES_MAX;
         let kept_gw = keep.then(|| embeddings_gw.f_to_device(device)).transpose()?;
-        Ok(Self { gallery, device, threads: if device.is_cuda() { 1 } else { threads.max(1) }, kept_gw })
+        Ok(Self { gallery, device, threads: threads.max(1), kept_gw })
     }
 
     /// The gallery.
@@ -65,7 +65,7 @@ impl<'a> Retriever<'a> {
         self.gallery
     }
 
-    /// Tiles that are computed at once.
+    /// Threads for what is computed on the CPU.
     pub fn threads(&self) -> usize {
         self.threads
     }
@@ -104,7 +104,8 @@ impl<'a> Retriever<'a> {
             device: self.device,
             points: size.points,
         };
-        for_each_tile(self.threads, tiles, share, |question: &Question, range: Range<usize>| {
+        let at_once = if self.device.is_cuda() { 1 } else { self.threads };
+        for_each_tile(at_once, tiles, share, |question: &Question, range: Range<usize>| {
             let part = question.ask(&range, wanted, top)?;
             parts.lock().unwrap_or_else(PoisonError::into_inner).push((range.start, part));
             Ok::<(), RetrievalError>(())

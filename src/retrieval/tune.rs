@@ -16,7 +16,7 @@ use locdiff_launch::config::HybridMode;
 use serde::{Deserialize, Serialize};
 
 use super::error::RetrievalError;
-use super::hybrid::{Hybrid, Samples, consensus, distances_km, log_density, within_any};
+use super::hybrid::{Hybrid, Samples, chord_km, chord2, consensus, log_density, within_any};
 use crate::geo::{Km, Place, SphereIndex, UnitVector};
 
 /// Height of a cell, degrees; its width is about the same on the ground.
@@ -29,12 +29,14 @@ pub struct Grid {
 }
 
 impl Default for Grid {
-    /// The paper's form, retrieval around the aggregate, fusion and consensus: 6 + 6 + 6·6·4 + 3·3·3 settings.
+    /// The paper's form, retrieval around the aggregate, fusion and consensus: 5 + 6 + 6·6·4 + 4·4·3 settings.
     fn default() -> Self {
         let radii = [10.0, 25.0, 50.0, 100.0, 200.0, 400.0];
         let mut settings = Vec::new();
-        for mode in [HybridMode::AnySample, HybridMode::Aggregate] {
-            settings.extend(radii.map(|radius_km| Hybrid { mode, radius_km, density_weight: 0.0, density_km: 25.0 }));
+        // No wider than the paper's 200 km: sixteen discs of 400 km are most of a continent.
+        for (mode, radii) in [(HybridMode::AnySample, &radii[..5]), (HybridMode::Aggregate, &radii[..])] {
+            let plain = |radius_km: &f64| Hybrid { mode, radius_km: *radius_km, density_weight: 0.0, density_km: 25.0 };
+            settings.extend(radii.iter().map(plain));
         }
         let mut cross = |mode, radii: &[f64], weights: &[f64], widths: &[f64]| {
             for (radius_km, density_weight, density_km) in product(radii, weights, widths) {
@@ -42,7 +44,7 @@ impl Default for Grid {
             }
         };
         cross(HybridMode::Fusion, &radii, &[0.5, 1.0, 2.0, 3.0, 5.0, 8.0], &[10.0, 25.0, 50.0, 100.0]);
-        cross(HybridMode::Consensus, &[100.0, 200.0, 400.0], &[1.0, 2.0, 4.0], &[25.0, 50.0, 100.0]);
+        cross(HybridMode::Consensus, &radii[2..], &[0.5, 1.0, 2.0, 4.0], &[25.0, 50.0, 100.0]);
         Self { settings }
     }
 }
@@ -91,28 +93,31 @@ impl Grid {
         logits: &[f32],
     ) -> Vec<f32> {
         let mut answers = vec![None; self.settings.len()];
-        let mut order = Order::new(image, points, candidates);
+        let mut order = Order::new(image, points, candidates, self);
         for group in self.groups() {
             let setting = &self.settings[group[0].1];
+            let logit = |place: usize| f64::from(logits[place]);
             match setting.mode {
                 HybridMode::AnySample => {
-                    let score = |place: usize| f64::from(logits[place]);
-                    best_within(&order.by_sample, candidates, &group, score, &mut answers);
+                    best_within(&order.by_sample, candidates, &group, |_, place| logit(place), &mut answers);
                 }
                 HybridMode::Aggregate => {
-                    let score = |place: usize| f64::from(logits[place]);
-                    best_within(&order.by_aggregate, candidates, &group, score, &mut answers);
+                    best_within(&order.by_aggregate, candidates, &group, |_, place| logit(place), &mut answers);
                 }
                 HybridMode::Fusion => {
-                    let density = order.density(setting.density_km);
-                    let score = |place: usize| setting.fused(f64::from(logits[place]), density[place]);
-                    best_within(&order.by_aggregate, candidates, &group, score, &mut answers);
+                    let (near, density) = order.density(setting.density_km);
+                    let score = |rank: usize, place: usize| setting.fused(logit(place), density[rank]);
+                    best_within(near, candidates, &group, score, &mut answers);
                 }
                 HybridMode::Consensus => {
-                    let density = order.density(setting.density_km);
-                    let score = |place: usize| setting.fused(f64::from(logits[place]), density[place]);
+                    let (near, density) = order.density(setting.density_km);
+                    let fused =
+                        |(rank, (_, place)): (usize, &(f64, usize))| setting.fused(logit(*place), density[rank]);
+                    let scores: Vec<f64> = near.iter().enumerate().map(fused).collect();
+                    let ids: Vec<u32> = near.iter().map(|(_, place)| candidates[*place]).collect();
                     for (radius, at) in &group {
-                        answers[*at] = consensus_within(&order, points, candidates, *radius, score);
+                        let end = near.partition_point(|(distance, _)| distance <= radius);
+                        answers[*at] = consensus(points, &ids[..end], &scores[..end]).map(|rank| ids[rank]);
                     }
                 }
             }
@@ -140,58 +145,70 @@ impl Grid {
     }
 }
 
-/// The candidates of one image by distance; places are positions among them.
+/// The candidates of one image by distance, as far as any setting goes; places are positions among them.
 struct Order {
     /// (distance to the aggregate, place), ascending.
     by_aggregate: Vec<(f64, usize)>,
     /// (distance to the nearest sample, place), ascending.
     by_sample: Vec<(f64, usize)>,
-    /// Distances to all samples, place by place.
-    distances_km: Vec<Vec<f64>>,
+    /// Distances to all samples, in the order of `by_aggregate`.
+    distances_km: Vec<f64>,
+    samples: usize,
     densities: BTreeMap<u64, Vec<f64>>,
 }
 
 impl Order {
-    fn new(image: &Samples, points: &[UnitVector], candidates: &[u32]) -> Self {
-        let point = |place: usize| points[candidates[place] as usize];
-        let sorted = |distance: &dyn Fn(UnitVector) -> f64| {
-            let mut all: Vec<(f64, usize)> =
-                (0..candidates.len()).map(|place| (distance(point(place)), place)).collect();
+    fn new(image: &Samples, points: &[UnitVector], candidates: &[u32], grid: &Grid) -> Self {
+        let sorted = |radius: f64, distance: &dyn Fn(UnitVector) -> f64| {
+            let at = |(place, point): (usize, &u32)| (distance(points[*point as usize]), place);
+            let mut all: Vec<(f64, usize)> = candidates.iter().enumerate().map(at).collect();
+            all.retain(|(distance, _)| *distance <= radius);
             all.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
             all
         };
+        // The chord tells which sample is nearest; how near it is, the distance that radii are compared with.
         let nearest = |point: UnitVector| {
-            image.samples.iter().map(|sample| sample.distance(point).0).fold(f64::INFINITY, f64::min)
+            let nearer = |a: UnitVector, b: UnitVector| if chord2(b, point) < chord2(a, point) { b } else { a };
+            image.samples.iter().copied().reduce(nearer).map_or(f64::INFINITY, |sample| sample.distance(point).0)
+        };
+        let by_aggregate =
+            sorted(grid.radius_max(|mode| mode != HybridMode::AnySample), &|point| image.aggregate.distance(point).0);
+        let to_samples = |(_, place): &(f64, usize)| {
+            let point = points[candidates[*place] as usize];
+            image.samples.iter().map(move |sample| chord_km(point, *sample))
         };
         Self {
-            by_aggregate: sorted(&|point| image.aggregate.distance(point).0),
-            by_sample: sorted(&nearest),
-            distances_km: (0..candidates.len()).map(|place| distances_km(point(place), &image.samples)).collect(),
+            distances_km: by_aggregate.iter().flat_map(to_samples).collect(),
+            by_aggregate,
+            by_sample: sorted(grid.radius_max(|mode| mode == HybridMode::AnySample), &nearest),
+            samples: image.samples.len(),
             densities: BTreeMap::new(),
         }
     }
 
-    /// The log density of the samples at every candidate, computed once for each width.
-    fn density(&mut self, width_km: f64) -> Vec<f64> {
+    /// Candidates by their distance to the aggregate, and the log density of the samples at each, computed once for each width.
+    fn density(&mut self, width_km: f64) -> (&[(f64, usize)], &[f64]) {
+        let (samples, count) = (self.samples, self.by_aggregate.len());
         let distances_km = &self.distances_km;
-        let compute = || distances_km.iter().map(|distances| log_density(distances, width_km)).collect();
-        self.densities.entry(width_km.to_bits()).or_insert_with(compute).clone()
+        let of_rank = |rank: usize| log_density(&distances_km[rank * samples..(rank + 1) * samples], width_km);
+        let densities = self.densities.entry(width_km.to_bits()).or_insert_with(|| (0..count).map(of_rank).collect());
+        (&self.by_aggregate, densities)
     }
 }
 
-/// Walks outwards and notes the best so far at each radius.
+/// Walks outwards and notes the best so far at each radius. `score` is told how many are nearer, and the place.
 fn best_within(
     order: &[(f64, usize)],
     candidates: &[u32],
     group: &[(f64, usize)],
-    score: impl Fn(usize) -> f64,
+    score: impl Fn(usize, usize) -> f64,
     answers: &mut [Option<u32>],
 ) {
     let mut best: Option<(f64, usize)> = None;
     let mut walked = 0;
     for (radius, at) in group {
         while let Some((_, place)) = order.get(walked).filter(|(distance, _)| distance <= radius) {
-            let score = score(*place);
+            let score = score(walked, *place);
             if best.is_none_or(|(most, first)| score > most || (score == most && *place < first)) {
                 best = Some((score, *place));
             }
@@ -199,21 +216,6 @@ fn best_within(
         }
         answers[*at] = best.map(|(_, place)| candidates[place]);
     }
-}
-
-fn consensus_within(
-    order: &Order,
-    points: &[UnitVector],
-    candidates: &[u32],
-    radius: f64,
-    score: impl Fn(usize) -> f64,
-) -> Option<u32> {
-    let end = order.by_aggregate.partition_point(|(distance, _)| *distance <= radius);
-    let mut places: Vec<usize> = order.by_aggregate[..end].iter().map(|(_, place)| *place).collect();
-    places.sort_unstable();
-    let near: Vec<u32> = places.iter().map(|place| candidates[*place]).collect();
-    let scores: Vec<f64> = places.into_iter().map(score).collect();
-    consensus(points, &near, &scores).map(|place| near[place])
 }
 
 /// One validation photo.
