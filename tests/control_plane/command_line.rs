@@ -47,10 +47,6 @@ fn a_missing_worker_is_named_with_its_place() {
 fn verbs_to_come_say_so_and_have_their_own_code() {
     let stage = Stage::new(Worker::None);
     let verbs = [
-        "eval --hybrid",
-        "eval --suite main",
-        "eval --predictions x.csv",
-        "eval --tune",
         "predict in --out out",
         "shards embed photos --out x",
         "bench train",
