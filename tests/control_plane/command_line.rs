@@ -46,13 +46,8 @@ fn a_missing_worker_is_named_with_its_place() {
 #[test]
 fn verbs_to_come_say_so_and_have_their_own_code() {
     let stage = Stage::new(Worker::None);
-    let verbs = [
-        "predict in --out out",
-        "shards embed photos --out x",
-        "bench train",
-        "bench sample --images 4",
-        "status",
-    ];
+    let verbs =
+        ["predict in --out out", "shards embed photos --out x", "bench train", "bench sample --images 4", "status"];
     for verb in verbs {
         let ran = stage.run(&format!("--device cpu {verb}"));
         ran.ends_with(ExitCode::NotYet).says("is not in this version yet");
