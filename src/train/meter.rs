@@ -43,13 +43,15 @@ impl Meter {
         let network = trainer.network();
         let has_kl = !matches!(config.loss.kl_weight, AutoOr::Value(weight) if weight == 0.0);
         let anchors = if has_kl { u64::from(config.loss.anchors) } else { 0 };
-        let whole = network.architecture().step_flops(u64::from(config.train.global_batch), anchors);
+        // Every replica runs the time layers for all timesteps, whatever its share of the rows.
+        let rows = u64::from(config.train.global_batch / ranks.data().size());
+        let replica = network.architecture().step_flops(rows, anchors);
         let (device, kind) = (ranks.world().device(), network.placement().compute_kind());
         let known = config.train.peak_tflops.value().or_else(|| match device {
             Device::Cuda(index) => cuda::properties(index).ok().and_then(|found| peak_tflops(&found.name, kind)),
             _ => None,
         });
-        let step_flops = whole / f64::from(ranks.world().size());
+        let step_flops = replica / f64::from(ranks.tensor().size());
         Self { device, step_flops, peak_flops: known.map(|tflops| tflops * 1e12) }
     }
 

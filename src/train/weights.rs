@@ -58,7 +58,9 @@ fn bounds(values: &Tensor) -> Result<Tensor, TchError> {
 /// How many values lie in each of [`BUCKETS`] from the lowest to the highest; what is not finite is in none.
 fn counts_of(values: &Tensor, [lowest, highest]: [f64; 2]) -> Result<Tensor, TchError> {
     let mut counts = Tensor::f_zeros([BUCKETS], (Kind::Int64, values.device()))?;
-    let scale = if highest > lowest { BUCKETS as f64 / (highest - lowest) } else { 0.0 };
+    // Of a range so narrow that this is beyond f32, all values count as the lowest.
+    let scale = BUCKETS as f64 / (highest - lowest);
+    let scale = if scale <= f64::from(f32::MAX) { scale } else { 0.0 };
     for chunk in values.f_split(VALUES_TOGETHER, 0)? {
         let places = chunk.f_sub_scalar(lowest)?.f_mul_scalar(scale)?.f_floor()?.f_clamp(0.0, (BUCKETS - 1) as f64)?;
         let beyond = chunk.f_isfinite()?.f_logical_not()?;
@@ -111,6 +113,7 @@ mod tests {
         assert_eq!((histogram.rows()[0][0], histogram.rows()[29][1], counted(&histogram)), (-1.0, 1.0, 3.0));
         assert_eq!(of(&[f32::NAN, f32::INFINITY]), None);
         assert_eq!(of(&[]), None);
+        assert_eq!(counted(&of(&[0.0, 1e-40]).expect("finite")), 2.0, "a range whose inverse is beyond f32");
         let extreme = of(&[f32::MIN, f32::MAX, 0.0]).expect("finite");
         assert_eq!(counted(&extreme), 3.0);
     }

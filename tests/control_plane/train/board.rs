@@ -27,12 +27,12 @@ fn assert_shown(found: &Value, last: u64, histograms: &[u64], images: &[u64]) {
     for (tag, series) in weights {
         assert_eq!(steps(series), histograms, "{tag}");
     }
-    // down1.x: from 121 dimensions to 121.
+    // down1.x: from 144 dimensions to 144.
     let counted = |event: &Value| -> f64 {
         event[1].as_array().expect("rows").iter().map(|row| row[2].as_f64().expect("a count")).sum()
     };
     let counts = found["histograms"]["weights/down1.x.weight"].as_array().expect("a series").iter().map(counted);
-    assert!(counts.into_iter().all(|count| count == 121.0 * 121.0));
+    assert!(counts.into_iter().all(|count| count == 144.0 * 144.0));
     for (tag, size) in [("validation/answers", [1280, 680]), ("validation/density_of_first_row", [1618, 200])] {
         let series = &found["images"][tag];
         assert_eq!(steps(series), images, "{tag}");
