@@ -48,7 +48,7 @@ fn assert_shown(found: &Value, last: u64, histograms: &[u64], images: &[u64]) {
     }
     assert_eq!((&found["hparams"]["status"], &found["other_tags"]), (&json!(1), &json!([])));
     assert_eq!(found["hparams"]["values"]["train.steps"], last as f64);
-    assert_eq!(found["hparams"]["values"]["model.degree"], 10.0);
+    assert_eq!(found["hparams"]["values"]["model.degree"], 11.0);
 }
 
 #[test]
