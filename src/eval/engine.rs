@@ -1,7 +1,7 @@
 //! From embeddings to samples to one place per image: averaged weights, sampler, decoder, aggregate.
 //!
-//! Sample k of an image is conditioned on its view k modulo their number. Its random numbers are named by seed, number of the
-//! image and k: what an image gets depends on nothing else (see [`super::rows`] for the bits of products).
+//! Sample k of an image is conditioned on its view k modulo their number. Its random numbers are named by seed, number of
+//! the image and k: what an image gets depends on nothing else (see [`super::rows`] for the bits of products).
 // i images of a block · v views · k samples · n = i k chains · d dimensions of the code
 
 use locdiff_launch::config::EvalConfig;
@@ -50,7 +50,10 @@ impl Engine {
         device: Device,
     ) -> Result<Self, EvalError> {
         let _without_gradients = tch::no_grad_guard();
-        let Trained { network, degree, filter, schedule, .. } = trained;
+        let Trained { network, degree, filter, schedule, folder: checkpoint, knows_no_image, .. } = trained;
+        if config.guidance > 0.0 && !knows_no_image {
+            return Err(EvalError::Guidance { got: config.guidance, checkpoint });
+        }
         let (basis, coarse, budget) = (Basis::new(degree)?, Coarse::of(device), Budget::of(device));
         let anchors = Anchors::filtered(basis, filter, anchors, device, coarse, budget)?;
         let no_image = if config.guidance > 0.0 { Some(network.prepare_unconditional()?) } else { None };

@@ -26,8 +26,8 @@ use crate::tensorboard::BoardError;
 pub enum EvalError {
     /// Nothing to evaluate with.
     #[error(
-        "{checkpoint} has no averaged weights (its manifest lists no {file}), which evaluation uses; take a checkpoint that \
-         `locdiff-launch train` wrote"
+        "{checkpoint} has no averaged weights (its manifest lists no {file}), which evaluation uses; take a checkpoint \
+         that `locdiff-launch train` wrote"
     )]
     NoAverage {
         /// Folder of the checkpoint.
@@ -43,9 +43,21 @@ pub enum EvalError {
         /// Which does not fit.
         source: ModelError,
     },
+    /// Guidance of a network that has never been without an image.
+    #[error(
+        "eval.guidance is {got}, but {checkpoint} was trained with diffusion.condition_drop = 0 and knows nothing without an \
+         image; set eval.guidance = 0, or train with a condition_drop above 0"
+    )]
+    Guidance {
+        /// The strength asked for.
+        got: f64,
+        /// Folder of the checkpoint.
+        checkpoint: PathBuf,
+    },
     /// Embeddings that the network does not take.
     #[error(
-        "{location}: embeddings have {got} numbers, {checkpoint} was trained on {want}; evaluate on embeddings of the same encoder"
+        "{location}: embeddings have {got} numbers, {checkpoint} was trained on {want}; evaluate on embeddings of the same \
+         encoder"
     )]
     Width {
         /// Where the shards are.
@@ -169,6 +181,7 @@ impl EvalError {
             Self::Predictions(error) => error.exit_code(),
             Self::Retrieval(error) => error.exit_code(),
             Self::Table(error) => error.exit_code(),
+            Self::Guidance { .. } => ExitCode::Config,
             Self::Empty { .. } => ExitCode::NoData,
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),

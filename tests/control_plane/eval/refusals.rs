@@ -32,6 +32,8 @@ fn data_that_do_not_fit_are_refused_with_the_reason() {
     stage.run(build).ends_with(ExitCode::Success);
     let ran = stage.run("--set shards.test=shards/narrow eval");
     ran.ends_with(ExitCode::BadData).says("embeddings have 2 numbers").says("trained on 12");
+    let ran = stage.run("--set eval.guidance=1 --set diffusion.condition_drop=0.1 eval");
+    ran.ends_with(ExitCode::Config).says("step-00000040 was trained with diffusion.condition_drop = 0");
     let ran = stage.run("--set retrieval.head=linear eval --hybrid");
     ran.ends_with(ExitCode::Config).says("retrieval.head = \"linear\" does not fit shards/test").says("knn");
 }
