@@ -129,15 +129,13 @@ impl<'a> World<'a> {
         let uniform = words.map(uniform);
         let spots = self.places().len() as u64;
         let spot = (index % spots) as usize;
-        let (place, own) = if index < spots {
-            let own = match self.spots {
-                Spots::Gallery => Source::Gallery(spot),
-                Spots::Places(places) => Source::Place(places[spot]),
-            };
-            (self.places()[spot], own)
-        } else {
-            let place = displaced(self.places()[spot], JITTER_KM, uniform[2], uniform[3]).into();
-            (place, Source::Place(place))
+        let (place, own) = match self.spots {
+            Spots::Places(places) => (places[spot], Source::Place(places[spot])),
+            Spots::Gallery if index < spots => (self.gallery[spot], Source::Gallery(spot)),
+            Spots::Gallery => {
+                let place = displaced(self.gallery[spot], JITTER_KM, uniform[2], uniform[3]).into();
+                (place, Source::Place(place))
+            }
         };
         let scale_km = scale_km(uniform[0], uniform[1]);
         let here = UnitVector::from(place);

@@ -160,6 +160,11 @@ fn simulated_world_has_the_statistics_of_its_recipe() {
     let (first, second) = (&photos[17], &photos[17 + spots as usize]);
     assert!(matches!(first.sources[0], Source::Gallery(17)) && first.place == geoclip.places()[17]);
     assert!((1e-6..=1.0).contains(&first.place.distance(second.place).0));
+    // Those of a list of places stand on it: these are the places that were asked for.
+    let list = &geoclip.places()[..3];
+    let listed = World::new(7, geoclip.places(), Spots::Places(list));
+    let again = [1, 4].map(|index| listed.photo(index, &candidates).expect("drawn"));
+    assert!(again.iter().all(|photo| photo.place == list[1]) && again[0].weights != again[1].weights);
 
     // Embeddings: unit length behind Qᵀ, close to their own place the more so the smaller the scale.
     let scratch = tempfile::tempdir().expect("a folder");
