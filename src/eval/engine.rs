@@ -15,7 +15,7 @@ use crate::geo::UnitVector;
 use crate::model::{Conditioned, CsUnet, TimeTable, Timesteps};
 use crate::native::philox::Philox;
 use crate::shdd::Basis;
-use crate::shdd::aggregate::aggregate_decoded;
+use crate::shdd::aggregate::{Ensemble, aggregate_decoded};
 use crate::shdd::decode::{Anchors, Budget, Coarse, Decoder};
 
 /// Where LocDiff sees one image.
@@ -78,18 +78,20 @@ impl Engine {
     pub fn locate(&self, block: &ImageBlock, embeddings_ive: &Tensor) -> Result<Vec<Sighting>, EvalError> {
         let _without_gradients = tch::no_grad_guard();
         let samples = self.config.samples as usize;
-        let codes_nd = self.sample(block, embeddings_ive)?;
+        let (codes_nd, expected_nd) = self.sample(block, embeddings_ive)?;
         let points: Vec<UnitVector> = self.decoder.decode(&codes_nd)?.into_iter().map(|found| found.point).collect();
         let dims = self.network.architecture().dims;
-        let codes_ikd = codes_nd.f_view([BLOCK_IMAGES as i64, samples as i64, dims])?;
-        let answers = aggregate_decoded(self.config.aggregator, &codes_ikd, &points, &self.decoder)?;
+        let shape = [BLOCK_IMAGES as i64, samples as i64, dims];
+        let expected_id = expected_nd.f_view(shape)?.f_mean_dim([1_i64].as_slice(), false, None::<Kind>)?;
+        let ensemble = Ensemble { codes_ikc: &codes_nd.f_view(shape)?, expected_ic: &expected_id };
+        let answers = aggregate_decoded(self.config.aggregator, ensemble, &points, &self.decoder)?;
         let sightings = points.chunks_exact(samples).zip(answers);
         let sightings = sightings.map(|(samples, answer)| Sighting { samples: samples.to_vec(), answer });
         Ok(sightings.take(block.images.len()).collect())
     }
 
-    /// Codes of all samples, unscaled.
-    fn sample(&self, block: &ImageBlock, embeddings_ive: &Tensor) -> Result<Tensor, EvalError> {
+    /// Codes of all samples, and what was expected of each when nothing but its noise had been drawn; unscaled.
+    fn sample(&self, block: &ImageBlock, embeddings_ive: &Tensor) -> Result<(Tensor, Tensor), EvalError> {
         let (samples, dims) = (self.config.samples as usize, self.network.architecture().dims as usize);
         let image = self.network.prepare(embeddings_ive, None)?.selected(&self.views_of_chains(block.views)?)?;
         let noise = ChainNoise {
@@ -100,14 +102,18 @@ impl Engine {
             kind: Kind::Float,
             device: self.device,
         };
+        let mut expected_nd = None;
         let predict = |x_nd: &Tensor, t: usize| -> Result<Tensor, EvalError> {
             let predicted_nd = self.network.forward(x_nd, Timesteps::All(t), &self.time, &image, None)?;
+            expected_nd.get_or_insert_with(|| predicted_nd.shallow_clone());
             let Some(no_image) = &self.no_image else { return Ok(predicted_nd) };
             let alone_nd = self.network.forward(x_nd, Timesteps::All(t), &self.time, no_image, None)?;
             Ok(guided(&predicted_nd, &alone_nd, self.config.guidance)?)
         };
         let draw = |draw: usize| -> Result<Tensor, DiffusionError> { noise.draw(draw) };
-        Ok(self.sampler.run_with(draw, predict)?.f_div_scalar(CODE_SCALE)?)
+        let codes_nd = self.sampler.run_with(draw, predict)?;
+        let expected_nd = expected_nd.expect("a sampler has at least one step");
+        Ok((codes_nd.f_div_scalar(CODE_SCALE)?, expected_nd.f_div_scalar(CODE_SCALE)?))
     }
 
     /// Row of the embeddings that each chain is conditioned on.

@@ -10,17 +10,17 @@ use locdiff_launch::config::RunConfig;
 use locdiff_launch::protocol::QuickEvaluation;
 use tch::{Device, Kind, Tensor};
 
-use super::pictures::{ANSWERS_MAX, Seen};
+use super::pictures::Seen;
 use super::step::duplicate;
 use crate::comm::{CommError, Group, ReduceOp};
 use crate::diffusion::{CODE_SCALE, ChainNoise, DiffusionError, NoiseSchedule, Sampler};
-use crate::draw::Answer;
+use crate::draw::{ANSWERS_MAX, Answer};
 use crate::geo::{Degrees, GeoError, Place, UnitVector, fibonacci_grid};
 use crate::metrics::Tally;
 use crate::model::{Architecture, CsUnet, ModelError, Placement, Timesteps};
 use crate::native::philox::Philox;
 use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, Mask, ShardsError};
-use crate::shdd::aggregate::{AggregateError, aggregate};
+use crate::shdd::aggregate::{AggregateError, Ensemble, aggregate};
 use crate::shdd::decode::{Anchors, Budget, Coarse, DecodeError, Decoder};
 use crate::shdd::{Basis, Filter, ShddError};
 
@@ -184,16 +184,21 @@ impl Quick {
             let draws: Result<Vec<Tensor>, _> = images.iter().map(|image| of_image(image).draw(draw)).collect();
             Ok(Tensor::f_cat(&draws?, 0)?)
         };
+        let mut expected_nd = None;
         let predict = |x_nd: &Tensor, t: usize| -> Result<Tensor, QuickError> {
             let predicted_nd = self.network.forward(x_nd, Timesteps::All(t), &time, &image, None)?;
+            expected_nd.get_or_insert_with(|| predicted_nd.shallow_clone());
             if let Some(chain) = &mut chain {
                 chain.push((t, duplicate(&predicted_nd.f_narrow(0, 0, 1)?)?));
             }
             Ok(predicted_nd)
         };
         let codes_nd = self.sampler.run_with(noise, predict)?.f_div_scalar(CODE_SCALE)?;
-        let codes_ikd = codes_nd.f_view([images.len() as i64, samples, dims])?;
-        Ok(aggregate(self.config.eval.aggregator, &codes_ikd, &self.decoder)?)
+        let expected_nd = expected_nd.expect("a sampler has at least one step").f_div_scalar(CODE_SCALE)?;
+        let shape = [images.len() as i64, samples, dims];
+        let expected_id = expected_nd.f_view(shape)?.f_mean_dim([1_i64].as_slice(), false, None::<Kind>)?;
+        let ensemble = Ensemble { codes_ikc: &codes_nd.f_view(shape)?, expected_ic: &expected_id };
+        Ok(aggregate(self.config.eval.aggregator, ensemble, &self.decoder)?)
     }
 }
 

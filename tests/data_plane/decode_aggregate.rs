@@ -2,14 +2,16 @@
 
 use locdiff::geo::{Degrees, Km, Place, UnitVector, fibonacci_grid};
 use locdiff::shdd::aggregate::{
-    AggregateError, TEMPERING, aggregate, geometric_median, kernel_medoid, mean_vector, mixture,
+    AggregateError, Ensemble, TEMPERING, aggregate, geometric_median, kernel_medoid, mean_vector, mixture,
+    posterior_medoid,
 };
 use locdiff::shdd::decode::{Anchors, Budget, Coarse, Decoder, grid_points_min};
 use locdiff::shdd::{Basis, uniform_points};
 use locdiff_launch::config::Aggregator;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
-const ALL: [Aggregator; 5] = [
+const ALL: [Aggregator; 6] = [
+    Aggregator::PosteriorMedoid,
     Aggregator::KernelMedoid,
     Aggregator::MeanVector,
     Aggregator::GeometricMedian,
@@ -39,6 +41,15 @@ fn codes(decoder: &Decoder, points: &[UnitVector]) -> Tensor {
     decoder.anchors().basis().tensor(points, Device::Cpu).expect("encoded").unsqueeze(0)
 }
 
+/// Where nothing but the samples is known: what is expected is their mean.
+fn together(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<UnitVector>, AggregateError> {
+    let expected_ic = match codes_ikc.dim() {
+        3 => codes_ikc.mean_dim([1_i64].as_slice(), false, None::<Kind>),
+        _ => codes_ikc.shallow_clone(),
+    };
+    aggregate(how, Ensemble { codes_ikc, expected_ic: &expected_ic }, decoder)
+}
+
 #[test]
 fn aggregate_of_one_or_equal_samples_is_that_place() {
     for point in [place(10.0, 20.0), UnitVector::NORTH_POLE, place(0.0, 180.0)] {
@@ -49,7 +60,7 @@ fn aggregate_of_one_or_equal_samples_is_that_place() {
                 assert!(found.distance(point).0 < 1e-6, "{count} at {point:?}: {found:?}");
             }
             for how in ALL {
-                let found = aggregate(how, &codes(&decoder, &points), &decoder).expect("samples")[0];
+                let found = together(how, &codes(&decoder, &points), &decoder).expect("samples")[0];
                 assert!(found.distance(point).0 < 1e-6, "{how:?}, {count} at {point:?}: {found:?}");
             }
         }
@@ -66,7 +77,7 @@ fn aggregate_across_date_line_and_pole_stays_between_the_samples() {
         assert!((medoid.distance(center).0 - 100.0).abs() < 1e-6);
         assert!(mean.distance(center).0 < 1e-6 && median.distance(center).0 < 1e-3, "{center:?}: {mean:?} {median:?}");
         for how in ALL {
-            let found = aggregate(how, &codes(&decoder, &around), &decoder).expect("samples")[0];
+            let found = together(how, &codes(&decoder, &around), &decoder).expect("samples")[0];
             // Samples are decoded to anchors first, which lie up to 200 km apart.
             assert!(found.distance(center).0 < 250.0, "{how:?} at {center:?}: {} km", found.distance(center).0);
         }
@@ -158,7 +169,7 @@ fn aggregate_of_antipodes_is_a_sample_and_never_nan() {
         assert_eq!(of_places(&pair), [point; 3]);
         let decoder = decoder(&pair);
         for how in ALL {
-            let found = aggregate(how, &codes(&decoder, &pair), &decoder).expect("samples")[0];
+            let found = together(how, &codes(&decoder, &pair), &decoder).expect("samples")[0];
             assert!(found.xyz().iter().all(|value| value.is_finite()), "{how:?}: {found:?}");
         }
     }
@@ -170,6 +181,27 @@ fn aggregate_ties_go_to_the_earliest_sample() {
     assert_eq!(kernel_medoid(&[one, other]), Ok(0));
     assert_eq!(kernel_medoid(&[other, one, other, one]), Ok(0));
     assert_eq!(kernel_medoid(&[place(-40.0, 7.0), one, other, one]), Ok(1));
+}
+
+/// Seven draws in one region and nine in another: what is expected from the image alone turns the scale, to the code as to the values.
+#[test]
+fn aggregate_believes_the_draws_that_were_expected() {
+    let around = |latitude: f64, count: u32| (0..count).map(move |step| place(latitude, 20.0 + 0.1 * f64::from(step)));
+    let points: Vec<UnitVector> = around(50.0, 9).chain(around(-30.0, 7)).collect();
+    let expecting = |first: f64, second: f64| [vec![first; 9], vec![second; 7]].concat();
+    assert!(kernel_medoid(&points).expect("samples") < 9);
+    for (expected, is_second) in [([0.2, 0.6], true), ([0.5, 0.5], false), ([-0.3, 0.1], true), ([0.0, 0.0], false)] {
+        let found = posterior_medoid(&points, &expecting(expected[0], expected[1])).expect("samples");
+        assert_eq!(found >= 9, is_second, "{expected:?}: sample {found}");
+    }
+    let decoder = decoder(&points);
+    let codes_ikc = codes(&decoder, &points);
+    for (latitude, want) in [(50.0, &points[..9]), (-30.0, &points[9..])] {
+        let expected_ic = codes(&decoder, &[place(latitude, 20.5)]).squeeze_dim(1);
+        let ensemble = Ensemble { codes_ikc: &codes_ikc, expected_ic: &expected_ic };
+        let found = aggregate(Aggregator::PosteriorMedoid, ensemble, &decoder).expect("samples")[0];
+        assert!(want.contains(&found), "{latitude}: {found:?}");
+    }
 }
 
 /// Least by its own measure: no step in any direction lowers the sum of distances, also where the median is a sample.
@@ -202,9 +234,9 @@ fn aggregate_refuses_what_is_no_set_of_samples() {
     let decoder = decoder(&[]);
     let right = codes(&decoder, &[place(1.0, 2.0)]);
     for how in ALL {
-        let error = aggregate(how, &right.squeeze(), &decoder).expect_err("no samples");
+        let error = together(how, &right.squeeze(), &decoder).expect_err("no samples");
         assert!(error.to_string().contains("wanted [images, samples, 576]"), "{error}");
-        assert_eq!(aggregate(how, &right.narrow(1, 0, 0), &decoder), Err(AggregateError::NoSamples));
+        assert_eq!(together(how, &right.narrow(1, 0, 0), &decoder), Err(AggregateError::NoSamples));
     }
     let error = mixture(&right, &decoder, 0.0).expect_err("no density");
     assert_eq!(error, AggregateError::Tempering { got: 0.0 });
@@ -216,10 +248,10 @@ fn aggregate_of_many_images_is_that_of_each() {
     let points = uniform_points(10, 0, 0, 12).expect("drawn");
     let codes_ikc = decoder.anchors().basis().tensor(&points, Device::Cpu).expect("encoded").view([3, 4, 576]);
     for how in ALL {
-        let together = aggregate(how, &codes_ikc, &decoder).expect("samples");
+        let of_all = together(how, &codes_ikc, &decoder).expect("samples");
         for image in 0..3 {
-            let alone = aggregate(how, &codes_ikc.narrow(0, image, 1), &decoder).expect("samples");
-            assert_eq!(alone[0], together[image as usize], "{how:?}");
+            let alone = together(how, &codes_ikc.narrow(0, image, 1), &decoder).expect("samples");
+            assert_eq!(alone[0], of_all[image as usize], "{how:?}");
         }
     }
 }

@@ -18,6 +18,8 @@ pub fn grid_points_min(degree: u32) -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Aggregator {
+    /// The sample with the most neighbours, which count by what the network expects from the image before anything is drawn.
+    PosteriorMedoid,
     /// The sample with the most neighbours.
     KernelMedoid,
     /// The mean of the unit vectors.
@@ -98,7 +100,7 @@ impl Default for EvalConfig {
             sampler_steps: 20,
             sampler_eta: 1.0,
             guidance: 0.0,
-            aggregator: Aggregator::KernelMedoid,
+            aggregator: Aggregator::PosteriorMedoid,
             anchors: DecodeAnchors::Gallery,
             grid_points: AutoOr::Auto,
             neighbourhood_km: 0.0,

@@ -9,6 +9,7 @@
 use tch::{Kind, TchError, Tensor};
 
 use super::AggregateError;
+use crate::geo::UnitVector;
 use crate::shdd::decode::refine::{ascend, gradient};
 use crate::shdd::decode::{Anchors, DecodeError, Decoded, Decoder, in_parallel, largest, torch_error};
 use crate::shdd::{Local, ShddError};
@@ -24,6 +25,23 @@ pub fn mean_code(codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<Decoded>, 
     shape(codes_ikc, decoder.anchors())?;
     let mean_ic = codes_ikc.f_to_kind(Kind::Float).and_then(|codes| codes.f_mean_dim([1_i64].as_slice(), false, None));
     Ok(decoder.decode(&mean_ic.map_err(torch_error("mean of codes"))?)?)
+}
+
+/// What each image's code `expected_ic` says of the places of its samples, image after image.
+pub(super) fn values_at(
+    expected_ic: &Tensor,
+    points: &[UnitVector],
+    samples: usize,
+    anchors: &Anchors,
+) -> Result<Vec<f64>, AggregateError> {
+    let (basis, codes) = (anchors.basis(), anchors.lifted(expected_ic)?);
+    let images: Vec<_> = codes.chunks_exact(basis.dims()).zip(points.chunks_exact(samples)).collect();
+    let values = in_parallel(&images, |(code, points)| {
+        let values = basis.encode_f64(points);
+        let value = |of_point: &[f64]| of_point.iter().zip(*code).map(|(value, coefficient)| value * coefficient).sum();
+        values.chunks_exact(basis.dims()).map(value).collect::<Vec<f64>>()
+    });
+    Ok(values.concat())
 }
 
 /// The place where the mixture of each image's densities is largest, and its log density there.

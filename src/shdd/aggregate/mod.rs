@@ -8,7 +8,7 @@ pub mod codes;
 pub mod points;
 
 pub use codes::{TEMPERING, mean_code, mixture};
-pub use points::{geometric_median, kernel_medoid, mean_vector};
+pub use points::{geometric_median, kernel_medoid, mean_vector, posterior_medoid};
 
 use locdiff_launch::config::Aggregator;
 use tch::Tensor;
@@ -41,32 +41,47 @@ pub enum AggregateError {
     Decode(#[from] DecodeError),
 }
 
-/// One place per image, from the codes of its samples, `[images, samples, c]`. A code that is not finite is named by its row,
-/// image · samples + sample (by its image alone for the mean of codes).
-pub fn aggregate(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<UnitVector>, AggregateError> {
+/// What is known of some images, in codes.
+#[derive(Debug, Clone, Copy)]
+pub struct Ensemble<'a> {
+    /// Their samples, `[images, samples, c]`.
+    pub codes_ikc: &'a Tensor,
+    /// What is expected from each image alone, before any sample is drawn, `[images, c]`: the posterior medoid asks for it.
+    pub expected_ic: &'a Tensor,
+}
+
+/// One place per image. A code that is not finite is named by its row, image · samples + sample (by its image alone for the mean of
+/// codes).
+pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result<Vec<UnitVector>, AggregateError> {
     if matches!(how, Aggregator::MeanCode | Aggregator::Mixture) {
-        return aggregate_decoded(how, codes_ikc, &[], decoder);
+        return aggregate_decoded(how, of, &[], decoder);
     }
-    codes::shape(codes_ikc, decoder.anchors())?;
-    let codes_bc = codes_ikc.f_flatten(0, 1).map_err(torch_error("codes of samples"))?;
-    aggregate_decoded(how, codes_ikc, &points_of(&decoder.decode(&codes_bc)?), decoder)
+    codes::shape(of.codes_ikc, decoder.anchors())?;
+    let codes_bc = of.codes_ikc.f_flatten(0, 1).map_err(torch_error("codes of samples"))?;
+    aggregate_decoded(how, of, &points_of(&decoder.decode(&codes_bc)?), decoder)
 }
 
 /// The same where the place of each sample, image after image, is known already. From codes alone, `points` are not looked at.
 pub fn aggregate_decoded(
     how: Aggregator,
-    codes_ikc: &Tensor,
+    of: Ensemble<'_>,
     points: &[UnitVector],
     decoder: &Decoder,
 ) -> Result<Vec<UnitVector>, AggregateError> {
+    let Ensemble { codes_ikc, expected_ic } = of;
+    let [_, samples] = codes::shape(codes_ikc, decoder.anchors())?;
     let of_places = match how {
         Aggregator::MeanCode => return Ok(points_of(&mean_code(codes_ikc, decoder)?)),
         Aggregator::Mixture => return Ok(points_of(&mixture(codes_ikc, decoder, TEMPERING)?)),
+        Aggregator::PosteriorMedoid => {
+            let expected = codes::values_at(expected_ic, points, samples, decoder.anchors())?;
+            let images = points.chunks_exact(samples).zip(expected.chunks_exact(samples));
+            return images.map(|(points, expected)| Ok(points[posterior_medoid(points, expected)?])).collect();
+        }
         Aggregator::KernelMedoid => |points: &[UnitVector]| Ok(points[kernel_medoid(points)?]),
         Aggregator::MeanVector => mean_vector,
         Aggregator::GeometricMedian => geometric_median,
     };
-    let [_, samples] = codes::shape(codes_ikc, decoder.anchors())?;
     points.chunks_exact(samples).map(of_places).collect()
 }
 
