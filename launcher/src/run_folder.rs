@@ -42,11 +42,16 @@ pub struct Hold {
 
 /// Holds a run that is there, without looking at its configuration; none where another launcher has it.
 pub fn try_hold(run: &Path) -> Result<Option<Hold>, LaunchError> {
-    match RunLock::take(run) {
-        Ok(lock) => Ok(Some(Hold { _lock: lock })),
+    match hold(run) {
+        Ok(hold) => Ok(Some(hold)),
         Err(LaunchError::RunHeld { .. }) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Holds a folder of a run; an error where another launcher has it.
+pub fn hold(folder: &Path) -> Result<Hold, LaunchError> {
+    Ok(Hold { _lock: RunLock::take(folder)? })
 }
 
 /// A run that this process holds.

@@ -27,6 +27,9 @@ const COLORS: [(f64, &str, [u8; 3]); 5] = [
     (f64::INFINITY, ">2500 km", [0xc2, 0x1f, 0x3a]),
 ];
 
+/// Answers worth drawing; more hide each other.
+pub const ANSWERS_MAX: usize = 300;
+
 /// One row that was located.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Answer {

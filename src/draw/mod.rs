@@ -16,6 +16,6 @@ mod glyphs;
 pub mod png;
 mod world;
 
-pub use answers::{Answer, answers_map};
+pub use answers::{ANSWERS_MAX, Answer, answers_map};
 pub use density::{Frame, density_strip, field_points};
 pub use png::Picture;

@@ -71,14 +71,16 @@ pub enum EvalError {
     },
     /// Settings would be chosen on what they are tested on.
     #[error(
-        "shards.validation ({validation}) and shards.test ({test}) hold the same data, and settings must not be chosen on what \
-         they are tested on; name other rows with `--set shards.validation=...`"
+        "shards.validation ({validation}) and shards.test ({test}) hold {same} photos in common, and settings must not be chosen on \
+         what they are tested on; name other rows with `--set shards.validation=...`"
     )]
     SameRows {
         /// Where the validation rows are.
         validation: String,
         /// Where the test rows are.
         test: String,
+        /// Photos in both.
+        same: usize,
     },
     /// No row is left.
     #[error(

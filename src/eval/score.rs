@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::error::EvalError;
 use super::predictions::{Truth, score_predictions};
 use super::rows::Rows;
+use crate::draw::{ANSWERS_MAX, Answer, answers_map};
 use crate::geo::{Degrees, Place, UnitVector};
 use crate::metrics::{Bootstrap, NEAREST_K, Scores, compare, density_coverage, score};
 use crate::tensorboard::Board;
@@ -25,7 +26,15 @@ pub fn run(job: &ScoreJob) -> Result<Value, EvalError> {
     if let Some((folder, step)) = &job.board {
         let values = scalars(&rows);
         let values: Vec<(&str, f64)> = values.iter().map(|(tag, value)| (tag.as_str(), *value)).collect();
-        Board::beside(folder, *step)?.scalars(*step, &values)?;
+        let mut board = Board::beside(folder, *step)?;
+        board.scalars(*step, &values)?;
+        board.text(*step, "test/data", &job.data)?;
+        for scored in found.iter().filter(|scored| scored.method != Method::Retrieval) {
+            let answers = truth.iter().zip(&scored.answers).take(ANSWERS_MAX);
+            let answers: Vec<Answer> =
+                answers.map(|(truth, answer)| Answer { truth: *truth, answer: *answer }).collect();
+            board.image(*step, &format!("test/{}/answers", scored.method.name()), &answers_map(&answers))?;
+        }
     }
     Ok(json!({ "rows": rows, "differences": differences(&found, job)? }))
 }
@@ -64,6 +73,7 @@ pub fn run_predictions(job: &PredictionsJob) -> Result<Value, EvalError> {
 /// Answers of one method and what they are worth.
 struct Scored {
     method: Method,
+    answers: Vec<UnitVector>,
     errors_km: Vec<f64>,
     scores: Scores,
     fields: Map<String, Value>,
@@ -86,7 +96,7 @@ impl Scored {
         };
         fields.insert("density".to_owned(), json!(spread.map(|spread| spread.density)));
         fields.insert("coverage".to_owned(), json!(spread.map(|spread| spread.coverage)));
-        Ok(Self { method: of.method, errors_km, scores, fields })
+        Ok(Self { method: of.method, answers, errors_km, scores, fields })
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use locdiff_launch::config::RunConfig;
-use locdiff_launch::protocol::{Progress, QuickEvaluation, ToLauncher, TrainJob};
+use locdiff_launch::protocol::{Method, Progress, QuickEvaluation, ToLauncher, TrainJob};
 use serde_json::Value as Json;
 
 use super::codes::Codes;
@@ -172,11 +172,23 @@ fn validation_tags() -> Vec<String> {
     std::iter::once("validation/geo_score".to_owned()).chain(accuracies).collect()
 }
 
+/// Tags of what LocDiff and LocDiff-H reach on the test rows after training.
+fn test_tags(thresholds_km: &[f64]) -> impl Iterator<Item = String> + '_ {
+    [Method::Locdiff, Method::LocdiffH].into_iter().flat_map(|method| {
+        let tag = move |name: &str| format!("test/{}/{name}", method.name());
+        let accuracies = thresholds_km.iter().map(move |threshold| tag(&format!("acc_{threshold}km")));
+        std::iter::once(tag("geo_score")).chain(accuracies)
+    })
+}
+
 /// What the HPARAMS page compares runs by: all that shapes the model and its training; results are the last scores and loss.
 fn hyperparameters(config: &RunConfig, workers: u32) -> Hyperparameters {
     let mut metrics = vec!["loss/total".to_owned()];
     if !config.shards.validation.is_empty() && config.eval.every > 0 {
         metrics.extend(validation_tags());
+    }
+    if config.eval.after_train {
+        metrics.extend(test_tags(&config.eval.thresholds_km));
     }
     let mut values = BTreeMap::from([("workers".to_owned(), Hyperparameter::Number(f64::from(workers)))]);
     let sections = serde_json::to_value(config).unwrap_or_default();

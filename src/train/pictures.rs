@@ -13,8 +13,6 @@ use crate::geo::UnitVector;
 const FRAMES: usize = 8;
 /// Points of the field whose harmonics are held together.
 const POINTS_TOGETHER: usize = 2048;
-/// Answers that are drawn; more hide each other.
-pub(super) const ANSWERS_MAX: usize = 300;
 
 /// What a quick evaluation saw on this rank.
 #[derive(Debug)]

@@ -136,6 +136,8 @@ pub struct ScoreJob {
     pub thresholds_km: Vec<f64>,
     /// Seed of the bootstrap.
     pub seed: u64,
+    /// What was located, in words.
+    pub data: String,
     /// Folder of event files and step at which the numbers go there.
     pub board: Option<(PathBuf, u64)>,
 }

@@ -1,9 +1,13 @@
 //! What must not change an answer: the number of workers, the rows beside it, how often a view is stored.
 
+use std::process::Stdio;
+
 use locdiff_launch::exit_code::ExitCode;
+use serde_json::Value;
 
 use super::support::{ACCURACIES, folder, read, row, stage};
 use crate::small_shards;
+use crate::stage::Ran;
 
 #[test]
 fn workers_change_no_digit_of_any_answer() {
@@ -74,4 +78,27 @@ fn another_seed_and_another_sampler_give_other_samples() {
     assert_ne!(samples("--set train.seed=5"), first);
     assert_ne!(samples("--set eval.guidance=0 --set eval.sampler_steps=200"), first);
     assert_eq!(samples(""), first);
+}
+
+/// Each prints what it has computed itself, and what stands in the folder afterwards is one of them, whole.
+#[test]
+fn evaluations_of_one_run_at_once_do_not_mix() {
+    let stage = stage();
+    let line = |seed: u32| format!("--json --set train.seed={seed} eval");
+    let rows = |ran: &Ran| ran.json()["rows"].clone();
+    let alone = [1, 2].map(|seed| rows(&stage.run(&line(seed))));
+    assert_ne!(alone[0], alone[1], "other seeds draw other samples");
+    for _ in 0..4 {
+        let started = [1, 2].map(|seed| {
+            let mut command = stage.command(&line(seed));
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts")
+        });
+        let ended = started.map(|child| Ran::from(child.wait_with_output().expect("ends")));
+        for (ran, alone) in ended.iter().zip(&alone) {
+            ran.ends_with(ExitCode::Success);
+            assert_eq!(rows(ran), *alone);
+        }
+        let table: Value = serde_json::from_str(&read(&stage, "table.json")).expect("JSON");
+        assert!(alone.contains(&table["rows"]));
+    }
 }

@@ -66,11 +66,17 @@ fn settings_are_never_chosen_on_what_they_are_tested_on() {
     let stage = stage();
     stage.run("eval --tune").ends_with(ExitCode::NoData).says("shards.validation");
     let ran = stage.run("--set shards.validation=shards/test eval --tune");
-    ran.ends_with(ExitCode::BadData).says("hold the same data");
+    ran.ends_with(ExitCode::BadData).says("hold 150 photos in common");
     // A copy under another name is the same data.
     small_shards::build(&stage, "copy", 1000..1150, 2, true);
     let ran = stage.run("--set shards.validation=shards/copy eval --tune");
-    ran.ends_with(ExitCode::BadData).says("hold the same data");
+    ran.ends_with(ExitCode::BadData).says("hold 150 photos in common");
+    // Its files are, and so are shards with one of its photos.
+    let ran = stage.run("--set shards.validation=shards/test/*.parquet eval --tune");
+    ran.ends_with(ExitCode::BadData).says("hold 150 photos in common");
+    small_shards::build(&stage, "overlap", 1149..1250, 2, true);
+    let ran = stage.run("--workers 2 --set shards.validation=shards/overlap eval --tune");
+    ran.ends_with(ExitCode::BadData).says("hold 1 photos in common");
     small_shards::build(&stage, "validation", 2000..2100, 2, true);
     let ran = stage.run("--json --workers 2 --set shards.validation=shards/validation eval --tune");
     ran.ends_with(ExitCode::Success);
@@ -85,4 +91,13 @@ fn settings_are_never_chosen_on_what_they_are_tested_on() {
     for line in tuned.lines().filter(|line| line.contains(" = ")) {
         assert!(report.lines().any(|said| said == line), "{line} is not in the report");
     }
+    // What the command line says stays, beside a file of settings and while they are chosen.
+    for flags in ["eval --hybrid", "--set shards.validation=shards/validation eval --tune --hybrid"] {
+        stage.run(&format!("--json --set retrieval.radius_km=77 {flags}")).ends_with(ExitCode::Success);
+        let report = std::fs::read_to_string(stage.path().join("checkpoints/small/eval/report.txt")).expect("a report");
+        assert!(report.contains("\nradius_km = 77.0\n"), "{flags}: {report}");
+    }
+    std::fs::copy(stage.path().join("checkpoints/small/config.toml"), stage.path().join("own.toml")).expect("copied");
+    let ran = stage.run("--json --run small --config own.toml eval --hybrid");
+    ran.ends_with(ExitCode::Success).says("tuned.toml is not used with it");
 }

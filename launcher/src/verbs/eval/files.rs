@@ -6,6 +6,7 @@
 //! samples.csv             id,lat,lon of each row's first sample, for density and coverage
 //! table.json              what `--json` prints
 //! report.txt              the table and the settings that it was made with
+//! lock                    held by the evaluation that writes here
 //! tuned.toml              settings of LocDiff-H that `eval --tune` has chosen: `eval --hybrid` uses them
 //! ```
 
@@ -20,6 +21,7 @@ use crate::config::RunConfig;
 use crate::error::LaunchError;
 use crate::files::Files;
 use crate::protocol::{LocatedRow, Method, ScoreMethod};
+use crate::run_folder::{CONFIG, Hold, hold};
 
 /// How the names of files of answers begin.
 const PREDICTIONS: &str = "predictions-";
@@ -27,10 +29,11 @@ const PREDICTIONS: &str = "predictions-";
 /// Name of the file with tuned settings.
 pub(super) const TUNED: &str = "tuned.toml";
 
-/// The folder.
+/// The folder, of which this process alone writes the files.
 pub(super) struct EvalFolder {
     path: PathBuf,
     files: Files,
+    _hold: Hold,
 }
 
 /// Files of answers.
@@ -40,11 +43,13 @@ pub(super) struct Written {
 }
 
 impl EvalFolder {
-    /// Makes it where it is missing.
+    /// Makes it where it is missing; an error where another evaluation holds it, or where the run has gone.
     pub(super) fn create(run: &Path) -> Result<Self, LaunchError> {
         let (path, files) = (run.join("eval"), Files::real());
+        let configuration = run.join(CONFIG);
+        std::fs::metadata(&configuration).map_err(|error| LaunchError::Io { path: configuration, error })?;
         files.create_folders(&path)?;
-        Ok(Self { path, files })
+        Ok(Self { _hold: hold(&path)?, path, files })
     }
 
     /// Writes what was gathered; answers of an earlier evaluation go.

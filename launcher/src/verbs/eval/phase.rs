@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use super::files::EvalFolder;
 use super::gather::Gather;
 use super::{published, table};
-use crate::config::{DecodeAnchors, Resolved, RetrievalConfig, RetrievalHead};
+use crate::config::{DecodeAnchors, Origin, Resolved, RetrievalConfig, RetrievalHead};
 use crate::error::LaunchError;
 use crate::exit_code::ExitCode;
 use crate::output::Output;
@@ -18,6 +19,9 @@ use crate::rendezvous::World;
 use crate::run_folder::Checkpoint;
 use crate::supervisor::{Echo, Supervisor};
 use crate::verbs::run_attempt;
+
+/// How long another evaluation of the run may take to score and write what it has.
+const FOLDER_PATIENCE: Duration = Duration::from_secs(60);
 
 /// One evaluation of one checkpoint.
 pub(in crate::verbs) struct Phase<'a> {
@@ -37,14 +41,15 @@ impl Phase<'_> {
         let config = self.resolved.config.clone();
         rows_are_there("shards.test", &config.shards.test)?;
         let (gather, summary) = self.locate(&config.shards.test, hybrid, false)?;
-        let folder = EvalFolder::create(self.run)?;
+        let folder = self.folder()?;
         let written = folder.write_answers(&gather)?;
         let board = self.is_held.then(|| (self.run.join("tensorboard"), summary.step));
         if board.is_none() {
             tracing::warn!("another launcher holds the run, so its TensorBoard is left alone");
         }
         let (thresholds_km, seed) = (config.eval.thresholds_km.clone(), config.train.seed);
-        let job = ScoreJob { truth: written.truth, methods: written.methods, thresholds_km, seed, board };
+        let data = table::data_words(&serde_json::to_value(&summary)?);
+        let job = ScoreJob { truth: written.truth, methods: written.methods, thresholds_km, seed, data, board };
         let scores = self.one_worker(Job::Score(Box::new(job)))?;
         let mut rows = table::computed(&scores["rows"], &summary, &gather, &config);
         if is_table1 {
@@ -75,7 +80,7 @@ impl Phase<'_> {
         let chosen =
             self.one_worker(Job::Choose(Box::new(ChooseJob { rows: rows.path().to_owned(), thresholds_km })))?;
         let setting: Tuned = serde_json::from_value(chosen["setting"].clone())?;
-        setting.put_into(&mut self.resolved.config.retrieval);
+        setting.put_into(&mut self.resolved);
         let kind = if summary.is_simulated { "simulated photos" } else { "photos" };
         let words = format!(
             "tuned on {} {kind} of {} at step {} of {}: {}",
@@ -85,10 +90,25 @@ impl Phase<'_> {
             self.run.display(),
             chosen["words"].as_str().unwrap_or_default()
         );
-        let path = EvalFolder::create(self.run)?.write_tuned(&words, &setting)?;
+        let path = self.folder()?.write_tuned(&words, &setting)?;
         self.output.people(&format!("{words}\n{}", toml::to_string(&setting).unwrap_or_default().trim_end()));
         self.output.people(&path.display().to_string());
         Ok(json!({ "ok": true, "run": self.run, "data": summary, "tuned": path, "choice": chosen }))
+    }
+
+    /// The run's folder of results, for this evaluation alone: what is scored must be what it has written. Another one that writes
+    /// there is waited for.
+    fn folder(&mut self) -> anyhow::Result<EvalFolder> {
+        let began = Instant::now();
+        loop {
+            self.supervisor.check_interrupted()?;
+            match EvalFolder::create(self.run) {
+                Err(LaunchError::RunHeld { .. }) if began.elapsed() < FOLDER_PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                found => return Ok(found?),
+            }
+        }
     }
 
     /// Where every row of some shards is, in their order.
@@ -133,11 +153,16 @@ pub(super) struct Tuned {
 }
 
 impl Tuned {
-    fn put_into(&self, config: &mut RetrievalConfig) {
-        config.mode = self.mode;
-        config.radius_km = self.radius_km;
-        config.density_weight = self.density_weight;
-        config.density_km = self.density_km;
+    /// What the command line says stays.
+    fn put_into(&self, resolved: &mut Resolved) {
+        let is_free = |field: &str| !matches!(resolved.origin(&format!("retrieval.{field}")), Origin::Set);
+        let free = ["mode", "radius_km", "density_weight", "density_km"].map(is_free);
+        let config: &mut RetrievalConfig = &mut resolved.config.retrieval;
+        let choose = |field: usize, tuned: f64, own: f64| if free[field] { tuned } else { own };
+        config.mode = if free[0] { self.mode } else { config.mode };
+        config.radius_km = choose(1, self.radius_km, config.radius_km);
+        config.density_weight = choose(2, self.density_weight, config.density_weight);
+        config.density_km = choose(3, self.density_km, config.density_km);
     }
 }
 
@@ -148,13 +173,14 @@ pub(in crate::verbs) fn after_training(mut phase: Phase<'_>) -> anyhow::Result<O
         tracing::warn!("not evaluated: {missing}");
         return Ok(None);
     }
-    let gallery =
-        if config.retrieval.gallery.is_empty() { &config.retrieval.geoclip } else { &config.retrieval.gallery };
     let mut hybrid = HybridWish::IfItFits;
-    if !Path::new(gallery).exists() {
-        tracing::warn!("no gallery at {gallery}, so there is no LocDiff-H, and codes are decoded on a grid, refined");
-        (config.eval.anchors, config.eval.refine) = (DecodeAnchors::Grid, true);
+    if let Some(missing) = missing_for_retrieval(&config.retrieval) {
         hybrid = HybridWish::No;
+        tracing::warn!("there is nothing at {missing}, so there is no retrieval and no LocDiff-H");
+        if config.eval.anchors == DecodeAnchors::Gallery && !Path::new(&config.retrieval.gallery).exists() {
+            tracing::warn!("codes are decoded on a grid, refined");
+            (config.eval.anchors, config.eval.refine) = (DecodeAnchors::Grid, true);
+        }
     }
     let has_validation = rows_are_there("shards.validation", &config.shards.validation).is_ok();
     if hybrid != HybridWish::No && has_validation {
@@ -164,6 +190,14 @@ pub(in crate::verbs) fn after_training(mut phase: Phase<'_>) -> anyhow::Result<O
         }
     }
     phase.evaluate(hybrid, false).map(Some)
+}
+
+/// What retrieval cannot do without, where it is not there.
+fn missing_for_retrieval(config: &RetrievalConfig) -> Option<&str> {
+    // Photos are compared with training photos, which have been there a moment ago.
+    let geoclip = (config.head != RetrievalHead::Knn).then_some(config.geoclip.as_str());
+    let wanted = [geoclip, Some(config.gallery.as_str()).filter(|gallery| !gallery.is_empty())];
+    wanted.into_iter().flatten().find(|path| !Path::new(path).exists())
 }
 
 /// The head does not fit the data, or there is too little of it: no reason not to evaluate LocDiff alone.

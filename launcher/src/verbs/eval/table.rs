@@ -64,7 +64,7 @@ fn columns(row: Option<&Value>) -> Vec<Column> {
 pub(super) fn text(result: &Value) -> String {
     let rows = result["rows"].as_array().cloned().unwrap_or_default();
     let columns = columns(rows.first());
-    let mut text = heading(&result["data"]);
+    let mut text = data_words(&result["data"]) + "\n";
     let _ = write!(text, "{:<NAME$}", "method");
     for column in &columns {
         let _ = write!(text, " {:>11}", column.heading);
@@ -77,7 +77,8 @@ pub(super) fn text(result: &Value) -> String {
     text
 }
 
-fn heading(data: &Value) -> String {
+/// What was evaluated.
+pub(super) fn data_words(data: &Value) -> String {
     let kind = if data["is_simulated"] == true { "simulated photos" } else { "photos" };
     let source = data["source"].as_str().map_or_else(String::new, |source| format!(" ({source})"));
     let views = data["views"].as_u64().map_or_else(String::new, |views| format!(" of {views} views"));
@@ -85,7 +86,7 @@ fn heading(data: &Value) -> String {
         0 => String::new(),
         skipped => format!("; {skipped} rows that cannot be used are left out"),
     };
-    format!("{} {kind}{views}{source}{skipped}\n", data["rows"])
+    format!("{} {kind}{views}{source}{skipped}", data["rows"])
 }
 
 fn write_row(text: &mut String, row: &Value, columns: &[Column]) {

@@ -25,7 +25,13 @@ impl Target {
     pub(super) fn find(global: &Global, is_hybrid: bool, output: Output) -> anyhow::Result<Self> {
         let run = find_run(None, global, output)?;
         let resolved = match &global.config {
-            Some(_) => resolve(global, &gpus::inventory())?,
+            Some(_) => {
+                let tuned = run.join("eval").join(TUNED);
+                if is_hybrid && tuned.exists() {
+                    output.people(&format!("settings as --config has them: {} is not used with it", tuned.display()));
+                }
+                resolve(global, &gpus::inventory())?
+            }
             None => config::load(&layers(&run, global, is_hybrid, output)?).map_err(LaunchError::from)?,
         };
         let (checkpoint, words) = choose(&run, resolved.config.eval.checkpoint)?;
@@ -37,16 +43,20 @@ impl Target {
 /// The run's own configuration; for LocDiff-H what was tuned for it on top; then flags.
 fn layers(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Result<Vec<Layer>, LaunchError> {
     let mut layers = global.layers_over(Layer::File(run.join(CONFIG)));
+    if !is_hybrid {
+        return Ok(layers);
+    }
     let path = run.join("eval").join(TUNED);
     match std::fs::read_to_string(&path) {
-        Ok(text) if is_hybrid => {
+        Ok(text) => {
             let words = text.lines().next().unwrap_or_default().trim_start_matches("# ").to_owned();
             output.people(&format!("settings of {} ({words})", path.display()));
             layers.insert(1, Layer::File(path));
         }
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(LaunchError::Io { path, error }),
-        Err(_) if is_hybrid => output.people("settings as configured: `eval --tune` has not chosen any for this run"),
-        _ => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            output.people("settings as configured: `eval --tune` has not chosen any for this run");
+        }
+        Err(error) => return Err(LaunchError::Io { path, error }),
     }
     Ok(layers)
 }
