@@ -24,9 +24,23 @@ pub enum PredictionsError {
     #[error(transparent)]
     Table(#[from] TableError),
     /// A truth without names for its rows.
-    #[error("{truth}: no column of ids, wanted `path` or `id` among its columns")]
+    #[error("{truth}: no column of ids, wanted one of {} among its columns", tables::ID_NAMES.join(", "))]
     NoIds {
         /// Its file.
+        truth: String,
+    },
+    /// Predictions whose ids, if they have any, are in a column of another name.
+    #[error(
+        "{file}: no column of ids, but of text ({columns}); if one has the ids, call it {}, and if none has, leave them out: \
+         rows are then taken in the order of {truth}",
+        tables::ID_NAMES.join(" or ")
+    )]
+    UnknownIds {
+        /// The predictions.
+        file: String,
+        /// Columns of text.
+        columns: String,
+        /// The truth.
         truth: String,
     },
     /// A truth without rows.
@@ -185,6 +199,10 @@ pub fn score_predictions(
     let name = file.display().to_string();
     let (predicted, matched_by) = match table.ids {
         Some(ids) => (in_order_of_truth(&name, &ids, &table.places, truth)?, MatchedBy::Id),
+        None if !table.other_text.is_empty() => {
+            let columns = table.other_text.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            return Err(PredictionsError::UnknownIds { file: name, columns, truth: truth.source.clone() });
+        }
         None if table.places.len() == truth.places.len() => (table.places, MatchedBy::Order),
         None => {
             let (got, want) = (table.places.len(), truth.places.len());

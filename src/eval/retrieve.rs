@@ -135,7 +135,7 @@ pub(super) fn gallery_points(config: &RunConfig, opened: Option<&Retrieval>) -> 
     let is_photos = *head == RetrievalHead::Knn;
     let places = match opened {
         Some(opened) if !is_photos || gallery.is_empty() => return Ok(opened.gallery.points().to_vec()),
-        _ if !gallery.is_empty() => tables::read(Path::new(gallery))?.places,
+        _ if !gallery.is_empty() => tables::read_places(Path::new(gallery))?,
         _ if is_photos => training_places(config)?,
         _ => Geoclip::open(Path::new(geoclip))?.places().to_vec(),
     };

@@ -38,7 +38,7 @@ impl Gallery {
         let (source, mut embedded) = if config.gallery.is_empty() {
             (geoclip.folder().display().to_string(), geoclip::Gallery::open(geoclip, embedder))
         } else {
-            let places = tables::read(Path::new(&config.gallery))?.places;
+            let places = tables::read_places(Path::new(&config.gallery))?;
             (config.gallery.clone(), geoclip::Gallery::of_places(geoclip, embedder, places))
         };
         embedded.complete(embedder, progress)?;

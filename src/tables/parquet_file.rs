@@ -1,4 +1,4 @@
-//! Tables in Parquet: floating-point coordinates, ids as text or integers, no nulls in either.
+//! Tables in Parquet: floating-point coordinates, ids as text (dictionaries too) or integers, no nulls in either.
 
 use std::fs::File;
 use std::path::Path;
@@ -8,7 +8,7 @@ use arrow_array::types::{Float32Type, Float64Type, Int32Type, Int64Type, UInt32T
 use arrow_array::{Array, RecordBatch};
 use arrow_schema::DataType;
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 
 use super::error::TableError;
 use super::{Columns, Table, named, place};
@@ -16,13 +16,16 @@ use super::{Columns, Table, named, place};
 /// Rows that are decoded at once.
 const BATCH_ROWS: usize = 8192;
 
-pub(super) fn read(path: &Path, file: File) -> Result<Table, TableError> {
+pub(super) fn read(path: &Path, file: File, with_ids: bool) -> Result<Table, TableError> {
     let damaged =
         |error: &dyn std::fmt::Display| TableError::Damaged { path: path.to_owned(), reason: error.to_string() };
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| damaged(&error))?;
+    // Text is text, whether the writer had it in a dictionary or not.
+    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+    let builder =
+        ParquetRecordBatchReaderBuilder::try_new_with_options(file, options).map_err(|error| damaged(&error))?;
     let schema = builder.schema().clone();
     let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-    let columns = Columns::find(path, &names)?;
+    let columns = Columns::find(path, &names, with_ids)?;
     for column in [columns.latitude, columns.longitude] {
         let kind = schema.field(column).data_type();
         if !matches!(kind, DataType::Float32 | DataType::Float64) {
@@ -30,10 +33,13 @@ pub(super) fn read(path: &Path, file: File) -> Result<Table, TableError> {
             return Err(TableError::file(path, reason));
         }
     }
+    let is_text = |column: &usize| *schema.field(*column).data_type() == DataType::Utf8;
+    let other = (0..names.len()).filter(|column| columns.is_other(*column)).filter(is_text);
+    let other_text = other.map(|column| names[column].to_owned()).collect();
     let roots = [Some(columns.latitude), Some(columns.longitude), columns.id].into_iter().flatten();
     let mask = ProjectionMask::roots(builder.parquet_schema(), roots);
     let batches = builder.with_projection(mask).with_batch_size(BATCH_ROWS).build();
-    let mut table = Table { ids: columns.id.map(|_| Vec::new()), places: Vec::new() };
+    let mut table = Table { ids: columns.id.map(|_| Vec::new()), other_text, places: Vec::new() };
     for batch in batches.map_err(|error| damaged(&error))? {
         let batch = batch.map_err(|error| damaged(&error))?;
         for row in 0..batch.num_rows() {
@@ -72,8 +78,6 @@ fn read_row(
 fn text(column: &dyn Array, row: usize) -> Result<String, String> {
     Ok(match column.data_type() {
         DataType::Utf8 => column.as_string::<i32>().value(row).to_owned(),
-        DataType::LargeUtf8 => column.as_string::<i64>().value(row).to_owned(),
-        DataType::Utf8View => column.as_string_view().value(row).to_owned(),
         DataType::Int32 => column.as_primitive::<Int32Type>().value(row).to_string(),
         DataType::Int64 => column.as_primitive::<Int64Type>().value(row).to_string(),
         DataType::UInt32 => column.as_primitive::<UInt32Type>().value(row).to_string(),

@@ -4,7 +4,10 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch, StringArray};
+use arrow_array::types::Int32Type;
+use arrow_array::{
+    ArrayRef, BooleanArray, DictionaryArray, Float32Array, Float64Array, Int64Array, RecordBatch, StringArray,
+};
 use locdiff::eval::predictions::{MatchedBy, Truth, score_predictions};
 use locdiff::geo::{Degrees, Place};
 use locdiff::metrics::{Bootstrap, THRESHOLDS_KM};
@@ -100,7 +103,7 @@ fn truths_that_cannot_be_meant_are_refused() {
         let error = Truth::read(&file(scratch.path(), "truth.csv", text.as_bytes())).expect_err("refused");
         (error.exit_code().code(), error.to_string())
     };
-    assert!(refused("lat,lon\n1,1\n").1.contains("no column of ids"));
+    assert!(refused("lat,lon\n1,1\n").1.contains("no column of ids, wanted one of id, path, image_id"));
     assert!(refused("path,lat,lon\na,1,1\na,2,2\n").1.contains("rows 0 and 1 are both `a`"));
     assert!(refused("path,lat,lon\n").1.contains("has no rows"));
     let error = Truth::new("shards/test".into(), Vec::new(), Vec::new()).expect_err("refused");
@@ -128,6 +131,47 @@ fn tables_are_read_as_people_have_them() {
     let table = tables::read(&parquet(scratch.path(), "gallery.PARQUET", columns)).expect("read");
     assert_eq!(table.ids.expect("ids"), ["7", "8"]);
     assert_eq!(table.places[0], place(12.5, -0.25));
+}
+
+#[test]
+fn ids_in_dictionaries_are_read_and_galleries_need_none() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let coordinates = || -> ArrayRef { Arc::new(Float64Array::from(vec![1.0, 2.0])) };
+    let columns = |ids: ArrayRef| vec![("name", ids), ("lat", coordinates()), ("lon", coordinates())];
+    let dictionary: DictionaryArray<Int32Type> = ["b.jpg", "a.jpg"].into_iter().collect();
+    let path = parquet(scratch.path(), "dictionary.parquet", columns(Arc::new(dictionary)));
+    assert_eq!(tables::read(&path).expect("read").ids.expect("ids"), ["b.jpg", "a.jpg"]);
+    let nulls: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None]));
+    let booleans: ArrayRef = Arc::new(BooleanArray::from(vec![true, false]));
+    for (name, ids) in [("nulls.parquet", nulls), ("booleans.parquet", booleans)] {
+        let path = parquet(scratch.path(), name, columns(ids));
+        assert!(tables::read(&path).is_err(), "{name}: no ids");
+        assert_eq!(tables::read_places(&path).expect("places").len(), 2, "{name}");
+    }
+    let path = file(scratch.path(), "gallery.csv", b"id,lat,lon\n,1,2\n,3,4\n");
+    assert!(tables::read(&path).is_err() && tables::read_places(&path).expect("places").len() == 2);
+}
+
+#[test]
+fn text_that_may_be_ids_is_not_passed_over() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let truth = Truth::read(&file(scratch.path(), "truth.csv", b"id,lat,lon\na,1,2\nb,3,4\n")).expect("read");
+    let numbers = || -> ArrayRef { Arc::new(Float64Array::from(vec![1.0, 2.0])) };
+    let names: ArrayRef = Arc::new(StringArray::from(vec!["b", "a"]));
+    let columns = vec![("lat", numbers()), ("photograph", names), ("lon", numbers()), ("score", numbers())];
+    let wrong = [
+        file(scratch.path(), "mine.csv", b"photograph,lat,lon,score\nb,1,2,0.5\na,3,4,0.5\n"),
+        parquet(scratch.path(), "mine.parquet", columns),
+    ];
+    for path in wrong {
+        let error = score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).expect_err("refused");
+        let text = error.to_string();
+        assert!(error.exit_code().code() == 20 && text.contains("text (`photograph`)"), "{text}");
+        assert!(text.contains("filename") && text.contains("mine."), "{text}");
+    }
+    let path = file(scratch.path(), "numbers.csv", b"score,lat,lon\n0.5,1,2\n,3,4\n");
+    let found = score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).expect("scored");
+    assert_eq!(found.matched_by, MatchedBy::Order);
 }
 
 #[test]

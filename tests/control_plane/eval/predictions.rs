@@ -3,6 +3,7 @@
 use locdiff_launch::exit_code::ExitCode;
 
 use super::support::{ACCURACIES, read, row, stage};
+use crate::stage::Ran;
 
 #[test]
 fn own_predictions_score_as_the_table_says_and_wrong_ones_are_refused() {
@@ -40,4 +41,33 @@ fn own_predictions_score_as_the_table_says_and_wrong_ones_are_refused() {
         ran.ends_with(ExitCode::BadData).says(&format!("{name}.csv")).says(reason);
     }
     stage.run(&format!("{by_truth} none.csv")).ends_with(ExitCode::Io).says("none.csv");
+}
+
+#[test]
+fn ids_under_another_name_are_found_or_asked_for_and_an_order_is_said() {
+    let stage = stage();
+    stage.run("--json eval").ends_with(ExitCode::Success);
+    let text = read(&stage, "predictions-locdiff.csv");
+    let (_, rows) = text.split_once('\n').expect("a header");
+    let shuffled: Vec<&str> = rows.lines().rev().collect();
+    let scored = |name: &str, header: &str, rows: String| {
+        std::fs::write(stage.path().join(name), format!("{header}\n{rows}\n")).expect("written");
+        stage.run(&format!("--json --device cpu --set shards.test=shards/test eval --predictions {name}"))
+    };
+    let score = |ran: &Ran| {
+        let found = ran.ends_with(ExitCode::Success).json();
+        (found["matched_by"].clone(), found["rows"][0]["geo_score"].clone())
+    };
+    let want = score(&scored("own.csv", "id,lat,lon", rows.trim_end().to_owned()));
+    for column in ["image_id", "IMG_ID", "Filename", "file", "img"] {
+        let ran = scored("shuffled.csv", &format!("{column},lat,lon"), shuffled.join("\n"));
+        assert_eq!(score(&ran), want, "{column}");
+        assert!(!ran.stderr.contains("matched by order"), "{}", ran.stderr);
+    }
+    let ran = scored("unknown.csv", "photograph,lat,lon", shuffled.join("\n"));
+    ran.ends_with(ExitCode::BadData).says("unknown.csv").says("`photograph`").says("image_id or");
+    let bare = rows.lines().map(|line| line.split_once(',').expect("an id").1).collect::<Vec<_>>().join("\n");
+    let ran = scored("bare.csv", "lat,lon", bare);
+    assert_eq!(score(&ran), ("order".into(), want.1.clone()));
+    ran.says("matched by order");
 }

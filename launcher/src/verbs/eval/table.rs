@@ -73,6 +73,9 @@ pub(super) fn text(result: &Value) -> String {
     for row in &rows {
         write_row(&mut text, row, &columns);
     }
+    if result["matched_by"] == "order" {
+        text.push_str("matched by order: the predictions have no ids, and row n is taken for row n of the truth\n");
+    }
     write_notes(&mut text, &rows, &result["differences"]);
     text
 }
