@@ -54,6 +54,10 @@ impl Engine {
         if config.guidance > 0.0 && !knows_no_image {
             return Err(EvalError::Guidance { got: config.guidance, checkpoint });
         }
+        if config.sampler_steps as usize > schedule.timesteps() {
+            let want = schedule.timesteps();
+            return Err(EvalError::SamplerSteps { got: config.sampler_steps, checkpoint, want });
+        }
         let (basis, coarse, budget) = (Basis::new(degree)?, Coarse::of(device), Budget::of(device));
         let anchors = Anchors::filtered(basis, filter, anchors, device, coarse, budget)?;
         let no_image = if config.guidance > 0.0 { Some(network.prepare_unconditional()?) } else { None };

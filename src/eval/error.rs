@@ -92,6 +92,45 @@ pub enum EvalError {
         /// Rows that were left out.
         skipped: u64,
     },
+    /// An embedding that points nowhere.
+    #[error(
+        "{location}: row {row} ({id}): its embedding, or what the head makes of it, is zero or not finite, so that it is like nothing"
+    )]
+    NoDirection {
+        /// Where the shards are.
+        location: String,
+        /// Which, from 0, of all rows.
+        row: u64,
+        /// Its identifier.
+        id: String,
+    },
+    /// More steps than there are noises.
+    #[error(
+        "eval.sampler_steps is {got}, but {checkpoint} was trained with diffusion.timesteps = {want}; wanted at most as many"
+    )]
+    SamplerSteps {
+        /// Steps that are asked for.
+        got: u32,
+        /// Folder of the checkpoint.
+        checkpoint: PathBuf,
+        /// What it knows.
+        want: usize,
+    },
+    /// A grid from which refinement does not reach the mode of every code.
+    #[error(
+        "eval.grid_points is {got}, too few for eval.refine with {checkpoint}, whose model.degree is {degree}; wanted \"auto\" \
+         or at least {want}"
+    )]
+    Grid {
+        /// Points that are asked for.
+        got: u32,
+        /// Folder of the checkpoint.
+        checkpoint: PathBuf,
+        /// Degree of its codes.
+        degree: u32,
+        /// The least that would do.
+        want: u32,
+    },
     /// A file of answers that is none.
     #[error("{path}: {reason}")]
     Answers {
@@ -178,12 +217,13 @@ impl EvalError {
             | Self::Width { .. }
             | Self::Answers { .. }
             | Self::NoTruth { .. }
+            | Self::NoDirection { .. }
             | Self::SameRows { .. } => ExitCode::BadData,
             Self::RetrievalData(error) => error.exit_code(),
             Self::Predictions(error) => error.exit_code(),
             Self::Retrieval(error) => error.exit_code(),
             Self::Table(error) => error.exit_code(),
-            Self::Guidance { .. } => ExitCode::Config,
+            Self::Guidance { .. } | Self::SamplerSteps { .. } | Self::Grid { .. } => ExitCode::Config,
             Self::Empty { .. } => ExitCode::NoData,
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use locdiff_launch::config::{DecodeAnchors, RunConfig};
+use locdiff_launch::config::{DecodeAnchors, RunConfig, grid_points_min};
 use locdiff_launch::protocol::{EvalJob, EvalSummary, Located, LocatedRow, Method, TuningErrors};
 use tch::Device;
 
@@ -48,7 +48,7 @@ pub fn run(
     check_width(job, &rows, &trained)?;
     let retrieval = Retrieval::open(job, &rows, worker)?;
     let (step, degree) = (trained.step, trained.degree);
-    let anchors = anchors(config, degree, retrieval.as_ref())?;
+    let anchors = anchors(config, &trained, retrieval.as_ref())?;
     let engine = Engine::new(trained, &config.eval, config.train.seed, anchors, worker.device)?;
     let retriever = retrieval.as_ref().map(|retrieval| retrieval.retriever(worker)).transpose()?;
     let methods =
@@ -143,10 +143,17 @@ fn check_width(job: &EvalJob, rows: &Rows, trained: &Trained) -> Result<(), Eval
     Err(EvalError::Width { location: job.data.clone(), got, checkpoint: job.checkpoint.clone(), want })
 }
 
-/// Points that codes are decoded among.
-fn anchors(config: &RunConfig, degree: u32, retrieval: Option<&Retrieval>) -> Result<Vec<UnitVector>, EvalError> {
+/// Points that codes are decoded among: enough for the degree of the checkpoint, which is not always that of the configuration.
+fn anchors(config: &RunConfig, trained: &Trained, retrieval: Option<&Retrieval>) -> Result<Vec<UnitVector>, EvalError> {
+    let degree = trained.degree;
     match config.eval.anchors {
-        DecodeAnchors::Grid => Ok(fibonacci_grid(config.eval.grid_points(degree) as usize)),
+        DecodeAnchors::Grid => {
+            let (got, want) = (config.eval.grid_points(degree), grid_points_min(degree));
+            if config.eval.refine && got < want {
+                return Err(EvalError::Grid { got, checkpoint: trained.folder.clone(), degree, want });
+            }
+            Ok(fibonacci_grid(got as usize))
+        }
         DecodeAnchors::Gallery => gallery_points(config, retrieval),
     }
 }
