@@ -53,7 +53,7 @@ impl Phase<'_> {
         let scores = self.one_worker(Job::Score(Box::new(job)))?;
         let mut rows = table::computed(&scores["rows"], &summary, &gather, &config);
         if is_table1 {
-            rows.extend(published::table1());
+            rows.extend(published::beside(&config.eval.thresholds_km));
         }
         let result = json!({
             "ok": true, "run": self.run, "checkpoint": self.checkpoint.path, "data": summary,

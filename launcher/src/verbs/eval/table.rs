@@ -97,7 +97,7 @@ fn write_row(text: &mut String, row: &Value, columns: &[Column]) {
     let name = row["name"].as_str().or_else(|| row["method"].as_str()).unwrap_or_default();
     let _ = write!(text, "{:<NAME$}", format!("{name} {dataset}"));
     for Column { key, decimals, .. } in columns {
-        let cell = row[key].as_f64().map_or_else(|| "-".to_owned(), |value| format!("{value:.decimals$}"));
+        let cell = row[key].as_f64().map_or_else(|| "-".to_owned(), |value| number(value, *decimals, &row["source"]));
         let _ = write!(text, " {cell:>11}");
     }
     let simulated = if row["simulated"] == true { ", simulated" } else { "" };
@@ -111,6 +111,12 @@ fn write_row(text: &mut String, row: &Value, columns: &[Column]) {
         let _ = write!(text, " {cell:>11}");
     }
     let _ = writeln!(text, "  95 % interval");
+}
+
+/// A number with so many decimals; what was published has at least as many as were published.
+fn number(value: f64, decimals: usize, source: &Value) -> String {
+    let rounded = format!("{value:.decimals$}");
+    if source == "published" && rounded.parse() != Ok(value) { value.to_string() } else { rounded }
 }
 
 fn bounds(row: &Value, key: &str) -> Option<(f64, f64)> {
@@ -136,5 +142,26 @@ fn write_notes(text: &mut String, rows: &[Value], differences: &Value) {
     let out_of_range = rows.iter().find_map(|row| row["out_of_range"].as_u64());
     if let Some(count) = out_of_range {
         let _ = writeln!(text, "LocDiff-H: in {count} rows no gallery point was in range and LocDiff's answer stands");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn published_numbers_keep_their_digits() {
+        let (published, computed) = (json!("published"), json!("computed"));
+        assert_eq!(number(0.05, 1, &published), "0.05");
+        assert_eq!(number(28.0, 1, &published), "28.0");
+        assert_eq!(number(0.05, 2, &computed), "0.05");
+        assert_eq!(number(33.333_333, 1, &computed), "33.3");
+    }
+
+    #[test]
+    fn predictions_that_were_matched_by_order_are_said_to_be() {
+        let result = |matched_by: &str| json!({ "matched_by": matched_by, "data": { "rows": 2 }, "rows": [] });
+        assert!(text(&result("order")).contains("matched by order"));
+        assert!(!text(&result("id")).contains("matched by order"));
     }
 }
