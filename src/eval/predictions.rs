@@ -75,7 +75,7 @@ pub enum PredictionsError {
         /// Some of them.
         ids: String,
     },
-    /// Predictions for rows that are not in the truth.
+    /// Predictions for rows that are not in the truth, or a truth of rows that are not in the data.
     #[error("{file}: {count} of its {rows} rows are not in {truth}: {ids}")]
     Extra {
         /// The predictions.
@@ -256,7 +256,8 @@ fn in_order_of_truth(
     Ok(truth.ids.iter().map(|id| places[rows[id.as_str()]]).collect())
 }
 
-fn some_of(ids: &[&String]) -> String {
+/// The first of some ids, for messages.
+pub(super) fn some_of(ids: &[&String]) -> String {
     let named: Vec<String> = ids.iter().take(NAMED_MAX).map(|id| format!("`{id}`")).collect();
     let rest = if ids.len() > NAMED_MAX { ", ..." } else { "" };
     named.join(", ") + rest

@@ -30,6 +30,8 @@ pub(super) struct Retrieval {
     gallery: Gallery,
     hybrid: Hybrid,
     neighbours: usize,
+    /// Where the photos are, for messages.
+    location: String,
 }
 
 impl Retrieval {
@@ -44,8 +46,10 @@ impl Retrieval {
             retrieval_data::open(config, &job.config.shards, &facts, worker.device, worker.threads, progress());
         match opened {
             Ok((gallery, head)) => {
-                let (hybrid, neighbours) = (Hybrid::from(config), config.knn_neighbours as usize);
-                Ok(Some(Self { head, gallery, hybrid, neighbours }))
+                // Neighbours vote among photos; of GeoCLIP's gallery points the best is the answer.
+                let neighbours = if config.head == RetrievalHead::Knn { config.knn_neighbours as usize } else { 1 };
+                let (hybrid, location) = (Hybrid::from(config), job.data.clone());
+                Ok(Some(Self { head, gallery, hybrid, neighbours, location }))
             }
             Err(RetrievalDataError::Retrieval(misfit @ RetrievalError::Head { .. }))
                 if job.hybrid == HybridWish::IfItFits =>
@@ -97,7 +101,13 @@ impl Retrieval {
     fn queries(&self, block: &ImageBlock, embeddings_ive: &Tensor) -> Result<Tensor, EvalError> {
         let (images, views) = (block.images.len() as i64, block.views as i64);
         let own = embeddings_ive.f_narrow(0, 0, images * views)?.f_view([images, views, block.width as i64])?;
-        Ok(self.head.queries(&own)?)
+        self.head.queries(&own).map_err(|error| match error {
+            RetrievalError::NoDirection { what: "image", row } => {
+                let (location, image) = (self.location.clone(), &block.images[row]);
+                EvalError::NoDirection { location, row: image.row, id: image.id.clone() }
+            }
+            other => other.into(),
+        })
     }
 }
 

@@ -4,17 +4,17 @@
 //! are computed in blocks that are a function of the data alone, the last one filled up with zeros: a worker takes whole
 //! blocks, and no bit depends on how many workers there are.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
-use locdiff_launch::config::RunConfig;
+use locdiff_launch::config::{OnBadRows, RunConfig};
 use tch::{Device, Kind, Tensor};
 
 use super::error::EvalError;
-use super::predictions::Truth;
+use super::predictions::{PredictionsError, Truth, some_of};
 use crate::geo::{Degrees, Place};
-use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask};
+use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask, ShardsError};
 
 /// Images of a block. Sixteen samples of each make 1024 chains: enough to keep a GPU busy.
 pub const BLOCK_IMAGES: usize = 64;
@@ -22,6 +22,8 @@ pub const BLOCK_IMAGES: usize = 64;
 /// A row to locate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Image {
+    /// Its number among all rows of the data, from 0.
+    pub row: u64,
     /// Its identifier; its number where the data has none.
     pub id: String,
     /// Where it really is.
@@ -68,20 +70,26 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Opens shards; where the configuration says so, rows that cannot be used are looked for and left out.
+    /// Opens shards; where the configuration says so, rows that cannot be used are looked for and left out. `eval.truth` is that of
+    /// `shards.test` and of no other data.
     pub fn open(location: &str, config: &RunConfig) -> Result<Self, EvalError> {
         let dataset = Dataset::open(location, &config.shards)?;
         let mask = Mask::for_config(&dataset, &config.shards)?;
         if let Some(words) = mask.describe(&dataset) {
             tracing::warn!("{words}");
         }
+        let mask = match config.shards.on_bad_rows {
+            OnBadRows::Error => mask,
+            OnBadRows::Skip => without_nameless(&dataset, mask)?,
+        };
         let mut firsts = vec![0];
         for (block, rows) in (0_u32..).zip(dataset.block_rows()) {
             firsts.push(firsts[block as usize] + u64::from(*rows) - mask.skipped(block).len() as u64);
         }
         let truth = match config.eval.truth.as_str() {
             "" => None,
-            path => Some((path.to_owned(), read_truth(path)?)),
+            path if location == config.shards.test => Some((path.to_owned(), read_truth(path, location, &dataset)?)),
+            _ => None,
         };
         let rows = Self { dataset, mask, firsts, location: location.to_owned(), truth };
         if rows.count() == 0 {
@@ -152,14 +160,15 @@ impl Rows {
         for (view, rows) in (0_u32..).zip(&mut views) {
             self.dataset.read_except(block, view, skipped, rows)?;
         }
-        let ids = self.dataset.ids(block)?;
-        let first_number: u64 = self.dataset.block_rows()[..block as usize].iter().map(|rows| u64::from(*rows)).sum();
+        let mut names = names(&self.dataset, block)?;
+        let first_row = first_row(&self.dataset, block);
         let mut images = Vec::new();
         for row in (0..views[0].latitudes.len()).filter(|row| skipped.binary_search(&(*row as u32)).is_err()) {
-            let id = ids.as_ref().and_then(|ids| ids.get(row).cloned()?.ok());
-            let id = id.unwrap_or_else(|| (first_number + row as u64).to_string());
+            let id = std::mem::replace(&mut names[row], Ok(String::new()));
+            let id = id.map_err(|reason| nameless(&self.dataset, block, row, &reason))?;
             let own = Place::new(Degrees(views[0].latitudes[row]), Degrees(views[0].longitudes[row]))?;
             images.push(Image {
+                row: first_row + row as u64,
                 truth: self.truth_of(&id, own)?,
                 id,
                 views: views
@@ -180,7 +189,59 @@ impl Rows {
     }
 }
 
-fn read_truth(path: &str) -> Result<HashMap<String, Place>, EvalError> {
+/// Number of a block's first row among all rows of the data.
+fn first_row(dataset: &Dataset, block: u32) -> u64 {
+    dataset.block_rows()[..block as usize].iter().map(|rows| u64::from(*rows)).sum()
+}
+
+/// What a block's rows are called, or why a row cannot be: by their identifiers, by their numbers where the data has none.
+fn names(dataset: &Dataset, block: u32) -> Result<Vec<Result<String, String>>, EvalError> {
+    let (first, rows) = (first_row(dataset, block), dataset.block_rows()[block as usize]);
+    let numbers = || (first..first + u64::from(rows)).map(|number| Ok(number.to_string())).collect();
+    let mut names = dataset.ids(block)?.unwrap_or_else(numbers);
+    names.resize(rows as usize, Err("is not there, expected an identifier".to_owned()));
+    Ok(names)
+}
+
+fn nameless(dataset: &Dataset, block: u32, row: usize, reason: &str) -> ShardsError {
+    let column = dataset.id_name(block).unwrap_or_default();
+    let reason = format!(
+        "its id {reason}; leave such rows out with shards.on_bad_rows = \"skip\", or name a column that is not there with \
+         shards.id_column, and rows are called by their numbers"
+    );
+    ShardsError::Bad { spot: Box::new(dataset.spot(block, Some(&column), Some(row))), reason }
+}
+
+/// Leaves rows out too that have a column of identifiers and none in it.
+fn without_nameless(dataset: &Dataset, mask: Mask) -> Result<Mask, EvalError> {
+    let (mut skipped, mut count, mut first) = (mask.into_skipped(), 0_u64, None);
+    for block in 0..dataset.block_rows().len() as u32 {
+        let of_block = skipped.entry(block).or_default();
+        for (row, name) in names(dataset, block)?.into_iter().enumerate() {
+            let (Err(reason), Err(place)) = (name, of_block.binary_search(&(row as u32))) else { continue };
+            of_block.insert(place, row as u32);
+            count += 1;
+            first.get_or_insert_with(|| format!("{}: its id {reason}", dataset.spot(block, None, Some(row))));
+        }
+    }
+    if let Some(first) = first {
+        tracing::warn!("{count} rows without an id are left out: {first}");
+    }
+    Ok(Mask::new(skipped, dataset.block_rows())?)
+}
+
+/// Places by identifier. Each is of a row of the data: a truth of other rows is not the one that was meant.
+fn read_truth(path: &str, location: &str, dataset: &Dataset) -> Result<HashMap<String, Place>, EvalError> {
     let truth = Truth::read(Path::new(path))?;
+    let mut known = HashSet::new();
+    for block in 0..dataset.block_rows().len() as u32 {
+        known.extend(names(dataset, block)?.into_iter().flatten());
+    }
+    let extra: Vec<&String> = truth.ids().iter().filter(|id| !known.contains(*id)).collect();
+    if !extra.is_empty() {
+        let (count, rows, ids) = (extra.len(), truth.ids().len(), some_of(&extra));
+        let (file, truth) = (path.to_owned(), location.to_owned());
+        return Err(PredictionsError::Extra { file, truth, count, rows, ids }.into());
+    }
     Ok(truth.ids().iter().cloned().zip(truth.places().iter().copied()).collect())
 }

@@ -270,7 +270,7 @@ impl Dataset {
     }
 
     /// Name of the column of identifiers, where the block's file has one.
-    pub(super) fn id_name(&self, block: u32) -> Option<String> {
+    pub fn id_name(&self, block: u32) -> Option<String> {
         let footer = &self.files[self.blocks[block as usize].file];
         footer.id.map(|(root, _)| footer.metadata.schema().field(root).name().clone())
     }

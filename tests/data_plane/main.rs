@@ -9,6 +9,7 @@ mod decode;
 mod decode_aggregate;
 mod diffusion;
 mod eval_predictions;
+mod eval_rows;
 mod export_python;
 mod geo;
 mod geoclip;

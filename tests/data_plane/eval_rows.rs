@@ -1,0 +1,86 @@
+//! Which rows an evaluation takes, and what they are called.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::builder::{FixedSizeListBuilder, Float32Builder};
+use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
+use locdiff::eval::EvalError;
+use locdiff::eval::rows::Rows;
+use locdiff_launch::config::{OnBadRows, RunConfig};
+use parquet::arrow::ArrowWriter;
+
+/// Three rows; what they are called is up to the caller.
+fn write(path: &Path, ids: Vec<Option<&str>>) {
+    let mut embeddings = FixedSizeListBuilder::new(Float32Builder::new(), 2);
+    for row in 0..3 {
+        embeddings.values().append_slice(&[row as f32, 1.0]);
+        embeddings.append(true);
+    }
+    let columns: [(&str, ArrayRef); 4] = [
+        ("id", Arc::new(StringArray::from(ids))),
+        ("lat", Arc::new(Float64Array::from(vec![1.0, 2.0, 3.0]))),
+        ("lon", Arc::new(Float64Array::from(vec![4.0, 5.0, 6.0]))),
+        ("embedding", Arc::new(embeddings.finish())),
+    ];
+    let batch = RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true)));
+    let batch = batch.expect("columns of one length");
+    let mut writer = ArrowWriter::try_new(File::create(path).expect("made"), batch.schema(), None).expect("a writer");
+    writer.write(&batch).expect("written");
+    writer.close().expect("closed");
+}
+
+fn ids(rows: &Rows) -> Result<Vec<(u64, String)>, EvalError> {
+    let mut found = Vec::new();
+    rows.for_each_block(rows.share(0, 1), |block| {
+        found.extend(block.images.iter().map(|image| (image.row, image.id.clone())));
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+#[test]
+fn row_without_an_id_is_refused_or_left_out_and_never_renamed() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let path = scratch.path().join("rows.parquet");
+    write(&path, vec![Some("a"), None, Some("c")]);
+    let location = path.display().to_string();
+    let mut config = RunConfig::default();
+    let error = ids(&Rows::open(&location, &config).expect("opens")).expect_err("refused");
+    let text = error.to_string();
+    assert!(error.exit_code().code() == 20 && text.contains("rows.parquet") && text.contains("row 1"), "{text}");
+    assert!(text.contains("is null") && text.contains("shards.id_column"), "{text}");
+
+    config.shards.on_bad_rows = OnBadRows::Skip;
+    let rows = Rows::open(&location, &config).expect("opens");
+    assert_eq!((rows.count(), rows.skipped()), (2, 1));
+    assert_eq!(ids(&rows).expect("read"), [(0, "a".to_owned()), (2, "c".to_owned())]);
+
+    // What the message says is a way out.
+    config.shards.on_bad_rows = OnBadRows::Error;
+    config.shards.id_column = "nowhere".to_owned();
+    let found = ids(&Rows::open(&location, &config).expect("opens")).expect("read");
+    assert_eq!(found, [(0, "0".to_owned()), (1, "1".to_owned()), (2, "2".to_owned())]);
+}
+
+#[test]
+fn truth_belongs_to_the_test_rows_alone_and_has_no_others() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let path = scratch.path().join("rows.parquet");
+    write(&path, vec![Some("a"), Some("b"), Some("c")]);
+    let truth = scratch.path().join("truth.csv");
+    std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,7,7\na,7,7\nd,7,7\n").expect("written");
+    let location = path.display().to_string();
+    let mut config = RunConfig::default();
+    config.eval.truth = truth.display().to_string();
+    let rows = Rows::open(&location, &config).expect("other rows than shards.test");
+    rows.for_each_block(rows.share(0, 1), |block| {
+        assert_eq!(block.images[0].truth.latitude().0, 1.0);
+        Ok(())
+    })
+    .expect("read");
+    config.shards.test = location.clone();
+    let error = Rows::open(&location, &config).err().expect("refused");
+    assert!(error.exit_code().code() == 20 && error.to_string().contains("1 of its 4 rows are not in"), "{error}");
+}
