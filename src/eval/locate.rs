@@ -62,7 +62,7 @@ pub fn run(
         rows: rows.count(),
         skipped_rows: rows.skipped(),
         views: rows.dataset().views(),
-        source: rows.dataset().manifest().map(|manifest| manifest.source.clone()),
+        source: rows.dataset().origin().map(|origin| origin.source.clone()),
         is_simulated: rows.is_simulated(),
         fingerprint: format!("{:016x}", rows.dataset().fingerprint()),
         anchors: methods.engine.anchors() as u64,

@@ -39,9 +39,14 @@ impl From<tch::TchError> for RetrievalDataError {
     }
 }
 
-/// What a data set says of its embeddings.
-pub fn data_facts(location: &str, dataset: &Dataset) -> DataFacts {
-    let image_head = match dataset.manifest().map(|manifest| manifest.image_head) {
+/// What a data set says of its embeddings. Where no manifest tells how long they are, and `head` must know, some are measured.
+pub fn data_facts(
+    location: &str,
+    dataset: &Dataset,
+    mask: &Mask,
+    head: RetrievalHead,
+) -> Result<DataFacts, RetrievalDataError> {
+    let image_head = match dataset.origin().map(|origin| origin.image_head) {
         Some(ImageHead::Geoclip) => DataHead::Geoclip,
         Some(ImageHead::Linear) => DataHead::Linear,
         Some(ImageHead::None) | None => DataHead::Unknown,
@@ -51,12 +56,28 @@ pub fn data_facts(location: &str, dataset: &Dataset) -> DataFacts {
         let squares = manifest.mean.iter().chain(&manifest.standard_deviation).map(|value| value * value);
         squares.sum::<f64>().sqrt()
     };
-    DataFacts {
-        location: location.to_owned(),
-        width: dataset.width(),
-        image_head,
-        mean_length: dataset.manifest().map(length),
-    }
+    let mean_length = match dataset.manifest() {
+        Some(manifest) => Some(length(manifest)),
+        None if head == RetrievalHead::Geoclip => Some(measured_length(dataset, mask)?),
+        None => None,
+    };
+    Ok(DataFacts { location: location.to_owned(), width: dataset.width(), image_head, mean_length })
+}
+
+/// The mean length of view 0 in the first block that has rows that can be used.
+fn measured_length(dataset: &Dataset, mask: &Mask) -> Result<f64, RetrievalDataError> {
+    let is_usable = |(block, rows): &(u32, &u32)| mask.skipped(*block).len() < **rows as usize;
+    let found = (0_u32..).zip(dataset.block_rows()).find(is_usable);
+    let block = found.map(|(block, _)| block).ok_or_else(|| ShardsError::Internal("no row can be used".into()))?;
+    let (mut rows, skipped) = (BlockRows::default(), mask.skipped(block));
+    dataset.read_except(block, 0, skipped, &mut rows)?;
+    let kept: Vec<i64> =
+        (0..rows.latitudes.len() as u32).filter(|row| skipped.binary_search(row).is_err()).map(i64::from).collect();
+    let shape = [rows.latitudes.len() as i64, dataset.width() as i64];
+    let stored_re = Tensor::f_from_data_size(&rows.embeddings, &shape, Kind::Half)?;
+    let kept_re = stored_re.f_index_select(0, &Tensor::f_from_slice(&kept)?)?.f_to_kind(Kind::Float)?;
+    let lengths_r = kept_re.f_norm_scalaropt_dim(2.0, [1].as_slice(), false)?;
+    Ok(lengths_r.f_mean(Kind::Double)?.f_double_value(&[])?)
 }
 
 /// The gallery and the head that the configuration asks for; refused where the head does not fit the test data. `threads` encode

@@ -41,7 +41,7 @@ impl Retrieval {
         if job.hybrid == HybridWish::No {
             return Ok(None);
         }
-        let facts = data_facts(&job.data, rows.dataset());
+        let facts = data_facts(&job.data, rows.dataset(), rows.mask(), config.head)?;
         let opened =
             retrieval_data::open(config, &job.config.shards, &facts, worker.device, worker.threads, progress());
         match opened {

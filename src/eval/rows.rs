@@ -103,6 +103,11 @@ impl Rows {
         &self.dataset
     }
 
+    /// Which of its rows are left out.
+    pub fn mask(&self) -> &Mask {
+        &self.mask
+    }
+
     /// Rows that can be used.
     pub fn count(&self) -> u64 {
         self.firsts.last().copied().unwrap_or_default()
@@ -115,7 +120,7 @@ impl Rows {
 
     /// Whether nobody took these photos.
     pub fn is_simulated(&self) -> bool {
-        self.dataset.manifest().is_some_and(|manifest| manifest.image_head == ImageHead::Linear)
+        self.dataset.origin().is_some_and(|origin| origin.image_head == ImageHead::Linear)
     }
 
     /// The rows of one worker among several: whole blocks, as evenly as they come.

@@ -14,6 +14,7 @@ use super::footer::{ColumnNames, Footer, bad, corrupt};
 use super::index::DatasetIndex;
 use super::locate;
 use super::manifest::Manifest;
+use super::origin::Origin;
 use super::source::{BufferPool, ByteSource};
 use super::statistics::Statistics;
 use super::{BlockRows, Blocks};
@@ -41,6 +42,7 @@ pub(super) struct BlockAt {
 pub struct Dataset {
     pub(super) source: Arc<dyn ByteSource>,
     pub(super) manifest: Option<Manifest>,
+    origin: Option<Origin>,
     pub(super) files: Vec<Footer>,
     pub(super) blocks: Vec<BlockAt>,
     pub(super) block_rows: Vec<u32>,
@@ -84,6 +86,7 @@ impl Dataset {
         let files = files.collect::<Result<Vec<Footer>, ShardsError>>()?;
         let fingerprint = index.fingerprint();
         let statistics = manifest.as_ref().map(Manifest::statistics);
+        let origin = manifest.as_ref().map_or_else(|| index.origin(), |manifest| Some(manifest.into()));
         let mut dataset = Self {
             source,
             files,
@@ -92,6 +95,7 @@ impl Dataset {
             width: manifest.as_ref().map_or(0, |manifest| manifest.width as usize),
             views: manifest.as_ref().map_or(0, |manifest| manifest.views),
             manifest,
+            origin,
             fingerprint,
             contents: None,
             pool: Arc::default(),
@@ -105,6 +109,11 @@ impl Dataset {
     /// The manifest, where there is one.
     pub fn manifest(&self) -> Option<&Manifest> {
         self.manifest.as_ref()
+    }
+
+    /// Where the rows came from, as its manifest says, or the one beside files that are named one by one.
+    pub fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
     }
 
     /// Rows of all blocks.

@@ -18,6 +18,7 @@ use super::error::ShardsError;
 use super::footer::{corrupt, read_raw};
 use super::locate::{self, Found};
 use super::manifest::{MANIFEST_NAME, Manifest, ManifestFile};
+use super::origin::Origin;
 use super::source::{ByteSource, LocalFiles};
 
 /// Bytes at the beginning of a file that count in the fingerprint of data without a manifest.
@@ -43,6 +44,8 @@ struct Table {
     location: String,
     /// The text and not the parsed manifest: every process reads the same numbers from the same text.
     manifest_text: Option<String>,
+    /// What is known of data without a manifest.
+    origin: Option<Origin>,
     fingerprint: u64,
     files: Vec<IndexedFile>,
 }
@@ -88,7 +91,8 @@ impl DatasetIndex {
         }
         let fingerprint = manifest.map_or_else(|| hasher.finish(), |manifest| manifest.fingerprint.0);
         let manifest_text = found.manifest_text.as_deref().map(|text| String::from_utf8_lossy(text).into_owned());
-        let table = Table { location: location.to_owned(), manifest_text, fingerprint, files };
+        let (location, origin) = (location.to_owned(), found.origin.clone());
+        let table = Table { location, manifest_text, origin, fingerprint, files };
         Ok(Self { table, footers })
     }
 
@@ -139,6 +143,11 @@ impl DatasetIndex {
 
     pub(super) fn manifest(&self) -> Result<Option<Manifest>, ShardsError> {
         parse_manifest(&self.table.location, self.table.manifest_text.as_deref().map(str::as_bytes))
+    }
+
+    /// What is known of where the rows came from.
+    pub(super) fn origin(&self) -> Option<Origin> {
+        self.table.origin.clone()
     }
 
     /// Name, size and footer of every file.

@@ -11,6 +11,7 @@ use super::S3Options;
 use super::error::ShardsError;
 use super::index::DatasetIndex;
 use super::manifest::{MANIFEST_NAME, Manifest};
+use super::origin::Origin;
 use super::source::{ByteSource, LocalFiles};
 
 /// What a location holds.
@@ -18,6 +19,8 @@ pub(super) struct Found {
     pub(super) source: Arc<dyn ByteSource>,
     /// The text of the manifest that was read and found to agree with itself.
     pub(super) manifest_text: Option<Vec<u8>>,
+    /// What is known of files without one.
+    pub(super) origin: Option<Origin>,
 }
 
 /// Finds the files of a location.
@@ -118,7 +121,8 @@ fn local(location: &str) -> Result<Found, ShardsError> {
 }
 
 fn files(paths: Vec<PathBuf>, manifest_text: Option<Vec<u8>>) -> Found {
-    Found { source: Arc::new(LocalFiles::new(paths)), manifest_text }
+    let origin = if manifest_text.is_none() { Origin::beside(&paths) } else { None };
+    Found { source: Arc::new(LocalFiles::new(paths)), manifest_text, origin }
 }
 
 /// The folder's Parquet files by name.

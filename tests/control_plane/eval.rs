@@ -3,6 +3,7 @@
 mod after_train;
 mod data;
 mod equality;
+mod heads;
 mod predictions;
 mod refusals;
 mod support;

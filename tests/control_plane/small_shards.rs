@@ -16,6 +16,7 @@ pub(crate) fn place(row: usize) -> (f64, f64) {
 }
 
 /// Builds `shards/NAME` with these rows. All views are the same where `views_differ` is false.
+#[track_caller]
 pub(crate) fn build(stage: &Stage, name: &str, rows: Range<usize>, views: usize, views_differ: bool) {
     let mut table = String::from("id,lat,lon\n");
     for row in rows.clone() {
@@ -28,7 +29,7 @@ pub(crate) fn build(stage: &Stage, name: &str, rows: Range<usize>, views: usize,
         let file = if view == 0 { "embeddings.npy".to_owned() } else { format!("embeddings_{view}.npy") };
         let seed = if views_differ { view } else { 0 };
         let numbers: Vec<f32> = rows.clone().flat_map(|row| embedding(row, seed)).collect();
-        std::fs::write(stage.path().join(&file), npy(&numbers)).expect("written");
+        std::fs::write(stage.path().join(&file), npy(&numbers, WIDTH)).expect("written");
         write!(line, " --embeddings {file}").expect("a string");
     }
     stage.run(&line).ends_with(ExitCode::Success);
@@ -42,13 +43,13 @@ fn embedding(row: usize, view: usize) -> impl Iterator<Item = f32> {
     (0..WIDTH).map(move |index| (direction[index % 3] * (1.0 + index as f64 * 0.1) + noise(index)) as f32)
 }
 
-/// A matrix of f32 in numpy's own format, version 1.
-fn npy(numbers: &[f32]) -> Vec<u8> {
-    let shape = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {WIDTH}), }}", numbers.len() / WIDTH);
+/// A matrix of f32 with rows of a width, in numpy's own format, version 1.
+pub(crate) fn npy(numbers: &[f32], width: usize) -> Vec<u8> {
+    let shape = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {width}), }}", numbers.len() / width);
     let length = (10 + shape.len() + 1).next_multiple_of(64) - 10;
     let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
     bytes.extend(u16::try_from(length).expect("short").to_le_bytes());
-    bytes.extend(format!("{shape:<width$}\n", width = length - 1).bytes());
+    bytes.extend(format!("{shape:<filled$}\n", filled = length - 1).bytes());
     bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
     bytes
 }

@@ -9,7 +9,7 @@ use locdiff::native::philox::{Draw, Philox, Stream};
 use locdiff::retrieval::{
     DataFacts, DataHead, Gallery, Hybrid, QueryHead, Retriever, Samples, Scored, check_head, knn_place, locate,
 };
-use locdiff::shards::{Dataset, PROJECTION_SEED, projection};
+use locdiff::shards::{Blocks as _, Dataset, ImageHead, Mask, PROJECTION_SEED, WriterOptions, projection};
 use locdiff::shdd::uniform_points;
 use locdiff_launch::config::{HybridMode, RetrievalConfig, RetrievalHead, ShardsConfig};
 use tch::{Device, Kind, Tensor};
@@ -197,6 +197,59 @@ fn retrieval_heads_that_do_not_fit_say_why() {
     }
 }
 
+/// A folder of shards and the files in it are the same photos.
+#[test]
+fn files_named_one_by_one_are_known_as_their_folder_is() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let folder = scratch.path().join("simulated");
+    crate::shards_support::write(&folder);
+    let config = ShardsConfig::default();
+    let open = |location: &str| Dataset::open(location, &config).expect("opens");
+    let whole = open(&folder.display().to_string());
+    let origin = whole.origin().expect("of the manifest");
+    assert_eq!((origin.source.as_str(), origin.image_head), ("sixty-four rows", ImageHead::Linear));
+    let mut files: Vec<_> =
+        std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("a file").path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "parquet"));
+    std::os::unix::fs::symlink(&files[0], scratch.path().join("link.parquet")).expect("linked");
+    let named = [format!("{}/*.parquet", folder.display()), files[0].display().to_string()];
+    for location in named.iter().chain([&format!("{}/link.parquet", scratch.path().display())]) {
+        let found = open(location);
+        assert_eq!(found.origin(), Some(origin), "{location}");
+        // What training knows of them is as it was.
+        assert!(found.manifest().is_none() && found.fingerprint() != whole.fingerprint(), "{location}");
+        let facts = retrieval_data::data_facts(location, &found, &Mask::none(), RetrievalHead::Linear).expect("facts");
+        assert_eq!(facts.image_head, DataHead::Linear, "{location}");
+    }
+    // A file that the manifest does not list is one that nothing is known of; nor is a manifest of another program ours.
+    std::fs::copy(&files[0], folder.join("other.parquet")).expect("copied");
+    assert_eq!(open(&folder.join("other.parquet").display().to_string()).origin(), None);
+    std::fs::write(folder.join("manifest.json"), "{}").expect("written");
+    assert_eq!(open(&named[0]).origin(), None);
+}
+
+#[test]
+fn lengths_are_measured_where_no_manifest_tells_them() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    for (name, length) in [("unit", 1.0), ("long", 12.0)] {
+        let folder = scratch.path().join(name);
+        let options = WriterOptions { image_head: ImageHead::None, ..crate::shards_support::options() };
+        let change = |_: &mut Vec<f64>, _: &mut Vec<f64>, first: &mut Vec<half::f16>| {
+            first.iter_mut().enumerate().for_each(|(at, value)| {
+                let is_first = at % crate::shards_support::WIDTH == 0;
+                *value = half::f16::from_f64(if is_first { length } else { 0.0 });
+            });
+        };
+        crate::shards_support::write_with(&folder, options, change).expect("written");
+        for location in [folder.display().to_string(), format!("{}/*.parquet", folder.display())] {
+            let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("opens");
+            let facts = retrieval_data::data_facts(&location, &dataset, &Mask::none(), RetrievalHead::Geoclip);
+            let found = facts.expect("facts").mean_length.expect("known");
+            assert!((found - length).abs() < 1e-6, "{location}: {found}");
+        }
+    }
+}
+
 /// The door that evaluation comes through: shards on disk, a head, training photos as the gallery.
 #[test]
 fn retrieval_opens_training_photos_as_a_gallery() {
@@ -205,7 +258,7 @@ fn retrieval_opens_training_photos_as_a_gallery() {
     crate::shards_support::write(&folder);
     let shards = ShardsConfig { train: folder.display().to_string(), ..ShardsConfig::default() };
     let dataset = Dataset::open(&shards.train, &shards).expect("opens");
-    let facts = retrieval_data::data_facts(&shards.train, &dataset);
+    let facts = retrieval_data::data_facts(&shards.train, &dataset, &Mask::none(), RetrievalHead::Knn).expect("facts");
     assert_eq!((facts.width, facts.mean_length.is_some()), (crate::shards_support::WIDTH, true));
     let config = RetrievalConfig { head: RetrievalHead::Knn, ..RetrievalConfig::default() };
     let open = |config: &RetrievalConfig, facts: &DataFacts| {

@@ -35,7 +35,7 @@ pub(in crate::shards) fn open(rest: &str, options: &S3Options) -> Result<Found, 
         };
     }
     let objects = objects.into_iter().map(|found| Object::new(&url.bucket, found)).collect();
-    Ok(Found { source: files(bucket, objects, options), manifest_text })
+    Ok(Found { source: files(bucket, objects, options), manifest_text, origin: None })
 }
 
 fn files(bucket: Bucket, objects: Vec<Object>, options: &S3Options) -> Arc<dyn ByteSource> {

@@ -26,9 +26,14 @@ pub(super) fn trained(more: &str) -> (Stage, Ran) {
     let stage = Stage::new(Worker::Real);
     small_shards::build(&stage, "train", 0..TRAIN_ROWS, 1, false);
     small_shards::build(&stage, "test", 1000..1150, 2, true);
-    let ran = stage.run(&format!("{BASE} --workers 1 {more} train"));
+    let ran = train(&stage, more);
     ran.ends_with(ExitCode::Success);
     (stage, ran)
+}
+
+/// Trains on the shards that are there.
+pub(super) fn train(stage: &Stage, more: &str) -> Ran {
+    stage.run(&format!("{BASE} --workers 1 {more} train"))
 }
 
 /// The same without an evaluation after training.

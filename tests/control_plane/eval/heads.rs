@@ -1,0 +1,90 @@
+//! GeoCLIP's head and that of simulated photos, with GeoCLIP's real weights: which data go through which, however they are named.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use locdiff_launch::exit_code::ExitCode;
+
+use super::support::{read, row, train};
+use crate::small_shards;
+use crate::stage::{Stage, Worker};
+
+/// Numbers of a CLIP feature.
+const WIDTH: usize = 768;
+
+/// A model that was trained on simulated photos, simulated photos to test it on, and a gallery of their places.
+fn stage() -> Stage {
+    let wheel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.geoclip/geoclip-1.3.0-py3-none-any.whl");
+    assert!(wheel.exists(), "{} is missing: run `make setup`", wheel.display());
+    let stage = Stage::new(Worker::Real);
+    stage.run(&format!("geoclip import --device cpu --wheel {}", wheel.display())).ends_with(ExitCode::Success);
+    for (name, rows, seed) in [("train", 256, 5), ("test", 96, 6)] {
+        let line = format!("shards simulate --rows {rows} --views 1 --seed {seed} --out shards/{name} --device cpu");
+        stage.run(&line).ends_with(ExitCode::Success);
+    }
+    let more = "--set train.steps=4 --set eval.after_train=false --set retrieval.head=linear --set retrieval.gallery=gallery.csv";
+    train(&stage, more).ends_with(ExitCode::Success);
+    stage.run("--json eval").ends_with(ExitCode::Success);
+    std::fs::write(stage.path().join("gallery.csv"), read(&stage, "truth.csv")).expect("written");
+    stage
+}
+
+#[test]
+fn simulated_photos_go_through_their_own_head_alone_however_they_are_named() {
+    let stage = stage();
+    let mut first = None;
+    for location in ["shards/test", "shards/test/*.parquet"] {
+        let ran = stage.run(&format!("--json --set shards.test={location} eval --hybrid"));
+        let found = ran.ends_with(ExitCode::Success).says("96 simulated photos").json();
+        assert!(found["rows"].as_array().expect("rows").iter().all(|row| row["simulated"] == true), "{found}");
+        // Each photo was simulated from its own place's embedding, which is in the gallery; chance is 1 %.
+        let accuracy = row(&found, "retrieval")["acc_1km"].as_f64().expect("a number");
+        assert!(accuracy > 10.0, "{accuracy} % of the places are found");
+        let answers = read(&stage, "predictions-retrieval.csv");
+        assert_eq!(&answers, first.get_or_insert_with(|| answers.clone()), "{location}");
+        let ran = stage.run(&format!("--set retrieval.head=geoclip --set shards.test={location} eval --hybrid"));
+        ran.ends_with(ExitCode::Config).says("its photos are simulated").says("retrieval.head = \"linear\"");
+    }
+    // Neighbours are asked among training photos only.
+    stage.run("--set retrieval.knn_neighbours=8 eval --hybrid").ends_with(ExitCode::Success);
+    assert_eq!(Some(read(&stage, "predictions-retrieval.csv")), first);
+}
+
+#[test]
+fn clip_features_go_through_geoclips_head_and_normalised_ones_do_not() {
+    let stage = stage();
+    build(&stage, "clip", 10.0);
+    build(&stage, "unit", 1.0);
+    let head = "--json --set retrieval.head=geoclip";
+    let mut first = None;
+    for (folder, files) in [("shards/clip", "shards/unit"), ("shards/clip/*.parquet", "shards/unit/*.parquet")] {
+        let ran = stage.run(&format!("{head} --set shards.test={folder} eval --hybrid"));
+        let found = ran.ends_with(ExitCode::Success).says("GeoCLIP retrieval").json();
+        assert_eq!((&found["data"]["is_simulated"], &found["data"]["head"]), (&false.into(), &"geoclip".into()));
+        let answers = read(&stage, "predictions-retrieval.csv");
+        assert_eq!(&answers, first.get_or_insert_with(|| answers.clone()), "{folder}");
+        let ran = stage.run(&format!("{head} --set shards.test={files} eval --hybrid"));
+        ran.ends_with(ExitCode::Config).says("mean length 1.000").says("not normalised");
+    }
+    // Photos that differ are not all at one place.
+    let answers = first.expect("answers");
+    let places: std::collections::HashSet<&str> =
+        answers.lines().skip(1).filter_map(|line| Some(line.split_once(',')?.1)).collect();
+    assert!(places.len() > 1, "{answers}");
+}
+
+/// Builds `shards/NAME` of features that are this long.
+fn build(stage: &Stage, name: &str, length: f64) {
+    let (mut table, mut numbers) = (String::from("id,lat,lon\n"), Vec::new());
+    for row in 0..40_usize {
+        let (latitude, longitude) = small_shards::place(row);
+        writeln!(table, "clip-{row},{latitude},{longitude}").expect("a string");
+        let raw: Vec<f64> = (0..WIDTH).map(|index| ((row * 7919 + index * 104_729) % 1009) as f64 - 504.0).collect();
+        let scale = length / raw.iter().map(|value| value * value).sum::<f64>().sqrt();
+        numbers.extend(raw.iter().map(|value| (value * scale) as f32));
+    }
+    std::fs::write(stage.path().join("clip.csv"), table).expect("written");
+    std::fs::write(stage.path().join("clip.npy"), small_shards::npy(&numbers, WIDTH)).expect("written");
+    let line = format!("--device cpu shards build --table clip.csv --embeddings clip.npy --out shards/{name}");
+    stage.run(&line).ends_with(ExitCode::Success);
+}
