@@ -86,11 +86,11 @@ pub enum Verb {
         /// Run the retrieval phase of LocDiff-H too.
         #[arg(long)]
         hybrid: bool,
-        /// A table of the paper: main, perturbation, gallery-bias, ...
+        /// A table of the paper: main or perturbation.
         #[arg(long, value_name = "NAME")]
         suite: Option<String>,
         /// Score these predictions instead of a run.
-        #[arg(long, value_name = "FILE")]
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["hybrid", "suite", "tune"])]
         predictions: Option<PathBuf>,
         /// Choose the hybrid's settings on the validation split first.
         #[arg(long)]

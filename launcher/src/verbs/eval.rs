@@ -54,11 +54,6 @@ pub(super) fn run(request: &Request, global: &Global, output: Output) -> anyhow:
         Some(other) => return Err(usage(format!("--suite {other}: there are main and perturbation")).into()),
     };
     if let Some(file) = &request.predictions {
-        if request.hybrid || request.tune || is_table1 {
-            return Err(
-                usage("--predictions scores a file, not a run: it goes with no other flag of eval".into()).into()
-            );
-        }
         return predictions(file, global, output);
     }
     let target = Target::find(global, request.hybrid, output)?;

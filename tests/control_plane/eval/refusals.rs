@@ -1,5 +1,7 @@
 //! What cannot be evaluated, and what is said of it.
 
+use std::path::Path;
+
 use locdiff_launch::exit_code::ExitCode;
 use serde_json::Value;
 
@@ -14,6 +16,10 @@ fn no_run_and_no_suite_are_named() {
     stage.run("--device cpu eval --suite nonsense").ends_with(ExitCode::Usage).says("main").says("perturbation");
     let ran = stage.run("--device cpu eval --tune --predictions x.csv");
     ran.ends_with(ExitCode::Usage).says("--predictions");
+    let ran = stage.run("--device cpu eval --predictions x.csv --suite perturbation");
+    ran.ends_with(ExitCode::Usage).says("--predictions").says("--suite");
+    let help = stage.run("eval --help");
+    assert!(help.stdout.contains("main or perturbation") && !help.stdout.contains("gallery-bias"), "{}", help.stdout);
 }
 
 #[test]
@@ -34,6 +40,14 @@ fn data_that_do_not_fit_are_refused_with_the_reason() {
     ran.ends_with(ExitCode::BadData).says("embeddings have 2 numbers").says("trained on 12");
     let ran = stage.run("--set eval.guidance=1 --set diffusion.condition_drop=0.1 eval");
     ran.ends_with(ExitCode::Config).says("step-00000040 was trained with diffusion.condition_drop = 0");
+    let ran = stage.run("--set eval.sampler_steps=500 --set diffusion.timesteps=1000 eval");
+    ran.ends_with(ExitCode::Config).says("eval.sampler_steps is 500").says("diffusion.timesteps = 200");
+    // Enough for the degree that is configured, too few for that of the checkpoint.
+    let ran = stage.run("--set model.degree=5 --set eval.refine=true --set eval.grid_points=150 eval");
+    ran.ends_with(ExitCode::Config).says("eval.grid_points is 150").says("model.degree is 8").says("at least 324");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/shards/bad_no_rows.parquet");
+    let ran = stage.run(&format!("--set shards.test={} eval", golden.display()));
+    ran.ends_with(ExitCode::NoData).says("bad_no_rows.parquet").says("no rows");
     let ran = stage.run("--set retrieval.head=linear eval --hybrid");
     ran.ends_with(ExitCode::Config).says("retrieval.head = \"linear\" does not fit shards/test").says("knn");
 }
@@ -47,6 +61,10 @@ fn gallery_with_a_bad_row_is_refused_and_the_row_named() {
         let ran = stage.run(&format!("--set eval.anchors=gallery --set retrieval.gallery={name}.csv eval"));
         ran.ends_with(ExitCode::BadData).says(&format!("{name}.csv")).says(want);
     }
+    // What the points of a gallery are called, or that they are not, does not matter.
+    std::fs::write(stage.path().join("nameless.csv"), "name,lat,lon\na,1,2\n,3,4\n").expect("written");
+    let ran = stage.run("--set eval.anchors=gallery --set retrieval.gallery=nameless.csv eval");
+    ran.ends_with(ExitCode::Success);
 }
 
 #[test]
