@@ -45,9 +45,28 @@ fn simulated_photos_go_through_their_own_head_alone_however_they_are_named() {
         let ran = stage.run(&format!("--set retrieval.head=geoclip --set shards.test={location} eval --hybrid"));
         ran.ends_with(ExitCode::Config).says("its photos are simulated").says("retrieval.head = \"linear\"");
     }
-    // Neighbours are asked among training photos only.
-    stage.run("--set retrieval.knn_neighbours=8 eval --hybrid").ends_with(ExitCode::Success);
-    assert_eq!(Some(read(&stage, "predictions-retrieval.csv")), first);
+}
+
+#[test]
+fn neighbours_are_asked_among_training_photos_only() {
+    let stage = stage();
+    // Points so near each other that several of them would outvote the best.
+    let mut gallery = String::from("lat,lon\n");
+    for line in read(&stage, "truth.csv").lines().skip(1) {
+        let numbers: Vec<f64> = line.split(',').skip(1).map(|number| number.parse().expect("degrees")).collect();
+        for (north, east) in [(0.0, 0.0), (0.3, 0.0), (-0.3, 0.0), (0.0, 0.3), (0.0, -0.3)] {
+            let (latitude, longitude) =
+                ((numbers[0] + north).clamp(-90.0, 90.0), (numbers[1] + east).clamp(-180.0, 180.0));
+            writeln!(gallery, "{latitude},{longitude}").expect("a string");
+        }
+    }
+    std::fs::write(stage.path().join("dense.csv"), gallery).expect("written");
+    let answers = |neighbours: u32| {
+        let set = format!("--set retrieval.gallery=dense.csv --set retrieval.knn_neighbours={neighbours}");
+        stage.run(&format!("{set} eval --hybrid")).ends_with(ExitCode::Success);
+        read(&stage, "predictions-retrieval.csv")
+    };
+    assert_eq!(answers(1), answers(32));
 }
 
 #[test]
