@@ -26,7 +26,7 @@ pub use train::{
 };
 
 /// Version of the messages. Raise it with every change of their meaning.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// No message is larger; a longer length is a peer that speaks something else.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
