@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use locdiff_launch::config::RunConfig;
+use locdiff_launch::config::{RunConfig, ShardsConfig};
 use locdiff_launch::protocol::{Method, Progress, QuickEvaluation, ToLauncher, TrainJob};
 use serde_json::Value as Json;
 
@@ -187,7 +187,7 @@ fn hyperparameters(config: &RunConfig, workers: u32) -> Hyperparameters {
     if !config.shards.validation.is_empty() && config.eval.every > 0 {
         metrics.extend(validation_tags());
     }
-    if config.eval.after_train {
+    if config.eval.after_train && ShardsConfig::may_be_at(&config.shards.test) {
         metrics.extend(test_tags(&config.eval.thresholds_km));
     }
     let mut values = BTreeMap::from([("workers".to_owned(), Hyperparameter::Number(f64::from(workers)))]);

@@ -1,5 +1,7 @@
 //! `[shards]`: where embeddings come from and how they are read.
 
+use std::path::Path;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -98,6 +100,12 @@ impl Default for ShardsConfig {
 }
 
 impl ShardsConfig {
+    /// Whether there may be shards at a location; only of a folder or a file it is known without looking further.
+    pub fn may_be_at(location: &str) -> bool {
+        let is_plain = !location.contains("://") && !location.contains(['*', '?', '[']);
+        !location.is_empty() && (!is_plain || Path::new(location).exists())
+    }
+
     pub(super) fn check(&self, checker: &mut Checker) {
         for (key, value) in [
             ("shards.train", &self.train),

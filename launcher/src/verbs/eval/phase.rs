@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::files::EvalFolder;
 use super::gather::Gather;
 use super::{published, table};
-use crate::config::{DecodeAnchors, Origin, Resolved, RetrievalConfig, RetrievalHead};
+use crate::config::{DecodeAnchors, Origin, Resolved, RetrievalConfig, RetrievalHead, ShardsConfig};
 use crate::error::LaunchError;
 use crate::exit_code::ExitCode;
 use crate::output::Output;
@@ -227,8 +227,7 @@ fn cores() -> u32 {
 
 /// Before workers are started for nothing: is there anything where the configuration says?
 pub(super) fn rows_are_there(field: &str, location: &str) -> Result<(), LaunchError> {
-    let is_plain = !location.contains("://") && !location.contains(['*', '?', '[']);
-    if !location.is_empty() && (!is_plain || Path::new(location).exists()) {
+    if ShardsConfig::may_be_at(location) {
         return Ok(());
     }
     let text = format!(
