@@ -3,7 +3,8 @@
 //! Timesteps count from 0 (almost clean) to T - 1 (almost pure noise); ᾱ falls strictly. f64 throughout.
 //!
 //! Cosine: Nichol and Dhariwal, "Improved denoising diffusion probabilistic models", 2021, eq. 17. Linear: DDPM,
-//! section 4, whose range of β is for 1000 steps and is stretched to T (as in the code of Nichol and Dhariwal).
+//! section 4, whose range of β is for 1000 steps and is stretched to T (as in the code of Nichol and Dhariwal). Shifted:
+//! Hoogeboom, Heek and Salimans, "simple diffusion", 2023, section 3.1, by the number of dimensions in place of pixels.
 
 use std::f64::consts::FRAC_PI_2;
 
@@ -19,6 +20,9 @@ const BETA_MAX: f64 = 0.999;
 const LINEAR_BETAS: [f64; 2] = [1e-4, 0.02];
 /// The number of steps that [`LINEAR_BETAS`] are for.
 const LINEAR_STEPS: f64 = 1000.0;
+/// Squared length of the signal over the variance of the noise halfway through the automatically shifted schedule: about
+/// twice the logarithm of the number of places that can be told apart, where a noised code begins to say which it is.
+const SIGNAL_HALFWAY: f64 = 23.0;
 
 /// ᾱ at every timestep.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,18 +31,25 @@ pub struct NoiseSchedule {
 }
 
 impl NoiseSchedule {
-    /// The schedule of a checked configuration.
-    pub fn new(config: &DiffusionConfig) -> Self {
+    /// The schedule of a checked configuration, for codes of so many dimensions.
+    pub fn new(config: &DiffusionConfig, dims: u64) -> Self {
         let timesteps = config.timesteps;
         let beta = |t: u32| match config.schedule {
-            Schedule::Cosine => 1.0 - cosine(t + 1, timesteps) / cosine(t, timesteps),
+            Schedule::Cosine | Schedule::ShiftedCosine => 1.0 - cosine(t + 1, timesteps) / cosine(t, timesteps),
             Schedule::Linear => linear_beta(t, timesteps),
         };
         let alphas_bar = (0..timesteps).scan(1.0, |left, t| {
             *left *= 1.0 - beta(t).min(BETA_MAX);
             Some(*left)
         });
-        Self { alphas_bar: alphas_bar.collect() }
+        match config.schedule {
+            Schedule::Cosine | Schedule::Linear => Self { alphas_bar: alphas_bar.collect() },
+            Schedule::ShiftedCosine => {
+                let automatic = || (SIGNAL_HALFWAY / dims as f64).sqrt().min(1.0);
+                let shift = config.shift.value().unwrap_or_else(automatic);
+                Self { alphas_bar: alphas_bar.map(|alpha_bar| shifted(alpha_bar, shift)).collect() }
+            }
+        }
     }
 
     /// T.
@@ -62,6 +73,12 @@ impl NoiseSchedule {
 fn cosine(t: u32, timesteps: u32) -> f64 {
     let passed = f64::from(t) / f64::from(timesteps);
     ((passed + COSINE_OFFSET) / (1.0 + COSINE_OFFSET) * FRAC_PI_2).cos().powi(2)
+}
+
+/// ᾱ whose ratio to 1 − ᾱ is `shift²` times what it was.
+fn shifted(alpha_bar: f64, shift: f64) -> f64 {
+    let signal = shift * shift * alpha_bar;
+    signal / (signal + (1.0 - alpha_bar))
 }
 
 fn linear_beta(t: u32, timesteps: u32) -> f64 {

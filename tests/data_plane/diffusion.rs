@@ -6,7 +6,7 @@ use locdiff::diffusion::{
 };
 use locdiff::native::philox::Philox;
 use locdiff::native::random::Step;
-use locdiff_launch::config::{DiffusionConfig, Schedule};
+use locdiff_launch::config::{AutoOr, DiffusionConfig, Schedule};
 use tch::{Device, Kind, Tensor};
 
 use crate::model_support::{assert_close, normals, relative};
@@ -14,7 +14,11 @@ use crate::model_support::{assert_close, normals, relative};
 const CPU: Device = Device::Cpu;
 
 fn schedule(schedule: Schedule, timesteps: u32) -> NoiseSchedule {
-    NoiseSchedule::new(&DiffusionConfig { timesteps, schedule, ..DiffusionConfig::default() })
+    NoiseSchedule::new(&DiffusionConfig { timesteps, schedule, ..DiffusionConfig::default() }, 2304)
+}
+
+fn shifted(shift: AutoOr<f64>, dims: u64) -> NoiseSchedule {
+    NoiseSchedule::new(&DiffusionConfig { shift, ..DiffusionConfig::default() }, dims)
 }
 
 fn draws(first_sample: u64, samples: usize) -> TrainingDraws<'static> {
@@ -27,14 +31,35 @@ fn chain_noise(first_sample: u64, samples: usize) -> ChainNoise {
 
 #[test]
 fn signal_falls_from_almost_all_to_almost_none() {
-    for kind in [Schedule::Cosine, Schedule::Linear] {
+    for (kind, clean) in [(Schedule::Cosine, 0.99), (Schedule::Linear, 0.99), (Schedule::ShiftedCosine, 0.8)] {
         for timesteps in [50, 200, 1000] {
             let schedule = schedule(kind, timesteps);
             let alphas_bar = schedule.alphas_bar();
             assert!(alphas_bar.windows(2).all(|pair| pair[1] < pair[0]), "{kind:?} {timesteps}");
-            assert!(alphas_bar[0] > 0.99 && alphas_bar[0] < 1.0, "{kind:?} {timesteps}: {}", alphas_bar[0]);
+            assert!(alphas_bar[0] > clean && alphas_bar[0] < 1.0, "{kind:?} {timesteps}: {}", alphas_bar[0]);
             let last = alphas_bar[timesteps as usize - 1];
             assert!(last > 0.0 && last < 1e-4, "{kind:?} {timesteps}: {last:e}");
+        }
+    }
+}
+
+/// Hoogeboom and others, "simple diffusion", eq. 3: log SNR moves by 2 log shift at every timestep.
+#[test]
+fn shift_multiplies_the_ratio_of_signal_to_noise_by_its_square() {
+    let ratio = |schedule: &NoiseSchedule, t| {
+        let alpha_bar = schedule.alpha_bar(t).expect("inside");
+        alpha_bar / (1.0 - alpha_bar)
+    };
+    let plain = schedule(Schedule::Cosine, 200);
+    for (shift, want) in [
+        (shifted(AutoOr::Value(0.3), 2304), 0.09),
+        (shifted(AutoOr::Auto, 2304), 23.0 / 2304.0),
+        (shifted(AutoOr::Auto, 576), 23.0 / 576.0),
+        (shifted(AutoOr::Auto, 9), 1.0),
+    ] {
+        for t in [0, 1, 57, 198, 199] {
+            let got = ratio(&shift, t) / ratio(&plain, t);
+            assert!((got / want - 1.0).abs() < 1e-9, "t = {t}: {got}, wanted {want}");
         }
     }
 }

@@ -7,7 +7,7 @@ use locdiff::diffusion::{Forward, NoiseSchedule, Sampler};
 use locdiff::loss::{Inputs, Loss};
 use locdiff::model::{Architecture, CsUnet, Placement, Timesteps};
 use locdiff::native::philox::Philox;
-use locdiff_launch::config::{DiffusionConfig, LossConfig, ModelConfig, Precision};
+use locdiff_launch::config::{DiffusionConfig, LossConfig, ModelConfig, Precision, Schedule};
 use tch::{Device, Kind, Tensor};
 
 use crate::model_support::{ChainError, Golden, assert_close};
@@ -26,7 +26,7 @@ fn network(golden: &Golden) -> CsUnet {
 }
 
 fn schedule() -> NoiseSchedule {
-    NoiseSchedule::new(&DiffusionConfig::default())
+    NoiseSchedule::new(&DiffusionConfig { schedule: Schedule::Cosine, ..DiffusionConfig::default() }, 1)
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::auto::AutoOr;
 use super::errors::Checker;
 
 /// How noise grows over the timesteps.
@@ -11,6 +12,8 @@ use super::errors::Checker;
 pub enum Schedule {
     /// The squared cosine of Nichol and Dhariwal.
     Cosine,
+    /// The same with less signal everywhere, `shift` says how much less.
+    ShiftedCosine,
     /// Variances growing linearly, as in DDPM.
     Linear,
 }
@@ -23,19 +26,28 @@ pub struct DiffusionConfig {
     pub timesteps: u32,
     /// Noise schedule.
     pub schedule: Schedule,
+    /// What the shifted cosine multiplies the ratio of signal to noise by, squared; "auto" is √(23 / d) for codes of d
+    /// dimensions, at most 1. The more dimensions tell of one place, the more noise hides it.
+    pub shift: AutoOr<f64>,
     /// Probability with which training drops the image, which guidance needs; 0: no guidance.
     pub condition_drop: f64,
 }
 
 impl Default for DiffusionConfig {
     fn default() -> Self {
-        Self { timesteps: 200, schedule: Schedule::Cosine, condition_drop: 0.0 }
+        Self { timesteps: 200, schedule: Schedule::ShiftedCosine, shift: AutoOr::Auto, condition_drop: 0.0 }
     }
 }
 
 impl DiffusionConfig {
     pub(super) fn check(&self, checker: &mut Checker) {
         checker.within("diffusion.timesteps", self.timesteps, 2..=10_000);
+        if let AutoOr::Value(shift) = self.shift {
+            checker.within("diffusion.shift", shift, 1e-4..=1.0);
+            if self.schedule != Schedule::ShiftedCosine {
+                checker.push("diffusion.shift", "is for schedule = \"shifted-cosine\", wanted \"auto\" with any other");
+            }
+        }
         checker.within("diffusion.condition_drop", self.condition_drop, 0.0..1.0);
     }
 }

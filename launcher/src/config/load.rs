@@ -374,6 +374,10 @@ mod tests {
         let text = messages(&[set("eval.guidance=1.5")]);
         assert!(text.contains("eval.guidance: is 1.5, but diffusion.condition_drop is 0"), "{text}");
         assert!(load(&[set("eval.guidance=1.5"), set("diffusion.condition_drop=0.1")]).is_ok());
+        assert!(load(&[set("diffusion.shift=0.2")]).is_ok());
+        assert!(messages(&[set("diffusion.shift=0")]).contains("diffusion.shift: is 0"));
+        let text = messages(&[set("diffusion.shift=0.2"), set("diffusion.schedule=cosine")]);
+        assert!(text.contains("diffusion.shift: is for schedule = \"shifted-cosine\""), "{text}");
     }
 
     #[test]
