@@ -19,8 +19,8 @@ use super::kl::{divergence, logits};
 use crate::comm::{Group, differentiable};
 use crate::shdd::Filter;
 
-/// The KL weight at which it equals 0.1 at L = 23, times (L + 1)² / 4π.
-const KL_WEIGHT_AUTO: f64 = 4.58;
+/// The automatic weight of the KL times the number of dimensions: 0.01 at L = 23, 0.0025 at L = 47.
+const KL_WEIGHT_AUTO: f64 = 5.76;
 /// Norms below this count as this in the cosine similarity, as PyTorch does.
 const COSINE_EPSILON: f64 = 1e-8;
 
@@ -81,7 +81,7 @@ impl Loss {
 
     fn of_dims(config: &LossConfig, dims: f64, precision: Precision) -> Self {
         let kl_weight = match config.kl_weight {
-            AutoOr::Auto => KL_WEIGHT_AUTO * 4.0 * std::f64::consts::PI / dims,
+            AutoOr::Auto => KL_WEIGHT_AUTO / dims,
             AutoOr::Value(weight) => weight,
         };
         let LossConfig { kl: direction, l2_weight, l1_weight, cosine_weight, .. } = *config;

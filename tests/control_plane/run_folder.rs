@@ -131,7 +131,7 @@ fn a_run_keeps_its_model_and_says_what_else_changed() {
     home.config.checkpoint.keep = 2;
     home.config.train.learning_rate = 5e-4;
     let opened = home.try_open(Files::real()).expect("allowed");
-    assert_eq!(opened.changes, ["train.learning_rate was 0.0004, is 0.0005"]);
+    assert_eq!(opened.changes, ["train.learning_rate was 0.0008, is 0.0005"]);
     assert_eq!(std::fs::read(home.run().join("config.toml")).expect("readable"), before, "not before it is taken");
     let mut folder = opened.folder;
     folder.keep_configuration().expect("written");

@@ -71,8 +71,8 @@ fn parts_are_their_definitions_and_the_total_their_weighted_sum() {
 #[test]
 fn automatic_kl_weight_shrinks_with_the_size_of_the_code() {
     let weight = |degree| Loss::new(&LossConfig::default(), degree, Precision::F32).kl_weight();
-    assert!((weight(23) - 0.1).abs() < 1e-3);
-    assert!((weight(47) - 4.58 * 4.0 * PI / 2304.0).abs() < 1e-15);
+    assert!((weight(23) - 0.01).abs() < 1e-15);
+    assert!((weight(47) - 0.0025).abs() < 1e-15);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn filtered_codes_have_the_loss_of_whole_codes_with_zeros() {
     let filter = Filter::choose(&(0..64).map(|index| f64::from(index * 37 % 64)).collect::<Vec<_>>(), 20);
     let filter = filter.expect("a filter");
     let loss = Loss::filtered(&LossConfig::default(), &filter, Precision::F32);
-    assert!((loss.kl_weight() - 4.58 * 4.0 * PI / 20.0).abs() < 1e-15);
+    assert!((loss.kl_weight() - 5.76 / 20.0).abs() < 1e-15);
     let [truth_bd, basis_ad] = [&truth, &anchors].map(|codes| filter.apply(codes).expect("filtered"));
     let predicted_bd = normals(3, &[6, 20], Kind::Float);
     let run = |predicted: &Tensor, truth: &Tensor, basis: &Tensor| {

@@ -24,7 +24,7 @@ pub struct LossConfig {
     pub anchors: u32,
     /// Direction of the KL divergence.
     pub kl: KlDirection,
-    /// Weight of the KL; "auto" is 4.58 · 4π / (L + 1)², since the KL grows with (L + 1)² / 4π. With
+    /// Weight of the KL; "auto" is 5.76 / (L + 1)², since the KL grows with (L + 1)². With
     /// `model.low_pass_dims` that number stands in place of (L + 1)².
     pub kl_weight: AutoOr<f64>,
     /// Weight of the mean squared error. The KL alone lets a sampling chain drift; with this it does not.

@@ -31,7 +31,7 @@ impl Default for ModelConfig {
         Self {
             degree: 47,
             embedding_width: AutoOr::Auto,
-            dropout: 0.1,
+            dropout: 0.0,
             bottleneck: 0,
             width_factor: 1.0,
             standardise: true,
