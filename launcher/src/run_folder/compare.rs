@@ -88,7 +88,7 @@ mod tests {
             "shards.latitude_column is \"latitude\", the run has \"lat\"",
         ];
         assert_eq!(found.refused, refused);
-        assert_eq!(found.allowed[0], "train.learning_rate was 0.0004, is 0.0005");
+        assert_eq!(found.allowed[0], "train.learning_rate was 0.0008, is 0.0005");
         assert_eq!(found.allowed.len(), 2, "{:?}", found.allowed);
     }
 
