@@ -1,6 +1,6 @@
 //! Noise schedules: ᾱ_t, the share of the signal's variance that is left at timestep t.
 //!
-//! Timesteps count from 0 (almost clean) to T - 1 (almost pure noise); ᾱ falls strictly. f64 throughout.
+//! Timesteps count from 0 (the least noise) to T - 1 (almost pure noise); ᾱ falls strictly. f64 throughout.
 //!
 //! Cosine: Nichol and Dhariwal, "Improved denoising diffusion probabilistic models", 2021, eq. 17. Linear: DDPM,
 //! section 4, whose range of β is for 1000 steps and is stretched to T (as in the code of Nichol and Dhariwal). Shifted:
@@ -8,7 +8,7 @@
 
 use std::f64::consts::FRAC_PI_2;
 
-use locdiff_launch::config::{DiffusionConfig, Schedule};
+use locdiff_launch::config::{DiffusionConfig, ModelConfig, Schedule};
 
 use super::error::DiffusionError;
 
@@ -21,7 +21,8 @@ const LINEAR_BETAS: [f64; 2] = [1e-4, 0.02];
 /// The number of steps that [`LINEAR_BETAS`] are for.
 const LINEAR_STEPS: f64 = 1000.0;
 /// Squared length of the signal over the variance of the noise halfway through the automatically shifted schedule: about
-/// twice the logarithm of the number of places that can be told apart, where a noised code begins to say which it is.
+/// twice the logarithm of the number of places that can be told apart, where a noised code begins to say which it is. Part of the
+/// format: checkpoints say "auto".
 const SIGNAL_HALFWAY: f64 = 23.0;
 
 /// ᾱ at every timestep.
@@ -31,8 +32,8 @@ pub struct NoiseSchedule {
 }
 
 impl NoiseSchedule {
-    /// The schedule of a checked configuration, for codes of so many dimensions.
-    pub fn new(config: &DiffusionConfig, dims: u64) -> Self {
+    /// The schedule of a checked configuration, for the codes that a network of `model` sees.
+    pub fn new(config: &DiffusionConfig, model: &ModelConfig) -> Self {
         let timesteps = config.timesteps;
         let beta = |t: u32| match config.schedule {
             Schedule::Cosine | Schedule::ShiftedCosine => 1.0 - cosine(t + 1, timesteps) / cosine(t, timesteps),
@@ -45,7 +46,7 @@ impl NoiseSchedule {
         match config.schedule {
             Schedule::Cosine | Schedule::Linear => Self { alphas_bar: alphas_bar.collect() },
             Schedule::ShiftedCosine => {
-                let automatic = || (SIGNAL_HALFWAY / dims as f64).sqrt().min(1.0);
+                let automatic = || (SIGNAL_HALFWAY / model.kept_dims() as f64).sqrt().min(1.0);
                 let shift = config.shift.value().unwrap_or_else(automatic);
                 Self { alphas_bar: alphas_bar.map(|alpha_bar| shifted(alpha_bar, shift)).collect() }
             }

@@ -72,7 +72,7 @@ impl Trained {
             step: state.step,
             degree: config.model.degree,
             filter: state.kept_dimensions.as_ref().map(|kept| Filter::from_indices(kept, dims)).transpose()?,
-            schedule: NoiseSchedule::new(&config.diffusion, config.model.kept_dims()),
+            schedule: NoiseSchedule::new(&config.diffusion, &config.model),
             knows_no_image: config.diffusion.condition_drop > 0.0,
         })
     }

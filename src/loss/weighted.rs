@@ -19,7 +19,8 @@ use super::kl::{divergence, logits};
 use crate::comm::{Group, differentiable};
 use crate::shdd::Filter;
 
-/// The automatic weight of the KL times the number of dimensions: 0.01 at L = 23, 0.0025 at L = 47.
+/// The automatic weight of the KL times the number of dimensions: 0.01 at L = 23, 0.0025 at L = 47. Part of the
+/// format: runs say "auto".
 const KL_WEIGHT_AUTO: f64 = 5.76;
 /// Norms below this count as this in the cosine similarity, as PyTorch does.
 const COSINE_EPSILON: f64 = 1e-8;

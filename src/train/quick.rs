@@ -112,7 +112,7 @@ impl Quick {
         let device = group.device();
         let architecture = Architecture::new(&config.model, embedding_width, config.diffusion.timesteps);
         let precision = config.train.precision;
-        let schedule = NoiseSchedule::new(&config.diffusion, config.model.kept_dims());
+        let schedule = NoiseSchedule::new(&config.diffusion, &config.model);
         let eval = &config.eval;
         let grid = fibonacci_grid(eval.grid_points(config.model.degree) as usize);
         let (basis, coarse, budget) = (Basis::new(config.model.degree)?, Coarse::of(device), Budget::of(device));

@@ -105,6 +105,9 @@ impl<'a> Training<'a> {
         }
         if let Some(saved) = initial.as_ref().filter(|_| resumed.is_none()) {
             trainer.start_from(saved)?;
+            if let Some(words) = saved.state.other_noise(&saved.folder, config).filter(|_| ranks.world().rank() == 0) {
+                tracing::warn!("{words}");
+            }
         }
         let start = match &resumed {
             Some(saved) => {

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use locdiff_launch::config::RunConfig;
+use locdiff_launch::config::{DiffusionConfig, RunConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Device, Tensor};
@@ -20,6 +20,7 @@ use crate::checkpoint::{
     divisions_metadata, piece_name,
 };
 use crate::comm::{Layout, Place};
+use crate::diffusion::NoiseSchedule;
 use crate::model::{ModelError, Split};
 use crate::native::cuda;
 use crate::shards::Bookmark;
@@ -84,6 +85,23 @@ impl SavedState {
             }
         }
         Ok(())
+    }
+
+    /// What a run that starts from these weights should know: they were trained with other noise.
+    pub(super) fn other_noise(&self, folder: &Path, config: &RunConfig) -> Option<String> {
+        let was: DiffusionConfig = serde_json::from_value(self.config.get("diffusion")?.clone()).ok()?;
+        let is = &config.diffusion;
+        let words =
+            |of: &DiffusionConfig| serde_json::to_string(&(of.schedule, of.shift, of.timesteps)).unwrap_or_default();
+        (NoiseSchedule::new(&was, &config.model) != NoiseSchedule::new(is, &config.model)).then(|| {
+            format!(
+                "{} was trained with diffusion.schedule, shift and timesteps {}, this run has {}: the network has its timesteps to \
+                 learn anew",
+                folder.display(),
+                words(&was),
+                words(is)
+            )
+        })
     }
 }
 

@@ -93,7 +93,7 @@ impl Work {
         let architecture = Architecture::new(&config.model, embedding_width, config.diffusion.timesteps);
         let network = CsUnet::new(architecture, placement, philox)?;
         let parameters = network.parameters().tensors();
-        let schedule = NoiseSchedule::new(&config.diffusion, config.model.kept_dims());
+        let schedule = NoiseSchedule::new(&config.diffusion, &config.model);
         let loss = match &filter {
             Some(filter) => Loss::filtered(&config.loss, filter, train.precision),
             None => Loss::new(&config.loss, config.model.degree, train.precision),

@@ -6,7 +6,7 @@ use locdiff::diffusion::{
 };
 use locdiff::native::philox::Philox;
 use locdiff::native::random::Step;
-use locdiff_launch::config::{AutoOr, DiffusionConfig, Schedule};
+use locdiff_launch::config::{AutoOr, DiffusionConfig, ModelConfig, Schedule};
 use tch::{Device, Kind, Tensor};
 
 use crate::model_support::{assert_close, normals, relative};
@@ -14,11 +14,12 @@ use crate::model_support::{assert_close, normals, relative};
 const CPU: Device = Device::Cpu;
 
 fn schedule(schedule: Schedule, timesteps: u32) -> NoiseSchedule {
-    NoiseSchedule::new(&DiffusionConfig { timesteps, schedule, ..DiffusionConfig::default() }, 2304)
+    NoiseSchedule::new(&DiffusionConfig { timesteps, schedule, ..DiffusionConfig::default() }, &ModelConfig::default())
 }
 
-fn shifted(shift: AutoOr<f64>, dims: u64) -> NoiseSchedule {
-    NoiseSchedule::new(&DiffusionConfig { shift, ..DiffusionConfig::default() }, dims)
+fn shifted(shift: AutoOr<f64>, degree: u32, low_pass_dims: u32) -> NoiseSchedule {
+    let config = DiffusionConfig { schedule: Schedule::ShiftedCosine, shift, ..DiffusionConfig::default() };
+    NoiseSchedule::new(&config, &ModelConfig { degree, low_pass_dims, ..ModelConfig::default() })
 }
 
 fn draws(first_sample: u64, samples: usize) -> TrainingDraws<'static> {
@@ -52,14 +53,29 @@ fn shift_multiplies_the_ratio_of_signal_to_noise_by_its_square() {
     };
     let plain = schedule(Schedule::Cosine, 200);
     for (shift, want) in [
-        (shifted(AutoOr::Value(0.3), 2304), 0.09),
-        (shifted(AutoOr::Auto, 2304), 23.0 / 2304.0),
-        (shifted(AutoOr::Auto, 576), 23.0 / 576.0),
-        (shifted(AutoOr::Auto, 9), 1.0),
+        (shifted(AutoOr::Value(0.3), 47, 0), 0.09),
+        (shifted(AutoOr::Auto, 47, 0), 23.0 / 2304.0),
+        (shifted(AutoOr::Auto, 47, 576), 23.0 / 576.0),
+        (shifted(AutoOr::Auto, 2, 0), 1.0),
     ] {
         for t in [0, 1, 57, 198, 199] {
             let got = ratio(&shift, t) / ratio(&plain, t);
             assert!((got / want - 1.0).abs() < 1e-9, "t = {t}: {got}, wanted {want}");
+        }
+    }
+}
+
+#[test]
+fn shifted_signal_falls_strictly_at_the_extremes() {
+    for timesteps in [2, 10_000] {
+        for (shift, degree) in [(AutoOr::Value(1e-4), 47), (AutoOr::Auto, 255)] {
+            let config = DiffusionConfig { timesteps, shift, ..DiffusionConfig::default() };
+            let schedule = NoiseSchedule::new(&config, &ModelConfig { degree, ..ModelConfig::default() });
+            let alphas_bar = schedule.alphas_bar();
+            assert!(alphas_bar.windows(2).all(|pair| pair[1] < pair[0]), "{timesteps} {shift:?}");
+            assert!(alphas_bar.iter().all(|alpha_bar| (0.0..1.0).contains(alpha_bar) && *alpha_bar > 0.0));
+            let signal = Tensor::from_slice(alphas_bar).sqrt().to_kind(Kind::Float);
+            assert!(signal.min().double_value(&[]) > 0.0, "no signal in f32: {timesteps} {shift:?}");
         }
     }
 }
@@ -92,7 +108,7 @@ fn last_timestep_is_nearly_pure_noise_and_the_first_nearly_clean() {
 
 #[test]
 fn perfect_predictor_is_returned_by_every_chain() {
-    let schedule = schedule(Schedule::Cosine, 200);
+    let schedule = schedule(Schedule::ShiftedCosine, 200);
     let x0 = normals(1, &[5, 257], Kind::Double);
     let chains =
         [Sampler::ddpm(&schedule), Sampler::few_steps(&schedule, 20, 1.0), Sampler::few_steps(&schedule, 1, 0.0)];
@@ -106,9 +122,11 @@ fn perfect_predictor_is_returned_by_every_chain() {
 /// What a chain hands to the network at t is distributed as the forward process leaves it: variance 1 − ᾱ around √ᾱ·x₀.
 #[test]
 fn every_chain_keeps_the_forward_marginals() {
-    let schedule = schedule(Schedule::Cosine, 200);
     let x0 = normals(1, &[128, 257], Kind::Double);
-    for (steps, eta) in [(200, 1.0), (20, 1.0), (20, 0.5), (20, 0.0)] {
+    let chains = [(200, 1.0), (20, 1.0), (20, 0.5), (20, 0.0)];
+    let kinds = [Schedule::Cosine, Schedule::ShiftedCosine];
+    for (kind, (steps, eta)) in kinds.into_iter().flat_map(|kind| chains.map(|chain| (kind, chain))) {
+        let schedule = schedule(kind, 200);
         let sampler = Sampler::few_steps(&schedule, steps, eta).expect("a chain");
         let mut seen = Vec::new();
         let result = sampler.run(&chain_noise(0, 128), |x, t| {

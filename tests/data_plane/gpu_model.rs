@@ -20,9 +20,13 @@ const DEGREE: u32 = 47;
 const BATCH: usize = 64;
 const PHILOX: Philox = Philox::new(5);
 
+fn model(degree: u32) -> ModelConfig {
+    ModelConfig { degree, dropout: 0.1, ..ModelConfig::default() }
+}
+
 fn network(device: Device, precision: Precision, degree: u32) -> CsUnet {
-    let config = ModelConfig { degree, ..ModelConfig::default() };
-    CsUnet::new(Architecture::new(&config, 768, 200), Placement::on(device, precision), PHILOX).expect("a network")
+    CsUnet::new(Architecture::new(&model(degree), 768, 200), Placement::on(device, precision), PHILOX)
+        .expect("a network")
 }
 
 /// One training step's loss and gradients, from the same names of the same random numbers.
@@ -32,7 +36,7 @@ fn step(device: Device, precision: Precision) -> (f64, Vec<(String, Tensor)>) {
     let codes =
         |seed, count| basis.tensor(&uniform_points(seed, 0, 0, count).expect("drawn"), device).expect("encoded");
     let (x0_bd, basis_ad) = (codes(1, BATCH), codes(2, 512));
-    let schedule = NoiseSchedule::new(&DiffusionConfig::default(), u64::from((DEGREE + 1) * (DEGREE + 1)));
+    let schedule = NoiseSchedule::new(&DiffusionConfig::default(), &model(DEGREE));
     let draws = TrainingDraws { philox: PHILOX, step: Step::At(3), first_sample: 0, samples: BATCH, device };
     let t_b = draws.timesteps(&schedule).expect("drawn");
     let noise_bd = draws.noise(basis.dims()).expect("drawn");
@@ -76,7 +80,7 @@ fn step_on_the_gpu_equals_the_step_on_the_cpu() {
 fn chain_on_the_gpu_equals_the_chain_on_the_cpu() {
     let chain = |device: Device| {
         let network = network(device, Precision::F32, 15);
-        let schedule = NoiseSchedule::new(&DiffusionConfig::default(), u64::from((DEGREE + 1) * (DEGREE + 1)));
+        let schedule = NoiseSchedule::new(&DiffusionConfig::default(), &model(15));
         let image_be = normals(9, &[8, 768], Kind::Float).to_device(device);
         let (time, image) =
             (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));

@@ -26,7 +26,10 @@ fn network(golden: &Golden) -> CsUnet {
 }
 
 fn schedule() -> NoiseSchedule {
-    NoiseSchedule::new(&DiffusionConfig { schedule: Schedule::Cosine, ..DiffusionConfig::default() }, 1)
+    NoiseSchedule::new(
+        &DiffusionConfig { schedule: Schedule::Cosine, ..DiffusionConfig::default() },
+        &ModelConfig::default(),
+    )
 }
 
 #[test]

@@ -26,8 +26,8 @@ pub struct DiffusionConfig {
     pub timesteps: u32,
     /// Noise schedule.
     pub schedule: Schedule,
-    /// What the shifted cosine multiplies the ratio of signal to noise by, squared; "auto" is √(23 / d) for codes of d
-    /// dimensions, at most 1. The more dimensions tell of one place, the more noise hides it.
+    /// The shifted cosine multiplies the ratio of signal to noise by the square of this; "auto" is √(23 / d) for codes of d
+    /// dimensions, at most 1. The more dimensions tell of one place, the more noise it takes to hide it.
     pub shift: AutoOr<f64>,
     /// Probability with which training drops the image, which guidance needs; 0: no guidance.
     pub condition_drop: f64,

@@ -30,6 +30,11 @@ fn another_degree_is_refused_and_nothing_is_overwritten() {
     // The same degree starts from what the other run has learnt.
     let same = "--workers 1 --set train.steps=4 --set train.init_from=checkpoints/run";
     train(&stage, "same", same).ends_with(ExitCode::Success);
+    // With other noise too, but not in silence.
+    let words = "was trained with diffusion.schedule, shift and timesteps [\"shifted-cosine\",\"auto\",200], this run has [\"cosine\",\"auto\",200]";
+    train(&stage, "cosine", &format!("{same} --set diffusion.schedule=cosine"))
+        .ends_with(ExitCode::Success)
+        .says(words);
     let first = |run: &str| super::support::trace(&stage, run)[&1][0];
     assert!(first("same") < first("run"), "{} against {}", first("same"), first("run"));
 }
