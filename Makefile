@@ -24,7 +24,7 @@ TARGET = $(TARGET_BASE)$(if $(filter cuda,$(VARIANT)),/cuda)
 CUDA_ENVIRONMENT = $(if $(LIBTORCH),,LIBTORCH='$(CURDIR)/.libtorch/cuda') CARGO_TARGET_DIR='$(TARGET)'
 ENVIRONMENT = $(if $(filter cuda,$(VARIANT)),$(CUDA_ENVIRONMENT))
 CARGO = $(ENVIRONMENT) cargo
-LAUNCH = $(TARGET)/debug/locdiff-launch
+LAUNCH = $(TARGET)/release/locdiff-launch
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -41,7 +41,7 @@ setup: tools ## prepare libtorch in .libtorch/ (CPU, or CUDA where there is a GP
 
 # There are no examples; but with this, dependencies get the features that the tests want, and `make test` builds none again.
 build: setup ## build both binaries
-	$(CARGO) build --workspace --bins --examples
+	$(CARGO) build --release --workspace --bins --examples
 
 demo: build ## build and run the demonstration
 	'$(LAUNCH)' $(if $(filter cuda,$(VARIANT)),,--workers 2 --device cpu) demo
@@ -55,14 +55,14 @@ bench: build ## build and measure the collectives
 	'$(LAUNCH)' $(if $(filter cuda,$(VARIANT)),,--workers 2 --device cpu) bench collectives
 
 doc: setup ## build the API documentation
-	$(CARGO) doc --workspace --no-deps
+	$(CARGO) doc --release --workspace --no-deps
 	@echo 'doc: $(TARGET)/doc/locdiff/index.html'
 
 audit: tools ## check the dependencies: bans, licences, sources, advisories
 	@$(PYTHON) -B setup/audit.py
 
 install: build ## install into PREFIX (default /usr/local) with the libraries of the worker
-	@$(PYTHON) -B setup/install.py --binaries '$(TARGET)/debug' --prefix '$(PREFIX)' --destdir '$(DESTDIR)'
+	@$(PYTHON) -B setup/install.py --binaries '$(TARGET)/release' --prefix '$(PREFIX)' --destdir '$(DESTDIR)'
 
 clean: ## remove what was built; .libtorch/, .geoclip/ and .tools/ stay
 	rm -rf '$(TARGET_BASE)'

@@ -2,7 +2,7 @@
 """`make test`: every check, one after the other. What needs no libtorch compiles while that is downloaded. The audit, the set-up's own
 tests and the installation of Python packages run beside the build; once it is there, the CUDA variant compiles and links beside the checks.
 
-The Makefile has chosen the variant and set LIBTORCH and CARGO_TARGET_DIR for it. One Cargo profile (dev) serves every
+The Makefile has chosen the variant and set LIBTORCH and CARGO_TARGET_DIR for it. One Cargo profile (release) serves every
 stage, so that nothing is built twice. The first failure ends the run, and with it everything that was started.
 """
 
@@ -117,29 +117,28 @@ class Beside:
 
 
 class CudaLink:
-    """Compiles and links the CUDA variant in the background, in a target folder of its own."""
+    """Compiles and links the CUDA variant in the background, unoptimised, in a folder where nobody takes it for the real one."""
 
     def __init__(self):
-        self.target = TARGET / "cuda"
+        self.target = TARGET / "cuda-link"
         self.log = self.target / "link.log"
         self.target.mkdir(parents=True, exist_ok=True)
         self.take_dependencies()
         environment = dict(os.environ, LIBTORCH=str(PROJECT / ".libtorch/cuda"), CARGO_TERM_COLOR="never")
-        words = ["cargo", "build", "--locked", "--workspace", "--bins", *AS_FOR_TESTS, "--target-dir", str(self.target)]
-        # Nobody runs what comes of it here.
-        words += ["--config", "profile.dev.package.locdiff.opt-level=0", "--config", "profile.dev.package.locdiff.debug=false"]
+        words = ["cargo", "build", "--release", "--locked", "--workspace", "--bins", *AS_FOR_TESTS, "--target-dir", str(self.target)]
+        words += ["--config", "profile.release.package.locdiff.opt-level=0", "--config", "profile.release.package.locdiff.debug=false"]
         with open(self.log, "w") as log:
             self.child = children.start(words, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
     def take_dependencies(self):
         """The first time, begins with what the CPU variant has built: all but torch-sys and what stands on it is the same."""
-        ready = self.target / "debug"
+        ready = self.target / "release"
         if ready.exists():
             return
-        started = self.target / "debug.copying"
+        started = self.target / "release.copying"
         shutil.rmtree(started, ignore_errors=True)
         for part in (".fingerprint", "build", "deps"):
-            shutil.copytree(TARGET / "debug" / part, started / part, symlinks=True)
+            shutil.copytree(TARGET / "release" / part, started / part, symlinks=True)
         started.rename(ready)
 
     def finish(self):
@@ -148,7 +147,7 @@ class CudaLink:
             lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
             print("\n".join(lines), file=sys.stderr, flush=True)
             return "the CUDA variant does not build; the log above is %s" % self.log
-        worker = self.target / "debug/locdiff-worker"
+        worker = self.target / "release/locdiff-worker"
         direct = elf.needed(worker)
         if "libtorch_cuda.so" not in direct:
             return "%s does not need libtorch_cuda.so, only %s" % (worker, ", ".join(direct))
@@ -163,11 +162,11 @@ def not_found(binary, names=None):
 
 def check_binaries():
     """The launcher starts without libtorch; the worker finds all of it with no environment set."""
-    launcher = TARGET / "debug/locdiff-launch"
+    launcher = TARGET / "release/locdiff-launch"
     linked = [name for name in elf.needed(launcher) if name.startswith(LIBTORCH_NAMES)]
     if linked:
         return "%s links %s; the control plane must not" % (launcher, ", ".join(linked))
-    return not_found(TARGET / "debug/locdiff-worker")
+    return not_found(TARGET / "release/locdiff-worker")
 
 
 # --- the stages ------------------------------------------------------------------------------------------
@@ -176,17 +175,17 @@ def check_binaries():
 def test_commands():
     """The tests of every run, and those that a run with nothing changed leaves out: endurance, and gangs of processes."""
     if shutil.which("cargo-nextest"):
-        nextest = ["cargo", "nextest", "run", "--locked", "--workspace", "-E"]
+        nextest = ["cargo", "nextest", "run", "--release", "--locked", "--workspace", "-E"]
         long = " or ".join("test(/(^|::)%s::/)" % module for module in LONG_MODULES)
         return command(*nextest, "not (%s)" % long), command(*nextest, long)
-    test = ["cargo", "test", "--locked", "--workspace", "--all-targets", "--"]
+    test = ["cargo", "test", "--release", "--locked", "--workspace", "--all-targets", "--"]
     skips = [word for module in LONG_MODULES for word in ("--skip", module + "::")]
     return command(*test, *skips), command(*test, *(module + "::" for module in LONG_MODULES))
 
 
 def prepare(libtorch_set):
     """libtorch and GeoCLIP's weights; what needs neither compiles meanwhile, as far as it comes: the build takes it over."""
-    words = ["cargo", "build", "--locked", "--lib"] + [word for name in EARLY_LIBRARIES for word in ("--package", name)]
+    words = ["cargo", "build", "--release", "--locked", "--lib"] + [word for name in EARLY_LIBRARIES for word in ("--package", name)]
     TARGET.mkdir(parents=True, exist_ok=True)
     with open(TARGET / "early.log", "w") as log:
         early = children.start(("nice", *words), stdout=log, stderr=subprocess.STDOUT)
@@ -205,13 +204,13 @@ def run(libtorch_set, cuda_link):
     set_up = None if set_up_stamp.passed else Beside("set-up", sys.executable, *python_tests)
     audit = Beside("audit", sys.executable, "-B", "setup/audit.py", "--installed")
     packages = Beside("python-packages", sys.executable, "-B", "setup/python_tools.py")
-    timed("build", command("cargo", "build", "--locked", "--workspace", "--all-targets"))
+    timed("build", command("cargo", "build", "--release", "--locked", "--workspace", "--all-targets"))
     if set_up:
         timed("set-up", set_up.finish)
         set_up_stamp.write()
     cuda = CudaLink() if cuda_link else None
-    timed("clippy", command("cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"))
-    docs = ["cargo", "doc", "--locked", "--workspace", "--no-deps", "--lib", "--bin", "locdiff-worker", *AS_FOR_TESTS]
+    timed("clippy", command("cargo", "clippy", "--release", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"))
+    docs = ["cargo", "doc", "--release", "--locked", "--workspace", "--no-deps", "--lib", "--bin", "locdiff-worker", *AS_FOR_TESTS]
     timed("docs", command(*docs, RUSTDOCFLAGS="-D warnings"))
     timed("audit", audit.finish)
     timed("Python packages", packages.finish)
@@ -224,7 +223,7 @@ def run(libtorch_set, cuda_link):
     quick, long = test_commands()
     timed("tests", quick)
     unless_unchanged("long-tests", whole_project(), long)
-    timed("doc tests", command("cargo", "test", "--locked", "--workspace", "--doc"))
+    timed("doc tests", command("cargo", "test", "--release", "--locked", "--workspace", "--doc"))
 
 
 def main():

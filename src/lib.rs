@@ -3,19 +3,14 @@
 //! In reading order:
 //! - [`worker`]: the life of a worker; it speaks with the launcher and calls everything else.
 //! - [`native`]: the C++ shim over libtorch and its safe face.
-//! - [`geo`]: points on the Earth, distances, grids.
 //! - [`shdd`]: points as coefficients of spherical harmonics, and back.
 //! - [`comm`]: process groups, collectives with timeouts, the data × tensor layout, gradient buckets.
 //! - [`diffusion`]: noise schedules, the forward process, samplers.
 //! - [`model`]: the CS-UNet, whole or split over ranks.
 //! - [`loss`]: what training minimises.
-//! - [`metrics`]: how good answers are.
-//! - [`draw`]: maps as PNG.
 //! - [`geoclip`]: frozen encoders of places and images, and their weights.
-//! - [`tables`]: CSV and Parquet with coordinates.
 //! - [`shards`]: Parquet embeddings, in an order that never depends on who reads.
 //! - [`checkpoint`]: parts of a checkpoint, written in the background and read back.
-//! - [`tensorboard`]: event files.
 //! - [`retrieval`]: answers from a gallery, and LocDiff-H, which lets them refine LocDiff's.
 //! - [`train`]: the loop.
 //! - [`eval`]: tables of the paper, computed.
@@ -23,18 +18,13 @@
 pub mod checkpoint;
 pub mod comm;
 pub mod diffusion;
-pub mod draw;
 pub mod eval;
-pub mod geo;
 pub mod geoclip;
 pub mod loss;
-pub mod metrics;
 pub mod model;
 pub mod native;
 pub mod retrieval;
 pub mod shards;
 pub mod shdd;
-pub mod tables;
-pub mod tensorboard;
 pub mod train;
 pub mod worker;

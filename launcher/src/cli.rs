@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use locdiff_core::config::{DeviceKind, Layer, preset};
 use toml::Value;
-
-use crate::config::{DeviceKind, Layer, preset};
 
 /// Train, evaluate and run LocDiff, a diffusion model that finds where on Earth a photo was taken.
 #[derive(Debug, Parser)]
@@ -35,7 +35,7 @@ pub struct Global {
     #[arg(long, global = true, value_name = "N")]
     pub workers: Option<u32>,
     /// Where workers compute.
-    #[arg(long, global = true, value_enum)]
+    #[arg(long, global = true, value_parser = device_parser())]
     pub device: Option<DeviceKind>,
     /// Let several workers share a GPU (for tests).
     #[arg(long, global = true)]
@@ -309,6 +309,12 @@ impl Cli {
     }
 }
 
+fn device_parser() -> impl TypedValueParser<Value = DeviceKind> {
+    PossibleValuesParser::new(DeviceKind::ALL.map(DeviceKind::word)).map(|word| {
+        DeviceKind::ALL.into_iter().find(|device| device.word() == word).expect("clap let only these words through")
+    })
+}
+
 impl Global {
     /// The layers of configuration that the flags stand for, weakest first. `fallback` is the preset without `--config`.
     pub fn layers(&self, fallback: &str) -> Vec<Layer> {
@@ -334,8 +340,7 @@ impl Global {
         flag("--gpus", "parallel.workers", integer(self.gpus));
         flag("--gpus", "parallel.device", self.gpus.map(|_| Value::String("cuda".into())));
         flag("--workers", "parallel.workers", integer(self.workers));
-        let device = self.device.and_then(|device| device.to_possible_value());
-        flag("--device", "parallel.device", device.map(|device| Value::String(device.get_name().into())));
+        flag("--device", "parallel.device", self.device.map(|device| Value::String(device.word().into())));
         flag("--share-gpu", "parallel.share_gpu", self.share_gpu.then_some(Value::Boolean(true)));
         flag("--tensor-parallel", "parallel.tensor", integer(self.tensor_parallel));
         flag("--run", "checkpoint.run", text(&self.run));

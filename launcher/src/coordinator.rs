@@ -9,9 +9,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use locdiff_core::protocol::{Failure, Hello, PROTOCOL_VERSION, PartsWritten, ToLauncher};
 use serde_json::Value;
-
-use crate::protocol::{Failure, Hello, PROTOCOL_VERSION, PartsWritten, ToLauncher};
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

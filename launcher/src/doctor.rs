@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use locdiff_core::config::{self, DeviceKind, Layer, PRESETS, RunConfig};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statvfs::statvfs;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
-use crate::config::{self, DeviceKind, Layer, PRESETS, RunConfig};
 use crate::error::LaunchError;
 use crate::gpus::{self, Inventory};
 use crate::output::Output;

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use crate::config::ConfigErrors;
-use crate::exit_code::ExitCode;
+use locdiff_core::config::ConfigErrors;
+use locdiff_core::exit_code::ExitCode;
 
 /// An expected failure of the launcher; anything else is a bug and stays an `anyhow::Error`.
 #[derive(Debug, thiserror::Error)]
@@ -79,8 +79,8 @@ pub enum LaunchError {
     Interrupted,
 }
 
-impl From<crate::files::FileError> for LaunchError {
-    fn from(error: crate::files::FileError) -> Self {
+impl From<locdiff_core::files::FileError> for LaunchError {
+    fn from(error: locdiff_core::files::FileError) -> Self {
         Self::Io { path: error.path, error: error.error }
     }
 }

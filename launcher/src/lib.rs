@@ -19,24 +19,14 @@
 #![forbid(unsafe_code)]
 
 pub mod cli;
-pub mod config;
 pub mod coordinator;
 pub mod doctor;
 pub mod error;
-pub mod exit_code;
-pub mod files;
 pub mod gpus;
 pub mod output;
 pub mod progress;
-pub mod protocol;
 pub mod rendezvous;
 pub mod report;
 pub mod run_folder;
 pub mod supervisor;
 pub mod verbs;
-
-/// The version in `Cargo.toml`.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// The git revision of the build, "unknown" outside a checkout.
-pub const REVISION: &str = env!("LOCDIFF_REVISION");

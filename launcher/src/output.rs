@@ -2,9 +2,9 @@
 
 use std::io::{self, Write};
 
+use locdiff_core::exit_code::ExitCode;
 use serde_json::Value;
 
-use crate::exit_code::ExitCode;
 use crate::progress::suspended;
 
 /// How this command speaks.

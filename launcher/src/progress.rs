@@ -10,9 +10,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use locdiff_core::protocol::{Progress, QuickEvaluation};
 use tracing_subscriber::fmt::MakeWriter;
-
-use crate::protocol::{Progress, QuickEvaluation};
 
 /// The bar on the terminal, where there is one.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);

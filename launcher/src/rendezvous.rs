@@ -1,10 +1,11 @@
 //! Which rank runs where: workers of this node, their devices, and whether the model can be split over them.
 
-use crate::config::{AutoOr, RunConfig};
+use locdiff_core::config::{AutoOr, RunConfig};
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::protocol::Place;
+
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
 use crate::gpus::Inventory;
-use crate::protocol::Place;
 
 /// The workers of a run on this node.
 #[derive(Debug, Clone, PartialEq)]
@@ -157,8 +158,9 @@ fn interface_is_there(name: &str) -> Result<(), LaunchError> {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::config::DeviceKind;
+
     use super::*;
-    use crate::config::DeviceKind;
     use crate::gpus::Gpu;
 
     fn inventory(gpus: u32) -> Inventory {
@@ -211,7 +213,7 @@ mod tests {
         World::plan(&config, &inventory(0)).expect("every machine has it");
         config.network.interface = "nonsense0".into();
         let error = World::plan(&config, &inventory(0)).expect_err("unknown");
-        assert_eq!(error.exit_code(), crate::exit_code::ExitCode::Device);
+        assert_eq!(error.exit_code(), locdiff_core::exit_code::ExitCode::Device);
         assert!(error.to_string().contains("nonsense0") && error.to_string().contains("lo"), "{error}");
     }
 

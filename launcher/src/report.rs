@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use locdiff_core::exit_code::ExitCode;
+
 use crate::coordinator::{Cause, Exit};
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
 
 /// The last lines that each rank wrote, in the order of the ranks.
 pub type LastWords = Vec<Vec<String>>;
@@ -122,8 +123,9 @@ fn signal_name(signal: i32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::protocol::Failure;
+
     use super::*;
-    use crate::protocol::Failure;
 
     #[test]
     fn the_report_leads_with_the_first_cause_and_its_last_words() {

@@ -22,10 +22,11 @@ mod scan;
 
 use std::path::{Path, PathBuf};
 
-use crate::config::{self, Layer, RunConfig};
+use locdiff_core::config::{self, Layer, RunConfig};
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::files::Files;
+
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
-use crate::files::Files;
 
 pub use commit::Commit;
 pub use names::{CONFIG, LATEST, new_run_name, newest_run, utc_text};

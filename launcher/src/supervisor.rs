@@ -13,6 +13,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures::{SinkExt, StreamExt};
+use locdiff_core::protocol::{
+    CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, LAUNCHER_PID_VARIABLE, Meeting, PartsWritten, ToLauncher,
+    ToWorker,
+};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
@@ -26,10 +30,6 @@ use tokio_util::codec::LengthDelimitedCodec;
 
 use crate::coordinator::{Action, Build, Coordinator, Event, Exit, Limits, Outcome};
 use crate::error::LaunchError;
-use crate::protocol::{
-    CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, LAUNCHER_PID_VARIABLE, Meeting, PartsWritten, ToLauncher,
-    ToWorker,
-};
 use crate::rendezvous::World;
 use crate::report::{self, LastWords};
 
@@ -158,7 +158,7 @@ async fn supervise(gang: &Gang<'_>, observer: &mut dyn Observer, signals: &mut S
     let (events, mut inbox) = mpsc::channel(NOTICES_MAX);
     let mut members = spawn_all(gang, &control, &events)?;
     let began = Instant::now();
-    let build = Build { version: crate::VERSION.to_owned(), revision: crate::REVISION.to_owned() };
+    let build = Build { version: locdiff_core::VERSION.to_owned(), revision: locdiff_core::REVISION.to_owned() };
     let mut coordinator = Coordinator::new(members.len(), gang.meeting.attempt, build, gang.limits, Duration::ZERO);
     let mut ended_at = None;
     let outcome = loop {

@@ -12,16 +12,16 @@ mod train;
 use std::time::Duration;
 
 use clap::CommandFactory;
+use locdiff_core::config::{self, DeviceKind, Layer, Resolved};
+use locdiff_core::protocol::{CollectiveRow, Hello, Job, Meeting, Place, SelfCheck};
 use serde_json::{Value, json};
 
 use crate::cli::{BenchVerb, Cli, ConfigVerb, Global, Verb};
-use crate::config::{self, DeviceKind, Layer, Resolved};
 use crate::coordinator::Limits;
 use crate::doctor;
 use crate::error::LaunchError;
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
-use crate::protocol::{CollectiveRow, Hello, Job, Meeting, Place, SelfCheck};
 use crate::rendezvous::World;
 use crate::supervisor::{self, Echo, Gang, GangResult, Observer, Supervisor};
 
@@ -106,7 +106,7 @@ pub(crate) fn probe() -> anyhow::Result<Hello> {
 }
 
 fn version(output: Output) -> anyhow::Result<Value> {
-    let (version, revision) = (crate::VERSION, crate::REVISION);
+    let (version, revision) = (locdiff_core::VERSION, locdiff_core::REVISION);
     output.people(&format!("locdiff-launch {version} ({revision})"));
     let hello = probe()?;
     let or_none = |version: &Option<String>| version.clone().unwrap_or_else(|| "none".to_owned());

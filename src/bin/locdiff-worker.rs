@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 
 use locdiff::worker;
-use locdiff_launch::config::log_filter;
+use locdiff_core::config::log_filter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use locdiff_launch::files::Files;
-use locdiff_launch::protocol::{CheckpointFile, PartsWritten, partial_name};
+use locdiff_core::files::Files;
+use locdiff_core::protocol::{CheckpointFile, PartsWritten, partial_name};
 use serde_json::Value;
 use tch::{Device, Tensor};
 

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use locdiff_launch::exit_code::ExitCode;
-use locdiff_launch::files::FileError;
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::files::FileError;
 
 /// A failure of writing or reading a checkpoint.
 #[derive(Debug, thiserror::Error)]

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use locdiff_launch::config::RunConfig;
-use locdiff_launch::files::{Files, WRITING, parent};
-use locdiff_launch::protocol::ExportJob;
+use locdiff_core::config::RunConfig;
+use locdiff_core::files::{Files, WRITING, parent};
+use locdiff_core::protocol::ExportJob;
 use serde_json::{Value, json};
 
 use super::error::CheckpointError;

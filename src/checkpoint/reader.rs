@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use locdiff_launch::files::Xxh3;
-use locdiff_launch::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
+use locdiff_core::files::Xxh3;
+use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
 use serde_json::Value;
 use tch::Tensor;
 

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use locdiff_launch::files::{FileWriter, Files, Written};
-use locdiff_launch::protocol::CheckpointFile;
+use locdiff_core::files::{FileWriter, Files, Written};
+use locdiff_core::protocol::CheckpointFile;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 

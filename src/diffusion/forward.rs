@@ -3,13 +3,13 @@
 //! Pure: the caller passes the noise. The network predicts s · x_0 from x_t, so that what it learns has unit variance.
 // b batch · d dimensions of the code · t timesteps
 
+use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 use super::CODE_SCALE;
 use super::error::DiffusionError;
 use super::schedule::NoiseSchedule;
-use crate::native::philox::{Philox, Stream};
-use crate::native::random::{Rows, Step};
+use crate::native::random::{RandomTensors, Rows, Step};
 
 /// The forward process with its tables on a device.
 #[derive(Debug)]

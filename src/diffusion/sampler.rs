@@ -11,12 +11,12 @@
 //! All codes here are scaled by [`CODE_SCALE`](super::CODE_SCALE), as the network sees and predicts them.
 // n samples · d dimensions of the code
 
+use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 use super::error::DiffusionError;
 use super::schedule::NoiseSchedule;
-use crate::native::philox::{Philox, Stream};
-use crate::native::random::{Rows, Step};
+use crate::native::random::{RandomTensors, Rows, Step};
 
 /// What one step of a chain does: x ← predicted · x̂_0 + kept · x + fresh · n.
 #[derive(Debug, Clone, Copy, PartialEq)]

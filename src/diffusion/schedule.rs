@@ -8,7 +8,7 @@
 
 use std::f64::consts::FRAC_PI_2;
 
-use locdiff_launch::config::{DiffusionConfig, ModelConfig, Schedule};
+use locdiff_core::config::{DiffusionConfig, ModelConfig, Schedule};
 
 use super::error::DiffusionError;
 

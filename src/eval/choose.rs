@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 
-use locdiff_launch::protocol::{ChooseJob, LocatedRow};
+use locdiff_core::geo::{Degrees, Place};
+use locdiff_core::protocol::{ChooseJob, LocatedRow};
 use serde_json::{Value, json};
 
 use super::error::EvalError;
-use crate::geo::{Degrees, Place};
 use crate::retrieval::{Choice, Grid, TuneRow, choose};
 
 /// Parts of the Earth by which the choice is checked.

@@ -4,16 +4,16 @@
 //! the image and k: what an image gets depends on nothing else (see [`super::rows`] for the bits of products).
 // i images of a block · v views · k samples · n = i k chains · d dimensions of the code
 
-use locdiff_launch::config::EvalConfig;
+use locdiff_core::config::EvalConfig;
+use locdiff_core::geo::UnitVector;
+use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use super::error::EvalError;
 use super::rows::{BLOCK_IMAGES, ImageBlock};
 use super::trained::Trained;
 use crate::diffusion::{CODE_SCALE, ChainNoise, DiffusionError, Sampler, guided};
-use crate::geo::UnitVector;
 use crate::model::{Conditioned, CsUnet, TimeTable, Timesteps};
-use crate::native::philox::Philox;
 use crate::shdd::Basis;
 use crate::shdd::aggregate::{Ensemble, aggregate_decoded};
 use crate::shdd::decode::{Anchors, Budget, Coarse, Decoder};

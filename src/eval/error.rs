@@ -2,15 +2,17 @@
 
 use std::path::PathBuf;
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::geo::GeoError;
+use locdiff_core::metrics::MetricsError;
+use locdiff_core::tables::TableError;
+use locdiff_core::tensorboard::BoardError;
 
 use super::predictions::PredictionsError;
 use super::retrieval_data::RetrievalDataError;
 use crate::checkpoint::CheckpointError;
 use crate::diffusion::DiffusionError;
-use crate::geo::GeoError;
 use crate::geoclip::GeoclipError;
-use crate::metrics::MetricsError;
 use crate::model::ModelError;
 use crate::native::NativeError;
 use crate::retrieval::RetrievalError;
@@ -18,8 +20,6 @@ use crate::shards::ShardsError;
 use crate::shdd::ShddError;
 use crate::shdd::aggregate::AggregateError;
 use crate::shdd::decode::DecodeError;
-use crate::tables::TableError;
-use crate::tensorboard::BoardError;
 
 /// An error of [`crate::eval`].
 #[derive(Debug, thiserror::Error)]

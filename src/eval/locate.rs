@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use locdiff_launch::config::{DecodeAnchors, RunConfig, grid_points_min};
-use locdiff_launch::protocol::{EvalJob, EvalSummary, Located, LocatedRow, Method, TuningErrors};
+use locdiff_core::config::{DecodeAnchors, RunConfig, grid_points_min};
+use locdiff_core::geo::{Place, UnitVector, fibonacci_grid};
+use locdiff_core::protocol::{EvalJob, EvalSummary, Located, LocatedRow, Method, TuningErrors};
 use tch::Device;
 
 use super::engine::{Engine, Sighting};
@@ -12,7 +13,6 @@ use super::error::EvalError;
 use super::retrieve::{Retrieval, gallery_points};
 use super::rows::{Image, ImageBlock, Rows};
 use super::trained::Trained;
-use crate::geo::{Place, UnitVector, fibonacci_grid};
 use crate::native::cuda;
 use crate::retrieval::{Grid, Retriever, TuneRow};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};

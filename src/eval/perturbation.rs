@@ -14,11 +14,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, ensure};
-use locdiff_launch::protocol::PerturbationBlock;
+use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
+use locdiff_core::protocol::PerturbationBlock;
+use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
-use crate::geo::{EARTH_RADIUS_KM, UnitVector};
-use crate::native::philox::{Draw, Philox, Stream};
 use crate::shdd::decode::{Anchors, grid_points_min, refine};
 use crate::shdd::{Basis, uniform_points};
 

@@ -7,12 +7,11 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::geo::{Place, UnitVector};
+use locdiff_core::metrics::{Bootstrap, DensityCoverage, MetricsError, NEAREST_K, Scores, density_coverage, score};
+use locdiff_core::tables::{self, TableError};
 use serde::{Deserialize, Serialize};
-
-use crate::geo::{Place, UnitVector};
-use crate::metrics::{Bootstrap, DensityCoverage, MetricsError, NEAREST_K, Scores, density_coverage, score};
-use crate::tables::{self, TableError};
 
 /// Ids that a message names.
 const NAMED_MAX: usize = 3;

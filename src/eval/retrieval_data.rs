@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use locdiff_launch::config::{RetrievalConfig, RetrievalHead, ShardsConfig};
+use locdiff_core::config::{RetrievalConfig, RetrievalHead, ShardsConfig};
+use locdiff_core::geo::{Degrees, Place, UnitVector};
 use tch::{Device, Kind, Tensor};
 
-use crate::geo::{Degrees, Place, UnitVector};
 use crate::geoclip::{Embedder, Geoclip};
 use crate::retrieval::{DataFacts, DataHead, Gallery, QueryHead, RetrievalError, check_head};
 use crate::shards::{
@@ -25,7 +25,7 @@ pub enum RetrievalDataError {
 
 impl RetrievalDataError {
     /// The documented exit code.
-    pub fn exit_code(&self) -> locdiff_launch::exit_code::ExitCode {
+    pub fn exit_code(&self) -> locdiff_core::exit_code::ExitCode {
         match self {
             Self::Shards(error) => error.exit_code(),
             Self::Retrieval(error) => error.exit_code(),

@@ -3,8 +3,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use locdiff_launch::config::{RetrievalConfig, RetrievalHead, RunConfig};
-use locdiff_launch::protocol::{EvalJob, HybridWish};
+use locdiff_core::config::{RetrievalConfig, RetrievalHead, RunConfig};
+use locdiff_core::geo::{Degrees, Place, UnitVector};
+use locdiff_core::protocol::{EvalJob, HybridWish};
+use locdiff_core::tables;
 use tch::{Device, Tensor};
 
 use super::engine::Sighting;
@@ -12,14 +14,12 @@ use super::error::EvalError;
 use super::locate::Worker;
 use super::retrieval_data::{self, RetrievalDataError, data_facts};
 use super::rows::{ImageBlock, Rows};
-use crate::geo::{Degrees, Place, UnitVector};
 use crate::geoclip::Geoclip;
 use crate::native::cuda;
 use crate::retrieval::{
     Gallery, Grid, Hybrid, Located, QueryHead, RetrievalError, Retriever, Samples, TuneRow, locate, try_settings,
 };
 use crate::shards::{BlockRows, Blocks, Dataset, Mask};
-use crate::tables;
 
 /// Time between two lines about progress.
 const SAY_EVERY: Duration = Duration::from_secs(10);

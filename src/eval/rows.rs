@@ -8,12 +8,12 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
-use locdiff_launch::config::{OnBadRows, RunConfig};
+use locdiff_core::config::{OnBadRows, RunConfig};
+use locdiff_core::geo::{Degrees, Place};
 use tch::{Device, Kind, Tensor};
 
 use super::error::EvalError;
 use super::predictions::{PredictionsError, Truth, some_of};
-use crate::geo::{Degrees, Place};
 use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask, ShardsError};
 
 /// Images of a block. Sixteen samples of each make 1024 chains: enough to keep a GPU busy.

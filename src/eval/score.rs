@@ -4,16 +4,16 @@
 
 use std::path::Path;
 
-use locdiff_launch::protocol::{Method, PredictionsJob, ScoreJob, ScoreMethod};
+use locdiff_core::draw::{ANSWERS_MAX, Answer, answers_map};
+use locdiff_core::geo::{Degrees, Place, UnitVector};
+use locdiff_core::metrics::{Bootstrap, NEAREST_K, Scores, compare, density_coverage, score};
+use locdiff_core::protocol::{Method, PredictionsJob, ScoreJob, ScoreMethod};
+use locdiff_core::tensorboard::Board;
 use serde_json::{Map, Value, json};
 
 use super::error::EvalError;
 use super::predictions::{Truth, score_predictions};
 use super::rows::Rows;
-use crate::draw::{ANSWERS_MAX, Answer, answers_map};
-use crate::geo::{Degrees, Place, UnitVector};
-use crate::metrics::{Bootstrap, NEAREST_K, Scores, compare, density_coverage, score};
-use crate::tensorboard::Board;
 
 /// Scores every method; where LocDiff-H is among them, it is compared with its parts on the same resamples.
 pub fn run(job: &ScoreJob) -> Result<Value, EvalError> {

@@ -5,7 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use locdiff_launch::config::RunConfig;
+use locdiff_core::config::RunConfig;
+use locdiff_core::random::Philox;
 use serde::Deserialize;
 use tch::Device;
 
@@ -13,7 +14,6 @@ use super::error::EvalError;
 use crate::checkpoint::{Checkpoint, CheckpointError, EMA, STATE, piece_name};
 use crate::diffusion::NoiseSchedule;
 use crate::model::{Architecture, CsUnet, Placement};
-use crate::native::philox::Philox;
 use crate::shdd::Filter;
 
 /// What of `state.json` is needed.

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use locdiff_launch::exit_code::ExitCode;
-
-use crate::geo::GeoError;
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::geo::GeoError;
 
 /// An error of [`crate::geoclip`].
 #[derive(Debug, thiserror::Error)]

@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use locdiff_core::geo::Place;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 use twox_hash::XxHash3_64;
@@ -23,7 +24,6 @@ use super::error::GeoclipError;
 use super::gallery::read_places;
 use super::head::ImageHead;
 use super::location::LocationEncoder;
-use crate::geo::Place;
 
 const VERSION: u32 = 1;
 pub(super) const WEIGHTS: &str = "geoclip.safetensors";

@@ -10,13 +10,13 @@ use std::hash::Hasher as _;
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
+use locdiff_core::geo::{Degrees, Place};
 use twox_hash::XxHash3_64;
 
 use super::EMBEDDING_WIDTH;
 use super::error::GeoclipError;
 use super::folder::Geoclip;
 use super::tiles::Embedder;
-use crate::geo::{Degrees, Place};
 
 const MAGIC: [u8; 8] = *b"LOCDGAL1";
 const HEADER_BYTES: usize = 24;

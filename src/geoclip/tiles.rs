@@ -6,12 +6,12 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use locdiff_core::geo::Place;
 use tch::{Device, Tensor};
 
 use super::EMBEDDING_WIDTH;
 use super::error::GeoclipError;
 use super::location::LocationEncoder;
-use crate::geo::Place;
 
 /// Rows of a tile on the CPU: the activations of a layer, half a MiB, stay in the second cache.
 const CPU_TILE_ROWS: usize = 128;

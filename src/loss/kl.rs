@@ -23,7 +23,7 @@
 //! all-reduced where the prediction entered (`differentiable::copy`), once, `[batch, d]`.
 // b batch · a this rank's anchors · d dimensions of the code · r ranks
 
-use locdiff_launch::config::KlDirection;
+use locdiff_core::config::KlDirection;
 use tch::{Kind, Tensor};
 
 use super::error::LossError;

@@ -10,7 +10,7 @@
 //! With the KL's anchors split over ranks, the other parts are computed alike by every rank and count once.
 // b batch · a this rank's anchors · d dimensions of the code
 
-use locdiff_launch::config::{AutoOr, KlDirection, LossConfig, Precision};
+use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
 use tch::{Kind, Reduction, Tensor};
 
 use super::CODE_SCALE;

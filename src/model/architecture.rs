@@ -3,7 +3,7 @@
 //! The order of the parameters is part of the format: a parameter's place in it names the random numbers that it starts
 //! from. It is the order of `named_parameters` in the PyTorch reference.
 
-use locdiff_launch::config::ModelConfig;
+use locdiff_core::config::ModelConfig;
 
 use super::parameters::Split;
 

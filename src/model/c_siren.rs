@@ -8,14 +8,14 @@
 //! scale and shift, and W_o sums over the shares. x and the output are replicated, and so is the dropout mask.
 // b batch · i input · h hidden (this rank's) · o output · e embedding · t timesteps
 
+use locdiff_core::random::{Philox, Stream};
 use tch::Tensor;
 
 use super::architecture::ModuleShape;
 use super::compute::Placement;
 use super::error::ModelError;
 use super::parameters::Parameters;
-use crate::native::philox::{Philox, Stream};
-use crate::native::random::{Rows, Step};
+use crate::native::random::{RandomTensors, Rows, Step};
 
 /// Parameters of one module.
 pub(super) const PARAMETERS: usize = 10;

@@ -6,7 +6,7 @@
 //! Split (Megatron-LM, Shoeybi et al. 2019, section 3): a column-parallel layer turns a replicated input into this rank's
 //! share of the outputs, a row-parallel layer turns shares of the inputs into a replicated output.
 
-use locdiff_launch::config::Precision;
+use locdiff_core::config::Precision;
 use tch::{Device, Kind, Tensor};
 
 use super::error::ModelError;

@@ -5,6 +5,7 @@
 //! sampling chain: [`CsUnet::prepare`] computes them once.
 // b batch · d dimensions of the code · e embedding · t timesteps · h hidden (this rank's)
 
+use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use super::architecture::{Architecture, TIME_WIDTH};
@@ -13,7 +14,6 @@ use super::compute::Placement;
 use super::error::ModelError;
 use super::gather::{Rows, in_table};
 use super::parameters::Parameters;
-use crate::native::philox::Philox;
 
 /// Longest period of the time embedding, in units of 2π timesteps (Vaswani et al. 2017, section 3.5).
 const TIME_PERIOD: f64 = 10_000.0;

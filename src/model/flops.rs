@@ -37,7 +37,7 @@ fn products(weight: &str) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use locdiff_launch::config::ModelConfig;
+    use locdiff_core::config::ModelConfig;
 
     use super::*;
 

@@ -2,13 +2,13 @@
 //!
 //! Splits are equal pieces in the order of ranks; the pieces of all ranks put together are the whole tensor again.
 
+use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 use super::architecture::{Init, Spec};
 use super::error::ModelError;
 use crate::comm::Group;
-use crate::native::philox::{Philox, Stream};
-use crate::native::random::{Rows, Step};
+use crate::native::random::{RandomTensors, Rows, Step};
 
 /// What of a parameter one rank of a tensor-parallel group holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,7 +17,6 @@ pub mod harmonics;
 pub mod host;
 pub mod nvrtc;
 pub mod optim;
-pub mod philox;
 pub mod places;
 pub mod random;
 mod version;

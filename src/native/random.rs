@@ -1,4 +1,4 @@
-//! Random tensors by name, on CPU and GPU alike: the face of [`philox`](super::philox) for tensors.
+//! Random tensors by name, on CPU and GPU alike: the face of [`Philox`] for tensors.
 //!
 //! On the GPU the step can be read from a [`DeviceCounter`], so that a captured graph draws new numbers each time it is
 //! replayed. Call [`prepare`], or draw once, before a capture: the kernels are compiled at first use.
@@ -6,12 +6,12 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
+use locdiff_core::random::{Draw, Philox, RangeError, STEP_END, Stream, mask_threshold, within};
 use tch::{Device, Kind, Tensor};
 
 use super::error::NativeError;
 use super::nvrtc::{Arg, Kernel};
 use super::optim::torch_error;
-use super::philox::{Draw, Philox, RangeError, STEP_END, Stream, mask_threshold, within};
 
 const SOURCE: &str = include_str!("kernels/philox.cu");
 /// Without fused multiply-add every operation rounds as it does on the CPU.
@@ -98,11 +98,28 @@ pub fn prepare() -> Result<(), NativeError> {
     KERNELS.iter().try_for_each(|name| kernel(name).map(drop))
 }
 
-impl Philox {
+/// Tensors of random numbers.
+pub trait RandomTensors {
     /// Uniform 32-bit integers, as the bits of i32.
-    pub fn bits(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
+    fn bits(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError>;
+
+    /// Uniform in [0, 1), f32.
+    fn uniform(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError>;
+
+    /// Standard normals, f32.
+    fn normal(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError>;
+
+    /// Integers in `0..bound`, i64.
+    fn int(&self, device: Device, bound: u32, rows: Rows<'_>) -> Result<Tensor, RandomError>;
+
+    /// True with probability `keep`: a dropout mask, to be followed by a division by `keep`.
+    fn mask(&self, device: Device, keep: f64, rows: Rows<'_>) -> Result<Tensor, RandomError>;
+}
+
+impl RandomTensors for Philox {
+    fn bits(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
         if device.is_cuda() {
-            return self.on_device(device, "fill_bits", Kind::Int, None, rows);
+            return on_device(*self, device, "fill_bits", Kind::Int, None, rows);
         }
         let mut values = vec![0_u32; rows.samples * rows.elements];
         self.fill_bits(rows.draw()?, &mut values)?;
@@ -110,79 +127,75 @@ impl Philox {
         rows.tensor(Tensor::f_from_slice(&values))
     }
 
-    /// Uniform in [0, 1), f32.
-    pub fn uniform(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
+    fn uniform(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
         if device.is_cuda() {
-            return self.on_device(device, "fill_uniform", Kind::Float, None, rows);
+            return on_device(*self, device, "fill_uniform", Kind::Float, None, rows);
         }
         let mut values = vec![0.0; rows.samples * rows.elements];
         self.fill_uniform(rows.draw()?, &mut values)?;
         rows.tensor(Tensor::f_from_slice(&values))
     }
 
-    /// Standard normals, f32.
-    pub fn normal(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
+    fn normal(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
         if device.is_cuda() {
-            return self.on_device(device, "fill_normal", Kind::Float, None, rows);
+            return on_device(*self, device, "fill_normal", Kind::Float, None, rows);
         }
         let mut values = vec![0.0; rows.samples * rows.elements];
         self.fill_normal(rows.draw()?, &mut values)?;
         rows.tensor(Tensor::f_from_slice(&values))
     }
 
-    /// Integers in `0..bound`, i64.
-    pub fn int(&self, device: Device, bound: u32, rows: Rows<'_>) -> Result<Tensor, RandomError> {
+    fn int(&self, device: Device, bound: u32, rows: Rows<'_>) -> Result<Tensor, RandomError> {
         if bound == 0 {
             return Err(RangeError::NoIntegers.into());
         }
         if device.is_cuda() {
-            return self.on_device(device, "fill_int", Kind::Int64, Some(Arg::U32(bound)), rows);
+            return on_device(*self, device, "fill_int", Kind::Int64, Some(Arg::U32(bound)), rows);
         }
         let mut values = vec![0; rows.samples * rows.elements];
         self.fill_int(rows.draw()?, bound, &mut values)?;
         rows.tensor(Tensor::f_from_slice(&values))
     }
 
-    /// True with probability `keep`: a dropout mask, to be followed by a division by `keep`.
-    pub fn mask(&self, device: Device, keep: f64, rows: Rows<'_>) -> Result<Tensor, RandomError> {
+    fn mask(&self, device: Device, keep: f64, rows: Rows<'_>) -> Result<Tensor, RandomError> {
         let threshold = mask_threshold(keep)?;
         if device.is_cuda() {
-            return self.on_device(device, "fill_mask", Kind::Bool, Some(Arg::U64(threshold)), rows);
+            return on_device(*self, device, "fill_mask", Kind::Bool, Some(Arg::U64(threshold)), rows);
         }
         let mut values = vec![false; rows.samples * rows.elements];
         self.fill_mask(rows.draw()?, keep, &mut values)?;
         rows.tensor(Tensor::f_from_slice(&values))
     }
+}
 
-    fn on_device(
-        &self,
-        device: Device,
-        name: &'static str,
-        kind: Kind,
-        extra: Option<Arg<'_>>,
-        rows: Rows<'_>,
-    ) -> Result<Tensor, RandomError> {
-        let (counter, step) = match rows.step {
-            Step::At(step) => (Arg::Null, step),
-            Step::Counter(counter) => (Arg::Tensor(&counter.0), 0),
-        };
-        let draw = Draw { stream: rows.stream, step, first_sample: rows.first_sample, elements: rows.elements };
-        let stream = Self::check(draw, rows.samples as u64)?;
-        let shape = [rows.samples as i64, rows.elements as i64];
-        let out = Tensor::f_empty(shape, (kind, device)).map_err(|error| torch_error("random tensor", &error))?;
-        let blocks = (rows.samples as u64) * (rows.elements as u64).div_ceil(4);
-        if blocks == 0 {
-            return Ok(out);
-        }
-        let mut arguments = vec![Arg::Tensor(&out)];
-        arguments.extend(extra);
-        arguments.extend([Arg::U64(self.seed), Arg::U32(stream), counter, Arg::U64(step)]);
-        arguments.extend([rows.first_sample, rows.samples as u64, rows.elements as u64].map(Arg::U64));
-        let grid = blocks.div_ceil(THREADS);
-        within("blocks of threads", grid, 1 << 31)?;
-        kernel(name)?.launch([grid as u32, 1, 1], [THREADS as u32, 1, 1], &arguments)?;
-        Ok(out)
+fn on_device(
+    philox: Philox,
+    device: Device,
+    name: &'static str,
+    kind: Kind,
+    extra: Option<Arg<'_>>,
+    rows: Rows<'_>,
+) -> Result<Tensor, RandomError> {
+    let (counter, step) = match rows.step {
+        Step::At(step) => (Arg::Null, step),
+        Step::Counter(counter) => (Arg::Tensor(&counter.0), 0),
+    };
+    let draw = Draw { stream: rows.stream, step, first_sample: rows.first_sample, elements: rows.elements };
+    let stream = Philox::check(draw, rows.samples as u64)?;
+    let shape = [rows.samples as i64, rows.elements as i64];
+    let out = Tensor::f_empty(shape, (kind, device)).map_err(|error| torch_error("random tensor", &error))?;
+    let blocks = (rows.samples as u64) * (rows.elements as u64).div_ceil(4);
+    if blocks == 0 {
+        return Ok(out);
     }
+    let mut arguments = vec![Arg::Tensor(&out)];
+    arguments.extend(extra);
+    arguments.extend([Arg::U64(philox.seed), Arg::U32(stream), counter, Arg::U64(step)]);
+    arguments.extend([rows.first_sample, rows.samples as u64, rows.elements as u64].map(Arg::U64));
+    let grid = blocks.div_ceil(THREADS);
+    within("blocks of threads", grid, 1 << 31)?;
+    kernel(name)?.launch([grid as u32, 1, 1], [THREADS as u32, 1, 1], &arguments)?;
+    Ok(out)
 }
 
 impl Rows<'_> {

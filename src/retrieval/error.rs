@@ -1,9 +1,9 @@
 //! What can be wrong with a gallery, a head or a query.
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::tables::TableError;
 
 use crate::geoclip::GeoclipError;
-use crate::tables::TableError;
 
 /// An error of [`crate::retrieval`].
 #[derive(Debug, thiserror::Error)]

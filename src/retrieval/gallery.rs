@@ -6,13 +6,13 @@
 
 use std::path::Path;
 
-use locdiff_launch::config::RetrievalConfig;
+use locdiff_core::config::RetrievalConfig;
+use locdiff_core::geo::{SphereIndex, UnitVector};
+use locdiff_core::tables;
 use tch::{Device, Kind, Tensor};
 
 use super::error::RetrievalError;
-use crate::geo::{SphereIndex, UnitVector};
 use crate::geoclip::{self, EMBEDDING_WIDTH, Embedder, Geoclip};
-use crate::tables;
 
 /// Rows whose lengths are computed at once.
 const PIECE_ROWS: i64 = 65_536;

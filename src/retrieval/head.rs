@@ -7,7 +7,7 @@
 //! bits of a query depend on its image alone.
 // i images · v views · e stored width · w width of the gallery · t rows of a tile
 
-use locdiff_launch::config::RetrievalHead;
+use locdiff_core::config::RetrievalHead;
 use tch::{Device, Kind, Tensor};
 
 use super::error::RetrievalError;

@@ -15,10 +15,9 @@
 //! answer stands.
 // λ `density_weight` · h `density_km`
 
-use locdiff_launch::config::{HybridMode, RetrievalConfig};
+use locdiff_core::config::{HybridMode, RetrievalConfig};
+use locdiff_core::geo::{EARTH_RADIUS_KM, Km, SphereIndex, UnitVector};
 use serde::{Deserialize, Serialize};
-
-use crate::geo::{EARTH_RADIUS_KM, Km, SphereIndex, UnitVector};
 
 /// Points that have a say in a consensus, at most: the best by fused score.
 const CONSENSUS_POINTS: usize = 64;

@@ -2,13 +2,13 @@
 //!
 //! Photos are taken a few at a time, so that the logits of their candidates stay few however many photos there are.
 
+use locdiff_core::geo::UnitVector;
 use tch::Tensor;
 
 use super::error::RetrievalError;
 use super::hybrid::{Hybrid, Samples, consensus};
 use super::retriever::{Retriever, Scored};
 use super::tune::{Grid, TuneRow};
-use crate::geo::UnitVector;
 
 /// Photos whose candidates are held at once: a multiple of every tile of queries.
 const PHOTOS: usize = 1024;

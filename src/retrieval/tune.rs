@@ -14,12 +14,12 @@
 
 use std::collections::BTreeMap;
 
-use locdiff_launch::config::HybridMode;
+use locdiff_core::config::HybridMode;
+use locdiff_core::geo::{Km, Place, SphereIndex, UnitVector};
 use serde::{Deserialize, Serialize};
 
 use super::error::RetrievalError;
 use super::hybrid::{Hybrid, Samples, chord_km, chord2, consensus, log_density, within_any};
-use crate::geo::{Km, Place, SphereIndex, UnitVector};
 
 /// Height of a cell, degrees; its width is about the same on the ground.
 const CELL_DEGREES: f64 = 5.0;

@@ -9,7 +9,7 @@ use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 
 use half::f16;
-use locdiff_launch::config::{OnBadRows, ShardsConfig};
+use locdiff_core::config::{OnBadRows, ShardsConfig};
 use twox_hash::XxHash3_128;
 
 use super::checks;

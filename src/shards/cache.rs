@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use locdiff_launch::config::CacheMode;
+use locdiff_core::config::CacheMode;
 use tch::Device;
 
 use super::{BlockRows, Layout, ShardsError};

@@ -4,10 +4,11 @@
 
 use std::path::Path;
 
+use locdiff_core::geo::{Degrees, Place};
+
 use super::checks;
 use super::matrix::Matrix;
 use super::{ShardsError, Spot};
-use crate::geo::{Degrees, Place};
 
 /// Rows of a `.npy` that are read at once.
 const PIECE_ROWS: u64 = 65_536;

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use locdiff_launch::config::{OnBadRows, ShardsConfig};
+use locdiff_core::config::{OnBadRows, ShardsConfig};
 use parquet::basic::Compression;
 
 use super::contents::Contents;

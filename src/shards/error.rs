@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 
 /// Where in the data something is wrong, as a message begins.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrow_schema::DataType;
 use bytes::Bytes;
+use locdiff_core::config::ShardsConfig;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::file::metadata::{FooterTail, ParquetMetaDataReader};
 
@@ -11,7 +12,6 @@ use super::decode::Number;
 use super::error::{ShardsError, Spot};
 use super::source::ByteSource;
 use super::writer::view_column;
-use locdiff_launch::config::ShardsConfig;
 
 /// Bytes at the end of a file that are read at once: nearly every footer is in them.
 const TAIL_BYTES: u64 = 64 << 10;

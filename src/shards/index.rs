@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use locdiff_launch::config::ShardsConfig;
+use locdiff_core::config::ShardsConfig;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 

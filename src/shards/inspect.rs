@@ -1,6 +1,6 @@
 //! `shards inspect`: what is in a data set, for people and as JSON.
 
-use locdiff_launch::config::ShardsConfig;
+use locdiff_core::config::ShardsConfig;
 use serde::Serialize;
 
 use super::dataset::Dataset;

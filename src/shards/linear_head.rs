@@ -8,11 +8,11 @@
 //! A function of its seed alone: normals from Philox, orthonormalised in f64, each column with the sign that makes the
 //! diagonal of R positive, so that every QR gives the same matrix to rounding. Training and test shards share one seed.
 
+use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 use super::ShardsError;
 use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH};
-use crate::native::philox::{Draw, Philox, Stream};
 
 /// Seed of the Q of all simulated shards, whatever their own seed.
 pub const PROJECTION_SEED: u64 = 768_512;

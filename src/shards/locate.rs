@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use locdiff_launch::config::ShardsConfig;
+use locdiff_core::config::ShardsConfig;
 
 #[cfg(feature = "s3")]
 use super::S3Options;

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use locdiff_launch::config::{OnBadRows, ShardsConfig};
+use locdiff_core::config::{OnBadRows, ShardsConfig};
 use twox_hash::XxHash3_64;
 
 use super::{BlockRows, Blocks, ShardsError};

@@ -8,11 +8,11 @@
 //! (left, right) -> (right, left ^ round(right, key))      invertible whatever `round` is
 //! ```
 //!
-//! Both draw their keys from [`native::philox`](crate::native::philox), stream `Shuffle`. Pure: no I/O, no state.
+//! Both draw their keys from [`random`](locdiff_core::random), stream `Shuffle`. Pure: no I/O, no state.
 //! Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002; eight rounds, as shuffling wants
 //! orders that look random, not secrets.
 
-use crate::native::philox::{Draw, Philox, RangeError, Stream};
+use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 
 /// An even number, so that the halves are back in their places.
 const ROUNDS: usize = 8;

@@ -20,11 +20,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use locdiff_launch::config::{ShardsConfig, Tail};
+use locdiff_core::config::{ShardsConfig, Tail};
+use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 
 use super::permutation::{Permutation, shuffled};
 use super::{Blocks, ELEMENT_BYTES, Mask, ShardsError};
-use crate::native::philox::{Draw, Philox, RangeError, Stream};
 
 /// Windows close before they grow beyond this, so that foreign files with huge row groups take bounded memory: readers
 /// hold two windows. A block that is larger is a window of its own.

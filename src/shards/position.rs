@@ -4,7 +4,7 @@
 //! reading what came before. The [`Bookmark`] of a checkpoint also holds what the order depends on; resuming with
 //! anything else is an error that names got and wanted. The number of workers is not part of it.
 
-use locdiff_launch::config::Tail;
+use locdiff_core::config::Tail;
 use serde::{Deserialize, Serialize};
 
 use super::{Contents, Plan, ShardsError};

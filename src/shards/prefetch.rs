@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use locdiff_launch::config::ShardsConfig;
+use locdiff_core::config::ShardsConfig;
 use tch::{Device, Tensor};
 
 use super::{Blocks, Cache, Plan, Position, ShardsError, Share};

@@ -5,7 +5,7 @@
 
 use std::hash::Hasher as _;
 
-use locdiff_launch::config::{ShardsConfig, Tail};
+use locdiff_core::config::{ShardsConfig, Tail};
 use serde::Serialize;
 use twox_hash::XxHash3_64;
 

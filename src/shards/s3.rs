@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use locdiff_launch::config::ShardsConfig;
+use locdiff_core::config::ShardsConfig;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::path::Path as Key;
 use object_store::{BackoffConfig, GetOptions, ObjectMeta, ObjectStore, RetryConfig};

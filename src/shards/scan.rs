@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use locdiff_launch::config::{OnBadRows, ShardsConfig};
+use locdiff_core::config::{OnBadRows, ShardsConfig};
 
 use super::checksum::Checksum;
 use super::contents::Contents;

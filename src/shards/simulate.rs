@@ -9,6 +9,8 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use half::f16;
+use locdiff_core::geo::Place;
+use locdiff_core::random::RangeError;
 use tch::{Device, Kind, Tensor};
 
 use super::ShardsError;
@@ -17,9 +19,7 @@ use super::linear_head::{PROJECTION_SEED, projection};
 use super::manifest::{ImageHead, Manifest};
 use super::world::{BLOCK_PHOTOS, Candidates, Photo, SOURCES, Source, Spots, World};
 use super::writer::{ShardWriter, WriterOptions, WriterRows};
-use crate::geo::Place;
 use crate::geoclip::{EMBEDDING_WIDTH, Embedder, FEATURE_WIDTH, Gallery, Geoclip, for_each_tile, tile_rows};
-use crate::native::philox::RangeError;
 
 /// Most photos worth computing without the whole gallery: more need most of it anyway, and the next run finds it on disk.
 const FEW_PHOTOS: u64 = 20_000;

@@ -12,9 +12,10 @@
 //!
 //! Gallery points are drawn for a block of photos, not for each: a fixed part of the numbering, whoever computes it.
 
-use crate::geo::{Degrees, Km, Place, UnitVector};
+use locdiff_core::geo::{Degrees, Km, Place, UnitVector};
+use locdiff_core::random::{Draw, Philox, RangeError, Stream};
+
 use crate::geoclip::EMBEDDING_WIDTH;
-use crate::native::philox::{Draw, Philox, RangeError, Stream};
 
 /// Edges of the bins of the scale, km.
 const SCALE_EDGES_KM: [f64; 7] = [0.05, 1.0, 25.0, 200.0, 750.0, 2500.0, 20_000.0];

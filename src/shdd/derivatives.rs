@@ -6,9 +6,10 @@
 //! Sepulchre, "Optimization Algorithms on Matrix Manifolds", 2008, section 5.3). Neither depends on how f is
 //! continued off the sphere.
 
+use locdiff_core::geo::{TangentBasis, UnitVector};
+
 use super::ShddError;
 use super::harmonics::{Basis, expect_length, triangle};
-use crate::geo::{TangentBasis, UnitVector};
 
 /// A function on the sphere near one point.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -7,11 +7,11 @@
 //! [`Encoder::encode_unchecked`] does not look and does not wait, and so may stand within a capture: it is for points that were
 //! made as [`UnitVector`]s or by our own kernels. What it makes of anything else is meaningless numbers, never a wrong access.
 
+use locdiff_core::geo::UnitVector;
 use tch::{Device, Kind, Tensor};
 
 use super::harmonics::Basis;
 use super::{ShddError, torch_error};
-use crate::geo::UnitVector;
 use crate::native::nvrtc::{Arg, Kernel};
 
 const SOURCE: &str = include_str!("../native/kernels/harmonics.cu");

@@ -17,10 +17,10 @@
 
 use std::f64::consts::{PI, SQRT_2};
 
+use locdiff_core::geo::UnitVector;
 use tch::{Device, Tensor};
 
 use super::{ShddError, torch_error};
-use crate::geo::UnitVector;
 use crate::native::harmonics;
 
 /// The largest degree that is offered.

@@ -21,7 +21,8 @@ pub use filter::{Filter, Selection};
 pub use harmonics::{Basis, DEGREE_MAX};
 pub use points::uniform_points;
 
-use crate::geo::GeoError;
+use locdiff_core::geo::GeoError;
+
 use crate::native::NativeError;
 
 /// √(4π): what codes are multiplied by before unit noise is added, so that one dimension has about unit variance

@@ -5,8 +5,8 @@
 
 use std::f64::consts::TAU;
 
-use crate::geo::UnitVector;
-use crate::native::philox::{Draw, Philox, RangeError, Stream};
+use locdiff_core::geo::UnitVector;
+use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 
 /// 2⁻⁵³.
 const UNIT_53: f64 = 1.0 / (1_u64 << 53) as f64;

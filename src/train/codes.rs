@@ -1,10 +1,10 @@
 //! Codes of points where the network computes: on the CPU by its fast form, on CUDA by the kernel; filtered where asked.
 // n points · d dimensions of the code
 
+use locdiff_core::geo::UnitVector;
 use tch::{Device, Tensor};
 
 use super::error::TrainError;
-use crate::geo::UnitVector;
 use crate::shdd::gpu::{Encoder, upload};
 use crate::shdd::{Basis, Filter, Selection};
 

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use locdiff_launch::config::RunConfig;
+use locdiff_core::config::RunConfig;
+use locdiff_core::geo::{Degrees, Place, UnitVector};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::error::TrainError;
 use crate::comm::{Communicator, Group};
-use crate::geo::{Degrees, Place, UnitVector};
 use crate::shards::{
     BatchOptions, Batches, BlockRows, Blocks, Bookmark, Cache, Contents, Dataset, DatasetIndex, Layout, Mask, Plan,
     PlanOptions, Position, Room, ShardsError, Share, Statistics, Survey,

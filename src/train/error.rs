@@ -1,6 +1,8 @@
 //! What can end a training run.
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::random::RangeError;
+use locdiff_core::tensorboard::BoardError;
 
 use super::quick::QuickError;
 use crate::checkpoint::CheckpointError;
@@ -10,11 +12,9 @@ use crate::loss::LossError;
 use crate::model::ModelError;
 use crate::native::NativeError;
 use crate::native::cuda::GraphError;
-use crate::native::philox::RangeError;
 use crate::native::random::RandomError;
 use crate::shards::ShardsError;
 use crate::shdd::ShddError;
-use crate::tensorboard::BoardError;
 
 /// An error of [`crate::train`].
 #[derive(Debug, thiserror::Error)]

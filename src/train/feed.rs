@@ -5,11 +5,11 @@
 
 use std::ops::Range;
 
+use locdiff_core::geo::{UnitVector, places};
 use tch::{Device, Kind, Tensor};
 
 use super::codes::Points;
 use super::error::TrainError;
-use crate::geo::{UnitVector, places};
 use crate::native::random::DeviceCounter;
 use crate::shards::Batch;
 use crate::shdd::ShddError;

@@ -1,6 +1,6 @@
 //! How hard the device works: operations per second, their share of the peak, memory.
 
-use locdiff_launch::config::{AutoOr, RunConfig};
+use locdiff_core::config::{AutoOr, RunConfig};
 use tch::{Device, Kind};
 
 use super::step::Trainer;

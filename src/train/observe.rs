@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use locdiff_launch::config::{RunConfig, ShardsConfig};
-use locdiff_launch::protocol::{Method, Progress, QuickEvaluation, ToLauncher, TrainJob};
+use locdiff_core::config::{RunConfig, ShardsConfig};
+use locdiff_core::draw::answers_map;
+use locdiff_core::metrics::THRESHOLDS_KM;
+use locdiff_core::protocol::{Method, Progress, QuickEvaluation, ToLauncher, TrainJob};
+use locdiff_core::tensorboard::{Board, Hyperparameter, Hyperparameters};
 use serde_json::Value as Json;
 
 use super::codes::Codes;
@@ -13,9 +16,6 @@ use super::meter::Meter;
 use super::pictures::{self, Seen};
 use super::step::{StepOutcome, Trainer};
 use super::weights;
-use crate::draw::answers_map;
-use crate::metrics::THRESHOLDS_KM;
-use crate::tensorboard::{Board, Hyperparameter, Hyperparameters};
 
 /// Hyperparameters that the page shows without being asked.
 const SHOWN_FIRST: [&str; 5] =

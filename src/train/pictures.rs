@@ -1,13 +1,13 @@
 //! What of a quick evaluation is drawn: answers on the map, and the density of one sample as it is denoised.
 // s steps of the chain · n points of the field · d dimensions of the code
 
+use locdiff_core::draw::{Answer, Frame, Picture, density_strip, field_points};
+use locdiff_core::geo::UnitVector;
 use tch::{Device, Kind, Tensor};
 
 use super::codes::{Codes, Points};
 use super::error::TrainError;
 use crate::diffusion::CODE_SCALE;
-use crate::draw::{Answer, Frame, Picture, density_strip, field_points};
-use crate::geo::UnitVector;
 
 /// Maps of one sample.
 const FRAMES: usize = 8;

@@ -6,19 +6,19 @@
 
 use std::ops::Range;
 
-use locdiff_launch::config::RunConfig;
-use locdiff_launch::protocol::QuickEvaluation;
+use locdiff_core::config::RunConfig;
+use locdiff_core::draw::{ANSWERS_MAX, Answer};
+use locdiff_core::geo::{Degrees, GeoError, Place, UnitVector, fibonacci_grid};
+use locdiff_core::metrics::Tally;
+use locdiff_core::protocol::QuickEvaluation;
+use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use super::pictures::Seen;
 use super::step::duplicate;
 use crate::comm::{CommError, Group, ReduceOp};
 use crate::diffusion::{CODE_SCALE, ChainNoise, DiffusionError, NoiseSchedule, Sampler};
-use crate::draw::{ANSWERS_MAX, Answer};
-use crate::geo::{Degrees, GeoError, Place, UnitVector, fibonacci_grid};
-use crate::metrics::Tally;
 use crate::model::{Architecture, CsUnet, ModelError, Placement, Timesteps};
-use crate::native::philox::Philox;
 use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, Mask, ShardsError};
 use crate::shdd::aggregate::{AggregateError, Ensemble, aggregate};
 use crate::shdd::decode::{Anchors, Budget, Coarse, DecodeError, Decoder};

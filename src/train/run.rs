@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use locdiff_launch::files::Files;
-use locdiff_launch::protocol::{Fault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob};
+use locdiff_core::files::Files;
+use locdiff_core::protocol::{Fault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use locdiff_launch::config::{DiffusionConfig, RunConfig};
+use locdiff_core::config::{DiffusionConfig, RunConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::{Device, Tensor};

@@ -1,6 +1,6 @@
 //! Learning rate and decay of the moving average: functions of the step alone. Pure.
 
-use locdiff_launch::config::{LearningRateSchedule, TrainConfig};
+use locdiff_core::config::{LearningRateSchedule, TrainConfig};
 
 /// The learning rate of the step with this number, from 0: a linear rise, then the configured schedule down to `steps`.
 pub fn learning_rate(config: &TrainConfig, step: u64) -> f64 {

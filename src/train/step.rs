@@ -5,7 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use locdiff_launch::config::{RunConfig, TrainConfig};
+use locdiff_core::config::{RunConfig, TrainConfig};
+use locdiff_core::geo::UnitVector;
 use tch::{Device, Tensor};
 
 use super::codes::Codes;
@@ -15,7 +16,6 @@ use super::schedule::{ema_decay, learning_rate};
 use super::work::{Report, Work};
 use crate::comm::{AbortHandle, CommError, Communicator, Failure};
 use crate::diffusion::NoiseSchedule;
-use crate::geo::UnitVector;
 use crate::loss::Losses;
 use crate::model::CsUnet;
 use crate::native::cuda::{self, Event, Graph, Stream, WaitError};

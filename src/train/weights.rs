@@ -2,10 +2,10 @@
 //!
 //! With tensor-parallel ranks these are the pieces that this rank holds.
 
+use locdiff_core::tensorboard::Histogram;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::model::Parameter;
-use crate::tensorboard::Histogram;
 
 /// As many as TensorBoard's own.
 const BUCKETS: i64 = 30;

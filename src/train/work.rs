@@ -17,7 +17,8 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use locdiff_launch::config::{RunConfig, TrainConfig};
+use locdiff_core::config::{RunConfig, TrainConfig};
+use locdiff_core::random::Philox;
 use tch::{Kind, Tensor};
 
 use super::codes::{Codes, Points};
@@ -29,7 +30,6 @@ use crate::diffusion::{Forward, NoiseSchedule, TrainingDraws};
 use crate::loss::{Inputs, Loss, Losses};
 use crate::model::{Architecture, CsUnet, DropoutDraws, Placement, Split, Timesteps};
 use crate::native::optim::{AdamW, Control, Moments, clip_divisor, ema_update, not_finite, squared_norm};
-use crate::native::philox::Philox;
 use crate::native::random::Step;
 use crate::shdd::Filter;
 

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use locdiff_launch::protocol::CollectiveRow;
+use locdiff_core::protocol::CollectiveRow;
 use tch::{Device, Kind, Tensor};
 
 use crate::comm::{Communicator, Group, ReduceOp};

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use half::f16;
-use locdiff_launch::config::ShardsConfig;
+use locdiff_core::config::ShardsConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::shards::{

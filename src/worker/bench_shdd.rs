@@ -5,12 +5,12 @@
 use std::time::Instant;
 
 use anyhow::ensure;
-use locdiff_launch::protocol::{Place, ShddRow};
+use locdiff_core::geo::UnitVector;
+use locdiff_core::protocol::{Place, ShddRow};
+use locdiff_core::random::Stream;
 use tch::{Device, Kind, Tensor};
 
-use crate::geo::UnitVector;
 use crate::native::cuda;
-use crate::native::philox::Stream;
 use crate::shdd::gpu::{Encoder, upload};
 use crate::shdd::points::uniform_points_of;
 use crate::shdd::{Basis, ShddError};

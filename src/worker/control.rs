@@ -4,8 +4,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
 
 use anyhow::{Context as _, bail};
-use locdiff_launch::exit_code::ExitCode;
-use locdiff_launch::protocol::{
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::protocol::{
     CONTROL_VARIABLE, Hello, LAUNCHER_PID_VARIABLE, PROTOCOL_VERSION, ToLauncher, ToWorker, read_message, write_message,
 };
 use nix::sys::prctl::set_pdeathsig;
@@ -37,8 +37,8 @@ impl Control {
             protocol: PROTOCOL_VERSION,
             rank: self.rank,
             pid: std::process::id(),
-            version: locdiff_launch::VERSION.to_owned(),
-            revision: locdiff_launch::REVISION.to_owned(),
+            version: locdiff_core::VERSION.to_owned(),
+            revision: locdiff_core::REVISION.to_owned(),
             libtorch_built: versions.libtorch_built.clone(),
             libtorch_loaded: versions.libtorch_loaded.clone(),
             cuda: versions.cuda.clone(),
@@ -47,7 +47,7 @@ impl Control {
         Ok(self.send(&ToLauncher::Hello(hello))?)
     }
 
-    pub(super) fn send(&mut self, message: &ToLauncher) -> Result<(), locdiff_launch::protocol::ProtocolError> {
+    pub(super) fn send(&mut self, message: &ToLauncher) -> Result<(), locdiff_core::protocol::ProtocolError> {
         write_message(&mut self.socket, message)
     }
 

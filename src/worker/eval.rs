@@ -1,6 +1,6 @@
 //! The jobs of evaluation: blocks of located rows go to the launcher as they are ready, what follows from all of them at the end.
 
-use locdiff_launch::protocol::{EvalJob, Place, ToLauncher};
+use locdiff_core::protocol::{EvalJob, Place, ToLauncher};
 use serde_json::{Value, json};
 use tch::Device;
 

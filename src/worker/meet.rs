@@ -7,7 +7,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use locdiff_launch::protocol::{Meeting, Place, ToLauncher, ToWorker};
+use locdiff_core::protocol::{Meeting, Place, ToLauncher, ToWorker};
 
 use super::control::Control;
 use crate::comm::{Backend, Bind, Communicator, Layout, Rendezvous, StoreEnd};

@@ -11,9 +11,9 @@ mod shards;
 mod train;
 
 use anyhow::bail;
-use locdiff_launch::exit_code::ExitCode;
-use locdiff_launch::files::Files;
-use locdiff_launch::protocol::{Failure, Job, ToLauncher, ToWorker};
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::files::Files;
+use locdiff_core::protocol::{Failure, Job, ToLauncher, ToWorker};
 use serde_json::json;
 
 use crate::checkpoint::{self, CheckpointError};

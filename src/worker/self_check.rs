@@ -1,7 +1,7 @@
 //! Does libtorch compute right in this process, on this device?
 
 use anyhow::ensure;
-use locdiff_launch::protocol::{Place, SelfCheck};
+use locdiff_core::protocol::{Place, SelfCheck};
 use tch::{Device, Kind, Tensor};
 
 /// Rows and columns of the matrices.

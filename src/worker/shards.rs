@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Instant;
 
-use locdiff_launch::config::{OnBadRows, ShardsConfig};
-use locdiff_launch::protocol::{Place, ShardsJob};
+use locdiff_core::config::{OnBadRows, ShardsConfig};
+use locdiff_core::protocol::{Place, ShardsJob};
 use serde_json::{Value, json};
 use tch::Device;
 

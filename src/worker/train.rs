@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::Receiver;
 
-use locdiff_launch::protocol::{Meeting, Place, ToLauncher, ToWorker, TrainJob};
+use locdiff_core::protocol::{Meeting, Place, ToLauncher, ToWorker, TrainJob};
 use serde_json::Value;
 
 use super::control::Control;

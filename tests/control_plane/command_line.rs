@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 
 use crate::stage::{Stage, Worker};
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -38,7 +38,7 @@ fn two_real_workers_start_compute_and_end() {
 fn version_names_revision_and_libraries() {
     let ran = Stage::new(Worker::Real).run("--version");
     ran.ends_with(ExitCode::Success);
-    for part in [locdiff_launch::VERSION, locdiff_launch::REVISION, "libtorch 2.11.0", "CUDA ", "NCCL "] {
+    for part in [locdiff_core::VERSION, locdiff_core::REVISION, "libtorch 2.11.0", "CUDA ", "NCCL "] {
         assert!(ran.stdout.contains(part), "missing {part} in {}", ran.stdout);
     }
 }

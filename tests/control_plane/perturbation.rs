@@ -1,6 +1,6 @@
 //! `eval --suite perturbation` from the command line to the table: real launcher, real workers.
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 
 use crate::stage::{Stage, Worker};
 

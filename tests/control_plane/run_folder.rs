@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use locdiff_launch::config::RunConfig;
+use locdiff_core::config::RunConfig;
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::files::{FileError, Files};
+use locdiff_core::protocol::{CheckpointFile, PartsWritten, partial_name};
 use locdiff_launch::error::LaunchError;
-use locdiff_launch::exit_code::ExitCode;
-use locdiff_launch::files::{FileError, Files};
-use locdiff_launch::protocol::{CheckpointFile, PartsWritten, partial_name};
 use locdiff_launch::run_folder::{
     Checkpoint, Commit, Depth, OpenedRun, RunFolder, checkpoints, newest_run, newest_whole,
 };

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
 
-use locdiff_launch::exit_code::ExitCode;
-use locdiff_launch::protocol::PROTOCOL_VERSION;
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::protocol::PROTOCOL_VERSION;
 
 const LAUNCHER: &str = env!("CARGO_BIN_EXE_locdiff-launch");
 
@@ -63,8 +63,8 @@ impl Stage {
             .env("FAKE_WORKER", self.mode)
             .env("FAKE_PIDS", self.pids_file())
             .env("FAKE_PROTOCOL", PROTOCOL_VERSION.to_string())
-            .env("FAKE_VERSION", locdiff_launch::VERSION)
-            .env("FAKE_REVISION", locdiff_launch::REVISION)
+            .env("FAKE_VERSION", locdiff_core::VERSION)
+            .env("FAKE_REVISION", locdiff_core::REVISION)
             .env_remove("CUDA_VISIBLE_DEVICES");
         command
     }

@@ -7,11 +7,11 @@ use locdiff::checkpoint::{
     Background, Checkpoint, CheckpointError, Division, EMA, FIRST_MOMENTS, Part, STATE, Snapshot, WEIGHTS,
     divisions_metadata, load_tensors, piece_name, write_json, write_tensors,
 };
-use locdiff_launch::config::RunConfig;
+use locdiff_core::config::RunConfig;
 use locdiff_launch::error::LaunchError;
-use locdiff_launch::exit_code::ExitCode;
-use locdiff_launch::files::{Fault, Files};
-use locdiff_launch::protocol::{CheckpointFile, partial_name};
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::files::{Fault, Files};
+use locdiff_core::protocol::{CheckpointFile, partial_name};
 use locdiff_launch::run_folder::RunFolder;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
@@ -293,7 +293,7 @@ fn pieces_are_joined_and_missing_ones_named() {
         write_tensors(&Files::real(), &partial, &name, &tensors(1), &BTreeMap::new()).expect("written"),
         write_json(&Files::real(), &partial, STATE, &json!({})).expect("written"),
     ];
-    let parts = locdiff_launch::protocol::PartsWritten { step: 1, attempt: 0, files, score: None };
+    let parts = locdiff_core::protocol::PartsWritten { step: 1, attempt: 0, files, score: None };
     run.commit(0, 1, &[parts]).expect("committed");
     let checkpoint = Checkpoint::open(&run.path().join("step-00000001")).expect("whole");
     let joined = checkpoint.tensors(WEIGHTS).expect("both pieces are there");

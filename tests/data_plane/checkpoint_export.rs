@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use locdiff::checkpoint::{BUFFERS, EMA, STATE, export, piece_name, write_json, write_tensors};
-use locdiff_launch::config::RunConfig;
-use locdiff_launch::exit_code::ExitCode;
-use locdiff_launch::files::{Fault, Files};
-use locdiff_launch::protocol::{ExportJob, PartsWritten, partial_name};
+use locdiff_core::config::RunConfig;
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::files::{Fault, Files};
+use locdiff_core::protocol::{ExportJob, PartsWritten, partial_name};
 use locdiff_launch::run_folder::RunFolder;
 use serde_json::{Value, json};
 use tch::Tensor;
@@ -57,7 +57,7 @@ fn an_export_has_the_averaged_weights_the_buffers_and_the_configuration() {
     let metadata = metadata(&out);
     assert_eq!((&metadata["format"], &metadata["step"]), (&json!("locdiff-export-1"), &json!("9")));
     assert_eq!((&metadata["degree"], &metadata["score"]), (&json!("23"), &json!("12.5")));
-    assert_eq!(metadata["revision"], locdiff_launch::REVISION);
+    assert_eq!(metadata["revision"], locdiff_core::REVISION);
     let config: RunConfig = serde_json::from_str(metadata["config"].as_str().expect("a text")).expect("ours");
     assert_eq!(config.model.degree, 23, "the checkpoint's own, not that of the job");
 }

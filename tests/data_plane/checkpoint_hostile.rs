@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use locdiff::checkpoint::{Entry, Header, HeaderError, load_tensors};
-use locdiff_launch::exit_code::ExitCode;
-use locdiff_launch::files::Files;
-use locdiff_launch::protocol::CheckpointFile;
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::files::Files;
+use locdiff_core::protocol::CheckpointFile;
 use proptest::prelude::*;
 use serde_json::json;
 use tch::Kind;

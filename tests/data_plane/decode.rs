@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use locdiff::geo::{Degrees, EARTH_RADIUS_KM, Place, UnitVector, fibonacci_grid};
 use locdiff::shdd::aggregate::mean_code;
 use locdiff::shdd::decode::{Anchors, Budget, Coarse, DecodeError, Decoder, Neighbourhood, grid_points_min, refine};
 use locdiff::shdd::filter::variances;
 use locdiff::shdd::{Basis, Filter, ShddError, uniform_points};
+use locdiff_core::geo::{Degrees, EARTH_RADIUS_KM, Place, UnitVector, fibonacci_grid};
 use tch::{Device, Kind, Tensor};
 
 fn place(latitude: f64, longitude: f64) -> UnitVector {

@@ -1,13 +1,13 @@
 //! Samples of one image into one place.
 
-use locdiff::geo::{Degrees, Km, Place, UnitVector, fibonacci_grid};
 use locdiff::shdd::aggregate::{
     AggregateError, Ensemble, TEMPERING, aggregate, geometric_median, kernel_medoid, mean_vector, mixture,
     posterior_medoid,
 };
 use locdiff::shdd::decode::{Anchors, Budget, Coarse, Decoder, grid_points_min};
 use locdiff::shdd::{Basis, uniform_points};
-use locdiff_launch::config::Aggregator;
+use locdiff_core::config::Aggregator;
+use locdiff_core::geo::{Degrees, Km, Place, UnitVector, fibonacci_grid};
 use tch::{Device, Kind, Tensor};
 
 const ALL: [Aggregator; 6] = [

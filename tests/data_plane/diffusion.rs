@@ -4,9 +4,9 @@
 use locdiff::diffusion::{
     CODE_SCALE, ChainNoise, DiffusionError, Forward, NoiseSchedule, Sampler, TrainingDraws, guided,
 };
-use locdiff::native::philox::Philox;
 use locdiff::native::random::Step;
-use locdiff_launch::config::{AutoOr, DiffusionConfig, ModelConfig, Schedule};
+use locdiff_core::config::{AutoOr, DiffusionConfig, ModelConfig, Schedule};
+use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use crate::model_support::{assert_close, normals, relative};

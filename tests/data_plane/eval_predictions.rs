@@ -9,9 +9,9 @@ use arrow_array::{
     ArrayRef, BooleanArray, DictionaryArray, Float32Array, Float64Array, Int64Array, RecordBatch, StringArray,
 };
 use locdiff::eval::predictions::{MatchedBy, Truth, score_predictions};
-use locdiff::geo::{Degrees, Place};
-use locdiff::metrics::{Bootstrap, THRESHOLDS_KM};
-use locdiff::tables;
+use locdiff_core::geo::{Degrees, Place};
+use locdiff_core::metrics::{Bootstrap, THRESHOLDS_KM};
+use locdiff_core::tables;
 use parquet::arrow::ArrowWriter;
 
 const FEW: Bootstrap = Bootstrap { seed: 1, resamples: 50 };

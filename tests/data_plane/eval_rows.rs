@@ -8,7 +8,7 @@ use arrow_array::builder::{FixedSizeListBuilder, Float32Builder};
 use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use locdiff::eval::EvalError;
 use locdiff::eval::rows::Rows;
-use locdiff_launch::config::{OnBadRows, RunConfig};
+use locdiff_core::config::{OnBadRows, RunConfig};
 use parquet::arrow::ArrowWriter;
 
 /// Three rows; what they are called is up to the caller.

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use locdiff::checkpoint::{self, EMA, STATE, piece_name, write_json, write_tensors};
 use locdiff::model::{Architecture, CsUnet, Placement, Timesteps};
-use locdiff::native::philox::Philox;
-use locdiff_launch::config::{Precision, RunConfig};
-use locdiff_launch::files::Files;
-use locdiff_launch::protocol::{ExportJob, PartsWritten, partial_name, step_name};
+use locdiff_core::config::{Precision, RunConfig};
+use locdiff_core::files::Files;
+use locdiff_core::protocol::{ExportJob, PartsWritten, partial_name, step_name};
+use locdiff_core::random::Philox;
 use locdiff_launch::run_folder::RunFolder;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
@@ -71,7 +71,7 @@ fn python_predicts_what_we_do(config: &RunConfig) {
         tensor.write_npy(path).expect("written");
     }
     let printed = run_python("docs/examples/load_export.py", &[&file, &codes, &times, &images, &predicted]);
-    let want = format!("degree {}, step 1500, written by version {}\n", config.model.degree, locdiff_launch::VERSION);
+    let want = format!("degree {}, step 1500, written by version {}\n", config.model.degree, locdiff_core::VERSION);
     assert_eq!(printed, want);
 
     let (time, image) = (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));

@@ -1,6 +1,8 @@
 //! Points on the sphere obey the laws of the sphere.
 
-use locdiff::geo::{Degrees, EARTH_RADIUS_KM, GeoError, Km, Place, SphereIndex, UnitVector, fibonacci_grid, places};
+use locdiff_core::geo::{
+    Degrees, EARTH_RADIUS_KM, GeoError, Km, Place, SphereIndex, UnitVector, fibonacci_grid, places,
+};
 use proptest::prelude::*;
 
 /// One micrometre: unit vectors round at 1e-16 of the radius, 0.6 nm; some steps add up.

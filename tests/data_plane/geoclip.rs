@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use locdiff::geoclip::{self, EMBEDDING_WIDTH, Embedder, Geoclip, GeoclipError};
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 use tch::{Device, Tensor};
 
 use crate::geoclip_support::{folder, wheel};

@@ -2,15 +2,15 @@
 // b batch · d dimensions of the code · a anchors
 
 use locdiff::diffusion::{ChainNoise, Forward, NoiseSchedule, Sampler, TrainingDraws};
-use locdiff::geo::{UnitVector, fibonacci_grid};
 use locdiff::loss::{Inputs, Loss};
 use locdiff::model::{Architecture, CsUnet, DropoutDraws, Placement, Timesteps};
-use locdiff::native::philox::Philox;
 use locdiff::native::random::Step;
 use locdiff::shdd::decode::{Anchors, Budget, Coarse, Decoder};
 use locdiff::shdd::gpu::{Encoder, upload};
 use locdiff::shdd::{Basis, Filter, ShddError, uniform_points};
-use locdiff_launch::config::{DiffusionConfig, LossConfig, ModelConfig, Precision};
+use locdiff_core::config::{DiffusionConfig, LossConfig, ModelConfig, Precision};
+use locdiff_core::geo::{UnitVector, fibonacci_grid};
+use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use crate::model_support::{ChainError, normals, relative};

@@ -75,7 +75,7 @@ fn wrong_arrows(module: &str, text: &str) -> Vec<String> {
     }
     for item in named(text, "locdiff_launch") {
         if !FROM_LAUNCHER.contains(&item.as_str()) {
-            wrong.push(format!("{module} -> locdiff_launch::{item}"));
+            wrong.push(format!("{module} -> locdiff_core::{item}"));
         }
     }
     wrong
@@ -129,7 +129,7 @@ fn the_test_sees_an_arrow_the_wrong_way() {
     assert_eq!(wrong_arrows("geo", "use crate::train::step;"), ["geo -> train"]);
     assert_eq!(wrong_arrows("shards", "use crate::{geo::Km, model::{A, B}};"), ["shards -> model"]);
     assert_eq!(wrong_arrows("native", "let x = crate::comm::f();"), ["native -> comm"]);
-    assert_eq!(wrong_arrows("train", "use locdiff_launch::supervisor;"), ["train -> locdiff_launch::supervisor"]);
+    assert_eq!(wrong_arrows("train", "use locdiff_core::supervisor;"), ["train -> locdiff_core::supervisor"]);
     assert_eq!(wrong_arrows("elsewhere", ""), ["elsewhere is in no row"]);
-    assert!(wrong_arrows("train", "use crate::model::A;\n// crate::worker\nuse locdiff_launch::config::X;").is_empty());
+    assert!(wrong_arrows("train", "use crate::model::A;\n// crate::worker\nuse locdiff_core::config::X;").is_empty());
 }

@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 
 use locdiff::loss::{CODE_SCALE, Inputs, Largest, Loss, LossError, Losses};
 use locdiff::shdd::{Basis, Filter, uniform_points};
-use locdiff_launch::config::{AutoOr, KlDirection, LossConfig, Precision};
+use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
 use tch::{Device, Kind, Tensor};
 
 use crate::model_support::{normals, relative};

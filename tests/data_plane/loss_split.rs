@@ -2,7 +2,7 @@
 // b batch · a anchors · d dimensions of the code
 
 use locdiff::loss::{Inputs, Loss};
-use locdiff_launch::config::{AutoOr, KlDirection, LossConfig, Precision};
+use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
 use tch::{Kind, Tensor};
 
 use crate::comm::harness::ranks;

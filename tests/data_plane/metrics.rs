@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Instant;
 
-use locdiff::geo::{UnitVector, places};
-use locdiff::metrics::{
+use locdiff::shdd::uniform_points;
+use locdiff_core::geo::{UnitVector, places};
+use locdiff_core::metrics::{
     Bootstrap, MetricsError, NEAREST_K, Scores, THRESHOLDS_KM, compare, density_coverage, geo_score, score,
 };
-use locdiff::native::philox::{Draw, Philox, Stream};
-use locdiff::shdd::uniform_points;
+use locdiff_core::random::{Draw, Philox, Stream};
 use tch::Tensor;
 
 const FEW: Bootstrap = Bootstrap { seed: 11, resamples: 200 };

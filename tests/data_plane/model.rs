@@ -2,9 +2,9 @@
 // b batch · d dimensions of the code · e embedding
 
 use locdiff::model::{Architecture, Conditioned, CsUnet, DropoutDraws, ModelError, Placement, Timesteps};
-use locdiff::native::philox::Philox;
 use locdiff::native::random::Step;
-use locdiff_launch::config::{ModelConfig, Precision};
+use locdiff_core::config::{ModelConfig, Precision};
+use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use crate::model_support::{assert_close, normals};

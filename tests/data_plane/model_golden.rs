@@ -6,8 +6,8 @@
 use locdiff::diffusion::{Forward, NoiseSchedule, Sampler};
 use locdiff::loss::{Inputs, Loss};
 use locdiff::model::{Architecture, CsUnet, Placement, Timesteps};
-use locdiff::native::philox::Philox;
-use locdiff_launch::config::{AutoOr, DiffusionConfig, LossConfig, ModelConfig, Precision, Schedule};
+use locdiff_core::config::{AutoOr, DiffusionConfig, LossConfig, ModelConfig, Precision, Schedule};
+use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use crate::model_support::{ChainError, Golden, assert_close};

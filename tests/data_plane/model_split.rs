@@ -4,9 +4,9 @@
 use locdiff::comm::Group;
 use locdiff::loss::{Inputs, Loss};
 use locdiff::model::{Architecture, CsUnet, DropoutDraws, Placement, Split, Timesteps};
-use locdiff::native::philox::Philox;
 use locdiff::native::random::Step;
-use locdiff_launch::config::{LossConfig, ModelConfig, Precision};
+use locdiff_core::config::{LossConfig, ModelConfig, Precision};
+use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use crate::comm::harness::ranks;

@@ -1,7 +1,7 @@
 //! Statistics of the counter-based random numbers: moments, tails and bit balance on fixed seeds, so that a test never
 //! fails by chance; and what a number costs.
 
-use locdiff::native::philox::{Draw, Philox, Stream};
+use locdiff_core::random::{Draw, Philox, Stream};
 
 /// Rows that are no multiple of a block, over several samples.
 const ROWS: usize = 500;

@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 
 use locdiff::native::cuda::{self, Event, Graph, Stream as CudaStream};
 use locdiff::native::nvrtc::Kernel;
-use locdiff::native::philox::{Draw, Philox, Stream};
-use locdiff::native::random::{DeviceCounter, Rows, Step};
+use locdiff::native::random::{DeviceCounter, RandomTensors, Rows, Step};
+use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 const PHILOX: Philox = Philox::new(0xfeed_0123_4567_89ab);

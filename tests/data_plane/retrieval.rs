@@ -3,15 +3,15 @@
 use std::path::Path;
 
 use locdiff::eval::retrieval_data;
-use locdiff::geo::UnitVector;
 use locdiff::geoclip::{Embedder, FEATURE_WIDTH, Geoclip};
-use locdiff::native::philox::{Draw, Philox, Stream};
 use locdiff::retrieval::{
     DataFacts, DataHead, Gallery, Hybrid, QueryHead, Retriever, Samples, Scored, check_head, knn_place, locate,
 };
 use locdiff::shards::{Blocks as _, Dataset, ImageHead, Mask, PROJECTION_SEED, WriterOptions, projection};
 use locdiff::shdd::uniform_points;
-use locdiff_launch::config::{HybridMode, RetrievalConfig, RetrievalHead, ShardsConfig};
+use locdiff_core::config::{HybridMode, RetrievalConfig, RetrievalHead, ShardsConfig};
+use locdiff_core::geo::UnitVector;
+use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 use crate::geoclip_support::folder;
@@ -133,7 +133,7 @@ fn retrieval_with_geoclip_finds_the_place_that_a_photo_shows() {
 #[test]
 fn retrieval_among_training_photos_asks_as_many_neighbours_as_it_is_told() {
     let found = points(4);
-    let near = found[3].displace(locdiff::geo::Degrees(0.0), locdiff::geo::Km(2.0)).expect("a place");
+    let near = found[3].displace(locdiff_core::geo::Degrees(0.0), locdiff_core::geo::Km(2.0)).expect("a place");
     let places = [found[0], found[3], near, found[2]];
     let best = [(0, 10.0), (1, 9.9), (2, 9.9), (3, 5.0)];
     assert_eq!(knn_place(&places, &best[..1]), Some(0));

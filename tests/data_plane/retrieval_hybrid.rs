@@ -1,10 +1,10 @@
 //! LocDiff-H: every form against its definition, and the choice of settings.
 
-use locdiff::geo::{Degrees, Km, SphereIndex, UnitVector};
-use locdiff::native::philox::{Draw, Philox, Stream};
 use locdiff::retrieval::{Grid, Hybrid, Samples, TuneRow, choose, fold_of};
 use locdiff::shdd::uniform_points;
-use locdiff_launch::config::HybridMode;
+use locdiff_core::config::HybridMode;
+use locdiff_core::geo::{Degrees, Km, SphereIndex, UnitVector};
+use locdiff_core::random::{Draw, Philox, Stream};
 
 const THRESHOLDS: [f64; 3] = [25.0, 200.0, 2500.0];
 

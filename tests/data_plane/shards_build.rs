@@ -7,8 +7,8 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch};
 use half::f16;
 use locdiff::shards::{Build, Built, ShardsError, build};
-use locdiff_launch::config::{OnBadRows, ShardsConfig};
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::config::{OnBadRows, ShardsConfig};
+use locdiff_core::exit_code::ExitCode;
 use parquet::arrow::ArrowWriter;
 use tch::{Kind, Tensor};
 

@@ -7,8 +7,8 @@ use locdiff::shards::{
     BlockRows, Blocks, Bookmark, Contents, Dataset, Layout, MANIFEST_NAME, Mask, Plan, PlanOptions, ShardWriter,
     ShardsError, Survey, WriterRows,
 };
-use locdiff_launch::config::{OnBadRows, ShardsConfig};
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::config::{OnBadRows, ShardsConfig};
+use locdiff_core::exit_code::ExitCode;
 
 use crate::shards_support::{ROWS, WIDTH, all, embeddings, expected, options};
 

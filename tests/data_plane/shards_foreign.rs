@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use locdiff::shards::{BlockRows, Blocks, Dataset};
-use locdiff_launch::config::ShardsConfig;
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::config::ShardsConfig;
+use locdiff_core::exit_code::ExitCode;
 
 use crate::shards_support::{WIDTH, all, expected, write};
 

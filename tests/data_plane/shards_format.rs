@@ -7,8 +7,8 @@ use half::f16;
 use locdiff::shards::{
     Blocks, Dataset, ImageHead, MANIFEST_NAME, Manifest, ShardWriter, ShardsError, WriterOptions, WriterRows, verify,
 };
-use locdiff_launch::config::ShardsConfig;
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::config::ShardsConfig;
+use locdiff_core::exit_code::ExitCode;
 
 use crate::shards_support::{ROWS, WIDTH, all, expected, options, write, write_with};
 
@@ -267,11 +267,12 @@ fn shards_writer_takes_only_what_can_be_read_and_leaves_nothing_half_written() {
 
 /// Streams far more than would fit if anything were kept.
 mod long {
+    use std::sync::Arc;
     use std::time::Instant;
 
-    use super::*;
     use locdiff::shards::{BatchOptions, Batches, BlockRows, Cache, Layout, Mask, Plan, PlanOptions, Share};
-    use std::sync::Arc;
+
+    use super::*;
 
     /// Memory of this process that no file backs, from the kernel.
     fn anonymous_bytes() -> u64 {

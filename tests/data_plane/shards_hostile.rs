@@ -8,8 +8,8 @@ use std::sync::Arc;
 use arrow_array::builder::{Float32Builder, ListBuilder};
 use arrow_array::{ArrayRef, FixedSizeBinaryArray, Float64Array, RecordBatch, UInt64Array};
 use locdiff::shards::{Blocks, Dataset, MANIFEST_NAME, Mask, ShardsError, verify, verify_skipping};
-use locdiff_launch::config::{OnBadRows, ShardsConfig};
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::config::{OnBadRows, ShardsConfig};
+use locdiff_core::exit_code::ExitCode;
 use parquet::arrow::ArrowWriter;
 use parquet::file::metadata::{
     ColumnChunkMetaData, ColumnChunkMetaDataBuilder, ParquetMetaDataReader, ParquetMetaDataWriter,

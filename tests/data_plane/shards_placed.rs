@@ -11,8 +11,8 @@ use locdiff::shards::{
     Batch, BatchOptions, Batches, BlockRows, Blocks, Cache, Dataset, ImageHead, InlineBatches, Layout, MANIFEST_NAME,
     Mask, Plan, PlanOptions, Position, ShardWriter, ShardsError, Share, WriterOptions, WriterRows,
 };
-use locdiff_launch::config::{ShardsConfig, Tail};
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::config::{ShardsConfig, Tail};
+use locdiff_core::exit_code::ExitCode;
 use tch::{Device, Kind};
 
 use crate::shards_support::all;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use locdiff::shards::{
     Blocks, Layout, Mask, Plan, PlanOptions, Position, Replay, Sample, ShardsError, Share, WINDOW_BYTES_MAX,
 };
-use locdiff_launch::config::{ShardsConfig, Tail};
+use locdiff_core::config::{ShardsConfig, Tail};
 use proptest::prelude::*;
 
 use crate::shards_memory::{Fault, Memory};

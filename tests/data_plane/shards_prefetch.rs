@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use locdiff::shards::{
     Batch, BatchOptions, Batches, Cache, Layout, Mask, Plan, PlanOptions, Position, Sample, ShardsError, Share,
 };
-use locdiff_launch::config::{ShardsConfig, Tail};
+use locdiff_core::config::{ShardsConfig, Tail};
 use proptest::prelude::*;
 use tch::{Device, Kind};
 

@@ -13,8 +13,8 @@ use locdiff::shards::{
     Batch, BatchOptions, Batches, BlockRows, Blocks, Cache, Dataset, DatasetIndex, ImageHead, Layout, Mask, Plan,
     PlanOptions, S3Options, ShardWriter, ShardsError, Share, WriterOptions, WriterRows, verify,
 };
-use locdiff_launch::config::ShardsConfig;
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::config::ShardsConfig;
+use locdiff_core::exit_code::ExitCode;
 use tch::{Device, Kind};
 
 use crate::shards_s3_server::{BUCKET, Faults, SECRET_KEY, Server};

@@ -2,11 +2,11 @@
 
 use std::f64::consts::PI;
 
-use locdiff::geo::{Degrees, Place, UnitVector, places};
-use locdiff::native::philox::Stream;
 use locdiff::shdd::filter::{Filter, variances};
 use locdiff::shdd::points::uniform_points_of;
 use locdiff::shdd::{Basis, ShddError, uniform_points};
+use locdiff_core::geo::{Degrees, Place, UnitVector, places};
+use locdiff_core::random::Stream;
 use tch::{Device, Kind, Tensor};
 
 use crate::model_support::Golden;

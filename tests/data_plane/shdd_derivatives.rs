@@ -2,10 +2,10 @@
 
 use std::f64::consts::PI;
 
-use locdiff::geo::UnitVector;
-use locdiff::native::philox::Stream;
 use locdiff::shdd::Basis;
 use locdiff::shdd::points::uniform_points_of;
+use locdiff_core::geo::UnitVector;
+use locdiff_core::random::Stream;
 
 fn points() -> Vec<UnitVector> {
     let mut points = uniform_points_of(Stream::Test(2), 3, 0, 0, 6).expect("in range");

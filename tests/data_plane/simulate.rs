@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use locdiff::geo::{Degrees, Place};
 use locdiff::geoclip::{EMBEDDING_WIDTH, Embedder, Gallery, Geoclip};
 use locdiff::shards::{
     Manifest, PROJECTION_SEED, Photo, ShardsError, Simulation, Source, Spots, World, projection, simulate,
 };
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::geo::{Degrees, Place};
 use tch::{Device, Kind, Tensor};
 
 use crate::geoclip_support::folder;

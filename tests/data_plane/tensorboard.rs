@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use locdiff::draw::{Picture, answers_map};
-use locdiff::tensorboard::{Board, Histogram, Hyperparameter, Hyperparameters};
+use locdiff_core::draw::{Picture, answers_map};
+use locdiff_core::tensorboard::{Board, Histogram, Hyperparameter, Hyperparameters};
 use serde_json::{Value, json};
 
 use crate::python_support::run_python;

@@ -5,8 +5,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use locdiff_launch::exit_code::ExitCode;
-use locdiff_launch::protocol::{
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::protocol::{
     CONTROL_VARIABLE, Job, LAUNCHER_PID_VARIABLE, Meeting, PROTOCOL_VERSION, Place, ToLauncher, ToWorker, read_message,
     write_message,
 };
@@ -59,7 +59,7 @@ fn start(place: Place, job: Job) -> ToWorker {
     ToWorker::Start { place, meeting, job }
 }
 
-fn hello(socket: &mut UnixStream) -> locdiff_launch::protocol::Hello {
+fn hello(socket: &mut UnixStream) -> locdiff_core::protocol::Hello {
     match read_message(socket).expect("readable") {
         Some(ToLauncher::Hello(hello)) => hello,
         other => panic!("wanted a hello, got {other:?}"),

@@ -7,14 +7,15 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::protocol::{
+    CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, PartsWritten, partial_name, step_name,
+};
+
 use super::names::{LATEST, REMOVING, free_name, is_plain, unix_s};
 use super::scan::{self, Condition, Depth, better};
 use super::{Checkpoint, RunFolder};
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
-use crate::protocol::{
-    CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, PartsWritten, partial_name, step_name,
-};
 
 /// What became of a checkpoint that was to be committed.
 #[derive(Debug, Clone, PartialEq)]
@@ -89,8 +90,8 @@ impl RunFolder {
             format: CHECKPOINT_FORMAT,
             step,
             attempt,
-            version: crate::VERSION.to_owned(),
-            revision: crate::REVISION.to_owned(),
+            version: locdiff_core::VERSION.to_owned(),
+            revision: locdiff_core::REVISION.to_owned(),
             committed_unix_s: unix_s(SystemTime::now()),
             score: parts.iter().find_map(|part| part.score).filter(|score| score.is_finite()),
             files,

@@ -2,9 +2,8 @@
 //!
 //! What changes the model, the order of the data or the bits of a step may not change; everything else may, and is said.
 
+use locdiff_core::config::RunConfig;
 use toml::{Table, Value};
-
-use crate::config::RunConfig;
 
 /// Whole sections that a run keeps.
 const KEPT_SECTIONS: [&str; 2] = ["model", "diffusion"];
@@ -68,8 +67,9 @@ fn leaves(config: &RunConfig) -> Vec<(String, Value)> {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::config::AutoOr;
+
     use super::*;
-    use crate::config::AutoOr;
 
     #[test]
     fn what_changes_model_order_or_bits_is_refused_and_the_rest_is_said() {

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::protocol::step_name;
+
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
-use crate::protocol::step_name;
 
 /// Name of the run's resolved configuration.
 pub const CONFIG: &str = "config.toml";

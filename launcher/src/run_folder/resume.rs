@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use locdiff_core::files::WRITING;
+
 use super::RunFolder;
 use super::names::{CORRUPT, LATEST, REMOVING, free_name};
 use super::scan::{self, Checkpoint, Condition, Depth};
 use crate::error::LaunchError;
-use crate::files::WRITING;
 
 /// Where a run goes on.
 #[derive(Debug, Clone, PartialEq)]

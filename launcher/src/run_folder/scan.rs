@@ -7,13 +7,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::files;
+use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
 use serde::Serialize;
 
 use super::names::{is_plain, set_aside_step_of, step_of};
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
-use crate::files;
-use crate::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
 
 /// Waits between the tries to read what the system refused.
 const RETRY_WAITS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(500)];

@@ -3,6 +3,7 @@
 //! The time of one location has a limit, which is printed beside it and said to be kept or not. A time over it is no failure of
 //! the command: machines differ and are busy. Values that differ are.
 
+use locdiff_core::protocol::{Job, ShddRow};
 use serde_json::{Value, json};
 
 use super::{resolve, run_gang};
@@ -10,7 +11,6 @@ use crate::cli::Global;
 use crate::error::LaunchError;
 use crate::gpus;
 use crate::output::Output;
-use crate::protocol::{Job, ShddRow};
 use crate::rendezvous::World;
 
 /// The degree that has a limit, and the most that the fast form may take there for one location on one core, microseconds.

@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use locdiff_core::config::{self, Layer, RunConfig};
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::protocol::{CHECKPOINT_MANIFEST, ExportJob, Job, Place};
 use serde_json::{Value, json};
 
 use crate::cli::{CheckpointVerb, Global};
-use crate::config::{self, Layer, RunConfig};
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
 use crate::gpus;
 use crate::output::Output;
-use crate::protocol::{CHECKPOINT_MANIFEST, ExportJob, Job, Place};
 use crate::rendezvous::World;
 use crate::run_folder::{self, CONFIG, CheckpointRow, Depth};
 

@@ -3,11 +3,11 @@
 
 use std::path::Path;
 
+use locdiff_core::config;
 use serde_json::{Value, json};
 
 use super::{geoclip, shards, train};
 use crate::cli::{GeoclipVerb, Global, ShardsVerb};
-use crate::config;
 use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::World;

@@ -16,14 +16,14 @@ mod target;
 
 use std::path::{Path, PathBuf};
 
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::protocol::{HybridWish, Job, PredictionsJob};
 use serde_json::Value;
 
 use crate::cli::Global;
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
 use crate::gpus;
 use crate::output::Output;
-use crate::protocol::{HybridWish, Job, PredictionsJob};
 use crate::rendezvous::World;
 use crate::run_folder;
 use crate::supervisor::Supervisor;

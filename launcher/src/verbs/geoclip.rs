@@ -5,14 +5,14 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::protocol::ShardsJob;
 use serde_json::Value;
 
 use super::shards::run_one_with;
 use crate::cli::{GeoclipVerb, Global};
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
 use crate::output::Output;
-use crate::protocol::ShardsJob;
 
 const REQUIREMENT: &str = "geoclip==1.3.0";
 const WHEEL: &str = "geoclip-1.3.0-py3-none-any.whl";

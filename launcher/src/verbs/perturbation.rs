@@ -3,6 +3,7 @@
 //! The workers measure blocks of points; here they are put together in the order of the blocks, so that the table does not
 //! depend on the number of workers.
 
+use locdiff_core::protocol::{Job, PerturbationBlock};
 use serde_json::{Value, json};
 
 use super::{resolve, run_gang};
@@ -10,7 +11,6 @@ use crate::cli::Global;
 use crate::error::LaunchError;
 use crate::gpus;
 use crate::output::Output;
-use crate::protocol::{Job, PerturbationBlock};
 use crate::rendezvous::World;
 
 /// Points per degree: the mean is then known to 0.5 %.

@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
+use locdiff_core::config::RunConfig;
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::protocol::{Job, ShardsJob};
 use serde_json::{Value, json};
 
 use crate::cli::{Global, ShardsVerb};
-use crate::config::RunConfig;
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
 use crate::gpus;
 use crate::output::Output;
-use crate::protocol::{Job, ShardsJob};
 use crate::rendezvous::World;
 
 /// `shards VERB`.

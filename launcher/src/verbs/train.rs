@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context as _;
+use locdiff_core::config::{Resolved, RunConfig};
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::files::Files;
+use locdiff_core::protocol::{Fault, Job, PartsWritten, ToLauncher, TrainJob};
 use serde_json::{Value, json};
 
 use super::eval::{self, Phase};
 use crate::cli::Global;
-use crate::config::{Resolved, RunConfig};
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
-use crate::files::Files;
 use crate::gpus;
 use crate::output::Output;
 use crate::progress::Display;
-use crate::protocol::{Fault, Job, PartsWritten, ToLauncher, TrainJob};
 use crate::rendezvous::World;
 use crate::run_folder::{Commit, RunFolder, new_run_name, whole_checkpoint};
 use crate::supervisor::{Observer, Supervisor};
@@ -342,8 +342,9 @@ fn preset_of(global: &Global, inventory: &gpus::Inventory) -> String {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::protocol::Place;
+
     use super::*;
-    use crate::protocol::Place;
 
     fn world(workers: u32) -> World {
         let place = |rank| Place { rank, world: workers, local_rank: rank, gpu: None, threads: 1 };

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use locdiff_core::random::{self, Philox};
 use tch::{Device, Kind, Tensor};
 
 use super::kernels::Spin;
 use super::{GPU, Outcome, largest_difference, resident_bytes};
 use crate::native::cuda::{self, Event, Graph, GraphError, Stream};
 use crate::native::optim::{AdamW, Control, Moments, clip_divisor, not_finite, squared_norm};
-use crate::native::philox::{self, Philox};
-use crate::native::random::{DeviceCounter, Rows, Step};
+use crate::native::random::{DeviceCounter, RandomTensors, Rows, Step};
 
 const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
 const PHILOX: Philox = Philox::new(77);
@@ -29,7 +29,7 @@ impl Trainer {
     fn new() -> anyhow::Result<Self> {
         let weights = |index: u64, samples: usize, elements: usize| -> anyhow::Result<Tensor> {
             let rows =
-                Rows { stream: philox::Stream::Weights, step: Step::At(index), first_sample: 0, samples, elements };
+                Rows { stream: random::Stream::Weights, step: Step::At(index), first_sample: 0, samples, elements };
             Ok((PHILOX.normal(GPU, rows)? * 0.1).set_requires_grad(true))
         };
         let params = vec![weights(0, 64, 256)?, weights(1, 256, 64)?, weights(2, 64, 8)?];
@@ -40,7 +40,7 @@ impl Trainer {
     /// Forward, backward, clip, update: nothing waits for the device. Returns the loss.
     fn step(&mut self) -> anyhow::Result<Tensor> {
         let step = Step::Counter(&self.counter);
-        let rows = Rows { stream: philox::Stream::Noise, step, first_sample: 0, samples: 128, elements: 64 };
+        let rows = Rows { stream: random::Stream::Noise, step, first_sample: 0, samples: 128, elements: 64 };
         let input = PHILOX.normal(GPU, rows)?;
         let hidden = input.f_matmul(&self.params[0])?.f_tanh()?.f_matmul(&self.params[1])?.f_tanh()?;
         let output = hidden.f_matmul(&self.params[2])?;
@@ -255,7 +255,7 @@ pub(super) fn nothing_leaks() -> Outcome {
     let mut round = || -> anyhow::Result<()> {
         graph.replay()?;
         let rows = Rows {
-            stream: philox::Stream::Test(0),
+            stream: random::Stream::Test(0),
             step: Step::Counter(&counter),
             first_sample: 0,
             samples: 8,

@@ -1,14 +1,14 @@
 //! The GPU computes what the CPU computes: random numbers, optimizer, matrix products.
 
 use anyhow::ensure;
+use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 use super::{GPU, Outcome, largest_difference};
 use crate::native::cuda;
 use crate::native::gemm::mm_f32;
 use crate::native::optim::{AdamW, Control, Moments, clip_divisor, found_inf, not_finite, squared_norm};
-use crate::native::philox::{Philox, Stream};
-use crate::native::random::{DeviceCounter, Rows, Step, prepare};
+use crate::native::random::{DeviceCounter, RandomTensors, Rows, Step, prepare};
 
 const PHILOX: Philox = Philox::new(0x0123_4567_89ab_cdef);
 

@@ -6,10 +6,10 @@
 //! Neighbourhood and refinement of the decoder apply to the mixture as they do to one code: a neighbourhood sums q over a radius,
 //! and refinement climbs `log Σ_k exp(tempering · f_k(p)) / Z_k` on the continuous sphere, Z_k being sample k's sum over the anchors.
 
+use locdiff_core::geo::UnitVector;
 use tch::{Kind, TchError, Tensor};
 
 use super::AggregateError;
-use crate::geo::UnitVector;
 use crate::shdd::decode::refine::{ascend, gradient};
 use crate::shdd::decode::{Anchors, DecodeError, Decoded, Decoder, in_parallel, largest, torch_error};
 use crate::shdd::{Local, ShddError};

@@ -10,11 +10,11 @@ pub mod points;
 pub use codes::{TEMPERING, mean_code, mixture};
 pub use points::{geometric_median, kernel_medoid, mean_vector, posterior_medoid};
 
-use locdiff_launch::config::Aggregator;
+use locdiff_core::config::Aggregator;
+use locdiff_core::geo::UnitVector;
 use tch::Tensor;
 
 use super::decode::{DecodeError, Decoder, torch_error};
-use crate::geo::UnitVector;
 
 /// What can go wrong in putting samples together.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -5,8 +5,9 @@
 //! Sources: Vardi and Zhang, "The multivariate L1-median", PNAS 2000; Fletcher, Venkatasubramanian, Joshi, "The geometric median
 //! on Riemannian manifolds", NeuroImage 2009.
 
+use locdiff_core::geo::UnitVector;
+
 use super::AggregateError;
-use crate::geo::UnitVector;
 
 /// Widths of the kernel medoid's two exponentials, km: a town and a country.
 pub const KERNEL_WIDTHS_KM: [f64; 2] = [50.0, 500.0];

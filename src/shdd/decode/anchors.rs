@@ -18,11 +18,11 @@
 
 use std::ops::Range;
 
+use locdiff_core::geo::{UnitVector, fibonacci_grid};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::source::Source;
 use super::{DecodeError, torch_error};
-use crate::geo::{UnitVector, fibonacci_grid};
 use crate::native::gemm::mm_f32;
 use crate::shdd::{Basis, Filter};
 
@@ -111,7 +111,7 @@ pub struct Anchors {
 /// negative definite to 2.3, side lobes reach 0.064. With 4 (L+1)² Fibonacci points the nearest is within x = 1.4 of any place,
 /// where the score is still 0.77 of the peak. The configuration holds `eval.grid_points` to the same number.
 pub fn grid_points_min(degree: u32) -> usize {
-    locdiff_launch::config::grid_points_min(degree) as usize
+    locdiff_core::config::grid_points_min(degree) as usize
 }
 
 impl Anchors {

@@ -1,12 +1,12 @@
 //! Codes into places: best anchor, neighbourhood, refinement.
 
+use locdiff_core::geo::UnitVector;
 use tch::Tensor;
 
 use super::anchors::{Anchors, flat, ranges, rows_of};
 use super::neighbourhood::Neighbourhood;
 use super::refine::refine;
 use super::{DecodeError, torch_error};
-use crate::geo::UnitVector;
 use crate::shdd::ShddError;
 
 /// Where a code was found to point.

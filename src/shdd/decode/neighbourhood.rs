@@ -7,7 +7,7 @@
 //! in its cell and the 26 around it. Longitude and poles are no special cases. Source: the paper's decoder, with
 //! the sum moved into log space.
 
-use crate::geo::{EARTH_RADIUS_KM, UnitVector};
+use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
 
 use super::DecodeError;
 

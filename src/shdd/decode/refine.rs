@@ -5,7 +5,8 @@
 //! the mode found is that of the hill on which the start lies. A code with a number that is none is an error. Source: Absil, Mahony, Sepulchre, "Optimization
 //! Algorithms on Matrix Manifolds", 2008, chapters 4 and 6.
 
-use crate::geo::UnitVector;
+use locdiff_core::geo::UnitVector;
+
 use crate::shdd::{Basis, Local, ShddError};
 
 /// A Newton step shorter than this ends the search, radians: 6 mm on Earth.

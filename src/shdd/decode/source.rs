@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
+use locdiff_core::geo::UnitVector;
 use tch::{Device, Kind, Tensor};
 
 use super::anchors::flat;
 use super::{DecodeError, torch_error};
-use crate::geo::UnitVector;
 use crate::shdd::gpu::{Encoder, upload};
 use crate::shdd::{Basis, Filter, Selection};
 

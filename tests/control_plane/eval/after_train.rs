@@ -1,6 +1,6 @@
 //! `eval.after_train`: training ends with the table.
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 
 use super::support::{folder, row, trained};
 

@@ -1,6 +1,6 @@
 //! What is said of the rows that are evaluated, and of the numbers beside them.
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 
 use super::support::{read, stage};
 use crate::small_shards;

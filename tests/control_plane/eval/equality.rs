@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 use serde_json::Value;
 
 use super::support::{ACCURACIES, folder, read, row, stage};

@@ -1,6 +1,6 @@
 //! `eval --predictions`: anybody's answers, scored by the code that scores ours.
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 
 use super::support::{ACCURACIES, read, row, stage};
 use crate::stage::Ran;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 use serde_json::Value;
 
 use super::support::stage;

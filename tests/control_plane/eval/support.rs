@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 use serde_json::Value;
 
 use crate::small_shards;

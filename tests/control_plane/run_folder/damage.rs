@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::files::Files;
 use locdiff_launch::error::LaunchError;
-use locdiff_launch::exit_code::ExitCode;
-use locdiff_launch::files::Files;
 use locdiff_launch::run_folder::{Depth, RunFolder, checkpoints, newest_whole, whole_checkpoint};
 
 use super::{Home, is_what_was_written, save};

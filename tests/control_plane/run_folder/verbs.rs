@@ -1,8 +1,8 @@
 //! `checkpoint list` and `verify` through the real binary; the run may be held by somebody else.
 
-use locdiff_launch::exit_code::ExitCode;
-use locdiff_launch::files::Files;
-use locdiff_launch::protocol::{CheckpointFile, PartsWritten, partial_name};
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::files::Files;
+use locdiff_core::protocol::{CheckpointFile, PartsWritten, partial_name};
 use locdiff_launch::run_folder::RunFolder;
 use serde_json::json;
 
@@ -10,7 +10,7 @@ use super::save;
 use crate::stage::{Stage, Worker};
 
 fn run_in(stage: &Stage, name: &str) -> RunFolder {
-    let mut config = locdiff_launch::config::RunConfig::default();
+    let mut config = locdiff_core::config::RunConfig::default();
     config.checkpoint.keep = 5;
     let dir = stage.path().join("checkpoints");
     let mut folder = RunFolder::open(Files::real(), &dir, name, &config).expect("opened").folder;
@@ -83,7 +83,7 @@ fn safetensors(name: &str, numbers: &[f32]) -> Vec<u8> {
 #[test]
 fn the_newest_whole_checkpoint_is_exported_by_a_worker() {
     let stage = Stage::new(Worker::Real);
-    let mut config = locdiff_launch::config::RunConfig::default();
+    let mut config = locdiff_core::config::RunConfig::default();
     config.model.degree = 23;
     let dir = stage.path().join("checkpoints");
     let mut folder = RunFolder::open(Files::real(), &dir, "first", &config).expect("opened").folder;
@@ -134,7 +134,7 @@ fn a_lock_ends_with_its_process_however_that_ends() {
     let mut line = String::new();
     let mut output = std::io::BufReader::new(holder.stdout.take().expect("piped"));
     std::io::BufRead::read_line(&mut output, &mut line).expect("readable");
-    let config = locdiff_launch::config::RunConfig::default();
+    let config = locdiff_core::config::RunConfig::default();
     let open = || RunFolder::open(Files::real(), &stage.path().join("checkpoints"), "first", &config);
     let error = open().expect_err("held");
     let pid = format!("pid {} on elsewhere", holder.id());

@@ -1,6 +1,6 @@
 //! What a run shows in TensorBoard, read by Python's own package.
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 use serde_json::{Value, json};
 
 use super::support::{BASE, run_dir, stage, train};

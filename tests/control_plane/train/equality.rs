@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 
 use super::support::{BASE, assert_close, events, run_dir, stage, tensors, trace, train};
 

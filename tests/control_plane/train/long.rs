@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 
 use super::support::{BASE, run_dir, stage, tensors, trace, train};
 

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use locdiff_launch::exit_code::ExitCode;
+use locdiff_core::exit_code::ExitCode;
 
 use super::support::{BASE, run_dir, stage, stage_of, tensors, train};
 use crate::stage::{Stage, Worker, eventually, wait};

@@ -1,7 +1,7 @@
 //! Modules of `locdiff` that are pure Rust, taken from where they live, for Miri.
 #![allow(dead_code, reason = "only their tests are run")]
 
-#[path = "../../../src/native/philox.rs"]
+#[path = "../../../core/src/random/philox.rs"]
 pub mod philox;
 #[path = "../../../src/native/places.rs"]
 pub mod places;

@@ -13,14 +13,14 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use locdiff_core::config::RunConfig;
+use locdiff_core::files::Files;
+use locdiff_core::protocol::{LocatedRow, Method, ScoreMethod};
 use serde_json::Value;
 
 use super::gather::Gather;
 use super::phase::Tuned;
-use crate::config::RunConfig;
 use crate::error::LaunchError;
-use crate::files::Files;
-use crate::protocol::{LocatedRow, Method, ScoreMethod};
 use crate::run_folder::{CONFIG, Hold, hold};
 
 /// How the names of files of answers begin.
@@ -99,7 +99,7 @@ impl EvalFolder {
     ) -> Result<Vec<PathBuf>, LaunchError> {
         let json = serde_json::to_string_pretty(result).expect("a JSON value is JSON");
         let settings = toml::to_string(config).expect("a checked configuration is plain TOML values");
-        let version = format!("locdiff-launch {} ({})", crate::VERSION, crate::REVISION);
+        let version = format!("locdiff-launch {} ({})", locdiff_core::VERSION, locdiff_core::REVISION);
         let report = format!("{table}\n{version}\n\n{settings}");
         Ok(vec![self.write("table.json", json.as_bytes())?, self.write("report.txt", report.as_bytes())?])
     }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use locdiff_core::protocol::{LocatedRow, PartsWritten, ToLauncher};
+
 use crate::error::LaunchError;
-use crate::protocol::{LocatedRow, PartsWritten, ToLauncher};
 use crate::supervisor::{Echo, Observer};
 
 /// Time between two lines about progress.
@@ -71,8 +72,9 @@ impl Observer for Gather {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::protocol::{Located, Method};
+
     use super::*;
-    use crate::protocol::{Located, Method};
 
     fn row(index: u64) -> LocatedRow {
         let answers = vec![(Method::Locdiff, [1.0, 2.0])];

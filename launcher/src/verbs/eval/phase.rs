@@ -5,16 +5,16 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use locdiff_core::config::{DecodeAnchors, Origin, Resolved, RetrievalConfig, RetrievalHead, ShardsConfig};
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::protocol::{ChooseJob, EvalJob, EvalSummary, HybridWish, Job, Place, ScoreJob};
 use serde_json::{Value, json};
 
 use super::files::EvalFolder;
 use super::gather::Gather;
 use super::{published, table};
-use crate::config::{DecodeAnchors, Origin, Resolved, RetrievalConfig, RetrievalHead, ShardsConfig};
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
 use crate::output::Output;
-use crate::protocol::{ChooseJob, EvalJob, EvalSummary, HybridWish, Job, Place, ScoreJob};
 use crate::rendezvous::World;
 use crate::run_folder::Checkpoint;
 use crate::supervisor::{Echo, Supervisor};
@@ -146,7 +146,7 @@ impl Phase<'_> {
 /// The settings of LocDiff-H that tuning chooses, as `tuned.toml` has them.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(super) struct Tuned {
-    mode: crate::config::HybridMode,
+    mode: locdiff_core::config::HybridMode,
     radius_km: f64,
     density_weight: f64,
     density_km: f64,

@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
+use locdiff_core::config::{RetrievalHead, RunConfig};
+use locdiff_core::protocol::{EvalSummary, Method};
 use serde_json::{Value, json};
 
 use super::gather::Gather;
-use crate::config::{RetrievalHead, RunConfig};
-use crate::protocol::{EvalSummary, Method};
 
 /// Width of the first column.
 const NAME: usize = 30;

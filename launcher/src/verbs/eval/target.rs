@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use locdiff_core::config::{self, CheckpointChoice, Layer, Resolved};
+use locdiff_core::exit_code::ExitCode;
+
 use super::files::TUNED;
 use crate::cli::Global;
-use crate::config::{self, CheckpointChoice, Layer, Resolved};
 use crate::error::LaunchError;
-use crate::exit_code::ExitCode;
 use crate::gpus;
 use crate::output::Output;
 use crate::run_folder::{CONFIG, Checkpoint, Depth, checkpoints, newest_whole, whole_checkpoint};

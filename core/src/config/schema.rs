@@ -1,25 +1,12 @@
-//! A configuration for people and for tools: the resolved file, the JSON schema, the reference page.
+//! A configuration for tools: the JSON schema and the reference page.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::Value as Json;
-use toml::Table;
 
-use super::{Resolved, RunConfig};
-
-/// The resolved file; behind each value, where it came from.
-pub fn show(resolved: &Resolved) -> String {
-    let table = Table::try_from(&resolved.config).expect("a checked configuration is plain TOML values");
-    let mut text = String::new();
-    for (section, fields) in &table {
-        let _ = writeln!(text, "{}[{section}]", if text.is_empty() { "" } else { "\n" });
-        for (field, value) in fields.as_table().into_iter().flatten() {
-            let assignment = format!("{field} = {value}");
-            let _ = writeln!(text, "{assignment:<40} # {}", resolved.origin(&format!("{section}.{field}")));
-        }
-    }
-    text
-}
+use super::{AutoOr, RunConfig};
 
 /// The JSON schema of a configuration file.
 pub fn schema() -> Json {
@@ -65,21 +52,23 @@ fn choices(schema: &Json) -> String {
     list.collect()
 }
 
+impl<T: JsonSchema> JsonSchema for AutoOr<T> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("AutoOr_{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "const": "auto" }, generator.subschema_for::<T>()] })
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::{Layer, load};
     use super::*;
-
-    #[test]
-    fn shown_configuration_reads_back_as_itself() {
-        let first =
-            load(&[Layer::Preset("l95".into()), Layer::Set("shards.train=a # b".into())]).expect("valid preset");
-        let file = tempfile::NamedTempFile::new().expect("temporary file");
-        std::fs::write(file.path(), show(&first)).expect("write");
-        let second = load(&[Layer::File(file.path().into())]).expect("valid file");
-        assert_eq!(first.config, second.config);
-        assert!(show(&first).contains("# preset l95:"), "{}", show(&first));
-    }
 
     #[test]
     fn every_field_says_what_it_means() {

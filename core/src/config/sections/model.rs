@@ -1,13 +1,13 @@
 //! `[model]`: the CS-UNet and its input.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::AutoOr;
-use super::errors::Checker;
+use crate::config::AutoOr;
+use crate::config::errors::Checker;
 
 /// The network.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
     /// Degree L of the spherical harmonics; the model works in (L + 1)² dimensions. 1 to 255.
@@ -81,7 +81,7 @@ impl ModelConfig {
         modules.into_iter().map(|(input, output)| module(input, output)).sum::<u64>() + 2 * a * dims + dims
     }
 
-    pub(super) fn check(&self, checker: &mut Checker) {
+    pub(in crate::config) fn check(&self, checker: &mut Checker) {
         checker.within("model.degree", self.degree, 1..=255);
         if let Some(width) = self.embedding_width.value() {
             checker.within("model.embedding_width", width, 1..=65_536);
@@ -113,8 +113,8 @@ impl ModelConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Layer, load};
     use super::*;
+    use crate::config::{Layer, load};
 
     #[test]
     fn every_module_has_units_or_the_network_is_refused() {

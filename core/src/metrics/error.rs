@@ -1,6 +1,6 @@
 //! What cannot be scored.
 
-use crate::native::philox::RangeError;
+use crate::random::RangeError;
 
 /// An error of [`crate::metrics`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -1,10 +1,10 @@
 //! `[network]`: what the workers talk over. c10d's store, Gloo and NCCL have no access control: name a trusted interface.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Which network the workers talk over.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct NetworkConfig {
     /// Interface that workers bind to, such as "eth0"; "": the loopback interface, which one node needs.

@@ -1,12 +1,12 @@
 //! `[checkpoint]`: where runs are kept.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::errors::Checker;
+use crate::config::errors::Checker;
 
 /// Where runs are kept and how many checkpoints of each.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointConfig {
     /// Folder of all runs; nodes share it.
@@ -26,7 +26,7 @@ impl Default for CheckpointConfig {
 }
 
 impl CheckpointConfig {
-    pub(super) fn check(&self, checker: &mut Checker) {
+    pub(in crate::config) fn check(&self, checker: &mut Checker) {
         if self.dir.is_empty() {
             checker.push("checkpoint.dir", "is empty");
         }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use locdiff_launch::exit_code::ExitCode;
+use crate::exit_code::ExitCode;
 
 /// An error of [`crate::tensorboard`].
 #[derive(Debug, thiserror::Error)]

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::errors::Checker;
+use crate::config::errors::Checker;
 
 /// What to do with a row that cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum OnBadRows {
     /// Stop, naming it.
@@ -18,7 +18,8 @@ pub enum OnBadRows {
 }
 
 /// What to do with the rows at the end of an epoch that do not fill a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Tail {
     /// Leave them out of this epoch.
@@ -28,7 +29,8 @@ pub enum Tail {
 }
 
 /// Where rows are kept once they have been read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheMode {
     /// The fastest that fits.
@@ -42,7 +44,8 @@ pub enum CacheMode {
 }
 
 /// Where embeddings come from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct ShardsConfig {
     /// Training rows: a folder, a file, a glob or an s3:// URL.
@@ -106,7 +109,7 @@ impl ShardsConfig {
         !location.is_empty() && (!is_plain || Path::new(location).exists())
     }
 
-    pub(super) fn check(&self, checker: &mut Checker) {
+    pub(in crate::config) fn check(&self, checker: &mut Checker) {
         for (key, value) in [
             ("shards.train", &self.train),
             ("shards.latitude_column", &self.latitude_column),

@@ -149,7 +149,8 @@ pub enum RangeError {
     NoIntegers,
 }
 
-pub(super) fn within(field: &'static str, got: u64, end: u64) -> Result<(), RangeError> {
+/// Whether `got` lies below `end`.
+pub fn within(field: &'static str, got: u64, end: u64) -> Result<(), RangeError> {
     if got < end { Ok(()) } else { Err(RangeError::TooLarge { field, got, end }) }
 }
 
@@ -196,7 +197,7 @@ impl Philox {
     }
 
     /// Checks that rows `first_sample..first_sample + samples` have names, and returns the stream's id.
-    pub(super) fn check(draw: Draw, samples: u64) -> Result<u32, RangeError> {
+    pub fn check(draw: Draw, samples: u64) -> Result<u32, RangeError> {
         within("step", draw.step, STEP_END)?;
         within("first sample", draw.first_sample, SAMPLE_END)?;
         within("last sample", draw.first_sample + samples.saturating_sub(1), SAMPLE_END)?;
@@ -259,7 +260,7 @@ fn fill_blocks<T: Copy + Default>(seed: u64, mut blocks: Blocks, out: &mut [T], 
 }
 
 /// The threshold below which a 32-bit integer keeps its element.
-pub(super) fn mask_threshold(keep: f64) -> Result<u64, RangeError> {
+pub fn mask_threshold(keep: f64) -> Result<u64, RangeError> {
     if !(0.0..=1.0).contains(&keep) {
         return Err(RangeError::Probability { got: keep });
     }

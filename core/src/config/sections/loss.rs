@@ -1,13 +1,13 @@
 //! `[loss]`: the anchor KL and what is added to it.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::AutoOr;
-use super::errors::Checker;
+use crate::config::AutoOr;
+use crate::config::errors::Checker;
 
 /// Which distribution the KL divergence weighs by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum KlDirection {
     /// KL(prediction ‖ truth), the paper's.
@@ -17,7 +17,8 @@ pub enum KlDirection {
 }
 
 /// What training minimises: the weighted sum of its parts.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct LossConfig {
     /// Anchors on the sphere, drawn anew for every mini-batch.
@@ -49,7 +50,7 @@ impl Default for LossConfig {
 }
 
 impl LossConfig {
-    pub(super) fn check(&self, checker: &mut Checker) {
+    pub(in crate::config) fn check(&self, checker: &mut Checker) {
         checker.within("loss.anchors", self.anchors, 2..=10_000_000);
         let kl_weight = self.kl_weight.value().unwrap_or(1.0);
         checker.not_negative("loss.kl_weight", kl_weight);

@@ -1,10 +1,9 @@
 //! `[eval]`: sampling, decoding and scoring.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::AutoOr;
-use super::errors::Checker;
+use crate::config::AutoOr;
+use crate::config::errors::Checker;
 
 /// Points of an automatic grid, where the degree asks for no more.
 const GRID_POINTS_AUTO_MIN: u32 = 21_000;
@@ -15,7 +14,8 @@ pub fn grid_points_min(degree: u32) -> u32 {
 }
 
 /// How the samples of one image become one place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Aggregator {
     /// The sample with the most neighbours, which count by what the network expects from the image before anything is drawn.
@@ -33,7 +33,8 @@ pub enum Aggregator {
 }
 
 /// Which checkpoint of a run is evaluated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckpointChoice {
     /// The newest that is whole.
@@ -43,7 +44,8 @@ pub enum CheckpointChoice {
 }
 
 /// Among which points a code is decoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum DecodeAnchors {
     /// An even grid on the sphere.
@@ -53,7 +55,8 @@ pub enum DecodeAnchors {
 }
 
 /// Sampling and scoring.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct EvalConfig {
     /// CSV with path, lat and lon of the truth; "": the coordinates of the test shards.
@@ -120,7 +123,7 @@ impl EvalConfig {
     }
 
     /// `degree` is `model.degree`, which may itself be out of range.
-    pub(super) fn check(&self, degree: u32, checker: &mut Checker) {
+    pub(in crate::config) fn check(&self, degree: u32, checker: &mut Checker) {
         let rising = self.thresholds_km.windows(2).all(|pair| pair[0] < pair[1]);
         let usable = self.thresholds_km.iter().all(|km| *km > 0.0 && km.is_finite());
         if self.thresholds_km.is_empty() || !rising || !usable {
@@ -149,7 +152,7 @@ impl EvalConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Layer, load};
+    use crate::config::{Layer, load};
 
     fn set(text: &str) -> Layer {
         Layer::Set(text.into())

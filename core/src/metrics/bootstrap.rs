@@ -11,7 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::MetricsError;
-use crate::native::philox::{Draw, Philox, RangeError, Stream};
+use crate::random::{Draw, Philox, RangeError, Stream};
 
 /// Ends of the interval, as quantiles.
 const QUANTILES: [f64; 2] = [0.025, 0.975];

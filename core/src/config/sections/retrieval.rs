@@ -1,12 +1,12 @@
 //! `[retrieval]`: GeoCLIP's part in LocDiff-H.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::errors::Checker;
+use crate::config::errors::Checker;
 
 /// What turns a stored embedding into a query.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RetrievalHead {
     /// GeoCLIP's own head, for CLIP ViT-L/14 features.
@@ -18,7 +18,8 @@ pub enum RetrievalHead {
 }
 
 /// Where retrieval may look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum HybridMode {
     /// Within the radius of any sample, the paper's form.
@@ -32,7 +33,8 @@ pub enum HybridMode {
 }
 
 /// The retrieval phase of LocDiff-H.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct RetrievalConfig {
     /// Folder with GeoCLIP's weights and gallery, which `geoclip import` makes.
@@ -72,7 +74,7 @@ impl Default for RetrievalConfig {
 }
 
 impl RetrievalConfig {
-    pub(super) fn check(&self, checker: &mut Checker) {
+    pub(in crate::config) fn check(&self, checker: &mut Checker) {
         if self.geoclip.is_empty() {
             checker.push("retrieval.geoclip", "is empty");
         }

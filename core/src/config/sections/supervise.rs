@@ -1,12 +1,12 @@
 //! `[supervise]`: patience with workers.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::errors::Checker;
+use crate::config::errors::Checker;
 
 /// How long to wait for workers, and how often to start them again.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct SuperviseConfig {
     /// Until every worker has reported after its start, seconds.
@@ -34,7 +34,7 @@ impl Default for SuperviseConfig {
 }
 
 impl SuperviseConfig {
-    pub(super) fn check(&self, checker: &mut Checker) {
+    pub(in crate::config) fn check(&self, checker: &mut Checker) {
         const DAY_S: f64 = 86_400.0;
         checker.within("supervise.start_timeout_s", self.start_timeout_s, 0.1..=DAY_S);
         checker.within("supervise.rendezvous_timeout_s", self.rendezvous_timeout_s, 0.1..=DAY_S);

@@ -1,13 +1,13 @@
 //! `[diffusion]`: the noise schedule.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::auto::AutoOr;
-use super::errors::Checker;
+use crate::config::AutoOr;
+use crate::config::errors::Checker;
 
 /// How noise grows over the timesteps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Schedule {
     /// The squared cosine of Nichol and Dhariwal.
@@ -19,7 +19,8 @@ pub enum Schedule {
 }
 
 /// The diffusion process.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct DiffusionConfig {
     /// Timesteps T of the forward process.
@@ -40,7 +41,7 @@ impl Default for DiffusionConfig {
 }
 
 impl DiffusionConfig {
-    pub(super) fn check(&self, checker: &mut Checker) {
+    pub(in crate::config) fn check(&self, checker: &mut Checker) {
         checker.within("diffusion.timesteps", self.timesteps, 2..=10_000);
         if let AutoOr::Value(shift) = self.shift {
             checker.within("diffusion.shift", shift, 1e-4..=1.0);

@@ -1,8 +1,5 @@
 //! A number, or "auto" for one that the program works out.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Either `"auto"` or a value.
@@ -51,19 +48,5 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for AutoOr<T> {
             }
             Either::Other(_) => Err(de::Error::custom("wanted \"auto\" or a number in range")),
         }
-    }
-}
-
-impl<T: JsonSchema> JsonSchema for AutoOr<T> {
-    fn schema_name() -> Cow<'static, str> {
-        format!("AutoOr_{}", T::schema_name()).into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [{ "const": "auto" }, generator.subschema_for::<T>()] })
-    }
-
-    fn inline_schema() -> bool {
-        true
     }
 }

@@ -1,13 +1,13 @@
 //! `[parallel]`: how many processes, and what each of them has.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::AutoOr;
-use super::errors::Checker;
+use crate::config::AutoOr;
+use crate::config::errors::Checker;
 
 /// Where a worker computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceKind {
     /// On a GPU where there is one, else on the CPU.
@@ -19,6 +19,18 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Cpu, Self::Cuda];
+
+    /// The word for it, in files and on the command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+
     /// Whether workers compute on GPUs on a machine that has or has not any.
     pub fn on_cuda(self, any_gpu: bool) -> bool {
         match self {
@@ -30,7 +42,8 @@ impl DeviceKind {
 }
 
 /// How many processes, on what, and how the model is split over them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelConfig {
     /// Worker processes on each node (`--gpus`, `--workers`); "auto": one per visible GPU, else one.
@@ -54,7 +67,7 @@ impl Default for ParallelConfig {
 }
 
 impl ParallelConfig {
-    pub(super) fn check(&self, checker: &mut Checker) {
+    pub(in crate::config) fn check(&self, checker: &mut Checker) {
         if let Some(workers) = self.workers.value() {
             checker.within("parallel.workers", workers, 1..=1024);
         }

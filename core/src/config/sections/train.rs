@@ -1,13 +1,13 @@
 //! `[train]`: optimisation.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::AutoOr;
-use super::errors::Checker;
+use crate::config::AutoOr;
+use crate::config::errors::Checker;
 
 /// What the learning rate does after the warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum LearningRateSchedule {
     /// Falls to zero along half a cosine.
@@ -17,7 +17,8 @@ pub enum LearningRateSchedule {
 }
 
 /// Numbers in which matrices are multiplied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
     /// `bf16` on CUDA, `f32` on the CPU.
@@ -29,7 +30,8 @@ pub enum Precision {
 }
 
 /// Optimisation with AdamW.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
     /// Optimiser steps.
@@ -107,7 +109,7 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
-    pub(super) fn check(&self, checker: &mut Checker) {
+    pub(in crate::config) fn check(&self, checker: &mut Checker) {
         checker.within("train.steps", self.steps, 1..=u64::from(u32::MAX));
         checker.within("train.global_batch", self.global_batch, 1..=1 << 24);
         checker.positive("train.learning_rate", self.learning_rate);

@@ -5,48 +5,32 @@
 //! Nothing is spawned before the whole has been checked, and all that is wrong is said at once.
 
 mod auto;
-mod checkpoint;
-mod diffusion;
 mod errors;
-mod eval;
 mod load;
 mod log;
-mod loss;
-mod model;
-mod network;
-mod parallel;
 mod presets;
-mod retrieval;
-mod shards;
+#[cfg(feature = "schema")]
+mod schema;
+mod sections;
 mod show;
-mod supervise;
-mod train;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use auto::AutoOr;
-pub use checkpoint::CheckpointConfig;
-pub use diffusion::{DiffusionConfig, Schedule};
 pub use errors::{ConfigError, ConfigErrors};
-pub use eval::{Aggregator, CheckpointChoice, DecodeAnchors, EvalConfig, grid_points_min};
 pub use load::{Layer, Origin, Resolved, load};
 pub use log::log_filter;
-pub use loss::{KlDirection, LossConfig};
-pub use model::ModelConfig;
-pub use network::NetworkConfig;
-pub use parallel::{DeviceKind, ParallelConfig};
 pub use presets::{PRESETS, Preset, preset};
-pub use retrieval::{HybridMode, RetrievalConfig, RetrievalHead};
-pub use shards::{CacheMode, OnBadRows, ShardsConfig, Tail};
-pub use show::{markdown, schema, show};
-pub use supervise::SuperviseConfig;
-pub use train::{LearningRateSchedule, Precision, TrainConfig};
+#[cfg(feature = "schema")]
+pub use schema::{markdown, schema};
+pub use sections::*;
+pub use show::show;
 
 use errors::Checker;
 
 /// Everything that a run depends on. Saved with the run as `config.toml`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct RunConfig {
     /// The network.

@@ -1,0 +1,25 @@
+//! The sections of a configuration, one file each: fields, units, defaults, limits.
+
+mod checkpoint;
+mod diffusion;
+mod eval;
+mod loss;
+mod model;
+mod network;
+mod parallel;
+mod retrieval;
+mod shards;
+mod supervise;
+mod train;
+
+pub use checkpoint::CheckpointConfig;
+pub use diffusion::{DiffusionConfig, Schedule};
+pub use eval::{Aggregator, CheckpointChoice, DecodeAnchors, EvalConfig, grid_points_min};
+pub use loss::{KlDirection, LossConfig};
+pub use model::ModelConfig;
+pub use network::NetworkConfig;
+pub use parallel::{DeviceKind, ParallelConfig};
+pub use retrieval::{HybridMode, RetrievalConfig, RetrievalHead};
+pub use shards::{CacheMode, OnBadRows, ShardsConfig, Tail};
+pub use supervise::SuperviseConfig;
+pub use train::{LearningRateSchedule, Precision, TrainConfig};

@@ -1,0 +1,38 @@
+//! A resolved configuration for people: the file, with where each value came from.
+
+use std::fmt::Write as _;
+
+use toml::Table;
+
+use super::Resolved;
+
+/// The resolved file; behind each value, where it came from.
+pub fn show(resolved: &Resolved) -> String {
+    let table = Table::try_from(&resolved.config).expect("a checked configuration is plain TOML values");
+    let mut text = String::new();
+    for (section, fields) in &table {
+        let _ = writeln!(text, "{}[{section}]", if text.is_empty() { "" } else { "\n" });
+        for (field, value) in fields.as_table().into_iter().flatten() {
+            let assignment = format!("{field} = {value}");
+            let _ = writeln!(text, "{assignment:<40} # {}", resolved.origin(&format!("{section}.{field}")));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Layer, load};
+    use super::*;
+
+    #[test]
+    fn shown_configuration_reads_back_as_itself() {
+        let first =
+            load(&[Layer::Preset("l95".into()), Layer::Set("shards.train=a # b".into())]).expect("valid preset");
+        let file = tempfile::NamedTempFile::new().expect("temporary file");
+        std::fs::write(file.path(), show(&first)).expect("write");
+        let second = load(&[Layer::File(file.path().into())]).expect("valid file");
+        assert_eq!(first.config, second.config);
+        assert!(show(&first).contains("# preset l95:"), "{}", show(&first));
+    }
+}

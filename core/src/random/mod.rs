@@ -1,0 +1,8 @@
+//! Random numbers that are a function of where they are used, not of when they are drawn.
+
+#[allow(unsafe_code, reason = "one call of a function that is compiled for AVX2, after asking the processor for it")]
+mod philox;
+
+pub use philox::{
+    Draw, ELEMENT_END, Philox, RangeError, SAMPLE_END, STEP_END, STREAM_INDEX_END, Stream, mask_threshold, within,
+};
