@@ -79,7 +79,7 @@ fn one_unit(cuda: bool) -> PathBuf {
     unit
 }
 
-/// Every C++ file of `src/native`; those named `cuda*` only in the CUDA variant.
+/// Every C++ file of `src/native/shim`; those named `cuda*` only in the CUDA variant.
 fn sources(cuda: bool) -> Vec<PathBuf> {
     let is_cuda = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cuda"));
     native_files(&["cpp"]).into_iter().filter(|path| cuda || !is_cuda(path)).collect()
@@ -89,8 +89,8 @@ fn native_files(extensions: &[&str]) -> Vec<PathBuf> {
     let wanted = |path: &PathBuf| {
         path.extension().and_then(|extension| extension.to_str()).is_some_and(|name| extensions.contains(&name))
     };
-    let mut files: Vec<PathBuf> = std::fs::read_dir("src/native")
-        .expect("src/native is part of the crate")
+    let mut files: Vec<PathBuf> = std::fs::read_dir("src/native/shim")
+        .expect("src/native/shim is part of the crate")
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(wanted)
         .collect();

@@ -24,7 +24,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or PROJECT / "target").absolute
 LIBTORCH_NAMES = ("libtorch", "libc10")
 LOG_LINES_SHOWN = 200
 # Test modules that are run again only when a file of the project has changed.
-LONG_MODULES = ("eval", "long", "comm", "loss_split", "model_split", "perturbation", "train", "gang", "world")
+LONG_MODULES = ("eval", "long", "comm", "split", "perturbation", "train", "gang", "world")
 # Libraries that take long to compile and do not need libtorch.
 EARLY_LIBRARIES = ("parquet", "rustls", "arrow-array")
 # There are no examples; but with this, dependencies get the features that the tests want, and none is built once more.

@@ -85,6 +85,12 @@ impl ExitCode {
     }
 }
 
+/// An expected failure, which knows the code that the whole command should end with.
+pub trait HasExitCode: std::error::Error {
+    /// The documented exit code.
+    fn exit_code(&self) -> ExitCode;
+}
+
 impl From<ExitCode> for std::process::ExitCode {
     fn from(code: ExitCode) -> Self {
         Self::from(code.code())

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use locdiff_core::config::ConfigErrors;
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 
 /// An expected failure of the launcher; anything else is a bug and stays an `anyhow::Error`.
 #[derive(Debug, thiserror::Error)]
@@ -85,9 +85,8 @@ impl From<locdiff_core::files::FileError> for LaunchError {
     }
 }
 
-impl LaunchError {
-    /// The documented exit code.
-    pub fn exit_code(&self) -> ExitCode {
+impl HasExitCode for LaunchError {
+    fn exit_code(&self) -> ExitCode {
         match self {
             Self::Config(_) => ExitCode::Config,
             Self::Device(_) => ExitCode::Device,

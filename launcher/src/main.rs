@@ -6,10 +6,11 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
-use locdiff_launch::cli::Cli;
 use locdiff_core::config::log_filter;
-use locdiff_launch::error::LaunchError;
 use locdiff_core::exit_code;
+use locdiff_core::exit_code::HasExitCode;
+use locdiff_launch::cli::Cli;
+use locdiff_launch::error::LaunchError;
 use locdiff_launch::output::Output;
 use locdiff_launch::progress::LogWriter;
 use locdiff_launch::verbs;

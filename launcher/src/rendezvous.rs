@@ -159,6 +159,7 @@ fn interface_is_there(name: &str) -> Result<(), LaunchError> {
 #[cfg(test)]
 mod tests {
     use locdiff_core::config::DeviceKind;
+    use locdiff_core::exit_code::HasExitCode;
 
     use super::*;
     use crate::gpus::Gpu;

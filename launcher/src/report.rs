@@ -123,6 +123,7 @@ fn signal_name(signal: i32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::exit_code::HasExitCode;
     use locdiff_core::protocol::Failure;
 
     use super::*;

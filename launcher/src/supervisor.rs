@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures::{SinkExt, StreamExt};
+use locdiff_core::exit_code::HasExitCode;
 use locdiff_core::protocol::{
     CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, LAUNCHER_PID_VARIABLE, Meeting, PartsWritten, ToLauncher,
     ToWorker,

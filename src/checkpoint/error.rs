@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::FileError;
 
 /// A failure of writing or reading a checkpoint.
@@ -38,9 +38,6 @@ pub enum CheckpointError {
         /// Which file.
         path: PathBuf,
     },
-    /// libtorch refused.
-    #[error("libtorch: {0}")]
-    Torch(#[from] tch::TchError),
     /// The device failed.
     #[error(transparent)]
     Native(#[from] crate::native::NativeError),
@@ -61,15 +58,16 @@ impl CheckpointError {
     pub(super) fn bad(path: &Path, reason: impl std::fmt::Display) -> Self {
         Self::Bad { path: path.to_owned(), reason: reason.to_string() }
     }
+}
 
-    /// The documented exit code.
-    pub fn exit_code(&self) -> ExitCode {
+impl HasExitCode for CheckpointError {
+    fn exit_code(&self) -> ExitCode {
         match self {
             Self::Io { .. } => ExitCode::Io,
             Self::Corrupt { .. } => ExitCode::Corrupt,
             Self::Bad { .. } => ExitCode::BadData,
             Self::Exists { .. } => ExitCode::Exists,
-            Self::Torch(_) | Self::Native(_) | Self::Internal(_) => ExitCode::Internal,
+            Self::Native(_) | Self::Internal(_) => ExitCode::Internal,
         }
     }
 }
@@ -79,3 +77,5 @@ impl From<FileError> for CheckpointError {
         Self::Io { path: error.path, error: error.error }
     }
 }
+
+crate::native::from_torch!(CheckpointError);

@@ -31,16 +31,8 @@ pub enum DiffusionError {
     #[error(transparent)]
     Random(#[from] RandomError),
     /// libtorch refused or failed.
-    #[error("diffusion: {text}")]
-    Torch {
-        /// What it says, without its stack trace.
-        text: String,
-    },
+    #[error(transparent)]
+    Native(#[from] crate::native::NativeError),
 }
 
-impl From<tch::TchError> for DiffusionError {
-    fn from(error: tch::TchError) -> Self {
-        let text = error.to_string();
-        Self::Torch { text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
-    }
-}
+crate::native::from_torch!(DiffusionError);

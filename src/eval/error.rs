@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::geo::GeoError;
 use locdiff_core::metrics::MetricsError;
 use locdiff_core::tables::TableError;
@@ -200,17 +200,10 @@ pub enum EvalError {
     /// The launcher cannot be told.
     #[error("the launcher cannot be told: {0}")]
     Launcher(String),
-    /// libtorch through tch.
-    #[error("evaluation: {text}")]
-    Torch {
-        /// What it says, without its stack trace.
-        text: String,
-    },
 }
 
-impl EvalError {
-    /// The code that the whole command should end with.
-    pub fn exit_code(&self) -> ExitCode {
+impl HasExitCode for EvalError {
+    fn exit_code(&self) -> ExitCode {
         match self {
             Self::NoAverage { .. }
             | Self::Network { .. }
@@ -234,9 +227,4 @@ impl EvalError {
     }
 }
 
-impl From<tch::TchError> for EvalError {
-    fn from(error: tch::TchError) -> Self {
-        let text = error.to_string();
-        Self::Torch { text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
-    }
-}
+crate::native::from_torch!(EvalError);

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::geo::{Place, UnitVector};
 use locdiff_core::metrics::{Bootstrap, DensityCoverage, MetricsError, NEAREST_K, Scores, density_coverage, score};
 use locdiff_core::tables::{self, TableError};
@@ -105,9 +105,8 @@ pub enum PredictionsError {
     Metrics(#[from] MetricsError),
 }
 
-impl PredictionsError {
-    /// The documented exit code.
-    pub fn exit_code(&self) -> ExitCode {
+impl HasExitCode for PredictionsError {
+    fn exit_code(&self) -> ExitCode {
         match self {
             Self::Table(error) => error.exit_code(),
             Self::EmptyTruth { .. } => ExitCode::NoData,

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use locdiff_core::config::{RetrievalConfig, RetrievalHead, ShardsConfig};
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::geo::{Degrees, Place, UnitVector};
 use tch::{Device, Kind, Tensor};
 
@@ -23,9 +24,8 @@ pub enum RetrievalDataError {
     Retrieval(#[from] RetrievalError),
 }
 
-impl RetrievalDataError {
-    /// The documented exit code.
-    pub fn exit_code(&self) -> locdiff_core::exit_code::ExitCode {
+impl HasExitCode for RetrievalDataError {
+    fn exit_code(&self) -> ExitCode {
         match self {
             Self::Shards(error) => error.exit_code(),
             Self::Retrieval(error) => error.exit_code(),

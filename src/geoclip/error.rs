@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::geo::GeoError;
 
 /// An error of [`crate::geoclip`].
@@ -65,26 +65,11 @@ pub enum GeoclipError {
         path: PathBuf,
     },
     /// libtorch refused or failed.
-    #[error("geoclip: {text}")]
-    Torch {
-        /// What it says, without its stack trace.
-        text: String,
-    },
+    #[error(transparent)]
+    Native(#[from] crate::native::NativeError),
 }
 
 impl GeoclipError {
-    /// The documented exit code.
-    pub fn exit_code(&self) -> ExitCode {
-        match self {
-            Self::Missing { .. } => ExitCode::NoData,
-            Self::Damaged { .. } => ExitCode::Corrupt,
-            Self::Row { .. } | Self::Shape { .. } => ExitCode::BadData,
-            Self::Io { .. } => ExitCode::Io,
-            Self::Exists { .. } | Self::NotOurs { .. } => ExitCode::Exists,
-            Self::Torch { .. } => ExitCode::Internal,
-        }
-    }
-
     pub(super) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
         move |error| Self::Io { path: path.to_owned(), error }
     }
@@ -94,9 +79,17 @@ impl GeoclipError {
     }
 }
 
-impl From<tch::TchError> for GeoclipError {
-    fn from(error: tch::TchError) -> Self {
-        let text = error.to_string();
-        Self::Torch { text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
+impl HasExitCode for GeoclipError {
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Missing { .. } => ExitCode::NoData,
+            Self::Damaged { .. } => ExitCode::Corrupt,
+            Self::Row { .. } | Self::Shape { .. } => ExitCode::BadData,
+            Self::Io { .. } => ExitCode::Io,
+            Self::Exists { .. } | Self::NotOurs { .. } => ExitCode::Exists,
+            Self::Native(_) => ExitCode::Internal,
+        }
     }
 }
+
+crate::native::from_torch!(GeoclipError);

@@ -34,20 +34,9 @@ pub enum LossError {
     /// The matrix product failed.
     #[error(transparent)]
     Native(#[from] NativeError),
-    /// libtorch refused or failed.
-    #[error("loss: {text}")]
-    Torch {
-        /// What it says, without its stack trace.
-        text: String,
-    },
 }
 
-impl From<tch::TchError> for LossError {
-    fn from(error: tch::TchError) -> Self {
-        let text = error.to_string();
-        Self::Torch { text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
-    }
-}
+crate::native::from_torch!(LossError);
 
 /// The largest finite magnitude among the numbers behind a loss; none where none of them is finite.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -28,8 +28,26 @@ pub(super) fn check(operation: &'static str, status: c_int) -> Result<(), Native
     Err(NativeError { operation, text: first_lines(&text.to_string_lossy()) })
 }
 
+impl From<tch::TchError> for NativeError {
+    fn from(error: tch::TchError) -> Self {
+        Self { operation: "libtorch", text: first_lines(&error.to_string()) }
+    }
+}
+
+/// Lets `?` turn a failure of tch into an error that has a variant for [`NativeError`].
+macro_rules! from_torch {
+    ($error:ty) => {
+        impl From<tch::TchError> for $error {
+            fn from(error: tch::TchError) -> Self {
+                crate::native::NativeError::from(error).into()
+            }
+        }
+    };
+}
+pub(crate) use from_torch;
+
 /// libtorch appends its own stack trace to what it throws; people need what stands before it.
-fn first_lines(text: &str) -> String {
+pub(super) fn first_lines(text: &str) -> String {
     text.split("\nException raised from").next().unwrap_or(text).trim_end().to_owned()
 }
 

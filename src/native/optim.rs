@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 
 use tch::{Device, Kind, Tensor};
 
-use super::error::{NativeError, check};
+use super::error::{NativeError, check, first_lines};
 
 unsafe extern "C" {
     fn locdiff_fused_adamw(
@@ -186,7 +186,6 @@ fn pointers(tensors: &[Tensor]) -> Vec<*mut c_void> {
 }
 
 /// A `tch` error under the name of what was asked for.
-pub(super) fn torch_error(operation: &'static str, error: &tch::TchError) -> NativeError {
-    let text = error.to_string();
-    NativeError { operation, text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
+pub(crate) fn torch_error(operation: &'static str, error: &tch::TchError) -> NativeError {
+    NativeError { operation, text: first_lines(&error.to_string()) }
 }

@@ -1,6 +1,6 @@
 //! What can be wrong with a gallery, a head or a query.
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::tables::TableError;
 
 use crate::geoclip::GeoclipError;
@@ -52,29 +52,20 @@ pub enum RetrievalError {
     #[error(transparent)]
     Geoclip(#[from] GeoclipError),
     /// libtorch refused or failed.
-    #[error("retrieval: {text}")]
-    Torch {
-        /// What it says, without its stack trace.
-        text: String,
-    },
+    #[error(transparent)]
+    Native(#[from] crate::native::NativeError),
 }
 
-impl RetrievalError {
-    /// The documented exit code.
-    pub fn exit_code(&self) -> ExitCode {
+impl HasExitCode for RetrievalError {
+    fn exit_code(&self) -> ExitCode {
         match self {
             Self::Head { .. } => ExitCode::Config,
             Self::EmptyGallery { .. } | Self::NoDirection { .. } | Self::Tune(_) => ExitCode::BadData,
             Self::Table(error) => error.exit_code(),
             Self::Geoclip(error) => error.exit_code(),
-            Self::Shape { .. } | Self::Torch { .. } => ExitCode::Internal,
+            Self::Shape { .. } | Self::Native(_) => ExitCode::Internal,
         }
     }
 }
 
-impl From<tch::TchError> for RetrievalError {
-    fn from(error: tch::TchError) -> Self {
-        let text = error.to_string();
-        Self::Torch { text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
-    }
-}
+crate::native::from_torch!(RetrievalError);

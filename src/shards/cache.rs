@@ -163,6 +163,8 @@ impl HostCache {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::exit_code::HasExitCode;
+
     use super::*;
 
     fn choose(mode: CacheMode, host_bytes: u64, device_bytes: Option<u64>) -> Result<(Cache, String), ShardsError> {

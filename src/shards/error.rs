@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 
 /// Where in the data something is wrong, as a message begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,9 +97,6 @@ pub enum ShardsError {
     /// What cannot happen did: a reader thread panicked, or the plan breaks its own law.
     #[error("{0}; this is a bug")]
     Internal(String),
-    /// libtorch refused.
-    #[error("libtorch: {0}")]
-    Torch(#[from] tch::TchError),
 }
 
 impl ShardsError {
@@ -107,9 +104,10 @@ impl ShardsError {
     pub(crate) fn io(path: impl Into<PathBuf>, error: std::io::Error) -> Self {
         Self::Io { path: path.into(), error }
     }
+}
 
-    /// The documented exit code.
-    pub fn exit_code(&self) -> ExitCode {
+impl HasExitCode for ShardsError {
+    fn exit_code(&self) -> ExitCode {
         match self {
             Self::Missing { .. } => ExitCode::NoData,
             Self::Bad { .. } => ExitCode::BadData,
@@ -120,7 +118,7 @@ impl ShardsError {
             Self::Argument(_) => ExitCode::Usage,
             Self::Geoclip(error) => error.exit_code(),
             Self::Config(_) => ExitCode::Config,
-            Self::Internal(_) | Self::Native(_) | Self::Torch(_) => ExitCode::Internal,
+            Self::Internal(_) | Self::Native(_) => ExitCode::Internal,
         }
     }
 }
@@ -132,3 +130,5 @@ fn way_out(location: &str) -> String {
     }
     format!("; make some with `locdiff-launch shards simulate --out {location}`")
 }
+
+crate::native::from_torch!(ShardsError);

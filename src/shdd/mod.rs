@@ -114,7 +114,5 @@ pub enum ShddError {
 
 /// An error of tch as one of ours: only what stands before libtorch's own stack trace.
 fn torch_error(operation: &'static str, error: &tch::TchError) -> ShddError {
-    let text = error.to_string();
-    let text = text.split("\nException raised from").next().unwrap_or_default().trim_end().to_owned();
-    ShddError::Native(NativeError { operation, text })
+    ShddError::Native(crate::native::torch_error(operation, error))
 }

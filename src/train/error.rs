@@ -1,6 +1,6 @@
 //! What can end a training run.
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::random::RangeError;
 use locdiff_core::tensorboard::BoardError;
 
@@ -97,17 +97,10 @@ pub enum TrainError {
     /// The launcher cannot be told.
     #[error("the launcher cannot be told: {0}")]
     Launcher(String),
-    /// libtorch through tch.
-    #[error("training: {text}")]
-    Torch {
-        /// What it says, without its stack trace.
-        text: String,
-    },
 }
 
-impl TrainError {
-    /// The code that the whole command should end with.
-    pub fn exit_code(&self) -> ExitCode {
+impl HasExitCode for TrainError {
+    fn exit_code(&self) -> ExitCode {
         match self {
             Self::Misfit { .. } | Self::Network { .. } => ExitCode::RunDiffers,
             Self::Diverged { .. } => ExitCode::Diverged,
@@ -135,9 +128,4 @@ impl TrainError {
     }
 }
 
-impl From<tch::TchError> for TrainError {
-    fn from(error: tch::TchError) -> Self {
-        let text = error.to_string();
-        Self::Torch { text: text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned() }
-    }
-}
+crate::native::from_torch!(TrainError);

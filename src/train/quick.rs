@@ -66,8 +66,10 @@ pub enum QuickError {
     Comm(#[from] CommError),
     /// libtorch.
     #[error(transparent)]
-    Torch(#[from] tch::TchError),
+    Native(#[from] crate::native::NativeError),
 }
+
+crate::native::from_torch!(QuickError);
 
 /// The validation rows of this rank and all that locating them takes.
 #[derive(Debug)]

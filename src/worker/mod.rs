@@ -11,7 +11,7 @@ mod shards;
 mod train;
 
 use anyhow::bail;
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{Failure, Job, ToLauncher, ToWorker};
 use serde_json::json;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use locdiff_core::config::RunConfig;
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::{FileError, Files};
 use locdiff_core::protocol::{CheckpointFile, PartsWritten, partial_name};
 use locdiff_launch::error::LaunchError;

@@ -1,5 +1,9 @@
 //! Checkpoints of real tensors: written in the background, committed, read back bit by bit, whatever fails.
 
+mod export;
+mod export_python;
+mod hostile;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -8,10 +12,10 @@ use locdiff::checkpoint::{
     divisions_metadata, load_tensors, piece_name, write_json, write_tensors,
 };
 use locdiff_core::config::RunConfig;
-use locdiff_launch::error::LaunchError;
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::{Fault, Files};
 use locdiff_core::protocol::{CheckpointFile, partial_name};
+use locdiff_launch::error::LaunchError;
 use locdiff_launch::run_folder::RunFolder;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};

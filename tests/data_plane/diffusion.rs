@@ -9,7 +9,7 @@ use locdiff_core::config::{AutoOr, DiffusionConfig, ModelConfig, Schedule};
 use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
-use crate::model_support::{assert_close, normals, relative};
+use crate::model::support::{assert_close, normals, relative};
 
 const CPU: Device = Device::Cpu;
 

@@ -1,12 +1,14 @@
 //! GeoCLIP against its own outputs, with its real weights, and its files against damage.
 
+pub(crate) mod support;
+
 use std::path::Path;
 
 use locdiff::geoclip::{self, EMBEDDING_WIDTH, Embedder, Geoclip, GeoclipError};
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use tch::{Device, Tensor};
 
-use crate::geoclip_support::{folder, wheel};
+use crate::geoclip::support::{folder, wheel};
 
 fn golden(name: &str) -> Tensor {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/geoclip.safetensors");

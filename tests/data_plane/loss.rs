@@ -1,4 +1,7 @@
 //! Laws of the loss.
+
+mod split;
+
 // b batch · a anchors · d dimensions of the code
 
 use std::f64::consts::PI;
@@ -8,7 +11,7 @@ use locdiff::shdd::{Basis, Filter, uniform_points};
 use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
 use tch::{Device, Kind, Tensor};
 
-use crate::model_support::{normals, relative};
+use crate::model::support::{normals, relative};
 
 fn config(weights: [f64; 4]) -> LossConfig {
     let [kl, l2_weight, l1_weight, cosine_weight] = weights;

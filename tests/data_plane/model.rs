@@ -1,4 +1,10 @@
 //! Laws of the network on one rank.
+
+mod golden;
+mod gpu;
+mod split;
+pub(crate) mod support;
+
 // b batch · d dimensions of the code · e embedding
 
 use locdiff::model::{Architecture, Conditioned, CsUnet, DropoutDraws, ModelError, Placement, Timesteps};
@@ -7,7 +13,7 @@ use locdiff_core::config::{ModelConfig, Precision};
 use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
-use crate::model_support::{assert_close, normals};
+use crate::model::support::{assert_close, normals};
 
 const EMBEDDING: u32 = 6;
 const TIMESTEPS: u32 = 10;

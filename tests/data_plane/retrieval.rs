@@ -1,5 +1,7 @@
 //! Retrieval against plain cosines, on whatever head, and its bits against company.
 
+mod hybrid;
+
 use std::path::Path;
 
 use locdiff::eval::retrieval_data;
@@ -10,11 +12,12 @@ use locdiff::retrieval::{
 use locdiff::shards::{Blocks as _, Dataset, ImageHead, Mask, PROJECTION_SEED, WriterOptions, projection};
 use locdiff::shdd::uniform_points;
 use locdiff_core::config::{HybridMode, RetrievalConfig, RetrievalHead, ShardsConfig};
+use locdiff_core::exit_code::HasExitCode;
 use locdiff_core::geo::UnitVector;
 use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
-use crate::geoclip_support::folder;
+use crate::geoclip::support::folder;
 
 const WIDTH: usize = 24;
 
@@ -202,7 +205,7 @@ fn retrieval_heads_that_do_not_fit_say_why() {
 fn files_named_one_by_one_are_known_as_their_folder_is() {
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path().join("simulated");
-    crate::shards_support::write(&folder);
+    crate::shards::support::write(&folder);
     let config = ShardsConfig::default();
     let open = |location: &str| Dataset::open(location, &config).expect("opens");
     let whole = open(&folder.display().to_string());
@@ -233,14 +236,14 @@ fn lengths_are_measured_where_no_manifest_tells_them() {
     let scratch = tempfile::tempdir().expect("a folder");
     for (name, length) in [("unit", 1.0), ("long", 12.0)] {
         let folder = scratch.path().join(name);
-        let options = WriterOptions { image_head: ImageHead::None, ..crate::shards_support::options() };
+        let options = WriterOptions { image_head: ImageHead::None, ..crate::shards::support::options() };
         let change = |_: &mut Vec<f64>, _: &mut Vec<f64>, first: &mut Vec<half::f16>| {
             first.iter_mut().enumerate().for_each(|(at, value)| {
-                let is_first = at % crate::shards_support::WIDTH == 0;
+                let is_first = at % crate::shards::support::WIDTH == 0;
                 *value = half::f16::from_f64(if is_first { length } else { 0.0 });
             });
         };
-        crate::shards_support::write_with(&folder, options, change).expect("written");
+        crate::shards::support::write_with(&folder, options, change).expect("written");
         for location in [folder.display().to_string(), format!("{}/*.parquet", folder.display())] {
             let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("opens");
             let facts = retrieval_data::data_facts(&location, &dataset, &Mask::none(), RetrievalHead::Geoclip);
@@ -255,11 +258,11 @@ fn lengths_are_measured_where_no_manifest_tells_them() {
 fn retrieval_opens_training_photos_as_a_gallery() {
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path().join("train");
-    crate::shards_support::write(&folder);
+    crate::shards::support::write(&folder);
     let shards = ShardsConfig { train: folder.display().to_string(), ..ShardsConfig::default() };
     let dataset = Dataset::open(&shards.train, &shards).expect("opens");
     let facts = retrieval_data::data_facts(&shards.train, &dataset, &Mask::none(), RetrievalHead::Knn).expect("facts");
-    assert_eq!((facts.width, facts.mean_length.is_some()), (crate::shards_support::WIDTH, true));
+    assert_eq!((facts.width, facts.mean_length.is_some()), (crate::shards::support::WIDTH, true));
     let config = RetrievalConfig { head: RetrievalHead::Knn, ..RetrievalConfig::default() };
     let open = |config: &RetrievalConfig, facts: &DataFacts| {
         retrieval_data::open(config, &shards, facts, Device::Cpu, 1, |_| ())

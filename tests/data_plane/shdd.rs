@@ -1,5 +1,9 @@
 //! Harmonics obey their theorems, in every form they are computed in.
 
+mod aggregate;
+mod decode;
+mod derivatives;
+
 use std::f64::consts::PI;
 
 use locdiff::shdd::filter::{Filter, variances};
@@ -9,7 +13,7 @@ use locdiff_core::geo::{Degrees, Place, UnitVector, places};
 use locdiff_core::random::Stream;
 use tch::{Device, Kind, Tensor};
 
-use crate::model_support::Golden;
+use crate::model::support::Golden;
 
 fn points(count: usize) -> Vec<UnitVector> {
     uniform_points_of(Stream::Test(1), 11, 0, 0, count).expect("in range")

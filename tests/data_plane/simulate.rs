@@ -7,12 +7,12 @@ use locdiff::geoclip::{EMBEDDING_WIDTH, Embedder, Gallery, Geoclip};
 use locdiff::shards::{
     Manifest, PROJECTION_SEED, Photo, ShardsError, Simulation, Source, Spots, World, projection, simulate,
 };
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::geo::{Degrees, Place};
 use tch::{Device, Kind, Tensor};
 
-use crate::geoclip_support::folder;
-use crate::shards_read_back::read_views;
+use crate::geoclip::support::folder;
+use crate::shards::read_back::read_views;
 
 fn simulation(rows: u64) -> Simulation {
     Simulation {

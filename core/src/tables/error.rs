@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::exit_code::ExitCode;
+use crate::exit_code::{ExitCode, HasExitCode};
 
 /// An error of [`crate::tables`].
 #[derive(Debug, thiserror::Error)]
@@ -44,15 +44,6 @@ pub enum TableError {
 }
 
 impl TableError {
-    /// The documented exit code.
-    pub fn exit_code(&self) -> ExitCode {
-        match self {
-            Self::Io { .. } => ExitCode::Io,
-            Self::File { .. } | Self::Row { .. } => ExitCode::BadData,
-            Self::Damaged { .. } => ExitCode::Corrupt,
-        }
-    }
-
     pub(super) fn file(path: &Path, reason: impl Into<String>) -> Self {
         Self::File { path: path.to_owned(), reason: reason.into() }
     }
@@ -69,6 +60,16 @@ impl TableError {
             }
             (_, Some(row)) => Self::row(path, row, error.to_string()),
             (_, None) => Self::file(path, error.to_string()),
+        }
+    }
+}
+
+impl HasExitCode for TableError {
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Io { .. } => ExitCode::Io,
+            Self::File { .. } | Self::Row { .. } => ExitCode::BadData,
+            Self::Damaged { .. } => ExitCode::Corrupt,
         }
     }
 }

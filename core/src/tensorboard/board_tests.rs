@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
+use crate::exit_code::HasExitCode;
 
 /// CRC-32C bit by bit, masked.
 fn masked(bytes: &[u8]) -> u32 {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::exit_code::ExitCode;
+use crate::exit_code::{ExitCode, HasExitCode};
 
 /// An error of [`crate::tensorboard`].
 #[derive(Debug, thiserror::Error)]
@@ -36,20 +36,21 @@ pub enum BoardError {
 }
 
 impl BoardError {
-    /// The documented exit code.
-    pub fn exit_code(&self) -> ExitCode {
-        match self {
-            Self::Io { .. } => ExitCode::Io,
-            Self::Corrupt { .. } => ExitCode::Corrupt,
-            Self::Backwards { .. } => ExitCode::Internal,
-        }
-    }
-
     pub(super) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
         move |error| Self::Io { path: path.to_owned(), error }
     }
 
     pub(super) fn corrupt(path: &Path, reason: impl std::fmt::Display) -> Self {
         Self::Corrupt { path: path.to_owned(), reason: reason.to_string() }
+    }
+}
+
+impl HasExitCode for BoardError {
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Io { .. } => ExitCode::Io,
+            Self::Corrupt { .. } => ExitCode::Corrupt,
+            Self::Backwards { .. } => ExitCode::Internal,
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use anyhow::Context as _;
 use locdiff_core::config::{Resolved, RunConfig};
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{Fault, Job, PartsWritten, ToLauncher, TrainJob};
 use serde_json::{Value, json};

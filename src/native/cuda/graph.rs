@@ -17,7 +17,7 @@ use super::cuda_functions;
 use super::device::{current_device, index};
 use super::event::{Event, WaitError};
 use super::stream::{Priority, Stream, with_stream};
-use crate::native::error::{NativeError, check};
+use crate::native::error::{NativeError, check, first_lines};
 
 cuda_functions! {
     fn locdiff_cuda_graph_new(out: *mut *mut c_void);
@@ -207,5 +207,5 @@ where
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no text".to_owned());
-    text.split("\nException raised from").next().unwrap_or(&text).trim_end().to_owned()
+    first_lines(&text)
 }

@@ -1,7 +1,7 @@
 //! A fault at every file operation of a launcher's life, from opening the run over the parts of two ranks to the last file
 //! that is pruned.
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::{Fault, Files};
 use locdiff_launch::error::LaunchError;
 

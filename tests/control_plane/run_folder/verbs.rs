@@ -1,6 +1,6 @@
 //! `checkpoint list` and `verify` through the real binary; the run may be held by somebody else.
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{CheckpointFile, PartsWritten, partial_name};
 use locdiff_launch::run_folder::RunFolder;

@@ -5,7 +5,7 @@
     VENV/bin/python tests/golden/shards/make_fixtures.py
 
 Every number is a multiple of 1/32 below 8, so that float16, float32 and float64 hold it exactly: `value` below is the law that
-`tests/data_plane/shards_foreign.rs` has as well.
+`tests/data_plane/shards/foreign.rs` has as well.
 """
 
 from pathlib import Path

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use locdiff_core::config::{DecodeAnchors, Origin, Resolved, RetrievalConfig, RetrievalHead, ShardsConfig};
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::protocol::{ChooseJob, EvalJob, EvalSummary, HybridWish, Job, Place, ScoreJob};
 use serde_json::{Value, json};
 

@@ -10,7 +10,7 @@ use locdiff_core::config::{AutoOr, DiffusionConfig, LossConfig, ModelConfig, Pre
 use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
-use crate::model_support::{ChainError, Golden, assert_close};
+use crate::model::support::{ChainError, Golden, assert_close};
 
 const TOLERANCE: f64 = 1e-4;
 const DEGREE: u32 = 4;

@@ -8,11 +8,11 @@ use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch}
 use half::f16;
 use locdiff::shards::{Build, Built, ShardsError, build};
 use locdiff_core::config::{OnBadRows, ShardsConfig};
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use parquet::arrow::ArrowWriter;
 use tch::{Kind, Tensor};
 
-use crate::shards_read_back::{read_table, read_views};
+use crate::shards::read_back::{read_table, read_views};
 
 const ROWS: usize = 5000;
 const WIDTH: usize = 8;

@@ -7,10 +7,11 @@ use locdiff::shards::{
     Batch, BatchOptions, Batches, Cache, Layout, Mask, Plan, PlanOptions, Position, Sample, ShardsError, Share,
 };
 use locdiff_core::config::{ShardsConfig, Tail};
+use locdiff_core::exit_code::HasExitCode;
 use proptest::prelude::*;
 use tch::{Device, Kind};
 
-use crate::shards_memory::{Fault, Memory};
+use crate::shards::memory::{Fault, Memory};
 
 fn options(reader_threads: u32, cache: Cache) -> BatchOptions {
     BatchOptions { reader_threads, prefetch_batches: 2, cache, device: Device::Cpu }

@@ -14,7 +14,7 @@ use locdiff_launch::run_folder::RunFolder;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use crate::model_support::{normals, relative};
+use crate::model::support::{normals, relative};
 use crate::python_support::run_python;
 
 const BATCH: i64 = 7;

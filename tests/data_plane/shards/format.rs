@@ -8,9 +8,9 @@ use locdiff::shards::{
     Blocks, Dataset, ImageHead, MANIFEST_NAME, Manifest, ShardWriter, ShardsError, WriterOptions, WriterRows, verify,
 };
 use locdiff_core::config::ShardsConfig;
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 
-use crate::shards_support::{ROWS, WIDTH, all, expected, options, write, write_with};
+use crate::shards::support::{ROWS, WIDTH, all, expected, options, write, write_with};
 
 fn open(path: &Path) -> Result<Dataset, ShardsError> {
     Dataset::open(&path.display().to_string(), &ShardsConfig::default())
@@ -47,7 +47,7 @@ fn shards_written_are_read_back_and_equal_rows_make_equal_bytes() {
         assert_eq!(all(&dataset, view).expect("reads"), expected(view as usize), "view {view}");
     }
     assert!(verify(&dataset).is_empty());
-    let mean: f64 = (0..ROWS).map(|row| crate::shards_support::value(row, 3, 0).to_f64()).sum::<f64>() / ROWS as f64;
+    let mean: f64 = (0..ROWS).map(|row| crate::shards::support::value(row, 3, 0).to_f64()).sum::<f64>() / ROWS as f64;
     assert!((manifest.mean[3] - mean).abs() < 1e-8, "{} for {mean}", manifest.mean[3]);
     assert_eq!(dataset.scan().expect("scans").statistics, manifest.statistics());
     // The same rows, the same bytes; the folder alone, without its manifest, is read as well.

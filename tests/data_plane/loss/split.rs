@@ -6,7 +6,7 @@ use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
 use tch::{Kind, Tensor};
 
 use crate::comm::harness::ranks;
-use crate::model_support::{assert_close, normals};
+use crate::model::support::{assert_close, normals};
 
 const BATCH: i64 = 6;
 const DIMS: i64 = 16;

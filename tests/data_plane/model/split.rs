@@ -10,7 +10,7 @@ use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use crate::comm::harness::ranks;
-use crate::model_support::{assert_close, normals};
+use crate::model::support::{assert_close, normals};
 
 const BATCH: i64 = 5;
 const EMBEDDING: u32 = 6;

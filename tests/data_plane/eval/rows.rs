@@ -9,6 +9,7 @@ use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use locdiff::eval::EvalError;
 use locdiff::eval::rows::Rows;
 use locdiff_core::config::{OnBadRows, RunConfig};
+use locdiff_core::exit_code::HasExitCode;
 use parquet::arrow::ArrowWriter;
 
 /// Three rows; what they are called is up to the caller.

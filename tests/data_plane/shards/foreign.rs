@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use locdiff::shards::{BlockRows, Blocks, Dataset};
 use locdiff_core::config::ShardsConfig;
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 
-use crate::shards_support::{WIDTH, all, expected, write};
+use crate::shards::support::{WIDTH, all, expected, write};
 
 fn golden(name: &str) -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/shards").join(name).display().to_string()

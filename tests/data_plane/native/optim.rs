@@ -161,9 +161,9 @@ fn ten_thousand_calls_keep_the_memory() {
     // Tests beside this one take memory too; a leak would grow in every attempt, by 2 MB for each tensor per call.
     let grown: Vec<u64> = (0..5)
         .map(|_| {
-            let before = super::resident_bytes();
+            let before = crate::resident_bytes();
             (0..10_000).for_each(|_| round());
-            super::resident_bytes().saturating_sub(before)
+            crate::resident_bytes().saturating_sub(before)
         })
         .collect();
     assert!(grown.iter().any(|bytes| *bytes < 1 << 20), "grew by {grown:?} bytes");

@@ -6,9 +6,10 @@ use locdiff::shards::{
     Blocks, Layout, Mask, Plan, PlanOptions, Position, Replay, Sample, ShardsError, Share, WINDOW_BYTES_MAX,
 };
 use locdiff_core::config::{ShardsConfig, Tail};
+use locdiff_core::exit_code::HasExitCode;
 use proptest::prelude::*;
 
-use crate::shards_memory::{Fault, Memory};
+use crate::shards::memory::{Fault, Memory};
 
 /// A data set, a configuration, and a place in it.
 #[derive(Debug, Clone)]

@@ -50,7 +50,7 @@ fn kernel_source_equals_rust_on_the_host() {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
     let compiled = Command::new(compiler)
         .args(["-std=c++17", "-O1", "-ffp-contract=off", "-I", &format!("{root}/src/native/kernels"), "-o"])
-        .args([program.as_os_str(), format!("{root}/tests/data_plane/philox_host.cpp").as_ref()])
+        .args([program.as_os_str(), format!("{root}/tests/data_plane/native/philox_host.cpp").as_ref()])
         .status();
     assert!(compiled.expect("the compiler that built the shim").success());
     let draws = [

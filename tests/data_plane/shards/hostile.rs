@@ -9,13 +9,13 @@ use arrow_array::builder::{Float32Builder, ListBuilder};
 use arrow_array::{ArrayRef, FixedSizeBinaryArray, Float64Array, RecordBatch, UInt64Array};
 use locdiff::shards::{Blocks, Dataset, MANIFEST_NAME, Mask, ShardsError, verify, verify_skipping};
 use locdiff_core::config::{OnBadRows, ShardsConfig};
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use parquet::arrow::ArrowWriter;
 use parquet::file::metadata::{
     ColumnChunkMetaData, ColumnChunkMetaDataBuilder, ParquetMetaDataReader, ParquetMetaDataWriter,
 };
 
-use crate::shards_support::write;
+use crate::shards::support::write;
 
 fn open(path: &Path, on_bad_rows: OnBadRows) -> Result<Dataset, ShardsError> {
     Dataset::open(&path.display().to_string(), &ShardsConfig { on_bad_rows, ..ShardsConfig::default() })

@@ -12,10 +12,10 @@ use locdiff::shards::{
     Mask, Plan, PlanOptions, Position, ShardWriter, ShardsError, Share, WriterOptions, WriterRows,
 };
 use locdiff_core::config::{ShardsConfig, Tail};
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use tch::{Device, Kind};
 
-use crate::shards_support::all;
+use crate::shards::support::all;
 
 /// Two views of `rows` rows, no two of them equal.
 fn write(out: &Path, rows: usize, width: usize, rows_per_group: u32) {

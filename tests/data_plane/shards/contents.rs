@@ -8,9 +8,9 @@ use locdiff::shards::{
     ShardsError, Survey, WriterRows,
 };
 use locdiff_core::config::{OnBadRows, ShardsConfig};
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 
-use crate::shards_support::{ROWS, WIDTH, all, embeddings, expected, options};
+use crate::shards::support::{ROWS, WIDTH, all, embeddings, expected, options};
 
 fn open(folder: &Path) -> Dataset {
     Dataset::open(&folder.display().to_string(), &ShardsConfig::default()).expect("opens")

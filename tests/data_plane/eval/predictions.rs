@@ -9,6 +9,7 @@ use arrow_array::{
     ArrayRef, BooleanArray, DictionaryArray, Float32Array, Float64Array, Int64Array, RecordBatch, StringArray,
 };
 use locdiff::eval::predictions::{MatchedBy, Truth, score_predictions};
+use locdiff_core::exit_code::HasExitCode;
 use locdiff_core::geo::{Degrees, Place};
 use locdiff_core::metrics::{Bootstrap, THRESHOLDS_KM};
 use locdiff_core::tables;

@@ -13,7 +13,7 @@ use locdiff_core::geo::{UnitVector, fibonacci_grid};
 use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
-use crate::model_support::{ChainError, normals, relative};
+use crate::model::support::{ChainError, normals, relative};
 
 const GPU: Device = Device::Cuda(0);
 const DEGREE: u32 = 47;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use locdiff::checkpoint::{BUFFERS, EMA, STATE, export, piece_name, write_json, write_tensors};
 use locdiff_core::config::RunConfig;
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::{Fault, Files};
 use locdiff_core::protocol::{ExportJob, PartsWritten, partial_name};
 use locdiff_launch::run_folder::RunFolder;

@@ -14,10 +14,10 @@ use locdiff::shards::{
     PlanOptions, S3Options, ShardWriter, ShardsError, Share, WriterOptions, WriterRows, verify,
 };
 use locdiff_core::config::ShardsConfig;
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use tch::{Device, Kind};
 
-use crate::shards_s3_server::{BUCKET, Faults, SECRET_KEY, Server};
+use crate::shards::s3_server::{BUCKET, Faults, SECRET_KEY, Server};
 
 /// Rows, width and views of the test's data: several files and row groups, and one row group larger than one request.
 struct Shape {

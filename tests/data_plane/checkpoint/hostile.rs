@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use locdiff::checkpoint::{Entry, Header, HeaderError, load_tensors};
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::Files;
 use locdiff_core::protocol::CheckpointFile;
 use proptest::prelude::*;

@@ -1,0 +1,6 @@
+//! The core crate as the data plane uses it.
+
+mod geo;
+mod metrics;
+mod philox;
+mod tensorboard;

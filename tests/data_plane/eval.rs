@@ -1,0 +1,5 @@
+//! Evaluation: predictions, rows, perturbation.
+
+mod perturbation;
+mod predictions;
+mod rows;

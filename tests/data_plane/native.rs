@@ -1,0 +1,5 @@
+//! The shim's safe face.
+
+mod gemm;
+mod optim;
+mod random;

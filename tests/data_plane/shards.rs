@@ -1,0 +1,17 @@
+//! Shards: format, order, reading, hostile files, S3.
+
+mod build;
+mod contents;
+mod foreign;
+mod format;
+mod hostile;
+pub(crate) mod memory;
+mod placed;
+mod plan;
+mod prefetch;
+pub(crate) mod read_back;
+#[cfg(feature = "s3")]
+mod s3;
+#[cfg(feature = "s3")]
+pub(crate) mod s3_server;
+pub(crate) mod support;
