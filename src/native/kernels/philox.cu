@@ -1,4 +1,4 @@
-// Philox4x32-10 on the device: the same numbers as src/native/philox.rs, which documents the counter.
+// Philox4x32-10 on the device: the same numbers as core/src/random/philox.rs, which documents the counter.
 //
 // Compiled at start-up by NVRTC with --fmad=false, so that every operation rounds once, as it does in Rust. One thread
 // computes one block of four elements. `counter` is null or points to the step on the device, where a captured graph
