@@ -1,4 +1,4 @@
-//! Known answers, and laws small enough for Miri. The statistics are in `tests/data_plane/native_philox.rs`.
+//! Known answers, and laws small enough for Miri. The statistics are in `tests/data_plane/core/philox.rs`.
 
 use super::*;
 
