@@ -1,4 +1,4 @@
-//! Identifiers as text, whatever a column stores: what `shards build` takes, `shards verify` takes.
+//! Identifiers as text, whatever an Arrow column stores.
 
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
@@ -6,7 +6,7 @@ use arrow_array::types::{Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, U
 use arrow_schema::DataType;
 
 /// The identifier of a row, or why there is none.
-pub(super) fn id(column: &dyn Array, row: usize) -> Result<String, String> {
+pub fn id(column: &dyn Array, row: usize) -> Result<String, String> {
     if column.is_null(row) {
         return Err("is null, expected an identifier".to_owned());
     }

@@ -8,8 +8,9 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use half::f16;
+use safetensors::tensor::{Dtype, Metadata};
 
-use super::{ShardsError, Spot};
+use super::error::TableError;
 
 /// A header that is longer is none.
 const HEADER_BYTES_MAX: u64 = 16 << 20;
@@ -35,7 +36,7 @@ impl Element {
 
 /// An open file with a matrix.
 #[derive(Debug)]
-pub(super) struct Matrix {
+pub struct Matrix {
     path: PathBuf,
     /// Name within the file, where it has names.
     column: Option<String>,
@@ -56,56 +57,57 @@ struct Layout {
 
 impl Matrix {
     /// Opens `.npy` or `.safetensors` by its extension.
-    pub(super) fn open(path: &Path) -> Result<Self, ShardsError> {
-        let io = |error| ShardsError::io(path, error);
+    pub fn open(path: &Path) -> Result<Self, TableError> {
+        let io = |error| TableError::io(path, error);
+        let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
+        let layout: fn(&mut Header<'_>) -> Result<Layout, TableError> = match extension.to_str() {
+            Some("npy") => npy_layout,
+            Some("safetensors") => safetensors_layout,
+            _ => return Err(TableError::file(path, "the name ends in neither .npy nor .safetensors")),
+        };
         let mut file = File::open(path).map_err(io)?;
         let length = file.metadata().map_err(io)?.len();
-        let layout = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("npy") => npy_layout(path, &mut file, length)?,
-            Some("safetensors") => safetensors_layout(path, &mut file, length)?,
-            _ => return Err(bad(path, "the name ends in neither .npy nor .safetensors".to_owned())),
-        };
-        let Layout { column, start, element, shape } = layout;
+        let Layout { column, start, element, shape } = layout(&mut Header { path, file: &mut file, length })?;
         let [rows, width] = shape[..] else {
-            return Err(bad(path, format!("shape is {shape:?}, wanted two dimensions")));
+            return Err(TableError::file(path, format!("shape is {shape:?}, wanted two dimensions")));
         };
         let bytes = rows.checked_mul(width).and_then(|count| count.checked_mul(element.bytes()));
         let end = bytes.and_then(|bytes| bytes.checked_add(start));
         if end.is_none_or(|end| end > length) {
             let reason = format!("{length} bytes, too few for a header and {rows} x {width} numbers; it is cut short");
-            return Err(ShardsError::Corrupt { spot: Box::new(spot(path)), reason });
+            return Err(TableError::damaged(path, reason));
         }
-        if width == 0 {
-            return Err(bad(path, "rows of width 0".to_owned()));
-        }
-        let width = usize::try_from(width).map_err(|_| bad(path, format!("rows of width {width}")))?;
+        let usable = usize::try_from(width).ok().filter(|width| *width > 0);
+        let width = usable.ok_or_else(|| TableError::file(path, format!("rows of width {width}")))?;
         Ok(Self { path: path.to_owned(), column, file, start, element, rows, width })
     }
 
-    pub(super) fn rows(&self) -> u64 {
+    /// How many rows.
+    pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    pub(super) fn width(&self) -> usize {
+    /// Numbers per row.
+    pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Where a row is, for messages.
-    pub(super) fn spot(&self, row: u64) -> Spot {
-        Spot { column: self.column.clone(), row: Some(row), ..spot(&self.path) }
+    /// What is wrong with a row.
+    pub fn bad_row(&self, row: u64, reason: &str) -> TableError {
+        let named = self.column.as_ref().map_or_else(String::new, |name| format!("tensor `{name}`: "));
+        TableError::row(&self.path, row as usize, format!("{named}{reason}"))
     }
 
-    fn bytes(&mut self, first: u64, count: usize) -> Result<Vec<u8>, ShardsError> {
+    fn bytes(&mut self, first: u64, count: usize) -> Result<Vec<u8>, TableError> {
         let row_bytes = self.width as u64 * self.element.bytes();
         let mut bytes = vec![0; count * row_bytes as usize];
-        let io = |error| ShardsError::io(&self.path, error);
-        self.file.seek(SeekFrom::Start(self.start + first * row_bytes)).map_err(io)?;
-        self.file.read_exact(&mut bytes).map_err(io)?;
+        let sought = self.file.seek(SeekFrom::Start(self.start + first * row_bytes));
+        sought.and_then(|_| self.file.read_exact(&mut bytes)).map_err(|error| TableError::io(&self.path, error))?;
         Ok(bytes)
     }
 
     /// Rows as f64.
-    pub(super) fn read_f64(&mut self, first: u64, count: usize) -> Result<Vec<f64>, ShardsError> {
+    pub fn read_f64(&mut self, first: u64, count: usize) -> Result<Vec<f64>, TableError> {
         let bytes = self.bytes(first, count)?;
         Ok(match self.element {
             Element::F16 => numbers(&bytes, |bytes| f16::from_le_bytes(bytes).to_f64()),
@@ -115,7 +117,7 @@ impl Matrix {
     }
 
     /// Rows rounded to float16; what does not fit becomes infinite or NaN, and the caller's to find.
-    pub(super) fn read_f16(&mut self, first: u64, count: usize) -> Result<Vec<f16>, ShardsError> {
+    pub fn read_f16(&mut self, first: u64, count: usize) -> Result<Vec<f16>, TableError> {
         let bytes = self.bytes(first, count)?;
         Ok(match self.element {
             Element::F16 => numbers(&bytes, f16::from_le_bytes),
@@ -130,100 +132,94 @@ fn numbers<const BYTES: usize, T>(bytes: &[u8], number: impl Fn([u8; BYTES]) -> 
     pieces.map(|piece| number(std::array::from_fn(|index| piece[index]))).collect()
 }
 
-fn spot(path: &Path) -> Spot {
-    Spot { file: path.display().to_string(), row_group: None, column: None, row: None }
+/// The front of a file.
+struct Header<'a> {
+    path: &'a Path,
+    file: &'a mut File,
+    length: u64,
 }
 
-fn bad(path: &Path, reason: String) -> ShardsError {
-    ShardsError::Bad { spot: Box::new(spot(path)), reason }
-}
-
-fn corrupt(path: &Path, reason: &str) -> ShardsError {
-    ShardsError::Corrupt { spot: Box::new(spot(path)), reason: reason.to_owned() }
-}
-
-/// `count` bytes, or what the file is instead.
-fn header_bytes(path: &Path, file: &mut File, count: u64, length: u64, what: &str) -> Result<Vec<u8>, ShardsError> {
-    if count > HEADER_BYTES_MAX || count > length {
-        return Err(corrupt(path, &format!("not {what}, or cut short: a header of {count} bytes in {length}")));
+impl Header<'_> {
+    /// The next `count` bytes, or what the file is instead of `what`.
+    fn take(&mut self, count: u64, what: &str) -> Result<Vec<u8>, TableError> {
+        if count > HEADER_BYTES_MAX || count > self.length {
+            let reason = format!("not {what}, or cut short: a header of {count} bytes in {}", self.length);
+            return Err(TableError::damaged(self.path, reason));
+        }
+        let mut bytes = vec![0; count as usize];
+        self.file.read_exact(&mut bytes).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                TableError::damaged(self.path, format!("cut short within the header of {what}"))
+            }
+            _ => TableError::io(self.path, error),
+        })?;
+        Ok(bytes)
     }
-    let mut bytes = vec![0; count as usize];
-    file.read_exact(&mut bytes).map_err(|error| match error.kind() {
-        std::io::ErrorKind::UnexpectedEof => corrupt(path, &format!("cut short within the header of {what}")),
-        _ => ShardsError::io(path, error),
-    })?;
-    Ok(bytes)
+
+    /// A little-endian number of so many bytes.
+    fn number(&mut self, count: u64, what: &str) -> Result<u64, TableError> {
+        Ok(self.take(count, what)?.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+    }
 }
 
-fn npy_layout(path: &Path, file: &mut File, length: u64) -> Result<Layout, ShardsError> {
+fn npy_layout(file: &mut Header<'_>) -> Result<Layout, TableError> {
     const WHAT: &str = "a .npy file";
-    let start = header_bytes(path, file, 8, length, WHAT)?;
+    let path = file.path;
+    let start = file.take(8, WHAT)?;
     if !start.starts_with(NPY_MAGIC) {
-        return Err(corrupt(path, "does not begin as a .npy file does"));
+        return Err(TableError::damaged(path, "does not begin as a .npy file does"));
     }
     // Version 1 has two bytes of length, later ones four.
-    let wide = start[6] > 1;
-    let size = header_bytes(path, file, if wide { 4 } else { 2 }, length, WHAT)?;
-    let size = size.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
-    let header = header_bytes(path, file, size, length, WHAT)?;
+    let size_bytes = if start[6] > 1 { 4 } else { 2 };
+    let size = file.number(size_bytes, WHAT)?;
+    let header = file.take(size, WHAT)?;
     let header = String::from_utf8_lossy(&header);
     let field = |name: &str| {
         let (_, rest) = header.split_once(&format!("'{name}':"))?;
         Some(rest.trim_start())
     };
-    let quoted = |text: &str| text.split('\'').nth(1).unwrap_or_default().to_owned();
-    let kind = field("descr").map(quoted).unwrap_or_default();
-    let element = match kind.as_str() {
+    let element = match field("descr").and_then(|text| text.split('\'').nth(1)).unwrap_or_default() {
         "<f2" => Element::F16,
         "<f4" => Element::F32,
         "<f8" => Element::F64,
-        other => return Err(bad(path, format!("numbers are `{other}`, wanted <f2, <f4 or <f8"))),
+        other => return Err(TableError::file(path, format!("numbers are `{other}`, wanted <f2, <f4 or <f8"))),
     };
     if field("fortran_order").is_none_or(|text| !text.starts_with("False")) {
-        return Err(bad(path, "in Fortran order, wanted C order; save numpy.ascontiguousarray(it)".to_owned()));
+        return Err(TableError::file(path, "in Fortran order, wanted C order; save numpy.ascontiguousarray(it)"));
     }
     let shape = field("shape").and_then(|text| text.strip_prefix('(')?.split_once(')')).map(|(inside, _)| inside);
     let lengths = shape.unwrap_or("?").split(',').map(str::trim).filter(|text| !text.is_empty());
     let shape: Result<Vec<u64>, _> = lengths.map(str::parse).collect();
-    let shape = shape.map_err(|_| bad(path, format!("no shape in the header {header}")))?;
-    let start = 8 + if wide { 4 } else { 2 } + size;
-    Ok(Layout { column: None, start, element, shape })
+    let shape = shape.map_err(|_| TableError::file(path, format!("no shape in the header {header}")))?;
+    Ok(Layout { column: None, start: 8 + size_bytes + size, element, shape })
 }
 
-fn safetensors_layout(path: &Path, file: &mut File, length: u64) -> Result<Layout, ShardsError> {
+fn safetensors_layout(file: &mut Header<'_>) -> Result<Layout, TableError> {
     const WHAT: &str = "a safetensors file";
-    let size = header_bytes(path, file, 8, length, WHAT)?;
-    let size = size.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
-    let header = header_bytes(path, file, size, length, WHAT)?;
-    let header: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_slice(&header).map_err(|error| corrupt(path, &format!("header: {error}")))?;
-    let tensors: Vec<_> = header.iter().filter(|(name, _)| *name != "__metadata__").collect();
-    let chosen = match &tensors[..] {
-        [only] => Some(only),
-        many => many.iter().find(|(name, _)| *name == "embedding"),
+    let path = file.path;
+    let size = file.number(8, WHAT)?;
+    let header = file.take(size, WHAT)?;
+    // Not `SafeTensors::read_metadata`, which wants the whole file in memory.
+    let header: Metadata =
+        serde_json::from_slice(&header).map_err(|error| TableError::damaged(path, format!("header: {error}")))?;
+    let tensors = header.tensors();
+    let mut names: Vec<&String> = tensors.keys().collect();
+    names.sort_unstable();
+    let wanted = if let [only] = names[..] { only } else { "embedding" };
+    let Some(tensor) = tensors.get(wanted) else {
+        return Err(TableError::file(path, format!("tensors {names:?}, wanted exactly one, or one named `embedding`")));
     };
-    let Some((name, tensor)) = chosen else {
-        let names: Vec<&str> = tensors.iter().map(|(name, _)| name.as_str()).collect();
-        return Err(bad(path, format!("tensors {names:?}, wanted exactly one, or one named `embedding`")));
-    };
-    let element = match tensor["dtype"].as_str() {
-        Some("F16") => Element::F16,
-        Some("F32") => Element::F32,
-        Some("F64") => Element::F64,
+    let element = match tensor.dtype {
+        Dtype::F16 => Element::F16,
+        Dtype::F32 => Element::F32,
+        Dtype::F64 => Element::F64,
         other => {
-            return Err(bad(
-                path,
-                format!("tensor `{name}` is {}, wanted F16, F32 or F64", other.unwrap_or("nothing")),
-            ));
+            let reason = format!("tensor `{wanted}` is {other:?}, wanted F16, F32 or F64");
+            return Err(TableError::file(path, reason));
         }
     };
-    let list = |value: &serde_json::Value| -> Option<Vec<u64>> {
-        value.as_array()?.iter().map(serde_json::Value::as_u64).collect()
-    };
-    let begin = list(&tensor["data_offsets"]).and_then(|offsets| offsets.first().copied());
-    let (Some(shape), Some(begin)) = (list(&tensor["shape"]), begin) else {
-        return Err(corrupt(path, &format!("tensor `{name}` has no shape or no place")));
-    };
-    let start = begin.checked_add(8 + size).ok_or_else(|| corrupt(path, "a tensor beyond the end of the file"))?;
-    Ok(Layout { column: Some((*name).clone()), start, element, shape })
+    let start = (tensor.data_offsets.0 as u64).checked_add(8 + size);
+    let start = start.ok_or_else(|| TableError::damaged(path, "a tensor beyond the end of the file"))?;
+    let shape = tensor.shape.iter().map(|length| *length as u64).collect();
+    Ok(Layout { column: Some(wanted.to_owned()), start, element, shape })
 }

@@ -14,8 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use locdiff_core::config::CacheMode;
 use tch::Device;
 
-use super::{BlockRows, Layout, ShardsError};
 use crate::native::cuda;
+use crate::shards::blocks::BlockRows;
+use crate::shards::error::ShardsError;
+use crate::shards::order::Layout;
 
 /// Share of the free memory of a GPU that `auto` fills with rows; the rest is for the model.
 const DEVICE_SHARE: f64 = 0.5;

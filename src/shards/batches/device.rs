@@ -10,7 +10,9 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use tch::{Device, Kind, Tensor};
 
 use super::readers::read;
-use crate::shards::{BlockRows, Blocks, Plan, ShardsError};
+use crate::shards::blocks::{BlockRows, Blocks};
+use crate::shards::error::ShardsError;
+use crate::shards::order::Plan;
 
 /// The cache itself.
 #[derive(Debug)]

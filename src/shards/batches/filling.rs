@@ -7,13 +7,14 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Spare;
-use super::gather::{Delivery, Embeddings};
+use super::delivery::{Delivery, Embeddings, Spare};
 use super::readers::Answer;
 use super::segments::Segment;
 use crate::native::host::HostRows;
 use crate::native::places::RowPlaces;
-use crate::shards::{ELEMENT_BYTES, Plan, Position, ShardsError};
+use crate::shards::error::ShardsError;
+use crate::shards::format::ELEMENT_BYTES;
+use crate::shards::order::{Plan, Position};
 
 /// A batch that is not full yet.
 struct Open {

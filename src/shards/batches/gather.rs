@@ -1,35 +1,14 @@
 //! One thread that asks for rows in the order of the plan, and sends the batches that readers have filled.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use tch::Tensor;
-
+use super::delivery::{Delivery, Embeddings};
 use super::device::Places;
 use super::filling::Filling;
 use super::readers::Readers;
 use super::segments::{Segment, Segments};
-use crate::shards::{Position, ShardsError};
-
-/// A batch on its way to the trainer.
-#[derive(Debug)]
-pub(super) struct Delivery {
-    pub(super) position: Position,
-    pub(super) slice: Range<u64>,
-    pub(super) embeddings: Embeddings,
-    pub(super) latitudes: Vec<f64>,
-    pub(super) longitudes: Vec<f64>,
-}
-
-/// Embeddings of a batch, or where they are.
-#[derive(Debug)]
-pub(super) enum Embeddings {
-    /// The rows themselves.
-    Rows(Tensor),
-    /// Their places in the device cache.
-    Places(Tensor),
-}
+use crate::shards::error::ShardsError;
 
 /// Gathers until somebody says stop or something fails.
 pub(super) struct Gatherer {

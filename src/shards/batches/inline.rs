@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::delivery::{Batch, Delivery, Embeddings, Spare, after_the_end};
 use super::filling::Filling;
-use super::gather::{Delivery, Embeddings};
 use super::readers::{Answer, place};
 use super::segments::{Segment, Segments};
-use super::{Batch, Spare, after_the_end};
 use crate::native::places::RowPlaces;
-use crate::shards::{BlockRows, Blocks, Plan, Position, ShardsError, Share};
+use crate::shards::blocks::{BlockRows, Blocks};
+use crate::shards::error::ShardsError;
+use crate::shards::order::{Plan, Position, Share};
 
 /// The batches of one worker, made when they are asked for: for measuring what one core does. Main memory only, no cache.
 pub struct InlineBatches<'a> {

@@ -13,31 +13,25 @@
 //! [`Batches::next`] in the place of the first batch that needs the row; all batches before it arrive. [`Cache::Device`] is the
 //! exception: it reads everything before the first batch, so that nothing goes wrong later.
 
-mod device;
-mod filling;
-mod gather;
-mod inline;
-mod readers;
-mod segments;
-
-use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use locdiff_core::config::ShardsConfig;
-use tch::{Device, Tensor};
+use tch::Device;
 
-use super::{Blocks, Cache, Plan, Position, ShardsError, Share};
+use super::cache::Cache;
+use super::delivery::{Batch, Delivery, Embeddings, Spare, after_the_end};
+use super::device::DeviceRows;
+use super::filling::Filling;
+use super::gather::Gatherer;
+use super::readers::{self, Readers};
+use super::segments::Segments;
 use crate::native::cuda;
-use device::DeviceRows;
-use filling::Filling;
-use gather::{Delivery, Embeddings, Gatherer};
-pub use inline::InlineBatches;
-use readers::Readers;
-use segments::Segments;
+use crate::shards::blocks::Blocks;
+use crate::shards::error::ShardsError;
+use crate::shards::order::{Plan, Position, Share, panic_text};
 
 /// How batches are made; none of it changes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,76 +51,6 @@ impl BatchOptions {
     pub fn new(config: &ShardsConfig, cache: Cache, device: Device) -> Self {
         Self { reader_threads: config.reader_threads, prefetch_batches: config.prefetch_batches, cache, device }
     }
-}
-
-/// One worker's slice of one global batch. Its memory is used again once it is dropped, unless somebody still has the
-/// tensor.
-#[derive(Debug)]
-pub struct Batch {
-    /// `[b, width]`, float16; on the host, or on the device where rows are cached there.
-    pub embeddings: Tensor,
-    /// Latitudes, degrees.
-    pub latitudes: Vec<f64>,
-    /// Longitudes, degrees.
-    pub longitudes: Vec<f64>,
-    /// Epoch and step that it belongs to.
-    pub position: Position,
-    /// Positions of the global batch that it holds: equal for equal samples whatever the number of workers.
-    pub slice: Range<u64>,
-    /// How long the trainer waited for it.
-    pub waited: Duration,
-    spare: Arc<Spare>,
-}
-
-impl Batch {
-    /// Index in the epoch of its first row.
-    pub fn first_index(&self) -> u64 {
-        self.position.step * u64::from(self.position.global_batch) + self.slice.start
-    }
-}
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        let tensor = std::mem::replace(&mut self.embeddings, Tensor::new());
-        self.spare.put(tensor);
-    }
-}
-
-/// Tensors to fill again. Pinned ones are left to torch's allocator, which knows when a GPU has read them.
-#[derive(Debug)]
-struct Spare {
-    tensors: Mutex<Vec<Tensor>>,
-    /// Batches that others than the readers have; none: nothing is kept.
-    elsewhere: Option<usize>,
-    /// The most batches that were being filled at once.
-    filling_max: AtomicUsize,
-}
-
-impl Spare {
-    fn new(elsewhere: Option<usize>) -> Arc<Self> {
-        Arc::new(Self { tensors: Mutex::default(), elsewhere, filling_max: AtomicUsize::new(0) })
-    }
-
-    /// So many batches are being filled at once.
-    fn make_room(&self, filling: usize) {
-        self.filling_max.fetch_max(filling, Ordering::Relaxed);
-    }
-
-    fn put(&self, tensor: Tensor) {
-        let Some(elsewhere) = self.elsewhere else { return };
-        let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
-        if tensors.len() < elsewhere + self.filling_max.load(Ordering::Relaxed) {
-            tensors.push(tensor);
-        }
-    }
-
-    fn take(&self) -> Option<Tensor> {
-        self.tensors.lock().unwrap_or_else(PoisonError::into_inner).pop()
-    }
-}
-
-fn after_the_end(error: &str) -> ShardsError {
-    ShardsError::Internal(format!("a batch was asked for after the error: {error}"))
 }
 
 /// The batches of one worker, from a position on, epoch after epoch.
@@ -239,7 +163,7 @@ impl Batches {
     /// Why the gatherer ended without a word.
     fn end_of_gatherer(&mut self) -> ShardsError {
         let panic = self.gatherer.take().and_then(|thread| thread.join().err());
-        let text = panic.as_deref().map_or("it ended by itself", |panic| super::mask::panic_text(panic));
+        let text = panic.as_deref().map_or("it ended by itself", |panic| panic_text(panic));
         ShardsError::Internal(format!("the thread that gathers batches panicked: {text}"))
     }
 

@@ -11,11 +11,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::cache::{Cache, HostCache};
 use super::segments::Segment;
 use crate::native::places::RowPlaces;
-use crate::shards::cache::HostCache;
-use crate::shards::mask::panicked;
-use crate::shards::{BlockRows, Blocks, Cache, Plan, ShardsError};
+use crate::shards::blocks::{BlockRows, Blocks};
+use crate::shards::error::ShardsError;
+use crate::shards::order::{Plan, panicked};
 
 /// How long an end waits for threads that are busy.
 const END_WAIT: Duration = Duration::from_millis(250);
@@ -191,7 +192,7 @@ pub(super) fn place(
 ) -> Result<(), ShardsError> {
     let rows = plan.layout().block_rows[block as usize] as usize;
     caught(block, || {
-        blocks.read_placed(block, view, plan.mask().skipped(block), into, &mut places)?;
+        blocks.read_placed((block, view), plan.mask().skipped(block), into, &mut places)?;
         let got = (into.latitudes.len(), into.longitudes.len());
         if got != (rows, rows) {
             let text = format!("block {block}: latitudes and longitudes are {got:?}, wanted {rows} of each");

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::shards::plan::Epoch;
-use crate::shards::{Plan, Position, ShardsError};
+use crate::shards::error::ShardsError;
+use crate::shards::order::{Epoch, Plan, Position};
 
 /// One worker's part of one window.
 #[derive(Debug)]

@@ -3,11 +3,9 @@
 //! Embeddings are little-endian float16 everywhere behind this door, whatever a file stores: rows of `2 * width` bytes without
 //! gaps. A reader has checked what it hands out: finite numbers, coordinates on the Earth, the checksum where one is known.
 
-use super::ShardsError;
 use crate::native::places::RowPlaces;
-
-/// Bytes of one number of an embedding in memory.
-pub const ELEMENT_BYTES: usize = 2;
+use crate::shards::error::ShardsError;
+use crate::shards::format::ELEMENT_BYTES;
 
 /// The rows of one block, in the order of the file. Reused from block to block: a reader clears and fills it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -22,7 +20,7 @@ pub struct BlockRows {
 
 impl BlockRows {
     /// Are these the rows of a block of so many, of this width?
-    pub(super) fn check(&self, block: u32, rows: usize, width: usize) -> Result<(), ShardsError> {
+    pub(crate) fn check(&self, block: u32, rows: usize, width: usize) -> Result<(), ShardsError> {
         let got = (self.latitudes.len(), self.longitudes.len(), self.embeddings.len());
         let wanted = (rows, rows, rows * width * ELEMENT_BYTES);
         if got == wanted {
@@ -46,7 +44,9 @@ pub trait Blocks: Send + Sync {
     /// differ in size, footer or first 64 KiB, and [`super::Contents`] tells the rest apart.
     fn fingerprint(&self) -> u64;
     /// Reads one block of one view, and no bytes of other views.
-    fn read(&self, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError>;
+    fn read(&self, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
+        self.read_except(block, view, &[], into)
+    }
     /// As [`Blocks::read`], but the rows of `skip` (ascending) may be bad: they keep their places, and what stands there
     /// has no meaning. Any other bad row is an error, and so are bytes that are not those that were written.
     fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError>;
@@ -54,8 +54,7 @@ pub trait Blocks: Send + Sync {
     /// whose embeddings have no meaning afterwards. After an error the places hold anything.
     fn read_placed(
         &self,
-        block: u32,
-        view: u32,
+        (block, view): (u32, u32),
         skip: &[u32],
         into: &mut BlockRows,
         places: &mut RowPlaces,

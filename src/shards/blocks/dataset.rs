@@ -8,17 +8,12 @@ use std::sync::{Arc, OnceLock};
 use locdiff_core::config::{OnBadRows, ShardsConfig};
 use parquet::basic::Compression;
 
+use super::block::{BlockRows, Blocks};
 use super::contents::Contents;
-use super::error::{ShardsError, Spot};
-use super::footer::{ColumnNames, Footer, bad, corrupt};
-use super::index::DatasetIndex;
-use super::locate;
-use super::manifest::Manifest;
-use super::origin::Origin;
-use super::source::{BufferPool, ByteSource};
-use super::statistics::Statistics;
-use super::{BlockRows, Blocks};
 use crate::native::places::RowPlaces;
+use crate::shards::error::{ShardsError, Spot};
+use crate::shards::format::{ColumnNames, Footer, Manifest, Statistics};
+use crate::shards::source::{BufferPool, ByteSource, DatasetIndex, Origin, S3Options};
 
 /// Numbers of an embedding, at most: a footer that says more would have memory allocated for what is not there.
 const WIDTH_MAX: usize = 1 << 20;
@@ -40,10 +35,10 @@ pub(super) struct BlockAt {
 
 /// A data set that is open.
 pub struct Dataset {
-    pub(super) source: Arc<dyn ByteSource>,
-    pub(super) manifest: Option<Manifest>,
+    pub(crate) source: Arc<dyn ByteSource>,
+    pub(crate) manifest: Option<Manifest>,
     origin: Option<Origin>,
-    pub(super) files: Vec<Footer>,
+    pub(crate) files: Vec<Footer>,
     pub(super) blocks: Vec<BlockAt>,
     pub(super) block_rows: Vec<u32>,
     pub(super) width: usize,
@@ -58,8 +53,8 @@ pub struct Dataset {
 impl Dataset {
     /// Opens a folder (with a manifest or without), a file, a glob or a URL: footers are read, rows are not.
     pub fn open(location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
-        let found = locate::locate(location, config)?;
-        Self::assemble(&DatasetIndex::of(location, &found)?, found.source, config)
+        let (index, source) = DatasetIndex::open(location, config)?;
+        Self::assemble(&index, source, config)
     }
 
     /// Opens what another process has listed and read the footers of, without asking for either again.
@@ -68,13 +63,12 @@ impl Dataset {
     }
 
     /// The same with given access to the server.
-    #[cfg(feature = "s3")]
     pub fn from_index_s3(
         index: &DatasetIndex,
-        options: &super::S3Options,
+        options: &S3Options,
         config: &ShardsConfig,
     ) -> Result<Self, ShardsError> {
-        Self::assemble(index, locate::locate_index_s3(index, options)?, config)
+        Self::assemble(index, index.source_s3(options)?, config)
     }
 
     /// Puts together what was located.
@@ -152,7 +146,8 @@ impl Dataset {
             let row_groups = footer.metadata.metadata().row_groups();
             for (row_group, found) in row_groups.iter().enumerate() {
                 let rows = u32::try_from(found.num_rows()).map_err(|_| {
-                    corrupt(&footer.name, format!("row group {row_group} has {} rows", found.num_rows()))
+                    let reason = format!("row group {row_group} has {} rows", found.num_rows());
+                    ShardsError::corrupt(Spot::file(&footer.name), reason)
                 })?;
                 if rows > 0 {
                     self.blocks.push(BlockAt { number: self.blocks.len(), file, row_group });
@@ -177,7 +172,8 @@ impl Dataset {
             if footer.views.len() != self.views as usize {
                 let (got, want) = (footer.views.len(), self.views);
                 let like = if self.manifest.is_some() { "the manifest" } else { &first.name };
-                return Err(bad(&footer.name, None, format!("has {got} views, expected {want} as {like} has")));
+                let reason = format!("has {got} views, expected {want} as {like} has");
+                return Err(ShardsError::bad(Spot::file(&footer.name), reason));
             }
         }
         for block in 0..self.blocks.len() {
@@ -187,12 +183,8 @@ impl Dataset {
             self.width = self.find_width(on_bad_rows)?;
         }
         if self.width > WIDTH_MAX {
-            let (file, column) = (&self.files[0].name, &self.files[0].views[0].name);
-            return Err(bad(
-                file,
-                Some(column),
-                format!("has embeddings of width {}, at most {WIDTH_MAX}", self.width),
-            ));
+            let reason = format!("has embeddings of width {}, at most {WIDTH_MAX}", self.width);
+            return Err(ShardsError::bad(self.first_view(), reason));
         }
         // A list of another length is a row that can be left out, unless a manifest says that there is none.
         let is_strict = self.manifest.is_some() || on_bad_rows == OnBadRows::Error;
@@ -203,7 +195,8 @@ impl Dataset {
     /// lengths keep it from telling, only the data does: the commonest length of the largest row group that has lists.
     fn find_width(&self, on_bad_rows: OnBadRows) -> Result<usize, ShardsError> {
         let rows = i64::from(self.block_rows[0]);
-        let values = self.chunk_values(self.blocks[0], self.files[self.blocks[0].file].views[0].leaf);
+        let first = self.blocks[0];
+        let values = self.chunk_metadata(first, &self.files[first.file].views[0]).num_values();
         if on_bad_rows == OnBadRows::Error && values % rows == 0 && values > rows {
             return Ok((values / rows) as usize);
         }
@@ -211,18 +204,16 @@ impl Dataset {
         blocks.sort_by_key(|at| std::cmp::Reverse(self.block_rows[at.number]));
         for at in blocks {
             let column = &self.files[at.file].views[0];
-            let bytes = self.read_chunk(at, column.leaf, &column.name, None)?;
-            let found = self.careful(at, column, bytes).commonest_width();
-            if let Some(width) = found.map_err(|error| self.undecodable(at.number as u32, &column.name, &error))? {
+            let found = self.careful(at, column, self.read_chunk(at, column, None)?).commonest_width();
+            if let Some(width) = found.map_err(|error| self.undecodable(at, column, &error))? {
                 return Ok(width);
             }
         }
-        let name = &self.files[0].views[0].name;
-        Err(bad(&self.files[0].name, Some(name), "has no embedding that is not empty".into()))
+        Err(ShardsError::bad(self.first_view(), "has no embedding that is not empty"))
     }
 
-    fn chunk_values(&self, at: BlockAt, leaf: usize) -> i64 {
-        self.files[at.file].metadata.metadata().row_group(at.row_group).column(leaf).num_values()
+    fn first_view(&self) -> Spot {
+        Spot::file(&self.files[0].name).column(&self.files[0].views[0].name)
     }
 
     /// Is what the footer says of a row group possible? Nothing is allocated for what the file's bytes cannot hold.
@@ -230,7 +221,7 @@ impl Dataset {
         let (at, rows) = (self.blocks[block], self.block_rows[block]);
         let footer = &self.files[at.file];
         let corrupt = |column: Option<&str>, reason: String| {
-            Err(ShardsError::Corrupt { spot: Box::new(self.spot(block as u32, column, None)), reason })
+            Err(ShardsError::corrupt(self.spot(block as u32, column, None), reason))
         };
         if let Some(manifest) = &self.manifest {
             let listed = manifest.files[at.file].row_groups.get(at.row_group).map(|row_group| row_group.rows);
@@ -238,9 +229,8 @@ impl Dataset {
                 return corrupt(None, format!("{rows} rows, the manifest says {}", listed.unwrap_or(0)));
             }
         }
-        let named = footer.columns().map(|column| (column.name.as_str(), column.leaf));
-        for (name, leaf) in named.chain(footer.id.map(|(_, leaf)| ("id", leaf))) {
-            let chunk = footer.metadata.metadata().row_group(at.row_group).column(leaf);
+        for column in footer.columns().chain(&footer.id) {
+            let chunk = self.chunk_metadata(at, column);
             // Not `byte_range`, which panics where a number is negative.
             let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
             let length = chunk.compressed_size();
@@ -249,11 +239,12 @@ impl Dataset {
                 .zip(u64::try_from(length).ok())
                 .and_then(|(start, length)| start.checked_add(length));
             if end.is_none_or(|end| end > footer.bytes) {
-                return corrupt(Some(name), format!("bytes {start} to {start}+{length} of a file of {}", footer.bytes));
+                let reason = format!("bytes {start} to {start}+{length} of a file of {}", footer.bytes);
+                return corrupt(Some(&column.name), reason);
             }
         }
         for column in &footer.views {
-            let chunk = footer.metadata.metadata().row_group(at.row_group).column(column.leaf);
+            let chunk = self.chunk_metadata(at, column);
             let (values, bytes) = (chunk.num_values(), chunk.compressed_size());
             let held = rows_held(chunk.compression(), bytes);
             if i64::from(rows) > values || i64::from(rows) > held {
@@ -268,11 +259,10 @@ impl Dataset {
     fn check_width(&self, block: usize) -> Result<(), ShardsError> {
         let (at, rows) = (self.blocks[block], i64::from(self.block_rows[block]));
         for column in &self.files[at.file].views {
-            let values = self.chunk_values(at, column.leaf);
+            let values = self.chunk_metadata(at, column).num_values();
             if values % rows == 0 && values > rows && values / rows != self.width as i64 {
-                let spot = Box::new(self.spot(block as u32, Some(&column.name), None));
                 let reason = format!("embeddings of width {}, expected {}", values / rows, self.width);
-                return Err(ShardsError::Bad { spot, reason });
+                return Err(ShardsError::bad(self.chunk_spot(at, &column.name), reason));
             }
         }
         Ok(())
@@ -280,8 +270,7 @@ impl Dataset {
 
     /// Name of the column of identifiers, where the block's file has one.
     pub fn id_name(&self, block: u32) -> Option<String> {
-        let footer = &self.files[self.blocks[block as usize].file];
-        footer.id.map(|(root, _)| footer.metadata.schema().field(root).name().clone())
+        self.files[self.blocks[block as usize].file].id.as_ref().map(|column| column.name.clone())
     }
 }
 
@@ -302,10 +291,6 @@ impl Blocks for Dataset {
         self.fingerprint
     }
 
-    fn read(&self, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
-        self.read_except(block, view, &[], into)
-    }
-
     fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
         let mut found = Vec::new();
         self.read_block(block, view, into, &mut found, None)?;
@@ -314,15 +299,14 @@ impl Blocks for Dataset {
 
     fn read_placed(
         &self,
-        block: u32,
-        view: u32,
+        at: (u32, u32),
         skip: &[u32],
         into: &mut BlockRows,
         places: &mut RowPlaces,
     ) -> Result<(), ShardsError> {
         let mut found = Vec::new();
-        self.place_block(block, view, into, places, &mut found)?;
-        self.refuse(block, found, skip)
+        self.place_block(at, into, places, &mut found)?;
+        self.refuse(at.0, found, skip)
     }
 
     fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError> {
@@ -331,7 +315,7 @@ impl Blocks for Dataset {
             self.read_block(block, view, &mut rows, &mut found, None)?;
         }
         let bad: std::collections::BTreeSet<u32> =
-            found.iter().filter_map(|(_, value)| u32::try_from(value.row).ok()).collect();
+            found.iter().filter_map(|value| u32::try_from(value.row).ok()).collect();
         Ok(bad.into_iter().collect())
     }
 }

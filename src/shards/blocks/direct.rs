@@ -11,16 +11,12 @@ use std::hash::Hasher as _;
 use parquet::basic::Compression;
 use twox_hash::XxHash3_64;
 
-use super::ELEMENT_BYTES;
-use super::checksum::Checksum;
 use super::dataset::{BlockAt, Dataset};
-use super::decode::{Number, split_levels};
-use super::error::ShardsError;
-use super::footer::Column;
-use super::page_header::split_plain_page;
 use super::reading::Note;
 use crate::native::finite::all_finite_halves;
 use crate::native::places::RowPlaces;
+use crate::shards::error::ShardsError;
+use crate::shards::format::{Checksum, Column, ELEMENT_BYTES, Number, split_levels, split_plain_page};
 
 /// Bytes that are read at a time: few calls, and what the kernel copies is still in the second-level cache for the checks.
 const PIECE_BYTES: usize = 256 << 10;
@@ -32,12 +28,12 @@ impl Dataset {
     /// Reads the embeddings of a block; false: the general reader must, and `into` holds nothing of use.
     pub(super) fn read_direct(
         &self,
-        block: u32,
+        at: BlockAt,
         column: &Column,
         into: &mut Vec<u8>,
         note: Note<'_>,
     ) -> Result<bool, ShardsError> {
-        let Some(mut chunk) = self.direct(block, column, note.is_some())? else { return Ok(false) };
+        let Some(mut chunk) = self.direct(at, column, note.is_some())? else { return Ok(false) };
         // Bounded by the chunk, which lies within the file.
         into.resize(chunk.left, 0);
         for piece in into.chunks_mut(PIECE_BYTES) {
@@ -50,11 +46,11 @@ impl Dataset {
     /// places hold nothing of use.
     pub(super) fn place_direct(
         &self,
-        block: u32,
+        at: BlockAt,
         column: &Column,
         places: &mut RowPlaces,
     ) -> Result<bool, ShardsError> {
-        let Some(mut chunk) = self.direct(block, column, false)? else { return Ok(false) };
+        let Some(mut chunk) = self.direct(at, column, false)? else { return Ok(false) };
         let row_bytes = self.width * ELEMENT_BYTES;
         let mut buffer = self.pool.take((PIECE_BYTES / row_bytes).max(1) * row_bytes);
         places.restart();
@@ -68,12 +64,10 @@ impl Dataset {
     }
 
     /// A chunk of this kind, up to its first value; none: it is of another.
-    fn direct<'a>(&'a self, block: u32, column: &'a Column, hashed: bool) -> Result<Option<Direct<'a>>, ShardsError> {
-        let at = self.blocks[block as usize];
-        let row_group = self.files[at.file].metadata.metadata().row_group(at.row_group);
-        let metadata = row_group.column(column.leaf);
+    fn direct<'a>(&'a self, at: BlockAt, column: &'a Column, hashed: bool) -> Result<Option<Direct<'a>>, ShardsError> {
+        let metadata = self.chunk_metadata(at, column);
         let (start, length) = metadata.byte_range();
-        let values = row_group.num_rows() as usize * self.width;
+        let values = self.block_rows[at.number] as usize * self.width;
         let value_bytes = values * ELEMENT_BYTES;
         // One page: the values are the end of the chunk. What is before them is smaller than they, or this is no such chunk.
         let before = (length as usize).checked_sub(value_bytes).filter(|before| *before < value_bytes);
@@ -81,7 +75,7 @@ impl Dataset {
         let Some(before) = before.filter(|_| is_plain && self.source.reads_pieces()) else { return Ok(None) };
 
         let mut front = self.pool.take(before);
-        self.read_bytes(at, &column.name, start, front.as_mut())?;
+        self.read_bytes(at, column, start, front.as_mut())?;
         let Some((page, levels)) = split_plain_page(front.as_ref()) else { return Ok(None) };
         let is_whole = page.values == values && page.bytes == levels.len() + value_bytes;
         let rest = split_levels(metadata.column_descr(), self.width, &mut 0, levels, values);
@@ -112,7 +106,7 @@ struct Direct<'a> {
 impl Direct<'_> {
     /// Reads and checks the next bytes of values.
     fn read(&mut self, piece: &mut [u8]) -> Result<(), ShardsError> {
-        self.dataset.read_bytes(self.at, &self.column.name, self.from, piece)?;
+        self.dataset.read_bytes(self.at, self.column, self.from, piece)?;
         for tile in piece.chunks(TILE_BYTES) {
             self.hasher.iter_mut().for_each(|hasher| hasher.write(tile));
             self.finite &= all_finite_halves(tile);
@@ -125,7 +119,7 @@ impl Direct<'_> {
     /// Compares the checksum, once all values were seen; whether all of them are finite.
     fn close(self, note: Note<'_>) -> Result<bool, ShardsError> {
         if let Some(hasher) = &self.hasher {
-            self.dataset.compare(self.at, &self.column.name, Checksum::from(hasher), note)?;
+            self.dataset.compare(self.at, self.column, Checksum::from(hasher), note)?;
         }
         Ok(self.finite)
     }

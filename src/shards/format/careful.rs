@@ -8,39 +8,48 @@ use arrow_array::types::{Float16Type, Float32Type, Float64Type, Int32Type, Int64
 use arrow_array::{Array, ArrayRef};
 use arrow_schema::DataType;
 use half::f16;
+use locdiff_core::tables;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
 use parquet::errors::ParquetError;
 
-use super::ELEMENT_BYTES;
+use super::columns::ELEMENT_BYTES;
 use super::decode::ChunkBytes;
-use super::ids;
+use super::footer::Column;
 
 /// Rows that are expanded at a time.
 const BATCH_ROWS: usize = 1024;
 
 /// A row that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct BadValue {
+pub(crate) struct BadValue {
+    /// Name of the column.
+    pub(crate) column: String,
     /// Row within the row group.
-    pub(super) row: usize,
+    pub(crate) row: usize,
     /// Got and wanted.
-    pub(super) reason: String,
+    pub(crate) reason: String,
+}
+
+impl Column {
+    /// A row of it that cannot be used.
+    pub(crate) fn bad(&self, row: usize, reason: String) -> BadValue {
+        BadValue { column: self.name.clone(), row, reason }
+    }
 }
 
 /// Which chunk, of which file.
-pub(super) struct CarefulChunk<'a> {
-    pub(super) bytes: ChunkBytes,
-    pub(super) metadata: &'a ArrowReaderMetadata,
-    pub(super) row_group: usize,
-    /// Number of the column among those of the top level.
-    pub(super) root: usize,
+pub(crate) struct CarefulChunk<'a> {
+    pub(crate) bytes: ChunkBytes,
+    pub(crate) metadata: &'a ArrowReaderMetadata,
+    pub(crate) row_group: usize,
+    pub(crate) column: &'a Column,
 }
 
 impl CarefulChunk<'_> {
     /// Hands the column to `take`, some rows at a time, with the number of the first.
     fn each(&self, mut take: impl FnMut(usize, &ArrayRef) -> Result<(), ParquetError>) -> Result<usize, ParquetError> {
-        let mask = ProjectionMask::roots(self.metadata.parquet_schema(), [self.root]);
+        let mask = ProjectionMask::roots(self.metadata.parquet_schema(), [self.column.root]);
         let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(self.bytes.clone(), self.metadata.clone())
             .with_row_groups(vec![self.row_group])
             .with_projection(mask)
@@ -56,7 +65,7 @@ impl CarefulChunk<'_> {
     }
 
     /// Embeddings as float16; zeros where a row is bad. The count is of rows.
-    pub(super) fn halves(
+    pub(crate) fn halves(
         &self,
         width: usize,
         into: &mut Vec<u8>,
@@ -68,7 +77,7 @@ impl CarefulChunk<'_> {
                 if let Err(reason) = list(column, index).and_then(|list| append(&list, width, into)) {
                     into.truncate(begin);
                     into.resize(begin + width * ELEMENT_BYTES, 0);
-                    bad.push(BadValue { row: first + index, reason });
+                    bad.push(self.column.bad(first + index, reason));
                 }
             }
             Ok(())
@@ -76,11 +85,11 @@ impl CarefulChunk<'_> {
     }
 
     /// Coordinates; zero where a row is bad.
-    pub(super) fn doubles(&self, into: &mut Vec<f64>, bad: &mut Vec<BadValue>) -> Result<usize, ParquetError> {
+    pub(crate) fn doubles(&self, into: &mut Vec<f64>, bad: &mut Vec<BadValue>) -> Result<usize, ParquetError> {
         self.each(|first, column| {
             for index in 0..column.len() {
                 into.push(number(column, index).unwrap_or_else(|reason| {
-                    bad.push(BadValue { row: first + index, reason });
+                    bad.push(self.column.bad(first + index, reason));
                     0.0
                 }));
             }
@@ -89,7 +98,7 @@ impl CarefulChunk<'_> {
     }
 
     /// The commonest length of the lists that are there and not empty; of equals, the longest.
-    pub(super) fn commonest_width(&self) -> Result<Option<usize>, ParquetError> {
+    pub(crate) fn commonest_width(&self) -> Result<Option<usize>, ParquetError> {
         let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
         self.each(|_, column| {
             let lengths = (0..column.len()).filter_map(|index| list(column, index).ok()).map(|list| list.len());
@@ -100,9 +109,9 @@ impl CarefulChunk<'_> {
     }
 
     /// Identifiers, or why a row has none.
-    pub(super) fn ids(&self, into: &mut Vec<Result<String, String>>) -> Result<usize, ParquetError> {
+    pub(crate) fn ids(&self, into: &mut Vec<Result<String, String>>) -> Result<usize, ParquetError> {
         self.each(|_, column| {
-            into.extend((0..column.len()).map(|row| ids::id(column.as_ref(), row)));
+            into.extend((0..column.len()).map(|row| tables::id(column.as_ref(), row)));
             Ok(())
         })
     }

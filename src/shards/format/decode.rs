@@ -5,8 +5,7 @@
 
 use std::sync::Arc;
 
-use bytes::Buf;
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use parquet::basic::Encoding;
@@ -21,7 +20,7 @@ use super::levels::{Run, Runs, all_defined, lists_are, unpack};
 
 /// How a column stores a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Number {
+pub(crate) enum Number {
     Float16,
     Float32,
     Float64,
@@ -41,12 +40,12 @@ impl Number {
 
 /// The bytes of one column chunk, at their place in the file.
 #[derive(Debug, Clone)]
-pub(super) struct ChunkBytes {
-    pub(super) bytes: Bytes,
+pub(crate) struct ChunkBytes {
+    pub(crate) bytes: Bytes,
     /// Offset of the first of them in the file.
-    pub(super) start: u64,
+    pub(crate) start: u64,
     /// Size of the whole file.
-    pub(super) file_bytes: u64,
+    pub(crate) file_bytes: u64,
 }
 
 impl ChunkBytes {
@@ -81,39 +80,81 @@ impl ChunkReader for ChunkBytes {
     }
 }
 
-/// Where decoded numbers go.
-#[derive(Debug)]
-pub(super) enum Sink<'a> {
-    /// Little-endian float16.
-    Halves(&'a mut Vec<u8>),
-    /// Coordinates.
-    Doubles(&'a mut Vec<f64>),
+/// What numbers are decoded to.
+pub(crate) trait Decoded: Copy {
+    /// An entry of a dictionary.
+    type Entry: Copy;
+    /// Decodes PLAIN numbers; false where they cannot be had from what the column stores.
+    fn append(number: Number, body: &[u8], into: &mut Vec<Self>) -> bool;
+    /// The numbers of a dictionary.
+    fn entries(decoded: &[Self]) -> Vec<Self::Entry>;
+    /// Appends entries of a dictionary.
+    fn extend(entries: &[Self::Entry], into: &mut Vec<Self>);
 }
 
-/// A dictionary, in the form of its sink.
-enum Dictionary {
-    Halves(Vec<[u8; 2]>),
-    Doubles(Vec<f64>),
+/// Embeddings: the bytes of little-endian float16.
+impl Decoded for u8 {
+    type Entry = [u8; 2];
+
+    fn append(number: Number, body: &[u8], into: &mut Vec<u8>) -> bool {
+        append_halves(number, body, into)
+    }
+
+    fn entries(decoded: &[u8]) -> Vec<[u8; 2]> {
+        decoded.as_chunks().0.to_vec()
+    }
+
+    fn extend(entries: &[[u8; 2]], into: &mut Vec<u8>) {
+        into.extend_from_slice(entries.as_flattened());
+    }
+}
+
+/// Coordinates.
+impl Decoded for f64 {
+    type Entry = f64;
+
+    fn append(number: Number, body: &[u8], into: &mut Vec<f64>) -> bool {
+        match number {
+            Number::Float16 => into.extend(body.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f64())),
+            Number::Float32 => {
+                into.extend(body.as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))))
+            }
+            Number::Float64 => into.extend(body.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes))),
+            Number::Int32 => into.extend(body.as_chunks().0.iter().map(|bytes| f64::from(i32::from_le_bytes(*bytes)))),
+            Number::Int64 => into.extend(body.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes) as f64)),
+        }
+        true
+    }
+
+    fn entries(decoded: &[f64]) -> Vec<f64> {
+        decoded.to_vec()
+    }
+
+    fn extend(entries: &[f64], into: &mut Vec<f64>) {
+        into.extend_from_slice(entries);
+    }
 }
 
 /// One column chunk on its way from pages to numbers.
-pub(super) struct Chunk<'a> {
-    pub(super) bytes: ChunkBytes,
-    pub(super) metadata: &'a ColumnChunkMetaData,
-    pub(super) rows: usize,
-    pub(super) number: Number,
+pub(crate) struct Chunk<'a> {
+    pub(crate) bytes: ChunkBytes,
+    pub(crate) metadata: &'a ColumnChunkMetaData,
+    pub(crate) rows: usize,
+    pub(crate) number: Number,
     /// Numbers per row.
-    pub(super) width: usize,
+    pub(crate) width: usize,
 }
 
 impl Chunk<'_> {
-    /// Decodes the chunk; false: it is not of the kind that this module takes, and the sink holds nothing of use.
-    pub(super) fn decode(&self, sink: &mut Sink<'_>) -> Result<bool, ParquetError> {
+    /// Decodes the chunk; false: it is not of the kind that this module takes, and `into` holds nothing of use.
+    pub(crate) fn decode<T: Decoded>(&self, into: &mut Vec<T>) -> Result<bool, ParquetError> {
         let mut pages = SerializedPageReader::new(Arc::new(self.bytes.clone()), self.metadata, self.rows, None)?;
         let (mut dictionary, mut place, mut values) = (None, 0, 0);
         while let Some(page) = pages.get_next_page()? {
             if let Page::DictionaryPage { buf, .. } = &page {
-                dictionary = Some(self.dictionary(buf, sink));
+                let mut decoded = Vec::new();
+                T::append(self.number, buf, &mut decoded);
+                dictionary = Some(T::entries(&decoded));
                 continue;
             }
             let count = page.num_values() as usize;
@@ -123,10 +164,14 @@ impl Chunk<'_> {
             }
             let Some(body) = self.body(&page, &mut place) else { return Ok(false) };
             let taken = match page.encoding() {
-                Encoding::PLAIN => self.plain(body, count, sink),
+                Encoding::PLAIN => {
+                    let body = body.get(..count * self.number.bytes());
+                    body.is_some_and(|body| T::append(self.number, body, into))
+                }
                 #[allow(deprecated, reason = "old files name it so")]
                 Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY => {
-                    dictionary.as_ref().is_some_and(|dictionary| indices(body, count, dictionary, sink))
+                    let push = |entries: &[T::Entry]| T::extend(entries, into);
+                    dictionary.as_ref().is_some_and(|table| look_up(body, count, table, push))
                 }
                 _ => false,
             };
@@ -156,33 +201,10 @@ impl Chunk<'_> {
             Page::DictionaryPage { .. } => None,
         }
     }
-
-    fn plain(&self, body: &[u8], count: usize, sink: &mut Sink<'_>) -> bool {
-        let Some(body) = body.get(..count * self.number.bytes()) else { return false };
-        match sink {
-            Sink::Halves(halves) => append_halves(self.number, body, halves),
-            Sink::Doubles(doubles) => append_doubles(self.number, body, doubles),
-        }
-    }
-
-    fn dictionary(&self, body: &[u8], sink: &Sink<'_>) -> Dictionary {
-        match sink {
-            Sink::Halves(_) => {
-                let mut bytes = Vec::new();
-                append_halves(self.number, body, &mut bytes);
-                Dictionary::Halves(bytes.as_chunks().0.to_vec())
-            }
-            Sink::Doubles(_) => {
-                let mut doubles = Vec::new();
-                append_doubles(self.number, body, &mut doubles);
-                Dictionary::Doubles(doubles)
-            }
-        }
-    }
 }
 
 /// Takes version 1's run-length levels off the front of a page, where they are those of full lists without nulls.
-pub(super) fn split_levels<'a>(
+pub(crate) fn split_levels<'a>(
     descriptor: &ColumnDescriptor,
     width: usize,
     place: &mut usize,
@@ -258,30 +280,7 @@ fn append_rounded(rounded: &[f16], halves: &mut Vec<u8>) {
     halves.extend_from_slice(bytes[..rounded.len()].as_flattened());
 }
 
-fn append_doubles(number: Number, body: &[u8], doubles: &mut Vec<f64>) -> bool {
-    match number {
-        Number::Float16 => doubles.extend(body.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f64())),
-        Number::Float32 => doubles.extend(body.as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)))),
-        Number::Float64 => doubles.extend(body.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes))),
-        Number::Int32 => doubles.extend(body.as_chunks().0.iter().map(|bytes| f64::from(i32::from_le_bytes(*bytes)))),
-        Number::Int64 => doubles.extend(body.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes) as f64)),
-    }
-    true
-}
-
-/// A page of indices into the dictionary; false where one points outside of it.
-fn indices(body: &[u8], count: usize, dictionary: &Dictionary, sink: &mut Sink<'_>) -> bool {
-    match (dictionary, sink) {
-        (Dictionary::Halves(table), Sink::Halves(halves)) => {
-            look_up(body, count, table, |values| halves.extend_from_slice(values.as_flattened()))
-        }
-        (Dictionary::Doubles(table), Sink::Doubles(doubles)) => {
-            look_up(body, count, table, |values| doubles.extend_from_slice(values))
-        }
-        _ => false,
-    }
-}
-
+/// A page of indices into a dictionary; false where one points outside of it.
 fn look_up<T: Copy>(body: &[u8], count: usize, table: &[T], mut push: impl FnMut(&[T])) -> bool {
     let Some((&bits, body)) = body.split_first() else { return count == 0 };
     let bits = u32::from(bits);

@@ -29,14 +29,26 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::ColumnPath;
 use twox_hash::XxHash3_64;
 
-use super::ELEMENT_BYTES;
 use super::checksum::Checksum;
-use super::error::ShardsError;
+use super::columns::{ELEMENT_BYTES, view_column};
 use super::manifest::{ManifestFile, ManifestRowGroup};
-use super::writer::{WriterRows, view_column};
+use crate::shards::error::ShardsError;
 
 /// Larger than any row group: a column chunk is one page.
 const PAGE_BYTES: usize = 1 << 30;
+
+/// Rows to write: as many of each.
+#[derive(Debug, Clone, Copy)]
+pub struct WriterRows<'a> {
+    /// Identifiers.
+    pub ids: &'a [String],
+    /// Latitudes, degrees, -90 to 90.
+    pub latitudes: &'a [f64],
+    /// Longitudes, degrees, -180 to 180.
+    pub longitudes: &'a [f64],
+    /// For each view, the embeddings one after the other.
+    pub views: &'a [&'a [f16]],
+}
 
 /// Rows that wait for their row group to be full.
 #[derive(Debug)]

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::checksum::Checksum;
-use super::error::{ShardsError, Spot};
 use super::statistics::{Statistics, digits};
+use crate::shards::error::{ShardsError, Spot};
 
 /// Version of the format that this program writes, and the newest that it reads.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -128,23 +128,21 @@ impl Manifest {
 
     /// Reads the text of the manifest that `location` names in messages.
     pub fn parse(text: &[u8], location: &str) -> Result<Self, ShardsError> {
-        let spot = || Box::new(Spot { file: location.to_owned(), row_group: None, column: None, row: None });
-        let corrupt = |reason: String| ShardsError::Corrupt { spot: spot(), reason };
+        let corrupt = |reason: String| ShardsError::corrupt(Spot::file(location), reason);
+        let no_manifest = |error| corrupt(format!("is no manifest: {error}"));
         #[derive(Deserialize)]
         struct Version {
             schema_version: u32,
         }
-        let version: Version =
-            serde_json::from_slice(text).map_err(|error| corrupt(format!("is no manifest: {error}")))?;
+        let version: Version = serde_json::from_slice(text).map_err(no_manifest)?;
         if version.schema_version == 0 || version.schema_version > SCHEMA_VERSION {
             let reason = format!(
                 "schema version {}, this program reads up to {SCHEMA_VERSION}; use the program that wrote it, or a newer one",
                 version.schema_version
             );
-            return Err(ShardsError::Bad { spot: spot(), reason });
+            return Err(ShardsError::bad(Spot::file(location), reason));
         }
-        let manifest: Self =
-            serde_json::from_slice(text).map_err(|error| corrupt(format!("is no manifest: {error}")))?;
+        let manifest: Self = serde_json::from_slice(text).map_err(no_manifest)?;
         manifest.check().map_err(corrupt)?;
         Ok(manifest)
     }

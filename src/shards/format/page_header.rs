@@ -6,11 +6,11 @@
 
 /// A data page of PLAIN values with run-length levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PlainPage {
+pub(crate) struct PlainPage {
     /// Values, nulls among them.
-    pub(super) values: usize,
+    pub(crate) values: usize,
     /// Bytes of levels and values.
-    pub(super) bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 /// Thrift's numbers of its types.
@@ -31,7 +31,7 @@ const RLE: i64 = 3;
 const DEPTH_MAX: u32 = 4;
 
 /// Takes the header off the front of a page that is not compressed.
-pub(super) fn split_plain_page(bytes: &[u8]) -> Option<(PlainPage, &[u8])> {
+pub(crate) fn split_plain_page(bytes: &[u8]) -> Option<(PlainPage, &[u8])> {
     let mut thrift = Compact(bytes);
     let (mut kind, mut unpacked, mut packed, mut data) = (None, None, None, [None; 4]);
     thrift.fields(|thrift, id, of| {

@@ -6,13 +6,13 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use half::f16;
-
 use super::checks;
-use super::error::{ShardsError, Spot};
-use super::file_writer::{FileWriter, Group, Template};
+use super::checksum::Checksum;
+use super::columns::{ELEMENT_BYTES, view_column};
+use super::file_writer::{FileWriter, Group, Template, WriterRows};
 use super::manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, SCHEMA_VERSION};
 use super::statistics::Moments;
+use crate::shards::error::{ShardsError, Spot};
 
 /// Rows of a row group unless the caller says otherwise: `shards/README.md` has the reason.
 pub const ROWS_PER_GROUP: u32 = 1024;
@@ -42,7 +42,7 @@ pub struct WriterOptions {
 impl WriterOptions {
     /// The usual: row groups of [`ROWS_PER_GROUP`] rows, files of about [`FILE_BYTES`].
     pub fn new(width: u32, views: u32, source: impl Into<String>, image_head: ImageHead) -> Self {
-        let row_bytes = (u64::from(width) * u64::from(views) * super::ELEMENT_BYTES as u64).max(1);
+        let row_bytes = (u64::from(width) * u64::from(views) * ELEMENT_BYTES as u64).max(1);
         let rows_per_file = (FILE_BYTES / row_bytes).max(u64::from(ROWS_PER_GROUP));
         let source = source.into();
         Self { width, views, source, image_head, overwrite: false, rows_per_group: ROWS_PER_GROUP, rows_per_file }
@@ -57,19 +57,6 @@ impl WriterOptions {
             _ => Ok(()),
         }
     }
-}
-
-/// Rows to write: as many of each.
-#[derive(Debug, Clone, Copy)]
-pub struct WriterRows<'a> {
-    /// Identifiers.
-    pub ids: &'a [String],
-    /// Latitudes, degrees, -90 to 90.
-    pub latitudes: &'a [f64],
-    /// Longitudes, degrees, -180 to 180.
-    pub longitudes: &'a [f64],
-    /// For each view, the embeddings one after the other.
-    pub views: &'a [&'a [f16]],
 }
 
 /// A folder of shards on its way.
@@ -142,7 +129,7 @@ impl ShardWriter {
         let statistics = self.moments.statistics();
         let mut manifest = Manifest {
             schema_version: SCHEMA_VERSION,
-            fingerprint: super::Checksum(0),
+            fingerprint: Checksum(0),
             rows: self.rows,
             width: self.options.width,
             views: self.options.views,
@@ -181,13 +168,11 @@ impl ShardWriter {
                 return argument(format!("view {view} has {got} numbers, expected {count} rows of {width} = {want}"));
             }
         }
-        let bad = |row: usize, column: String, reason: String| {
-            Err(ShardsError::Bad { spot: Box::new(self.spot(row, column)), reason })
-        };
-        if let Some((row, reason)) = checks::first_bad_latitude(rows.latitudes) {
+        let bad = |row: usize, column: String, reason: String| Err(ShardsError::bad(self.spot(row, column), reason));
+        if let Some((row, reason)) = checks::first_outside(rows.latitudes, 90.0, "latitude") {
             return bad(row, "lat".into(), reason);
         }
-        if let Some((row, reason)) = checks::first_bad_longitude(rows.longitudes) {
+        if let Some((row, reason)) = checks::first_outside(rows.longitudes, 180.0, "longitude") {
             return bad(row, "lon".into(), reason);
         }
         for (view, values) in rows.views.iter().enumerate() {
@@ -268,11 +253,6 @@ impl Drop for ShardWriter {
     }
 }
 
-/// Name of a view's column.
-pub(super) fn view_column(name: &str, view: usize) -> String {
-    if view == 0 { name.to_owned() } else { format!("{name}_{view}") }
-}
-
 fn file_name(index: usize) -> String {
     format!("part-{index:05}.parquet")
 }
@@ -299,6 +279,6 @@ fn check_target(out: &Path, overwrite: bool) -> Result<(), ShardsError> {
 }
 
 /// Makes what was written to a file or folder last.
-pub(super) fn sync(path: &Path) -> Result<(), ShardsError> {
+fn sync(path: &Path) -> Result<(), ShardsError> {
     File::open(path).and_then(|file| file.sync_all()).map_err(|error| ShardsError::io(path, error))
 }

@@ -12,7 +12,8 @@ use std::sync::{Mutex, PoisonError};
 use locdiff_core::config::{OnBadRows, ShardsConfig};
 use twox_hash::XxHash3_64;
 
-use super::{BlockRows, Blocks, ShardsError};
+use crate::shards::blocks::{BlockRows, Blocks};
+use crate::shards::error::ShardsError;
 
 /// Blocks whose first bad row is told in words.
 const TOLD: usize = 3;
@@ -156,12 +157,12 @@ fn scan_blocks(blocks: &dyn Blocks, threads: u32) -> Result<BTreeMap<u32, Vec<u3
 }
 
 /// A panic while a block was read, as an error.
-pub(super) fn panicked(block: u32, panic: &(dyn std::any::Any + Send)) -> ShardsError {
+pub(crate) fn panicked(block: u32, panic: &(dyn std::any::Any + Send)) -> ShardsError {
     ShardsError::Internal(format!("the reader of block {block} panicked: {}", panic_text(panic)))
 }
 
 /// What a panic says.
-pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }

@@ -23,14 +23,17 @@ use std::sync::Arc;
 use locdiff_core::config::{ShardsConfig, Tail};
 use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 
+use super::mask::Mask;
 use super::permutation::{Permutation, shuffled};
-use super::{Blocks, ELEMENT_BYTES, Mask, ShardsError};
+use crate::shards::blocks::Blocks;
+use crate::shards::error::ShardsError;
+use crate::shards::format::ELEMENT_BYTES;
 
 /// Windows close before they grow beyond this, so that foreign files with huge row groups take bounded memory: readers
 /// hold two windows. A block that is larger is a window of its own.
 pub const WINDOW_BYTES_MAX: u64 = 192 << 20;
 /// Bytes of a row beside its embedding: latitude and longitude.
-pub(super) const COORDINATE_BYTES: u64 = 16;
+const COORDINATE_BYTES: u64 = 16;
 
 /// What the order depends on beside the data.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,7 +79,7 @@ impl Layout {
     }
 
     /// Bytes of one row of one view in memory.
-    pub(super) fn row_bytes(&self) -> u64 {
+    pub(crate) fn row_bytes(&self) -> u64 {
         (self.width * ELEMENT_BYTES) as u64 + COORDINATE_BYTES
     }
 }
@@ -286,7 +289,7 @@ impl Epoch {
     }
 
     /// The window that holds an index below the number of rows.
-    pub(super) fn window_of(&self, index: u64) -> Result<Window<'_>, ShardsError> {
+    pub(crate) fn window_of(&self, index: u64) -> Result<Window<'_>, ShardsError> {
         let number = self.windows.partition_point(|first| self.starts[*first as usize] <= index) - 1;
         let (first, end) = (self.windows[number] as usize, self.windows[number + 1] as usize);
         let starts = &self.starts[first..=end];
@@ -296,7 +299,7 @@ impl Epoch {
         Ok(Window { epoch: self, blocks: &self.order[first..end], starts, permutation })
     }
 
-    pub(super) fn view(&self, block: u32) -> u32 {
+    pub(crate) fn view(&self, block: u32) -> u32 {
         let views = u64::from(self.data.layout.views);
         ((u64::from(self.data.first_views[block as usize]) + self.epoch % views) % views) as u32
     }
@@ -321,7 +324,7 @@ fn windows(data: &Data, order: &[u32]) -> Vec<u32> {
 
 /// Blocks among whose rows the order is random.
 #[derive(Debug)]
-pub(super) struct Window<'epoch> {
+pub(crate) struct Window<'epoch> {
     epoch: &'epoch Epoch,
     blocks: &'epoch [u32],
     starts: &'epoch [u64],
@@ -330,17 +333,17 @@ pub(super) struct Window<'epoch> {
 
 impl Window<'_> {
     /// Indices of the epoch that it holds.
-    pub(super) fn indices(&self) -> Range<u64> {
+    pub(crate) fn indices(&self) -> Range<u64> {
         self.starts[0]..self.starts[self.blocks.len()]
     }
 
     /// Its blocks, in the order of the epoch.
-    pub(super) fn blocks(&self) -> &[u32] {
+    pub(crate) fn blocks(&self) -> &[u32] {
         self.blocks
     }
 
     /// The row at an index of the epoch that lies in this window: place of the block among [`Window::blocks`], and row.
-    pub(super) fn place(&self, index: u64) -> (usize, u32) {
+    pub(crate) fn place(&self, index: u64) -> (usize, u32) {
         let first = self.starts[0];
         let inside = first + self.permutation.apply(index - first);
         let place = self.starts.partition_point(|start| *start <= inside) - 1;

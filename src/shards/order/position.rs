@@ -7,7 +7,9 @@
 use locdiff_core::config::Tail;
 use serde::{Deserialize, Serialize};
 
-use super::{Contents, Plan, ShardsError};
+use super::plan::Plan;
+use crate::shards::blocks::Contents;
+use crate::shards::error::ShardsError;
 
 /// The next step to train on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +54,7 @@ pub struct Bookmark {
 
 impl Bookmark {
     /// That the data at `location` has the fingerprint that it had.
-    pub(super) fn check_fingerprint(&self, now: u64, location: &str) -> Result<(), ShardsError> {
+    pub(crate) fn check_fingerprint(&self, now: u64, location: &str) -> Result<(), ShardsError> {
         let now = format!("{now:016x}");
         if now == self.fingerprint {
             return Ok(());

@@ -9,7 +9,10 @@ use locdiff_core::config::{ShardsConfig, Tail};
 use serde::Serialize;
 use twox_hash::XxHash3_64;
 
-use super::{Blocks, Layout, Mask, Plan, PlanOptions, Sample, ShardsError, Share};
+use super::mask::Mask;
+use super::plan::{Layout, Plan, PlanOptions, Sample, Share};
+use crate::shards::blocks::Blocks;
+use crate::shards::error::ShardsError;
 
 /// What to replay.
 #[derive(Debug, Clone, PartialEq, Eq)]

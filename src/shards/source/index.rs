@@ -13,13 +13,16 @@ use locdiff_core::config::ShardsConfig;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-use super::checksum::Checksum;
-use super::error::ShardsError;
-use super::footer::{corrupt, read_raw};
+use super::bytes::ByteSource;
+use super::local::LocalFiles;
 use super::locate::{self, Found};
-use super::manifest::{MANIFEST_NAME, Manifest, ManifestFile};
 use super::origin::Origin;
-use super::source::{ByteSource, LocalFiles};
+use super::s3::{self, S3Options};
+use crate::shards::error::{ShardsError, Spot};
+use crate::shards::format::{Checksum, MANIFEST_NAME, Manifest, ManifestFile, footer_bytes};
+
+/// Bytes at the end of a file that are read at once: nearly every footer is in them.
+const TAIL_BYTES: u64 = 64 << 10;
 
 /// Bytes at the beginning of a file that count in the fingerprint of data without a manifest.
 const HEAD_BYTES: u64 = 64 << 10;
@@ -63,17 +66,22 @@ struct IndexedFile {
 impl DatasetIndex {
     /// Reads the footers of a folder, a file, a glob or a URL.
     pub fn read(location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
-        Self::of(location, &locate::locate(location, config)?)
+        Self::open(location, config).map(|(index, _)| index)
+    }
+
+    /// The same, with the files.
+    pub(crate) fn open(location: &str, config: &ShardsConfig) -> Result<(Self, Arc<dyn ByteSource>), ShardsError> {
+        let found = locate::locate(location, config)?;
+        Ok((Self::of(location, &found)?, found.source))
     }
 
     /// The same with given access to the server.
-    #[cfg(feature = "s3")]
-    pub fn read_s3(location: &str, options: &super::S3Options) -> Result<Self, ShardsError> {
+    pub fn read_s3(location: &str, options: &S3Options) -> Result<Self, ShardsError> {
         Self::of(location, &locate::locate_s3(location, options)?)
     }
 
     /// Reads the footers of what was located, and checks them against the manifest.
-    pub(super) fn of(location: &str, found: &Found) -> Result<Self, ShardsError> {
+    fn of(location: &str, found: &Found) -> Result<Self, ShardsError> {
         let source = found.source.as_ref();
         let manifest = parse_manifest(location, found.manifest_text.as_deref())?;
         let ends = read_ends(source, manifest.is_none())?;
@@ -112,7 +120,7 @@ impl DatasetIndex {
 
     /// Reads what [`DatasetIndex::to_bytes`] made.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ShardsError> {
-        let wrong = |reason: &str| corrupt("the index of a data set", reason.to_owned());
+        let wrong = |reason: &str| ShardsError::corrupt(Spot::file("the index of a data set"), reason);
         let Some((prefix, rest)) = bytes.split_at_checked(PREFIX_BYTES).filter(|(prefix, _)| prefix[..8] == MAGIC)
         else {
             return Err(wrong("is none of this version"));
@@ -137,21 +145,21 @@ impl DatasetIndex {
         &self.table.location
     }
 
-    pub(super) fn fingerprint(&self) -> u64 {
+    pub(crate) fn fingerprint(&self) -> u64 {
         self.table.fingerprint
     }
 
-    pub(super) fn manifest(&self) -> Result<Option<Manifest>, ShardsError> {
+    pub(crate) fn manifest(&self) -> Result<Option<Manifest>, ShardsError> {
         parse_manifest(&self.table.location, self.table.manifest_text.as_deref().map(str::as_bytes))
     }
 
     /// What is known of where the rows came from.
-    pub(super) fn origin(&self) -> Option<Origin> {
+    pub(crate) fn origin(&self) -> Option<Origin> {
         self.table.origin.clone()
     }
 
     /// Name, size and footer of every file.
-    pub(super) fn files(&self) -> impl Iterator<Item = (String, u64, &[u8])> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = (String, u64, &[u8])> {
         let mut rest = self.footers.as_slice();
         self.table.files.iter().map(move |file| {
             let (footer, behind) = rest.split_at(file.footer_bytes.min(rest.len()));
@@ -160,19 +168,20 @@ impl DatasetIndex {
         })
     }
 
-    /// What says of its objects what a source of URLs needs; none for local files.
-    #[cfg_attr(not(feature = "s3"), allow(dead_code, reason = "only URLs have objects"))]
-    pub(super) fn objects(&self) -> Option<Vec<String>> {
-        self.table.files.iter().map(|file| file.object.clone()).collect()
-    }
-
-    /// The files, without looking for them.
-    pub(super) fn source(&self, config: &ShardsConfig) -> Result<Arc<dyn ByteSource>, ShardsError> {
+    /// The files, without looking for them; objects with the access that the environment gives.
+    pub(crate) fn source(&self, config: &ShardsConfig) -> Result<Arc<dyn ByteSource>, ShardsError> {
         if self.table.files.iter().any(|file| file.object.is_some()) {
-            return locate::locate_index(self, config);
+            return self.source_s3(&S3Options::from_env(config));
         }
         let paths = self.table.files.iter().map(|file| PathBuf::from(&file.name)).collect();
         Ok(Arc::new(LocalFiles::new(paths)))
+    }
+
+    /// The objects, with given access to the server.
+    pub(crate) fn source_s3(&self, options: &S3Options) -> Result<Arc<dyn ByteSource>, ShardsError> {
+        let objects: Option<Vec<String>> = self.table.files.iter().map(|file| file.object.clone()).collect();
+        let objects = objects.ok_or_else(|| ShardsError::Argument("an index of local files, expected s3://".into()))?;
+        s3::from_index(&objects, options)
     }
 }
 
@@ -191,7 +200,7 @@ struct Ends {
 
 impl Ends {
     fn read(source: &dyn ByteSource, file: usize, with_head: bool) -> Result<Self, ShardsError> {
-        let (bytes, footer) = read_raw(source, file)?;
+        let (bytes, footer) = read_footer(source, file)?;
         let mut head = vec![0; if with_head { bytes.min(HEAD_BYTES) as usize } else { 0 }];
         source.read_at(file, 0, &mut head)?;
         Ok(Self { bytes, footer, head })
@@ -204,6 +213,25 @@ impl Ends {
         hasher.write(&self.footer);
         hasher.write(&self.head);
     }
+}
+
+/// Reads the size and the raw footer of a file.
+fn read_footer(source: &dyn ByteSource, file: usize) -> Result<(u64, Bytes), ShardsError> {
+    let (name, bytes) = (source.name(file), source.len(file)?);
+    let tail_bytes = bytes.min(TAIL_BYTES);
+    let mut tail = vec![0; tail_bytes as usize];
+    source.read_at(file, bytes - tail_bytes, &mut tail)?;
+    let length = footer_bytes(&name, bytes, &tail, || {
+        let mut magic = [0; 4];
+        source.read_at(file, 0, &mut magic).is_ok().then_some(magic)
+    })?;
+    if length <= tail.len() {
+        tail.drain(..tail.len() - length);
+    } else {
+        tail.resize(length, 0);
+        source.read_at(file, bytes - length as u64, &mut tail)?;
+    }
+    Ok((bytes, tail.into()))
 }
 
 /// Reads the ends of all files, several at once where that helps; the first file that fails, in order, is the error.
@@ -240,14 +268,14 @@ fn read_ends(source: &dyn ByteSource, with_head: bool) -> Result<Vec<Ends>, Shar
 
 /// Is the file of the size and with the footer that the manifest knows?
 fn check_footer(name: &str, ends: &Ends, listed: &ManifestFile) -> Result<(), ShardsError> {
+    let damaged = |reason: String| Err(ShardsError::corrupt(Spot::file(name), reason));
     if ends.bytes != listed.bytes {
-        return Err(corrupt(name, format!("has {} bytes, the manifest says {}", ends.bytes, listed.bytes)));
+        return damaged(format!("has {} bytes, the manifest says {}", ends.bytes, listed.bytes));
     }
     let computed = Checksum::of(&ends.footer);
     if computed != listed.footer_xxh3 {
-        let reason =
-            format!("its footer has xxh3 {computed}, the manifest says {}: the file is damaged", listed.footer_xxh3);
-        return Err(corrupt(name, reason));
+        let listed = listed.footer_xxh3;
+        return damaged(format!("its footer has xxh3 {computed}, the manifest says {listed}: the file is damaged"));
     }
     Ok(())
 }

@@ -6,13 +6,12 @@ use std::sync::Arc;
 
 use locdiff_core::config::ShardsConfig;
 
-#[cfg(feature = "s3")]
-use super::S3Options;
-use super::error::ShardsError;
-use super::index::DatasetIndex;
-use super::manifest::{MANIFEST_NAME, Manifest};
+use super::bytes::ByteSource;
+use super::local::LocalFiles;
 use super::origin::Origin;
-use super::source::{ByteSource, LocalFiles};
+use super::s3::{self, S3Options};
+use crate::shards::error::ShardsError;
+use crate::shards::format::{MANIFEST_NAME, Manifest};
 
 /// What a location holds.
 pub(super) struct Found {
@@ -26,7 +25,7 @@ pub(super) struct Found {
 /// Finds the files of a location.
 pub(super) fn locate(location: &str, config: &ShardsConfig) -> Result<Found, ShardsError> {
     match location.split_once("://") {
-        Some(("s3", rest)) => s3(rest, config),
+        Some(("s3", _)) => locate_s3(location, &S3Options::from_env(config)),
         // Not the whole URL: it may hold a password.
         Some((scheme, _)) => Err(ShardsError::Argument(format!(
             "no way to read `{scheme}://`; shards are in a folder, a file, a glob or s3://BUCKET/PREFIX"
@@ -35,47 +34,13 @@ pub(super) fn locate(location: &str, config: &ShardsConfig) -> Result<Found, Sha
     }
 }
 
-#[cfg(feature = "s3")]
-fn s3(rest: &str, config: &ShardsConfig) -> Result<Found, ShardsError> {
-    super::s3::open(rest, &S3Options::from_env(config))
-}
-
-#[cfg(not(feature = "s3"))]
-fn s3(_rest: &str, _config: &ShardsConfig) -> Result<Found, ShardsError> {
-    Err(without_s3())
-}
-
-#[cfg(not(feature = "s3"))]
-fn without_s3() -> ShardsError {
-    ShardsError::Argument("no way to read `s3://`: this program was built without the feature s3".into())
-}
-
 /// Finds the objects of an `s3://` URL with given access to the server.
-#[cfg(feature = "s3")]
 pub(super) fn locate_s3(location: &str, options: &S3Options) -> Result<Found, ShardsError> {
     let Some(rest) = location.strip_prefix("s3://") else {
         return Err(ShardsError::Argument("expected s3://BUCKET/PREFIX".into()));
     };
-    super::s3::open(rest, options)
-}
-
-/// The objects of an index.
-#[cfg(feature = "s3")]
-pub(super) fn locate_index(index: &DatasetIndex, config: &ShardsConfig) -> Result<Arc<dyn ByteSource>, ShardsError> {
-    locate_index_s3(index, &S3Options::from_env(config))
-}
-
-#[cfg(not(feature = "s3"))]
-pub(super) fn locate_index(_index: &DatasetIndex, _config: &ShardsConfig) -> Result<Arc<dyn ByteSource>, ShardsError> {
-    Err(without_s3())
-}
-
-/// The objects of an index, with given access to the server.
-#[cfg(feature = "s3")]
-pub(super) fn locate_index_s3(index: &DatasetIndex, options: &S3Options) -> Result<Arc<dyn ByteSource>, ShardsError> {
-    let objects =
-        index.objects().ok_or_else(|| ShardsError::Argument("an index of local files, expected s3://".into()))?;
-    super::s3::from_index(&objects, options)
+    let (source, manifest_text) = s3::open(rest, options)?;
+    Ok(Found { source, manifest_text, origin: None })
 }
 
 fn local(location: &str) -> Result<Found, ShardsError> {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::manifest::{ImageHead, MANIFEST_NAME, Manifest};
+use crate::shards::format::{ImageHead, MANIFEST_NAME, Manifest};
 
 /// Where rows came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use object_store::Error;
 use object_store::client::HttpError;
 
-use super::super::error::ShardsError;
+use crate::shards::error::ShardsError;
 
 /// Where credentials come from.
 const VARIABLES: &str = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT";

@@ -6,18 +6,21 @@ use std::sync::Arc;
 use futures_util::stream::TryStreamExt;
 use object_store::path::Path as Key;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
-use serde::{Deserialize, Serialize};
 
-use super::super::error::ShardsError;
-use super::super::locate::Found;
-use super::super::manifest::{MANIFEST_NAME, Manifest};
-use super::super::source::ByteSource;
+use super::bucket::Bucket;
 use super::failure::{self, Kind};
+use super::objects::{Indexed, Object, S3Files};
+use super::options::S3Options;
 use super::url::Url;
-use super::{Bucket, Object, S3Files, S3Options};
+use crate::shards::error::ShardsError;
+use crate::shards::format::{MANIFEST_NAME, Manifest, ManifestFile};
+use crate::shards::source::bytes::ByteSource;
 
-/// Finds the objects of the URL behind `s3://`.
-pub(in crate::shards) fn open(rest: &str, options: &S3Options) -> Result<Found, ShardsError> {
+/// Finds the objects of the URL behind `s3://`, with the text of the manifest where there is one.
+pub(in crate::shards::source) fn open(
+    rest: &str,
+    options: &S3Options,
+) -> Result<(Arc<dyn ByteSource>, Option<Vec<u8>>), ShardsError> {
     let url = Url::parse(rest)?;
     let bucket = Bucket::connect(&url.bucket, options)?;
     let location = Url::of(&url.bucket, &url.key);
@@ -35,34 +38,15 @@ pub(in crate::shards) fn open(rest: &str, options: &S3Options) -> Result<Found, 
         };
     }
     let objects = objects.into_iter().map(|found| Object::new(&url.bucket, found)).collect();
-    Ok(Found { source: files(bucket, objects, options), manifest_text, origin: None })
+    Ok((files(bucket, objects, options), manifest_text))
 }
 
 fn files(bucket: Bucket, objects: Vec<Object>, options: &S3Options) -> Arc<dyn ByteSource> {
-    let cache = options.cache().map(Arc::new);
-    Arc::new(S3Files { bucket, objects, cache })
-}
-
-/// What an index says of an object.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct IndexedObject {
-    bucket: String,
-    key: String,
-    bytes: u64,
-    version: String,
-    etag: Option<String>,
-}
-
-pub(super) fn indexed(object: &Object) -> Option<String> {
-    let bucket = object.url.strip_prefix("s3://")?.split_once('/')?.0.to_owned();
-    let (key, version) = (object.key.as_ref().to_owned(), object.version.clone());
-    let entry = IndexedObject { bucket, key, bytes: object.bytes, version, etag: object.etag.get().cloned() };
-    serde_json::to_string(&entry).ok()
+    Arc::new(S3Files { bucket, objects, cache: options.cache() })
 }
 
 /// The objects of an index, without asking the server.
-pub(in crate::shards) fn from_index(
+pub(in crate::shards::source) fn from_index(
     entries: &[String],
     options: &S3Options,
 ) -> Result<Arc<dyn ByteSource>, ShardsError> {
@@ -70,14 +54,11 @@ pub(in crate::shards) fn from_index(
     let mut name = None;
     let mut objects = Vec::with_capacity(entries.len());
     for entry in entries {
-        let entry: IndexedObject = serde_json::from_str(entry).map_err(|error| wrong(&error.to_string()))?;
-        let url = Url::of(&entry.bucket, &entry.key);
-        if name.get_or_insert_with(|| entry.bucket.clone()) != &entry.bucket {
+        let entry: Indexed = serde_json::from_str(entry).map_err(|error| wrong(&error.to_string()))?;
+        if name.get_or_insert_with(|| entry.0.clone()) != &entry.0 {
             return Err(wrong("more than one bucket"));
         }
-        let key = Key::parse(&entry.key).map_err(|error| wrong(&error.to_string()))?;
-        let etag = entry.etag.map_or_else(Default::default, Into::into);
-        objects.push(Object { key, url, bytes: entry.bytes, version: entry.version, etag });
+        objects.push(Object::known(entry).map_err(|error| wrong(&error.to_string()))?);
     }
     let bucket = Bucket::connect(&name.ok_or_else(|| wrong("no object"))?, options)?;
     Ok(files(bucket, objects, options))
@@ -171,7 +152,7 @@ impl Bucket {
         let text = text.map_err(|error| self.describe(manifest.location.as_ref(), "reading it", &error))?.to_vec();
         let url = Url::of(&self.name, manifest.location.as_ref());
         let listed = Manifest::parse(&text, &url)?;
-        let object = |file: &crate::shards::ManifestFile| {
+        let object = |file: &ManifestFile| {
             let index = named.binary_search_by(|(name, _)| name.as_str().cmp(&file.name));
             index.map(|index| named[index].1.clone()).map_err(|_| {
                 let reason = format!("its manifest lists {}, which is not there", file.name);

@@ -1,6 +1,6 @@
 //! `s3://bucket/key`, where the key is a folder, an object or a glob.
 
-use super::super::error::ShardsError;
+use crate::shards::error::ShardsError;
 
 /// A URL in its parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
