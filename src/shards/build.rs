@@ -5,7 +5,6 @@
 //! agree are errors either way, found before anything stands under the final name.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 
 use half::f16;
@@ -14,7 +13,7 @@ use locdiff_core::tables::{ColumnNames, Matrix, TableError, TableReader, TableRo
 use twox_hash::XxHash3_128;
 
 use super::error::ShardsError;
-use super::format::{ImageHead, Manifest, ShardWriter, WriterOptions, WriterRows, first_not_finite};
+use super::format::{ImageHead, Manifest, OwnedRows, ShardWriter, WriterOptions, first_not_finite};
 
 /// Rows that are read at once.
 const CHUNK_ROWS: usize = 4096;
@@ -39,15 +38,6 @@ pub struct Built {
     pub manifest: Manifest,
     /// Rows that were left out.
     pub skipped: u64,
-}
-
-/// Rows that are good, one after the other.
-#[derive(Default)]
-struct Good {
-    ids: Vec<String>,
-    latitudes: Vec<f64>,
-    longitudes: Vec<f64>,
-    views: Vec<Vec<f16>>,
 }
 
 /// Builds a folder of shards.
@@ -83,9 +73,7 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
         let views = matrices.iter_mut().map(|matrix| matrix.read_f16(first, chunk.len()));
         let views = views.collect::<Result<Vec<_>, _>>()?;
         let good = sift(inputs, chunk, &matrices, &views, first, &mut known, &mut skipped)?;
-        let views: Vec<&[f16]> = good.views.iter().map(Vec::as_slice).collect();
-        let Good { ids, latitudes, longitudes, .. } = &good;
-        writer.push(&WriterRows { ids, latitudes, longitudes, views: &views })?;
+        writer.push_owned(&good)?;
         first = end;
     }
     if first != rows {
@@ -101,21 +89,7 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
 }
 
 /// Identifiers of the rows so far: 128 bits of each, which no two share by chance, and its row.
-#[derive(Default)]
-struct Known(HashMap<u128, u64>);
-
-impl Known {
-    /// Takes an identifier in, unless it is known.
-    fn add(&mut self, id: &str, row: u64) -> Result<(), String> {
-        match self.0.entry(XxHash3_128::oneshot(id.as_bytes())) {
-            Entry::Occupied(first) => Err(format!("identifier {id:?} again, first in row {}", first.get())),
-            Entry::Vacant(place) => {
-                place.insert(row);
-                Ok(())
-            }
-        }
-    }
-}
+type Known = HashMap<u128, u64>;
 
 fn lengths(inputs: &Build<'_>, got: String, rows: u64) -> ShardsError {
     let matrix = inputs.embeddings[0].display();
@@ -143,8 +117,8 @@ fn sift(
     first: u64,
     known: &mut Known,
     skipped: &mut u64,
-) -> Result<Good, TableError> {
-    let mut good = Good { views: vec![Vec::new(); views.len()], ..Good::default() };
+) -> Result<OwnedRows, TableError> {
+    let mut good = OwnedRows::new(views.len());
     let width = matrices[0].width();
     for ((offset, row), number) in chunk.into_iter().enumerate().zip(first..) {
         let embedding = |view: usize| &views[view][offset * width..(offset + 1) * width];
@@ -156,7 +130,10 @@ fn sift(
                 }
             }
             let id = id.unwrap_or_else(|| number.to_string());
-            known.add(&id, number).map_err(|reason| TableError::row(inputs.table, number as usize, reason))?;
+            if let Some(first) = known.insert(XxHash3_128::oneshot(id.as_bytes()), number) {
+                let reason = format!("identifier {id:?} again, first in row {first}");
+                return Err(TableError::row(inputs.table, number as usize, reason));
+            }
             Ok((id, place))
         });
         match usable {

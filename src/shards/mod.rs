@@ -1,6 +1,6 @@
 //! Sharded embeddings: Parquet in, batches out, in an order that never depends on who reads.
 //!
-//! Four rooms and what stands on them. Each imports only those before it, and `error`:
+//! Four rooms and what stands on them. Each imports only those before it, `error` and `parallel`:
 //!
 //! 1. `format`: Parquet files and their manifest, from and to bytes in memory;
 //! 2. `source`: bytes of numbered files, local or on S3, and how a location becomes files;
@@ -19,6 +19,7 @@ mod format;
 mod inspect;
 mod linear_head;
 mod order;
+mod parallel;
 mod source;
 mod survey;
 mod verify;
@@ -29,7 +30,7 @@ pub use build::{Build, Built, build};
 pub use error::{ShardsError, Spot};
 pub use format::{
     Checksum, ELEMENT_BYTES, FILE_BYTES, ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, Moments,
-    ROWS_PER_GROUP, SCHEMA_VERSION, ShardWriter, Statistics, WriterOptions, WriterRows,
+    OwnedRows, ROWS_PER_GROUP, SCHEMA_VERSION, ShardWriter, Statistics, WriterOptions, WriterRows,
 };
 pub use inspect::{Inspection, inspect};
 pub use linear_head::{PROJECTION_SEED, projection};

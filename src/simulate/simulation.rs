@@ -6,15 +6,14 @@
 
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
-use std::time::Duration;
 
 use locdiff_core::tables;
 
 use super::options::Simulation;
-use super::studio::{Progress, Shot, Studio, Times, timed};
+use super::studio::{Progress, Studio};
 use super::world::{Spots, World};
 use crate::geoclip::{FEATURE_WIDTH, Geoclip};
-use crate::shards::{ImageHead, Manifest, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions};
+use crate::shards::{ImageHead, Manifest, OwnedRows, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions};
 
 /// Views of all photos of a chunk: 25 MB of embeddings, and twice that on the way.
 const CHUNK_VIEWS: usize = 16_384;
@@ -49,26 +48,19 @@ pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsE
         progress.say(end);
         shot
     });
-    let (writer, writing) = write_all(writer, shots)?;
-    let manifest = writer.finish()?;
-    let Times { drawing, embedding, mixing, turning } = studio.times;
-    tracing::info!(
-        "drawing took {drawing:.1?}, embedding {embedding:.1?}, mixing {mixing:.1?}, turning {turning:.1?}; beside that, writing {writing:.1?}"
-    );
-    Ok(manifest)
+    write_all(writer, shots)?.finish()
 }
 
-/// Writes one chunk of photos while the next is made, and says how long it wrote. Nothing is finished where either fails.
+/// Writes one chunk of photos while the next is made. Nothing is finished where either fails.
 fn write_all(
     mut writer: ShardWriter,
-    mut shots: impl Iterator<Item = Result<Shot, ShardsError>>,
-) -> Result<(ShardWriter, Duration), ShardsError> {
+    mut shots: impl Iterator<Item = Result<OwnedRows, ShardsError>>,
+) -> Result<ShardWriter, ShardsError> {
     std::thread::scope(|scope| {
-        let (sender, arrivals) = sync_channel::<Shot>(1);
-        let writing = scope.spawn(move || -> Result<(ShardWriter, Duration), ShardsError> {
-            let mut took = Duration::ZERO;
-            arrivals.into_iter().try_for_each(|shot| timed(&mut took, || shot.write(&mut writer)))?;
-            Ok((writer, took))
+        let (sender, arrivals) = sync_channel::<OwnedRows>(1);
+        let writing = scope.spawn(move || -> Result<ShardWriter, ShardsError> {
+            arrivals.into_iter().try_for_each(|shot| writer.push_owned(&shot))?;
+            Ok(writer)
         });
         // A writer that has failed listens no more, and says why below.
         let mut send_all = || -> Result<(), ShardsError> {

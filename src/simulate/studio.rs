@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use super::options::Simulation;
 use super::world::{BLOCK_PHOTOS, Candidates, Photo, SOURCES, Source, World};
 use crate::geoclip::{EMBEDDING_WIDTH, Embedder, FEATURE_WIDTH, Gallery, Geoclip, for_each_tile, tile_rows};
-use crate::shards::{PROJECTION_SEED, ShardWriter, ShardsError, WriterRows, projection};
+use crate::shards::{OwnedRows, PROJECTION_SEED, ShardsError, projection};
 
 /// Most photos worth computing without the whole gallery: more need most of it anyway, and the next run finds it on disk.
 const FEW_PHOTOS: u64 = 20_000;
@@ -20,41 +20,8 @@ const FEW_PHOTOS: u64 = 20_000;
 const SHARE_PHOTOS: usize = 64;
 const SAY_EVERY: Duration = Duration::from_secs(5);
 
-/// Photos that are made and not yet written.
-pub(super) struct Shot {
-    ids: Vec<String>,
-    latitudes: Vec<f64>,
-    longitudes: Vec<f64>,
-    views: Vec<Vec<f16>>,
-}
-
-impl Shot {
-    pub(super) fn write(&self, writer: &mut ShardWriter) -> Result<(), ShardsError> {
-        let Self { ids, latitudes, longitudes, views } = self;
-        let views: Vec<&[f16]> = views.iter().map(Vec::as_slice).collect();
-        writer.push(&WriterRows { ids, latitudes, longitudes, views: &views })
-    }
-}
-
-/// Where the time goes.
-#[derive(Default)]
-pub(super) struct Times {
-    pub(super) drawing: Duration,
-    pub(super) embedding: Duration,
-    pub(super) mixing: Duration,
-    pub(super) turning: Duration,
-}
-
-pub(super) fn timed<Done>(sum: &mut Duration, work: impl FnOnce() -> Done) -> Done {
-    let start = Instant::now();
-    let done = work();
-    *sum += start.elapsed();
-    done
-}
-
 /// Encoder, gallery and Q on a device.
 pub(super) struct Studio {
-    pub(super) times: Times,
     embedder: Embedder,
     gallery: Gallery,
     projection_we: Tensor,
@@ -74,20 +41,18 @@ impl Studio {
         }
         let projection_we = projection(PROJECTION_SEED)?.f_tr()?.f_contiguous()?.f_to_device(simulation.device)?;
         let (device, threads) = (simulation.device, simulation.threads.max(1));
-        let (times, views, seed) = (Times::default(), simulation.views, simulation.seed);
-        Ok(Self { times, embedder, gallery, projection_we, device, threads, views, seed })
+        let (views, seed) = (simulation.views, simulation.seed);
+        Ok(Self { embedder, gallery, projection_we, device, threads, views, seed })
     }
 
     /// Makes photos `range`.
-    pub(super) fn shoot(&mut self, world: &World<'_>, range: std::ops::Range<u64>) -> Result<Shot, ShardsError> {
-        let mut times = std::mem::take(&mut self.times);
-        let photos = timed(&mut times.drawing, || self.draw(world, range.clone()))?;
-        let sources = || photos.iter().flat_map(|photo| &photo.sources);
-        let of_gallery = sources().filter_map(|source| match source {
+    pub(super) fn shoot(&mut self, world: &World<'_>, range: std::ops::Range<u64>) -> Result<OwnedRows, ShardsError> {
+        let photos = self.draw(world, range.clone())?;
+        let of_gallery = photos.iter().flat_map(|photo| &photo.sources).filter_map(|source| match source {
             Source::Gallery(index) => Some(*index),
             Source::Place(_) => None,
         });
-        timed(&mut times.embedding, || self.gallery.need(of_gallery, &self.embedder))?;
+        self.gallery.need(of_gallery, &self.embedder)?;
         // Where each photo's own places begin among those that are embedded for this chunk alone.
         let (mut fresh, mut firsts): (Vec<Place>, Vec<usize>) = (Vec::new(), Vec::new());
         for photo in &photos {
@@ -97,14 +62,13 @@ impl Studio {
                 Source::Place(place) => Some(*place),
             }));
         }
-        let fresh = timed(&mut times.embedding, || self.embedder.embed(&fresh))?;
+        let fresh = self.embedder.embed(&fresh)?;
         let mut views = Vec::new();
         for view in 0..self.views {
-            let looks = timed(&mut times.mixing, || self.mix(world, &range, &photos, view, &fresh, &firsts))?;
-            views.push(timed(&mut times.turning, || self.turn(&looks))?);
+            let looks = self.mix(world, &range, &photos, view, &fresh, &firsts)?;
+            views.push(self.turn(&looks)?);
         }
-        self.times = times;
-        Ok(Shot {
+        Ok(OwnedRows {
             ids: range.map(|index| format!("sim-{}-{index}", self.seed)).collect(),
             latitudes: photos.iter().map(|photo| photo.place.latitude().0).collect(),
             longitudes: photos.iter().map(|photo| photo.place.longitude().0).collect(),

@@ -1,8 +1,7 @@
 //! Identifiers as text, whatever an Arrow column stores.
 
-use arrow_array::Array;
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type};
+use arrow_array::{Array, downcast_integer_array};
 use arrow_schema::DataType;
 
 /// The identifier of a row, or why there is none.
@@ -10,24 +9,17 @@ pub fn id(column: &dyn Array, row: usize) -> Result<String, String> {
     if column.is_null(row) {
         return Err("is null, expected an identifier".to_owned());
     }
-    Ok(match column.data_type() {
-        DataType::Utf8 => column.as_string::<i32>().value(row).to_owned(),
-        DataType::LargeUtf8 => column.as_string::<i64>().value(row).to_owned(),
-        DataType::Utf8View => column.as_string_view().value(row).to_owned(),
-        DataType::Binary => text(column.as_binary::<i32>().value(row)),
-        DataType::LargeBinary => text(column.as_binary::<i64>().value(row)),
-        DataType::BinaryView => text(column.as_binary_view().value(row)),
-        DataType::FixedSizeBinary(_) => hexadecimal(column.as_fixed_size_binary().value(row)),
-        DataType::Int8 => column.as_primitive::<Int8Type>().value(row).to_string(),
-        DataType::Int16 => column.as_primitive::<Int16Type>().value(row).to_string(),
-        DataType::Int32 => column.as_primitive::<Int32Type>().value(row).to_string(),
-        DataType::Int64 => column.as_primitive::<Int64Type>().value(row).to_string(),
-        DataType::UInt8 => column.as_primitive::<UInt8Type>().value(row).to_string(),
-        DataType::UInt16 => column.as_primitive::<UInt16Type>().value(row).to_string(),
-        DataType::UInt32 => column.as_primitive::<UInt32Type>().value(row).to_string(),
-        DataType::UInt64 => column.as_primitive::<UInt64Type>().value(row).to_string(),
-        other => return Err(format!("is {other}, expected text, bytes or integers")),
-    })
+    downcast_integer_array!(
+        column => Ok(column.value(row).to_string()),
+        DataType::Utf8 => Ok(column.as_string::<i32>().value(row).to_owned()),
+        DataType::LargeUtf8 => Ok(column.as_string::<i64>().value(row).to_owned()),
+        DataType::Utf8View => Ok(column.as_string_view().value(row).to_owned()),
+        DataType::Binary => Ok(text(column.as_binary::<i32>().value(row))),
+        DataType::LargeBinary => Ok(text(column.as_binary::<i64>().value(row))),
+        DataType::BinaryView => Ok(text(column.as_binary_view().value(row))),
+        DataType::FixedSizeBinary(_) => Ok(hexadecimal(column.as_fixed_size_binary().value(row))),
+        other => Err(format!("is {other}, expected text, bytes or integers")),
+    )
 }
 
 /// Bytes that some writers do not say are text.

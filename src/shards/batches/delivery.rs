@@ -10,30 +10,11 @@ use tch::Tensor;
 use crate::shards::error::ShardsError;
 use crate::shards::order::Position;
 
-/// A batch on its way to the trainer.
-#[derive(Debug)]
-pub(super) struct Delivery {
-    pub(super) position: Position,
-    pub(super) slice: Range<u64>,
-    pub(super) embeddings: Embeddings,
-    pub(super) latitudes: Vec<f64>,
-    pub(super) longitudes: Vec<f64>,
-}
-
-/// Embeddings of a batch, or where they are.
-#[derive(Debug)]
-pub(super) enum Embeddings {
-    /// The rows themselves.
-    Rows(Tensor),
-    /// Their places in the device cache.
-    Places(Tensor),
-}
-
 /// One worker's slice of one global batch. Its memory is used again once it is dropped, unless somebody still has the
 /// tensor.
 #[derive(Debug)]
 pub struct Batch {
-    /// `[b, width]`, float16; on the host, or on the device where rows are cached there.
+    /// `[b, width]`, float16; on the host, or on the device where rows are cached there. On its way from there: places in the cache.
     pub embeddings: Tensor,
     /// Latitudes, degrees.
     pub latitudes: Vec<f64>,

@@ -6,8 +6,9 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::delivery::{Delivery, Embeddings, Spare};
+use super::delivery::{Batch, Spare};
 use super::readers::Answer;
 use super::segments::Segment;
 use crate::native::host::HostRows;
@@ -78,7 +79,7 @@ impl Filling {
         &mut self,
         segment: &Segment,
         answers: &mut [Answer],
-        mut send: impl FnMut(Delivery) -> Result<(), E>,
+        mut send: impl FnMut(Batch) -> Result<(), E>,
     ) -> Result<(), E> {
         for (_, rows) in segment.steps() {
             let count = self.count();
@@ -97,8 +98,8 @@ impl Filling {
                 && let Some(full) = self.open.pop_front()
             {
                 let Open { position, rows, latitudes, longitudes } = full;
-                let (slice, embeddings) = (self.slice.clone(), Embeddings::Rows(rows.into_tensor()));
-                send(Delivery { position, slice, embeddings, latitudes, longitudes })?;
+                let (slice, embeddings, spare) = (self.slice.clone(), rows.into_tensor(), Arc::clone(&self.spare));
+                send(Batch { embeddings, latitudes, longitudes, position, slice, waited: Duration::ZERO, spare })?;
             }
         }
         Ok(())

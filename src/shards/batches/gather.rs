@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
+use std::time::Duration;
 
-use super::delivery::{Delivery, Embeddings};
+use tch::Tensor;
+
+use super::delivery::{Batch, Spare};
 use super::device::Places;
 use super::filling::Filling;
 use super::readers::Readers;
@@ -17,7 +20,7 @@ pub(super) struct Gatherer {
     pub(super) filling: Filling,
     /// Where rows lie on the device; none: they are read.
     pub(super) places: Option<Places>,
-    pub(super) sender: SyncSender<Result<Delivery, ShardsError>>,
+    pub(super) sender: SyncSender<Result<Batch, ShardsError>>,
 }
 
 /// Why gathering ended.
@@ -56,7 +59,7 @@ impl Gatherer {
             let next = self.ask();
             let mut answers = self.readers.wait(ticket, segment.blocks.len()).ok_or(End::Stopped)?;
             let sender = &self.sender;
-            let send = |delivery| sender.send(Ok(delivery)).map_err(|_| End::Stopped);
+            let send = |batch| sender.send(Ok(batch)).map_err(|_| End::Stopped);
             self.filling.take(&segment, &mut answers, send)?;
             self.readers.give_back(answers);
             (segment, ticket) = next?;
@@ -75,6 +78,8 @@ impl Gatherer {
     fn gather_places(&mut self) -> Result<(), End> {
         let slice = self.segments.slice().clone();
         let count = (slice.end - slice.start) as usize;
+        // Places are a few bytes per row: not worth keeping.
+        let spare = Spare::new(None);
         let (mut places, mut latitudes, mut longitudes) = (Vec::new(), Vec::new(), Vec::new());
         loop {
             let segment = self.segments.next()?;
@@ -88,11 +93,13 @@ impl Gatherer {
                     longitudes.push(longitude);
                 }
                 if places.len() == count {
-                    let embeddings = Embeddings::Places(known.tensor(&places)?);
+                    let (embeddings, slice) =
+                        (Tensor::f_from_slice(&places).map_err(ShardsError::from)?, slice.clone());
                     places.clear();
                     let (latitudes, longitudes) = (std::mem::take(&mut latitudes), std::mem::take(&mut longitudes));
-                    let delivery = Delivery { position, slice: slice.clone(), embeddings, latitudes, longitudes };
-                    self.sender.send(Ok(delivery)).map_err(|_| End::Stopped)?;
+                    let (waited, spare) = (Duration::ZERO, Arc::clone(&spare));
+                    let batch = Batch { embeddings, latitudes, longitudes, position, slice, waited, spare };
+                    self.sender.send(Ok(batch)).map_err(|_| End::Stopped)?;
                 }
             }
         }

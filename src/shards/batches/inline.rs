@@ -2,9 +2,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::delivery::{Batch, Delivery, Embeddings, Spare, after_the_end};
+use super::delivery::{Batch, Spare, after_the_end};
 use super::filling::Filling;
 use super::readers::{Answer, place};
 use super::segments::{Segment, Segments};
@@ -19,10 +18,9 @@ pub struct InlineBatches<'a> {
     plan: Plan,
     segments: Segments,
     filling: Filling,
-    ready: VecDeque<Delivery>,
+    ready: VecDeque<Batch>,
     /// Where embeddings are decoded, from block to block.
     embeddings: Vec<u8>,
-    spare: Arc<Spare>,
     /// What went wrong, until it is said.
     failed: Option<ShardsError>,
     /// What was said to have gone wrong.
@@ -34,11 +32,10 @@ impl<'a> InlineBatches<'a> {
     pub fn new(blocks: &'a dyn Blocks, plan: Plan, position: Position, share: Share) -> Result<Self, ShardsError> {
         plan.check_position(position)?;
         let slice = plan.slice(share)?;
-        let spare = Spare::new(Some(1));
         let segments = Segments::new(plan.clone(), position, slice.clone())?;
-        let filling = Filling::new(plan.clone(), slice, false, Arc::clone(&spare));
+        let filling = Filling::new(plan.clone(), slice, false, Spare::new(Some(1)));
         let (ready, embeddings, failed, ended) = (VecDeque::new(), Vec::new(), None, None);
-        Ok(Self { blocks, plan, segments, filling, ready, embeddings, spare, failed, ended })
+        Ok(Self { blocks, plan, segments, filling, ready, embeddings, failed, ended })
     }
 
     /// The next batch; reads the next window where no batch is ready. What fails arrives in the place of the first batch that
@@ -46,12 +43,8 @@ impl<'a> InlineBatches<'a> {
     #[allow(clippy::should_implement_trait, reason = "it never ends, and an error is no item")]
     pub fn next(&mut self) -> Result<Batch, ShardsError> {
         loop {
-            if let Some(Delivery { position, slice, embeddings, latitudes, longitudes }) = self.ready.pop_front() {
-                let Embeddings::Rows(embeddings) = embeddings else {
-                    return Err(ShardsError::Internal("a batch of the device cache without one".to_owned()));
-                };
-                let (spare, waited) = (Arc::clone(&self.spare), Duration::ZERO);
-                return Ok(Batch { embeddings, latitudes, longitudes, position, slice, waited, spare });
+            if let Some(batch) = self.ready.pop_front() {
+                return Ok(batch);
             }
             if let Some(error) = self.failed.take() {
                 self.ended = Some(error.to_string());
@@ -70,8 +63,8 @@ impl<'a> InlineBatches<'a> {
         let places = self.filling.arrange(&segment)?;
         let mut answers = self.read(&segment, places);
         let ready = &mut self.ready;
-        self.filling.take(&segment, &mut answers, |delivery| {
-            ready.push_back(delivery);
+        self.filling.take(&segment, &mut answers, |batch| {
+            ready.push_back(batch);
             Ok(())
         })
     }

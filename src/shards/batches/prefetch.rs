@@ -22,7 +22,7 @@ use locdiff_core::config::ShardsConfig;
 use tch::Device;
 
 use super::cache::Cache;
-use super::delivery::{Batch, Delivery, Embeddings, Spare, after_the_end};
+use super::delivery::{Batch, Spare, after_the_end};
 use super::device::DeviceRows;
 use super::filling::Filling;
 use super::gather::Gatherer;
@@ -58,11 +58,10 @@ impl BatchOptions {
 pub struct Batches {
     plan: Plan,
     next: Position,
-    deliveries: Option<Receiver<Result<Delivery, ShardsError>>>,
+    deliveries: Option<Receiver<Result<Batch, ShardsError>>>,
     device_rows: Option<DeviceRows>,
     readers: Arc<Readers>,
     gatherer: Option<JoinHandle<()>>,
-    spare: Arc<Spare>,
     waited: Duration,
     ended: Option<String>,
 }
@@ -89,7 +88,7 @@ impl Batches {
         let gatherer = Gatherer {
             segments: Segments::new(plan.clone(), position, slice.clone())?,
             readers: Arc::clone(&readers),
-            filling: Filling::new(plan.clone(), slice, pinned, Arc::clone(&spare)),
+            filling: Filling::new(plan.clone(), slice, pinned, spare),
             places: device_rows.as_ref().map(DeviceRows::places),
             sender,
         };
@@ -100,7 +99,6 @@ impl Batches {
             device_rows,
             readers,
             gatherer: None,
-            spare,
             waited: Duration::ZERO,
             ended: None,
         };
@@ -139,25 +137,18 @@ impl Batches {
         let waited = start.elapsed();
         self.waited += waited;
         let result = received.unwrap_or_else(|| Err(self.end_of_gatherer()));
-        let batch = result.and_then(|delivery| self.batch(delivery, waited));
+        let batch = result.and_then(|mut batch| {
+            batch.waited = waited;
+            if let Some(rows) = &self.device_rows {
+                batch.embeddings = rows.select(&batch.embeddings)?;
+            }
+            Ok(batch)
+        });
         match &batch {
             Ok(batch) => self.next = self.plan.after(batch.position),
             Err(error) => self.ended = Some(error.to_string()),
         }
         batch
-    }
-
-    fn batch(&self, delivery: Delivery, waited: Duration) -> Result<Batch, ShardsError> {
-        let Delivery { position, slice, embeddings, latitudes, longitudes } = delivery;
-        let embeddings = match (embeddings, &self.device_rows) {
-            (Embeddings::Rows(tensor), _) => tensor,
-            (Embeddings::Places(places), Some(rows)) => rows.select(&places)?,
-            (Embeddings::Places(_), None) => {
-                return Err(ShardsError::Internal("a batch of the device cache without one".to_owned()));
-            }
-        };
-        let spare = Arc::clone(&self.spare);
-        Ok(Batch { embeddings, latitudes, longitudes, position, slice, waited, spare })
     }
 
     /// Why the gatherer ended without a word.

@@ -78,9 +78,9 @@ impl Dataset {
         let names = if manifest.is_some() { ColumnNames::own() } else { ColumnNames::of(config) };
         let files = index.files().map(|(name, bytes, raw)| Footer::parse(name, bytes, raw, &names));
         let files = files.collect::<Result<Vec<Footer>, ShardsError>>()?;
-        let fingerprint = index.fingerprint();
+        let fingerprint = index.table.fingerprint;
         let statistics = manifest.as_ref().map(Manifest::statistics);
-        let origin = manifest.as_ref().map_or_else(|| index.origin(), |manifest| Some(manifest.into()));
+        let origin = manifest.as_ref().map_or_else(|| index.table.origin.clone(), |manifest| Some(manifest.into()));
         let mut dataset = Self {
             source,
             files,

@@ -16,7 +16,7 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::ColumnDescriptor;
 
-use super::levels::{Run, Runs, all_defined, lists_are, unpack};
+use super::levels::{Run, Runs, all_defined, lists_are, unpacked};
 
 /// How a column stores a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -298,7 +298,8 @@ fn look_up<T: Copy>(body: &[u8], count: usize, table: &[T], mut push: impl FnMut
             Run::Packed { bytes, count } => {
                 for first in (0..count).step_by(TILE) {
                     let indices = &mut indices[..TILE.min(count - first)];
-                    unpack(bytes, bits, first, indices);
+                    let unpacked = unpacked(bytes, bits, first, indices.len());
+                    indices.iter_mut().zip(unpacked).for_each(|(index, value)| *index = value);
                     // One look at the largest, so that no index has a branch of its own.
                     if indices.iter().fold(0, |largest, index| largest.max(*index)) as usize >= table.len() {
                         return false;

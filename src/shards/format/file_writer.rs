@@ -50,18 +50,23 @@ pub struct WriterRows<'a> {
     pub views: &'a [&'a [f16]],
 }
 
-/// Rows that wait for their row group to be full.
-#[derive(Debug)]
-pub(super) struct Group {
-    ids: Vec<String>,
-    latitudes: Vec<f64>,
-    longitudes: Vec<f64>,
-    views: Vec<Vec<f16>>,
+/// The same with memory of their own, such as rows that wait for their row group to be full.
+#[derive(Debug, Clone, Default)]
+pub struct OwnedRows {
+    /// Identifiers.
+    pub ids: Vec<String>,
+    /// Latitudes, degrees.
+    pub latitudes: Vec<f64>,
+    /// Longitudes, degrees.
+    pub longitudes: Vec<f64>,
+    /// For each view, the embeddings one after the other.
+    pub views: Vec<Vec<f16>>,
 }
 
-impl Group {
-    pub(super) fn new(views: usize) -> Self {
-        Self { ids: Vec::new(), latitudes: Vec::new(), longitudes: Vec::new(), views: vec![Vec::new(); views] }
+impl OwnedRows {
+    /// None yet, of so many views.
+    pub fn new(views: usize) -> Self {
+        Self { views: vec![Vec::new(); views], ..Self::default() }
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -170,7 +175,7 @@ impl FileWriter {
     }
 
     /// Writes the waiting rows as one row group, by the template where it is of as many rows; else there is one afterwards.
-    pub(super) fn write(&mut self, group: &mut Group, template: &mut Option<Template>) -> Result<(), ShardsError> {
+    pub(super) fn write(&mut self, group: &mut OwnedRows, template: &mut Option<Template>) -> Result<(), ShardsError> {
         let rows = group.rows();
         let known = template.take_if(|template| template.rows == rows);
         let closed = self.encode(group, known.as_ref()).map_err(|error| refused(&self.path, error))?;
@@ -197,7 +202,7 @@ impl FileWriter {
     /// Puts all columns of a row group behind each other. What the crate says of the views that it has encoded comes back.
     fn encode(
         &mut self,
-        group: &mut Group,
+        group: &mut OwnedRows,
         template: Option<&Template>,
     ) -> Result<Vec<ColumnCloseResult>, ParquetError> {
         let writers = self.factory.create_column_writers(self.row_groups.len())?;
@@ -283,9 +288,9 @@ mod tests {
     use super::*;
 
     /// Five rows of three numbers in two views, told apart by `first`.
-    fn group(first: usize, rows: usize) -> Group {
+    fn group(first: usize, rows: usize) -> OwnedRows {
         let value = |at: usize, view: usize| f16::from_f64((first * 100 + view * 1000 + at) as f64 / 8.0);
-        Group {
+        OwnedRows {
             ids: (0..rows).map(|row| format!("{}", first + row)).collect(),
             latitudes: (0..rows).map(|row| row as f64).collect(),
             longitudes: (0..rows).map(|row| -(row as f64)).collect(),

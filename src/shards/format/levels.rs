@@ -70,34 +70,18 @@ impl<'a> Iterator for Runs<'a> {
     }
 }
 
-/// The values of a packed run from the `first` on: each from the eight bytes that it begins in.
-pub(super) fn unpack(bytes: &[u8], bits: u32, first: usize, into: &mut [u32]) {
+/// Values of a packed run from the `first` on: each from the eight bytes that it begins in.
+pub(super) fn unpacked(bytes: &[u8], bits: u32, first: usize, count: usize) -> impl Iterator<Item = u32> + '_ {
     let mask = if bits == 32 { u32::MAX } else { (1 << bits) - 1 };
-    for (index, value) in into.iter_mut().enumerate() {
-        let bit = (first + index) * bits as usize;
+    (first..first + count).map(move |index| {
+        let bit = index * bits as usize;
         let rest = bytes.get(bit / 8..).unwrap_or_default();
         let word = rest.first_chunk::<8>().copied().unwrap_or_else(|| {
             let mut word = [0; 8];
             rest.iter().zip(&mut word).for_each(|(from, to)| *to = *from);
             word
         });
-        *value = (u64::from_le_bytes(word) >> (bit % 8)) as u32 & mask;
-    }
-}
-
-/// The values of a packed run.
-fn unpacked(bytes: &[u8], bits: u32, count: usize) -> impl Iterator<Item = u32> + '_ {
-    let mask = if bits == 32 { u32::MAX } else { (1 << bits) - 1 };
-    let (mut buffer, mut held, mut source) = (0_u64, 0_u32, bytes.iter());
-    (0..count).map(move |_| {
-        while held < bits {
-            buffer |= u64::from(source.next().copied().unwrap_or(0)) << held;
-            held += 8;
-        }
-        let value = buffer as u32 & mask;
-        buffer >>= bits;
-        held -= bits;
-        value
+        (u64::from_le_bytes(word) >> (bit % 8)) as u32 & mask
     })
 }
 
@@ -108,7 +92,7 @@ pub(super) fn all_defined(bytes: &[u8], level_max: u32, values: usize) -> bool {
     for run in Runs::new(bytes, bits, values) {
         let (fits, count) = match run {
             Run::Repeated { value, count } => (value == level_max, count),
-            Run::Packed { bytes, count } => (unpacked(bytes, bits, count).all(|value| value == level_max), count),
+            Run::Packed { bytes, count } => (unpacked(bytes, bits, 0, count).all(|value| value == level_max), count),
         };
         if !fits {
             return false;
@@ -134,7 +118,7 @@ pub(super) fn lists_are(width: usize, place: &mut usize, bytes: &[u8], values: u
             }
             Run::Repeated { .. } => return false,
             Run::Packed { bytes, count } => {
-                for level in unpacked(bytes, 1, count) {
+                for level in unpacked(bytes, 1, 0, count) {
                     if (level == 0) != (*place == 0) {
                         return false;
                     }
@@ -159,7 +143,7 @@ mod tests {
         for run in Runs::new(&stream, 3, 13) {
             match run {
                 Run::Repeated { value, count } => values.extend(std::iter::repeat_n(value, count)),
-                Run::Packed { bytes, count } => values.extend(unpacked(bytes, 3, count)),
+                Run::Packed { bytes, count } => values.extend(unpacked(bytes, 3, 0, count)),
             }
         }
         assert_eq!(values, [0, 1, 2, 3, 4, 5, 6, 7, 4, 4, 4, 4, 4]);
@@ -171,10 +155,11 @@ mod tests {
         let bytes: Vec<u8> = (0..96_u32).map(|byte| (byte * 151 % 256) as u8).collect();
         for bits in 0..=32_u32 {
             let count = bytes.len() * 8 / bits.max(8) as usize;
-            let expected: Vec<u32> = unpacked(&bytes, bits, count).collect();
+            let bit = |at: usize| u32::from(bytes[at / 8] >> (at % 8) & 1);
+            let value = |index: usize| (0..bits as usize).map(|at| bit(index * bits as usize + at) << at).sum();
+            let expected: Vec<u32> = (0..count).map(value).collect();
             for first in [0, 1, count / 2, count - 1] {
-                let mut values = vec![0; count - first];
-                unpack(&bytes, bits, first, &mut values);
+                let values: Vec<u32> = unpacked(&bytes, bits, first, count - first).collect();
                 assert_eq!(values, expected[first..], "{bits} bits from {first} on");
             }
         }

@@ -3,13 +3,16 @@
 //! Invariant: the folder under its final name is whole. Everything is written into `OUT.partial-PID` beside it, synced, the
 //! manifest last, and renamed; whatever goes wrong before leaves no OUT. The format is specified in `shards/README.md`.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+
+use half::f16;
 
 use super::checks;
 use super::checksum::Checksum;
 use super::columns::{ELEMENT_BYTES, view_column};
-use super::file_writer::{FileWriter, Group, Template, WriterRows};
+use super::file_writer::{FileWriter, OwnedRows, Template, WriterRows};
 use super::manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, SCHEMA_VERSION};
 use super::statistics::Moments;
 use crate::shards::error::{ShardsError, Spot};
@@ -64,7 +67,7 @@ pub struct ShardWriter {
     out: PathBuf,
     partial: PathBuf,
     options: WriterOptions,
-    group: Group,
+    group: OwnedRows,
     file: Option<FileWriter>,
     template: Option<Template>,
     files: Vec<ManifestFile>,
@@ -80,18 +83,13 @@ impl ShardWriter {
             .file_name()
             .ok_or_else(|| ShardsError::Argument(format!("{} names no folder that could be made", out.display())))?;
         check_target(out, options.overwrite)?;
-        let beside = |kind: &str| {
-            let mut name = name.to_owned();
-            name.push(format!(".{kind}-{}", std::process::id()));
-            out.with_file_name(name)
-        };
-        let partial = beside("partial");
+        let partial = beside(out, name, &format!(".partial-{}", std::process::id()));
         if let Some(parent) = partial.parent() {
             fs::create_dir_all(parent).map_err(|error| ShardsError::io(parent, error))?;
         }
         fs::create_dir(&partial).map_err(|error| ShardsError::io(&partial, error))?;
         let moments = Moments::new(options.width as usize);
-        let group = Group::new(options.views as usize);
+        let group = OwnedRows::new(options.views as usize);
         let (out, files) = (out.to_owned(), Vec::new());
         Ok(Self { out, partial, options, group, file: None, template: None, files, moments, rows: 0 })
     }
@@ -115,6 +113,13 @@ impl ShardWriter {
         }
         self.rows += rows.ids.len() as u64;
         Ok(())
+    }
+
+    /// The same of rows with memory of their own.
+    pub fn push_owned(&mut self, rows: &OwnedRows) -> Result<(), ShardsError> {
+        let OwnedRows { ids, latitudes, longitudes, views } = rows;
+        let views: Vec<&[f16]> = views.iter().map(Vec::as_slice).collect();
+        self.push(&WriterRows { ids, latitudes, longitudes, views: &views })
     }
 
     /// Ends the folder: the last row group, the manifest, the rename.
@@ -224,9 +229,7 @@ impl ShardWriter {
             _ => Path::new("."),
         };
         check_target(&self.out, self.options.overwrite)?;
-        let mut name = self.partial.file_name().unwrap_or_default().to_owned();
-        name.push(".replaced");
-        let replaced = self.partial.with_file_name(name);
+        let replaced = beside(&self.partial, self.partial.file_name().unwrap_or_default(), ".replaced");
         let exists = self.out.exists();
         if exists {
             fs::rename(&self.out, &replaced).map_err(io)?;
@@ -251,6 +254,13 @@ impl Drop for ShardWriter {
         // After `finish` it is no longer there; before, nothing of it is of use.
         let _ = fs::remove_dir_all(&self.partial);
     }
+}
+
+/// What lies beside a path of this name, with more behind the name.
+fn beside(path: &Path, name: &OsStr, more: &str) -> PathBuf {
+    let mut name = name.to_owned();
+    name.push(more);
+    path.with_file_name(name)
 }
 
 fn file_name(index: usize) -> String {

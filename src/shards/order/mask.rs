@@ -6,14 +6,13 @@
 use std::collections::BTreeMap;
 use std::hash::Hasher as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use locdiff_core::config::{OnBadRows, ShardsConfig};
 use twox_hash::XxHash3_64;
 
 use crate::shards::blocks::{BlockRows, Blocks};
 use crate::shards::error::ShardsError;
+use crate::shards::parallel::in_order;
 
 /// Blocks whose first bad row is told in words.
 const TOLD: usize = 3;
@@ -56,7 +55,11 @@ impl Mask {
 
     /// Reads the whole data set and leaves out what cannot be used.
     pub fn scan(blocks: &dyn Blocks, threads: u32) -> Result<Self, ShardsError> {
-        Self::new(scan_blocks(blocks, threads)?, blocks.block_rows())
+        let found = in_order(threads as usize, blocks.block_rows().len(), |block| {
+            let bad_rows = AssertUnwindSafe(|| blocks.bad_rows(block as u32));
+            catch_unwind(bad_rows).unwrap_or_else(|panic| Err(panicked(block as u32, panic.as_ref())))
+        })?;
+        Self::new((0..).zip(found).collect(), blocks.block_rows())
     }
 
     /// What the configuration wants: nothing left out, or what a scan finds.
@@ -122,38 +125,6 @@ fn told(blocks: &dyn Blocks, block: u32, rows: &[u32]) -> String {
     let others =
         if rows.len() > 1 { format!(" (and {} more in this row group)", rows.len() - 1) } else { String::new() };
     found.map_or_else(|| format!("block {block}: row {}{others}", rows[0]), |error| format!("{error}{others}"))
-}
-
-/// Bad rows of every block. Of several errors, that of the first block is returned, whatever the number of threads:
-/// blocks are handed out in order, and whoever has one finishes it.
-fn scan_blocks(blocks: &dyn Blocks, threads: u32) -> Result<BTreeMap<u32, Vec<u32>>, ShardsError> {
-    let count = blocks.block_rows().len() as u32;
-    let (next, failed) = (AtomicU32::new(0), AtomicBool::new(false));
-    let found = Mutex::new((BTreeMap::new(), BTreeMap::new()));
-    let work = || {
-        while !failed.load(Ordering::Relaxed) {
-            let block = next.fetch_add(1, Ordering::Relaxed);
-            if block >= count {
-                break;
-            }
-            let result = catch_unwind(AssertUnwindSafe(|| blocks.bad_rows(block)))
-                .unwrap_or_else(|panic| Err(panicked(block, panic.as_ref())));
-            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-            match result {
-                Ok(rows) => drop(found.0.insert(block, rows)),
-                Err(error) => {
-                    failed.store(true, Ordering::Relaxed);
-                    found.1.insert(block, error);
-                }
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        (1..threads.clamp(1, count.max(1))).for_each(|_| drop(scope.spawn(work)));
-        work();
-    });
-    let (rows, mut errors) = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    errors.pop_first().map_or(Ok(rows), |(_, error)| Err(error))
 }
 
 /// A panic while a block was read, as an error.

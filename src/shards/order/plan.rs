@@ -78,6 +78,15 @@ impl Layout {
         Self { block_rows, width: blocks.width(), views: blocks.views(), fingerprint: blocks.fingerprint() }
     }
 
+    /// The first row of each block among all rows, and the end.
+    pub(crate) fn first_rows(&self) -> Vec<u64> {
+        let mut first_rows = vec![0];
+        for (block, rows) in self.block_rows.iter().enumerate() {
+            first_rows.push(first_rows[block] + u64::from(*rows));
+        }
+        first_rows
+    }
+
     /// Bytes of one row of one view in memory.
     pub(crate) fn row_bytes(&self) -> u64 {
         (self.width * ELEMENT_BYTES) as u64 + COORDINATE_BYTES

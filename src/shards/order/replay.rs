@@ -163,10 +163,7 @@ struct Ticks<'plan> {
 impl<'plan> Ticks<'plan> {
     fn new(plan: &'plan Plan) -> Self {
         let layout = plan.layout();
-        let mut first_rows = vec![0];
-        for rows in &layout.block_rows {
-            first_rows.push(first_rows[first_rows.len() - 1] + u64::from(*rows));
-        }
+        let first_rows = layout.first_rows();
         let bits = first_rows[layout.block_rows.len()];
         let words = |bits: u64| vec![0; bits.div_ceil(64) as usize];
         Self { plan, first_rows, rows: words(bits), views: words(bits * u64::from(layout.views)), seen: 0 }

@@ -5,8 +5,7 @@
 
 use std::hash::Hasher as _;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use locdiff_core::config::ShardsConfig;
@@ -20,6 +19,7 @@ use super::origin::Origin;
 use super::s3::{self, S3Options};
 use crate::shards::error::{ShardsError, Spot};
 use crate::shards::format::{Checksum, MANIFEST_NAME, Manifest, ManifestFile, footer_bytes};
+use crate::shards::parallel::in_order;
 
 /// Bytes at the end of a file that are read at once: nearly every footer is in them.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -36,20 +36,20 @@ const PREFIX_BYTES: usize = 24;
 /// All that opening a data set needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DatasetIndex {
-    table: Table,
+    pub(crate) table: IndexTable,
     /// The footers of all files, one behind the other.
     footers: Vec<u8>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Table {
+pub(crate) struct IndexTable {
     location: String,
     /// The text and not the parsed manifest: every process reads the same numbers from the same text.
     manifest_text: Option<String>,
     /// What is known of data without a manifest.
-    origin: Option<Origin>,
-    fingerprint: u64,
+    pub(crate) origin: Option<Origin>,
+    pub(crate) fingerprint: u64,
     files: Vec<IndexedFile>,
 }
 
@@ -84,7 +84,9 @@ impl DatasetIndex {
     fn of(location: &str, found: &Found) -> Result<Self, ShardsError> {
         let source = found.source.as_ref();
         let manifest = parse_manifest(location, found.manifest_text.as_deref())?;
-        let ends = read_ends(source, manifest.is_none())?;
+        // Several at once where that helps.
+        let ends =
+            in_order(source.files_at_once(), source.files(), |file| Ends::read(source, file, manifest.is_none()))?;
         let (mut files, mut footers) = (Vec::with_capacity(ends.len()), Vec::new());
         let mut hasher = XxHash3_64::new();
         for (file, ends) in ends.iter().enumerate() {
@@ -100,7 +102,7 @@ impl DatasetIndex {
         let fingerprint = manifest.map_or_else(|| hasher.finish(), |manifest| manifest.fingerprint.0);
         let manifest_text = found.manifest_text.as_deref().map(|text| String::from_utf8_lossy(text).into_owned());
         let (location, origin) = (location.to_owned(), found.origin.clone());
-        let table = Table { location, manifest_text, origin, fingerprint, files };
+        let table = IndexTable { location, manifest_text, origin, fingerprint, files };
         Ok(Self { table, footers })
     }
 
@@ -131,7 +133,7 @@ impl DatasetIndex {
         let table_bytes = u64::from_le_bytes(prefix[16..24].try_into().expect("eight bytes"));
         let parts = usize::try_from(table_bytes).ok().and_then(|table_bytes| rest.split_at_checked(table_bytes));
         let (table, footers) = parts.ok_or_else(|| wrong("is cut short"))?;
-        let table: Table = serde_json::from_slice(table).map_err(|error| wrong(&error.to_string()))?;
+        let table: IndexTable = serde_json::from_slice(table).map_err(|error| wrong(&error.to_string()))?;
         let index = Self { table, footers: footers.to_vec() };
         let footer_bytes = index.table.files.iter().try_fold(0_usize, |sum, file| sum.checked_add(file.footer_bytes));
         if footer_bytes != Some(index.footers.len()) {
@@ -145,17 +147,8 @@ impl DatasetIndex {
         &self.table.location
     }
 
-    pub(crate) fn fingerprint(&self) -> u64 {
-        self.table.fingerprint
-    }
-
     pub(crate) fn manifest(&self) -> Result<Option<Manifest>, ShardsError> {
         parse_manifest(&self.table.location, self.table.manifest_text.as_deref().map(str::as_bytes))
-    }
-
-    /// What is known of where the rows came from.
-    pub(crate) fn origin(&self) -> Option<Origin> {
-        self.table.origin.clone()
     }
 
     /// Name, size and footer of every file.
@@ -232,38 +225,6 @@ fn read_footer(source: &dyn ByteSource, file: usize) -> Result<(u64, Bytes), Sha
         source.read_at(file, bytes - length as u64, &mut tail)?;
     }
     Ok((bytes, tail.into()))
-}
-
-/// Reads the ends of all files, several at once where that helps; the first file that fails, in order, is the error.
-fn read_ends(source: &dyn ByteSource, with_head: bool) -> Result<Vec<Ends>, ShardsError> {
-    let files = source.files();
-    let threads = source.files_at_once().min(files);
-    if threads <= 1 {
-        return (0..files).map(|file| Ends::read(source, file, with_head)).collect();
-    }
-    let next = AtomicUsize::new(0);
-    let read: Mutex<Vec<(usize, Result<Ends, ShardsError>)>> = Mutex::default();
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let file = next.fetch_add(1, Ordering::Relaxed);
-                    if file >= files {
-                        return;
-                    }
-                    let ends = Ends::read(source, file, with_head);
-                    if ends.is_err() {
-                        // What comes later in order is of no use any more.
-                        next.store(files, Ordering::Relaxed);
-                    }
-                    read.lock().unwrap_or_else(PoisonError::into_inner).push((file, ends));
-                }
-            });
-        }
-    });
-    let mut read = read.into_inner().unwrap_or_else(PoisonError::into_inner);
-    read.sort_by_key(|(file, _)| *file);
-    read.into_iter().map(|(_, ends)| ends).collect()
 }
 
 /// Is the file of the size and with the footer that the manifest knows?

@@ -61,6 +61,16 @@ fn every_accepted_name_is_found_in_every_kind_of_file() {
 }
 
 #[test]
+fn the_readme_shows_the_accepted_names() {
+    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("readable");
+    for (column, names) in [("id", ID_NAMES), ("latitude", LATITUDE_NAMES), ("longitude", LONGITUDE_NAMES)] {
+        let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+        let line = format!("| {column} | {} |", names.join(", "));
+        assert!(readme.contains(&line), "README.md lacks: {line}");
+    }
+}
+
+#[test]
 fn a_given_name_wins_and_no_other_will_do() {
     let scratch = tempfile::tempdir().expect("a folder");
     let path = scratch.path().join("t.csv");
