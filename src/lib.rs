@@ -10,6 +10,7 @@
 //! - [`loss`]: what training minimises.
 //! - [`geoclip`]: frozen encoders of places and images, and their weights.
 //! - [`shards`]: Parquet embeddings, in an order that never depends on who reads.
+//! - [`simulate`]: worlds of photos that nobody took, as shards.
 //! - [`checkpoint`]: parts of a checkpoint, written in the background and read back.
 //! - [`retrieval`]: answers from a gallery, and LocDiff-H, which lets them refine LocDiff's.
 //! - [`train`]: the loop.
@@ -26,5 +27,6 @@ pub mod native;
 pub mod retrieval;
 pub mod shards;
 pub mod shdd;
+pub mod simulate;
 pub mod train;
 pub mod worker;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
-use locdiff_core::geo::GeoError;
+use locdiff_core::tables::TableError;
 
 /// An error of [`crate::geoclip`].
 #[derive(Debug, thiserror::Error)]
@@ -24,16 +24,9 @@ pub enum GeoclipError {
         /// Got and wanted.
         reason: String,
     },
-    /// A gallery point that is none.
-    #[error("{path}: row {row}: {error}")]
-    Row {
-        /// Which file.
-        path: PathBuf,
-        /// Which row, from 0, the header not counted.
-        row: usize,
-        /// What is wrong with it.
-        error: GeoError,
-    },
+    /// The gallery's file.
+    #[error(transparent)]
+    Table(#[from] TableError),
     /// A tensor of the wrong shape.
     #[error("{name} is {got:?}, wanted {want:?}")]
     Shape {
@@ -84,7 +77,8 @@ impl HasExitCode for GeoclipError {
         match self {
             Self::Missing { .. } => ExitCode::NoData,
             Self::Damaged { .. } => ExitCode::Corrupt,
-            Self::Row { .. } | Self::Shape { .. } => ExitCode::BadData,
+            Self::Shape { .. } => ExitCode::BadData,
+            Self::Table(error) => error.exit_code(),
             Self::Io { .. } => ExitCode::Io,
             Self::Exists { .. } | Self::NotOurs { .. } => ExitCode::Exists,
             Self::Native(_) => ExitCode::Internal,

@@ -16,12 +16,12 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use locdiff_core::geo::Place;
+use locdiff_core::tables;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 use twox_hash::XxHash3_64;
 
 use super::error::GeoclipError;
-use super::gallery::read_places;
 use super::head::ImageHead;
 use super::location::LocationEncoder;
 
@@ -68,11 +68,7 @@ impl Geoclip {
             let bytes = read_checked(folder, name, entry)?;
             summary.extend(XxHash3_64::oneshot(&bytes).to_le_bytes());
         }
-        let gallery = folder.join(GALLERY);
-        let places = read_places(&gallery, &std::fs::read(&gallery).map_err(GeoclipError::io(&gallery))?)?;
-        if places.is_empty() {
-            return Err(GeoclipError::damaged(&gallery, "no places"));
-        }
+        let places = tables::read_places(&folder.join(GALLERY))?;
         let weights = folder.join(WEIGHTS);
         let tensors = Tensor::read_safetensors(&weights).map_err(|error| GeoclipError::damaged(&weights, error))?;
         Ok(Self {

@@ -10,7 +10,7 @@ use std::hash::Hasher as _;
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
-use locdiff_core::geo::{Degrees, Place};
+use locdiff_core::geo::Place;
 use twox_hash::XxHash3_64;
 
 use super::EMBEDDING_WIDTH;
@@ -22,21 +22,6 @@ const MAGIC: [u8; 8] = *b"LOCDGAL1";
 const HEADER_BYTES: usize = 24;
 /// Places whose embeddings are read or written at once.
 const PIECE_ROWS: usize = 2048;
-
-/// Reads the CSV with columns `lat` and `lon` that an import wrote.
-pub(super) fn read_places(path: &Path, bytes: &[u8]) -> Result<Vec<Place>, GeoclipError> {
-    let mut reader = csv::Reader::from_reader(bytes);
-    let rows = reader.deserialize::<(f64, f64)>().enumerate();
-    rows.map(|(row, pair)| {
-        let (latitude, longitude) = pair.map_err(|error| GeoclipError::damaged(path, error))?;
-        Place::new(Degrees(latitude), Degrees(longitude)).map_err(|error| GeoclipError::Row {
-            path: path.to_owned(),
-            row,
-            error,
-        })
-    })
-    .collect()
-}
 
 /// The embeddings of the gallery's places, as far as they are known.
 #[derive(Debug)]

@@ -5,20 +5,15 @@
 //! agree are errors either way, found before anything stands under the final name.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 
 use half::f16;
 use locdiff_core::config::{OnBadRows, ShardsConfig};
+use locdiff_core::tables::{ColumnNames, Matrix, TableError, TableReader, TableRow};
 use twox_hash::XxHash3_128;
 
-use super::checks;
-use super::coordinates::place;
-use super::manifest::{ImageHead, Manifest};
-use super::matrix::Matrix;
-use super::table::{Table, TableRow};
-use super::writer::{ShardWriter, WriterOptions, WriterRows};
-use super::{ShardsError, Spot};
+use super::error::ShardsError;
+use super::format::{ImageHead, Manifest, OwnedRows, ShardWriter, WriterOptions, first_not_finite};
 
 /// Rows that are read at once.
 const CHUNK_ROWS: usize = 4096;
@@ -45,15 +40,6 @@ pub struct Built {
     pub skipped: u64,
 }
 
-/// Rows that are good, one after the other.
-#[derive(Default)]
-struct Good {
-    ids: Vec<String>,
-    latitudes: Vec<f64>,
-    longitudes: Vec<f64>,
-    views: Vec<Vec<f16>>,
-}
-
 /// Builds a folder of shards.
 pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
     if inputs.embeddings.is_empty() {
@@ -61,7 +47,9 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
     }
     let mut matrices = inputs.embeddings.iter().map(|path| Matrix::open(path)).collect::<Result<Vec<_>, _>>()?;
     let (rows, width) = agree(inputs.embeddings, &matrices)?;
-    let mut table = Table::open(inputs.table, inputs.config)?;
+    let ShardsConfig { id_column, latitude_column, longitude_column, .. } = inputs.config;
+    let names = ColumnNames { id: Some(id_column), latitude: Some(latitude_column), longitude: Some(longitude_column) };
+    let mut table = TableReader::open(inputs.table, names, true)?;
     let width_small =
         u32::try_from(width).map_err(|_| ShardsError::Argument(format!("embeddings of width {width}")))?;
     let name = inputs.table.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -74,12 +62,7 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
     )?;
     let (mut first, mut skipped, mut known) = (0_u64, 0, Known::default());
     loop {
-        let mut chunk = Vec::with_capacity(CHUNK_ROWS);
-        while chunk.len() < CHUNK_ROWS
-            && let Some(row) = table.next_row()?
-        {
-            chunk.push(row);
-        }
+        let chunk: Vec<_> = table.by_ref().take(CHUNK_ROWS).collect();
         if chunk.is_empty() {
             break;
         }
@@ -89,10 +72,8 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
         }
         let views = matrices.iter_mut().map(|matrix| matrix.read_f16(first, chunk.len()));
         let views = views.collect::<Result<Vec<_>, _>>()?;
-        let good = sift(inputs.config, chunk, &matrices, &views, first, &mut known, &mut skipped)?;
-        let views: Vec<&[f16]> = good.views.iter().map(Vec::as_slice).collect();
-        let Good { ids, latitudes, longitudes, .. } = &good;
-        writer.push(&WriterRows { ids, latitudes, longitudes, views: &views })?;
+        let good = sift(inputs, chunk, &matrices, &views, first, &mut known, &mut skipped)?;
+        writer.push_owned(&good)?;
         first = end;
     }
     if first != rows {
@@ -102,52 +83,26 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
         tracing::warn!("{skipped} of {rows} rows are left out: they cannot be used");
     }
     if skipped == rows {
-        return Err(ShardsError::Bad {
-            spot: Box::new(spot(inputs.table)),
-            reason: "no row that can be used".to_owned(),
-        });
+        return Err(TableError::file(inputs.table, "no row that can be used").into());
     }
     Ok(Built { manifest: writer.finish()?, skipped })
 }
 
 /// Identifiers of the rows so far: 128 bits of each, which no two share by chance, and its row.
-#[derive(Default)]
-struct Known(HashMap<u128, u64>);
-
-impl Known {
-    /// Takes an identifier in, unless it is known.
-    fn add(&mut self, id: &str, row: u64) -> Result<(), String> {
-        match self.0.entry(XxHash3_128::oneshot(id.as_bytes())) {
-            Entry::Occupied(first) => Err(format!("identifier {id:?} again, first in row {}", first.get())),
-            Entry::Vacant(place) => {
-                place.insert(row);
-                Ok(())
-            }
-        }
-    }
-}
-
-fn bad(spot: &Spot, reason: String) -> ShardsError {
-    ShardsError::Bad { spot: Box::new(spot.clone()), reason }
-}
-
-fn spot(path: &Path) -> Spot {
-    Spot { file: path.display().to_string(), row_group: None, column: None, row: None }
-}
+type Known = HashMap<u128, u64>;
 
 fn lengths(inputs: &Build<'_>, got: String, rows: u64) -> ShardsError {
-    let matrix = inputs.embeddings.first().map(|path| path.display().to_string()).unwrap_or_default();
-    ShardsError::Bad { spot: Box::new(spot(inputs.table)), reason: format!("{got} rows, but {matrix} has {rows}") }
+    let matrix = inputs.embeddings[0].display();
+    TableError::file(inputs.table, format!("{got} rows, but {matrix} has {rows}")).into()
 }
 
 /// Rows and width of all matrices.
-fn agree(paths: &[PathBuf], matrices: &[Matrix]) -> Result<(u64, usize), ShardsError> {
+fn agree(paths: &[PathBuf], matrices: &[Matrix]) -> Result<(u64, usize), TableError> {
     let (rows, width) = (matrices[0].rows(), matrices[0].width());
     for (path, matrix) in paths.iter().zip(matrices) {
         if (matrix.rows(), matrix.width()) != (rows, width) {
             let got = format!("{} x {} numbers", matrix.rows(), matrix.width());
-            let reason = format!("{got}, but {} has {rows} x {width}", paths[0].display());
-            return Err(ShardsError::Bad { spot: Box::new(spot(path)), reason });
+            return Err(TableError::file(path, format!("{got}, but {} has {rows} x {width}", paths[0].display())));
         }
     }
     Ok((rows, width))
@@ -155,27 +110,30 @@ fn agree(paths: &[PathBuf], matrices: &[Matrix]) -> Result<(u64, usize), ShardsE
 
 /// The rows that can be used.
 fn sift(
-    config: &ShardsConfig,
-    chunk: Vec<TableRow>,
+    inputs: &Build<'_>,
+    chunk: Vec<Result<TableRow, TableError>>,
     matrices: &[Matrix],
     views: &[Vec<f16>],
     first: u64,
     known: &mut Known,
     skipped: &mut u64,
-) -> Result<Good, ShardsError> {
-    let mut good = Good { views: vec![Vec::new(); views.len()], ..Good::default() };
-    for (offset, row) in chunk.into_iter().enumerate() {
-        let width = matrices[0].width();
+) -> Result<OwnedRows, TableError> {
+    let mut good = OwnedRows::new(views.len());
+    let width = matrices[0].width();
+    for ((offset, row), number) in chunk.into_iter().enumerate().zip(first..) {
         let embedding = |view: usize| &views[view][offset * width..(offset + 1) * width];
-        let usable = row.usable.and_then(|(id, latitude, longitude)| {
-            let place = place(latitude, longitude).map_err(|reason| bad(&row.spot, reason))?;
+        let usable = row.and_then(|TableRow { id, place }| {
             for (view, matrix) in matrices.iter().enumerate() {
-                if let Some((element, reason)) = checks::first_not_finite(embedding(view)) {
+                if let Some((element, reason)) = first_not_finite(embedding(view)) {
                     let reason = format!("element {element} is {reason} within the range of float16");
-                    return Err(ShardsError::Bad { spot: Box::new(matrix.spot(first + offset as u64)), reason });
+                    return Err(matrix.bad_row(number, &reason));
                 }
             }
-            known.add(&id, first + offset as u64).map_err(|reason| bad(&row.spot, reason))?;
+            let id = id.unwrap_or_else(|| number.to_string());
+            if let Some(first) = known.insert(XxHash3_128::oneshot(id.as_bytes()), number) {
+                let reason = format!("identifier {id:?} again, first in row {first}");
+                return Err(TableError::row(inputs.table, number as usize, reason));
+            }
             Ok((id, place))
         });
         match usable {
@@ -185,8 +143,8 @@ fn sift(
                 good.longitudes.push(place.longitude().0);
                 (0..views.len()).for_each(|view| good.views[view].extend_from_slice(embedding(view)));
             }
-            Err(error) if config.on_bad_rows == OnBadRows::Error => return Err(error),
-            Err(_) => *skipped += 1,
+            Err(TableError::Row { .. }) if inputs.config.on_bad_rows == OnBadRows::Skip => *skipped += 1,
+            Err(error) => return Err(error),
         }
     }
     Ok(good)

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::tables::TableError;
 
 /// Where in the data something is wrong, as a message begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +16,19 @@ pub struct Spot {
     pub column: Option<String>,
     /// Row within the row group.
     pub row: Option<u64>,
+}
+
+impl Spot {
+    /// A file as a whole.
+    pub fn file(file: impl Into<String>) -> Self {
+        Self { file: file.into(), row_group: None, column: None, row: None }
+    }
+
+    /// A column of it.
+    #[must_use]
+    pub fn column(self, column: &str) -> Self {
+        Self { column: Some(column.to_owned()), ..self }
+    }
 }
 
 impl std::fmt::Display for Spot {
@@ -85,6 +99,9 @@ pub enum ShardsError {
     /// An argument that cannot be meant.
     #[error("{0}")]
     Argument(String),
+    /// A table of ids and coordinates, or a matrix beside it, cannot be used.
+    #[error(transparent)]
+    Table(#[from] TableError),
     /// GeoCLIP's weights or gallery cannot be used.
     #[error(transparent)]
     Geoclip(#[from] crate::geoclip::GeoclipError),
@@ -100,6 +117,16 @@ pub enum ShardsError {
 }
 
 impl ShardsError {
+    /// The data is whole but not what was wanted.
+    pub(crate) fn bad(spot: Spot, reason: impl Into<String>) -> Self {
+        Self::Bad { spot: Box::new(spot), reason: reason.into() }
+    }
+
+    /// The bytes are not those that were written.
+    pub(crate) fn corrupt(spot: Spot, reason: impl Into<String>) -> Self {
+        Self::Corrupt { spot: Box::new(spot), reason: reason.into() }
+    }
+
     /// The system refused something about a file.
     pub(crate) fn io(path: impl Into<PathBuf>, error: std::io::Error) -> Self {
         Self::Io { path: path.into(), error }
@@ -116,6 +143,7 @@ impl HasExitCode for ShardsError {
             Self::Io { .. } => ExitCode::Io,
             Self::Exists { .. } => ExitCode::Exists,
             Self::Argument(_) => ExitCode::Usage,
+            Self::Table(error) => error.exit_code(),
             Self::Geoclip(error) => error.exit_code(),
             Self::Config(_) => ExitCode::Config,
             Self::Internal(_) | Self::Native(_) => ExitCode::Internal,

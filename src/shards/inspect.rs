@@ -3,9 +3,10 @@
 use locdiff_core::config::ShardsConfig;
 use serde::Serialize;
 
-use super::dataset::Dataset;
+use super::blocks::{BlockRows, Blocks, Dataset};
 use super::error::ShardsError;
-use super::{BlockRows, Blocks, Statistics, Survey};
+use super::format::{ImageHead, Statistics};
+use super::survey::Survey;
 
 /// Characters of the map.
 const MAP_COLUMNS: usize = 72;
@@ -40,7 +41,7 @@ pub struct Inspection {
     /// The manifest's word on where the rows came from.
     pub source: Option<String>,
     /// What maps photos to the space of the embeddings.
-    pub image_head: Option<super::ImageHead>,
+    pub image_head: Option<ImageHead>,
     /// Least and greatest latitude, degrees.
     pub latitudes: (f64, f64),
     /// Least and greatest longitude, degrees.

@@ -6,11 +6,10 @@ use std::hash::Hasher as _;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::checksum::Checksum;
-use super::dataset::Dataset;
+use super::blocks::{BlockRows, Blocks, Dataset};
 use super::error::{ShardsError, Spot};
-use super::footer::corrupt;
-use super::{BlockRows, Blocks, Mask};
+use super::format::Checksum;
+use super::order::Mask;
 
 /// Problems that are named; looking for more of them would help nobody.
 pub const PROBLEMS_MAX: usize = 20;
@@ -70,7 +69,7 @@ fn check_files(dataset: &Dataset, problems: &mut Vec<Problem>) {
             Ok(computed) if computed == listed.xxh3 => {}
             Ok(computed) => {
                 let reason = format!("the file has xxh3 {computed}, the manifest says {}", listed.xxh3);
-                problems.push(corrupt(&dataset.files[file].name, reason).into());
+                problems.push(ShardsError::corrupt(Spot::file(&dataset.files[file].name), reason).into());
             }
             Err(error) => problems.push(error.into()),
         }
@@ -103,10 +102,9 @@ fn check_values(dataset: &Dataset, mut skipped: Option<&mut Skipped>, problems: 
             let mut found = Vec::new();
             match dataset.read_block(block, view, &mut rows, &mut found, None) {
                 Err(error) => found_once(error.into(), &mut seen, problems),
-                Ok(()) if skipped.is_some() => left_out.extend(found.iter().map(|(_, value)| value.row as u32)),
-                Ok(()) => found.into_iter().for_each(|(column, value)| {
-                    let spot = Box::new(dataset.spot(block, Some(&column), Some(value.row)));
-                    found_once(ShardsError::Bad { spot, reason: value.reason }.into(), &mut seen, problems);
+                Ok(()) if skipped.is_some() => left_out.extend(found.iter().map(|value| value.row as u32)),
+                Ok(()) => found.into_iter().for_each(|value| {
+                    found_once(dataset.bad_value(block, value).into(), &mut seen, problems);
                 }),
             }
         }
@@ -145,15 +143,14 @@ fn check_ids(dataset: &Dataset, problems: &mut Vec<Problem>) {
                 Ok(id) => match known.insert(XxHash3_128::oneshot(id.as_bytes()), (block, row as u32)) {
                     None => continue,
                     Some((block, row)) => {
-                        let first = Spot { column: None, ..dataset.spot(block, None, Some(row as usize)) };
+                        let first = dataset.spot(block, None, Some(row as usize));
                         format!("{id:?} again, first at {first}")
                     }
                 },
             };
             if problems.len() < PROBLEMS_MAX {
                 let column = dataset.id_name(block);
-                let spot = Box::new(dataset.spot(block, column.as_deref(), Some(row)));
-                problems.push(ShardsError::Bad { spot, reason }.into());
+                problems.push(ShardsError::bad(dataset.spot(block, column.as_deref(), Some(row)), reason).into());
             }
         }
     }

@@ -10,7 +10,8 @@ use tch::Device;
 
 use super::bench_shards;
 use crate::geoclip;
-use crate::shards::{self, Blocks, Build, Dataset, Manifest, Mask, Replay, ShardsError, Simulation};
+use crate::shards::{self, Blocks, Build, Dataset, Manifest, Mask, Replay, ShardsError};
+use crate::simulate::{Simulation, simulate};
 
 /// Does the job; the value is what the launcher gets.
 pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<Value> {
@@ -37,7 +38,7 @@ pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<Value> {
                 threads: place.threads as usize,
                 chunk_rows: None,
             };
-            Ok(made(&shards::simulate(&simulation, out)?, out, 0, start))
+            Ok(made(&simulate(&simulation, out)?, out, 0, start))
         }
         ShardsJob::Build { table, embeddings, out, overwrite, config } => {
             let inputs = Build { table, embeddings, config, overwrite: *overwrite };

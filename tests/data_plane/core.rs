@@ -3,4 +3,5 @@
 mod geo;
 mod metrics;
 mod philox;
+mod tables;
 mod tensorboard;

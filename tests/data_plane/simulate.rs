@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use locdiff::geoclip::{EMBEDDING_WIDTH, Embedder, Gallery, Geoclip};
-use locdiff::shards::{
-    Manifest, PROJECTION_SEED, Photo, ShardsError, Simulation, Source, Spots, World, projection, simulate,
-};
+use locdiff::shards::{Manifest, PROJECTION_SEED, ShardsError, projection};
+use locdiff::simulate::{Photo, Simulation, Source, Spots, World, simulate};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::geo::{Degrees, Place};
 use tch::{Device, Kind, Tensor};
@@ -216,7 +215,7 @@ fn lists_of_places_are_read_and_bad_ones_name_file_and_row() {
         [b"\x93NUMPY\x01\x00", &(padded.len() as u16).to_le_bytes()[..], padded.as_bytes(), data].concat()
     };
     let pairs = [10.5_f64, -20.25, -33.75, 151.5];
-    let csv = file("a.csv", b"path,Lon,x,LAT\np1,-20.25,,10.5\np2,151.5,\"a, b\",-33.75\n");
+    let csv = file("a.csv", b"path,Longitude,x,LATITUDE\np1,-20.25,,10.5\np2,151.5,\"a, b\",-33.75\n");
     let f64s: Vec<u8> = pairs.iter().flat_map(|value| value.to_le_bytes()).collect();
     let f32s: Vec<u8> = pairs.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect();
     let (manifest, out) = run(csv, None).expect("simulated");
@@ -228,20 +227,21 @@ fn lists_of_places_are_read_and_bad_ones_name_file_and_row() {
     }
     assert_eq!(run(file("d.npy", &npy("<f4", "(2, 2)", &f32s)), Some(5)).expect("simulated").0.rows, 5);
 
+    const MISSING: &str = "no column for longitude; found: lat, east; accepted: lon, lng, long, longitude";
     let corrupt = ExitCode::Corrupt;
     let nan: Vec<u8> = [0.0_f64, f64::NAN].iter().flat_map(|value| value.to_le_bytes()).collect();
     for (name, bytes, code, parts) in [
-        ("e.csv", b"lat,lon\n1,2\n91,3\n".to_vec(), ExitCode::BadData, ["e.csv: row 1", "latitude 91"]),
-        ("f.csv", b"lat,lon\n1,200\n".to_vec(), ExitCode::BadData, ["f.csv: row 0", "longitude 200"]),
-        ("g.csv", b"lat,lon\n1,2\n1,x\n".to_vec(), ExitCode::BadData, ["g.csv: row 1", "`x`"]),
+        ("e.csv", b"lat,lon\n1,2\n91,3\n".to_vec(), ExitCode::BadData, ["e.csv: row 1", "latitude is 91"]),
+        ("f.csv", b"lat,lon\n1,200\n".to_vec(), ExitCode::BadData, ["f.csv: row 0", "longitude is 200"]),
+        ("g.csv", b"lat,lon\n1,2\n1,x\n".to_vec(), ExitCode::BadData, ["g.csv: row 1", "`lon` is `x`"]),
         ("h.csv", b"lat,lon\n1,2\n1\n".to_vec(), ExitCode::BadData, ["h.csv: row 1", "1 field"]),
-        ("i.csv", b"lat,long\n1,2\n".to_vec(), ExitCode::BadData, ["i.csv", "`lon`"]),
-        ("j.csv", b"lat,lon\n".to_vec(), ExitCode::BadData, ["j.csv", "no places"]),
+        ("i.csv", b"lat,east\n1,2\n".to_vec(), ExitCode::BadData, ["i.csv", MISSING]),
+        ("j.csv", b"lat,lon\n".to_vec(), ExitCode::BadData, ["j.csv", "has no rows"]),
         ("k.npy", npy("<f8", "(2, 3)", &[0; 48]), ExitCode::BadData, ["k.npy", "N x 2"]),
         ("l.npy", npy("<i8", "(2, 2)", &[0; 32]), ExitCode::BadData, ["l.npy", "`<i8`"]),
         ("m.npy", npy("<f8", "(2, 2)", &f64s[..31]), corrupt, ["m.npy", "cut short"]),
         ("n.npy", npy("<f8", "(18446744073709551615, 2)", &f64s), corrupt, ["n.npy", "cut short"]),
-        ("o.npy", npy("<f8", "(1, 2)", &nan), ExitCode::BadData, ["o.npy: row 0", "longitude NaN"]),
+        ("o.npy", npy("<f8", "(1, 2)", &nan), ExitCode::BadData, ["o.npy: row 0", "longitude is NaN"]),
         ("p.npy", b"\x93NUM".to_vec(), corrupt, ["p.npy", "cut short"]),
     ] {
         let error = run(file(name, &bytes), None).expect_err(name);

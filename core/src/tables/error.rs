@@ -33,8 +33,8 @@ pub enum TableError {
         /// Got and wanted.
         reason: String,
     },
-    /// Bytes that are no Parquet.
-    #[error("{path}: is no whole Parquet file: {reason}")]
+    /// Bytes that are not those of a whole file of its kind.
+    #[error("{path}: {reason}")]
     Damaged {
         /// Which file.
         path: PathBuf,
@@ -44,20 +44,28 @@ pub enum TableError {
 }
 
 impl TableError {
-    pub(super) fn file(path: &Path, reason: impl Into<String>) -> Self {
+    /// The file as a whole is not what was wanted.
+    pub fn file(path: &Path, reason: impl Into<String>) -> Self {
         Self::File { path: path.to_owned(), reason: reason.into() }
     }
 
-    pub(super) fn row(path: &Path, row: usize, reason: impl Into<String>) -> Self {
+    pub(super) fn damaged(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Damaged { path: path.to_owned(), reason: reason.into() }
+    }
+
+    pub(super) fn io(path: &Path, error: std::io::Error) -> Self {
+        Self::Io { path: path.to_owned(), error }
+    }
+
+    /// A row is not what was wanted.
+    pub fn row(path: &Path, row: usize, reason: impl Into<String>) -> Self {
         Self::Row { path: path.to_owned(), row, reason: reason.into() }
     }
 
     /// The system's refusals apart from malformed text.
     pub(super) fn csv(path: &Path, row: Option<usize>, error: &csv::Error) -> Self {
         match (error.kind(), row) {
-            (csv::ErrorKind::Io(error), _) => {
-                Self::Io { path: path.to_owned(), error: std::io::Error::new(error.kind(), error.to_string()) }
-            }
+            (csv::ErrorKind::Io(error), _) => Self::io(path, std::io::Error::new(error.kind(), error.to_string())),
             (_, Some(row)) => Self::row(path, row, error.to_string()),
             (_, None) => Self::file(path, error.to_string()),
         }

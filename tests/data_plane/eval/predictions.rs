@@ -82,8 +82,8 @@ fn predictions_that_do_not_fit_the_truth_are_refused() {
         (rows.replace("c.jpg,1,1", ",1,1"), "row 2: its id is empty"),
         ("lat,lon\n1,1\n1,1\n".to_owned(), "2 rows without ids"),
         ("id,lat,lon\n".to_owned(), "has no rows"),
-        (String::new(), "wanted `lat` among them"),
-        ("id,x,lon\na.jpg,1,1\n".to_owned(), "wanted `lat` among them"),
+        (String::new(), "no column for latitude; found: none; accepted: lat, latitude"),
+        ("id,x,lon\na.jpg,1,1\n".to_owned(), "no column for latitude; found: id, x, lon; accepted"),
         ("id,lat,latitude,lon\na.jpg,1,1,1\n".to_owned(), "2 of them could be `lat`, wanted one"),
     ] {
         let path = file(scratch.path(), "mine.csv", text.as_bytes());
@@ -186,7 +186,7 @@ fn tables_of_hostile_parquet_are_refused() {
         (vec![("lat", floats(vec![Some(1.0), Some(f64::NAN)])), ("lon", good.clone())], "row 1: latitude is NaN"),
         (vec![("lat", Arc::new(Int64Array::from(vec![1, 2]))), ("lon", good.clone())], "column `lat` is Int64"),
         (vec![("lat", good.clone()), ("lon", good.clone()), ("id", ids)], "row 1: `id` is null"),
-        (vec![("lat", good.clone())], "wanted `lon` among them"),
+        (vec![("lat", good.clone())], "no column for longitude; found: lat; accepted: lon, lng, long, longitude"),
     ];
     for (columns, words) in cases {
         let path = parquet(scratch.path(), "gallery.parquet", columns);

@@ -154,6 +154,20 @@ fn tables_of_parquet_and_without_identifiers_are_read_too() {
 }
 
 #[test]
+fn tables_with_any_accepted_names_are_built_from() {
+    let bench = Bench { config: ShardsConfig::default(), ..Bench::new(OnBadRows::Error) };
+    let text = std::fs::read_to_string(bench.path("t.csv")).expect("read");
+    std::fs::write(bench.path("names.csv"), text.replacen("who,lon,lat", "IMG_ID,Lng,Latitude", 1)).expect("written");
+    let built = bench.build("names.csv", &["a.npy"], "out").expect("built");
+    let rows = read_table(&bench.path("out"), &built.manifest);
+    let mut numbered = rows.iter().zip(table()).enumerate();
+    assert!(numbered.all(|(row, (got, want))| got.0 == format!("row {row}") && (got.1, got.2) == want));
+    std::fs::write(bench.path("none.csv"), text.replacen("who,lon,lat", "who,lon,y", 1)).expect("written");
+    let words = ["none.csv: no column for latitude; found: who, lon, y; accepted: lat, latitude"];
+    bench.refuses("none.csv", &["a.npy"], ExitCode::BadData, &words);
+}
+
+#[test]
 fn what_cannot_be_built_is_named_and_leaves_nothing() {
     let bench = Bench::new(OnBadRows::Error);
     bench.add_bad_rows();
@@ -167,8 +181,8 @@ fn what_cannot_be_built_is_named_and_leaves_nothing() {
     let parquet = std::fs::read(bench.path("t.parquet")).expect("readable");
     std::fs::write(bench.path("cut.parquet"), &parquet[..parquet.len() / 2]).expect("written");
     for (table, matrix, code, words) in [
-        ("91.csv", "a.npy", ExitCode::BadData, ["91.csv: row 4321", "latitude 91"]),
-        ("text.csv", "a.npy", ExitCode::BadData, ["text.csv: row 7", "`east`"]),
+        ("91.csv", "a.npy", ExitCode::BadData, ["91.csv: row 4321", "latitude is 91, wanted -90 to 90"]),
+        ("text.csv", "a.npy", ExitCode::BadData, ["text.csv: row 7", "`lon` is `east`"]),
         ("ragged.csv", "a.npy", ExitCode::BadData, ["ragged.csv: row 9", "2 field"]),
         ("again.csv", "a.npy", ExitCode::BadData, ["again.csv: row 4999", "\"row 12\" again, first in row 12"]),
         ("short.csv", "a.npy", ExitCode::BadData, ["short.csv: 1 rows", "a.npy has 5000"]),

@@ -127,7 +127,7 @@ fn a_chunk_of_ours_passes_through_no_block_in_memory() {
     memory.give(&mut places, 41);
     memory.give(&mut places, 7);
     let mut rows = BlockRows::default();
-    dataset.read_placed(0, 1, &[], &mut rows, &mut places).expect("reads");
+    dataset.read_placed((0, 1), &[], &mut rows, &mut places).expect("reads");
     places.finish();
     assert_eq!((&rows.latitudes, rows.embeddings.capacity()), (&want.latitudes, 0), "embeddings went another way");
     let numbers = Vec::<i16>::try_from(memory.into_tensor().view_dtype(Kind::Int16).view(-1)).expect("float16");

@@ -1,0 +1,65 @@
+//! Identifiers as text, whatever an Arrow column stores.
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, downcast_integer_array};
+use arrow_schema::DataType;
+
+/// The identifier of a row, or why there is none.
+pub fn id(column: &dyn Array, row: usize) -> Result<String, String> {
+    if column.is_null(row) {
+        return Err("is null, expected an identifier".to_owned());
+    }
+    downcast_integer_array!(
+        column => Ok(column.value(row).to_string()),
+        DataType::Utf8 => Ok(column.as_string::<i32>().value(row).to_owned()),
+        DataType::LargeUtf8 => Ok(column.as_string::<i64>().value(row).to_owned()),
+        DataType::Utf8View => Ok(column.as_string_view().value(row).to_owned()),
+        DataType::Binary => Ok(text(column.as_binary::<i32>().value(row))),
+        DataType::LargeBinary => Ok(text(column.as_binary::<i64>().value(row))),
+        DataType::BinaryView => Ok(text(column.as_binary_view().value(row))),
+        DataType::FixedSizeBinary(_) => Ok(hexadecimal(column.as_fixed_size_binary().value(row))),
+        other => Err(format!("is {other}, expected text, bytes or integers")),
+    )
+}
+
+/// Bytes that some writers do not say are text.
+fn text(bytes: &[u8]) -> String {
+    std::str::from_utf8(bytes).map_or_else(|_| hexadecimal(bytes), str::to_owned)
+}
+
+/// Digests and UUIDs. Different bytes stay different, which replacing what is no text would not keep.
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold("0x".to_owned(), |text, byte| format!("{text}{byte:02x}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{
+        ArrayRef, BinaryArray, BooleanArray, FixedSizeBinaryArray, Int8Array, LargeStringArray, StringViewArray,
+        UInt64Array,
+    };
+
+    use super::*;
+
+    #[test]
+    fn identifiers_of_every_kind_become_text() {
+        let fixed = FixedSizeBinaryArray::try_from_iter([[0_u8, 255], [1, 2]].into_iter()).expect("two of two bytes");
+        let columns: [(ArrayRef, &str); 6] = [
+            (Arc::new(UInt64Array::from(vec![0, u64::MAX])), "18446744073709551615"),
+            (Arc::new(Int8Array::from(vec![0, -3])), "-3"),
+            (Arc::new(fixed), "0x0102"),
+            (Arc::new(BinaryArray::from(vec![b"a".as_slice(), b"\xff\x00"])), "0xff00"),
+            (Arc::new(LargeStringArray::from(vec!["a", "photo"])), "photo"),
+            (Arc::new(StringViewArray::from(vec!["a", "photo"])), "photo"),
+        ];
+        for (column, want) in columns {
+            assert_eq!(id(column.as_ref(), 1).as_deref(), Ok(want), "{}", column.data_type());
+        }
+        let null = UInt64Array::from(vec![Some(1), None]);
+        assert_eq!(id(&null, 1), Err("is null, expected an identifier".to_owned()));
+        let error = id(&BooleanArray::from(vec![true]), 0).expect_err("no identifier");
+        assert_eq!(error, "is Boolean, expected text, bytes or integers");
+    }
+}

@@ -1,0 +1,225 @@
+//! Files with one matrix of numbers: NumPy's `.npy` and safetensors, read a few rows at a time.
+//!
+//! C order, little-endian, float16, 32 or 64. The header is believed only as far as the file's length agrees. Sources: NEP 1
+//! (numpy/lib/format.py); github.com/huggingface/safetensors, "Format".
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use half::f16;
+use safetensors::tensor::{Dtype, Metadata};
+
+use super::error::TableError;
+
+/// A header that is longer is none.
+const HEADER_BYTES_MAX: u64 = 16 << 20;
+const NPY_MAGIC: &[u8] = b"\x93NUMPY";
+
+/// Kind of the numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Element {
+    F16,
+    F32,
+    F64,
+}
+
+impl Element {
+    fn bytes(self) -> u64 {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+            Self::F64 => 8,
+        }
+    }
+}
+
+/// An open file with a matrix.
+#[derive(Debug)]
+pub struct Matrix {
+    path: PathBuf,
+    /// Name within the file, where it has names.
+    column: Option<String>,
+    file: File,
+    start: u64,
+    element: Element,
+    rows: u64,
+    width: usize,
+}
+
+/// What a header says.
+struct Layout {
+    column: Option<String>,
+    start: u64,
+    element: Element,
+    shape: Vec<u64>,
+}
+
+impl Matrix {
+    /// Opens `.npy` or `.safetensors` by its extension.
+    pub fn open(path: &Path) -> Result<Self, TableError> {
+        let io = |error| TableError::io(path, error);
+        let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
+        let layout: fn(&mut Header<'_>) -> Result<Layout, TableError> = match extension.to_str() {
+            Some("npy") => npy_layout,
+            Some("safetensors") => safetensors_layout,
+            _ => return Err(TableError::file(path, "the name ends in neither .npy nor .safetensors")),
+        };
+        let mut file = File::open(path).map_err(io)?;
+        let length = file.metadata().map_err(io)?.len();
+        let Layout { column, start, element, shape } = layout(&mut Header { path, file: &mut file, length })?;
+        let [rows, width] = shape[..] else {
+            return Err(TableError::file(path, format!("shape is {shape:?}, wanted two dimensions")));
+        };
+        let bytes = rows.checked_mul(width).and_then(|count| count.checked_mul(element.bytes()));
+        let end = bytes.and_then(|bytes| bytes.checked_add(start));
+        if end.is_none_or(|end| end > length) {
+            let reason = format!("{length} bytes, too few for a header and {rows} x {width} numbers; it is cut short");
+            return Err(TableError::damaged(path, reason));
+        }
+        let usable = usize::try_from(width).ok().filter(|width| *width > 0);
+        let width = usable.ok_or_else(|| TableError::file(path, format!("rows of width {width}")))?;
+        Ok(Self { path: path.to_owned(), column, file, start, element, rows, width })
+    }
+
+    /// How many rows.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Numbers per row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// What is wrong with a row.
+    pub fn bad_row(&self, row: u64, reason: &str) -> TableError {
+        let named = self.column.as_ref().map_or_else(String::new, |name| format!("tensor `{name}`: "));
+        TableError::row(&self.path, row as usize, format!("{named}{reason}"))
+    }
+
+    fn bytes(&mut self, first: u64, count: usize) -> Result<Vec<u8>, TableError> {
+        let row_bytes = self.width as u64 * self.element.bytes();
+        let mut bytes = vec![0; count * row_bytes as usize];
+        let sought = self.file.seek(SeekFrom::Start(self.start + first * row_bytes));
+        sought.and_then(|_| self.file.read_exact(&mut bytes)).map_err(|error| TableError::io(&self.path, error))?;
+        Ok(bytes)
+    }
+
+    /// Rows as f64.
+    pub fn read_f64(&mut self, first: u64, count: usize) -> Result<Vec<f64>, TableError> {
+        let bytes = self.bytes(first, count)?;
+        Ok(match self.element {
+            Element::F16 => numbers(&bytes, |bytes| f16::from_le_bytes(bytes).to_f64()),
+            Element::F32 => numbers(&bytes, |bytes| f64::from(f32::from_le_bytes(bytes))),
+            Element::F64 => numbers(&bytes, f64::from_le_bytes),
+        })
+    }
+
+    /// Rows rounded to float16; what does not fit becomes infinite or NaN, and the caller's to find.
+    pub fn read_f16(&mut self, first: u64, count: usize) -> Result<Vec<f16>, TableError> {
+        let bytes = self.bytes(first, count)?;
+        Ok(match self.element {
+            Element::F16 => numbers(&bytes, f16::from_le_bytes),
+            Element::F32 => numbers(&bytes, |bytes| f16::from_f32(f32::from_le_bytes(bytes))),
+            Element::F64 => numbers(&bytes, |bytes| f16::from_f64(f64::from_le_bytes(bytes))),
+        })
+    }
+}
+
+fn numbers<const BYTES: usize, T>(bytes: &[u8], number: impl Fn([u8; BYTES]) -> T) -> Vec<T> {
+    let pieces = bytes.chunks_exact(BYTES);
+    pieces.map(|piece| number(std::array::from_fn(|index| piece[index]))).collect()
+}
+
+/// The front of a file.
+struct Header<'a> {
+    path: &'a Path,
+    file: &'a mut File,
+    length: u64,
+}
+
+impl Header<'_> {
+    /// The next `count` bytes, or what the file is instead of `what`.
+    fn take(&mut self, count: u64, what: &str) -> Result<Vec<u8>, TableError> {
+        if count > HEADER_BYTES_MAX || count > self.length {
+            let reason = format!("not {what}, or cut short: a header of {count} bytes in {}", self.length);
+            return Err(TableError::damaged(self.path, reason));
+        }
+        let mut bytes = vec![0; count as usize];
+        self.file.read_exact(&mut bytes).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                TableError::damaged(self.path, format!("cut short within the header of {what}"))
+            }
+            _ => TableError::io(self.path, error),
+        })?;
+        Ok(bytes)
+    }
+
+    /// A little-endian number of so many bytes.
+    fn number(&mut self, count: u64, what: &str) -> Result<u64, TableError> {
+        Ok(self.take(count, what)?.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+    }
+}
+
+fn npy_layout(file: &mut Header<'_>) -> Result<Layout, TableError> {
+    const WHAT: &str = "a .npy file";
+    let path = file.path;
+    let start = file.take(8, WHAT)?;
+    if !start.starts_with(NPY_MAGIC) {
+        return Err(TableError::damaged(path, "does not begin as a .npy file does"));
+    }
+    // Version 1 has two bytes of length, later ones four.
+    let size_bytes = if start[6] > 1 { 4 } else { 2 };
+    let size = file.number(size_bytes, WHAT)?;
+    let header = file.take(size, WHAT)?;
+    let header = String::from_utf8_lossy(&header);
+    let field = |name: &str| {
+        let (_, rest) = header.split_once(&format!("'{name}':"))?;
+        Some(rest.trim_start())
+    };
+    let element = match field("descr").and_then(|text| text.split('\'').nth(1)).unwrap_or_default() {
+        "<f2" => Element::F16,
+        "<f4" => Element::F32,
+        "<f8" => Element::F64,
+        other => return Err(TableError::file(path, format!("numbers are `{other}`, wanted <f2, <f4 or <f8"))),
+    };
+    if field("fortran_order").is_none_or(|text| !text.starts_with("False")) {
+        return Err(TableError::file(path, "in Fortran order, wanted C order; save numpy.ascontiguousarray(it)"));
+    }
+    let shape = field("shape").and_then(|text| text.strip_prefix('(')?.split_once(')')).map(|(inside, _)| inside);
+    let lengths = shape.unwrap_or("?").split(',').map(str::trim).filter(|text| !text.is_empty());
+    let shape: Result<Vec<u64>, _> = lengths.map(str::parse).collect();
+    let shape = shape.map_err(|_| TableError::file(path, format!("no shape in the header {header}")))?;
+    Ok(Layout { column: None, start: 8 + size_bytes + size, element, shape })
+}
+
+fn safetensors_layout(file: &mut Header<'_>) -> Result<Layout, TableError> {
+    const WHAT: &str = "a safetensors file";
+    let path = file.path;
+    let size = file.number(8, WHAT)?;
+    let header = file.take(size, WHAT)?;
+    // Not `SafeTensors::read_metadata`, which wants the whole file in memory.
+    let header: Metadata =
+        serde_json::from_slice(&header).map_err(|error| TableError::damaged(path, format!("header: {error}")))?;
+    let tensors = header.tensors();
+    let mut names: Vec<&String> = tensors.keys().collect();
+    names.sort_unstable();
+    let wanted = if let [only] = names[..] { only } else { "embedding" };
+    let Some(tensor) = tensors.get(wanted) else {
+        return Err(TableError::file(path, format!("tensors {names:?}, wanted exactly one, or one named `embedding`")));
+    };
+    let element = match tensor.dtype {
+        Dtype::F16 => Element::F16,
+        Dtype::F32 => Element::F32,
+        Dtype::F64 => Element::F64,
+        other => {
+            let reason = format!("tensor `{wanted}` is {other:?}, wanted F16, F32 or F64");
+            return Err(TableError::file(path, reason));
+        }
+    };
+    let start = (tensor.data_offsets.0 as u64).checked_add(8 + size);
+    let start = start.ok_or_else(|| TableError::damaged(path, "a tensor beyond the end of the file"))?;
+    let shape = tensor.shape.iter().map(|length| *length as u64).collect();
+    Ok(Layout { column: Some(wanted.to_owned()), start, element, shape })
+}

@@ -1,0 +1,205 @@
+//! A table of ids and coordinates row by row: CSV, Parquet, or an N x 2 `.npy` of latitudes and longitudes.
+//!
+//! Parquet has floating-point coordinates and ids of any kind that [`ids::id`] takes; dictionaries are read as what they hold. A row that
+//! cannot be used is a [`TableError::Row`], and the rows behind it still come; any other error is about the file as a whole.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float32Type, Float64Type};
+use arrow_array::{Array, RecordBatch};
+use arrow_schema::DataType;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+
+use super::error::TableError;
+use super::ids;
+use super::matrix::Matrix;
+use super::names::{ColumnNames, Columns};
+use crate::geo::{Degrees, Place};
+
+/// Rows of Parquet that are decoded at once.
+const BATCH_ROWS: usize = 8192;
+/// Rows of a `.npy` that are read at once.
+const PIECE_ROWS: u64 = 65_536;
+
+/// One row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TableRow {
+    /// Its id, where the table has a column of them and it was asked for.
+    pub id: Option<String>,
+    /// Its place.
+    pub place: Place,
+}
+
+/// An open table.
+pub struct TableReader {
+    path: PathBuf,
+    header: Vec<String>,
+    columns: Columns,
+    /// Columns of text, as far as they are known.
+    is_text: Vec<bool>,
+    rows: Rows,
+    /// Number of the next row.
+    next: usize,
+}
+
+enum Rows {
+    Csv(Box<csv::StringRecordsIntoIter<File>>),
+    Parquet { batches: Box<ParquetRecordBatchReader>, batch: Option<RecordBatch>, row: usize },
+    Npy { matrix: Matrix, piece: Vec<f64> },
+}
+
+impl TableReader {
+    /// Opens `.parquet` as Parquet, `.npy` as NumPy (in any case) and anything else as CSV.
+    pub fn open(path: &Path, names: ColumnNames<'_>, with_ids: bool) -> Result<Self, TableError> {
+        let is_called = |wanted: &str| path.extension().is_some_and(|found| found.eq_ignore_ascii_case(wanted));
+        if is_called("npy") {
+            return open_npy(path);
+        }
+        let file = File::open(path).map_err(|error| TableError::io(path, error))?;
+        if is_called("parquet") {
+            return open_parquet(path, file, names, with_ids);
+        }
+        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(file);
+        let header = reader.headers().map_err(|error| TableError::csv(path, None, &error))?;
+        let header: Vec<String> =
+            header.iter().map(|name| name.trim_start_matches('\u{feff}').trim().to_owned()).collect();
+        let columns = Columns::find(path, &header, names, with_ids)?;
+        let (rows, is_text) = (Rows::Csv(Box::new(reader.into_records())), vec![false; header.len()]);
+        Ok(Self { path: path.to_owned(), header, columns, is_text, rows, next: 0 })
+    }
+
+    /// Is there a column of ids that was asked for?
+    pub fn has_ids(&self) -> bool {
+        self.columns.id.is_some()
+    }
+
+    /// Columns of text, in the rows so far, that are none of those that are read.
+    pub fn other_text(&self) -> Vec<String> {
+        let other = (0..self.header.len()).filter(|column| self.is_text[*column] && self.columns.is_other(*column));
+        other.map(|column| self.header[column].clone()).collect()
+    }
+
+    /// The next row: why it cannot be used is the inner error.
+    fn read(&mut self) -> Result<Option<Result<TableRow, String>>, TableError> {
+        let (header, columns) = (&self.header, self.columns);
+        Ok(Some(match &mut self.rows {
+            Rows::Csv(records) => {
+                let Some(record) = records.next() else { return Ok(None) };
+                let record = record.map_err(|error| TableError::csv(&self.path, Some(self.next), &error))?;
+                let is_word = |text: &str| !text.is_empty() && text.parse::<f64>().is_err();
+                self.is_text.iter_mut().zip(&record).for_each(|(is_text, text)| *is_text |= is_word(text));
+                csv_row(&record, header, columns)
+            }
+            Rows::Parquet { batches, batch, row } => {
+                while batch.as_ref().is_none_or(|batch| *row == batch.num_rows()) {
+                    let Some(next) = batches.next() else { return Ok(None) };
+                    *batch = Some(next.map_err(|error| no_parquet(&self.path, &error))?);
+                    *row = 0;
+                }
+                *row += 1;
+                batch
+                    .as_ref()
+                    .map_or_else(|| Err("no rows".to_owned()), |batch| parquet_row(batch, *row - 1, header, columns))
+            }
+            Rows::Npy { matrix, piece } => {
+                let row = self.next as u64;
+                if row == matrix.rows() {
+                    return Ok(None);
+                }
+                if row.is_multiple_of(PIECE_ROWS) {
+                    *piece = matrix.read_f64(row, PIECE_ROWS.min(matrix.rows() - row) as usize)?;
+                }
+                let at = (row % PIECE_ROWS) as usize * 2;
+                place(piece[at], piece[at + 1]).map(|place| TableRow { id: None, place })
+            }
+        }))
+    }
+}
+
+impl Iterator for TableReader {
+    type Item = Result<TableRow, TableError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let row = self.read().transpose()?;
+        let number = self.next;
+        self.next += 1;
+        Some(row.and_then(|row| row.map_err(|reason| TableError::row(&self.path, number, reason))))
+    }
+}
+
+fn open_npy(path: &Path) -> Result<TableReader, TableError> {
+    let matrix = Matrix::open(path)?;
+    if matrix.width() != 2 {
+        let reason = format!("{} x {} numbers, wanted N x 2: latitude, longitude", matrix.rows(), matrix.width());
+        return Err(TableError::file(path, reason));
+    }
+    let header = vec!["latitude".to_owned(), "longitude".to_owned()];
+    let columns = Columns { id: None, latitude: 0, longitude: 1 };
+    let rows = Rows::Npy { matrix, piece: Vec::new() };
+    Ok(TableReader { path: path.to_owned(), header, columns, is_text: vec![false; 2], rows, next: 0 })
+}
+
+fn open_parquet(path: &Path, file: File, names: ColumnNames<'_>, with_ids: bool) -> Result<TableReader, TableError> {
+    // Text is text, whether the writer had it in a dictionary or not.
+    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+    let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options);
+    let builder = builder.map_err(|error| no_parquet(path, &error))?;
+    let fields = builder.schema().fields();
+    let header: Vec<String> = fields.iter().map(|field| field.name().clone()).collect();
+    let columns = Columns::find(path, &header, names, with_ids)?;
+    for column in [columns.latitude, columns.longitude] {
+        let kind = fields[column].data_type();
+        if !matches!(kind, DataType::Float32 | DataType::Float64) {
+            let reason = format!("column `{}` is {kind}, wanted Float32 or Float64", header[column]);
+            return Err(TableError::file(path, reason));
+        }
+    }
+    let is_text = fields.iter().map(|field| *field.data_type() == DataType::Utf8).collect();
+    let mask = ProjectionMask::roots(builder.parquet_schema(), columns.used());
+    let batches = builder.with_projection(mask).with_batch_size(BATCH_ROWS).build();
+    let batches = Box::new(batches.map_err(|error| no_parquet(path, &error))?);
+    let rows = Rows::Parquet { batches, batch: None, row: 0 };
+    Ok(TableReader { path: path.to_owned(), header, columns, is_text, rows, next: 0 })
+}
+
+fn no_parquet(path: &Path, error: &dyn std::fmt::Display) -> TableError {
+    TableError::damaged(path, format!("is no whole Parquet file: {error}"))
+}
+
+fn csv_row(record: &csv::StringRecord, header: &[String], columns: Columns) -> Result<TableRow, String> {
+    let number = |column: usize| {
+        let text = &record[column];
+        text.parse().map_err(|_| format!("`{}` is `{text}`, wanted a number", header[column]))
+    };
+    let place = place(number(columns.latitude)?, number(columns.longitude)?)?;
+    Ok(TableRow { id: columns.id.map(|column| record[column].to_owned()), place })
+}
+
+fn parquet_row(batch: &RecordBatch, row: usize, header: &[String], columns: Columns) -> Result<TableRow, String> {
+    let array =
+        |column: usize| batch.column_by_name(&header[column]).ok_or_else(|| format!("no column `{}`", header[column]));
+    let degrees = |column: usize| {
+        array(column).and_then(|array| match array.data_type() {
+            _ if array.is_null(row) => Err(format!("`{}` is null, wanted a number", header[column])),
+            DataType::Float32 => Ok(f64::from(array.as_primitive::<Float32Type>().value(row))),
+            _ => Ok(array.as_primitive::<Float64Type>().value(row)),
+        })
+    };
+    let id = |column: usize| ids::id(array(column)?, row).map_err(|reason| format!("`{}` {reason}", header[column]));
+    let place = place(degrees(columns.latitude)?, degrees(columns.longitude)?)?;
+    Ok(TableRow { id: columns.id.map(id).transpose()?, place })
+}
+
+/// A place, or why these numbers are none.
+fn place(latitude: f64, longitude: f64) -> Result<Place, String> {
+    for (what, value, limit) in [("latitude", latitude, 90.0), ("longitude", longitude, 180.0)] {
+        // NaN is nowhere.
+        if !(-limit..=limit).contains(&value) {
+            return Err(format!("{what} is {value}, wanted -{limit} to {limit}"));
+        }
+    }
+    Place::new(Degrees(latitude), Degrees(longitude)).map_err(|error| error.to_string())
+}

@@ -1,0 +1,117 @@
+//! Batches that are being filled: where every row goes, and when a batch may be seen.
+//!
+//! Invariant: a batch leaves only when every block that it has rows of was read and checked without an error. Until then its
+//! memory is reached by those alone who read into it ([`RowPlaces`]), and after an error by nobody.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::delivery::{Batch, Spare};
+use super::readers::Answer;
+use super::segments::Segment;
+use crate::native::host::HostRows;
+use crate::native::places::RowPlaces;
+use crate::shards::error::ShardsError;
+use crate::shards::format::ELEMENT_BYTES;
+use crate::shards::order::{Plan, Position};
+
+/// A batch that is not full yet.
+struct Open {
+    position: Position,
+    rows: HostRows,
+    latitudes: Vec<f64>,
+    longitudes: Vec<f64>,
+}
+
+/// Batches whose rows have places and are not all there, the oldest first.
+pub(super) struct Filling {
+    plan: Plan,
+    slice: Range<u64>,
+    pinned: bool,
+    spare: Arc<Spare>,
+    open: VecDeque<Open>,
+}
+
+impl Filling {
+    pub(super) fn new(plan: Plan, slice: Range<u64>, pinned: bool, spare: Arc<Spare>) -> Self {
+        Self { plan, slice, pinned, spare, open: VecDeque::new() }
+    }
+
+    /// Gives every row of the next segment its place: one set for each of its blocks.
+    pub(super) fn arrange(&mut self, segment: &Segment) -> Result<Vec<RowPlaces>, ShardsError> {
+        let row_bytes = self.plan.layout().width * ELEMENT_BYTES;
+        let block_rows = &self.plan.layout().block_rows;
+        let places =
+            segment.blocks.iter().map(|(block, _)| RowPlaces::new(block_rows[*block as usize] as usize, row_bytes));
+        let mut places: Vec<RowPlaces> = places.collect();
+        for (position, rows) in segment.steps() {
+            if self.open.back().is_none_or(|last| last.rows.unplaced() == 0) {
+                let open = self.begin(position)?;
+                self.open.push_back(open);
+            }
+            if let Some(open) = self.open.back_mut() {
+                rows.iter().for_each(|(block, row)| open.rows.give(&mut places[*block as usize], *row as usize));
+            }
+        }
+        self.spare.make_room(self.open.len());
+        Ok(places)
+    }
+
+    fn begin(&self, position: Position) -> Result<Open, ShardsError> {
+        let (count, width) = (self.count(), self.plan.layout().width);
+        let reused = self.spare.take().and_then(|tensor| HostRows::reuse(tensor, count, width));
+        let rows = match reused {
+            Some(rows) => rows,
+            None => HostRows::new(count, width, self.pinned)?,
+        };
+        Ok(Open { position, rows, latitudes: Vec::with_capacity(count), longitudes: Vec::with_capacity(count) })
+    }
+
+    /// Rows of a batch.
+    fn count(&self) -> usize {
+        (self.slice.end - self.slice.start) as usize
+    }
+
+    /// Takes what came of the oldest segment that was arranged, and hands on the batches that are full.
+    pub(super) fn take<E: From<ShardsError>>(
+        &mut self,
+        segment: &Segment,
+        answers: &mut [Answer],
+        mut send: impl FnMut(Batch) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for (_, rows) in segment.steps() {
+            let count = self.count();
+            let Some(open) = self.open.front_mut() else {
+                return Err(ShardsError::Internal(NOT_OPEN.to_owned()).into());
+            };
+            for (block, row) in rows.iter().map(|(block, row)| (*block as usize, *row as usize)) {
+                let block = match &mut answers[block] {
+                    Ok(block) => block,
+                    failed => return Err(take_error(failed).into()),
+                };
+                open.latitudes.push(block.latitudes[row]);
+                open.longitudes.push(block.longitudes[row]);
+            }
+            if open.latitudes.len() == count
+                && let Some(full) = self.open.pop_front()
+            {
+                let Open { position, rows, latitudes, longitudes } = full;
+                let (slice, embeddings, spare) = (self.slice.clone(), rows.into_tensor(), Arc::clone(&self.spare));
+                send(Batch { embeddings, latitudes, longitudes, position, slice, waited: Duration::ZERO, spare })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+const NOT_OPEN: &str = "rows came that nobody had asked for";
+
+/// Moves the error out; what is left behind is never read.
+fn take_error(answer: &mut Answer) -> ShardsError {
+    match std::mem::replace(answer, Ok(Arc::default())) {
+        Err(error) => error,
+        Ok(_) => ShardsError::Internal("a block failed without an error".to_owned()),
+    }
+}

@@ -1,0 +1,97 @@
+//! What one worker needs of one window after the other, from a position on.
+
+use std::ops::Range;
+
+use crate::shards::error::ShardsError;
+use crate::shards::order::{Epoch, Plan, Position};
+
+/// One worker's part of one window.
+#[derive(Debug)]
+pub(super) struct Segment {
+    /// Blocks with their views, in the order of their first row.
+    pub(super) blocks: Vec<(u32, u32)>,
+    /// Rows in the order of the plan: which of `blocks`, and which of its rows.
+    rows: Vec<(u32, u32)>,
+    /// How many of `rows` belong to which step, in order; a step's rows may begin or end in other segments.
+    steps: Vec<(Position, usize)>,
+}
+
+impl Segment {
+    /// Its rows, step by step.
+    pub(super) fn steps(&self) -> impl Iterator<Item = (Position, &[(u32, u32)])> {
+        let mut rest = self.rows.as_slice();
+        self.steps.iter().map(move |(position, count)| {
+            let (rows, after) = rest.split_at(*count);
+            rest = after;
+            (*position, rows)
+        })
+    }
+}
+
+/// The segments of all epochs.
+#[derive(Debug)]
+pub(super) struct Segments {
+    plan: Plan,
+    slice: Range<u64>,
+    epoch: Epoch,
+    position: Position,
+    /// The next index of the epoch.
+    index: u64,
+}
+
+impl Segments {
+    pub(super) fn new(plan: Plan, position: Position, slice: Range<u64>) -> Result<Self, ShardsError> {
+        let epoch = plan.epoch(position.epoch)?;
+        let index = position.step * u64::from(position.global_batch);
+        Ok(Self { plan, slice, epoch, position, index })
+    }
+
+    /// Positions of every global batch that are gathered.
+    pub(super) fn slice(&self) -> &Range<u64> {
+        &self.slice
+    }
+
+    /// The next window with rows for this worker.
+    pub(super) fn next(&mut self) -> Result<Segment, ShardsError> {
+        loop {
+            if self.index == self.plan.indices() {
+                self.position = Position { epoch: self.position.epoch + 1, step: 0, ..self.position };
+                self.epoch = self.plan.epoch(self.position.epoch)?;
+                self.index = 0;
+            }
+            let segment = self.window()?;
+            if !segment.rows.is_empty() {
+                return Ok(segment);
+            }
+        }
+    }
+
+    /// This worker's rows from `self.index` to the end of the window or of the epoch.
+    fn window(&mut self) -> Result<Segment, ShardsError> {
+        // Beyond the last row the epoch begins again: padding.
+        let around = self.index - self.index % self.plan.rows();
+        let window = self.epoch.window_of(self.index - around)?;
+        let indices = self.index..(around + window.indices().end).min(self.plan.indices());
+        let mut segment = Segment { blocks: Vec::new(), rows: Vec::new(), steps: Vec::new() };
+        let mut places = vec![u32::MAX; window.blocks().len()];
+        let batch = u64::from(self.position.global_batch);
+        for step in indices.start / batch..indices.end.div_ceil(batch) {
+            let first = (step * batch + self.slice.start).max(indices.start);
+            let end = (step * batch + self.slice.end).min(indices.end);
+            for index in first..end {
+                let (place, row) = window.place(index - around);
+                if places[place] == u32::MAX {
+                    let block = window.blocks()[place];
+                    places[place] = segment.blocks.len() as u32;
+                    segment.blocks.push((block, self.epoch.view(block)));
+                }
+                segment.rows.push((places[place], row));
+            }
+            if first < end {
+                segment.steps.push((Position { step, ..self.position }, (end - first) as usize));
+            }
+        }
+        self.index = indices.end;
+        Ok(segment)
+    }
+}

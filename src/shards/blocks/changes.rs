@@ -1,0 +1,79 @@
+//! Is the data what it was when the run began? Every read is compared with [`Contents`], where the run has them.
+
+use super::contents::Contents;
+use super::dataset::{BlockAt, Dataset};
+use crate::shards::error::ShardsError;
+use crate::shards::format::{Checksum, Column};
+
+impl Dataset {
+    /// Compares every chunk that is read from now on with what the run knows of it.
+    pub fn expect(&mut self, contents: Option<Contents>) -> Result<(), ShardsError> {
+        if let Some(contents) = &contents {
+            self.check_shape_of(contents)?;
+        }
+        self.contents = contents;
+        Ok(())
+    }
+
+    /// Reads all that training reads, and decodes nothing of it.
+    pub fn read_contents(&self) -> Result<Contents, ShardsError> {
+        let versions = self.versions()?;
+        let xxh3 = self.blocks.iter().map(|at| self.hash(*at)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Contents { versions, xxh3: xxh3.concat() })
+    }
+
+    /// Is the data what it was? Files of another version are read for it. What comes back has the versions of today.
+    pub fn check_contents(&self, then: &Contents) -> Result<Contents, ShardsError> {
+        self.check_shape_of(then)?;
+        let versions = self.versions()?;
+        for (at, wanted) in self.blocks.iter().zip(then.xxh3.chunks_exact(self.columns())) {
+            if versions[at.file] == then.versions[at.file] {
+                continue;
+            }
+            for (column, (got, wanted)) in self.files[at.file].columns().zip(self.hash(*at)?.iter().zip(wanted)) {
+                self.same_chunk(*at, column, *got, *wanted)?;
+            }
+        }
+        Ok(Contents { versions, xxh3: then.xxh3.clone() })
+    }
+
+    /// Columns that training reads.
+    pub(super) fn columns(&self) -> usize {
+        self.files[0].columns().count()
+    }
+
+    /// What the source says of each file.
+    pub(super) fn versions(&self) -> Result<Vec<String>, ShardsError> {
+        (0..self.files.len()).map(|file| self.source.version(file)).collect()
+    }
+
+    /// Is a chunk what it was?
+    pub(super) fn same_chunk(
+        &self,
+        at: BlockAt,
+        column: &Column,
+        got: Checksum,
+        wanted: Checksum,
+    ) -> Result<(), ShardsError> {
+        if got == wanted {
+            return Ok(());
+        }
+        let reason = format!("its bytes have xxh3 {got}, wanted {wanted}");
+        Err(ShardsError::Changed { location: self.chunk_spot(at, &column.name).to_string(), reason })
+    }
+
+    fn hash(&self, at: BlockAt) -> Result<Vec<Checksum>, ShardsError> {
+        let columns = self.files[at.file].columns();
+        columns.map(|column| Ok(Checksum::of(&self.read_chunk(at, column, None)?.bytes))).collect()
+    }
+
+    fn check_shape_of(&self, then: &Contents) -> Result<(), ShardsError> {
+        let now = (self.files.len(), self.blocks.len() * self.columns());
+        let then = (then.versions.len(), then.xxh3.len());
+        if now == then {
+            return Ok(());
+        }
+        let reason = format!("{} files of {} column chunks, wanted {} of {}", now.0, now.1, then.0, then.1);
+        Err(ShardsError::Changed { location: self.files[0].name.clone(), reason })
+    }
+}

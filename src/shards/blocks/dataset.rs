@@ -1,0 +1,329 @@
+//! Ours or anybody's Parquet as numbered blocks: one per row group.
+//!
+//! Invariant: what [`Blocks::read`] and [`Blocks::read_placed`] hand out has been checked on this very read: the checksum of every column chunk where a
+//! manifest or the run knows it, no nulls, lists of the right width, finite numbers, coordinates on the Earth.
+
+use std::sync::{Arc, OnceLock};
+
+use locdiff_core::config::{OnBadRows, ShardsConfig};
+use parquet::basic::Compression;
+
+use super::block::{BlockRows, Blocks};
+use super::contents::Contents;
+use crate::native::places::RowPlaces;
+use crate::shards::error::{ShardsError, Spot};
+use crate::shards::format::{ColumnNames, Footer, Manifest, Statistics};
+use crate::shards::source::{BufferPool, ByteSource, DatasetIndex, Origin, S3Options};
+
+/// Numbers of an embedding, at most: a footer that says more would have memory allocated for what is not there.
+const WIDTH_MAX: usize = 1 << 20;
+
+/// What a codec may make of one byte: deflate's limit is 1032, and embeddings are no zeros.
+const REPETITION_MAX: i64 = 1032;
+
+/// Rows that any row group may claim: 8 MiB of places. pyarrow's row groups have as many by default.
+const ROWS_ANYHOW: i64 = 1 << 20;
+
+/// A row group that has rows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BlockAt {
+    /// Its number.
+    pub(super) number: usize,
+    pub(super) file: usize,
+    pub(super) row_group: usize,
+}
+
+/// A data set that is open.
+pub struct Dataset {
+    pub(crate) source: Arc<dyn ByteSource>,
+    pub(crate) manifest: Option<Manifest>,
+    origin: Option<Origin>,
+    pub(crate) files: Vec<Footer>,
+    pub(super) blocks: Vec<BlockAt>,
+    pub(super) block_rows: Vec<u32>,
+    pub(super) width: usize,
+    views: u32,
+    fingerprint: u64,
+    /// What a run knows of data without a manifest.
+    pub(super) contents: Option<Contents>,
+    pub(super) pool: Arc<BufferPool>,
+    statistics: OnceLock<Statistics>,
+}
+
+impl Dataset {
+    /// Opens a folder (with a manifest or without), a file, a glob or a URL: footers are read, rows are not.
+    pub fn open(location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
+        let (index, source) = DatasetIndex::open(location, config)?;
+        Self::assemble(&index, source, config)
+    }
+
+    /// Opens what another process has listed and read the footers of, without asking for either again.
+    pub fn from_index(index: &DatasetIndex, config: &ShardsConfig) -> Result<Self, ShardsError> {
+        Self::assemble(index, index.source(config)?, config)
+    }
+
+    /// The same with given access to the server.
+    pub fn from_index_s3(
+        index: &DatasetIndex,
+        options: &S3Options,
+        config: &ShardsConfig,
+    ) -> Result<Self, ShardsError> {
+        Self::assemble(index, index.source_s3(options)?, config)
+    }
+
+    /// Puts together what was located.
+    fn assemble(index: &DatasetIndex, source: Arc<dyn ByteSource>, config: &ShardsConfig) -> Result<Self, ShardsError> {
+        let manifest = index.manifest()?;
+        // The format's own names stand in what we wrote; the configuration's are for others' files.
+        let names = if manifest.is_some() { ColumnNames::own() } else { ColumnNames::of(config) };
+        let files = index.files().map(|(name, bytes, raw)| Footer::parse(name, bytes, raw, &names));
+        let files = files.collect::<Result<Vec<Footer>, ShardsError>>()?;
+        let fingerprint = index.table.fingerprint;
+        let statistics = manifest.as_ref().map(Manifest::statistics);
+        let origin = manifest.as_ref().map_or_else(|| index.table.origin.clone(), |manifest| Some(manifest.into()));
+        let mut dataset = Self {
+            source,
+            files,
+            blocks: Vec::new(),
+            block_rows: Vec::new(),
+            width: manifest.as_ref().map_or(0, |manifest| manifest.width as usize),
+            views: manifest.as_ref().map_or(0, |manifest| manifest.views),
+            manifest,
+            origin,
+            fingerprint,
+            contents: None,
+            pool: Arc::default(),
+            statistics: statistics.map_or_else(OnceLock::new, OnceLock::from),
+        };
+        dataset.number_blocks(index.location())?;
+        dataset.agree(config.on_bad_rows)?;
+        Ok(dataset)
+    }
+
+    /// The manifest, where there is one.
+    pub fn manifest(&self) -> Option<&Manifest> {
+        self.manifest.as_ref()
+    }
+
+    /// Where the rows came from, as its manifest says, or the one beside files that are named one by one.
+    pub fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
+    }
+
+    /// Rows of all blocks.
+    pub fn rows(&self) -> u64 {
+        self.block_rows.iter().map(|&rows| u64::from(rows)).sum()
+    }
+
+    /// Number of files.
+    pub fn file_count(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Mean and standard deviation of view 0: the manifest's, or a scan's, which is made once.
+    pub fn statistics(&self) -> Result<Statistics, ShardsError> {
+        if let Some(known) = self.statistics.get() {
+            return Ok(known.clone());
+        }
+        let statistics = self.scan()?.statistics;
+        Ok(self.statistics.get_or_init(|| statistics).clone())
+    }
+
+    /// Where a row is, for messages.
+    pub fn spot(&self, block: u32, column: Option<&str>, row: Option<usize>) -> Spot {
+        let at = self.blocks[block as usize];
+        Spot {
+            file: self.files[at.file].name.clone(),
+            row_group: u32::try_from(at.row_group).ok(),
+            column: column.map(str::to_owned),
+            row: row.map(|row| row as u64),
+        }
+    }
+
+    /// Row groups with rows, in the order of the files.
+    fn number_blocks(&mut self, location: &str) -> Result<(), ShardsError> {
+        for (file, footer) in self.files.iter().enumerate() {
+            let row_groups = footer.metadata.metadata().row_groups();
+            for (row_group, found) in row_groups.iter().enumerate() {
+                let rows = u32::try_from(found.num_rows()).map_err(|_| {
+                    let reason = format!("row group {row_group} has {} rows", found.num_rows());
+                    ShardsError::corrupt(Spot::file(&footer.name), reason)
+                })?;
+                if rows > 0 {
+                    self.blocks.push(BlockAt { number: self.blocks.len(), file, row_group });
+                    self.block_rows.push(rows);
+                }
+            }
+        }
+        if self.blocks.is_empty() {
+            let reason = format!("its {} files hold no rows", self.files.len());
+            return Err(ShardsError::Missing { location: location.to_owned(), reason });
+        }
+        Ok(())
+    }
+
+    /// Do all files agree on width and views, and with the manifest?
+    fn agree(&mut self, on_bad_rows: OnBadRows) -> Result<(), ShardsError> {
+        let first = &self.files[0];
+        if self.views == 0 {
+            self.views = first.views.len() as u32;
+        }
+        for footer in &self.files {
+            if footer.views.len() != self.views as usize {
+                let (got, want) = (footer.views.len(), self.views);
+                let like = if self.manifest.is_some() { "the manifest" } else { &first.name };
+                let reason = format!("has {got} views, expected {want} as {like} has");
+                return Err(ShardsError::bad(Spot::file(&footer.name), reason));
+            }
+        }
+        for block in 0..self.blocks.len() {
+            self.check_bytes(block)?;
+        }
+        if self.width == 0 {
+            self.width = self.find_width(on_bad_rows)?;
+        }
+        if self.width > WIDTH_MAX {
+            let reason = format!("has embeddings of width {}, at most {WIDTH_MAX}", self.width);
+            return Err(ShardsError::bad(self.first_view(), reason));
+        }
+        // A list of another length is a row that can be left out, unless a manifest says that there is none.
+        let is_strict = self.manifest.is_some() || on_bad_rows == OnBadRows::Error;
+        (0..self.blocks.len()).filter(|_| is_strict).try_for_each(|block| self.check_width(block))
+    }
+
+    /// The width that the first row group's footer tells. Where rows that do not fit are left out, and where nulls or lists of other
+    /// lengths keep it from telling, only the data does: the commonest length of the largest row group that has lists.
+    fn find_width(&self, on_bad_rows: OnBadRows) -> Result<usize, ShardsError> {
+        let rows = i64::from(self.block_rows[0]);
+        let first = self.blocks[0];
+        let values = self.chunk_metadata(first, &self.files[first.file].views[0]).num_values();
+        if on_bad_rows == OnBadRows::Error && values % rows == 0 && values > rows {
+            return Ok((values / rows) as usize);
+        }
+        let mut blocks = self.blocks.clone();
+        blocks.sort_by_key(|at| std::cmp::Reverse(self.block_rows[at.number]));
+        for at in blocks {
+            let column = &self.files[at.file].views[0];
+            let found = self.careful(at, column, self.read_chunk(at, column, None)?).commonest_width();
+            if let Some(width) = found.map_err(|error| self.undecodable(at, column, &error))? {
+                return Ok(width);
+            }
+        }
+        Err(ShardsError::bad(self.first_view(), "has no embedding that is not empty"))
+    }
+
+    fn first_view(&self) -> Spot {
+        Spot::file(&self.files[0].name).column(&self.files[0].views[0].name)
+    }
+
+    /// Is what the footer says of a row group possible? Nothing is allocated for what the file's bytes cannot hold.
+    fn check_bytes(&self, block: usize) -> Result<(), ShardsError> {
+        let (at, rows) = (self.blocks[block], self.block_rows[block]);
+        let footer = &self.files[at.file];
+        let corrupt = |column: Option<&str>, reason: String| {
+            Err(ShardsError::corrupt(self.spot(block as u32, column, None), reason))
+        };
+        if let Some(manifest) = &self.manifest {
+            let listed = manifest.files[at.file].row_groups.get(at.row_group).map(|row_group| row_group.rows);
+            if listed != Some(rows) {
+                return corrupt(None, format!("{rows} rows, the manifest says {}", listed.unwrap_or(0)));
+            }
+        }
+        for column in footer.columns().chain(&footer.id) {
+            let chunk = self.chunk_metadata(at, column);
+            // Not `byte_range`, which panics where a number is negative.
+            let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
+            let length = chunk.compressed_size();
+            let end = u64::try_from(start)
+                .ok()
+                .zip(u64::try_from(length).ok())
+                .and_then(|(start, length)| start.checked_add(length));
+            if end.is_none_or(|end| end > footer.bytes) {
+                let reason = format!("bytes {start} to {start}+{length} of a file of {}", footer.bytes);
+                return corrupt(Some(&column.name), reason);
+            }
+        }
+        for column in &footer.views {
+            let chunk = self.chunk_metadata(at, column);
+            let (values, bytes) = (chunk.num_values(), chunk.compressed_size());
+            let held = rows_held(chunk.compression(), bytes);
+            if i64::from(rows) > values || i64::from(rows) > held {
+                let reason = format!("{rows} rows, but {values} values in {bytes} bytes, which hold {held} at most");
+                return corrupt(Some(&column.name), reason);
+            }
+        }
+        Ok(())
+    }
+
+    /// Footers tell how many numbers a row group has: a wrong width is found before anything is read.
+    fn check_width(&self, block: usize) -> Result<(), ShardsError> {
+        let (at, rows) = (self.blocks[block], i64::from(self.block_rows[block]));
+        for column in &self.files[at.file].views {
+            let values = self.chunk_metadata(at, column).num_values();
+            if values % rows == 0 && values > rows && values / rows != self.width as i64 {
+                let reason = format!("embeddings of width {}, expected {}", values / rows, self.width);
+                return Err(ShardsError::bad(self.chunk_spot(at, &column.name), reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// Name of the column of identifiers, where the block's file has one.
+    pub fn id_name(&self, block: u32) -> Option<String> {
+        self.files[self.blocks[block as usize].file].id.as_ref().map(|column| column.name.clone())
+    }
+}
+
+impl Blocks for Dataset {
+    fn block_rows(&self) -> &[u32] {
+        &self.block_rows
+    }
+
+    fn width(&self) -> usize {
+        self.width
+    }
+
+    fn views(&self) -> u32 {
+        self.views
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
+        let mut found = Vec::new();
+        self.read_block(block, view, into, &mut found, None)?;
+        self.refuse(block, found, skip)
+    }
+
+    fn read_placed(
+        &self,
+        at: (u32, u32),
+        skip: &[u32],
+        into: &mut BlockRows,
+        places: &mut RowPlaces,
+    ) -> Result<(), ShardsError> {
+        let mut found = Vec::new();
+        self.place_block(at, into, places, &mut found)?;
+        self.refuse(at.0, found, skip)
+    }
+
+    fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError> {
+        let (mut rows, mut found) = (BlockRows::default(), Vec::new());
+        for view in 0..self.views {
+            self.read_block(block, view, &mut rows, &mut found, None)?;
+        }
+        let bad: std::collections::BTreeSet<u32> =
+            found.iter().filter_map(|value| u32::try_from(value.row).ok()).collect();
+        Ok(bad.into_iter().collect())
+    }
+}
+
+/// The most rows of embeddings that so many bytes of a column chunk can stand for: a bit of each row's list at least, and behind
+/// a codec as many of them as one that is made of nothing but repetition. Equal rows may be fewer bytes still: those below
+/// [`ROWS_ANYHOW`] cost no memory worth a word.
+fn rows_held(compression: Compression, bytes: i64) -> i64 {
+    let per_byte = if compression == Compression::UNCOMPRESSED { 8 } else { 8 * REPETITION_MAX };
+    bytes.saturating_mul(per_byte).max(ROWS_ANYHOW)
+}

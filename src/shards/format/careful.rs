@@ -1,0 +1,162 @@
+//! One column chunk through the `parquet` crate's own Arrow reader, row by row: for encodings that [`super::decode`] leaves, and
+//! to find out which rows of a chunk cannot be used and why.
+
+use std::collections::BTreeMap;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float16Type, Float32Type, Float64Type, Int32Type, Int64Type};
+use arrow_array::{Array, ArrayRef};
+use arrow_schema::DataType;
+use half::f16;
+use locdiff_core::tables;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
+use parquet::errors::ParquetError;
+
+use super::columns::ELEMENT_BYTES;
+use super::decode::ChunkBytes;
+use super::footer::Column;
+
+/// Rows that are expanded at a time.
+const BATCH_ROWS: usize = 1024;
+
+/// A row that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BadValue {
+    /// Name of the column.
+    pub(crate) column: String,
+    /// Row within the row group.
+    pub(crate) row: usize,
+    /// Got and wanted.
+    pub(crate) reason: String,
+}
+
+impl Column {
+    /// A row of it that cannot be used.
+    pub(crate) fn bad(&self, row: usize, reason: String) -> BadValue {
+        BadValue { column: self.name.clone(), row, reason }
+    }
+}
+
+/// Which chunk, of which file.
+pub(crate) struct CarefulChunk<'a> {
+    pub(crate) bytes: ChunkBytes,
+    pub(crate) metadata: &'a ArrowReaderMetadata,
+    pub(crate) row_group: usize,
+    pub(crate) column: &'a Column,
+}
+
+impl CarefulChunk<'_> {
+    /// Hands the column to `take`, some rows at a time, with the number of the first.
+    fn each(&self, mut take: impl FnMut(usize, &ArrayRef) -> Result<(), ParquetError>) -> Result<usize, ParquetError> {
+        let mask = ProjectionMask::roots(self.metadata.parquet_schema(), [self.column.root]);
+        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(self.bytes.clone(), self.metadata.clone())
+            .with_row_groups(vec![self.row_group])
+            .with_projection(mask)
+            .with_batch_size(BATCH_ROWS)
+            .build()?;
+        let mut rows = 0;
+        for batch in reader {
+            let batch = batch?;
+            take(rows, batch.column(0))?;
+            rows += batch.num_rows();
+        }
+        Ok(rows)
+    }
+
+    /// Embeddings as float16; zeros where a row is bad. The count is of rows.
+    pub(crate) fn halves(
+        &self,
+        width: usize,
+        into: &mut Vec<u8>,
+        bad: &mut Vec<BadValue>,
+    ) -> Result<usize, ParquetError> {
+        self.each(|first, column| {
+            for index in 0..column.len() {
+                let begin = into.len();
+                if let Err(reason) = list(column, index).and_then(|list| append(&list, width, into)) {
+                    into.truncate(begin);
+                    into.resize(begin + width * ELEMENT_BYTES, 0);
+                    bad.push(self.column.bad(first + index, reason));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Coordinates; zero where a row is bad.
+    pub(crate) fn doubles(&self, into: &mut Vec<f64>, bad: &mut Vec<BadValue>) -> Result<usize, ParquetError> {
+        self.each(|first, column| {
+            for index in 0..column.len() {
+                into.push(number(column, index).unwrap_or_else(|reason| {
+                    bad.push(self.column.bad(first + index, reason));
+                    0.0
+                }));
+            }
+            Ok(())
+        })
+    }
+
+    /// The commonest length of the lists that are there and not empty; of equals, the longest.
+    pub(crate) fn commonest_width(&self) -> Result<Option<usize>, ParquetError> {
+        let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+        self.each(|_, column| {
+            let lengths = (0..column.len()).filter_map(|index| list(column, index).ok()).map(|list| list.len());
+            lengths.filter(|length| *length > 0).for_each(|length| *counts.entry(length).or_default() += 1);
+            Ok(())
+        })?;
+        Ok(counts.into_iter().max_by_key(|(_, count)| *count).map(|(length, _)| length))
+    }
+
+    /// Identifiers, or why a row has none.
+    pub(crate) fn ids(&self, into: &mut Vec<Result<String, String>>) -> Result<usize, ParquetError> {
+        self.each(|_, column| {
+            into.extend((0..column.len()).map(|row| tables::id(column.as_ref(), row)));
+            Ok(())
+        })
+    }
+}
+
+fn list(column: &ArrayRef, index: usize) -> Result<ArrayRef, String> {
+    if column.is_null(index) {
+        return Err("null, expected a list of numbers".to_owned());
+    }
+    match column.data_type() {
+        DataType::List(_) => Ok(column.as_list::<i32>().value(index)),
+        DataType::LargeList(_) => Ok(column.as_list::<i64>().value(index)),
+        DataType::FixedSizeList(..) => Ok(column.as_fixed_size_list().value(index)),
+        other => Err(format!("{other}, expected a list of numbers")),
+    }
+}
+
+fn append(list: &ArrayRef, width: usize, into: &mut Vec<u8>) -> Result<(), String> {
+    if list.len() != width {
+        return Err(format!("a list of {} numbers, expected {width}", list.len()));
+    }
+    for index in 0..width {
+        let value = number(list, index).map_err(|reason| format!("number {index} is {reason}"))?;
+        let rounded = f16::from_f64(value);
+        if !value.is_finite() {
+            return Err(format!("number {index} is {value}, expected a finite number"));
+        }
+        if !rounded.is_finite() {
+            return Err(format!("number {index} is {value}, beyond float16's range of -65504 to 65504"));
+        }
+        into.extend_from_slice(&rounded.to_le_bytes());
+    }
+    Ok(())
+}
+
+fn number(column: &ArrayRef, index: usize) -> Result<f64, String> {
+    if column.is_null(index) {
+        return Err("null, expected a number".to_owned());
+    }
+    match column.data_type() {
+        DataType::Float16 => Ok(column.as_primitive::<Float16Type>().value(index).to_f64()),
+        DataType::Float32 => Ok(column.as_primitive::<Float32Type>().value(index).into()),
+        DataType::Float64 => Ok(column.as_primitive::<Float64Type>().value(index)),
+        DataType::Int32 => Ok(column.as_primitive::<Int32Type>().value(index).into()),
+        DataType::Int64 => Ok(column.as_primitive::<Int64Type>().value(index) as f64),
+        other => Err(format!("{other}, expected a number")),
+    }
+}

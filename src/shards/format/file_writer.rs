@@ -1,0 +1,320 @@
+//! One Parquet file of a folder of shards, row group by row group.
+//!
+//! Invariant: a checksum is of the bytes on their way to the disk, never of bytes that were read back. Each row group passes
+//! through memory whole, which is what a row group is sized for.
+//!
+//! The `parquet` crate handles every float16 as an object of its own, 60 ns each. So it writes the embeddings of the first row
+//! group, and every later one of as many rows is the same chunk with other values: a [`Template`]. The bytes are those that the
+//! crate would have written. (`templates_change_no_byte`)
+
+use std::fs::File;
+use std::hash::Hasher as _;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, FixedSizeListArray, Float16Array, Float64Array, StringArray};
+use arrow_schema::{DataType, Field, Schema};
+use bytes::Bytes;
+use half::f16;
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_writer::{ArrowRowGroupWriterFactory, compute_leaves};
+use parquet::basic::{Compression, Encoding};
+use parquet::column::writer::ColumnCloseResult;
+use parquet::errors::ParquetError;
+use parquet::file::metadata::ColumnChunkMetaData;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::types::ColumnPath;
+use twox_hash::XxHash3_64;
+
+use super::checksum::Checksum;
+use super::columns::{ELEMENT_BYTES, view_column};
+use super::manifest::{ManifestFile, ManifestRowGroup};
+use crate::shards::error::ShardsError;
+
+/// Larger than any row group: a column chunk is one page.
+const PAGE_BYTES: usize = 1 << 30;
+
+/// Rows to write: as many of each.
+#[derive(Debug, Clone, Copy)]
+pub struct WriterRows<'a> {
+    /// Identifiers.
+    pub ids: &'a [String],
+    /// Latitudes, degrees, -90 to 90.
+    pub latitudes: &'a [f64],
+    /// Longitudes, degrees, -180 to 180.
+    pub longitudes: &'a [f64],
+    /// For each view, the embeddings one after the other.
+    pub views: &'a [&'a [f16]],
+}
+
+/// The same with memory of their own, such as rows that wait for their row group to be full.
+#[derive(Debug, Clone, Default)]
+pub struct OwnedRows {
+    /// Identifiers.
+    pub ids: Vec<String>,
+    /// Latitudes, degrees.
+    pub latitudes: Vec<f64>,
+    /// Longitudes, degrees.
+    pub longitudes: Vec<f64>,
+    /// For each view, the embeddings one after the other.
+    pub views: Vec<Vec<f16>>,
+}
+
+impl OwnedRows {
+    /// None yet, of so many views.
+    pub fn new(views: usize) -> Self {
+        Self { views: vec![Vec::new(); views], ..Self::default() }
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub(super) fn extend(&mut self, rows: &WriterRows<'_>, range: Range<usize>, width: usize) {
+        self.ids.extend_from_slice(&rows.ids[range.clone()]);
+        self.latitudes.extend_from_slice(&rows.latitudes[range.clone()]);
+        self.longitudes.extend_from_slice(&rows.longitudes[range.clone()]);
+        for (to, from) in self.views.iter_mut().zip(rows.views) {
+            to.extend_from_slice(&from[range.start * width..range.end * width]);
+        }
+    }
+
+    /// Identifiers and coordinates as Arrow has them; the group has none afterwards.
+    fn take_front(&mut self) -> [ArrayRef; FRONT_COLUMNS] {
+        [
+            Arc::new(StringArray::from_iter_values(self.ids.drain(..))),
+            Arc::new(Float64Array::from(std::mem::take(&mut self.latitudes))),
+            Arc::new(Float64Array::from(std::mem::take(&mut self.longitudes))),
+        ]
+    }
+
+    /// A view as Arrow has it; the group has it no more.
+    fn take_view(&mut self, view: usize, width: i32) -> Result<ArrayRef, ParquetError> {
+        let values = Arc::new(Float16Array::from(std::mem::take(&mut self.views[view])));
+        Ok(Arc::new(FixedSizeListArray::try_new(item(), width, values, None)?))
+    }
+}
+
+/// Columns before the views: `id`, `lat`, `lon`.
+const FRONT_COLUMNS: usize = 3;
+
+/// The column chunks of the views of a row group, without their values: the same for every row group of as many rows.
+#[derive(Debug, Clone)]
+pub(super) struct Template {
+    rows: usize,
+    views: Vec<ChunkTemplate>,
+}
+
+#[derive(Debug, Clone)]
+struct ChunkTemplate {
+    /// What the crate says of the chunk.
+    close: ColumnCloseResult,
+    /// Page header and levels.
+    front: Vec<u8>,
+}
+
+impl ChunkTemplate {
+    /// A chunk with these values, which are taken.
+    fn fill(&self, values: &mut Vec<f16>) -> Bytes {
+        let mut bytes = Vec::with_capacity(self.front.len() + values.len() * ELEMENT_BYTES);
+        bytes.extend_from_slice(&self.front);
+        bytes.extend(values.drain(..).flat_map(f16::to_le_bytes));
+        bytes.into()
+    }
+}
+
+fn item() -> Arc<Field> {
+    Arc::new(Field::new("element", DataType::Float16, false))
+}
+
+/// A file on its way.
+pub(super) struct FileWriter {
+    path: PathBuf,
+    name: String,
+    width: i32,
+    schema: Arc<Schema>,
+    writer: SerializedFileWriter<Vec<u8>>,
+    factory: ArrowRowGroupWriterFactory,
+    file: File,
+    hasher: XxHash3_64,
+    bytes: u64,
+    rows: u64,
+    row_groups: Vec<ManifestRowGroup>,
+}
+
+impl FileWriter {
+    pub(super) fn create(folder: &Path, name: String, width: u32, views: u32) -> Result<Self, ShardsError> {
+        let path = folder.join(&name);
+        let width = i32::try_from(width)
+            .map_err(|_| ShardsError::Argument(format!("embeddings of width {width} cannot be written")))?;
+        let file = File::create_new(&path).map_err(|error| ShardsError::io(&path, error))?;
+        let mut fields = vec![
+            Field::new("id", DataType::Utf8, false),
+            Field::new("lat", DataType::Float64, false),
+            Field::new("lon", DataType::Float64, false),
+        ];
+        let list = DataType::FixedSizeList(item(), width);
+        fields.extend((0..views).map(|view| Field::new(view_column("embedding", view as usize), list.clone(), false)));
+        let schema = Arc::new(Schema::new(fields));
+        let (writer, factory) = ArrowWriter::try_new(Vec::new(), Arc::clone(&schema), Some(properties()))
+            .and_then(ArrowWriter::into_serialized_writer)
+            .map_err(|error| refused(&path, error))?;
+        let (hasher, row_groups) = (XxHash3_64::new(), Vec::new());
+        Ok(Self { path, name, width, schema, writer, factory, file, hasher, bytes: 0, rows: 0, row_groups })
+    }
+
+    pub(super) fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    pub(super) fn row_groups(&self) -> usize {
+        self.row_groups.len()
+    }
+
+    /// Writes the waiting rows as one row group, by the template where it is of as many rows; else there is one afterwards.
+    pub(super) fn write(&mut self, group: &mut OwnedRows, template: &mut Option<Template>) -> Result<(), ShardsError> {
+        let rows = group.rows();
+        let known = template.take_if(|template| template.rows == rows);
+        let closed = self.encode(group, known.as_ref()).map_err(|error| refused(&self.path, error))?;
+        self.writer.flush().map_err(|error| ShardsError::io(&self.path, error))?;
+        let bytes = std::mem::take(self.writer.inner_mut());
+        *template = Some(match known {
+            Some(known) => known,
+            None => Template { rows, views: self.templates(&bytes, rows, closed) },
+        });
+        let written = self.writer.flushed_row_groups().last();
+        let columns = written.map(|row_group| row_group.columns()).unwrap_or_default();
+        let mut xxh3 = std::collections::BTreeMap::new();
+        for column in columns {
+            let (start, length) = column.byte_range();
+            let start = (start - self.bytes) as usize;
+            let name = column.column_path().parts().first().cloned().unwrap_or_default();
+            xxh3.insert(name, Checksum::of(&bytes[start..start + length as usize]));
+        }
+        self.row_groups.push(ManifestRowGroup { rows: rows as u32, xxh3 });
+        self.rows += rows as u64;
+        self.put(&bytes)
+    }
+
+    /// Puts all columns of a row group behind each other. What the crate says of the views that it has encoded comes back.
+    fn encode(
+        &mut self,
+        group: &mut OwnedRows,
+        template: Option<&Template>,
+    ) -> Result<Vec<ColumnCloseResult>, ParquetError> {
+        let writers = self.factory.create_column_writers(self.row_groups.len())?;
+        let mut row_group = self.writer.next_row_group()?;
+        let (front, mut closed) = (group.take_front(), Vec::new());
+        for (column, (mut writer, field)) in writers.into_iter().zip(self.schema.fields()).enumerate() {
+            let array = match (column.checked_sub(FRONT_COLUMNS), template) {
+                (None, _) => Arc::clone(&front[column]),
+                (Some(view), None) => group.take_view(view, self.width)?,
+                (Some(view), Some(template)) => {
+                    let known = &template.views[view];
+                    row_group.append_column(&known.fill(&mut group.views[view]), known.close.clone())?;
+                    continue;
+                }
+            };
+            for leaf in compute_leaves(field, &array)? {
+                writer.write(&leaf)?;
+            }
+            let chunk = writer.close()?;
+            closed.extend((column >= FRONT_COLUMNS).then(|| chunk.close().clone()));
+            chunk.append_to_row_group(&mut row_group)?;
+        }
+        row_group.close()?;
+        Ok(closed)
+    }
+
+    /// What comes before the values in the chunks of the last row group, whose bytes these are.
+    fn templates(&self, bytes: &[u8], rows: usize, closed: Vec<ColumnCloseResult>) -> Vec<ChunkTemplate> {
+        let written = self.writer.flushed_row_groups().last();
+        let columns = written.map(|row_group| &row_group.columns()[FRONT_COLUMNS..]).unwrap_or_default();
+        let front = |(close, column): (ColumnCloseResult, &ColumnChunkMetaData)| {
+            let (start, length) = column.byte_range();
+            let front_bytes = length as usize - rows * self.width as usize * ELEMENT_BYTES;
+            ChunkTemplate { close, front: bytes[(start - self.bytes) as usize..][..front_bytes].to_vec() }
+        };
+        closed.into_iter().zip(columns).map(front).collect()
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), ShardsError> {
+        self.hasher.write(bytes);
+        self.bytes += bytes.len() as u64;
+        self.file.write_all(bytes).map_err(|error| ShardsError::io(&self.path, error))
+    }
+
+    /// Writes the footer and makes the file last.
+    pub(super) fn finish(mut self) -> Result<ManifestFile, ShardsError> {
+        self.writer.finish().map_err(|error| refused(&self.path, error))?;
+        let footer = std::mem::take(self.writer.inner_mut());
+        let footer_xxh3 = Checksum::of(&footer);
+        self.put(&footer)?;
+        self.file.sync_all().map_err(|error| ShardsError::io(&self.path, error))?;
+        let xxh3 = Checksum::from(&self.hasher);
+        let (name, bytes, rows) = (self.name, self.bytes, self.rows);
+        Ok(ManifestFile { name, bytes, rows, xxh3, footer_xxh3, row_groups: self.row_groups })
+    }
+}
+
+/// Uncompressed, plain, without dictionaries; minima and maxima for coordinates only, where other programs filter by them.
+fn properties() -> WriterProperties {
+    let mut properties = WriterProperties::builder()
+        .set_created_by(format!("locdiff {}", env!("CARGO_PKG_VERSION")))
+        .set_compression(Compression::UNCOMPRESSED)
+        .set_encoding(Encoding::PLAIN)
+        .set_dictionary_enabled(false)
+        .set_statistics_enabled(EnabledStatistics::None)
+        .set_offset_index_disabled(true)
+        .set_data_page_size_limit(PAGE_BYTES)
+        .set_data_page_row_count_limit(usize::MAX)
+        .set_max_row_group_row_count(None);
+    for column in ["lat", "lon"] {
+        properties = properties.set_column_statistics_enabled(ColumnPath::from(column), EnabledStatistics::Chunk);
+    }
+    properties.build()
+}
+
+/// What the `parquet` crate would not write.
+fn refused(path: &Path, error: ParquetError) -> ShardsError {
+    ShardsError::io(path, io::Error::other(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Five rows of three numbers in two views, told apart by `first`.
+    fn group(first: usize, rows: usize) -> OwnedRows {
+        let value = |at: usize, view: usize| f16::from_f64((first * 100 + view * 1000 + at) as f64 / 8.0);
+        OwnedRows {
+            ids: (0..rows).map(|row| format!("{}", first + row)).collect(),
+            latitudes: (0..rows).map(|row| row as f64).collect(),
+            longitudes: (0..rows).map(|row| -(row as f64)).collect(),
+            views: (0..2).map(|view| (0..rows * 3).map(|at| value(at, view)).collect()).collect(),
+        }
+    }
+
+    #[test]
+    fn templates_change_no_byte() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let sizes = [(0, 5), (5, 5), (10, 2), (12, 2), (14, 5), (19, 5)];
+        let write = |name: &str, forget: bool| {
+            let mut file = FileWriter::create(folder.path(), name.to_owned(), 3, 2).expect("created");
+            let mut template = None;
+            for (first, rows) in sizes {
+                file.write(&mut group(first, rows), &mut template).expect("written");
+                assert_eq!(template.as_ref().map(|template| template.rows), Some(rows));
+                if forget {
+                    template = None;
+                }
+            }
+            let listed = file.finish().expect("finished");
+            (std::fs::read(folder.path().join(name)).expect("read"), ManifestFile { name: String::new(), ..listed })
+        };
+        assert_eq!(write("templates", false), write("crate", true));
+    }
+}

@@ -1,0 +1,131 @@
+//! The footer of a Parquet file: which columns it has, where their chunks are.
+
+use std::sync::Arc;
+
+use arrow_schema::DataType;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
+use parquet::file::metadata::{FooterTail, ParquetMetaDataReader};
+
+use super::columns::{ColumnNames, view_column};
+use super::decode::Number;
+use crate::shards::error::{ShardsError, Spot};
+
+/// Length and magic number at the very end.
+const END_BYTES: usize = 8;
+
+/// A column that is read.
+#[derive(Debug, Clone)]
+pub(crate) struct Column {
+    pub(crate) name: String,
+    /// Its number among the columns of the top level.
+    pub(crate) root: usize,
+    /// Its number among the leaves, which have the chunks.
+    pub(crate) leaf: usize,
+    pub(crate) number: Number,
+}
+
+/// What is known of a file.
+#[derive(Debug, Clone)]
+pub(crate) struct Footer {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) metadata: ArrowReaderMetadata,
+    pub(crate) latitude: Column,
+    pub(crate) longitude: Column,
+    pub(crate) views: Vec<Column>,
+    /// Identifiers, which are no numbers, whatever `number` says.
+    pub(crate) id: Option<Column>,
+}
+
+/// Bytes of the footer of a file of so many, whose last bytes are `tail`; `first` reads the first four.
+pub(crate) fn footer_bytes(
+    name: &str,
+    bytes: u64,
+    tail: &[u8],
+    first: impl FnOnce() -> Option<[u8; 4]>,
+) -> Result<usize, ShardsError> {
+    let end = tail.last_chunk::<END_BYTES>().and_then(|end| FooterTail::try_new(end).ok());
+    let Some(end) = end.filter(|_| bytes > END_BYTES as u64 + 4) else {
+        if bytes < 4 || first() != Some(*b"PAR1") {
+            return Err(ShardsError::bad(Spot::file(name), "is no Parquet file"));
+        }
+        let reason = format!("begins as Parquet but has no footer at its end, byte {bytes}: it was cut short");
+        return Err(ShardsError::corrupt(Spot::file(name), reason));
+    };
+    if end.is_encrypted_footer() {
+        return Err(ShardsError::bad(Spot::file(name), "is encrypted, expected plain Parquet"));
+    }
+    let length = end.metadata_length() + END_BYTES;
+    if length as u64 > bytes - 4 {
+        let reason = format!("its footer would be {length} bytes, the file has {bytes}");
+        return Err(ShardsError::corrupt(Spot::file(name), reason));
+    }
+    Ok(length)
+}
+
+impl Footer {
+    /// The columns that training reads: latitudes, longitudes, each view.
+    pub(crate) fn columns(&self) -> impl Iterator<Item = &Column> {
+        [&self.latitude, &self.longitude].into_iter().chain(&self.views)
+    }
+
+    /// Reads what the raw footer says, and finds the columns.
+    pub(crate) fn parse(name: String, bytes: u64, raw: &[u8], names: &ColumnNames) -> Result<Self, ShardsError> {
+        let unreadable = |error| ShardsError::corrupt(Spot::file(&name), format!("its footer cannot be read: {error}"));
+        let metadata = ParquetMetaDataReader::decode_metadata(&raw[..raw.len() - END_BYTES]).map_err(unreadable)?;
+        // Lists are lists, whatever the writer called them in Arrow's own schema.
+        let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+        let metadata = ArrowReaderMetadata::try_new(Arc::new(metadata), options).map_err(unreadable)?;
+        let find = |wanted: &str| metadata.schema().fields().iter().position(|field| field.name() == wanted);
+        let leaf = |root: usize| {
+            let schema = metadata.parquet_schema();
+            (0..schema.num_columns()).find(|&leaf| schema.get_column_root_idx(leaf) == root)
+        };
+        let column = |wanted: &str, is_list: bool| {
+            let root = find(wanted).ok_or_else(|| missing(&name, wanted, &metadata))?;
+            let got = metadata.schema().field(root).data_type();
+            let number = if is_list { list_of(got) } else { coordinate(got) };
+            let want = if is_list { "a list of float16, float32 or float64" } else { "a floating-point number" };
+            let leaf = leaf(root).filter(|_| number.is_some());
+            let (Some(number), Some(leaf)) = (number, leaf) else {
+                return Err(ShardsError::bad(Spot::file(&name).column(wanted), format!("is {got}, expected {want}")));
+            };
+            Ok(Column { name: wanted.to_owned(), root, leaf, number })
+        };
+        let (latitude, longitude) = (column(&names.latitude, false)?, column(&names.longitude, false)?);
+        let mut views = vec![column(&names.embedding, true)?];
+        while find(&view_column(&names.embedding, views.len())).is_some() {
+            views.push(column(&view_column(&names.embedding, views.len()), true)?);
+        }
+        let id = find(&names.id)
+            .and_then(|root| Some(Column { name: names.id.clone(), root, leaf: leaf(root)?, number: Number::Float64 }));
+        Ok(Self { bytes, latitude, longitude, views, id, metadata: metadata.clone(), name })
+    }
+}
+
+fn list_of(kind: &DataType) -> Option<Number> {
+    match kind {
+        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
+            coordinate(item.data_type()).filter(|number| !matches!(number, Number::Int32 | Number::Int64))
+        }
+        _ => None,
+    }
+}
+
+fn coordinate(kind: &DataType) -> Option<Number> {
+    match kind {
+        DataType::Float16 => Some(Number::Float16),
+        DataType::Float32 => Some(Number::Float32),
+        DataType::Float64 => Some(Number::Float64),
+        DataType::Int32 => Some(Number::Int32),
+        DataType::Int64 => Some(Number::Int64),
+        _ => None,
+    }
+}
+
+fn missing(name: &str, wanted: &str, metadata: &ArrowReaderMetadata) -> ShardsError {
+    let there: Vec<&str> = metadata.schema().fields().iter().map(|field| field.name().as_str()).collect();
+    let reason =
+        format!("is not there, only {}; `shards.*_column` in the configuration names columns", there.join(", "));
+    ShardsError::bad(Spot::file(name).column(wanted), reason)
+}

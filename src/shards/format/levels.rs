@@ -1,0 +1,182 @@
+//! Parquet's run-length and bit-packed hybrid: the levels of a list column, and indices into a dictionary.
+//!
+//! Levels are checked without being expanded: a list of 768 numbers is one bit-packed group and one run. The encoding is that of
+//! <https://parquet.apache.org/docs/file-format/data-pages/encodings/>.
+
+/// A piece of a hybrid stream.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Run<'a> {
+    /// So many times this value.
+    Repeated { value: u32, count: usize },
+    /// So many values, packed from the lowest bit on.
+    Packed { bytes: &'a [u8], count: usize },
+}
+
+/// The runs of a stream of `left` values of `bits` bits; ends early where the bytes do.
+#[derive(Debug, Clone)]
+pub(super) struct Runs<'a> {
+    bytes: &'a [u8],
+    bits: u32,
+    left: usize,
+}
+
+impl<'a> Runs<'a> {
+    pub(super) fn new(bytes: &'a [u8], bits: u32, values: usize) -> Self {
+        Self { bytes, bits, left: values }
+    }
+
+    fn varint(&mut self) -> Option<u32> {
+        let mut value = 0_u32;
+        for shift in (0..32).step_by(7) {
+            let (&byte, rest) = self.bytes.split_first()?;
+            self.bytes = rest;
+            value |= u32::from(byte & 0x7f).checked_shl(shift)?;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+}
+
+impl<'a> Iterator for Runs<'a> {
+    type Item = Run<'a>;
+
+    fn next(&mut self) -> Option<Run<'a>> {
+        if self.left == 0 {
+            return None;
+        }
+        let header = self.varint()?;
+        let size = (header >> 1) as usize;
+        if header & 1 == 1 {
+            let length = size.checked_mul(self.bits as usize)?;
+            // The last group may be cut: only the bytes of values that count must be there.
+            let (bytes, rest) = self.bytes.split_at(length.min(self.bytes.len()));
+            let count = (size * 8).min(self.left);
+            if count == 0 || bytes.len() * 8 < count * self.bits as usize {
+                return None;
+            }
+            (self.bytes, self.left) = (rest, self.left - count);
+            return Some(Run::Packed { bytes, count });
+        }
+        let (value, rest) = self.bytes.split_at_checked(self.bits.div_ceil(8) as usize)?;
+        let value = value.iter().rev().fold(0, |sum, &byte| sum << 8 | u32::from(byte));
+        let count = size.min(self.left);
+        if count == 0 {
+            return None;
+        }
+        (self.bytes, self.left) = (rest, self.left - count);
+        Some(Run::Repeated { value, count })
+    }
+}
+
+/// Values of a packed run from the `first` on: each from the eight bytes that it begins in.
+pub(super) fn unpacked(bytes: &[u8], bits: u32, first: usize, count: usize) -> impl Iterator<Item = u32> + '_ {
+    let mask = if bits == 32 { u32::MAX } else { (1 << bits) - 1 };
+    (first..first + count).map(move |index| {
+        let bit = index * bits as usize;
+        let rest = bytes.get(bit / 8..).unwrap_or_default();
+        let word = rest.first_chunk::<8>().copied().unwrap_or_else(|| {
+            let mut word = [0; 8];
+            rest.iter().zip(&mut word).for_each(|(from, to)| *to = *from);
+            word
+        });
+        (u64::from_le_bytes(word) >> (bit % 8)) as u32 & mask
+    })
+}
+
+/// Are all of the definition levels the highest, so that no value is null?
+pub(super) fn all_defined(bytes: &[u8], level_max: u32, values: usize) -> bool {
+    let bits = u32::BITS - level_max.leading_zeros();
+    let mut seen = 0;
+    for run in Runs::new(bytes, bits, values) {
+        let (fits, count) = match run {
+            Run::Repeated { value, count } => (value == level_max, count),
+            Run::Packed { bytes, count } => (unpacked(bytes, bits, 0, count).all(|value| value == level_max), count),
+        };
+        if !fits {
+            return false;
+        }
+        seen += count;
+    }
+    seen == values
+}
+
+/// Do the repetition levels begin a list exactly every `width` values? `place` is where in its list the first value is, and
+/// becomes where the next page's first value is.
+pub(super) fn lists_are(width: usize, place: &mut usize, bytes: &[u8], values: usize) -> bool {
+    let mut seen = 0;
+    for run in Runs::new(bytes, 1, values) {
+        match run {
+            Run::Repeated { value: 0, count } if *place == 0 && (count == 1 || width == 1) => {
+                *place = 1 % width;
+                seen += count;
+            }
+            Run::Repeated { value: 1, count } if *place > 0 && *place + count <= width => {
+                *place = (*place + count) % width;
+                seen += count;
+            }
+            Run::Repeated { .. } => return false,
+            Run::Packed { bytes, count } => {
+                for level in unpacked(bytes, 1, 0, count) {
+                    if (level == 0) != (*place == 0) {
+                        return false;
+                    }
+                    *place = if *place + 1 == width { 0 } else { *place + 1 };
+                }
+                seen += count;
+            }
+        }
+    }
+    seen == values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hybrid_streams_are_read_as_the_specification_writes_them() {
+        // The specification's example: 0 to 7 in three bits each, then a run of five fours.
+        let stream = [0b11, 0b1000_1000, 0b1100_0110, 0b1111_1010, 5 << 1, 4];
+        let mut values = Vec::new();
+        for run in Runs::new(&stream, 3, 13) {
+            match run {
+                Run::Repeated { value, count } => values.extend(std::iter::repeat_n(value, count)),
+                Run::Packed { bytes, count } => values.extend(unpacked(bytes, 3, 0, count)),
+            }
+        }
+        assert_eq!(values, [0, 1, 2, 3, 4, 5, 6, 7, 4, 4, 4, 4, 4]);
+        assert_eq!(Runs::new(&stream[..3], 3, 13).count(), 0, "a cut stream ends early");
+    }
+
+    #[test]
+    fn values_are_unpacked_alike_from_any_place() {
+        let bytes: Vec<u8> = (0..96_u32).map(|byte| (byte * 151 % 256) as u8).collect();
+        for bits in 0..=32_u32 {
+            let count = bytes.len() * 8 / bits.max(8) as usize;
+            let bit = |at: usize| u32::from(bytes[at / 8] >> (at % 8) & 1);
+            let value = |index: usize| (0..bits as usize).map(|at| bit(index * bits as usize + at) << at).sum();
+            let expected: Vec<u32> = (0..count).map(value).collect();
+            for first in [0, 1, count / 2, count - 1] {
+                let values: Vec<u32> = unpacked(&bytes, bits, first, count - first).collect();
+                assert_eq!(values, expected[first..], "{bits} bits from {first} on");
+            }
+        }
+    }
+
+    #[test]
+    fn only_lists_of_the_width_pass() {
+        // 0 1 1 1 1 1 1 1, then four ones: one list of twelve.
+        let twelve = [0b11, 0b1111_1110, 4 << 1, 1];
+        for (width, fits) in [(12, true), (11, false), (6, false), (1, false)] {
+            assert_eq!(lists_are(width, &mut 0, &twelve, 12), fits, "width {width}");
+        }
+        let mut place = 0;
+        assert!(lists_are(24, &mut place, &twelve, 12) && place == 12, "a list may go on in the next page");
+        assert!(lists_are(1, &mut 0, &[12 << 1, 0], 12), "lists of one number");
+        assert!(!lists_are(12, &mut 0, &twelve, 13), "too few levels");
+        assert!(all_defined(&[12 << 1, 3], 3, 12) && !all_defined(&[12 << 1, 2], 3, 12));
+        assert!(!all_defined(&[0b11, 0b1111_1111, 0b1111_0111], 3, 8), "a null among eight");
+    }
+}

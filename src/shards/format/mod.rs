@@ -1,0 +1,31 @@
+//! The format: Parquet files and their manifest, written and decoded. Bytes in memory only; where they come from is `source`'s.
+//!
+//! In reading order: `columns`, `manifest` (`checksum`, `statistics`), `writer` (`file_writer`, `checks`), `footer`, then a column chunk from
+//! bytes to numbers: `levels` and `page_header` below `decode`, and `careful` for what `decode` leaves.
+
+mod careful;
+mod checks;
+mod checksum;
+mod columns;
+mod decode;
+mod file_writer;
+mod footer;
+mod levels;
+mod manifest;
+mod page_header;
+mod statistics;
+mod writer;
+
+pub use checksum::Checksum;
+pub use columns::ELEMENT_BYTES;
+pub use file_writer::{OwnedRows, WriterRows};
+pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
+pub use statistics::{Moments, Statistics};
+pub use writer::{FILE_BYTES, ROWS_PER_GROUP, ShardWriter, WriterOptions};
+
+pub(super) use careful::{BadValue, CarefulChunk};
+pub(super) use checks::{first_not_finite, is_within, outside};
+pub(super) use columns::ColumnNames;
+pub(super) use decode::{Chunk, ChunkBytes, Decoded, Number, split_levels};
+pub(super) use footer::{Column, Footer, footer_bytes};
+pub(super) use page_header::split_plain_page;

@@ -1,0 +1,294 @@
+//! Writes a folder of shards: checked rows in, Parquet files and their manifest out.
+//!
+//! Invariant: the folder under its final name is whole. Everything is written into `OUT.partial-PID` beside it, synced, the
+//! manifest last, and renamed; whatever goes wrong before leaves no OUT. The format is specified in `shards/README.md`.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use half::f16;
+
+use super::checks;
+use super::checksum::Checksum;
+use super::columns::{ELEMENT_BYTES, view_column};
+use super::file_writer::{FileWriter, OwnedRows, Template, WriterRows};
+use super::manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, SCHEMA_VERSION};
+use super::statistics::Moments;
+use crate::shards::error::{ShardsError, Spot};
+
+/// Rows of a row group unless the caller says otherwise: `shards/README.md` has the reason.
+pub const ROWS_PER_GROUP: u32 = 1024;
+
+/// Embedding bytes of a file unless the caller says otherwise.
+pub const FILE_BYTES: u64 = 512 << 20;
+
+/// What a folder of shards is to be.
+#[derive(Debug, Clone)]
+pub struct WriterOptions {
+    /// Numbers per embedding.
+    pub width: u32,
+    /// Embeddings per row.
+    pub views: u32,
+    /// Where the rows come from, in words, for the manifest.
+    pub source: String,
+    /// What maps photos to the space of the embeddings.
+    pub image_head: ImageHead,
+    /// Replace the folder of shards that is there.
+    pub overwrite: bool,
+    /// Rows of a row group.
+    pub rows_per_group: u32,
+    /// Rows of a file; rounded down to whole row groups, at least one.
+    pub rows_per_file: u64,
+}
+
+impl WriterOptions {
+    /// The usual: row groups of [`ROWS_PER_GROUP`] rows, files of about [`FILE_BYTES`].
+    pub fn new(width: u32, views: u32, source: impl Into<String>, image_head: ImageHead) -> Self {
+        let row_bytes = (u64::from(width) * u64::from(views) * ELEMENT_BYTES as u64).max(1);
+        let rows_per_file = (FILE_BYTES / row_bytes).max(u64::from(ROWS_PER_GROUP));
+        let source = source.into();
+        Self { width, views, source, image_head, overwrite: false, rows_per_group: ROWS_PER_GROUP, rows_per_file }
+    }
+
+    fn check(&self) -> Result<(), ShardsError> {
+        let wrong = |text: &str| Err(ShardsError::Argument(text.to_owned()));
+        match self {
+            Self { width: 0, .. } => wrong("embeddings of width 0 cannot be written"),
+            Self { views: 0, .. } => wrong("rows without a view cannot be written"),
+            Self { rows_per_group: 0, .. } => wrong("row groups of 0 rows cannot be written"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A folder of shards on its way.
+pub struct ShardWriter {
+    out: PathBuf,
+    partial: PathBuf,
+    options: WriterOptions,
+    group: OwnedRows,
+    file: Option<FileWriter>,
+    template: Option<Template>,
+    files: Vec<ManifestFile>,
+    moments: Moments,
+    rows: u64,
+}
+
+impl ShardWriter {
+    /// Begins a folder at `out`.
+    pub fn create(out: &Path, options: WriterOptions) -> Result<Self, ShardsError> {
+        options.check()?;
+        let name = out
+            .file_name()
+            .ok_or_else(|| ShardsError::Argument(format!("{} names no folder that could be made", out.display())))?;
+        check_target(out, options.overwrite)?;
+        let partial = beside(out, name, &format!(".partial-{}", std::process::id()));
+        if let Some(parent) = partial.parent() {
+            fs::create_dir_all(parent).map_err(|error| ShardsError::io(parent, error))?;
+        }
+        fs::create_dir(&partial).map_err(|error| ShardsError::io(&partial, error))?;
+        let moments = Moments::new(options.width as usize);
+        let group = OwnedRows::new(options.views as usize);
+        let (out, files) = (out.to_owned(), Vec::new());
+        Ok(Self { out, partial, options, group, file: None, template: None, files, moments, rows: 0 })
+    }
+
+    /// Takes rows in; what cannot be used is an error that names it, and nothing of `rows` counts then.
+    pub fn push(&mut self, rows: &WriterRows<'_>) -> Result<(), ShardsError> {
+        self.check(rows)?;
+        let width = self.options.width as usize;
+        let mut start = 0;
+        while start < rows.ids.len() {
+            let room = self.options.rows_per_group as usize - self.group.rows();
+            let end = rows.ids.len().min(start + room);
+            self.group.extend(rows, start..end, width);
+            if self.group.rows() == self.options.rows_per_group as usize {
+                self.write_group()?;
+            }
+            start = end;
+        }
+        if let Some(first) = rows.views.first() {
+            self.moments.add(first);
+        }
+        self.rows += rows.ids.len() as u64;
+        Ok(())
+    }
+
+    /// The same of rows with memory of their own.
+    pub fn push_owned(&mut self, rows: &OwnedRows) -> Result<(), ShardsError> {
+        let OwnedRows { ids, latitudes, longitudes, views } = rows;
+        let views: Vec<&[f16]> = views.iter().map(Vec::as_slice).collect();
+        self.push(&WriterRows { ids, latitudes, longitudes, views: &views })
+    }
+
+    /// Ends the folder: the last row group, the manifest, the rename.
+    pub fn finish(mut self) -> Result<Manifest, ShardsError> {
+        if self.rows == 0 {
+            return Err(ShardsError::Argument(format!("no rows for {}", self.out.display())));
+        }
+        if self.group.rows() > 0 {
+            self.write_group()?;
+        }
+        self.end_file()?;
+        let statistics = self.moments.statistics();
+        let mut manifest = Manifest {
+            schema_version: SCHEMA_VERSION,
+            fingerprint: Checksum(0),
+            rows: self.rows,
+            width: self.options.width,
+            views: self.options.views,
+            source: self.options.source.clone(),
+            image_head: self.options.image_head,
+            mean: statistics.mean,
+            standard_deviation: statistics.standard_deviation,
+            files: std::mem::take(&mut self.files),
+        };
+        manifest.fingerprint = manifest.compute_fingerprint();
+        let path = self.partial.join(MANIFEST_NAME);
+        fs::write(&path, manifest.to_json()?).map_err(|error| ShardsError::io(&path, error))?;
+        sync(&path)?;
+        sync(&self.partial)?;
+        self.rename()?;
+        Ok(manifest)
+    }
+
+    /// Are these rows such as may be written?
+    fn check(&self, rows: &WriterRows<'_>) -> Result<(), ShardsError> {
+        let count = rows.ids.len();
+        let argument = |reason: String| Err(ShardsError::Argument(format!("{}: {reason}", self.out.display())));
+        if rows.latitudes.len() != count || rows.longitudes.len() != count {
+            let (latitudes, longitudes) = (rows.latitudes.len(), rows.longitudes.len());
+            return argument(format!(
+                "{count} ids, {latitudes} latitudes and {longitudes} longitudes, expected as many"
+            ));
+        }
+        if rows.views.len() != self.options.views as usize {
+            return argument(format!("{} views, expected {}", rows.views.len(), self.options.views));
+        }
+        for (view, values) in rows.views.iter().enumerate() {
+            let want = count * self.options.width as usize;
+            if values.len() != want {
+                let (got, width) = (values.len(), self.options.width);
+                return argument(format!("view {view} has {got} numbers, expected {count} rows of {width} = {want}"));
+            }
+        }
+        let bad = |row: usize, column: String, reason: String| Err(ShardsError::bad(self.spot(row, column), reason));
+        if let Some((row, reason)) = checks::first_outside(rows.latitudes, 90.0, "latitude") {
+            return bad(row, "lat".into(), reason);
+        }
+        if let Some((row, reason)) = checks::first_outside(rows.longitudes, 180.0, "longitude") {
+            return bad(row, "lon".into(), reason);
+        }
+        for (view, values) in rows.views.iter().enumerate() {
+            if let Some((index, reason)) = checks::first_not_finite(values) {
+                return bad(index / self.options.width as usize, view_column("embedding", view), reason);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a row that is pushed would come to stand.
+    fn spot(&self, row: usize, column: String) -> Spot {
+        let per_group = u64::from(self.options.rows_per_group);
+        let groups_per_file = (self.options.rows_per_file / per_group).max(1);
+        let waiting = self.group.rows() as u64 + row as u64;
+        let group = self.file.as_ref().map_or(0, FileWriter::row_groups) as u64 + waiting / per_group;
+        let index = self.files.len() + (group / groups_per_file) as usize;
+        let file = self.out.join(file_name(index)).display().to_string();
+        let row_group = u32::try_from(group % groups_per_file).ok();
+        Spot { file, row_group, column: Some(column), row: Some(waiting % per_group) }
+    }
+
+    fn write_group(&mut self) -> Result<(), ShardsError> {
+        let width = self.options.width;
+        if self.file.is_none() {
+            self.file =
+                Some(FileWriter::create(&self.partial, file_name(self.files.len()), width, self.options.views)?);
+        }
+        let file = self.file.as_mut().expect("made above");
+        file.write(&mut self.group, &mut self.template)?;
+        if file.rows() + u64::from(self.options.rows_per_group) > self.options.rows_per_file {
+            self.end_file()?;
+        }
+        Ok(())
+    }
+
+    fn end_file(&mut self) -> Result<(), ShardsError> {
+        if let Some(file) = self.file.take() {
+            self.files.push(file.finish()?);
+        }
+        Ok(())
+    }
+
+    /// Puts the whole folder under its final name, and what was there out of the way.
+    fn rename(&self) -> Result<(), ShardsError> {
+        let io = |error| ShardsError::io(&self.out, error);
+        let parent = match self.out.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        check_target(&self.out, self.options.overwrite)?;
+        let replaced = beside(&self.partial, self.partial.file_name().unwrap_or_default(), ".replaced");
+        let exists = self.out.exists();
+        if exists {
+            fs::rename(&self.out, &replaced).map_err(io)?;
+        }
+        if let Err(error) = fs::rename(&self.partial, &self.out) {
+            if exists {
+                // The old folder is whole: better that than none. A second failure leaves it where `replaced` says.
+                let _ = fs::rename(&replaced, &self.out);
+            }
+            return Err(io(error));
+        }
+        sync(parent)?;
+        if exists {
+            fs::remove_dir_all(&replaced).map_err(|error| ShardsError::io(&replaced, error))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ShardWriter {
+    fn drop(&mut self) {
+        // After `finish` it is no longer there; before, nothing of it is of use.
+        let _ = fs::remove_dir_all(&self.partial);
+    }
+}
+
+/// What lies beside a path of this name, with more behind the name.
+fn beside(path: &Path, name: &OsStr, more: &str) -> PathBuf {
+    let mut name = name.to_owned();
+    name.push(more);
+    path.with_file_name(name)
+}
+
+fn file_name(index: usize) -> String {
+    format!("part-{index:05}.parquet")
+}
+
+/// May a folder be made here? Only shards, or an empty folder, are ever replaced.
+fn check_target(out: &Path, overwrite: bool) -> Result<(), ShardsError> {
+    let Ok(found) = fs::symlink_metadata(out) else { return Ok(()) };
+    if !overwrite {
+        return Err(ShardsError::Exists { path: out.to_owned() });
+    }
+    let empty = || fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
+    // Other folders of this project have a manifest.json too: only one of shards will do, be it of another version.
+    let is_of_shards = |text: Vec<u8>| {
+        let value: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+        value["schema_version"].is_u64() && value["files"].is_array()
+    };
+    let is_shards = fs::read(out.join(MANIFEST_NAME)).is_ok_and(is_of_shards);
+    if !found.is_dir() || !(is_shards || empty()) {
+        let reason =
+            "is no folder of shards (it has no manifest.json of shards), and --overwrite replaces nothing else";
+        return Err(ShardsError::Argument(format!("{} {reason}", out.display())));
+    }
+    Ok(())
+}
+
+/// Makes what was written to a file or folder last.
+fn sync(path: &Path) -> Result<(), ShardsError> {
+    File::open(path).and_then(|file| file.sync_all()).map_err(|error| ShardsError::io(path, error))
+}

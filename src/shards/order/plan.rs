@@ -1,0 +1,394 @@
+//! Which row comes when: a pure function of (seed, epoch, index).
+//!
+//! ```text
+//! blocks of the data set, without empty ones
+//!   -> shuffled by (seed, epoch)
+//!   -> cut into windows of `shuffle_row_groups` blocks, or fewer where more would pass `window_bytes_max`
+//!   -> rows of each window permuted by (seed, epoch, window)
+//!   -> index 0, 1, 2, ... of the epoch; every `global_batch` of them are one step
+//! ```
+//!
+//! Workers do not appear in it: worker w of W takes positions `w B / W .. (w + 1) B / W` of every global batch of B rows,
+//! so that all have equally many steps and slices differ by one row at most. Whoever averages over workers weighs each
+//! by its slice.
+//!
+//! A block shows one view per epoch, because a view is read without reading the others: view `(start + epoch) % views`
+//! with a random start for each block. Over `views` epochs, every row shows each of its views once.
+//!
+//! Pure: no I/O, no tensors.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use locdiff_core::config::{ShardsConfig, Tail};
+use locdiff_core::random::{Draw, Philox, RangeError, Stream};
+
+use super::mask::Mask;
+use super::permutation::{Permutation, shuffled};
+use crate::shards::blocks::Blocks;
+use crate::shards::error::ShardsError;
+use crate::shards::format::ELEMENT_BYTES;
+
+/// Windows close before they grow beyond this, so that foreign files with huge row groups take bounded memory: readers
+/// hold two windows. A block that is larger is a window of its own.
+pub const WINDOW_BYTES_MAX: u64 = 192 << 20;
+/// Bytes of a row beside its embedding: latitude and longitude.
+const COORDINATE_BYTES: u64 = 16;
+
+/// What the order depends on beside the data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanOptions {
+    /// Seed of the order.
+    pub seed: u64,
+    /// Rows of one step over all workers.
+    pub global_batch: u32,
+    /// What becomes of the rows that do not fill the last batch.
+    pub tail: Tail,
+    /// Blocks of one window.
+    pub shuffle_row_groups: u32,
+    /// Bytes of one window, of one view.
+    pub window_bytes_max: u64,
+}
+
+impl PlanOptions {
+    /// As configured.
+    pub fn new(config: &ShardsConfig, seed: u64, global_batch: u32) -> Self {
+        let shuffle_row_groups = config.shuffle_row_groups;
+        Self { seed, global_batch, tail: config.tail, shuffle_row_groups, window_bytes_max: WINDOW_BYTES_MAX }
+    }
+}
+
+/// What the plan must know about the data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Rows of each block, those that are left out included.
+    pub block_rows: Vec<u32>,
+    /// Numbers per embedding.
+    pub width: usize,
+    /// Views per row.
+    pub views: u32,
+    /// What the data is.
+    pub fingerprint: u64,
+}
+
+impl Layout {
+    /// That of `blocks`.
+    pub fn of(blocks: &dyn Blocks) -> Self {
+        let block_rows = blocks.block_rows().to_vec();
+        Self { block_rows, width: blocks.width(), views: blocks.views(), fingerprint: blocks.fingerprint() }
+    }
+
+    /// The first row of each block among all rows, and the end.
+    pub(crate) fn first_rows(&self) -> Vec<u64> {
+        let mut first_rows = vec![0];
+        for (block, rows) in self.block_rows.iter().enumerate() {
+            first_rows.push(first_rows[block] + u64::from(*rows));
+        }
+        first_rows
+    }
+
+    /// Bytes of one row of one view in memory.
+    pub(crate) fn row_bytes(&self) -> u64 {
+        (self.width * ELEMENT_BYTES) as u64 + COORDINATE_BYTES
+    }
+}
+
+/// One of `workers` that share every batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// Which, from 0.
+    pub worker: u32,
+    /// Of how many.
+    pub workers: u32,
+}
+
+impl Share {
+    /// A worker that reads everything.
+    pub const WHOLE: Self = Self { worker: 0, workers: 1 };
+}
+
+/// A row of the data set, and which of its views is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Sample {
+    /// Block of the data set.
+    pub block: u32,
+    /// Row of the block.
+    pub row: u32,
+    /// View of the row.
+    pub view: u32,
+}
+
+/// The order of a data set in every epoch. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    data: Arc<Data>,
+}
+
+#[derive(Debug)]
+struct Data {
+    options: PlanOptions,
+    layout: Layout,
+    mask: Mask,
+    /// Rows of each block that are left.
+    left: Vec<u32>,
+    /// Blocks with rows left.
+    blocks: Vec<u32>,
+    /// View of each block in epoch 0.
+    first_views: Vec<u32>,
+    /// Sum of `left`.
+    rows: u64,
+}
+
+impl Plan {
+    /// A plan for the rows of `layout` that `mask` leaves.
+    pub fn new(layout: Layout, mask: Mask, options: PlanOptions) -> Result<Self, ShardsError> {
+        check(&layout, &options)?;
+        let numbered = || layout.block_rows.iter().zip(0_u32..);
+        let left: Vec<u32> = numbered().map(|(rows, block)| rows - mask.skipped(block).len() as u32).collect();
+        let blocks: Vec<u32> = numbered().map(|(_, block)| block).filter(|block| left[*block as usize] > 0).collect();
+        let rows = left.iter().map(|rows| u64::from(*rows)).sum();
+        let first_views = first_views(options.seed, &layout).map_err(out_of_range)?;
+        let plan = Self { data: Arc::new(Data { options, layout, mask, left, blocks, first_views, rows }) };
+        if plan.steps() == 0 {
+            let (batch, skipped) = (plan.options().global_batch, plan.mask().count());
+            return Err(ShardsError::Config(format!(
+                "{rows} usable rows ({skipped} left out) do not fill one batch of {batch}; \
+                 lower train.global_batch, or set shards.tail = \"pad\" where there are rows"
+            )));
+        }
+        Ok(plan)
+    }
+
+    /// What the order depends on beside the data.
+    pub fn options(&self) -> &PlanOptions {
+        &self.data.options
+    }
+
+    /// What the plan knows about the data.
+    pub fn layout(&self) -> &Layout {
+        &self.data.layout
+    }
+
+    /// Rows that are left out of every epoch.
+    pub fn mask(&self) -> &Mask {
+        &self.data.mask
+    }
+
+    /// Rows that can be used.
+    pub fn rows(&self) -> u64 {
+        self.data.rows
+    }
+
+    /// Steps of every epoch, for every worker.
+    pub fn steps(&self) -> u64 {
+        let batch = u64::from(self.data.options.global_batch);
+        match self.data.options.tail {
+            Tail::Drop => self.data.rows / batch,
+            Tail::Pad => self.data.rows.div_ceil(batch),
+        }
+    }
+
+    /// Rows that an epoch leaves out because they do not fill a batch; other rows in every epoch.
+    pub fn dropped_rows(&self) -> u64 {
+        self.data.rows.saturating_sub(self.indices())
+    }
+
+    /// Rows that an epoch shows again, from its start, to fill the last batch.
+    pub fn padded_rows(&self) -> u64 {
+        self.indices().saturating_sub(self.data.rows)
+    }
+
+    /// Indices of an epoch: steps times global batch.
+    pub fn indices(&self) -> u64 {
+        self.steps() * u64::from(self.data.options.global_batch)
+    }
+
+    /// Positions of every global batch that a worker takes.
+    pub fn slice(&self, share: Share) -> Result<Range<u64>, ShardsError> {
+        let Share { worker, workers } = share;
+        let batch = self.data.options.global_batch;
+        if worker >= workers {
+            return Err(ShardsError::Config(format!("worker {worker} of {workers}, wanted one below {workers}")));
+        }
+        if workers > batch {
+            return Err(ShardsError::Config(format!(
+                "{workers} workers cannot share a global batch of {batch} rows; raise train.global_batch to {workers}"
+            )));
+        }
+        let cut = |worker: u32| u64::from(worker) * u64::from(batch) / u64::from(workers);
+        Ok(cut(worker)..cut(worker + 1))
+    }
+
+    /// The order of one epoch: takes time in proportion to the number of blocks, once.
+    pub fn epoch(&self, epoch: u64) -> Result<Epoch, ShardsError> {
+        Epoch::new(Arc::clone(&self.data), epoch).map_err(out_of_range)
+    }
+}
+
+fn check(layout: &Layout, options: &PlanOptions) -> Result<(), ShardsError> {
+    let positive = [
+        ("the global batch is", u64::from(options.global_batch)),
+        ("shards.shuffle_row_groups is", u64::from(options.shuffle_row_groups)),
+        ("the number of views is", u64::from(layout.views)),
+        ("the width of the embeddings is", layout.width as u64),
+    ];
+    for (name, value) in positive {
+        if value == 0 {
+            return Err(ShardsError::Config(format!("{name} 0, wanted at least 1")));
+        }
+    }
+    if u32::try_from(layout.block_rows.len()).is_err() {
+        return Err(ShardsError::Config(format!("{} row groups, wanted below 2^32", layout.block_rows.len())));
+    }
+    Ok(())
+}
+
+fn first_views(seed: u64, layout: &Layout) -> Result<Vec<u32>, RangeError> {
+    let mut views = vec![0; layout.block_rows.len()];
+    let draw = Draw { stream: Stream::Views, step: 0, first_sample: 0, elements: 1 };
+    Philox::new(seed).fill_int(draw, layout.views, &mut views)?;
+    Ok(views.into_iter().map(|view: i64| view as u32).collect())
+}
+
+fn out_of_range(error: RangeError) -> ShardsError {
+    ShardsError::Config(format!("the order of rows: {error}"))
+}
+
+/// The order of one epoch.
+#[derive(Debug)]
+pub struct Epoch {
+    data: Arc<Data>,
+    epoch: u64,
+    /// Blocks as they come.
+    order: Vec<u32>,
+    /// Index of the first row of each block of `order`, and the end.
+    starts: Vec<u64>,
+    /// First block of each window, as a position in `order`, and the end.
+    windows: Vec<u32>,
+}
+
+impl Epoch {
+    fn new(data: Arc<Data>, epoch: u64) -> Result<Self, RangeError> {
+        let order = shuffled(data.options.seed, epoch, data.blocks.len() as u32)?;
+        let order: Vec<u32> = order.into_iter().map(|place| data.blocks[place as usize]).collect();
+        let mut starts = vec![0];
+        for (place, block) in order.iter().enumerate() {
+            starts.push(starts[place] + u64::from(data.left[*block as usize]));
+        }
+        let windows = windows(&data, &order);
+        Ok(Self { data, epoch, order, starts, windows })
+    }
+
+    /// The row at an index of the epoch; beyond the last row it begins again from the first, as `pad` wants it. Takes
+    /// time in proportion to the logarithm of the number of blocks.
+    pub fn locate(&self, index: u64) -> Result<Sample, ShardsError> {
+        let index = index % self.data.rows;
+        Ok(self.window_of(index)?.sample(index))
+    }
+
+    /// The rows at the indices of a range, cheaper than one by one.
+    pub fn samples(&self, indices: Range<u64>) -> Samples<'_> {
+        Samples { epoch: self, indices, window: None }
+    }
+
+    /// The rows of one worker's slice (see [`Plan::slice`]) of one step.
+    pub fn step(&self, step: u64, slice: &Range<u64>) -> Samples<'_> {
+        let first = step * u64::from(self.data.options.global_batch);
+        self.samples(first + slice.start..first + slice.end)
+    }
+
+    /// The window that holds an index below the number of rows.
+    pub(crate) fn window_of(&self, index: u64) -> Result<Window<'_>, ShardsError> {
+        let number = self.windows.partition_point(|first| self.starts[*first as usize] <= index) - 1;
+        let (first, end) = (self.windows[number] as usize, self.windows[number + 1] as usize);
+        let starts = &self.starts[first..=end];
+        let rows = self.starts[end] - self.starts[first];
+        let permutation =
+            Permutation::new(self.data.options.seed, self.epoch, number as u64, rows).map_err(out_of_range)?;
+        Ok(Window { epoch: self, blocks: &self.order[first..end], starts, permutation })
+    }
+
+    pub(crate) fn view(&self, block: u32) -> u32 {
+        let views = u64::from(self.data.layout.views);
+        ((u64::from(self.data.first_views[block as usize]) + self.epoch % views) % views) as u32
+    }
+}
+
+fn windows(data: &Data, order: &[u32]) -> Vec<u32> {
+    let mut windows = vec![0];
+    let (mut blocks, mut bytes) = (0, 0);
+    for (place, block) in (0_u32..).zip(order) {
+        let block_bytes = u64::from(data.layout.block_rows[*block as usize]) * data.layout.row_bytes();
+        let full = blocks == data.options.shuffle_row_groups || bytes + block_bytes > data.options.window_bytes_max;
+        if blocks > 0 && full {
+            windows.push(place);
+            (blocks, bytes) = (0, 0);
+        }
+        blocks += 1;
+        bytes += block_bytes;
+    }
+    windows.push(order.len() as u32);
+    windows
+}
+
+/// Blocks among whose rows the order is random.
+#[derive(Debug)]
+pub(crate) struct Window<'epoch> {
+    epoch: &'epoch Epoch,
+    blocks: &'epoch [u32],
+    starts: &'epoch [u64],
+    permutation: Permutation,
+}
+
+impl Window<'_> {
+    /// Indices of the epoch that it holds.
+    pub(crate) fn indices(&self) -> Range<u64> {
+        self.starts[0]..self.starts[self.blocks.len()]
+    }
+
+    /// Its blocks, in the order of the epoch.
+    pub(crate) fn blocks(&self) -> &[u32] {
+        self.blocks
+    }
+
+    /// The row at an index of the epoch that lies in this window: place of the block among [`Window::blocks`], and row.
+    pub(crate) fn place(&self, index: u64) -> (usize, u32) {
+        let first = self.starts[0];
+        let inside = first + self.permutation.apply(index - first);
+        let place = self.starts.partition_point(|start| *start <= inside) - 1;
+        let row = (inside - self.starts[place]) as u32;
+        (place, self.epoch.data.mask.row(self.blocks[place], row))
+    }
+
+    fn sample(&self, index: u64) -> Sample {
+        let (place, row) = self.place(index);
+        let block = self.blocks[place];
+        Sample { block, row, view: self.epoch.view(block) }
+    }
+}
+
+/// Consecutive rows of an epoch.
+#[derive(Debug)]
+pub struct Samples<'epoch> {
+    epoch: &'epoch Epoch,
+    indices: Range<u64>,
+    window: Option<Window<'epoch>>,
+}
+
+impl Iterator for Samples<'_> {
+    type Item = Result<Sample, ShardsError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let index = self.indices.next()? % self.epoch.data.rows;
+        if let Some(window) = self.window.as_ref().filter(|window| window.indices().contains(&index)) {
+            return Some(Ok(window.sample(index)));
+        }
+        let window = match self.epoch.window_of(index) {
+            Ok(window) => window,
+            Err(error) => return Some(Err(error)),
+        };
+        let sample = window.sample(index);
+        self.window = Some(window);
+        Some(Ok(sample))
+    }
+}

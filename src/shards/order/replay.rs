@@ -1,0 +1,257 @@
+//! The plan replayed for every number of workers: the proof behind `shards verify --epochs`.
+//!
+//! Nothing is believed: every worker's every step is walked through, as training would do it, and every row is ticked off
+//! in a set of bits. What breaks the law is an error that names size, epoch, step and row.
+
+use std::hash::Hasher as _;
+
+use locdiff_core::config::{ShardsConfig, Tail};
+use serde::Serialize;
+use twox_hash::XxHash3_64;
+
+use super::mask::Mask;
+use super::plan::{Layout, Plan, PlanOptions, Sample, Share};
+use crate::shards::blocks::Blocks;
+use crate::shards::error::ShardsError;
+
+/// What to replay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replay {
+    /// Epochs from the first.
+    pub epochs: u32,
+    /// Numbers of workers.
+    pub world_sizes: Vec<u32>,
+    /// Rows of one step; a smaller data set is replayed with batches of all its rows.
+    pub global_batch: u32,
+    /// Seed of the order.
+    pub seed: u64,
+}
+
+/// What the replay has proved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ReplayReport {
+    /// Rows of one epoch: each came once.
+    pub rows: u64,
+    /// Rows that are left out of every epoch: none came.
+    pub skipped_rows: u64,
+    /// Blocks with rows.
+    pub blocks: u64,
+    /// Views per row.
+    pub views: u32,
+    /// Whether every row was seen to show each of its views once in every `views` epochs; false: too few epochs.
+    pub views_proved: bool,
+    /// Epochs replayed.
+    pub epochs: u32,
+    /// Rows of one step.
+    pub global_batch: u32,
+    /// Steps of one epoch, for every worker.
+    pub steps_per_epoch: u64,
+    /// What becomes of the rows that do not fill the last batch.
+    pub tail: Tail,
+    /// Rows that each epoch leaves out for that reason.
+    pub dropped_rows: u64,
+    /// Rows that each epoch shows a second time for that reason.
+    pub padded_rows: u64,
+    /// The same order, for each number of workers.
+    pub world_sizes: Vec<ReplayedSize>,
+}
+
+/// The replay for one number of workers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ReplayedSize {
+    /// How many.
+    pub workers: u32,
+    /// Rows of the smallest slice of a batch.
+    pub slice_rows_min: u64,
+    /// Rows of the largest slice of a batch.
+    pub slice_rows_max: u64,
+    /// Stands for the global order of all epochs: equal for every number of workers.
+    pub order: String,
+}
+
+impl Replay {
+    /// That it can be meant.
+    pub fn check(&self) -> Result<(), ShardsError> {
+        if self.world_sizes.contains(&0) {
+            return Err(ShardsError::Config("--world-sizes has 0, wanted at least 1 worker".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Replays the plan of `blocks` as `config` would have it, without the rows of `mask`.
+    pub fn run(&self, blocks: &dyn Blocks, mask: Mask, config: &ShardsConfig) -> Result<ReplayReport, ShardsError> {
+        let layout = Layout::of(blocks);
+        let rows: u64 = layout.block_rows.iter().map(|rows| u64::from(*rows)).sum();
+        let global_batch = u64::from(self.global_batch).min(rows - mask.count().min(rows)).max(1) as u32;
+        let plan = Plan::new(layout, mask, PlanOptions::new(config, self.seed, global_batch))?;
+        self.run_plan(&plan)
+    }
+
+    /// Replays a plan.
+    pub fn run_plan(&self, plan: &Plan) -> Result<ReplayReport, ShardsError> {
+        self.check()?;
+        let mut world_sizes: Vec<ReplayedSize> = Vec::new();
+        for workers in &self.world_sizes {
+            let size = replay_size(plan, self.epochs, *workers)?;
+            if let Some(first) = world_sizes.first().filter(|first| first.order != size.order) {
+                return Err(ShardsError::Internal(format!(
+                    "{} workers have another global order than {}: {}, wanted {}",
+                    size.workers, first.workers, size.order, first.order
+                )));
+            }
+            world_sizes.push(size);
+        }
+        let layout = plan.layout();
+        Ok(ReplayReport {
+            rows: plan.rows(),
+            skipped_rows: plan.mask().count(),
+            blocks: layout.block_rows.iter().filter(|rows| **rows > 0).count() as u64,
+            views: layout.views,
+            views_proved: self.epochs >= layout.views && plan.dropped_rows() == 0 && !world_sizes.is_empty(),
+            epochs: self.epochs,
+            global_batch: plan.options().global_batch,
+            steps_per_epoch: plan.steps(),
+            tail: plan.options().tail,
+            dropped_rows: plan.dropped_rows(),
+            padded_rows: plan.padded_rows(),
+            world_sizes,
+        })
+    }
+}
+
+fn replay_size(plan: &Plan, epochs: u32, workers: u32) -> Result<ReplayedSize, ShardsError> {
+    let slices: Result<Vec<_>, _> = (0..workers).map(|worker| plan.slice(Share { worker, workers })).collect();
+    let slices = slices?;
+    let lengths = || slices.iter().map(|slice| slice.end - slice.start);
+    let mut ticks = Ticks::new(plan);
+    let mut order = XxHash3_64::new();
+    for epoch in 0..u64::from(epochs) {
+        ticks.begin(epoch);
+        let rows = plan.epoch(epoch)?;
+        for step in 0..plan.steps() {
+            for slice in &slices {
+                for sample in rows.step(step, slice) {
+                    let sample = sample?;
+                    ticks.tick(sample).map_err(|reason| {
+                        ShardsError::Internal(format!("{workers} workers, epoch {epoch}, step {step}: {reason}"))
+                    })?;
+                    for number in [sample.block, sample.row, sample.view] {
+                        order.write(&number.to_le_bytes());
+                    }
+                }
+            }
+        }
+        ticks.end().map_err(|reason| ShardsError::Internal(format!("{workers} workers, epoch {epoch}: {reason}")))?;
+    }
+    let (slice_rows_min, slice_rows_max) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
+    Ok(ReplayedSize { workers, slice_rows_min, slice_rows_max, order: format!("{:016x}", order.finish()) })
+}
+
+/// Which rows, and which views of them, have been seen.
+struct Ticks<'plan> {
+    plan: &'plan Plan,
+    /// First row of each block among all rows.
+    first_rows: Vec<u64>,
+    /// One bit per row, in this epoch.
+    rows: Vec<u64>,
+    /// One bit per row and view, in this round of `views` epochs.
+    views: Vec<u64>,
+    /// Indices seen in this epoch.
+    seen: u64,
+}
+
+impl<'plan> Ticks<'plan> {
+    fn new(plan: &'plan Plan) -> Self {
+        let layout = plan.layout();
+        let first_rows = layout.first_rows();
+        let bits = first_rows[layout.block_rows.len()];
+        let words = |bits: u64| vec![0; bits.div_ceil(64) as usize];
+        Self { plan, first_rows, rows: words(bits), views: words(bits * u64::from(layout.views)), seen: 0 }
+    }
+
+    fn begin(&mut self, epoch: u64) {
+        self.seen = 0;
+        self.rows.fill(0);
+        if epoch.is_multiple_of(u64::from(self.plan.layout().views)) {
+            self.views.fill(0);
+        }
+    }
+
+    fn tick(&mut self, sample: Sample) -> Result<(), String> {
+        let Sample { block, row, view } = sample;
+        let layout = self.plan.layout();
+        let known = layout.block_rows.get(block as usize).is_some_and(|rows| row < *rows) && view < layout.views;
+        if !known {
+            return Err(format!("{sample:?} is no row of the data"));
+        }
+        if self.plan.mask().skipped(block).binary_search(&row).is_ok() {
+            return Err(format!("{sample:?} is left out, and came"));
+        }
+        let number = self.first_rows[block as usize] + u64::from(row);
+        let fill = self.seen >= self.plan.rows();
+        self.seen += 1;
+        let fresh = set(&mut self.rows, number);
+        if fill {
+            return Ok(());
+        }
+        if !fresh {
+            return Err(format!("{sample:?} came twice"));
+        }
+        if !set(&mut self.views, number * u64::from(layout.views) + u64::from(view)) {
+            return Err(format!("{sample:?} shows a view again before it has shown all"));
+        }
+        Ok(())
+    }
+
+    fn end(&self) -> Result<(), String> {
+        let different: u64 = self.rows.iter().map(|word| u64::from(word.count_ones())).sum();
+        let wanted = self.plan.rows() - self.plan.dropped_rows();
+        if (self.seen, different) == (self.plan.indices(), wanted) {
+            return Ok(());
+        }
+        Err(format!("{different} rows came in {} places, wanted {wanted} in {}", self.seen, self.plan.indices()))
+    }
+}
+
+/// Sets a bit; whether it was clear.
+fn set(words: &mut [u64], bit: u64) -> bool {
+    let (word, mask) = (&mut words[(bit / 64) as usize], 1 << (bit % 64));
+    let clear = *word & mask == 0;
+    *word |= mask;
+    clear
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(block: u32, row: u32, view: u32) -> Sample {
+        Sample { block, row, view }
+    }
+
+    #[test]
+    fn what_breaks_the_law_is_noticed() {
+        let layout = Layout { block_rows: vec![2, 0, 3], width: 1, views: 2, fingerprint: 0 };
+        let mask = Mask::new([(2, vec![1])].into(), &layout.block_rows).expect("in range");
+        let options = PlanOptions::new(&ShardsConfig { tail: Tail::Pad, ..ShardsConfig::default() }, 1, 3);
+        let plan = Plan::new(layout, mask, options).expect("a plan");
+        assert_eq!((plan.rows(), plan.steps(), plan.padded_rows()), (4, 2, 2));
+        let mut ticks = Ticks::new(&plan);
+        let mut tick = |sample| ticks.tick(sample).expect_err("against the law");
+        assert!(tick(sample(0, 2, 0)).contains("is no row of the data"));
+        assert!(tick(sample(3, 0, 0)).contains("is no row of the data"));
+        assert!(tick(sample(0, 0, 2)).contains("is no row of the data"));
+        assert!(tick(sample(2, 1, 0)).contains("is left out, and came"));
+        ticks.tick(sample(0, 0, 0)).expect("the first time");
+        assert!(ticks.tick(sample(0, 0, 0)).expect_err("a second time").contains("came twice"));
+        assert!(ticks.end().expect_err("rows are missing").contains("1 rows came in 2 places, wanted 4 in 6"));
+        ticks.begin(1);
+        let again = ticks.tick(sample(0, 0, 0)).expect_err("the view of epoch 0");
+        assert!(again.contains("shows a view again"), "{again}");
+        ticks.begin(2);
+        for (block, row) in [(0, 0), (0, 1), (2, 0), (2, 2), (0, 0), (0, 1)] {
+            ticks.tick(sample(block, row, 1)).expect("each once, then padding");
+        }
+        ticks.end().expect("a whole epoch");
+    }
+}

@@ -1,0 +1,34 @@
+//! Numbered work on several threads, with the results and the first error in order.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::error::ShardsError;
+
+/// What `work` makes of `0..count`. Of several errors, that of the lowest number is returned, whatever the number of threads:
+/// numbers are handed out in order, and whoever has one finishes it.
+pub(super) fn in_order<T: Send>(
+    threads: usize,
+    count: usize,
+    work: impl Fn(usize) -> Result<T, ShardsError> + Sync,
+) -> Result<Vec<T>, ShardsError> {
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let done: Mutex<BTreeMap<usize, Result<T, ShardsError>>> = Mutex::default();
+    let run = || {
+        while !failed.load(Ordering::Relaxed) {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count {
+                break;
+            }
+            let result = work(number);
+            failed.fetch_or(result.is_err(), Ordering::Relaxed);
+            done.lock().unwrap_or_else(PoisonError::into_inner).insert(number, result);
+        }
+    };
+    std::thread::scope(|scope| {
+        (1..threads.min(count)).for_each(|_| drop(scope.spawn(run)));
+        run();
+    });
+    done.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
+}

@@ -1,0 +1,242 @@
+//! What opening a data set reads, in one piece that can be sent: names, sizes and versions of files, their footers, the manifest.
+//!
+//! One process reads an index and broadcasts it; the others open the same data from it without listing or reading anything, so
+//! that a server is asked once and not once per worker.
+
+use std::hash::Hasher as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use locdiff_core::config::ShardsConfig;
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_64;
+
+use super::bytes::ByteSource;
+use super::local::LocalFiles;
+use super::locate::{self, Found};
+use super::origin::Origin;
+use super::s3::{self, S3Options};
+use crate::shards::error::{ShardsError, Spot};
+use crate::shards::format::{Checksum, MANIFEST_NAME, Manifest, ManifestFile, footer_bytes};
+use crate::shards::parallel::in_order;
+
+/// Bytes at the end of a file that are read at once: nearly every footer is in them.
+const TAIL_BYTES: u64 = 64 << 10;
+
+/// Bytes at the beginning of a file that count in the fingerprint of data without a manifest.
+const HEAD_BYTES: u64 = 64 << 10;
+
+/// First bytes of an index, with the version of its layout.
+const MAGIC: [u8; 8] = *b"LDINDEX1";
+
+/// Magic number, xxh3 of what follows, length of the table.
+const PREFIX_BYTES: usize = 24;
+
+/// All that opening a data set needs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DatasetIndex {
+    pub(crate) table: IndexTable,
+    /// The footers of all files, one behind the other.
+    footers: Vec<u8>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct IndexTable {
+    location: String,
+    /// The text and not the parsed manifest: every process reads the same numbers from the same text.
+    manifest_text: Option<String>,
+    /// What is known of data without a manifest.
+    pub(crate) origin: Option<Origin>,
+    pub(crate) fingerprint: u64,
+    files: Vec<IndexedFile>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct IndexedFile {
+    name: String,
+    bytes: u64,
+    footer_bytes: usize,
+    /// What its source says of it; none for local files.
+    object: Option<String>,
+}
+
+impl DatasetIndex {
+    /// Reads the footers of a folder, a file, a glob or a URL.
+    pub fn read(location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
+        Self::open(location, config).map(|(index, _)| index)
+    }
+
+    /// The same, with the files.
+    pub(crate) fn open(location: &str, config: &ShardsConfig) -> Result<(Self, Arc<dyn ByteSource>), ShardsError> {
+        let found = locate::locate(location, config)?;
+        Ok((Self::of(location, &found)?, found.source))
+    }
+
+    /// The same with given access to the server.
+    pub fn read_s3(location: &str, options: &S3Options) -> Result<Self, ShardsError> {
+        Self::of(location, &locate::locate_s3(location, options)?)
+    }
+
+    /// Reads the footers of what was located, and checks them against the manifest.
+    fn of(location: &str, found: &Found) -> Result<Self, ShardsError> {
+        let source = found.source.as_ref();
+        let manifest = parse_manifest(location, found.manifest_text.as_deref())?;
+        // Several at once where that helps.
+        let ends =
+            in_order(source.files_at_once(), source.files(), |file| Ends::read(source, file, manifest.is_none()))?;
+        let (mut files, mut footers) = (Vec::with_capacity(ends.len()), Vec::new());
+        let mut hasher = XxHash3_64::new();
+        for (file, ends) in ends.iter().enumerate() {
+            let name = source.name(file);
+            match &manifest {
+                Some(manifest) => check_footer(&name, ends, &manifest.files[file])?,
+                None => ends.hash(&mut hasher),
+            }
+            let (bytes, footer_bytes, object) = (ends.bytes, ends.footer.len(), source.indexed(file));
+            files.push(IndexedFile { name, bytes, footer_bytes, object });
+            footers.extend_from_slice(&ends.footer);
+        }
+        let fingerprint = manifest.map_or_else(|| hasher.finish(), |manifest| manifest.fingerprint.0);
+        let manifest_text = found.manifest_text.as_deref().map(|text| String::from_utf8_lossy(text).into_owned());
+        let (location, origin) = (location.to_owned(), found.origin.clone());
+        let table = IndexTable { location, manifest_text, origin, fingerprint, files };
+        Ok(Self { table, footers })
+    }
+
+    /// The form that is broadcast.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, ShardsError> {
+        let table = serde_json::to_vec(&self.table)
+            .map_err(|error| ShardsError::Argument(format!("an index that is no JSON: {error}")))?;
+        let mut bytes = vec![0; 16];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes.extend_from_slice(&(table.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&table);
+        bytes.extend_from_slice(&self.footers);
+        let hash = XxHash3_64::oneshot(&bytes[16..]);
+        bytes[8..16].copy_from_slice(&hash.to_le_bytes());
+        Ok(bytes)
+    }
+
+    /// Reads what [`DatasetIndex::to_bytes`] made.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, ShardsError> {
+        let wrong = |reason: &str| ShardsError::corrupt(Spot::file("the index of a data set"), reason);
+        let Some((prefix, rest)) = bytes.split_at_checked(PREFIX_BYTES).filter(|(prefix, _)| prefix[..8] == MAGIC)
+        else {
+            return Err(wrong("is none of this version"));
+        };
+        if prefix[8..16] != XxHash3_64::oneshot(&bytes[16..]).to_le_bytes() {
+            return Err(wrong("is damaged: its xxh3 differs"));
+        }
+        let table_bytes = u64::from_le_bytes(prefix[16..24].try_into().expect("eight bytes"));
+        let parts = usize::try_from(table_bytes).ok().and_then(|table_bytes| rest.split_at_checked(table_bytes));
+        let (table, footers) = parts.ok_or_else(|| wrong("is cut short"))?;
+        let table: IndexTable = serde_json::from_slice(table).map_err(|error| wrong(&error.to_string()))?;
+        let index = Self { table, footers: footers.to_vec() };
+        let footer_bytes = index.table.files.iter().try_fold(0_usize, |sum, file| sum.checked_add(file.footer_bytes));
+        if footer_bytes != Some(index.footers.len()) {
+            return Err(wrong("has footers of other lengths than it says"));
+        }
+        Ok(index)
+    }
+
+    /// Where the data is.
+    pub fn location(&self) -> &str {
+        &self.table.location
+    }
+
+    pub(crate) fn manifest(&self) -> Result<Option<Manifest>, ShardsError> {
+        parse_manifest(&self.table.location, self.table.manifest_text.as_deref().map(str::as_bytes))
+    }
+
+    /// Name, size and footer of every file.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (String, u64, &[u8])> {
+        let mut rest = self.footers.as_slice();
+        self.table.files.iter().map(move |file| {
+            let (footer, behind) = rest.split_at(file.footer_bytes.min(rest.len()));
+            rest = behind;
+            (file.name.clone(), file.bytes, footer)
+        })
+    }
+
+    /// The files, without looking for them; objects with the access that the environment gives.
+    pub(crate) fn source(&self, config: &ShardsConfig) -> Result<Arc<dyn ByteSource>, ShardsError> {
+        if self.table.files.iter().any(|file| file.object.is_some()) {
+            return self.source_s3(&S3Options::from_env(config));
+        }
+        let paths = self.table.files.iter().map(|file| PathBuf::from(&file.name)).collect();
+        Ok(Arc::new(LocalFiles::new(paths)))
+    }
+
+    /// The objects, with given access to the server.
+    pub(crate) fn source_s3(&self, options: &S3Options) -> Result<Arc<dyn ByteSource>, ShardsError> {
+        let objects: Option<Vec<String>> = self.table.files.iter().map(|file| file.object.clone()).collect();
+        let objects = objects.ok_or_else(|| ShardsError::Argument("an index of local files, expected s3://".into()))?;
+        s3::from_index(&objects, options)
+    }
+}
+
+fn parse_manifest(location: &str, text: Option<&[u8]>) -> Result<Option<Manifest>, ShardsError> {
+    let name = format!("{}/{MANIFEST_NAME}", location.trim_end_matches('/'));
+    text.map(|text| Manifest::parse(text, &name)).transpose()
+}
+
+/// Both ends of a file.
+struct Ends {
+    bytes: u64,
+    footer: Bytes,
+    /// Empty where a manifest tells the data apart.
+    head: Vec<u8>,
+}
+
+impl Ends {
+    fn read(source: &dyn ByteSource, file: usize, with_head: bool) -> Result<Self, ShardsError> {
+        let (bytes, footer) = read_footer(source, file)?;
+        let mut head = vec![0; if with_head { bytes.min(HEAD_BYTES) as usize } else { 0 }];
+        source.read_at(file, 0, &mut head)?;
+        Ok(Self { bytes, footer, head })
+    }
+
+    /// Size, footer and the first bytes of a file: what tells data without a manifest apart without reading it.
+    fn hash(&self, hasher: &mut XxHash3_64) {
+        hasher.write(&self.bytes.to_le_bytes());
+        hasher.write(&(self.footer.len() as u64).to_le_bytes());
+        hasher.write(&self.footer);
+        hasher.write(&self.head);
+    }
+}
+
+/// Reads the size and the raw footer of a file.
+fn read_footer(source: &dyn ByteSource, file: usize) -> Result<(u64, Bytes), ShardsError> {
+    let (name, bytes) = (source.name(file), source.len(file)?);
+    let tail_bytes = bytes.min(TAIL_BYTES);
+    let mut tail = vec![0; tail_bytes as usize];
+    source.read_at(file, bytes - tail_bytes, &mut tail)?;
+    let length = footer_bytes(&name, bytes, &tail, || {
+        let mut magic = [0; 4];
+        source.read_at(file, 0, &mut magic).is_ok().then_some(magic)
+    })?;
+    if length <= tail.len() {
+        tail.drain(..tail.len() - length);
+    } else {
+        tail.resize(length, 0);
+        source.read_at(file, bytes - length as u64, &mut tail)?;
+    }
+    Ok((bytes, tail.into()))
+}
+
+/// Is the file of the size and with the footer that the manifest knows?
+fn check_footer(name: &str, ends: &Ends, listed: &ManifestFile) -> Result<(), ShardsError> {
+    let damaged = |reason: String| Err(ShardsError::corrupt(Spot::file(name), reason));
+    if ends.bytes != listed.bytes {
+        return damaged(format!("has {} bytes, the manifest says {}", ends.bytes, listed.bytes));
+    }
+    let computed = Checksum::of(&ends.footer);
+    if computed != listed.footer_xxh3 {
+        let listed = listed.footer_xxh3;
+        return damaged(format!("its footer has xxh3 {computed}, the manifest says {listed}: the file is damaged"));
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! A bucket: its server, and the threads that talk to it.
+
+use std::future::Future;
+
+use object_store::RetryConfig;
+use object_store::aws::{AmazonS3, AmazonS3Builder};
+use tokio::runtime::{Handle, Runtime};
+
+use super::failure::{self, Secrets};
+use super::options::S3Options;
+use super::url::Url;
+use crate::shards::error::ShardsError;
+
+/// Threads that drive the connections.
+const RUNTIME_THREADS: usize = 2;
+
+/// A bucket, and the threads that talk to its server.
+pub(super) struct Bucket {
+    pub(super) name: String,
+    pub(super) store: AmazonS3,
+    /// Always there but while it is dropped.
+    runtime: Option<Runtime>,
+    pub(super) secrets: Secrets,
+    pub(super) retry: RetryConfig,
+}
+
+impl Bucket {
+    pub(super) fn connect(name: &str, options: &S3Options) -> Result<Self, ShardsError> {
+        let url = Url::of(name, "");
+        if !options.has_credentials() {
+            return Err(failure::no_credentials(&url));
+        }
+        // Another part of the process may have chosen already: that one stands.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let secrets = options.secrets();
+        let wrong = |error: object_store::Error| failure::describe(&url, "connecting", &error, &secrets);
+        let builder = AmazonS3Builder::new().with_retry(options.retry.clone());
+        let variables = options.variables.iter();
+        let builder = variables.fold(builder, |builder, (key, value)| builder.with_config(*key, value));
+        let store = builder.with_bucket_name(name).build().map_err(wrong)?;
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(RUNTIME_THREADS).thread_name("locdiff-s3").enable_all().build();
+        let runtime = runtime.map_err(|error| ShardsError::io(&url, error))?;
+        Ok(Self { name: name.to_owned(), store, runtime: Some(runtime), secrets, retry: options.retry.clone() })
+    }
+
+    /// Waits for an answer. A caller that is itself within a runtime must not block it: another thread waits then.
+    pub(super) fn wait<F>(&self, answer: F) -> F::Output
+    where
+        F: Future + Send,
+        F::Output: Send,
+    {
+        let runtime = self.runtime.as_ref().expect("it is taken by drop alone");
+        if Handle::try_current().is_err() {
+            return runtime.block_on(answer);
+        }
+        std::thread::scope(|scope| scope.spawn(|| runtime.block_on(answer)).join())
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl Drop for Bucket {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // Does not block, and so may happen anywhere; nothing is under way, for who waits holds the bucket.
+            runtime.shutdown_background();
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! How a server is reached and what is kept on disk: from the environment and the configuration.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use locdiff_core::config::ShardsConfig;
+use object_store::aws::AmazonS3ConfigKey;
+use object_store::{BackoffConfig, RetryConfig};
+use tracing::warn;
+
+use super::cache::Cache;
+use super::failure::Secrets;
+
+/// How a server is reached and what is kept on disk.
+#[derive(Clone)]
+pub struct S3Options {
+    pub(super) variables: Vec<(AmazonS3ConfigKey, String)>,
+    pub(super) retry: RetryConfig,
+    cache_folder: Option<PathBuf>,
+    cache_bytes_max: u64,
+}
+
+impl std::fmt::Debug for S3Options {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The variables hold secrets.
+        out.debug_struct("S3Options").field("cache_folder", &self.cache_folder).finish_non_exhaustive()
+    }
+}
+
+impl S3Options {
+    /// Credentials and server from the environment, the cache from the configuration.
+    pub fn from_env(config: &ShardsConfig) -> Self {
+        let utf8 =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        Self::from_variables(utf8, config)
+    }
+
+    /// The same from variables that need not be in the environment.
+    pub fn from_variables(variables: impl IntoIterator<Item = (String, String)>, config: &ShardsConfig) -> Self {
+        let (mut known, mut cache_home, mut home) = (Vec::new(), None, None);
+        for (name, value) in variables.into_iter().filter(|(_, value)| !value.is_empty()) {
+            match name.as_str() {
+                "XDG_CACHE_HOME" => cache_home = Some(PathBuf::from(value)),
+                "HOME" => home = Some(PathBuf::from(value).join(".cache")),
+                _ if name.starts_with("AWS_") => {
+                    known.extend(name.to_ascii_lowercase().parse().ok().map(|key: AmazonS3ConfigKey| (key, value)));
+                }
+                _ => {}
+            }
+        }
+        let default_folder = || Some(cache_home.filter(|path| path.is_absolute()).or(home)?.join("locdiff").join("s3"));
+        let cache_folder = Some(PathBuf::from(&config.cache_dir)).filter(|path| !path.as_os_str().is_empty());
+        Self {
+            variables: known,
+            retry: RetryConfig {
+                backoff: BackoffConfig::default(),
+                max_retries: 9,
+                retry_timeout: Duration::from_secs(120),
+            },
+            cache_folder: cache_folder.or_else(default_folder),
+            cache_bytes_max: u64::from(config.cache_gib) << 30,
+        }
+    }
+
+    /// At most so many tries with such a first wait between them.
+    #[must_use]
+    pub fn with_tries(mut self, tries_max: u32, wait_first: Duration) -> Self {
+        self.retry.max_retries = tries_max.saturating_sub(1) as usize;
+        self.retry.backoff = BackoffConfig { init_backoff: wait_first, max_backoff: 4 * wait_first, base: 2.0 };
+        self
+    }
+
+    /// Another bound of the cache; 0: no cache.
+    #[must_use]
+    pub fn with_cache_bytes_max(mut self, cache_bytes_max: u64) -> Self {
+        self.cache_bytes_max = cache_bytes_max;
+        self
+    }
+
+    fn value(&self, wanted: AmazonS3ConfigKey) -> Option<&str> {
+        self.variables.iter().find(|(key, _)| *key == wanted).map(|(_, value)| value.as_str())
+    }
+
+    /// Is there anything to sign with, or nothing to be signed?
+    pub(super) fn has_credentials(&self) -> bool {
+        use AmazonS3ConfigKey::{
+            AccessKeyId, ContainerCredentialsFullUri, ContainerCredentialsRelativeUri, MetadataEndpoint,
+            SecretAccessKey, SkipSignature, WebIdentityTokenFile,
+        };
+        let container = [ContainerCredentialsFullUri, ContainerCredentialsRelativeUri];
+        let others = [MetadataEndpoint, SkipSignature, WebIdentityTokenFile];
+        (self.value(AccessKeyId).is_some() && self.value(SecretAccessKey).is_some())
+            || container.into_iter().chain(others).any(|key| self.value(key).is_some())
+    }
+
+    pub(super) fn secrets(&self) -> Secrets {
+        let keys = [AmazonS3ConfigKey::SecretAccessKey, AmazonS3ConfigKey::Token];
+        Secrets(keys.into_iter().filter_map(|key| self.value(key).map(str::to_owned)).collect())
+    }
+
+    pub(super) fn cache(&self) -> Option<Cache> {
+        if self.cache_bytes_max == 0 {
+            return None;
+        }
+        if self.cache_folder.is_none() {
+            warn!("neither shards.cache_dir nor XDG_CACHE_HOME nor HOME names a folder: fetched shards are not kept");
+        }
+        Some(Cache::new(self.cache_folder.clone()?, self.cache_bytes_max))
+    }
+}

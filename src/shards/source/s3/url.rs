@@ -1,0 +1,66 @@
+//! `s3://bucket/key`, where the key is a folder, an object or a glob.
+
+use crate::shards::error::ShardsError;
+
+/// A URL in its parts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Url {
+    pub(super) bucket: String,
+    /// Without slashes at either end.
+    pub(super) key: String,
+    /// It ended in a slash, or is a whole bucket.
+    pub(super) is_folder: bool,
+}
+
+impl Url {
+    /// Parses what stands behind `s3://`. Credentials in a URL are refused, and not repeated.
+    pub(super) fn parse(rest: &str) -> Result<Self, ShardsError> {
+        let refuse = |reason: &str| Err(ShardsError::Argument(format!("an s3:// URL {reason}")));
+        let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+        let signed =
+            key.split_once('?').is_some_and(|(_, query)| query.contains("X-Amz-") || query.contains("Signature="));
+        if bucket.contains(['@', ':']) || signed {
+            return refuse(
+                "with credentials is refused (it would end in logs and saved configurations); \
+                 set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
+            );
+        }
+        let legal = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
+        if bucket.len() < 3 || bucket.len() > 63 || !bucket.chars().all(legal) {
+            return refuse(&format!("needs a bucket, got {bucket:?}, expected s3://BUCKET/PREFIX"));
+        }
+        let is_folder = key.is_empty() || key.ends_with('/');
+        Ok(Self { bucket: bucket.to_owned(), key: key.trim_matches('/').to_owned(), is_folder })
+    }
+
+    /// An object's URL.
+    pub(super) fn of(bucket: &str, key: &str) -> String {
+        format!("s3://{bucket}/{key}")
+    }
+
+    /// The key's beginning that has no wildcard, up to a slash; none if there is no wildcard at all.
+    pub(super) fn glob_base(&self) -> Option<&str> {
+        let wild = self.key.find(['*', '?', '['])?;
+        Some(self.key[..wild].rsplit_once('/').map_or("", |(base, _)| base))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_has_a_bucket_and_a_key_and_no_credentials() {
+        let parsed = |rest| Url::parse(rest).map(|url| (url.bucket, url.key, url.is_folder)).ok();
+        let url = |bucket: &str, key: &str, is_folder| Some((bucket.to_owned(), key.to_owned(), is_folder));
+        assert_eq!(parsed("data/mp16"), url("data", "mp16", false));
+        assert_eq!(parsed("data/a/b/"), url("data", "a/b", true));
+        assert_eq!(parsed("data"), url("data", "", true));
+        let glob = Url::parse("data/a/b*/c?.parquet").expect("a glob");
+        assert_eq!((glob.glob_base(), glob.is_folder), (Some("a"), false));
+        for refused in ["", "/x", "ab/x", "no space/x", "user:hunter2@data/x", "data/x?X-Amz-Signature=hunter2"] {
+            let text = Url::parse(refused).expect_err("refused").to_string();
+            assert!(!text.contains("hunter2"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! `shards simulate`: embeddings of photos that nobody took, at real places, as hard to locate as real ones.
+//!
+//! What a photo shows is [`World`]'s; here its places are embedded, mixed, turned by Q and written. The bytes depend on seed,
+//! places, weights and the kind of device, not on chunks or threads: embeddings and products are computed in tiles
+//! ([`crate::geoclip::for_each_tile`]), everything else per photo.
+
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
+
+use locdiff_core::tables;
+
+use super::options::Simulation;
+use super::studio::{Progress, Studio};
+use super::world::{Spots, World};
+use crate::geoclip::{FEATURE_WIDTH, Geoclip};
+use crate::shards::{ImageHead, Manifest, OwnedRows, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions};
+
+/// Views of all photos of a chunk: 25 MB of embeddings, and twice that on the way.
+const CHUNK_VIEWS: usize = 16_384;
+/// Views per photo: more would be a mistake.
+const VIEWS_MAX: u32 = 256;
+
+/// Simulates a folder of shards.
+pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsError> {
+    if !(1..=VIEWS_MAX).contains(&simulation.views) {
+        return Err(ShardsError::Argument(format!("--views is {}, wanted 1 to {VIEWS_MAX}", simulation.views)));
+    }
+    if simulation.rows == Some(0) {
+        return Err(ShardsError::Argument("--rows is 0, wanted at least 1".to_owned()));
+    }
+    let places = simulation.coordinates.as_deref().map(tables::read_places).transpose()?;
+    let geoclip = Geoclip::open(&simulation.geoclip)?;
+    let spots = places.as_ref().map_or(geoclip.places().len(), Vec::len) as u64;
+    let rows = simulation.rows.unwrap_or(spots);
+    let options = WriterOptions {
+        overwrite: simulation.overwrite,
+        ..WriterOptions::new(FEATURE_WIDTH as u32, simulation.views, source(simulation), ImageHead::Linear)
+    };
+    let writer = ShardWriter::create(out, options)?;
+    let mut studio = Studio::new(simulation, &geoclip, rows)?;
+    let world = World::new(simulation.seed, geoclip.places(), places.as_deref().map_or(Spots::Gallery, Spots::Places));
+    let chunk = simulation.chunk_rows.unwrap_or(CHUNK_VIEWS / simulation.views as usize).max(1) as u64;
+    let starts = (0..rows).step_by(usize::try_from(chunk).unwrap_or(usize::MAX));
+    let mut progress = Progress::new("photos", rows);
+    let shots = starts.map(|first| {
+        let end = rows.min(first + chunk);
+        let shot = studio.shoot(&world, first..end);
+        progress.say(end);
+        shot
+    });
+    write_all(writer, shots)?.finish()
+}
+
+/// Writes one chunk of photos while the next is made. Nothing is finished where either fails.
+fn write_all(
+    mut writer: ShardWriter,
+    mut shots: impl Iterator<Item = Result<OwnedRows, ShardsError>>,
+) -> Result<ShardWriter, ShardsError> {
+    std::thread::scope(|scope| {
+        let (sender, arrivals) = sync_channel::<OwnedRows>(1);
+        let writing = scope.spawn(move || -> Result<ShardWriter, ShardsError> {
+            arrivals.into_iter().try_for_each(|shot| writer.push_owned(&shot))?;
+            Ok(writer)
+        });
+        // A writer that has failed listens no more, and says why below.
+        let mut send_all = || -> Result<(), ShardsError> {
+            while let Some(shot) = shots.next().transpose()?
+                && sender.send(shot).is_ok()
+            {}
+            Ok(())
+        };
+        let made = send_all();
+        drop(sender);
+        let written = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        made.and(written)
+    })
+}
+
+/// What the manifest says of them.
+fn source(simulation: &Simulation) -> String {
+    let places = simulation.coordinates.as_ref().and_then(|path| path.file_name());
+    let places = places.map_or_else(|| "GeoCLIP's gallery".into(), |name| name.to_string_lossy());
+    let device = if simulation.device.is_cuda() { "cuda" } else { "cpu" };
+    format!("simulated: seed {}, places of {places}, projection seed {PROJECTION_SEED}, on {device}", simulation.seed)
+}
