@@ -52,10 +52,8 @@ pub enum Function {
     /// Forward an all-gather, backward this rank's piece of the gradient. Where what comes after is replicated, and each
     /// rank already holds the whole gradient.
     GatherSplit = 2,
-    /// Forward an all-gather, backward a reduce-scatter: the exact adjoint. Where what comes after is partial.
-    GatherReduceScatter = 3,
     /// Forward this rank's piece, backward an all-gather. Where a replicated tensor is divided among ranks.
-    SplitGather = 4,
+    SplitGather = 3,
 }
 
 /// Applies `function` to `input`; gathers and splits run along `dim` (negative counts from the end), in equal pieces.

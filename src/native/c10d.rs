@@ -19,9 +19,8 @@ unsafe extern "C" {
         name_length: usize,
         rank: c_int,
         size: c_int,
-        by_interface: c_int,
-        bind: *const c_char,
-        bind_length: usize,
+        address: *const c_char,
+        address_length: usize,
         timeout_ms: i64,
         out: *mut *mut c_void,
     ) -> c_int;
@@ -68,9 +67,7 @@ unsafe extern "C" {
         out: *mut *mut c_void,
     ) -> c_int;
     fn locdiff_start_barrier(group: *mut c_void, timeout_ms: i64, out: *mut *mut c_void) -> c_int;
-    fn locdiff_work_is_completed(work: *mut c_void, out: *mut c_int) -> c_int;
     fn locdiff_work_wait(work: *mut c_void) -> c_int;
-    fn locdiff_work_wait_for(work: *mut c_void, timeout_ms: i64) -> c_int;
     fn locdiff_work_wait_stream(work: *mut c_void) -> c_int;
     fn locdiff_work_free(work: *mut c_void);
 }
@@ -87,15 +84,6 @@ pub enum ReduceOp {
     Mean,
 }
 
-/// Where Gloo listens and from where it connects.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Bind {
-    /// A network interface, such as `eth0`.
-    Interface(String),
-    /// An address of this host, or a name that resolves to one.
-    Address(String),
-}
-
 /// The ranks that take part in a collective together, as one of them sees them.
 #[derive(Debug)]
 pub struct ProcessGroup {
@@ -108,19 +96,16 @@ unsafe impl Send for ProcessGroup {}
 unsafe impl Sync for ProcessGroup {}
 
 impl ProcessGroup {
-    /// Connects every rank of the group over Gloo; all must call it, over stores with the same prefix.
+    /// Connects every rank of the group over Gloo; all must call it, over stores with the same prefix. Gloo listens on
+    /// `address` and connects from there: an address of this host, or a name that resolves to one.
     pub fn gloo(
         store: &Store,
         name: &str,
         (rank, size): (u32, u32),
-        bind: &Bind,
+        address: &str,
         timeout: Duration,
     ) -> Result<Self, NativeError> {
         const OPERATION: &str = "connect over gloo";
-        let (by_interface, bind) = match bind {
-            Bind::Interface(name) => (1, name),
-            Bind::Address(address) => (0, address),
-        };
         let (rank, size) = (c_int_of(OPERATION, rank)?, c_int_of(OPERATION, size)?);
         let mut out = std::ptr::null_mut();
         // SAFETY: the store is alive; both strings are valid for their lengths; `out` is written on success.
@@ -131,9 +116,8 @@ impl ProcessGroup {
                 name.len(),
                 rank,
                 size,
-                by_interface,
-                bind.as_ptr().cast(),
-                bind.len(),
+                address.as_ptr().cast(),
+                address.len(),
                 millis(timeout),
                 &raw mut out,
             )
@@ -266,8 +250,7 @@ impl Drop for ProcessGroup {
 
 /// A collective on its way.
 ///
-/// The result is there after a wait that succeeded, not before, even where [`Work::is_completed`] says yes. Dropping
-/// it early is safe: c10d keeps the tensors until the collective ends, but nobody learns how it ended.
+/// The result is there after a wait that succeeded, not before. Dropping it early is safe: c10d keeps the tensors until the collective ends, but nobody learns how it ended.
 #[derive(Debug)]
 pub struct Work {
     operation: &'static str,
@@ -283,27 +266,10 @@ impl Work {
         Ok(Self { operation, raw: handle(operation, raw)? })
     }
 
-    /// Whether the collective has ended, well or not.
-    pub fn is_completed(&self) -> Result<bool, NativeError> {
-        let mut completed = 0;
-        // SAFETY: the work is alive; `completed` is written on success.
-        let status = unsafe { locdiff_work_is_completed(self.raw.as_ptr(), &raw mut completed) };
-        check(self.operation, status)?;
-        Ok(completed != 0)
-    }
-
     /// Blocks until the result is there, at most for what is left of the collective's own timeout.
     pub fn wait(&mut self) -> Result<(), NativeError> {
         // SAFETY: the work is alive and borrowed by this call alone.
         let status = unsafe { locdiff_work_wait(self.raw.as_ptr()) };
-        check(self.operation, status)
-    }
-
-    /// Blocks until the result is there, at most `timeout` from now. After that Gloo goes on with the
-    /// collective; NCCL aborts the communicator.
-    pub fn wait_for(&mut self, timeout: Duration) -> Result<(), NativeError> {
-        // SAFETY: the work is alive and borrowed by this call alone.
-        let status = unsafe { locdiff_work_wait_for(self.raw.as_ptr(), millis(timeout)) };
         check(self.operation, status)
     }
 

@@ -51,7 +51,6 @@ unsafe extern "C" {
     fn locdiff_bytes_length(bytes: *const c_void) -> usize;
     fn locdiff_bytes_data(bytes: *const c_void) -> *const u8;
     fn locdiff_bytes_free(bytes: *mut c_void);
-    fn locdiff_store_wait(store: *mut c_void, key: *const c_char, key_length: usize, timeout_ms: i64) -> c_int;
     fn locdiff_store_contains(store: *mut c_void, key: *const c_char, key_length: usize, out: *mut c_int) -> c_int;
     fn locdiff_store_add(
         store: *mut c_void,
@@ -156,13 +155,6 @@ impl Store {
         Ok(value)
     }
 
-    /// Waits until some rank has set the key.
-    pub fn wait(&self, key: &str, timeout: Duration) -> Result<(), NativeError> {
-        // SAFETY: the store is alive; the key is valid for its length.
-        let status = unsafe { locdiff_store_wait(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), millis(timeout)) };
-        check("wait for the store", status)
-    }
-
     /// Whether some rank has set the key.
     pub fn contains(&self, key: &str) -> Result<bool, NativeError> {
         let mut found = 0;
@@ -230,7 +222,6 @@ mod tests {
         assert!(!second.contains("key").expect("contains"));
         let same = client.with_prefix("attempt-1").expect("a prefix");
         assert_eq!(same.get("key", TIMEOUT).expect("get"), b"one\0two");
-        same.wait("key", TIMEOUT).expect("wait");
         assert_eq!(first.add("count", 2).expect("add"), 2);
         assert_eq!(same.add("count", 3).expect("add"), 5);
     }

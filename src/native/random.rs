@@ -1,7 +1,7 @@
 //! Random tensors by name, on CPU and GPU alike: the face of [`Philox`] for tensors.
 //!
 //! On the GPU the step can be read from a [`DeviceCounter`], so that a captured graph draws new numbers each time it is
-//! replayed. Call [`prepare`], or draw once, before a capture: the kernels are compiled at first use.
+//! replayed. Draw once before a capture: the kernels are compiled at first use.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,12 +11,10 @@ use tch::{Device, Kind, Tensor};
 
 use super::error::NativeError;
 use super::nvrtc::{Arg, Kernel};
-use super::optim::torch_error;
 
 const SOURCE: &str = include_str!("kernels/philox.cu");
 /// Without fused multiply-add every operation rounds as it does on the CPU.
 const OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
-const KERNELS: [&str; 5] = ["fill_bits", "fill_uniform", "fill_normal", "fill_int", "fill_mask"];
 const THREADS: u64 = 256;
 
 /// Numbers that could not be drawn.
@@ -29,6 +27,8 @@ pub enum RandomError {
     #[error(transparent)]
     Native(#[from] NativeError),
 }
+
+super::from_torch!(RandomError);
 
 /// Where the step of a draw comes from.
 #[derive(Debug, Clone, Copy)]
@@ -54,55 +54,33 @@ pub struct Rows<'a> {
     pub elements: usize,
 }
 
-/// A step counter that lives on a device: an i64 that kernels read and a captured graph advances.
+/// A step counter that lives on a device: an i64 that kernels read.
 #[derive(Debug)]
 pub struct DeviceCounter(Tensor);
 
 impl DeviceCounter {
     /// A counter that stands at `start`.
     pub fn new(device: Device, start: u64) -> Result<Self, RandomError> {
-        let counter =
-            Tensor::f_zeros([1], (Kind::Int64, device)).map_err(|error| torch_error("new counter", &error))?;
-        let mut counter = Self(counter);
+        let mut counter = Self(Tensor::f_zeros([1], (Kind::Int64, device))?);
         counter.set(start)?;
         Ok(counter)
-    }
-
-    /// Adds 1, in the order of the current stream; the host does not wait.
-    pub fn advance(&mut self) -> Result<(), RandomError> {
-        let _ = self.0.f_add_scalar_(1).map_err(|error| torch_error("advance of a counter", &error))?;
-        Ok(())
     }
 
     /// Puts the counter to `step`, in the order of the current stream.
     pub fn set(&mut self, step: u64) -> Result<(), RandomError> {
         within("step", step, STEP_END)?;
-        let _ = self.0.f_fill_(step.cast_signed()).map_err(|error| torch_error("setting of a counter", &error))?;
+        let _ = self.0.f_fill_(step.cast_signed())?;
         Ok(())
     }
 
     /// Where it stands. The host waits for the device.
     pub fn get(&self) -> Result<u64, RandomError> {
-        let value = self.0.f_int64_value(&[0]).map_err(|error| torch_error("reading of a counter", &error))?;
-        Ok(value.cast_unsigned())
+        Ok(self.0.f_int64_value(&[0])?.cast_unsigned())
     }
-
-    /// The tensor itself, to be saved or compared.
-    pub fn tensor(&self) -> &Tensor {
-        &self.0
-    }
-}
-
-/// Compiles the kernels for the current device, where they are not yet.
-pub fn prepare() -> Result<(), NativeError> {
-    KERNELS.iter().try_for_each(|name| kernel(name).map(drop))
 }
 
 /// Tensors of random numbers.
 pub trait RandomTensors {
-    /// Uniform 32-bit integers, as the bits of i32.
-    fn bits(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError>;
-
     /// Uniform in [0, 1), f32.
     fn uniform(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError>;
 
@@ -117,16 +95,6 @@ pub trait RandomTensors {
 }
 
 impl RandomTensors for Philox {
-    fn bits(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
-        if device.is_cuda() {
-            return on_device(*self, device, "fill_bits", Kind::Int, None, rows);
-        }
-        let mut values = vec![0_u32; rows.samples * rows.elements];
-        self.fill_bits(rows.draw()?, &mut values)?;
-        let values: Vec<i32> = values.into_iter().map(u32::cast_signed).collect();
-        rows.tensor(Tensor::f_from_slice(&values))
-    }
-
     fn uniform(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
         if device.is_cuda() {
             return on_device(*self, device, "fill_uniform", Kind::Float, None, rows);
@@ -183,7 +151,7 @@ fn on_device(
     let draw = Draw { stream: rows.stream, step, first_sample: rows.first_sample, elements: rows.elements };
     let stream = Philox::check(draw, rows.samples as u64)?;
     let shape = [rows.samples as i64, rows.elements as i64];
-    let out = Tensor::f_empty(shape, (kind, device)).map_err(|error| torch_error("random tensor", &error))?;
+    let out = Tensor::f_empty(shape, (kind, device))?;
     let blocks = (rows.samples as u64) * (rows.elements as u64).div_ceil(4);
     if blocks == 0 {
         return Ok(out);
@@ -210,7 +178,7 @@ impl Rows<'_> {
 
     fn tensor(&self, flat: Result<Tensor, tch::TchError>) -> Result<Tensor, RandomError> {
         let shape = [self.samples as i64, self.elements as i64];
-        Ok(flat.and_then(|flat| flat.f_view(shape)).map_err(|error| torch_error("random tensor", &error))?)
+        Ok(flat?.f_view(shape)?)
     }
 }
 
