@@ -10,7 +10,7 @@ use std::os::fd::IntoRawFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use super::error::{NativeError, check};
+use super::error::{NativeError, check, handed_over};
 
 unsafe extern "C" {
     fn locdiff_store_serve(
@@ -91,36 +91,30 @@ impl Store {
             IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
         }
         .to_string();
-        let mut out = std::ptr::null_mut();
-        let fd = listener.into_raw_fd();
-        // SAFETY: the host is a string of that length; the descriptor is ours to give away; `out` is written on success.
-        let status = unsafe {
-            locdiff_store_serve(fd, host.as_ptr().cast(), host.len(), address.port(), millis(timeout), &raw mut out)
-        };
-        check(OPERATION, status)?;
-        Self::from_raw(OPERATION, out)
+        let (fd, host_at, timeout_ms) = (listener.into_raw_fd(), host.as_ptr().cast(), millis(timeout));
+        let raw = handed_over(OPERATION, |out| {
+            // SAFETY: the host is a string of that length; the descriptor is ours to give away.
+            unsafe { locdiff_store_serve(fd, host_at, host.len(), address.port(), timeout_ms, out) }
+        })?;
+        Ok(Self { raw })
     }
 
     /// Connects to a server, trying until `timeout`, which is also the default of what groups over the store wait for.
     pub fn join(host: &str, port: u16, timeout: Duration) -> Result<Self, NativeError> {
-        const OPERATION: &str = "join the store";
-        let mut out = std::ptr::null_mut();
-        // SAFETY: the host is a string of that length; `out` is written on success.
-        let status =
-            unsafe { locdiff_store_join(host.as_ptr().cast(), host.len(), port, millis(timeout), &raw mut out) };
-        check(OPERATION, status)?;
-        Self::from_raw(OPERATION, out)
+        let raw = handed_over("join the store", |out| {
+            // SAFETY: the host is a string of that length.
+            unsafe { locdiff_store_join(host.as_ptr().cast(), host.len(), port, millis(timeout), out) }
+        })?;
+        Ok(Self { raw })
     }
 
     /// The same store seen through a prefix: what another prefix wrote is not there.
     pub fn with_prefix(&self, prefix: &str) -> Result<Self, NativeError> {
-        const OPERATION: &str = "prefix the store";
-        let mut out = std::ptr::null_mut();
-        // SAFETY: the store is alive; the prefix is a string of that length; `out` is written on success.
-        let status =
-            unsafe { locdiff_store_prefix(self.raw.as_ptr(), prefix.as_ptr().cast(), prefix.len(), &raw mut out) };
-        check(OPERATION, status)?;
-        Self::from_raw(OPERATION, out)
+        let raw = handed_over("prefix the store", |out| {
+            // SAFETY: the store is alive; the prefix is a string of that length.
+            unsafe { locdiff_store_prefix(self.raw.as_ptr(), prefix.as_ptr().cast(), prefix.len(), out) }
+        })?;
+        Ok(Self { raw })
     }
 
     /// Stores a value, in place of an older one.
@@ -134,12 +128,11 @@ impl Store {
 
     /// The value of a key, once some rank has set it.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, NativeError> {
-        let mut bytes = std::ptr::null_mut();
-        // SAFETY: the store is alive; the key is valid for its length; `bytes` is written on success.
-        let status = unsafe {
-            locdiff_store_get(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), millis(timeout), &raw mut bytes)
-        };
-        check("get from the store", status)?;
+        let bytes = handed_over("get from the store", |out| {
+            // SAFETY: the store is alive; the key is valid for its length.
+            unsafe { locdiff_store_get(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), millis(timeout), out) }
+        })?
+        .as_ptr();
         // SAFETY: the call above succeeded and handed over a vector.
         let length = unsafe { locdiff_bytes_length(bytes) };
         // SAFETY: as above.
@@ -177,11 +170,6 @@ impl Store {
 
     pub(super) fn as_ptr(&self) -> *mut c_void {
         self.raw.as_ptr()
-    }
-
-    fn from_raw(operation: &'static str, raw: *mut c_void) -> Result<Self, NativeError> {
-        let raw = NonNull::new(raw).ok_or_else(|| NativeError { operation, text: "no store came back".to_owned() })?;
-        Ok(Self { raw })
     }
 }
 

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 
 use tch::{Device, Kind, Tensor};
 
-use super::error::{NativeError, check};
+use super::error::{NativeError, check, tensor_from};
 use super::places::{RowPlaces, Rows};
 
 /// Bytes of a float16.
@@ -83,12 +83,11 @@ fn unwritten(rows: usize, width: usize, pinned: bool) -> Result<Tensor, NativeEr
     let size = |count: usize| {
         i64::try_from(count).map_err(|error| NativeError { operation: OPERATION, text: error.to_string() })
     };
-    let mut out = std::ptr::null_mut();
-    // SAFETY: takes numbers; `out` is written on success.
-    let status = unsafe { locdiff_host_rows(size(rows)?, size(width)?, c_int::from(pinned), &raw mut out) };
-    check(OPERATION, status)?;
-    // SAFETY: on success `out` is a new at::Tensor, which is what tch's pointer is; nobody else has it.
-    Ok(unsafe { Tensor::from_ptr(out.cast()) })
+    let (rows, width) = (size(rows)?, size(width)?);
+    // SAFETY: takes numbers.
+    let call = |out| unsafe { locdiff_host_rows(rows, width, c_int::from(pinned), out) };
+    // SAFETY: the memory is a new tensor's.
+    unsafe { tensor_from(OPERATION, call) }
 }
 
 /// An even number of pinned bytes, not written yet; needs the CUDA variant and a GPU. tch's own `pin_memory` takes a device, of

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 
 use tch::{Device, Kind, Tensor};
 
-use super::error::{NativeError, check};
+use super::error::{NativeError, check, tensor_from};
 
 unsafe extern "C" {
     fn locdiff_fused_adamw(
@@ -127,12 +127,10 @@ impl AdamW {
 /// The sum of all squares as one f32 on the device (f64 where all are f64); sums of shards add up across ranks.
 pub fn squared_norm(tensors: &[Tensor]) -> Result<Tensor, NativeError> {
     let list = pointers(tensors);
-    let mut out = std::ptr::null_mut();
-    // SAFETY: the list holds `tensors.len()` live tensors, and `out` has room for one pointer.
-    let status = unsafe { locdiff_squared_norm(list.len(), list.as_ptr(), &raw mut out) };
-    check("squared norm", status)?;
-    // SAFETY: the shim succeeded, so `out` is a tensor of its own that nobody else frees.
-    Ok(unsafe { Tensor::from_ptr(out.cast()) })
+    // SAFETY: the list holds `tensors.len()` live tensors.
+    let call = |out| unsafe { locdiff_squared_norm(list.len(), list.as_ptr(), out) };
+    // SAFETY: the norm is a new tensor.
+    unsafe { tensor_from("squared norm", call) }
 }
 
 /// 1 where the scalar is infinite or not a number, else 0: one f32. Of a squared norm it saves a pass over the gradients, and

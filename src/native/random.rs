@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use locdiff_core::random::{Draw, Philox, RangeError, STEP_END, Stream, mask_threshold, within};
+use tch::kind::Element;
 use tch::{Device, Kind, Tensor};
 
 use super::error::NativeError;
@@ -96,44 +97,41 @@ pub trait RandomTensors {
 
 impl RandomTensors for Philox {
     fn uniform(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
-        if device.is_cuda() {
-            return on_device(*self, device, "fill_uniform", Kind::Float, None, rows);
-        }
-        let mut values = vec![0.0; rows.samples * rows.elements];
-        self.fill_uniform(rows.draw()?, &mut values)?;
-        rows.tensor(Tensor::f_from_slice(&values))
+        drawn(*self, device, rows, ("fill_uniform", None), |draw, out: &mut [f32]| self.fill_uniform(draw, out))
     }
 
     fn normal(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
-        if device.is_cuda() {
-            return on_device(*self, device, "fill_normal", Kind::Float, None, rows);
-        }
-        let mut values = vec![0.0; rows.samples * rows.elements];
-        self.fill_normal(rows.draw()?, &mut values)?;
-        rows.tensor(Tensor::f_from_slice(&values))
+        drawn(*self, device, rows, ("fill_normal", None), |draw, out: &mut [f32]| self.fill_normal(draw, out))
     }
 
     fn int(&self, device: Device, bound: u32, rows: Rows<'_>) -> Result<Tensor, RandomError> {
         if bound == 0 {
             return Err(RangeError::NoIntegers.into());
         }
-        if device.is_cuda() {
-            return on_device(*self, device, "fill_int", Kind::Int64, Some(Arg::U32(bound)), rows);
-        }
-        let mut values = vec![0; rows.samples * rows.elements];
-        self.fill_int(rows.draw()?, bound, &mut values)?;
-        rows.tensor(Tensor::f_from_slice(&values))
+        let kernel = ("fill_int", Some(Arg::U32(bound)));
+        drawn(*self, device, rows, kernel, |draw, out: &mut [i64]| self.fill_int(draw, bound, out))
     }
 
     fn mask(&self, device: Device, keep: f64, rows: Rows<'_>) -> Result<Tensor, RandomError> {
-        let threshold = mask_threshold(keep)?;
-        if device.is_cuda() {
-            return on_device(*self, device, "fill_mask", Kind::Bool, Some(Arg::U64(threshold)), rows);
-        }
-        let mut values = vec![false; rows.samples * rows.elements];
-        self.fill_mask(rows.draw()?, keep, &mut values)?;
-        rows.tensor(Tensor::f_from_slice(&values))
+        let kernel = ("fill_mask", Some(Arg::U64(mask_threshold(keep)?)));
+        drawn(*self, device, rows, kernel, |draw, out: &mut [bool]| self.fill_mask(draw, keep, out))
     }
+}
+
+/// By a kernel with its first argument on the GPU, by `fill` elsewhere.
+fn drawn<T: Element + Clone + Default>(
+    philox: Philox,
+    device: Device,
+    rows: Rows<'_>,
+    (name, extra): (&'static str, Option<Arg<'_>>),
+    fill: impl FnOnce(Draw, &mut [T]) -> Result<(), RangeError>,
+) -> Result<Tensor, RandomError> {
+    if device.is_cuda() {
+        return on_device(philox, device, name, T::KIND, extra, rows);
+    }
+    let mut values = vec![T::default(); rows.samples * rows.elements];
+    fill(rows.draw()?, &mut values)?;
+    Ok(Tensor::f_from_slice(&values)?.f_view([rows.samples as i64, rows.elements as i64])?)
 }
 
 fn on_device(
@@ -174,11 +172,6 @@ impl Rows<'_> {
             Step::Counter(counter) => counter.get()?,
         };
         Ok(Draw { stream: self.stream, step, first_sample: self.first_sample, elements: self.elements })
-    }
-
-    fn tensor(&self, flat: Result<Tensor, tch::TchError>) -> Result<Tensor, RandomError> {
-        let shape = [self.samples as i64, self.elements as i64];
-        Ok(flat?.f_view(shape)?)
     }
 }
 
