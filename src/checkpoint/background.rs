@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use locdiff_core::files::Files;
+use locdiff_core::files::{FileError, Files};
 use locdiff_core::protocol::{CheckpointFile, PartsWritten, partial_name};
 use serde_json::Value;
 use tch::{Device, Tensor};
@@ -76,7 +76,7 @@ impl Background {
     pub fn new(files: Files, run_dir: PathBuf, device: Device) -> Result<Self, CheckpointError> {
         let fetch = match device {
             Device::Cuda(gpu) => {
-                let (stream, staging) = (Stream::from_pool(Priority::Normal)?, Staging::new(device)?);
+                let (stream, staging) = (Stream::from_pool(Priority::Normal)?, Staging::new()?);
                 Some(Arc::new(Mutex::new(Fetch { gpu, stream, staging })))
             }
             _ => None,
@@ -99,7 +99,7 @@ impl Background {
             }
             None => write(&files, run_dir, &snapshot, None),
         });
-        self.writing = Some(writing.map_err(CheckpointError::io(&self.run_dir))?);
+        self.writing = Some(writing.map_err(FileError::at(&self.run_dir))?);
         Ok(before)
     }
 

@@ -9,13 +9,8 @@ use locdiff_core::files::FileError;
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// Which file.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
     /// The bytes are not those that were written.
     #[error("{path}: {reason}")]
     Corrupt {
@@ -47,10 +42,6 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    pub(super) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
-        move |error| Self::Io { path: path.to_owned(), error }
-    }
-
     pub(super) fn corrupt(path: &Path, reason: impl std::fmt::Display) -> Self {
         Self::Corrupt { path: path.to_owned(), reason: reason.to_string() }
     }
@@ -63,18 +54,12 @@ impl CheckpointError {
 impl HasExitCode for CheckpointError {
     fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Io { .. } => ExitCode::Io,
+            Self::Io(_) => ExitCode::Io,
             Self::Corrupt { .. } => ExitCode::Corrupt,
             Self::Bad { .. } => ExitCode::BadData,
             Self::Exists { .. } => ExitCode::Exists,
             Self::Native(_) | Self::Internal(_) => ExitCode::Internal,
         }
-    }
-}
-
-impl From<FileError> for CheckpointError {
-    fn from(error: FileError) -> Self {
-        Self::Io { path: error.path, error: error.error }
     }
 }
 

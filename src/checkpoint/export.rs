@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::error::CheckpointError;
 use super::reader::Checkpoint;
 use super::writer::write_tensors;
-use super::{BUFFERS, EMA, STATE};
+use super::{EMA, STATE};
 
 /// Version of the file, in its metadata.
 const FORMAT: &str = "locdiff-export-1";
@@ -28,8 +28,7 @@ pub fn export(files: &Files, job: &ExportJob) -> Result<Value, CheckpointError> 
         return Err(CheckpointError::bad(out, "is no name of a file"));
     };
     let checkpoint = Checkpoint::open(&job.checkpoint)?;
-    let mut tensors = checkpoint.tensors(EMA)?;
-    tensors.extend(checkpoint.find_tensors(BUFFERS)?.into_iter().flatten());
+    let tensors = checkpoint.tensors(EMA)?;
     let config = configuration(&checkpoint, job)?;
     let metadata = metadata(&checkpoint, &config)?;
     files.create_folders(parent(out))?;

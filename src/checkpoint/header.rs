@@ -1,11 +1,13 @@
 //! The header of a safetensors file: 8 bytes of length, little-endian, then JSON, padded with spaces to 8
 //! (github.com/huggingface/safetensors, "Format").
 //!
-//! Pure. A header that was read covers the data exactly: tensors lie one behind the other, without a gap or an overlap, and
-//! each has the length that its shape says.
+//! What a header says of one tensor is the `safetensors` crate's own [`TensorInfo`]; its reader and writer are not used, because
+//! they want the whole file in memory and check no sum. Pure. A header that was read covers the data exactly: tensors lie one
+//! behind the other, without a gap or an overlap, and each has the length that its shape says.
 
 use std::collections::BTreeMap;
 
+use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Map, Value, json};
 use tch::Kind;
 
@@ -15,8 +17,7 @@ pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 const METADATA: &str = "__metadata__";
 
 /// The types of numbers that are written and read.
-const KINDS: [(Kind, &str); 5] =
-    [(Kind::Double, "F64"), (Kind::Int64, "I64"), (Kind::Float, "F32"), (Kind::BFloat16, "BF16"), (Kind::Half, "F16")];
+const KINDS: [Kind; 5] = [Kind::Double, Kind::Int64, Kind::Float, Kind::BFloat16, Kind::Half];
 
 /// One tensor of a file.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,32 +62,28 @@ impl Entry {
         if name.is_empty() || name == METADATA || name.contains(|c: char| c == '/' || c.is_control()) {
             return malformed(format!("{name:?} is no name for a tensor"));
         }
-        if KINDS.iter().all(|(known, _)| *known != kind) {
-            return Err(HeaderError::Unsupported(format!(
-                "tensor `{name}` is {kind:?}, wanted one of {}",
-                known_kinds()
-            )));
+        if !KINDS.contains(&kind) {
+            let text = format!("tensor `{name}` is {kind:?}, wanted one of {KINDS:?}");
+            return Err(HeaderError::Unsupported(text));
         }
         let elements =
             shape.iter().try_fold(1_u64, |product, length| product.checked_mul(u64::try_from(*length).ok()?));
-        let bytes = elements.and_then(|elements| elements.checked_mul(kind.elt_size_in_bytes() as u64));
-        match bytes {
+        match elements.and_then(|elements| elements.checked_mul(kind.elt_size_in_bytes() as u64)) {
             Some(bytes) => Ok(Self { name: name.to_owned(), kind, shape, bytes }),
             None => malformed(format!("tensor `{name}` has the impossible shape {shape:?}")),
         }
     }
-}
 
-fn known_kinds() -> String {
-    KINDS.map(|(_, name)| name).join(", ")
+    fn info(&self, begin: u64) -> TensorInfo {
+        TensorInfo {
+            dtype: self.kind.try_into().expect("its kind was checked when it was made"),
+            shape: self.shape.iter().map(|length| *length as usize).collect(),
+            data_offsets: (begin as usize, (begin + self.bytes) as usize),
+        }
+    }
 }
 
 impl Header {
-    /// Length of all tensors.
-    pub fn data_bytes(&self) -> u64 {
-        self.tensors.iter().map(|entry| entry.bytes).sum()
-    }
-
     /// The bytes that a file begins with.
     pub fn encode(&self) -> Vec<u8> {
         let mut map = Map::new();
@@ -95,34 +92,24 @@ impl Header {
         }
         let mut begin = 0;
         for entry in &self.tensors {
-            let end = begin + entry.bytes;
-            let kind = KINDS.iter().find(|(kind, _)| *kind == entry.kind).map_or("", |(_, name)| name);
-            map.insert(
-                entry.name.clone(),
-                json!({ "dtype": kind, "shape": entry.shape, "data_offsets": [begin, end] }),
-            );
-            begin = end;
+            map.insert(entry.name.clone(), json!(entry.info(begin)));
+            begin += entry.bytes;
         }
         let mut text = Value::Object(map).to_string().into_bytes();
         text.resize(text.len().next_multiple_of(8), b' ');
-        let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(text);
-        bytes
+        [(text.len() as u64).to_le_bytes().to_vec(), text].concat()
     }
 
     /// Reads the JSON of a header whose file has `data_bytes` of data.
     pub fn parse(text: &[u8], data_bytes: u64) -> Result<Self, HeaderError> {
-        let map: Map<String, Value> = match serde_json::from_slice(text) {
-            Ok(map) => map,
-            Err(error) => return malformed(format!("header: {error}")),
-        };
+        let map: Map<String, Value> = read("header", serde_json::from_slice(text))?;
         let mut header = Self::default();
         let mut placed = Vec::new();
-        for (name, value) in &map {
+        for (name, value) in map {
             if name == METADATA {
-                header.metadata = metadata(value)?;
+                header.metadata = read(METADATA, serde_json::from_value(value))?;
             } else {
-                placed.push(entry(name, value)?);
+                placed.push(entry(&name, value)?);
             }
         }
         placed.sort_by_key(|(begin, entry)| (*begin, entry.bytes));
@@ -144,32 +131,27 @@ impl Header {
     }
 }
 
-fn metadata(value: &Value) -> Result<BTreeMap<String, String>, HeaderError> {
-    let Some(map) = value.as_object() else { return malformed(format!("{METADATA} is no object")) };
-    let text = |(key, value): (&String, &Value)| match value.as_str() {
-        Some(value) => Ok((key.clone(), value.to_owned())),
-        None => malformed(format!("{METADATA}: `{key}` is no text")),
-    };
-    map.iter().map(text).collect()
+fn read<T>(what: &str, read: serde_json::Result<T>) -> Result<T, HeaderError> {
+    read.map_err(|error| HeaderError::Malformed(format!("{what}: {error}")))
 }
 
 /// A tensor and where its data begins.
-fn entry(name: &str, value: &Value) -> Result<(u64, Entry), HeaderError> {
-    let dtype = value["dtype"].as_str().unwrap_or("nothing");
-    let Some((kind, _)) = KINDS.iter().find(|(_, known)| *known == dtype) else {
-        return Err(HeaderError::Unsupported(format!("tensor `{name}` is {dtype}, wanted one of {}", known_kinds())));
+fn entry(name: &str, value: Value) -> Result<(u64, Entry), HeaderError> {
+    // A type that the crate does not know is no damage.
+    let unsupported = |error: String| HeaderError::Unsupported(format!("tensor `{name}`: {error}"));
+    let dtype: Dtype =
+        serde_json::from_value(value["dtype"].clone()).map_err(|error| unsupported(error.to_string()))?;
+    let kind = Kind::try_from(dtype).map_err(|error| unsupported(error.to_string()))?;
+    let info: TensorInfo = read(&format!("tensor `{name}`"), serde_json::from_value(value))?;
+    let shape = info.shape.iter().map(|length| i64::try_from(*length)).collect::<Result<_, _>>();
+    let Ok(shape) = shape else {
+        return malformed(format!("tensor `{name}` has the impossible shape {:?}", info.shape));
     };
-    let list = |key: &str| value[key].as_array().and_then(|list| list.iter().map(Value::as_u64).collect());
-    let shape: Option<Vec<u64>> = list("shape");
-    let shape = shape.and_then(|shape| shape.into_iter().map(|length| i64::try_from(length).ok()).collect());
-    let place: Option<Vec<u64>> = list("data_offsets");
-    let (Some(shape), Some([begin, end])) = (shape, place.as_deref()) else {
-        return malformed(format!("tensor `{name}` has no shape or no place"));
-    };
-    let entry = Entry::new(name, *kind, shape)?;
-    if begin.checked_add(entry.bytes) != Some(*end) {
+    let entry = Entry::new(name, kind, shape)?;
+    let (begin, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
+    if begin.checked_add(entry.bytes) != Some(end) {
         let reason = format!("tensor `{name}` lies at {begin} to {end}, its shape says {} bytes", entry.bytes);
         return malformed(reason);
     }
-    Ok((*begin, entry))
+    Ok((begin, entry))
 }

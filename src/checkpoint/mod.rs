@@ -30,8 +30,6 @@ pub const EMA: &str = "ema";
 pub const FIRST_MOMENTS: &str = "first-moments";
 /// AdamW's second moments.
 pub const SECOND_MOMENTS: &str = "second-moments";
-/// Numbers that the network needs but does not learn, where they are not beside the averaged weights.
-pub const BUFFERS: &str = "buffers";
 /// Everything that is no tensor: position in the data, counters, configuration.
 pub const STATE: &str = "state.json";
 

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use locdiff_core::files::Xxh3;
+use locdiff_core::files::{FileError, Xxh3};
 use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
 use serde_json::Value;
 use tch::Tensor;
@@ -26,7 +26,7 @@ impl Checkpoint {
     /// Reads the manifest; the files it lists are checked when they are read.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(CHECKPOINT_MANIFEST);
-        let text = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
+        let text = std::fs::read(&path).map_err(FileError::at(&path))?;
         let value: Value = serde_json::from_slice(&text).map_err(|error| CheckpointError::corrupt(&path, error))?;
         if let Some(later) = value["format"].as_u64().filter(|format| *format > u64::from(CHECKPOINT_FORMAT)) {
             let reason = format!("format {later} is that of a later version, wanted {CHECKPOINT_FORMAT}");
@@ -127,11 +127,11 @@ impl<'a> Checked<'a> {
         }
         let file = File::open(&path).map_err(|error| match error.kind() {
             ErrorKind::NotFound => CheckpointError::corrupt(&path, "is missing"),
-            _ => CheckpointError::io(&path)(error),
+            _ => FileError::at(&path)(error).into(),
         })?;
-        let found = file.metadata().map_err(CheckpointError::io(&path))?;
+        let found = file.metadata().map_err(FileError::at(&path))?;
         if !found.is_file() {
-            return Err(CheckpointError::io(&path)(ErrorKind::IsADirectory.into()));
+            return Err(FileError::at(&path)(ErrorKind::IsADirectory.into()).into());
         }
         if found.len() != want.bytes {
             let reason = format!("{} bytes, {CHECKPOINT_MANIFEST} says {}", found.len(), want.bytes);
@@ -150,7 +150,7 @@ impl<'a> Checked<'a> {
         let mut buffer = vec![0; length];
         self.file.read_exact(&mut buffer).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => CheckpointError::corrupt(&self.path, "ended while it was read"),
-            _ => CheckpointError::io(&self.path)(error),
+            _ => FileError::at(&self.path)(error).into(),
         })?;
         self.hasher.update(&buffer);
         self.left -= bytes;

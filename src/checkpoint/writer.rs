@@ -12,6 +12,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::error::CheckpointError;
 use super::header::{Entry, Header};
+use crate::native::host::pinned_bytes;
 
 /// Bytes of a tensor that are copied at once.
 const PIECE_BYTES: usize = 1 << 20;
@@ -24,9 +25,8 @@ const FETCHED_BYTES: i64 = 16 << 20;
 pub(super) struct Staging(Tensor);
 
 impl Staging {
-    /// For one GPU.
-    pub(super) fn new(device: Device) -> Result<Self, CheckpointError> {
-        Ok(Self(Tensor::f_empty([FETCHED_BYTES], (Kind::Uint8, Device::Cpu))?.f_pin_memory(device)?))
+    pub(super) fn new() -> Result<Self, CheckpointError> {
+        Ok(Self(pinned_bytes(FETCHED_BYTES as usize)?))
     }
 }
 

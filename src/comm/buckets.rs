@@ -14,7 +14,6 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use tch::{Kind, Tensor};
 
@@ -25,26 +24,6 @@ use crate::native::c10d::ReduceOp;
 
 /// Each gradient begins at a multiple of this within its bucket, so that kernels can load whole cache lines.
 const ALIGNMENT_BYTES: usize = 64;
-
-/// What happened in one step, in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BucketEvent {
-    /// The gradient of the parameter with this index was accumulated.
-    Gradient(usize),
-    /// The reduction of the bucket with this index started.
-    Started(usize),
-    /// [`Buckets::finish`] was called.
-    Finish,
-}
-
-/// How well the reductions of one step were hidden behind backward.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Overlap {
-    /// What happened since the step before, in order.
-    pub events: Vec<BucketEvent>,
-    /// How long [`Buckets::finish`] took. On NCCL only the stream waits.
-    pub waited: Duration,
-}
 
 /// Where a gradient lies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +43,6 @@ struct State {
     /// The bucket that starts next; those before it have.
     next: usize,
     synchronize: bool,
-    events: Vec<BucketEvent>,
     error: Option<CommError>,
 }
 
@@ -110,7 +88,6 @@ impl Buckets {
             pending: Vec::new(),
             next: 0,
             synchronize: true,
-            events: Vec::new(),
             error: None,
         };
         let shared = Arc::new(Shared { group: group.clone(), slots, state: Mutex::new(state) });
@@ -143,9 +120,9 @@ impl Buckets {
 
     /// Reduces what is left and waits for all: buckets with parameters that backward did not reach, and those behind
     /// them. Every gradient is then the mean over ranks. Returns the first error of the step, hooks included.
-    pub fn finish(&self) -> Result<Overlap, CommError> {
-        let started = Instant::now();
-        let (pending, error, events) = self.shared.close_step();
+    pub fn finish(&self) -> Result<(), CommError> {
+        tracing::trace!("finish");
+        let (pending, error) = self.shared.close_step();
         let mut result = error.map_or(Ok(()), Err);
         for work in pending {
             // Wait for each one, also after an error: an unfinished one would write into the next step.
@@ -153,8 +130,7 @@ impl Buckets {
             result = result.and(outcome);
         }
         result?;
-        self.check_in_place()?;
-        Ok(Overlap { events, waited: started.elapsed() })
+        self.check_in_place()
     }
 
     /// The flat buffers, the gradients of the last parameters first. Padding between gradients is zero.
@@ -192,7 +168,7 @@ impl Shared {
     /// The hook of one parameter. Runs on whatever thread accumulated; must not fail, so errors wait for `finish`.
     fn gradient_arrived(&self, parameter: usize) {
         let mut state = self.lock();
-        state.events.push(BucketEvent::Gradient(parameter));
+        tracing::trace!(parameter, "gradient");
         if !state.synchronize {
             return;
         }
@@ -214,7 +190,7 @@ impl Shared {
         if state.error.is_some() {
             return;
         }
-        state.events.push(BucketEvent::Started(bucket));
+        tracing::trace!(bucket, "reduction started");
         match self.group.start_all_reduce(&mut state.flats[bucket], ReduceOp::Mean) {
             Ok(work) => state.pending.push(work),
             Err(error) => state.error = Some(error),
@@ -222,9 +198,8 @@ impl Shared {
     }
 
     /// Starts what is left and makes ready for the next step.
-    fn close_step(&self) -> (Vec<Pending>, Option<CommError>, Vec<BucketEvent>) {
+    fn close_step(&self) -> (Vec<Pending>, Option<CommError>) {
         let mut state = self.lock();
-        state.events.push(BucketEvent::Finish);
         while state.next < state.flats.len() {
             self.start_next(&mut state);
         }
@@ -234,7 +209,7 @@ impl Shared {
         for slot in &self.slots {
             state.awaited[slot.bucket] += 1;
         }
-        (std::mem::take(&mut state.pending), state.error.take(), std::mem::take(&mut state.events))
+        (std::mem::take(&mut state.pending), state.error.take())
     }
 }
 

@@ -12,7 +12,7 @@ use tch::Device;
 use super::error::CommError;
 use super::group::Group;
 use super::layout::{Layout, Place};
-use crate::native::c10d::{Bind, ProcessGroup};
+use crate::native::c10d::ProcessGroup;
 use crate::native::{NativeError, Store};
 
 /// This rank's end of the store.
@@ -32,8 +32,8 @@ pub enum StoreEnd {
 /// What carries the collectives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Backend {
-    /// CPU tensors, over TCP.
-    Gloo(Bind),
+    /// CPU tensors, over TCP, on an address of this host.
+    Gloo(String),
     /// CUDA tensors of one GPU. Which interface it uses between nodes is NCCL's own setting, `NCCL_SOCKET_IFNAME`.
     Nccl {
         /// Index of the GPU among those that this process sees.
@@ -71,7 +71,8 @@ pub struct Communicator {
     world: Group,
     data: Group,
     tensor: Group,
-    store: Store,
+    /// Serves or joins until the groups are gone.
+    _store: Store,
 }
 
 impl Communicator {
@@ -101,7 +102,7 @@ impl Communicator {
             connect("tensor", &format!("tensor-{}", place.data_rank), (place.tensor_rank, layout.tensor_parallel()))?;
         // Rank 0 serves the store until all are through.
         world.with_timeout(connect_timeout).barrier()?;
-        Ok(Self { layout, rank, place, world, data, tensor, store })
+        Ok(Self { layout, rank, place, world, data, tensor, _store: store })
     }
 
     /// How the world is divided.
@@ -134,19 +135,6 @@ impl Communicator {
         &self.tensor
     }
 
-    /// The store, under this attempt's prefix. It goes when rank 0 does.
-    pub fn store(&self) -> &Store {
-        &self.store
-    }
-
-    /// Ends every pending collective of every group with an error, from any thread.
-    ///
-    /// Where CUDA graphs hold collectives of NCCL, this frees their streams at once but returns only when the graphs are
-    /// gone: then [`AbortHandle::abort_in_background`] is the one to use.
-    pub fn abort(&self) -> Result<(), CommError> {
-        abort_all([&self.tensor, &self.data, &self.world])
-    }
-
     /// What can end the collectives of this rank from elsewhere.
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle([self.tensor.clone(), self.data.clone(), self.world.clone()])
@@ -163,19 +151,16 @@ impl AbortHandle {
         self.0[2].size()
     }
 
-    /// Starts [`Communicator::abort`] on a thread of its own. Drop the graphs before joining it.
+    /// Ends every pending collective of every group with an error, on a thread of its own: where CUDA graphs hold collectives of
+    /// NCCL, that frees their streams at once but ends only when the graphs are gone. Drop them before joining it.
     pub fn abort_in_background(&self) -> JoinHandle<Result<(), CommError>> {
         let groups = self.0.clone();
-        std::thread::spawn(move || abort_all(groups.each_ref()))
+        std::thread::spawn(move || {
+            // All are aborted, whatever the first one says, and none waits for another.
+            let aborting = groups.map(|group| std::thread::spawn(move || group.abort()));
+            aborting.into_iter().try_for_each(|abort| abort.join().expect("an abort does not panic"))
+        })
     }
-}
-
-/// All are aborted, whatever the first one says, and none waits for another.
-fn abort_all(groups: [&Group; 3]) -> Result<(), CommError> {
-    std::thread::scope(|scope| {
-        let aborting = groups.map(|group| scope.spawn(|| group.abort()));
-        aborting.into_iter().try_for_each(|abort| abort.join().expect("an abort does not panic"))
-    })
 }
 
 impl Backend {
@@ -241,7 +226,7 @@ fn open(
     timeout: Duration,
 ) -> Result<ProcessGroup, NativeError> {
     match backend {
-        Backend::Gloo(bind) => ProcessGroup::gloo(store, name, members, bind, timeout),
+        Backend::Gloo(address) => ProcessGroup::gloo(store, name, members, address, timeout),
         #[cfg(locdiff_cuda)]
         Backend::Nccl { device } => ProcessGroup::nccl(store, name, members, *device, timeout),
         #[cfg(not(locdiff_cuda))]

@@ -33,12 +33,6 @@ pub fn gather_replicated(group: &Group, input: &Tensor, dim: i64) -> Result<Tens
     apply(group, "gather_replicated", input, Function::GatherSplit, dim)
 }
 
-/// Concatenates the ranks' pieces along `dim`; backward sums the gradient over ranks and keeps this rank's piece: the
-/// exact adjoint. Right where what comes after is partial.
-pub fn gather_partial(group: &Group, input: &Tensor, dim: i64) -> Result<Tensor, CommError> {
-    apply(group, "gather_partial", input, Function::GatherReduceScatter, dim)
-}
-
 /// This rank's piece along `dim`; backward concatenates the pieces of the gradient. Where a replicated tensor is
 /// divided among ranks.
 pub fn split(group: &Group, input: &Tensor, dim: i64) -> Result<Tensor, CommError> {

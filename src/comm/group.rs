@@ -1,9 +1,8 @@
 //! Collectives of one group, each with a timeout.
 //!
 //! Ranks of a group start the same collectives in the same order with tensors of the same shape and type. Each rank
-//! checks its own arguments before it starts; [`Group::with_verification`] compares them across ranks as well.
+//! checks its own arguments before it starts.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -29,7 +28,6 @@ struct Shared {
 pub struct Group {
     shared: Arc<Shared>,
     timeout: Duration,
-    verify: bool,
 }
 
 impl Group {
@@ -42,7 +40,7 @@ impl Group {
     ) -> Self {
         let name = name.to_owned();
         let shared = Shared { process_group, name, rank, size, device, aborted: AtomicBool::new(false) };
-        Self { shared: Arc::new(shared), timeout, verify: false }
+        Self { shared: Arc::new(shared), timeout }
     }
 
     /// Its name, as it stands in messages.
@@ -73,14 +71,7 @@ impl Group {
     /// The same group with another timeout.
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        Self { timeout, ..self.clone() }
-    }
-
-    /// The same group, which before each collective asks every rank whether it is about to do the same. That costs a
-    /// small collective each time and blocks until it is through; all ranks must ask, or none.
-    #[must_use]
-    pub fn with_verification(&self) -> Self {
-        Self { verify: true, ..self.clone() }
+        Self { shared: Arc::clone(&self.shared), timeout }
     }
 
     /// Reduces in place, so that every rank has the same.
@@ -158,9 +149,8 @@ impl Group {
     /// Fails unless every rank brings the same `fingerprint`; `what` says of what.
     pub fn agree(&self, what: &str, fingerprint: u64) -> Result<(), CommError> {
         const OPERATION: &str = "agree";
-        let unverified = Self { verify: false, ..self.clone() };
         let mine = Tensor::from_slice(&[fingerprint.cast_signed()]).to_device(self.device());
-        let all = unverified.all_gather(&mine)?.to_device(Device::Cpu);
+        let all = self.all_gather(&mine)?.to_device(Device::Cpu);
         let all = Vec::<i64>::try_from(all.view([-1])).map_err(|error| self.refused(OPERATION, error.to_string()))?;
         let differing: Vec<usize> = (0..all.len()).filter(|rank| all[*rank] != fingerprint.cast_signed()).collect();
         if differing.is_empty() {
@@ -218,29 +208,20 @@ impl Group {
 
     /// Whatever could hang or corrupt the peers is refused here, before they hear of it.
     fn check(&self, operation: &'static str, tensor: &Tensor, op: Option<ReduceOp>) -> Result<(), CommError> {
-        self.check_here(tensor, op).map_err(|problem| self.refused(operation, problem))?;
-        if self.verify {
-            let mut hasher = DefaultHasher::new();
-            (operation, op.map(|op| op as u8), tensor.kind() as i32, tensor.size()).hash(&mut hasher);
-            self.agree(&format!("{operation} of {:?} {:?}", tensor.kind(), tensor.size()), hasher.finish())?;
-        }
-        Ok(())
-    }
-
-    fn check_here(&self, tensor: &Tensor, op: Option<ReduceOp>) -> Result<(), String> {
+        let refuse = |problem: String| Err(self.refused(operation, problem));
         if !tensor.defined() {
-            return Err("the tensor is undefined".to_owned());
+            return refuse("the tensor is undefined".to_owned());
         }
         if tensor.device() != self.device() {
-            return Err(format!("the tensor is on {:?}, the group on {:?}", tensor.device(), self.device()));
+            return refuse(format!("the tensor is on {:?}, the group on {:?}", tensor.device(), self.device()));
         }
         if tensor.is_sparse() || !tensor.is_contiguous() {
-            return Err("the tensor is not dense and contiguous".to_owned());
+            return refuse("the tensor is not dense and contiguous".to_owned());
         }
         match tensor.kind() {
             Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16 => Ok(()),
             Kind::Uint8 | Kind::Int8 | Kind::Int | Kind::Int64 if op != Some(ReduceOp::Mean) => Ok(()),
-            kind => Err(format!("no {} of {kind:?}", op.map_or("exchange".to_owned(), |op| format!("{op:?}")))),
+            kind => refuse(format!("no {} of {kind:?}", op.map_or("exchange".to_owned(), |op| format!("{op:?}")))),
         }
     }
 
@@ -263,22 +244,9 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Whether the collective has ended, well or not.
-    pub fn is_completed(&self) -> Result<bool, CommError> {
-        self.work.is_completed().map_err(|error| self.group.failed(self.operation, self.started, error.text))
-    }
-
     /// Blocks until the result is there, at most for what is left of the collective's timeout.
     pub fn wait(mut self) -> Result<(), CommError> {
         self.work.wait().map_err(|error| self.group.failed(self.operation, self.started, error.text))
-    }
-
-    /// Blocks until the result is there, at most `timeout` from now. After that Gloo goes on with the collective; NCCL
-    /// aborts the communicator.
-    pub fn wait_for(&mut self, timeout: Duration) -> Result<(), CommError> {
-        let group = self.group.with_timeout(timeout);
-        let started = Instant::now();
-        self.work.wait_for(timeout).map_err(|error| group.failed(self.operation, started, error.text))
     }
 
     /// On NCCL makes the current stream wait and returns at once; on Gloo the same as [`Pending::wait`].

@@ -51,21 +51,6 @@ impl Layout {
         }
         Ok(Place { data_rank: rank / self.tensor_parallel, tensor_rank: rank % self.tensor_parallel })
     }
-
-    /// Who stands there.
-    pub fn rank(&self, place: Place) -> u32 {
-        place.data_rank * self.tensor_parallel + place.tensor_rank
-    }
-
-    /// The ranks that hold the same slice of the model, in the order of their data ranks: gradients are reduced there.
-    pub fn data_group(&self, place: Place) -> Vec<u32> {
-        (0..self.data_parallel).map(|data_rank| self.rank(Place { data_rank, ..place })).collect()
-    }
-
-    /// The ranks that hold one replica together, in the order of their tensor ranks.
-    pub fn tensor_group(&self, place: Place) -> Vec<u32> {
-        (0..self.tensor_parallel).map(|tensor_rank| self.rank(Place { tensor_rank, ..place })).collect()
-    }
 }
 
 impl std::fmt::Display for Layout {
@@ -84,41 +69,14 @@ mod tests {
     }
 
     #[test]
-    fn rank_and_place_are_inverse() {
+    fn every_place_has_one_rank_and_tensor_parallel_ranks_are_adjacent() {
         for layout in every_layout() {
-            for rank in 0..layout.world() {
-                assert_eq!(layout.rank(layout.place(rank).expect("in the world")), rank, "{layout}");
-            }
-        }
-    }
-
-    #[test]
-    fn tensor_parallel_ranks_are_adjacent() {
-        for layout in every_layout() {
-            for rank in 0..layout.world() {
-                let group = layout.tensor_group(layout.place(rank).expect("in the world"));
-                assert!(group.contains(&rank));
-                assert!(group.windows(2).all(|pair| pair[1] == pair[0] + 1), "{layout}: {group:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn groups_of_a_kind_partition_the_world_and_two_kinds_meet_in_one_rank() {
-        for layout in every_layout() {
-            for rank in 0..layout.world() {
-                let place = layout.place(rank).expect("in the world");
-                let (data, tensor) = (layout.data_group(place), layout.tensor_group(place));
-                assert_eq!(data[place.data_rank as usize], rank);
-                assert_eq!(tensor[place.tensor_rank as usize], rank);
-                assert_eq!(data.iter().filter(|member| tensor.contains(member)).count(), 1);
-                for member in &data {
-                    assert_eq!(layout.data_group(layout.place(*member).expect("in the world")), data);
-                }
-                for member in &tensor {
-                    assert_eq!(layout.tensor_group(layout.place(*member).expect("in the world")), tensor);
-                }
-            }
+            let places = (0..layout.world()).map(|rank| layout.place(rank).expect("in the world"));
+            let data_ranks = 0..layout.data_parallel();
+            let wanted = data_ranks.flat_map(|data_rank| {
+                (0..layout.tensor_parallel()).map(move |tensor_rank| Place { data_rank, tensor_rank })
+            });
+            assert!(places.eq(wanted), "{layout}");
         }
     }
 

@@ -16,10 +16,10 @@ mod error;
 mod group;
 mod layout;
 
-pub use buckets::{BucketEvent, Buckets, Overlap};
+pub use buckets::Buckets;
 pub use communicator::{AbortHandle, Backend, Communicator, Rendezvous, StoreEnd};
 pub use error::{CommError, Failure};
 pub use group::{Group, Pending};
 pub use layout::{Layout, Place};
 
-pub use crate::native::c10d::{Bind, ReduceOp};
+pub use crate::native::c10d::ReduceOp;

@@ -41,12 +41,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// DDPM: every timestep, ancestral noise.
-    pub fn ddpm(schedule: &NoiseSchedule) -> Result<Self, DiffusionError> {
-        Self::few_steps(schedule, schedule.timesteps(), 1.0)
-    }
-
-    /// `steps` timesteps spread evenly from T - 1 to 0, with a share `eta` of ancestral noise.
+    /// `steps` timesteps spread evenly from T - 1 to 0, with a share `eta` of ancestral noise: all of them with 1 are DDPM.
     pub fn few_steps(schedule: &NoiseSchedule, steps: usize, eta: f64) -> Result<Self, DiffusionError> {
         let timesteps = schedule.timesteps();
         if steps == 0 || steps > timesteps {
@@ -64,22 +59,8 @@ impl Sampler {
         Ok(Self { steps: chain })
     }
 
-    /// The timesteps at which the network is asked, in order.
-    pub fn timesteps(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
-        self.steps.iter().map(|(t, _)| *t)
-    }
-
-    /// Runs the chain; the result is a scaled code for each sample. `predict` gets x_t and t, and returns x̂_0.
-    pub fn run<E: From<DiffusionError>>(
-        &self,
-        noise: &ChainNoise,
-        predict: impl FnMut(&Tensor, usize) -> Result<Tensor, E>,
-    ) -> Result<Tensor, E> {
-        self.run_with(|draw| noise.draw(draw), predict)
-    }
-
-    /// The same with noise from elsewhere: `noise` is asked for draw 0, the start, and then for draw k + 1 by step k
-    /// unless that step adds none.
+    /// Runs the chain; the result is a scaled code for each sample. `predict` gets x_t and t, and returns x̂_0. `noise` is asked
+    /// for draw 0, the start, and then for draw k + 1 by step k unless that step adds none: see [`ChainNoise::draw`].
     pub fn run_with<E: From<DiffusionError>>(
         &self,
         mut noise: impl FnMut(usize) -> Result<Tensor, DiffusionError>,

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::files::FileError;
 use locdiff_core::tables::TableError;
 
 /// An error of [`crate::geoclip`].
@@ -38,13 +39,8 @@ pub enum GeoclipError {
         want: Vec<i64>,
     },
     /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// Which file.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
     /// What would be written exists.
     #[error("{path} is no folder of GeoCLIP's weights, and --overwrite replaces nothing else; name another with --out")]
     NotOurs {
@@ -63,10 +59,6 @@ pub enum GeoclipError {
 }
 
 impl GeoclipError {
-    pub(super) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
-        move |error| Self::Io { path: path.to_owned(), error }
-    }
-
     pub(super) fn damaged(path: &Path, reason: impl std::fmt::Display) -> Self {
         Self::Damaged { path: path.to_owned(), reason: reason.to_string() }
     }
@@ -79,7 +71,7 @@ impl HasExitCode for GeoclipError {
             Self::Damaged { .. } => ExitCode::Corrupt,
             Self::Shape { .. } => ExitCode::BadData,
             Self::Table(error) => error.exit_code(),
-            Self::Io { .. } => ExitCode::Io,
+            Self::Io(_) => ExitCode::Io,
             Self::Exists { .. } | Self::NotOurs { .. } => ExitCode::Exists,
             Self::Native(_) => ExitCode::Internal,
         }

@@ -12,9 +12,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use locdiff_core::files::{FileError, Files, Written, measure, parent};
 use locdiff_core::geo::Place;
 use locdiff_core::tables;
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,7 @@ use super::location::LocationEncoder;
 const VERSION: u32 = 1;
 pub(super) const WEIGHTS: &str = "geoclip.safetensors";
 pub(super) const GALLERY: &str = "gallery.csv";
+const LICENCE: &str = "LICENSE";
 const MANIFEST: &str = "manifest.json";
 
 /// What is in the folder.
@@ -38,16 +40,7 @@ pub struct Manifest {
     /// Where it came from.
     pub source: String,
     /// Its files by name.
-    pub files: BTreeMap<String, FileEntry>,
-}
-
-/// One file of the folder.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileEntry {
-    /// Its length.
-    pub bytes: u64,
-    /// Checksum of its bytes, 16 hexadecimal digits.
-    pub xxh3: String,
+    pub files: BTreeMap<String, Written>,
 }
 
 /// Weights and gallery, checked.
@@ -65,8 +58,7 @@ impl Geoclip {
         let manifest = read_manifest(folder)?;
         let mut summary = Vec::new();
         for (name, entry) in &manifest.files {
-            let bytes = read_checked(folder, name, entry)?;
-            summary.extend(XxHash3_64::oneshot(&bytes).to_le_bytes());
+            summary.extend(checked(folder, name, entry)?.to_le_bytes());
         }
         let places = tables::read_places(&folder.join(GALLERY))?;
         let weights = folder.join(WEIGHTS);
@@ -111,7 +103,7 @@ fn read_manifest(folder: &Path) -> Result<Manifest, GeoclipError> {
         ErrorKind::NotFound | ErrorKind::NotADirectory => {
             GeoclipError::Missing { folder: folder.display().to_string(), reason: format!("no {MANIFEST}") }
         }
-        _ => GeoclipError::Io { path: path.clone(), error },
+        _ => FileError::at(&path)(error).into(),
     })?;
     let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| GeoclipError::damaged(&path, error))?;
     if manifest.version != VERSION {
@@ -123,28 +115,27 @@ fn read_manifest(folder: &Path) -> Result<Manifest, GeoclipError> {
     Ok(manifest)
 }
 
-fn read_checked(folder: &Path, name: &str, entry: &FileEntry) -> Result<Vec<u8>, GeoclipError> {
+/// The checksum of a file that is as the manifest says.
+fn checked(folder: &Path, name: &str, entry: &Written) -> Result<u64, GeoclipError> {
     let path = folder.join(name);
-    let bytes = std::fs::read(&path).map_err(|error| match error.kind() {
+    let got = measure(&path).map_err(|error| match error.error.kind() {
         ErrorKind::NotFound => {
             GeoclipError::Missing { folder: folder.display().to_string(), reason: format!("no {name}") }
         }
-        _ => GeoclipError::Io { path: path.clone(), error },
+        _ => error.into(),
     })?;
     let way_out = "; import it again with `locdiff-launch geoclip import --overwrite`";
-    if bytes.len() as u64 != entry.bytes {
-        let reason = format!("{} bytes, {MANIFEST} says {}{way_out}", bytes.len(), entry.bytes);
+    if got.bytes != entry.bytes {
+        let reason = format!("{} bytes, {MANIFEST} says {}{way_out}", got.bytes, entry.bytes);
         return Err(GeoclipError::damaged(&path, reason));
     }
-    let got = hex(&bytes);
-    if got != entry.xxh3 {
-        return Err(GeoclipError::damaged(&path, format!("xxh3 is {got}, {MANIFEST} says {}{way_out}", entry.xxh3)));
+    match u64::from_str_radix(&got.xxh3, 16) {
+        Ok(checksum) if got == *entry => Ok(checksum),
+        _ => {
+            let reason = format!("xxh3 is {}, {MANIFEST} says {}{way_out}", got.xxh3, entry.xxh3);
+            Err(GeoclipError::damaged(&path, reason))
+        }
     }
-    Ok(bytes)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    format!("{:016x}", XxHash3_64::oneshot(bytes))
 }
 
 /// Writes a folder beside its final name and renames it: whole or not at all.
@@ -157,28 +148,24 @@ pub fn write_folder(
     overwrite: bool,
 ) -> Result<Manifest, GeoclipError> {
     check_target(folder, overwrite)?;
-    let parent = match folder.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    std::fs::create_dir_all(parent).map_err(GeoclipError::io(parent))?;
-    let beside = tempfile::Builder::new().prefix(".geoclip-").tempdir_in(parent).map_err(GeoclipError::io(parent))?;
-    let weights = beside.path().join(WEIGHTS);
+    let (disk, parent) = (Files::real(), parent(folder));
+    disk.create_folders(parent)?;
+    let beside = tempfile::Builder::new().prefix(".geoclip-").tempdir_in(parent).map_err(FileError::at(parent))?;
+    let path = |name: &str| beside.path().join(name);
+    let weights = path(WEIGHTS);
     Tensor::write_safetensors(tensors, &weights)?;
-    sync(&weights)?;
-    write_synced(&beside.path().join(GALLERY), gallery_csv)?;
-    write_synced(&beside.path().join("LICENSE"), licence)?;
-    let mut files = BTreeMap::new();
-    for name in [WEIGHTS, GALLERY, "LICENSE"] {
-        let path = beside.path().join(name);
-        let bytes = std::fs::read(&path).map_err(GeoclipError::io(&path))?;
-        files.insert(name.to_owned(), FileEntry { bytes: bytes.len() as u64, xxh3: hex(&bytes) });
-    }
+    File::open(&weights).and_then(|file| file.sync_all()).map_err(FileError::at(&weights))?;
+    let written = [
+        (WEIGHTS, measure(&weights)?),
+        (GALLERY, disk.write_new(&path(GALLERY), gallery_csv)?),
+        (LICENCE, disk.write_new(&path(LICENCE), licence)?),
+    ];
+    let files = written.map(|(name, written)| (name.to_owned(), written)).into();
     let manifest = Manifest { version: VERSION, source: source.to_owned(), files };
     let text = serde_json::to_vec_pretty(&manifest).expect("a manifest of strings and numbers is JSON");
-    write_synced(&beside.path().join(MANIFEST), &text)?;
-    sync(beside.path())?;
-    put_in_place(beside, folder, parent)?;
+    disk.write_new(&path(MANIFEST), &text)?;
+    disk.sync_folder(beside.path())?;
+    put_in_place(&disk, beside, folder)?;
     Ok(manifest)
 }
 
@@ -199,33 +186,22 @@ fn check_target(folder: &Path, overwrite: bool) -> Result<(), GeoclipError> {
 }
 
 /// The old folder steps aside first; it comes back if the new one cannot take its place.
-fn put_in_place(beside: tempfile::TempDir, folder: &Path, parent: &Path) -> Result<(), GeoclipError> {
-    let io = |error| GeoclipError::Io { path: folder.to_owned(), error };
-    let aside =
-        tempfile::Builder::new().prefix(".geoclip-old-").tempdir_in(parent).map_err(GeoclipError::io(parent))?;
+fn put_in_place(disk: &Files, beside: tempfile::TempDir, folder: &Path) -> Result<(), GeoclipError> {
+    let parent = parent(folder);
+    let aside = tempfile::Builder::new().prefix(".geoclip-old-").tempdir_in(parent).map_err(FileError::at(parent))?;
     let old = aside.path().join("old");
     let had = folder.symlink_metadata().is_ok();
     if had {
-        std::fs::rename(folder, &old).map_err(io)?;
+        disk.rename(folder, &old)?;
     }
-    if let Err(error) = std::fs::rename(beside.path(), folder) {
-        if had && std::fs::rename(&old, folder).is_err() {
+    if let Err(error) = disk.rename(beside.path(), folder) {
+        if had && disk.rename(&old, folder).is_err() {
             // It stays where it is, under its other name, and is not removed.
             let _ = aside.keep();
         }
-        return Err(io(error));
+        return Err(error.into());
     }
     // The folder has moved: nothing is left for the guard to remove.
     let _ = beside.keep();
-    sync(parent)
-}
-
-/// Makes what was written to a file or folder last.
-fn sync(path: &Path) -> Result<(), GeoclipError> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(GeoclipError::io(path))
-}
-
-fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), GeoclipError> {
-    let mut file = File::create(path).map_err(GeoclipError::io(path))?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(GeoclipError::io(path))
+    Ok(disk.sync_folder(parent)?)
 }

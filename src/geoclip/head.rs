@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use tch::{Device, Tensor};
 
 use super::error::GeoclipError;
-use super::location::{Linear, normalised, take};
+use super::location::{Linear, take};
 use super::{EMBEDDING_WIDTH, FEATURE_WIDTH};
 
 /// Images into GeoCLIP's space.
@@ -33,11 +33,6 @@ impl ImageHead {
     /// GeoCLIP's own output for CLIP features `[n, 768]`: `[n, 512]`, not normalised.
     pub fn encode(&self, features: &Tensor) -> Result<Tensor, GeoclipError> {
         tch::no_grad(|| self.second.forward(&self.first.forward(features)?.f_relu_()?))
-    }
-
-    /// The direction of [`Self::encode`]'s output.
-    pub fn embed(&self, features: &Tensor) -> Result<Tensor, GeoclipError> {
-        tch::no_grad(|| normalised(&self.encode(features)?))
     }
 
     /// What cosines are multiplied by: `exp(logit_scale)`.

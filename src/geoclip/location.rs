@@ -130,7 +130,7 @@ impl LocationEncoder {
 }
 
 /// Rows of unit length.
-pub(super) fn normalised(rows_nw: &Tensor) -> Result<Tensor, GeoclipError> {
+fn normalised(rows_nw: &Tensor) -> Result<Tensor, GeoclipError> {
     let length_n1 = rows_nw.f_norm_scalaropt_dim(2.0, [1].as_slice(), true)?;
     Ok(rows_nw.f_div(&length_n1)?)
 }

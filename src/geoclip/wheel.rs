@@ -4,9 +4,10 @@
 //! The `.pth` files are zip archives of pickles; libtorch reads them itself, from files beside the result.
 
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::{Read, Seek};
 use std::path::Path;
 
+use locdiff_core::files::FileError;
 use sha2::{Digest, Sha256};
 use tch::Tensor;
 use zip::ZipArchive;
@@ -33,17 +34,15 @@ pub fn import(wheel: &Path, out: &Path, overwrite: bool) -> Result<Manifest, Geo
     if !overwrite && out.symlink_metadata().is_ok() {
         return Err(GeoclipError::Exists { path: out.to_owned() });
     }
-    let mut file = File::open(wheel).map_err(GeoclipError::io(wheel))?;
+    let mut file = File::open(wheel).map_err(FileError::at(wheel))?;
     check_hash(wheel, &mut file)?;
     let mut archive = ZipArchive::new(file).map_err(|error| GeoclipError::damaged(wheel, error))?;
-    let scratch = tempfile::tempdir().map_err(GeoclipError::io(&std::env::temp_dir()))?;
+    let scratch = tempfile::tempdir().map_err(FileError::at(&std::env::temp_dir()))?;
     let mut tensors = Vec::new();
     for (member, prefix) in WEIGHTS {
         let path = scratch.path().join("weights.pt");
         let bytes = read_member(wheel, &mut archive, member)?;
-        let mut file = File::create(&path).map_err(GeoclipError::io(&path))?;
-        file.write_all(&bytes).map_err(GeoclipError::io(&path))?;
-        drop(file);
+        std::fs::write(&path, &bytes).map_err(FileError::at(&path))?;
         for (name, tensor) in Tensor::loadz_multi(&path)? {
             tensors.push((format!("{prefix}{name}"), tensor));
         }
@@ -56,20 +55,13 @@ pub fn import(wheel: &Path, out: &Path, overwrite: bool) -> Result<Manifest, Geo
 
 fn check_hash(wheel: &Path, file: &mut File) -> Result<(), GeoclipError> {
     let mut digest = Sha256::new();
-    let mut block = vec![0; 1 << 20];
-    loop {
-        let read = file.read(&mut block).map_err(GeoclipError::io(wheel))?;
-        if read == 0 {
-            break;
-        }
-        digest.update(&block[..read]);
-    }
+    std::io::copy(file, &mut digest).map_err(FileError::at(wheel))?;
     let got: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     if got != WHEEL_SHA256 {
         let reason = format!("sha256 is {got}, wanted {WHEEL_SHA256} ({SOURCE}); the file is damaged or another wheel");
         return Err(GeoclipError::damaged(wheel, reason));
     }
-    file.rewind().map_err(GeoclipError::io(wheel))
+    Ok(file.rewind().map_err(FileError::at(wheel))?)
 }
 
 fn read_member(wheel: &Path, archive: &mut ZipArchive<File>, name: &str) -> Result<Vec<u8>, GeoclipError> {

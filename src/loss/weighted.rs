@@ -89,11 +89,6 @@ impl Loss {
         Self { direction, kl_weight, l2_weight, l1_weight, cosine_weight, precision }
     }
 
-    /// The weight of the KL, worked out where the configuration says "auto".
-    pub fn kl_weight(&self) -> f64 {
-        self.kl_weight
-    }
-
     /// The loss of one mini-batch: means over its rows.
     pub fn compute(&self, inputs: Inputs<'_>) -> Result<Losses, LossError> {
         check_shapes(inputs)?;

@@ -12,7 +12,7 @@ use super::architecture::{Architecture, TIME_WIDTH};
 use super::c_siren::{CSiren, DropoutDraws, PARAMETERS};
 use super::compute::Placement;
 use super::error::ModelError;
-use super::gather::{Rows, in_table};
+use super::gather::Rows;
 use super::parameters::Parameters;
 
 /// Longest period of the time embedding, in units of 2π timesteps (Vaswani et al. 2017, section 3.5).
@@ -62,7 +62,7 @@ pub struct TimeTable {
 pub enum Timesteps<'a> {
     /// One for each sample: i64 `[b]`. On the CPU each is checked. On CUDA the host would have to wait for that: there a
     /// timestep outside the table makes its sample's prediction NaN, which [`Losses::check`](crate::loss::Losses::check)
-    /// reports; [`CsUnet::timesteps`] uploads those that the host knows, checked.
+    /// reports.
     Each(&'a Tensor),
     /// One for all.
     All(usize),
@@ -129,12 +129,6 @@ impl CsUnet {
     pub fn buffers(&self) -> Vec<(String, Tensor)> {
         let [mean, deviation] = BUFFERS.map(str::to_owned);
         vec![(mean, self.mean_e.shallow_clone()), (deviation, self.deviation_e.shallow_clone())]
-    }
-
-    /// Timesteps that the host knows, checked and on the network's device: i64 `[b]`.
-    pub fn timesteps(&self, known: &[i64]) -> Result<Tensor, ModelError> {
-        in_table(known, self.architecture.timesteps)?;
-        Ok(Tensor::f_from_slice(known)?.f_to_device(self.placement.device)?)
     }
 
     /// Scale and shift at every timestep: once a training step, once for all of sampling.

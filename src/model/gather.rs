@@ -53,7 +53,7 @@ impl Rows {
 }
 
 /// Each timestep is below `timesteps`, or the first that is not is named.
-pub(super) fn in_table(t_b: &[i64], timesteps: i64) -> Result<(), ModelError> {
+fn in_table(t_b: &[i64], timesteps: i64) -> Result<(), ModelError> {
     match t_b.iter().position(|t| !(0..timesteps).contains(t)) {
         Some(row) => Err(ModelError::TimestepRow { row, got: t_b[row], timesteps }),
         None => Ok(()),

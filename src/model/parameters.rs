@@ -115,17 +115,8 @@ impl Parameters {
         self.list.iter().map(|parameter| parameter.tensor.shallow_clone()).collect()
     }
 
-    /// Names and handles, in order, as this rank holds them.
-    pub fn named(&self) -> Vec<(String, Tensor)> {
-        self.list.iter().map(|parameter| (parameter.name.clone(), parameter.tensor.shallow_clone())).collect()
-    }
-
-    /// Names and whole tensors, in order. A collective of `group`, the network's, where it is split.
-    pub fn gathered(&self, group: Option<&Group>) -> Result<Vec<(String, Tensor)>, ModelError> {
-        self.gathered_of(&self.tensors(), group)
-    }
-
-    /// The same of other tensors that stand beside the weights, such as their averages.
+    /// Names and whole tensors of what stands beside the weights, such as their averages, in order. A collective of `group`, the
+    /// network's, where it is split.
     pub fn gathered_of(&self, beside: &[Tensor], group: Option<&Group>) -> Result<Vec<(String, Tensor)>, ModelError> {
         let _without_gradients = tch::no_grad_guard();
         let whole = |parameter: &Parameter, tensor: &Tensor| {

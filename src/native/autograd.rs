@@ -13,7 +13,8 @@ use tch::Tensor;
 
 use super::c10d::ProcessGroup;
 use super::c10d_store::millis;
-use super::error::{NativeError, check};
+use super::error::{NativeError, check, handed_over, tensor_from};
+use super::optim::pointer;
 
 type HookCall = extern "C" fn(*const c_void);
 type HookDrop = extern "C" fn(*mut c_void);
@@ -52,10 +53,8 @@ pub enum Function {
     /// Forward an all-gather, backward this rank's piece of the gradient. Where what comes after is replicated, and each
     /// rank already holds the whole gradient.
     GatherSplit = 2,
-    /// Forward an all-gather, backward a reduce-scatter: the exact adjoint. Where what comes after is partial.
-    GatherReduceScatter = 3,
     /// Forward this rank's piece, backward an all-gather. Where a replicated tensor is divided among ranks.
-    SplitGather = 4,
+    SplitGather = 3,
 }
 
 /// Applies `function` to `input`; gathers and splits run along `dim` (negative counts from the end), in equal pieces.
@@ -69,27 +68,17 @@ pub fn differentiable(
     dim: i64,
     timeout: Duration,
 ) -> Result<Tensor, NativeError> {
-    let mut out = std::ptr::null_mut();
-    // SAFETY: group and input are alive; the graph takes its own references; `out` is written on success.
-    let status = unsafe {
-        locdiff_differentiable(
-            group.as_ptr(),
-            input.as_ptr().cast(),
-            function as c_int,
-            dim,
-            millis(timeout),
-            &raw mut out,
-        )
-    };
-    check("differentiable collective", status)?;
-    // SAFETY: on success `out` is a new at::Tensor, which is what tch's pointer is; nobody else has it.
-    Ok(unsafe { Tensor::from_ptr(out.cast()) })
+    let (function, timeout_ms) = (function as c_int, millis(timeout));
+    // SAFETY: group and input are alive; the graph takes its own references.
+    let call = |out| unsafe { locdiff_differentiable(group.as_ptr(), pointer(input), function, dim, timeout_ms, out) };
+    // SAFETY: the result is a new tensor.
+    unsafe { tensor_from("differentiable collective", call) }
 }
 
 /// Makes `gradient` itself, not a copy, the gradient of the leaf: what backward accumulates is written there.
 pub fn set_gradient(leaf: &Tensor, gradient: &Tensor) -> Result<(), NativeError> {
     // SAFETY: both tensors are alive; the leaf takes its own reference.
-    let status = unsafe { locdiff_set_gradient(leaf.as_ptr().cast(), gradient.as_ptr().cast()) };
+    let status = unsafe { locdiff_set_gradient(pointer(leaf), pointer(gradient)) };
     check("set a gradient", status)
 }
 
@@ -116,23 +105,13 @@ unsafe impl Sync for GradientHook {}
 impl GradientHook {
     /// Hangs `call` on a leaf that requires a gradient. Not while a backward over that leaf runs.
     pub fn new(leaf: &Tensor, call: impl Fn() + Send + Sync + 'static) -> Result<Self, NativeError> {
-        const OPERATION: &str = "hook a gradient";
         let panicked = Arc::new(AtomicBool::new(false));
         let context = Box::new(HookContext { call: Box::new(call), panicked: Arc::clone(&panicked) });
-        let mut out = std::ptr::null_mut();
-        // SAFETY: the leaf is alive; the context is handed over and comes back to `drop_context` once, also on failure.
-        let status = unsafe {
-            locdiff_hook_new(
-                leaf.as_ptr().cast(),
-                call_context,
-                drop_context,
-                Box::into_raw(context).cast(),
-                &raw mut out,
-            )
-        };
-        check(OPERATION, status)?;
-        let raw = NonNull::new(out)
-            .ok_or_else(|| NativeError { operation: OPERATION, text: "no hook came back".to_owned() })?;
+        let context = Box::into_raw(context).cast();
+        let raw = handed_over("hook a gradient", |out| {
+            // SAFETY: the leaf is alive; the context is handed over and comes back to `drop_context` once, also on failure.
+            unsafe { locdiff_hook_new(pointer(leaf), call_context, drop_context, context, out) }
+        })?;
         Ok(Self { raw, panicked })
     }
 

@@ -10,7 +10,8 @@ use std::time::Duration;
 use tch::Tensor;
 
 use super::c10d_store::{Store, millis};
-use super::error::{NativeError, check};
+use super::error::{NativeError, check, handed_over};
+use super::optim::pointer;
 
 unsafe extern "C" {
     fn locdiff_group_gloo(
@@ -19,9 +20,8 @@ unsafe extern "C" {
         name_length: usize,
         rank: c_int,
         size: c_int,
-        by_interface: c_int,
-        bind: *const c_char,
-        bind_length: usize,
+        address: *const c_char,
+        address_length: usize,
         timeout_ms: i64,
         out: *mut *mut c_void,
     ) -> c_int;
@@ -68,9 +68,7 @@ unsafe extern "C" {
         out: *mut *mut c_void,
     ) -> c_int;
     fn locdiff_start_barrier(group: *mut c_void, timeout_ms: i64, out: *mut *mut c_void) -> c_int;
-    fn locdiff_work_is_completed(work: *mut c_void, out: *mut c_int) -> c_int;
     fn locdiff_work_wait(work: *mut c_void) -> c_int;
-    fn locdiff_work_wait_for(work: *mut c_void, timeout_ms: i64) -> c_int;
     fn locdiff_work_wait_stream(work: *mut c_void) -> c_int;
     fn locdiff_work_free(work: *mut c_void);
 }
@@ -87,15 +85,6 @@ pub enum ReduceOp {
     Mean,
 }
 
-/// Where Gloo listens and from where it connects.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Bind {
-    /// A network interface, such as `eth0`.
-    Interface(String),
-    /// An address of this host, or a name that resolves to one.
-    Address(String),
-}
-
 /// The ranks that take part in a collective together, as one of them sees them.
 #[derive(Debug)]
 pub struct ProcessGroup {
@@ -108,38 +97,26 @@ unsafe impl Send for ProcessGroup {}
 unsafe impl Sync for ProcessGroup {}
 
 impl ProcessGroup {
-    /// Connects every rank of the group over Gloo; all must call it, over stores with the same prefix.
+    /// Connects every rank of the group over Gloo; all must call it, over stores with the same prefix. Gloo listens on
+    /// `address` and connects from there: an address of this host, or a name that resolves to one.
     pub fn gloo(
         store: &Store,
         name: &str,
         (rank, size): (u32, u32),
-        bind: &Bind,
+        address: &str,
         timeout: Duration,
     ) -> Result<Self, NativeError> {
         const OPERATION: &str = "connect over gloo";
-        let (by_interface, bind) = match bind {
-            Bind::Interface(name) => (1, name),
-            Bind::Address(address) => (0, address),
-        };
         let (rank, size) = (c_int_of(OPERATION, rank)?, c_int_of(OPERATION, size)?);
-        let mut out = std::ptr::null_mut();
-        // SAFETY: the store is alive; both strings are valid for their lengths; `out` is written on success.
-        let status = unsafe {
-            locdiff_group_gloo(
-                store.as_ptr(),
-                name.as_ptr().cast(),
-                name.len(),
-                rank,
-                size,
-                by_interface,
-                bind.as_ptr().cast(),
-                bind.len(),
-                millis(timeout),
-                &raw mut out,
-            )
-        };
-        check(OPERATION, status)?;
-        Ok(Self { raw: handle(OPERATION, out)? })
+        let (name_at, address_at) = (name.as_ptr().cast(), address.as_ptr().cast());
+        let (store, timeout_ms) = (store.as_ptr(), millis(timeout));
+        let raw = handed_over(OPERATION, |out| {
+            // SAFETY: the store is alive; both strings are valid for their lengths.
+            unsafe {
+                locdiff_group_gloo(store, name_at, name.len(), rank, size, address_at, address.len(), timeout_ms, out)
+            }
+        })?;
+        Ok(Self { raw })
     }
 
     /// Connects every rank of the group over NCCL, each with its own GPU; all must call it, over stores with the same
@@ -157,41 +134,29 @@ impl ProcessGroup {
         const OPERATION: &str = "connect over nccl";
         let (rank, size) = (c_int_of(OPERATION, rank)?, c_int_of(OPERATION, size)?);
         let device = c_int_of(OPERATION, device)?;
-        let mut out = std::ptr::null_mut();
-        // SAFETY: the store is alive; the name is valid for its length; `out` is written on success.
-        let status = unsafe {
-            locdiff_group_nccl(
-                store.as_ptr(),
-                name.as_ptr().cast(),
-                name.len(),
-                rank,
-                size,
-                device,
-                millis(timeout),
-                &raw mut out,
-            )
-        };
-        check(OPERATION, status)?;
-        Ok(Self { raw: handle(OPERATION, out)? })
+        let (store, name_at, timeout_ms) = (store.as_ptr(), name.as_ptr().cast(), millis(timeout));
+        let raw = handed_over(OPERATION, |out| {
+            // SAFETY: the store is alive; the name is valid for its length.
+            unsafe { locdiff_group_nccl(store, name_at, name.len(), rank, size, device, timeout_ms, out) }
+        })?;
+        Ok(Self { raw })
     }
 
     /// Reduces in place, so that every rank has the same.
     pub fn start_all_reduce(&self, tensor: &mut Tensor, op: ReduceOp, timeout: Duration) -> Result<Work, NativeError> {
-        let mut out = std::ptr::null_mut();
-        // SAFETY: group and tensor are alive; c10d takes its own reference to the tensor; `out` is written on success.
-        let status =
-            unsafe { locdiff_start_all_reduce(self.as_ptr(), raw(tensor), op as c_int, millis(timeout), &raw mut out) };
-        Work::started("all_reduce", status, out)
+        Work::start("all_reduce", |out| {
+            // SAFETY: group and tensor are alive; c10d takes its own reference to the tensor.
+            unsafe { locdiff_start_all_reduce(self.as_ptr(), pointer(tensor), op as c_int, millis(timeout), out) }
+        })
     }
 
     /// Copies the tensor of rank `root` to every rank.
     pub fn start_broadcast(&self, tensor: &mut Tensor, root: u32, timeout: Duration) -> Result<Work, NativeError> {
         let root = c_int_of("broadcast", root)?;
-        let mut out = std::ptr::null_mut();
-        // SAFETY: group and tensor are alive; c10d takes its own reference to the tensor; `out` is written on success.
-        let status =
-            unsafe { locdiff_start_broadcast(self.as_ptr(), raw(tensor), root, millis(timeout), &raw mut out) };
-        Work::started("broadcast", status, out)
+        Work::start("broadcast", |out| {
+            // SAFETY: group and tensor are alive; c10d takes its own reference to the tensor.
+            unsafe { locdiff_start_broadcast(self.as_ptr(), pointer(tensor), root, millis(timeout), out) }
+        })
     }
 
     /// Puts the inputs of all ranks, which have one size, one after the other into `output`.
@@ -201,11 +166,10 @@ impl ProcessGroup {
         input: &Tensor,
         timeout: Duration,
     ) -> Result<Work, NativeError> {
-        let mut out = std::ptr::null_mut();
-        // SAFETY: group and tensors are alive; c10d takes its own references; `out` is written on success.
-        let status =
-            unsafe { locdiff_start_all_gather(self.as_ptr(), raw(output), raw(input), millis(timeout), &raw mut out) };
-        Work::started("all_gather", status, out)
+        Work::start("all_gather", |out| {
+            // SAFETY: group and tensors are alive; c10d takes its own references.
+            unsafe { locdiff_start_all_gather(self.as_ptr(), pointer(output), pointer(input), millis(timeout), out) }
+        })
     }
 
     /// Reduces `input`, which holds one piece for each rank, and puts this rank's piece into `output`.
@@ -218,27 +182,17 @@ impl ProcessGroup {
         op: ReduceOp,
         timeout: Duration,
     ) -> Result<Work, NativeError> {
-        let mut out = std::ptr::null_mut();
-        // SAFETY: group and tensors are alive; c10d takes its own references; `out` is written on success.
-        let status = unsafe {
-            locdiff_start_reduce_scatter(
-                self.as_ptr(),
-                raw(output),
-                raw(input),
-                op as c_int,
-                millis(timeout),
-                &raw mut out,
-            )
-        };
-        Work::started("reduce_scatter", status, out)
+        let (group, op, timeout_ms) = (self.as_ptr(), op as c_int, millis(timeout));
+        Work::start("reduce_scatter", |out| {
+            // SAFETY: group and tensors are alive; c10d takes its own references.
+            unsafe { locdiff_start_reduce_scatter(group, pointer(output), pointer(input), op, timeout_ms, out) }
+        })
     }
 
     /// Is complete when every rank has started it. On NCCL it is an all-reduce of one element.
     pub fn start_barrier(&self, timeout: Duration) -> Result<Work, NativeError> {
-        let mut out = std::ptr::null_mut();
-        // SAFETY: the group is alive; `out` is written on success.
-        let status = unsafe { locdiff_start_barrier(self.as_ptr(), millis(timeout), &raw mut out) };
-        Work::started("barrier", status, out)
+        // SAFETY: the group is alive.
+        Work::start("barrier", |out| unsafe { locdiff_start_barrier(self.as_ptr(), millis(timeout), out) })
     }
 
     /// Ends every pending collective of the group with an error, from any thread. The group is useless after.
@@ -266,8 +220,7 @@ impl Drop for ProcessGroup {
 
 /// A collective on its way.
 ///
-/// The result is there after a wait that succeeded, not before, even where [`Work::is_completed`] says yes. Dropping
-/// it early is safe: c10d keeps the tensors until the collective ends, but nobody learns how it ended.
+/// The result is there after a wait that succeeded, not before. Dropping it early is safe: c10d keeps the tensors until the collective ends, but nobody learns how it ended.
 #[derive(Debug)]
 pub struct Work {
     operation: &'static str,
@@ -278,32 +231,14 @@ pub struct Work {
 unsafe impl Send for Work {}
 
 impl Work {
-    fn started(operation: &'static str, status: c_int, raw: *mut c_void) -> Result<Self, NativeError> {
-        check(operation, status)?;
-        Ok(Self { operation, raw: handle(operation, raw)? })
-    }
-
-    /// Whether the collective has ended, well or not.
-    pub fn is_completed(&self) -> Result<bool, NativeError> {
-        let mut completed = 0;
-        // SAFETY: the work is alive; `completed` is written on success.
-        let status = unsafe { locdiff_work_is_completed(self.raw.as_ptr(), &raw mut completed) };
-        check(self.operation, status)?;
-        Ok(completed != 0)
+    fn start(operation: &'static str, call: impl FnOnce(*mut *mut c_void) -> c_int) -> Result<Self, NativeError> {
+        Ok(Self { operation, raw: handed_over(operation, call)? })
     }
 
     /// Blocks until the result is there, at most for what is left of the collective's own timeout.
     pub fn wait(&mut self) -> Result<(), NativeError> {
         // SAFETY: the work is alive and borrowed by this call alone.
         let status = unsafe { locdiff_work_wait(self.raw.as_ptr()) };
-        check(self.operation, status)
-    }
-
-    /// Blocks until the result is there, at most `timeout` from now. After that Gloo goes on with the
-    /// collective; NCCL aborts the communicator.
-    pub fn wait_for(&mut self, timeout: Duration) -> Result<(), NativeError> {
-        // SAFETY: the work is alive and borrowed by this call alone.
-        let status = unsafe { locdiff_work_wait_for(self.raw.as_ptr(), millis(timeout)) };
         check(self.operation, status)
     }
 
@@ -321,14 +256,6 @@ impl Drop for Work {
         // SAFETY: ours alone, and not used after.
         unsafe { locdiff_work_free(self.raw.as_ptr()) };
     }
-}
-
-fn raw(tensor: &Tensor) -> *const c_void {
-    tensor.as_ptr().cast()
-}
-
-fn handle(operation: &'static str, raw: *mut c_void) -> Result<NonNull<c_void>, NativeError> {
-    NonNull::new(raw).ok_or_else(|| NativeError { operation, text: "nothing came back".to_owned() })
 }
 
 fn c_int_of(operation: &'static str, number: u32) -> Result<c_int, NativeError> {

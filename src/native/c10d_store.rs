@@ -10,7 +10,7 @@ use std::os::fd::IntoRawFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use super::error::{NativeError, check};
+use super::error::{NativeError, check, handed_over};
 
 unsafe extern "C" {
     fn locdiff_store_serve(
@@ -51,7 +51,6 @@ unsafe extern "C" {
     fn locdiff_bytes_length(bytes: *const c_void) -> usize;
     fn locdiff_bytes_data(bytes: *const c_void) -> *const u8;
     fn locdiff_bytes_free(bytes: *mut c_void);
-    fn locdiff_store_wait(store: *mut c_void, key: *const c_char, key_length: usize, timeout_ms: i64) -> c_int;
     fn locdiff_store_contains(store: *mut c_void, key: *const c_char, key_length: usize, out: *mut c_int) -> c_int;
     fn locdiff_store_add(
         store: *mut c_void,
@@ -92,36 +91,30 @@ impl Store {
             IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
         }
         .to_string();
-        let mut out = std::ptr::null_mut();
-        let fd = listener.into_raw_fd();
-        // SAFETY: the host is a string of that length; the descriptor is ours to give away; `out` is written on success.
-        let status = unsafe {
-            locdiff_store_serve(fd, host.as_ptr().cast(), host.len(), address.port(), millis(timeout), &raw mut out)
-        };
-        check(OPERATION, status)?;
-        Self::from_raw(OPERATION, out)
+        let (fd, host_at, timeout_ms) = (listener.into_raw_fd(), host.as_ptr().cast(), millis(timeout));
+        let raw = handed_over(OPERATION, |out| {
+            // SAFETY: the host is a string of that length; the descriptor is ours to give away.
+            unsafe { locdiff_store_serve(fd, host_at, host.len(), address.port(), timeout_ms, out) }
+        })?;
+        Ok(Self { raw })
     }
 
     /// Connects to a server, trying until `timeout`, which is also the default of what groups over the store wait for.
     pub fn join(host: &str, port: u16, timeout: Duration) -> Result<Self, NativeError> {
-        const OPERATION: &str = "join the store";
-        let mut out = std::ptr::null_mut();
-        // SAFETY: the host is a string of that length; `out` is written on success.
-        let status =
-            unsafe { locdiff_store_join(host.as_ptr().cast(), host.len(), port, millis(timeout), &raw mut out) };
-        check(OPERATION, status)?;
-        Self::from_raw(OPERATION, out)
+        let raw = handed_over("join the store", |out| {
+            // SAFETY: the host is a string of that length.
+            unsafe { locdiff_store_join(host.as_ptr().cast(), host.len(), port, millis(timeout), out) }
+        })?;
+        Ok(Self { raw })
     }
 
     /// The same store seen through a prefix: what another prefix wrote is not there.
     pub fn with_prefix(&self, prefix: &str) -> Result<Self, NativeError> {
-        const OPERATION: &str = "prefix the store";
-        let mut out = std::ptr::null_mut();
-        // SAFETY: the store is alive; the prefix is a string of that length; `out` is written on success.
-        let status =
-            unsafe { locdiff_store_prefix(self.raw.as_ptr(), prefix.as_ptr().cast(), prefix.len(), &raw mut out) };
-        check(OPERATION, status)?;
-        Self::from_raw(OPERATION, out)
+        let raw = handed_over("prefix the store", |out| {
+            // SAFETY: the store is alive; the prefix is a string of that length.
+            unsafe { locdiff_store_prefix(self.raw.as_ptr(), prefix.as_ptr().cast(), prefix.len(), out) }
+        })?;
+        Ok(Self { raw })
     }
 
     /// Stores a value, in place of an older one.
@@ -135,12 +128,11 @@ impl Store {
 
     /// The value of a key, once some rank has set it.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, NativeError> {
-        let mut bytes = std::ptr::null_mut();
-        // SAFETY: the store is alive; the key is valid for its length; `bytes` is written on success.
-        let status = unsafe {
-            locdiff_store_get(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), millis(timeout), &raw mut bytes)
-        };
-        check("get from the store", status)?;
+        let bytes = handed_over("get from the store", |out| {
+            // SAFETY: the store is alive; the key is valid for its length.
+            unsafe { locdiff_store_get(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), millis(timeout), out) }
+        })?
+        .as_ptr();
         // SAFETY: the call above succeeded and handed over a vector.
         let length = unsafe { locdiff_bytes_length(bytes) };
         // SAFETY: as above.
@@ -154,13 +146,6 @@ impl Store {
         // SAFETY: handed over by the call above, not used after.
         unsafe { locdiff_bytes_free(bytes) };
         Ok(value)
-    }
-
-    /// Waits until some rank has set the key.
-    pub fn wait(&self, key: &str, timeout: Duration) -> Result<(), NativeError> {
-        // SAFETY: the store is alive; the key is valid for its length.
-        let status = unsafe { locdiff_store_wait(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), millis(timeout)) };
-        check("wait for the store", status)
     }
 
     /// Whether some rank has set the key.
@@ -185,11 +170,6 @@ impl Store {
 
     pub(super) fn as_ptr(&self) -> *mut c_void {
         self.raw.as_ptr()
-    }
-
-    fn from_raw(operation: &'static str, raw: *mut c_void) -> Result<Self, NativeError> {
-        let raw = NonNull::new(raw).ok_or_else(|| NativeError { operation, text: "no store came back".to_owned() })?;
-        Ok(Self { raw })
     }
 }
 
@@ -230,7 +210,6 @@ mod tests {
         assert!(!second.contains("key").expect("contains"));
         let same = client.with_prefix("attempt-1").expect("a prefix");
         assert_eq!(same.get("key", TIMEOUT).expect("get"), b"one\0two");
-        same.wait("key", TIMEOUT).expect("wait");
         assert_eq!(first.add("count", 2).expect("add"), 2);
         assert_eq!(same.add("count", 3).expect("add"), 5);
     }

@@ -1,6 +1,9 @@
 //! What the shim reports: a status, and the text of the C++ exception behind it.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::NonNull;
+
+use tch::Tensor;
 
 unsafe extern "C" {
     fn locdiff_last_error() -> *const c_char;
@@ -26,6 +29,29 @@ pub(super) fn check(operation: &'static str, status: c_int) -> Result<(), Native
     // SAFETY: the shim returns a terminated string that lives until this thread's next failing call.
     let text = unsafe { CStr::from_ptr(text) };
     Err(NativeError { operation, text: first_lines(&text.to_string_lossy()) })
+}
+
+/// What a call of the shim hands over through its last argument.
+pub(super) fn handed_over(
+    operation: &'static str,
+    call: impl FnOnce(*mut *mut c_void) -> c_int,
+) -> Result<NonNull<c_void>, NativeError> {
+    let mut out = std::ptr::null_mut();
+    check(operation, call(&raw mut out))?;
+    NonNull::new(out).ok_or_else(|| NativeError { operation, text: "nothing came back".to_owned() })
+}
+
+/// The tensor that a call of the shim hands over.
+///
+/// # Safety
+/// Where the call succeeds, it hands over a new `at::Tensor` that nobody else frees.
+pub(super) unsafe fn tensor_from(
+    operation: &'static str,
+    call: impl FnOnce(*mut *mut c_void) -> c_int,
+) -> Result<Tensor, NativeError> {
+    let out = handed_over(operation, call)?;
+    // SAFETY: the caller says that it is a tensor, which is what tch's pointer is.
+    Ok(unsafe { Tensor::from_ptr(out.as_ptr().cast()) })
 }
 
 impl From<tch::TchError> for NativeError {

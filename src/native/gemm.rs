@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 
 use tch::Tensor;
 
-use super::error::{NativeError, check};
+use super::error::{NativeError, tensor_from};
 use super::optim::pointer;
 
 unsafe extern "C" {
@@ -16,10 +16,8 @@ unsafe extern "C" {
 
 /// `a_mk` × `b_kn` in f32. Differentiable; the gradients have the kind of the factors.
 pub fn mm_f32(a_mk: &Tensor, b_kn: &Tensor) -> Result<Tensor, NativeError> {
-    let mut out = std::ptr::null_mut();
-    // SAFETY: both factors are live tensors, and `out` has room for one pointer.
-    let status = unsafe { locdiff_mm_f32(pointer(a_mk), pointer(b_kn), &raw mut out) };
-    check("matrix product with f32 result", status)?;
-    // SAFETY: the shim succeeded, so `out` is a tensor of its own that nobody else frees.
-    Ok(unsafe { Tensor::from_ptr(out.cast()) })
+    // SAFETY: both factors are live tensors.
+    let call = |out| unsafe { locdiff_mm_f32(pointer(a_mk), pointer(b_kn), out) };
+    // SAFETY: the product is a new tensor.
+    unsafe { tensor_from("matrix product with f32 result", call) }
 }

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 
 use tch::{Device, Kind, Tensor};
 
-use super::error::{NativeError, check};
+use super::error::{NativeError, check, tensor_from};
 use super::places::{RowPlaces, Rows};
 
 /// Bytes of a float16.
@@ -26,16 +26,7 @@ pub struct HostRows {
 impl HostRows {
     /// An empty one; `pinned` needs the CUDA variant and a GPU.
     pub fn new(rows: usize, width: usize, pinned: bool) -> Result<Self, NativeError> {
-        const OPERATION: &str = "memory for rows";
-        let size = |count: usize| {
-            i64::try_from(count).map_err(|error| NativeError { operation: OPERATION, text: error.to_string() })
-        };
-        let mut out = std::ptr::null_mut();
-        // SAFETY: takes numbers; `out` is written on success.
-        let status = unsafe { locdiff_host_rows(size(rows)?, size(width)?, c_int::from(pinned), &raw mut out) };
-        check(OPERATION, status)?;
-        // SAFETY: on success `out` is a new at::Tensor, which is what tch's pointer is; nobody else has it.
-        let tensor = unsafe { Tensor::from_ptr(out.cast()) };
+        let tensor = unwritten(rows, width, pinned)?;
         // SAFETY: the tensor was made with this size, and just now.
         Ok(unsafe { Self::of(tensor, rows, width) })
     }
@@ -84,6 +75,25 @@ impl HostRows {
     pub fn into_tensor(self) -> Tensor {
         self.rows.into_owner()
     }
+}
+
+/// `[rows, width]` of float16 in main memory that nobody has written yet.
+fn unwritten(rows: usize, width: usize, pinned: bool) -> Result<Tensor, NativeError> {
+    const OPERATION: &str = "memory for rows";
+    let size = |count: usize| {
+        i64::try_from(count).map_err(|error| NativeError { operation: OPERATION, text: error.to_string() })
+    };
+    let (rows, width) = (size(rows)?, size(width)?);
+    // SAFETY: takes numbers.
+    let call = |out| unsafe { locdiff_host_rows(rows, width, c_int::from(pinned), out) };
+    // SAFETY: the memory is a new tensor's.
+    unsafe { tensor_from(OPERATION, call) }
+}
+
+/// An even number of pinned bytes, not written yet; needs the CUDA variant and a GPU. tch's own `pin_memory` takes a device, of
+/// which libtorch warns that it is deprecated.
+pub fn pinned_bytes(count: usize) -> Result<Tensor, NativeError> {
+    Ok(unwritten(1, count / HALF_BYTES, true)?.f_view([-1])?.f_view_dtype(Kind::Uint8)?)
 }
 
 #[cfg(test)]

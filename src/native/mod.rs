@@ -24,5 +24,4 @@ mod version;
 pub use c10d_store::Store;
 pub use error::NativeError;
 pub(crate) use error::from_torch;
-pub(crate) use optim::torch_error;
 pub use version::{Versions, versions};

@@ -67,10 +67,6 @@ pub enum Arg<'a> {
     I64(i64),
     /// `unsigned long long`
     U64(u64),
-    /// `float`
-    F32(f32),
-    /// `double`
-    F64(f64),
 }
 
 impl Arg<'_> {
@@ -82,10 +78,8 @@ impl Arg<'_> {
             Self::Null => (0, 8),
             Self::I32(value) => (low(value.to_ne_bytes()), 4),
             Self::U32(value) => (low(value.to_ne_bytes()), 4),
-            Self::F32(value) => (low(value.to_ne_bytes()), 4),
             Self::I64(value) => (u64::from_ne_bytes(value.to_ne_bytes()), 8),
             Self::U64(value) => (*value, 8),
-            Self::F64(value) => (value.to_bits(), 8),
         })
     }
 }
@@ -188,8 +182,6 @@ mod tests {
         assert_eq!(encode(Arg::I32(-1)), (0xffff_ffff, 4));
         assert_eq!(encode(Arg::U32(7)), (7, 4));
         assert_eq!(encode(Arg::I64(-1)), (u64::MAX, 8));
-        assert_eq!(encode(Arg::F32(1.0)), (0x3f80_0000, 4));
-        assert_eq!(encode(Arg::F64(1.0)), (0x3ff0_0000_0000_0000, 8));
         assert_eq!(encode(Arg::Null), (0, 8));
         let on_cpu = Tensor::from_slice(&[1.0_f32]);
         assert!(Arg::Tensor(&on_cpu).encode().is_err());

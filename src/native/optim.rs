@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 
 use tch::{Device, Kind, Tensor};
 
-use super::error::{NativeError, check, first_lines};
+use super::error::{NativeError, check, tensor_from};
 
 unsafe extern "C" {
     fn locdiff_fused_adamw(
@@ -27,7 +27,7 @@ unsafe extern "C" {
         grad_scale: *mut c_void,
         found_inf: *mut c_void,
     ) -> c_int;
-    fn locdiff_list_norm(count: usize, tensors: *const *mut c_void, largest: c_int, out: *mut *mut c_void) -> c_int;
+    fn locdiff_squared_norm(count: usize, tensors: *const *mut c_void, out: *mut *mut c_void) -> c_int;
     fn locdiff_list_lerp(
         count: usize,
         averages: *const *mut c_void,
@@ -126,30 +126,22 @@ impl AdamW {
 
 /// The sum of all squares as one f32 on the device (f64 where all are f64); sums of shards add up across ranks.
 pub fn squared_norm(tensors: &[Tensor]) -> Result<Tensor, NativeError> {
-    list_norm("squared norm", tensors, false)
+    let list = pointers(tensors);
+    // SAFETY: the list holds `tensors.len()` live tensors.
+    let call = |out| unsafe { locdiff_squared_norm(list.len(), list.as_ptr(), out) };
+    // SAFETY: the norm is a new tensor.
+    unsafe { tensor_from("squared norm", call) }
 }
 
-/// 1 where any element of any tensor is infinite or not a number, else 0: one f32 on the device.
-pub fn found_inf(tensors: &[Tensor]) -> Result<Tensor, NativeError> {
-    if tensors.is_empty() {
-        return Ok(Tensor::zeros([], (Kind::Float, Device::Cpu)));
-    }
-    not_finite(&list_norm("non-finite check", tensors, true)?)
-}
-
-/// 1 where the scalar is infinite or not a number, else 0. Of a squared norm, it saves [`found_inf`] its pass over the
-/// gradients, and also skips those whose norm overflows.
+/// 1 where the scalar is infinite or not a number, else 0: one f32. Of a squared norm it saves a pass over the gradients, and
+/// also skips those whose norm overflows.
 pub fn not_finite(scalar: &Tensor) -> Result<Tensor, NativeError> {
-    let flag =
-        scalar.f_isfinite().and_then(|finite| finite.f_logical_not()).and_then(|flag| flag.f_to_kind(Kind::Float));
-    flag.map_err(|error| torch_error("non-finite check", &error))
+    Ok(scalar.f_isfinite()?.f_logical_not()?.f_to_kind(Kind::Float)?)
 }
 
 /// What the gradients must be divided by so that their norm is at most `max_norm`: max(1, norm / max_norm), one f32.
 pub fn clip_divisor(squared_norm: &Tensor, max_norm: f64) -> Result<Tensor, NativeError> {
-    let divisor =
-        squared_norm.f_sqrt().and_then(|norm| norm.f_div_scalar(max_norm)).and_then(|ratio| ratio.f_clamp_min(1.0));
-    divisor.and_then(|divisor| divisor.f_to_kind(Kind::Float)).map_err(|error| torch_error("clip divisor", &error))
+    Ok(squared_norm.f_sqrt()?.f_div_scalar(max_norm)?.f_clamp_min(1.0)?.f_to_kind(Kind::Float)?)
 }
 
 /// Moves `averages` towards `params`: average = (1 − weight) × average + weight × parameter, `weight` one f32 on the device.
@@ -166,16 +158,6 @@ pub fn ema_update(averages: &[Tensor], params: &[Tensor], weight: &Tensor) -> Re
     check(OPERATION, status)
 }
 
-fn list_norm(operation: &'static str, tensors: &[Tensor], largest: bool) -> Result<Tensor, NativeError> {
-    let list = pointers(tensors);
-    let mut out = std::ptr::null_mut();
-    // SAFETY: the list holds `tensors.len()` live tensors, and `out` has room for one pointer.
-    let status = unsafe { locdiff_list_norm(list.len(), list.as_ptr(), c_int::from(largest), &raw mut out) };
-    check(operation, status)?;
-    // SAFETY: the shim succeeded, so `out` is a tensor of its own that nobody else frees.
-    Ok(unsafe { Tensor::from_ptr(out.cast()) })
-}
-
 /// The `at::Tensor*` behind a tensor. It lives as long as the tensor.
 pub(super) fn pointer(tensor: &Tensor) -> *mut c_void {
     tensor.as_ptr().cast_mut().cast()
@@ -183,9 +165,4 @@ pub(super) fn pointer(tensor: &Tensor) -> *mut c_void {
 
 fn pointers(tensors: &[Tensor]) -> Vec<*mut c_void> {
     tensors.iter().map(pointer).collect()
-}
-
-/// A `tch` error under the name of what was asked for.
-pub(crate) fn torch_error(operation: &'static str, error: &tch::TchError) -> NativeError {
-    NativeError { operation, text: first_lines(&error.to_string()) }
 }

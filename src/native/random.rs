@@ -1,22 +1,21 @@
 //! Random tensors by name, on CPU and GPU alike: the face of [`Philox`] for tensors.
 //!
 //! On the GPU the step can be read from a [`DeviceCounter`], so that a captured graph draws new numbers each time it is
-//! replayed. Call [`prepare`], or draw once, before a capture: the kernels are compiled at first use.
+//! replayed. Draw once before a capture: the kernels are compiled at first use.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use locdiff_core::random::{Draw, Philox, RangeError, STEP_END, Stream, mask_threshold, within};
+use tch::kind::Element;
 use tch::{Device, Kind, Tensor};
 
 use super::error::NativeError;
 use super::nvrtc::{Arg, Kernel};
-use super::optim::torch_error;
 
 const SOURCE: &str = include_str!("kernels/philox.cu");
 /// Without fused multiply-add every operation rounds as it does on the CPU.
 const OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
-const KERNELS: [&str; 5] = ["fill_bits", "fill_uniform", "fill_normal", "fill_int", "fill_mask"];
 const THREADS: u64 = 256;
 
 /// Numbers that could not be drawn.
@@ -29,6 +28,8 @@ pub enum RandomError {
     #[error(transparent)]
     Native(#[from] NativeError),
 }
+
+super::from_torch!(RandomError);
 
 /// Where the step of a draw comes from.
 #[derive(Debug, Clone, Copy)]
@@ -54,55 +55,33 @@ pub struct Rows<'a> {
     pub elements: usize,
 }
 
-/// A step counter that lives on a device: an i64 that kernels read and a captured graph advances.
+/// A step counter that lives on a device: an i64 that kernels read.
 #[derive(Debug)]
 pub struct DeviceCounter(Tensor);
 
 impl DeviceCounter {
     /// A counter that stands at `start`.
     pub fn new(device: Device, start: u64) -> Result<Self, RandomError> {
-        let counter =
-            Tensor::f_zeros([1], (Kind::Int64, device)).map_err(|error| torch_error("new counter", &error))?;
-        let mut counter = Self(counter);
+        let mut counter = Self(Tensor::f_zeros([1], (Kind::Int64, device))?);
         counter.set(start)?;
         Ok(counter)
-    }
-
-    /// Adds 1, in the order of the current stream; the host does not wait.
-    pub fn advance(&mut self) -> Result<(), RandomError> {
-        let _ = self.0.f_add_scalar_(1).map_err(|error| torch_error("advance of a counter", &error))?;
-        Ok(())
     }
 
     /// Puts the counter to `step`, in the order of the current stream.
     pub fn set(&mut self, step: u64) -> Result<(), RandomError> {
         within("step", step, STEP_END)?;
-        let _ = self.0.f_fill_(step.cast_signed()).map_err(|error| torch_error("setting of a counter", &error))?;
+        let _ = self.0.f_fill_(step.cast_signed())?;
         Ok(())
     }
 
     /// Where it stands. The host waits for the device.
     pub fn get(&self) -> Result<u64, RandomError> {
-        let value = self.0.f_int64_value(&[0]).map_err(|error| torch_error("reading of a counter", &error))?;
-        Ok(value.cast_unsigned())
+        Ok(self.0.f_int64_value(&[0])?.cast_unsigned())
     }
-
-    /// The tensor itself, to be saved or compared.
-    pub fn tensor(&self) -> &Tensor {
-        &self.0
-    }
-}
-
-/// Compiles the kernels for the current device, where they are not yet.
-pub fn prepare() -> Result<(), NativeError> {
-    KERNELS.iter().try_for_each(|name| kernel(name).map(drop))
 }
 
 /// Tensors of random numbers.
 pub trait RandomTensors {
-    /// Uniform 32-bit integers, as the bits of i32.
-    fn bits(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError>;
-
     /// Uniform in [0, 1), f32.
     fn uniform(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError>;
 
@@ -117,55 +96,42 @@ pub trait RandomTensors {
 }
 
 impl RandomTensors for Philox {
-    fn bits(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
-        if device.is_cuda() {
-            return on_device(*self, device, "fill_bits", Kind::Int, None, rows);
-        }
-        let mut values = vec![0_u32; rows.samples * rows.elements];
-        self.fill_bits(rows.draw()?, &mut values)?;
-        let values: Vec<i32> = values.into_iter().map(u32::cast_signed).collect();
-        rows.tensor(Tensor::f_from_slice(&values))
-    }
-
     fn uniform(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
-        if device.is_cuda() {
-            return on_device(*self, device, "fill_uniform", Kind::Float, None, rows);
-        }
-        let mut values = vec![0.0; rows.samples * rows.elements];
-        self.fill_uniform(rows.draw()?, &mut values)?;
-        rows.tensor(Tensor::f_from_slice(&values))
+        drawn(*self, device, rows, ("fill_uniform", None), |draw, out: &mut [f32]| self.fill_uniform(draw, out))
     }
 
     fn normal(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
-        if device.is_cuda() {
-            return on_device(*self, device, "fill_normal", Kind::Float, None, rows);
-        }
-        let mut values = vec![0.0; rows.samples * rows.elements];
-        self.fill_normal(rows.draw()?, &mut values)?;
-        rows.tensor(Tensor::f_from_slice(&values))
+        drawn(*self, device, rows, ("fill_normal", None), |draw, out: &mut [f32]| self.fill_normal(draw, out))
     }
 
     fn int(&self, device: Device, bound: u32, rows: Rows<'_>) -> Result<Tensor, RandomError> {
         if bound == 0 {
             return Err(RangeError::NoIntegers.into());
         }
-        if device.is_cuda() {
-            return on_device(*self, device, "fill_int", Kind::Int64, Some(Arg::U32(bound)), rows);
-        }
-        let mut values = vec![0; rows.samples * rows.elements];
-        self.fill_int(rows.draw()?, bound, &mut values)?;
-        rows.tensor(Tensor::f_from_slice(&values))
+        let kernel = ("fill_int", Some(Arg::U32(bound)));
+        drawn(*self, device, rows, kernel, |draw, out: &mut [i64]| self.fill_int(draw, bound, out))
     }
 
     fn mask(&self, device: Device, keep: f64, rows: Rows<'_>) -> Result<Tensor, RandomError> {
-        let threshold = mask_threshold(keep)?;
-        if device.is_cuda() {
-            return on_device(*self, device, "fill_mask", Kind::Bool, Some(Arg::U64(threshold)), rows);
-        }
-        let mut values = vec![false; rows.samples * rows.elements];
-        self.fill_mask(rows.draw()?, keep, &mut values)?;
-        rows.tensor(Tensor::f_from_slice(&values))
+        let kernel = ("fill_mask", Some(Arg::U64(mask_threshold(keep)?)));
+        drawn(*self, device, rows, kernel, |draw, out: &mut [bool]| self.fill_mask(draw, keep, out))
     }
+}
+
+/// By a kernel with its first argument on the GPU, by `fill` elsewhere.
+fn drawn<T: Element + Clone + Default>(
+    philox: Philox,
+    device: Device,
+    rows: Rows<'_>,
+    (name, extra): (&'static str, Option<Arg<'_>>),
+    fill: impl FnOnce(Draw, &mut [T]) -> Result<(), RangeError>,
+) -> Result<Tensor, RandomError> {
+    if device.is_cuda() {
+        return on_device(philox, device, name, T::KIND, extra, rows);
+    }
+    let mut values = vec![T::default(); rows.samples * rows.elements];
+    fill(rows.draw()?, &mut values)?;
+    Ok(Tensor::f_from_slice(&values)?.f_view([rows.samples as i64, rows.elements as i64])?)
 }
 
 fn on_device(
@@ -183,7 +149,7 @@ fn on_device(
     let draw = Draw { stream: rows.stream, step, first_sample: rows.first_sample, elements: rows.elements };
     let stream = Philox::check(draw, rows.samples as u64)?;
     let shape = [rows.samples as i64, rows.elements as i64];
-    let out = Tensor::f_empty(shape, (kind, device)).map_err(|error| torch_error("random tensor", &error))?;
+    let out = Tensor::f_empty(shape, (kind, device))?;
     let blocks = (rows.samples as u64) * (rows.elements as u64).div_ceil(4);
     if blocks == 0 {
         return Ok(out);
@@ -206,11 +172,6 @@ impl Rows<'_> {
             Step::Counter(counter) => counter.get()?,
         };
         Ok(Draw { stream: self.stream, step, first_sample: self.first_sample, elements: self.elements })
-    }
-
-    fn tensor(&self, flat: Result<Tensor, tch::TchError>) -> Result<Tensor, RandomError> {
-        let shape = [self.samples as i64, self.elements as i64];
-        Ok(flat.and_then(|flat| flat.f_view(shape)).map_err(|error| torch_error("random tensor", &error))?)
     }
 }
 

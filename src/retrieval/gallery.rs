@@ -20,7 +20,6 @@ const PIECE_ROWS: i64 = 65_536;
 /// Places with embeddings.
 #[derive(Debug)]
 pub struct Gallery {
-    source: String,
     index: SphereIndex,
     embeddings_gw: Tensor,
     inverse_lengths_g: Tensor,
@@ -71,12 +70,7 @@ impl Gallery {
         if let Some(row) = inverse.iter().position(|value| !value.is_finite() || *value == 0.0) {
             return Err(RetrievalError::NoDirection { what: "gallery point", row });
         }
-        Ok(Self { source, index: SphereIndex::new(points), embeddings_gw, inverse_lengths_g })
-    }
-
-    /// Where it came from, in words.
-    pub fn source(&self) -> &str {
-        &self.source
+        Ok(Self { index: SphereIndex::new(points), embeddings_gw, inverse_lengths_g })
     }
 
     /// Its places.

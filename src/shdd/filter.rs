@@ -6,9 +6,9 @@
 //! Invariant: the kept dimensions are distinct, in rising order and below the size of a code. List and size are all there is
 //! to save: [`Filter::indices`] and [`Filter::dims`] out, [`Filter::from_indices`] back.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
-use super::{ShddError, torch_error};
+use super::ShddError;
 
 /// Which dimensions of a code are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,14 +65,8 @@ impl Filter {
 
     /// The filter with its indices on a device, for who applies it often or within a capture.
     pub fn on(&self, device: Device) -> Result<Selection, ShddError> {
-        let index_k = Tensor::f_from_slice(&self.kept).and_then(|index_k| index_k.f_to_device(device));
-        let index_k = index_k.map_err(|error| torch_error("indices of a filter", &error))?;
+        let index_k = Tensor::f_from_slice(&self.kept)?.f_to_device(device)?;
         Ok(Selection { index_k, kept: self.kept(), dims: self.dims })
-    }
-
-    /// The kept dimensions of codes `[..., dims]`: `[..., kept]`.
-    pub fn apply(&self, codes: &Tensor) -> Result<Tensor, ShddError> {
-        self.on(codes.device())?.apply(codes)
     }
 
     /// Whole codes `[..., dims]` from filtered ones `[..., kept]`, with zeros where nothing was kept.
@@ -90,10 +84,10 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// As [`Filter::apply`].
+    /// The kept dimensions of codes `[..., dims]`: `[..., kept]`.
     pub fn apply(&self, codes: &Tensor) -> Result<Tensor, ShddError> {
         expect_last(codes, self.dims)?;
-        codes.f_index_select(-1, &self.index_k).map_err(|error| torch_error("filter of codes", &error))
+        Ok(codes.f_index_select(-1, &self.index_k)?)
     }
 
     /// As [`Filter::scatter`].
@@ -103,22 +97,12 @@ impl Selection {
         if let Some(last) = shape.last_mut() {
             *last = self.dims as i64;
         }
-        Tensor::f_zeros(shape.as_slice(), (filtered.kind(), filtered.device()))
-            .and_then(|zeros| zeros.f_index_copy(-1, &self.index_k, filtered))
-            .map_err(|error| torch_error("scatter of filtered codes", &error))
+        let zeros = Tensor::f_zeros(shape.as_slice(), (filtered.kind(), filtered.device()))?;
+        Ok(zeros.f_index_copy(-1, &self.index_k, filtered)?)
     }
 }
 
 fn expect_last(tensor: &Tensor, want: usize) -> Result<(), ShddError> {
     let got = tensor.size().last().map_or(0, |last| *last as usize);
     if got == want { Ok(()) } else { Err(ShddError::Length { what: "last dimension of codes", got, want }) }
-}
-
-/// Variances of each dimension of codes `[n, dims]`, in f64: what [`Filter::choose`] takes.
-pub fn variances(codes_nc: &Tensor) -> Result<Vec<f64>, ShddError> {
-    codes_nc
-        .f_to_kind(Kind::Double)
-        .and_then(|codes| codes.f_var_dim([0_i64].as_slice(), false, false))
-        .and_then(Vec::<f64>::try_from)
-        .map_err(|error| torch_error("variances of codes", &error))
 }

@@ -10,8 +10,8 @@
 use locdiff_core::geo::UnitVector;
 use tch::{Device, Kind, Tensor};
 
+use super::ShddError;
 use super::harmonics::Basis;
-use super::{ShddError, torch_error};
 use crate::native::nvrtc::{Arg, Kernel};
 
 const SOURCE: &str = include_str!("../native/kernels/harmonics.cu");
@@ -39,13 +39,8 @@ impl Encoder {
     /// Compiles the kernel for the current device and puts the tables of `basis` on `device`, which must be the same.
     pub fn new(basis: &Basis, device: Device) -> Result<Self, ShddError> {
         let kernel = Kernel::compile("harmonics", SOURCE, OPTIONS)?;
-        let upload = |values: &[f64]| {
-            Tensor::f_from_slice(values)
-                .and_then(|values| values.f_to_device(device))
-                .map_err(|error| torch_error("tables of harmonics", &error))
-        };
-        let sectoral = upload(&basis.sectoral)?;
-        let recursion = upload(basis.recursion.as_flattened())?;
+        let sectoral = Tensor::f_from_slice(&basis.sectoral)?.f_to_device(device)?;
+        let recursion = Tensor::f_from_slice(basis.recursion.as_flattened())?.f_to_device(device)?;
         Ok(Self { kernel, degree: basis.degree(), device, sectoral, recursion })
     }
 
@@ -61,10 +56,9 @@ impl Encoder {
     pub fn encode_unchecked(&self, points_n3: &Tensor) -> Result<Tensor, ShddError> {
         self.expect_form(points_n3)?;
         let shape = points_n3.size();
-        let points_n3 = points_n3.f_contiguous().map_err(|error| torch_error("points to encode", &error))?;
+        let points_n3 = points_n3.f_contiguous()?;
         let width = self.degree + 1;
-        let out = Tensor::f_empty([shape[0], i64::from(width * width)], (Kind::Float, self.device))
-            .map_err(|error| torch_error("codes of points", &error))?;
+        let out = Tensor::f_empty([shape[0], i64::from(width * width)], (Kind::Float, self.device))?;
         if shape[0] == 0 {
             return Ok(out);
         }
@@ -103,35 +97,22 @@ fn described(tensor: &Tensor) -> String {
 
 /// Every row of `[n, 3]` is finite and of length 1, or the first that is not is named. On any device; the host waits.
 pub fn expect_unit(points_n3: &Tensor) -> Result<(), ShddError> {
-    let first = || -> Result<Option<(usize, [f64; 3])>, tch::TchError> {
-        let error_n =
-            points_n3.f_square()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Double)?.f_sub_scalar(1.0)?;
-        // Twice: the square of a length is off by twice as much. Not `>`: what is not a number must not pass.
-        let right_n = error_n.f_abs()?.f_le(2.0 * LENGTH_ERROR_MAX)?;
-        if right_n.f_all()?.f_int64_value(&[])? == 1 {
-            return Ok(None);
-        }
-        let row = right_n.f_logical_not()?.f_to_kind(Kind::Float)?.f_argmax(0, false)?.f_int64_value(&[])?;
-        let got: Vec<f64> = Vec::try_from(points_n3.f_get(row)?.f_to_device(Device::Cpu)?)?;
-        Ok(Some((row as usize, [got[0], got[1], got[2]])))
-    };
-    match first().map_err(|error| torch_error("points to encode", &error))? {
-        Some((row, got)) => Err(ShddError::Point { row, got }),
-        None => Ok(()),
+    let error_n =
+        points_n3.f_square()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Double)?.f_sub_scalar(1.0)?;
+    // Twice: the square of a length is off by twice as much. Not `>`: what is not a number must not pass.
+    let right_n = error_n.f_abs()?.f_le(2.0 * LENGTH_ERROR_MAX)?;
+    if right_n.f_all()?.f_int64_value(&[])? == 1 {
+        return Ok(());
     }
+    let row = right_n.f_logical_not()?.f_to_kind(Kind::Float)?.f_argmax(0, false)?.f_int64_value(&[])?;
+    let got: Vec<f64> = Vec::try_from(points_n3.f_get(row)?.f_to_device(Device::Cpu)?)?;
+    Err(ShddError::Point { row: row as usize, got: [got[0], got[1], got[2]] })
 }
 
 /// Points as a tensor `[n, 3]` of f64 on a device: what an [`Encoder`] takes.
 pub fn upload(points: &[UnitVector], device: Device) -> Result<Tensor, ShddError> {
     let flat: Vec<f64> = points.iter().flat_map(|point| point.xyz()).collect();
-    Tensor::f_from_slice(&flat)
-        .and_then(|flat| flat.f_view([points.len() as i64, 3])?.f_to_device(device))
-        .map_err(|error| torch_error("points to encode", &error))
-}
-
-/// Codes of unit vectors `[n, 3]` in f64 on a device, once; who encodes often keeps an [`Encoder`].
-pub fn encode(basis: &Basis, points_n3: &Tensor) -> Result<Tensor, ShddError> {
-    Encoder::new(basis, points_n3.device())?.encode(points_n3)
+    Ok(Tensor::f_from_slice(&flat)?.f_view([points.len() as i64, 3])?.f_to_device(device)?)
 }
 
 #[cfg(test)]
@@ -149,7 +130,10 @@ mod tests {
         for degree in [0, 1, 31, 32, 47, 127] {
             let basis = Basis::new(degree).expect("in range");
             let want = basis.tensor(&points, Device::Cpu).expect("encodes");
-            let got = encode(&basis, &points_n3).expect("encodes").to_device(Device::Cpu);
+            let got = Encoder::new(&basis, Device::Cuda(0))
+                .and_then(|encoder| encoder.encode(&points_n3))
+                .expect("encodes")
+                .to_device(Device::Cpu);
             let difference = (&got - &want).abs().max().double_value(&[]) / want.abs().max().double_value(&[]);
             println!("degree {degree}: max|dY| / max|Y| = {difference:e}");
             // One unit in the last place of f32, if a sum in f64 falls on the other side of a rounding boundary.

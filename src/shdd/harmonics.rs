@@ -20,7 +20,7 @@ use std::f64::consts::{PI, SQRT_2};
 use locdiff_core::geo::UnitVector;
 use tch::{Device, Tensor};
 
-use super::{ShddError, torch_error};
+use super::ShddError;
 use crate::native::harmonics;
 
 /// The largest degree that is offered.
@@ -132,9 +132,8 @@ impl Basis {
     pub fn tensor(&self, points: &[UnitVector], device: Device) -> Result<Tensor, ShddError> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let codes = self.encode_f32(points, threads.min(points.len().div_ceil(64)));
-        Tensor::f_from_slice(&codes)
-            .and_then(|codes| codes.f_view([points.len() as i64, self.dims() as i64])?.f_to_device(device))
-            .map_err(|error| torch_error("codes of points", &error))
+        let shape = [points.len() as i64, self.dims() as i64];
+        Ok(Tensor::f_from_slice(&codes)?.f_view(shape)?.f_to_device(device)?)
     }
 }
 

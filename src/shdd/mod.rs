@@ -112,7 +112,4 @@ pub enum ShddError {
     Native(#[from] NativeError),
 }
 
-/// An error of tch as one of ours: only what stands before libtorch's own stack trace.
-fn torch_error(operation: &'static str, error: &tch::TchError) -> ShddError {
-    ShddError::Native(crate::native::torch_error(operation, error))
-}
+crate::native::from_torch!(ShddError);

@@ -4,7 +4,7 @@ use locdiff_core::config::{LearningRateSchedule, TrainConfig};
 
 /// The learning rate of the step with this number, from 0: a linear rise, then the configured schedule down to `steps`.
 pub fn learning_rate(config: &TrainConfig, step: u64) -> f64 {
-    let (peak, warmup) = (config.learning_rate, config.warmup_steps);
+    let (peak, warmup) = (config.learning_rate, config.warmup_steps());
     if step < warmup {
         return peak * (step + 1) as f64 / warmup as f64;
     }
@@ -25,17 +25,20 @@ pub fn ema_decay(config: &TrainConfig, update: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::config::AutoOr;
+
     use super::*;
 
     #[test]
     fn rate_rises_to_its_peak_and_falls_to_almost_nothing() {
-        let config = TrainConfig { steps: 100, warmup_steps: 10, learning_rate: 2.0, ..TrainConfig::default() };
+        let config = TrainConfig { steps: 100, learning_rate: 2.0, ..TrainConfig::default() };
         let rate = |step| learning_rate(&config, step);
         assert_eq!([rate(0), rate(4), rate(9), rate(10)], [0.2, 1.0, 2.0, 2.0]);
         assert!((rate(55) - 1.0).abs() < 1e-12, "half-way: {}", rate(55));
         assert!(rate(99) > 0.0 && rate(99) < 1e-3, "{}", rate(99));
         assert!((10..99).all(|step| rate(step + 1) < rate(step)));
-        let constant = TrainConfig { schedule: LearningRateSchedule::Constant, warmup_steps: 0, ..config };
+        let constant =
+            TrainConfig { schedule: LearningRateSchedule::Constant, warmup_steps: AutoOr::Value(0), ..config };
         assert_eq!([0, 50, 99].map(|step| learning_rate(&constant, step)), [2.0; 3]);
     }
 

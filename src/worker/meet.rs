@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use locdiff_core::protocol::{Meeting, Place, ToLauncher, ToWorker};
 
 use super::control::Control;
-use crate::comm::{Backend, Bind, Communicator, Layout, Rendezvous, StoreEnd};
+use crate::comm::{Backend, Communicator, Layout, Rendezvous, StoreEnd};
 
 /// Connects this worker with all others.
 pub(super) fn meet(
@@ -32,7 +32,7 @@ pub(super) fn meet(
     };
     let backend = match place.gpu {
         Some(device) => Backend::Nccl { device },
-        None => Backend::Gloo(Bind::Address(address.to_string())),
+        None => Backend::Gloo(address.to_string()),
     };
     Ok(Communicator::connect(Rendezvous {
         rank: place.rank,

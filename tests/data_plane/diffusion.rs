@@ -110,11 +110,10 @@ fn last_timestep_is_nearly_pure_noise_and_the_first_nearly_clean() {
 fn perfect_predictor_is_returned_by_every_chain() {
     let schedule = schedule(Schedule::ShiftedCosine, 200);
     let x0 = normals(1, &[5, 257], Kind::Double);
-    let chains =
-        [Sampler::ddpm(&schedule), Sampler::few_steps(&schedule, 20, 1.0), Sampler::few_steps(&schedule, 1, 0.0)];
+    let chains = [(200, 1.0), (20, 1.0), (1, 0.0)].map(|(steps, eta)| Sampler::few_steps(&schedule, steps, eta));
     for sampler in chains {
-        let result =
-            sampler.expect("a chain").run(&chain_noise(0, 5), |_, _| Ok::<_, DiffusionError>(x0.shallow_clone()));
+        let noise = |draw| chain_noise(0, 5).draw(draw);
+        let result = sampler.expect("a chain").run_with(noise, |_, _| Ok::<_, DiffusionError>(x0.shallow_clone()));
         assert!(result.expect("runs").equal(&x0));
     }
 }
@@ -129,7 +128,8 @@ fn every_chain_keeps_the_forward_marginals() {
         let schedule = schedule(kind, 200);
         let sampler = Sampler::few_steps(&schedule, steps, eta).expect("a chain");
         let mut seen = Vec::new();
-        let result = sampler.run(&chain_noise(0, 128), |x, t| {
+        let noise = |draw| chain_noise(0, 128).draw(draw);
+        let result = sampler.run_with(noise, |x, t| {
             let alpha_bar = schedule.alpha_bar(t)?;
             let deviation = (x - &x0 * alpha_bar.sqrt()).std(true).double_value(&[]);
             seen.push(deviation / (1.0 - alpha_bar).sqrt());

@@ -73,9 +73,11 @@ fn parts_are_their_definitions_and_the_total_their_weighted_sum() {
 
 #[test]
 fn automatic_kl_weight_shrinks_with_the_size_of_the_code() {
-    let weight = |degree| Loss::new(&LossConfig::default(), degree, Precision::F32).kl_weight();
-    assert!((weight(23) - 0.01).abs() < 1e-15);
-    assert!((weight(47) - 0.0025).abs() < 1e-15);
+    for (degree, weight) in [(23, 5.76 / 576.0), (47, 5.76 / 2304.0)] {
+        let given = LossConfig { kl_weight: AutoOr::Value(weight), ..LossConfig::default() };
+        let loss = |config| Loss::new(config, degree, Precision::F32);
+        assert_eq!(loss(&LossConfig::default()), loss(&given));
+    }
 }
 
 #[test]
@@ -92,8 +94,10 @@ fn filtered_codes_have_the_loss_of_whole_codes_with_zeros() {
     let filter = Filter::choose(&(0..64).map(|index| f64::from(index * 37 % 64)).collect::<Vec<_>>(), 20);
     let filter = filter.expect("a filter");
     let loss = Loss::filtered(&LossConfig::default(), &filter, Precision::F32);
-    assert!((loss.kl_weight() - 5.76 / 20.0).abs() < 1e-15);
-    let [truth_bd, basis_ad] = [&truth, &anchors].map(|codes| filter.apply(codes).expect("filtered"));
+    let given = LossConfig { kl_weight: AutoOr::Value(5.76 / 20.0), ..LossConfig::default() };
+    assert_eq!(loss, Loss::filtered(&given, &filter, Precision::F32));
+    let selection = filter.on(Device::Cpu).expect("a selection");
+    let [truth_bd, basis_ad] = [&truth, &anchors].map(|codes| selection.apply(codes).expect("filtered"));
     let predicted_bd = normals(3, &[6, 20], Kind::Float);
     let run = |predicted: &Tensor, truth: &Tensor, basis: &Tensor| {
         let inputs = Inputs { predicted_bd: predicted, truth_bd: truth, basis_ad: basis, anchors_split: None };

@@ -13,7 +13,7 @@ use locdiff_core::config::{ModelConfig, Precision};
 use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
-use crate::model::support::{assert_close, normals};
+use crate::model::support::{assert_close, named, normals};
 
 const EMBEDDING: u32 = 6;
 const TIMESTEPS: u32 = 10;
@@ -33,7 +33,7 @@ fn network() -> CsUnet {
     let moved = |(index, (name, tensor)): (usize, (String, Tensor))| {
         (name, tensor.detach() + normals(100 + index as i64, &tensor.size(), Kind::Double) * 0.05)
     };
-    let weights: Vec<_> = network.parameters().named().into_iter().enumerate().map(moved).collect();
+    let weights: Vec<_> = named(&network).into_iter().enumerate().map(moved).collect();
     network.parameters_mut().load(&weights).expect("fits");
     network
 }
@@ -77,7 +77,7 @@ fn first_weights_are_those_of_the_recipe() {
     let architecture = Architecture::new(&config(7), 32, TIMESTEPS);
     let network =
         CsUnet::new(architecture, Placement::on(Device::Cpu, Precision::F32), Philox::new(1)).expect("a network");
-    let named = network.parameters().named();
+    let named = named(&network);
     let get = |name: &str| &named.iter().find(|(own, _)| own == name).unwrap_or_else(|| panic!("no {name}")).1;
     let largest = |name: &str| get(name).abs().max().double_value(&[]);
     for (name, bound) in
@@ -111,8 +111,6 @@ fn one_timestep_for_all_is_that_timestep_for_each() {
     let outside = ModelError::TimestepRow { row: 2, got: 10, timesteps: 10 };
     let t_b = Tensor::from_slice(&[0_i64, 9, 10, -1]);
     assert_eq!(network.forward(&code(4), Timesteps::Each(&t_b), &time, &image, None).expect_err("outside"), outside);
-    assert_eq!(network.timesteps(&[0, 9, 10, -1]).expect_err("outside"), outside);
-    assert!(network.timesteps(&[0, 9]).expect("known").equal(&Tensor::from_slice(&[0_i64, 9])));
 }
 
 #[test]
@@ -167,7 +165,7 @@ fn standardised_embeddings_are_what_the_network_sees() {
 fn dropout_keeps_the_mean() {
     let mut network = network();
     // With no weight on the way up, the output is linear in what dropout leaves of the first module.
-    let mut weights = network.parameters().named();
+    let mut weights = named(&network);
     for (_, tensor) in weights.iter_mut().filter(|(name, _)| name == "out.weight") {
         *tensor = tensor.detach().copy();
         let _ = tensor.narrow(1, 0, 16).fill_(0.0);
@@ -201,9 +199,9 @@ fn no_layout_changes_what_dropout_drops() {
 #[test]
 fn tensors_that_do_not_fit_change_nothing_and_are_named() {
     let mut network = network();
-    let before = network.parameters().named()[0].1.detach().copy();
+    let before = named(&network)[0].1.detach().copy();
     let mut weights: Vec<_> =
-        network.parameters().named().iter().map(|(name, tensor)| (name.clone(), tensor.detach() * 2.0)).collect();
+        named(&network).iter().map(|(name, tensor)| (name.clone(), tensor.detach() * 2.0)).collect();
     let last = weights.pop().expect("not empty");
     let error = network.parameters_mut().load(&weights).expect_err("missing");
     assert_eq!(error.to_string(), "no tensor `out.bias` among those to be loaded");
@@ -213,7 +211,7 @@ fn tensors_that_do_not_fit_change_nothing_and_are_named() {
     weights.push(("extra".to_owned(), last.1));
     let error = network.parameters_mut().load(&weights).expect_err("unexpected");
     assert_eq!(error.to_string(), "tensor `extra` has no place in this network");
-    assert!(network.parameters().named()[0].1.equal(&before));
+    assert!(named(&network)[0].1.equal(&before));
 }
 
 #[test]

@@ -126,7 +126,8 @@ fn retrieval_with_geoclip_finds_the_place_that_a_photo_shows() {
     let queries = QueryHead::geoclip(&geoclip, Device::Cpu).expect("a head").queries(&crops).expect("queries");
     let own = geoclip.image_head(Device::Cpu).expect("a head");
     for image in 0..2 {
-        let unit = own.embed(&crops.get(image)).expect("embedded");
+        let encoded = own.encode(&crops.get(image)).expect("encoded");
+        let unit = &encoded / encoded.norm_scalaropt_dim(2.0, [1].as_slice(), true);
         let mean = unit.matmul(&looks.get(0).tr()).mean(Kind::Float).double_value(&[]) * own.logit_factor();
         let got = queries.get(image).dot(&looks.get(0).view([-1])).double_value(&[]);
         assert!((got - mean).abs() < 1e-4, "{got} {mean}");

@@ -86,11 +86,5 @@ impl RunConfig {
                 ),
             );
         }
-        if self.train.warmup_steps > self.train.steps {
-            checker.push(
-                "train.warmup_steps",
-                format!("is {}, more than train.steps = {}", self.train.warmup_steps, self.train.steps),
-            );
-        }
     }
 }

@@ -12,6 +12,7 @@ use std::hash::Hasher as _;
 use std::io::{self, ErrorKind, Read as _, Write};
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 pub use fault::Fault;
@@ -31,17 +32,18 @@ pub struct FileError {
 }
 
 impl FileError {
-    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
+    /// What to make of the system's error about `path`.
+    pub fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
         move |error| Self { path: path.to_owned(), error }
     }
 }
 
 /// What became of a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
     /// Its length.
     pub bytes: u64,
-    /// Its checksum.
+    /// Its checksum, sixteen hexadecimal digits.
     pub xxh3: String,
 }
 

@@ -7,20 +7,20 @@ use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost::Message;
 
 use super::error::BoardError;
 use super::event::{
     CLASS_BLOBS, CLASS_TENSOR, Event, FILE_VERSION, Payload, SESSION_START, SessionLog, Summary, SummaryMetadata,
-    SummaryValue, TensorProto, What,
+    SummaryValue, TensorProto, What, since_1970,
 };
 use super::histogram::Histogram;
 use super::hparams::session_end;
 use super::record::frame;
 use super::resume::{PREFIX, event_files, trim};
 use crate::draw::Picture;
+use crate::files::FileError;
 
 /// Something that TensorBoard can show under a tag.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,14 +52,8 @@ impl Board {
     /// Resumed from a checkpoint at step S, everything after S is first removed from the files of earlier attempts, and a
     /// TensorBoard that is watching is told to forget it. With no step, the run begins: all that earlier attempts wrote goes.
     pub fn open(folder: &Path, resume_step: Option<u64>) -> Result<Self, BoardError> {
-        std::fs::create_dir_all(folder).map_err(BoardError::io(folder))?;
-        let earlier = event_files(folder)?;
-        trim(&earlier, resume_step)?;
-        let newest_s = earlier.iter().filter_map(|path| seconds_of(path)).max();
-        let (file, path) = create(folder, newest_s)?;
         let step = resume_step.map_or(0, |step| step.saturating_add(1));
-        let mut board = Self { file, path, bytes: 0, step };
-        board.append(0, What::FileVersion(FILE_VERSION.to_owned()))?;
+        let mut board = Self::beside_trimmed(folder, step, |earlier| trim(earlier, resume_step))?;
         if resume_step.is_some() {
             board.append(step, What::SessionLog(SessionLog { status: SESSION_START }))?;
         }
@@ -68,8 +62,18 @@ impl Board {
 
     /// Opens one more event file in `folder` for what is said of `step` later on; nothing that stands there is changed.
     pub fn beside(folder: &Path, step: u64) -> Result<Self, BoardError> {
-        std::fs::create_dir_all(folder).map_err(BoardError::io(folder))?;
-        let newest_s = event_files(folder)?.iter().filter_map(|path| seconds_of(path)).max();
+        Self::beside_trimmed(folder, step, |_| Ok(()))
+    }
+
+    fn beside_trimmed(
+        folder: &Path,
+        step: u64,
+        trim: impl FnOnce(&[PathBuf]) -> Result<(), BoardError>,
+    ) -> Result<Self, BoardError> {
+        std::fs::create_dir_all(folder).map_err(FileError::at(folder))?;
+        let earlier = event_files(folder)?;
+        trim(&earlier)?;
+        let newest_s = earlier.iter().filter_map(|path| seconds_of(path)).max();
         let (file, path) = create(folder, newest_s)?;
         let mut board = Self { file, path, bytes: 0, step };
         board.append(0, What::FileVersion(FILE_VERSION.to_owned()))?;
@@ -128,11 +132,6 @@ impl Board {
         Ok(())
     }
 
-    /// Puts on the disk what was written so far; without it only a crash of the machine, not one of the process, loses any.
-    pub fn sync(&self) -> Result<(), BoardError> {
-        self.file.sync_data().map_err(BoardError::io(&self.path))
-    }
-
     fn append(&mut self, step: u64, what: What) -> Result<(), BoardError> {
         let wall_time = since_1970().as_secs_f64();
         let step = i64::try_from(step).unwrap_or(i64::MAX);
@@ -142,14 +141,10 @@ impl Board {
             // Half a record must not stand before a whole one; where even this fails, the next resume cuts it off.
             let _ = self.file.set_len(self.bytes);
         }
-        written.map_err(BoardError::io(&self.path))?;
+        written.map_err(FileError::at(&self.path))?;
         self.bytes += record.len() as u64;
         Ok(())
     }
-}
-
-fn since_1970() -> std::time::Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// A new file whose name sorts behind those of all earlier ones: TensorBoard reads files in the order of their names.
@@ -163,7 +158,7 @@ fn create(folder: &Path, newest_s: Option<u64>) -> Result<(File, PathBuf), Board
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(file) => return Ok((file, path)),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-            Err(error) => return Err(BoardError::Io { path, error }),
+            Err(error) => return Err(FileError::at(&path)(error).into()),
         }
     }
 }

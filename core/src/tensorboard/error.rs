@@ -3,18 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use crate::exit_code::{ExitCode, HasExitCode};
+use crate::files::FileError;
 
 /// An error of [`crate::tensorboard`].
 #[derive(Debug, thiserror::Error)]
 pub enum BoardError {
     /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// Which file or folder.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
     /// A file with the name of an event file that is none, or one that is damaged.
     #[error("{path}: {reason}")]
     Corrupt {
@@ -36,10 +32,6 @@ pub enum BoardError {
 }
 
 impl BoardError {
-    pub(super) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
-        move |error| Self::Io { path: path.to_owned(), error }
-    }
-
     pub(super) fn corrupt(path: &Path, reason: impl std::fmt::Display) -> Self {
         Self::Corrupt { path: path.to_owned(), reason: reason.to_string() }
     }
@@ -48,7 +40,7 @@ impl BoardError {
 impl HasExitCode for BoardError {
     fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Io { .. } => ExitCode::Io,
+            Self::Io(_) => ExitCode::Io,
             Self::Corrupt { .. } => ExitCode::Corrupt,
             Self::Backwards { .. } => ExitCode::Internal,
         }

@@ -1,6 +1,8 @@
 //! The messages of an event file, as far as they are used here. Numbers and names are those of TensorFlow's `.proto` files.
 //! Images and histograms are tensors with a plugin's name, as TensorFlow 2 writes them.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use prost::{Message, Oneof};
 
 /// What the first record of every event file says.
@@ -17,6 +19,11 @@ const TYPE_STRING: i32 = 7;
 pub(super) const CLASS_TENSOR: i32 = 2;
 /// `DataClass.DATA_CLASS_BLOB_SEQUENCE`.
 pub(super) const CLASS_BLOBS: i32 = 3;
+
+/// The time of an event.
+pub(super) fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Event {

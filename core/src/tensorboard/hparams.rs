@@ -8,15 +8,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost::{Message, Oneof};
 
 use super::error::BoardError;
 use super::event::{
-    CLASS_TENSOR, Event, FILE_VERSION, Payload, Summary, SummaryMetadata, SummaryValue, TensorProto, What,
+    CLASS_TENSOR, Event, FILE_VERSION, Payload, Summary, SummaryMetadata, SummaryValue, TensorProto, What, since_1970,
 };
 use super::record::frame;
+use crate::files::FileError;
 
 /// The file of values: before all others by name, so that a reader that goes by names has it first.
 pub(super) const FILE: &str = "events.out.tfevents.0000000000.hparams";
@@ -58,16 +58,16 @@ pub struct Hyperparameters {
 impl Hyperparameters {
     /// Puts the values into the folder of a run in the place of those that were there. A crash leaves the old or the new.
     pub fn save(&self, folder: &Path) -> Result<(), BoardError> {
-        std::fs::create_dir_all(folder).map_err(BoardError::io(folder))?;
+        std::fs::create_dir_all(folder).map_err(FileError::at(folder))?;
         let (path, beside) = (folder.join(FILE), folder.join(FILE_BESIDE));
-        let wall_time = since_1970_s();
+        let wall_time = since_1970().as_secs_f64();
         let experiment = Content::Experiment(self.experiment(wall_time));
         let start = Content::Start(SessionStart { hparams: self.session_values(), start_time_secs: wall_time });
         let value = vec![value(EXPERIMENT, experiment), value(SESSION_START, start)];
         let events = [What::FileVersion(FILE_VERSION.to_owned()), What::Summary(Summary { value })];
         let records = events.map(|what| frame(&Event { wall_time, step: 0, what: Some(what) }.encode_to_vec()));
-        std::fs::write(&beside, records.concat()).map_err(BoardError::io(&beside))?;
-        std::fs::rename(&beside, &path).map_err(BoardError::io(&path))
+        std::fs::write(&beside, records.concat()).map_err(FileError::at(&beside))?;
+        Ok(std::fs::rename(&beside, &path).map_err(FileError::at(&path))?)
     }
 
     fn experiment(&self, time_created_secs: f64) -> Experiment {
@@ -100,17 +100,13 @@ impl Hyperparameters {
 
 /// The record that says that a session came to its end.
 pub(super) fn session_end() -> SummaryValue {
-    value(SESSION_END, Content::End(SessionEnd { status: STATUS_SUCCESS, end_time_secs: since_1970_s() }))
+    value(SESSION_END, Content::End(SessionEnd { status: STATUS_SUCCESS, end_time_secs: since_1970().as_secs_f64() }))
 }
 
 fn value(tag: &str, content: Content) -> SummaryValue {
     let content = PluginContent { content: Some(content) }.encode_to_vec();
     let metadata = Some(SummaryMetadata::of(PLUGIN, content, CLASS_TENSOR));
     SummaryValue { tag: tag.to_owned(), metadata, payload: Some(Payload::Tensor(TensorProto::nothing())) }
-}
-
-fn since_1970_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 /// `HParamsPluginData`; its version, 0, takes no bytes.

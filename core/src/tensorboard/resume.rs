@@ -13,6 +13,7 @@ use super::error::BoardError;
 use super::event::Stamp;
 use super::hparams;
 use super::record::{HEADER_BYTES, Next, Reader, header};
+use crate::files::FileError;
 
 /// How the name of every event file begins.
 pub(super) const PREFIX: &str = "events.out.tfevents.";
@@ -22,8 +23,8 @@ pub(super) const FIRST_RECORD_BYTES: u64 = 24;
 /// The event files of a folder, by name, but that of the hyperparameters: it has no steps.
 pub(super) fn event_files(folder: &Path) -> Result<Vec<PathBuf>, BoardError> {
     let mut paths = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(BoardError::io(folder))? {
-        let entry = entry.map_err(BoardError::io(folder))?;
+    for entry in std::fs::read_dir(folder).map_err(FileError::at(folder))? {
+        let entry = entry.map_err(FileError::at(folder))?;
         let name = entry.file_name();
         if name.to_string_lossy().starts_with(PREFIX) && name != hparams::FILE {
             paths.push(entry.path());
@@ -60,12 +61,12 @@ pub(super) fn trim(files: &[PathBuf], last_step: Option<u64>) -> Result<(), Boar
             }
         };
         if kept.records == 0 {
-            std::fs::remove_file(path).map_err(BoardError::io(path))?;
+            std::fs::remove_file(path).map_err(FileError::at(path))?;
             continue;
         }
-        let file = OpenOptions::new().write(true).open(path).map_err(BoardError::io(path))?;
-        if file.metadata().map_err(BoardError::io(path))?.len() > kept.bytes {
-            file.set_len(kept.bytes).and_then(|()| file.sync_all()).map_err(BoardError::io(path))?;
+        let file = OpenOptions::new().write(true).open(path).map_err(FileError::at(path))?;
+        if file.metadata().map_err(FileError::at(path))?.len() > kept.bytes {
+            file.set_len(kept.bytes).and_then(|()| file.sync_all()).map_err(FileError::at(path))?;
         }
     }
     Ok(())
@@ -75,15 +76,15 @@ pub(super) fn trim(files: &[PathBuf], last_step: Option<u64>) -> Result<(), Boar
 fn set_aside(path: &Path, reason: &str) -> Result<(), BoardError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().replace("tfevents", "damaged");
     let aside = path.with_file_name(name);
-    std::fs::rename(path, &aside).map_err(BoardError::io(path))?;
+    std::fs::rename(path, &aside).map_err(FileError::at(path))?;
     tracing::warn!("{}: {reason}; set aside as {}", path.display(), aside.display());
     Ok(())
 }
 
 fn kept_part(path: &Path, last_step: Option<u64>) -> Result<Kept, BoardError> {
-    let mut reader = File::open(path).and_then(Reader::new).map_err(BoardError::io(path))?;
+    let mut reader = File::open(path).and_then(Reader::new).map_err(FileError::at(path))?;
     let nothing = Kept { bytes: 0, records: 0 };
-    match reader.next().map_err(BoardError::io(path))? {
+    match reader.next().map_err(FileError::at(path))? {
         Next::Record(data) if is_first(&data) => {}
         Next::End => return Ok(nothing),
         Next::Torn if begins_as_ours(path)? => return Ok(nothing),
@@ -92,7 +93,7 @@ fn kept_part(path: &Path, last_step: Option<u64>) -> Result<Kept, BoardError> {
     let mut records = 0;
     loop {
         let place = reader.place();
-        match reader.next().map_err(BoardError::io(path))? {
+        match reader.next().map_err(FileError::at(path))? {
             Next::Record(data) => {
                 let stamp = Stamp::decode(data.as_slice())
                     .map_err(|error| BoardError::corrupt(path, format!("byte {place}: {error}")))?;
@@ -116,7 +117,7 @@ fn is_first(data: &[u8]) -> bool {
 fn begins_as_ours(path: &Path) -> Result<bool, BoardError> {
     let mut found = Vec::new();
     let head = File::open(path).and_then(|file| file.take(HEADER_BYTES as u64).read_to_end(&mut found));
-    head.map_err(BoardError::io(path))?;
+    head.map_err(FileError::at(path))?;
     let written = found.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     Ok(header(FIRST_RECORD_BYTES).starts_with(&found[..written]))
 }

@@ -2,7 +2,7 @@
 //!
 //! What changes the model, the order of the data or the bits of a step may not change; everything else may, and is said.
 
-use locdiff_core::config::RunConfig;
+use locdiff_core::config::{AutoOr, RunConfig};
 use toml::{Table, Value};
 
 /// Whole sections that a run keeps.
@@ -53,9 +53,11 @@ fn is_automatic_width(key: &str, values: [&Value; 2]) -> bool {
     key == "model.embedding_width" && values.iter().any(|value| value.as_str() == Some("auto"))
 }
 
-/// Every field with its dotted key, in the order of the structs.
+/// Every field with its dotted key, in the order of the structs; an automatic warm-up as the number that it stands for.
 fn leaves(config: &RunConfig) -> Vec<(String, Value)> {
-    let table = Table::try_from(config).expect("a checked configuration is plain TOML values");
+    let mut config = config.clone();
+    config.train.warmup_steps = AutoOr::Value(config.train.warmup_steps());
+    let table = Table::try_from(&config).expect("a checked configuration is plain TOML values");
     let mut found = Vec::new();
     for (section, fields) in table {
         for (field, value) in fields.as_table().cloned().unwrap_or_default() {
@@ -67,8 +69,6 @@ fn leaves(config: &RunConfig) -> Vec<(String, Value)> {
 
 #[cfg(test)]
 mod tests {
-    use locdiff_core::config::AutoOr;
-
     use super::*;
 
     #[test]
@@ -90,6 +90,15 @@ mod tests {
         assert_eq!(found.refused, refused);
         assert_eq!(found.allowed[0], "train.learning_rate was 0.0008, is 0.0005");
         assert_eq!(found.allowed.len(), 2, "{:?}", found.allowed);
+    }
+
+    #[test]
+    fn an_automatic_warm_up_is_the_number_it_stands_for() {
+        let (mut was, is) = (RunConfig::default(), RunConfig::default());
+        was.train.warmup_steps = AutoOr::Value(500);
+        assert_eq!(compare(&was, &is), Differences::default());
+        was.train.warmup_steps = AutoOr::Value(100);
+        assert_eq!(compare(&was, &is).allowed, ["train.warmup_steps was 100, is 500"]);
     }
 
     #[test]

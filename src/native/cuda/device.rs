@@ -6,14 +6,12 @@ use super::cuda_functions;
 use crate::native::error::{NativeError, check};
 
 cuda_functions! {
-    fn locdiff_cuda_device_count(out: *mut c_int);
     fn locdiff_cuda_properties(device: c_int, name: *mut c_char, capacity: usize, memory: *mut u64, out: *mut c_int);
     fn locdiff_cuda_current_device(out: *mut c_int);
     fn locdiff_cuda_set_device(device: c_int);
     fn locdiff_cuda_synchronize();
     fn locdiff_cuda_memory(device: c_int, out: *mut i64);
     fn locdiff_cuda_free_bytes(device: c_int, out: *mut u64);
-    fn locdiff_cuda_reset_peak(device: c_int);
     fn locdiff_cuda_empty_cache();
 }
 
@@ -35,25 +33,12 @@ pub struct Properties {
 pub struct Memory {
     /// In live tensors.
     pub allocated_bytes: u64,
-    /// The most that was ever in live tensors since [`reset_peak`].
+    /// The most that was ever in live tensors.
     pub allocated_peak_bytes: u64,
     /// Taken from the device: live and cached.
     pub reserved_bytes: u64,
-    /// The most that was ever taken since [`reset_peak`].
+    /// The most that was ever taken.
     pub reserved_peak_bytes: u64,
-}
-
-/// Whether this is the CUDA variant.
-pub const fn is_built() -> bool {
-    cfg!(locdiff_cuda)
-}
-
-/// Visible devices; 0 in the CPU variant and without a driver.
-pub fn device_count() -> usize {
-    let mut count = 0;
-    // SAFETY: `count` has room for one integer.
-    let status = unsafe { locdiff_cuda_device_count(&raw mut count) };
-    if status == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }
 }
 
 /// Name, memory and size of a device.
@@ -112,12 +97,6 @@ pub fn free_bytes(device: usize) -> Result<u64, NativeError> {
     // SAFETY: `bytes` has room for one number.
     check("free memory", unsafe { locdiff_cuda_free_bytes(index(device), &raw mut bytes) })?;
     Ok(bytes)
-}
-
-/// Lets the peaks start again from what is held now.
-pub fn reset_peak(device: usize) -> Result<(), NativeError> {
-    // SAFETY: takes a number, which the allocator checks.
-    check("reset of the peak", unsafe { locdiff_cuda_reset_peak(index(device)) })
 }
 
 /// Gives cached memory back to the device.

@@ -1,4 +1,4 @@
-//! Marks in a stream, to order other streams behind them, to time, and to wait for with a limit.
+//! Marks in a stream, to wait for with a limit.
 
 use std::ffi::{c_int, c_void};
 use std::time::{Duration, Instant};
@@ -8,13 +8,11 @@ use super::stream::Stream;
 use crate::native::error::{NativeError, check};
 
 cuda_functions! {
-    fn locdiff_cuda_event_new(timing: c_int, out: *mut *mut c_void);
+    fn locdiff_cuda_event_new(out: *mut *mut c_void);
     fn locdiff_cuda_event_free(event: *mut c_void);
     fn locdiff_cuda_event_record(event: *mut c_void, id: i64, device: c_int);
-    fn locdiff_cuda_event_block(event: *mut c_void, id: i64, device: c_int);
     fn locdiff_cuda_event_query(event: *const c_void, done: *mut c_int);
     fn locdiff_cuda_event_synchronize(event: *const c_void);
-    fn locdiff_cuda_event_elapsed(start: *const c_void, end: *const c_void, milliseconds: *mut f32);
 }
 
 /// How long a wait polls without sleeping: a sleep on Linux lasts 50 µs longer than asked, too much for a step of 1 ms.
@@ -44,20 +42,11 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event that orders; cheaper than one that times.
+    /// A mark that no stream has passed yet.
     pub fn new() -> Result<Self, NativeError> {
-        Self::create(false)
-    }
-
-    /// An event for [`Event::elapsed_ms`].
-    pub fn timing() -> Result<Self, NativeError> {
-        Self::create(true)
-    }
-
-    fn create(timing: bool) -> Result<Self, NativeError> {
         let mut event = std::ptr::null_mut();
         // SAFETY: `event` has room for one pointer.
-        check("new event", unsafe { locdiff_cuda_event_new(c_int::from(timing), &raw mut event) })?;
+        check("new event", unsafe { locdiff_cuda_event_new(&raw mut event) })?;
         Ok(Self(event))
     }
 
@@ -65,12 +54,6 @@ impl Event {
     pub fn record(&mut self, stream: &Stream) -> Result<(), NativeError> {
         // SAFETY: the event is live, and the stream came from torch.
         check("event record", unsafe { locdiff_cuda_event_record(self.0, stream.id, stream.device) })
-    }
-
-    /// What is launched on `stream` from now on waits for the mark; the host does not.
-    pub fn block(&self, stream: &Stream) -> Result<(), NativeError> {
-        // SAFETY: the event is live and only read, and the stream came from torch.
-        check("event wait", unsafe { locdiff_cuda_event_block(self.0, stream.id, stream.device) })
     }
 
     /// Whether the device has passed the mark; true before the first record.
@@ -90,14 +73,6 @@ impl Event {
     /// The host waits for the mark, but no longer than `timeout`.
     pub fn wait_for(&self, timeout: Duration) -> Result<(), WaitError> {
         poll(timeout, || self.query())
-    }
-
-    /// Milliseconds on the device from this mark to `end`; both made by [`Event::timing`] and passed.
-    pub fn elapsed_ms(&self, end: &Self) -> Result<f32, NativeError> {
-        let mut milliseconds = 0.0;
-        // SAFETY: both events are live, and `milliseconds` has room for one number.
-        check("event timing", unsafe { locdiff_cuda_event_elapsed(self.0, end.0, &raw mut milliseconds) })?;
-        Ok(milliseconds)
     }
 }
 

@@ -5,17 +5,16 @@
 //! were made before the capture. Run the step a few times before it is captured: libraries and kernels that initialise
 //! themselves at first use must not do so inside.
 //!
-//! Collectives inside a replayed graph are invisible to c10d's watchdog: [`Graph::replay_within`] is their timeout.
+//! Collectives inside a replayed graph are invisible to c10d's watchdog: wait for an [`Event`](super::Event) behind the replay
+//! with a limit.
 
 use std::cell::Cell;
 use std::error::Error;
 use std::ffi::c_void;
 use std::panic::AssertUnwindSafe;
-use std::time::Duration;
 
 use super::cuda_functions;
 use super::device::{current_device, index};
-use super::event::{Event, WaitError};
 use super::stream::{Priority, Stream, with_stream};
 use crate::native::error::{NativeError, check, first_lines};
 
@@ -47,14 +46,6 @@ pub enum GraphError {
         /// What it said.
         text: String,
     },
-    /// A replay did not end in time. The stream is stuck until what it waits for is aborted.
-    #[error("graph `{graph}`: a replay was not done within {:.3} s", after.as_secs_f64())]
-    TimedOut {
-        /// The graph's name.
-        graph: String,
-        /// The limit.
-        after: Duration,
-    },
     /// CUDA or torch failed.
     #[error("graph `{graph}`")]
     Native {
@@ -84,8 +75,6 @@ impl Drop for Handle {
 pub struct Graph {
     name: String,
     nodes: usize,
-    device: std::ffi::c_int,
-    finished: Event,
     handle: Handle,
 }
 
@@ -109,13 +98,7 @@ impl Graph {
         let stream = capture_stream().map_err(native)?;
         let captured = with_stream(stream, || capture_here(name, step)).map_err(native)?;
         let (handle, nodes, result) = captured?;
-        let finished = Event::new().map_err(native)?;
-        Ok((Self { name: name.to_owned(), nodes, device: stream.device, finished, handle }, result))
-    }
-
-    /// Its name in errors.
-    pub fn name(&self) -> &str {
-        &self.name
+        Ok((Self { name: name.to_owned(), nodes, handle }, result))
     }
 
     /// How many kernels, copies and the like it holds.
@@ -127,39 +110,7 @@ impl Graph {
     pub fn replay(&mut self) -> Result<(), GraphError> {
         // SAFETY: the graph is live.
         let status = unsafe { locdiff_cuda_graph_replay(self.handle.0) };
-        check("graph replay", status).map_err(|source| self.native(source))
-    }
-
-    /// Launches the step and waits for its end, but no longer than `timeout`: then `on_timeout` is called, which should
-    /// start to abort the communicators of the collectives inside, and the error names this graph. `on_timeout` must not
-    /// wait for that: NCCL ends an abort only when the graphs that hold its collectives are gone, this one included.
-    ///
-    /// Costs a few microseconds over [`Graph::replay`] and a wait: it polls without sleeping for the first 2 ms.
-    pub fn replay_within(&mut self, timeout: Duration, on_timeout: impl FnOnce()) -> Result<(), GraphError> {
-        self.replay()?;
-        let waited = Stream::current_of(self.device)
-            .and_then(|stream| self.finished.record(&stream))
-            .map_err(WaitError::from)
-            .and_then(|()| self.finished.wait_for(timeout));
-        match waited {
-            Ok(()) => Ok(()),
-            Err(WaitError::TimedOut(after)) => {
-                on_timeout();
-                Err(GraphError::TimedOut { graph: self.name.clone(), after })
-            }
-            Err(WaitError::Native(source)) => Err(self.native(source)),
-        }
-    }
-
-    /// Gives the graph's memory back; it cannot be replayed afterwards. Dropping it does the same.
-    pub fn reset(&mut self) -> Result<(), GraphError> {
-        // SAFETY: the graph is live.
-        let status = unsafe { locdiff_cuda_graph_abandon(self.handle.0) };
-        check("graph reset", status).map_err(|source| self.native(source))
-    }
-
-    fn native(&self, source: NativeError) -> GraphError {
-        GraphError::Native { graph: self.name.clone(), source }
+        check("graph replay", status).map_err(|source| GraphError::Native { graph: self.name.clone(), source })
     }
 }
 

@@ -1,7 +1,7 @@
 //! CUDA beside tch: devices, streams, events, graphs and memory.
 //!
 //! Everything here exists in the CPU variant too, where it answers that the build has no CUDA. In the CUDA variant on
-//! a machine without a GPU, [`device_count`] is 0 and the rest answers with CUDA's own error.
+//! a machine without a GPU it answers with CUDA's own error.
 
 mod device;
 mod event;
@@ -9,8 +9,7 @@ mod graph;
 mod stream;
 
 pub use device::{
-    Memory, Properties, current_device, device_count, empty_cache, free_bytes, is_built, memory, properties,
-    reset_peak, set_device, synchronize,
+    Memory, Properties, current_device, empty_cache, free_bytes, memory, properties, set_device, synchronize,
 };
 pub use event::{Event, WaitError};
 pub use graph::{Graph, GraphError};

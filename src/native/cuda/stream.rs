@@ -4,14 +4,12 @@ use std::ffi::c_int;
 
 use super::cuda_functions;
 use super::device::{current_device, index};
-use super::event::Event;
 use crate::native::error::{NativeError, check};
 
 cuda_functions! {
     fn locdiff_cuda_stream_from_pool(device: c_int, high_priority: c_int, out: *mut i64);
     fn locdiff_cuda_current_stream(device: c_int, out: *mut i64);
     fn locdiff_cuda_set_stream(id: i64, device: c_int);
-    fn locdiff_cuda_stream_synchronize(id: i64, device: c_int);
 }
 
 /// Which pool a stream comes from.
@@ -53,19 +51,6 @@ impl Stream {
         Ok(Self { id, device })
     }
 
-    /// The host waits until the stream has done everything.
-    pub fn synchronize(&self) -> Result<(), NativeError> {
-        // SAFETY: the numbers came from torch, and its streams live as long as the process.
-        check("stream synchronisation", unsafe { locdiff_cuda_stream_synchronize(self.id, self.device) })
-    }
-
-    /// What is launched here from now on waits for what `other` holds now; the host does not wait.
-    pub fn wait_stream(&self, other: &Self) -> Result<(), NativeError> {
-        let mut event = Event::new()?;
-        event.record(other)?;
-        event.block(self)
-    }
-
     fn make_current(self) -> Result<(), NativeError> {
         // SAFETY: the numbers came from torch, and its streams live as long as the process.
         check("choice of stream", unsafe { locdiff_cuda_set_stream(self.id, self.device) })
@@ -73,7 +58,7 @@ impl Stream {
 }
 
 /// Runs `body` with `stream` as this thread's current stream of its device, and restores the former one however `body`
-/// ends. Nothing is synchronised: see [`Stream::wait_stream`].
+/// ends. Nothing is synchronised.
 pub fn with_stream<R>(stream: Stream, body: impl FnOnce() -> R) -> Result<R, NativeError> {
     struct Restore(Stream);
     impl Drop for Restore {

@@ -7,13 +7,13 @@ use tch::{Device, Kind, Tensor};
 
 use super::{GPU, Outcome};
 use crate::native::cuda::{self, Event, Priority, Stream, WaitError, with_stream};
-use crate::native::host::HostRows;
+use crate::native::host::{HostRows, pinned_bytes};
 use crate::native::nvrtc::{Arg, Kernel};
 use crate::native::places::RowPlaces;
 
 /// Adds on one side, and keeps one thread busy for a time on the other.
 const SOURCE: &str = r#"
-extern "C" __global__ void add(float* out, const float* in, float factor, unsigned count) {
+extern "C" __global__ void add(float* out, const float* in, int factor, unsigned count) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) out[i] += factor * in[i];
 }
@@ -65,7 +65,7 @@ pub(super) fn arguments_are_checked() -> Outcome {
         arguments.extend(rest);
         add.launch([4, 1, 1], [256, 1, 1], &arguments)
     };
-    let rest = [Arg::F32(3.0), Arg::U32(1000)];
+    let rest = [Arg::I32(3), Arg::U32(1000)];
     launch(&out, &rest)?;
     ensure!(out.f_eq(7.0)?.all().f_int64_value(&[])? == 1, "1 + 3 × 2 is not 7");
     let refused = |result: Result<(), crate::native::NativeError>| result.err().map(|error| error.to_string());
@@ -73,7 +73,7 @@ pub(super) fn arguments_are_checked() -> Outcome {
     let gaps = Tensor::zeros([100, 20], (Kind::Float, GPU)).tr();
     let gaps = refused(launch(&gaps, &rest)).context("a transposed tensor was taken")?;
     let short = refused(launch(&out, &rest[..1])).context("a missing argument was not noticed")?;
-    let wide = refused(launch(&out, &[Arg::F64(3.0), rest[1]])).context("a double for a float was not noticed")?;
+    let wide = refused(launch(&out, &[Arg::I64(3), rest[1]])).context("a long long for an int was not noticed")?;
     ensure!(cpu.contains("cpu") && gaps.contains("contiguous"), "`{cpu}`, `{gaps}`");
     Ok(format!("refused: `{short}`, `{wide}`"))
 }
@@ -83,11 +83,10 @@ pub(super) fn streams_and_events() -> Outcome {
     let main = Stream::current()?;
     let side = Stream::from_pool(Priority::High)?;
     ensure!(side != main, "the pool handed out the current stream");
-    let (mut start, mut end, mut unrelated) = (Event::timing()?, Event::timing()?, Event::new()?);
+    let (mut end, mut unrelated) = (Event::new()?, Event::new()?);
     unrelated.record(&main)?;
     unrelated.synchronize()?;
     let inside = with_stream(side, || -> anyhow::Result<Stream> {
-        start.record(&side)?;
         spin.launch(Duration::from_millis(50))?;
         end.record(&side)?;
         Ok(Stream::current()?)
@@ -96,21 +95,16 @@ pub(super) fn streams_and_events() -> Outcome {
     ensure!(unrelated.query()? && !end.query()?, "the side stream is done at once");
     let limit = Duration::from_millis(5);
     ensure!(end.wait_for(limit) == Err(WaitError::TimedOut(limit)), "50 ms ended within 5 ms");
-    // The main stream reads the count only after the side stream's kernel.
-    main.wait_stream(&side)?;
-    ensure!(spin.count()? == 1, "the stream did not wait");
-    let elapsed_ms = start.elapsed_ms(&end)?;
-    ensure!((49.0..60.0).contains(&elapsed_ms), "50 ms took {elapsed_ms} ms");
-    side.synchronize()?;
+    end.synchronize()?;
+    ensure!(spin.count()? == 1, "the host did not wait");
     let before = Instant::now();
     end.wait_for(limit)?;
-    Ok(format!("50 ms measured as {elapsed_ms:.2} ms; a wait for nothing took {:?}", before.elapsed()))
+    Ok(format!("a wait for nothing took {:?}", before.elapsed()))
 }
 
 pub(super) fn memory_statistics() -> Outcome {
     const BYTES: u64 = 64 << 20;
     cuda::synchronize()?;
-    cuda::reset_peak(0)?;
     let before = cuda::memory(0)?;
     let held = Tensor::f_zeros([BYTES as i64], (Kind::Uint8, GPU))?;
     let during = cuda::memory(0)?;
@@ -120,11 +114,9 @@ pub(super) fn memory_statistics() -> Outcome {
     ensure!(after.allocated_bytes == before.allocated_bytes, "{before:?} then {after:?}");
     ensure!(after.allocated_peak_bytes >= during.allocated_bytes, "the peak is lost: {after:?}");
     ensure!(during.reserved_bytes >= during.allocated_bytes, "{during:?}");
-    cuda::reset_peak(0)?;
     cuda::empty_cache()?;
-    let reset = cuda::memory(0)?;
-    ensure!(reset.allocated_peak_bytes == reset.allocated_bytes, "the peak is not reset: {reset:?}");
-    ensure!(reset.reserved_bytes < during.reserved_bytes, "the cache is not emptied: {reset:?}");
+    let emptied = cuda::memory(0)?;
+    ensure!(emptied.reserved_bytes < during.reserved_bytes, "the cache is not emptied: {emptied:?}");
     Ok(format!("{during:?}"))
 }
 
@@ -138,5 +130,7 @@ pub(super) fn pinned_rows_are_not_reused() -> Outcome {
         let is_reused = HostRows::reuse(rows.into_tensor(), 1, 4).is_some();
         ensure!(is_reused != pinned, "rows that are pinned: {pinned}, reused: {is_reused}");
     }
+    let bytes = pinned_bytes(6)?;
+    ensure!(bytes.kind() == Kind::Uint8 && bytes.size() == [6] && bytes.is_pinned(GPU), "{bytes:?}");
     Ok("pinned rows go back to torch".to_owned())
 }

@@ -7,8 +7,8 @@ use tch::{Device, Kind, Tensor};
 use super::{GPU, Outcome, largest_difference};
 use crate::native::cuda;
 use crate::native::gemm::mm_f32;
-use crate::native::optim::{AdamW, Control, Moments, clip_divisor, found_inf, not_finite, squared_norm};
-use crate::native::random::{DeviceCounter, RandomTensors, Rows, Step, prepare};
+use crate::native::optim::{AdamW, Control, Moments, clip_divisor, not_finite, squared_norm};
+use crate::native::random::{DeviceCounter, RandomTensors, Rows, Step};
 
 const PHILOX: Philox = Philox::new(0x0123_4567_89ab_cdef);
 
@@ -38,19 +38,17 @@ pub(super) fn device_has_properties() -> Outcome {
 }
 
 pub(super) fn philox_integers() -> Outcome {
-    prepare()?;
     let mut compared = 0;
     for rows in draws() {
         let both = |draw: &dyn Fn(Device) -> anyhow::Result<Tensor>| -> anyhow::Result<bool> {
             Ok(draw(GPU)?.to_device(Device::Cpu) == draw(Device::Cpu)?)
         };
-        ensure!(both(&|device| Ok(PHILOX.bits(device, rows)?))?, "bits differ: {rows:?}");
         ensure!(both(&|device| Ok(PHILOX.int(device, 1000, rows)?))?, "integers differ: {rows:?}");
         ensure!(both(&|device| Ok(PHILOX.uniform(device, rows)?))?, "uniforms differ: {rows:?}");
         ensure!(both(&|device| Ok(PHILOX.mask(device, 0.9, rows)?))?, "masks differ: {rows:?}");
         compared += rows.samples * rows.elements;
     }
-    Ok(format!("{compared} numbers of each of bits, integers, uniforms and masks"))
+    Ok(format!("{compared} numbers of each of integers, uniforms and masks"))
 }
 
 pub(super) fn philox_normals() -> Outcome {
@@ -68,7 +66,7 @@ pub(super) fn philox_normals() -> Outcome {
 
 pub(super) fn philox_counter() -> Outcome {
     let mut counter = DeviceCounter::new(GPU, 41)?;
-    counter.advance()?;
+    counter.set(42)?;
     let draw = |step| {
         let rows = Rows { stream: Stream::Noise, step, first_sample: 3, samples: 16, elements: 100 };
         PHILOX.normal(GPU, rows)
@@ -121,11 +119,10 @@ pub(super) fn norm_and_flag() -> Outcome {
     let relative = largest_difference(&gpu_square, &cpu_square)? / cpu_square.f_double_value(&[])?;
     ensure!(relative < 1e-4, "squared norms differ by {relative:e}");
     ensure!(gpu_square.device() == GPU && clip_divisor(&gpu_square, 1.0)?.device() == GPU, "not on the device");
-    let flag = |tensors: &[Tensor]| -> anyhow::Result<f64> { Ok(found_inf(tensors)?.f_double_value(&[])?) };
-    ensure!(flag(&gpu)? == 0.0, "finite gradients are flagged");
+    let flag = |norm: &Tensor| -> anyhow::Result<f64> { Ok(not_finite(norm)?.f_double_value(&[])?) };
+    ensure!(flag(&gpu_square)? == 0.0, "finite gradients are flagged");
     let broken = [gpu[0].copy(), gpu[1].full_like(f64::NAN)];
-    ensure!(flag(&broken)? == 1.0, "NaN is not flagged");
-    ensure!(not_finite(&squared_norm(&broken)?)?.f_double_value(&[])? == 1.0, "NaN in the norm is not flagged");
+    ensure!(flag(&squared_norm(&broken)?)? == 1.0, "NaN is not flagged");
     Ok(format!("squared norms differ by {relative:e}"))
 }
 

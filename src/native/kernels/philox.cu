@@ -103,11 +103,6 @@ __device__ inline void box_muller(u32 radius_bits, u32 angle_bits, float* first,
 #define DRAW                                                                                                   \
   Draw { seed, stream, step + (counter ? (u64)*counter : 0), first_sample, samples, elements }
 
-extern "C" __global__ void fill_bits(u32* out, DRAW_PARAMETERS) {
-  const Block block = draw_block(DRAW);
-  for (u32 i = 0; i < block.count; ++i) out[block.first + i] = block.word[i];
-}
-
 extern "C" __global__ void fill_uniform(float* out, DRAW_PARAMETERS) {
   const Block block = draw_block(DRAW);
   for (u32 i = 0; i < block.count; ++i) out[block.first + i] = (float)(block.word[i] >> 8) * 0x1p-24f;

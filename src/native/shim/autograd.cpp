@@ -36,23 +36,11 @@ at::Tensor all_gather(const GroupPtr& group, const at::Tensor& input, int64_t di
   return dim == 0 ? pieces.flatten(0, 1) : at::cat(pieces.unbind(0), dim);
 }
 
-void check_divides(const GroupPtr& group, const at::Tensor& whole, int64_t dim) {
+at::Tensor own_piece(const GroupPtr& group, const at::Tensor& whole, int64_t dim) {
   TORCH_CHECK(dim < whole.dim() && whole.size(dim) % group->size == 0, "dimension ", dim, " of ", whole.sizes(),
               " does not divide among ", group->size, " ranks");
-}
-
-at::Tensor own_piece(const GroupPtr& group, const at::Tensor& whole, int64_t dim) {
-  check_divides(group, whole, dim);
   auto length = whole.size(dim) / group->size;
   return whole.narrow(dim, group->rank * length, length).clone(at::MemoryFormat::Contiguous);
-}
-
-at::Tensor reduce_scatter(const GroupPtr& group, const at::Tensor& whole, int64_t dim, milliseconds timeout) {
-  check_divides(group, whole, dim);
-  auto pieces = at::stack(whole.chunk(group->size, dim), 0);
-  auto result = at::empty_like(pieces.select(0, 0), at::MemoryFormat::Contiguous);
-  start_reduce_scatter(group, result, pieces, Reduce::Sum, timeout)->wait_stream();
-  return result;
 }
 
 at::Tensor forward_of(int function, const GroupPtr& group, const at::Tensor& input, int64_t dim, milliseconds timeout) {
@@ -62,7 +50,6 @@ at::Tensor forward_of(int function, const GroupPtr& group, const at::Tensor& inp
     case LOCDIFF_ALL_REDUCE_IDENTITY:
       return all_reduce(group, input, timeout);
     case LOCDIFF_GATHER_SPLIT:
-    case LOCDIFF_GATHER_REDUCE_SCATTER:
       return all_gather(group, input, dim, timeout);
     case LOCDIFF_SPLIT_GATHER:
       return own_piece(group, input, dim);
@@ -74,8 +61,6 @@ const char* backward_name(int function) {
   switch (function) {
     case LOCDIFF_IDENTITY_ALL_REDUCE:
       return "all_reduce";
-    case LOCDIFF_GATHER_REDUCE_SCATTER:
-      return "reduce_scatter";
     case LOCDIFF_SPLIT_GATHER:
       return "all_gather";
   }
@@ -90,8 +75,6 @@ at::Tensor backward_of(int function, const GroupPtr& group, const at::Tensor& gr
       return grad;
     case LOCDIFF_GATHER_SPLIT:
       return own_piece(group, grad, dim);
-    case LOCDIFF_GATHER_REDUCE_SCATTER:
-      return reduce_scatter(group, grad, dim, timeout);
     case LOCDIFF_SPLIT_GATHER:
       return all_gather(group, grad, dim, timeout);
   }

@@ -10,8 +10,7 @@ enum LocdiffFunction : int {
   LOCDIFF_IDENTITY_ALL_REDUCE = 0,
   LOCDIFF_ALL_REDUCE_IDENTITY = 1,
   LOCDIFF_GATHER_SPLIT = 2,
-  LOCDIFF_GATHER_REDUCE_SCATTER = 3,
-  LOCDIFF_SPLIT_GATHER = 4,
+  LOCDIFF_SPLIT_GATHER = 3,
 };
 
 // `*out` is a new at::Tensor. `dim` counts for the gathers and the split only.

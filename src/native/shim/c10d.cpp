@@ -112,8 +112,6 @@ Work::Work(GroupPtr group, c10::intrusive_ptr<c10d::Work> inner, milliseconds ti
       timeout_(timeout),
       finish_(std::move(finish)) {}
 
-bool Work::is_completed() { return !inner_ || inner_->isCompleted(); }
-
 void Work::finish() {
   if (finish_) {
     at::NoGradGuard no_grad;
@@ -125,11 +123,11 @@ milliseconds Work::elapsed() const {
   return std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - started_);
 }
 
-void Work::wait(milliseconds timeout) {
+void Work::wait() {
   if (inner_) {
     // NCCL's work counts its timeout from the start of the collective, Gloo's from now. Zero would mean for ever.
     try {
-      inner_->wait(std::max(group_->nccl ? elapsed() + timeout : timeout, milliseconds(1)));
+      inner_->wait(std::max(group_->nccl ? timeout_ : timeout_ - elapsed() + kGlooGrace, milliseconds(1)));
     } catch (...) {
       if (group_->nccl) nccl_failed = true;
       throw;
@@ -137,8 +135,6 @@ void Work::wait(milliseconds timeout) {
   }
   finish();
 }
-
-void Work::wait() { wait(timeout_ - elapsed() + (group_->nccl ? milliseconds(0) : kGlooGrace)); }
 
 void Work::wait_stream() {
   if (!group_->nccl) {
@@ -246,11 +242,10 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, const Group& group, bool by_interface,
-                                            const std::string& bind, milliseconds timeout) {
+c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, const Group& group, const std::string& address,
+                                            milliseconds timeout) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  options->devices.push_back(by_interface ? c10d::ProcessGroupGloo::createDeviceForInterface(bind)
-                                          : c10d::ProcessGroupGloo::createDeviceForHostname(bind));
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, group.rank, group.size, options);
 }
 
@@ -296,13 +291,13 @@ using namespace locdiff;
 
 extern "C" {
 
-int locdiff_group_gloo(void* store, const char* name, size_t name_length, int rank, int size, int by_interface,
-                       const char* bind, size_t bind_length, int64_t timeout_ms, void** out) {
+int locdiff_group_gloo(void* store, const char* name, size_t name_length, int rank, int size,
+                       const char* address, size_t address_length, int64_t timeout_ms, void** out) {
   return guarded([&] {
     auto group = new_group(name, name_length, rank, size);
     if (size > 1) {
       group->backend =
-          make_gloo(*static_cast<StorePtr*>(store), *group, by_interface != 0, std::string(bind, bind_length), ms(timeout_ms));
+          make_gloo(*static_cast<StorePtr*>(store), *group, std::string(address, address_length), ms(timeout_ms));
     }
     *out = new GroupPtr(std::move(group));
   });
@@ -358,16 +353,8 @@ int locdiff_start_barrier(void* group, int64_t timeout_ms, void** out) {
   return guarded([&] { *out = start_barrier(group_of(group), ms(timeout_ms)).release(); });
 }
 
-int locdiff_work_is_completed(void* work, int* out) {
-  return guarded([&] { *out = work_of(work).is_completed() ? 1 : 0; });
-}
-
 int locdiff_work_wait(void* work) {
   return guarded([&] { work_of(work).wait(); });
-}
-
-int locdiff_work_wait_for(void* work, int64_t timeout_ms) {
-  return guarded([&] { work_of(work).wait(ms(timeout_ms)); });
 }
 
 int locdiff_work_wait_stream(void* work) {

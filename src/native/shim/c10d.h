@@ -50,10 +50,7 @@ class Work {
  public:
   Work(GroupPtr group, c10::intrusive_ptr<c10d::Work> inner, milliseconds timeout, std::function<void()> finish);
 
-  bool is_completed();
-  // Blocks the host until the result is there; throws on failure, or when `timeout` has passed.
-  void wait(milliseconds timeout);
-  // The same under the collective's own deadline.
+  // Blocks the host until the result is there; throws on failure, or at the collective's own deadline.
   void wait();
   // NCCL: makes the current stream wait and returns at once. Gloo: wait().
   void wait_stream();

@@ -74,10 +74,6 @@ const uint8_t* locdiff_bytes_data(const void* bytes) { return static_cast<const 
 
 void locdiff_bytes_free(void* bytes) { delete static_cast<std::vector<uint8_t>*>(bytes); }
 
-int locdiff_store_wait(void* store, const char* key, size_t key_length, int64_t timeout_ms) {
-  return guarded([&] { store_of(store).wait({std::string(key, key_length)}, milliseconds(timeout_ms)); });
-}
-
 int locdiff_store_contains(void* store, const char* key, size_t key_length, int* out) {
   return guarded([&] { *out = store_of(store).check({std::string(key, key_length)}) ? 1 : 0; });
 }

@@ -33,10 +33,6 @@ int64_t aggregate(const c10::CachingAllocator::StatArray& stats, int64_t c10::Ca
 
 extern "C" {
 
-int locdiff_cuda_device_count(int* out) {
-  return locdiff::guarded([&] { *out = c10::cuda::device_count(); });
-}
-
 int locdiff_cuda_properties(int device, char* name, size_t capacity, uint64_t* memory, int* out) {
   return locdiff::guarded([&] {
     cudaDeviceProp properties;
@@ -87,13 +83,6 @@ int locdiff_cuda_free_bytes(int device, uint64_t* out) {
   });
 }
 
-int locdiff_cuda_reset_peak(int device) {
-  return locdiff::guarded([&] {
-    initialise();
-    allocator::resetPeakStats(static_cast<c10::DeviceIndex>(device));
-  });
-}
-
 int locdiff_cuda_empty_cache() {
   return locdiff::guarded([&] {
     initialise();
@@ -119,12 +108,8 @@ int locdiff_cuda_set_stream(int64_t id, int device) {
   return locdiff::guarded([&] { c10::cuda::setCurrentCUDAStream(unpack(id, device)); });
 }
 
-int locdiff_cuda_stream_synchronize(int64_t id, int device) {
-  return locdiff::guarded([&] { unpack(id, device).synchronize(); });
-}
-
-int locdiff_cuda_event_new(int timing, void** out) {
-  return locdiff::guarded([&] { *out = new CUDAEvent(timing ? cudaEventDefault : cudaEventDisableTiming); });
+int locdiff_cuda_event_new(void** out) {
+  return locdiff::guarded([&] { *out = new CUDAEvent(cudaEventDisableTiming); });
 }
 
 int locdiff_cuda_event_free(void* event) {
@@ -135,22 +120,11 @@ int locdiff_cuda_event_record(void* event, int64_t id, int device) {
   return locdiff::guarded([&] { static_cast<CUDAEvent*>(event)->record(unpack(id, device)); });
 }
 
-// The stream waits for the event; the host does not.
-int locdiff_cuda_event_block(void* event, int64_t id, int device) {
-  return locdiff::guarded([&] { static_cast<CUDAEvent*>(event)->block(unpack(id, device)); });
-}
-
 int locdiff_cuda_event_query(const void* event, int* done) {
   return locdiff::guarded([&] { *done = static_cast<const CUDAEvent*>(event)->query(); });
 }
 
 int locdiff_cuda_event_synchronize(const void* event) {
   return locdiff::guarded([&] { static_cast<const CUDAEvent*>(event)->synchronize(); });
-}
-
-int locdiff_cuda_event_elapsed(const void* start, const void* end, float* milliseconds) {
-  return locdiff::guarded([&] {
-    *milliseconds = static_cast<const CUDAEvent*>(start)->elapsed_time(*static_cast<const CUDAEvent*>(end));
-  });
 }
 }

@@ -3,7 +3,6 @@
 #include <c10/core/GradMode.h>
 
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <vector>
 
@@ -68,8 +67,8 @@ int locdiff_fused_adamw(size_t count, void* const* params, void* const* grads, v
   });
 }
 
-// A norm of all tensors together as one f32 (f64 where all are f64): the 2-norm squared, or the largest magnitude.
-int locdiff_list_norm(size_t count, void* const* tensors, int largest, void** out) {
+// The squared 2-norm of all tensors together as one f32 (f64 where all are f64).
+int locdiff_squared_norm(size_t count, void* const* tensors, void** out) {
   return locdiff::guarded([&] {
     c10::NoGradGuard no_grad;
     const auto all = list(tensors, count);
@@ -78,10 +77,8 @@ int locdiff_list_norm(size_t count, void* const* tensors, int largest, void** ou
     for (const auto& tensor : all) wide = wide && tensor.scalar_type() == at::kDouble;
     // The CPU adds one number after the other: in f32 the sum of a million squares is off by 1e-5.
     const auto kind = wide || all[0].is_cpu() ? at::kDouble : at::kFloat;
-    const auto norms = at::stack(largest ? at::_foreach_norm(all, std::numeric_limits<double>::infinity(), kind)
-                                         : at::_foreach_norm(all, 2, kind));
-    const auto result = largest ? norms.amax() : norms.to(at::kDouble).square().sum();
-    *out = new at::Tensor(result.to(wide ? at::kDouble : at::kFloat));
+    const auto squared = at::stack(at::_foreach_norm(all, 2, kind)).to(at::kDouble).square().sum();
+    *out = new at::Tensor(squared.to(wide ? at::kDouble : at::kFloat));
   });
 }
 

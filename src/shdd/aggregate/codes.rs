@@ -11,7 +11,7 @@ use tch::{Kind, TchError, Tensor};
 
 use super::AggregateError;
 use crate::shdd::decode::refine::{ascend, gradient};
-use crate::shdd::decode::{Anchors, DecodeError, Decoded, Decoder, in_parallel, largest, torch_error};
+use crate::shdd::decode::{Anchors, DecodeError, Decoded, Decoder, in_parallel, largest};
 use crate::shdd::{Local, ShddError};
 
 // i images · k samples of each · c coefficients · a anchors
@@ -23,8 +23,7 @@ pub const TEMPERING: f64 = 0.3;
 /// The place of the mean of each image's codes `codes_ikc`.
 pub fn mean_code(codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<Decoded>, AggregateError> {
     shape(codes_ikc, decoder.anchors())?;
-    let mean_ic = codes_ikc.f_to_kind(Kind::Float).and_then(|codes| codes.f_mean_dim([1_i64].as_slice(), false, None));
-    Ok(decoder.decode(&mean_ic.map_err(torch_error("mean of codes"))?)?)
+    Ok(decoder.decode(&codes_ikc.f_to_kind(Kind::Float)?.f_mean_dim([1_i64].as_slice(), false, None)?)?)
 }
 
 /// What each image's code `expected_ic` says of the places of its samples, image after image.
@@ -59,11 +58,9 @@ pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<
     let per_pass = (anchors.codes_per_pass() / 3 / samples).max(1) as i64;
     for first in (0..images as i64).step_by(per_pass as usize) {
         let count = per_pass.min(images as i64 - first);
-        let flat = |codes_ikc: &Tensor| codes_ikc.f_narrow(0, first, count)?.f_reshape([count * samples as i64, -1]);
-        let codes_bc = flat(codes_ikc).map_err(torch_error("codes of samples"))?;
-        let densities = Densities::new(&anchors.scores(&codes_bc)?, count, samples as i64, tempering)
-            .map_err(torch_error("mixture density"))?;
-        let modes = densities.modes(decoder).map_err(torch_error("mixture density"))?;
+        let codes_bc = codes_ikc.f_narrow(0, first, count)?.f_reshape([count * samples as i64, -1])?;
+        let densities = Densities::new(&anchors.scores(&codes_bc)?, count, samples as i64, tempering)?;
+        let modes = densities.modes(decoder)?;
         found.extend(if decoder.refines() { refined(&codes_bc, decoder, &densities, &modes)? } else { modes });
     }
     Ok(found)

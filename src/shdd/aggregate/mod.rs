@@ -14,7 +14,7 @@ use locdiff_core::config::Aggregator;
 use locdiff_core::geo::UnitVector;
 use tch::Tensor;
 
-use super::decode::{DecodeError, Decoder, torch_error};
+use super::decode::{DecodeError, Decoder};
 
 /// What can go wrong in putting samples together.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -41,6 +41,12 @@ pub enum AggregateError {
     Decode(#[from] DecodeError),
 }
 
+impl From<tch::TchError> for AggregateError {
+    fn from(error: tch::TchError) -> Self {
+        Self::Decode(error.into())
+    }
+}
+
 /// What is known of some images, in codes.
 #[derive(Debug, Clone, Copy)]
 pub struct Ensemble<'a> {
@@ -57,7 +63,7 @@ pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result
         return aggregate_decoded(how, of, &[], decoder);
     }
     codes::shape(of.codes_ikc, decoder.anchors())?;
-    let codes_bc = of.codes_ikc.f_flatten(0, 1).map_err(torch_error("codes of samples"))?;
+    let codes_bc = of.codes_ikc.f_flatten(0, 1)?;
     aggregate_decoded(how, of, &points_of(&decoder.decode(&codes_bc)?), decoder)
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Memory: a million anchors at L = 47 are 4.6 GB even in 16 bits. Their harmonics are therefore kept only where they fit
 //! [`Budget::kept_bytes_max`]; otherwise each tile is computed anew for each pass, at a few microseconds per anchor, which a
-//! pass over many codes pays once. [`Anchors::bytes_bound`] is the most that is held at any time.
+//! pass over many codes pays once. The most that a call holds beside its codes: points, kept harmonics, scores twice (one tile
+//! and what is collected), and a tile four times: as computed, as a tensor, and both factors of a product or of a rescoring.
 //!
 //! Precision: on CUDA the coarse pass multiplies f16 factors with sums in f32, after each code has been divided by its largest
 //! value so that none overflows. 16 bits alone pick a wrong point of a dense gallery (at L = 47 and 1 km between points bf16 is
@@ -21,8 +22,8 @@ use std::ops::Range;
 use locdiff_core::geo::{UnitVector, fibonacci_grid};
 use tch::{Device, Kind, TchError, Tensor};
 
+use super::DecodeError;
 use super::source::Source;
-use super::{DecodeError, torch_error};
 use crate::native::gemm::mm_f32;
 use crate::shdd::{Basis, Filter};
 
@@ -36,8 +37,6 @@ pub const CANDIDATES: usize = 64;
 pub enum Coarse {
     /// f16 factors, f32 sums.
     F16,
-    /// bf16 factors, f32 sums; eight times less exact, for comparison.
-    Bf16,
     /// f32 throughout.
     F32,
 }
@@ -51,15 +50,7 @@ impl Coarse {
     fn kind(self) -> Kind {
         match self {
             Self::F16 => Kind::Half,
-            Self::Bf16 => Kind::BFloat16,
             Self::F32 => Kind::Float,
-        }
-    }
-
-    fn bytes(self) -> usize {
-        match self {
-            Self::F16 | Self::Bf16 => 2,
-            Self::F32 => 4,
         }
     }
 }
@@ -141,12 +132,11 @@ impl Anchors {
         let source = Source::new(basis, points, filter, device)?;
         let mut anchors = Self { source, coarse, budget, kept_ac: None };
         let (count, dims) = (anchors.points().len(), anchors.dims());
-        if count * dims * coarse.bytes() <= budget.kept_bytes_max {
-            let kept_ac = Tensor::f_empty([count as i64, dims as i64], (coarse.kind(), device))
-                .map_err(torch_error("kept anchors"))?;
+        if count * dims * coarse.kind().elt_size_in_bytes() <= budget.kept_bytes_max {
+            let kept_ac = Tensor::f_empty([count as i64, dims as i64], (coarse.kind(), device))?;
             for range in anchors.tiles() {
-                let mut rows = rows_of(&kept_ac, &range).map_err(torch_error("kept anchors"))?;
-                rows.f_copy_(&anchors.source.tile(&range)?).map_err(torch_error("kept anchors"))?;
+                let mut rows = rows_of(&kept_ac, &range)?;
+                rows.f_copy_(&anchors.source.tile(&range)?)?;
             }
             anchors.kept_ac = Some(kept_ac);
         }
@@ -168,11 +158,6 @@ impl Anchors {
         self.source.basis()
     }
 
-    /// Which dimensions codes have; none: all.
-    pub fn filter(&self) -> Option<&Filter> {
-        self.source.filter()
-    }
-
     /// Numbers of a code: (L+1)², or those that the filter keeps.
     pub fn dims(&self) -> usize {
         self.source.dims()
@@ -183,22 +168,6 @@ impl Anchors {
         self.source.device()
     }
 
-    /// Whether the harmonics of all anchors are kept.
-    pub fn is_kept(&self) -> bool {
-        self.kept_ac.is_some()
-    }
-
-    /// The most memory that a call holds beside its codes, bytes: points, kept harmonics, scores twice (one tile and what is
-    /// collected), and a tile four times: as computed, as a tensor, and both factors of a product or of a rescoring. What a
-    /// neighbourhood takes is in [`Decoder::bytes_bound`](super::Decoder::bytes_bound).
-    pub fn bytes_bound(&self) -> usize {
-        let count = self.points().len();
-        let kept = if self.is_kept() { count * self.dims() * self.coarse.bytes() } else { 0 };
-        let tile = self.tile_rows() * self.basis().dims() * 4;
-        let scores = self.budget.scores_bytes.max(count * 4);
-        self.source.bytes() + kept + 2 * scores + 4 * tile
-    }
-
     /// The `count` best anchors of each code in `codes_bc`.
     pub fn best(&self, codes_bc: &Tensor, count: usize) -> Result<Best, DecodeError> {
         let codes_bc = self.checked(codes_bc)?;
@@ -206,18 +175,11 @@ impl Anchors {
         let per_chunk = (self.budget.scores_bytes / 4 / (self.tile_rows() + 2 * wanted)).max(1);
         let mut rows = Vec::new();
         for range in ranges(codes_bc.size()[0] as usize, per_chunk) {
-            let chunk_bc = rows_of(&codes_bc, &range).map_err(torch_error("codes"))?;
+            let chunk_bc = rows_of(&codes_bc, &range)?;
             let (scores_bk, anchors_bk) = self.coarse_best(&chunk_bc, wanted)?;
             rows.extend(self.sorted(&chunk_bc, &scores_bk, &anchors_bk, count)?);
         }
         Ok(Best { rows })
-    }
-
-    /// The best anchors by the coarse pass alone, without rescoring.
-    pub fn best_coarse(&self, codes_bc: &Tensor) -> Result<Vec<usize>, DecodeError> {
-        let (_, anchors_bk) = self.coarse_best(&self.checked(codes_bc)?, 1)?;
-        let anchors: Vec<i64> = flat(&anchors_bk).map_err(torch_error("best anchors"))?;
-        Ok(anchors.into_iter().map(|anchor| anchor as usize).collect())
     }
 
     /// Codes whose scores over all anchors fit the budget.
@@ -230,19 +192,19 @@ impl Anchors {
     pub fn scores(&self, codes_bc: &Tensor) -> Result<Tensor, DecodeError> {
         let codes_bc = self.checked(codes_bc)?;
         let shape = [codes_bc.size()[0], self.points().len() as i64];
-        let scores_ba = Tensor::f_empty(shape, (Kind::Float, Device::Cpu)).map_err(torch_error("scores"))?;
+        let scores_ba = Tensor::f_empty(shape, (Kind::Float, Device::Cpu))?;
         for range in self.tiles() {
             let tile_ba = self.tile_scores(&codes_bc, &range)?;
             let columns = scores_ba.f_narrow(1, range.start as i64, range.len() as i64);
-            columns.and_then(|mut columns| columns.f_copy_(&tile_ba)).map_err(torch_error("scores"))?;
+            columns?.f_copy_(&tile_ba)?;
         }
         if !self.rescores() {
             return Ok(scores_ba);
         }
         let candidates = CANDIDATES.min(self.points().len()) as i64;
-        let (_, best_bk) = scores_ba.f_topk(candidates, 1, true, false).map_err(torch_error("scores"))?;
-        let fine_bk = self.rescored(&codes_bc, &best_bk)?.f_to_device(Device::Cpu).map_err(torch_error("scores"))?;
-        scores_ba.f_scatter(1, &best_bk, &fine_bk).map_err(torch_error("scores"))
+        let (_, best_bk) = scores_ba.f_topk(candidates, 1, true, false)?;
+        let fine_bk = self.rescored(&codes_bc, &best_bk)?.f_to_device(Device::Cpu)?;
+        Ok(scores_ba.f_scatter(1, &best_bk, &fine_bk)?)
     }
 
     /// A coarse pass on CUDA is never the last word, not even in f32: TF32 may be switched on for the whole process.
@@ -265,14 +227,11 @@ impl Anchors {
         if codes_bc.dim() != 2 || codes_bc.size()[1] != dims as i64 {
             return Err(DecodeError::Shape { got: codes_bc.size(), dims });
         }
-        let finite = || -> Result<(Tensor, Vec<bool>), TchError> {
-            let codes_bc = codes_bc.f_detach()?.f_to_device(self.device())?.f_to_kind(Kind::Float)?;
-            // No score and no part of its sum is larger than this, and what is not finite makes it so.
-            let most_b = codes_bc.f_abs()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Float)?;
-            let finite_b = most_b.f_mul_scalar(self.basis().value_max())?.f_isfinite()?.f_to_device(Device::Cpu)?;
-            Ok((codes_bc, Vec::try_from(&finite_b)?))
-        };
-        let (codes_bc, finite) = finite().map_err(torch_error("codes"))?;
+        let codes_bc = codes_bc.f_detach()?.f_to_device(self.device())?.f_to_kind(Kind::Float)?;
+        // No score and no part of its sum is larger than this, and what is not finite makes it so.
+        let most_b = codes_bc.f_abs()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Float)?;
+        let finite_b = most_b.f_mul_scalar(self.basis().value_max())?.f_isfinite()?.f_to_device(Device::Cpu)?;
+        let finite: Vec<bool> = Vec::try_from(&finite_b)?;
         match finite.iter().position(|finite| !finite) {
             Some(row) => Err(DecodeError::NotFinite { row }),
             None => Ok(codes_bc),
@@ -286,21 +245,17 @@ impl Anchors {
 
     fn tile_scores(&self, codes_bc: &Tensor, range: &Range<usize>) -> Result<Tensor, DecodeError> {
         let tile_ac = match &self.kept_ac {
-            Some(kept_ac) => rows_of(kept_ac, range),
-            None => self.source.tile(range)?.f_to_kind(self.coarse.kind()),
+            Some(kept_ac) => rows_of(kept_ac, range)?,
+            None => self.source.tile(range)?.f_to_kind(self.coarse.kind())?,
         };
-        let tile_ca = tile_ac.and_then(|tile_ac| tile_ac.f_tr()).map_err(torch_error("tile of anchors"))?;
+        let tile_ca = tile_ac.f_tr()?;
         if self.coarse == Coarse::F32 {
             return Ok(mm_f32(codes_bc, &tile_ca)?);
         }
-        let narrow = || -> Result<(Tensor, Tensor), TchError> {
-            let largest_b1 =
-                codes_bc.f_abs()?.f_amax([1_i64].as_slice(), true)?.f_clamp_min(f64::from(f32::MIN_POSITIVE))?;
-            Ok((codes_bc.f_div(&largest_b1)?.f_to_kind(self.coarse.kind())?, largest_b1))
-        };
-        let (narrow_bc, largest_b1) = narrow().map_err(torch_error("codes"))?;
-        let mut scores_ba = mm_f32(&narrow_bc, &tile_ca)?;
-        scores_ba.f_mul_(&largest_b1).map_err(torch_error("scores"))
+        let largest_b1 =
+            codes_bc.f_abs()?.f_amax([1_i64].as_slice(), true)?.f_clamp_min(f64::from(f32::MIN_POSITIVE))?;
+        let narrow_bc = codes_bc.f_div(&largest_b1)?.f_to_kind(self.coarse.kind())?;
+        Ok(mm_f32(&narrow_bc, &tile_ca)?.f_mul_(&largest_b1)?)
     }
 
     /// Scores and indices of the best `count`, tile after tile.
@@ -308,17 +263,16 @@ impl Anchors {
         let mut best: Option<(Tensor, Tensor)> = None;
         for range in self.tiles() {
             let tile_ba = self.tile_scores(codes_bc, &range)?;
-            let merged = || -> Result<(Tensor, Tensor), TchError> {
-                let (scores_bk, places_bk) = tile_ba.f_topk(count.min(range.len()) as i64, 1, true, true)?;
-                let anchors_bk = places_bk.f_add_scalar(range.start as i64)?;
-                let Some((old_scores, old_anchors)) = &best else { return Ok((scores_bk, anchors_bk)) };
-                let scores_bk = Tensor::f_cat(&[old_scores, &scores_bk], 1)?;
-                let anchors_bk = Tensor::f_cat(&[old_anchors, &anchors_bk], 1)?;
-                let (scores_bk, chosen_bk) =
-                    scores_bk.f_topk((count as i64).min(scores_bk.size()[1]), 1, true, true)?;
-                Ok((scores_bk, anchors_bk.f_gather(1, &chosen_bk, false)?))
+            let (scores_bk, places_bk) = tile_ba.f_topk(count.min(range.len()) as i64, 1, true, true)?;
+            let anchors_bk = places_bk.f_add_scalar(range.start as i64)?;
+            let Some((old_scores, old_anchors)) = &best else {
+                best = Some((scores_bk, anchors_bk));
+                continue;
             };
-            best = Some(merged().map_err(torch_error("best anchors"))?);
+            let scores_bk = Tensor::f_cat(&[old_scores, &scores_bk], 1)?;
+            let anchors_bk = Tensor::f_cat(&[old_anchors, &anchors_bk], 1)?;
+            let (scores_bk, chosen_bk) = scores_bk.f_topk((count as i64).min(scores_bk.size()[1]), 1, true, true)?;
+            best = Some((scores_bk, anchors_bk.f_gather(1, &chosen_bk, false)?));
         }
         Ok(best.expect("there is at least one anchor, so at least one tile"))
     }
@@ -329,16 +283,13 @@ impl Anchors {
         let per_chunk = (self.budget.tile_bytes / 4 / self.basis().dims() / candidates).max(1);
         let mut chunks = Vec::new();
         for range in ranges(codes_bc.size()[0] as usize, per_chunk) {
-            let harmonics = self.source.rows(&rows_of(anchors_bk, &range).map_err(torch_error("candidates"))?)?;
+            let harmonics = self.source.rows(&rows_of(anchors_bk, &range)?)?;
             let shape = [range.len() as i64, candidates as i64, self.dims() as i64];
-            let product = || -> Result<Tensor, TchError> {
-                let codes_b1c = rows_of(codes_bc, &range)?.f_unsqueeze(1)?;
-                let product_bkc = harmonics.f_view(shape)?.f_mul_(&codes_b1c)?;
-                product_bkc.f_sum_dim_intlist([-1_i64].as_slice(), false, Kind::Float)
-            };
-            chunks.push(product().map_err(torch_error("rescoring"))?);
+            let codes_b1c = rows_of(codes_bc, &range)?.f_unsqueeze(1)?;
+            let product_bkc = harmonics.f_view(shape)?.f_mul_(&codes_b1c)?;
+            chunks.push(product_bkc.f_sum_dim_intlist([-1_i64].as_slice(), false, Kind::Float)?);
         }
-        Tensor::f_cat(&chunks, 0).map_err(torch_error("rescoring"))
+        Ok(Tensor::f_cat(&chunks, 0)?)
     }
 
     fn sorted(
@@ -356,8 +307,8 @@ impl Anchors {
             scores_bk
         };
         let width = anchors_bk.size()[1] as usize;
-        let scores: Vec<f32> = flat(scores_bk).map_err(torch_error("best anchors"))?;
-        let anchors: Vec<i64> = flat(anchors_bk).map_err(torch_error("best anchors"))?;
+        let scores: Vec<f32> = flat(scores_bk)?;
+        let anchors: Vec<i64> = flat(anchors_bk)?;
         let row = |(scores, anchors): (&[f32], &[i64])| {
             let mut row: Vec<(usize, f32)> =
                 anchors.iter().zip(scores).map(|(anchor, score)| (*anchor as usize, *score)).collect();

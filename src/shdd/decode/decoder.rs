@@ -3,10 +3,10 @@
 use locdiff_core::geo::UnitVector;
 use tch::Tensor;
 
+use super::DecodeError;
 use super::anchors::{Anchors, flat, ranges, rows_of};
 use super::neighbourhood::Neighbourhood;
 use super::refine::refine;
-use super::{DecodeError, torch_error};
 use crate::shdd::ShddError;
 
 /// Where a code was found to point.
@@ -53,12 +53,6 @@ impl Decoder {
         self.refines
     }
 
-    /// The most memory that a call holds beside its codes, bytes: that of the anchors and of the neighbourhood.
-    pub fn bytes_bound(&self) -> usize {
-        let neighbourhood = self.neighbourhood.as_ref();
-        self.anchors.bytes_bound() + neighbourhood.map_or(0, |neighbourhood| neighbourhood.bytes_bound(threads()))
-    }
-
     /// The place of each code in `codes_bc`.
     pub fn decode(&self, codes_bc: &Tensor) -> Result<Vec<Decoded>, DecodeError> {
         let best = match &self.neighbourhood {
@@ -79,8 +73,8 @@ impl Decoder {
     fn best_sums(&self, codes_bc: &Tensor, neighbourhood: &Neighbourhood) -> Result<Vec<(usize, f64)>, DecodeError> {
         let mut best = Vec::new();
         for range in ranges(codes_bc.size()[0] as usize, self.anchors.codes_per_pass()) {
-            let chunk_bc = rows_of(codes_bc, &range).map_err(torch_error("codes"))?;
-            let scores: Vec<f32> = flat(&self.anchors.scores(&chunk_bc)?).map_err(torch_error("scores"))?;
+            let chunk_bc = rows_of(codes_bc, &range)?;
+            let scores: Vec<f32> = flat(&self.anchors.scores(&chunk_bc)?)?;
             let rows: Vec<&[f32]> = scores.chunks_exact(self.anchors.points().len()).collect();
             best.extend(in_parallel(&rows, |scores| largest(&neighbourhood.log_sums(scores))));
         }
@@ -91,7 +85,7 @@ impl Decoder {
         let basis = self.anchors.basis();
         let mut refined = Vec::new();
         for range in ranges(found.len(), self.anchors.codes_per_pass()) {
-            let codes = self.anchors.lifted(&rows_of(codes_bc, &range).map_err(torch_error("codes"))?)?;
+            let codes = self.anchors.lifted(&rows_of(codes_bc, &range)?)?;
             let tasks: Vec<(&Decoded, &[f64])> = found[range].iter().zip(codes.chunks_exact(basis.dims())).collect();
             let results: Vec<Result<Decoded, ShddError>> = in_parallel(&tasks, |(start, code)| {
                 let end = refine(basis, code, start.point)?;

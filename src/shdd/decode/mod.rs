@@ -66,7 +66,4 @@ pub enum DecodeError {
     Native(#[from] NativeError),
 }
 
-/// An error of tch as one of ours.
-pub(super) fn torch_error(operation: &'static str) -> impl Fn(tch::TchError) -> DecodeError {
-    move |error| super::torch_error(operation, &error).into()
-}
+crate::native::from_torch!(DecodeError);

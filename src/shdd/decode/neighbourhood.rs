@@ -19,7 +19,6 @@ const CELL_SIDE_MIN: f64 = 2.0 / 1024.0;
 /// The anchors in the order of their cells.
 #[derive(Debug)]
 pub struct Neighbourhood {
-    radius_km: f64,
     chord_square: f64,
     cell_side: f64,
     cells_per_axis: usize,
@@ -42,7 +41,6 @@ impl Neighbourhood {
         let cell_side = chord.max(CELL_SIDE_MIN);
         let cells_per_axis = (2.0 / cell_side).ceil().max(1.0) as usize;
         let mut found = Self {
-            radius_km,
             // One rounding more, so that two points at just the radius are neighbours.
             chord_square: chord * chord * (1.0 + 4.0 * f64::EPSILON),
             cell_side,
@@ -56,18 +54,6 @@ impl Neighbourhood {
         found.keys = found.anchors.iter().map(|anchor| keys[*anchor]).collect();
         found.vectors = found.anchors.iter().map(|anchor| points[*anchor].xyz()).collect();
         Ok(found)
-    }
-
-    /// The radius.
-    pub fn radius_km(&self) -> f64 {
-        self.radius_km
-    }
-
-    /// The most memory that it holds while `threads` threads sum, bytes: the order of the anchors, and for each thread the sums
-    /// and their logarithms.
-    pub fn bytes_bound(&self, threads: usize) -> usize {
-        let order = 2 * size_of::<usize>() + size_of::<[f64; 3]>();
-        self.anchors.len() * (order + threads * 2 * size_of::<f64>())
     }
 
     /// `log Σ exp(score)` around each anchor; minus infinity where nothing but negligible scores is near.

@@ -9,8 +9,8 @@ use std::ops::Range;
 use locdiff_core::geo::UnitVector;
 use tch::{Device, Kind, Tensor};
 
+use super::DecodeError;
 use super::anchors::flat;
-use super::{DecodeError, torch_error};
 use crate::shdd::gpu::{Encoder, upload};
 use crate::shdd::{Basis, Filter, Selection};
 
@@ -71,18 +71,11 @@ impl Source {
         self.filter().map_or(self.basis.dims(), Filter::kept)
     }
 
-    /// Memory of the points, on the host and on the device, bytes.
-    pub(super) fn bytes(&self) -> usize {
-        let copies = if self.kernel.is_some() { 2 } else { 1 };
-        copies * self.points.len() * size_of::<UnitVector>()
-    }
-
     /// Harmonics of a range of anchors, `[a, c]` in f32 on the device.
     pub(super) fn tile(&self, range: &Range<usize>) -> Result<Tensor, DecodeError> {
         let whole_ac = match &self.kernel {
             Some((encoder, points_n3)) => {
-                let rows = points_n3.f_narrow(0, range.start as i64, range.len() as i64);
-                encoder.encode_unchecked(&rows.map_err(torch_error("tile of anchors"))?)?
+                encoder.encode_unchecked(&points_n3.f_narrow(0, range.start as i64, range.len() as i64)?)?
             }
             None => self.basis.tensor(&self.points[range.clone()], self.device)?,
         };
@@ -93,13 +86,11 @@ impl Source {
     pub(super) fn rows(&self, anchors: &Tensor) -> Result<Tensor, DecodeError> {
         let whole_ac = match &self.kernel {
             Some((encoder, points_n3)) => {
-                let rows = anchors
-                    .f_to_device(self.device)
-                    .and_then(|anchors| points_n3.f_index_select(0, &anchors.f_reshape([-1])?));
-                encoder.encode_unchecked(&rows.map_err(torch_error("candidates"))?)?
+                let anchors = anchors.f_to_device(self.device)?.f_reshape([-1])?;
+                encoder.encode_unchecked(&points_n3.f_index_select(0, &anchors)?)?
             }
             None => {
-                let numbers: Vec<i64> = flat(anchors).map_err(torch_error("candidates"))?;
+                let numbers: Vec<i64> = flat(anchors)?;
                 let points: Vec<UnitVector> = numbers.iter().map(|anchor| self.points[*anchor as usize]).collect();
                 self.basis.tensor(&points, self.device)?
             }
@@ -109,13 +100,12 @@ impl Source {
 
     /// Codes `[b, c]` as whole ones in f64, row after row, with zeros where nothing was kept.
     pub(super) fn lifted(&self, codes_bc: &Tensor) -> Result<Vec<f64>, DecodeError> {
-        let wide_bc = codes_bc.f_to_device(Device::Cpu).and_then(|codes| codes.f_to_kind(Kind::Double));
-        let wide_bc = wide_bc.map_err(torch_error("codes"))?;
+        let wide_bc = codes_bc.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
         let whole = match self.filter() {
             Some(filter) => filter.scatter(&wide_bc)?,
             None => wide_bc,
         };
-        flat(&whole).map_err(torch_error("codes"))
+        Ok(flat(&whole)?)
     }
 
     fn kept(&self, whole_ac: Tensor) -> Result<Tensor, DecodeError> {

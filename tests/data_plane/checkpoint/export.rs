@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use locdiff::checkpoint::{BUFFERS, EMA, STATE, export, piece_name, write_json, write_tensors};
+use locdiff::checkpoint::{EMA, STATE, export, piece_name, write_json, write_tensors};
 use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::{Fault, Files};
@@ -23,10 +23,8 @@ fn run(dir: &Path) -> PathBuf {
     let files = Files::real();
     files.create_folder(&partial).expect("made");
     config.model.degree = 23;
-    let mean = [("image_mean".to_owned(), Tensor::from_slice(&[1_f32, 2.0]))];
     let written = vec![
         write_tensors(&files, &partial, &piece_name(EMA, 0, 1), &tensors(4), &BTreeMap::new()).expect("written"),
-        write_tensors(&files, &partial, &piece_name(BUFFERS, 0, 1), &mean, &BTreeMap::new()).expect("written"),
         write_json(&files, &partial, STATE, &json!({ "config": config })).expect("written"),
     ];
     let parts = PartsWritten { step: 9, attempt, files: written, score: Some(12.5) };
@@ -46,14 +44,12 @@ fn metadata(path: &Path) -> Value {
 }
 
 #[test]
-fn an_export_has_the_averaged_weights_the_buffers_and_the_configuration() {
+fn an_export_has_the_averaged_weights_and_the_configuration() {
     let home = tempfile::tempdir().expect("temporary folder");
     let (checkpoint, out) = (run(home.path()), home.path().join("new/model.safetensors"));
     let result = export(&Files::real(), &job(&checkpoint, &out, false)).expect("exported");
-    assert_eq!((&result["step"], &result["tensors"], &result["degree"]), (&json!(9), &json!(8), &json!(23)));
-    let mut want = tensors(4);
-    want.push(("image_mean".into(), Tensor::from_slice(&[1_f32, 2.0])));
-    assert_same(&Tensor::read_safetensors(&out).expect("as the crate sees it"), &want);
+    assert_eq!((&result["step"], &result["tensors"], &result["degree"]), (&json!(9), &json!(7), &json!(23)));
+    assert_same(&Tensor::read_safetensors(&out).expect("as the crate sees it"), &tensors(4));
     let metadata = metadata(&out);
     assert_eq!((&metadata["format"], &metadata["step"]), (&json!("locdiff-export-1"), &json!("9")));
     assert_eq!((&metadata["degree"], &metadata["score"]), (&json!("23"), &json!("12.5")));

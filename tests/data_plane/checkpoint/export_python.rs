@@ -14,7 +14,7 @@ use locdiff_launch::run_folder::RunFolder;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use crate::model::support::{normals, relative};
+use crate::model::support::{named, normals, relative};
 use crate::python_support::run_python;
 
 const BATCH: i64 = 7;
@@ -29,7 +29,7 @@ fn network(config: &RunConfig) -> CsUnet {
     let moved = |(index, (name, tensor)): (usize, (String, Tensor))| {
         (name, tensor.detach() + normals(100 + index as i64, &tensor.size(), Kind::Float) * 0.05)
     };
-    let weights: Vec<_> = network.parameters().named().into_iter().enumerate().map(moved).collect();
+    let weights: Vec<_> = named(&network).into_iter().enumerate().map(moved).collect();
     network.parameters_mut().load(&weights).expect("fits");
     let width = [i64::from(EMBEDDING)];
     network
@@ -45,7 +45,7 @@ fn export(network: &CsUnet, config: &RunConfig, home: &Path, out: &Path) {
     let attempt = run.begin_attempt().expect("a number");
     let partial = run.path().join(partial_name(STEP, attempt));
     files.create_folder(&partial).expect("made");
-    let averages: Vec<_> = network.parameters().named().into_iter().chain(network.buffers()).collect();
+    let averages: Vec<_> = named(&network).into_iter().chain(network.buffers()).collect();
     let written = vec![
         write_tensors(&files, &partial, &piece_name(EMA, 0, 1), &averages, &BTreeMap::new()).expect("written"),
         write_json(&files, &partial, STATE, &json!({ "config": config })).expect("written"),

@@ -31,14 +31,14 @@ fn every_rule_of_the_format_is_kept() {
         (json!({ "a": tensor(&json!([8]), 0, 32) }), "ends behind the file"),
         (json!({ "a": tensor(&two, 0, 12) }), "its shape says 8 bytes"),
         (json!({ "a": tensor(&two, 8, 0) }), "its shape says 8 bytes"),
-        (json!({ "a": tensor(&json!([u64::MAX]), 0, 8) }), "no shape or no place"),
+        (json!({ "a": tensor(&json!([u64::MAX]), 0, 8) }), "tensor `a` has the impossible shape"),
         (json!({ "a": tensor(&json!([i64::MAX, 4]), 0, 8) }), "impossible shape"),
-        (json!({ "a": tensor(&json!([-2]), 0, 8) }), "no shape or no place"),
+        (json!({ "a": tensor(&json!([-2]), 0, 8) }), "tensor `a`: invalid value: integer `-2`, expected usize"),
         (json!({ "a": tensor(&json!([4]), u64::MAX, 7) }), "its shape says 16 bytes"),
         (json!({ "a/b": tensor(&two, 0, 8) }), "is no name for a tensor"),
         (json!({ "": tensor(&two, 0, 8) }), "is no name for a tensor"),
-        (json!({ "__metadata__": { "x": 3 } }), "`x` is no text"),
-        (json!({ "__metadata__": 3 }), "is no object"),
+        (json!({ "__metadata__": { "x": 3 } }), "__metadata__: invalid type: integer `3`, expected a string"),
+        (json!({ "__metadata__": 3 }), "__metadata__: invalid type: integer `3`, expected a map"),
         (json!([1, 2]), "header: "),
     ] {
         let text = refused(&header, 16);
@@ -82,7 +82,8 @@ proptest! {
     fn a_header_reads_back_as_itself(tensors in entries(), key in "[^\"]{0,5}", text in ".{0,9}") {
         let header = Header { metadata: BTreeMap::from([(key, text)]), tensors };
         let bytes = header.encode();
-        let mut parsed = Header::parse(&bytes[8..], header.data_bytes()).expect("ours");
+        let data_bytes = header.tensors.iter().map(|entry| entry.bytes).sum();
+        let mut parsed = Header::parse(&bytes[8..], data_bytes).expect("ours");
         // Tensors of no length may change places.
         let by_name = |a: &Entry, b: &Entry| a.name.cmp(&b.name);
         let mut header = header;

@@ -2,10 +2,41 @@
 //!
 //! f64, to 1e-10: the mean of shares differs from the whole only in the order of its sums.
 
-use locdiff::comm::{BucketEvent, Buckets, Communicator};
+use std::sync::{Arc, Mutex};
+
+use locdiff::comm::{Buckets, Communicator};
 use tch::{Device, Kind, Tensor};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use super::harness::ranks;
+
+/// What the buckets say of a step, in order: `gradient`, `reduction started 0`, ..., `finish`.
+#[derive(Clone, Default)]
+struct Events(Arc<Mutex<Vec<String>>>);
+
+impl<S: tracing::Subscriber> Layer<S> for Events {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let mut said = String::new();
+        event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| match field.name() {
+            "message" => said.insert_str(0, &format!("{value:?}")),
+            "bucket" => said.push_str(&format!(" {value:?}")),
+            _ => {}
+        });
+        self.0.lock().expect("one thread").push(said);
+    }
+}
+
+/// Runs a step and says what happened in it. On the CPU hooks run on the thread of backward.
+fn events_of(step: impl FnOnce()) -> Vec<String> {
+    let events = Events::default();
+    tracing::subscriber::with_default(tracing_subscriber::registry().with(events.clone()), step);
+    std::mem::take(&mut *events.0.lock().expect("one thread"))
+}
+
+/// Every bucket's start, in order.
+fn starts(buckets: &Buckets) -> Vec<String> {
+    (0..buckets.flats().len()).map(|bucket| format!("reduction started {bucket}")).collect()
+}
 
 const TOLERANCE: f64 = 1e-10;
 const ROWS: i64 = 24;
@@ -90,10 +121,12 @@ fn accumulation_reduces_once_and_gives_the_same() {
                     let part_loss = loss(&parameters, part) / 3.0;
                     buckets.accumulate(|| part_loss.f_backward()).expect("backward");
                 }
-                (loss(&parameters, &parts[2]) / 3.0).f_backward().expect("backward");
-                let overlap = buckets.finish().expect("finish");
-                let started = overlap.events.iter().filter(|event| matches!(event, BucketEvent::Started(_)));
-                assert_eq!(started.count(), buckets.flats().len(), "each bucket once");
+                let mut events = events_of(|| {
+                    (loss(&parameters, &parts[2]) / 3.0).f_backward().expect("backward");
+                    buckets.finish().expect("finish");
+                });
+                events.retain(|event| event.starts_with("reduction"));
+                assert_eq!(events, starts(&buckets), "each bucket once");
                 assert_gradients(&parameters, "accumulated");
             }
         });
@@ -111,18 +144,20 @@ fn reductions_start_in_order_while_backward_runs() {
         for weight in &used[..4] {
             x = x.matmul(weight).tanh();
         }
-        (x + &used[4]).square().mean(Kind::Double).f_backward().expect("backward");
-        let events = buckets.finish().expect("finish").events;
+        let events = events_of(|| {
+            (x + &used[4]).square().mean(Kind::Double).f_backward().expect("backward");
+            buckets.finish().expect("finish");
+        });
         // The hooks run inside backward, so a start before the last gradient is a start before backward's end.
-        let last_gradient = events.iter().rposition(|event| matches!(event, BucketEvent::Gradient(_)));
-        let starts: Vec<usize> = (0..buckets.flats().len())
-            .map(|bucket| events.iter().position(|event| *event == BucketEvent::Started(bucket)).expect("started"))
-            .collect();
+        let last_gradient = events.iter().rposition(|event| event == "gradient");
+        let starts = starts(&buckets);
+        let place = |start: &String| events.iter().position(|event| event == start).expect("started");
+        let starts: Vec<usize> = starts.iter().map(place).collect();
         assert!(starts.is_sorted(), "{events:?}");
         assert!(starts[0] < last_gradient.expect("gradients"), "{events:?}");
         let before = starts.iter().filter(|start| **start < last_gradient.expect("gradients")).count();
         assert_eq!(before, starts.len() - 1, "all but the last: {events:?}");
-        assert_eq!(events.last(), Some(&BucketEvent::Finish), "nothing was left to finish: {events:?}");
+        assert_eq!(events.last().expect("events"), "finish", "nothing was left to finish: {events:?}");
     });
 }
 
@@ -139,11 +174,12 @@ fn unreached_parameter_holds_back_its_bucket_until_the_finish() {
         } else {
             (rows.matmul(&parameters[4]) + &parameters[5]).square().mean(Kind::Double)
         };
-        loss.f_backward().expect("backward");
-        let events = buckets.finish().expect("finish").events;
-        let order: Vec<_> = events.iter().filter(|event| matches!(event, BucketEvent::Started(_))).collect();
-        let wanted: Vec<_> = (0..buckets.flats().len()).map(BucketEvent::Started).collect();
-        assert_eq!(order, wanted.iter().collect::<Vec<_>>());
+        let mut events = events_of(|| {
+            loss.f_backward().expect("backward");
+            buckets.finish().expect("finish");
+        });
+        events.retain(|event| event.starts_with("reduction"));
+        assert_eq!(events, starts(&buckets));
         let zeros = parameters[UNUSED].grad().abs().max().double_value(&[]);
         assert_eq!(zeros, 0.0);
     });

@@ -109,9 +109,7 @@ fn several_collectives_are_under_way_at_once() {
             (0..16).map(|n| Tensor::full([1 << n], i64::from(me.rank) + n, (Kind::Int64, Device::Cpu))).collect();
         let pending: Vec<_> = tensors.iter_mut().map(|t| group.start_all_reduce(t, ReduceOp::Sum)).collect();
         for work in pending.into_iter().rev() {
-            let mut work = work.expect("started");
-            work.wait_for(super::harness::PATIENCE).expect("done");
-            assert!(work.is_completed().expect("known"));
+            work.expect("started").wait().expect("done");
         }
         for (n, tensor) in (0..).zip(&tensors) {
             assert_eq!((tensor.min().int64_value(&[]), tensor.max().int64_value(&[])), (3 + 3 * n, 3 + 3 * n));
@@ -191,20 +189,6 @@ fn bad_arguments_are_refused_before_the_peers_hear_of_them() {
             );
         }
         check_every_collective(group, Kind::Float);
-    });
-}
-
-#[test]
-fn verification_names_the_rank_that_does_something_else() {
-    ranks(verification_names_the_rank_that_does_something_else, 3, |me| {
-        let communicator = me.connect(1);
-        let group = communicator.world().with_verification();
-        let elements = if me.rank == 2 { 5 } else { 4 };
-        let mut tensor = Tensor::zeros([elements], (Kind::Float, Device::Cpu));
-        let problem = refusal(group.all_reduce(&mut tensor, ReduceOp::Sum));
-        let differing = if me.rank == 2 { "[0, 1]" } else { "[2]" };
-        assert_eq!(problem, format!("all_reduce of Float [{elements}] differs here from rank(s) {differing}"));
-        check_every_collective(&group, Kind::Float);
     });
 }
 

@@ -108,16 +108,6 @@ fn gather_is_right_along_every_dimension_and_after_replicated_or_partial_work() 
                 assert_close(&gathered, &whole, "gathered");
                 (gathered.sin() * &weights[0]).sum(Kind::Double).backward();
                 assert_close(&mine.grad(), &own(group, &whole.grad(), dim), "replicated");
-
-                // Partial: each rank its own loss; the whole loss is their sum.
-                let whole = leaf(&same(1, &[4, 8, 4]));
-                for weight in &weights {
-                    (whole.sin() * weight).sum(Kind::Double).backward();
-                }
-                let mine = leaf(&own(group, &whole, dim));
-                let gathered = differentiable::gather_partial(group, &mine, dim).expect("gather");
-                (gathered.sin() * &weights[me.rank as usize]).sum(Kind::Double).backward();
-                assert_close(&mine.grad(), &own(group, &whole.grad(), dim), "partial");
             }
         });
     }

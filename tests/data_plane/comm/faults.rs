@@ -97,27 +97,6 @@ fn group_that_failed_once_fails_at_once_ever_after() {
 }
 
 #[test]
-fn short_wait_gives_up_and_the_collective_goes_on() {
-    ranks(short_wait_gives_up_and_the_collective_goes_on, 2, |me| {
-        let communicator = me.connect(1);
-        let group = communicator.world();
-        let mut tensor = floats(4);
-        if me.rank == 0 {
-            let mut pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("started");
-            let error = pending.wait_for(Duration::from_millis(100)).expect_err("rank 1 waits for rank 0");
-            assert!(error.to_string().contains("rank 0 of 2: timed out after 0.1 s"), "{error}");
-            assert!(!pending.is_completed().expect("known"));
-            communicator.data().barrier().expect("rank 1 may go on");
-            pending.wait().expect("rank 1 has come");
-        } else {
-            communicator.data().barrier().expect("rank 0 has given up once");
-            group.all_reduce(&mut tensor, ReduceOp::Sum).expect("reduced");
-        }
-        assert_eq!(tensor.double_value(&[0]), 2.0);
-    });
-}
-
-#[test]
 fn abort_from_another_thread_frees_pending_collectives_here_and_at_the_peers() {
     ranks(abort_from_another_thread_frees_pending_collectives_here_and_at_the_peers, 2, |me| {
         let communicator = me.connect(1);

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use locdiff::comm::{Backend, Bind, Communicator, Layout, Rendezvous, StoreEnd};
+use locdiff::comm::{Backend, Communicator, Layout, Rendezvous, StoreEnd};
 
 const RANK: &str = "LOCDIFF_TEST_RANK";
 const WORLD: &str = "LOCDIFF_TEST_WORLD";
@@ -113,7 +113,7 @@ impl Rank {
                 Some(listener) => StoreEnd::Serve(listener),
                 None => StoreEnd::Join { host: "127.0.0.1".to_owned(), port: self.port },
             },
-            backend: Backend::Gloo(Bind::Address("127.0.0.1".to_owned())),
+            backend: Backend::Gloo("127.0.0.1".to_owned()),
             connect_timeout: PATIENCE,
             collective_timeout: PATIENCE,
         }

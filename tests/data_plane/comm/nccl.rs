@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use locdiff::comm::{Buckets, Communicator, ReduceOp, differentiable};
-use locdiff::native::cuda::{self, Graph, GraphError};
+use locdiff::native::cuda::{self, Event, Graph, Stream, WaitError};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tch::{Device, Kind, Tensor};
@@ -87,6 +87,14 @@ impl Step {
     }
 }
 
+/// Launches the step and waits for its end, but no longer than `limit`.
+fn replay_within(graph: &mut Graph, limit: Duration) -> Result<(), WaitError> {
+    graph.replay().expect("launched");
+    let mut finished = Event::new()?;
+    finished.record(&Stream::current()?)?;
+    finished.wait_for(limit)
+}
+
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn captured_step_with_an_all_reduce_replays_to_the_eager_result() {
@@ -100,7 +108,7 @@ fn captured_step_with_an_all_reduce_replays_to_the_eager_result() {
         let (mut graph, ()) = Graph::capture("step", || captured.run(&communicator)).expect("captured");
         for _ in 0..20 {
             eager.run(&communicator).expect("a step");
-            graph.replay_within(PATIENCE, || panic!("no peer is dead")).expect("replayed");
+            replay_within(&mut graph, PATIENCE).expect("replayed");
         }
         cuda::synchronize().expect("all is done");
         let difference = (&eager.weight - &captured.weight).abs().max().double_value(&[]);
@@ -145,28 +153,28 @@ fn peer_killed_in_the_middle_of_a_replay_is_found_by_the_poll() {
             step.run(&communicator).expect("a step");
         }
         let (mut graph, ()) = Graph::capture("step", || step.run(&communicator)).expect("captured");
-        graph.replay_within(PATIENCE, || panic!("no peer is dead")).expect("replayed");
+        replay_within(&mut graph, PATIENCE).expect("replayed");
         if me.rank == 1 {
             graph.replay().expect("launched");
             die();
         }
         let mut started = Instant::now();
         // The peer may still have taken part in some replays: what it had launched goes on for a moment.
-        let mut aborting = None;
         let error = loop {
-            match graph.replay_within(TIMEOUT, || aborting = Some(communicator.abort_handle().abort_in_background())) {
+            match replay_within(&mut graph, TIMEOUT) {
                 Ok(()) => started = Instant::now(),
                 Err(error) => break error,
             }
         };
+        let aborting = communicator.abort_handle().abort_in_background();
         let elapsed = started.elapsed();
         me.say(&format!("after {:.2} s: {error}", elapsed.as_secs_f64()));
         drop(graph);
         me.say(&format!("graph dropped after {:.2} s", started.elapsed().as_secs_f64()));
-        aborting.expect("timed out").join().expect("no panic").expect("aborted");
+        aborting.join().expect("no panic").expect("aborted");
         me.say(&format!("aborted after {:.2} s", started.elapsed().as_secs_f64()));
         assert!(started.elapsed() < TIMEOUT + GRACE, "the abort took until {:?}", started.elapsed());
-        assert!(matches!(&error, GraphError::TimedOut { graph, .. } if graph == "step"), "{error}");
+        assert_eq!(error, WaitError::TimedOut(TIMEOUT));
         assert!(elapsed < TIMEOUT + GRACE, "{elapsed:?}: {error}");
         // The abort has freed the stream: the device can be used again.
         cuda::synchronize().expect("the stream is free");

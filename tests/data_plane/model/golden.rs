@@ -10,7 +10,7 @@ use locdiff_core::config::{AutoOr, DiffusionConfig, LossConfig, ModelConfig, Pre
 use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
-use crate::model::support::{ChainError, Golden, assert_close};
+use crate::model::support::{ChainError, Golden, assert_close, named};
 
 const TOLERANCE: f64 = 1e-4;
 const DEGREE: u32 = 4;
@@ -61,7 +61,7 @@ fn loss_and_gradients_are_those_of_the_reference() {
     let losses = loss.compute(inputs).expect("computed");
     assert_close(&losses.total, golden.get("loss"), TOLERANCE, "loss");
     losses.total.backward();
-    for (name, parameter) in network.parameters().named() {
+    for (name, parameter) in named(&network) {
         assert_close(&parameter.grad(), golden.get(&format!("grad.{name}")), TOLERANCE, &name);
     }
 }
@@ -76,17 +76,17 @@ fn chains_are_those_of_the_reference() {
     for (eta, name) in [(0.0, "chain.eta0"), (1.0, "chain.eta1")] {
         let want = golden.get(name);
         let sampler = Sampler::few_steps(&schedule(), want.size()[0] as usize, eta).expect("a chain");
-        let grid: Vec<i64> = sampler.timesteps().map(|t| t as i64).collect();
-        assert!(Tensor::from_slice(&grid).equal(golden.get("grid")), "{grid:?}");
-        let mut seen = Vec::new();
+        let (mut grid, mut seen) = (Vec::new(), Vec::new());
         let last = sampler.run_with(
             |draw| Ok(noise.get(draw as i64)),
             |x, t| {
+                grid.push(t as i64);
                 seen.push(x.shallow_clone());
                 Ok::<_, ChainError>(network.forward(x, Timesteps::All(t), &time, &image, None)?)
             },
         );
         seen.push(last.expect("runs"));
+        assert!(Tensor::from_slice(&grid).equal(golden.get("grid")), "{grid:?}");
         for (step, x) in seen[1..].iter().enumerate() {
             assert_close(x, &want.get(step as i64), TOLERANCE, &format!("{name}, after step {step}"));
         }

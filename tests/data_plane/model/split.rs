@@ -10,7 +10,7 @@ use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
 use crate::comm::harness::ranks;
-use crate::model::support::{assert_close, normals};
+use crate::model::support::{assert_close, named, normals};
 
 const BATCH: i64 = 5;
 const EMBEDDING: u32 = 6;
@@ -30,7 +30,7 @@ fn moved(network: &CsUnet) -> Vec<(String, Tensor)> {
         let noise = normals(100 + index as i64, &tensor.size(), Kind::Double) * 0.05;
         (name, tensor.detach() + noise.to_kind(tensor.kind()))
     };
-    network.parameters().named().into_iter().enumerate().map(moved).collect()
+    named(&network).into_iter().enumerate().map(moved).collect()
 }
 
 /// Prediction and loss of one training step, after backward.
@@ -52,8 +52,12 @@ fn step(network: &CsUnet, kind: Kind, basis_ad: &Tensor, anchors_split: Option<&
 
 fn split_equals_whole(group: &Group, bottleneck: u32, kind: Kind, tolerance: f64) {
     let (mut whole, mut split) = (network(bottleneck, kind, None), network(bottleneck, kind, Some(group)));
-    for ((name, first), (_, want)) in
-        split.parameters().gathered(Some(group)).expect("gathered").iter().zip(whole.parameters().named())
+    for ((name, first), (_, want)) in split
+        .parameters()
+        .gathered_of(&split.parameters().tensors(), Some(group))
+        .expect("gathered")
+        .iter()
+        .zip(named(&whole))
     {
         assert!(first.equal(&want), "first value of {name}");
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use locdiff::diffusion::DiffusionError;
-use locdiff::model::ModelError;
+use locdiff::model::{CsUnet, ModelError};
 use tch::{Device, Kind, Tensor};
 
 /// ‖got − want‖ / ‖want‖.
@@ -22,6 +22,11 @@ pub(crate) fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64, what: &s
 pub(crate) fn normals(seed: i64, shape: &[i64], kind: Kind) -> Tensor {
     tch::manual_seed(seed);
     Tensor::randn(shape, (kind, Device::Cpu))
+}
+
+/// Names and handles of a network's weights, in order.
+pub(crate) fn named(network: &CsUnet) -> Vec<(String, Tensor)> {
+    network.parameters().iter().map(|own| (own.name.clone(), own.tensor.shallow_clone())).collect()
 }
 
 /// What a chain through the network can fail of.

@@ -51,7 +51,6 @@ int main() {
   if (!(std::cin >> name >> seed >> stream >> value >> step >> first >> samples >> elements >> extra)) return 1;
   const long long* counter = value == 0 ? nullptr : &value;
 #define REST seed, stream, counter, step, first, samples, elements
-  if (name == "fill_bits") run<u32>(samples, elements, [&](u32* out) { fill_bits(out, REST); });
   if (name == "fill_uniform") run<float>(samples, elements, [&](float* out) { fill_uniform(out, REST); });
   if (name == "fill_normal") run<float>(samples, elements, [&](float* out) { fill_normal(out, REST); });
   if (name == "fill_int") run<long long>(samples, elements, [&](long long* out) { fill_int(out, (u32)extra, REST); });

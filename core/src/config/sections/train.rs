@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::config::AutoOr;
 use crate::config::errors::Checker;
 
+/// Steps of an automatic warm-up, where a tenth of all steps is no less. Part of the format: runs say "auto".
+const WARMUP_STEPS_AUTO_MAX: u64 = 500;
+
 /// What the learning rate does after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -47,8 +50,8 @@ pub struct TrainConfig {
     pub init_from: String,
     /// Learning rate after the warm-up.
     pub learning_rate: f64,
-    /// Steps over which the learning rate rises from zero.
-    pub warmup_steps: u64,
+    /// Steps over which the learning rate rises from zero; "auto" is 500, or a tenth of `steps` where that is less.
+    pub warmup_steps: AutoOr<u64>,
     /// What the learning rate does then.
     pub schedule: LearningRateSchedule,
     /// Decay of AdamW's first moment.
@@ -89,7 +92,7 @@ impl Default for TrainConfig {
             seed: 0,
             init_from: String::new(),
             learning_rate: 8e-4,
-            warmup_steps: 500,
+            warmup_steps: AutoOr::Auto,
             schedule: LearningRateSchedule::Cosine,
             beta1: 0.9,
             beta2: 0.99,
@@ -109,8 +112,17 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
+    /// Steps over which the learning rate rises, worked out where the configuration says "auto".
+    pub fn warmup_steps(&self) -> u64 {
+        self.warmup_steps.value().unwrap_or_else(|| WARMUP_STEPS_AUTO_MAX.min(self.steps / 10))
+    }
+
     pub(in crate::config) fn check(&self, checker: &mut Checker) {
         checker.within("train.steps", self.steps, 1..=u64::from(u32::MAX));
+        if self.warmup_steps() > self.steps {
+            let message = format!("is {}, more than train.steps = {}", self.warmup_steps(), self.steps);
+            checker.push("train.warmup_steps", message);
+        }
         checker.within("train.global_batch", self.global_batch, 1..=1 << 24);
         checker.positive("train.learning_rate", self.learning_rate);
         checker.within("train.beta1", self.beta1, 0.0..1.0);
@@ -125,5 +137,29 @@ impl TrainConfig {
         if let Some(peak_tflops) = self.peak_tflops.value() {
             checker.positive("train.peak_tflops", peak_tflops);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{Layer, load};
+
+    #[test]
+    fn warm_up_is_given_or_a_tenth_of_the_steps_but_no_more_than_500() {
+        let set = |texts: &[&str]| load(&texts.iter().map(|text| Layer::Set((*text).into())).collect::<Vec<_>>());
+        let steps = |texts: &[&str]| set(texts).expect("valid").config.train.warmup_steps();
+        assert_eq!(steps(&[]), 500);
+        assert_eq!(steps(&["train.steps=100"]), 10);
+        assert_eq!(steps(&["train.steps=5"]), 0);
+        assert_eq!(steps(&["train.steps=100", "train.warmup_steps=auto"]), 10);
+        assert_eq!(steps(&["train.steps=600", "train.warmup_steps=500"]), 500);
+        let text = set(&["train.steps=100", "train.warmup_steps=101"]).expect_err("too many").to_string();
+        assert!(text.contains("train.warmup_steps: is 101, more than train.steps = 100"), "{text}");
+        let presets = [("demo", 100), ("l23", 500), ("l47", 500), ("paper-l47", 500), ("l95", 500)];
+        for (preset, want) in presets {
+            let found = load(&[Layer::Preset(preset.into())]).expect("valid");
+            assert_eq!(found.config.train.warmup_steps(), want, "{preset}");
+        }
+        assert_eq!(presets.len(), crate::config::PRESETS.len());
     }
 }
