@@ -12,6 +12,7 @@
 //! - [`shards`]: Parquet embeddings, in an order that never depends on who reads.
 //! - [`checkpoint`]: parts of a checkpoint, written in the background and read back.
 //! - [`retrieval`]: answers from a gallery, and LocDiff-H, which lets them refine LocDiff's.
+//! - [`infer`]: from embeddings to places; the one way to locate.
 //! - [`train`]: the loop.
 //! - [`eval`]: tables of the paper, computed.
 
@@ -20,6 +21,7 @@ pub mod comm;
 pub mod diffusion;
 pub mod eval;
 pub mod geoclip;
+pub mod infer;
 pub mod loss;
 pub mod model;
 pub mod native;

@@ -1,7 +1,7 @@
 //! Sharded embeddings: Parquet in, batches out, in an order that never depends on who reads.
 //!
 //! In reading order: `manifest` (what is in a folder of shards), `writer`, `dataset` (ours or anybody's Parquet as
-//! [`Blocks`]; `reading` and `direct` read one), `mask` (rows that are left out), `plan` (pure: which row comes when;
+//! [`Blocks`]; `reading` and `direct` read one), `mask` (rows that are left out), `usable_rows` (a block without them), `plan` (pure: which row comes when;
 //! `permutation` behind it), `position` (where training stands), `replay` (the proof of the plan), `cache` and `prefetch`
 //! (rows into batches ahead of the trainer), `simulate`.
 //! The format is specified in `shards/README.md`.
@@ -44,6 +44,7 @@ mod simulate;
 mod source;
 mod statistics;
 mod table;
+mod usable_rows;
 mod verify;
 mod world;
 mod writer;

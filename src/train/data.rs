@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use locdiff_core::config::RunConfig;
-use locdiff_core::geo::{Degrees, Place, UnitVector};
+use locdiff_core::geo::{UnitVector, places};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
@@ -153,11 +153,8 @@ fn kept_dimensions(config: &RunConfig, dataset: &Dataset, mask: &Mask) -> Result
     let (mut rows, mut count) = (BlockRows::default(), 0_u64);
     let (mut sums, mut squares) = (vec![0.0; basis.dims()], vec![0.0; basis.dims()]);
     for block in 0..dataset.block_rows().len() as u32 {
-        dataset.read_except(block, 0, mask.skipped(block), &mut rows)?;
-        let skipped = mask.skipped(block);
-        let coordinates = (0_u32..).zip(rows.latitudes.iter().zip(&rows.longitudes));
-        for (_, (latitude, longitude)) in coordinates.filter(|(row, _)| skipped.binary_search(row).is_err()) {
-            let place = Place::new(Degrees(*latitude), Degrees(*longitude)).map_err(ShddError::from)?;
+        dataset.read_usable_coordinates(mask, block, &mut rows)?;
+        for place in places(&rows.latitudes, &rows.longitudes).map_err(ShddError::from)? {
             let code = basis.encode_f64(&[UnitVector::from(place)]);
             for ((value, sum), square) in code.iter().zip(&mut sums).zip(&mut squares) {
                 *sum += value;

@@ -4,10 +4,10 @@ use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::random::RangeError;
 use locdiff_core::tensorboard::BoardError;
 
-use super::quick::QuickError;
 use crate::checkpoint::CheckpointError;
 use crate::comm::CommError;
 use crate::diffusion::DiffusionError;
+use crate::infer::InferError;
 use crate::loss::LossError;
 use crate::model::ModelError;
 use crate::native::NativeError;
@@ -81,7 +81,7 @@ pub enum TrainError {
     Shdd(#[from] ShddError),
     /// The quick evaluation.
     #[error(transparent)]
-    Quick(#[from] QuickError),
+    Infer(#[from] InferError),
     /// Random numbers.
     #[error(transparent)]
     Range(#[from] RangeError),
@@ -108,8 +108,7 @@ impl HasExitCode for TrainError {
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),
             Self::Board(error) => error.exit_code(),
-            Self::Quick(QuickError::Shards(error)) => error.exit_code(),
-            Self::Quick(QuickError::Width { .. }) => ExitCode::BadData,
+            Self::Infer(error) => error.exit_code(),
             _ => ExitCode::WorkerFailed,
         }
     }
@@ -122,7 +121,7 @@ impl TrainError {
             Self::Comm(error)
             | Self::Loss(LossError::Comm(error))
             | Self::Model(ModelError::Comm(error))
-            | Self::Quick(QuickError::Comm(error)) => Some(error),
+            | Self::Infer(InferError::Model(ModelError::Comm(error))) => Some(error),
             _ => None,
         }
     }

@@ -14,10 +14,10 @@ use super::error::TrainError;
 use super::meter::Meter;
 use super::observe::{Observer, Tell};
 use super::quick::Quick;
-use super::saved::{Saved, SavedState};
 use super::step::{StepOutcome, Trainer};
 use crate::checkpoint::{Background, Snapshot};
 use crate::comm::Communicator;
+use crate::infer::{Saved, SavedState};
 use crate::native::cuda::{self, Event, Stream};
 use crate::shards::{Batches, Position};
 
@@ -149,7 +149,7 @@ impl<'a> Training<'a> {
         let validation = Quick::is_wanted(config).then(|| open_validation(config, ranks.world())).transpose()?;
         let quick = |rows| Quick::new(config, data.width, trainer.codes().filter(), ranks.world(), rows);
         Ok(Self {
-            quick: validation.as_ref().map(quick).transpose()?,
+            quick: validation.map(quick).transpose()?,
             observer: Observer::new(job, (step, skipped_steps), is_first.then_some(meter), ranks.world().size())?,
             writer: Background::new(Files::real(), job.run_dir.clone(), ranks.world().device())?,
             skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
@@ -202,8 +202,7 @@ impl<'a> Training<'a> {
         let Some(quick) = self.quick.as_mut().filter(|_| is_last || self.step.is_multiple_of(every)) else {
             return Ok(None);
         };
-        let buffers = self.trainer.network().buffers();
-        let (found, seen) = quick.evaluate(self.step, &self.trainer.averaged()?, [&buffers[0].1, &buffers[1].1])?;
+        let (found, seen) = quick.evaluate(self.step, &self.trainer.averaged()?)?;
         self.observer.evaluated(&found, tell)?;
         self.observer.seen(self.step, &seen, self.trainer.codes())?;
         let score = found.score;

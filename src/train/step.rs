@@ -15,7 +15,6 @@ use super::feed::{Form, Settings};
 use super::schedule::{ema_decay, learning_rate};
 use super::work::{Report, Work};
 use crate::comm::{AbortHandle, CommError, Communicator, Failure};
-use crate::diffusion::NoiseSchedule;
 use crate::loss::Losses;
 use crate::model::CsUnet;
 use crate::native::cuda::{self, Event, Graph, Stream, WaitError};
@@ -29,37 +28,37 @@ const ABORT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Means over the global batch; none: the part has no weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LossParts {
+pub(super) struct LossParts {
     /// The weighted sum.
-    pub total: f64,
+    pub(super) total: f64,
     /// Anchor KL.
-    pub kl: Option<f64>,
+    pub(super) kl: Option<f64>,
     /// Mean squared error.
-    pub l2: Option<f64>,
+    pub(super) l2: Option<f64>,
     /// Mean absolute error.
-    pub l1: Option<f64>,
+    pub(super) l1: Option<f64>,
     /// One minus cosine similarity.
-    pub cosine: Option<f64>,
+    pub(super) cosine: Option<f64>,
 }
 
 /// What a step did.
 #[derive(Debug, Clone, PartialEq)]
-pub struct StepOutcome {
+pub(super) struct StepOutcome {
     /// Steps made, this one included.
-    pub step: u64,
+    pub(super) step: u64,
     /// Losses over the global batch.
-    pub loss: LossParts,
+    pub(super) loss: LossParts,
     /// Norm of the whole gradient before clipping.
-    pub gradient_norm: f64,
+    pub(super) gradient_norm: f64,
     /// Learning rate of the step.
-    pub learning_rate: f64,
+    pub(super) learning_rate: f64,
     /// The gradient was not finite: nothing was updated. What is known of it.
-    pub skipped: Option<String>,
+    pub(super) skipped: Option<String>,
 }
 
 /// A replica of the model, or a rank's piece of one, and how it is trained.
 #[derive(Debug)]
-pub struct Trainer {
+pub(super) struct Trainer {
     /// Before the work, whose communicators end only when no graph holds them.
     recorded: Option<Recorded>,
     pub(super) work: Work,
@@ -85,7 +84,7 @@ struct Recorded {
 
 impl Trainer {
     /// First weights, for the place of this rank in the layout.
-    pub fn new(
+    pub(super) fn new(
         config: &RunConfig,
         embedding_width: u32,
         filter: Option<Filter>,
@@ -109,22 +108,17 @@ impl Trainer {
     }
 
     /// The network with the weights of the last step, or this rank's pieces.
-    pub fn network(&self) -> &CsUnet {
+    pub(super) fn network(&self) -> &CsUnet {
         &self.work.network
     }
 
     /// Codes as the network sees them.
-    pub fn codes(&self) -> &Codes {
+    pub(super) fn codes(&self) -> &Codes {
         &self.work.codes
     }
 
-    /// The noise schedule.
-    pub fn schedule(&self) -> &NoiseSchedule {
-        &self.work.schedule
-    }
-
     /// Makes the step with this number, from 0, on this rank's slice of its global batch.
-    pub fn step(&mut self, step: u64, batch: &Batch) -> Result<StepOutcome, TrainError> {
+    pub(super) fn step(&mut self, step: u64, batch: &Batch) -> Result<StepOutcome, TrainError> {
         let _span = tracing::debug_span!("step", rank = self.rank, step).entered();
         let learning_rate = learning_rate(&self.train, step);
         let settings = Settings {
@@ -227,15 +221,6 @@ impl Trainer {
         self.updates += u64::from(skipped.is_none());
         Ok(StepOutcome { step: step + 1, loss, gradient_norm, learning_rate, skipped })
     }
-}
-
-/// A copy that shares nothing, without a gradient.
-pub(super) fn duplicate(tensor: &Tensor) -> Result<Tensor, tch::TchError> {
-    let _without_gradients = tch::no_grad_guard();
-    let tensor = tensor.f_detach()?;
-    let mut copy = tensor.f_empty_like()?;
-    copy.f_copy_(&tensor)?;
-    Ok(copy)
 }
 
 /// This rank's view of a gradient that is not finite.

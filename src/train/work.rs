@@ -24,7 +24,6 @@ use tch::{Kind, Tensor};
 use super::codes::{Codes, Points};
 use super::error::TrainError;
 use super::feed::Feed;
-use super::step::duplicate;
 use crate::comm::{Buckets, CommError, Communicator, Failure, Group, ReduceOp};
 use crate::diffusion::{Forward, NoiseSchedule, TrainingDraws};
 use crate::loss::{Inputs, Loss, Losses};
@@ -44,7 +43,7 @@ pub(super) struct Work {
     pub(super) ema: Vec<Tensor>,
     pub(super) feed: Feed,
     pub(super) codes: Codes,
-    pub(super) schedule: NoiseSchedule,
+    schedule: NoiseSchedule,
     parameters: Vec<Tensor>,
     buckets: Buckets,
     data: Group,
@@ -255,4 +254,13 @@ fn stacked(losses: &Losses) -> Result<Tensor, TrainError> {
         or_zero(&losses.cosine),
     ];
     Ok(Tensor::f_stack(&parts, 0)?.f_to_kind(Kind::Double)?)
+}
+
+/// A copy that shares nothing, without a gradient.
+pub(super) fn duplicate(tensor: &Tensor) -> Result<Tensor, tch::TchError> {
+    let _without_gradients = tch::no_grad_guard();
+    let tensor = tensor.f_detach()?;
+    let mut copy = tensor.f_empty_like()?;
+    copy.f_copy_(&tensor)?;
+    Ok(copy)
 }

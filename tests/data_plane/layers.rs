@@ -9,6 +9,7 @@ const ROWS: &[&[&str]] = &[
     &["diffusion", "model", "loss", "metrics", "draw"],
     &["geoclip", "tables"],
     &["shards", "checkpoint", "tensorboard", "retrieval"],
+    &["infer"],
     &["train", "eval"],
     &["worker"],
 ];

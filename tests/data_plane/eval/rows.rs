@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use arrow_array::builder::{FixedSizeListBuilder, Float32Builder};
 use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
-use locdiff::eval::EvalError;
-use locdiff::eval::rows::Rows;
+use locdiff::eval::truth::TruthFile;
+use locdiff::infer::{InferError, Rows};
 use locdiff_core::config::{OnBadRows, RunConfig};
 use locdiff_core::exit_code::HasExitCode;
 use parquet::arrow::ArrowWriter;
@@ -32,12 +32,11 @@ fn write(path: &Path, ids: Vec<Option<&str>>) {
     writer.close().expect("closed");
 }
 
-fn ids(rows: &Rows) -> Result<Vec<(u64, String)>, EvalError> {
+fn ids(rows: &Rows) -> Result<Vec<(u64, String)>, InferError> {
     let mut found = Vec::new();
-    rows.for_each_block(rows.share(0, 1), |block| {
-        found.extend(block.images.iter().map(|image| (image.row, image.id.clone())));
-        Ok(())
-    })?;
+    for block in rows.blocks(rows.share(0, 1)) {
+        found.extend(block?.images.into_iter().map(|image| (image.row, image.id)));
+    }
     Ok(found)
 }
 
@@ -75,13 +74,20 @@ fn truth_belongs_to_the_test_rows_alone_and_has_no_others() {
     let location = path.display().to_string();
     let mut config = RunConfig::default();
     config.eval.truth = truth.display().to_string();
-    let rows = Rows::open(&location, &config).expect("other rows than shards.test");
-    rows.for_each_block(rows.share(0, 1), |block| {
-        assert_eq!(block.images[0].truth.latitude().0, 1.0);
-        Ok(())
-    })
-    .expect("read");
+    let rows = Rows::open(&location, &config).expect("opens");
+    assert!(TruthFile::open(&location, &rows, &config).expect("other rows than shards.test").is_none());
     config.shards.test = location.clone();
-    let error = Rows::open(&location, &config).err().expect("refused");
+    let error = TruthFile::open(&location, &rows, &config).expect_err("refused");
     assert!(error.exit_code().code() == 20 && error.to_string().contains("1 of its 4 rows are not in"), "{error}");
+
+    let mut block = rows.blocks(rows.share(0, 1)).next().expect("a block").expect("read");
+    assert_eq!(block.images[0].truth.latitude().0, 1.0);
+    std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,8,8\na,9,9\n").expect("written");
+    let known = TruthFile::open(&location, &rows, &config).expect("of these rows").expect("named");
+    known.apply(&mut block).expect("every row");
+    assert_eq!(block.images.iter().map(|image| image.truth.latitude().0).collect::<Vec<_>>(), [9.0, 8.0, 7.0]);
+    std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,8,8\n").expect("written");
+    let known = TruthFile::open(&location, &rows, &config).expect("of these rows").expect("named");
+    let error = known.apply(&mut block).expect_err("a row is missing");
+    assert!(error.exit_code().code() == 20 && error.to_string().contains("no row \"a\""), "{error}");
 }
