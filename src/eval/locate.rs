@@ -62,7 +62,7 @@ pub fn run(
         refuse_test_rows(job, &rows)?;
     }
     let trained = Trained::open(&job.checkpoint, worker.device)?;
-    trained.denoiser.check_width(job.checkpoint.display().to_string(), &job.data, rows.dataset().width())?;
+    trained.denoiser.check_width(&job.checkpoint.display().to_string(), &job.data, rows.dataset.width())?;
     let retrieval = worker.retrieval(job, &rows)?;
     let (step, degree) = (trained.step, trained.denoiser.degree);
     let anchors = anchors(config, &trained, retrieval.as_ref())?;
@@ -73,17 +73,17 @@ pub fn run(
     for block in rows.blocks(rows.share(worker.rank, worker.world)) {
         let mut block = block?;
         truth.as_ref().map_or(Ok(()), |truth| truth.apply(&mut block))?;
-        tell(Located { of_rows: rows.count(), rows: methods.locate(&block)? })?;
+        tell(Located { of_rows: rows.count, rows: methods.locate(&block)? })?;
     }
     Ok(EvalSummary {
         step,
         degree,
-        rows: rows.count(),
-        skipped_rows: rows.skipped(),
-        views: rows.dataset().views(),
-        source: rows.dataset().origin().map(|origin| origin.source.clone()),
+        rows: rows.count,
+        skipped_rows: rows.mask.count(),
+        views: rows.dataset.views(),
+        source: rows.dataset.origin().map(|origin| origin.source.clone()),
         is_simulated: rows.is_simulated(),
-        fingerprint: format!("{:016x}", rows.dataset().fingerprint()),
+        fingerprint: format!("{:016x}", rows.dataset.fingerprint()),
         anchors: methods.engine.anchors() as u64,
         head: retrieval.as_ref().map(|_| config.retrieval.head),
         gallery_points: retrieval.as_ref().map(|retrieval| retrieval.gallery().points().len() as u64),

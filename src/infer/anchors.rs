@@ -23,7 +23,11 @@ pub fn anchors(
         DecodeAnchors::Grid => {
             let (got, want) = (config.eval.grid_points(degree), grid_points_min(degree));
             if config.eval.refine && got < want {
-                return Err(InferError::Grid { got, checkpoint: trained.folder.clone(), degree, want });
+                return Err(InferError::Config(format!(
+                    "eval.grid_points is {got}, too few for eval.refine with {}, whose model.degree is {degree}; wanted \
+                     \"auto\" or at least {want}",
+                    trained.folder.display()
+                )));
             }
             Ok(fibonacci_grid(got as usize))
         }

@@ -20,17 +20,6 @@ use crate::shdd::decode::DecodeError;
 /// An error of [`crate::infer`].
 #[derive(Debug, thiserror::Error)]
 pub enum InferError {
-    /// Nothing to evaluate with.
-    #[error(
-        "{checkpoint} has no averaged weights (its manifest lists no {file}), which evaluation uses; take a checkpoint \
-         that `locdiff-launch train` wrote"
-    )]
-    NoAverage {
-        /// Folder of the checkpoint.
-        checkpoint: PathBuf,
-        /// The file that is missing.
-        file: String,
-    },
     /// Tensors of another network.
     #[error("{checkpoint}: its averaged weights are not those of its own configuration: {source}")]
     Network {
@@ -39,58 +28,12 @@ pub enum InferError {
         /// Which does not fit.
         source: ModelError,
     },
-    /// Guidance of a network that has never been without an image.
-    #[error(
-        "eval.guidance is {got}, but {checkpoint} was trained with diffusion.condition_drop = 0 and knows nothing without an \
-         image; set eval.guidance = 0, or train with a condition_drop above 0"
-    )]
-    Guidance {
-        /// The strength asked for.
-        got: f64,
-        /// Folder of the checkpoint.
-        checkpoint: PathBuf,
-    },
-    /// More steps than there are noises.
-    #[error(
-        "eval.sampler_steps is {got}, but {checkpoint} was trained with diffusion.timesteps = {want}; wanted at most as many"
-    )]
-    SamplerSteps {
-        /// Steps that are asked for.
-        got: u32,
-        /// Folder of the checkpoint.
-        checkpoint: PathBuf,
-        /// What it knows.
-        want: usize,
-    },
-    /// A grid from which refinement does not reach the mode of every code.
-    #[error(
-        "eval.grid_points is {got}, too few for eval.refine with {checkpoint}, whose model.degree is {degree}; wanted \"auto\" \
-         or at least {want}"
-    )]
-    Grid {
-        /// Points that are asked for.
-        got: u32,
-        /// Folder of the checkpoint.
-        checkpoint: PathBuf,
-        /// Degree of its codes.
-        degree: u32,
-        /// The least that would do.
-        want: u32,
-    },
-    /// Embeddings that the network does not take.
-    #[error(
-        "{location}: embeddings have {got} numbers, {network} was trained on {want}; take embeddings of the same encoder"
-    )]
-    Width {
-        /// Where the shards are.
-        location: String,
-        /// Their width.
-        got: usize,
-        /// Folder of the checkpoint, or another name for the network.
-        network: String,
-        /// What it takes.
-        want: usize,
-    },
+    /// The configuration asks for what the checkpoint cannot do.
+    #[error("{0}")]
+    Config(String),
+    /// The checkpoint or the rows are not what locating takes.
+    #[error("{0}")]
+    BadData(String),
     /// No row is left.
     #[error(
         "{location}: all of its {skipped} rows cannot be used (shards.on_bad_rows is \"skip\"), so there is nothing to evaluate"
@@ -100,18 +43,6 @@ pub enum InferError {
         location: String,
         /// Rows that were left out.
         skipped: u64,
-    },
-    /// An embedding that points nowhere.
-    #[error(
-        "{location}: row {row} ({id}): its embedding, or what the head makes of it, is zero or not finite, so that it is like nothing"
-    )]
-    NoDirection {
-        /// Where the shards are.
-        location: String,
-        /// Which, from 0, of all rows.
-        row: u64,
-        /// Its identifier.
-        id: String,
     },
     /// Data.
     #[error(transparent)]
@@ -154,10 +85,8 @@ pub enum InferError {
 impl HasExitCode for InferError {
     fn exit_code(&self) -> ExitCode {
         match self {
-            Self::NoAverage { .. } | Self::Network { .. } | Self::Width { .. } | Self::NoDirection { .. } => {
-                ExitCode::BadData
-            }
-            Self::Guidance { .. } | Self::SamplerSteps { .. } | Self::Grid { .. } => ExitCode::Config,
+            Self::Network { .. } | Self::BadData(_) => ExitCode::BadData,
+            Self::Config(_) => ExitCode::Config,
             Self::Empty { .. } => ExitCode::NoData,
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),

@@ -10,7 +10,7 @@ use tch::{Device, Tensor};
 use super::engine::Sighting;
 use super::error::InferError;
 use super::retrieval_data::{data_facts, open};
-use super::rows::{ImageBlock, Rows};
+use super::rows::{Image, ImageBlock, Rows};
 use crate::retrieval::{
     Gallery, Grid, Hybrid, Located, QueryHead, RetrievalError, Retriever, Samples, TuneRow, locate, try_settings,
 };
@@ -43,7 +43,7 @@ impl Retrieval {
         if job.hybrid == HybridWish::No {
             return Ok(None);
         }
-        let facts = data_facts(&job.data, rows.dataset(), rows.mask(), config.head)?;
+        let facts = data_facts(&job.data, &rows.dataset, &rows.mask, config.head)?;
         match open(config, &job.config.shards, &facts, device, threads, progress()) {
             Ok((gallery, head)) => {
                 // Neighbours vote among photos; of GeoCLIP's gallery points the best is the answer.
@@ -101,8 +101,11 @@ impl Retrieval {
         let own = embeddings_ive.f_narrow(0, 0, images * views)?.f_view([images, views, block.width as i64])?;
         self.head.queries(&own).map_err(|error| match error {
             RetrievalError::NoDirection { what: "image", row } => {
-                let (location, image) = (self.location.clone(), &block.images[row]);
-                InferError::NoDirection { location, row: image.row, id: image.id.clone() }
+                let (location, Image { row, id, .. }) = (&self.location, &block.images[row]);
+                InferError::BadData(format!(
+                    "{location}: row {row} ({id}): its embedding, or what the head makes of it, is zero or not finite, so that \
+                     it is like nothing"
+                ))
             }
             other => other.into(),
         })

@@ -58,12 +58,14 @@ impl ImageBlock {
 
 /// An open data set and which of its rows count.
 pub struct Rows {
-    dataset: Dataset,
-    mask: Mask,
+    /// The data set.
+    pub dataset: Dataset,
+    /// Which of its rows are left out.
+    pub mask: Mask,
     /// Number of the first usable row of each block, and of all rows at the end.
     firsts: Vec<u64>,
-    /// Rows that are asked for.
-    count: u64,
+    /// Rows that can be used, and are asked for.
+    pub count: u64,
     /// Views that are asked for.
     views: u32,
     has_names: bool,
@@ -85,7 +87,7 @@ impl Rows {
         let views = dataset.views();
         let rows = Self { views, has_names: true, ..Self::first(u64::MAX, dataset, mask) };
         if rows.count == 0 {
-            return Err(InferError::Empty { location: location.to_owned(), skipped: rows.skipped() });
+            return Err(InferError::Empty { location: location.to_owned(), skipped: rows.mask.count() });
         }
         Ok(rows)
     }
@@ -98,26 +100,6 @@ impl Rows {
         }
         let usable = firsts.last().copied().unwrap_or_default();
         Self { dataset, mask, firsts, count: usable.min(count), views: 1, has_names: false }
-    }
-
-    /// The data set.
-    pub fn dataset(&self) -> &Dataset {
-        &self.dataset
-    }
-
-    /// Which of its rows are left out.
-    pub fn mask(&self) -> &Mask {
-        &self.mask
-    }
-
-    /// Rows that can be used, and are asked for.
-    pub fn count(&self) -> u64 {
-        self.count
-    }
-
-    /// Rows that are left out.
-    pub fn skipped(&self) -> u64 {
-        self.mask.count()
     }
 
     /// Whether nobody took these photos.

@@ -48,12 +48,14 @@ impl Denoiser {
     }
 
     /// That it takes embeddings of the width that those at `location` have. Messages call it `name`.
-    pub fn check_width(&self, name: String, location: &str, got: usize) -> Result<(), InferError> {
+    pub fn check_width(&self, name: &str, location: &str, got: usize) -> Result<(), InferError> {
         let want = self.network.architecture().embedding_width as usize;
         if got == want {
             return Ok(());
         }
-        Err(InferError::Width { location: location.to_owned(), got, network: name, want })
+        Err(InferError::BadData(format!(
+            "{location}: embeddings have {got} numbers, {name} was trained on {want}; take embeddings of the same encoder"
+        )))
     }
 }
 
@@ -76,8 +78,13 @@ impl Trained {
         let saved = Saved::open(folder)?;
         let config: RunConfig = saved.config()?;
         let mut denoiser = Denoiser::new(&config, saved.state.embedding_width, saved.state.filter()?, device)?;
-        let none = || InferError::NoAverage { checkpoint: folder.to_owned(), file: piece_name(EMA, 0, 1) };
-        let weights = saved.find_weights(EMA, &denoiser.network)?.ok_or_else(none)?;
+        let weights = saved.find_weights(EMA, &denoiser.network)?.ok_or_else(|| {
+            let (checkpoint, file) = (folder.display(), piece_name(EMA, 0, 1));
+            InferError::BadData(format!(
+                "{checkpoint} has no averaged weights (its manifest lists no {file}), which evaluation uses; take a checkpoint \
+                 that `locdiff-launch train` wrote"
+            ))
+        })?;
         let misfit = |source| InferError::Network { checkpoint: folder.to_owned(), source };
         weights.load_into(&mut denoiser.network).map_err(misfit)?;
         let knows_no_image = config.diffusion.condition_drop > 0.0;
@@ -86,13 +93,19 @@ impl Trained {
 
     /// That it can be sampled from as the configuration asks.
     pub fn check(&self, config: &EvalConfig) -> Result<(), InferError> {
-        let checkpoint = || self.folder.clone();
+        let (checkpoint, want) = (self.folder.display(), self.denoiser.schedule.timesteps());
         if config.guidance > 0.0 && !self.knows_no_image {
-            return Err(InferError::Guidance { got: config.guidance, checkpoint: checkpoint() });
+            return Err(InferError::Config(format!(
+                "eval.guidance is {}, but {checkpoint} was trained with diffusion.condition_drop = 0 and knows nothing without \
+                 an image; set eval.guidance = 0, or train with a condition_drop above 0",
+                config.guidance
+            )));
         }
-        let want = self.denoiser.schedule.timesteps();
         if config.sampler_steps as usize > want {
-            return Err(InferError::SamplerSteps { got: config.sampler_steps, checkpoint: checkpoint(), want });
+            return Err(InferError::Config(format!(
+                "eval.sampler_steps is {}, but {checkpoint} was trained with diffusion.timesteps = {want}; wanted at most as many",
+                config.sampler_steps
+            )));
         }
         Ok(())
     }

@@ -33,8 +33,9 @@ pub(super) struct Data {
 
 /// What a new run finds out once and its checkpoints keep.
 pub(super) struct FirstLook {
-    /// Mean and standard deviation of every dimension of the embeddings; none: they are not standardised, or a checkpoint knows.
-    pub(super) statistics: Option<[Vec<f64>; 2]>,
+    /// Mean and standard deviation of every dimension of the embeddings, rounded to f32; none: they are not standardised, or a
+    /// checkpoint knows.
+    pub(super) statistics: Option<[Tensor; 2]>,
     /// The dimensions of a code that are kept; none: all, or a checkpoint knows.
     pub(super) filter: Option<Filter>,
 }
@@ -64,10 +65,12 @@ impl Data {
         let mask = Mask::new(findings.skipped, dataset.block_rows())?;
         let options = PlanOptions::new(&config.shards, config.train.seed, config.train.global_batch);
         let plan = Plan::new(Layout::of(&dataset), mask, options)?;
-        let numbers = |bits: Vec<u64>| bits.into_iter().map(f64::from_bits).collect();
         let dims = config.model.dims() as usize;
         let first = FirstLook {
-            statistics: findings.statistics.map(|pair| pair.map(numbers)),
+            statistics: findings
+                .statistics
+                .map(|[mean, deviation]| Ok::<_, TrainError>([f32s(mean)?, f32s(deviation)?]))
+                .transpose()?,
             filter: findings.kept.map(|kept| Filter::from_indices(&kept, dims)).transpose()?,
         };
         Ok(Self { plan, width, first, contents: findings.contents, blocks: Arc::new(dataset) })
@@ -138,6 +141,12 @@ fn look(config: &RunConfig, dataset: &mut Dataset, is_new: bool, then: Option<&B
     let kept =
         (is_new && config.model.low_pass_dims > 0).then(|| kept_dimensions(config, dataset, &mask)).transpose()?;
     Ok(Told { skipped: mask.into_skipped(), statistics, kept, contents })
+}
+
+/// From the bits of f64.
+fn f32s(bits: Vec<u64>) -> Result<Tensor, TrainError> {
+    let numbers: Vec<f64> = bits.into_iter().map(f64::from_bits).collect();
+    Ok(Tensor::f_from_slice(&numbers)?.f_to_kind(Kind::Float)?)
 }
 
 /// A dimension that never changes tells nothing: divided by 1 instead of 0 it becomes 0.

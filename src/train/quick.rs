@@ -44,7 +44,7 @@ impl Quick {
         (dataset, mask): (Dataset, Mask),
     ) -> Result<Self, TrainError> {
         let denoiser = Denoiser::new(config, embedding_width, filter.cloned(), group.device())?;
-        denoiser.check_width("this run".to_owned(), &config.shards.validation, dataset.width())?;
+        denoiser.check_width("this run", &config.shards.validation, dataset.width())?;
         let samples = config.eval.quick_samples;
         let eval = EvalConfig { samples, guidance: 0.0, neighbourhood_km: 0.0, refine: true, ..config.eval.clone() };
         let grid = fibonacci_grid(eval.grid_points(config.model.degree) as usize);
@@ -52,7 +52,7 @@ impl Quick {
         Ok(Self {
             engine: Engine::new(denoiser, &eval, config.train.seed, grid)?,
             blocks: rows.blocks(rows.share(group.rank(), group.size())).collect::<Result<_, _>>()?,
-            rows: rows.count() as usize,
+            rows: rows.count as usize,
             group: group.clone(),
         })
     }

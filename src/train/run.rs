@@ -7,7 +7,7 @@ use locdiff_core::protocol::{Fault, PartsWritten, QuickEvaluation, ToLauncher, T
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
-use tch::{Device, Kind, Tensor};
+use tch::Device;
 
 use super::data::{Data, open_validation};
 use super::error::TrainError;
@@ -55,7 +55,7 @@ pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -
         training.maybe_save(score, tell)?;
         training.observer.resume_clock(away.elapsed());
         training.observer.took(started.elapsed() - evaluated);
-        last = Some(outcome.loss.total);
+        last = Some(outcome.loss);
     }
     tell_written(training.writer.wait()?, tell)?;
     training.observer.ended()?;
@@ -101,7 +101,7 @@ impl<'a> Training<'a> {
         };
         let mut trainer = Trainer::new(config, data.width, filter, ranks)?;
         if let Some([mean, deviation]) = &data.first.statistics {
-            trainer.standardise(mean, deviation)?;
+            trainer.work.network.standardise(mean, deviation)?;
         }
         if let Some(saved) = initial.as_ref().filter(|_| resumed.is_none()) {
             trainer.start_from(saved)?;
@@ -147,7 +147,7 @@ impl<'a> Training<'a> {
             tracing::info!("epochs of {steps} steps{tail}");
         }
         let validation = Quick::is_wanted(config).then(|| open_validation(config, ranks.world())).transpose()?;
-        let quick = |rows| Quick::new(config, data.width, trainer.codes().filter(), ranks.world(), rows);
+        let quick = |rows| Quick::new(config, data.width, trainer.work.codes.filter(), ranks.world(), rows);
         Ok(Self {
             quick: validation.map(quick).transpose()?,
             observer: Observer::new(job, (step, skipped_steps), is_first.then_some(meter), ranks.world().size())?,
@@ -204,7 +204,7 @@ impl<'a> Training<'a> {
         };
         let (found, seen) = quick.evaluate(self.step, &self.trainer.averaged()?)?;
         self.observer.evaluated(&found, tell)?;
-        self.observer.seen(self.step, &seen, self.trainer.codes())?;
+        self.observer.seen(self.step, &seen, &self.trainer.work.codes)?;
         let score = found.score;
         self.evaluation = Some(found);
         Ok(Some(score))
@@ -248,20 +248,12 @@ impl<'a> Training<'a> {
             skipped_in_a_row: self.skipped_in_a_row,
             degree: config.model.degree,
             embedding_width: self.data.width,
-            kept_dimensions: self.trainer.codes().filter().map(crate::shdd::Filter::indices),
+            kept_dimensions: self.trainer.work.codes.filter().map(crate::shdd::Filter::indices),
             bookmark: self.data.bookmark(self.batches.position()),
             seed: config.train.seed,
             threads: config.train.threads,
             config: serde_json::to_value(config).map_err(|error| TrainError::Config(error.to_string()))?,
         })
-    }
-}
-
-impl Trainer {
-    /// Embeddings will be standardised by these, rounded to f32.
-    fn standardise(&mut self, mean: &[f64], deviation: &[f64]) -> Result<(), TrainError> {
-        let tensor = |values: &[f64]| Tensor::f_from_slice(values)?.f_to_kind(Kind::Float);
-        Ok(self.work.network.standardise(&tensor(mean)?, &tensor(deviation)?)?)
     }
 }
 

@@ -81,19 +81,18 @@ impl Trainer {
             let metadata = if piece == (0, 1) { BTreeMap::new() } else { divisions_metadata(&self.divisions()) };
             Ok::<_, TrainError>(Part::Tensors { name: piece_name(part, piece.0, piece.1), tensors, metadata })
         };
-        let buffers = || if piece.0 == 0 { self.work.network.buffers() } else { Vec::new() };
+        let (work, weights) = (&self.work, parameters.tensors());
+        let files: [(&str, &[Tensor]); 4] = [
+            (WEIGHTS, &weights),
+            (EMA, &work.ema),
+            (FIRST_MOMENTS, &work.moments.exp_avgs),
+            (SECOND_MOMENTS, &work.moments.exp_avg_sqs),
+        ];
         let mut parts = Vec::new();
-        if is_mine(0) {
-            parts.push(of_tensors(WEIGHTS, &parameters.tensors(), buffers())?);
-        }
-        if is_mine(1) {
-            parts.push(of_tensors(EMA, &self.work.ema, buffers())?);
-        }
-        if is_mine(2) {
-            parts.push(of_tensors(FIRST_MOMENTS, &self.work.moments.exp_avgs, Vec::new())?);
-        }
-        if is_mine(3) {
-            parts.push(of_tensors(SECOND_MOMENTS, &self.work.moments.exp_avg_sqs, Vec::new())?);
+        for (index, (part, tensors)) in (0..).zip(files).filter(|(index, _)| is_mine(*index)) {
+            let has_buffers = index < 2 && piece.0 == 0;
+            let buffers = if has_buffers { work.network.buffers() } else { Vec::new() };
+            parts.push(of_tensors(part, tensors, buffers)?);
         }
         if is_mine(4) && piece.0 == 0 {
             let value = serde_json::to_value(state).map_err(|error| CheckpointError::Internal(error.to_string()))?;

@@ -7,16 +7,14 @@ use std::time::{Duration, Instant};
 
 use locdiff_core::config::{RunConfig, TrainConfig};
 use locdiff_core::geo::UnitVector;
-use tch::{Device, Tensor};
+use tch::Device;
 
-use super::codes::Codes;
 use super::error::TrainError;
 use super::feed::{Form, Settings};
 use super::schedule::{ema_decay, learning_rate};
 use super::work::{Report, Work};
 use crate::comm::{AbortHandle, CommError, Communicator, Failure};
 use crate::loss::Losses;
-use crate::model::CsUnet;
 use crate::native::cuda::{self, Event, Graph, Stream, WaitError};
 use crate::shards::Batch;
 use crate::shdd::{Filter, uniform_points};
@@ -26,28 +24,15 @@ const EAGER_STEPS: u32 = 5;
 /// How long the end of aborted collectives is waited for.
 const ABORT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Means over the global batch; none: the part has no weight.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct LossParts {
-    /// The weighted sum.
-    pub(super) total: f64,
-    /// Anchor KL.
-    pub(super) kl: Option<f64>,
-    /// Mean squared error.
-    pub(super) l2: Option<f64>,
-    /// Mean absolute error.
-    pub(super) l1: Option<f64>,
-    /// One minus cosine similarity.
-    pub(super) cosine: Option<f64>,
-}
-
 /// What a step did.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct StepOutcome {
     /// Steps made, this one included.
     pub(super) step: u64,
-    /// Losses over the global batch.
-    pub(super) loss: LossParts,
+    /// The weighted sum of all parts, a mean over the global batch.
+    pub(super) loss: f64,
+    /// The parts that have a weight, by their tags.
+    pub(super) loss_parts: Vec<(&'static str, f64)>,
     /// Norm of the whole gradient before clipping.
     pub(super) gradient_norm: f64,
     /// Learning rate of the step.
@@ -105,16 +90,6 @@ impl Trainer {
             timeout: ranks.world().timeout(),
             abort: ranks.abort_handle(),
         })
-    }
-
-    /// The network with the weights of the last step, or this rank's pieces.
-    pub(super) fn network(&self) -> &CsUnet {
-        &self.work.network
-    }
-
-    /// Codes as the network sees them.
-    pub(super) fn codes(&self) -> &Codes {
-        &self.work.codes
     }
 
     /// Makes the step with this number, from 0, on this rank's slice of its global batch.
@@ -208,18 +183,14 @@ impl Trainer {
     fn outcome(&mut self, step: u64, learning_rate: f64, report: &Report) -> Result<StepOutcome, TrainError> {
         let numbers = Vec::<f64>::try_from(report.numbers.f_to_device(Device::Cpu)?)?;
         let last = &report.last;
-        let part = |index: usize, part: &Option<Tensor>| part.as_ref().map(|_| numbers[index]);
-        let loss = LossParts {
-            total: numbers[0],
-            kl: part(1, &last.kl),
-            l2: part(2, &last.l2),
-            l1: part(3, &last.l1),
-            cosine: part(4, &last.cosine),
-        };
+        let parts =
+            [("loss/kl", &last.kl), ("loss/l2", &last.l2), ("loss/l1", &last.l1), ("loss/cosine", &last.cosine)];
+        let weighed = parts.into_iter().zip(&numbers[1..]).filter(|((_, part), _)| part.is_some());
+        let loss_parts = weighed.map(|((tag, _), mean)| (tag, *mean)).collect();
         let gradient_norm = numbers[5].sqrt();
         let skipped = (!gradient_norm.is_finite()).then(|| why_not_finite(step, self.rank, last));
         self.updates += u64::from(skipped.is_none());
-        Ok(StepOutcome { step: step + 1, loss, gradient_norm, learning_rate, skipped })
+        Ok(StepOutcome { step: step + 1, loss: numbers[0], loss_parts, gradient_norm, learning_rate, skipped })
     }
 }
 
