@@ -40,9 +40,9 @@ pub enum TrainError {
         /// What differs.
         field: &'static str,
         /// That of the checkpoint.
-        got: String,
+        got: u64,
         /// That of the run.
-        want: String,
+        want: u64,
     },
     /// A checkpoint whose tensors are those of another network.
     #[error("{checkpoint}: its tensors are not those of this run's network: {source}")]

@@ -98,29 +98,32 @@ impl Observer {
         tell(ToLauncher::Progress(progress))
     }
 
-    /// Takes a quick evaluation in.
-    pub(super) fn evaluated(&mut self, found: &QuickEvaluation, tell: Tell<'_>) -> Result<(), TrainError> {
+    /// Takes a quick evaluation in, and draws what it saw.
+    pub(super) fn evaluated(
+        &mut self,
+        found: &QuickEvaluation,
+        seen: &Seen,
+        codes: &Codes,
+        tell: Tell<'_>,
+    ) -> Result<(), TrainError> {
         let Some((board, _)) = &mut self.board else { return Ok(()) };
         let numbers = std::iter::once(found.score).chain(found.within_percent);
         let tags = validation_tags();
         let scalars: Vec<(&str, f64)> = tags.iter().map(String::as_str).zip(numbers).collect();
         board.scalars(found.step, &scalars)?;
-        tell(ToLauncher::Evaluated(found.clone()))
-    }
-
-    /// Takes in how long a step took in all.
-    pub(super) fn took(&mut self, whole: Duration) {
-        self.slowest_since = self.slowest_since.max(whole);
-    }
-
-    /// Draws what a quick evaluation saw.
-    pub(super) fn seen(&mut self, step: u64, seen: &Seen, codes: &Codes) -> Result<(), TrainError> {
-        let Some((board, _)) = &mut self.board else { return Ok(()) };
-        board.image(step, "validation/answers", &answers_map(&seen.answers))?;
+        tell(ToLauncher::Evaluated(found.clone()))?;
+        board.image(found.step, "validation/answers", &answers_map(&seen.answers))?;
         if let Some(density) = pictures::density(codes, seen)? {
-            board.image(step, "validation/density_of_first_row", &density)?;
+            board.image(found.step, "validation/density_of_first_row", &density)?;
         }
         Ok(())
+    }
+
+    /// Takes in how long a step took in all, and for how long the trainer was away after it: evaluation and checkpoints are none of
+    /// training's time.
+    pub(super) fn took(&mut self, whole: Duration, away: Duration) {
+        self.slowest_since = self.slowest_since.max(whole);
+        self.since += away;
     }
 
     /// Histograms of the weights, where they are due: every `histogram_every` steps and after the last.
@@ -135,11 +138,6 @@ impl Observer {
     /// The run came to its last step.
     pub(super) fn ended(&mut self) -> Result<(), TrainError> {
         self.board.as_mut().map_or(Ok(()), |(board, _)| Ok(board.ended()?))
-    }
-
-    /// Leaves out what went by: evaluation and checkpoints are none of training's time.
-    pub(super) fn resume_clock(&mut self, away: Duration) {
-        self.since += away;
     }
 }
 

@@ -53,8 +53,7 @@ pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -
         let score = training.maybe_evaluate(tell)?;
         let evaluated = away.elapsed();
         training.maybe_save(score, tell)?;
-        training.observer.resume_clock(away.elapsed());
-        training.observer.took(started.elapsed() - evaluated);
+        training.observer.took(started.elapsed() - evaluated, away.elapsed());
         last = Some(outcome.loss);
     }
     tell_written(training.writer.wait()?, tell)?;
@@ -93,7 +92,7 @@ impl<'a> Training<'a> {
         let then = resumed.as_ref().map(|saved| &saved.state.bookmark);
         let data = Data::open(config, ranks, known.is_none(), then)?;
         if let Some(saved) = known {
-            saved.state.check(&saved.folder, config, data.width)?;
+            saved.check_network(config, data.width)?;
         }
         let filter = match known {
             Some(saved) => saved.state.filter()?,
@@ -105,13 +104,13 @@ impl<'a> Training<'a> {
         }
         if let Some(saved) = initial.as_ref().filter(|_| resumed.is_none()) {
             trainer.start_from(saved)?;
-            if let Some(words) = saved.state.other_noise(&saved.folder, config).filter(|_| ranks.world().rank() == 0) {
+            if let Some(words) = saved.other_noise(config).filter(|_| ranks.world().rank() == 0) {
                 tracing::warn!("{words}");
             }
         }
         let start = match &resumed {
             Some(saved) => {
-                check_threads(saved, config.train.threads)?;
+                saved.check_threads(config)?;
                 trainer.restore(saved)?;
                 data.plan.resume(&saved.state.bookmark, &config.shards.train)?
             }
@@ -203,8 +202,7 @@ impl<'a> Training<'a> {
             return Ok(None);
         };
         let (found, seen) = quick.evaluate(self.step, &self.trainer.averaged()?)?;
-        self.observer.evaluated(&found, tell)?;
-        self.observer.seen(self.step, &seen, &self.trainer.work.codes)?;
+        self.observer.evaluated(&found, &seen, &self.trainer.work.codes, tell)?;
         let score = found.score;
         self.evaluation = Some(found);
         Ok(Some(score))
@@ -259,17 +257,4 @@ impl<'a> Training<'a> {
 
 fn tell_written(written: Option<PartsWritten>, tell: Tell<'_>) -> Result<(), TrainError> {
     written.map_or(Ok(()), |written| tell(ToLauncher::Parts(written)))
-}
-
-/// Results depend on the number of threads in the last bits, so a run keeps it.
-fn check_threads(saved: &Saved, threads: u32) -> Result<(), TrainError> {
-    if saved.state.threads == threads {
-        return Ok(());
-    }
-    Err(TrainError::Misfit {
-        checkpoint: saved.folder.display().to_string(),
-        field: "train.threads",
-        got: saved.state.threads.to_string(),
-        want: threads.to_string(),
-    })
 }

@@ -6,7 +6,6 @@
 //! Random numbers need no state of their own: they are named by seed and step.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use locdiff_core::config::{DiffusionConfig, RunConfig};
 use tch::{Device, Tensor};
@@ -23,36 +22,29 @@ use crate::infer::{Saved, SavedState, Weights};
 use crate::model::{ModelError, Split};
 use crate::native::cuda;
 
-impl SavedState {
+impl Saved {
     /// That the configuration has the same network.
-    pub(super) fn check(&self, folder: &Path, config: &RunConfig, embedding_width: u32) -> Result<(), TrainError> {
-        let misfit = |field, got: u64, want: u64| TrainError::Misfit {
-            checkpoint: folder.display().to_string(),
-            field,
-            got: got.to_string(),
-            want: want.to_string(),
-        };
-        let kept = |kept: u64, dims: u64| if kept == 0 { dims } else { kept };
-        let dims = (u64::from(self.degree) + 1).pow(2);
-        for (field, got, want) in [
-            ("model.degree", u64::from(self.degree), u64::from(config.model.degree)),
-            ("the width of embeddings", u64::from(self.embedding_width), u64::from(embedding_width)),
-            (
-                "model.low_pass_dims",
-                kept(self.kept_dimensions.as_ref().map_or(0, |kept| kept.len() as u64), dims),
-                config.model.kept_dims(),
-            ),
-        ] {
-            if got != want {
-                return Err(misfit(field, got, want));
-            }
-        }
-        Ok(())
+    pub(super) fn check_network(&self, config: &RunConfig, embedding_width: u32) -> Result<(), TrainError> {
+        let (state, dims) = (&self.state, (u64::from(self.state.degree) + 1).pow(2));
+        let kept = state.kept_dimensions.as_ref().map_or(dims, |kept| kept.len() as u64);
+        self.check("model.degree", state.degree.into(), config.model.degree.into())?;
+        self.check("the width of embeddings", state.embedding_width.into(), embedding_width.into())?;
+        self.check("model.low_pass_dims", kept, config.model.kept_dims())
+    }
+
+    /// Results depend on the number of threads in the last bits, so a run keeps it.
+    pub(super) fn check_threads(&self, config: &RunConfig) -> Result<(), TrainError> {
+        self.check("train.threads", self.state.threads.into(), config.train.threads.into())
+    }
+
+    fn check(&self, field: &'static str, got: u64, want: u64) -> Result<(), TrainError> {
+        let checkpoint = || self.folder.display().to_string();
+        if got == want { Ok(()) } else { Err(TrainError::Misfit { checkpoint: checkpoint(), field, got, want }) }
     }
 
     /// What a run that starts from these weights should know: they were trained with other noise.
-    pub(super) fn other_noise(&self, folder: &Path, config: &RunConfig) -> Option<String> {
-        let was: DiffusionConfig = serde_json::from_value(self.config.get("diffusion")?.clone()).ok()?;
+    pub(super) fn other_noise(&self, config: &RunConfig) -> Option<String> {
+        let was: DiffusionConfig = serde_json::from_value(self.state.config.get("diffusion")?.clone()).ok()?;
         let is = &config.diffusion;
         let words =
             |of: &DiffusionConfig| serde_json::to_string(&(of.schedule, of.shift, of.timesteps)).unwrap_or_default();
@@ -60,7 +52,7 @@ impl SavedState {
             format!(
                 "{} was trained with diffusion.schedule, shift and timesteps {}, this run has {}: the network has its timesteps to \
                  learn anew",
-                folder.display(),
+                self.folder.display(),
                 words(&was),
                 words(is)
             )

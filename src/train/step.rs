@@ -6,7 +6,6 @@
 use std::time::{Duration, Instant};
 
 use locdiff_core::config::{RunConfig, TrainConfig};
-use locdiff_core::geo::UnitVector;
 use tch::Device;
 
 use super::error::TrainError;
@@ -96,31 +95,33 @@ impl Trainer {
     pub(super) fn step(&mut self, step: u64, batch: &Batch) -> Result<StepOutcome, TrainError> {
         let _span = tracing::debug_span!("step", rank = self.rank, step).entered();
         let learning_rate = learning_rate(&self.train, step);
+        let (anchors, first_anchor) = self.anchors;
         let settings = Settings {
             step,
             learning_rate,
             average_weight: 1.0 - ema_decay(&self.train, self.updates),
-            anchors: self.own_anchors(step)?,
+            anchors: uniform_points(self.train.seed, step, first_anchor, anchors)?,
         };
         self.work.feed.take(settings, batch)?;
         self.record_where_due()?;
         let mut recorded = self.recorded.take();
-        let eager = match &mut recorded {
+        let eager;
+        let report = match &mut recorded {
             Some(recorded) => {
                 recorded.graph.replay()?;
-                None
+                &recorded.report
             }
-            None => Some(self.work.run()?),
+            None => {
+                eager = self.work.run()?;
+                &eager
+            }
         };
         match self.device_is_done() {
             Ok(()) => {}
             Err(WaitError::TimedOut(after)) => return Err(self.give_up(recorded, after)),
             Err(WaitError::Native(error)) => return Err(error.into()),
         }
-        let outcome = match (&recorded, &eager) {
-            (Some(Recorded { report, .. }), _) | (None, Some(report)) => self.outcome(step, learning_rate, report)?,
-            (None, None) => return Err(TrainError::Config("a step that was neither made nor replayed".to_owned())),
-        };
+        let outcome = self.outcome(step, learning_rate, report)?;
         self.recorded = recorded;
         self.work.feed.release();
         Ok(outcome)
@@ -150,12 +151,6 @@ impl Trainer {
             size: self.abort.size(),
             failure: Failure::TimedOut { after, text },
         })
-    }
-
-    /// This rank's share of the step's anchors.
-    fn own_anchors(&self, step: u64) -> Result<Vec<UnitVector>, TrainError> {
-        let (count, first) = self.anchors;
-        Ok(uniform_points(self.train.seed, step, first, count)?)
     }
 
     /// Records the step of this form, once it has run eagerly for a while. The recording itself computes nothing.
