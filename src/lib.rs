@@ -13,6 +13,7 @@
 //! - [`simulate`]: worlds of photos that nobody took, as shards.
 //! - [`checkpoint`]: parts of a checkpoint, written in the background and read back.
 //! - [`retrieval`]: answers from a gallery, and LocDiff-H, which lets them refine LocDiff's.
+//! - [`infer`]: from embeddings to places; the one way to locate.
 //! - [`train`]: the loop.
 //! - [`eval`]: tables of the paper, computed.
 
@@ -21,6 +22,7 @@ pub mod comm;
 pub mod diffusion;
 pub mod eval;
 pub mod geoclip;
+pub mod infer;
 pub mod loss;
 pub mod model;
 pub mod native;

@@ -3,16 +3,15 @@
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use locdiff_core::config::{DecodeAnchors, RunConfig, grid_points_min};
-use locdiff_core::geo::{Place, UnitVector, fibonacci_grid};
+use locdiff_core::geo::{Place, UnitVector};
 use locdiff_core::protocol::{EvalJob, EvalSummary, Located, LocatedRow, Method, TuningErrors};
 use tch::Device;
 
-use super::engine::{Engine, Sighting};
 use super::error::EvalError;
-use super::retrieve::{Retrieval, gallery_points};
-use super::rows::{Image, ImageBlock, Rows};
-use super::trained::Trained;
+use super::truth::TruthFile;
+use crate::infer::anchors::anchors;
+use crate::infer::retrieve::Retrieval;
+use crate::infer::{Engine, Image, ImageBlock, InferError, Rows, Sighting, Trained};
 use crate::native::cuda;
 use crate::retrieval::{Grid, Retriever, TuneRow};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
@@ -30,41 +29,61 @@ pub struct Worker {
     pub threads: usize,
 }
 
+impl Worker {
+    /// Opens the rows of a job on this worker's device.
+    fn rows(self, job: &EvalJob) -> Result<Rows, EvalError> {
+        if let Device::Cuda(index) = self.device {
+            cuda::set_device(index)?;
+        }
+        Ok(Rows::open(&job.data, &job.config)?)
+    }
+
+    fn retrieval(self, job: &EvalJob, rows: &Rows) -> Result<Option<Retrieval>, EvalError> {
+        Ok(Retrieval::open(job, rows, (self.device, self.threads), self.rank == 0)?)
+    }
+}
+
+/// Embeds the gallery of an evaluation, so that its embeddings lie on the disk; how many points it has. None where the head does not
+/// fit the data and need not.
+pub fn embed_gallery(job: &EvalJob, worker: Worker) -> Result<Option<usize>, EvalError> {
+    let opened = worker.retrieval(job, &worker.rows(job)?)?;
+    Ok(opened.map(|opened| opened.gallery().points().len()))
+}
+
 /// Locates this worker's rows; `tell` hears of each block.
 pub fn run(
     job: &EvalJob,
     worker: Worker,
     tell: &mut dyn FnMut(Located) -> Result<(), EvalError>,
 ) -> Result<EvalSummary, EvalError> {
-    if let Device::Cuda(index) = worker.device {
-        cuda::set_device(index)?;
-    }
-    let config = &job.config;
-    let rows = Rows::open(&job.data, config)?;
+    let (config, rows) = (&job.config, worker.rows(job)?);
+    let truth = TruthFile::open(&job.data, &rows, config)?;
     if job.tune && worker.rank == 0 {
         refuse_test_rows(job, &rows)?;
     }
     let trained = Trained::open(&job.checkpoint, worker.device)?;
-    check_width(job, &rows, &trained)?;
-    let retrieval = Retrieval::open(job, &rows, worker)?;
-    let (step, degree) = (trained.step, trained.degree);
+    trained.denoiser.check_width(&job.checkpoint.display().to_string(), &job.data, rows.dataset.width())?;
+    let retrieval = worker.retrieval(job, &rows)?;
+    let (step, degree) = (trained.step, trained.denoiser.degree);
     let anchors = anchors(config, &trained, retrieval.as_ref())?;
-    let engine = Engine::new(trained, &config.eval, config.train.seed, anchors, worker.device)?;
-    let retriever = retrieval.as_ref().map(|retrieval| retrieval.retriever(worker)).transpose()?;
-    let methods =
-        Methods { engine, retrieval: retrieval.as_ref().zip(retriever.as_ref()), worker, is_tuning: job.tune };
-    rows.for_each_block(rows.share(worker.rank, worker.world), |block| {
-        tell(Located { of_rows: rows.count(), rows: methods.locate(block)? })
-    })?;
+    trained.check(&config.eval)?;
+    let engine = Engine::new(trained.denoiser, &config.eval, config.train.seed, anchors)?;
+    let retriever = retrieval.as_ref().map(Retrieval::retriever).transpose()?;
+    let methods = Methods { engine, retrieval: retrieval.as_ref().zip(retriever.as_ref()), is_tuning: job.tune };
+    for block in rows.blocks(rows.share(worker.rank, worker.world)) {
+        let mut block = block?;
+        truth.as_ref().map_or(Ok(()), |truth| truth.apply(&mut block))?;
+        tell(Located { of_rows: rows.count, rows: methods.locate(&block)? })?;
+    }
     Ok(EvalSummary {
         step,
         degree,
-        rows: rows.count(),
-        skipped_rows: rows.skipped(),
-        views: rows.dataset().views(),
-        source: rows.dataset().origin().map(|origin| origin.source.clone()),
+        rows: rows.count,
+        skipped_rows: rows.mask.count(),
+        views: rows.dataset.views(),
+        source: rows.dataset.origin().map(|origin| origin.source.clone()),
         is_simulated: rows.is_simulated(),
-        fingerprint: format!("{:016x}", rows.dataset().fingerprint()),
+        fingerprint: format!("{:016x}", rows.dataset.fingerprint()),
         anchors: methods.engine.anchors() as u64,
         head: retrieval.as_ref().map(|_| config.retrieval.head),
         gallery_points: retrieval.as_ref().map(|retrieval| retrieval.gallery().points().len() as u64),
@@ -75,14 +94,13 @@ pub fn run(
 struct Methods<'a> {
     engine: Engine,
     retrieval: Option<(&'a Retrieval, &'a Retriever<'a>)>,
-    worker: Worker,
     is_tuning: bool,
 }
 
 impl Methods<'_> {
     fn locate(&self, block: &ImageBlock) -> Result<Vec<LocatedRow>, EvalError> {
-        let embeddings_ive = block.embeddings(self.worker.device)?;
-        let sightings = self.engine.locate(block, &embeddings_ive)?;
+        let embeddings_ive = block.embeddings(self.engine.device())?;
+        let sightings = self.engine.locate(block, &embeddings_ive, |_, _| Ok(()))?;
         let mut rows = located(block, &sightings);
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(rows) };
         let known = (&embeddings_ive, sightings.as_slice());
@@ -109,8 +127,8 @@ fn refuse_test_rows(job: &EvalJob, rows: &Rows) -> Result<(), EvalError> {
     let tested = match Rows::open(test, config) {
         Ok(tested) => photos(&tested)?,
         // Without test rows there is nothing to be confused with.
-        Err(EvalError::Shards(ShardsError::Missing { .. }) | EvalError::Empty { .. }) => return Ok(()),
-        Err(error) => return Err(error),
+        Err(InferError::Shards(ShardsError::Missing { .. }) | InferError::Empty { .. }) => return Ok(()),
+        Err(error) => return Err(error.into()),
     };
     let same = photos(rows)?.intersection(&tested).count();
     if same > 0 {
@@ -122,7 +140,8 @@ fn refuse_test_rows(job: &EvalJob, rows: &Rows) -> Result<(), EvalError> {
 /// What stands for each photo: its first view.
 fn photos(rows: &Rows) -> Result<HashSet<u64>, EvalError> {
     let mut photos = HashSet::new();
-    rows.for_each_block(rows.share(0, 1), |block| {
+    for block in rows.blocks(rows.share(0, 1)) {
+        let block = block?;
         let first_view = block.width * ELEMENT_BYTES;
         let hash = |image: &Image| {
             let mut hasher = DefaultHasher::new();
@@ -130,32 +149,8 @@ fn photos(rows: &Rows) -> Result<HashSet<u64>, EvalError> {
             hasher.finish()
         };
         photos.extend(block.images.iter().map(hash));
-        Ok(())
-    })?;
+    }
     Ok(photos)
-}
-
-fn check_width(job: &EvalJob, rows: &Rows, trained: &Trained) -> Result<(), EvalError> {
-    let (got, want) = (rows.dataset().width(), trained.network.architecture().embedding_width as usize);
-    if got == want {
-        return Ok(());
-    }
-    Err(EvalError::Width { location: job.data.clone(), got, checkpoint: job.checkpoint.clone(), want })
-}
-
-/// Points that codes are decoded among: enough for the degree of the checkpoint, which is not always that of the configuration.
-fn anchors(config: &RunConfig, trained: &Trained, retrieval: Option<&Retrieval>) -> Result<Vec<UnitVector>, EvalError> {
-    let degree = trained.degree;
-    match config.eval.anchors {
-        DecodeAnchors::Grid => {
-            let (got, want) = (config.eval.grid_points(degree), grid_points_min(degree));
-            if config.eval.refine && got < want {
-                return Err(EvalError::Grid { got, checkpoint: trained.folder.clone(), degree, want });
-            }
-            Ok(fibonacci_grid(got as usize))
-        }
-        DecodeAnchors::Gallery => gallery_points(config, retrieval),
-    }
 }
 
 fn located(block: &ImageBlock, sightings: &[Sighting]) -> Vec<LocatedRow> {

@@ -2,28 +2,20 @@
 //!
 //! In reading order:
 //! - [`locate`]: one worker's share of an evaluation.
-//! - [`rows`]: the data in blocks whose bits do not depend on who computes them.
-//! - [`trained`]: the network of a checkpoint.
-//! - [`engine`]: from embeddings to places.
-//! - [`retrieve`]: retrieval and LocDiff-H beside it; [`retrieval_data`]: what they need of shards.
+//! - [`truth`]: where rows really are, where a file knows better than the shards.
 //! - [`score`]: from answers to metrics, once the launcher has gathered them.
 //! - [`choose`]: which settings of LocDiff-H are best.
 //! - [`predictions`]: anybody's predictions against the truth.
 //! - [`perturbation`]: how far noise on a code moves its mode.
 //!
-//! Invariant: the answer for a row is a function of checkpoint, configuration, seed, the row and the fixed block that it lies
-//! in; the number of workers has no part in it.
+//! Invariant: a worker's answers are those of [`crate::infer`], whatever the number of workers.
 
 pub mod choose;
-pub mod engine;
 mod error;
 pub mod locate;
 pub mod perturbation;
 pub mod predictions;
-pub mod retrieval_data;
-pub mod retrieve;
-pub mod rows;
 pub mod score;
-pub mod trained;
+pub mod truth;
 
 pub use error::EvalError;

@@ -11,8 +11,6 @@
 //!
 //! Points and noise are functions of seed, degree and index; blocks are fixed. No number of workers or threads changes a bit.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use anyhow::{Context, ensure};
 use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
 use locdiff_core::protocol::PerturbationBlock;
@@ -145,27 +143,13 @@ fn search_everywhere(basis: &Basis, blocks: &[Block]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Applies `work` to each task, whichever thread is free; results in the order of the tasks.
+/// Applies `work` to each task, on so many threads; results in the order of the tasks.
 fn spread<T: Sync, R: Send>(tasks: &[T], threads: u32, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let run = || {
-        let mut done = Vec::new();
-        while let Some((index, task)) = {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            tasks.get(index).map(|task| (index, task))
-        } {
-            done.push((index, work(task)));
-        }
-        done
-    };
-    let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(run)).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Vec<(usize, R)>>| match thread.join() {
-            Ok(results) => results,
-            Err(panic) => std::panic::resume_unwind(panic),
-        };
-        threads.into_iter().flat_map(join).collect()
-    });
-    results.sort_by_key(|(index, _)| *index);
-    results.into_iter().map(|(_, result)| result).collect()
+    let each = tasks.len().div_ceil(threads.max(1) as usize).max(1);
+    let run = |tasks: &[T]| tasks.iter().map(&work).collect::<Vec<R>>();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = tasks.chunks(each).map(|tasks| scope.spawn(move || run(tasks))).collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.flat_map(|found| found.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
 }

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::EvalError;
 use super::predictions::{Truth, score_predictions};
-use super::rows::Rows;
+use crate::infer::Rows;
 
 /// Scores every method; where LocDiff-H is among them, it is compared with its parts on the same resamples.
 pub fn run(job: &ScoreJob) -> Result<Value, EvalError> {
@@ -46,11 +46,11 @@ pub fn run_predictions(job: &PredictionsJob) -> Result<Value, EvalError> {
         "" => {
             let rows = Rows::open(&config.shards.test, config)?;
             let (mut ids, mut places) = (Vec::new(), Vec::new());
-            rows.for_each_block(rows.share(0, 1), |block| {
+            for block in rows.blocks(rows.share(0, 1)) {
+                let block = block?;
                 ids.extend(block.images.iter().map(|image| image.id.clone()));
                 places.extend(block.images.iter().map(|image| image.truth));
-                Ok(())
-            })?;
+            }
             (Truth::new(config.shards.test.clone(), ids, places)?, rows.is_simulated())
         }
         path => (Truth::read(Path::new(path))?, false),

@@ -66,10 +66,8 @@ pub fn inspect(dataset: &Dataset, config: &ShardsConfig) -> Result<Inspection, S
     let nowhere = (f64::INFINITY, f64::NEG_INFINITY);
     let (mut latitude_range, mut longitude_range) = (nowhere, nowhere);
     for block in 0..dataset.block_rows().len() as u32 {
-        dataset.read_coordinates(block, mask.skipped(block), &mut read)?;
-        let places = (0_u32..).zip(read.latitudes.iter().zip(&read.longitudes));
-        let used = places.filter(|(row, _)| mask.skipped(block).binary_search(row).is_err());
-        for (_, (latitude, longitude)) in used {
+        dataset.read_usable_coordinates(&mask, block, &mut read)?;
+        for (latitude, longitude) in read.latitudes.iter().zip(&read.longitudes) {
             latitude_range = widened(latitude_range, &[*latitude]);
             longitude_range = widened(longitude_range, &[*longitude]);
             counts[cell(*latitude, *longitude)] += 1;

@@ -1,13 +1,14 @@
 //! Sharded embeddings: Parquet in, batches out, in an order that never depends on who reads.
 //!
-//! Four rooms and what stands on them. Each imports only those before it, `error` and `parallel`:
+//! Five rooms and what stands on them. Each imports only those before it, `error` and `parallel`:
 //!
 //! 1. `format`: Parquet files and their manifest, from and to bytes in memory;
 //! 2. `source`: bytes of numbered files, local or on S3, and how a location becomes files;
 //! 3. `blocks`: a data set as blocks (row groups) that any thread reads and checks;
 //! 4. `order`: which row comes when; rows that are left out; where training stands;
 //! 5. `batches`: rows into batches ahead of the trainer;
-//! 6. `survey`, `build`, `inspect`, `verify`, `linear_head`: what runs and verbs do with them.
+//! 6. `usable_rows`: blocks without the rows that are left out;
+//! 7. `survey`, `build`, `inspect`, `verify`, `linear_head`: what runs and verbs do with them.
 //!
 //! The format is specified in `shards/README.md`.
 
@@ -22,6 +23,7 @@ mod order;
 mod parallel;
 mod source;
 mod survey;
+mod usable_rows;
 mod verify;
 
 pub use batches::{Batch, BatchOptions, Batches, Cache, InlineBatches, Room};

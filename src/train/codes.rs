@@ -10,7 +10,7 @@ use crate::shdd::{Basis, Filter, Selection};
 
 /// Points where they are encoded.
 #[derive(Debug)]
-pub enum Points {
+pub(super) enum Points {
     /// For the CPU.
     Host(Vec<UnitVector>),
     /// For CUDA: `[n, 3]` of f64 there.
@@ -46,7 +46,7 @@ impl Points {
 
 /// From points to codes on one device.
 #[derive(Debug)]
-pub struct Codes {
+pub(super) struct Codes {
     basis: Basis,
     device: Device,
     threads: usize,
@@ -56,7 +56,7 @@ pub struct Codes {
 
 impl Codes {
     /// On CUDA `device` must be the current one.
-    pub fn new(degree: u32, filter: Option<Filter>, device: Device, threads: usize) -> Result<Self, TrainError> {
+    pub(super) fn new(degree: u32, filter: Option<Filter>, device: Device, threads: usize) -> Result<Self, TrainError> {
         let basis = Basis::new(degree)?;
         let encoder = if device.is_cuda() { Some(Encoder::new(&basis, device)?) } else { None };
         let filter = match filter {
@@ -70,12 +70,12 @@ impl Codes {
     }
 
     /// The filter, where there is one.
-    pub fn filter(&self) -> Option<&Filter> {
+    pub(super) fn filter(&self) -> Option<&Filter> {
         self.filter.as_ref().map(|(filter, _)| filter)
     }
 
     /// Plain codes of points, f32 `[n, d]`; the host does not wait.
-    pub fn of(&self, points: &Points) -> Result<Tensor, TrainError> {
+    pub(super) fn of(&self, points: &Points) -> Result<Tensor, TrainError> {
         let codes_nd = match (points, &self.encoder) {
             (Points::Device(points_n3), Some(encoder)) => encoder.encode_unchecked(points_n3)?,
             (Points::Device(points_n3), None) => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use locdiff_core::config::RunConfig;
-use locdiff_core::geo::{Degrees, Place, UnitVector};
+use locdiff_core::geo::{UnitVector, places};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
@@ -33,8 +33,9 @@ pub(super) struct Data {
 
 /// What a new run finds out once and its checkpoints keep.
 pub(super) struct FirstLook {
-    /// Mean and standard deviation of every dimension of the embeddings; none: they are not standardised, or a checkpoint knows.
-    pub(super) statistics: Option<[Vec<f64>; 2]>,
+    /// Mean and standard deviation of every dimension of the embeddings, rounded to f32; none: they are not standardised, or a
+    /// checkpoint knows.
+    pub(super) statistics: Option<[Tensor; 2]>,
     /// The dimensions of a code that are kept; none: all, or a checkpoint knows.
     pub(super) filter: Option<Filter>,
 }
@@ -64,10 +65,12 @@ impl Data {
         let mask = Mask::new(findings.skipped, dataset.block_rows())?;
         let options = PlanOptions::new(&config.shards, config.train.seed, config.train.global_batch);
         let plan = Plan::new(Layout::of(&dataset), mask, options)?;
-        let numbers = |bits: Vec<u64>| bits.into_iter().map(f64::from_bits).collect();
         let dims = config.model.dims() as usize;
         let first = FirstLook {
-            statistics: findings.statistics.map(|pair| pair.map(numbers)),
+            statistics: findings
+                .statistics
+                .map(|[mean, deviation]| Ok::<_, TrainError>([f32s(mean)?, f32s(deviation)?]))
+                .transpose()?,
             filter: findings.kept.map(|kept| Filter::from_indices(&kept, dims)).transpose()?,
         };
         Ok(Self { plan, width, first, contents: findings.contents, blocks: Arc::new(dataset) })
@@ -140,6 +143,12 @@ fn look(config: &RunConfig, dataset: &mut Dataset, is_new: bool, then: Option<&B
     Ok(Told { skipped: mask.into_skipped(), statistics, kept, contents })
 }
 
+/// From the bits of f64.
+fn f32s(bits: Vec<u64>) -> Result<Tensor, TrainError> {
+    let numbers: Vec<f64> = bits.into_iter().map(f64::from_bits).collect();
+    Ok(Tensor::f_from_slice(&numbers)?.f_to_kind(Kind::Float)?)
+}
+
 /// A dimension that never changes tells nothing: divided by 1 instead of 0 it becomes 0.
 fn usable(found: &Statistics) -> [Vec<u64>; 2] {
     let deviations = found.standard_deviation.iter().map(|deviation| if *deviation > 0.0 { *deviation } else { 1.0 });
@@ -153,11 +162,8 @@ fn kept_dimensions(config: &RunConfig, dataset: &Dataset, mask: &Mask) -> Result
     let (mut rows, mut count) = (BlockRows::default(), 0_u64);
     let (mut sums, mut squares) = (vec![0.0; basis.dims()], vec![0.0; basis.dims()]);
     for block in 0..dataset.block_rows().len() as u32 {
-        dataset.read_except(block, 0, mask.skipped(block), &mut rows)?;
-        let skipped = mask.skipped(block);
-        let coordinates = (0_u32..).zip(rows.latitudes.iter().zip(&rows.longitudes));
-        for (_, (latitude, longitude)) in coordinates.filter(|(row, _)| skipped.binary_search(row).is_err()) {
-            let place = Place::new(Degrees(*latitude), Degrees(*longitude)).map_err(ShddError::from)?;
+        dataset.read_usable_coordinates(mask, block, &mut rows)?;
+        for place in places(&rows.latitudes, &rows.longitudes).map_err(ShddError::from)? {
             let code = basis.encode_f64(&[UnitVector::from(place)]);
             for ((value, sum), square) in code.iter().zip(&mut sums).zip(&mut squares) {
                 *sum += value;

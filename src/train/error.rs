@@ -4,10 +4,10 @@ use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::random::RangeError;
 use locdiff_core::tensorboard::BoardError;
 
-use super::quick::QuickError;
 use crate::checkpoint::CheckpointError;
 use crate::comm::CommError;
 use crate::diffusion::DiffusionError;
+use crate::infer::InferError;
 use crate::loss::LossError;
 use crate::model::ModelError;
 use crate::native::NativeError;
@@ -40,9 +40,9 @@ pub enum TrainError {
         /// What differs.
         field: &'static str,
         /// That of the checkpoint.
-        got: String,
+        got: u64,
         /// That of the run.
-        want: String,
+        want: u64,
     },
     /// A checkpoint whose tensors are those of another network.
     #[error("{checkpoint}: its tensors are not those of this run's network: {source}")]
@@ -81,7 +81,7 @@ pub enum TrainError {
     Shdd(#[from] ShddError),
     /// The quick evaluation.
     #[error(transparent)]
-    Quick(#[from] QuickError),
+    Infer(#[from] InferError),
     /// Random numbers.
     #[error(transparent)]
     Range(#[from] RangeError),
@@ -108,8 +108,7 @@ impl HasExitCode for TrainError {
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),
             Self::Board(error) => error.exit_code(),
-            Self::Quick(QuickError::Shards(error)) => error.exit_code(),
-            Self::Quick(QuickError::Width { .. }) => ExitCode::BadData,
+            Self::Infer(error) => error.exit_code(),
             _ => ExitCode::WorkerFailed,
         }
     }
@@ -122,7 +121,7 @@ impl TrainError {
             Self::Comm(error)
             | Self::Loss(LossError::Comm(error))
             | Self::Model(ModelError::Comm(error))
-            | Self::Quick(QuickError::Comm(error)) => Some(error),
+            | Self::Infer(InferError::Model(ModelError::Comm(error))) => Some(error),
             _ => None,
         }
     }

@@ -40,7 +40,7 @@ pub(super) struct Meter {
 impl Meter {
     /// For a run whose ranks share each step evenly.
     pub(super) fn new(config: &RunConfig, trainer: &Trainer, ranks: &Communicator) -> Self {
-        let network = trainer.network();
+        let network = &trainer.work.network;
         let has_kl = !matches!(config.loss.kl_weight, AutoOr::Value(weight) if weight == 0.0);
         let anchors = if has_kl { u64::from(config.loss.anchors) } else { 0 };
         // Every replica runs the time layers for all timesteps, whatever its share of the rows.

@@ -7,7 +7,7 @@
 //! - `work`: what the device does in it; `feed`: what it is given.
 //! - `schedule`: learning rate and decay of the average, functions of the step alone.
 //! - `saved`: the state as parts of a checkpoint, and back.
-//! - [`quick`]: how good the averaged weights are, on the validation rows, while training.
+//! - `quick`: how good the averaged weights are, on the validation rows, while training.
 //! - `observe`: what rank 0 tells TensorBoard and the launcher, with
 //!   - `meter`: operations per second, their share of the peak, memory;
 //!   - `weights`: histograms of the weights;
@@ -23,7 +23,7 @@ mod feed;
 mod meter;
 mod observe;
 mod pictures;
-pub mod quick;
+mod quick;
 mod run;
 mod saved;
 mod schedule;
@@ -31,9 +31,5 @@ mod step;
 mod weights;
 mod work;
 
-pub use codes::{Codes, Points};
 pub use error::TrainError;
-pub use pictures::Seen;
 pub use run::{Summary, run};
-pub use schedule::{ema_decay, learning_rate};
-pub use step::{LossParts, StepOutcome, Trainer};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use locdiff_core::config::{RunConfig, ShardsConfig};
+use locdiff_core::config::{RunConfig, ShardsConfig, TrainConfig};
 use locdiff_core::draw::answers_map;
 use locdiff_core::metrics::THRESHOLDS_KM;
 use locdiff_core::protocol::{Method, Progress, QuickEvaluation, ToLauncher, TrainJob};
@@ -27,10 +27,7 @@ pub(super) type Tell<'a> = &'a mut dyn FnMut(ToLauncher) -> Result<(), TrainErro
 /// The observer of a run; on other ranks than 0 it says nothing.
 pub(super) struct Observer {
     board: Option<(Board, Meter)>,
-    steps: u64,
-    log_every: u64,
-    histogram_every: u64,
-    global_batch: u32,
+    train: TrainConfig,
     restarts: u32,
     since: Instant,
     steps_since: u64,
@@ -57,13 +54,9 @@ impl Observer {
             }
             None => None,
         };
-        let train = &job.config.train;
         Ok(Self {
             board,
-            steps: train.steps,
-            log_every: train.log_every,
-            histogram_every: train.histogram_every,
-            global_batch: train.global_batch,
+            train: job.config.train.clone(),
             restarts: job.restarts,
             since: Instant::now(),
             steps_since: 0,
@@ -82,17 +75,17 @@ impl Observer {
         if let Some(reason) = &outcome.skipped {
             tracing::warn!("step {} skipped: its gradient is not finite ({reason})", outcome.step);
         }
-        if !outcome.step.is_multiple_of(self.log_every) && outcome.step != self.steps {
+        if !outcome.step.is_multiple_of(self.train.log_every) && outcome.step != self.train.steps {
             return Ok(());
         }
         let seconds = self.since.elapsed().as_secs_f64().max(1e-9);
         let progress = Progress {
             step: outcome.step,
-            steps: self.steps,
-            loss: outcome.loss.total,
+            steps: self.train.steps,
+            loss: outcome.loss,
             gradient_norm: outcome.gradient_norm,
             learning_rate: outcome.learning_rate,
-            samples_per_s: self.steps_since as f64 * f64::from(self.global_batch) / seconds,
+            samples_per_s: self.steps_since as f64 * f64::from(self.train.global_batch) / seconds,
             data_wait: (self.waited_since.as_secs_f64() / seconds).min(1.0),
             slowest_step_ms: 1000.0 * self.slowest_since.as_secs_f64(),
             skipped_steps: self.skipped_steps,
@@ -105,36 +98,40 @@ impl Observer {
         tell(ToLauncher::Progress(progress))
     }
 
-    /// Takes a quick evaluation in.
-    pub(super) fn evaluated(&mut self, found: &QuickEvaluation, tell: Tell<'_>) -> Result<(), TrainError> {
+    /// Takes a quick evaluation in, and draws what it saw.
+    pub(super) fn evaluated(
+        &mut self,
+        found: &QuickEvaluation,
+        seen: &Seen,
+        codes: &Codes,
+        tell: Tell<'_>,
+    ) -> Result<(), TrainError> {
         let Some((board, _)) = &mut self.board else { return Ok(()) };
         let numbers = std::iter::once(found.score).chain(found.within_percent);
         let tags = validation_tags();
         let scalars: Vec<(&str, f64)> = tags.iter().map(String::as_str).zip(numbers).collect();
         board.scalars(found.step, &scalars)?;
-        tell(ToLauncher::Evaluated(found.clone()))
-    }
-
-    /// Takes in how long a step took in all.
-    pub(super) fn took(&mut self, whole: Duration) {
-        self.slowest_since = self.slowest_since.max(whole);
-    }
-
-    /// Draws what a quick evaluation saw.
-    pub(super) fn seen(&mut self, step: u64, seen: &Seen, codes: &Codes) -> Result<(), TrainError> {
-        let Some((board, _)) = &mut self.board else { return Ok(()) };
-        board.image(step, "validation/answers", &answers_map(&seen.answers))?;
+        tell(ToLauncher::Evaluated(found.clone()))?;
+        board.image(found.step, "validation/answers", &answers_map(&seen.answers))?;
         if let Some(density) = pictures::density(codes, seen)? {
-            board.image(step, "validation/density_of_first_row", &density)?;
+            board.image(found.step, "validation/density_of_first_row", &density)?;
         }
         Ok(())
     }
 
+    /// Takes in how long a step took in all, and for how long the trainer was away after it: evaluation and checkpoints are none of
+    /// training's time.
+    pub(super) fn took(&mut self, whole: Duration, away: Duration) {
+        self.slowest_since = self.slowest_since.max(whole);
+        self.since += away;
+    }
+
     /// Histograms of the weights, where they are due: every `histogram_every` steps and after the last.
     pub(super) fn maybe_weights(&mut self, step: u64, trainer: &Trainer) -> Result<(), TrainError> {
-        let is_due = self.histogram_every > 0 && (step.is_multiple_of(self.histogram_every) || step == self.steps);
+        let every = self.train.histogram_every;
+        let is_due = every > 0 && (step.is_multiple_of(every) || step == self.train.steps);
         let Some((board, _)) = self.board.as_mut().filter(|_| is_due) else { return Ok(()) };
-        board.histograms(step, &weights::histograms(trainer.network().parameters().iter())?)?;
+        board.histograms(step, &weights::histograms(trainer.work.network.parameters().iter())?)?;
         Ok(())
     }
 
@@ -142,16 +139,11 @@ impl Observer {
     pub(super) fn ended(&mut self) -> Result<(), TrainError> {
         self.board.as_mut().map_or(Ok(()), |(board, _)| Ok(board.ended()?))
     }
-
-    /// Leaves out what went by: evaluation and checkpoints are none of training's time.
-    pub(super) fn resume_clock(&mut self, away: Duration) {
-        self.since += away;
-    }
 }
 
 fn scalars(outcome: &StepOutcome, progress: &Progress, restarts: u32) -> Vec<(&'static str, f64)> {
     let mut scalars = vec![
-        ("loss/total", outcome.loss.total),
+        ("loss/total", outcome.loss),
         ("train/learning_rate", outcome.learning_rate),
         ("train/gradient_norm", outcome.gradient_norm),
         ("train/samples_per_s", progress.samples_per_s),
@@ -160,9 +152,7 @@ fn scalars(outcome: &StepOutcome, progress: &Progress, restarts: u32) -> Vec<(&'
         ("train/restarts", f64::from(restarts)),
         ("train/skipped_steps", progress.skipped_steps as f64),
     ];
-    let loss = &outcome.loss;
-    let parts = [("loss/kl", loss.kl), ("loss/l2", loss.l2), ("loss/l1", loss.l1), ("loss/cosine", loss.cosine)];
-    scalars.extend(parts.into_iter().filter_map(|(name, value)| Some((name, value?))));
+    scalars.extend(&outcome.loss_parts);
     scalars
 }
 

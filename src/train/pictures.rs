@@ -16,11 +16,11 @@ const POINTS_TOGETHER: usize = 2048;
 
 /// What a quick evaluation saw on this rank.
 #[derive(Debug)]
-pub struct Seen {
+pub(super) struct Seen {
     /// The first rows that were located.
-    pub answers: Vec<Answer>,
+    pub(super) answers: Vec<Answer>,
     /// Of the first row's first sample: the timesteps, and x̂_0 of each, scaled, `[1, d]`.
-    pub chain: Vec<(usize, Tensor)>,
+    pub(super) chain: Vec<(usize, Tensor)>,
 }
 
 /// The density of the first sample at steps from the first to the last; none where nothing was located.

@@ -7,17 +7,17 @@ use locdiff_core::protocol::{Fault, PartsWritten, QuickEvaluation, ToLauncher, T
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
-use tch::{Device, Kind, Tensor};
+use tch::Device;
 
 use super::data::{Data, open_validation};
 use super::error::TrainError;
 use super::meter::Meter;
 use super::observe::{Observer, Tell};
 use super::quick::Quick;
-use super::saved::{Saved, SavedState};
 use super::step::{StepOutcome, Trainer};
 use crate::checkpoint::{Background, Snapshot};
 use crate::comm::Communicator;
+use crate::infer::{Saved, SavedState};
 use crate::native::cuda::{self, Event, Stream};
 use crate::shards::{Batches, Position};
 
@@ -53,9 +53,8 @@ pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -
         let score = training.maybe_evaluate(tell)?;
         let evaluated = away.elapsed();
         training.maybe_save(score, tell)?;
-        training.observer.resume_clock(away.elapsed());
-        training.observer.took(started.elapsed() - evaluated);
-        last = Some(outcome.loss.total);
+        training.observer.took(started.elapsed() - evaluated, away.elapsed());
+        last = Some(outcome.loss);
     }
     tell_written(training.writer.wait()?, tell)?;
     training.observer.ended()?;
@@ -93,7 +92,7 @@ impl<'a> Training<'a> {
         let then = resumed.as_ref().map(|saved| &saved.state.bookmark);
         let data = Data::open(config, ranks, known.is_none(), then)?;
         if let Some(saved) = known {
-            saved.state.check(&saved.folder, config, data.width)?;
+            saved.check_network(config, data.width)?;
         }
         let filter = match known {
             Some(saved) => saved.state.filter()?,
@@ -101,17 +100,17 @@ impl<'a> Training<'a> {
         };
         let mut trainer = Trainer::new(config, data.width, filter, ranks)?;
         if let Some([mean, deviation]) = &data.first.statistics {
-            trainer.standardise(mean, deviation)?;
+            trainer.work.network.standardise(mean, deviation)?;
         }
         if let Some(saved) = initial.as_ref().filter(|_| resumed.is_none()) {
             trainer.start_from(saved)?;
-            if let Some(words) = saved.state.other_noise(&saved.folder, config).filter(|_| ranks.world().rank() == 0) {
+            if let Some(words) = saved.other_noise(config).filter(|_| ranks.world().rank() == 0) {
                 tracing::warn!("{words}");
             }
         }
         let start = match &resumed {
             Some(saved) => {
-                check_threads(saved, config.train.threads)?;
+                saved.check_threads(config)?;
                 trainer.restore(saved)?;
                 data.plan.resume(&saved.state.bookmark, &config.shards.train)?
             }
@@ -147,9 +146,9 @@ impl<'a> Training<'a> {
             tracing::info!("epochs of {steps} steps{tail}");
         }
         let validation = Quick::is_wanted(config).then(|| open_validation(config, ranks.world())).transpose()?;
-        let quick = |rows| Quick::new(config, data.width, trainer.codes().filter(), ranks.world(), rows);
+        let quick = |rows| Quick::new(config, data.width, trainer.work.codes.filter(), ranks.world(), rows);
         Ok(Self {
-            quick: validation.as_ref().map(quick).transpose()?,
+            quick: validation.map(quick).transpose()?,
             observer: Observer::new(job, (step, skipped_steps), is_first.then_some(meter), ranks.world().size())?,
             writer: Background::new(Files::real(), job.run_dir.clone(), ranks.world().device())?,
             skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
@@ -202,10 +201,8 @@ impl<'a> Training<'a> {
         let Some(quick) = self.quick.as_mut().filter(|_| is_last || self.step.is_multiple_of(every)) else {
             return Ok(None);
         };
-        let buffers = self.trainer.network().buffers();
-        let (found, seen) = quick.evaluate(self.step, &self.trainer.averaged()?, [&buffers[0].1, &buffers[1].1])?;
-        self.observer.evaluated(&found, tell)?;
-        self.observer.seen(self.step, &seen, self.trainer.codes())?;
+        let (found, seen) = quick.evaluate(self.step, &self.trainer.averaged()?)?;
+        self.observer.evaluated(&found, &seen, &self.trainer.work.codes, tell)?;
         let score = found.score;
         self.evaluation = Some(found);
         Ok(Some(score))
@@ -249,7 +246,7 @@ impl<'a> Training<'a> {
             skipped_in_a_row: self.skipped_in_a_row,
             degree: config.model.degree,
             embedding_width: self.data.width,
-            kept_dimensions: self.trainer.codes().filter().map(crate::shdd::Filter::indices),
+            kept_dimensions: self.trainer.work.codes.filter().map(crate::shdd::Filter::indices),
             bookmark: self.data.bookmark(self.batches.position()),
             seed: config.train.seed,
             threads: config.train.threads,
@@ -258,27 +255,6 @@ impl<'a> Training<'a> {
     }
 }
 
-impl Trainer {
-    /// Embeddings will be standardised by these, rounded to f32.
-    fn standardise(&mut self, mean: &[f64], deviation: &[f64]) -> Result<(), TrainError> {
-        let tensor = |values: &[f64]| Tensor::f_from_slice(values)?.f_to_kind(Kind::Float);
-        Ok(self.work.network.standardise(&tensor(mean)?, &tensor(deviation)?)?)
-    }
-}
-
 fn tell_written(written: Option<PartsWritten>, tell: Tell<'_>) -> Result<(), TrainError> {
     written.map_or(Ok(()), |written| tell(ToLauncher::Parts(written)))
-}
-
-/// Results depend on the number of threads in the last bits, so a run keeps it.
-fn check_threads(saved: &Saved, threads: u32) -> Result<(), TrainError> {
-    if saved.state.threads == threads {
-        return Ok(());
-    }
-    Err(TrainError::Misfit {
-        checkpoint: saved.folder.display().to_string(),
-        field: "train.threads",
-        got: saved.state.threads.to_string(),
-        want: threads.to_string(),
-    })
 }

@@ -6,90 +6,45 @@
 //! Random numbers need no state of their own: they are named by seed and step.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
 use locdiff_core::config::{DiffusionConfig, RunConfig};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use tch::{Device, Tensor};
 
 use super::error::TrainError;
-use super::step::{Trainer, duplicate};
+use super::step::Trainer;
+use super::work::duplicate;
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, Division, EMA, FIRST_MOMENTS, Part, SECOND_MOMENTS, STATE, WEIGHTS,
-    divisions_metadata, piece_name,
+    CheckpointError, Division, EMA, FIRST_MOMENTS, Part, SECOND_MOMENTS, STATE, WEIGHTS, divisions_metadata, piece_name,
 };
 use crate::comm::{Layout, Place};
 use crate::diffusion::NoiseSchedule;
+use crate::infer::{Saved, SavedState, Weights};
 use crate::model::{ModelError, Split};
 use crate::native::cuda;
-use crate::shards::Bookmark;
-use crate::shdd::Filter;
 
-/// `state.json`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct SavedState {
-    /// Steps made.
-    pub(super) step: u64,
-    /// Optimiser updates made: steps that were not skipped.
-    pub(super) updates: u64,
-    /// Steps skipped in all.
-    pub(super) skipped_steps: u64,
-    /// Steps skipped just before this one.
-    pub(super) skipped_in_a_row: u32,
-    /// Degree of the codes.
-    pub(super) degree: u32,
-    /// Width of the embeddings.
-    pub(super) embedding_width: u32,
-    /// Dimensions of the code that are kept; none: all.
-    pub(super) kept_dimensions: Option<Vec<u32>>,
-    /// The next batch, and what its rows depend on.
-    pub(super) bookmark: Bookmark,
-    /// Seed of everything random.
-    pub(super) seed: u64,
-    /// CPU threads of each worker, on which the last bits depend.
-    pub(super) threads: u32,
-    /// The configuration at this step.
-    pub(super) config: Value,
-}
-
-impl SavedState {
-    /// The filter that the run began with.
-    pub(super) fn filter(&self) -> Result<Option<Filter>, TrainError> {
-        let dims = (self.degree as usize + 1).pow(2);
-        Ok(self.kept_dimensions.as_ref().map(|kept| Filter::from_indices(kept, dims)).transpose()?)
+impl Saved {
+    /// That the configuration has the same network.
+    pub(super) fn check_network(&self, config: &RunConfig, embedding_width: u32) -> Result<(), TrainError> {
+        let (state, dims) = (&self.state, (u64::from(self.state.degree) + 1).pow(2));
+        let kept = state.kept_dimensions.as_ref().map_or(dims, |kept| kept.len() as u64);
+        self.check("model.degree", state.degree.into(), config.model.degree.into())?;
+        self.check("the width of embeddings", state.embedding_width.into(), embedding_width.into())?;
+        self.check("model.low_pass_dims", kept, config.model.kept_dims())
     }
 
-    /// That the configuration has the same network.
-    pub(super) fn check(&self, folder: &Path, config: &RunConfig, embedding_width: u32) -> Result<(), TrainError> {
-        let misfit = |field, got: u64, want: u64| TrainError::Misfit {
-            checkpoint: folder.display().to_string(),
-            field,
-            got: got.to_string(),
-            want: want.to_string(),
-        };
-        let kept = |kept: u64, dims: u64| if kept == 0 { dims } else { kept };
-        let dims = (u64::from(self.degree) + 1).pow(2);
-        for (field, got, want) in [
-            ("model.degree", u64::from(self.degree), u64::from(config.model.degree)),
-            ("the width of embeddings", u64::from(self.embedding_width), u64::from(embedding_width)),
-            (
-                "model.low_pass_dims",
-                kept(self.kept_dimensions.as_ref().map_or(0, |kept| kept.len() as u64), dims),
-                config.model.kept_dims(),
-            ),
-        ] {
-            if got != want {
-                return Err(misfit(field, got, want));
-            }
-        }
-        Ok(())
+    /// Results depend on the number of threads in the last bits, so a run keeps it.
+    pub(super) fn check_threads(&self, config: &RunConfig) -> Result<(), TrainError> {
+        self.check("train.threads", self.state.threads.into(), config.train.threads.into())
+    }
+
+    fn check(&self, field: &'static str, got: u64, want: u64) -> Result<(), TrainError> {
+        let checkpoint = || self.folder.display().to_string();
+        if got == want { Ok(()) } else { Err(TrainError::Misfit { checkpoint: checkpoint(), field, got, want }) }
     }
 
     /// What a run that starts from these weights should know: they were trained with other noise.
-    pub(super) fn other_noise(&self, folder: &Path, config: &RunConfig) -> Option<String> {
-        let was: DiffusionConfig = serde_json::from_value(self.config.get("diffusion")?.clone()).ok()?;
+    pub(super) fn other_noise(&self, config: &RunConfig) -> Option<String> {
+        let was: DiffusionConfig = serde_json::from_value(self.state.config.get("diffusion")?.clone()).ok()?;
         let is = &config.diffusion;
         let words =
             |of: &DiffusionConfig| serde_json::to_string(&(of.schedule, of.shift, of.timesteps)).unwrap_or_default();
@@ -97,29 +52,11 @@ impl SavedState {
             format!(
                 "{} was trained with diffusion.schedule, shift and timesteps {}, this run has {}: the network has its timesteps to \
                  learn anew",
-                folder.display(),
+                self.folder.display(),
                 words(&was),
                 words(is)
             )
         })
-    }
-}
-
-/// A checkpoint and the state that it says.
-pub(super) struct Saved {
-    pub(super) folder: PathBuf,
-    pub(super) checkpoint: Checkpoint,
-    pub(super) state: SavedState,
-}
-
-impl Saved {
-    /// Reads manifest and state; tensors are read when they are needed.
-    pub(super) fn open(folder: &Path) -> Result<Self, TrainError> {
-        let checkpoint = Checkpoint::open(folder)?;
-        let bad =
-            |error: serde_json::Error| CheckpointError::Bad { path: folder.join(STATE), reason: error.to_string() };
-        let state = serde_json::from_value(checkpoint.json(STATE)?).map_err(bad)?;
-        Ok(Self { folder: folder.to_owned(), checkpoint, state })
     }
 }
 
@@ -136,19 +73,18 @@ impl Trainer {
             let metadata = if piece == (0, 1) { BTreeMap::new() } else { divisions_metadata(&self.divisions()) };
             Ok::<_, TrainError>(Part::Tensors { name: piece_name(part, piece.0, piece.1), tensors, metadata })
         };
-        let buffers = || if piece.0 == 0 { self.work.network.buffers() } else { Vec::new() };
+        let (work, weights) = (&self.work, parameters.tensors());
+        let files: [(&str, &[Tensor]); 4] = [
+            (WEIGHTS, &weights),
+            (EMA, &work.ema),
+            (FIRST_MOMENTS, &work.moments.exp_avgs),
+            (SECOND_MOMENTS, &work.moments.exp_avg_sqs),
+        ];
         let mut parts = Vec::new();
-        if is_mine(0) {
-            parts.push(of_tensors(WEIGHTS, &parameters.tensors(), buffers())?);
-        }
-        if is_mine(1) {
-            parts.push(of_tensors(EMA, &self.work.ema, buffers())?);
-        }
-        if is_mine(2) {
-            parts.push(of_tensors(FIRST_MOMENTS, &self.work.moments.exp_avgs, Vec::new())?);
-        }
-        if is_mine(3) {
-            parts.push(of_tensors(SECOND_MOMENTS, &self.work.moments.exp_avg_sqs, Vec::new())?);
+        for (index, (part, tensors)) in (0..).zip(files).filter(|(index, _)| is_mine(*index)) {
+            let has_buffers = index < 2 && piece.0 == 0;
+            let buffers = if has_buffers { work.network.buffers() } else { Vec::new() };
+            parts.push(of_tensors(part, tensors, buffers)?);
         }
         if is_mine(4) && piece.0 == 0 {
             let value = serde_json::to_value(state).map_err(|error| CheckpointError::Internal(error.to_string()))?;
@@ -169,20 +105,20 @@ impl Trainer {
         parameters.filter_map(|parameter| Some((parameter.name.clone(), division(parameter.split)?))).collect()
     }
 
-    /// Names and values of the averaged weights, whole; a collective of the ranks that share a replica.
-    pub fn averaged(&self) -> Result<Named, TrainError> {
-        let group = self.work.network.placement().tensor_parallel.as_ref();
-        Ok(self.work.network.parameters().gathered_of(&self.work.ema, group)?)
+    /// The averaged weights, whole; a collective of the ranks that share a replica.
+    pub(super) fn averaged(&self) -> Result<Weights, TrainError> {
+        let network = &self.work.network;
+        let group = network.placement().tensor_parallel.as_ref();
+        let parameters = network.parameters().gathered_of(&self.work.ema, group)?;
+        let standardisation = [0, 1].map(|index| network.buffers()[index].1.shallow_clone());
+        Ok(Weights { parameters, standardisation })
     }
 
     /// Takes everything back from a checkpoint: the next step will be that of the run that was interrupted, on the same layout
     /// to the bit.
     pub(super) fn restore(&mut self, saved: &Saved) -> Result<(), TrainError> {
-        let (weights, buffers) = self.weights_of(saved, WEIGHTS)?;
-        let work = &mut self.work;
-        work.network.parameters_mut().load(&weights).map_err(|source| network_misfit(saved, source))?;
-        self.standardise_as(saved, &buffers)?;
-        let (averages, _) = self.weights_of(saved, EMA)?;
+        self.load(saved, WEIGHTS)?;
+        let averages = saved.weights(EMA, &self.work.network)?.parameters;
         let (firsts, seconds) = (saved.checkpoint.tensors(FIRST_MOMENTS)?, saved.checkpoint.tensors(SECOND_MOMENTS)?);
         let (parameters, work) = (self.work.network.parameters(), &self.work);
         for (own, whole) in
@@ -198,24 +134,14 @@ impl Trainer {
 
     /// Starts from the averaged weights of another run, standardised as they were trained.
     pub(super) fn start_from(&mut self, saved: &Saved) -> Result<(), TrainError> {
-        let (averages, buffers) = self.weights_of(saved, EMA)?;
-        self.work.network.parameters_mut().load(&averages).map_err(|source| network_misfit(saved, source))?;
-        self.standardise_as(saved, &buffers)?;
+        self.load(saved, EMA)?;
         self.work.ema = self.work.network.parameters().tensors().iter().map(duplicate).collect::<Result<_, _>>()?;
         Ok(())
     }
 
-    /// Weights and buffers of a part, apart.
-    fn weights_of(&self, saved: &Saved, part: &str) -> Result<(Named, Named), TrainError> {
-        let own: Vec<String> = self.work.network.buffers().into_iter().map(|(name, _)| name).collect();
-        let (buffers, weights) = saved.checkpoint.tensors(part)?.into_iter().partition(|(name, _)| own.contains(name));
-        Ok((weights, buffers))
-    }
-
-    fn standardise_as(&mut self, saved: &Saved, buffers: &Named) -> Result<(), TrainError> {
-        let names: Vec<String> = self.work.network.buffers().into_iter().map(|(name, _)| name).collect();
-        let (mean, deviation) = (found(saved, buffers, &names[0])?, found(saved, buffers, &names[1])?);
-        Ok(self.work.network.standardise(mean, deviation)?)
+    fn load(&mut self, saved: &Saved, part: &str) -> Result<(), TrainError> {
+        let network = &mut self.work.network;
+        saved.weights(part, network)?.load_into(network).map_err(|source| network_misfit(saved, source))
     }
 }
 
@@ -270,10 +196,4 @@ fn copy_into(own: &[Tensor], pieces: &[Tensor]) -> Result<(), TrainError> {
         own.shallow_clone().f_copy_(piece)?;
     }
     Ok(())
-}
-
-fn found<'a>(saved: &Saved, among: &'a Named, name: &str) -> Result<&'a Tensor, TrainError> {
-    let tensor = among.iter().find(|(known, _)| known == name).map(|(_, tensor)| tensor);
-    let reason = || format!("it has no tensor {name}");
-    Ok(tensor.ok_or_else(|| CheckpointError::Bad { path: saved.folder.clone(), reason: reason() })?)
 }

@@ -3,7 +3,7 @@
 use locdiff_core::config::{LearningRateSchedule, TrainConfig};
 
 /// The learning rate of the step with this number, from 0: a linear rise, then the configured schedule down to `steps`.
-pub fn learning_rate(config: &TrainConfig, step: u64) -> f64 {
+pub(super) fn learning_rate(config: &TrainConfig, step: u64) -> f64 {
     let (peak, warmup) = (config.learning_rate, config.warmup_steps());
     if step < warmup {
         return peak * (step + 1) as f64 / warmup as f64;
@@ -19,7 +19,7 @@ pub fn learning_rate(config: &TrainConfig, step: u64) -> f64 {
 
 /// The decay of the moving average after the update with this number, from 0. It begins low, so that the first weights, which
 /// are random, do not stay in the average: min(decay, (n + 1) / (n + 10)).
-pub fn ema_decay(config: &TrainConfig, update: u64) -> f64 {
+pub(super) fn ema_decay(config: &TrainConfig, update: u64) -> f64 {
     config.ema_decay.min((update + 1) as f64 / (update + 10) as f64)
 }
 

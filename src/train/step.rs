@@ -6,18 +6,14 @@
 use std::time::{Duration, Instant};
 
 use locdiff_core::config::{RunConfig, TrainConfig};
-use locdiff_core::geo::UnitVector;
-use tch::{Device, Tensor};
+use tch::Device;
 
-use super::codes::Codes;
 use super::error::TrainError;
 use super::feed::{Form, Settings};
 use super::schedule::{ema_decay, learning_rate};
 use super::work::{Report, Work};
 use crate::comm::{AbortHandle, CommError, Communicator, Failure};
-use crate::diffusion::NoiseSchedule;
 use crate::loss::Losses;
-use crate::model::CsUnet;
 use crate::native::cuda::{self, Event, Graph, Stream, WaitError};
 use crate::shards::Batch;
 use crate::shdd::{Filter, uniform_points};
@@ -27,39 +23,26 @@ const EAGER_STEPS: u32 = 5;
 /// How long the end of aborted collectives is waited for.
 const ABORT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Means over the global batch; none: the part has no weight.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LossParts {
-    /// The weighted sum.
-    pub total: f64,
-    /// Anchor KL.
-    pub kl: Option<f64>,
-    /// Mean squared error.
-    pub l2: Option<f64>,
-    /// Mean absolute error.
-    pub l1: Option<f64>,
-    /// One minus cosine similarity.
-    pub cosine: Option<f64>,
-}
-
 /// What a step did.
 #[derive(Debug, Clone, PartialEq)]
-pub struct StepOutcome {
+pub(super) struct StepOutcome {
     /// Steps made, this one included.
-    pub step: u64,
-    /// Losses over the global batch.
-    pub loss: LossParts,
+    pub(super) step: u64,
+    /// The weighted sum of all parts, a mean over the global batch.
+    pub(super) loss: f64,
+    /// The parts that have a weight, by their tags.
+    pub(super) loss_parts: Vec<(&'static str, f64)>,
     /// Norm of the whole gradient before clipping.
-    pub gradient_norm: f64,
+    pub(super) gradient_norm: f64,
     /// Learning rate of the step.
-    pub learning_rate: f64,
+    pub(super) learning_rate: f64,
     /// The gradient was not finite: nothing was updated. What is known of it.
-    pub skipped: Option<String>,
+    pub(super) skipped: Option<String>,
 }
 
 /// A replica of the model, or a rank's piece of one, and how it is trained.
 #[derive(Debug)]
-pub struct Trainer {
+pub(super) struct Trainer {
     /// Before the work, whose communicators end only when no graph holds them.
     recorded: Option<Recorded>,
     pub(super) work: Work,
@@ -85,7 +68,7 @@ struct Recorded {
 
 impl Trainer {
     /// First weights, for the place of this rank in the layout.
-    pub fn new(
+    pub(super) fn new(
         config: &RunConfig,
         embedding_width: u32,
         filter: Option<Filter>,
@@ -108,50 +91,37 @@ impl Trainer {
         })
     }
 
-    /// The network with the weights of the last step, or this rank's pieces.
-    pub fn network(&self) -> &CsUnet {
-        &self.work.network
-    }
-
-    /// Codes as the network sees them.
-    pub fn codes(&self) -> &Codes {
-        &self.work.codes
-    }
-
-    /// The noise schedule.
-    pub fn schedule(&self) -> &NoiseSchedule {
-        &self.work.schedule
-    }
-
     /// Makes the step with this number, from 0, on this rank's slice of its global batch.
-    pub fn step(&mut self, step: u64, batch: &Batch) -> Result<StepOutcome, TrainError> {
+    pub(super) fn step(&mut self, step: u64, batch: &Batch) -> Result<StepOutcome, TrainError> {
         let _span = tracing::debug_span!("step", rank = self.rank, step).entered();
         let learning_rate = learning_rate(&self.train, step);
+        let (anchors, first_anchor) = self.anchors;
         let settings = Settings {
             step,
             learning_rate,
             average_weight: 1.0 - ema_decay(&self.train, self.updates),
-            anchors: self.own_anchors(step)?,
+            anchors: uniform_points(self.train.seed, step, first_anchor, anchors)?,
         };
         self.work.feed.take(settings, batch)?;
         self.record_where_due()?;
         let mut recorded = self.recorded.take();
-        let eager = match &mut recorded {
+        let eager;
+        let report = match &mut recorded {
             Some(recorded) => {
                 recorded.graph.replay()?;
-                None
+                &recorded.report
             }
-            None => Some(self.work.run()?),
+            None => {
+                eager = self.work.run()?;
+                &eager
+            }
         };
         match self.device_is_done() {
             Ok(()) => {}
             Err(WaitError::TimedOut(after)) => return Err(self.give_up(recorded, after)),
             Err(WaitError::Native(error)) => return Err(error.into()),
         }
-        let outcome = match (&recorded, &eager) {
-            (Some(Recorded { report, .. }), _) | (None, Some(report)) => self.outcome(step, learning_rate, report)?,
-            (None, None) => return Err(TrainError::Config("a step that was neither made nor replayed".to_owned())),
-        };
+        let outcome = self.outcome(step, learning_rate, report)?;
         self.recorded = recorded;
         self.work.feed.release();
         Ok(outcome)
@@ -183,12 +153,6 @@ impl Trainer {
         })
     }
 
-    /// This rank's share of the step's anchors.
-    fn own_anchors(&self, step: u64) -> Result<Vec<UnitVector>, TrainError> {
-        let (count, first) = self.anchors;
-        Ok(uniform_points(self.train.seed, step, first, count)?)
-    }
-
     /// Records the step of this form, once it has run eagerly for a while. The recording itself computes nothing.
     fn record_where_due(&mut self) -> Result<(), TrainError> {
         let form = self.work.feed.form.clone();
@@ -214,28 +178,15 @@ impl Trainer {
     fn outcome(&mut self, step: u64, learning_rate: f64, report: &Report) -> Result<StepOutcome, TrainError> {
         let numbers = Vec::<f64>::try_from(report.numbers.f_to_device(Device::Cpu)?)?;
         let last = &report.last;
-        let part = |index: usize, part: &Option<Tensor>| part.as_ref().map(|_| numbers[index]);
-        let loss = LossParts {
-            total: numbers[0],
-            kl: part(1, &last.kl),
-            l2: part(2, &last.l2),
-            l1: part(3, &last.l1),
-            cosine: part(4, &last.cosine),
-        };
+        let parts =
+            [("loss/kl", &last.kl), ("loss/l2", &last.l2), ("loss/l1", &last.l1), ("loss/cosine", &last.cosine)];
+        let weighed = parts.into_iter().zip(&numbers[1..]).filter(|((_, part), _)| part.is_some());
+        let loss_parts = weighed.map(|((tag, _), mean)| (tag, *mean)).collect();
         let gradient_norm = numbers[5].sqrt();
         let skipped = (!gradient_norm.is_finite()).then(|| why_not_finite(step, self.rank, last));
         self.updates += u64::from(skipped.is_none());
-        Ok(StepOutcome { step: step + 1, loss, gradient_norm, learning_rate, skipped })
+        Ok(StepOutcome { step: step + 1, loss: numbers[0], loss_parts, gradient_norm, learning_rate, skipped })
     }
-}
-
-/// A copy that shares nothing, without a gradient.
-pub(super) fn duplicate(tensor: &Tensor) -> Result<Tensor, tch::TchError> {
-    let _without_gradients = tch::no_grad_guard();
-    let tensor = tensor.f_detach()?;
-    let mut copy = tensor.f_empty_like()?;
-    copy.f_copy_(&tensor)?;
-    Ok(copy)
 }
 
 /// This rank's view of a gradient that is not finite.

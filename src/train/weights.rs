@@ -30,15 +30,15 @@ pub(super) fn histograms<'a>(
 /// Of flat tensors in f32; none where there is no finite value. The host waits for the device a few times.
 fn of_tensors(tensors: &[Tensor]) -> Result<Vec<Option<Histogram>>, TchError> {
     let bounds = tensors.iter().map(bounds).collect::<Result<Vec<_>, _>>()?;
-    let bounds = on_host::<f64>(&bounds, Kind::Double)?;
+    let bounds = on_host(&bounds)?;
     let mut counts = Vec::with_capacity(tensors.len());
     for (tensor, bounds) in tensors.iter().zip(bounds.chunks_exact(2)) {
         counts.push(counts_of(tensor, [bounds[0], bounds[1]])?);
     }
-    let counts = on_host::<i64>(&counts, Kind::Int64)?;
+    let counts = on_host(&counts)?;
     let rows = bounds.chunks_exact(2).zip(counts.chunks_exact(BUCKETS as usize));
-    let histogram = |(bounds, counts): (&[f64], &[i64])| {
-        let counts: Vec<u64> = counts.iter().map(|count| count.cast_unsigned()).collect();
+    let histogram = |(bounds, counts): (&[f64], &[f64])| {
+        let counts: Vec<u64> = counts.iter().map(|count| *count as u64).collect();
         (bounds[0] <= bounds[1]).then(|| Histogram::even(bounds[0], bounds[1], &counts))
     };
     Ok(rows.map(histogram).collect())
@@ -70,15 +70,12 @@ fn counts_of(values: &Tensor, [lowest, highest]: [f64; 2]) -> Result<Tensor, Tch
     Ok(counts)
 }
 
-/// All of them in one copy.
-fn on_host<T: tch::kind::Element>(tensors: &[Tensor], kind: Kind) -> Result<Vec<T>, TchError>
-where
-    Vec<T>: TryFrom<Tensor, Error = TchError>,
-{
+/// All of them in one copy; counts are exact in f64 too.
+fn on_host(tensors: &[Tensor]) -> Result<Vec<f64>, TchError> {
     if tensors.is_empty() {
         return Ok(Vec::new());
     }
-    Vec::try_from(Tensor::f_cat(tensors, 0)?.f_to_kind(kind)?.f_to_device(Device::Cpu)?)
+    Vec::try_from(Tensor::f_cat(tensors, 0)?.f_to_kind(Kind::Double)?.f_to_device(Device::Cpu)?)
 }
 
 #[cfg(test)]

@@ -17,14 +17,13 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use locdiff_core::config::{RunConfig, TrainConfig};
+use locdiff_core::config::RunConfig;
 use locdiff_core::random::Philox;
 use tch::{Kind, Tensor};
 
-use super::codes::{Codes, Points};
+use super::codes::Codes;
 use super::error::TrainError;
 use super::feed::Feed;
-use super::step::duplicate;
 use crate::comm::{Buckets, CommError, Communicator, Failure, Group, ReduceOp};
 use crate::diffusion::{Forward, NoiseSchedule, TrainingDraws};
 use crate::loss::{Inputs, Loss, Losses};
@@ -44,7 +43,7 @@ pub(super) struct Work {
     pub(super) ema: Vec<Tensor>,
     pub(super) feed: Feed,
     pub(super) codes: Codes,
-    pub(super) schedule: NoiseSchedule,
+    schedule: NoiseSchedule,
     parameters: Vec<Tensor>,
     buckets: Buckets,
     data: Group,
@@ -67,15 +66,6 @@ pub(super) struct Report {
     pub(super) numbers: Tensor,
     /// Losses of this rank's last micro-batch.
     pub(super) last: Losses,
-}
-
-/// Rows of a micro-batch.
-struct Rows {
-    image_be: Tensor,
-    points: Points,
-    /// Place of the first in the global batch.
-    first: u64,
-    count: u64,
 }
 
 impl Work {
@@ -106,7 +96,12 @@ impl Work {
             forward: Forward::new(&schedule, Kind::Float, device)?,
             buckets: Buckets::new(ranks.data(), &parameters, BUCKET_BYTES)?,
             data: ranks.data().clone(),
-            optimiser: optimiser(train),
+            optimiser: AdamW {
+                beta1: train.beta1,
+                beta2: train.beta2,
+                eps: train.epsilon,
+                weight_decay: train.weight_decay,
+            },
             micro_batch: u64::from(train.micro_batch),
             clip_norm: train.clip_norm,
             condition_drop: config.diffusion.condition_drop,
@@ -130,7 +125,7 @@ impl Work {
         let mut last = None;
         for first in (0..rows).step_by(micro as usize) {
             let count = micro.min(rows - first);
-            let losses = self.losses(&self.rows(first, count)?, &anchors_ad)?;
+            let losses = self.losses(first, count, &anchors_ad)?;
             let share = count as f64 / f64::from(self.feed.form.global_batch);
             sums = sums.f_add(&stacked(&losses)?.f_mul_scalar(share)?)?;
             let weighed = losses.total.f_mul_scalar(share * f64::from(self.data.size()))?;
@@ -178,28 +173,21 @@ impl Work {
         Ok(group.agree("what every rank of a replica should hold", digest.finish())?)
     }
 
-    fn rows(&self, first: u64, count: u64) -> Result<Rows, TrainError> {
-        Ok(Rows {
-            image_be: self.feed.image_be.f_narrow(0, first as i64, count as i64)?,
-            points: self.feed.rows.narrow(first, count)?,
-            first: self.feed.form.slice.start + first,
-            count,
-        })
-    }
-
-    /// The losses of a micro-batch: means over its rows.
-    fn losses(&self, rows: &Rows, anchors_ad: &Tensor) -> Result<Losses, TrainError> {
+    /// The losses of a micro-batch, `count` rows of the slice from its row `first`: means over these rows.
+    fn losses(&self, first: u64, count: u64, anchors_ad: &Tensor) -> Result<Losses, TrainError> {
         let device = self.data.device();
-        let (step, first_sample) = (Step::Counter(&self.feed.counter), rows.first);
-        let draws = TrainingDraws { philox: self.philox, step, first_sample, samples: rows.count as usize, device };
-        let truth_bd = self.codes.of(&rows.points)?;
+        // Random numbers go by the place in the global batch.
+        let (step, first_sample) = (Step::Counter(&self.feed.counter), self.feed.form.slice.start + first);
+        let draws = TrainingDraws { philox: self.philox, step, first_sample, samples: count as usize, device };
+        let image_be = self.feed.image_be.f_narrow(0, first as i64, count as i64)?;
+        let truth_bd = self.codes.of(&self.feed.rows.narrow(first, count)?)?;
         let t_b = draws.timesteps(&self.schedule)?;
         let noised_bd = self.forward.noised(&truth_bd, &t_b, &draws.noise(truth_bd.size()[1] as usize)?)?;
         let kept_b1 = match self.condition_drop {
             drop if drop > 0.0 => Some(draws.kept_conditions(drop)?),
             _ => None,
         };
-        let image = self.network.prepare(&rows.image_be, kept_b1.as_ref())?;
+        let image = self.network.prepare(&image_be, kept_b1.as_ref())?;
         let dropout = self.dropout.then_some(DropoutDraws { philox: self.philox, step, first_sample });
         let time = self.network.time_table()?;
         let predicted_bd = self.network.forward(&noised_bd, Timesteps::Each(&t_b), &time, &image, dropout)?;
@@ -239,10 +227,6 @@ impl Work {
     }
 }
 
-fn optimiser(train: &TrainConfig) -> AdamW {
-    AdamW { beta1: train.beta1, beta2: train.beta2, eps: train.epsilon, weight_decay: train.weight_decay }
-}
-
 /// Total and parts as one f64 vector; parts without weight are zeros.
 fn stacked(losses: &Losses) -> Result<Tensor, TrainError> {
     let zero = losses.total.f_detach()?.f_zeros_like()?;
@@ -255,4 +239,13 @@ fn stacked(losses: &Losses) -> Result<Tensor, TrainError> {
         or_zero(&losses.cosine),
     ];
     Ok(Tensor::f_stack(&parts, 0)?.f_to_kind(Kind::Double)?)
+}
+
+/// A copy that shares nothing, without a gradient.
+pub(super) fn duplicate(tensor: &Tensor) -> Result<Tensor, tch::TchError> {
+    let _without_gradients = tch::no_grad_guard();
+    let tensor = tensor.f_detach()?;
+    let mut copy = tensor.f_empty_like()?;
+    copy.f_copy_(&tensor)?;
+    Ok(copy)
 }

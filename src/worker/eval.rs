@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use tch::Device;
 
 use super::control::Control;
+use crate::eval::EvalError;
 use crate::eval::locate::{self, Worker};
-use crate::eval::{EvalError, retrieve};
 
 /// Locates this worker's rows.
 pub(super) fn run(job: &EvalJob, control: &mut Control, place: &Place) -> anyhow::Result<Value> {
@@ -17,7 +17,7 @@ pub(super) fn run(job: &EvalJob, control: &mut Control, place: &Place) -> anyhow
 
 /// Embeds the gallery, once for all workers.
 pub(super) fn embed_gallery(job: &EvalJob, place: &Place) -> anyhow::Result<Value> {
-    Ok(json!({ "points": retrieve::embed_gallery(job, worker(place))? }))
+    Ok(json!({ "points": locate::embed_gallery(job, worker(place))? }))
 }
 
 fn worker(place: &Place) -> Worker {

@@ -102,6 +102,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use crate::comm::Failure as CommFailure;
+    use crate::infer::InferError;
 
     #[test]
     fn broken_exchange_is_of_a_peer_wherever_training_notices_it() {
@@ -116,7 +117,7 @@ mod tests {
             TrainError::Comm(broken()),
             TrainError::Loss(crate::loss::LossError::Comm(broken())),
             TrainError::Model(crate::model::ModelError::Comm(broken())),
-            TrainError::Quick(crate::train::quick::QuickError::Comm(broken())),
+            TrainError::Infer(InferError::Model(crate::model::ModelError::Comm(broken()))),
         ];
         for error in noticed {
             assert!(is_of_peer(&error.into()));

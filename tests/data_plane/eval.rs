@@ -1,5 +1,4 @@
-//! Evaluation: predictions, rows, perturbation.
+//! Evaluation: predictions, perturbation.
 
 mod perturbation;
 mod predictions;
-mod rows;

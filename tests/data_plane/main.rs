@@ -7,6 +7,7 @@ mod core;
 mod diffusion;
 mod eval;
 mod geoclip;
+mod infer;
 mod layers;
 mod loss;
 mod model;

@@ -4,8 +4,8 @@ mod hybrid;
 
 use std::path::Path;
 
-use locdiff::eval::retrieval_data;
 use locdiff::geoclip::{Embedder, FEATURE_WIDTH, Geoclip};
+use locdiff::infer::retrieval_data;
 use locdiff::retrieval::{
     DataFacts, DataHead, Gallery, Hybrid, QueryHead, Retriever, Samples, Scored, check_head, knn_place, locate,
 };

@@ -15,3 +15,4 @@ mod s3;
 #[cfg(feature = "s3")]
 pub(crate) mod s3_server;
 pub(crate) mod support;
+mod usable_rows;

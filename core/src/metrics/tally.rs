@@ -34,17 +34,6 @@ impl Tally {
         self.score += geo_score(distance_km);
     }
 
-    /// As a flat list, to be summed over ranks.
-    pub fn to_numbers(self) -> [f64; 7] {
-        let [a, b, c, d, e] = self.within;
-        [self.answers, a, b, c, d, e, self.score]
-    }
-
-    /// Back from the list.
-    pub fn from_numbers([answers, a, b, c, d, e, score]: [f64; 7]) -> Self {
-        Self { answers, within: [a, b, c, d, e], score }
-    }
-
     /// Percent of answers within each of [`THRESHOLDS_KM`].
     pub fn within_percent(&self) -> [f64; 5] {
         self.within.map(|count| 100.0 * count / self.answers)
@@ -65,7 +54,6 @@ mod tests {
         let mut tally = Tally::default();
         [0.5, 1.0, 24.0, 201.0, 3000.0].into_iter().for_each(|distance| tally.add(distance));
         assert_eq!(tally.within_percent(), [40.0, 60.0, 60.0, 80.0, 80.0]);
-        assert_eq!(Tally::from_numbers(tally.to_numbers()), tally);
         assert_eq!(geo_score(0.0), 5000.0);
         assert!((geo_score(1492.7) - 5000.0 / std::f64::consts::E).abs() < 1e-9);
     }

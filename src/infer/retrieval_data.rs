@@ -3,41 +3,13 @@
 use std::path::Path;
 
 use locdiff_core::config::{RetrievalConfig, RetrievalHead, ShardsConfig};
-use locdiff_core::exit_code::{ExitCode, HasExitCode};
-use locdiff_core::geo::{Degrees, Place, UnitVector};
+use locdiff_core::geo::{UnitVector, places};
 use tch::{Device, Kind, Tensor};
 
+use super::error::InferError;
 use crate::geoclip::{Embedder, Geoclip};
 use crate::retrieval::{DataFacts, DataHead, Gallery, QueryHead, RetrievalError, check_head};
-use crate::shards::{
-    BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Manifest, Mask, PROJECTION_SEED, ShardsError, projection,
-};
-
-/// Why retrieval cannot begin.
-#[derive(Debug, thiserror::Error)]
-pub enum RetrievalDataError {
-    /// Shards.
-    #[error(transparent)]
-    Shards(#[from] ShardsError),
-    /// Gallery or head.
-    #[error(transparent)]
-    Retrieval(#[from] RetrievalError),
-}
-
-impl HasExitCode for RetrievalDataError {
-    fn exit_code(&self) -> ExitCode {
-        match self {
-            Self::Shards(error) => error.exit_code(),
-            Self::Retrieval(error) => error.exit_code(),
-        }
-    }
-}
-
-impl From<tch::TchError> for RetrievalDataError {
-    fn from(error: tch::TchError) -> Self {
-        Self::Retrieval(error.into())
-    }
-}
+use crate::shards::{BlockRows, Blocks, Dataset, ImageHead, Manifest, Mask, PROJECTION_SEED, ShardsError, projection};
 
 /// What a data set says of its embeddings. Where no manifest tells how long they are, and `head` must know, some are measured.
 pub fn data_facts(
@@ -45,7 +17,7 @@ pub fn data_facts(
     dataset: &Dataset,
     mask: &Mask,
     head: RetrievalHead,
-) -> Result<DataFacts, RetrievalDataError> {
+) -> Result<DataFacts, InferError> {
     let image_head = match dataset.origin().map(|origin| origin.image_head) {
         Some(ImageHead::Geoclip) => DataHead::Geoclip,
         Some(ImageHead::Linear) => DataHead::Linear,
@@ -65,17 +37,14 @@ pub fn data_facts(
 }
 
 /// The mean length of view 0 in the first block that has rows that can be used.
-fn measured_length(dataset: &Dataset, mask: &Mask) -> Result<f64, RetrievalDataError> {
+fn measured_length(dataset: &Dataset, mask: &Mask) -> Result<f64, InferError> {
     let is_usable = |(block, rows): &(u32, &u32)| mask.skipped(*block).len() < **rows as usize;
     let found = (0_u32..).zip(dataset.block_rows()).find(is_usable);
     let block = found.map(|(block, _)| block).ok_or_else(|| ShardsError::Internal("no row can be used".into()))?;
-    let (mut rows, skipped) = (BlockRows::default(), mask.skipped(block));
-    dataset.read_except(block, 0, skipped, &mut rows)?;
-    let kept: Vec<i64> =
-        (0..rows.latitudes.len() as u32).filter(|row| skipped.binary_search(row).is_err()).map(i64::from).collect();
+    let mut rows = BlockRows::default();
+    dataset.read_usable(mask, block, 0, &mut rows)?;
     let shape = [rows.latitudes.len() as i64, dataset.width() as i64];
-    let stored_re = Tensor::f_from_data_size(&rows.embeddings, &shape, Kind::Half)?;
-    let kept_re = stored_re.f_index_select(0, &Tensor::f_from_slice(&kept)?)?.f_to_kind(Kind::Float)?;
+    let kept_re = Tensor::f_from_data_size(&rows.embeddings, &shape, Kind::Half)?.f_to_kind(Kind::Float)?;
     let lengths_r = kept_re.f_norm_scalaropt_dim(2.0, [1].as_slice(), false)?;
     Ok(lengths_r.f_mean(Kind::Double)?.f_double_value(&[])?)
 }
@@ -89,7 +58,7 @@ pub fn open(
     device: Device,
     threads: usize,
     progress: impl FnMut(usize),
-) -> Result<(Gallery, QueryHead), RetrievalDataError> {
+) -> Result<(Gallery, QueryHead), InferError> {
     check_head(config.head, test)?;
     if config.head == RetrievalHead::Knn {
         let gallery = training_gallery(shards)?;
@@ -104,8 +73,8 @@ pub fn open(
         }
         return Ok((gallery, QueryHead::knn(config.knn_scale, device)));
     }
-    let geoclip = Geoclip::open(Path::new(&config.geoclip)).map_err(RetrievalError::from)?;
-    let encoder = geoclip.location_encoder(device).map_err(RetrievalError::from)?;
+    let geoclip = Geoclip::open(Path::new(&config.geoclip))?;
+    let encoder = geoclip.location_encoder(device)?;
     let gallery = Gallery::open(config, &geoclip, &Embedder::new(encoder, threads), progress)?;
     let head = match config.head {
         RetrievalHead::Linear => QueryHead::linear(&geoclip, &projection(PROJECTION_SEED)?, device)?,
@@ -115,28 +84,18 @@ pub fn open(
 }
 
 /// Training photos as a gallery: view 0 of every row that can be used, in f16 as they are stored.
-fn training_gallery(config: &ShardsConfig) -> Result<Gallery, RetrievalDataError> {
+fn training_gallery(config: &ShardsConfig) -> Result<Gallery, InferError> {
     let dataset = Dataset::open(&config.train, config)?;
     let mask = Mask::for_config(&dataset, config)?;
     let (mut rows, mut points) = (BlockRows::default(), Vec::new());
-    let (total, width) = (dataset.rows() as i64, dataset.width());
-    let embeddings = Tensor::f_empty([total, width as i64], (Kind::Half, Device::Cpu))?;
+    let (total, width) = (dataset.rows() as i64, dataset.width() as i64);
+    let embeddings = Tensor::f_empty([total, width], (Kind::Half, Device::Cpu))?;
     for block in 0..dataset.block_rows().len() as u32 {
-        let skipped = mask.skipped(block);
-        dataset.read_except(block, 0, skipped, &mut rows)?;
-        let is_kept = |row: &u32| skipped.binary_search(row).is_err();
-        let kept: Vec<u32> = (0..rows.latitudes.len() as u32).filter(is_kept).collect();
-        let first = points.len() as i64;
-        for row in &kept {
-            let (latitude, longitude) = (rows.latitudes[*row as usize], rows.longitudes[*row as usize]);
-            let place = Place::new(Degrees(latitude), Degrees(longitude));
-            points.push(UnitVector::from(place.map_err(|error| ShardsError::Internal(error.to_string()))?));
-        }
-        let row_bytes = width * ELEMENT_BYTES;
-        let of_row = |row: &u32| &rows.embeddings[*row as usize * row_bytes..(*row as usize + 1) * row_bytes];
-        let bytes: Vec<u8> = kept.iter().flat_map(of_row).copied().collect();
-        let block_rows = Tensor::f_from_data_size(&bytes, &[kept.len() as i64, width as i64], Kind::Half)?;
-        embeddings.f_narrow(0, first, kept.len() as i64)?.f_copy_(&block_rows)?;
+        dataset.read_usable(&mask, block, 0, &mut rows)?;
+        let (first, count) = (points.len() as i64, rows.latitudes.len() as i64);
+        let block_rows = Tensor::f_from_data_size(&rows.embeddings, &[count, width], Kind::Half)?;
+        embeddings.f_narrow(0, first, count)?.f_copy_(&block_rows)?;
+        points.extend(places(&rows.latitudes, &rows.longitudes)?.into_iter().map(UnitVector::from));
     }
     let used = embeddings.f_narrow(0, 0, points.len() as i64)?;
     Ok(Gallery::of_embeddings(config.train.clone(), points, used)?)

@@ -1,4 +1,4 @@
-//! From embeddings to samples to one place per image: averaged weights, sampler, decoder, aggregate.
+//! From embeddings to samples to one place per image: weights, sampler, decoder, aggregate.
 //!
 //! Sample k of an image is conditioned on its view k modulo their number. Its random numbers are named by seed, number of
 //! the image and k: what an image gets depends on nothing else (see [`super::rows`] for the bits of products).
@@ -9,10 +9,11 @@ use locdiff_core::geo::UnitVector;
 use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
-use super::error::EvalError;
+use super::error::InferError;
 use super::rows::{BLOCK_IMAGES, ImageBlock};
-use super::trained::Trained;
-use crate::diffusion::{CODE_SCALE, ChainNoise, DiffusionError, Sampler, guided};
+use super::saved::Weights;
+use super::trained::Denoiser;
+use crate::diffusion::{CODE_SCALE, ChainNoise, Sampler, guided};
 use crate::model::{Conditioned, CsUnet, TimeTable, Timesteps};
 use crate::shdd::Basis;
 use crate::shdd::aggregate::{Ensemble, aggregate_decoded};
@@ -31,46 +32,56 @@ pub struct Sighting {
 #[derive(Debug)]
 pub struct Engine {
     network: CsUnet,
-    time: TimeTable,
+    /// What sampling takes of the weights, worked out once for all images.
+    prepared: Prepared,
     sampler: Sampler,
     decoder: Decoder,
     philox: Philox,
     config: EvalConfig,
-    device: Device,
+}
+
+#[derive(Debug)]
+struct Prepared {
+    time: TimeTable,
     no_image: Option<Conditioned>,
 }
 
+impl Prepared {
+    fn new(network: &CsUnet, config: &EvalConfig) -> Result<Self, InferError> {
+        let _without_gradients = tch::no_grad_guard();
+        let no_image = if config.guidance > 0.0 { Some(network.prepare_unconditional()?) } else { None };
+        Ok(Self { time: network.time_table()?, no_image })
+    }
+}
+
 impl Engine {
-    /// With a network on `device`, which must be the current one where it is a GPU; codes are decoded among `anchors`.
+    /// The device of the network must be the current one where it is a GPU; codes are decoded among `anchors`.
     pub fn new(
-        trained: Trained,
+        denoiser: Denoiser,
         config: &EvalConfig,
         seed: u64,
         anchors: Vec<UnitVector>,
-        device: Device,
-    ) -> Result<Self, EvalError> {
+    ) -> Result<Self, InferError> {
         let _without_gradients = tch::no_grad_guard();
-        let Trained { network, degree, filter, schedule, folder: checkpoint, knows_no_image, .. } = trained;
-        if config.guidance > 0.0 && !knows_no_image {
-            return Err(EvalError::Guidance { got: config.guidance, checkpoint });
-        }
-        if config.sampler_steps as usize > schedule.timesteps() {
-            let want = schedule.timesteps();
-            return Err(EvalError::SamplerSteps { got: config.sampler_steps, checkpoint, want });
-        }
+        let Denoiser { network, degree, filter, schedule } = denoiser;
+        let device = network.placement().device;
         let (basis, coarse, budget) = (Basis::new(degree)?, Coarse::of(device), Budget::of(device));
         let anchors = Anchors::filtered(basis, filter, anchors, device, coarse, budget)?;
-        let no_image = if config.guidance > 0.0 { Some(network.prepare_unconditional()?) } else { None };
         Ok(Self {
-            time: network.time_table()?,
+            prepared: Prepared::new(&network, config)?,
             network,
             sampler: Sampler::few_steps(&schedule, config.sampler_steps as usize, config.sampler_eta)?,
             decoder: Decoder::new(anchors, config.neighbourhood_km, config.refine)?,
             philox: Philox::new(seed),
             config: config.clone(),
-            device,
-            no_image,
         })
+    }
+
+    /// Takes other weights.
+    pub fn load(&mut self, weights: &Weights) -> Result<(), InferError> {
+        weights.load_into(&mut self.network)?;
+        self.prepared = Prepared::new(&self.network, &self.config)?;
+        Ok(())
     }
 
     /// Points that codes are decoded among.
@@ -78,14 +89,23 @@ impl Engine {
         self.decoder.anchors().points().len()
     }
 
-    /// Locates the images of a block.
-    pub fn locate(&self, block: &ImageBlock, embeddings_ive: &Tensor) -> Result<Vec<Sighting>, EvalError> {
+    /// Where it computes.
+    pub fn device(&self) -> Device {
+        self.network.placement().device
+    }
+
+    /// Locates the images of a block. `watch` sees every prediction x̂_0, scaled, of all chains, with its timestep.
+    pub fn locate(
+        &self,
+        block: &ImageBlock,
+        embeddings_ive: &Tensor,
+        watch: impl FnMut(usize, &Tensor) -> Result<(), InferError>,
+    ) -> Result<Vec<Sighting>, InferError> {
         let _without_gradients = tch::no_grad_guard();
         let samples = self.config.samples as usize;
-        let (codes_nd, expected_nd) = self.sample(block, embeddings_ive)?;
+        let (codes_nd, expected_nd) = self.sample(block, embeddings_ive, watch)?;
         let points: Vec<UnitVector> = self.decoder.decode(&codes_nd)?.into_iter().map(|found| found.point).collect();
-        let dims = self.network.architecture().dims;
-        let shape = [BLOCK_IMAGES as i64, samples as i64, dims];
+        let shape = [BLOCK_IMAGES as i64, samples as i64, self.network.architecture().dims];
         let expected_id = expected_nd.f_view(shape)?.f_mean_dim([1_i64].as_slice(), false, None::<Kind>)?;
         let ensemble = Ensemble { codes_ikc: &codes_nd.f_view(shape)?, expected_ic: &expected_id };
         let answers = aggregate_decoded(self.config.aggregator, ensemble, &points, &self.decoder)?;
@@ -95,8 +115,14 @@ impl Engine {
     }
 
     /// Codes of all samples, and what was expected of each when nothing but its noise had been drawn; unscaled.
-    fn sample(&self, block: &ImageBlock, embeddings_ive: &Tensor) -> Result<(Tensor, Tensor), EvalError> {
+    fn sample(
+        &self,
+        block: &ImageBlock,
+        embeddings_ive: &Tensor,
+        mut watch: impl FnMut(usize, &Tensor) -> Result<(), InferError>,
+    ) -> Result<(Tensor, Tensor), InferError> {
         let (samples, dims) = (self.config.samples as usize, self.network.architecture().dims as usize);
+        let Prepared { time, no_image } = &self.prepared;
         let image = self.network.prepare(embeddings_ive, None)?.selected(&self.views_of_chains(block.views)?)?;
         let noise = ChainNoise {
             philox: self.philox,
@@ -104,27 +130,27 @@ impl Engine {
             samples: BLOCK_IMAGES * samples,
             dims,
             kind: Kind::Float,
-            device: self.device,
+            device: self.device(),
         };
         let mut expected_nd = None;
-        let predict = |x_nd: &Tensor, t: usize| -> Result<Tensor, EvalError> {
-            let predicted_nd = self.network.forward(x_nd, Timesteps::All(t), &self.time, &image, None)?;
+        let predict = |x_nd: &Tensor, t: usize| -> Result<Tensor, InferError> {
+            let predicted_nd = self.network.forward(x_nd, Timesteps::All(t), time, &image, None)?;
             expected_nd.get_or_insert_with(|| predicted_nd.shallow_clone());
-            let Some(no_image) = &self.no_image else { return Ok(predicted_nd) };
-            let alone_nd = self.network.forward(x_nd, Timesteps::All(t), &self.time, no_image, None)?;
+            watch(t, &predicted_nd)?;
+            let Some(no_image) = no_image else { return Ok(predicted_nd) };
+            let alone_nd = self.network.forward(x_nd, Timesteps::All(t), time, no_image, None)?;
             Ok(guided(&predicted_nd, &alone_nd, self.config.guidance)?)
         };
-        let draw = |draw: usize| -> Result<Tensor, DiffusionError> { noise.draw(draw) };
-        let codes_nd = self.sampler.run_with(draw, predict)?;
+        let codes_nd = self.sampler.run_with(|draw| noise.draw(draw), predict)?;
         let expected_nd = expected_nd.expect("a sampler has at least one step");
         Ok((codes_nd.f_div_scalar(CODE_SCALE)?, expected_nd.f_div_scalar(CODE_SCALE)?))
     }
 
     /// Row of the embeddings that each chain is conditioned on.
-    fn views_of_chains(&self, views: usize) -> Result<Tensor, EvalError> {
+    fn views_of_chains(&self, views: usize) -> Result<Tensor, InferError> {
         let of_image =
             |image: usize| (0..self.config.samples as usize).map(move |k| (image * views + k % views) as i64);
         let rows: Vec<i64> = (0..BLOCK_IMAGES).flat_map(of_image).collect();
-        Ok(Tensor::f_from_slice(&rows)?.f_to_device(self.device)?)
+        Ok(Tensor::f_from_slice(&rows)?.f_to_device(self.device())?)
     }
 }

@@ -1,0 +1,53 @@
+//! `eval.truth`: where the test rows really are, by identifier, whatever their shards say.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use locdiff_core::config::RunConfig;
+use locdiff_core::geo::Place;
+
+use super::error::EvalError;
+use super::predictions::{PredictionsError, Truth, some_of};
+use crate::infer::{ImageBlock, Rows};
+
+/// The file and its places.
+#[derive(Debug)]
+pub struct TruthFile {
+    path: String,
+    /// Where the data is, for messages.
+    location: String,
+    places: HashMap<String, Place>,
+}
+
+impl TruthFile {
+    /// Reads it where there is one and `rows` at `location` are those of `shards.test`. Each of its rows is one of the data: a truth
+    /// of other rows is not the one that was meant.
+    pub fn open(location: &str, rows: &Rows, config: &RunConfig) -> Result<Option<Self>, EvalError> {
+        let path = config.eval.truth.clone();
+        if path.is_empty() || location != config.shards.test {
+            return Ok(None);
+        }
+        let truth = Truth::read(Path::new(&path))?;
+        let known: HashSet<String> = rows.names()?.into_iter().collect();
+        let extra: Vec<&String> = truth.ids().iter().filter(|id| !known.contains(*id)).collect();
+        if !extra.is_empty() {
+            let (count, rows, ids) = (extra.len(), truth.ids().len(), some_of(&extra));
+            return Err(PredictionsError::Extra { file: path, truth: location.to_owned(), count, rows, ids }.into());
+        }
+        let places = truth.ids().iter().cloned().zip(truth.places().iter().copied()).collect();
+        Ok(Some(Self { path, location: location.to_owned(), places }))
+    }
+
+    /// Puts its places in the place of those of the shards.
+    pub fn apply(&self, block: &mut ImageBlock) -> Result<(), EvalError> {
+        for image in &mut block.images {
+            let found = self.places.get(&image.id).copied();
+            image.truth = found.ok_or_else(|| EvalError::NoTruth {
+                truth: self.path.clone(),
+                id: image.id.clone(),
+                location: self.location.clone(),
+            })?;
+        }
+        Ok(())
+    }
+}

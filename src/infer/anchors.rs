@@ -1,0 +1,62 @@
+//! The points that codes are decoded among: an even grid, or the places of a gallery.
+
+use std::path::Path;
+
+use locdiff_core::config::{DecodeAnchors, RetrievalConfig, RetrievalHead, RunConfig, grid_points_min};
+use locdiff_core::geo::{Place, UnitVector, fibonacci_grid, places};
+use locdiff_core::tables;
+
+use super::error::InferError;
+use super::retrieve::Retrieval;
+use super::trained::Trained;
+use crate::geoclip::Geoclip;
+use crate::shards::{BlockRows, Blocks, Dataset, Mask};
+
+/// Enough points for the degree of the checkpoint, which is not always that of the configuration.
+pub fn anchors(
+    config: &RunConfig,
+    trained: &Trained,
+    retrieval: Option<&Retrieval>,
+) -> Result<Vec<UnitVector>, InferError> {
+    let degree = trained.denoiser.degree;
+    match config.eval.anchors {
+        DecodeAnchors::Grid => {
+            let (got, want) = (config.eval.grid_points(degree), grid_points_min(degree));
+            if config.eval.refine && got < want {
+                return Err(InferError::Config(format!(
+                    "eval.grid_points is {got}, too few for eval.refine with {}, whose model.degree is {degree}; wanted \
+                     \"auto\" or at least {want}",
+                    trained.folder.display()
+                )));
+            }
+            Ok(fibonacci_grid(got as usize))
+        }
+        DecodeAnchors::Gallery => gallery_points(config, retrieval),
+    }
+}
+
+/// The points of the gallery. Where photos are compared with training photos and no gallery is named, these are the places of
+/// those.
+fn gallery_points(config: &RunConfig, opened: Option<&Retrieval>) -> Result<Vec<UnitVector>, InferError> {
+    let RetrievalConfig { gallery, head, geoclip, .. } = &config.retrieval;
+    let is_photos = *head == RetrievalHead::Knn;
+    let places = match opened {
+        Some(opened) if !is_photos || gallery.is_empty() => return Ok(opened.gallery().points().to_vec()),
+        _ if !gallery.is_empty() => tables::read_places(Path::new(gallery))?,
+        _ if is_photos => training_places(config)?,
+        _ => Geoclip::open(Path::new(geoclip))?.places().to_vec(),
+    };
+    Ok(places.into_iter().map(UnitVector::from).collect())
+}
+
+/// Places of every training row that can be used.
+fn training_places(config: &RunConfig) -> Result<Vec<Place>, InferError> {
+    let dataset = Dataset::open(&config.shards.train, &config.shards)?;
+    let mask = Mask::for_config(&dataset, &config.shards)?;
+    let (mut found, mut rows) = (Vec::new(), BlockRows::default());
+    for block in 0..dataset.block_rows().len() as u32 {
+        dataset.read_usable_coordinates(&mask, block, &mut rows)?;
+        found.extend(places(&rows.latitudes, &rows.longitudes)?);
+    }
+    Ok(found)
+}

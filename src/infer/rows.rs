@@ -1,0 +1,216 @@
+//! The rows of a data set in blocks of a fixed number of images, whoever reads them.
+//!
+//! Matrix products round differently for different numbers of rows, and a row's place among them may matter too. So images
+//! are computed in blocks that are a function of the data alone, the last one filled up with zeros: a worker takes whole
+//! blocks, and no bit depends on how many workers there are.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use locdiff_core::config::{OnBadRows, RunConfig};
+use locdiff_core::geo::{Place, places};
+use tch::{Device, Kind, Tensor};
+
+use super::error::InferError;
+use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask, ShardsError};
+
+/// Images of a block. Sixteen samples of each make 1024 chains: enough to keep a GPU busy.
+pub const BLOCK_IMAGES: usize = 64;
+
+/// A row to locate.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Image {
+    /// Its number among all rows of the data, from 0.
+    pub row: u64,
+    /// Its identifier; its number where the data has none or nobody asked for them.
+    pub id: String,
+    /// Where it really is.
+    pub truth: Place,
+    /// Embeddings of the views, one after the other, float16.
+    pub views: Vec<u8>,
+}
+
+/// Up to [`BLOCK_IMAGES`] images that follow each other.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ImageBlock {
+    /// Number of the first image among those that can be used.
+    pub first: u64,
+    /// The images.
+    pub images: Vec<Image>,
+    /// Views of each.
+    pub views: usize,
+    /// Numbers of an embedding.
+    pub width: usize,
+}
+
+impl ImageBlock {
+    /// Embeddings `[BLOCK_IMAGES * views, width]` in float16, image after image; zeros where there is no image.
+    pub fn embeddings(&self, device: Device) -> Result<Tensor, InferError> {
+        let row_bytes = self.views * self.width * ELEMENT_BYTES;
+        let mut bytes = vec![0; BLOCK_IMAGES * row_bytes];
+        for (row, image) in bytes.chunks_exact_mut(row_bytes).zip(&self.images) {
+            row.copy_from_slice(&image.views);
+        }
+        let shape = [(BLOCK_IMAGES * self.views) as i64, self.width as i64];
+        Ok(Tensor::f_from_data_size(&bytes, &shape, Kind::Half)?.f_to_device(device)?)
+    }
+}
+
+/// An open data set and which of its rows count.
+pub struct Rows {
+    /// The data set.
+    pub dataset: Dataset,
+    /// Which of its rows are left out.
+    pub mask: Mask,
+    /// Number of the first usable row of each block, and of all rows at the end.
+    firsts: Vec<u64>,
+    /// Rows that can be used, and are asked for.
+    pub count: u64,
+    /// Views that are asked for.
+    views: u32,
+    has_names: bool,
+}
+
+impl Rows {
+    /// All views of all rows of shards, by name. Where the configuration says so, rows that cannot be used are looked for and left
+    /// out, and with them those that have no name.
+    pub fn open(location: &str, config: &RunConfig) -> Result<Self, InferError> {
+        let dataset = Dataset::open(location, &config.shards)?;
+        let mask = Mask::for_config(&dataset, &config.shards)?;
+        if let Some(words) = mask.describe(&dataset) {
+            tracing::warn!("{words}");
+        }
+        let mask = match config.shards.on_bad_rows {
+            OnBadRows::Error => mask,
+            OnBadRows::Skip => without_nameless(&dataset, mask)?,
+        };
+        let views = dataset.views();
+        let rows = Self { views, has_names: true, ..Self::first(u64::MAX, dataset, mask) };
+        if rows.count == 0 {
+            return Err(InferError::Empty { location: location.to_owned(), skipped: rows.mask.count() });
+        }
+        Ok(rows)
+    }
+
+    /// View 0 of the first rows that can be used, at most `count`; they are called by their numbers.
+    pub fn first(count: u64, dataset: Dataset, mask: Mask) -> Self {
+        let mut firsts = vec![0];
+        for (block, rows) in (0_u32..).zip(dataset.block_rows()) {
+            firsts.push(firsts[block as usize] + u64::from(*rows) - mask.skipped(block).len() as u64);
+        }
+        let usable = firsts.last().copied().unwrap_or_default();
+        Self { dataset, mask, firsts, count: usable.min(count), views: 1, has_names: false }
+    }
+
+    /// Whether nobody took these photos.
+    pub fn is_simulated(&self) -> bool {
+        self.dataset.origin().is_some_and(|origin| origin.image_head == ImageHead::Linear)
+    }
+
+    /// The rows of one worker among several: whole blocks, as evenly as they come.
+    pub fn share(&self, rank: u32, world: u32) -> Range<u64> {
+        let blocks = self.count.div_ceil(BLOCK_IMAGES as u64);
+        let bound = |rank: u32| (blocks * u64::from(rank) / u64::from(world) * BLOCK_IMAGES as u64).min(self.count);
+        bound(rank)..bound(rank + 1)
+    }
+
+    /// Reads a share, block by block.
+    pub fn blocks(&self, share: Range<u64>) -> impl Iterator<Item = Result<ImageBlock, InferError>> + '_ {
+        let (first, end) = (share.start, share.end);
+        let holds_some = move |(_, own): &(u32, &[u64])| own[0] < end && own[1] > first;
+        let mut unread = (0_u32..).zip(self.firsts.windows(2)).filter(holds_some).map(|(block, _)| block);
+        let (mut waiting, mut next) = (VecDeque::new(), first);
+        std::iter::from_fn(move || {
+            while waiting.len() < BLOCK_IMAGES
+                && let Some(block) = unread.next()
+            {
+                match self.read(block) {
+                    Ok(images) => waiting.extend(images.filter(|(number, _)| share.contains(number))),
+                    Err(error) => return Some(Err(error)),
+                }
+            }
+            let images = waiting.drain(..waiting.len().min(BLOCK_IMAGES)).map(|(_, image)| image).collect::<Vec<_>>();
+            let (views, width) = (self.views as usize, self.dataset.width());
+            let block = ImageBlock { first: next, images, views, width };
+            next += BLOCK_IMAGES as u64;
+            (!block.images.is_empty()).then_some(Ok(block))
+        })
+    }
+
+    /// The usable rows of a block of the data, with their numbers among all that are usable.
+    fn read(&self, block: u32) -> Result<impl Iterator<Item = (u64, Image)> + use<>, InferError> {
+        let mut views = vec![BlockRows::default(); self.views as usize];
+        for (view, rows) in (0_u32..).zip(&mut views) {
+            self.dataset.read_usable(&self.mask, block, view, rows)?;
+        }
+        let mut names = names(&self.dataset, block, self.has_names)?;
+        let (first_row, row_bytes) = (first_row(&self.dataset, block), self.dataset.width() * ELEMENT_BYTES);
+        let truths = places(&views[0].latitudes, &views[0].longitudes)?;
+        let rows = self.mask.left(block, self.dataset.block_rows()[block as usize]);
+        let mut images = Vec::with_capacity(truths.len());
+        for (index, (row, truth)) in rows.zip(truths).enumerate() {
+            let id = std::mem::replace(&mut names[row as usize], Ok(String::new()));
+            let id = id.map_err(|reason| nameless(&self.dataset, block, row as usize, &reason))?;
+            let of_view = |view: &BlockRows| view.embeddings[index * row_bytes..(index + 1) * row_bytes].to_vec();
+            images.push(Image {
+                row: first_row + u64::from(row),
+                truth,
+                id,
+                views: views.iter().flat_map(of_view).collect(),
+            });
+        }
+        Ok((self.firsts[block as usize]..).zip(images))
+    }
+
+    /// What all rows are called, those too that are left out.
+    pub fn names(&self) -> Result<Vec<String>, InferError> {
+        let mut found = Vec::new();
+        for block in 0..self.dataset.block_rows().len() as u32 {
+            found.extend(names(&self.dataset, block, self.has_names)?.into_iter().flatten());
+        }
+        Ok(found)
+    }
+}
+
+/// Number of a block's first row among all rows of the data.
+fn first_row(dataset: &Dataset, block: u32) -> u64 {
+    dataset.block_rows()[..block as usize].iter().map(|rows| u64::from(*rows)).sum()
+}
+
+/// What a block's rows are called, or why a row cannot be: by their identifiers, by their numbers where the data has none or
+/// they are not `wanted`.
+fn names(dataset: &Dataset, block: u32, wanted: bool) -> Result<Vec<Result<String, String>>, InferError> {
+    let (first, rows) = (first_row(dataset, block), dataset.block_rows()[block as usize]);
+    let numbers = || (first..first + u64::from(rows)).map(|number| Ok(number.to_string())).collect();
+    let ids = if wanted { dataset.ids(block)? } else { None };
+    let mut names = ids.unwrap_or_else(numbers);
+    names.resize(rows as usize, Err("is not there, expected an identifier".to_owned()));
+    Ok(names)
+}
+
+fn nameless(dataset: &Dataset, block: u32, row: usize, reason: &str) -> ShardsError {
+    let column = dataset.id_name(block).unwrap_or_default();
+    let reason = format!(
+        "its id {reason}; leave such rows out with shards.on_bad_rows = \"skip\", or name a column that is not there with \
+         shards.id_column, and rows are called by their numbers"
+    );
+    ShardsError::Bad { spot: Box::new(dataset.spot(block, Some(&column), Some(row))), reason }
+}
+
+/// Leaves rows out too that have a column of identifiers and none in it.
+fn without_nameless(dataset: &Dataset, mask: Mask) -> Result<Mask, InferError> {
+    let (mut skipped, mut count, mut first) = (mask.into_skipped(), 0_u64, None);
+    for block in 0..dataset.block_rows().len() as u32 {
+        let of_block = skipped.entry(block).or_default();
+        for (row, name) in names(dataset, block, true)?.into_iter().enumerate() {
+            let (Err(reason), Err(place)) = (name, of_block.binary_search(&(row as u32))) else { continue };
+            of_block.insert(place, row as u32);
+            count += 1;
+            first.get_or_insert_with(|| format!("{}: its id {reason}", dataset.spot(block, None, Some(row))));
+        }
+    }
+    if let Some(first) = first {
+        tracing::warn!("{count} rows without an id are left out: {first}");
+    }
+    Ok(Mask::new(skipped, dataset.block_rows())?)
+}

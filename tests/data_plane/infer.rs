@@ -1,0 +1,3 @@
+//! From embeddings to places: rows in blocks.
+
+mod rows;
