@@ -13,19 +13,12 @@ pub(crate) struct PlainPage {
     pub(crate) bytes: usize,
 }
 
-/// Thrift's numbers of its types.
-const TRUE: u8 = 1;
-const FALSE: u8 = 2;
-const I16: u8 = 4;
+/// Thrift's numbers of its types: the only ones that are read.
 const I32: u8 = 5;
-const I64: u8 = 6;
-const BINARY: u8 = 8;
 const STRUCT: u8 = 12;
 
-/// Parquet's numbers: `PageType::DATA_PAGE`, `Encoding::PLAIN`, `Encoding::RLE`.
-const DATA_PAGE: i64 = 0;
-const PLAIN: i64 = 0;
-const RLE: i64 = 3;
+/// What Parquet numbers so: `PageType::DATA_PAGE`, `Encoding::PLAIN`, twice `Encoding::RLE`.
+const PLAIN_DATA_PAGE: (i64, i64, i64, i64) = (0, 0, 3, 3);
 
 /// Structs within structs; a page header has two.
 const DEPTH_MAX: u32 = 4;
@@ -51,7 +44,7 @@ pub(crate) fn split_plain_page(bytes: &[u8]) -> Option<(PlainPage, &[u8])> {
         Some(())
     })?;
     let [values, encoding, definition, repetition] = data;
-    let plain = (kind?, encoding?, definition?, repetition?) == (DATA_PAGE, PLAIN, RLE, RLE);
+    let plain = (kind?, encoding?, definition?, repetition?) == PLAIN_DATA_PAGE;
     let page = PlainPage { values: usize::try_from(values?).ok()?, bytes: usize::try_from(packed?).ok()? };
     (plain && packed == unpacked).then_some((page, thrift.0))
 }
@@ -98,9 +91,12 @@ impl Compact<'_> {
 
     fn skip(&mut self, kind: u8, depth: u32) -> Option<()> {
         match kind {
-            TRUE | FALSE => {}
-            I16 | I32 | I64 => drop(self.varint()?),
-            BINARY => {
+            // The type of a boolean is its value.
+            1 | 2 => {}
+            // Integers of 16, 32 and 64 bits.
+            4..=6 => drop(self.varint()?),
+            // Bytes behind their number.
+            8 => {
                 let length = usize::try_from(self.varint()?).ok()?;
                 self.0 = self.0.get(length..)?;
             }

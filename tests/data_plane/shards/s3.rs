@@ -433,7 +433,7 @@ fn credentials_and_cache_come_from_the_environment() {
     let stage = Stage::new();
     let child = |variables: Vec<(String, String)>| {
         let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
-        child.args(["--exact", "shards_s3::credentials_and_cache_come_from_the_environment", "--nocapture"]);
+        child.args(["--exact", "shards::s3::credentials_and_cache_come_from_the_environment", "--nocapture"]);
         child.env_remove("AWS_ACCESS_KEY_ID").envs(variables).env(CHILD, format!("s3://{BUCKET}/ours"));
         let output = child.env("XDG_CACHE_HOME", stage.folder.path()).output().expect("a child");
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
