@@ -28,11 +28,8 @@ pub enum CheckpointError {
         reason: String,
     },
     /// What would be written exists.
-    #[error("{path} exists; say --overwrite to replace it")]
-    Exists {
-        /// Which file.
-        path: PathBuf,
-    },
+    #[error("{0} exists; say --overwrite to replace it")]
+    Exists(PathBuf),
     /// The device failed.
     #[error(transparent)]
     Native(#[from] crate::native::NativeError),
@@ -57,7 +54,7 @@ impl HasExitCode for CheckpointError {
             Self::Io(_) => ExitCode::Io,
             Self::Corrupt { .. } => ExitCode::Corrupt,
             Self::Bad { .. } => ExitCode::BadData,
-            Self::Exists { .. } => ExitCode::Exists,
+            Self::Exists(_) => ExitCode::Exists,
             Self::Native(_) | Self::Internal(_) => ExitCode::Internal,
         }
     }

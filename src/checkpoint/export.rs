@@ -21,7 +21,7 @@ pub fn export(files: &Files, job: &ExportJob) -> Result<Value, CheckpointError> 
     let out = &job.out;
     match out.symlink_metadata() {
         Ok(found) if found.is_dir() => return Err(CheckpointError::bad(out, "is a folder, wanted the name of a file")),
-        Ok(_) if !job.overwrite => return Err(CheckpointError::Exists { path: out.clone() }),
+        Ok(_) if !job.overwrite => return Err(CheckpointError::Exists(out.clone())),
         _ => {}
     }
     let Some(name) = out.file_name().map(|name| name.to_string_lossy()) else {

@@ -22,11 +22,8 @@ pub enum DiffusionError {
         timesteps: usize,
     },
     /// Noise of a chain outside 0 to 1.
-    #[error("eta is {got}, wanted 0 to 1")]
-    Eta {
-        /// Its value.
-        got: f64,
-    },
+    #[error("eta is {0}, wanted 0 to 1")]
+    Eta(f64),
     /// Random numbers that could not be drawn.
     #[error(transparent)]
     Random(#[from] RandomError),

@@ -48,7 +48,7 @@ impl Sampler {
             return Err(DiffusionError::Steps { got: steps, timesteps });
         }
         if !(0.0..=1.0).contains(&eta) {
-            return Err(DiffusionError::Eta { got: eta });
+            return Err(DiffusionError::Eta(eta));
         }
         let grid = grid(timesteps, steps)?;
         let mut chain = Vec::with_capacity(steps);

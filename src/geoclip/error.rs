@@ -42,17 +42,11 @@ pub enum GeoclipError {
     #[error(transparent)]
     Io(#[from] FileError),
     /// What would be written exists.
-    #[error("{path} is no folder of GeoCLIP's weights, and --overwrite replaces nothing else; name another with --out")]
-    NotOurs {
-        /// Which folder.
-        path: PathBuf,
-    },
+    #[error("{0} is no folder of GeoCLIP's weights, and --overwrite replaces nothing else; name another with --out")]
+    NotOurs(PathBuf),
     /// What would be written exists.
-    #[error("{path} exists; say --overwrite to replace it")]
-    Exists {
-        /// Which folder.
-        path: PathBuf,
-    },
+    #[error("{0} exists; say --overwrite to replace it")]
+    Exists(PathBuf),
     /// libtorch refused or failed.
     #[error(transparent)]
     Native(#[from] crate::native::NativeError),
@@ -72,7 +66,7 @@ impl HasExitCode for GeoclipError {
             Self::Shape { .. } => ExitCode::BadData,
             Self::Table(error) => error.exit_code(),
             Self::Io(_) => ExitCode::Io,
-            Self::Exists { .. } | Self::NotOurs { .. } => ExitCode::Exists,
+            Self::Exists(_) | Self::NotOurs(_) => ExitCode::Exists,
             Self::Native(_) => ExitCode::Internal,
         }
     }

@@ -175,14 +175,14 @@ fn check_target(folder: &Path, overwrite: bool) -> Result<(), GeoclipError> {
         return Ok(());
     }
     if !overwrite {
-        return Err(GeoclipError::Exists { path: folder.to_owned() });
+        return Err(GeoclipError::Exists(folder.to_owned()));
     }
     let is_empty = || std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
     let is_ours = |text: Vec<u8>| serde_json::from_slice::<Manifest>(&text).is_ok();
     if std::fs::read(folder.join(MANIFEST)).is_ok_and(is_ours) || is_empty() {
         return Ok(());
     }
-    Err(GeoclipError::NotOurs { path: folder.to_owned() })
+    Err(GeoclipError::NotOurs(folder.to_owned()))
 }
 
 /// The old folder steps aside first; it comes back if the new one cannot take its place.

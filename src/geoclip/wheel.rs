@@ -32,7 +32,7 @@ const LOGIT_SCALE: (&str, &str) = ("geoclip/model/weights/logit_scale_weights.pt
 /// Reads the wheel and writes `out`; refuses any other wheel than the pinned one.
 pub fn import(wheel: &Path, out: &Path, overwrite: bool) -> Result<Manifest, GeoclipError> {
     if !overwrite && out.symlink_metadata().is_ok() {
-        return Err(GeoclipError::Exists { path: out.to_owned() });
+        return Err(GeoclipError::Exists(out.to_owned()));
     }
     let mut file = File::open(wheel).map_err(FileError::at(wheel))?;
     check_hash(wheel, &mut file)?;

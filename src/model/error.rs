@@ -27,17 +27,11 @@ pub enum ModelError {
         want: Vec<i64>,
     },
     /// A parameter that is not among the tensors to be loaded.
-    #[error("no tensor `{name}` among those to be loaded")]
-    Missing {
-        /// Its name.
-        name: String,
-    },
+    #[error("no tensor `{0}` among those to be loaded")]
+    Missing(String),
     /// A tensor to be loaded that the network has no place for.
-    #[error("tensor `{name}` has no place in this network")]
-    Unexpected {
-        /// Its name.
-        name: String,
-    },
+    #[error("tensor `{0}` has no place in this network")]
+    Unexpected(String),
     /// A standard deviation that cannot divide.
     #[error("standard deviation of embedding dimension {dimension} is {got}, wanted above 0")]
     Deviation {

@@ -142,7 +142,7 @@ impl Parameters {
     /// What this rank holds of whole tensors of the same names, all of them and no others, in order.
     pub fn pieces(&self, tensors: &[(String, Tensor)]) -> Result<Vec<Tensor>, ModelError> {
         if let Some((name, _)) = tensors.iter().find(|(name, _)| self.list.iter().all(|own| own.name != *name)) {
-            return Err(ModelError::Unexpected { name: name.clone() });
+            return Err(ModelError::Unexpected(name.clone()));
         }
         self.list.iter().map(|parameter| self.piece_for(parameter, tensors)).collect()
     }
@@ -154,7 +154,7 @@ impl Parameters {
 
     fn piece_for(&self, parameter: &Parameter, tensors: &[(String, Tensor)]) -> Result<Tensor, ModelError> {
         let found = tensors.iter().find(|(name, _)| *name == parameter.name);
-        let (name, whole) = found.ok_or_else(|| ModelError::Missing { name: parameter.name.clone() })?;
+        let (name, whole) = found.ok_or_else(|| ModelError::Missing(parameter.name.clone()))?;
         let want = parameter.tensor.size();
         if whole.dim() != want.len() {
             return Err(ModelError::Shape { name: name.clone(), got: whole.size(), want });

@@ -19,11 +19,8 @@ pub enum RetrievalError {
         reason: String,
     },
     /// Nothing to retrieve.
-    #[error("{gallery}: no gallery points, wanted at least 1")]
-    EmptyGallery {
-        /// Where it came from.
-        gallery: String,
-    },
+    #[error("{0}: no gallery points, wanted at least 1")]
+    EmptyGallery(String),
     /// A vector that points nowhere, or is not made of numbers.
     #[error("{what} {row}: its embedding is zero or not finite, so that it is like nothing")]
     NoDirection {
@@ -60,7 +57,7 @@ impl HasExitCode for RetrievalError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Head { .. } => ExitCode::Config,
-            Self::EmptyGallery { .. } | Self::NoDirection { .. } | Self::Tune(_) => ExitCode::BadData,
+            Self::EmptyGallery(_) | Self::NoDirection { .. } | Self::Tune(_) => ExitCode::BadData,
             Self::Table(error) => error.exit_code(),
             Self::Geoclip(error) => error.exit_code(),
             Self::Shape { .. } | Self::Native(_) => ExitCode::Internal,

@@ -54,7 +54,7 @@ impl Gallery {
         embeddings_gw: Tensor,
     ) -> Result<Self, RetrievalError> {
         if points.is_empty() {
-            return Err(RetrievalError::EmptyGallery { gallery: source });
+            return Err(RetrievalError::EmptyGallery(source));
         }
         let shape = embeddings_gw.size();
         if shape.len() != 2 || shape[0] != points.len() as i64 {

@@ -9,6 +9,7 @@ use super::error::RetrievalError;
 use super::hybrid::{Hybrid, Samples, consensus};
 use super::retriever::{Retriever, Scored};
 use super::tune::{Grid, TuneRow};
+use crate::shdd::decode::in_parallel;
 
 /// Photos whose candidates are held at once: a multiple of every tile of queries.
 const PHOTOS: usize = 1024;
@@ -98,30 +99,15 @@ fn each<Photo: Sync, Found: Send>(
     let (threads, points) = (retriever.threads(), retriever.gallery().points());
     let mut found = Vec::with_capacity(photos.len());
     for (first, photos) in (0..).step_by(PHOTOS).zip(photos.chunks(PHOTOS)) {
-        let wanted = spread(photos, threads, &candidates);
+        let wanted = in_parallel(threads, photos, &candidates);
         let queries = queries.f_narrow(0, first, photos.len() as i64)?;
         let scored = retriever.score(&queries, &wanted, neighbours.max(1))?;
         let tasks: Vec<_> = photos.iter().zip(wanted.iter().zip(&scored)).collect();
-        found.extend(spread(&tasks, threads, |(photo, (wanted, scored))| {
+        found.extend(in_parallel(threads, &tasks, |(photo, (wanted, scored))| {
             let nearest =
                 knn_place(points, &scored.best).expect("a gallery has points, and the best of them is asked for");
             finish(photo, wanted, scored, points[nearest as usize])
         }));
     }
     Ok(found)
-}
-
-/// Applies `work` to each task on several threads; results in the order of the tasks.
-fn spread<Task: Sync, Found: Send>(tasks: &[Task], threads: usize, work: impl Fn(&Task) -> Found + Sync) -> Vec<Found> {
-    let work = &work;
-    let share = tasks.len().div_ceil(threads.max(1)).max(1);
-    std::thread::scope(|scope| {
-        let run = |part: &'_ [Task]| part.iter().map(work).collect::<Vec<_>>();
-        let parts: Vec<_> = tasks.chunks(share).map(|part| scope.spawn(move || run(part))).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Vec<Found>>| match thread.join() {
-            Ok(found) => found,
-            Err(panic) => std::panic::resume_unwind(panic),
-        };
-        parts.into_iter().flat_map(join).collect()
-    })
 }

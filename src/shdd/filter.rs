@@ -40,7 +40,7 @@ impl Filter {
         }
         let rising = |pair: &[u32]| pair[0] < pair[1];
         if let Some(position) = indices.windows(2).position(|pair| !rising(pair)) {
-            return Err(ShddError::Unsorted { position: position + 1 });
+            return Err(ShddError::Unsorted(position + 1));
         }
         if let Some(last) = indices.last().filter(|last| **last as usize >= dims) {
             return Err(ShddError::Index { got: *last, dims });

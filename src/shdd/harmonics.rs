@@ -45,7 +45,7 @@ impl Basis {
     /// The harmonics to `degree`, at most [`DEGREE_MAX`].
     pub fn new(degree: u32) -> Result<Self, ShddError> {
         if degree > DEGREE_MAX {
-            return Err(ShddError::Degree { got: degree });
+            return Err(ShddError::Degree(degree));
         }
         let degree = degree as usize;
         let mut sectoral = vec![(1.0 / (4.0 * PI)).sqrt()];

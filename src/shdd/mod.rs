@@ -33,11 +33,8 @@ pub const CODE_SCALE: f64 = 3.544_907_701_811_032;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ShddError {
     /// A degree beyond the range that is tested.
-    #[error("harmonics: degree is {got}, wanted 0 to {DEGREE_MAX}")]
-    Degree {
-        /// The degree asked for.
-        got: u32,
-    },
+    #[error("harmonics: degree is {0}, wanted 0 to {DEGREE_MAX}")]
+    Degree(u32),
     /// A buffer, a list or a tensor of the wrong size.
     #[error("{what}: length is {got}, wanted {want}")]
     Length {
@@ -91,11 +88,8 @@ pub enum ShddError {
         got: f64,
     },
     /// A saved filter that is not in rising order.
-    #[error("filter: index at position {position} is not above the one before it, wanted rising indices")]
-    Unsorted {
-        /// Where in the list.
-        position: usize,
-    },
+    #[error("filter: index at position {0} is not above the one before it, wanted rising indices")]
+    Unsorted(usize),
     /// A saved filter for larger codes.
     #[error("filter: index is {got}, wanted below {dims}")]
     Index {

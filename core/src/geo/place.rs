@@ -45,41 +45,23 @@ impl std::fmt::Display for Km {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GeoError {
     /// A latitude that is not a number or beyond a pole.
-    #[error("latitude is {got}, wanted -90 to 90")]
-    Latitude {
-        /// Its value.
-        got: f64,
-    },
+    #[error("latitude is {0}, wanted -90 to 90")]
+    Latitude(f64),
     /// A longitude that is not a finite number.
-    #[error("longitude is {got}, wanted a finite number")]
-    Longitude {
-        /// Its value.
-        got: f64,
-    },
+    #[error("longitude is {0}, wanted a finite number")]
+    Longitude(f64),
     /// A vector without a direction.
-    #[error("vector is {got:?}, wanted finite numbers, not all zero")]
-    Direction {
-        /// Its components.
-        got: [f64; 3],
-    },
+    #[error("vector is {0:?}, wanted finite numbers, not all zero")]
+    Direction([f64; 3]),
     /// A height that no point of the unit sphere has.
-    #[error("height is {got}, wanted -1 to 1")]
-    Height {
-        /// Its value.
-        got: f64,
-    },
+    #[error("height is {0}, wanted -1 to 1")]
+    Height(f64),
     /// An angle that is not a finite number.
-    #[error("angle is {got} rad, wanted a finite number")]
-    Angle {
-        /// Its value.
-        got: f64,
-    },
+    #[error("angle is {0} rad, wanted a finite number")]
+    Angle(f64),
     /// A way along a great circle that has no end.
-    #[error("tangent is {got:?}, wanted finite numbers and a finite length")]
-    Tangent {
-        /// Its components, radians.
-        got: [f64; 3],
-    },
+    #[error("tangent is {0:?}, wanted finite numbers and a finite length")]
+    Tangent([f64; 3]),
     /// A bearing or a distance that is not a finite number.
     #[error("bearing is {bearing}, distance {distance}, wanted finite numbers")]
     Displacement {
@@ -117,10 +99,10 @@ impl Place {
     /// A latitude in [-90, 90] and any finite longitude, which is wrapped to [-180, 180).
     pub fn new(latitude: Degrees, longitude: Degrees) -> Result<Self, GeoError> {
         if !(-90.0..=90.0).contains(&latitude.0) {
-            return Err(GeoError::Latitude { got: latitude.0 });
+            return Err(GeoError::Latitude(latitude.0));
         }
         if !longitude.0.is_finite() {
-            return Err(GeoError::Longitude { got: longitude.0 });
+            return Err(GeoError::Longitude(longitude.0));
         }
         Ok(Self { latitude, longitude: longitude.wrapped() })
     }

@@ -35,7 +35,7 @@ impl UnitVector {
     pub fn new(vector: [f64; 3]) -> Result<Self, GeoError> {
         let largest = vector.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
         if !vector.iter().all(|value| value.is_finite()) || largest == 0.0 {
-            return Err(GeoError::Direction { got: vector });
+            return Err(GeoError::Direction(vector));
         }
         // Divided by the largest first: squares of very long or very short vectors would leave the range of f64.
         Ok(Self::normalized(vector.map(|value| value / largest)))
@@ -50,10 +50,10 @@ impl UnitVector {
     /// The point at height `z` in [-1, 1] and `angle` radians of longitude. Uniform z and angle give uniform points.
     pub fn from_height(z: f64, angle: f64) -> Result<Self, GeoError> {
         if !(-1.0..=1.0).contains(&z) {
-            return Err(GeoError::Height { got: z });
+            return Err(GeoError::Height(z));
         }
         if !angle.is_finite() {
-            return Err(GeoError::Angle { got: angle });
+            return Err(GeoError::Angle(angle));
         }
         let ring = ((1.0 - z) * (1.0 + z)).sqrt();
         let (sine, cosine) = angle.sin_cos();
@@ -99,7 +99,7 @@ impl UnitVector {
     pub fn walk(self, tangent: [f64; 3]) -> Result<Self, GeoError> {
         let length = dot(tangent, tangent).sqrt();
         if !length.is_finite() {
-            return Err(GeoError::Tangent { got: tangent });
+            return Err(GeoError::Tangent(tangent));
         }
         if length == 0.0 {
             return Ok(self);

@@ -17,11 +17,8 @@ pub enum MetricsError {
         got: f64,
     },
     /// A threshold that is no distance.
-    #[error("threshold {got} km, wanted a finite number of at least 0")]
-    Threshold {
-        /// Its value.
-        got: f64,
-    },
+    #[error("threshold {0} km, wanted a finite number of at least 0")]
+    Threshold(f64),
     /// Predictors with different numbers of answers cannot be compared row by row.
     #[error("{one} answers against {other}, wanted the same rows from both")]
     Lengths {

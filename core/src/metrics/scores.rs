@@ -114,7 +114,7 @@ impl<'a> Answers<'a> {
             return Err(MetricsError::Distance { row, got: errors_km[row] });
         }
         if let Some(got) = thresholds_km.iter().find(|threshold| !is_distance(threshold)) {
-            return Err(MetricsError::Threshold { got: *got });
+            return Err(MetricsError::Threshold(*got));
         }
         let mut order: Vec<u32> = (0..errors_km.len() as u32).collect();
         order.sort_unstable_by(|a, b| errors_km[*a as usize].total_cmp(&errors_km[*b as usize]).then(a.cmp(b)));

@@ -139,11 +139,8 @@ pub enum RangeError {
         elements: usize,
     },
     /// A probability outside [0, 1].
-    #[error("random numbers: probability {got} is not within 0 and 1")]
-    Probability {
-        /// Its value.
-        got: f64,
-    },
+    #[error("random numbers: probability {0} is not within 0 and 1")]
+    Probability(f64),
     /// A bound of zero for bounded integers.
     #[error("random numbers: integers below 0 were asked for")]
     NoIntegers,
@@ -262,7 +259,7 @@ fn fill_blocks<T: Copy + Default>(seed: u64, mut blocks: Blocks, out: &mut [T], 
 /// The threshold below which a 32-bit integer keeps its element.
 pub fn mask_threshold(keep: f64) -> Result<u64, RangeError> {
     if !(0.0..=1.0).contains(&keep) {
-        return Err(RangeError::Probability { got: keep });
+        return Err(RangeError::Probability(keep));
     }
     Ok((keep * 4_294_967_296.0) as u64)
 }

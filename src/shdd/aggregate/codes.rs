@@ -11,7 +11,7 @@ use tch::{Kind, TchError, Tensor};
 
 use super::AggregateError;
 use crate::shdd::decode::refine::{ascend, gradient};
-use crate::shdd::decode::{Anchors, DecodeError, Decoded, Decoder, in_parallel, largest};
+use crate::shdd::decode::{Anchors, DecodeError, Decoded, Decoder, in_parallel, largest, threads};
 use crate::shdd::{Local, ShddError};
 
 // i images · k samples of each · c coefficients · a anchors
@@ -35,7 +35,7 @@ pub(super) fn values_at(
 ) -> Result<Vec<f64>, AggregateError> {
     let (basis, codes) = (anchors.basis(), anchors.lifted(expected_ic)?);
     let images: Vec<_> = codes.chunks_exact(basis.dims()).zip(points.chunks_exact(samples)).collect();
-    let values = in_parallel(&images, |(code, points)| {
+    let values = in_parallel(threads(), &images, |(code, points)| {
         let values = basis.encode_f64(points);
         let value = |of_point: &[f64]| of_point.iter().zip(*code).map(|(value, coefficient)| value * coefficient).sum();
         values.chunks_exact(basis.dims()).map(value).collect::<Vec<f64>>()
@@ -49,7 +49,7 @@ pub(super) fn values_at(
 /// from there, where the decoder refines, the mode of the mixture on the continuous sphere.
 pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<Vec<Decoded>, AggregateError> {
     if !(tempering > 0.0 && tempering.is_finite()) {
-        return Err(AggregateError::Tempering { got: tempering });
+        return Err(AggregateError::Tempering(tempering));
     }
     let anchors = decoder.anchors();
     let [images, samples] = shape(codes_ikc, anchors)?;
@@ -97,7 +97,7 @@ impl Densities {
         if let Some(neighbourhood) = decoder.neighbourhood() {
             let log_densities = Vec::<f32>::try_from(self.log_ia.f_contiguous()?.f_view([-1])?)?;
             let rows: Vec<&[f32]> = log_densities.chunks_exact(points.len()).collect();
-            return Ok(in_parallel(&rows, |row| decoded(largest(&neighbourhood.log_sums(row)))));
+            return Ok(in_parallel(threads(), &rows, |row| decoded(largest(&neighbourhood.log_sums(row)))));
         }
         let (densities_i, best_i) = self.log_ia.f_max_dim(1, false)?;
         let (densities, best) =
@@ -117,7 +117,7 @@ fn refined(
     let codes = decoder.anchors().lifted(codes_bc)?;
     let images = codes.chunks_exact(samples * basis.dims()).zip(densities.log_totals.chunks_exact(samples));
     let tasks: Vec<_> = starts.iter().zip(images).collect();
-    let results = in_parallel(&tasks, |(start, (codes, log_totals))| {
+    let results = in_parallel(threads(), &tasks, |(start, (codes, log_totals))| {
         // Taken off again at the end: a value near 0 would leave no room for rounding.
         let least = log_totals.iter().copied().fold(f64::INFINITY, f64::min);
         let end = ascend(basis.degree(), start.point, |point| {

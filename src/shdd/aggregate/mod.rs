@@ -31,11 +31,8 @@ pub enum AggregateError {
         dims: usize,
     },
     /// A tempering that makes no density.
-    #[error("aggregator: tempering is {got}, wanted more than 0 and finite")]
-    Tempering {
-        /// The value asked for.
-        got: f64,
-    },
+    #[error("aggregator: tempering is {0}, wanted more than 0 and finite")]
+    Tempering(f64),
     /// The codes could not be decoded.
     #[error(transparent)]
     Decode(#[from] DecodeError),

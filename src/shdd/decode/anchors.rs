@@ -233,7 +233,7 @@ impl Anchors {
         let finite_b = most_b.f_mul_scalar(self.basis().value_max())?.f_isfinite()?.f_to_device(Device::Cpu)?;
         let finite: Vec<bool> = Vec::try_from(&finite_b)?;
         match finite.iter().position(|finite| !finite) {
-            Some(row) => Err(DecodeError::NotFinite { row }),
+            Some(row) => Err(DecodeError::NotFinite(row)),
             None => Ok(codes_bc),
         }
     }

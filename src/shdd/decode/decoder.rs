@@ -76,7 +76,7 @@ impl Decoder {
             let chunk_bc = rows_of(codes_bc, &range)?;
             let scores: Vec<f32> = flat(&self.anchors.scores(&chunk_bc)?)?;
             let rows: Vec<&[f32]> = scores.chunks_exact(self.anchors.points().len()).collect();
-            best.extend(in_parallel(&rows, |scores| largest(&neighbourhood.log_sums(scores))));
+            best.extend(in_parallel(threads(), &rows, |scores| largest(&neighbourhood.log_sums(scores))));
         }
         Ok(best)
     }
@@ -87,7 +87,7 @@ impl Decoder {
         for range in ranges(found.len(), self.anchors.codes_per_pass()) {
             let codes = self.anchors.lifted(&rows_of(codes_bc, &range)?)?;
             let tasks: Vec<(&Decoded, &[f64])> = found[range].iter().zip(codes.chunks_exact(basis.dims())).collect();
-            let results: Vec<Result<Decoded, ShddError>> = in_parallel(&tasks, |(start, code)| {
+            let results: Vec<Result<Decoded, ShddError>> = in_parallel(threads(), &tasks, |(start, code)| {
                 let end = refine(basis, code, start.point)?;
                 Ok(Decoded { point: end.point, score: end.value, converged: end.converged, ..**start })
             });
@@ -106,13 +106,13 @@ pub(in crate::shdd) fn largest(values: &[f64]) -> (usize, f64) {
 }
 
 /// As many as libtorch uses.
-fn threads() -> usize {
+pub(in crate::shdd) fn threads() -> usize {
     usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1)
 }
 
-/// Applies `work` to each task on as many threads as libtorch uses; results in the order of the tasks.
-pub(in crate::shdd) fn in_parallel<T: Sync, R: Send>(tasks: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let share = tasks.len().div_ceil(threads()).max(1);
+/// Applies `work` to each task on so many threads; results in the order of the tasks.
+pub(crate) fn in_parallel<T: Sync, R: Send>(threads: usize, tasks: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let share = tasks.len().div_ceil(threads.max(1)).max(1);
     std::thread::scope(|scope| {
         let parts: Vec<_> = tasks.chunks(share).map(|part| scope.spawn(|| part.iter().map(&work).collect())).collect();
         let join = |part: std::thread::ScopedJoinHandle<'_, Vec<R>>| match part.join() {

@@ -16,8 +16,9 @@ pub mod refine;
 mod source;
 
 pub use anchors::{Anchors, Best, Budget, Coarse, grid_points_min};
+pub(crate) use decoder::in_parallel;
 pub use decoder::{Decoded, Decoder};
-pub(in crate::shdd) use decoder::{in_parallel, largest};
+pub(in crate::shdd) use decoder::{largest, threads};
 pub use neighbourhood::Neighbourhood;
 pub use refine::{Refined, refine};
 
@@ -31,11 +32,8 @@ pub enum DecodeError {
     #[error("decoder: 0 anchors, wanted at least 1")]
     NoAnchors,
     /// A neighbourhood that is none.
-    #[error("decoder: radius of the neighbourhood is {got} km, wanted more than 0 and finite")]
-    Radius {
-        /// The radius asked for.
-        got: f64,
-    },
+    #[error("decoder: radius of the neighbourhood is {0} km, wanted more than 0 and finite")]
+    Radius(f64),
     /// Codes of another degree, or no list of codes at all.
     #[error("decoder: codes have shape {got:?}, wanted [.., {dims}]")]
     Shape {
@@ -53,11 +51,8 @@ pub enum DecodeError {
         dims: usize,
     },
     /// A code that is no code.
-    #[error("decoder: row {row}: the code has a value that is NaN, infinite or too large for scores in f32")]
-    NotFinite {
-        /// Which code, from 0.
-        row: usize,
-    },
+    #[error("decoder: row {0}: the code has a value that is NaN, infinite or too large for scores in f32")]
+    NotFinite(usize),
     /// The harmonics could not be computed.
     #[error(transparent)]
     Shdd(#[from] ShddError),

@@ -34,7 +34,7 @@ impl Neighbourhood {
     /// Neighbourhoods of this radius around each of `points`.
     pub fn new(points: &[UnitVector], radius_km: f64) -> Result<Self, DecodeError> {
         if !(radius_km > 0.0 && radius_km.is_finite()) {
-            return Err(DecodeError::Radius { got: radius_km });
+            return Err(DecodeError::Radius(radius_km));
         }
         let half_angle = (radius_km / EARTH_RADIUS_KM / 2.0).min(std::f64::consts::FRAC_PI_2);
         let chord = 2.0 * half_angle.sin();

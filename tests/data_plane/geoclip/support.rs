@@ -37,7 +37,7 @@ fn make(base: &Path, folder: &Path) {
     let short: String = text.split_inclusive('\n').take(4097).collect();
     match geoclip::write_folder(folder, "test", &tensors, short.as_bytes(), b"", false) {
         Ok(_) => {}
-        Err(GeoclipError::Exists { .. } | GeoclipError::Io(_)) => std::thread::sleep(Duration::from_millis(20)),
+        Err(GeoclipError::Exists(_) | GeoclipError::Io(_)) => std::thread::sleep(Duration::from_millis(20)),
         Err(error) => panic!("{error}"),
     }
 }

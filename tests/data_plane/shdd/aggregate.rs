@@ -239,7 +239,7 @@ fn aggregate_refuses_what_is_no_set_of_samples() {
         assert_eq!(together(how, &right.narrow(1, 0, 0), &decoder), Err(AggregateError::NoSamples));
     }
     let error = mixture(&right, &decoder, 0.0).expect_err("no density");
-    assert_eq!(error, AggregateError::Tempering { got: 0.0 });
+    assert_eq!(error, AggregateError::Tempering(0.0));
 }
 
 #[test]

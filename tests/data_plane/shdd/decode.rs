@@ -189,10 +189,10 @@ fn decode_names_the_row_that_is_not_finite() {
     let anchors = Anchors::grid(basis, 100, Device::Cpu).expect("anchors");
     let codes_bc = Tensor::zeros([4, 16], (Kind::Float, Device::Cpu));
     let _ = codes_bc.get(2).get(5).fill_(f64::NAN);
-    assert_eq!(anchors.best(&codes_bc, 1), Err(DecodeError::NotFinite { row: 2 }));
+    assert_eq!(anchors.best(&codes_bc, 1), Err(DecodeError::NotFinite(2)));
     // Finite, but sums of it with both signs are not: scores would be infinite or NaN.
     let _ = codes_bc.get(2).fill_(3e38);
-    assert_eq!(anchors.best(&codes_bc, 1), Err(DecodeError::NotFinite { row: 2 }));
+    assert_eq!(anchors.best(&codes_bc, 1), Err(DecodeError::NotFinite(2)));
     let _ = codes_bc.get(2).fill_(1e36);
     assert!(anchors.best(&codes_bc, 1).expect("large, but no more").rows.iter().all(|row| row[0].1.is_finite()));
     let wrong = anchors.best(&codes_bc.narrow(1, 0, 9), 1).expect_err("another degree");
