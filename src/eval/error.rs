@@ -18,19 +18,9 @@ pub enum EvalError {
     /// Locating.
     #[error(transparent)]
     Infer(#[from] InferError),
-    /// Settings would be chosen on what they are tested on.
-    #[error(
-        "shards.validation ({validation}) and shards.test ({test}) hold {same} photos in common, and settings must not be chosen on \
-         what they are tested on; name other rows with `--set shards.validation=...`"
-    )]
-    SameRows {
-        /// Where the validation rows are.
-        validation: String,
-        /// Where the test rows are.
-        test: String,
-        /// Photos in both.
-        same: usize,
-    },
+    /// Rows that must not be used, or that nothing is known of.
+    #[error("{0}")]
+    BadData(String),
     /// A file of answers that is none.
     #[error("{path}: {reason}")]
     Answers {
@@ -45,16 +35,6 @@ pub enum EvalError {
     /// Predictions or truth.
     #[error(transparent)]
     Predictions(#[from] PredictionsError),
-    /// A truth that lacks rows of the data.
-    #[error("{truth} (eval.truth) has no row {id:?}, which {location} has; wanted every row of the data")]
-    NoTruth {
-        /// The file.
-        truth: String,
-        /// The row.
-        id: String,
-        /// The data.
-        location: String,
-    },
     /// Coordinates.
     #[error(transparent)]
     Geo(#[from] GeoError),
@@ -76,7 +56,7 @@ impl HasExitCode for EvalError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Infer(error) => error.exit_code(),
-            Self::SameRows { .. } | Self::Answers { .. } | Self::NoTruth { .. } => ExitCode::BadData,
+            Self::BadData(_) | Self::Answers { .. } => ExitCode::BadData,
             Self::Retrieval(error) => error.exit_code(),
             Self::Predictions(error) => error.exit_code(),
             Self::Board(error) => error.exit_code(),

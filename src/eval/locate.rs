@@ -132,7 +132,11 @@ fn refuse_test_rows(job: &EvalJob, rows: &Rows) -> Result<(), EvalError> {
     };
     let same = photos(rows)?.intersection(&tested).count();
     if same > 0 {
-        return Err(EvalError::SameRows { validation: job.data.clone(), test: test.clone(), same });
+        return Err(EvalError::BadData(format!(
+            "shards.validation ({}) and shards.test ({test}) hold {same} photos in common, and settings must not be chosen on what \
+             they are tested on; name other rows with `--set shards.validation=...`",
+            job.data
+        )));
     }
     Ok(())
 }

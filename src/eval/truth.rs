@@ -41,12 +41,11 @@ impl TruthFile {
     /// Puts its places in the place of those of the shards.
     pub fn apply(&self, block: &mut ImageBlock) -> Result<(), EvalError> {
         for image in &mut block.images {
-            let found = self.places.get(&image.id).copied();
-            image.truth = found.ok_or_else(|| EvalError::NoTruth {
-                truth: self.path.clone(),
-                id: image.id.clone(),
-                location: self.location.clone(),
-            })?;
+            let (truth, location, id) = (&self.path, &self.location, &image.id);
+            let unknown = || {
+                format!("{truth} (eval.truth) has no row {id:?}, which {location} has; wanted every row of the data")
+            };
+            image.truth = *self.places.get(id).ok_or_else(|| EvalError::BadData(unknown()))?;
         }
         Ok(())
     }

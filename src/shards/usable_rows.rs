@@ -13,7 +13,7 @@ impl Mask {
 }
 
 impl Dataset {
-    /// Reads the rows of one view of a block that can be used, all of one view after the other.
+    /// Reads one view of a block: the rows that can be used, in their order.
     pub fn read_usable(&self, mask: &Mask, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
         self.read_except(block, view, mask.skipped(block), into)?;
         self.keep_usable(mask, block, into);

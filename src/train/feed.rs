@@ -89,11 +89,11 @@ impl Feed {
         self.anchors.put(settings.anchors, self.device)?;
         if !self.device.is_cuda() {
             self.image_be = batch.embeddings.shallow_clone();
-        } else if self.image_be.size() == batch.embeddings.size() {
-            self.image_be.f_copy_(&batch.embeddings)?;
         } else {
             // A copy of its own: the batch's memory is used again.
-            self.image_be = Tensor::f_empty(batch.embeddings.size(), (batch.embeddings.kind(), self.device))?;
+            if self.image_be.size() != batch.embeddings.size() {
+                self.image_be = Tensor::f_empty(batch.embeddings.size(), (batch.embeddings.kind(), self.device))?;
+            }
             self.image_be.f_copy_(&batch.embeddings)?;
         }
         Ok(())
