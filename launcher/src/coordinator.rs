@@ -9,8 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use locdiff_core::protocol::{Failure, Hello, PROTOCOL_VERSION, PartsWritten, ToLauncher};
-use serde_json::Value;
+use locdiff_core::protocol::{Failure, Hello, JobResult, PROTOCOL_VERSION, PartsWritten, ToLauncher};
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,7 +161,7 @@ impl Cause {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// The result of every rank, in order.
-    Done(Vec<Value>),
+    Done(Vec<JobResult>),
     /// All that went wrong, the first cause first.
     Failed(Vec<Cause>),
 }
@@ -188,7 +187,7 @@ pub struct Build {
 #[derive(Debug, Clone, Default)]
 struct Member {
     hello: Option<Hello>,
-    result: Option<Value>,
+    result: Option<JobResult>,
     exit: Option<Exit>,
     /// Has ended, but its socket may still hold what it said before.
     unheard_exit: Option<Exit>,
@@ -300,8 +299,8 @@ impl Coordinator {
                 let reason = "it keeps a store, which is for rank 0 alone".to_owned();
                 self.stop(Cause::Incompatible { rank, reason }, now)
             }
-            ToLauncher::Result(value) => {
-                member.result = Some(value);
+            ToLauncher::Result(result) => {
+                member.result = Some(result);
                 member.leave_by = Some(now + self.limits.stop);
                 Vec::new()
             }

@@ -1,7 +1,7 @@
 //! Laws of the coordinator, on a clock of their own.
 
+use locdiff_core::protocol::SelfCheck;
 use proptest::prelude::*;
-use serde_json::json;
 
 use super::*;
 
@@ -30,8 +30,12 @@ fn hello(rank: u32) -> Event {
     Event::Message { rank, message: ToLauncher::Hello(hello) }
 }
 
+fn answer(rank: u32) -> JobResult {
+    SelfCheck { device: "Cpu".into(), size: rank, error_max: 0.0 }.into()
+}
+
 fn result(rank: u32) -> Event {
-    Event::Message { rank, message: ToLauncher::Result(json!({ "rank": rank })) }
+    Event::Message { rank, message: ToLauncher::Result(answer(rank)) }
 }
 
 fn failed(rank: u32, of_peer: bool) -> Event {
@@ -112,7 +116,7 @@ fn jobs_start_when_all_have_spoken_and_results_keep_their_order() {
         assert_eq!(gang.outcome(), None);
         ends(&mut gang, rank, Exit::Code(0), at(3));
     }
-    assert_eq!(gang.outcome(), Some(Outcome::Done(vec![json!({"rank": 0}), json!({"rank": 1}), json!({"rank": 2})])));
+    assert_eq!(gang.outcome(), Some(Outcome::Done(vec![answer(0), answer(1), answer(2)])));
 }
 
 #[test]

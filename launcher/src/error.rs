@@ -79,6 +79,13 @@ pub enum LaunchError {
     Interrupted,
 }
 
+impl LaunchError {
+    /// An expected error of the core.
+    pub fn reported(error: impl HasExitCode) -> Self {
+        Self::Reported { text: error.to_string(), code: error.exit_code() }
+    }
+}
+
 impl From<locdiff_core::files::FileError> for LaunchError {
     fn from(error: locdiff_core::files::FileError) -> Self {
         Self::Io { path: error.path, error: error.error }

@@ -41,6 +41,28 @@ impl World {
         Ok(Self { places: (0..workers).map(place).collect(), share_gpu: on_cuda && workers > gpus })
     }
 
+    /// One worker on the CPU.
+    pub fn one_cpu_worker(threads: u32) -> Self {
+        let place = Place { rank: 0, world: 1, local_rank: 0, gpu: None, threads };
+        Self { places: vec![place], share_gpu: false }
+    }
+
+    /// The first worker alone, with so many threads.
+    pub fn alone(mut self, threads: u32) -> Self {
+        self.places.truncate(1);
+        self.places.iter_mut().for_each(|place| (place.world, place.threads) = (1, threads));
+        Self { share_gpu: false, ..self }
+    }
+
+    /// Workers on GPUs share the cores of the machine: no bit of what a GPU computes depends on how many there are.
+    pub fn with_all_cores(mut self) -> Self {
+        let workers = u32::try_from(self.places.len()).unwrap_or(u32::MAX).max(1);
+        for place in self.places.iter_mut().filter(|place| place.gpu.is_some()) {
+            place.threads = (cores() / workers).max(1);
+        }
+        self
+    }
+
     /// That a batch can be shared by the replicas, and the model and its anchors by the ranks of one; else what could.
     pub fn divides(&self, config: &RunConfig) -> Result<(), LaunchError> {
         let (workers, tensor) = (self.places.len() as u64, u64::from(config.parallel.tensor));
@@ -68,6 +90,11 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Cores that this process may use.
+pub fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
 }
 
 fn refused(text: String) -> Result<(), LaunchError> {

@@ -15,8 +15,8 @@ use anyhow::Context as _;
 use futures::{SinkExt, StreamExt};
 use locdiff_core::exit_code::HasExitCode;
 use locdiff_core::protocol::{
-    CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, LAUNCHER_PID_VARIABLE, Meeting, PartsWritten, ToLauncher,
-    ToWorker,
+    CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, JobResult, LAUNCHER_PID_VARIABLE, Meeting, PartsWritten,
+    ToLauncher, ToWorker, WrongResult,
 };
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -25,7 +25,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::process::{Child, Command};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::bytes::Bytes;
 use tokio_util::codec::LengthDelimitedCodec;
 
@@ -45,6 +45,9 @@ const NOTICES_MAX: usize = 1024;
 
 /// How long output is waited for once every worker has ended: what a worker started may hold its pipes open for ever.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
+
+/// Name of the thread that computes while signals are watched.
+const COMPUTING: &str = "computing";
 
 /// A gang to run.
 #[derive(Debug)]
@@ -91,11 +94,18 @@ impl Observer for Echo {
 
 /// What a gang that ended well has said.
 #[derive(Debug)]
-pub struct GangResult {
+pub struct GangResult<T> {
     /// What each rank said of itself.
     pub hellos: Vec<Hello>,
     /// The result of each rank.
-    pub results: Vec<serde_json::Value>,
+    pub results: Vec<T>,
+}
+
+impl<T> GangResult<T> {
+    /// The result of rank 0.
+    pub fn first(self) -> anyhow::Result<T> {
+        self.results.into_iter().next().context("a gang without workers: this is a bug")
+    }
 }
 
 /// Where `locdiff-worker` must be: beside the launcher's own executable.
@@ -141,9 +151,38 @@ impl Supervisor {
         Ok(Self { runtime, signals: Signals { interrupts, terminations } })
     }
 
-    /// Runs a gang to its end.
-    pub fn run(&mut self, gang: &Gang<'_>, observer: &mut dyn Observer) -> anyhow::Result<GangResult> {
-        self.runtime.block_on(supervise(gang, observer, &mut self.signals))
+    /// Runs a gang to its end; an error where a worker answers with the result of another job.
+    pub fn run<T>(&mut self, gang: &Gang<'_>, observer: &mut dyn Observer) -> anyhow::Result<GangResult<T>>
+    where
+        T: TryFrom<JobResult, Error = WrongResult>,
+    {
+        let GangResult { hellos, results } = self.runtime.block_on(supervise(gang, observer, &mut self.signals))?;
+        let of_this_job = |(rank, result)| {
+            let job = gang.job.name();
+            T::try_from(result).map_err(|wrong| {
+                LaunchError::WorkerIncompatible(format!("worker rank {rank} has answered `{job}` wrongly: {wrong}"))
+            })
+        };
+        let results = results.into_iter().enumerate().map(of_this_job).collect::<Result<_, _>>()?;
+        Ok(GangResult { hellos, results })
+    }
+
+    /// Computes on a thread of its own, so that Ctrl-C and SIGTERM are heard at once: the thread ends with the command.
+    pub fn compute<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+    ) -> anyhow::Result<T> {
+        let (done, result) = oneshot::channel();
+        // Nobody waits for the result of a command that was interrupted.
+        let work = move || drop(done.send(work()));
+        std::thread::Builder::new().name(COMPUTING.into()).spawn(work).context("no thread to compute on")?;
+        let signals = &mut self.signals;
+        self.runtime.block_on(async {
+            tokio::select! {
+                found = result => found.context("the computation broke off: this is a bug")?,
+                () = signals.recv() => Err(LaunchError::Interrupted.into()),
+            }
+        })
     }
 
     /// An error where the user has asked to end since the last gang.
@@ -154,7 +193,11 @@ impl Supervisor {
     }
 }
 
-async fn supervise(gang: &Gang<'_>, observer: &mut dyn Observer, signals: &mut Signals) -> anyhow::Result<GangResult> {
+async fn supervise(
+    gang: &Gang<'_>,
+    observer: &mut dyn Observer,
+    signals: &mut Signals,
+) -> anyhow::Result<GangResult<JobResult>> {
     let control = ControlSocket::bind()?;
     let (events, mut inbox) = mpsc::channel(NOTICES_MAX);
     let mut members = spawn_all(gang, &control, &events)?;

@@ -4,11 +4,9 @@ use std::path::PathBuf;
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::geo::GeoError;
-use locdiff_core::metrics::MetricsError;
+use locdiff_core::predictions::PredictionsError;
 use locdiff_core::tables::TableError;
-use locdiff_core::tensorboard::BoardError;
 
-use super::predictions::PredictionsError;
 use super::retrieval_data::RetrievalDataError;
 use crate::checkpoint::CheckpointError;
 use crate::diffusion::DiffusionError;
@@ -131,14 +129,6 @@ pub enum EvalError {
         /// The least that would do.
         want: u32,
     },
-    /// A file of answers that is none.
-    #[error("{path}: {reason}")]
-    Answers {
-        /// Which file.
-        path: PathBuf,
-        /// Where, got and wanted.
-        reason: String,
-    },
     /// Data.
     #[error(transparent)]
     Shards(#[from] ShardsError),
@@ -188,12 +178,6 @@ pub enum EvalError {
     /// Coordinates.
     #[error(transparent)]
     Geo(#[from] GeoError),
-    /// Scores.
-    #[error(transparent)]
-    Metrics(#[from] MetricsError),
-    /// TensorBoard.
-    #[error(transparent)]
-    Board(#[from] BoardError),
     /// libtorch.
     #[error(transparent)]
     Native(#[from] NativeError),
@@ -208,7 +192,6 @@ impl HasExitCode for EvalError {
             Self::NoAverage { .. }
             | Self::Network { .. }
             | Self::Width { .. }
-            | Self::Answers { .. }
             | Self::NoTruth { .. }
             | Self::NoDirection { .. }
             | Self::SameRows { .. } => ExitCode::BadData,
@@ -221,7 +204,6 @@ impl HasExitCode for EvalError {
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),
             Self::Geoclip(error) => error.exit_code(),
-            Self::Board(error) => error.exit_code(),
             _ => ExitCode::WorkerFailed,
         }
     }

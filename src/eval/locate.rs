@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use locdiff_core::config::{DecodeAnchors, RunConfig, grid_points_min};
 use locdiff_core::geo::{Place, UnitVector, fibonacci_grid};
-use locdiff_core::protocol::{EvalJob, EvalSummary, Located, LocatedRow, Method, TuningErrors};
+use locdiff_core::protocol::{EvalJob, EvalSummary, Located, LocatedRow, Method};
 use tch::Device;
 
 use super::engine::{Engine, Sighting};
@@ -14,7 +14,7 @@ use super::retrieve::{Retrieval, gallery_points};
 use super::rows::{Image, ImageBlock, Rows};
 use super::trained::Trained;
 use crate::native::cuda;
-use crate::retrieval::{Grid, Retriever, TuneRow};
+use crate::retrieval::{Grid, Retriever};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
 
 /// Which worker this is, and what it computes on.
@@ -88,8 +88,7 @@ impl Methods<'_> {
         let known = (&embeddings_ive, sightings.as_slice());
         if self.is_tuning {
             for (row, found) in rows.iter_mut().zip(retrieval.errors(retriever, block, known, &Grid::default())?) {
-                let TuneRow { own_km, retrieval_km, errors_km, .. } = found;
-                row.tuning = Some(TuningErrors { own: own_km, retrieval: retrieval_km, settings: errors_km });
+                row.tuning = Some(found);
             }
             return Ok(rows);
         }

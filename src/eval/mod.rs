@@ -6,24 +6,18 @@
 //! - [`trained`]: the network of a checkpoint.
 //! - [`engine`]: from embeddings to places.
 //! - [`retrieve`]: retrieval and LocDiff-H beside it; [`retrieval_data`]: what they need of shards.
-//! - [`score`]: from answers to metrics, once the launcher has gathered them.
-//! - [`choose`]: which settings of LocDiff-H are best.
-//! - [`predictions`]: anybody's predictions against the truth.
 //! - [`perturbation`]: how far noise on a code moves its mode.
 //!
 //! Invariant: the answer for a row is a function of checkpoint, configuration, seed, the row and the fixed block that it lies
 //! in; the number of workers has no part in it.
 
-pub mod choose;
 pub mod engine;
 mod error;
 pub mod locate;
 pub mod perturbation;
-pub mod predictions;
 pub mod retrieval_data;
 pub mod retrieve;
 pub mod rows;
-pub mod score;
 pub mod trained;
 
 pub use error::EvalError;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use locdiff_core::config::{RetrievalConfig, RetrievalHead, RunConfig};
 use locdiff_core::geo::{Degrees, Place, UnitVector};
-use locdiff_core::protocol::{EvalJob, HybridWish};
+use locdiff_core::protocol::{EvalJob, HybridWish, TuningErrors};
 use locdiff_core::tables;
 use tch::{Device, Tensor};
 
@@ -17,7 +17,7 @@ use super::rows::{ImageBlock, Rows};
 use crate::geoclip::Geoclip;
 use crate::native::cuda;
 use crate::retrieval::{
-    Gallery, Grid, Hybrid, Located, QueryHead, RetrievalError, Retriever, Samples, TuneRow, locate, try_settings,
+    Gallery, Grid, Hybrid, Located, QueryHead, RetrievalError, Retriever, Samples, locate, try_settings,
 };
 use crate::shards::{BlockRows, Blocks, Dataset, Mask};
 
@@ -91,7 +91,7 @@ impl Retrieval {
         block: &ImageBlock,
         (embeddings_ive, sightings): (&Tensor, &[Sighting]),
         grid: &Grid,
-    ) -> Result<Vec<TuneRow>, EvalError> {
+    ) -> Result<Vec<TuningErrors>, EvalError> {
         let queries = self.queries(block, embeddings_ive)?;
         let truths: Vec<UnitVector> = block.images.iter().map(|image| image.truth.into()).collect();
         Ok(try_settings(retriever, &queries, &samples(sightings), &truths, grid, self.neighbours)?)

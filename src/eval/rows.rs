@@ -10,10 +10,10 @@ use std::path::Path;
 
 use locdiff_core::config::{OnBadRows, RunConfig};
 use locdiff_core::geo::{Degrees, Place};
+use locdiff_core::predictions::{PredictionsError, Truth};
 use tch::{Device, Kind, Tensor};
 
 use super::error::EvalError;
-use super::predictions::{PredictionsError, Truth, some_of};
 use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask, ShardsError};
 
 /// Images of a block. Sixteen samples of each make 1024 chains: enough to keep a GPU busy.
@@ -242,11 +242,9 @@ fn read_truth(path: &str, location: &str, dataset: &Dataset) -> Result<HashMap<S
     for block in 0..dataset.block_rows().len() as u32 {
         known.extend(names(dataset, block)?.into_iter().flatten());
     }
-    let extra: Vec<&String> = truth.ids().iter().filter(|id| !known.contains(*id)).collect();
+    let extra: Vec<&String> = truth.ids.iter().filter(|id| !known.contains(*id)).collect();
     if !extra.is_empty() {
-        let (count, rows, ids) = (extra.len(), truth.ids().len(), some_of(&extra));
-        let (file, truth) = (path.to_owned(), location.to_owned());
-        return Err(PredictionsError::Extra { file, truth, count, rows, ids }.into());
+        return Err(PredictionsError::extra(path, location, truth.ids.len(), &extra).into());
     }
-    Ok(truth.ids().iter().cloned().zip(truth.places().iter().copied()).collect())
+    Ok(truth.ids.into_iter().zip(truth.places).collect())
 }

@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use locdiff_core::files::Written;
 use locdiff_core::geo::Place;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
@@ -38,16 +39,7 @@ pub struct Manifest {
     /// Where it came from.
     pub source: String,
     /// Its files by name.
-    pub files: BTreeMap<String, FileEntry>,
-}
-
-/// One file of the folder.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileEntry {
-    /// Its length.
-    pub bytes: u64,
-    /// Checksum of its bytes, 16 hexadecimal digits.
-    pub xxh3: String,
+    pub files: BTreeMap<String, Written>,
 }
 
 /// Weights and gallery, checked.
@@ -127,7 +119,7 @@ fn read_manifest(folder: &Path) -> Result<Manifest, GeoclipError> {
     Ok(manifest)
 }
 
-fn read_checked(folder: &Path, name: &str, entry: &FileEntry) -> Result<Vec<u8>, GeoclipError> {
+fn read_checked(folder: &Path, name: &str, entry: &Written) -> Result<Vec<u8>, GeoclipError> {
     let path = folder.join(name);
     let bytes = std::fs::read(&path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => {
@@ -176,7 +168,7 @@ pub fn write_folder(
     for name in [WEIGHTS, GALLERY, "LICENSE"] {
         let path = beside.path().join(name);
         let bytes = std::fs::read(&path).map_err(GeoclipError::io(&path))?;
-        files.insert(name.to_owned(), FileEntry { bytes: bytes.len() as u64, xxh3: hex(&bytes) });
+        files.insert(name.to_owned(), Written { bytes: bytes.len() as u64, xxh3: hex(&bytes) });
     }
     let manifest = Manifest { version: VERSION, source: source.to_owned(), files };
     let text = serde_json::to_vec_pretty(&manifest).expect("a manifest of strings and numbers is JSON");

@@ -56,7 +56,7 @@ pub use contents::Contents;
 pub use dataset::Dataset;
 pub use error::{ShardsError, Spot};
 pub use index::DatasetIndex;
-pub use inspect::{Inspection, inspect};
+pub use inspect::inspect;
 pub use linear_head::{PROJECTION_SEED, projection};
 pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
 pub use mask::Mask;
@@ -64,7 +64,7 @@ pub use origin::Origin;
 pub use plan::{Epoch, Layout, Plan, PlanOptions, Sample, Samples, Share, WINDOW_BYTES_MAX};
 pub use position::{Bookmark, Position};
 pub use prefetch::{Batch, BatchOptions, Batches, InlineBatches};
-pub use replay::{Replay, ReplayReport, ReplayedSize};
+pub use replay::Replay;
 #[cfg(feature = "s3")]
 pub use s3::S3Options;
 pub use scan::{BadRow, Scan, Survey};

@@ -34,6 +34,6 @@ mod work;
 pub use codes::{Codes, Points};
 pub use error::TrainError;
 pub use pictures::Seen;
-pub use run::{Summary, run};
+pub use run::run;
 pub use schedule::{ema_decay, learning_rate};
 pub use step::{LossParts, StepOutcome, Trainer};

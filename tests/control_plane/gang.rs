@@ -119,6 +119,17 @@ fn a_failed_worker_is_quoted() {
 }
 
 #[test]
+fn a_worker_that_answers_with_the_result_of_another_job_is_named() {
+    let stage = Stage::new(Worker::Fake("other-result@1"));
+    stage
+        .run("--workers 2 --device cpu self-check")
+        .ends_with(ExitCode::WorkerIncompatible)
+        .says("worker rank 1 has answered `self-check` wrongly")
+        .says("got the result of `bench shdd`, wanted that of `self-check`");
+    leaves_nothing(&stage);
+}
+
+#[test]
 fn a_worker_that_ends_without_a_result_has_failed() {
     let stage = Stage::new(Worker::Fake("vanish@0"));
     stage.run("--workers 2 --device cpu self-check").ends_with(ExitCode::WorkerFailed).says("ended without a result");

@@ -12,6 +12,7 @@ use std::hash::Hasher as _;
 use std::io::{self, ErrorKind, Read as _, Write};
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 pub use fault::Fault;
@@ -37,7 +38,7 @@ impl FileError {
 }
 
 /// What became of a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
     /// Its length.
     pub bytes: u64,

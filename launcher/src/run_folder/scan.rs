@@ -10,7 +10,7 @@ use std::time::Duration;
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files;
 use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::names::{is_plain, set_aside_step_of, step_of};
 use crate::error::LaunchError;
@@ -133,6 +133,12 @@ enum Wrong {
     Refused(LaunchError),
 }
 
+/// What a manifest of any version has.
+#[derive(Deserialize)]
+struct Version {
+    format: u64,
+}
+
 /// The manifest, or what is wrong with it.
 fn read_manifest(path: &Path) -> Result<Result<CheckpointManifest, String>, LaunchError> {
     let io = |error| LaunchError::Io { path: path.to_owned(), error };
@@ -146,17 +152,13 @@ fn read_manifest(path: &Path) -> Result<Result<CheckpointManifest, String>, Laun
     }
     let bytes = std::fs::read(path).map_err(io)?;
     let malformed = |error: serde_json::Error| format!("{CHECKPOINT_MANIFEST} cannot be understood: {error}");
-    let value: serde_json::Value = match serde_json::from_slice(&bytes) {
-        Ok(value) => value,
-        Err(error) => return Ok(Err(malformed(error))),
-    };
-    match value["format"].as_u64() {
-        Some(later) if later > u64::from(CHECKPOINT_FORMAT) => {
+    match serde_json::from_slice(&bytes) {
+        Ok(Version { format: later }) if later > u64::from(CHECKPOINT_FORMAT) => {
             let text =
                 format!("{}: format {later} is that of a later version, wanted {CHECKPOINT_FORMAT}", path.display());
             Err(LaunchError::Reported { text, code: ExitCode::BadData })
         }
-        _ => Ok(serde_json::from_value(value).map_err(malformed)),
+        _ => Ok(serde_json::from_slice(&bytes).map_err(malformed)),
     }
 }
 

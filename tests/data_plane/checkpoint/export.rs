@@ -50,7 +50,7 @@ fn an_export_has_the_averaged_weights_the_buffers_and_the_configuration() {
     let home = tempfile::tempdir().expect("temporary folder");
     let (checkpoint, out) = (run(home.path()), home.path().join("new/model.safetensors"));
     let result = export(&Files::real(), &job(&checkpoint, &out, false)).expect("exported");
-    assert_eq!((&result["step"], &result["tensors"], &result["degree"]), (&json!(9), &json!(8), &json!(23)));
+    assert_eq!((result.step, result.tensors, result.degree), (9, 8, 23));
     let mut want = tensors(4);
     want.push(("image_mean".into(), Tensor::from_slice(&[1_f32, 2.0])));
     assert_same(&Tensor::read_safetensors(&out).expect("as the crate sees it"), &want);

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use locdiff_core::protocol::{LocatedRow, PartsWritten, ToLauncher};
+use anyhow::Context as _;
+use locdiff_core::geo::{Degrees, Place, UnitVector};
+use locdiff_core::protocol::{LocatedRow, PartsWritten, ToLauncher, TuningErrors};
 
 use crate::error::LaunchError;
 use crate::supervisor::{Echo, Observer};
@@ -30,6 +32,16 @@ impl Gather {
     /// The rows, in order.
     pub(super) fn rows(&self) -> impl ExactSizeIterator<Item = &LocatedRow> {
         self.rows.values()
+    }
+
+    /// The rows with the errors that settings are chosen by.
+    pub(super) fn tuning(self) -> anyhow::Result<Vec<(UnitVector, TuningErrors)>> {
+        let one = |row: LocatedRow| {
+            let [latitude, longitude] = row.truth.map(Degrees);
+            let errors = row.tuning.with_context(|| format!("row {} was not tried with any setting", row.index))?;
+            Ok((Place::new(latitude, longitude)?.into(), errors))
+        };
+        self.rows.into_values().map(one).collect()
     }
 
     /// An error unless each of so many rows has come once, with the same methods as the others.

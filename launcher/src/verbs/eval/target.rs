@@ -8,7 +8,6 @@ use locdiff_core::exit_code::ExitCode;
 use super::files::TUNED;
 use crate::cli::Global;
 use crate::error::LaunchError;
-use crate::gpus;
 use crate::output::Output;
 use crate::run_folder::{CONFIG, Checkpoint, Depth, checkpoints, newest_whole, whole_checkpoint};
 use crate::verbs::checkpoint::find_run;
@@ -31,7 +30,7 @@ impl Target {
                 if is_hybrid && tuned.exists() {
                     output.people(&format!("settings as --config has them: {} is not used with it", tuned.display()));
                 }
-                resolve(global, &gpus::inventory())?
+                resolve(global)?
             }
             None => config::load(&layers(&run, global, is_hybrid, output)?).map_err(LaunchError::from)?,
         };
