@@ -11,9 +11,6 @@ pub enum LaunchError {
     /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigErrors),
-    /// The machine lacks the devices that were asked for.
-    #[error("{0}")]
-    Device(String),
     /// No worker binary.
     #[error("no worker at {path}: {reason}; build it with `make build`, or install both programs into one folder")]
     WorkerMissing {
@@ -22,23 +19,14 @@ pub enum LaunchError {
         /// What the system said.
         reason: String,
     },
-    /// The worker starts but does not fit this launcher.
-    #[error("{0}")]
-    WorkerIncompatible(String),
-    /// A worker failed while it ran; the text is the whole report.
-    #[error("{0}")]
-    WorkerFailed(String),
-    /// A worker ended with an expected error, such as bad data; the text is its own.
+    /// Anything else that was expected, with its code; of a worker that failed the text is the whole report.
     #[error("{text}")]
     Reported {
-        /// What it said.
+        /// What to say.
         text: String,
-        /// The code that it asked for.
+        /// The code to end with.
         code: ExitCode,
     },
-    /// Workers did not report in time.
-    #[error("{0}")]
-    Timeout(String),
     /// A file or folder could not be read or written.
     #[error("{path}: {error}")]
     Io {
@@ -80,9 +68,14 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
+    /// An error with a code.
+    pub fn new(code: ExitCode, text: impl Into<String>) -> Self {
+        Self::Reported { text: text.into(), code }
+    }
+
     /// An expected error of the core.
     pub fn reported(error: impl HasExitCode) -> Self {
-        Self::Reported { text: error.to_string(), code: error.exit_code() }
+        Self::new(error.exit_code(), error.to_string())
     }
 }
 
@@ -96,12 +89,8 @@ impl HasExitCode for LaunchError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Config(_) => ExitCode::Config,
-            Self::Device(_) => ExitCode::Device,
             Self::WorkerMissing { .. } => ExitCode::WorkerMissing,
-            Self::WorkerIncompatible(_) => ExitCode::WorkerIncompatible,
-            Self::WorkerFailed(_) => ExitCode::WorkerFailed,
             Self::Reported { code, .. } => *code,
-            Self::Timeout(_) => ExitCode::Timeout,
             Self::Io { .. } => ExitCode::Io,
             Self::RunHeld { .. } => ExitCode::RunHeld,
             Self::RunDiffers { .. } => ExitCode::RunDiffers,

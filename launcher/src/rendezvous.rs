@@ -98,7 +98,7 @@ pub fn cores() -> u32 {
 }
 
 fn refused(text: String) -> Result<(), LaunchError> {
-    Err(LaunchError::Reported { text, code: ExitCode::Config })
+    Err(LaunchError::new(ExitCode::Config, text))
 }
 
 /// Anchors that tensor-parallel ranks divide; without a KL none.
@@ -139,15 +139,21 @@ fn multiples(near: u64, of: u64) -> String {
 fn enough_gpus(workers: u32, gpus: u32, share: bool, inventory: &Inventory) -> Result<(), LaunchError> {
     let why = inventory.absent_because.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     if gpus == 0 {
-        return Err(LaunchError::Device(format!(
-            "{workers} GPU(s) asked for, this machine shows none{why}; to train on the CPU say `--workers {workers} --device cpu`"
-        )));
+        return Err(LaunchError::new(
+            ExitCode::Device,
+            format!(
+                "{workers} GPU(s) asked for, this machine shows none{why}; to train on the CPU say `--workers {workers} --device cpu`"
+            ),
+        ));
     }
     if workers > gpus && !share {
-        return Err(LaunchError::Device(format!(
-            "{workers} GPUs asked for, this machine shows {gpus}; take `--gpus {gpus}`, or `--share-gpu` for a test, or \
+        return Err(LaunchError::new(
+            ExitCode::Device,
+            format!(
+                "{workers} GPUs asked for, this machine shows {gpus}; take `--gpus {gpus}`, or `--share-gpu` for a test, or \
              `--workers {workers} --device cpu`"
-        )));
+            ),
+        ));
     }
     Ok(())
 }
@@ -169,17 +175,21 @@ fn interface_is_there(name: &str) -> Result<(), LaunchError> {
     if name.is_empty() {
         return Ok(());
     }
-    let found = nix::ifaddrs::getifaddrs()
-        .map_err(|error| LaunchError::Device(format!("the network interfaces cannot be listed: {error}")))?;
+    let found = nix::ifaddrs::getifaddrs().map_err(|error| {
+        LaunchError::new(ExitCode::Device, format!("the network interfaces cannot be listed: {error}"))
+    })?;
     let mut names: Vec<String> = found.map(|interface| interface.interface_name).collect();
     names.sort();
     names.dedup();
     match names.iter().any(|known| known == name) {
         true => Ok(()),
-        false => Err(LaunchError::Device(format!(
-            "network.interface is \"{name}\", which this machine does not have; there are {}",
-            names.join(", ")
-        ))),
+        false => Err(LaunchError::new(
+            ExitCode::Device,
+            format!(
+                "network.interface is \"{name}\", which this machine does not have; there are {}",
+                names.join(", ")
+            ),
+        )),
     }
 }
 

@@ -14,7 +14,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::CommandFactory;
 use locdiff_core::config::{self, DeviceKind, Layer, Resolved};
-use locdiff_core::protocol::{CollectiveRow, Hello, Job, JobResult, Meeting, Probed, SelfCheck, WrongResult};
+use locdiff_core::exit_code::ExitCode;
+use locdiff_core::protocol::{Answer, CollectiveRow, Hello, Job, Meeting, Probed, SelfCheck};
 use serde_json::{Value, json};
 
 use crate::cli::{BenchVerb, Cli, ConfigVerb, Global, Verb};
@@ -24,7 +25,7 @@ use crate::error::LaunchError;
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::rendezvous::World;
-use crate::supervisor::{self, Echo, Gang, GangResult, Observer, Supervisor};
+use crate::supervisor::{self, Echo, Gang, GangResult, Observer, Silence, Supervisor};
 
 /// Does what the command line asks for; the value is what `--json` prints.
 pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
@@ -77,25 +78,19 @@ fn default_preset(global: &Global, inventory: &Inventory) -> &'static str {
 }
 
 /// Starts workers, gives them a job and waits for their results.
-pub(crate) fn run_gang<T>(resolved: &Resolved, world: &World, job: Job, echo: bool) -> anyhow::Result<GangResult<T>>
-where
-    T: TryFrom<JobResult, Error = WrongResult>,
-{
-    run_attempt(&mut Supervisor::new()?, resolved, world, job, 0, &mut Echo(echo))
+pub(crate) fn run_gang<T: Answer>(resolved: &Resolved, world: &World, job: Job) -> anyhow::Result<GangResult<T>> {
+    run_attempt(&mut Supervisor::new()?, resolved, world, job, 0, &mut Echo)
 }
 
 /// The same for one attempt of a run, with who hears its reports.
-pub(crate) fn run_attempt<T>(
+pub(crate) fn run_attempt<T: Answer>(
     supervisor: &mut Supervisor,
     resolved: &Resolved,
     world: &World,
     job: Job,
     attempt: u32,
     observer: &mut dyn Observer,
-) -> anyhow::Result<GangResult<T>>
-where
-    T: TryFrom<JobResult, Error = WrongResult>,
-{
+) -> anyhow::Result<GangResult<T>> {
     let worker = supervisor::worker_path()?;
     let supervise = &resolved.config.supervise;
     let limits = Limits {
@@ -115,7 +110,14 @@ where
 /// Asks one worker who it is.
 pub(crate) fn probe() -> anyhow::Result<Hello> {
     let resolved = config::load(&[] as &[Layer]).map_err(LaunchError::from)?;
-    let found = run_gang::<Probed>(&resolved, &World::one_cpu_worker(1), Job::Probe, false)?;
+    let found = run_attempt::<Probed>(
+        &mut Supervisor::new()?,
+        &resolved,
+        &World::one_cpu_worker(1),
+        Job::Probe,
+        0,
+        &mut Silence,
+    )?;
     found.hellos.into_iter().next().context("a worker that has not said hello: this is a bug")
 }
 
@@ -161,7 +163,7 @@ fn completions(shell: clap_complete::Shell, output: Output) -> anyhow::Result<Va
 /// Every worker starts, meets nobody, and checks that libtorch computes right in its process.
 fn self_check(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
-    let found = run_gang::<SelfCheck>(&resolved, &world, Job::SelfCheck, true)?;
+    let found = run_gang::<SelfCheck>(&resolved, &world, Job::SelfCheck)?;
     let mut rows = Vec::new();
     for (hello, check) in found.hellos.iter().zip(found.results) {
         output.people(&format!(
@@ -182,7 +184,7 @@ fn self_check(global: &Global, output: Output) -> anyhow::Result<Value> {
 /// Every collective operation between real processes: values, time, bandwidth.
 fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
-    let found = run_gang(&resolved, &world, Job::BenchCollectives { bytes_max }, true)?;
+    let found = run_gang(&resolved, &world, Job::BenchCollectives { bytes_max })?;
     let pids: Vec<u32> = found.hellos.iter().map(|hello| hello.pid).collect();
     let rows: Vec<CollectiveRow> = found.first()?;
     let ok = rows.iter().all(|row| row.ok);
@@ -196,7 +198,7 @@ fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow:
     }
     if !ok {
         let wrong: Vec<&str> = rows.iter().filter(|row| !row.ok).map(|row| row.op.as_str()).collect();
-        return Err(LaunchError::WorkerFailed(format!("wrong values from {}", wrong.join(", "))).into());
+        return Err(LaunchError::new(ExitCode::WorkerFailed, format!("wrong values from {}", wrong.join(", "))).into());
     }
     Ok(json!({ "ok": ok, "pids": pids, "rows": rows }))
 }

@@ -4,14 +4,9 @@ use std::path::Path;
 use std::process::Stdio;
 
 use locdiff_core::exit_code::ExitCode;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
-use crate::stage::{Ran, Stage, Worker, eventually, is_alive, wait};
-
-fn signal(pid: u32, signal: Signal) {
-    kill(Pid::from_raw(i32::try_from(pid).expect("small")), signal).expect("alive");
-}
+use crate::stage::{Ran, Stage, Worker, eventually, has_thread, is_alive, signal, wait};
 
 #[track_caller]
 fn leaves_nothing(stage: &Stage) {
@@ -254,10 +249,7 @@ fn workers_of(launcher: u32) -> Vec<u32> {
 
 /// Whether a worker has joined the others: a Gloo thread appears with its first group.
 fn has_met(pid: u32) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    threads
-        .filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok())
-        .any(|name| name.contains("gloo"))
+    has_thread(pid, "gloo")
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub use eval::{
     EvalJob, EvalSummary, GalleryEmbedded, HybridWish, Located, LocatedRow, Method, TruthWritten, TuningErrors,
 };
 pub use measure::{CollectiveRow, PerturbationBlock, Probed, SelfCheck, ShddRow};
-pub use result::{JobResult, WrongResult};
+pub use result::{Answer, JobResult, WrongResult};
 pub use shards::{
     GeoclipImported, ImageHead, Inspection, Problem, ReadingSpeed, ReplayReport, ReplayedSize, ShardsBenched,
     ShardsJob, ShardsMade, Statistics, Verified,

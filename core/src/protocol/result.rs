@@ -17,6 +17,11 @@ pub struct WrongResult {
     pub want: &'static str,
 }
 
+/// The result of some job.
+pub trait Answer: TryFrom<JobResult, Error = WrongResult> {}
+
+impl<T: TryFrom<JobResult, Error = WrongResult>> Answer for T {}
+
 macro_rules! results {
     ($($kind:ident($result:ty) $name:literal,)*) => {
         /// What a worker answers when its job is done: one kind for each job.

@@ -13,7 +13,7 @@ use locdiff_core::protocol::{
 };
 
 use super::names::{LATEST, REMOVING, free_name, is_plain, unix_s};
-use super::scan::{self, Condition, Depth, better};
+use super::scan::{self, better};
 use super::{Checkpoint, RunFolder};
 use crate::error::LaunchError;
 
@@ -110,12 +110,8 @@ impl RunFolder {
 
     /// Removes all but the last few and the best; what cannot be read is left alone.
     fn prune(&self) -> Result<Vec<String>, LaunchError> {
-        let mut known = Vec::new();
-        for (step, folder) in scan::committed(&self.path)? {
-            if let Condition::Whole(manifest) = scan::examine(&folder, Depth::Lengths)? {
-                known.push((step, manifest.score));
-            }
-        }
+        let present = scan::present(&self.path)?;
+        let known: Vec<_> = present.iter().map(|manifest| (manifest.step, manifest.score)).collect();
         let mut pruned = Vec::new();
         for step in to_remove(&known, self.keep) {
             let name = step_name(step);
@@ -142,7 +138,7 @@ impl RunFolder {
 fn check_parts(partial: &Path, files: &[CheckpointFile]) -> Result<(), LaunchError> {
     let fail = |reason: String| {
         let text = format!("{}: {reason}; not committed", partial.display());
-        Err(LaunchError::Reported { text, code: ExitCode::Corrupt })
+        Err(LaunchError::new(ExitCode::Corrupt, text))
     };
     if files.is_empty() {
         return fail("no rank wrote anything".into());

@@ -3,6 +3,7 @@
 //! The time of one location has a limit, which is printed beside it and said to be kept or not. A time over it is no failure of
 //! the command: machines differ and are busy. Values that differ are.
 
+use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{Job, ShddRow};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -24,7 +25,7 @@ fn limit_us(degree: u32) -> Option<f64> {
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let world = world.alone(resolved.config.train.threads);
-    let rows: Vec<ShddRow> = run_gang(&resolved, &world, Job::BenchShdd, true)?.first()?;
+    let rows: Vec<ShddRow> = run_gang(&resolved, &world, Job::BenchShdd)?.first()?;
     output.people(&format!(
         "{:>6} {:>6} {:>10} {:>10} {:>10} {:>7}  us per location",
         "degree", "dims", "fast", "scalar", "GPU", "limit"
@@ -32,7 +33,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     rows.iter().for_each(|row| output.people(&line(row)));
     if let Some(wrong) = rows.iter().find(|row| !row.ok) {
         let text = format!("the forms of the harmonics differ at degree {}", wrong.degree);
-        return Err(LaunchError::WorkerFailed(text).into());
+        return Err(LaunchError::new(ExitCode::WorkerFailed, text).into());
     }
     Ok(json!({ "ok": true, "rows": rows.into_iter().map(Limited::from).collect::<Vec<_>>() }))
 }

@@ -41,7 +41,7 @@ fn verify(run_dir: Option<&Path>, global: &Global, output: Output) -> anyhow::Re
         .collect();
     if !damaged.is_empty() {
         let text = format!("{} of {} checkpoints are damaged:\n  {}", damaged.len(), rows.len(), damaged.join("\n  "));
-        return Err(LaunchError::Reported { text, code: ExitCode::Corrupt }.into());
+        return Err(LaunchError::new(ExitCode::Corrupt, text).into());
     }
     Ok(json!({ "ok": true, "run": run, "rows": rows }))
 }
@@ -69,7 +69,7 @@ const EXPORT_TRIES: u32 = 5;
 fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
     if !overwrite && out.symlink_metadata().is_ok() {
         let text = format!("{} exists; say --overwrite to replace it", out.display());
-        return Err(LaunchError::Reported { text, code: ExitCode::Exists }.into());
+        return Err(LaunchError::new(ExitCode::Exists, text).into());
     }
     let mut tries = 0;
     let (checkpoint, exported) = loop {
@@ -98,7 +98,7 @@ fn export_one(checkpoint: &Path, out: &Path, overwrite: bool, global: &Global) -
     let config = config_of(checkpoint)?;
     let job = ExportJob { config, checkpoint: checkpoint.to_owned(), out: out.to_owned(), overwrite };
     let job = Job::Export(Box::new(job));
-    super::run_gang(&super::resolve(global)?, &World::one_cpu_worker(1), job, true)?.first()
+    super::run_gang(&super::resolve(global)?, &World::one_cpu_worker(1), job)?.first()
 }
 
 /// A folder that is a checkpoint itself, or the newest whole one of a run.
@@ -137,7 +137,7 @@ fn is_run(folder: &Path) -> bool {
 
 fn no_run(path: &Path) -> LaunchError {
     let text = format!("{} is no run: it has no {CONFIG}", path.display());
-    LaunchError::Reported { text, code: ExitCode::NoData }
+    LaunchError::new(ExitCode::NoData, text)
 }
 
 /// The configuration of the run that a checkpoint lies in; the defaults where it lies elsewhere.

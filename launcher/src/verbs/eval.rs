@@ -27,7 +27,7 @@ use crate::error::LaunchError;
 use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::World;
-use crate::run_folder;
+use crate::run_folder::Hold;
 use crate::supervisor::Supervisor;
 
 pub(super) use phase::{Phase, after_training, rows_are_there};
@@ -48,7 +48,7 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     let target = Target::find(global, request.hybrid, output)?;
     let world = World::plan(&target.resolved.config, &gpus::inventory())?;
     // Who trains this run at the moment writes its event files.
-    let held = run_folder::try_hold(&target.run)?;
+    let held = Hold::try_take(&target.run)?;
     let mut phase = Phase {
         supervisor: &mut Supervisor::new()?,
         resolved: target.resolved,
@@ -69,5 +69,5 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
 }
 
 fn usage(reason: String) -> LaunchError {
-    LaunchError::Reported { text: format!("eval {reason}"), code: ExitCode::Usage }
+    LaunchError::new(ExitCode::Usage, format!("eval {reason}"))
 }

@@ -50,12 +50,14 @@ fn fetched() -> Option<PathBuf> {
 /// pip resolves the name and downloads; nothing of the package is installed or run.
 fn download(folder: &Path, output: Output) -> Result<PathBuf, LaunchError> {
     output.people(&format!("downloading {REQUIREMENT} (40 MB) with pip"));
-    let failed = |reason: &str| LaunchError::Reported {
-        text: format!(
-            "cannot download {REQUIREMENT}: {reason}; check the network and pip's settings, or download {WHEEL} elsewhere and \
+    let failed = |reason: &str| {
+        LaunchError::new(
+            ExitCode::NoData,
+            format!(
+                "cannot download {REQUIREMENT}: {reason}; check the network and pip's settings, or download {WHEEL} elsewhere and \
              name it with --wheel"
-        ),
-        code: ExitCode::NoData,
+            ),
+        )
     };
     let pip = Command::new("python3")
         .args(["-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps", "--only-binary=:all:"])

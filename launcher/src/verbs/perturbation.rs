@@ -3,6 +3,7 @@
 //! The workers measure blocks of points; here they are put together in the order of the blocks, so that the table does not
 //! depend on the number of workers.
 
+use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{Job, PerturbationBlock};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -43,22 +44,29 @@ impl Row {
 /// Measures, prints the table, and fails where a mean is not what theory says.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
-    let found = run_gang::<Vec<PerturbationBlock>>(&resolved, &world, Job::Perturbation { points: POINTS }, true)?;
+    let found = run_gang::<Vec<PerturbationBlock>>(&resolved, &world, Job::Perturbation { points: POINTS })?;
     let rows = rows(found.results.into_iter().flatten().collect());
     print(&rows, output);
     let degrees: Vec<u32> = rows.iter().map(|row| row.degree).collect();
     if degrees != DEGREES {
-        return Err(LaunchError::WorkerFailed(format!("degrees {degrees:?} were measured, wanted {DEGREES:?}")).into());
+        return Err(LaunchError::new(
+            ExitCode::WorkerFailed,
+            format!("degrees {degrees:?} were measured, wanted {DEGREES:?}"),
+        )
+        .into());
     }
     if let Some(row) = rows.iter().find(|row| !row.is_near_theory() || row.points != POINTS) {
-        return Err(LaunchError::WorkerFailed(format!(
-            "degree {}: a mean drift of {:.3} km over {} points, wanted {:.3} km within {} % over {POINTS} points",
-            row.degree,
-            row.drift_km,
-            row.points,
-            row.theory_km,
-            TOLERANCE * 100.0
-        ))
+        return Err(LaunchError::new(
+            ExitCode::WorkerFailed,
+            format!(
+                "degree {}: a mean drift of {:.3} km over {} points, wanted {:.3} km within {} % over {POINTS} points",
+                row.degree,
+                row.drift_km,
+                row.points,
+                row.theory_km,
+                TOLERANCE * 100.0
+            ),
+        )
         .into());
     }
     let mut json_rows: Vec<Value> = rows.iter().map(|row| json!(row)).collect();

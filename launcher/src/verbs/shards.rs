@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{
-    ImageHead, Inspection, Job, JobResult, ReplayReport, ShardsBenched, ShardsJob, ShardsMade, Verified, WrongResult,
+    Answer, ImageHead, Inspection, Job, ReplayReport, ShardsBenched, ShardsJob, ShardsMade, Verified,
 };
 use serde_json::Value;
 
@@ -62,7 +62,7 @@ fn verify(
         let lines: Vec<&str> = found.problems.iter().map(|problem| problem.message.as_str()).collect();
         let code = ExitCode::from_code(first.exit_code.into()).unwrap_or(ExitCode::Internal);
         let text = format!("{location}: {} problems:\n  {}", lines.len(), lines.join("\n  "));
-        return Err(LaunchError::Reported { text, code }.into());
+        return Err(LaunchError::new(code, text).into());
     }
     let checksums = if found.manifest { "every checksum is right" } else { "no manifest, so no checksums" };
     let usable = match &found.skipped {
@@ -157,11 +157,8 @@ fn say_made(made: &ShardsMade, output: Output) -> anyhow::Result<Value> {
 
 /// Gives a job to one worker, on the first GPU where there is one. It is alone on this machine and takes all cores; no bit of what it
 /// makes depends on how many there are.
-pub(super) fn run_one<T>(global: &Global, job: impl FnOnce(&RunConfig) -> ShardsJob) -> anyhow::Result<T>
-where
-    T: TryFrom<JobResult, Error = WrongResult>,
-{
+pub(super) fn run_one<T: Answer>(global: &Global, job: impl FnOnce(&RunConfig) -> ShardsJob) -> anyhow::Result<T> {
     let (resolved, world) = super::plan(global)?;
     let job = Job::Shards(Box::new(job(&resolved.config)));
-    super::run_gang(&resolved, &world.alone(cores()), job, true)?.first()
+    super::run_gang(&resolved, &world.alone(cores()), job)?.first()
 }

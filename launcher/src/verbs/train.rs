@@ -222,21 +222,21 @@ impl Observer for Watch<'_> {
         self.said_once(written);
     }
 
-    fn report(&mut self, message: &ToLauncher) {
+    fn report(&mut self, message: ToLauncher) {
         match message {
             ToLauncher::Progress(progress) => {
                 // The workers have taken data and checkpoint: from now on this is the run's configuration.
                 let kept = self.run.keep_configuration();
                 self.said_once(kept);
-                self.display.report(progress);
-                self.event("progress", progress);
+                self.display.report(&progress);
+                self.event("progress", &progress);
             }
             ToLauncher::Evaluated(found) => {
-                self.display.evaluated(found);
-                self.event("evaluated", found);
+                self.display.evaluated(&found);
+                self.event("evaluated", &found);
             }
             ToLauncher::Breaking(fault) => {
-                self.faults.retain(|known| known != fault);
+                self.faults.retain(|known| *known != fault);
                 tracing::warn!("injected: {fault:?}");
                 self.event("injected", &json!({ "fault": fault }));
             }
@@ -258,7 +258,7 @@ impl Observer for Watch<'_> {
             Commit::AlreadyThere(path) => {
                 tracing::warn!("{} is there already and stays", path.display());
             }
-            Commit::Stale(reason) => return Err(LaunchError::WorkerFailed(reason)),
+            Commit::Stale(reason) => return Err(LaunchError::new(ExitCode::WorkerFailed, reason)),
         }
         Ok(())
     }
@@ -273,9 +273,8 @@ fn said(written: Result<(), LaunchError>) {
 
 /// `kill@rank=1,step=7`.
 fn parse_fault(text: &str, world: &World) -> Result<Fault, LaunchError> {
-    let wrong = |reason: &str| LaunchError::Reported {
-        text: format!("--inject {text}: {reason}, wanted kill@rank=R,step=S"),
-        code: ExitCode::Usage,
+    let wrong = |reason: &str| {
+        LaunchError::new(ExitCode::Usage, format!("--inject {text}: {reason}, wanted kill@rank=R,step=S"))
     };
     let fields = text.strip_prefix("kill@").ok_or_else(|| wrong("no fault of this name"))?;
     let (mut rank, mut step) = (None, None);
@@ -301,7 +300,7 @@ fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError
     let from = Path::new(&config.train.init_from);
     if !from.is_dir() {
         let text = format!("train.init_from: {} is no run and no checkpoint", from.display());
-        return Err(LaunchError::Reported { text, code: ExitCode::NoData });
+        return Err(LaunchError::new(ExitCode::NoData, text));
     }
     let (checkpoint, passed_over) = whole_checkpoint(from)?;
     passed_over.iter().for_each(|line| tracing::warn!("{line}"));

@@ -24,7 +24,7 @@ use serde_json::Value;
 use super::gather::Gather;
 use super::score::Answers;
 use crate::error::LaunchError;
-use crate::run_folder::{CONFIG, Hold, hold};
+use crate::run_folder::{CONFIG, Hold};
 
 /// How the names of files of answers begin.
 const PREDICTIONS: &str = "predictions-";
@@ -46,7 +46,7 @@ impl EvalFolder {
         let configuration = run.join(CONFIG);
         std::fs::metadata(&configuration).map_err(|error| LaunchError::Io { path: configuration, error })?;
         files.create_folders(&path)?;
-        Ok(Self { _hold: hold(&path)?, path, files })
+        Ok(Self { _hold: Hold::take(&path)?, path, files })
     }
 
     /// Writes what was gathered; answers of an earlier evaluation go. The truth and the answers of each method come back as they
@@ -85,9 +85,8 @@ impl EvalFolder {
         for row in gather.rows() {
             let [latitude, longitude] = place(row);
             let degrees = [&latitude, &longitude].map(|text| Degrees(text.parse().unwrap_or(f64::NAN)));
-            let place = Place::new(degrees[0], degrees[1]).map_err(|error| LaunchError::Reported {
-                text: format!("{}: {}: {error}", self.path.join(name).display(), row.id),
-                code: ExitCode::BadData,
+            let place = Place::new(degrees[0], degrees[1]).map_err(|error| {
+                LaunchError::new(ExitCode::BadData, format!("{}: {}: {error}", self.path.join(name).display(), row.id))
             })?;
             places.push(place.into());
             let _ = writeln!(text, "{},{latitude},{longitude}", quoted(&row.id));

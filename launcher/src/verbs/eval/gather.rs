@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use locdiff_core::exit_code::ExitCode;
 use locdiff_core::geo::{Degrees, Place, UnitVector};
-use locdiff_core::protocol::{LocatedRow, PartsWritten, ToLauncher, TuningErrors};
+use locdiff_core::protocol::{LocatedRow, ToLauncher, TuningErrors};
 
 use crate::error::LaunchError;
-use crate::supervisor::{Echo, Observer};
+use crate::supervisor::Observer;
 
 /// Time between two lines about progress.
 const SAY_EVERY: Duration = Duration::from_secs(10);
@@ -55,30 +56,26 @@ impl Gather {
             return Ok(());
         }
         let twice = self.twice.map_or_else(String::new, |row| format!(", row {row} twice"));
-        Err(LaunchError::WorkerFailed(format!("{got} of {count} rows were located{twice}: this is a bug")))
+        Err(LaunchError::new(
+            ExitCode::WorkerFailed,
+            format!("{got} of {count} rows were located{twice}: this is a bug"),
+        ))
     }
 }
 
 impl Observer for Gather {
-    fn line(&mut self, rank: usize, line: &str) {
-        Echo(true).line(rank, line);
-    }
-
-    fn report(&mut self, message: &ToLauncher) {
+    fn report(&mut self, message: ToLauncher) {
         let ToLauncher::Located(located) = message else { return };
-        for row in &located.rows {
-            if self.rows.insert(row.index, row.clone()).is_some() {
-                self.twice = Some(row.index);
+        for row in located.rows {
+            let index = row.index;
+            if self.rows.insert(index, row).is_some() {
+                self.twice = Some(index);
             }
         }
         if self.said.elapsed() >= SAY_EVERY {
             self.said = Instant::now();
             tracing::info!("{} of {} rows located", self.rows.len(), located.of_rows);
         }
-    }
-
-    fn commit(&mut self, parts: &[PartsWritten]) -> Result<(), LaunchError> {
-        Echo(true).commit(parts)
     }
 }
 
@@ -104,7 +101,7 @@ mod tests {
     fn told(indices: &[u64]) -> Gather {
         let mut gather = Gather::default();
         let rows = indices.iter().map(|index| row(*index)).collect();
-        gather.report(&ToLauncher::Located(Located { of_rows: 4, rows }));
+        gather.report(ToLauncher::Located(Located { of_rows: 4, rows }));
         gather
     }
 

@@ -132,7 +132,7 @@ impl Phase<'_> {
     fn embed_gallery(&mut self, job: &EvalJob) -> anyhow::Result<()> {
         let world = self.world.clone().alone(cores());
         let job = Job::Gallery(Box::new(job.clone()));
-        run_attempt::<GalleryEmbedded>(self.supervisor, &self.resolved, &world, job, 0, &mut Echo(true)).map(drop)
+        run_attempt::<GalleryEmbedded>(self.supervisor, &self.resolved, &world, job, 0, &mut Echo).map(drop)
     }
 }
 
@@ -225,5 +225,5 @@ pub(in crate::verbs) fn rows_are_there(field: &str, location: &str) -> Result<()
         "no shards at {location:?} ({field}); make some with `locdiff-launch shards simulate {views}--out {out}`, build them \
          from embeddings of your own with `shards build`, or name others with `--set {field}=...`"
     );
-    Err(LaunchError::Reported { text, code: ExitCode::NoData })
+    Err(LaunchError::new(ExitCode::NoData, text))
 }

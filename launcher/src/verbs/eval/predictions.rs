@@ -48,7 +48,7 @@ pub(super) fn run(file: &Path, global: &Global, output: Output) -> anyhow::Resul
         let out = folder.path().join("truth.parquet");
         let job = Job::Shards(Box::new(ShardsJob::Truth { out: out.clone(), config: config.clone() }));
         let world = World::one_cpu_worker(cores());
-        let found = run_attempt::<TruthWritten>(&mut supervisor, &resolved, &world, job, 0, &mut Echo(true))?;
+        let found = run_attempt::<TruthWritten>(&mut supervisor, &resolved, &world, job, 0, &mut Echo)?;
         written = Some((out, found.first()?));
     }
     let is_simulated = written.as_ref().is_some_and(|(_, truth)| truth.is_simulated);

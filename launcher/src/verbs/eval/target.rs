@@ -88,5 +88,5 @@ fn no_score(run: &Path) -> LaunchError {
          eval.every, or say `--set eval.checkpoint=newest`",
         run.display()
     );
-    LaunchError::Reported { text, code: ExitCode::NoData }
+    LaunchError::new(ExitCode::NoData, text)
 }
