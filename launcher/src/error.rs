@@ -79,6 +79,22 @@ impl LaunchError {
     }
 }
 
+/// An error with a code, such as `reported!(NoData, "no runs in {dir}")`.
+macro_rules! reported {
+    ($code:ident, $($text:tt)+) => {
+        $crate::error::LaunchError::new(locdiff_core::exit_code::ExitCode::$code, format!($($text)+))
+    };
+}
+
+/// Returns it.
+macro_rules! refuse {
+    ($code:ident, $($text:tt)+) => {
+        return Err($crate::error::reported!($code, $($text)+).into())
+    };
+}
+
+pub(crate) use {refuse, reported};
+
 impl From<locdiff_core::files::FileError> for LaunchError {
     fn from(error: locdiff_core::files::FileError) -> Self {
         Self::Io { path: error.path, error: error.error }

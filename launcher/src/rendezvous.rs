@@ -4,7 +4,7 @@ use locdiff_core::config::{AutoOr, RunConfig};
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::Place;
 
-use crate::error::LaunchError;
+use crate::error::{LaunchError, refuse, reported};
 use crate::gpus::Inventory;
 
 /// The workers of a run on this node.
@@ -139,21 +139,17 @@ fn multiples(near: u64, of: u64) -> String {
 fn enough_gpus(workers: u32, gpus: u32, share: bool, inventory: &Inventory) -> Result<(), LaunchError> {
     let why = inventory.absent_because.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     if gpus == 0 {
-        return Err(LaunchError::new(
-            ExitCode::Device,
-            format!(
-                "{workers} GPU(s) asked for, this machine shows none{why}; to train on the CPU say `--workers {workers} --device cpu`"
-            ),
-        ));
+        refuse!(
+            Device,
+            "{workers} GPU(s) asked for, this machine shows none{why}; to train on the CPU say `--workers {workers} --device cpu`"
+        );
     }
     if workers > gpus && !share {
-        return Err(LaunchError::new(
-            ExitCode::Device,
-            format!(
-                "{workers} GPUs asked for, this machine shows {gpus}; take `--gpus {gpus}`, or `--share-gpu` for a test, or \
+        refuse!(
+            Device,
+            "{workers} GPUs asked for, this machine shows {gpus}; take `--gpus {gpus}`, or `--share-gpu` for a test, or \
              `--workers {workers} --device cpu`"
-            ),
-        ));
+        );
     }
     Ok(())
 }
@@ -175,20 +171,17 @@ fn interface_is_there(name: &str) -> Result<(), LaunchError> {
     if name.is_empty() {
         return Ok(());
     }
-    let found = nix::ifaddrs::getifaddrs().map_err(|error| {
-        LaunchError::new(ExitCode::Device, format!("the network interfaces cannot be listed: {error}"))
-    })?;
+    let found = nix::ifaddrs::getifaddrs()
+        .map_err(|error| reported!(Device, "the network interfaces cannot be listed: {error}"))?;
     let mut names: Vec<String> = found.map(|interface| interface.interface_name).collect();
     names.sort();
     names.dedup();
     match names.iter().any(|known| known == name) {
         true => Ok(()),
-        false => Err(LaunchError::new(
-            ExitCode::Device,
-            format!(
-                "network.interface is \"{name}\", which this machine does not have; there are {}",
-                names.join(", ")
-            ),
+        false => Err(reported!(
+            Device,
+            "network.interface is \"{name}\", which this machine does not have; there are {}",
+            names.join(", ")
         )),
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use locdiff_core::exit_code::ExitCode;
 
 use crate::coordinator::{Cause, Exit};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, reported};
 
 /// The last lines that each rank wrote, in the order of the ranks.
 pub type LastWords = Vec<Vec<String>>;
@@ -14,7 +14,7 @@ pub type LastWords = Vec<Vec<String>>;
 /// Turns the causes, first cause first, into the error that the launcher ends with.
 pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords) -> LaunchError {
     let Some((first, rest)) = causes.split_first() else {
-        return LaunchError::new(ExitCode::WorkerFailed, format!("`{job}` failed without a cause: this is a bug"));
+        return reported!(WorkerFailed, "`{job}` failed without a cause: this is a bug");
     };
     if let Some(error) = reported(first).filter(|_| !causes.contains(&Cause::Interrupted)) {
         return error;

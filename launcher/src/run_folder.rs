@@ -23,10 +23,9 @@ mod scan;
 use std::path::{Path, PathBuf};
 
 use locdiff_core::config::{self, Layer, RunConfig};
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
 
-use crate::error::LaunchError;
+use crate::error::{LaunchError, refuse, reported};
 
 pub use commit::Commit;
 pub use lock::Hold;
@@ -62,8 +61,7 @@ impl RunFolder {
     /// configuration differs in a field that a run keeps.
     pub fn open(files: Files, dir: &Path, name: &str, config: &RunConfig) -> Result<OpenedRun, LaunchError> {
         if !names::is_plain(name) {
-            let text = format!("checkpoint.run: is \"{name}\", wanted a plain folder name");
-            return Err(LaunchError::new(ExitCode::Config, text));
+            refuse!(Config, "checkpoint.run: is \"{name}\", wanted a plain folder name");
         }
         let path = dir.join(name);
         files.create_folders(&path)?;
@@ -124,12 +122,12 @@ impl RunFolder {
         if !self.has_checkpoints()? {
             return Ok(());
         }
-        let text = format!(
+        Err(reported!(
+            Corrupt,
             "run {} has checkpoints but no {CONFIG}, so it is not known what they were trained with; put it back, or name \
              a new run with `--run NAME`",
             self.path.display()
-        );
-        Err(LaunchError::new(ExitCode::Corrupt, text))
+        ))
     }
 
     /// Where it lies.

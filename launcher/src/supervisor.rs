@@ -29,8 +29,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::bytes::Bytes;
 use tokio_util::codec::LengthDelimitedCodec;
 
-use crate::coordinator::{Action, Build, Coordinator, Event, Exit, Limits, Outcome};
-use crate::error::LaunchError;
+use crate::coordinator::{Action, Coordinator, Event, Exit, Limits, Outcome};
+use crate::error::{LaunchError, reported};
 use crate::rendezvous::World;
 use crate::report::{self, LastWords};
 
@@ -158,8 +158,7 @@ impl Supervisor {
         let of_this_job = |(rank, result)| {
             let job = gang.job.name();
             T::try_from(result).map_err(|wrong| {
-                let text = format!("worker rank {rank} has answered `{job}` wrongly: {wrong}");
-                LaunchError::new(ExitCode::WorkerIncompatible, text)
+                reported!(WorkerIncompatible, "worker rank {rank} has answered `{job}` wrongly: {wrong}")
             })
         };
         let results = results.into_iter().enumerate().map(of_this_job).collect::<Result<_, _>>()?;
@@ -201,8 +200,7 @@ async fn supervise(
     let (events, mut inbox) = mpsc::channel(NOTICES_MAX);
     let mut members = spawn_all(gang, &control, &events)?;
     let began = Instant::now();
-    let build = Build { version: locdiff_core::VERSION.to_owned(), revision: locdiff_core::REVISION.to_owned() };
-    let mut coordinator = Coordinator::new(members.len(), gang.meeting.attempt, build, gang.limits, Duration::ZERO);
+    let mut coordinator = Coordinator::new(members.len(), gang.meeting.attempt, gang.limits, Duration::ZERO);
     let mut ended_at = None;
     let outcome = loop {
         if let Some(outcome) = coordinator.outcome() {

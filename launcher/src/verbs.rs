@@ -14,14 +14,13 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::CommandFactory;
 use locdiff_core::config::{self, DeviceKind, Layer, Resolved};
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{Answer, CollectiveRow, Hello, Job, Meeting, Probed, SelfCheck};
 use serde_json::{Value, json};
 
 use crate::cli::{BenchVerb, Cli, ConfigVerb, Global, Verb};
 use crate::coordinator::Limits;
 use crate::doctor;
-use crate::error::LaunchError;
+use crate::error::{LaunchError, refuse};
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::rendezvous::World;
@@ -198,7 +197,7 @@ fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow:
     }
     if !ok {
         let wrong: Vec<&str> = rows.iter().filter(|row| !row.ok).map(|row| row.op.as_str()).collect();
-        return Err(LaunchError::new(ExitCode::WorkerFailed, format!("wrong values from {}", wrong.join(", "))).into());
+        refuse!(WorkerFailed, "wrong values from {}", wrong.join(", "));
     }
     Ok(json!({ "ok": ok, "pids": pids, "rows": rows }))
 }

@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{
     CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, PartsWritten, partial_name, step_name,
 };
@@ -15,7 +14,7 @@ use locdiff_core::protocol::{
 use super::names::{LATEST, REMOVING, free_name, is_plain, unix_s};
 use super::scan::{self, better};
 use super::{Checkpoint, RunFolder};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, reported};
 
 /// What became of a checkpoint that was to be committed.
 #[derive(Debug, Clone, PartialEq)]
@@ -136,10 +135,7 @@ impl RunFolder {
 
 /// What the ranks say they wrote is there: plain names, each once, of the length that they say.
 fn check_parts(partial: &Path, files: &[CheckpointFile]) -> Result<(), LaunchError> {
-    let fail = |reason: String| {
-        let text = format!("{}: {reason}; not committed", partial.display());
-        Err(LaunchError::new(ExitCode::Corrupt, text))
-    };
+    let fail = |reason: String| Err(reported!(Corrupt, "{}: {reason}; not committed", partial.display()));
     if files.is_empty() {
         return fail("no rank wrote anything".into());
     }

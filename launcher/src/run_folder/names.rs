@@ -4,10 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, Utc};
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::step_name;
 
-use crate::error::LaunchError;
+use crate::error::{LaunchError, reported};
 
 /// Name of the run's resolved configuration.
 pub const CONFIG: &str = "config.toml";
@@ -68,12 +67,8 @@ pub(super) fn free_name(folder: &Path, name: &str) -> PathBuf {
 
 /// The run in `dir` that was written to last.
 pub fn newest_run(dir: &Path) -> Result<PathBuf, LaunchError> {
-    let none = || {
-        LaunchError::new(
-            ExitCode::NoData,
-            format!("no runs in {}; make one with `locdiff-launch train`, or name its folder", dir.display()),
-        )
-    };
+    let none =
+        || reported!(NoData, "no runs in {}; make one with `locdiff-launch train`, or name its folder", dir.display());
     let io = |error| LaunchError::Io { path: dir.to_owned(), error };
     let entries = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(none()),

@@ -13,7 +13,7 @@ use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointF
 use serde::{Deserialize, Serialize};
 
 use super::names::{is_plain, set_aside_step_of, step_of};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, refuse, reported};
 
 /// Waits between the tries to read what the system refused.
 const RETRY_WAITS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(500)];
@@ -282,22 +282,21 @@ pub fn whole_checkpoint(target: &Path) -> Result<(Checkpoint, Vec<String>), Laun
         Condition::Whole(manifest) => return Ok((Checkpoint { path: target.to_owned(), manifest }, Vec::new())),
         Condition::Damaged(reason) => reason,
         Condition::Gone => {
-            let text = format!("no checkpoint at {}", target.display());
-            return Err(LaunchError::new(ExitCode::NoData, text));
+            refuse!(NoData, "no checkpoint at {}", target.display());
         }
     };
-    Err(LaunchError::new(ExitCode::Corrupt, format!("{}: {reason}", target.display())))
+    Err(reported!(Corrupt, "{}: {reason}", target.display()))
 }
 
 /// No checkpoint, or none that is whole.
 pub(super) fn none_whole(run: &Path, damaged: &[String]) -> LaunchError {
     let run = run.display();
     if damaged.is_empty() {
-        return LaunchError::new(ExitCode::NoData, format!("run {run} has no checkpoint yet"));
+        return reported!(NoData, "run {run} has no checkpoint yet");
     }
-    let text = format!(
+    reported!(
+        Corrupt,
         "run {run} has no checkpoint that is whole:\n  {}\nput a copy of one in place, or train anew with `--run NAME`",
         damaged.join("\n  ")
-    );
-    LaunchError::new(ExitCode::Corrupt, text)
+    )
 }

@@ -3,14 +3,13 @@
 //! The time of one location has a limit, which is printed beside it and said to be kept or not. A time over it is no failure of
 //! the command: machines differ and are busy. Values that differ are.
 
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{Job, ShddRow};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{plan, run_gang};
 use crate::cli::Global;
-use crate::error::LaunchError;
+use crate::error::refuse;
 use crate::output::Output;
 
 /// The degree that has a limit, and the most that the fast form may take there for one location on one core, microseconds.
@@ -32,8 +31,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     ));
     rows.iter().for_each(|row| output.people(&line(row)));
     if let Some(wrong) = rows.iter().find(|row| !row.ok) {
-        let text = format!("the forms of the harmonics differ at degree {}", wrong.degree);
-        return Err(LaunchError::new(ExitCode::WorkerFailed, text).into());
+        refuse!(WorkerFailed, "the forms of the harmonics differ at degree {}", wrong.degree);
     }
     Ok(json!({ "ok": true, "rows": rows.into_iter().map(Limited::from).collect::<Vec<_>>() }))
 }

@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use locdiff_core::config::{self, Layer, RunConfig};
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{CHECKPOINT_MANIFEST, ExportJob, Exported, Job};
 use serde_json::{Value, json};
 
 use crate::cli::{CheckpointVerb, Global};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, refuse, reported};
 use crate::output::{Output, ok};
 use crate::rendezvous::World;
 use crate::run_folder::{self, CONFIG, CheckpointRow, Depth};
@@ -40,8 +39,7 @@ fn verify(run_dir: Option<&Path>, global: &Global, output: Output) -> anyhow::Re
         .map(|row| format!("{}: {}", run.join(&row.name).display(), row.reason.as_deref().unwrap_or_default()))
         .collect();
     if !damaged.is_empty() {
-        let text = format!("{} of {} checkpoints are damaged:\n  {}", damaged.len(), rows.len(), damaged.join("\n  "));
-        return Err(LaunchError::new(ExitCode::Corrupt, text).into());
+        refuse!(Corrupt, "{} of {} checkpoints are damaged:\n  {}", damaged.len(), rows.len(), damaged.join("\n  "));
     }
     Ok(json!({ "ok": true, "run": run, "rows": rows }))
 }
@@ -68,8 +66,7 @@ const EXPORT_TRIES: u32 = 5;
 /// One file of averaged weights; a worker makes it.
 fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
     if !overwrite && out.symlink_metadata().is_ok() {
-        let text = format!("{} exists; say --overwrite to replace it", out.display());
-        return Err(LaunchError::new(ExitCode::Exists, text).into());
+        refuse!(Exists, "{} exists; say --overwrite to replace it", out.display());
     }
     let mut tries = 0;
     let (checkpoint, exported) = loop {
@@ -136,8 +133,7 @@ fn is_run(folder: &Path) -> bool {
 }
 
 fn no_run(path: &Path) -> LaunchError {
-    let text = format!("{} is no run: it has no {CONFIG}", path.display());
-    LaunchError::new(ExitCode::NoData, text)
+    reported!(NoData, "{} is no run: it has no {CONFIG}", path.display())
 }
 
 /// The configuration of the run that a checkpoint lies in; the defaults where it lies elsewhere.

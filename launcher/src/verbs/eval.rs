@@ -18,12 +18,11 @@ mod score;
 mod table;
 mod target;
 
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::HybridWish;
 use serde_json::Value;
 
 use crate::cli::{EvalRequest, Global};
-use crate::error::LaunchError;
+use crate::error::refuse;
 use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::World;
@@ -40,7 +39,7 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
         None => false,
         Some("main") => true,
         Some("perturbation") => return super::perturbation::run(global, output),
-        Some(other) => return Err(usage(format!("--suite {other}: there are main and perturbation")).into()),
+        Some(other) => refuse!(Usage, "eval --suite {other}: there are main and perturbation"),
     };
     if let Some(file) = &request.predictions {
         return predictions::run(file, global, output);
@@ -66,8 +65,4 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     }
     let wish = if request.hybrid { HybridWish::Wanted } else { HybridWish::No };
     phase.evaluate(wish, is_table1)
-}
-
-fn usage(reason: String) -> LaunchError {
-    LaunchError::new(ExitCode::Usage, format!("eval {reason}"))
 }

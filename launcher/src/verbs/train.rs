@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::eval::{self, Phase};
 use crate::cli::Global;
-use crate::error::LaunchError;
+use crate::error::{LaunchError, refuse, reported};
 use crate::gpus;
 use crate::output::Output;
 use crate::progress::Display;
@@ -273,9 +273,7 @@ fn said(written: Result<(), LaunchError>) {
 
 /// `kill@rank=1,step=7`.
 fn parse_fault(text: &str, world: &World) -> Result<Fault, LaunchError> {
-    let wrong = |reason: &str| {
-        LaunchError::new(ExitCode::Usage, format!("--inject {text}: {reason}, wanted kill@rank=R,step=S"))
-    };
+    let wrong = |reason: &str| reported!(Usage, "--inject {text}: {reason}, wanted kill@rank=R,step=S");
     let fields = text.strip_prefix("kill@").ok_or_else(|| wrong("no fault of this name"))?;
     let (mut rank, mut step) = (None, None);
     for field in fields.split(',') {
@@ -299,8 +297,7 @@ fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError
     }
     let from = Path::new(&config.train.init_from);
     if !from.is_dir() {
-        let text = format!("train.init_from: {} is no run and no checkpoint", from.display());
-        return Err(LaunchError::new(ExitCode::NoData, text));
+        refuse!(NoData, "train.init_from: {} is no run and no checkpoint", from.display());
     }
     let (checkpoint, passed_over) = whole_checkpoint(from)?;
     passed_over.iter().for_each(|line| tracing::warn!("{line}"));

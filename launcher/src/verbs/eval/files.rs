@@ -14,7 +14,6 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use locdiff_core::config::RunConfig;
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
 use locdiff_core::geo::{Degrees, Place, UnitVector};
 use locdiff_core::protocol::{LocatedRow, Method};
@@ -23,7 +22,7 @@ use serde_json::Value;
 
 use super::gather::Gather;
 use super::score::Answers;
-use crate::error::LaunchError;
+use crate::error::{LaunchError, reported};
 use crate::run_folder::{CONFIG, Hold};
 
 /// How the names of files of answers begin.
@@ -85,9 +84,8 @@ impl EvalFolder {
         for row in gather.rows() {
             let [latitude, longitude] = place(row);
             let degrees = [&latitude, &longitude].map(|text| Degrees(text.parse().unwrap_or(f64::NAN)));
-            let place = Place::new(degrees[0], degrees[1]).map_err(|error| {
-                LaunchError::new(ExitCode::BadData, format!("{}: {}: {error}", self.path.join(name).display(), row.id))
-            })?;
+            let place = Place::new(degrees[0], degrees[1])
+                .map_err(|error| reported!(BadData, "{}: {}: {error}", self.path.join(name).display(), row.id))?;
             places.push(place.into());
             let _ = writeln!(text, "{},{latitude},{longitude}", quoted(&row.id));
         }

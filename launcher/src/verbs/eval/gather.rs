@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::geo::{Degrees, Place, UnitVector};
 use locdiff_core::protocol::{LocatedRow, ToLauncher, TuningErrors};
 
-use crate::error::LaunchError;
+use crate::error::{LaunchError, reported};
 use crate::supervisor::Observer;
 
 /// Time between two lines about progress.
@@ -56,10 +55,7 @@ impl Gather {
             return Ok(());
         }
         let twice = self.twice.map_or_else(String::new, |row| format!(", row {row} twice"));
-        Err(LaunchError::new(
-            ExitCode::WorkerFailed,
-            format!("{got} of {count} rows were located{twice}: this is a bug"),
-        ))
+        Err(reported!(WorkerFailed, "{got} of {count} rows were located{twice}: this is a bug"))
     }
 }
 

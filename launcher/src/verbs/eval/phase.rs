@@ -15,7 +15,7 @@ use super::gather::Gather;
 use super::published;
 use super::score::Task;
 use super::table::{self, Row, data_words};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, reported};
 use crate::output::Output;
 use crate::rendezvous::{World, cores};
 use crate::run_folder::Checkpoint;
@@ -221,9 +221,9 @@ pub(in crate::verbs) fn rows_are_there(field: &str, location: &str) -> Result<()
     }
     let out = if location.is_empty() { "DIR" } else { location };
     let views = if field == "shards.train" { "" } else { "--views 16 " };
-    let text = format!(
+    Err(reported!(
+        NoData,
         "no shards at {location:?} ({field}); make some with `locdiff-launch shards simulate {views}--out {out}`, build them \
          from embeddings of your own with `shards build`, or name others with `--set {field}=...`"
-    );
-    Err(LaunchError::new(ExitCode::NoData, text))
+    ))
 }
