@@ -89,6 +89,11 @@ impl ExitCode {
 pub trait HasExitCode: std::error::Error {
     /// The documented exit code.
     fn exit_code(&self) -> ExitCode;
+
+    /// Whether it tells of somebody else's failure: a peer that died, stopped or never came.
+    fn is_of_peer(&self) -> bool {
+        false
+    }
 }
 
 impl From<ExitCode> for std::process::ExitCode {

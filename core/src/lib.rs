@@ -9,6 +9,8 @@
 //! - [`random`]: random numbers named by where they are used. The only unsafe code outside `locdiff::native`.
 //! - [`metrics`]: scores and their intervals.
 //! - [`tables`]: CSV and Parquet with ids and coordinates.
+//! - [`predictions`]: anybody's predictions against the truth.
+//! - [`tuning`]: the settings of LocDiff-H, and the choice among them.
 //! - [`draw`]: maps as PNG.
 //! - [`tensorboard`]: event files.
 
@@ -20,10 +22,12 @@ pub mod exit_code;
 pub mod files;
 pub mod geo;
 pub mod metrics;
+pub mod predictions;
 pub mod protocol;
 pub mod random;
 pub mod tables;
 pub mod tensorboard;
+pub mod tuning;
 
 /// The version in `Cargo.toml`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

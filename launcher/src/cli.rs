@@ -82,20 +82,7 @@ pub enum Verb {
         inject: Vec<String>,
     },
     /// Score a run, or anybody's predictions.
-    Eval {
-        /// Run the retrieval phase of LocDiff-H too.
-        #[arg(long)]
-        hybrid: bool,
-        /// A table of the paper: main or perturbation.
-        #[arg(long, value_name = "NAME")]
-        suite: Option<String>,
-        /// Score these predictions instead of a run.
-        #[arg(long, value_name = "FILE", conflicts_with_all = ["hybrid", "suite", "tune"])]
-        predictions: Option<PathBuf>,
-        /// Choose the hybrid's settings on the validation split first.
-        #[arg(long)]
-        tune: bool,
-    },
+    Eval(EvalRequest),
     /// Locate the rows of IN.
     Predict {
         /// Shards or Parquet with embeddings.
@@ -137,6 +124,23 @@ pub enum Verb {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
+}
+
+/// What `eval` is asked for.
+#[derive(Debug, Args)]
+pub struct EvalRequest {
+    /// Run the retrieval phase of LocDiff-H too.
+    #[arg(long)]
+    pub hybrid: bool,
+    /// A table of the paper: main or perturbation.
+    #[arg(long, value_name = "NAME")]
+    pub suite: Option<String>,
+    /// Score these predictions instead of a run.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["hybrid", "suite", "tune"])]
+    pub predictions: Option<PathBuf>,
+    /// Choose the hybrid's settings on the validation split first.
+    #[arg(long)]
+    pub tune: bool,
 }
 
 /// `shards ...`
@@ -336,19 +340,16 @@ impl Global {
             layers.extend(value.map(|value| Layer::Flag { flag, key, value }));
         };
         let integer = |value: Option<u32>| value.map(|value| Value::Integer(value.into()));
-        let text = |value: &Option<String>| value.clone().map(Value::String);
         flag("--gpus", "parallel.workers", integer(self.gpus));
         flag("--gpus", "parallel.device", self.gpus.map(|_| Value::String("cuda".into())));
         flag("--workers", "parallel.workers", integer(self.workers));
         flag("--device", "parallel.device", self.device.map(|device| Value::String(device.word().into())));
         flag("--share-gpu", "parallel.share_gpu", self.share_gpu.then_some(Value::Boolean(true)));
         flag("--tensor-parallel", "parallel.tensor", integer(self.tensor_parallel));
-        flag("--run", "checkpoint.run", text(&self.run));
+        flag("--run", "checkpoint.run", self.run.clone().map(Value::String));
         flag("--nnodes", "parallel.nodes", integer(self.nnodes));
         flag("--node-rank", "parallel.node_rank", integer(self.node_rank));
-        flag("--rendezvous", "network.rendezvous", text(&self.rendezvous));
         flag("--max-restarts", "supervise.max_restarts", integer(self.max_restarts));
-        flag("--token-file", "network.token_file", text(&self.token_file));
         layers
     }
 }

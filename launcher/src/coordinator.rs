@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use locdiff_core::protocol::{Failure, Hello, PROTOCOL_VERSION, PartsWritten, ToLauncher};
-use serde_json::Value;
+use locdiff_core::protocol::{Failure, Hello, JobResult, PROTOCOL_VERSION, PartsWritten, ToLauncher};
+use locdiff_core::{REVISION, VERSION};
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,7 +162,7 @@ impl Cause {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// The result of every rank, in order.
-    Done(Vec<Value>),
+    Done(Vec<JobResult>),
     /// All that went wrong, the first cause first.
     Failed(Vec<Cause>),
 }
@@ -176,19 +176,10 @@ pub struct Limits {
     pub stop: Duration,
 }
 
-/// What every worker must match.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Build {
-    /// Version of the crate.
-    pub version: String,
-    /// Git revision.
-    pub revision: String,
-}
-
 #[derive(Debug, Clone, Default)]
 struct Member {
     hello: Option<Hello>,
-    result: Option<Value>,
+    result: Option<JobResult>,
     exit: Option<Exit>,
     /// Has ended, but its socket may still hold what it said before.
     unheard_exit: Option<Exit>,
@@ -217,7 +208,6 @@ enum Phase {
 /// The state of one gang.
 #[derive(Debug, Clone)]
 pub struct Coordinator {
-    build: Build,
     attempt: u32,
     limits: Limits,
     started_at: Duration,
@@ -230,10 +220,10 @@ pub struct Coordinator {
 
 impl Coordinator {
     /// A gang of `workers` processes that were just spawned, for this attempt of the run.
-    pub fn new(workers: usize, attempt: u32, build: Build, limits: Limits, now: Duration) -> Self {
+    pub fn new(workers: usize, attempt: u32, limits: Limits, now: Duration) -> Self {
         let members = vec![Member::default(); workers];
         let (phase, parts, causes) = (Phase::Starting, BTreeMap::new(), Vec::new());
-        Self { build, attempt, limits, started_at: now, phase, members, parts, causes }
+        Self { attempt, limits, started_at: now, phase, members, parts, causes }
     }
 
     /// Takes in what happened and says what to do about it.
@@ -283,7 +273,7 @@ impl Coordinator {
         let Some(member) = self.members.get_mut(rank as usize) else { return Vec::new() };
         match message {
             ToLauncher::Hello(hello) => {
-                let misfit = misfit(&hello, &self.build);
+                let misfit = misfit(&hello);
                 member.hello = Some(hello);
                 if let Some(reason) = misfit {
                     return self.stop(Cause::Incompatible { rank, reason }, now);
@@ -300,8 +290,8 @@ impl Coordinator {
                 let reason = "it keeps a store, which is for rank 0 alone".to_owned();
                 self.stop(Cause::Incompatible { rank, reason }, now)
             }
-            ToLauncher::Result(value) => {
-                member.result = Some(value);
+            ToLauncher::Result(result) => {
+                member.result = Some(result);
                 member.leave_by = Some(now + self.limits.stop);
                 Vec::new()
             }
@@ -434,14 +424,14 @@ impl Coordinator {
 }
 
 /// Why a worker does not fit, if it does not.
-fn misfit(hello: &Hello, build: &Build) -> Option<String> {
+fn misfit(hello: &Hello) -> Option<String> {
     if hello.protocol != PROTOCOL_VERSION {
         return Some(format!("it speaks protocol {}, this launcher {PROTOCOL_VERSION}", hello.protocol));
     }
-    if (&hello.version, &hello.revision) != (&build.version, &build.revision) {
+    if (hello.version.as_str(), hello.revision.as_str()) != (VERSION, REVISION) {
         return Some(format!(
-            "it is version {} ({}), this launcher {} ({})",
-            hello.version, hello.revision, build.version, build.revision
+            "it is version {} ({}), this launcher {VERSION} ({REVISION})",
+            hello.version, hello.revision
         ));
     }
     if hello.libtorch_built != hello.libtorch_loaded {

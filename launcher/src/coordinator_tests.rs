@@ -1,7 +1,7 @@
 //! Laws of the coordinator, on a clock of their own.
 
+use locdiff_core::protocol::SelfCheck;
 use proptest::prelude::*;
-use serde_json::json;
 
 use super::*;
 
@@ -11,17 +11,13 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn build() -> Build {
-    Build { version: "1".into(), revision: "abc".into() }
-}
-
 fn hello(rank: u32) -> Event {
     let hello = Hello {
         protocol: PROTOCOL_VERSION,
         rank,
         pid: 100 + rank,
-        version: "1".into(),
-        revision: "abc".into(),
+        version: VERSION.into(),
+        revision: REVISION.into(),
         libtorch_built: "2.11.0".into(),
         libtorch_loaded: "2.11.0".into(),
         cuda: None,
@@ -30,8 +26,12 @@ fn hello(rank: u32) -> Event {
     Event::Message { rank, message: ToLauncher::Hello(hello) }
 }
 
+fn answer(rank: u32) -> JobResult {
+    SelfCheck { device: "Cpu".into(), size: rank, error_max: 0.0 }.into()
+}
+
 fn result(rank: u32) -> Event {
-    Event::Message { rank, message: ToLauncher::Result(json!({ "rank": rank })) }
+    Event::Message { rank, message: ToLauncher::Result(answer(rank)) }
 }
 
 fn failed(rank: u32, of_peer: bool) -> Event {
@@ -89,7 +89,7 @@ fn a_commit_that_fails_ends_the_gang() {
 }
 
 fn running(workers: u32) -> Coordinator {
-    let mut gang = Coordinator::new(workers as usize, 7, build(), LIMITS, at(0));
+    let mut gang = Coordinator::new(workers as usize, 7, LIMITS, at(0));
     for rank in 0..workers {
         let actions = gang.step(hello(rank), at(1));
         assert_eq!(actions, if rank + 1 == workers { vec![Action::StartAll] } else { vec![] });
@@ -112,7 +112,7 @@ fn jobs_start_when_all_have_spoken_and_results_keep_their_order() {
         assert_eq!(gang.outcome(), None);
         ends(&mut gang, rank, Exit::Code(0), at(3));
     }
-    assert_eq!(gang.outcome(), Some(Outcome::Done(vec![json!({"rank": 0}), json!({"rank": 1}), json!({"rank": 2})])));
+    assert_eq!(gang.outcome(), Some(Outcome::Done(vec![answer(0), answer(1), answer(2)])));
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn the_store_is_announced_by_rank_0_alone() {
 
 #[test]
 fn silence_at_the_start_ends_and_names_the_silent() {
-    let mut gang = Coordinator::new(3, 7, build(), LIMITS, at(0));
+    let mut gang = Coordinator::new(3, 7, LIMITS, at(0));
     gang.step(hello(1), at(1));
     assert_eq!(gang.deadline(), Some(at(10)));
     assert!(gang.step(Event::Tick, at(9)).is_empty());
@@ -206,7 +206,7 @@ fn an_end_without_a_result_is_a_failure_even_with_code_0() {
 
 #[test]
 fn a_worker_that_cannot_be_loaded_does_not_fit() {
-    let mut gang = Coordinator::new(1, 7, build(), LIMITS, at(0));
+    let mut gang = Coordinator::new(1, 7, LIMITS, at(0));
     ends(&mut gang, 0, Exit::Code(EXIT_NOT_LOADED), at(0));
     assert!(matches!(causes(&gang)[0], Cause::Incompatible { rank: 0, .. }));
 }
@@ -214,14 +214,15 @@ fn a_worker_that_cannot_be_loaded_does_not_fit() {
 #[test]
 fn misfits_say_got_and_wanted() {
     let Event::Message { message: ToLauncher::Hello(good), .. } = hello(0) else { unreachable!() };
-    assert_eq!(misfit(&good, &build()), None);
+    assert_eq!(misfit(&good), None);
     let reason = |change: fn(&mut Hello)| {
         let mut bad = good.clone();
         change(&mut bad);
-        misfit(&bad, &build()).expect("does not fit")
+        misfit(&bad).expect("does not fit")
     };
     assert_eq!(reason(|hello| hello.protocol = 99), format!("it speaks protocol 99, this launcher {PROTOCOL_VERSION}"));
-    assert!(reason(|hello| hello.revision = "old".into()).contains("version 1 (old), this launcher 1 (abc)"));
+    let want = format!("version {VERSION} (old), this launcher {VERSION} ({REVISION})");
+    assert!(reason(|hello| hello.revision = "old".into()).contains(&want));
     assert!(reason(|hello| hello.libtorch_loaded = "2.10.0".into()).contains("libtorch 2.11.0, loaded is 2.10.0"));
 }
 
@@ -253,7 +254,7 @@ proptest! {
     /// from everybody; a gang whose processes have all ended has an outcome.
     #[test]
     fn every_gang_ends(events in proptest::collection::vec(any_event(3), 0..40)) {
-        let mut gang = Coordinator::new(3, 7, build(), LIMITS, at(0));
+        let mut gang = Coordinator::new(3, 7, LIMITS, at(0));
         let mut actions = Vec::new();
         for (second, event) in events.into_iter().enumerate() {
             actions.extend(gang.step(event, at(second as u64)));

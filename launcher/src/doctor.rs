@@ -48,7 +48,7 @@ fn check(name: &'static str, level: Level, detail: impl Into<String>) -> Check {
 /// Runs all checks; the error says which of them would stop training.
 pub fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
-    let resolved = verbs::resolve(global, &inventory)?;
+    let resolved = verbs::resolve(global)?;
     let config = &resolved.config;
     let mut checks = vec![machine(), graphics(&inventory), layout(config, &inventory)];
     checks.push(worker(config, &inventory));

@@ -11,9 +11,6 @@ pub enum LaunchError {
     /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigErrors),
-    /// The machine lacks the devices that were asked for.
-    #[error("{0}")]
-    Device(String),
     /// No worker binary.
     #[error("no worker at {path}: {reason}; build it with `make build`, or install both programs into one folder")]
     WorkerMissing {
@@ -22,23 +19,14 @@ pub enum LaunchError {
         /// What the system said.
         reason: String,
     },
-    /// The worker starts but does not fit this launcher.
-    #[error("{0}")]
-    WorkerIncompatible(String),
-    /// A worker failed while it ran; the text is the whole report.
-    #[error("{0}")]
-    WorkerFailed(String),
-    /// A worker ended with an expected error, such as bad data; the text is its own.
+    /// Anything else that was expected, with its code; of a worker that failed the text is the whole report.
     #[error("{text}")]
     Reported {
-        /// What it said.
+        /// What to say.
         text: String,
-        /// The code that it asked for.
+        /// The code to end with.
         code: ExitCode,
     },
-    /// Workers did not report in time.
-    #[error("{0}")]
-    Timeout(String),
     /// A file or folder could not be read or written.
     #[error("{path}: {error}")]
     Io {
@@ -79,6 +67,34 @@ pub enum LaunchError {
     Interrupted,
 }
 
+impl LaunchError {
+    /// An error with a code.
+    pub fn new(code: ExitCode, text: impl Into<String>) -> Self {
+        Self::Reported { text: text.into(), code }
+    }
+
+    /// An expected error of the core.
+    pub fn reported(error: impl HasExitCode) -> Self {
+        Self::new(error.exit_code(), error.to_string())
+    }
+}
+
+/// An error with a code, such as `reported!(NoData, "no runs in {dir}")`.
+macro_rules! reported {
+    ($code:ident, $($text:tt)+) => {
+        $crate::error::LaunchError::new(locdiff_core::exit_code::ExitCode::$code, format!($($text)+))
+    };
+}
+
+/// Returns it.
+macro_rules! refuse {
+    ($code:ident, $($text:tt)+) => {
+        return Err($crate::error::reported!($code, $($text)+).into())
+    };
+}
+
+pub(crate) use {refuse, reported};
+
 impl From<locdiff_core::files::FileError> for LaunchError {
     fn from(error: locdiff_core::files::FileError) -> Self {
         Self::Io { path: error.path, error: error.error }
@@ -89,12 +105,8 @@ impl HasExitCode for LaunchError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Config(_) => ExitCode::Config,
-            Self::Device(_) => ExitCode::Device,
             Self::WorkerMissing { .. } => ExitCode::WorkerMissing,
-            Self::WorkerIncompatible(_) => ExitCode::WorkerIncompatible,
-            Self::WorkerFailed(_) => ExitCode::WorkerFailed,
             Self::Reported { code, .. } => *code,
-            Self::Timeout(_) => ExitCode::Timeout,
             Self::Io { .. } => ExitCode::Io,
             Self::RunHeld { .. } => ExitCode::RunHeld,
             Self::RunDiffers { .. } => ExitCode::RunDiffers,

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use locdiff_core::exit_code::ExitCode;
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::progress::suspended;
@@ -31,6 +32,17 @@ impl Output {
     pub fn error(self, text: &str) {
         write(io::stderr(), &format!("error: {text}"));
     }
+}
+
+/// A result for programs, with `ok` before it.
+pub fn ok(result: &impl Serialize) -> anyhow::Result<Value> {
+    #[derive(Serialize)]
+    struct Good<'a, T> {
+        ok: bool,
+        #[serde(flatten)]
+        result: &'a T,
+    }
+    Ok(serde_json::to_value(Good { ok: true, result })?)
 }
 
 /// A reader that has gone away (`| head`) is no error of ours. Anything else is: a result that was not written must not

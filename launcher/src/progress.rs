@@ -114,33 +114,12 @@ impl Display {
         line(&evaluation_line(evaluation));
     }
 
-    /// The workers were started again, with `step` steps made.
-    pub fn restart(&mut self, step: u64) {
-        self.pace = Pace::NEW;
-        if let Some(bar) = &self.bar {
-            bar.set_message("starting again");
-            bar.set_position(step);
-            bar.tick();
-        }
-    }
-
-    /// Does something that writes to the terminal while the bar is out of the way.
-    pub fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
-        suspended(work)
-    }
-
     /// Takes the bar off the terminal: the last words of the command follow.
     pub fn finish(&mut self) {
         if let Some(bar) = self.bar.take() {
             *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
             bar.finish_and_clear();
         }
-    }
-}
-
-impl Default for Display {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -358,7 +337,7 @@ mod tests {
         let mut display = Display { bar: Some(drawn), pace: Pace::NEW };
         display.report(&progress());
         // What is said within may itself make room.
-        display.aside(|| suspended(|| terminal.add("a log line")));
+        suspended(|| suspended(|| terminal.add("a log line")));
         drop(display);
         assert!(BAR.lock().expect("not poisoned").is_none());
         let seen = terminal.0.lock().expect("not poisoned").clone();

@@ -4,7 +4,7 @@ use locdiff_core::config::{AutoOr, RunConfig};
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::Place;
 
-use crate::error::LaunchError;
+use crate::error::{LaunchError, refuse, reported};
 use crate::gpus::Inventory;
 
 /// The workers of a run on this node.
@@ -41,6 +41,28 @@ impl World {
         Ok(Self { places: (0..workers).map(place).collect(), share_gpu: on_cuda && workers > gpus })
     }
 
+    /// One worker on the CPU.
+    pub fn one_cpu_worker(threads: u32) -> Self {
+        let place = Place { rank: 0, world: 1, local_rank: 0, gpu: None, threads };
+        Self { places: vec![place], share_gpu: false }
+    }
+
+    /// The first worker alone, with so many threads.
+    pub fn alone(mut self, threads: u32) -> Self {
+        self.places.truncate(1);
+        self.places.iter_mut().for_each(|place| (place.world, place.threads) = (1, threads));
+        Self { share_gpu: false, ..self }
+    }
+
+    /// Workers on GPUs share the cores of the machine: no bit of what a GPU computes depends on how many there are.
+    pub fn with_all_cores(mut self) -> Self {
+        let workers = u32::try_from(self.places.len()).unwrap_or(u32::MAX).max(1);
+        for place in self.places.iter_mut().filter(|place| place.gpu.is_some()) {
+            place.threads = (cores() / workers).max(1);
+        }
+        self
+    }
+
     /// That a batch can be shared by the replicas, and the model and its anchors by the ranks of one; else what could.
     pub fn divides(&self, config: &RunConfig) -> Result<(), LaunchError> {
         let (workers, tensor) = (self.places.len() as u64, u64::from(config.parallel.tensor));
@@ -70,8 +92,13 @@ impl World {
     }
 }
 
+/// Cores that this process may use.
+pub fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
+}
+
 fn refused(text: String) -> Result<(), LaunchError> {
-    Err(LaunchError::Reported { text, code: ExitCode::Config })
+    Err(LaunchError::new(ExitCode::Config, text))
 }
 
 /// Anchors that tensor-parallel ranks divide; without a KL none.
@@ -112,15 +139,17 @@ fn multiples(near: u64, of: u64) -> String {
 fn enough_gpus(workers: u32, gpus: u32, share: bool, inventory: &Inventory) -> Result<(), LaunchError> {
     let why = inventory.absent_because.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     if gpus == 0 {
-        return Err(LaunchError::Device(format!(
+        refuse!(
+            Device,
             "{workers} GPU(s) asked for, this machine shows none{why}; to train on the CPU say `--workers {workers} --device cpu`"
-        )));
+        );
     }
     if workers > gpus && !share {
-        return Err(LaunchError::Device(format!(
+        refuse!(
+            Device,
             "{workers} GPUs asked for, this machine shows {gpus}; take `--gpus {gpus}`, or `--share-gpu` for a test, or \
              `--workers {workers} --device cpu`"
-        )));
+        );
     }
     Ok(())
 }
@@ -143,16 +172,17 @@ fn interface_is_there(name: &str) -> Result<(), LaunchError> {
         return Ok(());
     }
     let found = nix::ifaddrs::getifaddrs()
-        .map_err(|error| LaunchError::Device(format!("the network interfaces cannot be listed: {error}")))?;
+        .map_err(|error| reported!(Device, "the network interfaces cannot be listed: {error}"))?;
     let mut names: Vec<String> = found.map(|interface| interface.interface_name).collect();
     names.sort();
     names.dedup();
     match names.iter().any(|known| known == name) {
         true => Ok(()),
-        false => Err(LaunchError::Device(format!(
+        false => Err(reported!(
+            Device,
             "network.interface is \"{name}\", which this machine does not have; there are {}",
             names.join(", ")
-        ))),
+        )),
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use locdiff_core::exit_code::ExitCode;
 
 use crate::coordinator::{Cause, Exit};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, reported};
 
 /// The last lines that each rank wrote, in the order of the ranks.
 pub type LastWords = Vec<Vec<String>>;
@@ -14,7 +14,7 @@ pub type LastWords = Vec<Vec<String>>;
 /// Turns the causes, first cause first, into the error that the launcher ends with.
 pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords) -> LaunchError {
     let Some((first, rest)) = causes.split_first() else {
-        return LaunchError::WorkerFailed(format!("`{job}` failed without a cause: this is a bug"));
+        return reported!(WorkerFailed, "`{job}` failed without a cause: this is a bug");
     };
     if let Some(error) = reported(first).filter(|_| !causes.contains(&Cause::Interrupted)) {
         return error;
@@ -40,12 +40,12 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords
         return LaunchError::Interrupted;
     }
     match first {
-        Cause::Incompatible { .. } => LaunchError::WorkerIncompatible(text),
-        Cause::Late { .. } => LaunchError::Timeout(text),
+        Cause::Incompatible { .. } => LaunchError::new(ExitCode::WorkerIncompatible, text),
+        Cause::Late { .. } => LaunchError::new(ExitCode::Timeout, text),
         Cause::Failed { .. } | Cause::Died { .. } | Cause::Deserted { .. } | Cause::Unresponsive { .. } => {
-            LaunchError::WorkerFailed(text)
+            LaunchError::new(ExitCode::WorkerFailed, text)
         }
-        Cause::CommitFailed { .. } => LaunchError::WorkerFailed(text),
+        Cause::CommitFailed { .. } => LaunchError::new(ExitCode::WorkerFailed, text),
         Cause::Interrupted => LaunchError::Interrupted,
     }
 }
@@ -54,7 +54,7 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords
 fn reported(first: &Cause) -> Option<LaunchError> {
     let (Cause::Failed { failure, .. } | Cause::CommitFailed { failure }) = first else { return None };
     let code = ExitCode::from_code(failure.exit_code.into()).filter(|code| *code != ExitCode::WorkerFailed)?;
-    Some(LaunchError::Reported { text: failure.message.clone(), code })
+    Some(LaunchError::new(code, failure.message.clone()))
 }
 
 fn involved(cause: &Cause) -> Vec<u32> {

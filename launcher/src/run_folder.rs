@@ -23,37 +23,15 @@ mod scan;
 use std::path::{Path, PathBuf};
 
 use locdiff_core::config::{self, Layer, RunConfig};
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
 
-use crate::error::LaunchError;
+use crate::error::{LaunchError, refuse, reported};
 
 pub use commit::Commit;
+pub use lock::Hold;
 pub use names::{CONFIG, LATEST, new_run_name, newest_run, utc_text};
 pub use resume::ResumePoint;
 pub use scan::{Checkpoint, CheckpointRow, Condition, Depth, checkpoints, examine, newest_whole, whole_checkpoint};
-
-use lock::RunLock;
-
-/// A run that nobody else can write to as long as this lives.
-#[derive(Debug)]
-pub struct Hold {
-    _lock: RunLock,
-}
-
-/// Holds a run that is there, without looking at its configuration; none where another launcher has it.
-pub fn try_hold(run: &Path) -> Result<Option<Hold>, LaunchError> {
-    match hold(run) {
-        Ok(hold) => Ok(Some(hold)),
-        Err(LaunchError::RunHeld { .. }) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Holds a folder of a run; an error where another launcher has it.
-pub fn hold(folder: &Path) -> Result<Hold, LaunchError> {
-    Ok(Hold { _lock: RunLock::take(folder)? })
-}
 
 /// A run that this process holds.
 #[derive(Debug)]
@@ -64,7 +42,7 @@ pub struct RunFolder {
     attempt: Option<u32>,
     /// The configuration of this start, where the run keeps the one before until it is taken.
     next_configuration: Option<String>,
-    _lock: RunLock,
+    _lock: Hold,
 }
 
 /// A run that was opened.
@@ -83,12 +61,11 @@ impl RunFolder {
     /// configuration differs in a field that a run keeps.
     pub fn open(files: Files, dir: &Path, name: &str, config: &RunConfig) -> Result<OpenedRun, LaunchError> {
         if !names::is_plain(name) {
-            let text = format!("checkpoint.run: is \"{name}\", wanted a plain folder name");
-            return Err(LaunchError::Reported { text, code: ExitCode::Config });
+            refuse!(Config, "checkpoint.run: is \"{name}\", wanted a plain folder name");
         }
         let path = dir.join(name);
         files.create_folders(&path)?;
-        let lock = RunLock::take(&path)?;
+        let lock = Hold::take(&path)?;
         let keep = config.checkpoint.keep as usize;
         let mut folder = Self { path, files, keep, attempt: None, next_configuration: None, _lock: lock };
         let (is_new, changes) = folder.configure(name, config)?;
@@ -145,12 +122,12 @@ impl RunFolder {
         if !self.has_checkpoints()? {
             return Ok(());
         }
-        let text = format!(
+        Err(reported!(
+            Corrupt,
             "run {} has checkpoints but no {CONFIG}, so it is not known what they were trained with; put it back, or name \
              a new run with `--run NAME`",
             self.path.display()
-        );
-        Err(LaunchError::Reported { text, code: ExitCode::Corrupt })
+        ))
     }
 
     /// Where it lies.

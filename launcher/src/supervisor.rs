@@ -8,15 +8,15 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures::{SinkExt, StreamExt};
-use locdiff_core::exit_code::HasExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::protocol::{
-    CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, LAUNCHER_PID_VARIABLE, Meeting, PartsWritten, ToLauncher,
-    ToWorker,
+    Answer, CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, JobResult, LAUNCHER_PID_VARIABLE, Meeting,
+    PartsWritten, ToLauncher, ToWorker,
 };
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -25,12 +25,12 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::process::{Child, Command};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::bytes::Bytes;
 use tokio_util::codec::LengthDelimitedCodec;
 
-use crate::coordinator::{Action, Build, Coordinator, Event, Exit, Limits, Outcome};
-use crate::error::LaunchError;
+use crate::coordinator::{Action, Coordinator, Event, Exit, Limits, Outcome};
+use crate::error::{LaunchError, reported};
 use crate::rendezvous::World;
 use crate::report::{self, LastWords};
 
@@ -45,6 +45,9 @@ const NOTICES_MAX: usize = 1024;
 
 /// How long output is waited for once every worker has ended: what a worker started may hold its pipes open for ever.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
+
+/// Name of the thread that computes while signals are watched.
+const COMPUTING: &str = "computing";
 
 /// A gang to run.
 #[derive(Debug)]
@@ -64,38 +67,46 @@ pub struct Gang<'a> {
 /// Hears what a gang reports while it runs.
 pub trait Observer {
     /// A worker wrote a line.
-    fn line(&mut self, rank: usize, line: &str);
+    fn line(&mut self, rank: usize, line: &str) {
+        tracing::info!("[rank {rank}] {line}");
+    }
     /// A worker reports about its job.
-    fn report(&mut self, message: &ToLauncher);
+    fn report(&mut self, _: ToLauncher) {}
     /// Every rank has written its parts of a checkpoint; an error stops the gang.
-    fn commit(&mut self, parts: &[PartsWritten]) -> Result<(), LaunchError>;
+    fn commit(&mut self, _: &[PartsWritten]) -> Result<(), LaunchError> {
+        let text = "a worker has written a checkpoint in a job that has none: this is a bug";
+        Err(LaunchError::new(ExitCode::WorkerFailed, text))
+    }
 }
 
-/// For jobs that report nothing: copies what workers write to stderr, if asked to.
+/// For jobs that report nothing: copies what workers write to stderr.
 #[derive(Debug)]
-pub struct Echo(pub bool);
+pub struct Echo;
 
-impl Observer for Echo {
-    fn line(&mut self, rank: usize, line: &str) {
-        if self.0 {
-            tracing::info!("[rank {rank}] {line}");
-        }
-    }
+impl Observer for Echo {}
 
-    fn report(&mut self, _: &ToLauncher) {}
+/// For jobs whose workers nobody wants to hear.
+#[derive(Debug)]
+pub struct Silence;
 
-    fn commit(&mut self, _: &[PartsWritten]) -> Result<(), LaunchError> {
-        Err(LaunchError::WorkerFailed("a worker has written a checkpoint in a job that has none: this is a bug".into()))
-    }
+impl Observer for Silence {
+    fn line(&mut self, _: usize, _: &str) {}
 }
 
 /// What a gang that ended well has said.
 #[derive(Debug)]
-pub struct GangResult {
+pub struct GangResult<T> {
     /// What each rank said of itself.
     pub hellos: Vec<Hello>,
     /// The result of each rank.
-    pub results: Vec<serde_json::Value>,
+    pub results: Vec<T>,
+}
+
+impl<T> GangResult<T> {
+    /// The result of rank 0.
+    pub fn first(self) -> anyhow::Result<T> {
+        self.results.into_iter().next().context("a gang without workers: this is a bug")
+    }
 }
 
 /// Where `locdiff-worker` must be: beside the launcher's own executable.
@@ -141,9 +152,35 @@ impl Supervisor {
         Ok(Self { runtime, signals: Signals { interrupts, terminations } })
     }
 
-    /// Runs a gang to its end.
-    pub fn run(&mut self, gang: &Gang<'_>, observer: &mut dyn Observer) -> anyhow::Result<GangResult> {
-        self.runtime.block_on(supervise(gang, observer, &mut self.signals))
+    /// Runs a gang to its end; an error where a worker answers with the result of another job.
+    pub fn run<T: Answer>(&mut self, gang: &Gang<'_>, observer: &mut dyn Observer) -> anyhow::Result<GangResult<T>> {
+        let GangResult { hellos, results } = self.runtime.block_on(supervise(gang, observer, &mut self.signals))?;
+        let of_this_job = |(rank, result)| {
+            let job = gang.job.name();
+            T::try_from(result).map_err(|wrong| {
+                reported!(WorkerIncompatible, "worker rank {rank} has answered `{job}` wrongly: {wrong}")
+            })
+        };
+        let results = results.into_iter().enumerate().map(of_this_job).collect::<Result<_, _>>()?;
+        Ok(GangResult { hellos, results })
+    }
+
+    /// Computes on a thread of its own, so that Ctrl-C and SIGTERM are heard at once: the thread ends with the command.
+    pub fn compute<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+    ) -> anyhow::Result<T> {
+        let (done, result) = oneshot::channel();
+        // Nobody waits for the result of a command that was interrupted.
+        let work = move || drop(done.send(work()));
+        std::thread::Builder::new().name(COMPUTING.into()).spawn(work).context("no thread to compute on")?;
+        let signals = &mut self.signals;
+        self.runtime.block_on(async {
+            tokio::select! {
+                found = result => found.context("the computation broke off: this is a bug")?,
+                () = signals.recv() => Err(LaunchError::Interrupted.into()),
+            }
+        })
     }
 
     /// An error where the user has asked to end since the last gang.
@@ -154,13 +191,16 @@ impl Supervisor {
     }
 }
 
-async fn supervise(gang: &Gang<'_>, observer: &mut dyn Observer, signals: &mut Signals) -> anyhow::Result<GangResult> {
+async fn supervise(
+    gang: &Gang<'_>,
+    observer: &mut dyn Observer,
+    signals: &mut Signals,
+) -> anyhow::Result<GangResult<JobResult>> {
     let control = ControlSocket::bind()?;
     let (events, mut inbox) = mpsc::channel(NOTICES_MAX);
     let mut members = spawn_all(gang, &control, &events)?;
     let began = Instant::now();
-    let build = Build { version: locdiff_core::VERSION.to_owned(), revision: locdiff_core::REVISION.to_owned() };
-    let mut coordinator = Coordinator::new(members.len(), gang.meeting.attempt, build, gang.limits, Duration::ZERO);
+    let mut coordinator = Coordinator::new(members.len(), gang.meeting.attempt, gang.limits, Duration::ZERO);
     let mut ended_at = None;
     let outcome = loop {
         if let Some(outcome) = coordinator.outcome() {
@@ -262,11 +302,8 @@ fn runtime_folder() -> Result<PathBuf, LaunchError> {
 enum Notice {
     Line { rank: usize, line: String },
     OutputEnded { rank: usize },
-    Exited { rank: usize, exit: Exit },
     Connected { rank: usize, replies: mpsc::UnboundedSender<ToWorker> },
-    Said { rank: usize, message: ToLauncher },
-    Garbled { rank: usize, reason: String },
-    Closed { rank: usize },
+    Happened(Event),
 }
 
 struct Member {
@@ -298,32 +335,23 @@ fn spawn_all(gang: &Gang<'_>, control: &ControlSocket, events: &mpsc::Sender<Not
         let mut child =
             command(gang, rank, &control.path()).spawn().map_err(|error| spawn_error(gang.worker, error))?;
         let pid = child.id().context("a child that was just spawned has a process id")?;
-        let outputs: [Option<Box<dyn AsyncRead + Send + Unpin>>; 2] = [
-            child.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn AsyncRead + Send + Unpin>),
-            child.stderr.take().map(|pipe| Box::new(pipe) as Box<dyn AsyncRead + Send + Unpin>),
-        ];
-        let open_outputs = outputs.iter().flatten().count();
-        for pipe in outputs.into_iter().flatten() {
-            tokio::spawn(read_lines(rank, pipe, events.clone()));
-        }
+        tokio::spawn(read_lines(rank, child.stdout.take().context("stdout is piped")?, events.clone()));
+        tokio::spawn(read_lines(rank, child.stderr.take().context("stderr is piped")?, events.clone()));
         tokio::spawn(wait(rank, child, events.clone()));
-        members.push(Member { pid, running: true, open_outputs, last_words: VecDeque::new(), replies: None });
+        members.push(Member { pid, running: true, open_outputs: 2, last_words: VecDeque::new(), replies: None });
     }
     Ok(members)
 }
 
 fn spawn_error(worker: &Path, error: std::io::Error) -> LaunchError {
     let path = worker.to_owned();
-    match error.kind() {
-        ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::InvalidInput => {
-            LaunchError::WorkerMissing { path, reason: error.to_string() }
-        }
-        // ENOEXEC has no kind of its own.
-        _ if error.raw_os_error() == Some(nix::errno::Errno::ENOEXEC as i32) => {
-            LaunchError::WorkerMissing { path, reason: error.to_string() }
-        }
-        _ => LaunchError::Io { path, error },
+    let is_no_program =
+        matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::InvalidInput);
+    // ENOEXEC has no kind of its own.
+    if is_no_program || error.raw_os_error() == Some(nix::errno::Errno::ENOEXEC as i32) {
+        return LaunchError::WorkerMissing { path, reason: error.to_string() };
     }
+    LaunchError::Io { path, error }
 }
 
 fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
@@ -355,22 +383,16 @@ fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
 }
 
 async fn wait(rank: usize, mut child: Child, events: mpsc::Sender<Notice>) {
-    let exit = match child.wait().await {
-        Ok(status) => exit_of(status),
-        Err(_) => Exit::Code(-1),
+    let status = child.wait().await.ok();
+    let exit = match status.and_then(|status| status.signal()) {
+        Some(signal) => Exit::Signal(signal),
+        None => Exit::Code(status.and_then(|status| status.code()).unwrap_or(-1)),
     };
-    let _ = events.send(Notice::Exited { rank, exit }).await;
+    let rank = rank as u32;
+    let _ = events.send(Notice::Happened(Event::Exited { rank, exit })).await;
     // Its socket closes with it; should something hold it open, nobody waits for ever.
     tokio::time::sleep(LAST_OUTPUT).await;
-    let _ = events.send(Notice::Closed { rank }).await;
-}
-
-fn exit_of(status: ExitStatus) -> Exit {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => Exit::Code(code),
-        (None, Some(signal)) => Exit::Signal(signal),
-        (None, None) => Exit::Code(-1),
-    }
+    let _ = events.send(Notice::Happened(Event::Closed { rank })).await;
 }
 
 async fn read_lines(rank: usize, pipe: impl AsyncRead + Unpin, events: mpsc::Sender<Notice>) {
@@ -401,22 +423,23 @@ async fn converse(rank: usize, stream: UnixStream, events: mpsc::Sender<Notice>)
     let (mut source, mut sink) = (codec.new_read(reader), codec.new_write(writer));
     let (replies, mut outbox) = mpsc::unbounded_channel::<ToWorker>();
     let _ = events.send(Notice::Connected { rank, replies }).await;
+    let rank = rank as u32;
     let listen = async {
         while let Some(frame) = source.next().await {
-            let notice = match frame {
+            let event = match frame {
                 Ok(bytes) => match serde_json::from_slice(&bytes) {
-                    Ok(message) => Notice::Said { rank, message },
-                    Err(error) => Notice::Garbled { rank, reason: format!("message not understood: {error}") },
+                    Ok(message) => Event::Message { rank, message },
+                    Err(error) => Event::Garbled { rank, reason: format!("message not understood: {error}") },
                 },
                 Err(error) if error.kind() == ErrorKind::InvalidData => {
-                    Notice::Garbled { rank, reason: error.to_string() }
+                    Event::Garbled { rank, reason: error.to_string() }
                 }
                 // A socket that breaks is one that closes: the worker's exit will tell why.
                 Err(_) => break,
             };
-            let _ = events.send(notice).await;
+            let _ = events.send(Notice::Happened(event)).await;
         }
-        let _ = events.send(Notice::Closed { rank }).await;
+        let _ = events.send(Notice::Happened(Event::Closed { rank })).await;
     };
     let speak = async {
         while let Some(message) = outbox.recv().await {
@@ -448,26 +471,26 @@ fn take_in(notice: Notice, members: &mut [Member], observer: &mut dyn Observer) 
             members[rank].open_outputs -= 1;
             None
         }
-        Notice::Exited { rank, exit } => {
-            members[rank].running = false;
-            // Whatever the worker started itself must not outlive it, nor keep its pipes open.
-            send(members[rank].pid, Signal::SIGKILL);
-            Some(Event::Exited { rank: rank as u32, exit })
-        }
         Notice::Connected { rank, replies } => {
             members[rank].replies = Some(replies);
             None
         }
-        Notice::Said { rank, message } => Some(Event::Message { rank: rank as u32, message }),
-        Notice::Garbled { rank, reason } => Some(Event::Garbled { rank: rank as u32, reason }),
-        Notice::Closed { rank } => Some(Event::Closed { rank: rank as u32 }),
+        Notice::Happened(event) => {
+            if let Event::Exited { rank, .. } = event {
+                let member = &mut members[rank as usize];
+                member.running = false;
+                // Whatever the worker started itself must not outlive it, nor keep its pipes open.
+                send(member.pid, Signal::SIGKILL);
+            }
+            Some(event)
+        }
     }
 }
 
 /// Does what the coordinator says; what came of it, where it must know.
 fn act(action: Action, gang: &Gang<'_>, members: &mut [Member], observer: &mut dyn Observer) -> Option<Event> {
     match action {
-        Action::Report { message } => observer.report(&message),
+        Action::Report { message } => observer.report(message),
         Action::Commit { parts } => {
             if let Err(error) = observer.commit(&parts) {
                 let exit_code = error.exit_code().code();

@@ -11,19 +11,20 @@ mod train;
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::CommandFactory;
 use locdiff_core::config::{self, DeviceKind, Layer, Resolved};
-use locdiff_core::protocol::{CollectiveRow, Hello, Job, Meeting, Place, SelfCheck};
+use locdiff_core::protocol::{Answer, CollectiveRow, Hello, Job, Meeting, Probed, SelfCheck};
 use serde_json::{Value, json};
 
 use crate::cli::{BenchVerb, Cli, ConfigVerb, Global, Verb};
 use crate::coordinator::Limits;
 use crate::doctor;
-use crate::error::LaunchError;
+use crate::error::{LaunchError, refuse};
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::rendezvous::World;
-use crate::supervisor::{self, Echo, Gang, GangResult, Observer, Supervisor};
+use crate::supervisor::{self, Echo, Gang, GangResult, Observer, Silence, Supervisor};
 
 /// Does what the command line asks for; the value is what `--json` prints.
 pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
@@ -31,32 +32,42 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         return version(output);
     }
     let global = &cli.global;
-    match cli.verb.as_ref() {
-        Some(Verb::Config(verb)) => show_config(verb, global, output),
-        Some(Verb::Completions { shell }) => completions(*shell, output),
-        Some(Verb::Demo) => demo::run(global, output),
-        Some(Verb::SelfCheck) => self_check(global, output),
-        Some(Verb::Bench(BenchVerb::Collectives { max_bytes })) => bench_collectives(global, *max_bytes, output),
-        Some(Verb::Bench(BenchVerb::Shards { python })) => shards::bench(python.as_deref(), global, output),
-        Some(Verb::Bench(BenchVerb::Shdd)) => bench_shdd::run(global, output),
-        Some(Verb::Eval { hybrid, suite, predictions, tune }) => {
-            let request =
-                eval::Request { hybrid: *hybrid, suite: suite.clone(), predictions: predictions.clone(), tune: *tune };
-            eval::run(&request, global, output)
+    for (flag, value) in [("--rendezvous", &global.rendezvous), ("--token-file", &global.token_file)] {
+        if value.is_some() {
+            return Err(LaunchError::NotYet(flag.to_owned()).into());
         }
-        Some(Verb::Train { inject }) => train::run(inject, global, output),
-        Some(Verb::Shards(verb)) => shards::run(verb, global, output),
-        Some(Verb::Checkpoint(verb)) => checkpoint::run(verb, global, output),
-        Some(Verb::Geoclip(verb)) => geoclip::run(verb, global, output),
-        Some(Verb::Doctor) => doctor::run(global, output),
-        Some(verb) => not_yet(verb, global),
-        None => unreachable!("clap asks for a verb"),
+    }
+    match cli.verb.as_ref().context("clap asks for a verb")? {
+        Verb::Config(verb) => show_config(verb, global, output),
+        Verb::Completions { shell } => completions(*shell, output),
+        Verb::Demo => demo::run(global, output),
+        Verb::SelfCheck => self_check(global, output),
+        Verb::Bench(BenchVerb::Collectives { max_bytes }) => bench_collectives(global, *max_bytes, output),
+        Verb::Bench(BenchVerb::Shards { python }) => shards::bench(python.clone(), global, output),
+        Verb::Bench(BenchVerb::Shdd) => bench_shdd::run(global, output),
+        Verb::Bench(BenchVerb::Train) => not_yet("bench train", global),
+        Verb::Bench(BenchVerb::Sample { .. }) => not_yet("bench sample", global),
+        Verb::Eval(request) => eval::run(request, global, output),
+        Verb::Train { inject } => train::run(inject, global, output),
+        Verb::Shards(verb) => shards::run(verb, global, output),
+        Verb::Checkpoint(verb) => checkpoint::run(verb, global, output),
+        Verb::Geoclip(verb) => geoclip::run(verb, global, output),
+        Verb::Doctor => doctor::run(global, output),
+        Verb::Predict { .. } => not_yet("predict", global),
+        Verb::Status => not_yet("status", global),
     }
 }
 
 /// Resolves the configuration of a command on this machine.
-pub(crate) fn resolve(global: &Global, inventory: &Inventory) -> Result<Resolved, LaunchError> {
-    Ok(config::load(&global.layers(default_preset(global, inventory)))?)
+pub(crate) fn resolve(global: &Global) -> Result<Resolved, LaunchError> {
+    Ok(config::load(&global.layers(default_preset(global, &gpus::inventory())))?)
+}
+
+/// The same, with the workers that it asks for.
+pub(crate) fn plan(global: &Global) -> Result<(Resolved, World), LaunchError> {
+    let resolved = resolve(global)?;
+    let world = World::plan(&resolved.config, &gpus::inventory())?;
+    Ok((resolved, world))
 }
 
 /// Which preset is the default depends on the device, which the flags may name.
@@ -66,19 +77,19 @@ fn default_preset(global: &Global, inventory: &Inventory) -> &'static str {
 }
 
 /// Starts workers, gives them a job and waits for their results.
-pub(crate) fn run_gang(resolved: &Resolved, world: &World, job: Job, echo: bool) -> anyhow::Result<GangResult> {
-    run_attempt(&mut Supervisor::new()?, resolved, world, job, 0, &mut Echo(echo))
+pub(crate) fn run_gang<T: Answer>(resolved: &Resolved, world: &World, job: Job) -> anyhow::Result<GangResult<T>> {
+    run_attempt(&mut Supervisor::new()?, resolved, world, job, 0, &mut Echo)
 }
 
 /// The same for one attempt of a run, with who hears its reports.
-pub(crate) fn run_attempt(
+pub(crate) fn run_attempt<T: Answer>(
     supervisor: &mut Supervisor,
     resolved: &Resolved,
     world: &World,
     job: Job,
     attempt: u32,
     observer: &mut dyn Observer,
-) -> anyhow::Result<GangResult> {
+) -> anyhow::Result<GangResult<T>> {
     let worker = supervisor::worker_path()?;
     let supervise = &resolved.config.supervise;
     let limits = Limits {
@@ -98,11 +109,15 @@ pub(crate) fn run_attempt(
 /// Asks one worker who it is.
 pub(crate) fn probe() -> anyhow::Result<Hello> {
     let resolved = config::load(&[] as &[Layer]).map_err(LaunchError::from)?;
-    let place = Place { rank: 0, world: 1, local_rank: 0, gpu: None, threads: 1 };
-    let world = World { places: vec![place], share_gpu: false };
-    let mut found = run_gang(&resolved, &world, Job::Probe, false)?;
-    anyhow::ensure!(found.hellos.len() == 1, "one worker was asked, {} answered", found.hellos.len());
-    Ok(found.hellos.remove(0))
+    let found = run_attempt::<Probed>(
+        &mut Supervisor::new()?,
+        &resolved,
+        &World::one_cpu_worker(1),
+        Job::Probe,
+        0,
+        &mut Silence,
+    )?;
+    found.hellos.into_iter().next().context("a worker that has not said hello: this is a bug")
 }
 
 fn version(output: Output) -> anyhow::Result<Value> {
@@ -128,7 +143,7 @@ fn show_config(verb: &ConfigVerb, global: &Global, output: Output) -> anyhow::Re
         output.people(&if *markdown { config::markdown() } else { serde_json::to_string_pretty(&schema)? });
         return Ok(schema);
     }
-    let resolved = resolve(global, &gpus::inventory())?;
+    let resolved = resolve(global)?;
     match verb {
         ConfigVerb::Check => output.people("the configuration is valid"),
         _ => output.people(&config::show(&resolved)),
@@ -146,13 +161,10 @@ fn completions(shell: clap_complete::Shell, output: Output) -> anyhow::Result<Va
 
 /// Every worker starts, meets nobody, and checks that libtorch computes right in its process.
 fn self_check(global: &Global, output: Output) -> anyhow::Result<Value> {
-    let inventory = gpus::inventory();
-    let resolved = resolve(global, &inventory)?;
-    let world = World::plan(&resolved.config, &inventory)?;
-    let found = run_gang(&resolved, &world, Job::SelfCheck, true)?;
+    let (resolved, world) = plan(global)?;
+    let found = run_gang::<SelfCheck>(&resolved, &world, Job::SelfCheck)?;
     let mut rows = Vec::new();
-    for (hello, result) in found.hellos.iter().zip(found.results) {
-        let check: SelfCheck = serde_json::from_value(result)?;
+    for (hello, check) in found.hellos.iter().zip(found.results) {
         output.people(&format!(
             "worker rank {} (pid {}): libtorch {} on {}, a {size} x {size} product within {:.1e} of the exact one",
             hello.rank,
@@ -170,13 +182,10 @@ fn self_check(global: &Global, output: Output) -> anyhow::Result<Value> {
 
 /// Every collective operation between real processes: values, time, bandwidth.
 fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow::Result<Value> {
-    let inventory = gpus::inventory();
-    let resolved = resolve(global, &inventory)?;
-    let world = World::plan(&resolved.config, &inventory)?;
-    let found = run_gang(&resolved, &world, Job::BenchCollectives { bytes_max }, true)?;
+    let (resolved, world) = plan(global)?;
+    let found = run_gang(&resolved, &world, Job::BenchCollectives { bytes_max })?;
     let pids: Vec<u32> = found.hellos.iter().map(|hello| hello.pid).collect();
-    let first = found.results.into_iter().next().unwrap_or_default();
-    let rows: Vec<CollectiveRow> = serde_json::from_value(first)?;
+    let rows: Vec<CollectiveRow> = found.first()?;
     let ok = rows.iter().all(|row| row.ok);
     let device = if world.places.iter().any(|place| place.gpu.is_some()) { "NCCL" } else { "Gloo" };
     output.people(&format!("{} workers over {device}, pids {pids:?}", pids.len()));
@@ -188,36 +197,13 @@ fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow:
     }
     if !ok {
         let wrong: Vec<&str> = rows.iter().filter(|row| !row.ok).map(|row| row.op.as_str()).collect();
-        return Err(LaunchError::WorkerFailed(format!("wrong values from {}", wrong.join(", "))).into());
+        refuse!(WorkerFailed, "wrong values from {}", wrong.join(", "));
     }
     Ok(json!({ "ok": ok, "pids": pids, "rows": rows }))
 }
 
 /// A verb that has its place but not its work yet: its configuration is checked all the same.
-fn not_yet(verb: &Verb, global: &Global) -> anyhow::Result<Value> {
-    let inventory = gpus::inventory();
-    let resolved = resolve(global, &inventory)?;
-    World::plan(&resolved.config, &inventory)?;
-    let name = match verb {
-        Verb::Predict { .. } => "predict",
-        Verb::Bench(verb) => match verb {
-            BenchVerb::Train => "bench train",
-            BenchVerb::Sample { .. } => "bench sample",
-            BenchVerb::Shards { .. } | BenchVerb::Collectives { .. } | BenchVerb::Shdd => {
-                unreachable!("handled in run")
-            }
-        },
-        Verb::Status => "status",
-        Verb::Demo
-        | Verb::Eval { .. }
-        | Verb::SelfCheck
-        | Verb::Doctor
-        | Verb::Train { .. }
-        | Verb::Shards(_)
-        | Verb::Checkpoint(_)
-        | Verb::Geoclip(_)
-        | Verb::Config(_)
-        | Verb::Completions { .. } => unreachable!("handled in run"),
-    };
+fn not_yet(name: &str, global: &Global) -> anyhow::Result<Value> {
+    plan(global)?;
     Err(LaunchError::NotYet(name.to_owned()).into())
 }

@@ -5,8 +5,7 @@ use std::path::Path;
 
 use locdiff_core::config::RunConfig;
 use locdiff_core::files::{Files, WRITING, parent};
-use locdiff_core::protocol::ExportJob;
-use serde_json::{Value, json};
+use locdiff_core::protocol::{ExportJob, Exported};
 
 use super::error::CheckpointError;
 use super::reader::Checkpoint;
@@ -16,8 +15,8 @@ use super::{EMA, STATE};
 /// Version of the file, in its metadata.
 const FORMAT: &str = "locdiff-export-1";
 
-/// Writes the file beside its final name and renames it: whole or not at all. The value says what was made.
-pub fn export(files: &Files, job: &ExportJob) -> Result<Value, CheckpointError> {
+/// Writes the file beside its final name and renames it: whole or not at all.
+pub fn export(files: &Files, job: &ExportJob) -> Result<Exported, CheckpointError> {
     let out = &job.out;
     match out.symlink_metadata() {
         Ok(found) if found.is_dir() => return Err(CheckpointError::bad(out, "is a folder, wanted the name of a file")),
@@ -38,12 +37,17 @@ pub fn export(files: &Files, job: &ExportJob) -> Result<Value, CheckpointError> 
         let _ = files.remove_file(&beside);
     }
     let (bytes, xxh3) = written?;
-    let parameters: usize = tensors.iter().map(|(_, tensor)| tensor.numel()).sum();
-    Ok(json!({
-        "ok": true, "out": out, "checkpoint": job.checkpoint, "step": checkpoint.manifest().step,
-        "score": checkpoint.manifest().score, "degree": config.model.degree,
-        "tensors": tensors.len(), "numbers": parameters, "bytes": bytes, "xxh3": xxh3,
-    }))
+    Ok(Exported {
+        out: out.clone(),
+        checkpoint: job.checkpoint.clone(),
+        step: checkpoint.manifest().step,
+        score: checkpoint.manifest().score,
+        degree: config.model.degree,
+        tensors: tensors.len(),
+        numbers: tensors.iter().map(|(_, tensor)| tensor.numel()).sum(),
+        bytes,
+        xxh3,
+    })
 }
 
 fn put_in_place(

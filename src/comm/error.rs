@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
+
 use crate::native::NativeError;
 
 /// An error of [`crate::comm`].
@@ -75,9 +77,13 @@ pub enum CommError {
     },
 }
 
-impl CommError {
-    /// Whether it tells of somebody else's failure: a peer that died, stopped or never came.
-    pub fn is_of_peer(&self) -> bool {
+impl HasExitCode for CommError {
+    fn exit_code(&self) -> ExitCode {
+        ExitCode::WorkerFailed
+    }
+
+    /// A broken collective tells of a peer's failure, unless this worker's own call was refused.
+    fn is_of_peer(&self) -> bool {
         match self {
             Self::Collective { failure, .. } => !matches!(failure, Failure::Refused { .. }),
             Self::Missing { .. } | Self::Connect { .. } => true,

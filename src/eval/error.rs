@@ -1,13 +1,9 @@
 //! What can end an evaluation, each with its exit code.
 
-use std::path::PathBuf;
-
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::geo::GeoError;
-use locdiff_core::metrics::MetricsError;
-use locdiff_core::tensorboard::BoardError;
+use locdiff_core::predictions::PredictionsError;
 
-use super::predictions::PredictionsError;
 use crate::infer::InferError;
 use crate::native::NativeError;
 use crate::retrieval::RetrievalError;
@@ -21,14 +17,6 @@ pub enum EvalError {
     /// Rows that must not be used, or that nothing is known of.
     #[error("{0}")]
     BadData(String),
-    /// A file of answers that is none.
-    #[error("{path}: {reason}")]
-    Answers {
-        /// Which file.
-        path: PathBuf,
-        /// Where, got and wanted.
-        reason: String,
-    },
     /// Choosing settings.
     #[error(transparent)]
     Retrieval(#[from] RetrievalError),
@@ -38,12 +26,6 @@ pub enum EvalError {
     /// Coordinates.
     #[error(transparent)]
     Geo(#[from] GeoError),
-    /// Scores.
-    #[error(transparent)]
-    Metrics(#[from] MetricsError),
-    /// TensorBoard.
-    #[error(transparent)]
-    Board(#[from] BoardError),
     /// libtorch.
     #[error(transparent)]
     Native(#[from] NativeError),
@@ -56,10 +38,9 @@ impl HasExitCode for EvalError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Infer(error) => error.exit_code(),
-            Self::BadData(_) | Self::Answers { .. } => ExitCode::BadData,
+            Self::BadData(_) => ExitCode::BadData,
             Self::Retrieval(error) => error.exit_code(),
             Self::Predictions(error) => error.exit_code(),
-            Self::Board(error) => error.exit_code(),
             _ => ExitCode::WorkerFailed,
         }
     }

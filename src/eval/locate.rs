@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use locdiff_core::geo::{Place, UnitVector};
-use locdiff_core::protocol::{EvalJob, EvalSummary, Located, LocatedRow, Method, TuningErrors};
+use locdiff_core::protocol::{EvalJob, EvalSummary, Located, LocatedRow, Method};
 use tch::Device;
 
 use super::error::EvalError;
@@ -13,7 +13,7 @@ use crate::infer::anchors::anchors;
 use crate::infer::retrieve::Retrieval;
 use crate::infer::{Engine, Image, ImageBlock, InferError, Rows, Sighting, Trained};
 use crate::native::cuda;
-use crate::retrieval::{Grid, Retriever, TuneRow};
+use crate::retrieval::{Grid, Retriever};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
 
 /// Which worker this is, and what it computes on.
@@ -106,8 +106,7 @@ impl Methods<'_> {
         let known = (&embeddings_ive, sightings.as_slice());
         if self.is_tuning {
             for (row, found) in rows.iter_mut().zip(retrieval.errors(retriever, block, known, &Grid::default())?) {
-                let TuneRow { own_km, retrieval_km, errors_km, .. } = found;
-                row.tuning = Some(TuningErrors { own: own_km, retrieval: retrieval_km, settings: errors_km });
+                row.tuning = Some(found);
             }
             return Ok(rows);
         }

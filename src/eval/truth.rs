@@ -5,9 +5,9 @@ use std::path::Path;
 
 use locdiff_core::config::RunConfig;
 use locdiff_core::geo::Place;
+use locdiff_core::predictions::{PredictionsError, Truth};
 
 use super::error::EvalError;
-use super::predictions::{PredictionsError, Truth, some_of};
 use crate::infer::{ImageBlock, Rows};
 
 /// The file and its places.
@@ -29,12 +29,11 @@ impl TruthFile {
         }
         let truth = Truth::read(Path::new(&path))?;
         let known: HashSet<String> = rows.names()?.into_iter().collect();
-        let extra: Vec<&String> = truth.ids().iter().filter(|id| !known.contains(*id)).collect();
+        let extra: Vec<&String> = truth.ids.iter().filter(|id| !known.contains(*id)).collect();
         if !extra.is_empty() {
-            let (count, rows, ids) = (extra.len(), truth.ids().len(), some_of(&extra));
-            return Err(PredictionsError::Extra { file: path, truth: location.to_owned(), count, rows, ids }.into());
+            return Err(PredictionsError::extra(&path, location, truth.ids.len(), &extra).into());
         }
-        let places = truth.ids().iter().cloned().zip(truth.places().iter().copied()).collect();
+        let places = truth.ids.into_iter().zip(truth.places).collect();
         Ok(Some(Self { path, location: location.to_owned(), places }))
     }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use locdiff_core::config::RetrievalHead;
 use locdiff_core::geo::UnitVector;
-use locdiff_core::protocol::{EvalJob, HybridWish};
+use locdiff_core::protocol::{EvalJob, HybridWish, TuningErrors};
 use tch::{Device, Tensor};
 
 use super::engine::Sighting;
@@ -12,7 +12,7 @@ use super::error::InferError;
 use super::retrieval_data::{data_facts, open};
 use super::rows::{Image, ImageBlock, Rows};
 use crate::retrieval::{
-    Gallery, Grid, Hybrid, Located, QueryHead, RetrievalError, Retriever, Samples, TuneRow, locate, try_settings,
+    Gallery, Grid, Hybrid, Located, QueryHead, RetrievalError, Retriever, Samples, locate, try_settings,
 };
 
 /// Time between two lines about progress.
@@ -89,7 +89,7 @@ impl Retrieval {
         block: &ImageBlock,
         (embeddings_ive, sightings): (&Tensor, &[Sighting]),
         grid: &Grid,
-    ) -> Result<Vec<TuneRow>, InferError> {
+    ) -> Result<Vec<TuningErrors>, InferError> {
         let queries = self.queries(block, embeddings_ive)?;
         let truths: Vec<UnitVector> = block.images.iter().map(|image| image.truth.into()).collect();
         Ok(try_settings(retriever, &queries, &samples(sightings), &truths, grid, self.neighbours)?)

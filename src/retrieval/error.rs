@@ -39,9 +39,6 @@ pub enum RetrievalError {
         /// The size that fits.
         want: String,
     },
-    /// Nothing to tune on.
-    #[error("tuning: {0}")]
-    Tune(String),
     /// The gallery's file.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -57,7 +54,7 @@ impl HasExitCode for RetrievalError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Head { .. } => ExitCode::Config,
-            Self::EmptyGallery(_) | Self::NoDirection { .. } | Self::Tune(_) => ExitCode::BadData,
+            Self::EmptyGallery(_) | Self::NoDirection { .. } => ExitCode::BadData,
             Self::Table(error) => error.exit_code(),
             Self::Geoclip(error) => error.exit_code(),
             Self::Shape { .. } | Self::Native(_) => ExitCode::Internal,

@@ -15,9 +15,9 @@
 //! answer stands.
 // λ `density_weight` · h `density_km`
 
-use locdiff_core::config::{HybridMode, RetrievalConfig};
+use locdiff_core::config::HybridMode;
 use locdiff_core::geo::{EARTH_RADIUS_KM, Km, SphereIndex, UnitVector};
-use serde::{Deserialize, Serialize};
+pub use locdiff_core::tuning::Hybrid;
 
 /// Points that have a say in a consensus, at most: the best by fused score.
 const CONSENSUS_POINTS: usize = 64;
@@ -35,79 +35,34 @@ pub struct Samples {
     pub samples: Vec<UnitVector>,
 }
 
-/// The settings of LocDiff-H.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Hybrid {
-    /// Which form.
-    pub mode: HybridMode,
-    /// How far from LocDiff's answer or samples gallery points are asked, km.
-    pub radius_km: f64,
-    /// λ: weight of the samples' density.
-    pub density_weight: f64,
-    /// h: width of its kernel, km.
-    pub density_km: f64,
-}
-
-impl From<&RetrievalConfig> for Hybrid {
-    fn from(config: &RetrievalConfig) -> Self {
-        Self {
-            mode: config.mode,
-            radius_km: config.radius_km,
-            density_weight: config.density_weight,
-            density_km: config.density_km,
-        }
-    }
-}
-
-impl std::fmt::Display for Hybrid {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mode = match self.mode {
-            HybridMode::AnySample => "any-sample",
-            HybridMode::Aggregate => "aggregate",
-            HybridMode::Fusion => "fusion",
-            HybridMode::Consensus => "consensus",
-        };
-        write!(out, "{mode} within {} km", self.radius_km)?;
-        if matches!(self.mode, HybridMode::Fusion | HybridMode::Consensus) {
-            write!(out, ", density weight {} of width {} km", self.density_weight, self.density_km)?;
-        }
-        Ok(())
-    }
-}
-
-impl Hybrid {
-    /// Gallery points that are asked for an image, ascending.
-    pub fn candidates(&self, index: &SphereIndex, image: &Samples) -> Vec<u32> {
-        match self.mode {
-            HybridMode::AnySample => within_any(index, &image.samples, Km(self.radius_km)),
-            _ => index.within(image.aggregate, Km(self.radius_km)),
+impl Samples {
+    /// Gallery points that are asked, ascending.
+    pub fn candidates(&self, setting: &Hybrid, index: &SphereIndex) -> Vec<u32> {
+        match setting.mode {
+            HybridMode::AnySample => within_any(index, &self.samples, Km(setting.radius_km)),
+            _ => index.within(self.aggregate, Km(setting.radius_km)),
         }
     }
 
     /// The answer among `candidates`, of which `logits` are the logits; none where there are no candidates.
-    pub fn answer(&self, image: &Samples, points: &[UnitVector], candidates: &[u32], logits: &[f32]) -> Option<u32> {
+    pub fn answer(&self, setting: &Hybrid, points: &[UnitVector], candidates: &[u32], logits: &[f32]) -> Option<u32> {
         let logit = |place: usize| f64::from(logits[place]);
-        let scores: Vec<f64> = match self.mode {
+        let scores: Vec<f64> = match setting.mode {
             HybridMode::AnySample | HybridMode::Aggregate => (0..candidates.len()).map(logit).collect(),
             HybridMode::Fusion | HybridMode::Consensus => {
                 let density = |place: usize| {
                     let point = points[candidates[place] as usize];
-                    let distances: Vec<f64> = image.samples.iter().map(|sample| chord_km(point, *sample)).collect();
-                    log_density(&distances, self.density_km)
+                    let distances: Vec<f64> = self.samples.iter().map(|sample| chord_km(point, *sample)).collect();
+                    log_density(&distances, setting.density_km)
                 };
-                (0..candidates.len()).map(|place| self.fused(logit(place), density(place))).collect()
+                (0..candidates.len()).map(|place| setting.fused(logit(place), density(place))).collect()
             }
         };
-        let place = match self.mode {
+        let place = match setting.mode {
             HybridMode::Consensus => consensus(points, candidates, &scores),
             _ => first_best(&scores),
         };
         place.map(|place| candidates[place])
-    }
-
-    /// The fused score.
-    pub(super) fn fused(&self, logit: f64, log_density: f64) -> f64 {
-        logit + self.density_weight * log_density
     }
 }
 

@@ -3,12 +3,13 @@
 //! Photos are taken a few at a time, so that the logits of their candidates stay few however many photos there are.
 
 use locdiff_core::geo::UnitVector;
+use locdiff_core::protocol::TuningErrors;
 use tch::Tensor;
 
 use super::error::RetrievalError;
 use super::hybrid::{Hybrid, Samples, consensus};
 use super::retriever::{Retriever, Scored};
-use super::tune::{Grid, TuneRow};
+use super::tune::Grid;
 use crate::shdd::decode::in_parallel;
 
 /// Photos whose candidates are held at once: a multiple of every tile of queries.
@@ -48,9 +49,9 @@ pub fn locate(
 ) -> Result<Vec<Located>, RetrievalError> {
     let index = retriever.gallery().index();
     let points = index.points();
-    let candidates = |image: &Samples| hybrid.candidates(index, image);
+    let candidates = |image: &Samples| image.candidates(hybrid, index);
     let finish = |image: &Samples, wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
-        let answer = hybrid.answer(image, points, wanted, &scored.logits);
+        let answer = image.answer(hybrid, points, wanted, &scored.logits);
         Located { retrieval, hybrid: answer.map(|point| points[point as usize]) }
     };
     each(retriever, queries, images, neighbours, candidates, finish)
@@ -64,7 +65,7 @@ pub fn try_settings(
     truths: &[UnitVector],
     grid: &Grid,
     neighbours: usize,
-) -> Result<Vec<TuneRow>, RetrievalError> {
+) -> Result<Vec<TuningErrors>, RetrievalError> {
     if truths.len() != images.len() {
         let (got, want) = (truths.len().to_string(), images.len().to_string());
         return Err(RetrievalError::Shape { what: "true places", got, want });
@@ -72,13 +73,13 @@ pub fn try_settings(
     let index = retriever.gallery().index();
     let pairs: Vec<(&Samples, UnitVector)> = images.iter().zip(truths.iter().copied()).collect();
     let candidates = |(image, _): &(&Samples, UnitVector)| grid.candidates(index, image);
-    let finish =
-        |(image, truth): &(&Samples, UnitVector), wanted: &[u32], scored: &Scored, retrieval: UnitVector| TuneRow {
-            truth: *truth,
+    let finish = |(image, truth): &(&Samples, UnitVector), wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
+        TuningErrors {
             own_km: truth.distance(image.aggregate).0 as f32,
             retrieval_km: truth.distance(retrieval).0 as f32,
-            errors_km: grid.errors_km(*truth, image, index.points(), wanted, &scored.logits),
-        };
+            settings_km: grid.errors_km(*truth, image, index.points(), wanted, &scored.logits),
+        }
+    };
     each(retriever, queries, &pairs, neighbours, candidates, finish)
 }
 

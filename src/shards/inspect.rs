@@ -1,11 +1,10 @@
 //! `shards inspect`: what is in a data set, for people and as JSON.
 
 use locdiff_core::config::ShardsConfig;
-use serde::Serialize;
+use locdiff_core::protocol::Inspection;
 
 use super::blocks::{BlockRows, Blocks, Dataset};
 use super::error::ShardsError;
-use super::format::{ImageHead, Statistics};
 use super::survey::Survey;
 
 /// Characters of the map.
@@ -14,47 +13,6 @@ const MAP_LINES: usize = 24;
 
 /// From no photo to the most, each step about the same factor.
 const SHADES: &[u8] = b" .:-=+*#%@";
-
-/// What is in a data set.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Inspection {
-    /// Rows of all files.
-    pub rows: u64,
-    /// Those of them that are left out.
-    pub skipped_rows: u64,
-    /// Which they are, in words.
-    pub skipped: Option<String>,
-    /// Files.
-    pub files: usize,
-    /// Row groups that have rows.
-    pub row_groups: usize,
-    /// Fewest and most rows of a row group.
-    pub row_group_rows: (u32, u32),
-    /// Numbers per embedding.
-    pub width: usize,
-    /// Embeddings per row.
-    pub views: u32,
-    /// Is there a manifest, and with it a checksum for every read?
-    pub manifest: bool,
-    /// What the data is, sixteen digits.
-    pub fingerprint: String,
-    /// The manifest's word on where the rows came from.
-    pub source: Option<String>,
-    /// What maps photos to the space of the embeddings.
-    pub image_head: Option<ImageHead>,
-    /// Least and greatest latitude, degrees.
-    pub latitudes: (f64, f64),
-    /// Least and greatest longitude, degrees.
-    pub longitudes: (f64, f64),
-    /// Least and greatest mean of a dimension.
-    pub means: (f64, f64),
-    /// Least and greatest standard deviation of a dimension.
-    pub standard_deviations: (f64, f64),
-    /// Mean and standard deviation of every dimension, of view 0.
-    pub statistics: Statistics,
-    /// The world from 90 degrees north, 180 degrees west, darker where there are more rows.
-    pub map: Vec<String>,
-}
 
 /// Reads coordinates, and embeddings where no manifest has their statistics. Rows that `config` leaves out count nowhere but in
 /// their number.

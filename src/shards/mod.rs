@@ -34,11 +34,10 @@ pub use format::{
     Checksum, ELEMENT_BYTES, FILE_BYTES, ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, Moments,
     OwnedRows, ROWS_PER_GROUP, SCHEMA_VERSION, ShardWriter, Statistics, WriterOptions, WriterRows,
 };
-pub use inspect::{Inspection, inspect};
+pub use inspect::inspect;
 pub use linear_head::{PROJECTION_SEED, projection};
 pub use order::{
-    Bookmark, Epoch, Layout, Mask, Plan, PlanOptions, Position, Replay, ReplayReport, ReplayedSize, Sample, Samples,
-    Share, WINDOW_BYTES_MAX,
+    Bookmark, Epoch, Layout, Mask, Plan, PlanOptions, Position, Replay, Sample, Samples, Share, WINDOW_BYTES_MAX,
 };
 pub use source::{ByteSource, DatasetIndex, LocalFiles, Origin, S3Options};
 pub use survey::Survey;

@@ -112,17 +112,15 @@ impl HasExitCode for TrainError {
             _ => ExitCode::WorkerFailed,
         }
     }
-}
 
-impl TrainError {
-    /// The broken exchange between ranks behind it, wherever it was noticed.
-    pub fn comm(&self) -> Option<&CommError> {
+    /// Wherever the broken exchange between ranks was noticed.
+    fn is_of_peer(&self) -> bool {
         match self {
             Self::Comm(error)
             | Self::Loss(LossError::Comm(error))
             | Self::Model(ModelError::Comm(error))
-            | Self::Infer(InferError::Model(ModelError::Comm(error))) => Some(error),
-            _ => None,
+            | Self::Infer(InferError::Model(ModelError::Comm(error))) => error.is_of_peer(),
+            _ => false,
         }
     }
 }

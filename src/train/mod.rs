@@ -32,4 +32,4 @@ mod weights;
 mod work;
 
 pub use error::TrainError;
-pub use run::{Summary, run};
+pub use run::run;

@@ -3,10 +3,9 @@
 use std::time::Instant;
 
 use locdiff_core::files::Files;
-use locdiff_core::protocol::{Fault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob};
+use locdiff_core::protocol::{Fault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob, TrainSummary};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde::Serialize;
 use tch::Device;
 
 use super::data::{Data, open_validation};
@@ -21,23 +20,8 @@ use crate::infer::{Saved, SavedState};
 use crate::native::cuda::{self, Event, Stream};
 use crate::shards::{Batches, Position};
 
-/// What training came to.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Summary {
-    /// Steps made in all.
-    pub step: u64,
-    /// Step that this attempt began at.
-    pub from_step: u64,
-    /// Loss of the last step; none where there was nothing left to do.
-    pub loss: Option<f64>,
-    /// Steps skipped because their gradient was not finite.
-    pub skipped_steps: u64,
-    /// The last quick evaluation of this attempt.
-    pub evaluation: Option<QuickEvaluation>,
-}
-
 /// Trains to the last step of the configuration, on every rank of `ranks`.
-pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -> Result<Summary, TrainError> {
+pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -> Result<TrainSummary, TrainError> {
     let mut training = Training::begin(job, attempt, ranks)?;
     let from_step = training.step;
     let mut last = None;
@@ -59,7 +43,7 @@ pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -
     tell_written(training.writer.wait()?, tell)?;
     training.observer.ended()?;
     let (step, skipped_steps, evaluation) = (training.step, training.skipped_steps, training.evaluation);
-    Ok(Summary { step, from_step, loss: last, skipped_steps, evaluation })
+    Ok(TrainSummary { step, from_step, loss: last, skipped_steps, evaluation })
 }
 
 /// A run under way.

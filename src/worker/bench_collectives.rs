@@ -9,6 +9,7 @@ use anyhow::ensure;
 use locdiff_core::protocol::CollectiveRow;
 use tch::{Device, Kind, Tensor};
 
+use super::error::JobError;
 use crate::comm::{Communicator, Group, ReduceOp};
 
 /// Tensor sizes, bytes: 1 KiB to 64 MiB.
@@ -67,13 +68,13 @@ impl Operation {
     }
 
     /// Takes the input as its own: some operations work in place.
-    fn apply(self, group: &Group, mut input: Tensor) -> anyhow::Result<Tensor> {
+    fn apply(self, group: &Group, mut input: Tensor) -> Result<Tensor, JobError> {
         match self {
             Self::AllReduce(op) => group.all_reduce(&mut input, op)?,
             Self::Broadcast => group.broadcast(&mut input, group.size() - 1)?,
             Self::AllGather => return Ok(group.all_gather(&input)?),
             Self::ReduceScatter => {
-                let parts = input.f_reshape([i64::from(group.size()), -1])?;
+                let parts = input.reshape([i64::from(group.size()), -1]);
                 return Ok(group.reduce_scatter(&parts, ReduceOp::Sum)?);
             }
             Self::Barrier => group.barrier()?,
@@ -130,7 +131,7 @@ fn measure(operation: Operation, group: &Group, elements: usize) -> anyhow::Resu
 
     let bytes = elements * 4;
     let repetitions = (VOLUME_BYTES / bytes).clamp(2, 50);
-    group.barrier()?;
+    group.barrier().map_err(JobError::from)?;
     let mut mine = Duration::ZERO;
     for _ in 0..repetitions {
         let own = input.copy();
@@ -178,7 +179,7 @@ fn everybody(group: &Group, mine: bool) -> anyhow::Result<bool> {
 /// The greatest over ranks.
 fn slowest(group: &Group, mine: f64) -> anyhow::Result<f64> {
     let mut tensor = Tensor::from_slice(&[mine]).f_to_device(group.device())?;
-    group.all_reduce(&mut tensor, ReduceOp::Max)?;
+    group.all_reduce(&mut tensor, ReduceOp::Max).map_err(JobError::from)?;
     Ok(tensor.f_double_value(&[0])?)
 }
 

@@ -13,10 +13,12 @@ use std::time::Instant;
 use anyhow::Context;
 use half::f16;
 use locdiff_core::config::ShardsConfig;
-use serde::{Deserialize, Serialize};
+use locdiff_core::protocol::{ReadingSpeed, ShardsBenched};
+use serde::Deserialize;
 
+use super::error::JobError;
 use crate::shards::{
-    Dataset, ELEMENT_BYTES, ImageHead, InlineBatches, Layout, Mask, Plan, PlanOptions, ShardWriter, Share,
+    Dataset, ELEMENT_BYTES, ImageHead, InlineBatches, Layout, Mask, Plan, PlanOptions, ShardWriter, ShardsError, Share,
     WriterOptions, WriterRows,
 };
 
@@ -29,27 +31,6 @@ const WINDOW_BLOCKS: u32 = 16;
 const BATCH_ROWS: usize = 4096;
 
 const SCRIPT: &str = include_str!("bench_shards.py");
-
-/// What was measured.
-#[derive(Debug, Serialize)]
-pub(super) struct Report {
-    ok: bool,
-    /// pyarrow's version; none where no Python has it.
-    peer: Option<String>,
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    case: String,
-    /// Bytes of embeddings as the file stores them, over the median time.
-    gb_per_s: f64,
-    pyarrow_gb_per_s: Option<f64>,
-    ratio: Option<f64>,
-    /// The same bytes over the median time on a core, which other work on the machine stretches less.
-    gb_per_core_s: f64,
-    pyarrow_gb_per_core_s: Option<f64>,
-}
 
 /// A folder that goes away with the benchmark.
 struct Scratch(PathBuf);
@@ -69,7 +50,7 @@ impl Drop for Scratch {
 }
 
 /// Measures every case.
-pub(super) fn run(python: Option<&Path>) -> anyhow::Result<Report> {
+pub(super) fn run(python: Option<&Path>) -> anyhow::Result<ShardsBenched> {
     let scratch = Scratch::new()?;
     let peer = Peer::find(python, &scratch.0)?;
     let own = scratch.0.join("own");
@@ -89,18 +70,12 @@ pub(super) fn run(python: Option<&Path>) -> anyhow::Result<Report> {
         foreign::write(&foreign, FOREIGN_ROWS, WIDTH)?;
         rows.push(measure("list<float32>, plain, shuffled", &foreign, &foreign, 4, None)?);
     }
-    Ok(Report { ok: true, peer: peer.map(|peer| peer.version), rows })
+    Ok(ShardsBenched { peer: peer.map(|peer| peer.version), rows })
 }
 
-fn measure(case: &str, ours: &Path, file: &Path, bytes: usize, peer: Option<&Peer>) -> anyhow::Result<Row> {
-    let config = ShardsConfig { shuffle_row_groups: WINDOW_BLOCKS, ..ShardsConfig::default() };
-    let mut dataset = Dataset::open(&ours.to_string_lossy(), &config)?;
-    if dataset.manifest().is_none() {
-        // As in training: every chunk is compared with what the first scan found.
-        dataset.expect(Some(dataset.read_contents()?))?;
-    }
-    let plan = Plan::new(Layout::of(&dataset), Mask::none(), PlanOptions::new(&config, 0, BATCH_ROWS as u32))?;
-    let mut batches = InlineBatches::new(&dataset, plan.clone(), plan.start(), Share::WHOLE)?;
+fn measure(case: &str, ours: &Path, file: &Path, bytes: usize, peer: Option<&Peer>) -> anyhow::Result<ReadingSpeed> {
+    let (dataset, plan) = open(ours)?;
+    let mut batches = InlineBatches::new(&dataset, plan.clone(), plan.start(), Share::WHOLE).map_err(JobError::from)?;
     let mut reader = peer.map(|peer| peer.reader(file)).transpose()?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..=RUNS {
@@ -117,7 +92,19 @@ fn measure(case: &str, ours: &Path, file: &Path, bytes: usize, peer: Option<&Pee
     let pyarrow_gb_per_core_s = speed(theirs, |run| run.core_seconds);
     let ratio = pyarrow_gb_per_s.map(|theirs| gb_per_s / theirs);
     let case = case.to_owned();
-    Ok(Row { case, gb_per_s, pyarrow_gb_per_s, ratio, gb_per_core_s, pyarrow_gb_per_core_s })
+    Ok(ReadingSpeed { case, gb_per_s, pyarrow_gb_per_s, ratio, gb_per_core_s, pyarrow_gb_per_core_s })
+}
+
+/// The data and its plan, as training would have them.
+fn open(location: &Path) -> Result<(Dataset, Plan), JobError> {
+    let config = ShardsConfig { shuffle_row_groups: WINDOW_BLOCKS, ..ShardsConfig::default() };
+    let mut dataset = Dataset::open(&location.to_string_lossy(), &config)?;
+    if dataset.manifest().is_none() {
+        // As in training: every chunk is compared with what the first scan found.
+        dataset.expect(Some(dataset.read_contents()?))?;
+    }
+    let plan = Plan::new(Layout::of(&dataset), Mask::none(), PlanOptions::new(&config, 0, BATCH_ROWS as u32))?;
+    Ok((dataset, plan))
 }
 
 /// Times of one run.
@@ -131,7 +118,7 @@ struct Run {
 fn epoch(batches: &mut InlineBatches<'_>, steps: u64) -> anyhow::Result<Run> {
     let (start, on_core) = (Instant::now(), core_seconds()?);
     for _ in 0..steps {
-        std::hint::black_box(batches.next()?);
+        std::hint::black_box(batches.next().map_err(JobError::from)?);
     }
     Ok(Run { seconds: start.elapsed().as_secs_f64(), core_seconds: core_seconds()? - on_core })
 }
@@ -162,7 +149,7 @@ impl Random {
 }
 
 /// Rows of pseudo-random numbers in our own format, in one file.
-fn write_own(out: &Path, rows: usize) -> anyhow::Result<()> {
+fn write_own(out: &Path, rows: usize) -> Result<(), JobError> {
     let mut options = WriterOptions::new(WIDTH as u32, 1, "bench shards", ImageHead::None);
     options.rows_per_file = rows as u64;
     let mut writer = ShardWriter::create(out, options)?;
@@ -199,11 +186,11 @@ impl Peer {
             Ok(output) => {
                 let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
                 let text = format!("{} has no pyarrow: {words}", python.display());
-                return Err(crate::shards::ShardsError::Argument(text).into());
+                return Err(JobError::from(ShardsError::Argument(text)).into());
             }
             Err(error) => {
                 let text = format!("{}: {error}", python.display());
-                return Err(crate::shards::ShardsError::Argument(text).into());
+                return Err(JobError::from(ShardsError::Argument(text)).into());
             }
         };
         let script = scratch.join("bench_shards.py");

@@ -1,23 +1,54 @@
 //! The jobs of evaluation: blocks of located rows go to the launcher as they are ready, what follows from all of them at the end.
 
-use locdiff_core::protocol::{EvalJob, Place, ToLauncher};
-use serde_json::{Value, json};
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
+use locdiff_core::config::RunConfig;
+use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, Place, ToLauncher, TruthWritten};
+use parquet::arrow::ArrowWriter;
 use tch::Device;
 
 use super::control::Control;
+use super::error::JobError;
 use crate::eval::EvalError;
 use crate::eval::locate::{self, Worker};
+use crate::infer::Rows;
 
 /// Locates this worker's rows.
-pub(super) fn run(job: &EvalJob, control: &mut Control, place: &Place) -> anyhow::Result<Value> {
+pub(super) fn run(job: &EvalJob, control: &mut Control, place: &Place) -> Result<EvalSummary, JobError> {
     let mut tell =
         |located| control.send(&ToLauncher::Located(located)).map_err(|error| EvalError::Launcher(error.to_string()));
-    Ok(serde_json::to_value(locate::run(job, worker(place), &mut tell)?)?)
+    Ok(locate::run(job, worker(place), &mut tell)?)
 }
 
 /// Embeds the gallery, once for all workers.
-pub(super) fn embed_gallery(job: &EvalJob, place: &Place) -> anyhow::Result<Value> {
-    Ok(json!({ "points": locate::embed_gallery(job, worker(place))? }))
+pub(super) fn embed_gallery(job: &EvalJob, place: &Place) -> Result<GalleryEmbedded, JobError> {
+    Ok(GalleryEmbedded { points: locate::embed_gallery(job, worker(place))? })
+}
+
+/// Writes id, lat and lon of the test shards' usable rows, in their order.
+pub(super) fn write_truth(config: &RunConfig, out: &Path) -> anyhow::Result<TruthWritten> {
+    let rows = Rows::open(&config.shards.test, config).map_err(JobError::from)?;
+    let (mut ids, mut latitudes, mut longitudes) = (Vec::new(), Vec::new(), Vec::new());
+    for block in rows.blocks(rows.share(0, 1)) {
+        for image in block.map_err(JobError::from)?.images {
+            ids.push(image.id);
+            latitudes.push(image.truth.latitude().0);
+            longitudes.push(image.truth.longitude().0);
+        }
+    }
+    let places = [latitudes, longitudes].map(|degrees| Arc::new(Float64Array::from(degrees)) as ArrayRef);
+    let [latitudes, longitudes] = places;
+    let columns = [("id", Arc::new(StringArray::from(ids)) as ArrayRef), ("lat", latitudes), ("lon", longitudes)];
+    let batch = RecordBatch::try_from_iter(columns)?;
+    let file = File::create(out).with_context(|| out.display().to_string())?;
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None)?;
+    writer.write(&batch)?;
+    writer.close()?;
+    Ok(TruthWritten { is_simulated: rows.is_simulated() })
 }
 
 fn worker(place: &Place) -> Worker {

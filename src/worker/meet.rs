@@ -10,6 +10,7 @@ use anyhow::{Context as _, bail};
 use locdiff_core::protocol::{Meeting, Place, ToLauncher, ToWorker};
 
 use super::control::Control;
+use super::error::JobError;
 use crate::comm::{Backend, Communicator, Layout, Rendezvous, StoreEnd};
 
 /// Connects this worker with all others.
@@ -34,15 +35,16 @@ pub(super) fn meet(
         Some(device) => Backend::Nccl { device },
         None => Backend::Gloo(address.to_string()),
     };
-    Ok(Communicator::connect(Rendezvous {
+    let rendezvous = Rendezvous {
         rank: place.rank,
-        layout: Layout::new(place.world, meeting.tensor_parallel)?,
+        layout: Layout::new(place.world, meeting.tensor_parallel).map_err(JobError::from)?,
         attempt: meeting.attempt,
         store,
         backend,
         connect_timeout,
         collective_timeout: Duration::from_secs_f64(meeting.collective_timeout_s),
-    })?)
+    };
+    Ok(Communicator::connect(rendezvous).map_err(JobError::from)?)
 }
 
 fn wait_for_store(messages: &Receiver<ToWorker>, timeout: Duration) -> anyhow::Result<SocketAddr> {

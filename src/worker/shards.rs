@@ -1,31 +1,33 @@
-//! Jobs of one worker on shards: each calls its part of [`crate::shards`] and hands the result to the launcher as JSON.
+//! Jobs of one worker on shards: each calls its part of [`crate::shards`] and hands the result to the launcher.
 
 use std::path::Path;
 use std::time::Instant;
 
 use locdiff_core::config::{OnBadRows, ShardsConfig};
-use locdiff_core::protocol::{Place, ShardsJob};
-use serde_json::{Value, json};
+use locdiff_core::protocol::{GeoclipImported, JobResult, Place, Problem, ShardsJob, ShardsMade, Verified};
 use tch::Device;
 
-use super::bench_shards;
+use super::error::JobError;
+use super::{bench_shards, eval};
 use crate::geoclip;
-use crate::shards::{self, Blocks, Build, Dataset, Manifest, Mask, Replay, ShardsError};
+use crate::shards::{self, Blocks, Build, Dataset, Manifest, Mask, Replay};
 use crate::simulate::{Simulation, simulate};
 
-/// Does the job; the value is what the launcher gets.
-pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<Value> {
+/// Does the job.
+pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<JobResult> {
     let start = Instant::now();
-    match job {
+    Ok(match job {
+        ShardsJob::Bench { python } => bench_shards::run(python.as_deref())?.into(),
+        ShardsJob::Truth { out, config } => eval::write_truth(config, out)?.into(),
         ShardsJob::Verify { location, epochs, world_sizes, global_batch, seed, config } => {
             let replay =
                 Replay { epochs: *epochs, world_sizes: world_sizes.clone(), global_batch: *global_batch, seed: *seed };
-            verify(location, config, &replay)
+            verify(location, config, &replay)?.into()
         }
         ShardsJob::Inspect { location, config } => {
-            Ok(serde_json::to_value(shards::inspect(&Dataset::open(location, config)?, config)?)?)
+            let opened = Dataset::open(location, config);
+            opened.and_then(|dataset| shards::inspect(&dataset, config)).map_err(JobError::from)?.into()
         }
-        ShardsJob::Bench { python } => Ok(serde_json::to_value(bench_shards::run(python.as_deref())?)?),
         ShardsJob::Simulate { rows, seed, out, views, coordinates, geoclip, overwrite } => {
             let simulation = Simulation {
                 rows: *rows,
@@ -38,25 +40,24 @@ pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<Value> {
                 threads: place.threads as usize,
                 chunk_rows: None,
             };
-            Ok(made(&simulate(&simulation, out)?, out, 0, start))
+            let manifest = simulate(&simulation, out).map_err(JobError::from)?;
+            made(manifest, out, 0, start).into()
         }
         ShardsJob::Build { table, embeddings, out, overwrite, config } => {
             let inputs = Build { table, embeddings, config, overwrite: *overwrite };
-            let built = shards::build(&inputs, out)?;
-            Ok(made(&built.manifest, out, built.skipped, start))
+            let built = shards::build(&inputs, out).map_err(JobError::from)?;
+            made(built.manifest, out, built.skipped, start).into()
         }
         ShardsJob::GeoclipImport { wheel, out, overwrite } => {
-            let manifest = geoclip::import(wheel, out, *overwrite).map_err(ShardsError::from)?;
-            let seconds = start.elapsed().as_secs_f64();
-            Ok(
-                json!({ "ok": true, "out": out, "source": manifest.source, "files": manifest.files, "seconds": seconds }),
-            )
+            let manifest = geoclip::import(wheel, out, *overwrite).map_err(JobError::from)?;
+            let (source, files) = (manifest.source, manifest.files);
+            GeoclipImported { out: out.clone(), source, files, seconds: start.elapsed().as_secs_f64() }.into()
         }
-    }
+    })
 }
 
 /// Every byte, every value; `problems` is empty where all is well. Then the plan, for as many epochs as are asked for.
-fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> anyhow::Result<Value> {
+fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> Result<Verified, JobError> {
     replay.check()?;
     let dataset = Dataset::open(location, config)?;
     let (problems, mask) = match config.on_bad_rows {
@@ -64,36 +65,31 @@ fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> anyhow::Res
         OnBadRows::Skip => shards::verify_skipping(&dataset)?,
     };
     let (skipped_rows, skipped) = (mask.count(), mask.describe(&dataset));
-    let replayed = match replay.epochs {
+    let plan = match replay.epochs {
         0 => None,
         _ if !problems.is_empty() => None,
         _ => Some(replay.run(&dataset, mask, config)?),
     };
-    let rows: Vec<Value> = problems
-        .iter()
-        .map(|problem| json!({ "message": problem.message, "exit_code": problem.code.code() }))
-        .collect();
-    Ok(json!({
-        "ok": problems.is_empty(),
-        "rows": dataset.rows(),
-        "skipped_rows": skipped_rows,
-        "skipped": skipped,
-        "files": dataset.file_count(),
-        "row_groups": dataset.block_rows().len(),
-        "width": dataset.width(),
-        "views": dataset.views(),
-        "manifest": dataset.manifest().is_some(),
-        "fingerprint": format!("{:016x}", dataset.fingerprint()),
-        "problems": rows,
-        "plan": replayed,
-    }))
+    let problem = |problem: shards::Problem| Problem { message: problem.message, exit_code: problem.code.code() };
+    Ok(Verified {
+        ok: problems.is_empty(),
+        rows: dataset.rows(),
+        skipped_rows,
+        skipped,
+        files: dataset.file_count(),
+        row_groups: dataset.block_rows().len(),
+        width: dataset.width(),
+        views: dataset.views(),
+        manifest: dataset.manifest().is_some(),
+        fingerprint: format!("{:016x}", dataset.fingerprint()),
+        problems: problems.into_iter().map(problem).collect(),
+        plan,
+    })
 }
 
 /// What is said of a new folder of shards.
-fn made(manifest: &Manifest, out: &Path, skipped: u64, start: Instant) -> Value {
+fn made(manifest: Manifest, out: &Path, skipped: u64, start: Instant) -> ShardsMade {
     let seconds = start.elapsed().as_secs_f64();
-    json!({
-        "ok": true, "out": out, "rows": manifest.rows, "views": manifest.views, "width": manifest.width,
-        "source": manifest.source, "skipped": skipped, "seconds": seconds, "rows_per_s": manifest.rows as f64 / seconds,
-    })
+    let Manifest { rows, views, width, source, .. } = manifest;
+    ShardsMade { out: out.to_owned(), rows, views, width, source, skipped, seconds, rows_per_s: rows as f64 / seconds }
 }

@@ -55,6 +55,20 @@ fn verbs_to_come_say_so_and_have_their_own_code() {
 }
 
 #[test]
+fn what_only_several_nodes_need_is_refused_until_it_works() {
+    let stage = Stage::new(Worker::None);
+    for flag in ["--rendezvous host:1234", "--token-file token"] {
+        let name = flag.split(' ').next().expect("a name");
+        let ran = stage.run(&format!("{flag} --device cpu config check"));
+        ran.ends_with(ExitCode::NotYet).says(&format!("`{name}` is not in this version yet"));
+    }
+    for key in ["network.rendezvous", "network.token_file"] {
+        let ran = stage.run(&format!("--device cpu config check --set {key}=x"));
+        ran.ends_with(ExitCode::Config).says(key).says("is \"x\", wanted \"\"");
+    }
+}
+
+#[test]
 fn a_wrong_command_line_is_a_usage_error() {
     let stage = Stage::new(Worker::None);
     stage.run("trian").ends_with(ExitCode::Usage);

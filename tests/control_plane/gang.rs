@@ -4,14 +4,9 @@ use std::path::Path;
 use std::process::Stdio;
 
 use locdiff_core::exit_code::ExitCode;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
-use crate::stage::{Ran, Stage, Worker, eventually, is_alive, wait};
-
-fn signal(pid: u32, signal: Signal) {
-    kill(Pid::from_raw(i32::try_from(pid).expect("small")), signal).expect("alive");
-}
+use crate::stage::{Ran, Stage, Worker, eventually, has_thread, is_alive, signal, wait};
 
 #[track_caller]
 fn leaves_nothing(stage: &Stage) {
@@ -115,6 +110,17 @@ fn a_crashed_worker_is_named_with_its_last_words() {
 fn a_failed_worker_is_quoted() {
     let stage = Stage::new(Worker::Fake("fail@2"));
     stage.run("--workers 3 --device cpu self-check").ends_with(ExitCode::WorkerFailed).says("no such thing");
+    leaves_nothing(&stage);
+}
+
+#[test]
+fn a_worker_that_answers_with_the_result_of_another_job_is_named() {
+    let stage = Stage::new(Worker::Fake("other-result@1"));
+    stage
+        .run("--workers 2 --device cpu self-check")
+        .ends_with(ExitCode::WorkerIncompatible)
+        .says("worker rank 1 has answered `self-check` wrongly")
+        .says("got the result of `bench shdd`, wanted that of `self-check`");
     leaves_nothing(&stage);
 }
 
@@ -243,10 +249,7 @@ fn workers_of(launcher: u32) -> Vec<u32> {
 
 /// Whether a worker has joined the others: a Gloo thread appears with its first group.
 fn has_met(pid: u32) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    threads
-        .filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok())
-        .any(|name| name.contains("gloo"))
+    has_thread(pid, "gloo")
 }
 
 #[test]

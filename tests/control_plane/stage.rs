@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::PROTOCOL_VERSION;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 const LAUNCHER: &str = env!("CARGO_BIN_EXE_locdiff-launch");
 
@@ -148,6 +150,19 @@ pub(crate) fn wait(child: &mut Child) -> Option<i32> {
         None => false,
     });
     code
+}
+
+/// Whether a process has a thread with this in its name.
+pub(crate) fn has_thread(pid: u32, part: &str) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok())
+        .any(|name| name.contains(part))
+}
+
+/// Signals a process that is alive.
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    kill(Pid::from_raw(i32::try_from(pid).expect("small")), signal).expect("alive");
 }
 
 /// A process runs and is no zombie.

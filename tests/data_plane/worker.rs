@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{
-    CONTROL_VARIABLE, Job, LAUNCHER_PID_VARIABLE, Meeting, PROTOCOL_VERSION, Place, ToLauncher, ToWorker, read_message,
-    write_message,
+    CONTROL_VARIABLE, Job, JobResult, LAUNCHER_PID_VARIABLE, Meeting, PROTOCOL_VERSION, Place, ToLauncher, ToWorker,
+    read_message, write_message,
 };
 
 const WORKER: &str = env!("CARGO_BIN_EXE_locdiff-worker");
@@ -75,7 +75,10 @@ fn worker_says_who_it_is_does_its_job_and_ends() {
     let place = Place { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
     write_message(&mut worker.socket, &start(place, Job::SelfCheck)).expect("sent");
     let result = read_message::<ToLauncher>(&mut worker.socket).expect("readable");
-    assert!(matches!(&result, Some(ToLauncher::Result(value)) if value["error_max"] == 0.0), "{result:?}");
+    assert!(
+        matches!(&result, Some(ToLauncher::Result(JobResult::SelfCheck(check))) if check.error_max == 0.0),
+        "{result:?}"
+    );
     assert_eq!(wait(&mut worker.child), Some(0));
 }
 

@@ -70,6 +70,7 @@ impl RunConfig {
         self.retrieval.check(checker);
         self.parallel.check(checker);
         self.supervise.check(checker);
+        self.network.check(checker);
         if self.eval.sampler_steps > self.diffusion.timesteps {
             checker.push(
                 "eval.sampler_steps",

@@ -8,8 +8,6 @@
 //! share that is 0 or 1 in all rows has an interval of no width. Source: Efron and Tibshirani, "An introduction to the
 //! bootstrap", 1993, chapter 13.
 
-use serde::{Deserialize, Serialize};
-
 use super::error::MetricsError;
 use crate::random::{Draw, Philox, RangeError, Stream};
 
@@ -17,7 +15,7 @@ use crate::random::{Draw, Philox, RangeError, Stream};
 const QUANTILES: [f64; 2] = [0.025, 0.975];
 
 /// How to draw.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bootstrap {
     /// Of the random numbers.
     pub seed: u64,
@@ -33,7 +31,7 @@ impl Default for Bootstrap {
 }
 
 /// A number and its 95 % interval.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
     /// Over the rows as they are.
     pub value: f64,

@@ -14,5 +14,5 @@ pub mod tally;
 pub use bootstrap::{Bootstrap, Interval};
 pub use error::MetricsError;
 pub use prdc::{DensityCoverage, NEAREST_K, density_coverage};
-pub use scores::{Scores, Within, compare, score};
+pub use scores::{Named, Rating, Scores, Within, compare, rate, score};
 pub use tally::{THRESHOLDS_KM, Tally, geo_score};

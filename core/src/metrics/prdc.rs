@@ -11,8 +11,6 @@
 //! of 0 and is never met. An index finds neighbours, so that memory grows with the points and not with their pairs. Source:
 //! Naeem, Oh, Uh, Choi, Yoo, "Reliable fidelity and diversity metrics for generative models", ICML 2020.
 
-use serde::{Deserialize, Serialize};
-
 use super::error::MetricsError;
 use crate::geo::{Km, SphereIndex, UnitVector};
 
@@ -20,7 +18,7 @@ use crate::geo::{Km, SphereIndex, UnitVector};
 pub const NEAREST_K: usize = 3;
 
 /// Both numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DensityCoverage {
     /// About 1 where predictions are spread as the truth is; may be more.
     pub density: f64,

@@ -3,15 +3,16 @@
 //! Errors are great-circle distances in km, one per row, in the order of the data: draws are by row number. Everything is
 //! checked; nothing is left out. The median of an even number of rows is the mean of the two in the middle.
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde::{Serialize, Serializer};
 
 use super::bootstrap::{Bootstrap, Interval};
 use super::error::MetricsError;
+use super::prdc::{NEAREST_K, density_coverage};
 use super::tally::geo_score;
+use crate::geo::UnitVector;
 
 /// Share of answers within a distance.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Within {
     /// The distance.
     pub km: f64,
@@ -20,10 +21,8 @@ pub struct Within {
 }
 
 /// How good one predictor is, or by how much one is better than another.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Scores {
-    /// Answers.
-    pub rows: usize,
     /// Shares within each distance that was asked for.
     pub within: Vec<Within>,
     /// Median error, km.
@@ -35,22 +34,72 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// Flat fields with their units: `acc_1km`, `acc_1km_lo`, `acc_1km_hi`, ..., `median_km`, `mean_km`, `geo_score`.
-    pub fn to_fields(&self) -> Map<String, Value> {
-        let mut fields = Map::new();
-        let mut put = |name: String, interval: Interval| {
-            fields.insert(name.clone(), interval.value.into());
-            fields.insert(format!("{name}_lo"), interval.lo.into());
-            fields.insert(format!("{name}_hi"), interval.hi.into());
-        };
-        for within in &self.within {
-            put(format!("acc_{}km", within.km), within.percent);
-        }
-        put("median_km".to_owned(), self.median_km);
-        put("mean_km".to_owned(), self.mean_km);
-        put("geo_score".to_owned(), self.geo_score);
-        fields
+    /// Every number under its name.
+    pub fn named(&self) -> Named {
+        let mut named = Named::within(&self.within);
+        let besides = [("median_km", self.median_km), ("mean_km", self.mean_km), ("geo_score", self.geo_score)];
+        named.0.extend(besides.map(|(name, interval)| (name.to_owned(), interval)));
+        named
     }
+}
+
+impl Serialize for Scores {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.named().serialize(serializer)
+    }
+}
+
+/// Numbers under names that have the unit: `acc_1km`, ..., `median_km`, `mean_km`, `geo_score`. They serialise flat: `acc_1km`,
+/// `acc_1km_lo`, `acc_1km_hi`, and so on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Named(pub Vec<(String, Interval)>);
+
+impl Named {
+    /// Of shares alone.
+    pub fn within(within: &[Within]) -> Self {
+        Self(within.iter().map(|within| (format!("acc_{}km", within.km), within.percent)).collect())
+    }
+}
+
+impl Serialize for Named {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().flat_map(|(name, Interval { value, lo, hi })| {
+            [(name.clone(), value), (format!("{name}_lo"), lo), (format!("{name}_hi"), hi)]
+        }))
+    }
+}
+
+/// How good the answers of one predictor are, as a row of a table.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Rating {
+    /// Answers.
+    pub rows: usize,
+    /// By their distance from the truth.
+    #[serde(flatten)]
+    pub scores: Scores,
+    /// Density, k = 3; none where there are too few rows.
+    pub density: Option<f64>,
+    /// Coverage, k = 3; none where there are too few rows.
+    pub coverage: Option<f64>,
+}
+
+/// Rates answers: by their errors, and by how `places` (the answers, or samples of the predictor) are spread among the true ones.
+pub fn rate(
+    errors_km: &[f64],
+    truth: &[UnitVector],
+    places: &[UnitVector],
+    thresholds_km: &[f64],
+    bootstrap: &Bootstrap,
+) -> Result<Rating, MetricsError> {
+    // Too few places have no k-th neighbour; then there is nothing to say.
+    let is_enough = truth.len() > NEAREST_K;
+    let spread = is_enough.then(|| density_coverage(truth, places, NEAREST_K)).transpose()?;
+    Ok(Rating {
+        rows: errors_km.len(),
+        scores: score(errors_km, thresholds_km, bootstrap)?,
+        density: spread.map(|spread| spread.density),
+        coverage: spread.map(|spread| spread.coverage),
+    })
 }
 
 /// Scores answers by their errors.
@@ -59,7 +108,7 @@ pub fn score(errors_km: &[f64], thresholds_km: &[f64], bootstrap: &Bootstrap) ->
     let mut values = vec![0.0; answers.statistics()];
     answers.fill(&vec![1; errors_km.len()], &mut values);
     let intervals = bootstrap.intervals(errors_km.len(), &values, |counts, out| answers.fill(counts, out))?;
-    Ok(scores_of(errors_km.len(), thresholds_km, &intervals))
+    Ok(scores_of(thresholds_km, &intervals))
 }
 
 /// The scores of `one` less those of `other`, row by row the same images; intervals are of the difference.
@@ -82,16 +131,16 @@ pub fn compare(
     let mut values = vec![0.0; one.statistics()];
     fill(&vec![1; one_km.len()], &mut values);
     let intervals = bootstrap.intervals(one_km.len(), &values, fill)?;
-    Ok(scores_of(one_km.len(), thresholds_km, &intervals))
+    Ok(scores_of(thresholds_km, &intervals))
 }
 
 /// Median, mean and GeoScore.
 const BESIDES: usize = 3;
 
-fn scores_of(rows: usize, thresholds_km: &[f64], intervals: &[Interval]) -> Scores {
+fn scores_of(thresholds_km: &[f64], intervals: &[Interval]) -> Scores {
     let (within, besides) = intervals.split_at(thresholds_km.len());
     let within = thresholds_km.iter().zip(within).map(|(km, percent)| Within { km: *km, percent: *percent });
-    Scores { rows, within: within.collect(), median_km: besides[0], mean_km: besides[1], geo_score: besides[2] }
+    Scores { within: within.collect(), median_km: besides[0], mean_km: besides[1], geo_score: besides[2] }
 }
 
 /// The errors of one predictor, laid out so that a resample costs one pass.

@@ -1,4 +1,4 @@
-//! What the launcher asks of a worker about a checkpoint.
+//! What launcher and worker say about the export of a checkpoint.
 
 use std::path::PathBuf;
 
@@ -17,4 +17,27 @@ pub struct ExportJob {
     pub out: PathBuf,
     /// Replace it if it exists.
     pub overwrite: bool,
+}
+
+/// The file that was made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Exported {
+    /// Where it is.
+    pub out: PathBuf,
+    /// Folder of the checkpoint.
+    pub checkpoint: PathBuf,
+    /// Steps of the checkpoint.
+    pub step: u64,
+    /// Its validation score, where it was measured.
+    pub score: Option<f64>,
+    /// Degree of the model.
+    pub degree: u32,
+    /// Tensors in the file.
+    pub tensors: usize,
+    /// Numbers in all of them.
+    pub numbers: usize,
+    /// Length of the file.
+    pub bytes: u64,
+    /// Checksum of the file.
+    pub xxh3: String,
 }

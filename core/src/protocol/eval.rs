@@ -1,7 +1,7 @@
 //! What launcher and workers say about evaluation.
 //!
 //! The workers share the rows of a data set and tell where each is, block by block; the launcher puts them in order, writes
-//! them to files, and lets one worker score these.
+//! them to files, and scores these.
 
 use std::path::PathBuf;
 
@@ -87,15 +87,15 @@ pub struct LocatedRow {
     pub tuning: Option<TuningErrors>,
 }
 
-/// How far off the answers for one row are, km.
+/// How far off the answers for one row are.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TuningErrors {
-    /// LocDiff's.
-    pub own: f32,
-    /// That of retrieval alone.
-    pub retrieval: f32,
-    /// LocDiff-H's under each setting.
-    pub settings: Vec<f32>,
+    /// LocDiff's error.
+    pub own_km: f32,
+    /// The error of retrieval alone.
+    pub retrieval_km: f32,
+    /// LocDiff-H's error under each of [`crate::tuning::settings`].
+    pub settings_km: Vec<f32>,
 }
 
 /// What each rank says of the data at the end.
@@ -125,48 +125,16 @@ pub struct EvalSummary {
     pub gallery_points: Option<u64>,
 }
 
-/// How good are the answers in these files?
+/// The gallery's embeddings lie on the disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ScoreJob {
-    /// CSV with id, lat and lon of the truth.
-    pub truth: PathBuf,
-    /// The same rows in the same order for each method.
-    pub methods: Vec<ScoreMethod>,
-    /// Distances within which answers are counted, km.
-    pub thresholds_km: Vec<f64>,
-    /// Seed of the bootstrap.
-    pub seed: u64,
-    /// What was located, in words.
-    pub data: String,
-    /// Folder of event files and step at which the numbers go there.
-    pub board: Option<(PathBuf, u64)>,
+pub struct GalleryEmbedded {
+    /// How many there are; none where the head does not fit the data.
+    pub points: Option<usize>,
 }
 
-/// Answers of one method.
+/// A Parquet file with id, lat and lon of every usable row of the test shards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ScoreMethod {
-    /// Which.
-    pub method: Method,
-    /// CSV with id, lat and lon of its answers.
-    pub answers: PathBuf,
-    /// CSV with one sample per row, for density and coverage; none: the answers are the samples.
-    pub samples: Option<PathBuf>,
-}
-
-/// Which settings of LocDiff-H are best?
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ChooseJob {
-    /// The rows that were located, one JSON object of [`LocatedRow`] on each line, in the order of the data.
-    pub rows: PathBuf,
-    /// Distances within which answers are counted, km.
-    pub thresholds_km: Vec<f64>,
-}
-
-/// How good are anybody's predictions?
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PredictionsJob {
-    /// CSV or Parquet with identifiers and coordinates.
-    pub file: PathBuf,
-    /// Where the truth is: `eval.truth`, or `shards.test`.
-    pub config: RunConfig,
+pub struct TruthWritten {
+    /// The rows were simulated.
+    pub is_simulated: bool,
 }

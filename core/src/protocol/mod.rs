@@ -6,6 +6,8 @@
 
 mod checkpoint;
 mod eval;
+mod measure;
+mod result;
 mod shards;
 mod train;
 
@@ -14,19 +16,23 @@ use std::io::{self, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub use checkpoint::ExportJob;
+pub use checkpoint::{ExportJob, Exported};
 pub use eval::{
-    ChooseJob, EvalJob, EvalSummary, HybridWish, Located, LocatedRow, Method, PredictionsJob, ScoreJob, ScoreMethod,
-    TuningErrors,
+    EvalJob, EvalSummary, GalleryEmbedded, HybridWish, Located, LocatedRow, Method, TruthWritten, TuningErrors,
 };
-pub use shards::ShardsJob;
+pub use measure::{CollectiveRow, PerturbationBlock, Probed, SelfCheck, ShddRow};
+pub use result::{Answer, JobResult, WrongResult};
+pub use shards::{
+    GeoclipImported, ImageHead, Inspection, Problem, ReadingSpeed, ReplayReport, ReplayedSize, ShardsBenched,
+    ShardsJob, ShardsMade, Statistics, Verified,
+};
 pub use train::{
     CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, Fault, PartsWritten, Progress,
-    QuickEvaluation, TrainJob, partial_name, step_name,
+    QuickEvaluation, TrainJob, TrainSummary, partial_name, step_name,
 };
 
 /// Version of the messages. Raise it with every change of their meaning.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// No message is larger; a longer length is a peer that speaks something else.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -119,12 +125,6 @@ pub enum Job {
     Export(Box<ExportJob>),
     /// Locate the rows of a data set; the workers share them.
     Eval(Box<EvalJob>),
-    /// Score answers.
-    Score(Box<ScoreJob>),
-    /// Choose settings of LocDiff-H.
-    Choose(Box<ChooseJob>),
-    /// Score anybody's predictions.
-    Predictions(Box<PredictionsJob>),
     /// Embed the gallery of an evaluation, so that its embeddings lie on the disk.
     Gallery(Box<EvalJob>),
 }
@@ -142,9 +142,6 @@ impl Job {
             Self::Train(_) => "train",
             Self::Export(_) => "checkpoint export",
             Self::Eval(_) => "eval",
-            Self::Score(_) => "eval (scores)",
-            Self::Choose(_) => "eval --tune",
-            Self::Predictions(_) => "eval --predictions",
             Self::Gallery(_) => "eval --hybrid (gallery)",
         }
     }
@@ -203,75 +200,9 @@ pub enum ToLauncher {
     /// Rows of an evaluation were located.
     Located(Located),
     /// The job is done; the worker ends now.
-    Result(serde_json::Value),
+    Result(JobResult),
     /// The job cannot be done; the worker ends now.
     Failed(Failure),
-}
-
-/// The result of [`Job::SelfCheck`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SelfCheck {
-    /// Where it was computed.
-    pub device: String,
-    /// Rows and columns of the matrices that were multiplied.
-    pub size: u32,
-    /// Largest difference from the exact product.
-    pub error_max: f64,
-}
-
-/// One row of the result of [`Job::BenchCollectives`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CollectiveRow {
-    /// Name of the operation.
-    pub op: String,
-    /// Size of one rank's tensor.
-    pub bytes: u64,
-    /// Every rank found the values that it expected.
-    pub ok: bool,
-    /// Time of one operation on the slowest rank, microseconds.
-    pub us: f64,
-    /// `bytes` over that time.
-    pub gb_per_s: f64,
-    /// Fingerprint of the bits that rank 0 got from numbers whose sums round.
-    pub digest: String,
-}
-
-/// One row of the result of [`Job::BenchShdd`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ShddRow {
-    /// Degree of the harmonics.
-    pub degree: u32,
-    /// Numbers per location.
-    pub dims: u64,
-    /// The fast form on one core, microseconds.
-    pub us_per_location: f64,
-    /// The scalar form on one core, microseconds.
-    pub us_per_location_scalar: f64,
-    /// The kernel on the worker's GPU, microseconds; none on the CPU.
-    pub us_per_location_gpu: Option<f64>,
-    /// Fast and scalar form gave the same bits, and the GPU the same numbers to 1e-6 of the largest.
-    pub ok: bool,
-}
-
-/// One block of points of [`Job::Perturbation`]: the blocks are the same for any number of workers, and so are their sums.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PerturbationBlock {
-    /// Degree of the codes.
-    pub degree: u32,
-    /// Which block, from 0.
-    pub block: u32,
-    /// Points in it.
-    pub points: u32,
-    /// Sum of their drifts, km.
-    pub drift_km_sum: f64,
-    /// Sum of the squares of their drifts, km².
-    pub drift_km2_sum: f64,
-    /// Largest drift, km.
-    pub drift_km_max: f64,
-    /// What the mean should be to first order, km.
-    pub theory_km: f64,
-    /// Points whose mode was also searched on a grid over the whole sphere, and found to be the same.
-    pub searched: u32,
 }
 
 /// A message could not be exchanged.
@@ -354,7 +285,7 @@ mod tests {
     #[test]
     fn a_message_cut_short_is_an_error() {
         let mut wire = Vec::new();
-        write_message(&mut wire, &ToLauncher::Result(serde_json::json!({}))).expect("fits");
+        write_message(&mut wire, &ToLauncher::Result(Probed {}.into())).expect("fits");
         for cut in 1..wire.len() {
             let error = read_message::<ToLauncher>(&mut &wire[..cut]).expect_err("cut short");
             assert!(matches!(error, ProtocolError::Io(_)), "{cut}: {error}");

@@ -84,7 +84,7 @@ pub struct Progress {
 }
 
 /// JSON has no NaN: it travels as null.
-fn number_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+pub(super) fn number_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
@@ -100,6 +100,21 @@ pub struct QuickEvaluation {
     pub score: f64,
     /// Percent of rows within 1, 25, 200, 750 and 2500 km.
     pub within_percent: [f64; 5],
+}
+
+/// What training came to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainSummary {
+    /// Steps made in all.
+    pub step: u64,
+    /// Step that this attempt began at.
+    pub from_step: u64,
+    /// Loss of the last step; none where there was nothing left to do, or where it is not finite.
+    pub loss: Option<f64>,
+    /// Steps skipped because their gradient was not finite.
+    pub skipped_steps: u64,
+    /// The last quick evaluation of this attempt.
+    pub evaluation: Option<QuickEvaluation>,
 }
 
 /// One file of a checkpoint.

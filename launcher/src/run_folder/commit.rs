@@ -7,15 +7,14 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{
     CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, PartsWritten, partial_name, step_name,
 };
 
 use super::names::{LATEST, REMOVING, free_name, is_plain, unix_s};
-use super::scan::{self, Condition, Depth, better};
+use super::scan::{self, better};
 use super::{Checkpoint, RunFolder};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, reported};
 
 /// What became of a checkpoint that was to be committed.
 #[derive(Debug, Clone, PartialEq)]
@@ -110,12 +109,8 @@ impl RunFolder {
 
     /// Removes all but the last few and the best; what cannot be read is left alone.
     fn prune(&self) -> Result<Vec<String>, LaunchError> {
-        let mut known = Vec::new();
-        for (step, folder) in scan::committed(&self.path)? {
-            if let Condition::Whole(manifest) = scan::examine(&folder, Depth::Lengths)? {
-                known.push((step, manifest.score));
-            }
-        }
+        let present = scan::present(&self.path)?;
+        let known: Vec<_> = present.iter().map(|manifest| (manifest.step, manifest.score)).collect();
         let mut pruned = Vec::new();
         for step in to_remove(&known, self.keep) {
             let name = step_name(step);
@@ -140,10 +135,7 @@ impl RunFolder {
 
 /// What the ranks say they wrote is there: plain names, each once, of the length that they say.
 fn check_parts(partial: &Path, files: &[CheckpointFile]) -> Result<(), LaunchError> {
-    let fail = |reason: String| {
-        let text = format!("{}: {reason}; not committed", partial.display());
-        Err(LaunchError::Reported { text, code: ExitCode::Corrupt })
-    };
+    let fail = |reason: String| Err(reported!(Corrupt, "{}: {reason}; not committed", partial.display()));
     if files.is_empty() {
         return fail("no rank wrote anything".into());
     }

@@ -5,7 +5,8 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::RunFolder;
 use super::names::unix_s;
@@ -41,20 +42,18 @@ impl RunFolder {
         self.path.join("logs").join(attempt.to_string()).join(format!("rank-{rank}.log"))
     }
 
-    /// The folder of event files; made here.
-    pub fn tensorboard(&self) -> Result<PathBuf, LaunchError> {
-        let path = self.path.join("tensorboard");
-        self.files.create_folders(&path)?;
-        Ok(path)
-    }
-
     /// Appends one line to `events.jsonl`: the time, what happened, and the fields of `details`.
-    pub fn event(&self, what: &str, details: &Value) -> Result<(), LaunchError> {
-        let path = self.path.join(EVENTS);
-        let mut line = json!({ "unix_s": unix_s(SystemTime::now()), "event": what });
-        for (key, value) in details.as_object().into_iter().flatten() {
-            line[key] = value.clone();
+    pub fn event(&self, event: &str, details: &impl Serialize) -> Result<(), LaunchError> {
+        #[derive(Serialize)]
+        struct Line<'a, T> {
+            unix_s: u64,
+            event: &'a str,
+            #[serde(flatten)]
+            details: &'a T,
         }
+        let path = self.path.join(EVENTS);
+        let line = Line { unix_s: unix_s(SystemTime::now()), event, details };
+        let line = serde_json::to_string(&line).expect("the details of an event are plain data");
         let append = || -> std::io::Result<()> {
             let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
             // A launcher that was killed may have left half a line.

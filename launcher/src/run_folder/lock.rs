@@ -12,15 +12,23 @@ use crate::error::LaunchError;
 /// Name of the file.
 const LOCK: &str = "lock";
 
-/// Held as long as it lives.
+/// A run, or a folder of one, that nobody else can write to as long as this lives.
 #[derive(Debug)]
-pub(super) struct RunLock {
+pub struct Hold {
     _held: Flock<File>,
 }
 
-impl RunLock {
-    /// Takes the lock of a run, or says who has it.
-    pub(super) fn take(run: &Path) -> Result<Self, LaunchError> {
+impl Hold {
+    /// Takes the lock, without looking at the configuration of the run; none where another launcher has it.
+    pub fn try_take(run: &Path) -> Result<Option<Self>, LaunchError> {
+        match Self::take(run) {
+            Err(LaunchError::RunHeld { .. }) => Ok(None),
+            taken => taken.map(Some),
+        }
+    }
+
+    /// Takes the lock, or says who has it.
+    pub fn take(run: &Path) -> Result<Self, LaunchError> {
         let path = run.join(LOCK);
         let io = |error| LaunchError::Io { path: path.clone(), error };
         // Not emptied before it is ours: it names the holder.

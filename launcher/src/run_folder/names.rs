@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use locdiff_core::exit_code::ExitCode;
+use chrono::{DateTime, Utc};
 use locdiff_core::protocol::step_name;
 
-use crate::error::LaunchError;
+use crate::error::{LaunchError, reported};
 
 /// Name of the run's resolved configuration.
 pub const CONFIG: &str = "config.toml";
@@ -20,19 +20,14 @@ pub(super) const CORRUPT: &str = ".corrupt";
 /// How the names of checkpoints begin that are being removed.
 pub(super) const REMOVING: &str = ".removing-";
 
-const SECONDS_PER_DAY: u64 = 86_400;
-
 /// `<preset>-<UTC time>`, such as l47-20261115-084500.
 pub fn new_run_name(preset: &str, now: SystemTime) -> String {
-    let (year, month, day, seconds) = utc(unix_s(now));
-    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    format!("{preset}-{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+    format!("{preset}-{}", utc(unix_s(now)).format("%Y%m%d-%H%M%S"))
 }
 
 /// `2026-11-15 08:45:00`, UTC.
 pub fn utc_text(unix_s: u64) -> String {
-    let (year, month, day, seconds) = utc(unix_s);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+    utc(unix_s).format("%Y-%m-%d %H:%M:%S").to_string()
 }
 
 /// Seconds since 1970; 0 for a clock that stands before.
@@ -40,16 +35,9 @@ pub(super) fn unix_s(now: SystemTime) -> u64 {
     now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Year, month, day, and seconds of that day (H. Hinnant, "chrono-compatible low-level date algorithms", civil_from_days).
-fn utc(unix_s: u64) -> (u64, u64, u64, u64) {
-    let days = unix_s / SECONDS_PER_DAY + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    (year_of_era + era * 400 + u64::from(month <= 2), month, day, unix_s % SECONDS_PER_DAY)
+/// 1970 for a time that no calendar has.
+fn utc(unix_s: u64) -> DateTime<Utc> {
+    i64::try_from(unix_s).ok().and_then(|seconds| DateTime::from_timestamp(seconds, 0)).unwrap_or_default()
 }
 
 /// The step of a folder that is named as [`step_name`] names it.
@@ -79,10 +67,8 @@ pub(super) fn free_name(folder: &Path, name: &str) -> PathBuf {
 
 /// The run in `dir` that was written to last.
 pub fn newest_run(dir: &Path) -> Result<PathBuf, LaunchError> {
-    let none = || LaunchError::Reported {
-        text: format!("no runs in {}; make one with `locdiff-launch train`, or name its folder", dir.display()),
-        code: ExitCode::NoData,
-    };
+    let none =
+        || reported!(NoData, "no runs in {}; make one with `locdiff-launch train`, or name its folder", dir.display());
     let io = |error| LaunchError::Io { path: dir.to_owned(), error };
     let entries = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(none()),

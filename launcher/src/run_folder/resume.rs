@@ -41,7 +41,8 @@ impl RunFolder {
             Some(checkpoint) => self.correct_latest(&checkpoint.path)?,
             None => self.refuse_to_begin_anew(&set_aside)?,
         }
-        Ok(ResumePoint { checkpoint, best_score: self.best_score()?, set_aside })
+        let scores = scan::present(&self.path)?.into_iter().filter_map(|manifest| manifest.score);
+        Ok(ResumePoint { checkpoint, best_score: scores.reduce(f64::max), set_aside })
     }
 
     /// Removes what is no checkpoint and never will be: parts that were not committed, and what was being removed. For a
@@ -85,15 +86,5 @@ impl RunFolder {
         let name = newest.file_name().unwrap_or_default().to_string_lossy();
         let said = std::fs::read_to_string(self.path.join(LATEST)).unwrap_or_default();
         if said.trim() == name { Ok(()) } else { self.say_latest(&name) }
-    }
-
-    fn best_score(&self) -> Result<Option<f64>, LaunchError> {
-        let mut best: Option<f64> = None;
-        for (_, folder) in scan::committed(&self.path)? {
-            if let Condition::Whole(manifest) = scan::examine(&folder, Depth::Lengths)? {
-                best = manifest.score.into_iter().chain(best).reduce(f64::max);
-            }
-        }
-        Ok(best)
     }
 }

@@ -10,10 +10,10 @@ use std::time::Duration;
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files;
 use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::names::{is_plain, set_aside_step_of, step_of};
-use crate::error::LaunchError;
+use crate::error::{LaunchError, refuse, reported};
 
 /// Waits between the tries to read what the system refused.
 const RETRY_WAITS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(500)];
@@ -95,6 +95,17 @@ fn folders(run: &Path, step_of: impl Fn(&str) -> Option<u64>) -> Result<Vec<(u64
     Ok(found)
 }
 
+/// The whole checkpoints of a run by their lengths, oldest first.
+pub(super) fn present(run: &Path) -> Result<Vec<CheckpointManifest>, LaunchError> {
+    let mut found = Vec::new();
+    for (_, folder) in committed(run)? {
+        if let Condition::Whole(manifest) = examine(&folder, Depth::Lengths)? {
+            found.push(manifest);
+        }
+    }
+    Ok(found)
+}
+
 /// Looks at one checkpoint; an error is what the system still refuses after some tries, or a later version's format.
 pub fn examine(folder: &Path, depth: Depth) -> Result<Condition, LaunchError> {
     let mut found = examine_once(folder, depth);
@@ -108,23 +119,18 @@ pub fn examine(folder: &Path, depth: Depth) -> Result<Condition, LaunchError> {
 }
 
 fn examine_once(folder: &Path, depth: Depth) -> Result<Condition, LaunchError> {
-    let path = folder.join(CHECKPOINT_MANIFEST);
-    let found = match read_manifest(&path)? {
-        Ok(manifest) => {
-            let checked = check_manifest(folder, &manifest).and_then(|()| check_files(folder, &manifest, depth));
-            match checked {
-                Ok(()) => Condition::Whole(manifest),
-                Err(Wrong::Damaged(reason)) => Condition::Damaged(reason),
-                Err(Wrong::Refused(error)) => return Err(error),
-            }
-        }
-        Err(reason) => Condition::Damaged(reason),
-    };
-    Ok(match found {
+    let found = read_manifest(folder).and_then(|manifest| {
+        check_manifest(folder, &manifest)?;
+        manifest.files.iter().try_for_each(|file| check_file(folder, file, depth))?;
+        Ok(manifest)
+    });
+    match found {
+        Ok(manifest) => Ok(Condition::Whole(manifest)),
+        Err(Wrong::Refused(error)) => Err(error),
         // Somebody who holds the run has removed it in the meantime.
-        Condition::Damaged(_) if !folder.exists() => Condition::Gone,
-        found => found,
-    })
+        Err(Wrong::Damaged(_)) if !folder.exists() => Ok(Condition::Gone),
+        Err(Wrong::Damaged(reason)) => Ok(Condition::Damaged(reason)),
+    }
 }
 
 /// Why a check stopped.
@@ -133,31 +139,34 @@ enum Wrong {
     Refused(LaunchError),
 }
 
-/// The manifest, or what is wrong with it.
-fn read_manifest(path: &Path) -> Result<Result<CheckpointManifest, String>, LaunchError> {
-    let io = |error| LaunchError::Io { path: path.to_owned(), error };
-    match std::fs::metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Err(format!("no {CHECKPOINT_MANIFEST}"))),
+/// What a manifest of any version has.
+#[derive(Deserialize)]
+struct Version {
+    format: u64,
+}
+
+fn read_manifest(folder: &Path) -> Result<CheckpointManifest, Wrong> {
+    let path = folder.join(CHECKPOINT_MANIFEST);
+    let io = |error| Wrong::Refused(LaunchError::Io { path: path.clone(), error });
+    match std::fs::metadata(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Err(Wrong::Damaged(format!("no {CHECKPOINT_MANIFEST}")));
+        }
         Err(error) => return Err(io(error)),
         Ok(found) if found.len() > MANIFEST_BYTES_MAX => {
-            return Ok(Err(format!("{CHECKPOINT_MANIFEST} has {} bytes", found.len())));
+            return Err(Wrong::Damaged(format!("{CHECKPOINT_MANIFEST} has {} bytes", found.len())));
         }
         Ok(_) => {}
     }
-    let bytes = std::fs::read(path).map_err(io)?;
-    let malformed = |error: serde_json::Error| format!("{CHECKPOINT_MANIFEST} cannot be understood: {error}");
-    let value: serde_json::Value = match serde_json::from_slice(&bytes) {
-        Ok(value) => value,
-        Err(error) => return Ok(Err(malformed(error))),
-    };
-    match value["format"].as_u64() {
-        Some(later) if later > u64::from(CHECKPOINT_FORMAT) => {
-            let text =
-                format!("{}: format {later} is that of a later version, wanted {CHECKPOINT_FORMAT}", path.display());
-            Err(LaunchError::Reported { text, code: ExitCode::BadData })
-        }
-        _ => Ok(serde_json::from_value(value).map_err(malformed)),
+    let bytes = std::fs::read(&path).map_err(io)?;
+    if let Ok(Version { format: later }) = serde_json::from_slice(&bytes)
+        && later > u64::from(CHECKPOINT_FORMAT)
+    {
+        let text = format!("{}: format {later} is that of a later version, wanted {CHECKPOINT_FORMAT}", path.display());
+        return Err(Wrong::Refused(LaunchError::new(ExitCode::BadData, text)));
     }
+    let malformed = |error| Wrong::Damaged(format!("{CHECKPOINT_MANIFEST} cannot be understood: {error}"));
+    serde_json::from_slice(&bytes).map_err(malformed)
 }
 
 fn check_manifest(folder: &Path, manifest: &CheckpointManifest) -> Result<(), Wrong> {
@@ -177,10 +186,6 @@ fn check_manifest(folder: &Path, manifest: &CheckpointManifest) -> Result<(), Wr
         Some(file) => damaged(format!("{CHECKPOINT_MANIFEST} lists {:?}, which is no plain name", file.name)),
         None => Ok(()),
     }
-}
-
-fn check_files(folder: &Path, manifest: &CheckpointManifest, depth: Depth) -> Result<(), Wrong> {
-    manifest.files.iter().try_for_each(|file| check_file(folder, file, depth))
 }
 
 fn check_file(folder: &Path, want: &CheckpointFile, depth: Depth) -> Result<(), Wrong> {
@@ -277,22 +282,21 @@ pub fn whole_checkpoint(target: &Path) -> Result<(Checkpoint, Vec<String>), Laun
         Condition::Whole(manifest) => return Ok((Checkpoint { path: target.to_owned(), manifest }, Vec::new())),
         Condition::Damaged(reason) => reason,
         Condition::Gone => {
-            let text = format!("no checkpoint at {}", target.display());
-            return Err(LaunchError::Reported { text, code: ExitCode::NoData });
+            refuse!(NoData, "no checkpoint at {}", target.display());
         }
     };
-    Err(LaunchError::Reported { text: format!("{}: {reason}", target.display()), code: ExitCode::Corrupt })
+    Err(reported!(Corrupt, "{}: {reason}", target.display()))
 }
 
 /// No checkpoint, or none that is whole.
 pub(super) fn none_whole(run: &Path, damaged: &[String]) -> LaunchError {
     let run = run.display();
     if damaged.is_empty() {
-        return LaunchError::Reported { text: format!("run {run} has no checkpoint yet"), code: ExitCode::NoData };
+        return reported!(NoData, "run {run} has no checkpoint yet");
     }
-    let text = format!(
+    reported!(
+        Corrupt,
         "run {run} has no checkpoint that is whole:\n  {}\nput a copy of one in place, or train anew with `--run NAME`",
         damaged.join("\n  ")
-    );
-    LaunchError::Reported { text, code: ExitCode::Corrupt }
+    )
 }

@@ -4,14 +4,13 @@
 //! the command: machines differ and are busy. Values that differ are.
 
 use locdiff_core::protocol::{Job, ShddRow};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{resolve, run_gang};
+use super::{plan, run_gang};
 use crate::cli::Global;
-use crate::error::LaunchError;
-use crate::gpus;
+use crate::error::refuse;
 use crate::output::Output;
-use crate::rendezvous::World;
 
 /// The degree that has a limit, and the most that the fast form may take there for one location on one core, microseconds.
 const LIMIT: (u32, f64) = (47, 3.0);
@@ -23,25 +22,18 @@ fn limit_us(degree: u32) -> Option<f64> {
 
 /// Measures, prints the table, and fails where the forms differ.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
-    let inventory = gpus::inventory();
-    let resolved = resolve(global, &inventory)?;
-    let mut world = World::plan(&resolved.config, &inventory)?;
-    world.places.truncate(1);
-    world.places.iter_mut().for_each(|place| place.world = 1);
-    let found = run_gang(&resolved, &world, Job::BenchShdd, true)?;
-    let first = found.results.into_iter().next().unwrap_or_default();
-    let rows: Vec<ShddRow> = serde_json::from_value(first)?;
+    let (resolved, world) = plan(global)?;
+    let world = world.alone(resolved.config.train.threads);
+    let rows: Vec<ShddRow> = run_gang(&resolved, &world, Job::BenchShdd)?.first()?;
     output.people(&format!(
         "{:>6} {:>6} {:>10} {:>10} {:>10} {:>7}  us per location",
         "degree", "dims", "fast", "scalar", "GPU", "limit"
     ));
     rows.iter().for_each(|row| output.people(&line(row)));
     if let Some(wrong) = rows.iter().find(|row| !row.ok) {
-        let text = format!("the forms of the harmonics differ at degree {}", wrong.degree);
-        return Err(LaunchError::WorkerFailed(text).into());
+        refuse!(WorkerFailed, "the forms of the harmonics differ at degree {}", wrong.degree);
     }
-    let rows: Vec<Value> = rows.iter().map(json).collect::<Result<_, _>>()?;
-    Ok(json!({ "ok": true, "rows": rows }))
+    Ok(json!({ "ok": true, "rows": rows.into_iter().map(Limited::from).collect::<Vec<_>>() }))
 }
 
 /// A row for people.
@@ -61,11 +53,20 @@ fn line(row: &ShddRow) -> String {
 }
 
 /// A row for programs: what the worker measured, and the limit (null where there is none).
-fn json(row: &ShddRow) -> Result<Value, serde_json::Error> {
-    let mut value = serde_json::to_value(row)?;
-    value["limit_us"] = json!(limit_us(row.degree));
-    value["within_limit"] = json!(limit_us(row.degree).map(|limit| row.us_per_location <= limit));
-    Ok(value)
+#[derive(Debug, Serialize)]
+struct Limited {
+    #[serde(flatten)]
+    row: ShddRow,
+    limit_us: Option<f64>,
+    within_limit: Option<bool>,
+}
+
+impl From<ShddRow> for Limited {
+    fn from(row: ShddRow) -> Self {
+        let limit_us = limit_us(row.degree);
+        let within_limit = limit_us.map(|limit| row.us_per_location <= limit);
+        Self { row, limit_us, within_limit }
+    }
 }
 
 #[cfg(test)]
@@ -84,7 +85,7 @@ mod tests {
             (47, 3.001, json!(3.0), json!(false), "3.0  equal, OVER THE LIMIT"),
             (95, 30.0, Value::Null, Value::Null, "-  equal"),
         ] {
-            let value = json(&row(degree, us)).expect("plain");
+            let value = json!(Limited::from(row(degree, us)));
             assert_eq!((&value["limit_us"], &value["within_limit"]), (&limit, &within), "{value}");
             assert_eq!(value["us_per_location"], us);
             assert!(line(&row(degree, us)).ends_with(said), "{}", line(&row(degree, us)));

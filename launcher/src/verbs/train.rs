@@ -9,12 +9,13 @@ use anyhow::Context as _;
 use locdiff_core::config::{Resolved, RunConfig};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::Files;
-use locdiff_core::protocol::{Fault, Job, PartsWritten, ToLauncher, TrainJob};
+use locdiff_core::protocol::{Fault, Job, PartsWritten, ToLauncher, TrainJob, TrainSummary};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::eval::{self, Phase};
 use crate::cli::Global;
-use crate::error::LaunchError;
+use crate::error::{LaunchError, refuse, reported};
 use crate::gpus;
 use crate::output::Output;
 use crate::progress::Display;
@@ -24,11 +25,9 @@ use crate::supervisor::{Observer, Supervisor};
 
 /// `train`.
 pub(super) fn run(inject: &[String], global: &Global, output: Output) -> anyhow::Result<Value> {
-    let inventory = gpus::inventory();
-    let resolved = super::resolve(global, &inventory)?;
-    let world = World::plan(&resolved.config, &inventory)?;
+    let (resolved, world) = super::plan(global)?;
     let faults = inject.iter().map(|text| parse_fault(text, &world)).collect::<Result<Vec<_>, _>>()?;
-    run_resolved(&resolved, &world, faults, &preset_of(global, &inventory), output)
+    run_resolved(&resolved, &world, faults, &preset_of(global), output)
 }
 
 /// The same for a configuration that is resolved.
@@ -41,7 +40,7 @@ pub(super) fn run_resolved(
 ) -> anyhow::Result<Value> {
     let config = &resolved.config;
     world.divides(config)?;
-    shards_are_there(config)?;
+    eval::rows_are_there("shards.train", &config.shards.train)?;
     let dir = Path::new(&config.checkpoint.dir);
     let name = match config.checkpoint.run.as_str() {
         "" => new_run_name(preset, SystemTime::now()),
@@ -75,7 +74,7 @@ impl Training<'_> {
     fn finish(mut self, output: Output) -> anyhow::Result<Value> {
         loop {
             let error = match self.attempt() {
-                Ok(result) => return self.ended(&result, output),
+                Ok(trained) => return self.ended(&trained, output),
                 Err(error) => error,
             };
             let expected = error.downcast_ref::<LaunchError>();
@@ -97,7 +96,7 @@ impl Training<'_> {
         }
     }
 
-    fn attempt(&mut self) -> anyhow::Result<Value> {
+    fn attempt(&mut self) -> anyhow::Result<TrainSummary> {
         let point = self.run.resume_point()?;
         point.set_aside.iter().for_each(|line| tracing::warn!("{line}"));
         let init_from = match &point.checkpoint {
@@ -129,35 +128,28 @@ impl Training<'_> {
         let cleaned = self.run.clean();
         let result = result?;
         cleaned?;
-        Ok(result.results.into_iter().next().unwrap_or_default())
+        result.first()
     }
 
-    fn ended(&mut self, result: &Value, output: Output) -> anyhow::Result<Value> {
+    fn ended(&mut self, trained: &TrainSummary, output: Output) -> anyhow::Result<Value> {
         self.run.keep_configuration()?;
-        said(self.run.event("ended", result));
+        said(self.run.event("ended", trained));
         said(self.run.clear_failure());
-        let (run, steps) = (self.run.path().display().to_string(), &result["step"]);
+        let (run, steps) = (self.run.path().display().to_string(), trained.step);
         let latest = self.run.checkpoints()?.last().map(|row| self.run.path().join(&row.name));
-        let loss = result["loss"].as_f64().map_or(String::new(), |loss| format!(", loss {loss:.4}"));
+        let loss = trained.loss.map_or(String::new(), |loss| format!(", loss {loss:.4}"));
         output.people(&format!("trained {steps} steps{loss}, {} restarts: {run}", self.restarts));
-        if let Some(found) = result["evaluation"].as_object() {
-            let percent = |index: usize| found["within_percent"][index].as_f64().unwrap_or(f64::NAN);
-            output.people(&format!(
-                "validation, {} rows: within 1 / 25 / 200 / 750 / 2500 km {:.1} / {:.1} / {:.1} / {:.1} / {:.1} %",
-                found["rows"],
-                percent(0),
-                percent(1),
-                percent(2),
-                percent(3),
-                percent(4)
-            ));
+        if let Some(found) = &trained.evaluation {
+            let percents = found.within_percent.map(|percent| format!("{percent:.1}")).join(" / ");
+            let rows = found.rows;
+            output.people(&format!("validation, {rows} rows: within 1 / 25 / 200 / 750 / 2500 km {percents} %"));
         }
         let evaluated = self.evaluate(output)?;
         output.people(&format!("tensorboard --logdir {}", self.resolved.config.checkpoint.dir));
         Ok(json!({
-            "ok": true, "run": run, "step": result["step"], "from_step": result["from_step"], "loss": result["loss"],
-            "skipped_steps": result["skipped_steps"], "restarts": self.restarts, "checkpoint": latest,
-            "evaluation": result["evaluation"], "eval": evaluated,
+            "ok": true, "run": run, "step": trained.step, "from_step": trained.from_step, "loss": trained.loss,
+            "skipped_steps": trained.skipped_steps, "restarts": self.restarts, "checkpoint": latest,
+            "evaluation": trained.evaluation, "eval": evaluated,
         }))
     }
 
@@ -172,7 +164,7 @@ impl Training<'_> {
         let phase = Phase {
             supervisor: &mut self.supervisor,
             resolved: self.resolved.clone(),
-            world: eval::with_all_cores(self.world.clone()),
+            world: self.world.clone().with_all_cores(),
             run: self.run.path(),
             checkpoint: &checkpoint,
             is_held: true,
@@ -209,7 +201,7 @@ impl<'a> Watch<'a> {
         Ok(Self { run, attempt, logs, faults, display: Display::new(), is_troubled: false })
     }
 
-    fn event(&mut self, what: &str, details: &Value) {
+    fn event(&mut self, what: &str, details: &impl Serialize) {
         let written = self.run.event(what, details);
         self.said_once(written);
     }
@@ -230,23 +222,21 @@ impl Observer for Watch<'_> {
         self.said_once(written);
     }
 
-    fn report(&mut self, message: &ToLauncher) {
+    fn report(&mut self, message: ToLauncher) {
         match message {
             ToLauncher::Progress(progress) => {
                 // The workers have taken data and checkpoint: from now on this is the run's configuration.
                 let kept = self.run.keep_configuration();
                 self.said_once(kept);
-                self.display.report(progress);
-                let details = serde_json::to_value(progress).unwrap_or_default();
-                self.event("progress", &details);
+                self.display.report(&progress);
+                self.event("progress", &progress);
             }
             ToLauncher::Evaluated(found) => {
-                self.display.evaluated(found);
-                let details = serde_json::to_value(found).unwrap_or_default();
-                self.event("evaluated", &details);
+                self.display.evaluated(&found);
+                self.event("evaluated", &found);
             }
             ToLauncher::Breaking(fault) => {
-                self.faults.retain(|known| known != fault);
+                self.faults.retain(|known| *known != fault);
                 tracing::warn!("injected: {fault:?}");
                 self.event("injected", &json!({ "fault": fault }));
             }
@@ -268,7 +258,7 @@ impl Observer for Watch<'_> {
             Commit::AlreadyThere(path) => {
                 tracing::warn!("{} is there already and stays", path.display());
             }
-            Commit::Stale(reason) => return Err(LaunchError::WorkerFailed(reason)),
+            Commit::Stale(reason) => return Err(LaunchError::new(ExitCode::WorkerFailed, reason)),
         }
         Ok(())
     }
@@ -283,10 +273,7 @@ fn said(written: Result<(), LaunchError>) {
 
 /// `kill@rank=1,step=7`.
 fn parse_fault(text: &str, world: &World) -> Result<Fault, LaunchError> {
-    let wrong = |reason: &str| LaunchError::Reported {
-        text: format!("--inject {text}: {reason}, wanted kill@rank=R,step=S"),
-        code: ExitCode::Usage,
-    };
+    let wrong = |reason: &str| reported!(Usage, "--inject {text}: {reason}, wanted kill@rank=R,step=S");
     let fields = text.strip_prefix("kill@").ok_or_else(|| wrong("no fault of this name"))?;
     let (mut rank, mut step) = (None, None);
     for field in fields.split(',') {
@@ -303,20 +290,6 @@ fn parse_fault(text: &str, world: &World) -> Result<Fault, LaunchError> {
     Ok(Fault::Kill { rank, step })
 }
 
-/// Before a run is made for nothing: is there anything where the configuration says?
-fn shards_are_there(config: &RunConfig) -> Result<(), LaunchError> {
-    let location = &config.shards.train;
-    let is_plain = !location.contains("://") && !location.contains(['*', '?', '[']);
-    if !is_plain || Path::new(location).exists() {
-        return Ok(());
-    }
-    let text = format!(
-        "no shards at {location} (shards.train); make some with `locdiff-launch shards simulate --out {location}`, build them \
-         from embeddings of your own with `shards build`, or name others with `--set shards.train=...`"
-    );
-    Err(LaunchError::Reported { text, code: ExitCode::NoData })
-}
-
 /// The checkpoint that a new run starts from: the newest whole one of a run, or the one that is named.
 fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError> {
     if config.train.init_from.is_empty() {
@@ -324,8 +297,7 @@ fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError
     }
     let from = Path::new(&config.train.init_from);
     if !from.is_dir() {
-        let text = format!("train.init_from: {} is no run and no checkpoint", from.display());
-        return Err(LaunchError::Reported { text, code: ExitCode::NoData });
+        refuse!(NoData, "train.init_from: {} is no run and no checkpoint", from.display());
     }
     let (checkpoint, passed_over) = whole_checkpoint(from)?;
     passed_over.iter().for_each(|line| tracing::warn!("{line}"));
@@ -333,10 +305,10 @@ fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError
 }
 
 /// What a new run is called after.
-fn preset_of(global: &Global, inventory: &gpus::Inventory) -> String {
+fn preset_of(global: &Global) -> String {
     match &global.config {
         Some(path) => path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned()),
-        None => super::default_preset(global, inventory).to_owned(),
+        None => super::default_preset(global, &gpus::inventory()).to_owned(),
     }
 }
 

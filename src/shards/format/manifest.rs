@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::hash::Hasher as _;
 use std::path::Path;
 
+pub use locdiff_core::protocol::ImageHead;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
@@ -19,18 +20,6 @@ pub const SCHEMA_VERSION: u32 = 1;
 
 /// Name of the manifest in its folder.
 pub const MANIFEST_NAME: &str = "manifest.json";
-
-/// What maps photos to the space of the embeddings, for retrieval.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ImageHead {
-    /// GeoCLIP's own image head fits.
-    Geoclip,
-    /// Simulated: the transposed projection gives GeoCLIP's space back.
-    Linear,
-    /// Not known.
-    None,
-}
 
 /// What is in a folder of shards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

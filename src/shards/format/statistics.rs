@@ -3,20 +3,9 @@
 //! Sums are float64 and taken row by row in the order of the data, so that neither row groups nor files change a bit of them.
 
 use half::slice::HalfFloatSliceExt;
-use serde::{Deserialize, Serialize};
+pub use locdiff_core::protocol::Statistics;
 
 use super::ELEMENT_BYTES;
-
-/// Mean and standard deviation per dimension of the embeddings of view 0.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Statistics {
-    /// Rows behind the numbers.
-    pub rows: u64,
-    /// Mean of every dimension.
-    pub mean: Vec<f64>,
-    /// Standard deviation of every dimension, of the rows as a whole population.
-    pub standard_deviation: Vec<f64>,
-}
 
 /// Sums on the way to [`Statistics`].
 #[derive(Debug, Clone)]

@@ -12,6 +12,6 @@ mod replay;
 pub use mask::Mask;
 pub use plan::{Epoch, Layout, Plan, PlanOptions, Sample, Samples, Share, WINDOW_BYTES_MAX};
 pub use position::{Bookmark, Position};
-pub use replay::{Replay, ReplayReport, ReplayedSize};
+pub use replay::Replay;
 
 pub(super) use mask::{panic_text, panicked};

@@ -5,8 +5,8 @@
 
 use std::hash::Hasher as _;
 
-use locdiff_core::config::{ShardsConfig, Tail};
-use serde::Serialize;
+use locdiff_core::config::ShardsConfig;
+use locdiff_core::protocol::{ReplayReport, ReplayedSize};
 use twox_hash::XxHash3_64;
 
 use super::mask::Mask;
@@ -25,48 +25,6 @@ pub struct Replay {
     pub global_batch: u32,
     /// Seed of the order.
     pub seed: u64,
-}
-
-/// What the replay has proved.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ReplayReport {
-    /// Rows of one epoch: each came once.
-    pub rows: u64,
-    /// Rows that are left out of every epoch: none came.
-    pub skipped_rows: u64,
-    /// Blocks with rows.
-    pub blocks: u64,
-    /// Views per row.
-    pub views: u32,
-    /// Whether every row was seen to show each of its views once in every `views` epochs; false: too few epochs.
-    pub views_proved: bool,
-    /// Epochs replayed.
-    pub epochs: u32,
-    /// Rows of one step.
-    pub global_batch: u32,
-    /// Steps of one epoch, for every worker.
-    pub steps_per_epoch: u64,
-    /// What becomes of the rows that do not fill the last batch.
-    pub tail: Tail,
-    /// Rows that each epoch leaves out for that reason.
-    pub dropped_rows: u64,
-    /// Rows that each epoch shows a second time for that reason.
-    pub padded_rows: u64,
-    /// The same order, for each number of workers.
-    pub world_sizes: Vec<ReplayedSize>,
-}
-
-/// The replay for one number of workers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ReplayedSize {
-    /// How many.
-    pub workers: u32,
-    /// Rows of the smallest slice of a batch.
-    pub slice_rows_min: u64,
-    /// Rows of the largest slice of a batch.
-    pub slice_rows_max: u64,
-    /// Stands for the global order of all epochs: equal for every number of workers.
-    pub order: String,
 }
 
 impl Replay {
@@ -223,6 +181,8 @@ fn set(words: &mut [u64], bit: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::config::Tail;
+
     use super::*;
 
     fn sample(block: u32, row: u32, view: u32) -> Sample {

@@ -1,9 +1,13 @@
 //! `eval --predictions`: anybody's answers, scored by the code that scores ours.
 
+use std::fmt::Write as _;
+use std::process::Stdio;
+
 use locdiff_core::exit_code::ExitCode;
+use nix::sys::signal::Signal;
 
 use super::support::{ACCURACIES, read, row, stage};
-use crate::stage::Ran;
+use crate::stage::{Ran, Stage, Worker, eventually, has_thread, signal, wait};
 
 #[test]
 fn own_predictions_score_as_the_table_says_and_wrong_ones_are_refused() {
@@ -70,4 +74,43 @@ fn ids_under_another_name_are_found_or_asked_for_and_an_order_is_said() {
     let ran = scored("bare.csv", "lat,lon", bare);
     assert_eq!(score(&ran), ("order".into(), want.1.clone()));
     ran.says("matched by order");
+}
+
+#[test]
+fn predictions_beside_a_truth_of_their_own_need_no_worker() {
+    let stage = Stage::new(Worker::None);
+    std::fs::write(stage.path().join("truth.csv"), "id,lat,lon\na,0,0\nb,10,10\nc,-20,50\n").expect("written");
+    std::fs::write(stage.path().join("mine.csv"), "id,lat,lon\nc,-20,50\na,0,0\nb,10,11\n").expect("written");
+    let score = "--json eval --predictions mine.csv --set";
+    let ran = stage.run(&format!("{score} eval.truth=truth.csv"));
+    let found = ran.ends_with(ExitCode::Success).json();
+    assert_eq!((&found["ok"], &found["matched_by"]), (&true.into(), &"id".into()), "{found}");
+    let row = &found["rows"][0];
+    assert!(row["acc_1km"].as_f64().is_some_and(|percent| (percent - 66.667).abs() < 0.001), "{found}");
+    assert_eq!(
+        (&row["density"], &row["dataset"]),
+        (&serde_json::Value::Null, &"truth.csv".into()),
+        "three rows are too few"
+    );
+    // Shards are read by a worker.
+    std::fs::create_dir(stage.path().join("shards")).expect("made");
+    stage.run(&format!("{score} shards.test=shards")).ends_with(ExitCode::WorkerMissing);
+}
+
+#[test]
+fn interrupt_ends_scoring_at_once() {
+    let stage = Stage::new(Worker::None);
+    // With a thousand resamples many times longer than a signal takes.
+    let mut text = String::from("id,lat,lon\n");
+    for row in 0..300_000 {
+        let _ = writeln!(text, "{row},{},{}", row % 179 - 89, row % 359 - 179);
+    }
+    std::fs::write(stage.path().join("truth.csv"), text).expect("written");
+    for interrupt in [Signal::SIGINT, Signal::SIGTERM] {
+        let mut command = stage.command("--json --set eval.truth=truth.csv eval --predictions truth.csv");
+        let mut launcher = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("runs");
+        eventually("it computes", || has_thread(launcher.id(), "computing"));
+        signal(launcher.id(), interrupt);
+        assert_eq!(wait(&mut launcher), Some(ExitCode::Interrupted.code().into()), "{interrupt}");
+    }
 }

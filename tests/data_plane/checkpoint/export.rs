@@ -48,7 +48,7 @@ fn an_export_has_the_averaged_weights_and_the_configuration() {
     let home = tempfile::tempdir().expect("temporary folder");
     let (checkpoint, out) = (run(home.path()), home.path().join("new/model.safetensors"));
     let result = export(&Files::real(), &job(&checkpoint, &out, false)).expect("exported");
-    assert_eq!((&result["step"], &result["tensors"], &result["degree"]), (&json!(9), &json!(7), &json!(23)));
+    assert_eq!((result.step, result.tensors, result.degree), (9, 7, 23));
     assert_same(&Tensor::read_safetensors(&out).expect("as the crate sees it"), &tensors(4));
     let metadata = metadata(&out);
     assert_eq!((&metadata["format"], &metadata["step"]), (&json!("locdiff-export-1"), &json!("9")));

@@ -8,10 +8,10 @@ use arrow_array::types::Int32Type;
 use arrow_array::{
     ArrayRef, BooleanArray, DictionaryArray, Float32Array, Float64Array, Int64Array, RecordBatch, StringArray,
 };
-use locdiff::eval::predictions::{MatchedBy, Truth, score_predictions};
 use locdiff_core::exit_code::HasExitCode;
 use locdiff_core::geo::{Degrees, Place};
 use locdiff_core::metrics::{Bootstrap, THRESHOLDS_KM};
+use locdiff_core::predictions::{MatchedBy, Truth, score_predictions};
 use locdiff_core::tables;
 use parquet::arrow::ArrowWriter;
 
@@ -52,12 +52,12 @@ fn predictions_are_scored_in_any_order_and_format() {
     let ordered = file(scratch.path(), "ordered.csv", b"lat,lon\n10,20\n-5.5,-179.9\n1,0\n-48.8,-177.7\n-90,77\n");
     for (path, how) in [(&csv, MatchedBy::Id), (&parquet, MatchedBy::Id), (&ordered, MatchedBy::Order)] {
         let found = score_predictions(path, &truth, &THRESHOLDS_KM, &FEW).expect("scored");
-        let percent: Vec<f64> = found.scores.within.iter().map(|within| within.percent.value).collect();
+        let percent: Vec<f64> = found.rating.scores.within.iter().map(|within| within.percent.value).collect();
         assert_eq!((percent, found.matched_by), (vec![40.0, 60.0, 80.0, 80.0, 80.0], how), "{}", path.display());
-        assert!((found.scores.median_km.value - 22.1).abs() < 0.1, "{:?}", found.scores.median_km);
-        assert!(found.prdc.is_some() && found.scores.rows == 5);
-        let text = serde_json::to_string(&found).expect("JSON");
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).expect("JSON")["scores"]["rows"], 5);
+        assert!((found.rating.scores.median_km.value - 22.1).abs() < 0.1, "{:?}", found.rating.scores.median_km);
+        assert!(found.rating.density.is_some() && found.rating.coverage.is_some());
+        let json = serde_json::to_value(&found.rating).expect("JSON");
+        assert_eq!((&json["rows"], &json["acc_25km"]), (&5.into(), &60.0.into()));
     }
 }
 

@@ -1,10 +1,12 @@
 //! LocDiff-H: every form against its definition, and the choice of settings.
 
-use locdiff::retrieval::{Grid, Hybrid, Samples, TuneRow, choose, fold_of};
+use locdiff::retrieval::{Grid, Samples};
 use locdiff::shdd::uniform_points;
 use locdiff_core::config::HybridMode;
 use locdiff_core::geo::{Degrees, Km, SphereIndex, UnitVector};
+use locdiff_core::protocol::TuningErrors;
 use locdiff_core::random::{Draw, Philox, Stream};
+use locdiff_core::tuning::{Hybrid, choose, fold_of};
 
 const THRESHOLDS: [f64; 3] = [25.0, 200.0, 2500.0];
 
@@ -61,7 +63,7 @@ fn some_settings() -> Grid {
         }
         settings.push(Hybrid { mode: HybridMode::Fusion, radius_km, density_weight: 0.0, density_km: 40.0 });
     }
-    Grid::new(settings).expect("settings")
+    Grid { settings }
 }
 
 #[test]
@@ -72,10 +74,10 @@ fn hybrid_answers_are_those_of_the_definition() {
     for (at, image) in images(60).iter().enumerate() {
         let logits: Vec<f32> =
             uniform(100 + at as u64, points.len()).iter().map(|value| (12.0 * value) as f32).collect();
-        for setting in some_settings().settings().iter().filter(|setting| setting.mode != HybridMode::Consensus) {
-            let candidates = setting.candidates(&index, image);
+        for setting in some_settings().settings.iter().filter(|setting| setting.mode != HybridMode::Consensus) {
+            let candidates = image.candidates(setting, &index);
             let theirs: Vec<f32> = candidates.iter().map(|point| logits[*point as usize]).collect();
-            let answer = setting.answer(image, &points, &candidates, &theirs);
+            let answer = image.answer(setting, &points, &candidates, &theirs);
             assert_eq!(answer, plain(setting, image, &points, &logits), "{setting} for image {at}");
             fallbacks += u32::from(answer.is_none());
             let alone = Hybrid { mode: HybridMode::Aggregate, ..*setting };
@@ -95,10 +97,10 @@ fn hybrid_consensus_prefers_where_most_of_the_weight_is() {
     let image = Samples { aggregate: here, samples: vec![here] };
     let setting = |mode| Hybrid { mode, radius_km: 200.0, density_weight: 0.0, density_km: 25.0 };
     let logits = [5.0, 4.8, 4.8, 4.8];
-    let answer = |mode| setting(mode).answer(&image, &points, &[0, 1, 2, 3], &logits);
+    let answer = |mode| image.answer(&setting(mode), &points, &[0, 1, 2, 3], &logits);
     assert_eq!(answer(HybridMode::Fusion), Some(0));
     assert_eq!(answer(HybridMode::Consensus), Some(2));
-    assert_eq!(setting(HybridMode::Consensus).answer(&image, &points, &[], &[]), None);
+    assert_eq!(image.answer(&setting(HybridMode::Consensus), &points, &[], &[]), None);
 }
 
 #[test]
@@ -113,9 +115,9 @@ fn tuning_sees_the_errors_that_each_setting_makes() {
         for grid in [some_settings(), Grid::default()] {
             let all = grid.candidates(&index, image);
             let errors = grid.errors_km(*truth, image, &points, &all, &of(&all));
-            for (setting, error) in grid.settings().iter().zip(errors) {
-                let candidates = setting.candidates(&index, image);
-                let answer = setting.answer(image, &points, &candidates, &of(&candidates));
+            for (setting, error) in grid.settings.iter().zip(errors) {
+                let candidates = image.candidates(setting, &index);
+                let answer = image.answer(setting, &points, &candidates, &of(&candidates));
                 let place = answer.map_or(image.aggregate, |point| points[point as usize]);
                 assert_eq!(error, truth.distance(place).0 as f32, "{setting} for image {at}");
             }
@@ -123,13 +125,15 @@ fn tuning_sees_the_errors_that_each_setting_makes() {
     }
 }
 
+type TuneRow = (UnitVector, TuningErrors);
+
 fn row(truth: UnitVector, own_km: f32, retrieval_km: f32, errors_km: &[f32]) -> TuneRow {
-    TuneRow { truth, own_km, retrieval_km, errors_km: errors_km.to_vec() }
+    (truth, TuningErrors { own_km, retrieval_km, settings_km: errors_km.to_vec() })
 }
 
-fn two_settings() -> Grid {
+fn two_settings() -> [Hybrid; 2] {
     let setting = |radius_km| Hybrid { mode: HybridMode::Aggregate, radius_km, density_weight: 0.0, density_km: 1.0 };
-    Grid::new(vec![setting(10.0), setting(20.0)]).expect("settings")
+    [setting(10.0), setting(20.0)]
 }
 
 #[test]
@@ -192,7 +196,8 @@ fn tuning_refuses_what_it_cannot_compare() {
     assert!(refused(&[row(place, 1.0, 1.0, &[1.0, 1.0])], 1).contains("1 folds"));
     assert!(refused(&[row(place, 1.0, 1.0, &[1.0])], 5).contains("row 0 has 1 errors, wanted one for each of 2"));
     assert!(refused(&[row(place, 1.0, f32::NAN, &[1.0, 1.0])], 5).contains("NaN"));
-    assert!(Grid::new(Vec::new()).is_err());
+    let none = choose(&[], &[row(place, 1.0, 1.0, &[])], &THRESHOLDS, 5).expect_err("refused");
+    assert!(none.to_string().contains("0 settings"), "{none}");
     let one = choose(&two_settings(), &[row(place, 1.0, 1.0, &[1.0, 1.0])], &THRESHOLDS, 5).expect("chosen");
     assert_eq!(one.held_out_percent, None, "one place has no other fold");
 }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::errors::Checker;
+
 /// Which network the workers talk over.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -13,4 +15,14 @@ pub struct NetworkConfig {
     pub rendezvous: String,
     /// File with the run's token, which every node must hold (`--token-file`); "": this node alone. Not in this version yet.
     pub token_file: String,
+}
+
+impl NetworkConfig {
+    pub(in crate::config) fn check(&self, checker: &mut Checker) {
+        for (key, value) in [("network.rendezvous", &self.rendezvous), ("network.token_file", &self.token_file)] {
+            if !value.is_empty() {
+                checker.push(key, format!("is \"{value}\", wanted \"\": this version has runs on one node alone"));
+            }
+        }
+    }
 }

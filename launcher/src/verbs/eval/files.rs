@@ -15,13 +15,15 @@ use std::path::{Path, PathBuf};
 
 use locdiff_core::config::RunConfig;
 use locdiff_core::files::Files;
-use locdiff_core::protocol::{LocatedRow, Method, ScoreMethod};
+use locdiff_core::geo::{Degrees, Place, UnitVector};
+use locdiff_core::protocol::{LocatedRow, Method};
+use locdiff_core::tuning::Hybrid;
 use serde_json::Value;
 
 use super::gather::Gather;
-use super::phase::Tuned;
-use crate::error::LaunchError;
-use crate::run_folder::{CONFIG, Hold, hold};
+use super::score::Answers;
+use crate::error::{LaunchError, reported};
+use crate::run_folder::{CONFIG, Hold};
 
 /// How the names of files of answers begin.
 const PREDICTIONS: &str = "predictions-";
@@ -36,12 +38,6 @@ pub(super) struct EvalFolder {
     _hold: Hold,
 }
 
-/// Files of answers.
-pub(super) struct Written {
-    pub(super) truth: PathBuf,
-    pub(super) methods: Vec<ScoreMethod>,
-}
-
 impl EvalFolder {
     /// Makes it where it is missing; an error where another evaluation holds it, or where the run has gone.
     pub(super) fn create(run: &Path) -> Result<Self, LaunchError> {
@@ -49,11 +45,12 @@ impl EvalFolder {
         let configuration = run.join(CONFIG);
         std::fs::metadata(&configuration).map_err(|error| LaunchError::Io { path: configuration, error })?;
         files.create_folders(&path)?;
-        Ok(Self { _hold: hold(&path)?, path, files })
+        Ok(Self { _hold: Hold::take(&path)?, path, files })
     }
 
-    /// Writes what was gathered; answers of an earlier evaluation go.
-    pub(super) fn write_answers(&self, gather: &Gather) -> Result<Written, LaunchError> {
+    /// Writes what was gathered; answers of an earlier evaluation go. The truth and the answers of each method come back as they
+    /// stand in the files, to the digit.
+    pub(super) fn write_answers(&self, gather: &Gather) -> Result<(Vec<UnitVector>, Vec<Answers>), LaunchError> {
         for entry in self.files.entries(&self.path)? {
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if name.starts_with(PREDICTIONS) && name.ends_with(".csv") {
@@ -66,28 +63,34 @@ impl EvalFolder {
         let samples = self.write_csv("samples.csv", gather, |row| row.sample.map(rounded))?;
         let known: Vec<Method> =
             gather.rows().next().map(|row| row.answers.iter().map(|(method, _)| *method).collect()).unwrap_or_default();
-        let mut methods = Vec::new();
+        let mut answers = Vec::new();
         for (place, method) in known.into_iter().enumerate() {
             let name = format!("{PREDICTIONS}{}.csv", method.name());
-            let answers = self.write_csv(&name, gather, |row| row.answers[place].1.map(rounded))?;
+            let places = self.write_csv(&name, gather, |row| row.answers[place].1.map(rounded))?;
             let samples = (method == Method::Locdiff).then(|| samples.clone());
-            methods.push(ScoreMethod { method, answers, samples });
+            answers.push(Answers { method, places, samples });
         }
-        Ok(Written { truth, methods })
+        Ok((truth, answers))
     }
 
+    /// Writes one place for every row; the places as the text has them.
     fn write_csv(
         &self,
         name: &str,
         gather: &Gather,
         place: impl Fn(&LocatedRow) -> [String; 2],
-    ) -> Result<PathBuf, LaunchError> {
-        let mut text = String::from("id,lat,lon\n");
+    ) -> Result<Vec<UnitVector>, LaunchError> {
+        let (mut text, mut places) = (String::from("id,lat,lon\n"), Vec::new());
         for row in gather.rows() {
             let [latitude, longitude] = place(row);
+            let degrees = [&latitude, &longitude].map(|text| Degrees(text.parse().unwrap_or(f64::NAN)));
+            let place = Place::new(degrees[0], degrees[1])
+                .map_err(|error| reported!(BadData, "{}: {}: {error}", self.path.join(name).display(), row.id))?;
+            places.push(place.into());
             let _ = writeln!(text, "{},{latitude},{longitude}", quoted(&row.id));
         }
-        self.write(name, text.as_bytes())
+        self.write(name, text.as_bytes())?;
+        Ok(places)
     }
 
     /// Writes table and settings; the paths, for people.
@@ -105,7 +108,7 @@ impl EvalFolder {
     }
 
     /// Keeps settings of LocDiff-H; the first line says where they came from.
-    pub(super) fn write_tuned(&self, words: &str, setting: &Tuned) -> Result<PathBuf, LaunchError> {
+    pub(super) fn write_tuned(&self, words: &str, setting: &Hybrid) -> Result<PathBuf, LaunchError> {
         let values = toml::to_string(setting).expect("a setting is plain TOML values");
         self.write(TUNED, format!("# {words}\n\n[retrieval]\n{values}").as_bytes())
     }

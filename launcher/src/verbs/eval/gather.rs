@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use locdiff_core::protocol::{LocatedRow, PartsWritten, ToLauncher};
+use anyhow::Context as _;
+use locdiff_core::geo::{Degrees, Place, UnitVector};
+use locdiff_core::protocol::{LocatedRow, ToLauncher, TuningErrors};
 
-use crate::error::LaunchError;
-use crate::supervisor::{Echo, Observer};
+use crate::error::{LaunchError, reported};
+use crate::supervisor::Observer;
 
 /// Time between two lines about progress.
 const SAY_EVERY: Duration = Duration::from_secs(10);
@@ -32,6 +34,16 @@ impl Gather {
         self.rows.values()
     }
 
+    /// The rows with the errors that settings are chosen by.
+    pub(super) fn tuning(self) -> anyhow::Result<Vec<(UnitVector, TuningErrors)>> {
+        let one = |row: LocatedRow| {
+            let [latitude, longitude] = row.truth.map(Degrees);
+            let errors = row.tuning.with_context(|| format!("row {} was not tried with any setting", row.index))?;
+            Ok((Place::new(latitude, longitude)?.into(), errors))
+        };
+        self.rows.into_values().map(one).collect()
+    }
+
     /// An error unless each of so many rows has come once, with the same methods as the others.
     pub(super) fn check(&self, count: u64) -> Result<(), LaunchError> {
         let got = self.rows.len() as u64;
@@ -43,30 +55,23 @@ impl Gather {
             return Ok(());
         }
         let twice = self.twice.map_or_else(String::new, |row| format!(", row {row} twice"));
-        Err(LaunchError::WorkerFailed(format!("{got} of {count} rows were located{twice}: this is a bug")))
+        Err(reported!(WorkerFailed, "{got} of {count} rows were located{twice}: this is a bug"))
     }
 }
 
 impl Observer for Gather {
-    fn line(&mut self, rank: usize, line: &str) {
-        Echo(true).line(rank, line);
-    }
-
-    fn report(&mut self, message: &ToLauncher) {
+    fn report(&mut self, message: ToLauncher) {
         let ToLauncher::Located(located) = message else { return };
-        for row in &located.rows {
-            if self.rows.insert(row.index, row.clone()).is_some() {
-                self.twice = Some(row.index);
+        for row in located.rows {
+            let index = row.index;
+            if self.rows.insert(index, row).is_some() {
+                self.twice = Some(index);
             }
         }
         if self.said.elapsed() >= SAY_EVERY {
             self.said = Instant::now();
             tracing::info!("{} of {} rows located", self.rows.len(), located.of_rows);
         }
-    }
-
-    fn commit(&mut self, parts: &[PartsWritten]) -> Result<(), LaunchError> {
-        Echo(true).commit(parts)
     }
 }
 
@@ -92,7 +97,7 @@ mod tests {
     fn told(indices: &[u64]) -> Gather {
         let mut gather = Gather::default();
         let rows = indices.iter().map(|index| row(*index)).collect();
-        gather.report(&ToLauncher::Located(Located { of_rows: 4, rows }));
+        gather.report(ToLauncher::Located(Located { of_rows: 4, rows }));
         gather
     }
 

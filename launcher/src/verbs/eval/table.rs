@@ -1,37 +1,62 @@
-//! The table for people: a line of values and, where they are known, a line of intervals for each row.
+//! The table: rows for programs, and for people a line of values and, where they are known, a line of intervals for each row.
 
 use std::fmt::Write as _;
 
 use locdiff_core::config::{RetrievalHead, RunConfig};
+use locdiff_core::metrics::{Interval, Rating};
 use locdiff_core::protocol::{EvalSummary, Method};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::gather::Gather;
+use super::published::Published;
+use super::score::{Difference, Scored};
 
 /// Width of the first column.
 const NAME: usize = 30;
 
-/// A column: its heading, the key of its number, decimals.
-struct Column {
-    heading: String,
-    key: String,
-    decimals: usize,
+/// Headings and decimals of the columns beside the accuracies.
+const BESIDES: [(&str, usize); 5] =
+    [("median km", 1), ("mean km", 0), ("GeoScore", 0), ("density", 3), ("coverage", 3)];
+
+/// A row of the table.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Row {
+    Computed(Computed),
+    Published(Published),
 }
 
 /// What was computed, with what it was computed on.
-pub(super) fn computed(rows: &Value, summary: &EvalSummary, gather: &Gather, config: &RunConfig) -> Vec<Value> {
-    let mut found = rows.as_array().cloned().unwrap_or_default();
-    for row in &mut found {
-        let method = serde_json::from_value::<Method>(row["method"].clone()).unwrap_or(Method::Locdiff);
-        row["name"] = json!(name(method, summary));
-        row["dataset"] = json!(config.shards.test);
-        row["simulated"] = json!(summary.is_simulated);
-        row["source"] = json!("computed");
-        if method == Method::LocdiffH {
-            row["out_of_range"] = json!(gather.rows().filter(|row| row.out_of_range).count());
-        }
-    }
-    found
+#[derive(Debug, Serialize)]
+pub(super) struct Computed {
+    /// A method, or a file of predictions.
+    pub(super) method: String,
+    #[serde(flatten)]
+    pub(super) rating: Rating,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<String>,
+    pub(super) dataset: String,
+    pub(super) simulated: bool,
+    pub(super) source: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) out_of_range: Option<usize>,
+}
+
+/// The rows of an evaluation.
+pub(super) fn computed(found: Vec<Scored>, summary: &EvalSummary, gather: &Gather, config: &RunConfig) -> Vec<Row> {
+    let out_of_range = gather.rows().filter(|row| row.out_of_range).count();
+    let row = |Scored { method, rating, .. }: Scored| {
+        Row::Computed(Computed {
+            method: method.name().to_owned(),
+            rating,
+            name: Some(name(method, summary)),
+            dataset: config.shards.test.clone(),
+            simulated: summary.is_simulated,
+            source: "computed",
+            out_of_range: (method == Method::LocdiffH).then_some(out_of_range),
+        })
+    };
+    found.into_iter().map(row).collect()
 }
 
 fn name(method: Method, summary: &EvalSummary) -> String {
@@ -43,106 +68,124 @@ fn name(method: Method, summary: &EvalSummary) -> String {
     }
 }
 
-fn columns(row: Option<&Value>) -> Vec<Column> {
-    let column = |heading: &str, key: &str, decimals| Column { heading: heading.into(), key: key.into(), decimals };
-    let keys = row.and_then(Value::as_object).into_iter().flatten().map(|(key, _)| key);
-    let accuracy = |key: &String| {
-        let km = key.strip_prefix("acc_")?.strip_suffix("km")?;
-        Some(column(&format!("{km} km %"), key, 1))
-    };
-    let mut found: Vec<Column> = keys.filter_map(accuracy).collect();
-    found.extend([column("median km", "median_km", 1), column("mean km", "mean_km", 0)]);
-    found.extend([
-        column("GeoScore", "geo_score", 0),
-        column("density", "density", 3),
-        column("coverage", "coverage", 3),
-    ]);
-    found
-}
-
-/// The whole result as people read it.
-pub(super) fn text(result: &Value) -> String {
-    let rows = result["rows"].as_array().cloned().unwrap_or_default();
-    let columns = columns(rows.first());
-    let mut text = data_words(&result["data"]) + "\n";
-    let _ = write!(text, "{:<NAME$}", "method");
-    for column in &columns {
-        let _ = write!(text, " {:>11}", column.heading);
+/// The table as people read it, below a line about the data.
+pub(super) fn text(data: &str, thresholds_km: &[f64], rows: &[Row]) -> String {
+    let mut text = format!("{data}\n{:<NAME$}", "method");
+    let accuracies = thresholds_km.iter().map(|km| format!("{km} km %"));
+    for heading in accuracies.chain(BESIDES.map(|(heading, _)| heading.to_owned())) {
+        let _ = write!(text, " {heading:>11}");
     }
     let _ = writeln!(text, "  source");
-    for row in &rows {
-        write_row(&mut text, row, &columns);
-    }
-    if result["matched_by"] == "order" {
-        text.push_str("matched by order: the predictions have no ids, and row n is taken for row n of the truth\n");
-    }
-    write_notes(&mut text, &rows, &result["differences"]);
+    rows.iter().for_each(|row| row.write(&mut text, thresholds_km));
     text
 }
 
 /// What was evaluated.
-pub(super) fn data_words(data: &Value) -> String {
-    let kind = if data["is_simulated"] == true { "simulated photos" } else { "photos" };
-    let source = data["source"].as_str().map_or_else(String::new, |source| format!(" ({source})"));
-    let views = data["views"].as_u64().map_or_else(String::new, |views| format!(" of {views} views"));
-    let skipped = match data["skipped_rows"].as_u64().unwrap_or_default() {
+pub(super) fn data_words(summary: &EvalSummary) -> String {
+    let kind = photos(summary.is_simulated);
+    let source = summary.source.as_ref().map_or_else(String::new, |source| format!(" ({source})"));
+    let skipped = match summary.skipped_rows {
         0 => String::new(),
         skipped => format!("; {skipped} rows that cannot be used are left out"),
     };
-    format!("{} {kind}{views}{source}{skipped}", data["rows"])
+    format!("{} {kind} of {} views{source}{skipped}", summary.rows, summary.views)
 }
 
-fn write_row(text: &mut String, row: &Value, columns: &[Column]) {
-    let dataset = if row["source"] == "published" { row["dataset"].as_str().unwrap_or_default() } else { "" };
-    let name = row["name"].as_str().or_else(|| row["method"].as_str()).unwrap_or_default();
-    let _ = write!(text, "{:<NAME$}", format!("{name} {dataset}"));
-    for Column { key, decimals, .. } in columns {
-        let cell = row[key].as_f64().map_or_else(|| "-".to_owned(), |value| number(value, *decimals, &row["source"]));
-        let _ = write!(text, " {cell:>11}");
-    }
-    let simulated = if row["simulated"] == true { ", simulated" } else { "" };
-    let _ = writeln!(text, "  {}{simulated}", row["source"].as_str().unwrap_or_default());
-    if columns.iter().all(|column| bounds(row, &column.key).is_none()) {
-        return;
-    }
-    let _ = write!(text, "{:<NAME$}", "");
-    for Column { key, decimals, .. } in columns {
-        let cell = bounds(row, key).map_or_else(String::new, |(lo, hi)| format!("{lo:.decimals$}-{hi:.decimals$}"));
-        let _ = write!(text, " {cell:>11}");
-    }
-    let _ = writeln!(text, "  95 % interval");
+/// What rows are.
+pub(super) fn photos(is_simulated: bool) -> &'static str {
+    if is_simulated { "simulated photos" } else { "photos" }
 }
 
-/// A number with so many decimals; what was published has at least as many as were published.
-fn number(value: f64, decimals: usize, source: &Value) -> String {
-    let rounded = format!("{value:.decimals$}");
-    if source == "published" && rounded.parse() != Ok(value) { value.to_string() } else { rounded }
+/// The text of one column of a row, and that of its interval.
+struct Cell {
+    value: String,
+    bounds: Option<String>,
 }
 
-fn bounds(row: &Value, key: &str) -> Option<(f64, f64)> {
-    let bound = |end: &str| row[format!("{key}_{end}")].as_f64();
-    bound("lo").zip(bound("hi"))
+impl Cell {
+    fn none() -> Self {
+        Self { value: "-".to_owned(), bounds: None }
+    }
+
+    fn interval(Interval { value, lo, hi }: Interval, decimals: usize) -> Self {
+        Self { value: format!("{value:.decimals$}"), bounds: Some(format!("{lo:.decimals$}-{hi:.decimals$}")) }
+    }
+
+    fn number(value: Option<f64>, decimals: usize) -> Self {
+        value.map_or_else(Self::none, |value| Self { value: format!("{value:.decimals$}"), bounds: None })
+    }
+
+    /// What was published has at least as many digits as were published.
+    fn published(value: Option<f64>) -> Self {
+        let digits = |value: f64| {
+            if format!("{value:.1}").parse() == Ok(value) { format!("{value:.1}") } else { value.to_string() }
+        };
+        value.map_or_else(Self::none, |value| Self { value: digits(value), bounds: None })
+    }
+}
+
+impl Row {
+    fn write(&self, text: &mut String, thresholds_km: &[f64]) {
+        let (name, source) = match self {
+            Self::Computed(row) => (format!("{} ", row.name.as_ref().unwrap_or(&row.method)), "computed"),
+            Self::Published(row) => (format!("{} {}", row.method, row.dataset), "published"),
+        };
+        let simulated = if matches!(self, Self::Computed(row) if row.simulated) { ", simulated" } else { "" };
+        let cells = self.cells(thresholds_km);
+        let _ = write!(text, "{name:<NAME$}");
+        for cell in &cells {
+            let _ = write!(text, " {:>11}", cell.value);
+        }
+        let _ = writeln!(text, "  {source}{simulated}");
+        if cells.iter().any(|cell| cell.bounds.is_some()) {
+            let _ = write!(text, "{:<NAME$}", "");
+            for cell in &cells {
+                let _ = write!(text, " {:>11}", cell.bounds.as_deref().unwrap_or_default());
+            }
+            let _ = writeln!(text, "  95 % interval");
+        }
+    }
+
+    fn cells(&self, thresholds_km: &[f64]) -> Vec<Cell> {
+        let row = match self {
+            Self::Computed(row) => &row.rating,
+            Self::Published(row) => {
+                let accuracies = thresholds_km.iter().map(|km| Cell::published(row.within(*km)));
+                return accuracies.chain(BESIDES.map(|_| Cell::none())).collect();
+            }
+        };
+        let accuracies = row.scores.within.iter().map(|within| Cell::interval(within.percent, 1));
+        let [median, mean, geo_score, density, coverage] = BESIDES.map(|(_, decimals)| decimals);
+        let besides = [
+            Cell::interval(row.scores.median_km, median),
+            Cell::interval(row.scores.mean_km, mean),
+            Cell::interval(row.scores.geo_score, geo_score),
+            Cell::number(row.density, density),
+            Cell::number(row.coverage, coverage),
+        ];
+        accuracies.chain(besides).collect()
+    }
 }
 
 /// How LocDiff-H compares with its parts, and how often it had nothing to say.
-fn write_notes(text: &mut String, rows: &[Value], differences: &Value) {
-    for row in differences.as_array().into_iter().flatten() {
-        let less = row["less"].as_str().unwrap_or_default();
+pub(super) fn notes(rows: &[Row], differences: &[Difference]) -> String {
+    let mut text = String::new();
+    for Difference { less, within, .. } in differences {
         let _ = write!(text, "LocDiff-H less {less}, paired:");
-        for (km, key) in row.as_object().into_iter().flatten().filter_map(|(key, _)| {
-            let km = key.strip_prefix("acc_")?.strip_suffix("km")?;
-            Some((km, key))
-        }) {
-            let (lo, hi) = bounds(row, key).unwrap_or((f64::NAN, f64::NAN));
-            let value = row[key].as_f64().unwrap_or(f64::NAN);
+        for within in within {
+            let (km, Interval { value, lo, hi }) = (within.km, within.percent);
             let _ = write!(text, "  {km} km {value:+.1} ({lo:+.1} to {hi:+.1})");
         }
         let _ = writeln!(text);
     }
-    let out_of_range = rows.iter().find_map(|row| row["out_of_range"].as_u64());
+    let out_of_range = rows.iter().find_map(|row| match row {
+        Row::Computed(row) => row.out_of_range,
+        Row::Published(_) => None,
+    });
     if let Some(count) = out_of_range {
         let _ = writeln!(text, "LocDiff-H: in {count} rows no gallery point was in range and LocDiff's answer stands");
     }
+    text
 }
 
 #[cfg(test)]
@@ -151,17 +194,10 @@ mod tests {
 
     #[test]
     fn published_numbers_keep_their_digits() {
-        let (published, computed) = (json!("published"), json!("computed"));
-        assert_eq!(number(0.05, 1, &published), "0.05");
-        assert_eq!(number(28.0, 1, &published), "28.0");
-        assert_eq!(number(0.05, 2, &computed), "0.05");
-        assert_eq!(number(33.333_333, 1, &computed), "33.3");
-    }
-
-    #[test]
-    fn predictions_that_were_matched_by_order_are_said_to_be() {
-        let result = |matched_by: &str| json!({ "matched_by": matched_by, "data": { "rows": 2 }, "rows": [] });
-        assert!(text(&result("order")).contains("matched by order"));
-        assert!(!text(&result("id")).contains("matched by order"));
+        assert_eq!(Cell::published(Some(0.05)).value, "0.05");
+        assert_eq!(Cell::published(Some(28.0)).value, "28.0");
+        assert_eq!(Cell::number(Some(0.05), 2).value, "0.05");
+        assert_eq!(Cell::number(Some(33.333_333), 1).value, "33.3");
+        assert_eq!(Cell::published(None).value, "-");
     }
 }

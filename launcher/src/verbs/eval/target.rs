@@ -3,12 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use locdiff_core::config::{self, CheckpointChoice, Layer, Resolved};
-use locdiff_core::exit_code::ExitCode;
 
 use super::files::TUNED;
 use crate::cli::Global;
-use crate::error::LaunchError;
-use crate::gpus;
+use crate::error::{LaunchError, reported};
 use crate::output::Output;
 use crate::run_folder::{CONFIG, Checkpoint, Depth, checkpoints, newest_whole, whole_checkpoint};
 use crate::verbs::checkpoint::find_run;
@@ -31,7 +29,7 @@ impl Target {
                 if is_hybrid && tuned.exists() {
                     output.people(&format!("settings as --config has them: {} is not used with it", tuned.display()));
                 }
-                resolve(global, &gpus::inventory())?
+                resolve(global)?
             }
             None => config::load(&layers(&run, global, is_hybrid, output)?).map_err(LaunchError::from)?,
         };
@@ -84,10 +82,10 @@ pub(in crate::verbs) fn choose(
 }
 
 fn no_score(run: &Path) -> LaunchError {
-    let text = format!(
+    reported!(
+        NoData,
         "run {} has no checkpoint with a validation score (eval.checkpoint is \"best\"); train with shards.validation and \
          eval.every, or say `--set eval.checkpoint=newest`",
         run.display()
-    );
-    LaunchError::Reported { text, code: ExitCode::NoData }
+    )
 }
