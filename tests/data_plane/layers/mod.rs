@@ -23,7 +23,8 @@ const CORE: Design = Design {
     rows: &[
         &["exit_code", "geo", "random"],
         &["config", "draw", "files", "metrics", "tables"],
-        &["protocol", "tensorboard"],
+        &["predictions", "protocol", "tensorboard"],
+        &["tuning"],
     ],
 };
 
