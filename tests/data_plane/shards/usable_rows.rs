@@ -10,8 +10,9 @@ use super::support::{WIDTH, write};
 #[test]
 fn usable_rows_are_those_that_the_mask_leaves() {
     let scratch = tempfile::tempdir().expect("a folder");
-    write(scratch.path());
-    let dataset = Dataset::open(&scratch.path().display().to_string(), &ShardsConfig::default()).expect("opens");
+    let folder = scratch.path().join("shards");
+    write(&folder);
+    let dataset = Dataset::open(&folder.display().to_string(), &ShardsConfig::default()).expect("opens");
     let rows = dataset.block_rows().to_vec();
     assert_eq!(rows, [24, 24, 16]);
     let skipped = BTreeMap::from([(0, vec![0, 5, 6, 23]), (2, (0..16).collect())]);
