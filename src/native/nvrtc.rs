@@ -1,7 +1,7 @@
 //! Kernels of our own: CUDA C compiled at start-up for the device at hand, launched on torch's current stream.
 //!
 //! Compiled modules are kept for the life of the process. Compile before a capture begins: loading code inside one is
-//! not allowed. Why not a crate for this: `docs/decisions/0004-nvrtc-without-a-crate.md`.
+//! not allowed. Why not a crate for this: `docs/decisions/0005-nvrtc-without-a-crate.md`.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_uint, c_void};

@@ -45,7 +45,7 @@ fn export(network: &CsUnet, config: &RunConfig, home: &Path, out: &Path) {
     let attempt = run.begin_attempt().expect("a number");
     let partial = run.path().join(partial_name(STEP, attempt));
     files.create_folder(&partial).expect("made");
-    let averages: Vec<_> = named(&network).into_iter().chain(network.buffers()).collect();
+    let averages: Vec<_> = named(network).into_iter().chain(network.buffers()).collect();
     let written = vec![
         write_tensors(&files, &partial, &piece_name(EMA, 0, 1), &averages, &BTreeMap::new()).expect("written"),
         write_json(&files, &partial, STATE, &json!({ "config": config })).expect("written"),

@@ -30,7 +30,7 @@ fn moved(network: &CsUnet) -> Vec<(String, Tensor)> {
         let noise = normals(100 + index as i64, &tensor.size(), Kind::Double) * 0.05;
         (name, tensor.detach() + noise.to_kind(tensor.kind()))
     };
-    named(&network).into_iter().enumerate().map(moved).collect()
+    named(network).into_iter().enumerate().map(moved).collect()
 }
 
 /// Prediction and loss of one training step, after backward.
