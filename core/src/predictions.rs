@@ -24,19 +24,11 @@ pub enum PredictionsError {
     #[error(transparent)]
     Table(#[from] TableError),
     /// A truth without rows.
-    #[error("{truth}: no rows, wanted at least 1")]
-    EmptyTruth {
-        /// Where it came from.
-        truth: String,
-    },
-    /// Rows that are not those of the other file.
-    #[error("{file}: {reason}")]
-    Rows {
-        /// Which file.
-        file: String,
-        /// Got and wanted.
-        reason: String,
-    },
+    #[error("{0}: no rows, wanted at least 1")]
+    EmptyTruth(String),
+    /// Rows that are not those of the other file: which file, got and wanted.
+    #[error("{0}: {1}")]
+    Rows(String, String),
     /// Numbers.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
@@ -44,7 +36,7 @@ pub enum PredictionsError {
 
 impl PredictionsError {
     fn rows(file: &str, reason: String) -> Self {
-        Self::Rows { file: file.to_owned(), reason }
+        Self::Rows(file.to_owned(), reason)
     }
 
     /// Rows of a file that the truth, or the data that the file is the truth of, does not have.
@@ -57,7 +49,7 @@ impl HasExitCode for PredictionsError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Table(error) => error.exit_code(),
-            Self::EmptyTruth { .. } => ExitCode::NoData,
+            Self::EmptyTruth(_) => ExitCode::NoData,
             _ => ExitCode::BadData,
         }
     }
@@ -95,7 +87,7 @@ impl Truth {
     pub fn new(source: String, ids: Vec<String>, places: Vec<Place>) -> Result<Self, PredictionsError> {
         assert_eq!(ids.len(), places.len(), "an id for every place");
         if ids.is_empty() {
-            return Err(PredictionsError::EmptyTruth { truth: source });
+            return Err(PredictionsError::EmptyTruth(source));
         }
         by_id(&source, &ids)?;
         Ok(Self { source, ids, places })
