@@ -21,7 +21,7 @@ impl World {
     pub fn plan(config: &RunConfig, inventory: &Inventory) -> Result<Self, LaunchError> {
         let parallel = &config.parallel;
         if parallel.nodes > 1 {
-            return Err(LaunchError::NotYet("--nnodes above 1".into()));
+            return Err(LaunchError::not_yet("--nnodes above 1"));
         }
         let gpus = u32::try_from(inventory.gpus.len()).unwrap_or(u32::MAX);
         let on_cuda = parallel.device.on_cuda(gpus > 0);

@@ -23,7 +23,8 @@ const CORE: Design = Design {
     rows: &[
         &["exit_code", "geo", "random"],
         &["config", "draw", "files", "metrics", "tables"],
-        &["protocol", "tensorboard"],
+        &["predictions", "protocol", "tensorboard"],
+        &["tuning"],
     ],
 };
 
@@ -35,7 +36,7 @@ const LAUNCHER: Design = Design {
         &["cli", "coordinator", "output", "rendezvous", "run_folder"],
         &["report"],
         &["supervisor"],
-        &["doctor", "verbs"],
+        &["verbs"],
         &["main"],
     ],
 };

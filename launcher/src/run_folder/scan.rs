@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files;
 use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
 use serde::{Deserialize, Serialize};
@@ -84,10 +84,10 @@ pub(super) fn set_aside(run: &Path) -> Result<Vec<(u64, PathBuf)>, LaunchError> 
 }
 
 fn folders(run: &Path, step_of: impl Fn(&str) -> Option<u64>) -> Result<Vec<(u64, PathBuf)>, LaunchError> {
-    let io = |error| LaunchError::Io { path: run.to_owned(), error };
+    let io = LaunchError::at(run);
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(run).map_err(io)? {
-        let path = entry.map_err(io)?.path();
+    for entry in std::fs::read_dir(run).map_err(&io)? {
+        let path = entry.map_err(&io)?.path();
         let step = path.file_name().and_then(|name| step_of(name.to_str()?));
         found.extend(step.filter(|_| path.is_dir()).map(|step| (step, path)));
     }
@@ -110,8 +110,10 @@ pub(super) fn present(run: &Path) -> Result<Vec<CheckpointManifest>, LaunchError
 pub fn examine(folder: &Path, depth: Depth) -> Result<Condition, LaunchError> {
     let mut found = examine_once(folder, depth);
     for wait in RETRY_WAITS {
-        let Err(LaunchError::Io { path, error }) = &found else { break };
-        tracing::warn!("{}: {error}; trying again", path.display());
+        match &found {
+            Err(error) if error.exit_code() == ExitCode::Io => tracing::warn!("{error}; trying again"),
+            _ => break,
+        }
         std::thread::sleep(wait);
         found = examine_once(folder, depth);
     }
@@ -147,7 +149,7 @@ struct Version {
 
 fn read_manifest(folder: &Path) -> Result<CheckpointManifest, Wrong> {
     let path = folder.join(CHECKPOINT_MANIFEST);
-    let io = |error| Wrong::Refused(LaunchError::Io { path: path.clone(), error });
+    let io = |error| Wrong::Refused(LaunchError::at(&path)(error));
     match std::fs::metadata(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Err(Wrong::Damaged(format!("no {CHECKPOINT_MANIFEST}")));
@@ -192,7 +194,7 @@ fn check_file(folder: &Path, want: &CheckpointFile, depth: Depth) -> Result<(), 
     let path = folder.join(&want.name);
     let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => Wrong::Damaged(format!("{} is missing", want.name)),
-        _ => Wrong::Refused(LaunchError::Io { path: path.clone(), error }),
+        _ => Wrong::Refused(LaunchError::at(&path)(error)),
     };
     let found = std::fs::metadata(&path).map_err(failed)?;
     if !found.is_file() {

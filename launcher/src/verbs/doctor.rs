@@ -9,11 +9,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
-use crate::error::LaunchError;
+use crate::error::refuse;
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::rendezvous::World;
-use crate::verbs;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
@@ -46,9 +45,9 @@ fn check(name: &'static str, level: Level, detail: impl Into<String>) -> Check {
 }
 
 /// Runs all checks; the error says which of them would stop training.
-pub fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
+pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
-    let resolved = verbs::resolve(global)?;
+    let resolved = super::resolve(global)?;
     let config = &resolved.config;
     let mut checks = vec![machine(), graphics(&inventory), layout(config, &inventory)];
     checks.push(worker(config, &inventory));
@@ -78,7 +77,7 @@ pub fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         return Ok(result);
     }
     output.result(&result);
-    Err(LaunchError::NotReady(failed.join(", ")).into())
+    refuse!(NotReady, "training could not start here: {}", failed.join(", "))
 }
 
 fn machine() -> Check {
@@ -120,7 +119,7 @@ fn layout(config: &RunConfig, inventory: &Inventory) -> Check {
 }
 
 fn worker(config: &RunConfig, inventory: &Inventory) -> Check {
-    let hello = match verbs::probe() {
+    let hello = match super::probe() {
         Ok(hello) => hello,
         Err(error) => return check("worker", Level::Error, format!("{error:#}")),
     };

@@ -55,7 +55,7 @@ fn layers(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Resul
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             output.people("settings as configured: `eval --tune` has not chosen any for this run");
         }
-        Err(error) => return Err(LaunchError::Io { path, error }),
+        Err(error) => return Err(LaunchError::at(path)(error)),
     }
     Ok(layers)
 }
