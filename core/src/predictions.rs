@@ -23,9 +23,6 @@ pub enum PredictionsError {
     /// A file that cannot be read as a table.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// A truth without rows.
-    #[error("{0}: no rows, wanted at least 1")]
-    EmptyTruth(String),
     /// Rows that are not those of the other file: which file, got and wanted.
     #[error("{0}: {1}")]
     Rows(String, String),
@@ -49,7 +46,6 @@ impl HasExitCode for PredictionsError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Table(error) => error.exit_code(),
-            Self::EmptyTruth(_) => ExitCode::NoData,
             _ => ExitCode::BadData,
         }
     }
@@ -77,20 +73,8 @@ impl Truth {
         let table = tables::read(path)?;
         let no_ids = || format!("no column of ids, wanted one of {} among its columns", tables::ID_NAMES.join(", "));
         let ids = table.ids.ok_or_else(|| PredictionsError::rows(&source, no_ids()))?;
-        Self::new(source, ids, table.places)
-    }
-
-    /// Ids and places of rows that are known otherwise, such as those of test shards; `source` names them in messages.
-    ///
-    /// # Panics
-    /// Where there are not as many ids as places.
-    pub fn new(source: String, ids: Vec<String>, places: Vec<Place>) -> Result<Self, PredictionsError> {
-        assert_eq!(ids.len(), places.len(), "an id for every place");
-        if ids.is_empty() {
-            return Err(PredictionsError::EmptyTruth(source));
-        }
         by_id(&source, &ids)?;
-        Ok(Self { source, ids, places })
+        Ok(Self { source, ids, places: table.places })
     }
 }
 

@@ -240,9 +240,9 @@ impl Coordinator {
         Some(Outcome::Failed(causes))
     }
 
-    /// What a worker said of itself.
-    pub fn hello(&self, rank: u32) -> Option<&Hello> {
-        self.members.get(rank as usize)?.hello.as_ref()
+    /// What each worker has said of itself.
+    pub fn hellos(&self) -> Vec<Hello> {
+        self.members.iter().filter_map(|member| member.hello.clone()).collect()
     }
 
     fn message(&mut self, rank: u32, message: ToLauncher, now: Duration) -> Vec<Action> {

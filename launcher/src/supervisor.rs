@@ -264,10 +264,7 @@ async fn supervise(
         }
     };
     match outcome {
-        Outcome::Done(results) => {
-            let hellos = (0..members.len() as u32).filter_map(|rank| coordinator.hello(rank).cloned()).collect();
-            Ok(GangResult { hellos, results })
-        }
+        Outcome::Done(results) => Ok(GangResult { hellos: coordinator.hellos(), results }),
         Outcome::Failed(causes) => {
             let pids: Vec<u32> = members.iter().map(|member| member.pid).collect();
             let words: LastWords = members.into_iter().map(|member| member.last_words.into()).collect();
