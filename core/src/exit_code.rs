@@ -1,9 +1,22 @@
 //! Every exit code of `locdiff-launch` and `locdiff-worker`. Scripts rely on them: a number, once given, keeps its meaning.
 
-/// What a process says when it ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ExitCode {
+macro_rules! exit_codes {
+    ($($(#[$meaning:meta])* $name:ident = $code:literal,)*) => {
+        /// What a process says when it ends.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum ExitCode {
+            $($(#[$meaning])* $name = $code,)*
+        }
+
+        impl ExitCode {
+            /// All codes, in order, for the documentation and for reading a worker's status back.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+        }
+    };
+}
+
+exit_codes! {
     /// All went well.
     Success = 0,
     /// A bug, or an error that no other code describes.
@@ -49,31 +62,6 @@ pub enum ExitCode {
 }
 
 impl ExitCode {
-    /// All codes, in order, for the documentation and for reading a worker's status back.
-    pub const ALL: [ExitCode; 21] = [
-        Self::Success,
-        Self::Internal,
-        Self::Usage,
-        Self::Config,
-        Self::Device,
-        Self::WorkerMissing,
-        Self::WorkerIncompatible,
-        Self::WorkerFailed,
-        Self::Timeout,
-        Self::Io,
-        Self::Exists,
-        Self::NotReady,
-        Self::NotYet,
-        Self::BadData,
-        Self::NoData,
-        Self::Corrupt,
-        Self::DataChanged,
-        Self::RunHeld,
-        Self::RunDiffers,
-        Self::Diverged,
-        Self::Interrupted,
-    ];
-
     /// The number that the process exits with.
     pub fn code(self) -> u8 {
         self as u8
@@ -81,7 +69,7 @@ impl ExitCode {
 
     /// The code that a process exited with, if it is one of ours.
     pub fn from_code(code: i32) -> Option<Self> {
-        Self::ALL.into_iter().find(|known| i32::from(known.code()) == code)
+        Self::ALL.iter().copied().find(|known| i32::from(known.code()) == code)
     }
 }
 
@@ -109,7 +97,7 @@ mod tests {
     #[test]
     fn every_code_is_distinct_and_reads_back() {
         for code in ExitCode::ALL {
-            assert_eq!(ExitCode::from_code(i32::from(code.code())), Some(code));
+            assert_eq!(ExitCode::from_code(i32::from(code.code())), Some(*code));
         }
         assert_eq!(ExitCode::from_code(77), None);
     }

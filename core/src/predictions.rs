@@ -23,20 +23,9 @@ pub enum PredictionsError {
     /// A file that cannot be read as a table.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// A truth without rows.
-    #[error("{truth}: no rows, wanted at least 1")]
-    EmptyTruth {
-        /// Where it came from.
-        truth: String,
-    },
-    /// Rows that are not those of the other file.
-    #[error("{file}: {reason}")]
-    Rows {
-        /// Which file.
-        file: String,
-        /// Got and wanted.
-        reason: String,
-    },
+    /// Rows that are not those of the other file: which file, got and wanted.
+    #[error("{0}: {1}")]
+    Rows(String, String),
     /// Numbers.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
@@ -44,7 +33,7 @@ pub enum PredictionsError {
 
 impl PredictionsError {
     fn rows(file: &str, reason: String) -> Self {
-        Self::Rows { file: file.to_owned(), reason }
+        Self::Rows(file.to_owned(), reason)
     }
 
     /// Rows of a file that the truth, or the data that the file is the truth of, does not have.
@@ -57,7 +46,6 @@ impl HasExitCode for PredictionsError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Table(error) => error.exit_code(),
-            Self::EmptyTruth { .. } => ExitCode::NoData,
             _ => ExitCode::BadData,
         }
     }
@@ -85,20 +73,8 @@ impl Truth {
         let table = tables::read(path)?;
         let no_ids = || format!("no column of ids, wanted one of {} among its columns", tables::ID_NAMES.join(", "));
         let ids = table.ids.ok_or_else(|| PredictionsError::rows(&source, no_ids()))?;
-        Self::new(source, ids, table.places)
-    }
-
-    /// Ids and places of rows that are known otherwise, such as those of test shards; `source` names them in messages.
-    ///
-    /// # Panics
-    /// Where there are not as many ids as places.
-    pub fn new(source: String, ids: Vec<String>, places: Vec<Place>) -> Result<Self, PredictionsError> {
-        assert_eq!(ids.len(), places.len(), "an id for every place");
-        if ids.is_empty() {
-            return Err(PredictionsError::EmptyTruth { truth: source });
-        }
         by_id(&source, &ids)?;
-        Ok(Self { source, ids, places })
+        Ok(Self { source, ids, places: table.places })
     }
 }
 

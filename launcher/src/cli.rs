@@ -2,10 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use locdiff_core::config::{DeviceKind, Layer, preset};
+use locdiff_core::config::{Layer, preset};
 use toml::Value;
 
 /// Train, evaluate and run LocDiff, a diffusion model that finds where on Earth a photo was taken.
@@ -35,8 +34,8 @@ pub struct Global {
     #[arg(long, global = true, value_name = "N")]
     pub workers: Option<u32>,
     /// Where workers compute.
-    #[arg(long, global = true, value_parser = device_parser())]
-    pub device: Option<DeviceKind>,
+    #[arg(long, global = true, value_parser = ["auto", "cpu", "cuda"])]
+    pub device: Option<String>,
     /// Let several workers share a GPU (for tests).
     #[arg(long, global = true)]
     pub share_gpu: bool,
@@ -300,7 +299,7 @@ impl Cli {
     /// What clap's own rules cannot say.
     pub fn consistent(self) -> Result<Self, clap::Error> {
         let fail = |kind, text: &str| Err(Self::command().error(kind, text));
-        if self.global.gpus.is_some() && self.global.device == Some(DeviceKind::Cpu) {
+        if self.global.gpus.is_some() && self.global.device.as_deref() == Some("cpu") {
             return fail(
                 ErrorKind::ArgumentConflict,
                 "--gpus asks for GPUs, --device cpu for none; say --workers N --device cpu",
@@ -311,12 +310,6 @@ impl Cli {
         }
         Ok(self)
     }
-}
-
-fn device_parser() -> impl TypedValueParser<Value = DeviceKind> {
-    PossibleValuesParser::new(DeviceKind::ALL.map(DeviceKind::word)).map(|word| {
-        DeviceKind::ALL.into_iter().find(|device| device.word() == word).expect("clap let only these words through")
-    })
 }
 
 impl Global {
@@ -343,7 +336,7 @@ impl Global {
         flag("--gpus", "parallel.workers", integer(self.gpus));
         flag("--gpus", "parallel.device", self.gpus.map(|_| Value::String("cuda".into())));
         flag("--workers", "parallel.workers", integer(self.workers));
-        flag("--device", "parallel.device", self.device.map(|device| Value::String(device.word().into())));
+        flag("--device", "parallel.device", self.device.clone().map(Value::String));
         flag("--share-gpu", "parallel.share_gpu", self.share_gpu.then_some(Value::Boolean(true)));
         flag("--tensor-parallel", "parallel.tensor", integer(self.tensor_parallel));
         flag("--run", "checkpoint.run", self.run.clone().map(Value::String));

@@ -46,10 +46,7 @@ pub enum Event {
         reason: String,
     },
     /// A worker closed its control socket.
-    Closed {
-        /// Which one.
-        rank: u32,
-    },
+    Closed(u32),
     /// A worker process ended.
     Exited {
         /// Which one.
@@ -58,10 +55,7 @@ pub enum Event {
         exit: Exit,
     },
     /// A checkpoint could not be committed.
-    CommitFailed {
-        /// Why.
-        failure: Failure,
-    },
+    CommitFailed(Failure),
     /// The user asks to end (Ctrl-C, SIGTERM).
     Interrupted,
     /// Time has passed.
@@ -73,30 +67,18 @@ pub enum Event {
 pub enum Action {
     /// Send every worker its job.
     StartAll,
-    /// Tell every worker but the first where the store is.
-    Announce {
-        /// HOST:PORT.
-        address: String,
-    },
+    /// Tell every worker but the first where the store is: HOST:PORT.
+    Announce(String),
     /// Pass on what a worker reports about its job.
-    Report {
-        /// What it said.
-        message: ToLauncher,
-    },
-    /// Commit a checkpoint: every rank has written its parts.
-    Commit {
-        /// What each rank wrote, in order.
-        parts: Vec<PartsWritten>,
-    },
+    Report(ToLauncher),
+    /// Commit a checkpoint: every rank has written its parts, here in order.
+    Commit(Vec<PartsWritten>),
     /// Send SIGTERM to all that still run.
     Terminate,
     /// Send SIGKILL to all that still run.
     Kill,
     /// Send SIGKILL to one that has nothing left to do.
-    KillOne {
-        /// Which one.
-        rank: u32,
-    },
+    KillOne(u32),
 }
 
 /// Why a gang was stopped.
@@ -131,10 +113,7 @@ pub enum Cause {
         exit: Exit,
     },
     /// A worker left the control socket and went on running.
-    Deserted {
-        /// Which one.
-        rank: u32,
-    },
+    Deserted(u32),
     /// A worker did not end when it was asked to, and was killed: it had been stopped, or hung.
     Unresponsive {
         /// Which one.
@@ -143,10 +122,7 @@ pub enum Cause {
         limit: Duration,
     },
     /// A checkpoint could not be committed.
-    CommitFailed {
-        /// Why.
-        failure: Failure,
-    },
+    CommitFailed(Failure),
     /// The user asked to end.
     Interrupted,
 }
@@ -231,9 +207,9 @@ impl Coordinator {
         match event {
             Event::Message { rank, message } => self.message(rank, message, now),
             Event::Garbled { rank, reason } => self.stop(Cause::Incompatible { rank, reason }, now),
-            Event::Closed { rank } => self.closed(rank, now),
+            Event::Closed(rank) => self.closed(rank, now),
             Event::Exited { rank, exit } => self.exited(rank, exit, now),
-            Event::CommitFailed { failure } => self.stop(Cause::CommitFailed { failure }, now),
+            Event::CommitFailed(failure) => self.stop(Cause::CommitFailed(failure), now),
             Event::Interrupted => self.interrupted(now),
             Event::Tick => self.tick(now),
         }
@@ -264,9 +240,9 @@ impl Coordinator {
         Some(Outcome::Failed(causes))
     }
 
-    /// What a worker said of itself.
-    pub fn hello(&self, rank: u32) -> Option<&Hello> {
-        self.members.get(rank as usize)?.hello.as_ref()
+    /// What each worker has said of itself.
+    pub fn hellos(&self) -> Vec<Hello> {
+        self.members.iter().filter_map(|member| member.hello.clone()).collect()
     }
 
     fn message(&mut self, rank: u32, message: ToLauncher, now: Duration) -> Vec<Action> {
@@ -285,7 +261,7 @@ impl Coordinator {
                 }
                 Vec::new()
             }
-            ToLauncher::Listening { address } if rank == 0 => vec![Action::Announce { address }],
+            ToLauncher::Listening { address } if rank == 0 => vec![Action::Announce(address)],
             ToLauncher::Listening { .. } => {
                 let reason = "it keeps a store, which is for rank 0 alone".to_owned();
                 self.stop(Cause::Incompatible { rank, reason }, now)
@@ -298,7 +274,7 @@ impl Coordinator {
             ToLauncher::Failed(failure) => self.stop(Cause::Failed { rank, failure }, now),
             ToLauncher::Parts(written) => self.written(rank, written, now),
             ToLauncher::Progress(_) | ToLauncher::Evaluated(_) | ToLauncher::Breaking(_) | ToLauncher::Located(_) => {
-                vec![Action::Report { message }]
+                vec![Action::Report(message)]
             }
         }
     }
@@ -316,7 +292,7 @@ impl Coordinator {
             return Vec::new();
         }
         let parts = self.parts.remove(&step).unwrap_or_default().into_iter().flatten().collect();
-        vec![Action::Commit { parts }]
+        vec![Action::Commit(parts)]
     }
 
     /// Its exit will tell why, if it comes.
@@ -405,10 +381,10 @@ impl Coordinator {
                 continue;
             }
             if member.result.is_none() {
-                return self.stop(Cause::Deserted { rank }, now);
+                return self.stop(Cause::Deserted(rank), now);
             }
             member.dismissed = true;
-            actions.push(Action::KillOne { rank });
+            actions.push(Action::KillOne(rank));
         }
         actions
     }

@@ -46,7 +46,7 @@ fn exited(rank: u32, exit: Exit) -> Event {
 /// A process that ends; what it said before is heard after.
 fn ends(gang: &mut Coordinator, rank: u32, exit: Exit, now: Duration) -> Vec<Action> {
     let mut actions = gang.step(exited(rank, exit), now);
-    actions.extend(gang.step(Event::Closed { rank }, now));
+    actions.extend(gang.step(Event::Closed(rank), now));
     actions
 }
 
@@ -61,10 +61,7 @@ fn checkpoint_is_committed_when_the_last_rank_of_this_attempt_has_written() {
     assert_eq!(gang.step(parts(1, 10, 7), at(2)), []);
     assert_eq!(gang.step(parts(1, 20, 7), at(2)), [], "another step is another checkpoint");
     let actions = gang.step(parts(0, 10, 7), at(3));
-    assert!(
-        matches!(&actions[..], [Action::Commit { parts }] if parts.len() == 2 && parts[0].step == 10),
-        "{actions:?}"
-    );
+    assert!(matches!(&actions[..], [Action::Commit(parts)] if parts.len() == 2 && parts[0].step == 10), "{actions:?}");
     assert_eq!(gang.step(parts(0, 20, 6), at(4)), [Action::Terminate], "a worker of an older attempt");
     assert_eq!(gang.step(parts(0, 20, 6), at(4)), []);
 }
@@ -75,7 +72,7 @@ fn what_a_worker_said_before_it_ended_is_heard() {
     assert_eq!(gang.step(exited(0, Exit::Code(0)), at(2)), []);
     assert!(gang.outcome().is_none(), "its socket may hold more");
     gang.step(result(0), at(2));
-    gang.step(Event::Closed { rank: 0 }, at(2));
+    gang.step(Event::Closed(0), at(2));
     assert!(matches!(gang.outcome(), Some(Outcome::Done(results)) if results.len() == 1));
 }
 
@@ -83,9 +80,9 @@ fn what_a_worker_said_before_it_ended_is_heard() {
 fn a_commit_that_fails_ends_the_gang() {
     let mut gang = running(1);
     let failure = Failure { message: "no space".into(), of_peer: false, exit_code: 16 };
-    assert_eq!(gang.step(Event::CommitFailed { failure: failure.clone() }, at(2)), [Action::Terminate]);
+    assert_eq!(gang.step(Event::CommitFailed(failure.clone()), at(2)), [Action::Terminate]);
     ends(&mut gang, 0, Exit::Signal(SIGTERM), at(3));
-    assert_eq!(causes(&gang), [Cause::CommitFailed { failure }]);
+    assert_eq!(causes(&gang), [Cause::CommitFailed(failure)]);
 }
 
 fn running(workers: u32) -> Coordinator {
@@ -122,7 +119,7 @@ fn the_store_is_announced_by_rank_0_alone() {
         Event::Message { rank, message }
     };
     let mut gang = running(2);
-    assert_eq!(gang.step(listening(0), at(2)), [Action::Announce { address: "127.0.0.1:7".into() }]);
+    assert_eq!(gang.step(listening(0), at(2)), [Action::Announce("127.0.0.1:7".into())]);
     assert_eq!(gang.step(listening(1), at(2)), [Action::Terminate]);
 }
 
@@ -181,7 +178,7 @@ fn a_worker_that_has_given_its_result_must_leave() {
     gang.step(result(1), at(5));
     ends(&mut gang, 1, Exit::Code(0), at(5));
     assert_eq!(gang.deadline(), Some(at(7)));
-    assert_eq!(gang.step(Event::Tick, at(7)), [Action::KillOne { rank: 0 }]);
+    assert_eq!(gang.step(Event::Tick, at(7)), [Action::KillOne(0)]);
     assert_eq!(gang.deadline(), None);
     ends(&mut gang, 0, Exit::Signal(SIGKILL), at(7));
     assert!(matches!(gang.outcome(), Some(Outcome::Done(results)) if results.len() == 2));
@@ -190,11 +187,11 @@ fn a_worker_that_has_given_its_result_must_leave() {
 #[test]
 fn a_worker_that_hangs_up_and_runs_on_has_failed() {
     let mut gang = running(2);
-    gang.step(Event::Closed { rank: 1 }, at(5));
+    gang.step(Event::Closed(1), at(5));
     assert_eq!(gang.step(Event::Tick, at(7)), [Action::Terminate]);
     ends(&mut gang, 1, Exit::Signal(SIGTERM), at(7));
     ends(&mut gang, 0, Exit::Signal(SIGTERM), at(7));
-    assert_eq!(causes(&gang), [Cause::Deserted { rank: 1 }]);
+    assert_eq!(causes(&gang), [Cause::Deserted(1)]);
 }
 
 #[test]
@@ -243,7 +240,7 @@ fn any_event(workers: u32) -> impl Strategy<Value = Event> {
         (0..workers, any::<bool>()).prop_map(|(rank, of_peer)| failed(rank, of_peer)),
         (0..workers, exit).prop_map(|(rank, exit)| exited(rank, exit)),
         (0..workers).prop_map(|rank| Event::Garbled { rank, reason: "noise".into() }),
-        (0..workers).prop_map(|rank| Event::Closed { rank }),
+        (0..workers).prop_map(|rank| Event::Closed(rank)),
         Just(Event::Interrupted),
         Just(Event::Tick),
     ]

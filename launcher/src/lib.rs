@@ -13,14 +13,12 @@
 //! - [`report`]: what is said of a gang that failed.
 //! - [`files`]: files that survive a crash, and crashes on purpose.
 //! - [`run_folder`]: a run on disk: who holds it, what it was configured with, its checkpoints.
-//! - [`doctor`]: could training start here?
 //! - [`verbs`]: one function per verb; [`output`] is how they speak.
 
 #![forbid(unsafe_code)]
 
 pub mod cli;
 pub mod coordinator;
-pub mod doctor;
 pub mod error;
 pub mod gpus;
 pub mod output;

@@ -8,9 +8,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use locdiff_core::config::log_filter;
 use locdiff_core::exit_code;
-use locdiff_core::exit_code::HasExitCode;
 use locdiff_launch::cli::Cli;
-use locdiff_launch::error::LaunchError;
+use locdiff_launch::error::exit_code_of;
 use locdiff_launch::output::Output;
 use locdiff_launch::progress::LogWriter;
 use locdiff_launch::verbs;
@@ -38,16 +37,7 @@ fn main() -> ExitCode {
             output.result(&result);
             exit_code::ExitCode::Success.into()
         }
-        Err(error) => {
-            let expected = error.downcast_ref::<LaunchError>();
-            let code = expected.map_or(exit_code::ExitCode::Internal, LaunchError::exit_code);
-            let text = format!("{error:#}");
-            output.error(&text);
-            if !matches!(expected, Some(LaunchError::NotReady(_))) {
-                output.result(&json!({ "ok": false, "exit_code": code.code(), "error": text }));
-            }
-            code.into()
-        }
+        Err(error) => fail(output, exit_code_of(&error), &format!("{error:#}")),
     }
 }
 
@@ -60,8 +50,14 @@ fn usage(error: &clap::Error) -> ExitCode {
     let output = Output { json: std::env::args_os().any(|argument| argument == "--json") };
     let text = error.to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-    let code = exit_code::ExitCode::Usage;
+    fail(output, exit_code::ExitCode::Usage, text)
+}
+
+/// The last words, and the code. `doctor` has given its result before it fails.
+fn fail(output: Output, code: exit_code::ExitCode, text: &str) -> ExitCode {
     output.error(text);
-    output.result(&json!({ "ok": false, "exit_code": code.code(), "error": text }));
+    if code != exit_code::ExitCode::NotReady {
+        output.result(&json!({ "ok": false, "exit_code": code.code(), "error": text }));
+    }
     code.into()
 }

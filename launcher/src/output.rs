@@ -34,15 +34,11 @@ impl Output {
     }
 }
 
-/// A result for programs, with `ok` before it.
+/// A result for programs, which is a struct, with `ok` beside its fields.
 pub fn ok(result: &impl Serialize) -> anyhow::Result<Value> {
-    #[derive(Serialize)]
-    struct Good<'a, T> {
-        ok: bool,
-        #[serde(flatten)]
-        result: &'a T,
-    }
-    Ok(serde_json::to_value(Good { ok: true, result })?)
+    let mut value = serde_json::to_value(result)?;
+    value["ok"] = Value::Bool(true);
+    Ok(value)
 }
 
 /// A reader that has gone away (`| head`) is no error of ours. Anything else is: a result that was not written must not

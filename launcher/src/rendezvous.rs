@@ -1,7 +1,6 @@
 //! Which rank runs where: workers of this node, their devices, and whether the model can be split over them.
 
 use locdiff_core::config::{AutoOr, RunConfig};
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::Place;
 
 use crate::error::{LaunchError, refuse, reported};
@@ -21,7 +20,7 @@ impl World {
     pub fn plan(config: &RunConfig, inventory: &Inventory) -> Result<Self, LaunchError> {
         let parallel = &config.parallel;
         if parallel.nodes > 1 {
-            return Err(LaunchError::NotYet("--nnodes above 1".into()));
+            return Err(LaunchError::not_yet("--nnodes above 1"));
         }
         let gpus = u32::try_from(inventory.gpus.len()).unwrap_or(u32::MAX);
         let on_cuda = parallel.device.on_cuda(gpus > 0);
@@ -70,23 +69,26 @@ impl World {
         let could = layouts(config, workers);
         if !batch.is_multiple_of(replicas) {
             let near = multiples(batch, replicas);
-            return refused(format!(
+            refuse!(
+                Config,
                 "train.global_batch: is {batch}, which {replicas} data-parallel ranks cannot share; wanted {near}, or {could}"
-            ));
+            );
         }
         let widths = config.model.split_widths();
         if widths.iter().any(|width| !width.is_multiple_of(tensor)) {
             let widths = widths.map(|width| width.to_string()).join(", ");
-            return refused(format!(
+            refuse!(
+                Config,
                 "parallel.tensor: is {tensor}, but the model has layers of widths {widths}; wanted {could}"
-            ));
+            );
         }
         let anchors = shared_anchors(config);
         if !anchors.is_multiple_of(tensor) {
             let near = multiples(anchors, tensor);
-            return refused(format!(
+            refuse!(
+                Config,
                 "loss.anchors: is {anchors}, which {tensor} tensor-parallel ranks cannot share; wanted {near}, or {could}"
-            ));
+            );
         }
         Ok(())
     }
@@ -95,10 +97,6 @@ impl World {
 /// Cores that this process may use.
 pub fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
-}
-
-fn refused(text: String) -> Result<(), LaunchError> {
-    Err(LaunchError::new(ExitCode::Config, text))
 }
 
 /// Anchors that tensor-parallel ranks divide; without a KL none.
@@ -160,10 +158,11 @@ fn splits(workers: u32, tensor: u32) -> Result<(), LaunchError> {
     }
     let fits: Vec<String> =
         (1..=workers).filter(|size| workers.is_multiple_of(*size)).map(|size| size.to_string()).collect();
-    refused(format!(
+    refuse!(
+        Config,
         "parallel.tensor: is {tensor}, but {workers} workers cannot be split into groups of {tensor}; wanted one of {}",
         fits.join(", ")
-    ))
+    )
 }
 
 /// The workers look up its address themselves; a name that no interface has is found before any of them starts.
@@ -176,14 +175,11 @@ fn interface_is_there(name: &str) -> Result<(), LaunchError> {
     let mut names: Vec<String> = found.map(|interface| interface.interface_name).collect();
     names.sort();
     names.dedup();
-    match names.iter().any(|known| known == name) {
-        true => Ok(()),
-        false => Err(reported!(
-            Device,
-            "network.interface is \"{name}\", which this machine does not have; there are {}",
-            names.join(", ")
-        )),
+    if !names.iter().any(|known| known == name) {
+        let names = names.join(", ");
+        refuse!(Device, "network.interface is \"{name}\", which this machine does not have; there are {names}");
     }
+    Ok(())
 }
 
 #[cfg(test)]

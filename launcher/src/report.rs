@@ -37,22 +37,19 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords
         if causes.len() > 1 {
             tracing::warn!("{text}");
         }
-        return LaunchError::Interrupted;
+        return LaunchError::interrupted();
     }
-    match first {
-        Cause::Incompatible { .. } => LaunchError::new(ExitCode::WorkerIncompatible, text),
-        Cause::Late { .. } => LaunchError::new(ExitCode::Timeout, text),
-        Cause::Failed { .. } | Cause::Died { .. } | Cause::Deserted { .. } | Cause::Unresponsive { .. } => {
-            LaunchError::new(ExitCode::WorkerFailed, text)
-        }
-        Cause::CommitFailed { .. } => LaunchError::new(ExitCode::WorkerFailed, text),
-        Cause::Interrupted => LaunchError::Interrupted,
-    }
+    let code = match first {
+        Cause::Incompatible { .. } => ExitCode::WorkerIncompatible,
+        Cause::Late { .. } => ExitCode::Timeout,
+        _ => ExitCode::WorkerFailed,
+    };
+    LaunchError::new(code, text)
 }
 
 /// An expected error of a worker, such as bad data, speaks for itself: who found it and what it printed is of no use.
 fn reported(first: &Cause) -> Option<LaunchError> {
-    let (Cause::Failed { failure, .. } | Cause::CommitFailed { failure }) = first else { return None };
+    let (Cause::Failed { failure, .. } | Cause::CommitFailed(failure)) = first else { return None };
     let code = ExitCode::from_code(failure.exit_code.into()).filter(|code| *code != ExitCode::WorkerFailed)?;
     Some(LaunchError::new(code, failure.message.clone()))
 }
@@ -62,10 +59,10 @@ fn involved(cause: &Cause) -> Vec<u32> {
         Cause::Incompatible { rank, .. }
         | Cause::Failed { rank, .. }
         | Cause::Died { rank, .. }
-        | Cause::Deserted { rank }
+        | Cause::Deserted(rank)
         | Cause::Unresponsive { rank, .. } => vec![*rank],
         Cause::Late { ranks, .. } => ranks.clone(),
-        Cause::CommitFailed { .. } | Cause::Interrupted => Vec::new(),
+        Cause::CommitFailed(_) | Cause::Interrupted => Vec::new(),
     }
 }
 
@@ -97,7 +94,7 @@ fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
             };
             format!("{} ended without a result during `{job}` (exit code {code}{meaning})", worker(*rank))
         }
-        Cause::Deserted { rank } => {
+        Cause::Deserted(rank) => {
             format!("{} closed its control socket during `{job}` and ran on", worker(*rank))
         }
         Cause::Unresponsive { rank, limit } => format!(
@@ -105,7 +102,7 @@ fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
             worker(*rank),
             seconds(*limit)
         ),
-        Cause::CommitFailed { failure } => format!("a checkpoint could not be committed: {}", failure.message),
+        Cause::CommitFailed(failure) => format!("a checkpoint could not be committed: {}", failure.message),
         Cause::Interrupted => "interrupted".to_owned(),
     }
 }

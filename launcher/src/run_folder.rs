@@ -82,7 +82,7 @@ impl RunFolder {
         let known = match std::fs::read_to_string(&path) {
             Ok(known) => Some(known),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => return Err(LaunchError::Io { path, error }),
+            Err(error) => return Err(LaunchError::at(path)(error)),
         };
         let changes = match &known {
             None => {
@@ -93,7 +93,12 @@ impl RunFolder {
                 let was = config::load(&[Layer::File(path.clone())])?.config;
                 let found = compare::compare(&was, &config);
                 if !found.refused.is_empty() && self.has_checkpoints()? {
-                    return Err(LaunchError::RunDiffers { path: self.path.clone(), fields: found.refused });
+                    refuse!(
+                        RunDiffers,
+                        "run {} was made with another configuration:\n  {}\nset these back, or name a new run with `--run NAME`",
+                        self.path.display(),
+                        found.refused.join("\n  ")
+                    );
                 }
                 found.refused.into_iter().chain(found.allowed).collect()
             }

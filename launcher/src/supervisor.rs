@@ -4,6 +4,7 @@
 //! parent-death signal itself, which fires when the spawning thread ends; so everything here runs on the main thread.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures::{SinkExt, StreamExt};
+use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::protocol::{
     Answer, CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, JobResult, LAUNCHER_PID_VARIABLE, Meeting,
@@ -50,18 +52,17 @@ const LAST_OUTPUT: Duration = Duration::from_secs(1);
 const COMPUTING: &str = "computing";
 
 /// A gang to run.
-#[derive(Debug)]
-pub struct Gang<'a> {
+struct Gang<'a> {
     /// The worker program.
-    pub worker: &'a Path,
+    worker: PathBuf,
     /// Who runs where.
-    pub world: &'a World,
+    world: &'a World,
     /// How they find each other.
-    pub meeting: Meeting,
+    meeting: Meeting,
     /// What all of them do.
-    pub job: Job,
+    job: Job,
     /// How long to wait.
-    pub limits: Limits,
+    limits: Limits,
 }
 
 /// Hears what a gang reports while it runs.
@@ -110,15 +111,22 @@ impl<T> GangResult<T> {
 }
 
 /// Where `locdiff-worker` must be: beside the launcher's own executable.
-pub fn worker_path() -> Result<PathBuf, LaunchError> {
-    let launcher = std::env::current_exe()
-        .map_err(|error| LaunchError::WorkerMissing { path: "locdiff-worker".into(), reason: error.to_string() })?;
+fn worker_path() -> Result<PathBuf, LaunchError> {
+    let launcher = std::env::current_exe().map_err(|error| worker_missing("locdiff-worker", error))?;
     let path = launcher.with_file_name("locdiff-worker");
     match std::fs::metadata(&path) {
         Ok(metadata) if metadata.is_file() && metadata.permissions().mode() & 0o111 != 0 => Ok(path),
-        Ok(_) => Err(LaunchError::WorkerMissing { path, reason: "not an executable file".into() }),
-        Err(error) => Err(LaunchError::WorkerMissing { path, reason: error.to_string() }),
+        Ok(_) => Err(worker_missing(path, "not an executable file")),
+        Err(error) => Err(worker_missing(path, error)),
     }
+}
+
+fn worker_missing(path: impl AsRef<Path>, reason: impl Display) -> LaunchError {
+    reported!(
+        WorkerMissing,
+        "no worker at {}: {reason}; build it with `make build`, or install both programs into one folder",
+        path.as_ref().display()
+    )
 }
 
 /// Runs gangs, one after the other, on a runtime of this thread. A signal that comes between two of them is not lost: the next
@@ -152,9 +160,31 @@ impl Supervisor {
         Ok(Self { runtime, signals: Signals { interrupts, terminations } })
     }
 
-    /// Runs a gang to its end; an error where a worker answers with the result of another job.
-    pub fn run<T: Answer>(&mut self, gang: &Gang<'_>, observer: &mut dyn Observer) -> anyhow::Result<GangResult<T>> {
-        let GangResult { hellos, results } = self.runtime.block_on(supervise(gang, observer, &mut self.signals))?;
+    /// Starts workers, gives them a job of this attempt of a run and waits for their results; an error where a worker answers
+    /// with the result of another job.
+    pub fn run<T: Answer>(
+        &mut self,
+        config: &RunConfig,
+        world: &World,
+        job: Job,
+        attempt: u32,
+        observer: &mut dyn Observer,
+    ) -> anyhow::Result<GangResult<T>> {
+        let supervise = &config.supervise;
+        let limits = Limits {
+            start: Duration::from_secs_f64(supervise.start_timeout_s),
+            stop: Duration::from_secs_f64(supervise.stop_timeout_s),
+        };
+        let meeting = Meeting {
+            interface: config.network.interface.clone(),
+            attempt,
+            tensor_parallel: config.parallel.tensor,
+            rendezvous_timeout_s: supervise.rendezvous_timeout_s,
+            collective_timeout_s: supervise.collective_timeout_s,
+        };
+        let gang = Gang { worker: worker_path()?, world, meeting, job, limits };
+        let GangResult { hellos, results } =
+            self.runtime.block_on(self::supervise(&gang, observer, &mut self.signals))?;
         let of_this_job = |(rank, result)| {
             let job = gang.job.name();
             T::try_from(result).map_err(|wrong| {
@@ -178,7 +208,7 @@ impl Supervisor {
         self.runtime.block_on(async {
             tokio::select! {
                 found = result => found.context("the computation broke off: this is a bug")?,
-                () = signals.recv() => Err(LaunchError::Interrupted.into()),
+                () = signals.recv() => Err(LaunchError::interrupted().into()),
             }
         })
     }
@@ -187,7 +217,7 @@ impl Supervisor {
     pub fn check_interrupted(&mut self) -> Result<(), LaunchError> {
         let signals = &mut self.signals;
         let asked = async { tokio::time::timeout(Duration::from_millis(1), signals.recv()).await.is_ok() };
-        if self.runtime.block_on(asked) { Err(LaunchError::Interrupted) } else { Ok(()) }
+        if self.runtime.block_on(asked) { Err(LaunchError::interrupted()) } else { Ok(()) }
     }
 }
 
@@ -234,10 +264,7 @@ async fn supervise(
         }
     };
     match outcome {
-        Outcome::Done(results) => {
-            let hellos = (0..members.len() as u32).filter_map(|rank| coordinator.hello(rank).cloned()).collect();
-            Ok(GangResult { hellos, results })
-        }
+        Outcome::Done(results) => Ok(GangResult { hellos: coordinator.hellos(), results }),
         Outcome::Failed(causes) => {
             let pids: Vec<u32> = members.iter().map(|member| member.pid).collect();
             let words: LastWords = members.into_iter().map(|member| member.last_words.into()).collect();
@@ -258,12 +285,9 @@ impl ControlSocket {
         let folder = base.join(std::process::id().to_string());
         // A process id comes back: what lies here was left by a launcher that was killed.
         let _ = std::fs::remove_dir_all(&folder);
-        std::fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&folder)
-            .map_err(|error| LaunchError::Io { path: folder.clone(), error })?;
+        std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(LaunchError::at(&folder))?;
         let path = folder.join("control");
-        let listener = UnixListener::bind(&path).map_err(|error| LaunchError::Io { path, error })?;
+        let listener = UnixListener::bind(&path).map_err(LaunchError::at(path))?;
         Ok(Self { listener, folder })
     }
 
@@ -285,12 +309,12 @@ fn runtime_folder() -> Result<PathBuf, LaunchError> {
         Some(base) => Path::new(&base).join("locdiff"),
         None => std::env::temp_dir().join(format!("locdiff-{user}")),
     };
-    let fail = |error| LaunchError::Io { path: folder.clone(), error };
+    let fail = LaunchError::at(folder.clone());
     match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(fail(error)),
         _ => {}
     }
-    let metadata = std::fs::symlink_metadata(&folder).map_err(fail)?;
+    let metadata = std::fs::symlink_metadata(&folder).map_err(&fail)?;
     if !metadata.is_dir() || metadata.uid() != user.as_raw() || metadata.mode() & 0o077 != 0 {
         let reason = "wanted a folder of this user with mode 0700; remove it, or set XDG_RUNTIME_DIR";
         return Err(fail(std::io::Error::other(reason)));
@@ -333,7 +357,7 @@ fn spawn_all(gang: &Gang<'_>, control: &ControlSocket, events: &mpsc::Sender<Not
     for rank in 0..gang.world.places.len() {
         // A failure here drops the children spawned before, which kills them.
         let mut child =
-            command(gang, rank, &control.path()).spawn().map_err(|error| spawn_error(gang.worker, error))?;
+            command(gang, rank, &control.path()).spawn().map_err(|error| spawn_error(&gang.worker, error))?;
         let pid = child.id().context("a child that was just spawned has a process id")?;
         tokio::spawn(read_lines(rank, child.stdout.take().context("stdout is piped")?, events.clone()));
         tokio::spawn(read_lines(rank, child.stderr.take().context("stderr is piped")?, events.clone()));
@@ -344,19 +368,18 @@ fn spawn_all(gang: &Gang<'_>, control: &ControlSocket, events: &mpsc::Sender<Not
 }
 
 fn spawn_error(worker: &Path, error: std::io::Error) -> LaunchError {
-    let path = worker.to_owned();
     let is_no_program =
         matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::InvalidInput);
     // ENOEXEC has no kind of its own.
     if is_no_program || error.raw_os_error() == Some(nix::errno::Errno::ENOEXEC as i32) {
-        return LaunchError::WorkerMissing { path, reason: error.to_string() };
+        return worker_missing(worker, error);
     }
-    LaunchError::Io { path, error }
+    LaunchError::at(worker)(error)
 }
 
 fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
     let place = &gang.world.places[rank];
-    let mut command = Command::new(gang.worker);
+    let mut command = Command::new(&gang.worker);
     command
         .env(CONTROL_VARIABLE, control)
         .env(LAUNCHER_PID_VARIABLE, std::process::id().to_string())
@@ -392,7 +415,7 @@ async fn wait(rank: usize, mut child: Child, events: mpsc::Sender<Notice>) {
     let _ = events.send(Notice::Happened(Event::Exited { rank, exit })).await;
     // Its socket closes with it; should something hold it open, nobody waits for ever.
     tokio::time::sleep(LAST_OUTPUT).await;
-    let _ = events.send(Notice::Happened(Event::Closed { rank })).await;
+    let _ = events.send(Notice::Happened(Event::Closed(rank))).await;
 }
 
 async fn read_lines(rank: usize, pipe: impl AsyncRead + Unpin, events: mpsc::Sender<Notice>) {
@@ -439,7 +462,7 @@ async fn converse(rank: usize, stream: UnixStream, events: mpsc::Sender<Notice>)
             };
             let _ = events.send(Notice::Happened(event)).await;
         }
-        let _ = events.send(Notice::Happened(Event::Closed { rank })).await;
+        let _ = events.send(Notice::Happened(Event::Closed(rank))).await;
     };
     let speak = async {
         while let Some(message) = outbox.recv().await {
@@ -490,12 +513,12 @@ fn take_in(notice: Notice, members: &mut [Member], observer: &mut dyn Observer) 
 /// Does what the coordinator says; what came of it, where it must know.
 fn act(action: Action, gang: &Gang<'_>, members: &mut [Member], observer: &mut dyn Observer) -> Option<Event> {
     match action {
-        Action::Report { message } => observer.report(message),
-        Action::Commit { parts } => {
+        Action::Report(message) => observer.report(message),
+        Action::Commit(parts) => {
             if let Err(error) = observer.commit(&parts) {
                 let exit_code = error.exit_code().code();
                 let failure = Failure { message: error.to_string(), of_peer: false, exit_code };
-                return Some(Event::CommitFailed { failure });
+                return Some(Event::CommitFailed(failure));
             }
         }
         Action::StartAll => {
@@ -504,14 +527,14 @@ fn act(action: Action, gang: &Gang<'_>, members: &mut [Member], observer: &mut d
                 member.tell(ToWorker::Start { place, meeting, job });
             }
         }
-        Action::Announce { address } => {
+        Action::Announce(address) => {
             for member in members.iter().skip(1) {
                 member.tell(ToWorker::Rendezvous { address: address.clone() });
             }
         }
         Action::Terminate => signal_running(members, Signal::SIGTERM),
         Action::Kill => signal_running(members, Signal::SIGKILL),
-        Action::KillOne { rank } => signal_running(&members[rank as usize..=rank as usize], Signal::SIGKILL),
+        Action::KillOne(rank) => signal_running(&members[rank as usize..=rank as usize], Signal::SIGKILL),
     }
     None
 }

@@ -3,28 +3,25 @@
 mod bench_shdd;
 mod checkpoint;
 mod demo;
+mod doctor;
 mod eval;
 mod geoclip;
 mod perturbation;
 mod shards;
 mod train;
 
-use std::time::Duration;
-
 use anyhow::Context as _;
 use clap::CommandFactory;
-use locdiff_core::config::{self, DeviceKind, Layer, Resolved};
-use locdiff_core::protocol::{Answer, CollectiveRow, Hello, Job, Meeting, Probed, SelfCheck};
+use locdiff_core::config::{self, DeviceKind, Resolved, RunConfig};
+use locdiff_core::protocol::{Answer, CollectiveRow, Hello, Job, Probed, SelfCheck};
 use serde_json::{Value, json};
 
 use crate::cli::{BenchVerb, Cli, ConfigVerb, Global, Verb};
-use crate::coordinator::Limits;
-use crate::doctor;
 use crate::error::{LaunchError, refuse};
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::rendezvous::World;
-use crate::supervisor::{self, Echo, Gang, GangResult, Observer, Silence, Supervisor};
+use crate::supervisor::{Echo, GangResult, Silence, Supervisor};
 
 /// Does what the command line asks for; the value is what `--json` prints.
 pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
@@ -34,7 +31,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
     let global = &cli.global;
     for (flag, value) in [("--rendezvous", &global.rendezvous), ("--token-file", &global.token_file)] {
         if value.is_some() {
-            return Err(LaunchError::NotYet(flag.to_owned()).into());
+            return Err(LaunchError::not_yet(flag).into());
         }
     }
     match cli.verb.as_ref().context("clap asks for a verb")? {
@@ -78,45 +75,13 @@ fn default_preset(global: &Global, inventory: &Inventory) -> &'static str {
 
 /// Starts workers, gives them a job and waits for their results.
 pub(crate) fn run_gang<T: Answer>(resolved: &Resolved, world: &World, job: Job) -> anyhow::Result<GangResult<T>> {
-    run_attempt(&mut Supervisor::new()?, resolved, world, job, 0, &mut Echo)
-}
-
-/// The same for one attempt of a run, with who hears its reports.
-pub(crate) fn run_attempt<T: Answer>(
-    supervisor: &mut Supervisor,
-    resolved: &Resolved,
-    world: &World,
-    job: Job,
-    attempt: u32,
-    observer: &mut dyn Observer,
-) -> anyhow::Result<GangResult<T>> {
-    let worker = supervisor::worker_path()?;
-    let supervise = &resolved.config.supervise;
-    let limits = Limits {
-        start: Duration::from_secs_f64(supervise.start_timeout_s),
-        stop: Duration::from_secs_f64(supervise.stop_timeout_s),
-    };
-    let meeting = Meeting {
-        interface: resolved.config.network.interface.clone(),
-        attempt,
-        tensor_parallel: resolved.config.parallel.tensor,
-        rendezvous_timeout_s: supervise.rendezvous_timeout_s,
-        collective_timeout_s: supervise.collective_timeout_s,
-    };
-    supervisor.run(&Gang { worker: &worker, world, meeting, job, limits }, observer)
+    Supervisor::new()?.run(&resolved.config, world, job, 0, &mut Echo)
 }
 
 /// Asks one worker who it is.
 pub(crate) fn probe() -> anyhow::Result<Hello> {
-    let resolved = config::load(&[] as &[Layer]).map_err(LaunchError::from)?;
-    let found = run_attempt::<Probed>(
-        &mut Supervisor::new()?,
-        &resolved,
-        &World::one_cpu_worker(1),
-        Job::Probe,
-        0,
-        &mut Silence,
-    )?;
+    let (config, world) = (RunConfig::default(), World::one_cpu_worker(1));
+    let found = Supervisor::new()?.run::<Probed>(&config, &world, Job::Probe, 0, &mut Silence)?;
     found.hellos.into_iter().next().context("a worker that has not said hello: this is a bug")
 }
 
@@ -205,5 +170,5 @@ fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow:
 /// A verb that has its place but not its work yet: its configuration is checked all the same.
 fn not_yet(name: &str, global: &Global) -> anyhow::Result<Value> {
     plan(global)?;
-    Err(LaunchError::NotYet(name.to_owned()).into())
+    Err(LaunchError::not_yet(name).into())
 }

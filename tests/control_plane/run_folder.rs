@@ -161,8 +161,9 @@ fn late_parts_of_an_older_attempt_are_never_committed() {
     let old = [write_part(&Files::real(), folder.path(), 0, 10, 0).expect("written")];
     folder.begin_attempt().expect("a number");
     for (attempt, parts) in [(0, &old), (1, &old)] {
-        let commit = folder.commit(attempt, 10, parts).expect("no error");
-        assert!(matches!(&commit, Commit::Stale(text) if text.contains("attempt 0")), "{commit:?}");
+        let error = folder.commit(attempt, 10, parts).expect_err("stale");
+        assert_eq!(error.exit_code(), ExitCode::WorkerFailed);
+        assert!(error.to_string().contains("written by attempt 0"), "{error}");
     }
     assert_eq!(home.names("step-"), Vec::<String>::new());
     assert_eq!(folder.resume_point().expect("readable").checkpoint, None);

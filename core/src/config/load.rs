@@ -127,10 +127,7 @@ fn leaves(layer: &Layer) -> Result<Vec<Leaf>, ConfigError> {
     match layer {
         Layer::Preset(name) => match preset(name) {
             Some(preset) => parse(preset.toml, &format!("preset {name}")),
-            None => {
-                let names: Vec<_> = super::PRESETS.iter().map(|preset| preset.name).collect();
-                Err(whole_file(name, format!("no such preset; there are {}", names.join(", "))))
-            }
+            None => Err(whole_file(name, format!("no such preset; there are {}", preset_names()))),
         },
         Layer::File(path) => {
             let name = path.display().to_string();
@@ -156,15 +153,18 @@ fn leaves(layer: &Layer) -> Result<Vec<Leaf>, ConfigError> {
 
 /// Reads a configuration file; what cannot be one (a pipe, a device, something huge) is refused unread.
 fn read(path: &Path) -> Result<String, String> {
-    let presets = || super::PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ");
     let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => format!("{error}; it is no preset either, those are {}", presets()),
+        std::io::ErrorKind::NotFound => format!("{error}; it is no preset either, those are {}", preset_names()),
         _ => error.to_string(),
     })?;
     if !metadata.is_file() || metadata.len() > FILE_BYTES_MAX {
         return Err(format!("not a configuration file, wanted a plain file of at most {FILE_BYTES_MAX} bytes"));
     }
     std::fs::read_to_string(path).map_err(|error| error.to_string())
+}
+
+fn preset_names() -> String {
+    super::PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ")
 }
 
 fn whole_file(name: &str, message: String) -> ConfigError {

@@ -33,10 +33,13 @@ pub fn density_coverage(
     k: usize,
 ) -> Result<DensityCoverage, MetricsError> {
     if predicted.is_empty() {
-        return Err(MetricsError::NoAnswers);
+        return Err(MetricsError::no_answers());
     }
     if k == 0 || truth.len() <= k {
-        return Err(MetricsError::Neighbours { got: truth.len(), k });
+        let got = truth.len();
+        return Err(MetricsError(format!(
+            "the {k}-th nearest of {got} places, wanted at least the first and more places than that"
+        )));
     }
     let (real, fake) = (SphereIndex::new(truth.to_vec()), SphereIndex::new(predicted.to_vec()));
     let (mut inside, mut covered) = (0_u64, 0_u64);

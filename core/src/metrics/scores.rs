@@ -119,7 +119,8 @@ pub fn compare(
     bootstrap: &Bootstrap,
 ) -> Result<Scores, MetricsError> {
     if one_km.len() != other_km.len() {
-        return Err(MetricsError::Lengths { one: one_km.len(), other: other_km.len() });
+        let (one, other) = (one_km.len(), other_km.len());
+        return Err(MetricsError(format!("{one} answers against {other}, wanted the same rows from both")));
     }
     let (one, other) = (Answers::new(one_km, thresholds_km)?, Answers::new(other_km, thresholds_km)?);
     let mut subtrahend = vec![0.0; one.statistics()];
@@ -156,14 +157,17 @@ struct Answers<'a> {
 impl<'a> Answers<'a> {
     fn new(errors_km: &'a [f64], thresholds_km: &[f64]) -> Result<Self, MetricsError> {
         if errors_km.is_empty() {
-            return Err(MetricsError::NoAnswers);
+            return Err(MetricsError::no_answers());
         }
         let is_distance = |value: &f64| value.is_finite() && *value >= 0.0;
         if let Some(row) = errors_km.iter().position(|error| !is_distance(error)) {
-            return Err(MetricsError::Distance { row, got: errors_km[row] });
+            let got = errors_km[row];
+            return Err(MetricsError(format!(
+                "answer {row}: its error is {got} km, wanted a finite number of at least 0"
+            )));
         }
         if let Some(got) = thresholds_km.iter().find(|threshold| !is_distance(threshold)) {
-            return Err(MetricsError::Threshold(*got));
+            return Err(MetricsError(format!("threshold {got} km, wanted a finite number of at least 0")));
         }
         let mut order: Vec<u32> = (0..errors_km.len() as u32).collect();
         order.sort_unstable_by(|a, b| errors_km[*a as usize].total_cmp(&errors_km[*b as usize]).then(a.cmp(b)));

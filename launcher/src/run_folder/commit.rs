@@ -28,17 +28,13 @@ pub enum Commit {
     },
     /// There is one of this step already; it stays.
     AlreadyThere(PathBuf),
-    /// It was written by another attempt than the present one, and is none.
-    Stale(String),
 }
 
 impl RunFolder {
     /// Makes a checkpoint of what all ranks of the present attempt have written. Where that fails before it has its name,
     /// what was written is removed.
     pub fn commit(&self, attempt: u32, step: u64, parts: &[PartsWritten]) -> Result<Commit, LaunchError> {
-        if let Some(reason) = self.stale(attempt, step, parts) {
-            return Ok(Commit::Stale(reason));
-        }
+        self.refuse_stale(attempt, step, parts)?;
         let partial = self.path.join(partial_name(step, attempt));
         let folder = self.path.join(step_name(step));
         if folder.symlink_metadata().is_ok() {
@@ -62,16 +58,19 @@ impl RunFolder {
         Ok(Commit::Done { checkpoint: Checkpoint { path: folder, manifest }, pruned })
     }
 
-    /// Why this is not of the present attempt.
-    fn stale(&self, attempt: u32, step: u64, parts: &[PartsWritten]) -> Option<String> {
-        let of = |attempt| {
-            let present = self.attempt.map_or_else(|| "none".to_owned(), |present| present.to_string());
-            format!("step {step} was written by attempt {attempt}, the present one is {present}; it is not committed")
+    /// An error where this is not of the present attempt.
+    fn refuse_stale(&self, attempt: u32, step: u64, parts: &[PartsWritten]) -> Result<(), LaunchError> {
+        let strange = parts.iter().find(|part| part.attempt != attempt || part.step != step);
+        let writer = match strange.map(|part| part.attempt) {
+            _ if self.attempt != Some(attempt) => attempt,
+            Some(other) => other,
+            None => return Ok(()),
         };
-        if self.attempt != Some(attempt) {
-            return Some(of(attempt));
-        }
-        parts.iter().find(|part| part.attempt != attempt || part.step != step).map(|part| of(part.attempt))
+        let present = self.attempt.map_or_else(|| "none".to_owned(), |present| present.to_string());
+        Err(reported!(
+            WorkerFailed,
+            "step {step} was written by attempt {writer}, the present one is {present}; it is not committed"
+        ))
     }
 
     fn put_in_place(
@@ -149,7 +148,7 @@ fn check_parts(partial: &Path, files: &[CheckpointFile]) -> Result<(), LaunchErr
             return fail(format!("{name} was written twice"));
         }
         let path = partial.join(name);
-        let found = std::fs::symlink_metadata(&path).map_err(|error| LaunchError::Io { path, error })?;
+        let found = std::fs::symlink_metadata(&path).map_err(LaunchError::at(&path))?;
         if !found.is_file() || found.len() != file.bytes {
             return fail(format!("{name} has {} bytes, its rank wrote {}", found.len(), file.bytes));
         }

@@ -25,7 +25,7 @@ impl RunFolder {
         self.files.create_folders(&logs)?;
         let path = self.path.join(ATTEMPT);
         let said = match std::fs::read_to_string(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(LaunchError::Io { path, error }),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(LaunchError::at(path)(error)),
             said => said.ok().and_then(|text| text.trim().parse::<u32>().ok()),
         };
         let names = self.files.entries(&logs)?.into_iter();
@@ -66,7 +66,7 @@ impl RunFolder {
             file.write_all(format!("{begin}{line}\n").as_bytes())?;
             file.flush()
         };
-        append().map_err(|error| LaunchError::Io { path: path.clone(), error })
+        append().map_err(LaunchError::at(&path))
     }
 
     /// Says in `failure.json` why the run failed.

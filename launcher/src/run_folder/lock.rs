@@ -4,10 +4,11 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
 use std::path::Path;
 
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-use crate::error::LaunchError;
+use crate::error::{LaunchError, reported};
 
 /// Name of the file.
 const LOCK: &str = "lock";
@@ -22,7 +23,7 @@ impl Hold {
     /// Takes the lock, without looking at the configuration of the run; none where another launcher has it.
     pub fn try_take(run: &Path) -> Result<Option<Self>, LaunchError> {
         match Self::take(run) {
-            Err(LaunchError::RunHeld { .. }) => Ok(None),
+            Err(error) if error.exit_code() == ExitCode::RunHeld => Ok(None),
             taken => taken.map(Some),
         }
     }
@@ -30,9 +31,9 @@ impl Hold {
     /// Takes the lock, or says who has it.
     pub fn take(run: &Path) -> Result<Self, LaunchError> {
         let path = run.join(LOCK);
-        let io = |error| LaunchError::Io { path: path.clone(), error };
+        let io = LaunchError::at(&path);
         // Not emptied before it is ours: it names the holder.
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(&io)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(mut held) => {
                 sign(&mut held).map_err(io)?;
@@ -45,7 +46,11 @@ impl Hold {
                     "" => "it has not said its process id yet".to_owned(),
                     known => known.to_owned(),
                 };
-                Err(LaunchError::RunHeld { path: run.to_owned(), holder })
+                Err(reported!(
+                    RunHeld,
+                    "run {} is held by another launcher ({holder}); wait until it has ended, or name another run with `--run NAME`",
+                    run.display()
+                ))
             }
             Err((_, errno)) => Err(io(errno.into())),
         }

@@ -69,14 +69,14 @@ pub(super) fn free_name(folder: &Path, name: &str) -> PathBuf {
 pub fn newest_run(dir: &Path) -> Result<PathBuf, LaunchError> {
     let none =
         || reported!(NoData, "no runs in {}; make one with `locdiff-launch train`, or name its folder", dir.display());
-    let io = |error| LaunchError::Io { path: dir.to_owned(), error };
+    let io = LaunchError::at(dir);
     let entries = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(none()),
-        entries => entries.map_err(io)?,
+        entries => entries.map_err(&io)?,
     };
     let mut newest: Option<(SystemTime, PathBuf)> = None;
     for entry in entries {
-        let path = entry.map_err(io)?.path();
+        let path = entry.map_err(&io)?.path();
         if let Some(candidate) = written_at(&path).map(|time| (time, path))
             && newest.as_ref().is_none_or(|newest| candidate > *newest)
         {

@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files;
 use locdiff_core::protocol::{CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest};
 use serde::{Deserialize, Serialize};
@@ -84,10 +84,10 @@ pub(super) fn set_aside(run: &Path) -> Result<Vec<(u64, PathBuf)>, LaunchError> 
 }
 
 fn folders(run: &Path, step_of: impl Fn(&str) -> Option<u64>) -> Result<Vec<(u64, PathBuf)>, LaunchError> {
-    let io = |error| LaunchError::Io { path: run.to_owned(), error };
+    let io = LaunchError::at(run);
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(run).map_err(io)? {
-        let path = entry.map_err(io)?.path();
+    for entry in std::fs::read_dir(run).map_err(&io)? {
+        let path = entry.map_err(&io)?.path();
         let step = path.file_name().and_then(|name| step_of(name.to_str()?));
         found.extend(step.filter(|_| path.is_dir()).map(|step| (step, path)));
     }
@@ -110,8 +110,10 @@ pub(super) fn present(run: &Path) -> Result<Vec<CheckpointManifest>, LaunchError
 pub fn examine(folder: &Path, depth: Depth) -> Result<Condition, LaunchError> {
     let mut found = examine_once(folder, depth);
     for wait in RETRY_WAITS {
-        let Err(LaunchError::Io { path, error }) = &found else { break };
-        tracing::warn!("{}: {error}; trying again", path.display());
+        match &found {
+            Err(error) if error.exit_code() == ExitCode::Io => tracing::warn!("{error}; trying again"),
+            _ => break,
+        }
         std::thread::sleep(wait);
         found = examine_once(folder, depth);
     }
@@ -126,17 +128,11 @@ fn examine_once(folder: &Path, depth: Depth) -> Result<Condition, LaunchError> {
     });
     match found {
         Ok(manifest) => Ok(Condition::Whole(manifest)),
-        Err(Wrong::Refused(error)) => Err(error),
+        Err(error) if error.exit_code() != ExitCode::Corrupt => Err(error),
         // Somebody who holds the run has removed it in the meantime.
-        Err(Wrong::Damaged(_)) if !folder.exists() => Ok(Condition::Gone),
-        Err(Wrong::Damaged(reason)) => Ok(Condition::Damaged(reason)),
+        Err(_) if !folder.exists() => Ok(Condition::Gone),
+        Err(damage) => Ok(Condition::Damaged(damage.to_string())),
     }
-}
-
-/// Why a check stopped.
-enum Wrong {
-    Damaged(String),
-    Refused(LaunchError),
 }
 
 /// What a manifest of any version has.
@@ -145,16 +141,17 @@ struct Version {
     format: u64,
 }
 
-fn read_manifest(folder: &Path) -> Result<CheckpointManifest, Wrong> {
+/// An error `Corrupt` tells of damage, any other says nothing about the checkpoint; so with all checks.
+fn read_manifest(folder: &Path) -> Result<CheckpointManifest, LaunchError> {
     let path = folder.join(CHECKPOINT_MANIFEST);
-    let io = |error| Wrong::Refused(LaunchError::Io { path: path.clone(), error });
+    let io = LaunchError::at(&path);
     match std::fs::metadata(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Err(Wrong::Damaged(format!("no {CHECKPOINT_MANIFEST}")));
+            refuse!(Corrupt, "no {CHECKPOINT_MANIFEST}");
         }
         Err(error) => return Err(io(error)),
         Ok(found) if found.len() > MANIFEST_BYTES_MAX => {
-            return Err(Wrong::Damaged(format!("{CHECKPOINT_MANIFEST} has {} bytes", found.len())));
+            refuse!(Corrupt, "{CHECKPOINT_MANIFEST} has {} bytes", found.len());
         }
         Ok(_) => {}
     }
@@ -162,45 +159,43 @@ fn read_manifest(folder: &Path) -> Result<CheckpointManifest, Wrong> {
     if let Ok(Version { format: later }) = serde_json::from_slice(&bytes)
         && later > u64::from(CHECKPOINT_FORMAT)
     {
-        let text = format!("{}: format {later} is that of a later version, wanted {CHECKPOINT_FORMAT}", path.display());
-        return Err(Wrong::Refused(LaunchError::new(ExitCode::BadData, text)));
+        let path = path.display();
+        refuse!(BadData, "{path}: format {later} is that of a later version, wanted {CHECKPOINT_FORMAT}");
     }
-    let malformed = |error| Wrong::Damaged(format!("{CHECKPOINT_MANIFEST} cannot be understood: {error}"));
-    serde_json::from_slice(&bytes).map_err(malformed)
+    serde_json::from_slice(&bytes)
+        .map_err(|error| reported!(Corrupt, "{CHECKPOINT_MANIFEST} cannot be understood: {error}"))
 }
 
-fn check_manifest(folder: &Path, manifest: &CheckpointManifest) -> Result<(), Wrong> {
-    let damaged = |reason| Err(Wrong::Damaged(reason));
+fn check_manifest(folder: &Path, manifest: &CheckpointManifest) -> Result<(), LaunchError> {
     if manifest.format != CHECKPOINT_FORMAT {
-        return damaged(format!("{CHECKPOINT_MANIFEST} says format {}, wanted {CHECKPOINT_FORMAT}", manifest.format));
+        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} says format {}, wanted {CHECKPOINT_FORMAT}", manifest.format);
     }
     let named = folder.file_name().and_then(|name| name.to_str());
     let step = named.and_then(|name| step_of(name).or_else(|| set_aside_step_of(name)));
     if step.is_some_and(|step| step != manifest.step) {
-        return damaged(format!("{CHECKPOINT_MANIFEST} says step {}", manifest.step));
+        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} says step {}", manifest.step);
     }
     if manifest.files.is_empty() {
-        return damaged(format!("{CHECKPOINT_MANIFEST} lists no file"));
+        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} lists no file");
     }
-    match manifest.files.iter().find(|file| !is_plain(&file.name)) {
-        Some(file) => damaged(format!("{CHECKPOINT_MANIFEST} lists {:?}, which is no plain name", file.name)),
-        None => Ok(()),
+    if let Some(file) = manifest.files.iter().find(|file| !is_plain(&file.name)) {
+        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} lists {:?}, which is no plain name", file.name);
     }
+    Ok(())
 }
 
-fn check_file(folder: &Path, want: &CheckpointFile, depth: Depth) -> Result<(), Wrong> {
+fn check_file(folder: &Path, want: &CheckpointFile, depth: Depth) -> Result<(), LaunchError> {
     let path = folder.join(&want.name);
     let failed = |error: std::io::Error| match error.kind() {
-        ErrorKind::NotFound => Wrong::Damaged(format!("{} is missing", want.name)),
-        _ => Wrong::Refused(LaunchError::Io { path: path.clone(), error }),
+        ErrorKind::NotFound => reported!(Corrupt, "{} is missing", want.name),
+        _ => LaunchError::at(&path)(error),
     };
     let found = std::fs::metadata(&path).map_err(failed)?;
     if !found.is_file() {
         return Err(failed(ErrorKind::IsADirectory.into()));
     }
     if found.len() != want.bytes {
-        let reason = format!("{} has {} bytes, {CHECKPOINT_MANIFEST} says {}", want.name, found.len(), want.bytes);
-        return Err(Wrong::Damaged(reason));
+        refuse!(Corrupt, "{} has {} bytes, {CHECKPOINT_MANIFEST} says {}", want.name, found.len(), want.bytes);
     }
     if depth == Depth::Lengths {
         return Ok(());
@@ -209,7 +204,7 @@ fn check_file(folder: &Path, want: &CheckpointFile, depth: Depth) -> Result<(), 
     if got.xxh3 == want.xxh3 && got.bytes == want.bytes {
         return Ok(());
     }
-    Err(Wrong::Damaged(format!("{}: xxh3 is {}, {CHECKPOINT_MANIFEST} says {}", want.name, got.xxh3, want.xxh3)))
+    Err(reported!(Corrupt, "{}: xxh3 is {}, {CHECKPOINT_MANIFEST} says {}", want.name, got.xxh3, want.xxh3))
 }
 
 /// Every checkpoint of a run, oldest first, also those that were set aside.
@@ -278,14 +273,11 @@ pub fn whole_checkpoint(target: &Path) -> Result<(Checkpoint, Vec<String>), Laun
     if !is_checkpoint {
         return newest_whole(target);
     }
-    let reason = match examine(target, Depth::Checksums)? {
-        Condition::Whole(manifest) => return Ok((Checkpoint { path: target.to_owned(), manifest }, Vec::new())),
-        Condition::Damaged(reason) => reason,
-        Condition::Gone => {
-            refuse!(NoData, "no checkpoint at {}", target.display());
-        }
-    };
-    Err(reported!(Corrupt, "{}: {reason}", target.display()))
+    match examine(target, Depth::Checksums)? {
+        Condition::Whole(manifest) => Ok((Checkpoint { path: target.to_owned(), manifest }, Vec::new())),
+        Condition::Damaged(reason) => Err(reported!(Corrupt, "{}: {reason}", target.display())),
+        Condition::Gone => Err(reported!(NoData, "no checkpoint at {}", target.display())),
+    }
 }
 
 /// No checkpoint, or none that is whole.

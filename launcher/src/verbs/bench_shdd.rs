@@ -4,7 +4,6 @@
 //! the command: machines differ and are busy. Values that differ are.
 
 use locdiff_core::protocol::{Job, ShddRow};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{plan, run_gang};
@@ -33,7 +32,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     if let Some(wrong) = rows.iter().find(|row| !row.ok) {
         refuse!(WorkerFailed, "the forms of the harmonics differ at degree {}", wrong.degree);
     }
-    Ok(json!({ "ok": true, "rows": rows.into_iter().map(Limited::from).collect::<Vec<_>>() }))
+    Ok(json!({ "ok": true, "rows": rows.iter().map(with_limit).collect::<Vec<_>>() }))
 }
 
 /// A row for people.
@@ -53,20 +52,11 @@ fn line(row: &ShddRow) -> String {
 }
 
 /// A row for programs: what the worker measured, and the limit (null where there is none).
-#[derive(Debug, Serialize)]
-struct Limited {
-    #[serde(flatten)]
-    row: ShddRow,
-    limit_us: Option<f64>,
-    within_limit: Option<bool>,
-}
-
-impl From<ShddRow> for Limited {
-    fn from(row: ShddRow) -> Self {
-        let limit_us = limit_us(row.degree);
-        let within_limit = limit_us.map(|limit| row.us_per_location <= limit);
-        Self { row, limit_us, within_limit }
-    }
+fn with_limit(row: &ShddRow) -> Value {
+    let (mut value, limit_us) = (json!(row), limit_us(row.degree));
+    value["limit_us"] = json!(limit_us);
+    value["within_limit"] = json!(limit_us.map(|limit| row.us_per_location <= limit));
+    value
 }
 
 #[cfg(test)]
@@ -85,7 +75,7 @@ mod tests {
             (47, 3.001, json!(3.0), json!(false), "3.0  equal, OVER THE LIMIT"),
             (95, 30.0, Value::Null, Value::Null, "-  equal"),
         ] {
-            let value = json!(Limited::from(row(degree, us)));
+            let value = with_limit(&row(degree, us));
             assert_eq!((&value["limit_us"], &value["within_limit"]), (&limit, &within), "{value}");
             assert_eq!(value["us_per_location"], us);
             assert!(line(&row(degree, us)).ends_with(said), "{}", line(&row(degree, us)));

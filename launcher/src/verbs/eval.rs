@@ -30,7 +30,6 @@ use crate::run_folder::Hold;
 use crate::supervisor::Supervisor;
 
 pub(super) use phase::{Phase, after_training, rows_are_there};
-use target::Target;
 pub(super) use target::choose;
 
 /// `eval`.
@@ -44,16 +43,16 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     if let Some(file) = &request.predictions {
         return predictions::run(file, global, output);
     }
-    let target = Target::find(global, request.hybrid, output)?;
-    let world = World::plan(&target.resolved.config, &gpus::inventory())?;
+    let (run, checkpoint, resolved) = target::find(global, request.hybrid, output)?;
+    let world = World::plan(&resolved.config, &gpus::inventory())?;
     // Who trains this run at the moment writes its event files.
-    let held = Hold::try_take(&target.run)?;
+    let held = Hold::try_take(&run)?;
     let mut phase = Phase {
         supervisor: &mut Supervisor::new()?,
-        resolved: target.resolved,
+        resolved,
         world: world.with_all_cores(),
-        run: &target.run,
-        checkpoint: &target.checkpoint,
+        run: &run,
+        checkpoint: &checkpoint,
         is_held: held.is_some(),
         output,
     };

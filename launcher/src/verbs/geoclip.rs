@@ -19,7 +19,7 @@ const WHEEL: &str = "geoclip-1.3.0-py3-none-any.whl";
 /// `geoclip VERB`.
 pub(super) fn run(verb: &GeoclipVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     let GeoclipVerb::Import { wheel, out, overwrite } = verb;
-    let folder = tempfile::tempdir().map_err(|error| LaunchError::Io { path: std::env::temp_dir(), error })?;
+    let folder = tempfile::tempdir().map_err(LaunchError::at(std::env::temp_dir()))?;
     let wheel = match wheel.clone().or_else(fetched) {
         Some(wheel) => wheel,
         None => download(folder.path(), output)?,

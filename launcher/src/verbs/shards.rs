@@ -34,7 +34,7 @@ pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow:
             })?;
             say_made(&made, output)
         }
-        ShardsVerb::Embed { .. } => Err(LaunchError::NotYet("shards embed".to_owned()).into()),
+        ShardsVerb::Embed { .. } => Err(LaunchError::not_yet("shards embed").into()),
         ShardsVerb::Verify { dir, epochs, world_sizes } => {
             verify(&dir.to_string_lossy(), epochs.unwrap_or(0), world_sizes, global, output)
         }

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use anyhow::Context as _;
 use locdiff_core::config::{Resolved, RunConfig};
-use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{Fault, Job, PartsWritten, ToLauncher, TrainJob, TrainSummary};
 use serde::Serialize;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::eval::{self, Phase};
 use crate::cli::Global;
-use crate::error::{LaunchError, refuse, reported};
+use crate::error::{LaunchError, exit_code_of, refuse, reported};
 use crate::gpus;
 use crate::output::Output;
 use crate::progress::Display;
@@ -77,8 +77,7 @@ impl Training<'_> {
                 Ok(trained) => return self.ended(&trained, output),
                 Err(error) => error,
             };
-            let expected = error.downcast_ref::<LaunchError>();
-            let code = expected.map_or(ExitCode::Internal, LaunchError::exit_code);
+            let code = exit_code_of(&error);
             let limit = self.resolved.config.supervise.max_restarts;
             let may_pass = matches!(code, ExitCode::WorkerFailed | ExitCode::Timeout);
             let failure = json!({ "error": format!("{error:#}"), "exit_code": code.code(), "restarts": self.restarts });
@@ -122,8 +121,8 @@ impl Training<'_> {
             faults: self.faults.clone(),
         };
         let mut observer = Watch::new(&mut self.run, attempt, workers, &mut self.faults)?;
-        let (job, supervisor) = (Job::Train(Box::new(job)), &mut self.supervisor);
-        let result = super::run_attempt(supervisor, self.resolved, self.world, job, attempt, &mut observer);
+        let job = Job::Train(Box::new(job));
+        let result = self.supervisor.run(&self.resolved.config, self.world, job, attempt, &mut observer);
         observer.display.finish();
         let cleaned = self.run.clean();
         let result = result?;
@@ -195,7 +194,7 @@ impl<'a> Watch<'a> {
     ) -> Result<Self, LaunchError> {
         let open = |rank: usize| {
             let path = run.log_path(attempt, rank as u32);
-            File::create(&path).map_err(|error| LaunchError::Io { path, error })
+            File::create(&path).map_err(LaunchError::at(path))
         };
         let logs = (0..workers).map(open).collect::<Result<_, _>>()?;
         Ok(Self { run, attempt, logs, faults, display: Display::new(), is_troubled: false })
@@ -218,7 +217,7 @@ impl Observer for Watch<'_> {
     fn line(&mut self, rank: usize, line: &str) {
         tracing::info!("[rank {rank}] {line}");
         let path = self.run.log_path(self.attempt, rank as u32);
-        let written = writeln!(self.logs[rank], "{line}").map_err(|error| LaunchError::Io { path, error });
+        let written = writeln!(self.logs[rank], "{line}").map_err(LaunchError::at(path));
         self.said_once(written);
     }
 
@@ -258,7 +257,6 @@ impl Observer for Watch<'_> {
             Commit::AlreadyThere(path) => {
                 tracing::warn!("{} is there already and stays", path.display());
             }
-            Commit::Stale(reason) => return Err(LaunchError::new(ExitCode::WorkerFailed, reason)),
         }
         Ok(())
     }
@@ -314,6 +312,7 @@ fn preset_of(global: &Global) -> String {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::exit_code::HasExitCode;
     use locdiff_core::protocol::Place;
 
     use super::*;

@@ -36,7 +36,7 @@ const LAUNCHER: Design = Design {
         &["cli", "coordinator", "output", "rendezvous", "run_folder"],
         &["report"],
         &["supervisor"],
-        &["doctor", "verbs"],
+        &["verbs"],
         &["main"],
     ],
 };

@@ -1,27 +1,18 @@
 //! `[checkpoint]`: where runs are kept.
 
-use serde::{Deserialize, Serialize};
-
 use crate::config::errors::Checker;
 
-/// Where runs are kept and how many checkpoints of each.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct CheckpointConfig {
-    /// Folder of all runs; nodes share it.
-    pub dir: String,
-    /// Name of the run, a folder below `dir`; "": made from the preset and the time, or the newest run where one is read.
-    pub run: String,
-    /// Steps between two checkpoints.
-    pub every: u64,
-    /// Checkpoints that are kept beside the best one.
-    pub keep: u32,
-}
-
-impl Default for CheckpointConfig {
-    fn default() -> Self {
-        Self { dir: "checkpoints".into(), run: String::new(), every: 1000, keep: 3 }
+section! {
+    /// Where runs are kept and how many checkpoints of each.
+    pub struct CheckpointConfig {
+        /// Folder of all runs; nodes share it.
+        pub dir: String = "checkpoints".into(),
+        /// Name of the run, a folder below `dir`; "": made from the preset and the time, or the newest run where one is read.
+        pub run: String = String::new(),
+        /// Steps between two checkpoints.
+        pub every: u64 = 1000,
+        /// Checkpoints that are kept beside the best one.
+        pub keep: u32 = 3,
     }
 }
 

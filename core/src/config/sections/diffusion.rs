@@ -18,25 +18,18 @@ pub enum Schedule {
     Linear,
 }
 
-/// The diffusion process.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct DiffusionConfig {
-    /// Timesteps T of the forward process.
-    pub timesteps: u32,
-    /// Noise schedule.
-    pub schedule: Schedule,
-    /// The shifted cosine multiplies the ratio of signal to noise by the square of this; "auto" is √(23 / d) for codes of d
-    /// dimensions, at most 1. The more dimensions tell of one place, the more noise it takes to hide it.
-    pub shift: AutoOr<f64>,
-    /// Probability with which training drops the image, which guidance needs; 0: no guidance.
-    pub condition_drop: f64,
-}
-
-impl Default for DiffusionConfig {
-    fn default() -> Self {
-        Self { timesteps: 200, schedule: Schedule::ShiftedCosine, shift: AutoOr::Auto, condition_drop: 0.0 }
+section! {
+    /// The diffusion process.
+    pub struct DiffusionConfig {
+        /// Timesteps T of the forward process.
+        pub timesteps: u32 = 200,
+        /// Noise schedule.
+        pub schedule: Schedule = Schedule::ShiftedCosine,
+        /// The shifted cosine multiplies the ratio of signal to noise by the square of this; "auto" is √(23 / d) for codes of d
+        /// dimensions, at most 1. The more dimensions tell of one place, the more noise it takes to hide it.
+        pub shift: AutoOr<f64> = AutoOr::Auto,
+        /// Probability with which training drops the image, which guidance needs; 0: no guidance.
+        pub condition_drop: f64 = 0.0,
     }
 }
 

@@ -54,65 +54,41 @@ pub enum DecodeAnchors {
     Gallery,
 }
 
-/// Sampling and scoring.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct EvalConfig {
-    /// CSV with path, lat and lon of the truth; "": the coordinates of the test shards.
-    pub truth: String,
-    /// Which checkpoint of a run is evaluated.
-    pub checkpoint: CheckpointChoice,
-    /// Distances within which answers are counted, km, rising.
-    pub thresholds_km: Vec<f64>,
-    /// Samples per image, spread over its views.
-    pub samples: u32,
-    /// Steps of a sampling chain.
-    pub sampler_steps: u32,
-    /// Share of fresh noise in each step: 1 is ancestral sampling, 0 deterministic.
-    pub sampler_eta: f64,
-    /// Strength of guidance; 0: none. Needs `diffusion.condition_drop` above 0.
-    pub guidance: f64,
-    /// How the samples of one image become one place.
-    pub aggregator: Aggregator,
-    /// Among which points a code is decoded.
-    pub anchors: DecodeAnchors,
-    /// Points of the grid; "auto" is 21000, or 4 (L + 1)² where that is more. With `refine`, at least 4 (L + 1)².
-    pub grid_points: AutoOr<u32>,
-    /// Radius of the neighbourhood that a decoder sums over, km; 0: the point alone.
-    pub neighbourhood_km: f64,
-    /// Refine a decoded place on the continuous sphere.
-    pub refine: bool,
-    /// Steps between two quick evaluations on `shards.validation` while training; 0: none.
-    pub every: u64,
-    /// Validation rows that a quick evaluation locates: the first so many.
-    pub quick_rows: u32,
-    /// Samples per image in a quick evaluation.
-    pub quick_samples: u32,
-    /// Evaluate on `shards.test` when training ends, with LocDiff-H, tuned on `shards.validation`, where GeoCLIP is there.
-    pub after_train: bool,
-}
-
-impl Default for EvalConfig {
-    fn default() -> Self {
-        Self {
-            truth: String::new(),
-            checkpoint: CheckpointChoice::Newest,
-            thresholds_km: vec![1.0, 25.0, 200.0, 750.0, 2500.0],
-            samples: 16,
-            sampler_steps: 20,
-            sampler_eta: 1.0,
-            guidance: 0.0,
-            aggregator: Aggregator::PosteriorMedoid,
-            anchors: DecodeAnchors::Gallery,
-            grid_points: AutoOr::Auto,
-            neighbourhood_km: 0.0,
-            refine: false,
-            every: 1000,
-            quick_rows: 1024,
-            quick_samples: 4,
-            after_train: false,
-        }
+section! {
+    /// Sampling and scoring.
+    pub struct EvalConfig {
+        /// CSV with path, lat and lon of the truth; "": the coordinates of the test shards.
+        pub truth: String = String::new(),
+        /// Which checkpoint of a run is evaluated.
+        pub checkpoint: CheckpointChoice = CheckpointChoice::Newest,
+        /// Distances within which answers are counted, km, rising.
+        pub thresholds_km: Vec<f64> = vec![1.0, 25.0, 200.0, 750.0, 2500.0],
+        /// Samples per image, spread over its views.
+        pub samples: u32 = 16,
+        /// Steps of a sampling chain.
+        pub sampler_steps: u32 = 20,
+        /// Share of fresh noise in each step: 1 is ancestral sampling, 0 deterministic.
+        pub sampler_eta: f64 = 1.0,
+        /// Strength of guidance; 0: none. Needs `diffusion.condition_drop` above 0.
+        pub guidance: f64 = 0.0,
+        /// How the samples of one image become one place.
+        pub aggregator: Aggregator = Aggregator::PosteriorMedoid,
+        /// Among which points a code is decoded.
+        pub anchors: DecodeAnchors = DecodeAnchors::Gallery,
+        /// Points of the grid; "auto" is 21000, or 4 (L + 1)² where that is more. With `refine`, at least 4 (L + 1)².
+        pub grid_points: AutoOr<u32> = AutoOr::Auto,
+        /// Radius of the neighbourhood that a decoder sums over, km; 0: the point alone.
+        pub neighbourhood_km: f64 = 0.0,
+        /// Refine a decoded place on the continuous sphere.
+        pub refine: bool = false,
+        /// Steps between two quick evaluations on `shards.validation` while training; 0: none.
+        pub every: u64 = 1000,
+        /// Validation rows that a quick evaluation locates: the first so many.
+        pub quick_rows: u32 = 1024,
+        /// Samples per image in a quick evaluation.
+        pub quick_samples: u32 = 4,
+        /// Evaluate on `shards.test` when training ends, with LocDiff-H, tuned on `shards.validation`, where GeoCLIP is there.
+        pub after_train: bool = false,
     }
 }
 

@@ -16,36 +16,22 @@ pub enum KlDirection {
     Forward,
 }
 
-/// What training minimises: the weighted sum of its parts.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct LossConfig {
-    /// Anchors on the sphere, drawn anew for every mini-batch.
-    pub anchors: u32,
-    /// Direction of the KL divergence.
-    pub kl: KlDirection,
-    /// Weight of the KL; "auto" is 5.76 / (L + 1)², since the KL grows with (L + 1)². With
-    /// `model.low_pass_dims` that number stands in place of (L + 1)².
-    pub kl_weight: AutoOr<f64>,
-    /// Weight of the mean squared error. The KL alone lets a sampling chain drift; with this it does not.
-    pub l2_weight: f64,
-    /// Weight of the mean absolute error.
-    pub l1_weight: f64,
-    /// Weight of one minus the cosine similarity.
-    pub cosine_weight: f64,
-}
-
-impl Default for LossConfig {
-    fn default() -> Self {
-        Self {
-            anchors: 2048,
-            kl: KlDirection::Reverse,
-            kl_weight: AutoOr::Auto,
-            l2_weight: 1.0,
-            l1_weight: 0.0,
-            cosine_weight: 0.0,
-        }
+section! {
+    /// What training minimises: the weighted sum of its parts.
+    pub struct LossConfig {
+        /// Anchors on the sphere, drawn anew for every mini-batch.
+        pub anchors: u32 = 2048,
+        /// Direction of the KL divergence.
+        pub kl: KlDirection = KlDirection::Reverse,
+        /// Weight of the KL; "auto" is 5.76 / (L + 1)², since the KL grows with (L + 1)². With
+        /// `model.low_pass_dims` that number stands in place of (L + 1)².
+        pub kl_weight: AutoOr<f64> = AutoOr::Auto,
+        /// Weight of the mean squared error. The KL alone lets a sampling chain drift; with this it does not.
+        pub l2_weight: f64 = 1.0,
+        /// Weight of the mean absolute error.
+        pub l1_weight: f64 = 0.0,
+        /// Weight of one minus the cosine similarity.
+        pub cosine_weight: f64 = 0.0,
     }
 }
 

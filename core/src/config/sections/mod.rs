@@ -1,5 +1,24 @@
 //! The sections of a configuration, one file each: fields, units, defaults, limits.
 
+/// A section: each field with its meaning, type and default.
+macro_rules! section {
+    ($(#[$about:meta])* pub struct $name:ident { $($(#[$meaning:meta])* pub $field:ident: $type:ty = $default:expr,)* }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $($(#[$meaning])* pub $field: $type,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+    };
+}
+
 mod checkpoint;
 mod diffusion;
 mod eval;

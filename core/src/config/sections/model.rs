@@ -1,42 +1,25 @@
 //! `[model]`: the CS-UNet and its input.
 
-use serde::{Deserialize, Serialize};
-
 use crate::config::AutoOr;
 use crate::config::errors::Checker;
 
-/// The network.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct ModelConfig {
-    /// Degree L of the spherical harmonics; the model works in (L + 1)² dimensions. 1 to 255.
-    pub degree: u32,
-    /// Width of an image embedding, numbers; "auto" takes the width of the shards.
-    pub embedding_width: AutoOr<u32>,
-    /// Share of activations dropped in training, 0 to below 1.
-    pub dropout: f64,
-    /// Hidden width of every C-Siren module, units; 0: as wide as its output.
-    pub bottleneck: u32,
-    /// Factor on the widths of the CS-UNet's modules.
-    pub width_factor: f64,
-    /// Subtract the shards' mean from embeddings and divide by their standard deviation.
-    pub standardise: bool,
-    /// Keep only this many dimensions of the code, those that vary most over the training set; 0: all.
-    pub low_pass_dims: u32,
-}
-
-impl Default for ModelConfig {
-    fn default() -> Self {
-        Self {
-            degree: 47,
-            embedding_width: AutoOr::Auto,
-            dropout: 0.0,
-            bottleneck: 0,
-            width_factor: 1.0,
-            standardise: true,
-            low_pass_dims: 0,
-        }
+section! {
+    /// The network.
+    pub struct ModelConfig {
+        /// Degree L of the spherical harmonics; the model works in (L + 1)² dimensions. 1 to 255.
+        pub degree: u32 = 47,
+        /// Width of an image embedding, numbers; "auto" takes the width of the shards.
+        pub embedding_width: AutoOr<u32> = AutoOr::Auto,
+        /// Share of activations dropped in training, 0 to below 1.
+        pub dropout: f64 = 0.0,
+        /// Hidden width of every C-Siren module, units; 0: as wide as its output.
+        pub bottleneck: u32 = 0,
+        /// Factor on the widths of the CS-UNet's modules.
+        pub width_factor: f64 = 1.0,
+        /// Subtract the shards' mean from embeddings and divide by their standard deviation.
+        pub standardise: bool = true,
+        /// Keep only this many dimensions of the code, those that vary most over the training set; 0: all.
+        pub low_pass_dims: u32 = 0,
     }
 }
 

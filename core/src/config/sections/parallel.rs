@@ -19,18 +19,6 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Cpu, Self::Cuda];
-
-    /// The word for it, in files and on the command line.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
-        }
-    }
-
     /// Whether workers compute on GPUs on a machine that has or has not any.
     pub fn on_cuda(self, any_gpu: bool) -> bool {
         match self {
@@ -41,28 +29,21 @@ impl DeviceKind {
     }
 }
 
-/// How many processes, on what, and how the model is split over them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct ParallelConfig {
-    /// Worker processes on each node (`--gpus`, `--workers`); "auto": one per visible GPU, else one.
-    pub workers: AutoOr<u32>,
-    /// Where they compute (`--device`).
-    pub device: DeviceKind,
-    /// Let several workers share one GPU, for tests (`--share-gpu`).
-    pub share_gpu: bool,
-    /// Processes that one replica of the model is split over (`--tensor-parallel`).
-    pub tensor: u32,
-    /// Nodes of the run (`--nnodes`).
-    pub nodes: u32,
-    /// Which of them this is, from 0 (`--node-rank`).
-    pub node_rank: u32,
-}
-
-impl Default for ParallelConfig {
-    fn default() -> Self {
-        Self { workers: AutoOr::Auto, device: DeviceKind::Auto, share_gpu: false, tensor: 1, nodes: 1, node_rank: 0 }
+section! {
+    /// How many processes, on what, and how the model is split over them.
+    pub struct ParallelConfig {
+        /// Worker processes on each node (`--gpus`, `--workers`); "auto": one per visible GPU, else one.
+        pub workers: AutoOr<u32> = AutoOr::Auto,
+        /// Where they compute (`--device`).
+        pub device: DeviceKind = DeviceKind::Auto,
+        /// Let several workers share one GPU, for tests (`--share-gpu`).
+        pub share_gpu: bool = false,
+        /// Processes that one replica of the model is split over (`--tensor-parallel`).
+        pub tensor: u32 = 1,
+        /// Nodes of the run (`--nnodes`).
+        pub nodes: u32 = 1,
+        /// Which of them this is, from 0 (`--node-rank`).
+        pub node_rank: u32 = 0,
     }
 }
 

@@ -32,44 +32,27 @@ pub enum HybridMode {
     Consensus,
 }
 
-/// The retrieval phase of LocDiff-H.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct RetrievalConfig {
-    /// Folder with GeoCLIP's weights and gallery, which `geoclip import` makes.
-    pub geoclip: String,
-    /// CSV or Parquet of gallery points; "": the 100,000 points that come with GeoCLIP.
-    pub gallery: String,
-    /// Radius around LocDiff's answer within which retrieval looks, km.
-    pub radius_km: f64,
-    /// What turns a stored embedding into a query.
-    pub head: RetrievalHead,
-    /// Where retrieval may look.
-    pub mode: HybridMode,
-    /// Weight of the samples' log density in the fused score.
-    pub density_weight: f64,
-    /// Width of the kernel of that density, km.
-    pub density_km: f64,
-    /// With head = "knn": training photos that are asked; 1 takes the place of the nearest, more the place with the most of them near it.
-    pub knn_neighbours: u32,
-    /// With head = "knn": what cosines of photos are multiplied by, as GeoCLIP's own are by 39.7.
-    pub knn_scale: f64,
-}
-
-impl Default for RetrievalConfig {
-    fn default() -> Self {
-        Self {
-            geoclip: "shards/geoclip".into(),
-            gallery: String::new(),
-            radius_km: 200.0,
-            head: RetrievalHead::Geoclip,
-            mode: HybridMode::Fusion,
-            density_weight: 3.0,
-            density_km: 25.0,
-            knn_neighbours: 1,
-            knn_scale: 40.0,
-        }
+section! {
+    /// The retrieval phase of LocDiff-H.
+    pub struct RetrievalConfig {
+        /// Folder with GeoCLIP's weights and gallery, which `geoclip import` makes.
+        pub geoclip: String = "shards/geoclip".into(),
+        /// CSV or Parquet of gallery points; "": the 100,000 points that come with GeoCLIP.
+        pub gallery: String = String::new(),
+        /// Radius around LocDiff's answer within which retrieval looks, km.
+        pub radius_km: f64 = 200.0,
+        /// What turns a stored embedding into a query.
+        pub head: RetrievalHead = RetrievalHead::Geoclip,
+        /// Where retrieval may look.
+        pub mode: HybridMode = HybridMode::Fusion,
+        /// Weight of the samples' log density in the fused score.
+        pub density_weight: f64 = 3.0,
+        /// Width of the kernel of that density, km.
+        pub density_km: f64 = 25.0,
+        /// With head = "knn": training photos that are asked; 1 takes the place of the nearest, more the place with the most of them near it.
+        pub knn_neighbours: u32 = 1,
+        /// With head = "knn": what cosines of photos are multiplied by, as GeoCLIP's own are by 39.7.
+        pub knn_scale: f64 = 40.0,
     }
 }
 

@@ -43,62 +43,39 @@ pub enum CacheMode {
     Device,
 }
 
-/// Where embeddings come from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct ShardsConfig {
-    /// Training rows: a folder, a file, a glob or an s3:// URL.
-    pub train: String,
-    /// Rows for the quick evaluation while training; "": none.
-    pub validation: String,
-    /// Rows for `eval`.
-    pub test: String,
-    /// Name of the column of identifiers; where the file has none, row numbers serve.
-    pub id_column: String,
-    /// Name of the column of latitudes, degrees.
-    pub latitude_column: String,
-    /// Name of the column of longitudes, degrees.
-    pub longitude_column: String,
-    /// Name of the column of embeddings; further views are NAME_1, NAME_2, ...
-    pub embedding_column: String,
-    /// What to do with a row that cannot be used.
-    pub on_bad_rows: OnBadRows,
-    /// What to do with the rows that do not fill the last batch of an epoch.
-    pub tail: Tail,
-    /// Where rows are kept once they have been read.
-    pub cache: CacheMode,
-    /// Threads of one worker that read ahead.
-    pub reader_threads: u32,
-    /// Batches that are read ahead.
-    pub prefetch_batches: u32,
-    /// Row groups that are open at once, among which rows are shuffled.
-    pub shuffle_row_groups: u32,
-    /// Folder that keeps what was fetched from s3://; "": locdiff/s3 in XDG_CACHE_HOME or ~/.cache.
-    pub cache_dir: String,
-    /// The most that this folder holds, GiB; 0: nothing is kept.
-    pub cache_gib: u32,
-}
-
-impl Default for ShardsConfig {
-    fn default() -> Self {
-        Self {
-            train: "shards/mp16".into(),
-            validation: String::new(),
-            test: "shards/test".into(),
-            id_column: "id".into(),
-            latitude_column: "lat".into(),
-            longitude_column: "lon".into(),
-            embedding_column: "embedding".into(),
-            on_bad_rows: OnBadRows::Error,
-            tail: Tail::Drop,
-            cache: CacheMode::Auto,
-            reader_threads: 2,
-            prefetch_batches: 4,
-            shuffle_row_groups: 16,
-            cache_dir: String::new(),
-            cache_gib: 20,
-        }
+section! {
+    /// Where embeddings come from.
+    pub struct ShardsConfig {
+        /// Training rows: a folder, a file, a glob or an s3:// URL.
+        pub train: String = "shards/mp16".into(),
+        /// Rows for the quick evaluation while training; "": none.
+        pub validation: String = String::new(),
+        /// Rows for `eval`.
+        pub test: String = "shards/test".into(),
+        /// Name of the column of identifiers; where the file has none, row numbers serve.
+        pub id_column: String = "id".into(),
+        /// Name of the column of latitudes, degrees.
+        pub latitude_column: String = "lat".into(),
+        /// Name of the column of longitudes, degrees.
+        pub longitude_column: String = "lon".into(),
+        /// Name of the column of embeddings; further views are NAME_1, NAME_2, ...
+        pub embedding_column: String = "embedding".into(),
+        /// What to do with a row that cannot be used.
+        pub on_bad_rows: OnBadRows = OnBadRows::Error,
+        /// What to do with the rows that do not fill the last batch of an epoch.
+        pub tail: Tail = Tail::Drop,
+        /// Where rows are kept once they have been read.
+        pub cache: CacheMode = CacheMode::Auto,
+        /// Threads of one worker that read ahead.
+        pub reader_threads: u32 = 2,
+        /// Batches that are read ahead.
+        pub prefetch_batches: u32 = 4,
+        /// Row groups that are open at once, among which rows are shuffled.
+        pub shuffle_row_groups: u32 = 16,
+        /// Folder that keeps what was fetched from s3://; "": locdiff/s3 in XDG_CACHE_HOME or ~/.cache.
+        pub cache_dir: String = String::new(),
+        /// The most that this folder holds, GiB; 0: nothing is kept.
+        pub cache_gib: u32 = 20,
     }
 }
 

@@ -1,35 +1,20 @@
 //! `[supervise]`: patience with workers.
 
-use serde::{Deserialize, Serialize};
-
 use crate::config::errors::Checker;
 
-/// How long to wait for workers, and how often to start them again.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct SuperviseConfig {
-    /// Until every worker has reported after its start, seconds.
-    pub start_timeout_s: f64,
-    /// Until every worker has joined the process group, seconds.
-    pub rendezvous_timeout_s: f64,
-    /// Until a collective operation has ended, seconds.
-    pub collective_timeout_s: f64,
-    /// Between asking workers to end and killing them, seconds.
-    pub stop_timeout_s: f64,
-    /// How often workers that failed are started again from the newest checkpoint (`--max-restarts`).
-    pub max_restarts: u32,
-}
-
-impl Default for SuperviseConfig {
-    fn default() -> Self {
-        Self {
-            start_timeout_s: 60.0,
-            rendezvous_timeout_s: 120.0,
-            collective_timeout_s: 300.0,
-            stop_timeout_s: 5.0,
-            max_restarts: 3,
-        }
+section! {
+    /// How long to wait for workers, and how often to start them again.
+    pub struct SuperviseConfig {
+        /// Until every worker has reported after its start, seconds.
+        pub start_timeout_s: f64 = 60.0,
+        /// Until every worker has joined the process group, seconds.
+        pub rendezvous_timeout_s: f64 = 120.0,
+        /// Until a collective operation has ended, seconds.
+        pub collective_timeout_s: f64 = 300.0,
+        /// Between asking workers to end and killing them, seconds.
+        pub stop_timeout_s: f64 = 5.0,
+        /// How often workers that failed are started again from the newest checkpoint (`--max-restarts`).
+        pub max_restarts: u32 = 3,
     }
 }
 

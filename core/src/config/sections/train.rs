@@ -32,82 +32,53 @@ pub enum Precision {
     Bf16,
 }
 
-/// Optimisation with AdamW.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct TrainConfig {
-    /// Optimiser steps.
-    pub steps: u64,
-    /// Rows per step over all workers, whatever their number.
-    pub global_batch: u32,
-    /// Rows that one worker takes through the network at once; a larger share of the batch is accumulated from several.
-    /// 0: its whole share.
-    pub micro_batch: u32,
-    /// Seed of everything random. 0 to 2⁶³ - 1.
-    pub seed: u64,
-    /// Folder of a run, or a checkpoint of one, whose weights a new run starts from; "": random weights.
-    pub init_from: String,
-    /// Learning rate after the warm-up.
-    pub learning_rate: f64,
-    /// Steps over which the learning rate rises from zero; "auto" is 500, or a tenth of `steps` where that is less.
-    pub warmup_steps: AutoOr<u64>,
-    /// What the learning rate does then.
-    pub schedule: LearningRateSchedule,
-    /// Decay of AdamW's first moment.
-    pub beta1: f64,
-    /// Decay of AdamW's second moment.
-    pub beta2: f64,
-    /// Added to the root of AdamW's second moment.
-    pub epsilon: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// Largest norm of the whole gradient; it is scaled down to this. 0: no limit.
-    pub clip_norm: f64,
-    /// Decay of the moving average of the weights, which evaluation uses.
-    pub ema_decay: f64,
-    /// Numbers in which matrices are multiplied.
-    pub precision: Precision,
-    /// On CUDA: record the whole step once and replay it as one graph. false: launch every kernel anew, for debugging.
-    pub cuda_graph: bool,
-    /// CPU threads of one worker. Results depend on it in the last bits, so a run keeps it.
-    pub threads: u32,
-    /// Steps in a row whose gradient is not finite, and which are therefore skipped, before the run ends.
-    pub nonfinite_steps_max: u32,
-    /// Steps between two lines of the log and two points in TensorBoard.
-    pub log_every: u64,
-    /// Steps between two histograms of the weights in TensorBoard; 0: none.
-    pub histogram_every: u64,
-    /// What one GPU can do at most in the numbers of `precision`, TFLOP/s, for the share of it that TensorBoard shows. "auto":
-    /// by the GPU's name, where it is known.
-    pub peak_tflops: AutoOr<f64>,
-}
-
-impl Default for TrainConfig {
-    fn default() -> Self {
-        Self {
-            steps: 40_000,
-            global_batch: 4096,
-            micro_batch: 0,
-            seed: 0,
-            init_from: String::new(),
-            learning_rate: 8e-4,
-            warmup_steps: AutoOr::Auto,
-            schedule: LearningRateSchedule::Cosine,
-            beta1: 0.9,
-            beta2: 0.99,
-            epsilon: 1e-8,
-            weight_decay: 0.1,
-            clip_norm: 1.0,
-            ema_decay: 0.999,
-            precision: Precision::Auto,
-            cuda_graph: true,
-            threads: 1,
-            nonfinite_steps_max: 20,
-            log_every: 20,
-            histogram_every: 500,
-            peak_tflops: AutoOr::Auto,
-        }
+section! {
+    /// Optimisation with AdamW.
+    pub struct TrainConfig {
+        /// Optimiser steps.
+        pub steps: u64 = 40_000,
+        /// Rows per step over all workers, whatever their number.
+        pub global_batch: u32 = 4096,
+        /// Rows that one worker takes through the network at once; a larger share of the batch is accumulated from several.
+        /// 0: its whole share.
+        pub micro_batch: u32 = 0,
+        /// Seed of everything random. 0 to 2⁶³ - 1.
+        pub seed: u64 = 0,
+        /// Folder of a run, or a checkpoint of one, whose weights a new run starts from; "": random weights.
+        pub init_from: String = String::new(),
+        /// Learning rate after the warm-up.
+        pub learning_rate: f64 = 8e-4,
+        /// Steps over which the learning rate rises from zero; "auto" is 500, or a tenth of `steps` where that is less.
+        pub warmup_steps: AutoOr<u64> = AutoOr::Auto,
+        /// What the learning rate does then.
+        pub schedule: LearningRateSchedule = LearningRateSchedule::Cosine,
+        /// Decay of AdamW's first moment.
+        pub beta1: f64 = 0.9,
+        /// Decay of AdamW's second moment.
+        pub beta2: f64 = 0.99,
+        /// Added to the root of AdamW's second moment.
+        pub epsilon: f64 = 1e-8,
+        /// Decoupled weight decay.
+        pub weight_decay: f64 = 0.1,
+        /// Largest norm of the whole gradient; it is scaled down to this. 0: no limit.
+        pub clip_norm: f64 = 1.0,
+        /// Decay of the moving average of the weights, which evaluation uses.
+        pub ema_decay: f64 = 0.999,
+        /// Numbers in which matrices are multiplied.
+        pub precision: Precision = Precision::Auto,
+        /// On CUDA: record the whole step once and replay it as one graph. false: launch every kernel anew, for debugging.
+        pub cuda_graph: bool = true,
+        /// CPU threads of one worker. Results depend on it in the last bits, so a run keeps it.
+        pub threads: u32 = 1,
+        /// Steps in a row whose gradient is not finite, and which are therefore skipped, before the run ends.
+        pub nonfinite_steps_max: u32 = 20,
+        /// Steps between two lines of the log and two points in TensorBoard.
+        pub log_every: u64 = 20,
+        /// Steps between two histograms of the weights in TensorBoard; 0: none.
+        pub histogram_every: u64 = 500,
+        /// What one GPU can do at most in the numbers of `precision`, TFLOP/s, for the share of it that TensorBoard shows. "auto":
+        /// by the GPU's name, where it is known.
+        pub peak_tflops: AutoOr<f64> = AutoOr::Auto,
     }
 }
 

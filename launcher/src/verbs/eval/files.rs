@@ -43,7 +43,7 @@ impl EvalFolder {
     pub(super) fn create(run: &Path) -> Result<Self, LaunchError> {
         let (path, files) = (run.join("eval"), Files::real());
         let configuration = run.join(CONFIG);
-        std::fs::metadata(&configuration).map_err(|error| LaunchError::Io { path: configuration, error })?;
+        std::fs::metadata(&configuration).map_err(LaunchError::at(configuration))?;
         files.create_folders(&path)?;
         Ok(Self { _hold: Hold::take(&path)?, path, files })
     }

@@ -7,7 +7,6 @@ use locdiff_core::config::{DecodeAnchors, Origin, Resolved, RetrievalConfig, Ret
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, HybridWish, Job};
 use locdiff_core::tuning::{self, Choice, Hybrid, choose};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::files::EvalFolder;
@@ -15,12 +14,11 @@ use super::gather::Gather;
 use super::published;
 use super::score::Task;
 use super::table::{self, Row, data_words};
-use crate::error::{LaunchError, reported};
+use crate::error::{LaunchError, exit_code_of, reported};
 use crate::output::Output;
 use crate::rendezvous::{World, cores};
 use crate::run_folder::Checkpoint;
 use crate::supervisor::{Echo, Supervisor};
-use crate::verbs::run_attempt;
 
 /// How long another evaluation of the run may take to score and write what it has.
 const FOLDER_PATIENCE: Duration = Duration::from_secs(60);
@@ -93,7 +91,9 @@ impl Phase<'_> {
         let path = self.folder()?.write_tuned(&said, &setting)?;
         self.output.people(&format!("{said}\n{}", toml::to_string(&setting)?.trim_end()));
         self.output.people(&path.display().to_string());
-        let choice = Chosen { choice: chosen, words, settings_tried: tuning::settings().len() };
+        let mut choice = json!(chosen);
+        choice["words"] = json!(words);
+        choice["settings_tried"] = json!(tuning::settings().len());
         Ok(json!({ "ok": true, "run": self.run, "data": summary, "tuned": path, "choice": choice }))
     }
 
@@ -104,7 +104,7 @@ impl Phase<'_> {
         loop {
             self.supervisor.check_interrupted()?;
             match EvalFolder::create(self.run) {
-                Err(LaunchError::RunHeld { .. }) if began.elapsed() < FOLDER_PATIENCE => {
+                Err(error) if error.exit_code() == ExitCode::RunHeld && began.elapsed() < FOLDER_PATIENCE => {
                     std::thread::sleep(Duration::from_millis(100));
                 }
                 found => return Ok(found?),
@@ -122,7 +122,7 @@ impl Phase<'_> {
         }
         let mut gather = Gather::default();
         let job = Job::Eval(Box::new(job));
-        let found = run_attempt(self.supervisor, &self.resolved, &self.world, job, 0, &mut gather)?;
+        let found = self.supervisor.run(&self.resolved.config, &self.world, job, 0, &mut gather)?;
         let summary: EvalSummary = found.first()?;
         gather.check(summary.rows)?;
         Ok((gather, summary))
@@ -132,17 +132,8 @@ impl Phase<'_> {
     fn embed_gallery(&mut self, job: &EvalJob) -> anyhow::Result<()> {
         let world = self.world.clone().alone(cores());
         let job = Job::Gallery(Box::new(job.clone()));
-        run_attempt::<GalleryEmbedded>(self.supervisor, &self.resolved, &world, job, 0, &mut Echo).map(drop)
+        self.supervisor.run::<GalleryEmbedded>(&self.resolved.config, &world, job, 0, &mut Echo).map(drop)
     }
-}
-
-/// What was chosen, for programs.
-#[derive(Debug, Serialize)]
-struct Chosen {
-    #[serde(flatten)]
-    choice: Choice,
-    words: String,
-    settings_tried: usize,
 }
 
 /// What was chosen, and what it is worth on places that it was not chosen on.
@@ -210,8 +201,7 @@ fn missing_for_retrieval(config: &RetrievalConfig) -> Option<&str> {
 
 /// The head does not fit the data, or there is too little of it: no reason not to evaluate LocDiff alone.
 fn is_misfit(error: &anyhow::Error) -> bool {
-    let code = error.downcast_ref::<LaunchError>().map(LaunchError::exit_code);
-    matches!(code, Some(ExitCode::Config | ExitCode::BadData))
+    matches!(exit_code_of(error), ExitCode::Config | ExitCode::BadData)
 }
 
 /// Before workers are started for nothing: is there anything where the configuration says?

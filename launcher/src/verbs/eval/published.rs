@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use locdiff_core::metrics::THRESHOLDS_KM;
 use serde::{Deserialize, Serialize, Serializer};
-
-/// Distances of the paper's columns, km.
-const THRESHOLDS_KM: [f64; 5] = [1.0, 25.0, 200.0, 750.0, 2500.0];
 
 const TABLE1: &str = include_str!("table1.toml");
 

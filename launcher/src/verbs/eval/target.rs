@@ -12,31 +12,26 @@ use crate::run_folder::{CONFIG, Checkpoint, Depth, checkpoints, newest_whole, wh
 use crate::verbs::checkpoint::find_run;
 use crate::verbs::resolve;
 
-/// A checkpoint and what to evaluate it with.
-pub(super) struct Target {
-    pub(super) run: PathBuf,
-    pub(super) checkpoint: Checkpoint,
-    pub(super) resolved: Resolved,
-}
-
-impl Target {
-    /// Finds the run and its checkpoint, and says both. The configuration is the run's, unless `--config` names another.
-    pub(super) fn find(global: &Global, is_hybrid: bool, output: Output) -> anyhow::Result<Self> {
-        let run = find_run(None, global, output)?;
-        let resolved = match &global.config {
-            Some(_) => {
-                let tuned = run.join("eval").join(TUNED);
-                if is_hybrid && tuned.exists() {
-                    output.people(&format!("settings as --config has them: {} is not used with it", tuned.display()));
-                }
-                resolve(global)?
+/// Finds the run and its checkpoint, and says both. The configuration is the run's, unless `--config` names another.
+pub(super) fn find(
+    global: &Global,
+    is_hybrid: bool,
+    output: Output,
+) -> anyhow::Result<(PathBuf, Checkpoint, Resolved)> {
+    let run = find_run(None, global, output)?;
+    let resolved = match &global.config {
+        Some(_) => {
+            let tuned = run.join("eval").join(TUNED);
+            if is_hybrid && tuned.exists() {
+                output.people(&format!("settings as --config has them: {} is not used with it", tuned.display()));
             }
-            None => config::load(&layers(&run, global, is_hybrid, output)?).map_err(LaunchError::from)?,
-        };
-        let (checkpoint, words) = choose(&run, resolved.config.eval.checkpoint)?;
-        output.people(&format!("checkpoint {} ({words})", checkpoint.path.display()));
-        Ok(Self { run, checkpoint, resolved })
-    }
+            resolve(global)?
+        }
+        None => config::load(&layers(&run, global, is_hybrid, output)?).map_err(LaunchError::from)?,
+    };
+    let (checkpoint, words) = choose(&run, resolved.config.eval.checkpoint)?;
+    output.people(&format!("checkpoint {} ({words})", checkpoint.path.display()));
+    Ok((run, checkpoint, resolved))
 }
 
 /// The run's own configuration; for LocDiff-H what was tuned for it on top; then flags.
@@ -55,7 +50,7 @@ fn layers(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Resul
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             output.people("settings as configured: `eval --tune` has not chosen any for this run");
         }
-        Err(error) => return Err(LaunchError::Io { path, error }),
+        Err(error) => return Err(LaunchError::at(path)(error)),
     }
     Ok(layers)
 }

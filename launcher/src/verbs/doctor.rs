@@ -9,11 +9,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
-use crate::error::LaunchError;
+use crate::error::refuse;
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::rendezvous::World;
-use crate::verbs;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
@@ -41,18 +40,24 @@ struct Check {
     detail: String,
 }
 
-fn check(name: &'static str, level: Level, detail: impl Into<String>) -> Check {
-    Check { name, level, detail: detail.into() }
-}
+/// What a check has found.
+type Found = (Level, String);
 
 /// Runs all checks; the error says which of them would stop training.
-pub fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
+pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
-    let resolved = verbs::resolve(global)?;
+    let resolved = super::resolve(global)?;
     let config = &resolved.config;
-    let mut checks = vec![machine(), graphics(&inventory), layout(config, &inventory)];
-    checks.push(worker(config, &inventory));
-    checks.extend([shared_memory(), open_files(), disk(config)]);
+    let checks = [
+        ("machine", machine()),
+        ("GPUs", graphics(&inventory)),
+        ("layout", layout(config, &inventory)),
+        ("worker", worker(config, &inventory)),
+        ("shared memory", shared_memory()),
+        ("open files", open_files()),
+        ("disk", disk(config)),
+    ]
+    .map(|(name, (level, detail))| Check { name, level, detail });
     let presets = presets(config, &inventory);
     for check in &checks {
         let mark = match check.level {
@@ -78,15 +83,14 @@ pub fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         return Ok(result);
     }
     output.result(&result);
-    Err(LaunchError::NotReady(failed.join(", ")).into())
+    refuse!(NotReady, "training could not start here: {}", failed.join(", "))
 }
 
-fn machine() -> Check {
+fn machine() -> Found {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let memory = memory_bytes("MemTotal:").unwrap_or(0) as f64 / GIB;
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let detail = format!("{cores} cores, {memory:.1} GiB memory, Linux {}", kernel.trim());
-    check("machine", Level::Ok, detail)
+    (Level::Ok, format!("{cores} cores, {memory:.1} GiB memory, Linux {}", kernel.trim()))
 }
 
 /// A line of `/proc/meminfo`, bytes.
@@ -96,9 +100,9 @@ fn memory_bytes(name: &str) -> Option<u64> {
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }
 
-fn graphics(inventory: &Inventory) -> Check {
+fn graphics(inventory: &Inventory) -> Found {
     if let Some(reason) = &inventory.absent_because {
-        return check("GPUs", Level::Ok, format!("none: {reason}"));
+        return (Level::Ok, format!("none: {reason}"));
     }
     let gpu = |gpu: &gpus::Gpu| {
         let (free, total) = (gpu.memory_free_bytes as f64 / GIB, gpu.memory_total_bytes as f64 / GIB);
@@ -106,35 +110,34 @@ fn graphics(inventory: &Inventory) -> Check {
     };
     let list: Vec<String> = inventory.gpus.iter().map(gpu).collect();
     let driver = inventory.driver.as_deref().unwrap_or("unknown");
-    check("GPUs", Level::Ok, format!("{}; driver {driver}", list.join(", ")))
+    (Level::Ok, format!("{}; driver {driver}", list.join(", ")))
 }
 
-fn layout(config: &RunConfig, inventory: &Inventory) -> Check {
+fn layout(config: &RunConfig, inventory: &Inventory) -> Found {
     match World::plan(config, inventory) {
         Ok(world) => {
             let device = if world.places.iter().any(|place| place.gpu.is_some()) { "GPU" } else { "CPU" };
-            check("layout", Level::Ok, format!("{} {device} worker(s)", world.places.len()))
+            (Level::Ok, format!("{} {device} worker(s)", world.places.len()))
         }
-        Err(error) => check("layout", Level::Error, error.to_string()),
+        Err(error) => (Level::Error, error.to_string()),
     }
 }
 
-fn worker(config: &RunConfig, inventory: &Inventory) -> Check {
-    let hello = match verbs::probe() {
+fn worker(config: &RunConfig, inventory: &Inventory) -> Found {
+    let hello = match super::probe() {
         Ok(hello) => hello,
-        Err(error) => return check("worker", Level::Error, format!("{error:#}")),
+        Err(error) => return (Level::Error, format!("{error:#}")),
     };
     let wants_cuda = config.parallel.device.on_cuda(!inventory.gpus.is_empty());
     match (&hello.cuda, &hello.nccl) {
         (Some(cuda), Some(nccl)) => {
-            let detail = format!("libtorch {}, CUDA {cuda}, NCCL {nccl}", hello.libtorch_loaded);
-            check("worker", Level::Ok, detail)
+            (Level::Ok, format!("libtorch {}, CUDA {cuda}, NCCL {nccl}", hello.libtorch_loaded))
         }
         _ if wants_cuda => {
             let detail = "GPUs are to be used, but the worker is the CPU variant; build the other with `LOCDIFF_CUDA=1 make build`";
-            check("worker", Level::Error, detail)
+            (Level::Error, detail.to_owned())
         }
-        _ => check("worker", Level::Ok, format!("libtorch {}, CPU variant", hello.libtorch_loaded)),
+        _ => (Level::Ok, format!("libtorch {}, CPU variant", hello.libtorch_loaded)),
     }
 }
 
@@ -143,43 +146,43 @@ fn free_bytes(path: &Path) -> nix::Result<u64> {
     Ok(stat.blocks_available() as u64 * stat.fragment_size() as u64)
 }
 
-fn shared_memory() -> Check {
+fn shared_memory() -> Found {
     match free_bytes(Path::new("/dev/shm")) {
         Ok(free) if free >= SHARED_MEMORY_WANTED_BYTES => {
-            check("shared memory", Level::Ok, format!("{:.1} GiB free in /dev/shm", free as f64 / GIB))
+            (Level::Ok, format!("{:.1} GiB free in /dev/shm", free as f64 / GIB))
         }
         Ok(free) => {
             let detail = format!("{:.2} GiB free in /dev/shm, wanted 1 GiB for NCCL between GPUs", free as f64 / GIB);
-            check("shared memory", Level::Warning, detail)
+            (Level::Warning, detail)
         }
-        Err(error) => check("shared memory", Level::Warning, format!("/dev/shm: {error}")),
+        Err(error) => (Level::Warning, format!("/dev/shm: {error}")),
     }
 }
 
-fn open_files() -> Check {
+fn open_files() -> Found {
     match getrlimit(Resource::RLIMIT_NOFILE) {
-        Ok((soft, _)) if soft >= OPEN_FILES_WANTED => check("open files", Level::Ok, format!("limit {soft}")),
+        Ok((soft, _)) if soft >= OPEN_FILES_WANTED => (Level::Ok, format!("limit {soft}")),
         Ok((soft, hard)) => {
             let detail =
                 format!("limit {soft}, wanted {OPEN_FILES_WANTED}; `ulimit -n {}` raises it", hard.min(65_536));
-            check("open files", Level::Warning, detail)
+            (Level::Warning, detail)
         }
-        Err(error) => check("open files", Level::Warning, error.to_string()),
+        Err(error) => (Level::Warning, error.to_string()),
     }
 }
 
 /// Room for the checkpoints that are kept, in a folder that can be written to.
-fn disk(config: &RunConfig) -> Check {
+fn disk(config: &RunConfig) -> Found {
     let wanted = checkpoint_bytes(config) * (u64::from(config.checkpoint.keep) + 2);
     let folder = nearest_folder(Path::new(&config.checkpoint.dir));
     let shown = folder.display();
     if let Err(error) = nix::unistd::access(&folder, nix::unistd::AccessFlags::W_OK) {
-        return check("disk", Level::Error, format!("checkpoint.dir: {shown} cannot be written to: {error}"));
+        return (Level::Error, format!("checkpoint.dir: {shown} cannot be written to: {error}"));
     }
     match free_bytes(&folder) {
         Ok(free) if free >= wanted => {
             let detail = format!("{:.1} GiB free at {shown}, {:.1} wanted", free as f64 / GIB, wanted as f64 / GIB);
-            check("disk", Level::Ok, detail)
+            (Level::Ok, detail)
         }
         Ok(free) => {
             let detail = format!(
@@ -188,9 +191,9 @@ fn disk(config: &RunConfig) -> Check {
                 wanted as f64 / GIB,
                 config.checkpoint.keep
             );
-            check("disk", Level::Error, detail)
+            (Level::Error, detail)
         }
-        Err(error) => check("disk", Level::Error, format!("checkpoint.dir: {shown}: {error}")),
+        Err(error) => (Level::Error, format!("checkpoint.dir: {shown}: {error}")),
     }
 }
 
