@@ -13,7 +13,7 @@ use locdiff_core::tables::{ColumnNames, Matrix, TableError, TableReader, TableRo
 use twox_hash::XxHash3_128;
 
 use super::error::ShardsError;
-use super::format::{ImageHead, Manifest, OwnedRows, ShardWriter, WriterOptions, first_not_finite};
+use super::format::{ImageHead, Manifest, WriterRows, ShardWriter, WriterOptions, first_not_finite};
 
 /// Rows that are read at once.
 const CHUNK_ROWS: usize = 4096;
@@ -73,7 +73,7 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
         let views = matrices.iter_mut().map(|matrix| matrix.read_f16(first, chunk.len()));
         let views = views.collect::<Result<Vec<_>, _>>()?;
         let good = sift(inputs, chunk, &matrices, &views, first, &mut known, &mut skipped)?;
-        writer.push_owned(&good)?;
+        writer.push(&good)?;
         first = end;
     }
     if first != rows {
@@ -117,8 +117,8 @@ fn sift(
     first: u64,
     known: &mut Known,
     skipped: &mut u64,
-) -> Result<OwnedRows, TableError> {
-    let mut good = OwnedRows::new(views.len());
+) -> Result<WriterRows, TableError> {
+    let mut good = WriterRows::new(views.len());
     let width = matrices[0].width();
     for ((offset, row), number) in chunk.into_iter().enumerate().zip(first..) {
         let embedding = |view: usize| &views[view][offset * width..(offset + 1) * width];

@@ -32,7 +32,7 @@ pub use build::{Build, Built, build};
 pub use error::{ShardsError, Spot};
 pub use format::{
     Checksum, ELEMENT_BYTES, FILE_BYTES, ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, Moments,
-    OwnedRows, ROWS_PER_GROUP, SCHEMA_VERSION, ShardWriter, Statistics, WriterOptions, WriterRows,
+    ROWS_PER_GROUP, SCHEMA_VERSION, ShardWriter, Statistics, WriterOptions, WriterRows,
 };
 pub use inspect::inspect;
 pub use linear_head::{PROJECTION_SEED, projection};

@@ -87,7 +87,7 @@ fn file_checksum(dataset: &Dataset, file: usize) -> Result<Checksum, ShardsError
         hasher.write(piece);
         offset += length;
     }
-    Ok(Checksum::from(&hasher))
+    Ok(Checksum(hasher.finish()))
 }
 
 /// Every view of every block: checksums of chunks, nulls, widths, numbers, coordinates.
