@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use super::options::Simulation;
 use super::world::{BLOCK_PHOTOS, Candidates, Photo, SOURCES, Source, World};
 use crate::geoclip::{EMBEDDING_WIDTH, Embedder, FEATURE_WIDTH, Gallery, Geoclip, for_each_tile, tile_rows};
-use crate::shards::{WriterRows, PROJECTION_SEED, ShardsError, projection};
+use crate::shards::{PROJECTION_SEED, ShardsError, WriterRows, projection};
 
 /// Most photos worth computing without the whole gallery: more need most of it anyway, and the next run finds it on disk.
 const FEW_PHOTOS: u64 = 20_000;

@@ -4,8 +4,10 @@
 //! manifest last, and renamed; whatever goes wrong before leaves no OUT. The format is specified in `shards/README.md`.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
+
+use locdiff_core::files::{self, Files};
 
 use super::checks;
 use super::checksum::Checksum;
@@ -82,9 +84,8 @@ impl ShardWriter {
             .ok_or_else(|| ShardsError::Argument(format!("{} names no folder that could be made", out.display())))?;
         check_target(out, options.overwrite)?;
         let partial = beside(out, name, &format!(".partial-{}", std::process::id()));
-        if let Some(parent) = partial.parent() {
-            fs::create_dir_all(parent).map_err(|error| ShardsError::io(parent, error))?;
-        }
+        let parent = files::parent(out);
+        fs::create_dir_all(parent).map_err(|error| ShardsError::io(parent, error))?;
         fs::create_dir(&partial).map_err(|error| ShardsError::io(&partial, error))?;
         let moments = Moments::new(options.width as usize);
         let group = WriterRows::new(options.views as usize);
@@ -136,10 +137,8 @@ impl ShardWriter {
             files: std::mem::take(&mut self.files),
         };
         manifest.fingerprint = manifest.compute_fingerprint();
-        let path = self.partial.join(MANIFEST_NAME);
-        fs::write(&path, manifest.to_json()?).map_err(|error| ShardsError::io(&path, error))?;
-        sync(&path)?;
-        sync(&self.partial)?;
+        Files::real().write_new(&self.partial.join(MANIFEST_NAME), &manifest.to_json()?)?;
+        Files::real().sync_folder(&self.partial)?;
         self.rename()?;
         Ok(manifest)
     }
@@ -215,10 +214,6 @@ impl ShardWriter {
     /// Puts the whole folder under its final name, and what was there out of the way.
     fn rename(&self) -> Result<(), ShardsError> {
         let io = |error| ShardsError::io(&self.out, error);
-        let parent = match self.out.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
         check_target(&self.out, self.options.overwrite)?;
         let replaced = beside(&self.partial, self.partial.file_name().unwrap_or_default(), ".replaced");
         let exists = self.out.exists();
@@ -232,7 +227,7 @@ impl ShardWriter {
             }
             return Err(io(error));
         }
-        sync(parent)?;
+        Files::real().sync_folder(files::parent(&self.out))?;
         if exists {
             fs::remove_dir_all(&replaced).map_err(|error| ShardsError::io(&replaced, error))?;
         }
@@ -262,7 +257,7 @@ fn file_name(index: usize) -> String {
 fn check_target(out: &Path, overwrite: bool) -> Result<(), ShardsError> {
     let Ok(found) = fs::symlink_metadata(out) else { return Ok(()) };
     if !overwrite {
-        return Err(ShardsError::Exists { path: out.to_owned() });
+        return Err(ShardsError::Exists(out.to_owned()));
     }
     let empty = || fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
     // Other folders of this project have a manifest.json too: only one of shards will do, be it of another version.
@@ -277,9 +272,4 @@ fn check_target(out: &Path, overwrite: bool) -> Result<(), ShardsError> {
         return Err(ShardsError::Argument(format!("{} {reason}", out.display())));
     }
     Ok(())
-}
-
-/// Makes what was written to a file or folder last.
-fn sync(path: &Path) -> Result<(), ShardsError> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(|error| ShardsError::io(path, error))
 }
