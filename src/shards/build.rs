@@ -13,7 +13,7 @@ use locdiff_core::tables::{ColumnNames, Matrix, TableError, TableReader, TableRo
 use twox_hash::XxHash3_128;
 
 use super::error::ShardsError;
-use super::format::{ImageHead, Manifest, OwnedRows, ShardWriter, WriterOptions, first_not_finite};
+use super::format::{ImageHead, Manifest, ShardWriter, WriterOptions, WriterRows, first_not_finite};
 
 /// Rows that are read at once.
 const CHUNK_ROWS: usize = 4096;
@@ -31,17 +31,8 @@ pub struct Build<'a> {
     pub overwrite: bool,
 }
 
-/// What was built.
-#[derive(Debug, Clone)]
-pub struct Built {
-    /// The folder's manifest.
-    pub manifest: Manifest,
-    /// Rows that were left out.
-    pub skipped: u64,
-}
-
-/// Builds a folder of shards.
-pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
+/// Builds a folder of shards: its manifest, and how many rows were left out.
+pub fn build(inputs: &Build<'_>, out: &Path) -> Result<(Manifest, u64), ShardsError> {
     if inputs.embeddings.is_empty() {
         return Err(ShardsError::Argument("no --embeddings; give one file per view".to_owned()));
     }
@@ -73,7 +64,7 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
         let views = matrices.iter_mut().map(|matrix| matrix.read_f16(first, chunk.len()));
         let views = views.collect::<Result<Vec<_>, _>>()?;
         let good = sift(inputs, chunk, &matrices, &views, first, &mut known, &mut skipped)?;
-        writer.push_owned(&good)?;
+        writer.push(&good)?;
         first = end;
     }
     if first != rows {
@@ -85,7 +76,7 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<Built, ShardsError> {
     if skipped == rows {
         return Err(TableError::file(inputs.table, "no row that can be used").into());
     }
-    Ok(Built { manifest: writer.finish()?, skipped })
+    Ok((writer.finish()?, skipped))
 }
 
 /// Identifiers of the rows so far: 128 bits of each, which no two share by chance, and its row.
@@ -117,8 +108,8 @@ fn sift(
     first: u64,
     known: &mut Known,
     skipped: &mut u64,
-) -> Result<OwnedRows, TableError> {
-    let mut good = OwnedRows::new(views.len());
+) -> Result<WriterRows, TableError> {
+    let mut good = WriterRows::new(views.len());
     let width = matrices[0].width();
     for ((offset, row), number) in chunk.into_iter().enumerate().zip(first..) {
         let embedding = |view: usize| &views[view][offset * width..(offset + 1) * width];

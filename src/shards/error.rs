@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::files::FileError;
 use locdiff_core::tables::TableError;
 
 /// Where in the data something is wrong, as a message begins.
@@ -83,19 +84,11 @@ pub enum ShardsError {
         reason: String,
     },
     /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// Which file.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] FileError),
     /// What would be written exists.
-    #[error("{path} exists; say --overwrite to replace it")]
-    Exists {
-        /// Which folder.
-        path: PathBuf,
-    },
+    #[error("{0} exists; say --overwrite to replace it")]
+    Exists(PathBuf),
     /// An argument that cannot be meant.
     #[error("{0}")]
     Argument(String),
@@ -129,7 +122,7 @@ impl ShardsError {
 
     /// The system refused something about a file.
     pub(crate) fn io(path: impl Into<PathBuf>, error: std::io::Error) -> Self {
-        Self::Io { path: path.into(), error }
+        Self::Io(FileError { path: path.into(), error })
     }
 }
 
@@ -140,8 +133,8 @@ impl HasExitCode for ShardsError {
             Self::Bad { .. } => ExitCode::BadData,
             Self::Corrupt { .. } => ExitCode::Corrupt,
             Self::Changed { .. } => ExitCode::DataChanged,
-            Self::Io { .. } => ExitCode::Io,
-            Self::Exists { .. } => ExitCode::Exists,
+            Self::Io(_) => ExitCode::Io,
+            Self::Exists(_) => ExitCode::Exists,
             Self::Argument(_) => ExitCode::Usage,
             Self::Table(error) => error.exit_code(),
             Self::Geoclip(error) => error.exit_code(),

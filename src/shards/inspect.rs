@@ -18,7 +18,7 @@ const SHADES: &[u8] = b" .:-=+*#%@";
 /// their number.
 pub fn inspect(dataset: &Dataset, config: &ShardsConfig) -> Result<Inspection, ShardsError> {
     let Survey { mask, statistics, .. } = Survey::begin(dataset, config)?;
-    let statistics = statistics.map_or_else(|| dataset.statistics(), Ok)?;
+    let statistics = statistics.expect("a survey that begins has statistics");
     let mut counts = vec![0_u64; MAP_COLUMNS * MAP_LINES];
     let mut read = BlockRows::default();
     let nowhere = (f64::INFINITY, f64::NEG_INFINITY);

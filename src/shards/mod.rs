@@ -28,11 +28,11 @@ mod verify;
 
 pub use batches::{Batch, BatchOptions, Batches, Cache, InlineBatches, Room};
 pub use blocks::{BadRow, BlockRows, Blocks, Contents, Dataset, Scan};
-pub use build::{Build, Built, build};
+pub use build::{Build, build};
 pub use error::{ShardsError, Spot};
 pub use format::{
     Checksum, ELEMENT_BYTES, FILE_BYTES, ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, Moments,
-    OwnedRows, ROWS_PER_GROUP, SCHEMA_VERSION, ShardWriter, Statistics, WriterOptions, WriterRows,
+    ROWS_PER_GROUP, SCHEMA_VERSION, ShardWriter, Statistics, WriterOptions, WriterRows,
 };
 pub use inspect::inspect;
 pub use linear_head::{PROJECTION_SEED, projection};
@@ -41,4 +41,4 @@ pub use order::{
 };
 pub use source::{ByteSource, DatasetIndex, LocalFiles, Origin, S3Options};
 pub use survey::Survey;
-pub use verify::{PROBLEMS_MAX, Problem, verify, verify_skipping};
+pub use verify::{PROBLEMS_MAX, verify};

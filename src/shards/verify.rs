@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher as _;
 
-use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::config::OnBadRows;
+use locdiff_core::exit_code::HasExitCode;
+use locdiff_core::protocol::Problem;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::blocks::{BlockRows, Blocks, Dataset};
@@ -17,45 +19,23 @@ pub const PROBLEMS_MAX: usize = 20;
 /// Bytes of a file that are read at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// What is wrong.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
-    /// Where, got and wanted.
-    pub message: String,
-    /// The documented exit code.
-    pub code: ExitCode,
-}
-
 impl From<ShardsError> for Problem {
     fn from(error: ShardsError) -> Self {
-        Self { code: error.exit_code(), message: error.to_string() }
+        Self { exit_code: error.exit_code().code(), message: error.to_string() }
     }
 }
 
 /// Checks files, column chunks, values and identifiers; every problem that was found, at most [`PROBLEMS_MAX`].
 ///
-/// What keeps a data set from being opened (its schema, its manifest) is an error of [`Dataset::open`] already.
-pub fn verify(dataset: &Dataset) -> Vec<Problem> {
-    check(dataset, None)
-}
-
-/// The same where rows that cannot be used are left out: they are no problem, and come back as those that are.
-pub fn verify_skipping(dataset: &Dataset) -> Result<(Vec<Problem>, Mask), ShardsError> {
-    let mut skipped = BTreeMap::new();
-    let problems = check(dataset, Some(&mut skipped));
-    Ok((problems, Mask::new(skipped, dataset.block_rows())?))
-}
-
-/// Rows that are left out, by block.
-type Skipped = BTreeMap<u32, Vec<u32>>;
-
-fn check(dataset: &Dataset, skipped: Option<&mut Skipped>) -> Vec<Problem> {
+/// What keeps a data set from being opened (its schema, its manifest) is an error of [`Dataset::open`] already. Where rows that
+/// cannot be used are skipped they are no problem, and come back as the mask.
+pub fn verify(dataset: &Dataset, on_bad_rows: OnBadRows) -> Result<(Vec<Problem>, Mask), ShardsError> {
     let mut problems = Vec::new();
     check_files(dataset, &mut problems);
-    check_values(dataset, skipped, &mut problems);
+    let skipped = check_values(dataset, on_bad_rows, &mut problems);
     check_ids(dataset, &mut problems);
     problems.truncate(PROBLEMS_MAX);
-    problems
+    Ok((problems, Mask::new(skipped, dataset.block_rows())?))
 }
 
 /// Whole files against the manifest.
@@ -87,31 +67,30 @@ fn file_checksum(dataset: &Dataset, file: usize) -> Result<Checksum, ShardsError
         hasher.write(piece);
         offset += length;
     }
-    Ok(Checksum::from(&hasher))
+    Ok(Checksum(hasher.finish()))
 }
 
-/// Every view of every block: checksums of chunks, nulls, widths, numbers, coordinates.
-fn check_values(dataset: &Dataset, mut skipped: Option<&mut Skipped>, problems: &mut Vec<Problem>) {
-    let mut rows = BlockRows::default();
+/// Every view of every block: checksums of chunks, nulls, widths, numbers, coordinates. The rows that are skipped come back.
+fn check_values(dataset: &Dataset, on_bad_rows: OnBadRows, problems: &mut Vec<Problem>) -> BTreeMap<u32, Vec<u32>> {
+    let (mut rows, mut skipped) = (BlockRows::default(), BTreeMap::new());
     for block in 0..dataset.block_rows().len() as u32 {
         let (mut seen, mut left_out): (Vec<String>, BTreeSet<u32>) = Default::default();
         for view in 0..dataset.views() {
             if problems.len() >= PROBLEMS_MAX {
-                return;
+                return skipped;
             }
             let mut found = Vec::new();
             match dataset.read_block(block, view, &mut rows, &mut found, None) {
                 Err(error) => found_once(error.into(), &mut seen, problems),
-                Ok(()) if skipped.is_some() => left_out.extend(found.iter().map(|value| value.row as u32)),
+                Ok(()) if on_bad_rows == OnBadRows::Skip => left_out.extend(found.iter().map(|value| value.row as u32)),
                 Ok(()) => found.into_iter().for_each(|value| {
                     found_once(dataset.bad_value(block, value).into(), &mut seen, problems);
                 }),
             }
         }
-        if let Some(skipped) = skipped.as_deref_mut() {
-            skipped.insert(block, left_out.into_iter().collect());
-        }
+        skipped.insert(block, left_out.into_iter().collect());
     }
+    skipped
 }
 
 /// Coordinates are read with every view, but are wrong only once.

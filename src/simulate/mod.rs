@@ -9,4 +9,4 @@ mod world;
 
 pub use options::Simulation;
 pub use simulation::simulate;
-pub use world::{BLOCK_PHOTOS, Candidates, Photo, Source, Spots, World};
+pub use world::{BLOCK_PHOTOS, Candidates, Photo, Source, World};

@@ -11,9 +11,9 @@ use locdiff_core::tables;
 
 use super::options::Simulation;
 use super::studio::{Progress, Studio};
-use super::world::{Spots, World};
+use super::world::World;
 use crate::geoclip::{FEATURE_WIDTH, Geoclip};
-use crate::shards::{ImageHead, Manifest, OwnedRows, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions};
+use crate::shards::{ImageHead, Manifest, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions, WriterRows};
 
 /// Views of all photos of a chunk: 25 MB of embeddings, and twice that on the way.
 const CHUNK_VIEWS: usize = 16_384;
@@ -38,7 +38,7 @@ pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsE
     };
     let writer = ShardWriter::create(out, options)?;
     let mut studio = Studio::new(simulation, &geoclip, rows)?;
-    let world = World::new(simulation.seed, geoclip.places(), places.as_deref().map_or(Spots::Gallery, Spots::Places));
+    let world = World::new(simulation.seed, geoclip.places(), places.as_deref());
     let chunk = simulation.chunk_rows.unwrap_or(CHUNK_VIEWS / simulation.views as usize).max(1) as u64;
     let starts = (0..rows).step_by(usize::try_from(chunk).unwrap_or(usize::MAX));
     let mut progress = Progress::new("photos", rows);
@@ -54,12 +54,12 @@ pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsE
 /// Writes one chunk of photos while the next is made. Nothing is finished where either fails.
 fn write_all(
     mut writer: ShardWriter,
-    mut shots: impl Iterator<Item = Result<OwnedRows, ShardsError>>,
+    mut shots: impl Iterator<Item = Result<WriterRows, ShardsError>>,
 ) -> Result<ShardWriter, ShardsError> {
     std::thread::scope(|scope| {
-        let (sender, arrivals) = sync_channel::<OwnedRows>(1);
+        let (sender, arrivals) = sync_channel::<WriterRows>(1);
         let writing = scope.spawn(move || -> Result<ShardWriter, ShardsError> {
-            arrivals.into_iter().try_for_each(|shot| writer.push_owned(&shot))?;
+            arrivals.into_iter().try_for_each(|shot| writer.push(&shot))?;
             Ok(writer)
         });
         // A writer that has failed listens no more, and says why below.

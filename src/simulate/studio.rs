@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use super::options::Simulation;
 use super::world::{BLOCK_PHOTOS, Candidates, Photo, SOURCES, Source, World};
 use crate::geoclip::{EMBEDDING_WIDTH, Embedder, FEATURE_WIDTH, Gallery, Geoclip, for_each_tile, tile_rows};
-use crate::shards::{OwnedRows, PROJECTION_SEED, ShardsError, projection};
+use crate::shards::{PROJECTION_SEED, ShardsError, WriterRows, projection};
 
 /// Most photos worth computing without the whole gallery: more need most of it anyway, and the next run finds it on disk.
 const FEW_PHOTOS: u64 = 20_000;
@@ -46,7 +46,7 @@ impl Studio {
     }
 
     /// Makes photos `range`.
-    pub(super) fn shoot(&mut self, world: &World<'_>, range: std::ops::Range<u64>) -> Result<OwnedRows, ShardsError> {
+    pub(super) fn shoot(&mut self, world: &World<'_>, range: std::ops::Range<u64>) -> Result<WriterRows, ShardsError> {
         let photos = self.draw(world, range.clone())?;
         let of_gallery = photos.iter().flat_map(|photo| &photo.sources).filter_map(|source| match source {
             Source::Gallery(index) => Some(*index),
@@ -68,7 +68,7 @@ impl Studio {
             let looks = self.mix(world, &range, &photos, view, &fresh, &firsts)?;
             views.push(self.turn(&looks)?);
         }
-        Ok(OwnedRows {
+        Ok(WriterRows {
             ids: range.map(|index| format!("sim-{}-{index}", self.seed)).collect(),
             latitudes: photos.iter().map(|photo| photo.place.latitude().0).collect(),
             longitudes: photos.iter().map(|photo| photo.place.longitude().0).collect(),

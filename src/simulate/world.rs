@@ -66,15 +66,6 @@ pub struct Photo {
     pub weights: [f64; SOURCES],
 }
 
-/// The places that photos are taken at: rows cycle through them.
-#[derive(Debug, Clone, Copy)]
-pub enum Spots<'a> {
-    /// Those of the gallery.
-    Gallery,
-    /// These.
-    Places(&'a [Place]),
-}
-
 /// The gallery points of a block, from south to north.
 #[derive(Debug)]
 pub struct Candidates(Vec<(f64, UnitVector, usize)>);
@@ -84,25 +75,14 @@ pub struct Candidates(Vec<(f64, UnitVector, usize)>);
 pub struct World<'a> {
     philox: Philox,
     gallery: &'a [Place],
-    spots: Spots<'a>,
+    /// The places that photos are taken at; none: those of the gallery.
+    places: Option<&'a [Place]>,
 }
 
 impl<'a> World<'a> {
-    /// The world of a seed.
-    pub fn new(seed: u64, gallery: &'a [Place], spots: Spots<'a>) -> Self {
-        Self { philox: Philox::new(seed), gallery, spots }
-    }
-
-    /// How many places its photos are taken at.
-    pub fn spots(&self) -> usize {
-        self.places().len()
-    }
-
-    fn places(&self) -> &'a [Place] {
-        match self.spots {
-            Spots::Gallery => self.gallery,
-            Spots::Places(places) => places,
-        }
+    /// The world of a seed. Photos cycle through the given places, or through those of the gallery.
+    pub fn new(seed: u64, gallery: &'a [Place], places: Option<&'a [Place]>) -> Self {
+        Self { philox: Philox::new(seed), gallery, places }
     }
 
     /// The gallery points of a block of photos.
@@ -128,12 +108,12 @@ impl<'a> World<'a> {
         let mut words = [0; PHOTO_WORDS];
         self.philox.fill_bits(self.draw(STEP_PHOTO, index, PHOTO_WORDS), &mut words)?;
         let uniform = words.map(uniform);
-        let spots = self.places().len() as u64;
+        let spots = self.places.unwrap_or(self.gallery).len() as u64;
         let spot = (index % spots) as usize;
-        let (place, own) = match self.spots {
-            Spots::Places(places) => (places[spot], Source::Place(places[spot])),
-            Spots::Gallery if index < spots => (self.gallery[spot], Source::Gallery(spot)),
-            Spots::Gallery => {
+        let (place, own) = match self.places {
+            Some(places) => (places[spot], Source::Place(places[spot])),
+            None if index < spots => (self.gallery[spot], Source::Gallery(spot)),
+            None => {
                 let place = displaced(self.gallery[spot], JITTER_KM, uniform[2], uniform[3]).into();
                 (place, Source::Place(place))
             }

@@ -161,8 +161,7 @@ fn write_own(out: &Path, rows: usize) -> Result<(), JobError> {
         let longitudes: Vec<f64> = (0..count).map(|_| (random.next() % 360) as f64 - 180.0).collect();
         // Any exponent but the highest is finite.
         let values: Vec<f16> = (0..count * WIDTH).map(|_| f16::from_bits(random.next() as u16 & 0xbbff)).collect();
-        let rows = WriterRows { ids: &ids, latitudes: &latitudes, longitudes: &longitudes, views: &[&values] };
-        writer.push(&rows)?;
+        writer.push(&WriterRows { ids, latitudes, longitudes, views: vec![values] })?;
     }
     writer.finish()?;
     Ok(())

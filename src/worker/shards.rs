@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::time::Instant;
 
-use locdiff_core::config::{OnBadRows, ShardsConfig};
-use locdiff_core::protocol::{GeoclipImported, JobResult, Place, Problem, ShardsJob, ShardsMade, Verified};
+use locdiff_core::config::ShardsConfig;
+use locdiff_core::protocol::{GeoclipImported, JobResult, Place, ShardsJob, ShardsMade, Verified};
 use tch::Device;
 
 use super::error::JobError;
 use super::{bench_shards, eval};
 use crate::geoclip;
-use crate::shards::{self, Blocks, Build, Dataset, Manifest, Mask, Replay};
+use crate::shards::{self, Blocks, Build, Dataset, Manifest, Replay};
 use crate::simulate::{Simulation, simulate};
 
 /// Does the job.
@@ -45,8 +45,8 @@ pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<JobResult> {
         }
         ShardsJob::Build { table, embeddings, out, overwrite, config } => {
             let inputs = Build { table, embeddings, config, overwrite: *overwrite };
-            let built = shards::build(&inputs, out).map_err(JobError::from)?;
-            made(built.manifest, out, built.skipped, start).into()
+            let (manifest, skipped) = shards::build(&inputs, out).map_err(JobError::from)?;
+            made(manifest, out, skipped, start).into()
         }
         ShardsJob::GeoclipImport { wheel, out, overwrite } => {
             let manifest = geoclip::import(wheel, out, *overwrite).map_err(JobError::from)?;
@@ -60,17 +60,13 @@ pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<JobResult> {
 fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> Result<Verified, JobError> {
     replay.check()?;
     let dataset = Dataset::open(location, config)?;
-    let (problems, mask) = match config.on_bad_rows {
-        OnBadRows::Error => (shards::verify(&dataset), Mask::none()),
-        OnBadRows::Skip => shards::verify_skipping(&dataset)?,
-    };
+    let (problems, mask) = shards::verify(&dataset, config.on_bad_rows)?;
     let (skipped_rows, skipped) = (mask.count(), mask.describe(&dataset));
     let plan = match replay.epochs {
         0 => None,
         _ if !problems.is_empty() => None,
         _ => Some(replay.run(&dataset, mask, config)?),
     };
-    let problem = |problem: shards::Problem| Problem { message: problem.message, exit_code: problem.code.code() };
     Ok(Verified {
         ok: problems.is_empty(),
         rows: dataset.rows(),
@@ -82,7 +78,7 @@ fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> Result<Veri
         views: dataset.views(),
         manifest: dataset.manifest().is_some(),
         fingerprint: format!("{:016x}", dataset.fingerprint()),
-        problems: problems.into_iter().map(problem).collect(),
+        problems,
         plan,
     })
 }

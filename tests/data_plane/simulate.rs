@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use locdiff::geoclip::{EMBEDDING_WIDTH, Embedder, Gallery, Geoclip};
 use locdiff::shards::{Manifest, PROJECTION_SEED, ShardsError, projection};
-use locdiff::simulate::{Photo, Simulation, Source, Spots, World, simulate};
+use locdiff::simulate::{Photo, Simulation, Source, World, simulate};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::geo::{Degrees, Place};
 use tch::{Device, Kind, Tensor};
@@ -128,7 +128,7 @@ fn displacements_are_those_of_the_recipe(photos: &[Photo]) {
 #[test]
 fn simulated_world_has_the_statistics_of_its_recipe() {
     let geoclip = Geoclip::open(&folder()).expect("weights");
-    let world = World::new(7, geoclip.places(), Spots::Gallery);
+    let world = World::new(7, geoclip.places(), None);
     // Scales: 20,000 draws, each bin within four standard deviations.
     let draws = 20_000_u64;
     let candidates = world.candidates(0).expect("drawn");
@@ -155,13 +155,13 @@ fn simulated_world_has_the_statistics_of_its_recipe() {
     }
     assert!(farthest > 1.55, "gallery points beyond {farthest} scales are never taken");
     // Rows beyond one per coordinate stand within 1 km of it, and not on it.
-    let spots = world.spots() as u64;
+    let spots = geoclip.places().len() as u64;
     let (first, second) = (&photos[17], &photos[17 + spots as usize]);
     assert!(matches!(first.sources[0], Source::Gallery(17)) && first.place == geoclip.places()[17]);
     assert!((1e-6..=1.0).contains(&first.place.distance(second.place).0));
     // Those of a list of places stand on it: these are the places that were asked for.
     let list = &geoclip.places()[..3];
-    let listed = World::new(7, geoclip.places(), Spots::Places(list));
+    let listed = World::new(7, geoclip.places(), Some(list));
     let again = [1, 4].map(|index| listed.photo(index, &candidates).expect("drawn"));
     assert!(again.iter().all(|photo| photo.place == list[1]) && again[0].weights != again[1].weights);
 
@@ -262,7 +262,7 @@ fn lists_of_places_are_read_and_bad_ones_name_file_and_row() {
 #[test]
 fn nearest_candidate_is_the_nearest() {
     let geoclip = Geoclip::open(&folder()).expect("weights");
-    let world = World::new(1, geoclip.places(), Spots::Gallery);
+    let world = World::new(1, geoclip.places(), None);
     let candidates = world.candidates(3).expect("drawn");
     for (latitude, longitude) in [(90.0, 0.0), (-90.0, 0.0), (0.0, 179.9), (48.2, 16.3), (-40.0, -150.0), (35.0, 139.0)]
     {

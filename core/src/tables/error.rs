@@ -7,21 +7,15 @@ use crate::exit_code::{ExitCode, HasExitCode};
 /// An error of [`crate::tables`].
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// The system refused.
-    #[error("{path}: {error}")]
-    Io {
-        /// Which file.
-        path: PathBuf,
-        /// What the system said.
-        error: std::io::Error,
-    },
-    /// The file as a whole is not what was wanted.
+    /// The file as a whole is not what was wanted, or damaged, or the system refused.
     #[error("{path}: {reason}")]
     File {
         /// Which file.
         path: PathBuf,
-        /// Got and wanted.
+        /// Got and wanted, or what the system said.
         reason: String,
+        /// Which of these it is.
+        exit_code: ExitCode,
     },
     /// A row is not what was wanted.
     #[error("{path}: row {row}: {reason}")]
@@ -33,28 +27,22 @@ pub enum TableError {
         /// Got and wanted.
         reason: String,
     },
-    /// Bytes that are not those of a whole file of its kind.
-    #[error("{path}: {reason}")]
-    Damaged {
-        /// Which file.
-        path: PathBuf,
-        /// What the reader says.
-        reason: String,
-    },
 }
 
 impl TableError {
     /// The file as a whole is not what was wanted.
     pub fn file(path: &Path, reason: impl Into<String>) -> Self {
-        Self::File { path: path.to_owned(), reason: reason.into() }
+        Self::File { path: path.to_owned(), reason: reason.into(), exit_code: ExitCode::BadData }
     }
 
+    /// Bytes that are not those of a whole file of its kind.
     pub(super) fn damaged(path: &Path, reason: impl Into<String>) -> Self {
-        Self::Damaged { path: path.to_owned(), reason: reason.into() }
+        Self::File { path: path.to_owned(), reason: reason.into(), exit_code: ExitCode::Corrupt }
     }
 
-    pub(super) fn io(path: &Path, error: std::io::Error) -> Self {
-        Self::Io { path: path.to_owned(), error }
+    /// The system refused.
+    pub(super) fn io(path: &Path, error: &std::io::Error) -> Self {
+        Self::File { path: path.to_owned(), reason: error.to_string(), exit_code: ExitCode::Io }
     }
 
     /// A row is not what was wanted.
@@ -65,7 +53,7 @@ impl TableError {
     /// The system's refusals apart from malformed text.
     pub(super) fn csv(path: &Path, row: Option<usize>, error: &csv::Error) -> Self {
         match (error.kind(), row) {
-            (csv::ErrorKind::Io(error), _) => Self::io(path, std::io::Error::new(error.kind(), error.to_string())),
+            (csv::ErrorKind::Io(error), _) => Self::io(path, error),
             (_, Some(row)) => Self::row(path, row, error.to_string()),
             (_, None) => Self::file(path, error.to_string()),
         }
@@ -75,9 +63,8 @@ impl TableError {
 impl HasExitCode for TableError {
     fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Io { .. } => ExitCode::Io,
-            Self::File { .. } | Self::Row { .. } => ExitCode::BadData,
-            Self::Damaged { .. } => ExitCode::Corrupt,
+            Self::File { exit_code, .. } => *exit_code,
+            Self::Row { .. } => ExitCode::BadData,
         }
     }
 }

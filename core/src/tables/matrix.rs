@@ -16,24 +16,6 @@ use super::error::TableError;
 const HEADER_BYTES_MAX: u64 = 16 << 20;
 const NPY_MAGIC: &[u8] = b"\x93NUMPY";
 
-/// Kind of the numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Element {
-    F16,
-    F32,
-    F64,
-}
-
-impl Element {
-    fn bytes(self) -> u64 {
-        match self {
-            Self::F16 => 2,
-            Self::F32 => 4,
-            Self::F64 => 8,
-        }
-    }
-}
-
 /// An open file with a matrix.
 #[derive(Debug)]
 pub struct Matrix {
@@ -42,7 +24,8 @@ pub struct Matrix {
     column: Option<String>,
     file: File,
     start: u64,
-    element: Element,
+    /// F16, F32 or F64.
+    element: Dtype,
     rows: u64,
     width: usize,
 }
@@ -51,14 +34,14 @@ pub struct Matrix {
 struct Layout {
     column: Option<String>,
     start: u64,
-    element: Element,
+    element: Dtype,
     shape: Vec<u64>,
 }
 
 impl Matrix {
     /// Opens `.npy` or `.safetensors` by its extension.
     pub fn open(path: &Path) -> Result<Self, TableError> {
-        let io = |error| TableError::io(path, error);
+        let io = |error| TableError::io(path, &error);
         let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
         let layout: fn(&mut Header<'_>) -> Result<Layout, TableError> = match extension.to_str() {
             Some("npy") => npy_layout,
@@ -71,7 +54,7 @@ impl Matrix {
         let [rows, width] = shape[..] else {
             return Err(TableError::file(path, format!("shape is {shape:?}, wanted two dimensions")));
         };
-        let bytes = rows.checked_mul(width).and_then(|count| count.checked_mul(element.bytes()));
+        let bytes = rows.checked_mul(width).and_then(|count| count.checked_mul(element.size() as u64));
         let end = bytes.and_then(|bytes| bytes.checked_add(start));
         if end.is_none_or(|end| end > length) {
             let reason = format!("{length} bytes, too few for a header and {rows} x {width} numbers; it is cut short");
@@ -99,10 +82,10 @@ impl Matrix {
     }
 
     fn bytes(&mut self, first: u64, count: usize) -> Result<Vec<u8>, TableError> {
-        let row_bytes = self.width as u64 * self.element.bytes();
+        let row_bytes = (self.width * self.element.size()) as u64;
         let mut bytes = vec![0; count * row_bytes as usize];
         let sought = self.file.seek(SeekFrom::Start(self.start + first * row_bytes));
-        sought.and_then(|_| self.file.read_exact(&mut bytes)).map_err(|error| TableError::io(&self.path, error))?;
+        sought.and_then(|_| self.file.read_exact(&mut bytes)).map_err(|error| TableError::io(&self.path, &error))?;
         Ok(bytes)
     }
 
@@ -110,9 +93,9 @@ impl Matrix {
     pub fn read_f64(&mut self, first: u64, count: usize) -> Result<Vec<f64>, TableError> {
         let bytes = self.bytes(first, count)?;
         Ok(match self.element {
-            Element::F16 => numbers(&bytes, |bytes| f16::from_le_bytes(bytes).to_f64()),
-            Element::F32 => numbers(&bytes, |bytes| f64::from(f32::from_le_bytes(bytes))),
-            Element::F64 => numbers(&bytes, f64::from_le_bytes),
+            Dtype::F16 => numbers(&bytes, |bytes| f16::from_le_bytes(bytes).to_f64()),
+            Dtype::F32 => numbers(&bytes, |bytes| f64::from(f32::from_le_bytes(bytes))),
+            _ => numbers(&bytes, f64::from_le_bytes),
         })
     }
 
@@ -120,9 +103,9 @@ impl Matrix {
     pub fn read_f16(&mut self, first: u64, count: usize) -> Result<Vec<f16>, TableError> {
         let bytes = self.bytes(first, count)?;
         Ok(match self.element {
-            Element::F16 => numbers(&bytes, f16::from_le_bytes),
-            Element::F32 => numbers(&bytes, |bytes| f16::from_f32(f32::from_le_bytes(bytes))),
-            Element::F64 => numbers(&bytes, |bytes| f16::from_f64(f64::from_le_bytes(bytes))),
+            Dtype::F16 => numbers(&bytes, f16::from_le_bytes),
+            Dtype::F32 => numbers(&bytes, |bytes| f16::from_f32(f32::from_le_bytes(bytes))),
+            _ => numbers(&bytes, |bytes| f16::from_f64(f64::from_le_bytes(bytes))),
         })
     }
 }
@@ -151,7 +134,7 @@ impl Header<'_> {
             std::io::ErrorKind::UnexpectedEof => {
                 TableError::damaged(self.path, format!("cut short within the header of {what}"))
             }
-            _ => TableError::io(self.path, error),
+            _ => TableError::io(self.path, &error),
         })?;
         Ok(bytes)
     }
@@ -179,9 +162,9 @@ fn npy_layout(file: &mut Header<'_>) -> Result<Layout, TableError> {
         Some(rest.trim_start())
     };
     let element = match field("descr").and_then(|text| text.split('\'').nth(1)).unwrap_or_default() {
-        "<f2" => Element::F16,
-        "<f4" => Element::F32,
-        "<f8" => Element::F64,
+        "<f2" => Dtype::F16,
+        "<f4" => Dtype::F32,
+        "<f8" => Dtype::F64,
         other => return Err(TableError::file(path, format!("numbers are `{other}`, wanted <f2, <f4 or <f8"))),
     };
     if field("fortran_order").is_none_or(|text| !text.starts_with("False")) {
@@ -209,15 +192,10 @@ fn safetensors_layout(file: &mut Header<'_>) -> Result<Layout, TableError> {
     let Some(tensor) = tensors.get(wanted) else {
         return Err(TableError::file(path, format!("tensors {names:?}, wanted exactly one, or one named `embedding`")));
     };
-    let element = match tensor.dtype {
-        Dtype::F16 => Element::F16,
-        Dtype::F32 => Element::F32,
-        Dtype::F64 => Element::F64,
-        other => {
-            let reason = format!("tensor `{wanted}` is {other:?}, wanted F16, F32 or F64");
-            return Err(TableError::file(path, reason));
-        }
-    };
+    let element = tensor.dtype;
+    if !matches!(element, Dtype::F16 | Dtype::F32 | Dtype::F64) {
+        return Err(TableError::file(path, format!("tensor `{wanted}` is {element:?}, wanted F16, F32 or F64")));
+    }
     let start = (tensor.data_offsets.0 as u64).checked_add(8 + size);
     let start = start.ok_or_else(|| TableError::damaged(path, "a tensor beyond the end of the file"))?;
     let shape = tensor.shape.iter().map(|length| *length as u64).collect();

@@ -58,7 +58,7 @@ impl TableReader {
         if is_called("npy") {
             return open_npy(path);
         }
-        let file = File::open(path).map_err(|error| TableError::io(path, error))?;
+        let file = File::open(path).map_err(|error| TableError::io(path, &error))?;
         if is_called("parquet") {
             return open_parquet(path, file, names, with_ids);
         }

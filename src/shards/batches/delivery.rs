@@ -29,13 +29,6 @@ pub struct Batch {
     pub(super) spare: Arc<Spare>,
 }
 
-impl Batch {
-    /// Index in the epoch of its first row.
-    pub fn first_index(&self) -> u64 {
-        self.position.step * u64::from(self.position.global_batch) + self.slice.start
-    }
-}
-
 impl Drop for Batch {
     fn drop(&mut self) {
         let tensor = std::mem::replace(&mut self.embeddings, Tensor::new());

@@ -18,22 +18,16 @@ use crate::shards::parallel::in_order;
 pub(super) struct DeviceRows {
     embeddings: Tensor,
     device: Device,
-    table: Arc<Table>,
+    pub(super) places: Arc<Places>,
 }
 
-/// What the host knows about it.
+/// What the host knows about it: finds rows in the cache.
 #[derive(Debug)]
-struct Table {
+pub(super) struct Places {
     /// First row of each block, and the end.
     first_rows: Vec<u64>,
     latitudes: Vec<f64>,
     longitudes: Vec<f64>,
-}
-
-/// Finds rows in the cache.
-#[derive(Debug)]
-pub(super) struct Places {
-    table: Arc<Table>,
 }
 
 impl DeviceRows {
@@ -68,13 +62,7 @@ impl DeviceRows {
             Ok(())
         })?;
         let (embeddings, latitudes, longitudes) = all.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let table = Arc::new(Table { first_rows, latitudes, longitudes });
-        Ok(Self { embeddings, device, table })
-    }
-
-    /// What the gatherer needs to find rows.
-    pub(super) fn places(&self) -> Places {
-        Places { table: Arc::clone(&self.table) }
+        Ok(Self { embeddings, device, places: Arc::new(Places { first_rows, latitudes, longitudes }) })
     }
 
     /// The rows at `places`, gathered on the device without waiting for it.
@@ -87,13 +75,13 @@ impl DeviceRows {
 impl Places {
     /// Where a row of a view lies.
     pub(super) fn place(&self, block: u32, view: u32, row: u32) -> i64 {
-        let all = self.table.latitudes.len() as u64;
-        (u64::from(view) * all + self.table.first_rows[block as usize] + u64::from(row)) as i64
+        let all = self.latitudes.len() as u64;
+        (u64::from(view) * all + self.first_rows[block as usize] + u64::from(row)) as i64
     }
 
     /// Latitude and longitude of a row, degrees.
     pub(super) fn coordinates(&self, block: u32, row: u32) -> (f64, f64) {
-        let row = self.table.first_rows[block as usize] as usize + row as usize;
-        (self.table.latitudes[row], self.table.longitudes[row])
+        let row = self.first_rows[block as usize] as usize + row as usize;
+        (self.latitudes[row], self.longitudes[row])
     }
 }

@@ -19,29 +19,18 @@ pub(super) struct Gatherer {
     pub(super) readers: Arc<Readers>,
     pub(super) filling: Filling,
     /// Where rows lie on the device; none: they are read.
-    pub(super) places: Option<Places>,
+    pub(super) places: Option<Arc<Places>>,
     pub(super) sender: SyncSender<Result<Batch, ShardsError>>,
 }
 
-/// Why gathering ended.
-enum End {
-    /// Nobody wants batches any more.
-    Stopped,
-    /// The trainer must hear of it.
-    Failed(ShardsError),
-}
-
-impl From<ShardsError> for End {
-    fn from(error: ShardsError) -> Self {
-        Self::Failed(error)
-    }
-}
+/// Why gathering ended: something that the trainer must hear of; none: nobody wants batches any more.
+type End = Option<ShardsError>;
 
 impl Gatherer {
     /// Does the work of the thread.
     pub(super) fn run(mut self) {
         let end = if self.places.is_some() { self.gather_places() } else { self.gather_rows() };
-        if let Err(End::Failed(error)) = end {
+        if let Err(Some(error)) = end {
             self.fail(error);
         }
     }
@@ -57,9 +46,9 @@ impl Gatherer {
         loop {
             // What goes wrong there must not overtake the batches that come before it.
             let next = self.ask();
-            let mut answers = self.readers.wait(ticket, segment.blocks.len()).ok_or(End::Stopped)?;
+            let mut answers = self.readers.wait(ticket, segment.blocks.len()).ok_or(None)?;
             let sender = &self.sender;
-            let send = |batch| sender.send(Ok(batch)).map_err(|_| End::Stopped);
+            let send = |batch| sender.send(Ok(batch)).map_err(|_| None);
             self.filling.take(&segment, &mut answers, send)?;
             self.readers.give_back(answers);
             (segment, ticket) = next?;
@@ -99,7 +88,7 @@ impl Gatherer {
                     let (latitudes, longitudes) = (std::mem::take(&mut latitudes), std::mem::take(&mut longitudes));
                     let (waited, spare) = (Duration::ZERO, Arc::clone(&spare));
                     let batch = Batch { embeddings, latitudes, longitudes, position, slice, waited, spare };
-                    self.sender.send(Ok(batch)).map_err(|_| End::Stopped)?;
+                    self.sender.send(Ok(batch)).map_err(|_| None)?;
                 }
             }
         }

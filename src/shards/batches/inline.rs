@@ -1,13 +1,11 @@
 //! Batches without threads: the steps of [`Batches`](super::Batches) one after the other, in the thread that asks.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use super::delivery::{Batch, Spare, after_the_end};
 use super::filling::Filling;
 use super::readers::{Answer, place};
-use super::segments::{Segment, Segments};
-use crate::native::places::RowPlaces;
+use super::segments::Segments;
 use crate::shards::blocks::{BlockRows, Blocks};
 use crate::shards::error::ShardsError;
 use crate::shards::order::{Plan, Position, Share};
@@ -61,21 +59,14 @@ impl<'a> InlineBatches<'a> {
     fn read_window(&mut self) -> Result<(), ShardsError> {
         let segment = self.segments.next()?;
         let places = self.filling.arrange(&segment)?;
-        let mut answers = self.read(&segment, places);
+        let answers = segment.blocks.iter().zip(places).map(|(at, places)| {
+            place(self.blocks, &self.plan, *at, BlockRows::default(), &mut self.embeddings, places)
+        });
+        let mut answers: Vec<Answer> = answers.collect();
         let ready = &mut self.ready;
         self.filling.take(&segment, &mut answers, |batch| {
             ready.push_back(batch);
             Ok(())
         })
-    }
-
-    fn read(&mut self, segment: &Segment, places: Vec<RowPlaces>) -> Vec<Answer> {
-        let mut answer = |at: (u32, u32), places: RowPlaces| {
-            let mut rows = BlockRows { embeddings: std::mem::take(&mut self.embeddings), ..BlockRows::default() };
-            place(self.blocks, &self.plan, at, &mut rows, places)?;
-            self.embeddings = std::mem::take(&mut rows.embeddings);
-            Ok(Arc::new(rows))
-        };
-        segment.blocks.iter().zip(places).map(|(at, places)| answer(*at, places)).collect()
     }
 }

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use locdiff_core::config::ShardsConfig;
 use tch::Device;
@@ -62,7 +62,6 @@ pub struct Batches {
     device_rows: Option<DeviceRows>,
     readers: Arc<Readers>,
     gatherer: Option<JoinHandle<()>>,
-    waited: Duration,
     ended: Option<String>,
 }
 
@@ -89,7 +88,7 @@ impl Batches {
             segments: Segments::new(plan.clone(), position, slice.clone())?,
             readers: Arc::clone(&readers),
             filling: Filling::new(plan.clone(), slice, pinned, spare),
-            places: device_rows.as_ref().map(DeviceRows::places),
+            places: device_rows.as_ref().map(|rows| Arc::clone(&rows.places)),
             sender,
         };
         let mut batches = Self {
@@ -99,7 +98,6 @@ impl Batches {
             device_rows,
             readers,
             gatherer: None,
-            waited: Duration::ZERO,
             ended: None,
         };
         batches.start(gatherer, options)?;
@@ -135,7 +133,6 @@ impl Batches {
         let start = Instant::now();
         let received = self.deliveries.as_ref().and_then(|deliveries| deliveries.recv().ok());
         let waited = start.elapsed();
-        self.waited += waited;
         let result = received.unwrap_or_else(|| Err(self.end_of_gatherer()));
         let batch = result.and_then(|mut batch| {
             batch.waited = waited;
@@ -161,11 +158,6 @@ impl Batches {
     /// The position of the next batch: what a checkpoint keeps.
     pub fn position(&self) -> Position {
         self.next
-    }
-
-    /// How long [`Batches::next`] has waited for data in all.
-    pub fn waited(&self) -> Duration {
-        self.waited
     }
 }
 

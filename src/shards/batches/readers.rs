@@ -5,8 +5,6 @@
 //! thread that does not exist any more: a panic in a read is an answer, and so is the end.
 
 use std::collections::{HashMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -16,7 +14,7 @@ use super::segments::Segment;
 use crate::native::places::RowPlaces;
 use crate::shards::blocks::{BlockRows, Blocks};
 use crate::shards::error::ShardsError;
-use crate::shards::order::{Plan, panicked};
+use crate::shards::order::{Plan, caught};
 
 /// How long an end waits for threads that are busy.
 const END_WAIT: Duration = Duration::from_millis(250);
@@ -127,7 +125,7 @@ impl Readers {
     }
 
     /// Puts the rows that a task wants into their places.
-    fn answer(&self, task: Task, mut rows: BlockRows, embeddings: &mut Vec<u8>) -> Answer {
+    fn answer(&self, task: Task, rows: BlockRows, embeddings: &mut Vec<u8>) -> Answer {
         let Task { block, view, places, kept, .. } = task;
         let bytes = self.bytes(block);
         if let Some(kept) = kept {
@@ -141,10 +139,7 @@ impl Readers {
             cache.keep(block, view, bytes, &rows);
             return copy(block, &rows, places).map(|()| rows);
         }
-        rows.embeddings = std::mem::take(embeddings);
-        place(self.blocks.as_ref(), &self.plan, (block, view), &mut rows, places)?;
-        *embeddings = std::mem::take(&mut rows.embeddings);
-        Ok(Arc::new(rows))
+        place(self.blocks.as_ref(), &self.plan, (block, view), rows, embeddings, places)
     }
 
     fn bytes(&self, block: u32) -> u64 {
@@ -174,25 +169,24 @@ pub(super) fn read(
     view: u32,
     into: &mut BlockRows,
 ) -> Result<(), ShardsError> {
-    let skip = plan.mask().skipped(block);
-    let body =
-        || if skip.is_empty() { blocks.read(block, view, into) } else { blocks.read_except(block, view, skip, into) };
-    caught(block, body)?;
+    caught(block, || blocks.read_except(block, view, plan.mask().skipped(block), into))?;
     into.check(block, plan.layout().block_rows[block as usize] as usize, plan.layout().width)
 }
 
-/// Reads what the plan wants of one view of a block straight into its places. A panic is an error. Without an error the
-/// places are finished, and `into` has the coordinates of all rows.
+/// Reads what the plan wants of one view of a block straight into its places, by way of `embeddings` where it must be decoded.
+/// A panic is an error. Without an error the places are finished, and the answer has the coordinates of all rows.
 pub(super) fn place(
     blocks: &dyn Blocks,
     plan: &Plan,
     (block, view): (u32, u32),
-    into: &mut BlockRows,
+    mut into: BlockRows,
+    embeddings: &mut Vec<u8>,
     mut places: RowPlaces,
-) -> Result<(), ShardsError> {
+) -> Answer {
+    into.embeddings = std::mem::take(embeddings);
     let rows = plan.layout().block_rows[block as usize] as usize;
     caught(block, || {
-        blocks.read_placed((block, view), plan.mask().skipped(block), into, &mut places)?;
+        blocks.read_placed((block, view), plan.mask().skipped(block), &mut into, &mut places)?;
         let got = (into.latitudes.len(), into.longitudes.len());
         if got != (rows, rows) {
             let text = format!("block {block}: latitudes and longitudes are {got:?}, wanted {rows} of each");
@@ -200,7 +194,9 @@ pub(super) fn place(
         }
         places.finish();
         Ok(())
-    })
+    })?;
+    *embeddings = std::mem::take(&mut into.embeddings);
+    Ok(Arc::new(into))
 }
 
 /// Puts rows of a block that lies in memory into their places.
@@ -210,10 +206,6 @@ fn copy(block: u32, rows: &BlockRows, mut places: RowPlaces) -> Result<(), Shard
         places.finish();
         Ok(())
     })
-}
-
-fn caught(block: u32, body: impl FnOnce() -> Result<(), ShardsError>) -> Result<(), ShardsError> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(block, panic.as_ref())))
 }
 
 /// Starts a thread that `stop` knows of.
@@ -238,5 +230,5 @@ pub(super) fn spawn(
             let counted = counted;
             body(&counted.0);
         })
-        .map_err(|error| ShardsError::Io { path: PathBuf::from(format!("thread `{name}`")), error })
+        .map_err(|error| ShardsError::io(format!("thread `{name}`"), error))
 }

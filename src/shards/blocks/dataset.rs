@@ -3,7 +3,7 @@
 //! Invariant: what [`Blocks::read`] and [`Blocks::read_placed`] hand out has been checked on this very read: the checksum of every column chunk where a
 //! manifest or the run knows it, no nulls, lists of the right width, finite numbers, coordinates on the Earth.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use locdiff_core::config::{OnBadRows, ShardsConfig};
 use parquet::basic::Compression;
@@ -12,7 +12,7 @@ use super::block::{BlockRows, Blocks};
 use super::contents::Contents;
 use crate::native::places::RowPlaces;
 use crate::shards::error::{ShardsError, Spot};
-use crate::shards::format::{ColumnNames, Footer, Manifest, Statistics};
+use crate::shards::format::{Footer, Manifest};
 use crate::shards::source::{BufferPool, ByteSource, DatasetIndex, Origin, S3Options};
 
 /// Numbers of an embedding, at most: a footer that says more would have memory allocated for what is not there.
@@ -47,7 +47,6 @@ pub struct Dataset {
     /// What a run knows of data without a manifest.
     pub(super) contents: Option<Contents>,
     pub(super) pool: Arc<BufferPool>,
-    statistics: OnceLock<Statistics>,
 }
 
 impl Dataset {
@@ -74,12 +73,12 @@ impl Dataset {
     /// Puts together what was located.
     fn assemble(index: &DatasetIndex, source: Arc<dyn ByteSource>, config: &ShardsConfig) -> Result<Self, ShardsError> {
         let manifest = index.manifest()?;
-        // The format's own names stand in what we wrote; the configuration's are for others' files.
-        let names = if manifest.is_some() { ColumnNames::own() } else { ColumnNames::of(config) };
-        let files = index.files().map(|(name, bytes, raw)| Footer::parse(name, bytes, raw, &names));
+        // The format's own names, which are the defaults, stand in what we wrote; the configuration's are for others' files.
+        let own = ShardsConfig::default();
+        let names = if manifest.is_some() { &own } else { config };
+        let files = index.files().map(|(name, bytes, raw)| Footer::parse(name, bytes, raw, names));
         let files = files.collect::<Result<Vec<Footer>, ShardsError>>()?;
         let fingerprint = index.table.fingerprint;
-        let statistics = manifest.as_ref().map(Manifest::statistics);
         let origin = manifest.as_ref().map_or_else(|| index.table.origin.clone(), |manifest| Some(manifest.into()));
         let mut dataset = Self {
             source,
@@ -93,7 +92,6 @@ impl Dataset {
             fingerprint,
             contents: None,
             pool: Arc::default(),
-            statistics: statistics.map_or_else(OnceLock::new, OnceLock::from),
         };
         dataset.number_blocks(index.location())?;
         dataset.agree(config.on_bad_rows)?;
@@ -118,15 +116,6 @@ impl Dataset {
     /// Number of files.
     pub fn file_count(&self) -> usize {
         self.files.len()
-    }
-
-    /// Mean and standard deviation of view 0: the manifest's, or a scan's, which is made once.
-    pub fn statistics(&self) -> Result<Statistics, ShardsError> {
-        if let Some(known) = self.statistics.get() {
-            return Ok(known.clone());
-        }
-        let statistics = self.scan()?.statistics;
-        Ok(self.statistics.get_or_init(|| statistics).clone())
     }
 
     /// Where a row is, for messages.

@@ -119,7 +119,7 @@ impl Direct<'_> {
     /// Compares the checksum, once all values were seen; whether all of them are finite.
     fn close(self, note: Note<'_>) -> Result<bool, ShardsError> {
         if let Some(hasher) = &self.hasher {
-            self.dataset.compare(self.at, self.column, Checksum::from(hasher), note)?;
+            self.dataset.compare(self.at, self.column, Checksum(hasher.finish()), note)?;
         }
         Ok(self.finite)
     }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use half::f16;
+
 use super::block::{BlockRows, Blocks};
 use super::contents::Contents;
 use super::dataset::Dataset;
@@ -70,6 +72,10 @@ impl Dataset {
 
 fn add_usable(moments: &mut Moments, rows: &BlockRows, width: usize, bad: &[BadRow]) {
     let bad: BTreeSet<usize> = bad.iter().map(|bad| bad.row as usize).collect();
-    let embeddings = rows.embeddings.chunks_exact((width * ELEMENT_BYTES).max(1));
-    embeddings.enumerate().filter(|(row, _)| !bad.contains(row)).for_each(|(_, bytes)| moments.add_bytes(bytes));
+    let embeddings = rows.embeddings.as_chunks::<ELEMENT_BYTES>().0.chunks_exact(width.max(1));
+    let mut halves = vec![f16::ZERO; width];
+    for (_, row) in embeddings.enumerate().filter(|(row, _)| !bad.contains(row)) {
+        halves.iter_mut().zip(row).for_each(|(value, bytes)| *value = f16::from_le_bytes(*bytes));
+        moments.add(&halves);
+    }
 }

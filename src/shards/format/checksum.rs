@@ -2,31 +2,18 @@
 //!
 //! They find damage, not forgery: whoever can write the data can write the manifest.
 
-use std::hash::Hasher as _;
-
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 /// xxh3 of some bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Checksum(pub u64);
 
 impl Checksum {
     /// Of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(XxHash3_64::oneshot(bytes))
-    }
-
-    /// From its sixteen digits.
-    pub fn parse(text: &str) -> Option<Self> {
-        let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        digits.then(|| u64::from_str_radix(text, 16).ok().map(Self)).flatten()
-    }
-}
-
-impl From<&XxHash3_64> for Checksum {
-    fn from(hasher: &XxHash3_64) -> Self {
-        Self(hasher.finish())
     }
 }
 
@@ -36,22 +23,27 @@ impl std::fmt::Display for Checksum {
     }
 }
 
-impl Serialize for Checksum {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+impl From<Checksum> for String {
+    fn from(checksum: Checksum) -> Self {
+        checksum.to_string()
     }
 }
 
-impl<'de> Deserialize<'de> for Checksum {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        Self::parse(&text)
-            .ok_or_else(|| de::Error::custom(format!("checksum {text:?} is not sixteen hexadecimal digits")))
+impl TryFrom<String> for Checksum {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        // The digits are looked at one by one because `from_str_radix` takes a sign too.
+        let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = u64::from_str_radix(&text, 16).ok().filter(|_| digits);
+        number.map(Self).ok_or_else(|| format!("checksum {text:?} is not sixteen hexadecimal digits"))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::hash::Hasher as _;
+
     use twox_hash::XxHash3_128;
 
     use super::*;
@@ -74,7 +66,7 @@ mod tests {
             for piece in [1, 64, 100, 1536] {
                 let mut hasher = XxHash3_64::new();
                 bytes[..length].chunks(piece).for_each(|part| hasher.write(part));
-                assert_eq!(Checksum::from(&hasher), Checksum(known), "{length} bytes, {piece} at a time");
+                assert_eq!(Checksum(hasher.finish()), Checksum(known), "{length} bytes, {piece} at a time");
             }
         }
         assert_eq!(XxHash3_64::oneshot_with_seed(7, &bytes[..300]), 0xca08_5b48_7d0e_d7ed);

@@ -97,7 +97,27 @@ impl Decoded for u8 {
     type Entry = [u8; 2];
 
     fn append(number: Number, body: &[u8], into: &mut Vec<u8>) -> bool {
-        append_halves(number, body, into)
+        let mut rounded = [f16::ZERO; TILE];
+        match number {
+            Number::Float16 => into.extend_from_slice(body),
+            Number::Float32 => {
+                let mut tile = [0.0_f32; TILE];
+                for part in body.as_chunks::<4>().0.chunks(TILE) {
+                    tile.iter_mut().zip(part).for_each(|(value, bytes)| *value = f32::from_le_bytes(*bytes));
+                    rounded[..part.len()].convert_from_f32_slice(&tile[..part.len()]);
+                    append_rounded(&rounded[..part.len()], into);
+                }
+            }
+            Number::Float64 => {
+                for part in body.as_chunks::<8>().0.chunks(TILE) {
+                    let round = |bytes: &[u8; 8]| f16::from_f64(f64::from_le_bytes(*bytes));
+                    rounded.iter_mut().zip(part).for_each(|(value, bytes)| *value = round(bytes));
+                    append_rounded(&rounded[..part.len()], into);
+                }
+            }
+            Number::Int32 | Number::Int64 => return false,
+        }
+        true
     }
 
     fn entries(decoded: &[u8]) -> Vec<[u8; 2]> {
@@ -248,32 +268,6 @@ fn are_full(
 /// Numbers that are rounded at a time: both forms stay in the fastest cache.
 const TILE: usize = 1024;
 
-fn append_halves(number: Number, body: &[u8], halves: &mut Vec<u8>) -> bool {
-    let mut rounded = [f16::ZERO; TILE];
-    match number {
-        Number::Float16 => halves.extend_from_slice(body),
-        Number::Float32 => {
-            let mut tile = [0.0_f32; TILE];
-            for part in body.as_chunks::<4>().0.chunks(TILE) {
-                tile.iter_mut().zip(part).for_each(|(value, bytes)| *value = f32::from_le_bytes(*bytes));
-                rounded[..part.len()].convert_from_f32_slice(&tile[..part.len()]);
-                append_rounded(&rounded[..part.len()], halves);
-            }
-        }
-        Number::Float64 => {
-            for part in body.as_chunks::<8>().0.chunks(TILE) {
-                rounded
-                    .iter_mut()
-                    .zip(part)
-                    .for_each(|(value, bytes)| *value = f16::from_f64(f64::from_le_bytes(*bytes)));
-                append_rounded(&rounded[..part.len()], halves);
-            }
-        }
-        Number::Int32 | Number::Int64 => return false,
-    }
-    true
-}
-
 fn append_rounded(rounded: &[f16], halves: &mut Vec<u8>) {
     let mut bytes = [[0_u8; 2]; TILE];
     bytes.iter_mut().zip(rounded).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
@@ -286,14 +280,13 @@ fn look_up<T: Copy>(body: &[u8], count: usize, table: &[T], mut push: impl FnMut
     let bits = u32::from(bits);
     let Some(&any) = table.first().filter(|_| bits <= 32) else { return false };
     let (mut indices, mut values) = ([0_u32; TILE], [any; TILE]);
-    let mut seen = 0;
-    for run in Runs::new(body, bits, count) {
+    let mut runs = Runs::new(body, bits, count);
+    for run in &mut runs {
         match run {
             Run::Repeated { value, count } => {
                 let Some(&value) = table.get(value as usize) else { return false };
                 values[..count.min(TILE)].fill(value);
                 (0..count).step_by(TILE).for_each(|first| push(&values[..TILE.min(count - first)]));
-                seen += count;
             }
             Run::Packed { bytes, count } => {
                 for first in (0..count).step_by(TILE) {
@@ -307,9 +300,8 @@ fn look_up<T: Copy>(body: &[u8], count: usize, table: &[T], mut push: impl FnMut
                     values.iter_mut().zip(&*indices).for_each(|(value, index)| *value = table[*index as usize]);
                     push(&values[..indices.len()]);
                 }
-                seen += count;
             }
         }
     }
-    seen == count
+    runs.left == 0
 }

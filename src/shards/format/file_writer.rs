@@ -38,32 +38,19 @@ use crate::shards::error::ShardsError;
 const PAGE_BYTES: usize = 1 << 30;
 
 /// Rows to write: as many of each.
-#[derive(Debug, Clone, Copy)]
-pub struct WriterRows<'a> {
-    /// Identifiers.
-    pub ids: &'a [String],
-    /// Latitudes, degrees, -90 to 90.
-    pub latitudes: &'a [f64],
-    /// Longitudes, degrees, -180 to 180.
-    pub longitudes: &'a [f64],
-    /// For each view, the embeddings one after the other.
-    pub views: &'a [&'a [f16]],
-}
-
-/// The same with memory of their own, such as rows that wait for their row group to be full.
 #[derive(Debug, Clone, Default)]
-pub struct OwnedRows {
+pub struct WriterRows {
     /// Identifiers.
     pub ids: Vec<String>,
-    /// Latitudes, degrees.
+    /// Latitudes, degrees, -90 to 90.
     pub latitudes: Vec<f64>,
-    /// Longitudes, degrees.
+    /// Longitudes, degrees, -180 to 180.
     pub longitudes: Vec<f64>,
     /// For each view, the embeddings one after the other.
     pub views: Vec<Vec<f16>>,
 }
 
-impl OwnedRows {
+impl WriterRows {
     /// None yet, of so many views.
     pub fn new(views: usize) -> Self {
         Self { views: vec![Vec::new(); views], ..Self::default() }
@@ -73,11 +60,11 @@ impl OwnedRows {
         self.ids.len()
     }
 
-    pub(super) fn extend(&mut self, rows: &WriterRows<'_>, range: Range<usize>, width: usize) {
+    pub(super) fn extend(&mut self, rows: &Self, range: Range<usize>, width: usize) {
         self.ids.extend_from_slice(&rows.ids[range.clone()]);
         self.latitudes.extend_from_slice(&rows.latitudes[range.clone()]);
         self.longitudes.extend_from_slice(&rows.longitudes[range.clone()]);
-        for (to, from) in self.views.iter_mut().zip(rows.views) {
+        for (to, from) in self.views.iter_mut().zip(&rows.views) {
             to.extend_from_slice(&from[range.start * width..range.end * width]);
         }
     }
@@ -141,8 +128,8 @@ pub(super) struct FileWriter {
     file: File,
     hasher: XxHash3_64,
     bytes: u64,
-    rows: u64,
-    row_groups: Vec<ManifestRowGroup>,
+    pub(super) rows: u64,
+    pub(super) row_groups: Vec<ManifestRowGroup>,
 }
 
 impl FileWriter {
@@ -166,16 +153,8 @@ impl FileWriter {
         Ok(Self { path, name, width, schema, writer, factory, file, hasher, bytes: 0, rows: 0, row_groups })
     }
 
-    pub(super) fn rows(&self) -> u64 {
-        self.rows
-    }
-
-    pub(super) fn row_groups(&self) -> usize {
-        self.row_groups.len()
-    }
-
     /// Writes the waiting rows as one row group, by the template where it is of as many rows; else there is one afterwards.
-    pub(super) fn write(&mut self, group: &mut OwnedRows, template: &mut Option<Template>) -> Result<(), ShardsError> {
+    pub(super) fn write(&mut self, group: &mut WriterRows, template: &mut Option<Template>) -> Result<(), ShardsError> {
         let rows = group.rows();
         let known = template.take_if(|template| template.rows == rows);
         let closed = self.encode(group, known.as_ref()).map_err(|error| refused(&self.path, error))?;
@@ -202,7 +181,7 @@ impl FileWriter {
     /// Puts all columns of a row group behind each other. What the crate says of the views that it has encoded comes back.
     fn encode(
         &mut self,
-        group: &mut OwnedRows,
+        group: &mut WriterRows,
         template: Option<&Template>,
     ) -> Result<Vec<ColumnCloseResult>, ParquetError> {
         let writers = self.factory.create_column_writers(self.row_groups.len())?;
@@ -254,7 +233,7 @@ impl FileWriter {
         let footer_xxh3 = Checksum::of(&footer);
         self.put(&footer)?;
         self.file.sync_all().map_err(|error| ShardsError::io(&self.path, error))?;
-        let xxh3 = Checksum::from(&self.hasher);
+        let xxh3 = Checksum(self.hasher.finish());
         let (name, bytes, rows) = (self.name, self.bytes, self.rows);
         Ok(ManifestFile { name, bytes, rows, xxh3, footer_xxh3, row_groups: self.row_groups })
     }
@@ -288,9 +267,9 @@ mod tests {
     use super::*;
 
     /// Five rows of three numbers in two views, told apart by `first`.
-    fn group(first: usize, rows: usize) -> OwnedRows {
+    fn group(first: usize, rows: usize) -> WriterRows {
         let value = |at: usize, view: usize| f16::from_f64((first * 100 + view * 1000 + at) as f64 / 8.0);
-        OwnedRows {
+        WriterRows {
             ids: (0..rows).map(|row| format!("{}", first + row)).collect(),
             latitudes: (0..rows).map(|row| row as f64).collect(),
             longitudes: (0..rows).map(|row| -(row as f64)).collect(),

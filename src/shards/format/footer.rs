@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use arrow_schema::DataType;
+use locdiff_core::config::ShardsConfig;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::file::metadata::{FooterTail, ParquetMetaDataReader};
 
-use super::columns::{ColumnNames, view_column};
+use super::columns::view_column;
 use super::decode::Number;
 use crate::shards::error::{ShardsError, Spot};
 
@@ -69,8 +70,8 @@ impl Footer {
         [&self.latitude, &self.longitude].into_iter().chain(&self.views)
     }
 
-    /// Reads what the raw footer says, and finds the columns.
-    pub(crate) fn parse(name: String, bytes: u64, raw: &[u8], names: &ColumnNames) -> Result<Self, ShardsError> {
+    /// Reads what the raw footer says, and finds the columns by the names that the configuration gives them.
+    pub(crate) fn parse(name: String, bytes: u64, raw: &[u8], names: &ShardsConfig) -> Result<Self, ShardsError> {
         let unreadable = |error| ShardsError::corrupt(Spot::file(&name), format!("its footer cannot be read: {error}"));
         let metadata = ParquetMetaDataReader::decode_metadata(&raw[..raw.len() - END_BYTES]).map_err(unreadable)?;
         // Lists are lists, whatever the writer called them in Arrow's own schema.
@@ -92,13 +93,14 @@ impl Footer {
             };
             Ok(Column { name: wanted.to_owned(), root, leaf, number })
         };
-        let (latitude, longitude) = (column(&names.latitude, false)?, column(&names.longitude, false)?);
-        let mut views = vec![column(&names.embedding, true)?];
-        while find(&view_column(&names.embedding, views.len())).is_some() {
-            views.push(column(&view_column(&names.embedding, views.len()), true)?);
+        let (latitude, longitude) = (column(&names.latitude_column, false)?, column(&names.longitude_column, false)?);
+        let mut views = vec![column(&names.embedding_column, true)?];
+        while find(&view_column(&names.embedding_column, views.len())).is_some() {
+            views.push(column(&view_column(&names.embedding_column, views.len()), true)?);
         }
-        let id = find(&names.id)
-            .and_then(|root| Some(Column { name: names.id.clone(), root, leaf: leaf(root)?, number: Number::Float64 }));
+        let name_of_ids = names.id_column.clone();
+        let id = find(&name_of_ids)
+            .and_then(|root| Some(Column { name: name_of_ids, root, leaf: leaf(root)?, number: Number::Float64 }));
         Ok(Self { bytes, latitude, longitude, views, id, metadata: metadata.clone(), name })
     }
 }

@@ -17,7 +17,7 @@ pub(super) enum Run<'a> {
 pub(super) struct Runs<'a> {
     bytes: &'a [u8],
     bits: u32,
-    left: usize,
+    pub(super) left: usize,
 }
 
 impl<'a> Runs<'a> {
@@ -88,33 +88,23 @@ pub(super) fn unpacked(bytes: &[u8], bits: u32, first: usize, count: usize) -> i
 /// Are all of the definition levels the highest, so that no value is null?
 pub(super) fn all_defined(bytes: &[u8], level_max: u32, values: usize) -> bool {
     let bits = u32::BITS - level_max.leading_zeros();
-    let mut seen = 0;
-    for run in Runs::new(bytes, bits, values) {
-        let (fits, count) = match run {
-            Run::Repeated { value, count } => (value == level_max, count),
-            Run::Packed { bytes, count } => (unpacked(bytes, bits, 0, count).all(|value| value == level_max), count),
-        };
-        if !fits {
-            return false;
-        }
-        seen += count;
-    }
-    seen == values
+    let mut runs = Runs::new(bytes, bits, values);
+    let is_highest = |run| match run {
+        Run::Repeated { value, .. } => value == level_max,
+        Run::Packed { bytes, count } => unpacked(bytes, bits, 0, count).all(|value| value == level_max),
+    };
+    runs.all(is_highest) && runs.left == 0
 }
 
 /// Do the repetition levels begin a list exactly every `width` values? `place` is where in its list the first value is, and
 /// becomes where the next page's first value is.
 pub(super) fn lists_are(width: usize, place: &mut usize, bytes: &[u8], values: usize) -> bool {
-    let mut seen = 0;
-    for run in Runs::new(bytes, 1, values) {
+    let mut runs = Runs::new(bytes, 1, values);
+    for run in &mut runs {
         match run {
-            Run::Repeated { value: 0, count } if *place == 0 && (count == 1 || width == 1) => {
-                *place = 1 % width;
-                seen += count;
-            }
+            Run::Repeated { value: 0, count } if *place == 0 && (count == 1 || width == 1) => *place = 1 % width,
             Run::Repeated { value: 1, count } if *place > 0 && *place + count <= width => {
                 *place = (*place + count) % width;
-                seen += count;
             }
             Run::Repeated { .. } => return false,
             Run::Packed { bytes, count } => {
@@ -124,11 +114,10 @@ pub(super) fn lists_are(width: usize, place: &mut usize, bytes: &[u8], values: u
                     }
                     *place = if *place + 1 == width { 0 } else { *place + 1 };
                 }
-                seen += count;
             }
         }
     }
-    seen == values
+    runs.left == 0
 }
 
 #[cfg(test)]

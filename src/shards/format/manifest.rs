@@ -106,7 +106,7 @@ impl Manifest {
                 }
             }
         }
-        Checksum::from(&hasher)
+        Checksum(hasher.finish())
     }
 
     /// The text of `manifest.json`.

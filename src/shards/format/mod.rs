@@ -18,14 +18,13 @@ mod writer;
 
 pub use checksum::Checksum;
 pub use columns::ELEMENT_BYTES;
-pub use file_writer::{OwnedRows, WriterRows};
+pub use file_writer::WriterRows;
 pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
 pub use statistics::{Moments, Statistics};
 pub use writer::{FILE_BYTES, ROWS_PER_GROUP, ShardWriter, WriterOptions};
 
 pub(super) use careful::{BadValue, CarefulChunk};
 pub(super) use checks::{first_not_finite, is_within, outside};
-pub(super) use columns::ColumnNames;
 pub(super) use decode::{Chunk, ChunkBytes, Decoded, Number, split_levels};
 pub(super) use footer::{Column, Footer, footer_bytes};
 pub(super) use page_header::split_plain_page;

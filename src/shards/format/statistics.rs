@@ -5,15 +5,12 @@
 use half::slice::HalfFloatSliceExt;
 pub use locdiff_core::protocol::Statistics;
 
-use super::ELEMENT_BYTES;
-
 /// Sums on the way to [`Statistics`].
 #[derive(Debug, Clone)]
 pub struct Moments {
     rows: u64,
     sums: Vec<f64>,
     squares: Vec<f64>,
-    halves: Vec<half::f16>,
     row: Vec<f32>,
 }
 
@@ -21,32 +18,19 @@ impl Moments {
     /// Of rows so wide; none yet.
     pub fn new(width: usize) -> Self {
         let (sums, squares) = (vec![0.0; width], vec![0.0; width]);
-        Self { rows: 0, sums, squares, halves: vec![half::f16::ZERO; width], row: vec![0.0; width] }
+        Self { rows: 0, sums, squares, row: vec![0.0; width] }
     }
 
     /// Takes rows of float16 in.
     pub fn add(&mut self, values: &[half::f16]) {
         for row in values.chunks_exact(self.row.len().max(1)) {
             row.convert_to_f32_slice(&mut self.row);
-            self.add_row();
-        }
-    }
-
-    /// Takes one row of little-endian float16 in.
-    pub fn add_bytes(&mut self, row: &[u8]) {
-        for (value, bytes) in self.halves.iter_mut().zip(row.as_chunks::<ELEMENT_BYTES>().0) {
-            *value = half::f16::from_le_bytes(*bytes);
-        }
-        self.halves.convert_to_f32_slice(&mut self.row);
-        self.add_row();
-    }
-
-    fn add_row(&mut self) {
-        self.rows += 1;
-        for ((&value, sum), square) in self.row.iter().zip(&mut self.sums).zip(&mut self.squares) {
-            let value = f64::from(value);
-            *sum += value;
-            *square += value * value;
+            self.rows += 1;
+            for ((&value, sum), square) in self.row.iter().zip(&mut self.sums).zip(&mut self.squares) {
+                let value = f64::from(value);
+                *sum += value;
+                *square += value * value;
+            }
         }
     }
 

@@ -4,15 +4,15 @@
 //! manifest last, and renamed; whatever goes wrong before leaves no OUT. The format is specified in `shards/README.md`.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use half::f16;
+use locdiff_core::files::{self, Files};
 
 use super::checks;
 use super::checksum::Checksum;
 use super::columns::{ELEMENT_BYTES, view_column};
-use super::file_writer::{FileWriter, OwnedRows, Template, WriterRows};
+use super::file_writer::{FileWriter, Template, WriterRows};
 use super::manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, SCHEMA_VERSION};
 use super::statistics::Moments;
 use crate::shards::error::{ShardsError, Spot};
@@ -67,7 +67,7 @@ pub struct ShardWriter {
     out: PathBuf,
     partial: PathBuf,
     options: WriterOptions,
-    group: OwnedRows,
+    group: WriterRows,
     file: Option<FileWriter>,
     template: Option<Template>,
     files: Vec<ManifestFile>,
@@ -84,18 +84,17 @@ impl ShardWriter {
             .ok_or_else(|| ShardsError::Argument(format!("{} names no folder that could be made", out.display())))?;
         check_target(out, options.overwrite)?;
         let partial = beside(out, name, &format!(".partial-{}", std::process::id()));
-        if let Some(parent) = partial.parent() {
-            fs::create_dir_all(parent).map_err(|error| ShardsError::io(parent, error))?;
-        }
+        let parent = files::parent(out);
+        fs::create_dir_all(parent).map_err(|error| ShardsError::io(parent, error))?;
         fs::create_dir(&partial).map_err(|error| ShardsError::io(&partial, error))?;
         let moments = Moments::new(options.width as usize);
-        let group = OwnedRows::new(options.views as usize);
+        let group = WriterRows::new(options.views as usize);
         let (out, files) = (out.to_owned(), Vec::new());
         Ok(Self { out, partial, options, group, file: None, template: None, files, moments, rows: 0 })
     }
 
     /// Takes rows in; what cannot be used is an error that names it, and nothing of `rows` counts then.
-    pub fn push(&mut self, rows: &WriterRows<'_>) -> Result<(), ShardsError> {
+    pub fn push(&mut self, rows: &WriterRows) -> Result<(), ShardsError> {
         self.check(rows)?;
         let width = self.options.width as usize;
         let mut start = 0;
@@ -113,13 +112,6 @@ impl ShardWriter {
         }
         self.rows += rows.ids.len() as u64;
         Ok(())
-    }
-
-    /// The same of rows with memory of their own.
-    pub fn push_owned(&mut self, rows: &OwnedRows) -> Result<(), ShardsError> {
-        let OwnedRows { ids, latitudes, longitudes, views } = rows;
-        let views: Vec<&[f16]> = views.iter().map(Vec::as_slice).collect();
-        self.push(&WriterRows { ids, latitudes, longitudes, views: &views })
     }
 
     /// Ends the folder: the last row group, the manifest, the rename.
@@ -145,16 +137,14 @@ impl ShardWriter {
             files: std::mem::take(&mut self.files),
         };
         manifest.fingerprint = manifest.compute_fingerprint();
-        let path = self.partial.join(MANIFEST_NAME);
-        fs::write(&path, manifest.to_json()?).map_err(|error| ShardsError::io(&path, error))?;
-        sync(&path)?;
-        sync(&self.partial)?;
+        Files::real().write_new(&self.partial.join(MANIFEST_NAME), &manifest.to_json()?)?;
+        Files::real().sync_folder(&self.partial)?;
         self.rename()?;
         Ok(manifest)
     }
 
     /// Are these rows such as may be written?
-    fn check(&self, rows: &WriterRows<'_>) -> Result<(), ShardsError> {
+    fn check(&self, rows: &WriterRows) -> Result<(), ShardsError> {
         let count = rows.ids.len();
         let argument = |reason: String| Err(ShardsError::Argument(format!("{}: {reason}", self.out.display())));
         if rows.latitudes.len() != count || rows.longitudes.len() != count {
@@ -174,10 +164,10 @@ impl ShardWriter {
             }
         }
         let bad = |row: usize, column: String, reason: String| Err(ShardsError::bad(self.spot(row, column), reason));
-        if let Some((row, reason)) = checks::first_outside(rows.latitudes, 90.0, "latitude") {
+        if let Some((row, reason)) = checks::first_outside(&rows.latitudes, 90.0, "latitude") {
             return bad(row, "lat".into(), reason);
         }
-        if let Some((row, reason)) = checks::first_outside(rows.longitudes, 180.0, "longitude") {
+        if let Some((row, reason)) = checks::first_outside(&rows.longitudes, 180.0, "longitude") {
             return bad(row, "lon".into(), reason);
         }
         for (view, values) in rows.views.iter().enumerate() {
@@ -193,7 +183,7 @@ impl ShardWriter {
         let per_group = u64::from(self.options.rows_per_group);
         let groups_per_file = (self.options.rows_per_file / per_group).max(1);
         let waiting = self.group.rows() as u64 + row as u64;
-        let group = self.file.as_ref().map_or(0, FileWriter::row_groups) as u64 + waiting / per_group;
+        let group = self.file.as_ref().map_or(0, |file| file.row_groups.len()) as u64 + waiting / per_group;
         let index = self.files.len() + (group / groups_per_file) as usize;
         let file = self.out.join(file_name(index)).display().to_string();
         let row_group = u32::try_from(group % groups_per_file).ok();
@@ -208,7 +198,7 @@ impl ShardWriter {
         }
         let file = self.file.as_mut().expect("made above");
         file.write(&mut self.group, &mut self.template)?;
-        if file.rows() + u64::from(self.options.rows_per_group) > self.options.rows_per_file {
+        if file.rows + u64::from(self.options.rows_per_group) > self.options.rows_per_file {
             self.end_file()?;
         }
         Ok(())
@@ -224,10 +214,6 @@ impl ShardWriter {
     /// Puts the whole folder under its final name, and what was there out of the way.
     fn rename(&self) -> Result<(), ShardsError> {
         let io = |error| ShardsError::io(&self.out, error);
-        let parent = match self.out.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
         check_target(&self.out, self.options.overwrite)?;
         let replaced = beside(&self.partial, self.partial.file_name().unwrap_or_default(), ".replaced");
         let exists = self.out.exists();
@@ -241,7 +227,7 @@ impl ShardWriter {
             }
             return Err(io(error));
         }
-        sync(parent)?;
+        Files::real().sync_folder(files::parent(&self.out))?;
         if exists {
             fs::remove_dir_all(&replaced).map_err(|error| ShardsError::io(&replaced, error))?;
         }
@@ -271,7 +257,7 @@ fn file_name(index: usize) -> String {
 fn check_target(out: &Path, overwrite: bool) -> Result<(), ShardsError> {
     let Ok(found) = fs::symlink_metadata(out) else { return Ok(()) };
     if !overwrite {
-        return Err(ShardsError::Exists { path: out.to_owned() });
+        return Err(ShardsError::Exists(out.to_owned()));
     }
     let empty = || fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
     // Other folders of this project have a manifest.json too: only one of shards will do, be it of another version.
@@ -286,9 +272,4 @@ fn check_target(out: &Path, overwrite: bool) -> Result<(), ShardsError> {
         return Err(ShardsError::Argument(format!("{} {reason}", out.display())));
     }
     Ok(())
-}
-
-/// Makes what was written to a file or folder last.
-fn sync(path: &Path) -> Result<(), ShardsError> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(|error| ShardsError::io(path, error))
 }

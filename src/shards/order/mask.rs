@@ -56,8 +56,7 @@ impl Mask {
     /// Reads the whole data set and leaves out what cannot be used.
     pub fn scan(blocks: &dyn Blocks, threads: u32) -> Result<Self, ShardsError> {
         let found = in_order(threads as usize, blocks.block_rows().len(), |block| {
-            let bad_rows = AssertUnwindSafe(|| blocks.bad_rows(block as u32));
-            catch_unwind(bad_rows).unwrap_or_else(|panic| Err(panicked(block as u32, panic.as_ref())))
+            caught(block as u32, || blocks.bad_rows(block as u32))
         })?;
         Self::new((0..).zip(found).collect(), blocks.block_rows())
     }
@@ -127,9 +126,12 @@ fn told(blocks: &dyn Blocks, block: u32, rows: &[u32]) -> String {
     found.map_or_else(|| format!("block {block}: row {}{others}", rows[0]), |error| format!("{error}{others}"))
 }
 
-/// A panic while a block was read, as an error.
-pub(crate) fn panicked(block: u32, panic: &(dyn std::any::Any + Send)) -> ShardsError {
-    ShardsError::Internal(format!("the reader of block {block} panicked: {}", panic_text(panic)))
+/// What reading a block comes to; a panic is an error.
+pub(crate) fn caught<T>(block: u32, body: impl FnOnce() -> Result<T, ShardsError>) -> Result<T, ShardsError> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let text = panic_text(panic.as_ref());
+        Err(ShardsError::Internal(format!("the reader of block {block} panicked: {text}")))
+    })
 }
 
 /// What a panic says.

@@ -14,4 +14,4 @@ pub use plan::{Epoch, Layout, Plan, PlanOptions, Sample, Samples, Share, WINDOW_
 pub use position::{Bookmark, Position};
 pub use replay::Replay;
 
-pub(super) use mask::{panic_text, panicked};
+pub(super) use mask::{caught, panic_text};

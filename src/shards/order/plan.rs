@@ -279,14 +279,8 @@ impl Epoch {
         Ok(Self { data, epoch, order, starts, windows })
     }
 
-    /// The row at an index of the epoch; beyond the last row it begins again from the first, as `pad` wants it. Takes
-    /// time in proportion to the logarithm of the number of blocks.
-    pub fn locate(&self, index: u64) -> Result<Sample, ShardsError> {
-        let index = index % self.data.rows;
-        Ok(self.window_of(index)?.sample(index))
-    }
-
-    /// The rows at the indices of a range, cheaper than one by one.
+    /// The rows at the indices of a range; beyond the last row it begins again from the first, as `pad` wants it. The first row
+    /// of a window takes time in proportion to the logarithm of the number of blocks.
     pub fn samples(&self, indices: Range<u64>) -> Samples<'_> {
         Samples { epoch: self, indices, window: None }
     }

@@ -7,7 +7,6 @@ use std::hash::Hasher as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use locdiff_core::config::ShardsConfig;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
@@ -186,14 +185,27 @@ fn parse_manifest(location: &str, text: Option<&[u8]>) -> Result<Option<Manifest
 /// Both ends of a file.
 struct Ends {
     bytes: u64,
-    footer: Bytes,
+    footer: Vec<u8>,
     /// Empty where a manifest tells the data apart.
     head: Vec<u8>,
 }
 
 impl Ends {
     fn read(source: &dyn ByteSource, file: usize, with_head: bool) -> Result<Self, ShardsError> {
-        let (bytes, footer) = read_footer(source, file)?;
+        let (name, bytes) = (source.name(file), source.len(file)?);
+        let tail_bytes = bytes.min(TAIL_BYTES);
+        let mut footer = vec![0; tail_bytes as usize];
+        source.read_at(file, bytes - tail_bytes, &mut footer)?;
+        let length = footer_bytes(&name, bytes, &footer, || {
+            let mut magic = [0; 4];
+            source.read_at(file, 0, &mut magic).is_ok().then_some(magic)
+        })?;
+        if length <= footer.len() {
+            footer.drain(..footer.len() - length);
+        } else {
+            footer.resize(length, 0);
+            source.read_at(file, bytes - length as u64, &mut footer)?;
+        }
         let mut head = vec![0; if with_head { bytes.min(HEAD_BYTES) as usize } else { 0 }];
         source.read_at(file, 0, &mut head)?;
         Ok(Self { bytes, footer, head })
@@ -206,25 +218,6 @@ impl Ends {
         hasher.write(&self.footer);
         hasher.write(&self.head);
     }
-}
-
-/// Reads the size and the raw footer of a file.
-fn read_footer(source: &dyn ByteSource, file: usize) -> Result<(u64, Bytes), ShardsError> {
-    let (name, bytes) = (source.name(file), source.len(file)?);
-    let tail_bytes = bytes.min(TAIL_BYTES);
-    let mut tail = vec![0; tail_bytes as usize];
-    source.read_at(file, bytes - tail_bytes, &mut tail)?;
-    let length = footer_bytes(&name, bytes, &tail, || {
-        let mut magic = [0; 4];
-        source.read_at(file, 0, &mut magic).is_ok().then_some(magic)
-    })?;
-    if length <= tail.len() {
-        tail.drain(..tail.len() - length);
-    } else {
-        tail.resize(length, 0);
-        source.read_at(file, bytes - length as u64, &mut tail)?;
-    }
-    Ok((bytes, tail.into()))
 }
 
 /// Is the file of the size and with the footer that the manifest knows?

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch};
 use half::f16;
-use locdiff::shards::{Build, Built, ShardsError, build};
+use locdiff::shards::{Build, Manifest, ShardsError, build};
 use locdiff_core::config::{OnBadRows, ShardsConfig};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use parquet::arrow::ArrowWriter;
@@ -74,7 +74,7 @@ impl Bench {
         self.scratch.path().join(name)
     }
 
-    fn build(&self, table: &str, embeddings: &[&str], out: &str) -> Result<Built, ShardsError> {
+    fn build(&self, table: &str, embeddings: &[&str], out: &str) -> Result<(Manifest, u64), ShardsError> {
         let embeddings: Vec<PathBuf> = embeddings.iter().map(|name| self.path(name)).collect();
         let table = self.path(table);
         let inputs = Build { table: &table, embeddings: &embeddings, config: &self.config, overwrite: false };
@@ -127,11 +127,11 @@ fn what_was_built_is_what_was_given() {
     Tensor::write_safetensors(&half, bench.path("b.safetensors")).expect("written");
     let named = [("embedding", second), ("other", other)];
     Tensor::write_safetensors(&named, bench.path("c.safetensors")).expect("written");
-    let built = bench.build("t.csv", &["a.npy", "b.safetensors", "c.safetensors"], "out").expect("built");
-    assert_eq!((built.manifest.rows, built.manifest.views, built.skipped), (ROWS as u64, 3, 0));
-    let (views, want) = (read_views(&bench.path("out"), &built.manifest), view());
+    let (manifest, skipped) = bench.build("t.csv", &["a.npy", "b.safetensors", "c.safetensors"], "out").expect("built");
+    assert_eq!((manifest.rows, manifest.views, skipped), (ROWS as u64, 3, 0));
+    let (views, want) = (read_views(&bench.path("out"), &manifest), view());
     assert!(views[0].equal(&want) && views[1].equal(&-&want) && views[2].equal(&-&want));
-    let rows = read_table(&bench.path("out"), &built.manifest);
+    let rows = read_table(&bench.path("out"), &manifest);
     let mut numbered = rows.iter().zip(table()).enumerate();
     let same = numbered.all(|(row, (got, want))| got.0 == format!("row {row}") && (got.1, got.2) == want);
     assert!(same && rows.len() == ROWS);
@@ -145,8 +145,8 @@ fn tables_of_parquet_and_without_identifiers_are_read_too() {
     bench.add_parquet();
     csv(&bench.path("noid.csv"), false, |_| None);
     for (name, out) in [("t.parquet", "out2"), ("noid.csv", "out3")] {
-        let built = bench.build(name, &["a.npy"], out).expect(name);
-        let rows = read_table(&bench.path(out), &built.manifest);
+        let (manifest, _) = bench.build(name, &["a.npy"], out).expect(name);
+        let rows = read_table(&bench.path(out), &manifest);
         let mut numbered = rows.iter().zip(table()).enumerate();
         let same = numbered.all(|(row, (got, want))| got.0 == row.to_string() && (got.1, got.2) == want);
         assert!(same && rows.len() == ROWS, "{name}");
@@ -158,8 +158,8 @@ fn tables_with_any_accepted_names_are_built_from() {
     let bench = Bench { config: ShardsConfig::default(), ..Bench::new(OnBadRows::Error) };
     let text = std::fs::read_to_string(bench.path("t.csv")).expect("read");
     std::fs::write(bench.path("names.csv"), text.replacen("who,lon,lat", "IMG_ID,Lng,Latitude", 1)).expect("written");
-    let built = bench.build("names.csv", &["a.npy"], "out").expect("built");
-    let rows = read_table(&bench.path("out"), &built.manifest);
+    let (manifest, _) = bench.build("names.csv", &["a.npy"], "out").expect("built");
+    let rows = read_table(&bench.path("out"), &manifest);
     let mut numbered = rows.iter().zip(table()).enumerate();
     assert!(numbered.all(|(row, (got, want))| got.0 == format!("row {row}") && (got.1, got.2) == want));
     std::fs::write(bench.path("none.csv"), text.replacen("who,lon,lat", "who,lon,y", 1)).expect("written");
@@ -207,11 +207,11 @@ fn bad_rows_are_left_out_where_that_is_wanted() {
     let want = view();
     for (table, matrix, row) in [("91.csv", "a.npy", 4321), ("ragged.csv", "a.npy", 9), ("t.csv", "big.npy", 2)] {
         let out = format!("skip-{table}");
-        let built = bench.build(table, &[matrix], &out).expect(table);
-        assert_eq!((built.manifest.rows, built.skipped), (ROWS as u64 - 1, 1), "{table}");
-        let rows = read_table(&bench.path(&out), &built.manifest);
+        let (manifest, skipped) = bench.build(table, &[matrix], &out).expect(table);
+        assert_eq!((manifest.rows, skipped), (ROWS as u64 - 1, 1), "{table}");
+        let rows = read_table(&bench.path(&out), &manifest);
         assert_eq!((rows[row - 1].1, rows[row].1), (latitude(row - 1), latitude(row + 1)), "{table}");
-        let got = read_views(&bench.path(&out), &built.manifest).remove(0);
+        let got = read_views(&bench.path(&out), &manifest).remove(0);
         assert!(got.get(row as i64).equal(&want.get(row as i64 + 1)), "{table}");
     }
 }

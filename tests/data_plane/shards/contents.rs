@@ -21,9 +21,7 @@ fn bare(folder: &Path) {
     let mut writer = ShardWriter::create(folder, options()).expect("begun");
     let ids: Vec<String> = (0..ROWS).map(|row| format!("{row:0>8192}")).collect();
     let BlockRows { latitudes, longitudes, .. } = expected(0);
-    let views = [embeddings(0), embeddings(1)];
-    let views: Vec<&[half::f16]> = views.iter().map(Vec::as_slice).collect();
-    let rows = WriterRows { ids: &ids, latitudes: &latitudes, longitudes: &longitudes, views: &views };
+    let rows = WriterRows { ids, latitudes, longitudes, views: vec![embeddings(0), embeddings(1)] };
     writer.push(&rows).expect("pushed");
     writer.finish().expect("written");
     fs::remove_file(folder.join(MANIFEST_NAME)).expect("removed");

@@ -6,7 +6,7 @@ use locdiff::shards::{BlockRows, Blocks, Dataset};
 use locdiff_core::config::ShardsConfig;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 
-use crate::shards::support::{WIDTH, all, expected, write};
+use crate::shards::support::{WIDTH, all, expected, problems, write};
 
 fn golden(name: &str) -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/shards").join(name).display().to_string()
@@ -34,9 +34,9 @@ fn shards_of_every_engine_give_the_same_batches_as_ours() {
             assert_eq!(got, expected(view as usize), "{name}, view {view}");
             assert_eq!(got, all(&own, view).expect("ours reads"), "{name} beside ours");
         }
-        let found = dataset.statistics().expect("scanned");
+        let found = dataset.scan().expect("scanned").statistics;
         assert_eq!(found, manifest.statistics(), "{name}: a scan tells what a manifest tells");
-        assert!(locdiff::shards::verify(&dataset).is_empty(), "{name}");
+        assert!(problems(&dataset).is_empty(), "{name}");
     }
 }
 
@@ -55,7 +55,7 @@ fn shards_of_others_that_cannot_be_used_are_named_by_row() {
         let error = all(&dataset, 0).expect_err(name);
         assert_eq!(error.exit_code(), ExitCode::BadData, "{name}");
         assert!(error.to_string().contains(words) && error.to_string().starts_with(&path), "{name}: {error}");
-        let problems = locdiff::shards::verify(&dataset);
+        let problems = problems(&dataset);
         assert_eq!(problems.iter().map(|problem| problem.message.clone()).collect::<Vec<_>>(), [error.to_string()]);
         // A scan names it, and whoever skips it reads all others.
         let scan = dataset.scan().expect("scanned");

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use half::f16;
 use locdiff::shards::{
-    Blocks, Dataset, ImageHead, MANIFEST_NAME, Manifest, ShardWriter, ShardsError, WriterOptions, WriterRows, verify,
+    Blocks, Dataset, ImageHead, MANIFEST_NAME, Manifest, ShardWriter, ShardsError, WriterOptions, WriterRows,
 };
 use locdiff_core::config::ShardsConfig;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 
-use crate::shards::support::{ROWS, WIDTH, all, expected, options, write, write_with};
+use crate::shards::support::{ROWS, WIDTH, all, expected, options, problems, write, write_with};
 
 fn open(path: &Path) -> Result<Dataset, ShardsError> {
     Dataset::open(&path.display().to_string(), &ShardsConfig::default())
@@ -46,7 +46,7 @@ fn shards_written_are_read_back_and_equal_rows_make_equal_bytes() {
     for view in 0..2 {
         assert_eq!(all(&dataset, view).expect("reads"), expected(view as usize), "view {view}");
     }
-    assert!(verify(&dataset).is_empty());
+    assert!(problems(&dataset).is_empty());
     let mean: f64 = (0..ROWS).map(|row| crate::shards::support::value(row, 3, 0).to_f64()).sum::<f64>() / ROWS as f64;
     assert!((manifest.mean[3] - mean).abs() < 1e-8, "{} for {mean}", manifest.mean[3]);
     assert_eq!(dataset.scan().expect("scans").statistics, manifest.statistics());
@@ -58,7 +58,7 @@ fn shards_written_are_read_back_and_equal_rows_make_equal_bytes() {
     fs::remove_file(two.join(MANIFEST_NAME)).expect("removed");
     let bare = open(&two).expect("a folder of Parquet");
     assert_eq!(all(&bare, 1).expect("reads"), expected(1));
-    assert_eq!(bare.statistics().expect("scans"), manifest.statistics());
+    assert_eq!(bare.scan().expect("scans").statistics, manifest.statistics());
     let found = locdiff::shards::inspect(&dataset, &ShardsConfig::default()).expect("inspected");
     assert_eq!((found.rows, found.row_groups, found.latitudes), (64, 3, (-80.0, 77.5)));
     assert_eq!(found.source.as_deref(), Some("sixty-four rows"));
@@ -77,9 +77,9 @@ fn shards_with_any_flipped_byte_are_never_read_as_if_whole() {
         damaged[at] ^= 0x10;
         fs::write(&path, &damaged).expect("written");
         let outcome = open(&out).and_then(|dataset| {
-            let problems = verify(&dataset);
+            let problems = problems(&dataset);
             assert!(!problems.is_empty(), "byte {at}: verify sees every byte");
-            assert_eq!(problems[0].code, ExitCode::Corrupt, "{problems:?}");
+            assert_eq!(problems[0].exit_code, ExitCode::Corrupt.code(), "{problems:?}");
             all(&dataset, 0).and_then(|_| all(&dataset, 1))
         });
         match outcome {
@@ -192,19 +192,18 @@ fn shards_that_are_none_say_what_they_are() {
     // Two folders of other widths in one glob.
     let narrow = WriterOptions::new(4, 1, "narrow", ImageHead::None);
     let mut writer = ShardWriter::create(&at("mixed"), narrow).expect("begun");
-    let (ids, zeros) = (vec!["a".to_owned(), "a".to_owned()], [f16::ONE; 8]);
-    writer
-        .push(&WriterRows { ids: &ids, latitudes: &[1.0, 2.0], longitudes: &[3.0, 4.0], views: &[&zeros] })
-        .expect("pushed");
+    let (ids, zeros) = (vec!["a".to_owned(), "a".to_owned()], vec![f16::ONE; 8]);
+    let first = ids[..1].to_vec();
+    let rows = WriterRows { ids, latitudes: vec![1.0, 2.0], longitudes: vec![3.0, 4.0], views: vec![zeros.clone()] };
+    writer.push(&rows).expect("pushed");
     writer.finish().expect("written");
-    let problems = verify(&open(&at("mixed")).expect("opens"));
+    let problems = problems(&open(&at("mixed")).expect("opens"));
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(problems[0].message.contains("column `id`: row 1: \"a\" again, first at"), "{problems:?}");
     let wide = WriterOptions { views: 1, ..options() };
     let mut writer = ShardWriter::create(&at("other"), wide).expect("begun");
-    writer
-        .push(&WriterRows { ids: &ids[..1], latitudes: &[1.0], longitudes: &[3.0], views: &[&zeros] })
-        .expect("pushed");
+    let rows = WriterRows { ids: first, latitudes: vec![1.0], longitudes: vec![3.0], views: vec![zeros] };
+    writer.push(&rows).expect("pushed");
     writer.finish().expect("written");
     fs::copy(at("other/part-00000.parquet"), at("mixed/part-00001.parquet")).expect("copied");
     fs::remove_file(at("mixed").join(MANIFEST_NAME)).expect("removed");
@@ -254,13 +253,8 @@ fn shards_writer_takes_only_what_can_be_read_and_leaves_nothing_half_written() {
     let error = ShardWriter::create(&notes, over()).err().expect("refused");
     assert!(error.to_string().contains("is no folder of shards"), "{error}");
     let wrong = ShardWriter::create(&folder.path().join("wrong"), options()).and_then(|mut writer| {
-        let ids = ["a".to_owned()];
-        writer.push(&WriterRows {
-            ids: &ids,
-            latitudes: &[0.0],
-            longitudes: &[0.0],
-            views: &[&[f16::ONE; 7], &[f16::ONE; 8]],
-        })
+        let views = vec![vec![f16::ONE; 7], vec![f16::ONE; 8]];
+        writer.push(&WriterRows { ids: vec!["a".to_owned()], latitudes: vec![0.0], longitudes: vec![0.0], views })
     });
     assert!(wrong.expect_err("width 7").to_string().contains("view 0 has 7 numbers, expected 1 rows of 8 = 8"));
 }
@@ -308,9 +302,9 @@ mod long {
         for part in 0..16 {
             let ids: Vec<String> = (0..4096).map(|row| format!("{}", part * 4096 + row)).collect();
             let degrees = vec![f64::from(part); 4096];
-            writer
-                .push(&WriterRows { ids: &ids, latitudes: &degrees, longitudes: &degrees, views: &[&values] })
-                .expect("pushed");
+            let views = vec![values.clone()];
+            let rows = WriterRows { ids, latitudes: degrees.clone(), longitudes: degrees, views };
+            writer.push(&rows).expect("pushed");
         }
         let mut manifest = writer.finish().expect("written");
         let file = manifest.files[0].clone();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arrow_array::builder::{Float32Builder, ListBuilder};
 use arrow_array::{ArrayRef, FixedSizeBinaryArray, Float64Array, RecordBatch, UInt64Array};
-use locdiff::shards::{Blocks, Dataset, MANIFEST_NAME, Mask, ShardsError, verify, verify_skipping};
+use locdiff::shards::{Blocks, Dataset, MANIFEST_NAME, Mask, ShardsError, verify};
 use locdiff_core::config::{OnBadRows, ShardsConfig};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use parquet::arrow::ArrowWriter;
@@ -15,7 +15,7 @@ use parquet::file::metadata::{
     ColumnChunkMetaData, ColumnChunkMetaDataBuilder, ParquetMetaDataReader, ParquetMetaDataWriter,
 };
 
-use crate::shards::support::write;
+use crate::shards::support::{problems, write};
 
 fn open(path: &Path, on_bad_rows: OnBadRows) -> Result<Dataset, ShardsError> {
     Dataset::open(&path.display().to_string(), &ShardsConfig { on_bad_rows, ..ShardsConfig::default() })
@@ -162,9 +162,9 @@ fn lists_of_other_lengths_are_left_out_wherever_they_stand() {
     assert_eq!((dataset.width(), dataset.block_rows()), (8, &[1, 2, 4][..]));
     let mask = Mask::scan(&dataset, 1).expect("scanned");
     assert_eq!((mask.skipped(0), mask.skipped(1), mask.skipped(2)), (&[0][..], &[0, 1][..], &[3][..]));
-    let (problems, found) = verify_skipping(&dataset).expect("verified");
-    assert_eq!((problems, found), (Vec::new(), mask), "verify leaves out what training leaves out");
-    let strict = verify(&dataset);
+    let (found_problems, found) = verify(&dataset, OnBadRows::Skip).expect("verified");
+    assert_eq!((found_problems, found), (Vec::new(), mask), "verify leaves out what training leaves out");
+    let strict = problems(&dataset);
     assert_eq!(strict.len(), 4, "{strict:?}");
     assert!(strict[0].message.contains("row group 0: column `embedding`: row 0: a list of 3 numbers, expected 8"));
     // One row group alone, whose average is a whole number that no list has.
@@ -177,7 +177,7 @@ fn identifiers_are_verified_whatever_they_are() {
     let scratch = tempfile::tempdir().expect("temporary folder");
     let path = scratch.path().join("ids.parquet");
     ragged(&path, &[&[2, 2, 2]], numbers);
-    assert!(verify(&open(&path, OnBadRows::Error).expect("opens")).is_empty(), "uint64");
+    assert!(problems(&open(&path, OnBadRows::Error).expect("opens")).is_empty(), "uint64");
     let digests = |same: bool| {
         move |first: usize, count: usize| -> ArrayRef {
             let digest = |row: usize| if same { [7_u8, 255] } else { [row as u8, 255] };
@@ -185,9 +185,9 @@ fn identifiers_are_verified_whatever_they_are() {
         }
     };
     ragged(&path, &[&[2, 2]], digests(false));
-    assert!(verify(&open(&path, OnBadRows::Error).expect("opens")).is_empty(), "fixed-size binary");
+    assert!(problems(&open(&path, OnBadRows::Error).expect("opens")).is_empty(), "fixed-size binary");
     ragged(&path, &[&[2, 2]], digests(true));
-    let problems = verify(&open(&path, OnBadRows::Error).expect("opens"));
+    let problems = problems(&open(&path, OnBadRows::Error).expect("opens"));
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(problems[0].message.contains("column `id`: row 1: \"0x07ff\" again"), "{problems:?}");
 }

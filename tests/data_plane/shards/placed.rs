@@ -33,8 +33,8 @@ fn write(out: &Path, rows: usize, width: usize, rows_per_group: u32) {
         (0..rows * width).map(|at| f16::from_bits(bits(at) as u16)).collect()
     };
     let mut writer = ShardWriter::create(out, options).expect("begun");
-    let views: [&[f16]; 2] = [&view(0), &view(1)];
-    writer.push(&WriterRows { ids: &ids, latitudes: &degrees, longitudes: &degrees, views: &views }).expect("pushed");
+    let views = vec![view(0), view(1)];
+    writer.push(&WriterRows { ids, latitudes: degrees.clone(), longitudes: degrees, views }).expect("pushed");
     writer.finish().expect("written");
 }
 

@@ -11,13 +11,15 @@ use std::time::{Duration, Instant};
 use half::f16;
 use locdiff::shards::{
     Batch, BatchOptions, Batches, BlockRows, Blocks, Cache, Dataset, DatasetIndex, ImageHead, Layout, Mask, Plan,
-    PlanOptions, S3Options, ShardWriter, ShardsError, Share, WriterOptions, WriterRows, verify,
+    PlanOptions, S3Options, ShardWriter, ShardsError, Share, Survey, WriterOptions, WriterRows,
 };
 use locdiff_core::config::ShardsConfig;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use object_store::BackoffConfig;
 use tch::{Device, Kind};
 
 use crate::shards::s3_server::{BUCKET, Faults, SECRET_KEY, Server};
+use crate::shards::support::problems;
 
 /// Rows, width and views of the test's data: several files and row groups, and one row group larger than one request.
 struct Shape {
@@ -42,10 +44,7 @@ fn write_shards(out: &Path, shape: &Shape) {
     let number = |index: usize| f16::from_f32((index.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0);
     let embeddings: Vec<Vec<f16>> =
         (0..views).map(|view| (0..rows * width).map(|index| number(index * 3 + view)).collect()).collect();
-    let views: Vec<&[f16]> = embeddings.iter().map(Vec::as_slice).collect();
-    writer
-        .push(&WriterRows { ids: &ids, latitudes: &latitudes, longitudes: &longitudes, views: &views })
-        .expect("rows");
+    writer.push(&WriterRows { ids, latitudes, longitudes, views: embeddings }).expect("rows");
     writer.finish().expect("a folder of shards");
 }
 
@@ -81,14 +80,14 @@ impl Stage {
 
     /// Quick to try again, and without a cache.
     fn options(&self) -> S3Options {
-        self.with_variable("AWS_REGION", "us-east-1").with_cache_bytes_max(0)
+        with_cache(0, self.with_variable("AWS_REGION", "us-east-1"))
     }
 
     fn with_variable(&self, name: &str, value: &str) -> S3Options {
         let mut variables = self.server.variables();
         variables.retain(|(known, _)| known != name);
         variables.push((name.to_owned(), value.to_owned()));
-        S3Options::from_variables(variables, &self.config()).with_tries(24, Duration::from_millis(1))
+        with_tries(24, S3Options::from_variables(variables, &self.config()))
     }
 
     fn open(&self, key: &str, options: &S3Options) -> Result<Dataset, ShardsError> {
@@ -137,10 +136,25 @@ fn all_rows_by(threads: usize, dataset: &Dataset) -> Vec<BlockRows> {
     read.into_iter().map(|(_, rows)| rows).collect()
 }
 
+/// At most so many tries, quickly one after the other.
+fn with_tries(tries_max: usize, mut options: S3Options) -> S3Options {
+    let wait = Duration::from_millis(1);
+    options.retry.max_retries = tries_max - 1;
+    options.retry.backoff = BackoffConfig { init_backoff: wait, max_backoff: 4 * wait, base: 2.0 };
+    options
+}
+
+/// Another bound of the cache.
+fn with_cache(bytes_max: u64, mut options: S3Options) -> S3Options {
+    options.cache_bytes_max = bytes_max;
+    options
+}
+
 fn assert_same(got: &Dataset, want: &Dataset, threads: usize) {
     assert_eq!((got.fingerprint(), got.width(), got.views()), (want.fingerprint(), want.width(), want.views()));
     assert_eq!(got.block_rows(), want.block_rows());
-    assert_eq!(got.statistics().expect("statistics"), want.statistics().expect("statistics"));
+    let statistics = |of: &Dataset| Survey::begin(of, &ShardsConfig::default()).expect("a survey").statistics;
+    assert_eq!(statistics(got), statistics(want));
     assert!(all_rows_by(threads, got) == all_rows(want), "the rows differ");
 }
 
@@ -197,7 +211,7 @@ fn the_same_rows_come_from_s3_as_from_disk_whatever_breaks() {
         assert_same(&remote, &stage.local(local), threads);
     }
     let ours = stage.open("ours", &options).expect("shards");
-    assert!(verify(&ours).is_empty(), "identifiers and whole files are read too");
+    assert!(problems(&ours).is_empty(), "identifiers and whole files are read too");
     let counts = &stage.server.counts;
     println!("{} of {} requests failed", counts.failed(), counts.all());
     assert!(counts.failed() > 50, "the server was told to fail");
@@ -233,7 +247,7 @@ fn cache_files(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn a_warm_cache_asks_for_nothing_and_heals() {
     let stage = Stage::new();
-    let options = stage.options().with_cache_bytes_max(1 << 30);
+    let options = with_cache(1 << 30, stage.options());
     let counts = &stage.server.counts;
     let want = stage.local("ours");
     let first = stage.open("ours", &options).expect("shards");
@@ -284,7 +298,7 @@ fn a_warm_cache_asks_for_nothing_and_heals() {
 fn the_cache_keeps_its_bound_with_several_workers() {
     let stage = Stage::new();
     let bytes_max = 60_000;
-    let options = stage.options().with_cache_bytes_max(bytes_max);
+    let options = with_cache(bytes_max, stage.options());
     let foreign = stage.cache().join("holiday/photo.jpg");
     fs::create_dir_all(foreign.parent().expect("a folder")).expect("a folder");
     fs::write(&foreign, vec![0; 100_000]).expect("somebody else's file");
@@ -335,7 +349,7 @@ fn failure(stage: &Stage, location: &str, options: &S3Options) -> (String, ExitC
 #[test]
 fn what_cannot_be_had_is_said_soon_and_without_secrets() {
     let stage = Stage::new();
-    let quick = stage.options().with_tries(4, Duration::from_millis(1));
+    let quick = with_tries(4, stage.options());
     let says = |location: &str, options: &S3Options, wanted: &[&str], code: ExitCode| {
         let (text, got) = failure(&stage, location, options);
         assert!(wanted.iter().all(|part| text.contains(part)), "{text}, wanted {wanted:?}");
@@ -345,14 +359,14 @@ fn what_cannot_be_had_is_said_soon_and_without_secrets() {
     says("s3://bucket/ours/x.parquet", &quick, &["ours/x.parquet"], ExitCode::NoData);
     says("s3://bucket/no*", &quick, &["the glob matches nothing"], ExitCode::NoData);
     says("s3://no-bucket/x", &quick, &["s3://no-bucket/x", "404", "NoSuchBucket", "AWS_ENDPOINT"], ExitCode::NoData);
-    let wrong = stage.with_variable("AWS_SECRET_ACCESS_KEY", "hunter2-but-wrong").with_cache_bytes_max(0);
+    let wrong = with_cache(0, stage.with_variable("AWS_SECRET_ACCESS_KEY", "hunter2-but-wrong"));
     says("s3://bucket/ours", &wrong, &["403", "SignatureDoesNotMatch", "AWS_ACCESS_KEY_ID"], ExitCode::Io);
     let none = stage.with_variable("AWS_ACCESS_KEY_ID", "");
     says("s3://bucket/ours", &none, &["no credentials", "AWS_SECRET_ACCESS_KEY"], ExitCode::Io);
-    let closed = stage.with_variable("AWS_ENDPOINT", "http://127.0.0.1:1").with_tries(3, Duration::from_millis(1));
+    let closed = with_tries(3, stage.with_variable("AWS_ENDPOINT", "http://127.0.0.1:1"));
     says("s3://bucket/ours", &closed, &["listing", "3 tries", "refused"], ExitCode::Io);
     let endpoint = format!("https://{}", stage.server.address);
-    let tls = stage.with_variable("AWS_ENDPOINT", &endpoint).with_tries(2, Duration::from_millis(1));
+    let tls = with_tries(2, stage.with_variable("AWS_ENDPOINT", &endpoint));
     says("s3://bucket/ours", &tls, &["listing", "2 tries"], ExitCode::Io);
     says("s3://key:hunter2@bucket/ours", &quick, &["credentials"], ExitCode::Usage);
 

@@ -3,7 +3,11 @@
 use std::path::Path;
 
 use half::f16;
-use locdiff::shards::{BlockRows, Blocks, ImageHead, Manifest, ShardWriter, ShardsError, WriterOptions, WriterRows};
+use locdiff::shards::{
+    BlockRows, Blocks, Dataset, ImageHead, Manifest, Mask, ShardWriter, ShardsError, WriterOptions, WriterRows, verify,
+};
+use locdiff_core::config::OnBadRows;
+use locdiff_core::protocol::Problem;
 
 pub(crate) const ROWS: usize = 64;
 pub(crate) const WIDTH: usize = 8;
@@ -45,15 +49,21 @@ pub(crate) fn write_with(
     // Pieces of any size: they are none of the row groups' business.
     for (start, end) in [(0, 5), (5, 60), (60, ROWS)] {
         let values = |view: &'_ [f16]| view[start * WIDTH..end * WIDTH].to_vec();
-        let (first, second) = (values(&first), values(&second));
         writer.push(&WriterRows {
-            ids: &ids[start..end],
-            latitudes: &latitudes[start..end],
-            longitudes: &longitudes[start..end],
-            views: &[&first, &second],
+            ids: ids[start..end].to_vec(),
+            latitudes: latitudes[start..end].to_vec(),
+            longitudes: longitudes[start..end].to_vec(),
+            views: vec![values(&first), values(&second)],
         })?;
     }
     writer.finish()
+}
+
+/// Everything that is wrong with a data set whose rows must all be usable.
+pub(crate) fn problems(dataset: &Dataset) -> Vec<Problem> {
+    let (problems, mask) = verify(dataset, OnBadRows::Error).expect("verified");
+    assert_eq!(mask, Mask::none(), "nothing is skipped");
+    problems
 }
 
 pub(crate) fn write(out: &Path) -> Manifest {

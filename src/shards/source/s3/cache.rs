@@ -35,24 +35,9 @@ const TOUCH_INTERVAL: Duration = Duration::from_secs(1);
 /// What is older and was never renamed was left by a process that died.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
-/// What an entry holds.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Key<'a> {
-    /// URL of the object.
-    pub(super) url: &'a str,
-    /// Its version.
-    pub(super) version: &'a str,
-    /// First byte.
-    pub(super) offset: u64,
-}
-
-impl Key<'_> {
-    fn hash(&self, bytes: usize) -> u128 {
-        let (url, version) = (self.url, self.version);
-        XxHash3_128::oneshot(
-            format!("{}:{url}{}:{version}{}+{bytes}", url.len(), version.len(), self.offset).as_bytes(),
-        )
-    }
+/// Stands for what an entry holds: so many bytes from an offset of a version of the object at a URL.
+pub(super) fn key(url: &str, version: &str, offset: u64, bytes: usize) -> u128 {
+    XxHash3_128::oneshot(format!("{}:{url}{}:{version}{offset}+{bytes}", url.len(), version.len()).as_bytes())
 }
 
 /// A folder of entries.
@@ -78,8 +63,7 @@ impl Cache {
     }
 
     /// Fills `into` if the bytes are there and whole.
-    pub(super) fn read(&self, key: Key<'_>, into: &mut [u8]) -> bool {
-        let hash = key.hash(into.len());
+    pub(super) fn read(&self, hash: u128, into: &mut [u8]) -> bool {
         let path = self.path(hash);
         let Ok(mut file) = File::open(&path) else { return false };
         if read_entry(&mut file, hash, into).is_err() {
@@ -101,12 +85,12 @@ impl Cache {
     }
 
     /// Keeps bytes that were fetched, as far as possible.
-    pub(super) fn store(&self, key: Key<'_>, bytes: &[u8]) {
+    pub(super) fn store(&self, hash: u128, bytes: &[u8]) {
         let entry_bytes = bytes.len() as u64 + HEADER_BYTES;
         if entry_bytes > self.bytes_max || self.given_up.load(Ordering::Relaxed) {
             return;
         }
-        match self.write(key.hash(bytes.len()), bytes) {
+        match self.write(hash, bytes) {
             Ok(()) => {}
             // Somebody is emptying the folder at this moment.
             Err(error) if error.kind() == ErrorKind::NotFound => {}

@@ -102,10 +102,6 @@ impl S3Files {
         }
         Ok(())
     }
-
-    fn key<'a>(&self, object: &'a Object, offset: u64) -> cache::Key<'a> {
-        cache::Key { url: &object.url, version: &object.version, offset }
-    }
 }
 
 impl ByteSource for S3Files {
@@ -131,9 +127,10 @@ impl ByteSource for S3Files {
         let parts = into.chunks_mut(PART_BYTES).zip(0_u64..);
         let parts = parts.map(|(part, number)| (offset + number * PART_BYTES as u64, part));
         let cache = self.cache.as_ref();
+        let key = |offset: u64, part: &[u8]| cache::key(&object.url, &object.version, offset, part.len());
         let missing: Vec<(u64, &mut [u8])> = parts
             .filter_map(|(offset, part)| match cache {
-                Some(cache) if cache.read(self.key(object, offset), part) => None,
+                Some(cache) if cache.read(key(offset, part), part) => None,
                 _ => Some((offset, part)),
             })
             .collect();
@@ -148,7 +145,7 @@ impl ByteSource for S3Files {
             self.bucket.wait(stream::iter(fetches).buffer_unordered(PARTS_AT_ONCE).try_collect());
         for (offset, part) in fetched? {
             if let Some(cache) = cache {
-                cache.store(self.key(object, offset), part);
+                cache.store(key(offset, part), part);
             }
         }
         Ok(())

@@ -15,9 +15,11 @@ use super::failure::Secrets;
 #[derive(Clone)]
 pub struct S3Options {
     pub(super) variables: Vec<(AmazonS3ConfigKey, String)>,
-    pub(super) retry: RetryConfig,
+    /// How often a request is tried, and with what waits.
+    pub retry: RetryConfig,
     cache_folder: Option<PathBuf>,
-    cache_bytes_max: u64,
+    /// Bound of the cache; 0: no cache.
+    pub cache_bytes_max: u64,
 }
 
 impl std::fmt::Debug for S3Options {
@@ -60,21 +62,6 @@ impl S3Options {
             cache_folder: cache_folder.or_else(default_folder),
             cache_bytes_max: u64::from(config.cache_gib) << 30,
         }
-    }
-
-    /// At most so many tries with such a first wait between them.
-    #[must_use]
-    pub fn with_tries(mut self, tries_max: u32, wait_first: Duration) -> Self {
-        self.retry.max_retries = tries_max.saturating_sub(1) as usize;
-        self.retry.backoff = BackoffConfig { init_backoff: wait_first, max_backoff: 4 * wait_first, base: 2.0 };
-        self
-    }
-
-    /// Another bound of the cache; 0: no cache.
-    #[must_use]
-    pub fn with_cache_bytes_max(mut self, cache_bytes_max: u64) -> Self {
-        self.cache_bytes_max = cache_bytes_max;
-        self
     }
 
     fn value(&self, wanted: AmazonS3ConfigKey) -> Option<&str> {
