@@ -267,7 +267,7 @@ impl Coordinator {
                 self.stop(Cause::Incompatible { rank, reason }, now)
             }
             ToLauncher::Result(result) => {
-                member.result = Some(result);
+                member.result = Some(*result);
                 member.leave_by = Some(now + self.limits.stop);
                 Vec::new()
             }

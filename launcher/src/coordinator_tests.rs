@@ -31,7 +31,7 @@ fn answer(rank: u32) -> JobResult {
 }
 
 fn result(rank: u32) -> Event {
-    Event::Message { rank, message: ToLauncher::Result(answer(rank)) }
+    Event::Message { rank, message: ToLauncher::Result(Box::new(answer(rank))) }
 }
 
 fn failed(rank: u32, of_peer: bool) -> Event {
@@ -240,7 +240,7 @@ fn any_event(workers: u32) -> impl Strategy<Value = Event> {
         (0..workers, any::<bool>()).prop_map(|(rank, of_peer)| failed(rank, of_peer)),
         (0..workers, exit).prop_map(|(rank, exit)| exited(rank, exit)),
         (0..workers).prop_map(|rank| Event::Garbled { rank, reason: "noise".into() }),
-        (0..workers).prop_map(|rank| Event::Closed(rank)),
+        (0..workers).prop_map(Event::Closed),
         Just(Event::Interrupted),
         Just(Event::Tick),
     ]

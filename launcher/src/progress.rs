@@ -89,7 +89,7 @@ pub struct Display {
 
 impl Display {
     /// A display that waits for the first report.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { bar: io::stderr().is_terminal().then(|| bar(ProgressDrawTarget::stderr())), pace: Pace::NEW }
     }
 

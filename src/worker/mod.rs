@@ -69,5 +69,5 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
             perturbation::run(points, share)?.into()
         }
     };
-    Ok(control.send(&ToLauncher::Result(result))?)
+    Ok(control.send(&ToLauncher::Result(Box::new(result)))?)
 }

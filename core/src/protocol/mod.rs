@@ -200,7 +200,7 @@ pub enum ToLauncher {
     /// Rows of an evaluation were located.
     Located(Located),
     /// The job is done; the worker ends now.
-    Result(JobResult),
+    Result(Box<JobResult>),
     /// The job cannot be done; the worker ends now.
     Failed(Failure),
 }
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn a_message_cut_short_is_an_error() {
         let mut wire = Vec::new();
-        write_message(&mut wire, &ToLauncher::Result(Probed {}.into())).expect("fits");
+        write_message(&mut wire, &ToLauncher::Result(Box::new(Probed {}.into()))).expect("fits");
         for cut in 1..wire.len() {
             let error = read_message::<ToLauncher>(&mut &wire[..cut]).expect_err("cut short");
             assert!(matches!(error, ProtocolError::Io(_)), "{cut}: {error}");

@@ -84,7 +84,7 @@ pub enum ShardsJob {
         /// Parquet file to write.
         out: PathBuf,
         /// Which shards, and how they are read.
-        config: RunConfig,
+        config: Box<RunConfig>,
     },
 }
 

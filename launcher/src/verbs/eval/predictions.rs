@@ -28,7 +28,7 @@ pub(super) fn run(file: &Path, global: &Global, output: Output) -> anyhow::Resul
     if config.eval.truth.is_empty() {
         rows_are_there("shards.test", &config.shards.test)?;
         let out = folder.path().join("truth.parquet");
-        let job = Job::Shards(Box::new(ShardsJob::Truth { out: out.clone(), config: config.clone() }));
+        let job = Job::Shards(Box::new(ShardsJob::Truth { out: out.clone(), config: Box::new(config.clone()) }));
         let world = World::one_cpu_worker(cores());
         let found = supervisor.run::<TruthWritten>(config, &world, job, 0, &mut Echo)?;
         written = Some((out, found.first()?));
