@@ -21,7 +21,7 @@ pub mod rows;
 pub mod saved;
 pub mod trained;
 
-pub use engine::{Engine, Sighting};
+pub use engine::Engine;
 pub use error::InferError;
 pub use rows::{BLOCK_IMAGES, Image, ImageBlock, Rows};
 pub use saved::{Saved, SavedState, Weights};

@@ -85,8 +85,12 @@ impl Trained {
                  that `locdiff-launch train` wrote"
             ))
         })?;
-        let misfit = |source| InferError::Network { checkpoint: folder.to_owned(), source };
-        weights.load_into(&mut denoiser.network).map_err(misfit)?;
+        weights.load_into(&mut denoiser.network).map_err(|error| {
+            let checkpoint = folder.display();
+            InferError::BadData(format!(
+                "{checkpoint}: its averaged weights are not those of its own configuration: {error}"
+            ))
+        })?;
         let knows_no_image = config.diffusion.condition_drop > 0.0;
         Ok(Self { folder: folder.to_owned(), denoiser, step: saved.state.step, knows_no_image })
     }

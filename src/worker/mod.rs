@@ -64,10 +64,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Eval(job) => eval::run(&job, control, &place)?.into(),
         Job::Gallery(job) => eval::embed_gallery(&job, &place)?.into(),
         Job::BenchShdd => bench_shdd::run(&place)?.into(),
-        Job::Perturbation { points } => {
-            let share = perturbation::Share { rank: place.rank, world: place.world, threads: place.threads };
-            perturbation::run(points, share)?.into()
-        }
+        Job::Perturbation { points } => perturbation::run(points, &place)?.into(),
     };
     Ok(control.send(&ToLauncher::Result(result))?)
 }
