@@ -76,7 +76,7 @@ impl Trained {
     /// Reads a checkpoint onto a device.
     pub fn open(folder: &Path, device: Device) -> Result<Self, InferError> {
         let saved = Saved::open(folder)?;
-        let config: RunConfig = saved.config()?;
+        let config = saved.config()?;
         let mut denoiser = Denoiser::new(&config, saved.state.embedding_width, saved.state.filter()?, device)?;
         let weights = saved.find_weights(EMA, &denoiser.network)?.ok_or_else(|| {
             let (checkpoint, file) = (folder.display(), piece_name(EMA, 0, 1));
