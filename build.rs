@@ -10,10 +10,9 @@ const LIBTORCH_VERSION: &str = "2.11.0";
 
 fn main() {
     println!("cargo::rerun-if-env-changed=LIBTORCH");
+    // Whole folders: cargo looks at every file in them.
     println!("cargo::rerun-if-changed=src/native/stubs");
-    for file in native_files(&["cpp", "h"]) {
-        println!("cargo::rerun-if-changed={}", file.display());
-    }
+    println!("cargo::rerun-if-changed=src/native/shim");
     let libtorch = PathBuf::from(std::env::var("LIBTORCH").unwrap_or_default());
     if let Err(reason) = check_version(&libtorch) {
         println!("cargo::error={reason}; run `make setup`, or unset LIBTORCH to use the one it prepares");
@@ -82,17 +81,10 @@ fn one_unit(cuda: bool) -> PathBuf {
 /// Every C++ file of `src/native/shim`; those named `cuda*` only in the CUDA variant.
 fn sources(cuda: bool) -> Vec<PathBuf> {
     let is_cuda = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cuda"));
-    native_files(&["cpp"]).into_iter().filter(|path| cuda || !is_cuda(path)).collect()
-}
-
-fn native_files(extensions: &[&str]) -> Vec<PathBuf> {
-    let wanted = |path: &PathBuf| {
-        path.extension().and_then(|extension| extension.to_str()).is_some_and(|name| extensions.contains(&name))
-    };
-    let mut files: Vec<PathBuf> = std::fs::read_dir("src/native/shim")
-        .expect("src/native/shim is part of the crate")
+    let folder = std::fs::read_dir("src/native/shim").expect("src/native/shim is part of the crate");
+    let mut files: Vec<PathBuf> = folder
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(wanted)
+        .filter(|path| path.extension().is_some_and(|extension| extension == "cpp") && (cuda || !is_cuda(path)))
         .collect();
     files.sort();
     files

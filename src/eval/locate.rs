@@ -4,66 +4,55 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use locdiff_core::geo::{Place, UnitVector};
-use locdiff_core::protocol::{EvalJob, EvalSummary, Located, LocatedRow, Method};
+use locdiff_core::protocol::{EvalJob, EvalSummary, Located, LocatedRow, Method, Place as Worker};
 use tch::Device;
 
-use super::error::EvalError;
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
 use crate::infer::retrieve::Retrieval;
-use crate::infer::{Engine, Image, ImageBlock, InferError, Rows, Sighting, Trained};
+use crate::infer::{Engine, Image, ImageBlock, InferError, Rows, Trained};
 use crate::native::cuda;
-use crate::retrieval::{Grid, Retriever};
+use crate::retrieval::{Grid, Retriever, Samples};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
 
-/// Which worker this is, and what it computes on.
-#[derive(Debug, Clone, Copy)]
-pub struct Worker {
-    /// Rank among the workers.
-    pub rank: u32,
-    /// Number of workers.
-    pub world: u32,
-    /// Where it computes.
-    pub device: Device,
-    /// CPU threads.
-    pub threads: usize,
+/// Where a worker computes.
+pub fn device(worker: &Worker) -> Device {
+    worker.gpu.map_or(Device::Cpu, |gpu| Device::Cuda(gpu as usize))
 }
 
-impl Worker {
-    /// Opens the rows of a job on this worker's device.
-    fn rows(self, job: &EvalJob) -> Result<Rows, EvalError> {
-        if let Device::Cuda(index) = self.device {
-            cuda::set_device(index)?;
-        }
-        Ok(Rows::open(&job.data, &job.config)?)
+/// Opens the rows of a job, with this worker's device as the current one.
+fn open_rows(job: &EvalJob, worker: &Worker) -> Result<Rows, InferError> {
+    if let Device::Cuda(index) = device(worker) {
+        cuda::set_device(index)?;
     }
+    Rows::open(&job.data, &job.config)
+}
 
-    fn retrieval(self, job: &EvalJob, rows: &Rows) -> Result<Option<Retrieval>, EvalError> {
-        Ok(Retrieval::open(job, rows, (self.device, self.threads), self.rank == 0)?)
-    }
+fn open_retrieval(job: &EvalJob, worker: &Worker, rows: &Rows) -> Result<Option<Retrieval>, InferError> {
+    Retrieval::open(job, rows, (device(worker), worker.threads as usize), worker.rank == 0)
 }
 
 /// Embeds the gallery of an evaluation, so that its embeddings lie on the disk; how many points it has. None where the head does not
 /// fit the data and need not.
-pub fn embed_gallery(job: &EvalJob, worker: Worker) -> Result<Option<usize>, EvalError> {
-    let opened = worker.retrieval(job, &worker.rows(job)?)?;
+pub fn embed_gallery(job: &EvalJob, worker: &Worker) -> Result<Option<usize>, InferError> {
+    let opened = open_retrieval(job, worker, &open_rows(job, worker)?)?;
     Ok(opened.map(|opened| opened.gallery().points().len()))
 }
 
 /// Locates this worker's rows; `tell` hears of each block.
 pub fn run(
     job: &EvalJob,
-    worker: Worker,
-    tell: &mut dyn FnMut(Located) -> Result<(), EvalError>,
-) -> Result<EvalSummary, EvalError> {
-    let (config, rows) = (&job.config, worker.rows(job)?);
+    worker: &Worker,
+    tell: &mut dyn FnMut(Located) -> Result<(), InferError>,
+) -> Result<EvalSummary, InferError> {
+    let (config, rows) = (&job.config, open_rows(job, worker)?);
     let truth = TruthFile::open(&job.data, &rows, config)?;
     if job.tune && worker.rank == 0 {
         refuse_test_rows(job, &rows)?;
     }
-    let trained = Trained::open(&job.checkpoint, worker.device)?;
+    let trained = Trained::open(&job.checkpoint, device(worker))?;
     trained.denoiser.check_width(&job.checkpoint.display().to_string(), &job.data, rows.dataset.width())?;
-    let retrieval = worker.retrieval(job, &rows)?;
+    let retrieval = open_retrieval(job, worker, &rows)?;
     let (step, degree) = (trained.step, trained.denoiser.degree);
     let anchors = anchors(config, &trained, retrieval.as_ref())?;
     trained.check(&config.eval)?;
@@ -98,12 +87,12 @@ struct Methods<'a> {
 }
 
 impl Methods<'_> {
-    fn locate(&self, block: &ImageBlock) -> Result<Vec<LocatedRow>, EvalError> {
+    fn locate(&self, block: &ImageBlock) -> Result<Vec<LocatedRow>, InferError> {
         let embeddings_ive = block.embeddings(self.engine.device())?;
-        let sightings = self.engine.locate(block, &embeddings_ive, |_, _| Ok(()))?;
-        let mut rows = located(block, &sightings);
+        let samples = self.engine.locate(block, &embeddings_ive, |_, _| Ok(()))?;
+        let mut rows = located(block, &samples);
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(rows) };
-        let known = (&embeddings_ive, sightings.as_slice());
+        let known = (&embeddings_ive, samples.as_slice());
         if self.is_tuning {
             for (row, found) in rows.iter_mut().zip(retrieval.errors(retriever, block, known, &Grid::default())?) {
                 row.tuning = Some(found);
@@ -111,9 +100,9 @@ impl Methods<'_> {
             return Ok(rows);
         }
         let answers = retrieval.answers(retriever, block, known)?;
-        for (row, (sighting, answer)) in rows.iter_mut().zip(sightings.iter().zip(answers)) {
+        for (row, (samples, answer)) in rows.iter_mut().zip(samples.iter().zip(answers)) {
             row.answers.insert(0, (Method::Retrieval, degrees(answer.retrieval)));
-            row.answers.push((Method::LocdiffH, degrees(answer.hybrid_or(sighting.answer))));
+            row.answers.push((Method::LocdiffH, degrees(answer.hybrid_or(samples.aggregate))));
             row.out_of_range = answer.hybrid.is_none();
         }
         Ok(rows)
@@ -121,17 +110,17 @@ impl Methods<'_> {
 }
 
 /// Settings are never chosen on what they are tested on: no photo may be in both, under whatever name.
-fn refuse_test_rows(job: &EvalJob, rows: &Rows) -> Result<(), EvalError> {
+fn refuse_test_rows(job: &EvalJob, rows: &Rows) -> Result<(), InferError> {
     let (test, config) = (&job.config.shards.test, &job.config);
     let tested = match Rows::open(test, config) {
         Ok(tested) => photos(&tested)?,
         // Without test rows there is nothing to be confused with.
-        Err(InferError::Shards(ShardsError::Missing { .. }) | InferError::Empty { .. }) => return Ok(()),
-        Err(error) => return Err(error.into()),
+        Err(InferError::Shards(ShardsError::Missing { .. }) | InferError::Empty(_)) => return Ok(()),
+        Err(error) => return Err(error),
     };
     let same = photos(rows)?.intersection(&tested).count();
     if same > 0 {
-        return Err(EvalError::BadData(format!(
+        return Err(InferError::BadData(format!(
             "shards.validation ({}) and shards.test ({test}) hold {same} photos in common, and settings must not be chosen on what \
              they are tested on; name other rows with `--set shards.validation=...`",
             job.data
@@ -141,7 +130,7 @@ fn refuse_test_rows(job: &EvalJob, rows: &Rows) -> Result<(), EvalError> {
 }
 
 /// What stands for each photo: its first view.
-fn photos(rows: &Rows) -> Result<HashSet<u64>, EvalError> {
+fn photos(rows: &Rows) -> Result<HashSet<u64>, InferError> {
     let mut photos = HashSet::new();
     for block in rows.blocks(rows.share(0, 1)) {
         let block = block?;
@@ -156,17 +145,17 @@ fn photos(rows: &Rows) -> Result<HashSet<u64>, EvalError> {
     Ok(photos)
 }
 
-fn located(block: &ImageBlock, sightings: &[Sighting]) -> Vec<LocatedRow> {
-    let row = |(index, (image, sighting)): (u64, (&Image, &Sighting))| LocatedRow {
+fn located(block: &ImageBlock, samples: &[Samples]) -> Vec<LocatedRow> {
+    let row = |(index, (image, samples)): (u64, (&Image, &Samples))| LocatedRow {
         index,
         id: image.id.clone(),
         truth: [image.truth.latitude().0, image.truth.longitude().0],
-        answers: vec![(Method::Locdiff, degrees(sighting.answer))],
-        sample: degrees(sighting.samples[0]),
+        answers: vec![(Method::Locdiff, degrees(samples.aggregate))],
+        sample: degrees(samples.samples[0]),
         out_of_range: false,
         tuning: None,
     };
-    (block.first..).zip(block.images.iter().zip(sightings)).map(row).collect()
+    (block.first..).zip(block.images.iter().zip(samples)).map(row).collect()
 }
 
 /// Latitude and longitude, degrees.

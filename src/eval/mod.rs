@@ -7,9 +7,6 @@
 //!
 //! Invariant: a worker's answers are those of [`crate::infer`], whatever the number of workers.
 
-mod error;
 pub mod locate;
 pub mod perturbation;
 pub mod truth;
-
-pub use error::EvalError;

@@ -13,11 +13,11 @@
 
 use anyhow::{Context, ensure};
 use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
-use locdiff_core::protocol::PerturbationBlock;
+use locdiff_core::protocol::{PerturbationBlock, Place};
 use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
-use crate::shdd::decode::{Anchors, grid_points_min, refine};
+use crate::shdd::decode::{Anchors, grid_points_min, in_parallel, refine};
 use crate::shdd::{Basis, uniform_points};
 
 /// Degrees of the table.
@@ -32,17 +32,6 @@ const SEED: u64 = 20_240_047;
 /// Two searches found the same mode if they ended this near, radians: 6 cm on Earth. Each stops within 6 mm.
 const SAME_MODE_RAD: f64 = 1e-8;
 
-/// Whose blocks to compute.
-#[derive(Debug, Clone, Copy)]
-pub struct Share {
-    /// Rank among the workers.
-    pub rank: u32,
-    /// Number of workers.
-    pub world: u32,
-    /// Threads of this worker.
-    pub threads: u32,
-}
-
 /// The mean drift to first order, km.
 pub fn theory_km(degree: u32) -> f64 {
     let degree = f64::from(degree);
@@ -51,19 +40,19 @@ pub fn theory_km(degree: u32) -> f64 {
 }
 
 /// This worker's blocks of all degrees, `points` per degree in all.
-pub fn run(points: u32, share: Share) -> anyhow::Result<Vec<PerturbationBlock>> {
+pub fn run(points: u32, worker: &Place) -> anyhow::Result<Vec<PerturbationBlock>> {
     let mut blocks = Vec::new();
     for degree in DEGREES {
-        blocks.extend(run_degree(degree, points, share).with_context(|| format!("perturbation at degree {degree}"))?);
+        blocks.extend(run_degree(degree, points, worker).with_context(|| format!("perturbation at degree {degree}"))?);
     }
     Ok(blocks)
 }
 
 /// This worker's blocks of one degree, in order.
-pub fn run_degree(degree: u32, points: u32, share: Share) -> anyhow::Result<Vec<PerturbationBlock>> {
+pub fn run_degree(degree: u32, points: u32, worker: &Place) -> anyhow::Result<Vec<PerturbationBlock>> {
     let basis = Basis::new(degree)?;
-    let mine: Vec<u32> = (share.rank..points.div_ceil(BLOCK_POINTS)).step_by(share.world as usize).collect();
-    let results = spread(&mine, share.threads, |block| Block::measure(&basis, *block, points));
+    let mine: Vec<u32> = (worker.rank..points.div_ceil(BLOCK_POINTS)).step_by(worker.world as usize).collect();
+    let results = in_parallel(worker.threads as usize, &mine, |block| Block::measure(&basis, *block, points));
     let blocks = results.into_iter().collect::<anyhow::Result<Vec<Block>>>()?;
     search_everywhere(&basis, &blocks)?;
     Ok(blocks.into_iter().map(|block| block.sums).collect())
@@ -141,15 +130,4 @@ fn search_everywhere(basis: &Basis, blocks: &[Block]) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-/// Applies `work` to each task, on so many threads; results in the order of the tasks.
-fn spread<T: Sync, R: Send>(tasks: &[T], threads: u32, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let each = tasks.len().div_ceil(threads.max(1) as usize).max(1);
-    let run = |tasks: &[T]| tasks.iter().map(&work).collect::<Vec<R>>();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = tasks.chunks(each).map(|tasks| scope.spawn(move || run(tasks))).collect();
-        let results = threads.into_iter().map(|thread| thread.join());
-        results.flat_map(|found| found.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    })
 }

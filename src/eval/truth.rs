@@ -7,8 +7,7 @@ use locdiff_core::config::RunConfig;
 use locdiff_core::geo::Place;
 use locdiff_core::predictions::{PredictionsError, Truth};
 
-use super::error::EvalError;
-use crate::infer::{ImageBlock, Rows};
+use crate::infer::{ImageBlock, InferError, Rows};
 
 /// The file and its places.
 #[derive(Debug)]
@@ -22,7 +21,7 @@ pub struct TruthFile {
 impl TruthFile {
     /// Reads it where there is one and `rows` at `location` are those of `shards.test`. Each of its rows is one of the data: a truth
     /// of other rows is not the one that was meant.
-    pub fn open(location: &str, rows: &Rows, config: &RunConfig) -> Result<Option<Self>, EvalError> {
+    pub fn open(location: &str, rows: &Rows, config: &RunConfig) -> Result<Option<Self>, InferError> {
         let path = config.eval.truth.clone();
         if path.is_empty() || location != config.shards.test {
             return Ok(None);
@@ -38,13 +37,13 @@ impl TruthFile {
     }
 
     /// Puts its places in the place of those of the shards.
-    pub fn apply(&self, block: &mut ImageBlock) -> Result<(), EvalError> {
+    pub fn apply(&self, block: &mut ImageBlock) -> Result<(), InferError> {
         for image in &mut block.images {
             let (truth, location, id) = (&self.path, &self.location, &image.id);
             let unknown = || {
                 format!("{truth} (eval.truth) has no row {id:?}, which {location} has; wanted every row of the data")
             };
-            image.truth = *self.places.get(id).ok_or_else(|| EvalError::BadData(unknown()))?;
+            image.truth = *self.places.get(id).ok_or_else(|| InferError::BadData(unknown()))?;
         }
         Ok(())
     }

@@ -15,18 +15,10 @@ use super::saved::Weights;
 use super::trained::Denoiser;
 use crate::diffusion::{CODE_SCALE, ChainNoise, Sampler, guided};
 use crate::model::{Conditioned, CsUnet, TimeTable, Timesteps};
+use crate::retrieval::Samples;
 use crate::shdd::Basis;
 use crate::shdd::aggregate::{Ensemble, aggregate_decoded};
 use crate::shdd::decode::{Anchors, Budget, Coarse, Decoder};
-
-/// Where LocDiff sees one image.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sighting {
-    /// Its samples.
-    pub samples: Vec<UnitVector>,
-    /// The samples put together.
-    pub answer: UnitVector,
-}
 
 /// All that locating images takes.
 #[derive(Debug)]
@@ -100,7 +92,7 @@ impl Engine {
         block: &ImageBlock,
         embeddings_ive: &Tensor,
         watch: impl FnMut(usize, &Tensor) -> Result<(), InferError>,
-    ) -> Result<Vec<Sighting>, InferError> {
+    ) -> Result<Vec<Samples>, InferError> {
         let _without_gradients = tch::no_grad_guard();
         let samples = self.config.samples as usize;
         let (codes_nd, expected_nd) = self.sample(block, embeddings_ive, watch)?;
@@ -109,9 +101,8 @@ impl Engine {
         let expected_id = expected_nd.f_view(shape)?.f_mean_dim([1_i64].as_slice(), false, None::<Kind>)?;
         let ensemble = Ensemble { codes_ikc: &codes_nd.f_view(shape)?, expected_ic: &expected_id };
         let answers = aggregate_decoded(self.config.aggregator, ensemble, &points, &self.decoder)?;
-        let sightings = points.chunks_exact(samples).zip(answers);
-        let sightings = sightings.map(|(samples, answer)| Sighting { samples: samples.to_vec(), answer });
-        Ok(sightings.take(block.images.len()).collect())
+        let located = points.chunks_exact(samples).zip(answers).take(block.images.len());
+        Ok(located.map(|(samples, aggregate)| Samples { aggregate, samples: samples.to_vec() }).collect())
     }
 
     /// Codes of all samples, and what was expected of each when nothing but its noise had been drawn; unscaled.

@@ -1,9 +1,8 @@
-//! Everything that locating can fail with, each with its exit code.
-
-use std::path::PathBuf;
+//! What can end locating or an evaluation, each with its exit code.
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::geo::GeoError;
+use locdiff_core::predictions::PredictionsError;
 use locdiff_core::tables::TableError;
 
 use crate::checkpoint::CheckpointError;
@@ -17,33 +16,18 @@ use crate::shdd::ShddError;
 use crate::shdd::aggregate::AggregateError;
 use crate::shdd::decode::DecodeError;
 
-/// An error of [`crate::infer`].
+/// An error of [`crate::infer`] and [`crate::eval`].
 #[derive(Debug, thiserror::Error)]
 pub enum InferError {
-    /// Tensors of another network.
-    #[error("{checkpoint}: its averaged weights are not those of its own configuration: {source}")]
-    Network {
-        /// Folder of the checkpoint.
-        checkpoint: PathBuf,
-        /// Which does not fit.
-        source: ModelError,
-    },
     /// The configuration asks for what the checkpoint cannot do.
     #[error("{0}")]
     Config(String),
-    /// The checkpoint or the rows are not what locating takes.
+    /// The checkpoint or the rows cannot be used.
     #[error("{0}")]
     BadData(String),
     /// No row is left.
-    #[error(
-        "{location}: all of its {skipped} rows cannot be used (shards.on_bad_rows is \"skip\"), so there is nothing to evaluate"
-    )]
-    Empty {
-        /// Where the shards are.
-        location: String,
-        /// Rows that were left out.
-        skipped: u64,
-    },
+    #[error("{0}")]
+    Empty(String),
     /// Data.
     #[error(transparent)]
     Shards(#[from] ShardsError),
@@ -59,6 +43,9 @@ pub enum InferError {
     /// A table of coordinates.
     #[error(transparent)]
     Table(#[from] TableError),
+    /// The true places of the rows.
+    #[error(transparent)]
+    Predictions(#[from] PredictionsError),
     /// The network.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -80,19 +67,23 @@ pub enum InferError {
     /// libtorch.
     #[error(transparent)]
     Native(#[from] NativeError),
+    /// The launcher cannot be told of the answers.
+    #[error("the launcher cannot be told: {0}")]
+    Launcher(String),
 }
 
 impl HasExitCode for InferError {
     fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Network { .. } | Self::BadData(_) => ExitCode::BadData,
+            Self::BadData(_) => ExitCode::BadData,
             Self::Config(_) => ExitCode::Config,
-            Self::Empty { .. } => ExitCode::NoData,
+            Self::Empty(_) => ExitCode::NoData,
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),
             Self::Geoclip(error) => error.exit_code(),
             Self::Retrieval(error) => error.exit_code(),
             Self::Table(error) => error.exit_code(),
+            Self::Predictions(error) => error.exit_code(),
             _ => ExitCode::WorkerFailed,
         }
     }

@@ -7,7 +7,6 @@ use locdiff_core::geo::UnitVector;
 use locdiff_core::protocol::{EvalJob, HybridWish, TuningErrors};
 use tch::{Device, Tensor};
 
-use super::engine::Sighting;
 use super::error::InferError;
 use super::retrieval_data::{data_facts, open};
 use super::rows::{Image, ImageBlock, Rows};
@@ -76,10 +75,10 @@ impl Retrieval {
         &self,
         retriever: &Retriever<'_>,
         block: &ImageBlock,
-        (embeddings_ive, sightings): (&Tensor, &[Sighting]),
+        (embeddings_ive, samples): (&Tensor, &[Samples]),
     ) -> Result<Vec<Located>, InferError> {
         let queries = self.queries(block, embeddings_ive)?;
-        Ok(locate(retriever, &queries, &samples(sightings), &self.hybrid, self.neighbours)?)
+        Ok(locate(retriever, &queries, samples, &self.hybrid, self.neighbours)?)
     }
 
     /// How far off every setting of a grid is for the images of a block.
@@ -87,12 +86,12 @@ impl Retrieval {
         &self,
         retriever: &Retriever<'_>,
         block: &ImageBlock,
-        (embeddings_ive, sightings): (&Tensor, &[Sighting]),
+        (embeddings_ive, samples): (&Tensor, &[Samples]),
         grid: &Grid,
     ) -> Result<Vec<TuningErrors>, InferError> {
         let queries = self.queries(block, embeddings_ive)?;
         let truths: Vec<UnitVector> = block.images.iter().map(|image| image.truth.into()).collect();
-        Ok(try_settings(retriever, &queries, &samples(sightings), &truths, grid, self.neighbours)?)
+        Ok(try_settings(retriever, &queries, samples, &truths, grid, self.neighbours)?)
     }
 
     /// Only of images that are there: what fills a block up points nowhere.
@@ -110,11 +109,6 @@ impl Retrieval {
             other => other.into(),
         })
     }
-}
-
-fn samples(sightings: &[Sighting]) -> Vec<Samples> {
-    let one = |sighting: &Sighting| Samples { aggregate: sighting.answer, samples: sighting.samples.clone() };
-    sightings.iter().map(one).collect()
 }
 
 /// Says now and then how many gallery points are embedded.

@@ -87,7 +87,10 @@ impl Rows {
         let views = dataset.views();
         let rows = Self { views, has_names: true, ..Self::first(u64::MAX, dataset, mask) };
         if rows.count == 0 {
-            return Err(InferError::Empty { location: location.to_owned(), skipped: rows.mask.count() });
+            return Err(InferError::Empty(format!(
+                "{location}: all of its {} rows cannot be used (shards.on_bad_rows is \"skip\"), so there is nothing to evaluate",
+                rows.mask.count()
+            )));
         }
         Ok(rows)
     }

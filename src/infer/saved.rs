@@ -1,7 +1,8 @@
-//! What a checkpoint says: the state of its run, and weights by name.
+//! What a checkpoint says: the state of its run, and weights by name. Training and evaluation read them here only.
 
 use std::path::{Path, PathBuf};
 
+use locdiff_core::config::RunConfig;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -68,7 +69,7 @@ impl Saved {
     }
 
     /// The configuration as a struct, which a checkpoint of another version may not have.
-    pub fn config<Config: DeserializeOwned>(&self) -> Result<Config, CheckpointError> {
+    pub fn config(&self) -> Result<RunConfig, CheckpointError> {
         understood(&self.folder, self.state.config.clone())
     }
 

@@ -76,7 +76,7 @@ impl Trained {
     /// Reads a checkpoint onto a device.
     pub fn open(folder: &Path, device: Device) -> Result<Self, InferError> {
         let saved = Saved::open(folder)?;
-        let config: RunConfig = saved.config()?;
+        let config = saved.config()?;
         let mut denoiser = Denoiser::new(&config, saved.state.embedding_width, saved.state.filter()?, device)?;
         let weights = saved.find_weights(EMA, &denoiser.network)?.ok_or_else(|| {
             let (checkpoint, file) = (folder.display(), piece_name(EMA, 0, 1));
@@ -85,8 +85,12 @@ impl Trained {
                  that `locdiff-launch train` wrote"
             ))
         })?;
-        let misfit = |source| InferError::Network { checkpoint: folder.to_owned(), source };
-        weights.load_into(&mut denoiser.network).map_err(misfit)?;
+        weights.load_into(&mut denoiser.network).map_err(|error| {
+            let checkpoint = folder.display();
+            InferError::BadData(format!(
+                "{checkpoint}: its averaged weights are not those of its own configuration: {error}"
+            ))
+        })?;
         let knows_no_image = config.diffusion.condition_drop > 0.0;
         Ok(Self { folder: folder.to_owned(), denoiser, step: saved.state.step, knows_no_image })
     }

@@ -18,11 +18,6 @@ pub(super) enum Points {
 }
 
 impl Points {
-    /// None yet.
-    pub(super) fn none() -> Self {
-        Self::Host(Vec::new())
-    }
-
     /// Takes other points; as many as before are put where those were.
     pub(super) fn put(&mut self, points: Vec<UnitVector>, device: Device) -> Result<(), TrainError> {
         match self {
@@ -51,7 +46,7 @@ pub(super) struct Codes {
     device: Device,
     threads: usize,
     encoder: Option<Encoder>,
-    filter: Option<(Filter, Selection)>,
+    filter: Option<(Selection, Filter)>,
 }
 
 impl Codes {
@@ -59,19 +54,13 @@ impl Codes {
     pub(super) fn new(degree: u32, filter: Option<Filter>, device: Device, threads: usize) -> Result<Self, TrainError> {
         let basis = Basis::new(degree)?;
         let encoder = if device.is_cuda() { Some(Encoder::new(&basis, device)?) } else { None };
-        let filter = match filter {
-            Some(filter) => {
-                let selection = filter.on(device)?;
-                Some((filter, selection))
-            }
-            None => None,
-        };
+        let filter = filter.map(|filter| Ok::<_, TrainError>((filter.on(device)?, filter))).transpose()?;
         Ok(Self { basis, device, threads, encoder, filter })
     }
 
     /// The filter, where there is one.
     pub(super) fn filter(&self) -> Option<&Filter> {
-        self.filter.as_ref().map(|(filter, _)| filter)
+        self.filter.as_ref().map(|(_, filter)| filter)
     }
 
     /// Plain codes of points, f32 `[n, d]`; the host does not wait.
@@ -88,7 +77,7 @@ impl Codes {
             }
         };
         match &self.filter {
-            Some((_, selection)) => Ok(selection.apply(&codes_nd)?),
+            Some((selection, _)) => Ok(selection.apply(&codes_nd)?),
             None => Ok(codes_nd),
         }
     }

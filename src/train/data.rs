@@ -26,18 +26,13 @@ const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 pub(super) struct Data {
     pub(super) plan: Plan,
     pub(super) width: u32,
-    pub(super) first: FirstLook,
-    contents: Option<Contents>,
-    blocks: Arc<dyn Blocks>,
-}
-
-/// What a new run finds out once and its checkpoints keep.
-pub(super) struct FirstLook {
     /// Mean and standard deviation of every dimension of the embeddings, rounded to f32; none: they are not standardised, or a
     /// checkpoint knows.
     pub(super) statistics: Option<[Tensor; 2]>,
     /// The dimensions of a code that are kept; none: all, or a checkpoint knows.
     pub(super) filter: Option<Filter>,
+    contents: Option<Contents>,
+    blocks: Arc<dyn Blocks>,
 }
 
 /// What rank 0 tells the others. Numbers as bits: text would round them.
@@ -66,14 +61,15 @@ impl Data {
         let options = PlanOptions::new(&config.shards, config.train.seed, config.train.global_batch);
         let plan = Plan::new(Layout::of(&dataset), mask, options)?;
         let dims = config.model.dims() as usize;
-        let first = FirstLook {
-            statistics: findings
-                .statistics
-                .map(|[mean, deviation]| Ok::<_, TrainError>([f32s(mean)?, f32s(deviation)?]))
-                .transpose()?,
+        let both = |[mean, deviation]: [Vec<u64>; 2]| Ok::<_, TrainError>([f32s(mean)?, f32s(deviation)?]);
+        Ok(Self {
+            plan,
+            width,
+            statistics: findings.statistics.map(both).transpose()?,
             filter: findings.kept.map(|kept| Filter::from_indices(&kept, dims)).transpose()?,
-        };
-        Ok(Self { plan, width, first, contents: findings.contents, blocks: Arc::new(dataset) })
+            contents: findings.contents,
+            blocks: Arc::new(dataset),
+        })
     }
 
     /// What a checkpoint keeps of the data and of where training stands in it.

@@ -20,38 +20,11 @@ use crate::shdd::ShddError;
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// Too many gradients in a row were not finite.
-    #[error(
-        "step {step}: the gradient was not finite in {in_a_row} steps in a row (train.nonfinite_steps_max); {last}; \
-         lower train.learning_rate, or go back to an older checkpoint"
-    )]
-    Diverged {
-        /// The last of these steps.
-        step: u64,
-        /// How many there were.
-        in_a_row: u32,
-        /// What is known of the last one.
-        last: String,
-    },
-    /// A checkpoint that does not fit the configuration or the data.
-    #[error("{checkpoint}: {field} is {got}, this run has {want}; take the other checkpoint, or a new --run")]
-    Misfit {
-        /// Folder of the checkpoint.
-        checkpoint: String,
-        /// What differs.
-        field: &'static str,
-        /// That of the checkpoint.
-        got: u64,
-        /// That of the run.
-        want: u64,
-    },
-    /// A checkpoint whose tensors are those of another network.
-    #[error("{checkpoint}: its tensors are not those of this run's network: {source}")]
-    Network {
-        /// Folder of the checkpoint.
-        checkpoint: String,
-        /// Which does not fit.
-        source: ModelError,
-    },
+    #[error("{0}")]
+    Diverged(String),
+    /// A checkpoint that does not fit the configuration, the data or the network.
+    #[error("{0}")]
+    Misfit(String),
     /// The configuration asks for what this version or this data cannot do.
     #[error("{0}")]
     Config(String),
@@ -102,8 +75,8 @@ pub enum TrainError {
 impl HasExitCode for TrainError {
     fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Misfit { .. } | Self::Network { .. } => ExitCode::RunDiffers,
-            Self::Diverged { .. } => ExitCode::Diverged,
+            Self::Misfit(_) => ExitCode::RunDiffers,
+            Self::Diverged(_) => ExitCode::Diverged,
             Self::Config(_) => ExitCode::Config,
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),

@@ -23,18 +23,6 @@ pub(super) struct Form {
     pub(super) global_batch: u32,
 }
 
-/// Numbers of one step that the host works out.
-pub(super) struct Settings {
-    /// The step, from 0.
-    pub(super) step: u64,
-    /// Its learning rate.
-    pub(super) learning_rate: f64,
-    /// How far the averaged weights move.
-    pub(super) average_weight: f64,
-    /// This rank's anchors.
-    pub(super) anchors: Vec<UnitVector>,
-}
-
 /// The inputs of a step.
 #[derive(Debug)]
 pub(super) struct Feed {
@@ -43,7 +31,7 @@ pub(super) struct Feed {
     pub(super) counter: DeviceCounter,
     /// One f32.
     pub(super) learning_rate: Tensor,
-    /// One f32.
+    /// How far the averaged weights move; one f32.
     pub(super) average_weight: Tensor,
     /// Embeddings of the rows, float16.
     pub(super) image_be: Tensor,
@@ -65,8 +53,8 @@ impl Feed {
             learning_rate: number()?,
             average_weight: number()?,
             image_be: Tensor::f_zeros([0, 0], (Kind::Half, device))?,
-            rows: Points::none(),
-            anchors: Points::none(),
+            rows: Points::Host(Vec::new()),
+            anchors: Points::Host(Vec::new()),
             form: Form { slice: 0..0, global_batch: 0 },
         })
     }
@@ -78,15 +66,13 @@ impl Feed {
         }
     }
 
-    /// Takes a batch in.
-    pub(super) fn take(&mut self, settings: Settings, batch: &Batch) -> Result<(), TrainError> {
+    /// Takes in the batch of a step, counted from 0, and this rank's anchors.
+    pub(super) fn take(&mut self, step: u64, batch: &Batch, anchors: Vec<UnitVector>) -> Result<(), TrainError> {
         self.form = Form { slice: batch.slice.clone(), global_batch: batch.position.global_batch };
-        self.counter.set(settings.step)?;
-        let _ = self.learning_rate.f_fill_(settings.learning_rate)?;
-        let _ = self.average_weight.f_fill_(settings.average_weight)?;
+        self.counter.set(step)?;
         let places = places(&batch.latitudes, &batch.longitudes).map_err(ShddError::from)?;
         self.rows.put(places.into_iter().map(UnitVector::from).collect(), self.device)?;
-        self.anchors.put(settings.anchors, self.device)?;
+        self.anchors.put(anchors, self.device)?;
         if !self.device.is_cuda() {
             self.image_be = batch.embeddings.shallow_clone();
         } else {

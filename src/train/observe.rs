@@ -33,17 +33,11 @@ pub(super) struct Observer {
     steps_since: u64,
     waited_since: Duration,
     slowest_since: Duration,
-    skipped_steps: u64,
 }
 
 impl Observer {
     /// For a run that stands at `step`; rank 0 has a `meter`.
-    pub(super) fn new(
-        job: &TrainJob,
-        (step, skipped_steps): (u64, u64),
-        meter: Option<Meter>,
-        workers: u32,
-    ) -> Result<Self, TrainError> {
+    pub(super) fn new(job: &TrainJob, step: u64, meter: Option<Meter>, workers: u32) -> Result<Self, TrainError> {
         let board = match meter {
             Some(meter) => {
                 let folder = job.run_dir.join("tensorboard");
@@ -62,15 +56,19 @@ impl Observer {
             steps_since: 0,
             waited_since: Duration::ZERO,
             slowest_since: Duration::ZERO,
-            skipped_steps,
         })
     }
 
     /// Takes a step in; every `log_every` steps, and after the last, says how it goes.
-    pub(super) fn record(&mut self, outcome: &StepOutcome, waited: Duration, tell: Tell<'_>) -> Result<(), TrainError> {
+    pub(super) fn record(
+        &mut self,
+        outcome: &StepOutcome,
+        skipped_steps: u64,
+        waited: Duration,
+        tell: Tell<'_>,
+    ) -> Result<(), TrainError> {
         self.steps_since += 1;
         self.waited_since += waited;
-        self.skipped_steps += u64::from(outcome.skipped.is_some());
         let Some((board, meter)) = &mut self.board else { return Ok(()) };
         if let Some(reason) = &outcome.skipped {
             tracing::warn!("step {} skipped: its gradient is not finite ({reason})", outcome.step);
@@ -88,7 +86,7 @@ impl Observer {
             samples_per_s: self.steps_since as f64 * f64::from(self.train.global_batch) / seconds,
             data_wait: (self.waited_since.as_secs_f64() / seconds).min(1.0),
             slowest_step_ms: 1000.0 * self.slowest_since.as_secs_f64(),
-            skipped_steps: self.skipped_steps,
+            skipped_steps,
         };
         let mut scalars = scalars(outcome, &progress, self.restarts);
         scalars.extend(meter.scalars(self.steps_since, seconds));

@@ -70,8 +70,8 @@ impl Quick {
                 Ok(())
             };
             let found = self.engine.locate(block, &block.embeddings(self.engine.device())?, watch)?;
-            for (row, (image, sighting)) in (block.first as usize..).zip(block.images.iter().zip(found)) {
-                let answer = Answer { truth: image.truth.into(), answer: sighting.answer };
+            for (row, (image, samples)) in (block.first as usize..).zip(block.images.iter().zip(found)) {
+                let answer = Answer { truth: image.truth.into(), answer: samples.aggregate };
                 distances_km[row] = answer.truth.distance(answer.answer).0;
                 seen.answers.push(answer);
             }

@@ -31,7 +31,7 @@ pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -
         let batch = training.batches.next()?;
         let outcome = training.trainer.step(training.step, &batch)?;
         training.take_in(&outcome)?;
-        training.observer.record(&outcome, batch.waited, tell)?;
+        training.observer.record(&outcome, training.skipped_steps, batch.waited, tell)?;
         let away = Instant::now();
         training.observer.maybe_weights(training.step, &training.trainer)?;
         let score = training.maybe_evaluate(tell)?;
@@ -80,10 +80,10 @@ impl<'a> Training<'a> {
         }
         let filter = match known {
             Some(saved) => saved.state.filter()?,
-            None => data.first.filter.clone(),
+            None => data.filter.clone(),
         };
         let mut trainer = Trainer::new(config, data.width, filter, ranks)?;
-        if let Some([mean, deviation]) = &data.first.statistics {
+        if let Some([mean, deviation]) = &data.statistics {
             trainer.work.network.standardise(mean, deviation)?;
         }
         if let Some(saved) = initial.as_ref().filter(|_| resumed.is_none()) {
@@ -133,7 +133,7 @@ impl<'a> Training<'a> {
         let quick = |rows| Quick::new(config, data.width, trainer.work.codes.filter(), ranks.world(), rows);
         Ok(Self {
             quick: validation.map(quick).transpose()?,
-            observer: Observer::new(job, (step, skipped_steps), is_first.then_some(meter), ranks.world().size())?,
+            observer: Observer::new(job, step, is_first.then_some(meter), ranks.world().size())?,
             writer: Background::new(Files::real(), job.run_dir.clone(), ranks.world().device())?,
             skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
             best_score: job.best_score,
@@ -172,7 +172,11 @@ impl<'a> Training<'a> {
         if self.skipped_in_a_row < self.job.config.train.nonfinite_steps_max {
             return Ok(());
         }
-        Err(TrainError::Diverged { step: self.step, in_a_row: self.skipped_in_a_row, last: last.clone() })
+        Err(TrainError::Diverged(format!(
+            "step {}: the gradient was not finite in {} steps in a row (train.nonfinite_steps_max); {last}; lower \
+             train.learning_rate, or go back to an older checkpoint",
+            self.step, self.skipped_in_a_row
+        )))
     }
 
     fn is_last(&self) -> bool {

@@ -37,9 +37,14 @@ impl Saved {
         self.check("train.threads", self.state.threads.into(), config.train.threads.into())
     }
 
-    fn check(&self, field: &'static str, got: u64, want: u64) -> Result<(), TrainError> {
-        let checkpoint = || self.folder.display().to_string();
-        if got == want { Ok(()) } else { Err(TrainError::Misfit { checkpoint: checkpoint(), field, got, want }) }
+    fn check(&self, field: &str, got: u64, want: u64) -> Result<(), TrainError> {
+        if got == want {
+            return Ok(());
+        }
+        let checkpoint = self.folder.display();
+        Err(TrainError::Misfit(format!(
+            "{checkpoint}: {field} is {got}, this run has {want}; take the other checkpoint, or a new --run"
+        )))
     }
 
     /// What a run that starts from these weights should know: they were trained with other noise.
@@ -124,7 +129,7 @@ impl Trainer {
         for (own, whole) in
             [(&work.ema, averages), (&work.moments.exp_avgs, firsts), (&work.moments.exp_avg_sqs, seconds)]
         {
-            let pieces = parameters.pieces(&whole).map_err(|source| network_misfit(saved, source))?;
+            let pieces = parameters.pieces(&whole).map_err(|error| network_misfit(saved, &error))?;
             copy_into(own, &pieces)?;
         }
         let _ = self.work.moments.step.f_fill_(saved.state.updates as f64)?;
@@ -141,7 +146,7 @@ impl Trainer {
 
     fn load(&mut self, saved: &Saved, part: &str) -> Result<(), TrainError> {
         let network = &mut self.work.network;
-        saved.weights(part, network)?.load_into(network).map_err(|source| network_misfit(saved, source))
+        saved.weights(part, network)?.load_into(network).map_err(|error| network_misfit(saved, &error))
     }
 }
 
@@ -186,8 +191,9 @@ fn copied(tensors: &Named) -> Result<Named, TrainError> {
     tensors.iter().map(&mut copy).collect()
 }
 
-fn network_misfit(saved: &Saved, source: ModelError) -> TrainError {
-    TrainError::Network { checkpoint: saved.folder.display().to_string(), source }
+fn network_misfit(saved: &Saved, error: &ModelError) -> TrainError {
+    let checkpoint = saved.folder.display();
+    TrainError::Misfit(format!("{checkpoint}: its tensors are not those of this run's network: {error}"))
 }
 
 fn copy_into(own: &[Tensor], pieces: &[Tensor]) -> Result<(), TrainError> {

@@ -5,11 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-use locdiff_core::config::{RunConfig, TrainConfig};
+use locdiff_core::config::RunConfig;
 use tch::Device;
 
 use super::error::TrainError;
-use super::feed::{Form, Settings};
+use super::feed::Form;
 use super::schedule::{ema_decay, learning_rate};
 use super::work::{Report, Work};
 use crate::comm::{AbortHandle, CommError, Communicator, Failure};
@@ -51,7 +51,6 @@ pub(super) struct Trainer {
     eager: (Form, u32),
     /// What the end of a step is waited for with; none on the CPU, which is done when it returns.
     finished: Option<Event>,
-    train: TrainConfig,
     /// How many anchors this rank has, and the first of them.
     anchors: (usize, u64),
     rank: u32,
@@ -83,7 +82,6 @@ impl Trainer {
             updates: 0,
             eager: (Form { slice: 0..0, global_batch: 0 }, 0),
             finished: if is_on_gpu { Some(Event::new()?) } else { None },
-            train: config.train.clone(),
             anchors: (anchors, u64::from(ranks.tensor().rank()) * anchors as u64),
             rank: ranks.rank(),
             timeout: ranks.world().timeout(),
@@ -94,15 +92,13 @@ impl Trainer {
     /// Makes the step with this number, from 0, on this rank's slice of its global batch.
     pub(super) fn step(&mut self, step: u64, batch: &Batch) -> Result<StepOutcome, TrainError> {
         let _span = tracing::debug_span!("step", rank = self.rank, step).entered();
-        let learning_rate = learning_rate(&self.train, step);
+        let train = &self.work.config.train;
+        let learning_rate = learning_rate(train, step);
         let (anchors, first_anchor) = self.anchors;
-        let settings = Settings {
-            step,
-            learning_rate,
-            average_weight: 1.0 - ema_decay(&self.train, self.updates),
-            anchors: uniform_points(self.train.seed, step, first_anchor, anchors)?,
-        };
-        self.work.feed.take(settings, batch)?;
+        let feed = &mut self.work.feed;
+        feed.take(step, batch, uniform_points(train.seed, step, first_anchor, anchors)?)?;
+        let _ = feed.learning_rate.f_fill_(learning_rate)?;
+        let _ = feed.average_weight.f_fill_(1.0 - ema_decay(train, self.updates))?;
         self.record_where_due()?;
         let mut recorded = self.recorded.take();
         let eager;
@@ -159,7 +155,7 @@ impl Trainer {
         if form != self.eager.0 {
             (self.recorded, self.eager) = (None, (form, 0));
         }
-        if self.recorded.is_some() || !self.train.cuda_graph || self.finished.is_none() {
+        if self.recorded.is_some() || !self.work.config.train.cuda_graph || self.finished.is_none() {
             return Ok(());
         }
         if self.eager.1 < EAGER_STEPS {

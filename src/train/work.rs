@@ -17,7 +17,7 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use locdiff_core::config::RunConfig;
+use locdiff_core::config::{RunConfig, TrainConfig};
 use locdiff_core::random::Philox;
 use tch::{Kind, Tensor};
 
@@ -53,10 +53,7 @@ pub(super) struct Work {
     loss: Loss,
     optimiser: AdamW,
     philox: Philox,
-    micro_batch: u64,
-    clip_norm: f64,
-    condition_drop: f64,
-    dropout: bool,
+    pub(super) config: RunConfig,
 }
 
 /// What a step leaves on the device.
@@ -84,6 +81,8 @@ impl Work {
         let network = CsUnet::new(architecture, placement, philox)?;
         let parameters = network.parameters().tensors();
         let schedule = NoiseSchedule::new(&config.diffusion, &config.model);
+        let TrainConfig { beta1, beta2, epsilon: eps, weight_decay, .. } = config.train;
+        let optimiser = AdamW { beta1, beta2, eps, weight_decay };
         let loss = match &filter {
             Some(filter) => Loss::filtered(&config.loss, filter, train.precision),
             None => Loss::new(&config.loss, config.model.degree, train.precision),
@@ -96,16 +95,8 @@ impl Work {
             forward: Forward::new(&schedule, Kind::Float, device)?,
             buckets: Buckets::new(ranks.data(), &parameters, BUCKET_BYTES)?,
             data: ranks.data().clone(),
-            optimiser: AdamW {
-                beta1: train.beta1,
-                beta2: train.beta2,
-                eps: train.epsilon,
-                weight_decay: train.weight_decay,
-            },
-            micro_batch: u64::from(train.micro_batch),
-            clip_norm: train.clip_norm,
-            condition_drop: config.diffusion.condition_drop,
-            dropout: config.model.dropout > 0.0,
+            optimiser,
+            config: config.clone(),
             network,
             schedule,
             parameters,
@@ -118,7 +109,10 @@ impl Work {
     /// The step whose inputs are in the feed.
     pub(super) fn run(&mut self) -> Result<Report, TrainError> {
         let rows = self.feed.form.slice.end - self.feed.form.slice.start;
-        let micro = if self.micro_batch == 0 { rows } else { self.micro_batch.min(rows) };
+        let micro = match u64::from(self.config.train.micro_batch) {
+            0 => rows,
+            micro => micro.min(rows),
+        };
         let anchors_ad = self.codes.of(&self.feed.anchors)?;
         self.buckets.zero()?;
         let mut sums = Tensor::f_zeros([5], (Kind::Double, self.data.device()))?;
@@ -183,12 +177,11 @@ impl Work {
         let truth_bd = self.codes.of(&self.feed.rows.narrow(first, count)?)?;
         let t_b = draws.timesteps(&self.schedule)?;
         let noised_bd = self.forward.noised(&truth_bd, &t_b, &draws.noise(truth_bd.size()[1] as usize)?)?;
-        let kept_b1 = match self.condition_drop {
-            drop if drop > 0.0 => Some(draws.kept_conditions(drop)?),
-            _ => None,
-        };
+        let drop = self.config.diffusion.condition_drop;
+        let kept_b1 = (drop > 0.0).then(|| draws.kept_conditions(drop)).transpose()?;
         let image = self.network.prepare(&image_be, kept_b1.as_ref())?;
-        let dropout = self.dropout.then_some(DropoutDraws { philox: self.philox, step, first_sample });
+        let dropout =
+            (self.config.model.dropout > 0.0).then_some(DropoutDraws { philox: self.philox, step, first_sample });
         let time = self.network.time_table()?;
         let predicted_bd = self.network.forward(&noised_bd, Timesteps::Each(&t_b), &time, &image, dropout)?;
         let anchors_split = self.tensor.as_ref();
@@ -201,7 +194,8 @@ impl Work {
         let gradients: Vec<Tensor> = self.parameters.iter().map(Tensor::grad).collect();
         let squared = self.squared_norm(&gradients)?;
         let found_inf = not_finite(&squared)?;
-        let divisor = if self.clip_norm > 0.0 { Some(clip_divisor(&squared, self.clip_norm)?) } else { None };
+        let clip_norm = self.config.train.clip_norm;
+        let divisor = (clip_norm > 0.0).then(|| clip_divisor(&squared, clip_norm)).transpose()?;
         let control = Control {
             learning_rate: &self.feed.learning_rate,
             grad_divisor: divisor.as_ref(),

@@ -57,18 +57,16 @@ pub(super) fn run(python: Option<&Path>) -> anyhow::Result<ShardsBenched> {
     write_own(&own, ROWS)?;
     let own_case = "ours, float16, shuffled";
     let mut rows = vec![measure(own_case, &own, &own.join("part-00000.parquet"), ELEMENT_BYTES, peer.as_ref())?];
-    if let Some(peer) = &peer {
-        let foreign = scratch.0.join("foreign.parquet");
-        peer.write(&foreign)?;
-        let case = "list<float32>, plain, shuffled";
-        rows.push(measure(case, &foreign, &foreign, 4, Some(peer))?);
+    let foreign = scratch.0.join("foreign.parquet");
+    match &peer {
+        Some(peer) => peer.write(&foreign)?,
+        None => foreign::write(&foreign, FOREIGN_ROWS, WIDTH)?,
+    }
+    rows.push(measure("list<float32>, plain, shuffled", &foreign, &foreign, 4, peer.as_ref())?);
+    if peer.is_some() {
         let foreign = scratch.0.join("foreign.parquet.default");
         let case = "list<float32>, pyarrow's defaults, shuffled";
-        rows.push(measure(case, &foreign, &foreign, 4, Some(peer))?);
-    } else {
-        let foreign = scratch.0.join("foreign.parquet");
-        foreign::write(&foreign, FOREIGN_ROWS, WIDTH)?;
-        rows.push(measure("list<float32>, plain, shuffled", &foreign, &foreign, 4, None)?);
+        rows.push(measure(case, &foreign, &foreign, 4, peer.as_ref())?);
     }
     Ok(ShardsBenched { peer: peer.map(|peer| peer.version), rows })
 }
@@ -136,31 +134,26 @@ fn median(seconds: impl Iterator<Item = f64>) -> Option<f64> {
     seconds.get(seconds.len() / 2).copied()
 }
 
-/// xorshift: random enough for a benchmark.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
-
 /// Rows of pseudo-random numbers in our own format, in one file.
 fn write_own(out: &Path, rows: usize) -> Result<(), JobError> {
     let mut options = WriterOptions::new(WIDTH as u32, 1, "bench shards", ImageHead::None);
     options.rows_per_file = rows as u64;
     let mut writer = ShardWriter::create(out, options)?;
-    let mut random = Random(7);
+    let mut state = 7_u64;
+    // xorshift: random enough for a benchmark.
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
     for first in (0..rows).step_by(BATCH_ROWS) {
         let count = BATCH_ROWS.min(rows - first);
         let ids: Vec<String> = (first..first + count).map(|row| row.to_string()).collect();
-        let latitudes: Vec<f64> = (0..count).map(|_| (random.next() % 180) as f64 - 90.0).collect();
-        let longitudes: Vec<f64> = (0..count).map(|_| (random.next() % 360) as f64 - 180.0).collect();
+        let latitudes: Vec<f64> = (0..count).map(|_| (random() % 180) as f64 - 90.0).collect();
+        let longitudes: Vec<f64> = (0..count).map(|_| (random() % 360) as f64 - 180.0).collect();
         // Any exponent but the highest is finite.
-        let values: Vec<f16> = (0..count * WIDTH).map(|_| f16::from_bits(random.next() as u16 & 0xbbff)).collect();
+        let values: Vec<f16> = (0..count * WIDTH).map(|_| f16::from_bits(random() as u16 & 0xbbff)).collect();
         writer.push(&WriterRows { ids, latitudes, longitudes, views: vec![values] })?;
     }
     writer.finish()?;
@@ -182,13 +175,12 @@ impl Peer {
         let version = match asked {
             Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
             _ if named.is_none() => return Ok(None),
-            Ok(output) => {
-                let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-                let text = format!("{} has no pyarrow: {words}", python.display());
-                return Err(JobError::from(ShardsError::Argument(text)).into());
-            }
-            Err(error) => {
-                let text = format!("{}: {error}", python.display());
+            failed => {
+                let reason = match failed {
+                    Ok(output) => format!(" has no pyarrow: {}", String::from_utf8_lossy(&output.stderr).trim()),
+                    Err(error) => format!(": {error}"),
+                };
+                let text = format!("{}{reason}", python.display());
                 return Err(JobError::from(ShardsError::Argument(text)).into());
             }
         };
@@ -263,29 +255,21 @@ mod foreign {
 
     pub(super) fn write(path: &std::path::Path, rows: usize, width: usize) -> anyhow::Result<()> {
         let properties = WriterProperties::builder().set_dictionary_enabled(false).build();
-        let mut writer: Option<ArrowWriter<std::fs::File>> = None;
+        let mut lists = ListBuilder::new(Float32Builder::new());
+        for row in 0..1024 {
+            (0..width).for_each(|index| lists.values().append_value((row * index % 97) as f32 / 97.0));
+            lists.append(true);
+        }
+        let zeros = Arc::new(Float64Array::from(vec![0.0; 1024])) as ArrayRef;
+        let columns =
+            [("lat", Arc::clone(&zeros)), ("lon", zeros), ("embedding", Arc::new(lists.finish()) as ArrayRef)];
+        let batch = RecordBatch::try_from_iter(columns)?;
+        let mut writer = ArrowWriter::try_new(std::fs::File::create_new(path)?, batch.schema(), Some(properties))?;
         for _ in (0..rows).step_by(1024) {
-            let mut lists = ListBuilder::new(Float32Builder::new());
-            for row in 0..1024 {
-                (0..width).for_each(|index| lists.values().append_value((row * index % 97) as f32 / 97.0));
-                lists.append(true);
-            }
-            let zeros = Arc::new(Float64Array::from(vec![0.0; 1024])) as ArrayRef;
-            let columns =
-                [("lat", Arc::clone(&zeros)), ("lon", zeros), ("embedding", Arc::new(lists.finish()) as ArrayRef)];
-            let batch = RecordBatch::try_from_iter(columns)?;
-            if writer.is_none() {
-                let file = std::fs::File::create_new(path)?;
-                writer = Some(ArrowWriter::try_new(file, batch.schema(), Some(properties.clone()))?);
-            }
-            if let Some(writer) = &mut writer {
-                writer.write(&batch)?;
-                writer.flush()?;
-            }
+            writer.write(&batch)?;
+            writer.flush()?;
         }
-        if let Some(writer) = writer {
-            writer.close()?;
-        }
+        writer.close()?;
         Ok(())
     }
 }

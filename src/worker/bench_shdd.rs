@@ -4,7 +4,6 @@
 
 use std::time::Instant;
 
-use anyhow::ensure;
 use locdiff_core::geo::UnitVector;
 use locdiff_core::protocol::{Place, ShddRow};
 use locdiff_core::random::Stream;
@@ -87,6 +86,5 @@ where
         work()?;
         best = best.min(began.elapsed().as_secs_f64() * 1e6);
     }
-    ensure!(best.is_finite(), "no run was timed");
     Ok(best)
 }

@@ -9,24 +9,22 @@ use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use locdiff_core::config::RunConfig;
 use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, Place, ToLauncher, TruthWritten};
 use parquet::arrow::ArrowWriter;
-use tch::Device;
 
 use super::control::Control;
 use super::error::JobError;
-use crate::eval::EvalError;
-use crate::eval::locate::{self, Worker};
-use crate::infer::Rows;
+use crate::eval::locate;
+use crate::infer::{InferError, Rows};
 
 /// Locates this worker's rows.
 pub(super) fn run(job: &EvalJob, control: &mut Control, place: &Place) -> Result<EvalSummary, JobError> {
     let mut tell =
-        |located| control.send(&ToLauncher::Located(located)).map_err(|error| EvalError::Launcher(error.to_string()));
-    Ok(locate::run(job, worker(place), &mut tell)?)
+        |located| control.send(&ToLauncher::Located(located)).map_err(|error| InferError::Launcher(error.to_string()));
+    Ok(locate::run(job, place, &mut tell)?)
 }
 
 /// Embeds the gallery, once for all workers.
 pub(super) fn embed_gallery(job: &EvalJob, place: &Place) -> Result<GalleryEmbedded, JobError> {
-    Ok(GalleryEmbedded { points: locate::embed_gallery(job, worker(place))? })
+    Ok(GalleryEmbedded { points: locate::embed_gallery(job, place)? })
 }
 
 /// Writes id, lat and lon of the test shards' usable rows, in their order.
@@ -49,9 +47,4 @@ pub(super) fn write_truth(config: &RunConfig, out: &Path) -> anyhow::Result<Trut
     writer.write(&batch)?;
     writer.close()?;
     Ok(TruthWritten { is_simulated: rows.is_simulated() })
-}
-
-fn worker(place: &Place) -> Worker {
-    let device = place.gpu.map_or(Device::Cpu, |gpu| Device::Cuda(gpu as usize));
-    Worker { rank: place.rank, world: place.world, device, threads: place.threads as usize }
 }

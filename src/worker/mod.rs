@@ -9,16 +9,17 @@ mod eval;
 mod meet;
 mod self_check;
 mod shards;
-mod train;
 
 use anyhow::bail;
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
-use locdiff_core::protocol::{Job, JobResult, Probed, ToLauncher, ToWorker};
+use locdiff_core::protocol::{Job, JobResult, Probed, ToLauncher, ToWorker, TrainJob, TrainSummary};
 
 use crate::checkpoint;
+use crate::comm::Communicator;
 use crate::eval::perturbation;
 use crate::native;
+use crate::train::{self, TrainError};
 use control::Control;
 use error::JobError;
 
@@ -55,19 +56,30 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Probe => Probed {}.into(),
         Job::SelfCheck => self_check::run(&place)?.into(),
         Job::BenchCollectives { bytes_max } => {
-            let communicator = meet::meet(control, &messages, &place, &meeting)?;
-            bench_collectives::run(&communicator, bytes_max)?.into()
+            bench_collectives::run(&meet::meet(control, &messages, &place, &meeting)?, bytes_max)?.into()
         }
         Job::Shards(job) => shards::run(&job, &place)?,
         Job::Export(job) => checkpoint::export(&Files::real(), &job).map_err(JobError::from)?.into(),
-        Job::Train(job) => train::run(&job, control, &messages, &place, &meeting)?.into(),
+        Job::Train(job) => {
+            let ranks = meet::meet(control, &messages, &place, &meeting)?;
+            train(&job, meeting.attempt, control, ranks)?.into()
+        }
         Job::Eval(job) => eval::run(&job, control, &place)?.into(),
         Job::Gallery(job) => eval::embed_gallery(&job, &place)?.into(),
         Job::BenchShdd => bench_shdd::run(&place)?.into(),
-        Job::Perturbation { points } => {
-            let share = perturbation::Share { rank: place.rank, world: place.world, threads: place.threads };
-            perturbation::run(points, share)?.into()
-        }
+        Job::Perturbation { points } => perturbation::run(points, &place)?.into(),
     };
     Ok(control.send(&ToLauncher::Result(Box::new(result)))?)
+}
+
+/// Trains, with reports to the launcher on the way; every rank gives it the same summary.
+fn train(job: &TrainJob, attempt: u32, control: &mut Control, ranks: Communicator) -> Result<TrainSummary, JobError> {
+    let mut tell = |message| control.send(&message).map_err(|error| TrainError::Launcher(error.to_string()));
+    let trained = train::run(job, attempt, &ranks, &mut tell);
+    if trained.is_err() {
+        // Connections stay open until the process ends: peers must not complain of a broken one before the launcher has
+        // heard why.
+        std::mem::forget(ranks);
+    }
+    Ok(trained?)
 }

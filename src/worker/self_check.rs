@@ -4,12 +4,14 @@ use anyhow::ensure;
 use locdiff_core::protocol::{Place, SelfCheck};
 use tch::{Device, Kind, Tensor};
 
+use crate::eval::locate::device;
+
 /// Rows and columns of the matrices.
 const SIZE: u32 = 256;
 
 /// Multiplies matrices of small whole numbers, whose product is exact in 32 bits, and compares with the product by hand.
 pub(super) fn run(place: &Place) -> anyhow::Result<SelfCheck> {
-    let device = place.gpu.map_or(Device::Cpu, |gpu| Device::Cuda(gpu as usize));
+    let device = device(place);
     if let Device::Cuda(index) = device {
         ensure!(tch::Cuda::is_available(), "this worker cannot use CUDA; wanted GPU {index}");
     }

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use locdiff_core::config::ShardsConfig;
 use locdiff_core::protocol::{GeoclipImported, JobResult, Place, ShardsJob, ShardsMade, Verified};
-use tch::Device;
 
 use super::error::JobError;
 use super::{bench_shards, eval};
+use crate::eval::locate::device;
 use crate::geoclip;
 use crate::shards::{self, Blocks, Build, Dataset, Manifest, Replay};
 use crate::simulate::{Simulation, simulate};
@@ -36,7 +36,7 @@ pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<JobResult> {
                 coordinates: coordinates.clone(),
                 geoclip: geoclip.clone(),
                 overwrite: *overwrite,
-                device: place.gpu.map_or(Device::Cpu, |gpu| Device::Cuda(gpu as usize)),
+                device: device(place),
                 threads: place.threads as usize,
                 chunk_rows: None,
             };

@@ -1,7 +1,8 @@
 //! `eval --suite perturbation`: the same drift, whoever computes it. That it is what theory says is shown through the launcher, in
 //! `tests/control_plane/perturbation.rs`.
 
-use locdiff::eval::perturbation::{BLOCK_POINTS, SEARCHED_PER_BLOCK, Share, run_degree, theory_km};
+use locdiff::eval::perturbation::{BLOCK_POINTS, SEARCHED_PER_BLOCK, run_degree, theory_km};
+use locdiff_core::protocol::Place;
 
 #[test]
 fn perturbation_theory_is_the_recipe() {
@@ -12,9 +13,12 @@ fn perturbation_theory_is_the_recipe() {
 #[test]
 fn perturbation_does_not_depend_on_who_computes_it() {
     let points = 2 * BLOCK_POINTS + 7;
-    let alone = run_degree(15, points, Share { rank: 0, world: 1, threads: 1 }).expect("measured");
-    let share = |rank| run_degree(15, points, Share { rank, world: 2, threads: 2 }).expect("measured");
-    let mut together = [share(0), share(1)].concat();
+    let share = |rank, world| {
+        let worker = Place { rank, world, local_rank: rank, gpu: None, threads: world };
+        run_degree(15, points, &worker).expect("measured")
+    };
+    let alone = share(0, 1);
+    let mut together = [share(0, 2), share(1, 2)].concat();
     together.sort_by_key(|block| block.block);
     assert_eq!(alone, together);
     assert!(alone.iter().all(|block| block.searched == SEARCHED_PER_BLOCK));
