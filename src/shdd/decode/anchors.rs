@@ -23,7 +23,7 @@ use locdiff_core::geo::{UnitVector, fibonacci_grid};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::DecodeError;
-use super::source::Source;
+use super::source::{Source, flat};
 use crate::native::gemm::mm_f32;
 use crate::shdd::{Basis, Filter};
 
@@ -328,12 +328,4 @@ pub(super) fn ranges(count: usize, size: usize) -> impl Iterator<Item = Range<us
 /// Rows of a matrix, as a view.
 pub(super) fn rows_of(matrix: &Tensor, range: &Range<usize>) -> Result<Tensor, TchError> {
     matrix.f_narrow(0, range.start as i64, range.len() as i64)
-}
-
-/// All values of a tensor, row after row.
-pub(super) fn flat<T: tch::kind::Element>(tensor: &Tensor) -> Result<Vec<T>, TchError>
-where
-    Vec<T>: TryFrom<Tensor, Error = TchError>,
-{
-    Vec::try_from(tensor.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?)
 }

@@ -4,9 +4,10 @@ use locdiff_core::geo::UnitVector;
 use tch::Tensor;
 
 use super::DecodeError;
-use super::anchors::{Anchors, flat, ranges, rows_of};
+use super::anchors::{Anchors, ranges, rows_of};
 use super::neighbourhood::Neighbourhood;
 use super::refine::refine;
+use super::source::flat;
 use crate::shdd::ShddError;
 
 /// Where a code was found to point.

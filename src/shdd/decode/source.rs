@@ -7,10 +7,9 @@
 use std::ops::Range;
 
 use locdiff_core::geo::UnitVector;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use super::DecodeError;
-use super::anchors::flat;
 use crate::shdd::gpu::{Encoder, upload};
 use crate::shdd::{Basis, Filter, Selection};
 
@@ -114,4 +113,12 @@ impl Source {
             None => Ok(whole_ac),
         }
     }
+}
+
+/// All values of a tensor, row after row.
+pub(super) fn flat<T: tch::kind::Element>(tensor: &Tensor) -> Result<Vec<T>, TchError>
+where
+    Vec<T>: TryFrom<Tensor, Error = TchError>,
+{
+    Vec::try_from(tensor.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?)
 }
