@@ -86,7 +86,7 @@ impl Parameters {
     /// What this rank holds of whole tensors of the same names, all of them and no others, in order.
     pub fn pieces(&self, tensors: &[(String, Tensor)]) -> Result<Vec<Tensor>, ModelError> {
         if let Some((name, _)) = tensors.iter().find(|(name, _)| self.list.iter().all(|own| own.name != *name)) {
-            return Err(ModelError::Unexpected(name.clone()));
+            return Err(ModelError::Bad(format!("tensor `{name}` has no place in this network")));
         }
         self.list.iter().map(|parameter| self.piece_for(parameter, tensors)).collect()
     }
@@ -98,14 +98,15 @@ impl Parameters {
 
     fn piece_for(&self, parameter: &Parameter, tensors: &[(String, Tensor)]) -> Result<Tensor, ModelError> {
         let found = tensors.iter().find(|(name, _)| *name == parameter.name);
-        let (name, whole) = found.ok_or_else(|| ModelError::Missing(parameter.name.clone()))?;
+        let missing = || ModelError::Bad(format!("no tensor `{}` among those to be loaded", parameter.name));
+        let (name, whole) = found.ok_or_else(missing)?;
         let want = parameter.tensor.size();
         if whole.dim() != want.len() {
-            return Err(ModelError::Shape { name: name.clone(), got: whole.size(), want });
+            return Err(ModelError::shape(name, &whole.size(), &want));
         }
         let piece = parameter.split.piece(name, whole, self.rank, self.ranks)?;
         if piece.size() != want {
-            return Err(ModelError::Shape { name: name.clone(), got: piece.size(), want });
+            return Err(ModelError::shape(name, &piece.size(), &want));
         }
         Ok(piece)
     }

@@ -58,7 +58,8 @@ impl Split {
 fn slice(name: &str, whole: &Tensor, dim: i64, rank: i64, ranks: i64) -> Result<Tensor, ModelError> {
     let length = whole.size()[usize::from(dim == 1)];
     if length % ranks != 0 {
-        return Err(ModelError::Indivisible { name: name.to_owned(), length, ranks });
+        let problem = format!("{length} units cannot be divided among {ranks} tensor-parallel ranks");
+        return Err(ModelError::Bad(format!("{name}: {problem}; choose another number")));
     }
     Ok(whole.f_narrow(dim, rank * (length / ranks), length / ranks)?)
 }
