@@ -67,7 +67,7 @@ impl Buckets {
     /// The first bucket holds the last parameters, whose gradients come first. Every rank must pass the same shapes
     /// in the same order; that is checked across the group.
     pub fn new(group: &Group, parameters: &[Tensor], bucket_bytes: usize) -> Result<Self, CommError> {
-        let fail = |problem| CommError::Buckets { group: group.name().to_owned(), problem };
+        let fail = |problem: String| misplaced(group, &problem);
         for (index, parameter) in parameters.iter().enumerate() {
             check_parameter(group, parameter).map_err(|problem| fail(format!("parameter {index} {problem}")))?;
         }
@@ -100,7 +100,7 @@ impl Buckets {
     pub fn zero(&self) -> Result<(), CommError> {
         let mut state = self.shared.lock();
         for flat in &mut state.flats {
-            let _ = flat.f_zero_().map_err(|error| self.error(error.to_string()))?;
+            let _ = flat.f_zero_().map_err(|error| self.error(&error.to_string()))?;
         }
         Ok(())
     }
@@ -140,7 +140,7 @@ impl Buckets {
 
     fn check_in_place(&self) -> Result<(), CommError> {
         if self.hooks.iter().any(GradientHook::panicked) {
-            return Err(self.error("a gradient hook panicked".to_owned()));
+            return Err(self.error("a gradient hook panicked"));
         }
         let state = self.shared.lock();
         for (index, (parameter, slot)) in self.parameters.iter().zip(&self.shared.slots).enumerate() {
@@ -148,14 +148,14 @@ impl Buckets {
             let wanted =
                 state.flats[slot.bucket].data_ptr().addr() + slot.offset * parameter.kind().elt_size_in_bytes();
             if !gradient.defined() || gradient.data_ptr().addr() != wanted {
-                return Err(self.error(format!("the gradient of parameter {index} was replaced; use Buckets::zero")));
+                return Err(self.error(&format!("the gradient of parameter {index} was replaced; use Buckets::zero")));
             }
         }
         Ok(())
     }
 
-    fn error(&self, problem: String) -> CommError {
-        CommError::Buckets { group: self.shared.group.name().to_owned(), problem }
+    fn error(&self, problem: &str) -> CommError {
+        misplaced(&self.shared.group, problem)
     }
 }
 
@@ -174,8 +174,7 @@ impl Shared {
         }
         if std::mem::replace(&mut state.arrived[parameter], true) {
             let problem = format!("parameter {parameter} got a second gradient; run all but the last in accumulate()");
-            let group = self.group.name().to_owned();
-            state.error.get_or_insert(CommError::Buckets { group, problem });
+            state.error.get_or_insert(misplaced(&self.group, &problem));
             return;
         }
         state.awaited[self.slots[parameter].bucket] -= 1;
@@ -211,6 +210,11 @@ impl Shared {
         }
         (std::mem::take(&mut state.pending), state.error.take())
     }
+}
+
+/// Gradients that cannot be put into buckets, or did not stay there.
+fn misplaced(group: &Group, problem: &str) -> CommError {
+    CommError::Bad(format!("gradient buckets of group {}: {problem}", group.name()))
 }
 
 fn check_parameter(group: &Group, parameter: &Tensor) -> Result<(), String> {

@@ -178,7 +178,7 @@ impl Backend {
 fn arrive(store: &Store, rank: u32, layout: Layout, timeout: Duration) -> Result<(), CommError> {
     let started = Instant::now();
     let store_error = |source| connect_error(rank, "store", source);
-    let rendezvous = |problem| CommError::Rendezvous { rank, problem };
+    let rendezvous = |problem: String| CommError::Bad(format!("rendezvous of rank {rank}: {problem}"));
     if store.add(&format!("claims/{rank}"), 1).map_err(store_error)? > 1 {
         return Err(rendezvous(format!("another process has come as rank {rank} already")));
     }
@@ -198,16 +198,17 @@ fn arrive(store: &Store, rank: u32, layout: Layout, timeout: Duration) -> Result
 }
 
 fn missing(store: &Store, rank: u32, layout: Layout, after: Duration) -> CommError {
-    let absent = |peer: &u32| store.contains(&arrival_key(*peer)).map(|there| !there);
-    let found: Result<Vec<bool>, NativeError> = (0..layout.world()).map(|peer| absent(&peer)).collect();
-    match found {
-        Ok(absent) => {
-            let missing = (0..layout.world()).filter(|peer| absent[*peer as usize]).collect();
-            CommError::Missing { rank, missing, after }
+    let mut missing = Vec::new();
+    for peer in 0..layout.world() {
+        match store.contains(&arrival_key(peer)) {
+            Ok(true) => {}
+            Ok(false) => missing.push(peer.to_string()),
+            // The store itself is gone, and rank 0 with it.
+            Err(source) => return connect_error(rank, "store", source),
         }
-        // The store itself is gone, and rank 0 with it.
-        Err(source) => connect_error(rank, "store", source),
     }
+    let (missing, seconds) = (missing.join(", "), after.as_secs_f64());
+    CommError::Unreached(format!("rendezvous of rank {rank}: no sign of rank(s) {missing} after {seconds:.1} s"))
 }
 
 fn arrival_key(rank: u32) -> String {
@@ -215,7 +216,7 @@ fn arrival_key(rank: u32) -> String {
 }
 
 fn connect_error(rank: u32, group: &str, source: NativeError) -> CommError {
-    CommError::Connect { rank, group: group.to_owned(), source }
+    CommError::Unreached(format!("rank {rank}, group {group}: {source}"))
 }
 
 fn open(

@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 
-use crate::native::NativeError;
-
 /// An error of [`crate::comm`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
@@ -23,58 +21,12 @@ pub enum CommError {
         /// How it ended.
         failure: Failure,
     },
-    /// Ranks that did not come to the rendezvous.
-    #[error("rendezvous of rank {rank}: no sign of rank(s) {} after {:.1} s", join(missing), after.as_secs_f64())]
-    Missing {
-        /// This process's rank.
-        rank: u32,
-        /// Who is not there.
-        missing: Vec<u32>,
-        /// How long they were waited for.
-        after: Duration,
-    },
-    /// Two ranks came to the rendezvous with different ideas of it.
-    #[error("rendezvous of rank {rank}: {problem}")]
-    Rendezvous {
-        /// This process's rank.
-        rank: u32,
-        /// What does not fit.
-        problem: String,
-    },
-    /// The store, or the connection of a group over it.
-    #[error("rank {rank}, group {group}: {source}")]
-    Connect {
-        /// This process's rank.
-        rank: u32,
-        /// Which group, or `store`.
-        group: String,
-        /// What c10d says.
-        source: NativeError,
-    },
-    /// A world that cannot be divided so.
-    #[error("{world} ranks cannot be divided into tensor-parallel groups of {tensor_parallel}")]
-    Layout {
-        /// How many ranks there are.
-        world: u32,
-        /// How many were to form a group.
-        tensor_parallel: u32,
-    },
-    /// A rank outside the world.
-    #[error("rank {rank} is not one of {world}")]
-    Rank {
-        /// The rank.
-        rank: u32,
-        /// How many ranks there are.
-        world: u32,
-    },
-    /// Gradients that cannot be put into buckets, or did not stay there.
-    #[error("gradient buckets of group {group}: {problem}")]
-    Buckets {
-        /// The group that reduces them.
-        group: String,
-        /// What does not fit.
-        problem: String,
-    },
+    /// Other ranks did not come to the rendezvous, or could not be connected to: who waited, for whom, how long.
+    #[error("{0}")]
+    Unreached(String),
+    /// This rank's own arguments do not fit: a layout, a rendezvous that others see differently, gradients out of place.
+    #[error("{0}")]
+    Bad(String),
 }
 
 impl HasExitCode for CommError {
@@ -86,8 +38,8 @@ impl HasExitCode for CommError {
     fn is_of_peer(&self) -> bool {
         match self {
             Self::Collective { failure, .. } => !matches!(failure, Failure::Refused { .. }),
-            Self::Missing { .. } | Self::Connect { .. } => true,
-            Self::Rendezvous { .. } | Self::Layout { .. } | Self::Rank { .. } | Self::Buckets { .. } => false,
+            Self::Unreached(_) => true,
+            Self::Bad(_) => false,
         }
     }
 }
@@ -123,10 +75,6 @@ pub enum Failure {
     },
 }
 
-fn join(ranks: &[u32]) -> String {
-    ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,7 +85,5 @@ mod tests {
         let error =
             CommError::Collective { operation: "all_reduce", group: "data".to_owned(), rank: 1, size: 4, failure };
         assert_eq!(error.to_string(), "all_reduce of group data, rank 1 of 4: timed out after 2.0 s: waited in vain");
-        let error = CommError::Missing { rank: 0, missing: vec![2, 3], after: Duration::from_millis(1500) };
-        assert_eq!(error.to_string(), "rendezvous of rank 0: no sign of rank(s) 2, 3 after 1.5 s");
     }
 }

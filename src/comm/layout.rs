@@ -24,7 +24,8 @@ impl Layout {
     /// Divides `world` ranks into `world / tensor_parallel` replicas.
     pub fn new(world: u32, tensor_parallel: u32) -> Result<Self, CommError> {
         if world == 0 || tensor_parallel == 0 || !world.is_multiple_of(tensor_parallel) {
-            return Err(CommError::Layout { world, tensor_parallel });
+            let text = format!("{world} ranks cannot be divided into tensor-parallel groups of {tensor_parallel}");
+            return Err(CommError::Bad(text));
         }
         Ok(Self { data_parallel: world / tensor_parallel, tensor_parallel })
     }
@@ -47,7 +48,7 @@ impl Layout {
     /// Where `rank` stands.
     pub fn place(&self, rank: u32) -> Result<Place, CommError> {
         if rank >= self.world() {
-            return Err(CommError::Rank { rank, world: self.world() });
+            return Err(CommError::Bad(format!("rank {rank} is not one of {}", self.world())));
         }
         Ok(Place { data_rank: rank / self.tensor_parallel, tensor_rank: rank % self.tensor_parallel })
     }

@@ -45,10 +45,11 @@ impl Sampler {
     pub fn few_steps(schedule: &NoiseSchedule, steps: usize, eta: f64) -> Result<Self, DiffusionError> {
         let timesteps = schedule.timesteps();
         if steps == 0 || steps > timesteps {
-            return Err(DiffusionError::Steps { got: steps, timesteps });
+            let text = format!("a chain of {steps} steps, wanted 1 to the schedule's {timesteps}");
+            return Err(DiffusionError::Bad(text));
         }
         if !(0.0..=1.0).contains(&eta) {
-            return Err(DiffusionError::Eta(eta));
+            return Err(DiffusionError::Bad(format!("eta is {eta}, wanted 0 to 1")));
         }
         let grid = grid(timesteps, steps)?;
         let mut chain = Vec::with_capacity(steps);
@@ -72,8 +73,8 @@ impl Sampler {
             let predicted_nd = predict(&x_nd, *t)?;
             x_nd = combined(&x_nd, &predicted_nd, *update)?;
             if update.fresh > 0.0 {
-                let fresh_nd = noise(k + 1)?;
-                x_nd = added(&x_nd, &fresh_nd, update.fresh)?;
+                let fresh_nd = noise(k + 1)?.f_mul_scalar(update.fresh).map_err(DiffusionError::from)?;
+                x_nd = x_nd.f_add(&fresh_nd).map_err(DiffusionError::from)?;
             }
         }
         Ok(x_nd)
@@ -86,10 +87,6 @@ fn combined(x_nd: &Tensor, predicted_nd: &Tensor, update: Update) -> Result<Tens
         return Ok(predicted_nd.shallow_clone());
     }
     Ok(predicted_nd.f_mul_scalar(update.predicted)?.f_add(&x_nd.f_mul_scalar(update.kept)?)?)
-}
-
-fn added(x_nd: &Tensor, fresh_nd: &Tensor, weight: f64) -> Result<Tensor, DiffusionError> {
-    Ok(x_nd.f_add(&fresh_nd.f_mul_scalar(weight)?)?)
 }
 
 /// linspace(T - 1, 0, steps) in f32, rounded half to even: libtorch's own, so that it is the reference's to the last.

@@ -65,8 +65,8 @@ impl NoiseSchedule {
 
     /// ᾱ at timestep `t`.
     pub fn alpha_bar(&self, t: usize) -> Result<f64, DiffusionError> {
-        let timesteps = self.timesteps();
-        self.alphas_bar.get(t).copied().ok_or(DiffusionError::Timestep { got: t, timesteps })
+        let outside = || format!("timestep {t} is not one of the schedule's {}", self.timesteps());
+        self.alphas_bar.get(t).copied().ok_or_else(|| DiffusionError::Bad(outside()))
     }
 }
 

@@ -13,8 +13,6 @@ use crate::native::NativeError;
 use crate::retrieval::RetrievalError;
 use crate::shards::ShardsError;
 use crate::shdd::ShddError;
-use crate::shdd::aggregate::AggregateError;
-use crate::shdd::decode::DecodeError;
 
 /// An error of [`crate::infer`] and [`crate::eval`].
 #[derive(Debug, thiserror::Error)]
@@ -52,13 +50,7 @@ pub enum InferError {
     /// The sampler.
     #[error(transparent)]
     Diffusion(#[from] DiffusionError),
-    /// Decoding.
-    #[error(transparent)]
-    Decode(#[from] DecodeError),
-    /// Putting samples together.
-    #[error(transparent)]
-    Aggregate(#[from] AggregateError),
-    /// Codes.
+    /// Codes, their decoding, and putting samples together.
     #[error(transparent)]
     Shdd(#[from] ShddError),
     /// Coordinates.

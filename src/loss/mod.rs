@@ -11,5 +11,5 @@ mod kl;
 mod weighted;
 
 pub use crate::shdd::CODE_SCALE;
-pub use error::{Largest, LossError};
+pub use error::LossError;
 pub use weighted::{Inputs, Loss, Losses};

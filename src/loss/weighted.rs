@@ -14,7 +14,7 @@ use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
 use tch::{Kind, Reduction, Tensor};
 
 use super::CODE_SCALE;
-use super::error::{Largest, LossError};
+use super::error::LossError;
 use super::kl::{divergence, logits};
 use crate::comm::{Group, differentiable};
 use crate::shdd::Filter;
@@ -62,10 +62,8 @@ pub struct Losses {
     pub l1: Option<Tensor>,
     /// One minus the mean cosine similarity.
     pub cosine: Option<Tensor>,
-    /// The largest finite magnitude among this rank's logits; -1 where none is finite.
-    pub largest_logit: Option<Tensor>,
-    /// The same of the prediction, where there is no KL.
-    pub largest_prediction: Option<Tensor>,
+    /// The largest finite magnitude among this rank's logits, or of the prediction where there is no KL; -1 where none is finite.
+    largest: Tensor,
 }
 
 impl Loss {
@@ -114,8 +112,7 @@ impl Loss {
             l2: detached(l2)?,
             l1: detached(l1)?,
             cosine: detached(cosine)?,
-            largest_prediction: if largest_logit.is_none() { Some(largest_finite(&predicted_bd)?) } else { None },
-            largest_logit,
+            largest: largest_logit.map_or_else(|| largest_finite(&predicted_bd), Ok)?,
         })
     }
 
@@ -146,15 +143,12 @@ impl Losses {
         if loss.is_finite() {
             return Ok(loss);
         }
-        let value = |largest: &Option<Tensor>| -> Result<Option<f64>, LossError> {
-            let largest = largest.as_ref().map(|largest| largest.f_double_value(&[])).transpose()?;
-            Ok(largest.filter(|largest| *largest >= 0.0))
+        let what = if self.kl.is_some() { "logit over the anchors" } else { "value of the prediction" };
+        let largest = match self.largest.f_double_value(&[])? {
+            largest if largest >= 0.0 => format!("largest finite {what} {largest}"),
+            _ => format!("no {what} is finite"),
         };
-        let largest = match self.largest_logit {
-            Some(_) => Largest::Logit(value(&self.largest_logit)?),
-            None => Largest::Prediction(value(&self.largest_prediction)?),
-        };
-        Err(LossError::NotFinite { step, rank, loss, largest })
+        Err(LossError::Bad(format!("step {step}, rank {rank}: the loss is {loss}; {largest}")))
     }
 }
 
@@ -185,11 +179,11 @@ fn check_shapes(inputs: Inputs<'_>) -> Result<(), LossError> {
     let want = inputs.predicted_bd.size();
     let got = inputs.truth_bd.size();
     if got != want {
-        return Err(LossError::Shape { what: "truth", got, want });
+        return Err(LossError::Bad(format!("loss: truth is {got:?}, wanted {want:?}")));
     }
     let (got, dims) = (inputs.basis_ad.size(), want.last().copied().unwrap_or(0));
     if got.len() != 2 || got[1] != dims || got[0] == 0 {
-        return Err(LossError::Shape { what: "basis of the anchors", got, want: vec![-1, dims] });
+        return Err(LossError::Bad(format!("loss: basis of the anchors is {got:?}, wanted [-1, {dims}]")));
     }
     Ok(())
 }

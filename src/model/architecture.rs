@@ -5,7 +5,7 @@
 
 use locdiff_core::config::ModelConfig;
 
-use super::parameters::Split;
+use super::split::Split;
 
 /// Width of the sinusoidal time embedding.
 pub(super) const TIME_WIDTH: i64 = 200;

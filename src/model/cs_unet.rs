@@ -102,10 +102,10 @@ impl CsUnet {
 
     /// Embeddings are standardised by (e − mean) / deviation before they are used.
     pub fn standardise(&mut self, mean_e: &Tensor, deviation_e: &Tensor) -> Result<(), ModelError> {
-        let want = vec![self.architecture.embedding_width];
+        let want = [self.architecture.embedding_width];
         for (name, tensor) in BUFFERS.into_iter().zip([mean_e, deviation_e]) {
             if tensor.size() != want {
-                return Err(ModelError::Shape { name: name.to_owned(), got: tensor.size(), want });
+                return Err(ModelError::shape(name, &tensor.size(), &want));
             }
         }
         let [means, deviations] = [mean_e, deviation_e].map(|tensor| {
@@ -114,12 +114,18 @@ impl CsUnet {
         });
         let (means, deviations) = (means?, deviations?);
         if let Some(dimension) = means.iter().position(|mean| !mean.is_finite()) {
-            return Err(ModelError::Mean { dimension, got: means[dimension] });
+            let got = means[dimension];
+            return Err(ModelError::Bad(format!(
+                "mean of embedding dimension {dimension} is {got}, wanted a finite number"
+            )));
         }
         // Not `<= 0`: what is not a number must not pass.
         let wrong = deviations.iter().position(|deviation| !(*deviation > 0.0 && deviation.is_finite()));
         if let Some(dimension) = wrong {
-            return Err(ModelError::Deviation { dimension, got: deviations[dimension] });
+            let got = deviations[dimension];
+            return Err(ModelError::Bad(format!(
+                "standard deviation of embedding dimension {dimension} is {got}, wanted above 0"
+            )));
         }
         self.mean_e.f_copy_(mean_e)?;
         Ok(self.deviation_e.f_copy_(deviation_e)?)
@@ -142,11 +148,11 @@ impl CsUnet {
     pub fn prepare(&self, image_be: &Tensor, kept_b1: Option<&Tensor>) -> Result<Conditioned, ModelError> {
         let (got, width) = (image_be.size(), self.architecture.embedding_width);
         if got.len() != 2 || got[1] != width {
-            return Err(ModelError::Shape { name: "image embedding".to_owned(), got, want: vec![-1, width] });
+            return Err(ModelError::shape("image embedding", &got, &[-1, width]));
         }
         let image_be = image_be.f_to_kind(self.placement.kind)?.f_sub(&self.mean_e)?.f_div(&self.deviation_e)?;
         let image_be = match kept_b1 {
-            // Not a product: 0 times what is no number is none.
+            // Not a product: 0 * NaN is NaN.
             Some(kept_b1) => image_be.f_masked_fill(&kept_b1.f_to_kind(Kind::Bool)?.f_logical_not()?, 0.0)?,
             None => image_be,
         };
@@ -172,7 +178,7 @@ impl CsUnet {
     ) -> Result<Tensor, ModelError> {
         let (got, dims) = (x_bd.size(), self.architecture.dims);
         if got.len() != 2 || got[1] != dims {
-            return Err(ModelError::Shape { name: "noised code".to_owned(), got, want: vec![-1, dims] });
+            return Err(ModelError::shape("noised code", &got, &[-1, dims]));
         }
         let dropout = dropout.map(|draws| (draws, self.architecture.dropout));
         let rows = self.rows(timesteps)?;
@@ -201,7 +207,7 @@ impl CsUnet {
         match timesteps {
             Timesteps::Each(t_b) => Rows::of(t_b, count, self.placement.compute_kind()),
             Timesteps::All(t) if (t as i64) < count => Ok(Rows::One(t as i64)),
-            Timesteps::All(got) => Err(ModelError::Timestep { got, timesteps: count }),
+            Timesteps::All(got) => Err(ModelError::Bad(format!("timestep {got} is not one of the network's {count}"))),
         }
     }
 

@@ -6,66 +6,9 @@ use crate::native::random::RandomError;
 /// An error of [`crate::model`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ModelError {
-    /// A width that the ranks of a tensor-parallel group cannot share equally.
-    #[error("{name}: {length} units cannot be divided among {ranks} tensor-parallel ranks; choose another number")]
-    Indivisible {
-        /// The parameter.
-        name: String,
-        /// The length to be divided.
-        length: i64,
-        /// Among how many.
-        ranks: i64,
-    },
-    /// A tensor of the wrong shape.
-    #[error("{name} is {got:?}, wanted {want:?}")]
-    Shape {
-        /// Which tensor.
-        name: String,
-        /// Its shape.
-        got: Vec<i64>,
-        /// The shape that fits; -1 stands for any length.
-        want: Vec<i64>,
-    },
-    /// A parameter that is not among the tensors to be loaded.
-    #[error("no tensor `{0}` among those to be loaded")]
-    Missing(String),
-    /// A tensor to be loaded that the network has no place for.
-    #[error("tensor `{0}` has no place in this network")]
-    Unexpected(String),
-    /// A standard deviation that cannot divide.
-    #[error("standard deviation of embedding dimension {dimension} is {got}, wanted above 0")]
-    Deviation {
-        /// Which dimension.
-        dimension: usize,
-        /// Its value.
-        got: f64,
-    },
-    /// A mean that is none.
-    #[error("mean of embedding dimension {dimension} is {got}, wanted a finite number")]
-    Mean {
-        /// Which dimension.
-        dimension: usize,
-        /// Its value.
-        got: f64,
-    },
-    /// One of many timesteps is outside the table.
-    #[error("row {row}: timestep {got} is not one of the network's {timesteps}")]
-    TimestepRow {
-        /// Which sample, from 0.
-        row: usize,
-        /// Its timestep.
-        got: i64,
-        /// How many there are.
-        timesteps: i64,
-    },
-    /// A timestep outside the table.
-    #[error("timestep {got} is not one of the network's {timesteps}")]
-    Timestep {
-        /// The timestep.
-        got: usize,
-        /// How many there are.
-        timesteps: i64,
-    },
+    /// Tensors, numbers or a layout that do not fit the network: what was got and what was wanted.
+    #[error("{0}")]
+    Bad(String),
     /// Random numbers that could not be drawn.
     #[error(transparent)]
     Random(#[from] RandomError),
@@ -75,6 +18,13 @@ pub enum ModelError {
     /// libtorch refused or failed.
     #[error(transparent)]
     Native(#[from] crate::native::NativeError),
+}
+
+impl ModelError {
+    /// A tensor of the wrong shape; -1 in `want` stands for any length.
+    pub(super) fn shape(name: &str, got: &[i64], want: &[i64]) -> Self {
+        Self::Bad(format!("{name} is {got:?}, wanted {want:?}"))
+    }
 }
 
 crate::native::from_torch!(ModelError);

@@ -55,7 +55,10 @@ impl Rows {
 /// Each timestep is below `timesteps`, or the first that is not is named.
 fn in_table(t_b: &[i64], timesteps: i64) -> Result<(), ModelError> {
     match t_b.iter().position(|t| !(0..timesteps).contains(t)) {
-        Some(row) => Err(ModelError::TimestepRow { row, got: t_b[row], timesteps }),
+        Some(row) => {
+            let got = t_b[row];
+            Err(ModelError::Bad(format!("row {row}: timestep {got} is not one of the network's {timesteps}")))
+        }
         None => Ok(()),
     }
 }

@@ -16,10 +16,12 @@ mod error;
 mod flops;
 mod gather;
 mod parameters;
+mod split;
 
 pub use architecture::Architecture;
 pub use c_siren::DropoutDraws;
 pub use compute::Placement;
 pub use cs_unet::{Conditioned, CsUnet, TimeTable, Timesteps};
 pub use error::ModelError;
-pub use parameters::{Parameter, Parameters, Split};
+pub use parameters::{Parameter, Parameters};
+pub use split::Split;

@@ -1,71 +1,15 @@
-//! The weights: one flat, ordered list of named tensors, and what of each a tensor-parallel rank holds.
+//! The weights: one flat, ordered list of named tensors, of each what this tensor-parallel rank holds.
 //!
-//! Splits are equal pieces in the order of ranks; the pieces of all ranks put together are the whole tensor again.
+//! Invariant: the order is that of the architecture, on every rank.
 
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 use super::architecture::{Init, Spec};
 use super::error::ModelError;
+use super::split::Split;
 use crate::comm::Group;
 use crate::native::random::{RandomTensors, Rows, Step};
-
-/// What of a parameter one rank of a tensor-parallel group holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Split {
-    /// All of it, like every other rank; gradients are equal on all, and count once in a norm.
-    Replicated,
-    /// A piece of the first dimension: some of a layer's outputs.
-    Rows,
-    /// A piece of the first half of the first dimension and the same piece of the second: some of two sets of outputs.
-    RowHalves,
-    /// A piece of the second dimension: some of a layer's inputs.
-    Columns,
-}
-
-impl Split {
-    /// The piece of rank `rank` of `ranks`; `name` is for the error.
-    pub fn piece(self, name: &str, whole: &Tensor, rank: i64, ranks: i64) -> Result<Tensor, ModelError> {
-        if ranks == 1 {
-            return Ok(whole.shallow_clone());
-        }
-        match self {
-            Self::Replicated => Ok(whole.shallow_clone()),
-            Self::Rows => slice(name, whole, 0, rank, ranks),
-            Self::Columns => slice(name, whole, 1, rank, ranks),
-            Self::RowHalves => {
-                let halves = whole.f_chunk(2, 0)?;
-                let pieces: Result<Vec<_>, _> = halves.iter().map(|half| slice(name, half, 0, rank, ranks)).collect();
-                Ok(Tensor::f_cat(&pieces?, 0)?)
-            }
-        }
-    }
-
-    /// The whole of what [`Split::piece`] made, from the pieces of all ranks in order.
-    pub fn whole(self, pieces: &[Tensor]) -> Result<Tensor, ModelError> {
-        match (self, pieces) {
-            (_, [only]) => Ok(only.shallow_clone()),
-            (Self::Replicated, [first, ..]) => Ok(first.shallow_clone()),
-            (Self::Columns, _) => Ok(Tensor::f_cat(pieces, 1)?),
-            (Self::RowHalves, _) => {
-                let halves: Result<Vec<_>, _> = pieces.iter().map(|piece| piece.f_chunk(2, 0)).collect();
-                let halves = halves?;
-                let ordered: Vec<&Tensor> =
-                    [0, 1].into_iter().flat_map(|half| halves.iter().map(move |pair| &pair[half])).collect();
-                Ok(Tensor::f_cat(&ordered, 0)?)
-            }
-            (Self::Rows | Self::Replicated, _) => Ok(Tensor::f_cat(pieces, 0)?),
-        }
-    }
-}
-
-fn slice(name: &str, whole: &Tensor, dim: i64, rank: i64, ranks: i64) -> Result<Tensor, ModelError> {
-    let length = whole.size()[usize::from(dim == 1)];
-    if length % ranks != 0 {
-        return Err(ModelError::Indivisible { name: name.to_owned(), length, ranks });
-    }
-    Ok(whole.f_narrow(dim, rank * (length / ranks), length / ranks)?)
-}
 
 /// One parameter of the network, as this rank holds it.
 #[derive(Debug)]
@@ -142,7 +86,7 @@ impl Parameters {
     /// What this rank holds of whole tensors of the same names, all of them and no others, in order.
     pub fn pieces(&self, tensors: &[(String, Tensor)]) -> Result<Vec<Tensor>, ModelError> {
         if let Some((name, _)) = tensors.iter().find(|(name, _)| self.list.iter().all(|own| own.name != *name)) {
-            return Err(ModelError::Unexpected(name.clone()));
+            return Err(ModelError::Bad(format!("tensor `{name}` has no place in this network")));
         }
         self.list.iter().map(|parameter| self.piece_for(parameter, tensors)).collect()
     }
@@ -154,14 +98,15 @@ impl Parameters {
 
     fn piece_for(&self, parameter: &Parameter, tensors: &[(String, Tensor)]) -> Result<Tensor, ModelError> {
         let found = tensors.iter().find(|(name, _)| *name == parameter.name);
-        let (name, whole) = found.ok_or_else(|| ModelError::Missing(parameter.name.clone()))?;
+        let missing = || ModelError::Bad(format!("no tensor `{}` among those to be loaded", parameter.name));
+        let (name, whole) = found.ok_or_else(missing)?;
         let want = parameter.tensor.size();
         if whole.dim() != want.len() {
-            return Err(ModelError::Shape { name: name.clone(), got: whole.size(), want });
+            return Err(ModelError::shape(name, &whole.size(), &want));
         }
         let piece = parameter.split.piece(name, whole, self.rank, self.ranks)?;
         if piece.size() != want {
-            return Err(ModelError::Shape { name: name.clone(), got: piece.size(), want });
+            return Err(ModelError::shape(name, &piece.size(), &want));
         }
         Ok(piece)
     }

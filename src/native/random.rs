@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use locdiff_core::random::{Draw, Philox, RangeError, STEP_END, Stream, mask_threshold, within};
+use locdiff_core::random::{Draw, Philox, RangeError, STEP_END, Stream, mask_threshold, some_integers, within};
 use tch::kind::Element;
 use tch::{Device, Kind, Tensor};
 
@@ -105,9 +105,7 @@ impl RandomTensors for Philox {
     }
 
     fn int(&self, device: Device, bound: u32, rows: Rows<'_>) -> Result<Tensor, RandomError> {
-        if bound == 0 {
-            return Err(RangeError::NoIntegers.into());
-        }
+        some_integers(bound)?;
         let kernel = ("fill_int", Some(Arg::U32(bound)));
         drawn(*self, device, rows, kernel, |draw, out: &mut [i64]| self.fill_int(draw, bound, out))
     }

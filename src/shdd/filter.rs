@@ -9,6 +9,7 @@
 use tch::{Device, Tensor};
 
 use super::ShddError;
+use super::harmonics::expect_length;
 
 /// Which dimensions of a code are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,11 +21,11 @@ pub struct Filter {
 impl Filter {
     /// Keeps the `count` dimensions with the largest variances; of equal ones, the first.
     pub fn choose(variances: &[f64], count: usize) -> Result<Self, ShddError> {
-        if count == 0 || count > variances.len() {
-            return Err(ShddError::Kept { got: count, dims: variances.len() });
-        }
+        expect_kept(count, variances.len())?;
         if let Some(index) = variances.iter().position(|variance| !(variance.is_finite() && *variance >= 0.0)) {
-            return Err(ShddError::Variance { index, got: variances[index] });
+            let got = variances[index];
+            let text = format!("filter: variance of dimension {index} is {got}, wanted a finite number of at least 0");
+            return Err(ShddError::Bad(text));
         }
         let mut order: Vec<usize> = (0..variances.len()).collect();
         order.sort_by(|a, b| variances[*b].total_cmp(&variances[*a]).then(a.cmp(b)));
@@ -35,15 +36,15 @@ impl Filter {
 
     /// A filter that was saved: rising indices below `dims`.
     pub fn from_indices(indices: &[u32], dims: usize) -> Result<Self, ShddError> {
-        if indices.is_empty() || indices.len() > dims {
-            return Err(ShddError::Kept { got: indices.len(), dims });
-        }
-        let rising = |pair: &[u32]| pair[0] < pair[1];
-        if let Some(position) = indices.windows(2).position(|pair| !rising(pair)) {
-            return Err(ShddError::Unsorted(position + 1));
+        expect_kept(indices.len(), dims)?;
+        if let Some(before) = indices.windows(2).position(|pair| pair[0] >= pair[1]) {
+            let place = before + 1;
+            let text =
+                format!("filter: index at position {place} is not above the one before it, wanted rising indices");
+            return Err(ShddError::Bad(text));
         }
         if let Some(last) = indices.last().filter(|last| **last as usize >= dims) {
-            return Err(ShddError::Index { got: *last, dims });
+            return Err(ShddError::Bad(format!("filter: index is {last}, wanted below {dims}")));
         }
         Ok(Self { kept: indices.iter().map(|index| i64::from(*index)).collect(), dims })
     }
@@ -102,7 +103,11 @@ impl Selection {
     }
 }
 
+fn expect_kept(got: usize, dims: usize) -> Result<(), ShddError> {
+    let text = || ShddError::Bad(format!("filter: {got} dimensions kept, wanted 1 to {dims}"));
+    (1..=dims).contains(&got).then_some(()).ok_or_else(text)
+}
+
 fn expect_last(tensor: &Tensor, want: usize) -> Result<(), ShddError> {
-    let got = tensor.size().last().map_or(0, |last| *last as usize);
-    if got == want { Ok(()) } else { Err(ShddError::Length { what: "last dimension of codes", got, want }) }
+    expect_length("last dimension of codes", tensor.size().last().map_or(0, |last| *last as usize), want)
 }

@@ -65,10 +65,7 @@ impl Encoder {
         let orders = width.next_multiple_of(WARP);
         let points_per_block = (THREADS / orders).max(1);
         let blocks = shape[0].cast_unsigned().div_ceil(u64::from(points_per_block));
-        let blocks = u32::try_from(blocks).ok().filter(|blocks| *blocks <= i32::MAX as u32).ok_or_else(|| {
-            let want = "fewer than 2^31 blocks".to_owned();
-            ShddError::Tensor { what: "points to encode", got: described(&points_n3), want }
-        })?;
+        let blocks = i32::try_from(blocks).map_err(|_| misfit(&points_n3, "fewer than 2^31 blocks"))?.cast_unsigned();
         let arguments = [
             Arg::Tensor(&out),
             Arg::Tensor(&points_n3),
@@ -86,13 +83,13 @@ impl Encoder {
         if shape.len() == 2 && shape[1] == 3 && points_n3.kind() == Kind::Double && points_n3.device() == self.device {
             return Ok(());
         }
-        let want = format!("Double [n, 3] on {:?}", self.device);
-        Err(ShddError::Tensor { what: "points to encode", got: described(points_n3), want })
+        Err(misfit(points_n3, &format!("Double [n, 3] on {:?}", self.device)))
     }
 }
 
-fn described(tensor: &Tensor) -> String {
-    format!("{:?} {:?} on {:?}", tensor.kind(), tensor.size(), tensor.device())
+fn misfit(points: &Tensor, want: &str) -> ShddError {
+    let (kind, size, device) = (points.kind(), points.size(), points.device());
+    ShddError::Bad(format!("points to encode: tensor is {kind:?} {size:?} on {device:?}, wanted {want}"))
 }
 
 /// Every row of `[n, 3]` is finite and of length 1, or the first that is not is named. On any device; the host waits.
@@ -106,7 +103,7 @@ pub fn expect_unit(points_n3: &Tensor) -> Result<(), ShddError> {
     }
     let row = right_n.f_logical_not()?.f_to_kind(Kind::Float)?.f_argmax(0, false)?.f_int64_value(&[])?;
     let got: Vec<f64> = Vec::try_from(points_n3.f_get(row)?.f_to_device(Device::Cpu)?)?;
-    Err(ShddError::Point { row: row as usize, got: [got[0], got[1], got[2]] })
+    Err(ShddError::Bad(format!("points to encode: row {row} is {got:?}, wanted a finite vector of length 1")))
 }
 
 /// Points as a tensor `[n, 3]` of f64 on a device: what an [`Encoder`] takes.
@@ -151,11 +148,12 @@ mod tests {
             on_gpu([4, 2], Kind::Double),
             Tensor::zeros([4, 3], (Kind::Double, Device::Cpu)),
         ] {
-            assert!(matches!(encoder.encode(&wrong), Err(ShddError::Tensor { .. })), "{wrong:?}");
+            let error = encoder.encode(&wrong).expect_err("refused").to_string();
+            assert!(error.ends_with("wanted Double [n, 3] on Cuda(0)"), "{error}");
         }
         assert_eq!(encoder.encode(&on_gpu([0, 3], Kind::Double)).expect("none").size(), [0, 16]);
         let zeros = encoder.encode(&on_gpu([4, 3], Kind::Double)).expect_err("no points");
-        assert_eq!(zeros, ShddError::Point { row: 0, got: [0.0; 3] });
+        assert!(zeros.to_string().starts_with("points to encode: row 0 is [0.0, 0.0, 0.0], wanted"), "{zeros}");
     }
 
     #[test]

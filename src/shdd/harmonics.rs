@@ -45,7 +45,7 @@ impl Basis {
     /// The harmonics to `degree`, at most [`DEGREE_MAX`].
     pub fn new(degree: u32) -> Result<Self, ShddError> {
         if degree > DEGREE_MAX {
-            return Err(ShddError::Degree(degree));
+            return Err(ShddError::Bad(format!("harmonics: degree is {degree}, wanted 0 to {DEGREE_MAX}")));
         }
         let degree = degree as usize;
         let mut sectoral = vec![(1.0 / (4.0 * PI)).sqrt()];
@@ -149,6 +149,6 @@ fn coefficients(l: usize, m: usize) -> [f64; 2] {
     [a, b]
 }
 
-pub(super) fn expect_length(what: &'static str, got: usize, want: usize) -> Result<(), ShddError> {
-    if got == want { Ok(()) } else { Err(ShddError::Length { what, got, want }) }
+pub(super) fn expect_length(what: &str, got: usize, want: usize) -> Result<(), ShddError> {
+    if got == want { Ok(()) } else { Err(ShddError::Bad(format!("{what}: length is {got}, wanted {want}"))) }
 }

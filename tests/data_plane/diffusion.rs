@@ -185,5 +185,6 @@ fn chains_that_cannot_be_are_refused() {
     assert_eq!(error(0, 1.0), "a chain of 0 steps, wanted 1 to the schedule's 200");
     assert_eq!(error(201, 1.0), "a chain of 201 steps, wanted 1 to the schedule's 200");
     assert_eq!(error(20, f64::NAN), "eta is NaN, wanted 0 to 1");
-    assert_eq!(schedule.alpha_bar(200).expect_err("outside"), DiffusionError::Timestep { got: 200, timesteps: 200 });
+    let outside = schedule.alpha_bar(200).expect_err("outside").to_string();
+    assert_eq!(outside, "timestep 200 is not one of the schedule's 200");
 }

@@ -2,8 +2,6 @@
 //!
 //! Nothing is clamped: what is not a point on Earth is an error that says what it got, what it wanted and in which row.
 
-use super::vector::UnitVector;
-
 /// An angle, degrees.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub struct Degrees(pub f64);
@@ -29,64 +27,10 @@ impl Degrees {
     }
 }
 
-impl std::fmt::Display for Degrees {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "{}°", self.0)
-    }
-}
-
-impl std::fmt::Display for Km {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "{} km", self.0)
-    }
-}
-
-/// Coordinates or vectors that are no point on the sphere.
+/// Coordinates or vectors that are no point on the sphere: what it got and what it wanted.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum GeoError {
-    /// A latitude that is not a number or beyond a pole.
-    #[error("latitude is {0}, wanted -90 to 90")]
-    Latitude(f64),
-    /// A longitude that is not a finite number.
-    #[error("longitude is {0}, wanted a finite number")]
-    Longitude(f64),
-    /// A vector without a direction.
-    #[error("vector is {0:?}, wanted finite numbers, not all zero")]
-    Direction([f64; 3]),
-    /// A height that no point of the unit sphere has.
-    #[error("height is {0}, wanted -1 to 1")]
-    Height(f64),
-    /// An angle that is not a finite number.
-    #[error("angle is {0} rad, wanted a finite number")]
-    Angle(f64),
-    /// A way along a great circle that has no end.
-    #[error("tangent is {0:?}, wanted finite numbers and a finite length")]
-    Tangent([f64; 3]),
-    /// A bearing or a distance that is not a finite number.
-    #[error("bearing is {bearing}, distance {distance}, wanted finite numbers")]
-    Displacement {
-        /// The direction asked for.
-        bearing: Degrees,
-        /// How far.
-        distance: Km,
-    },
-    /// One of many is wrong.
-    #[error("row {row}: {error}")]
-    Row {
-        /// Which, from 0.
-        row: usize,
-        /// What is wrong with it.
-        error: Box<GeoError>,
-    },
-    /// Two columns of different lengths.
-    #[error("{latitudes} latitudes but {longitudes} longitudes")]
-    Lengths {
-        /// Length of the one.
-        latitudes: usize,
-        /// Length of the other.
-        longitudes: usize,
-    },
-}
+#[error("{0}")]
+pub struct GeoError(pub(super) String);
 
 /// A point on Earth.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -99,10 +43,10 @@ impl Place {
     /// A latitude in [-90, 90] and any finite longitude, which is wrapped to [-180, 180).
     pub fn new(latitude: Degrees, longitude: Degrees) -> Result<Self, GeoError> {
         if !(-90.0..=90.0).contains(&latitude.0) {
-            return Err(GeoError::Latitude(latitude.0));
+            return Err(GeoError(format!("latitude is {}, wanted -90 to 90", latitude.0)));
         }
         if !longitude.0.is_finite() {
-            return Err(GeoError::Longitude(longitude.0));
+            return Err(GeoError(format!("longitude is {}, wanted a finite number", longitude.0)));
         }
         Ok(Self { latitude, longitude: longitude.wrapped() })
     }
@@ -116,28 +60,15 @@ impl Place {
     pub fn longitude(self) -> Degrees {
         self.longitude
     }
-
-    /// Great-circle distance.
-    pub fn distance(self, other: Self) -> Km {
-        UnitVector::from(self).distance(UnitVector::from(other))
-    }
-
-    /// The place at `distance` along the great circle that leaves at `bearing`, clockwise from north.
-    pub fn displace(self, bearing: Degrees, distance: Km) -> Result<Self, GeoError> {
-        Ok(UnitVector::from(self).displace(bearing, distance)?.into())
-    }
 }
 
 /// Two columns as places; the first bad row is named, from 0.
 pub fn places(latitudes: &[f64], longitudes: &[f64]) -> Result<Vec<Place>, GeoError> {
     if latitudes.len() != longitudes.len() {
-        return Err(GeoError::Lengths { latitudes: latitudes.len(), longitudes: longitudes.len() });
+        return Err(GeoError(format!("{} latitudes but {} longitudes", latitudes.len(), longitudes.len())));
     }
-    let pairs = latitudes.iter().zip(longitudes).enumerate();
-    pairs
-        .map(|(row, (latitude, longitude))| {
-            Place::new(Degrees(*latitude), Degrees(*longitude))
-                .map_err(|error| GeoError::Row { row, error: Box::new(error) })
-        })
-        .collect()
+    let place = |(row, (latitude, longitude)): (usize, (&f64, &f64))| {
+        Place::new(Degrees(*latitude), Degrees(*longitude)).map_err(|error| GeoError(format!("row {row}: {error}")))
+    };
+    latitudes.iter().zip(longitudes).enumerate().map(place).collect()
 }

@@ -35,7 +35,7 @@ impl UnitVector {
     pub fn new(vector: [f64; 3]) -> Result<Self, GeoError> {
         let largest = vector.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
         if !vector.iter().all(|value| value.is_finite()) || largest == 0.0 {
-            return Err(GeoError::Direction(vector));
+            return Err(GeoError(format!("vector is {vector:?}, wanted finite numbers, not all zero")));
         }
         // Divided by the largest first: squares of very long or very short vectors would leave the range of f64.
         Ok(Self::normalized(vector.map(|value| value / largest)))
@@ -50,10 +50,10 @@ impl UnitVector {
     /// The point at height `z` in [-1, 1] and `angle` radians of longitude. Uniform z and angle give uniform points.
     pub fn from_height(z: f64, angle: f64) -> Result<Self, GeoError> {
         if !(-1.0..=1.0).contains(&z) {
-            return Err(GeoError::Height(z));
+            return Err(GeoError(format!("height is {z}, wanted -1 to 1")));
         }
         if !angle.is_finite() {
-            return Err(GeoError::Angle(angle));
+            return Err(GeoError(format!("angle is {angle} rad, wanted a finite number")));
         }
         let ring = ((1.0 - z) * (1.0 + z)).sqrt();
         let (sine, cosine) = angle.sin_cos();
@@ -99,7 +99,7 @@ impl UnitVector {
     pub fn walk(self, tangent: [f64; 3]) -> Result<Self, GeoError> {
         let length = dot(tangent, tangent).sqrt();
         if !length.is_finite() {
-            return Err(GeoError::Tangent(tangent));
+            return Err(GeoError(format!("tangent is {tangent:?}, wanted finite numbers and a finite length")));
         }
         if length == 0.0 {
             return Ok(self);
@@ -111,11 +111,19 @@ impl UnitVector {
     /// The point at `distance` along the great circle that leaves at `bearing`, clockwise from north.
     pub fn displace(self, bearing: Degrees, distance: Km) -> Result<Self, GeoError> {
         if !(bearing.0.is_finite() && distance.0.is_finite()) {
-            return Err(GeoError::Displacement { bearing, distance });
+            let text = format!("bearing is {}°, distance {} km, wanted finite numbers", bearing.0, distance.0);
+            return Err(GeoError(text));
         }
         let (sine, cosine) = bearing.radians().sin_cos();
         let angle = distance.0 / EARTH_RADIUS_KM;
         self.walk(self.tangent_basis().combine([angle * sine, angle * cosine]))
+    }
+}
+
+impl Place {
+    /// Great-circle distance.
+    pub fn distance(self, other: Self) -> Km {
+        UnitVector::from(self).distance(UnitVector::from(other))
     }
 }
 

@@ -9,7 +9,7 @@
 //! bootstrap", 1993, chapter 13.
 
 use super::error::MetricsError;
-use crate::random::{Draw, Philox, RangeError, Stream};
+use crate::random::{Draw, Philox, Stream, within};
 
 /// Ends of the interval, as quantiles.
 const QUANTILES: [f64; 2] = [0.025, 0.975];
@@ -49,11 +49,8 @@ impl Bootstrap {
         values: &[f64],
         mut statistics: impl FnMut(&[u32], &mut [f64]),
     ) -> Result<Vec<Interval>, MetricsError> {
-        let bound = u32::try_from(rows).map_err(|_| RangeError::TooLarge {
-            field: "bootstrap rows",
-            got: rows as u64,
-            end: 1 << 32,
-        })?;
+        within("bootstrap rows", rows as u64, 1 << 32)?;
+        let bound = rows as u32;
         let philox = Philox::new(self.seed);
         let (mut drawn, mut counts) = (vec![0_i64; rows], vec![0_u32; rows]);
         let mut found = vec![vec![0.0; self.resamples as usize]; values.len()];

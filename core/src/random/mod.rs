@@ -3,6 +3,4 @@
 #[allow(unsafe_code, reason = "one call of a function that is compiled for AVX2, after asking the processor for it")]
 mod philox;
 
-pub use philox::{
-    Draw, ELEMENT_END, Philox, RangeError, SAMPLE_END, STEP_END, STREAM_INDEX_END, Stream, mask_threshold, within,
-};
+pub use philox::{Draw, Philox, RangeError, STEP_END, Stream, mask_threshold, some_integers, within};

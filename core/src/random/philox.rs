@@ -42,11 +42,11 @@ type Words = [[u32; LANES]; 4];
 /// Steps lie below this.
 pub const STEP_END: u64 = 1 << 40;
 /// Global samples lie below this.
-pub const SAMPLE_END: u64 = 1 << 40;
+const SAMPLE_END: u64 = 1 << 40;
 /// Elements of one sample lie below this.
-pub const ELEMENT_END: u64 = 1 << 34;
+const ELEMENT_END: u64 = 1 << 34;
 /// Indices of a [`Stream`] lie below this.
-pub const STREAM_INDEX_END: u16 = 1 << 10;
+const STREAM_INDEX_END: u16 = 1 << 10;
 
 /// 2⁻²⁴: a 24-bit integer times this is exact in f32 and lies in [0, 1).
 const UNIT_24: f32 = 1.0 / (1 << 24) as f32;
@@ -117,38 +117,14 @@ pub struct Draw {
     pub elements: usize,
 }
 
-/// A part of a number's name that does not fit the counter.
+/// A part of a number's name that does not fit the counter, or numbers that cannot be drawn.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum RangeError {
-    /// A field is too large.
-    #[error("random numbers: {field} is {got}, wanted below {end}")]
-    TooLarge {
-        /// Which field.
-        field: &'static str,
-        /// Its value.
-        got: u64,
-        /// The first value that does not fit.
-        end: u64,
-    },
-    /// The output is not a whole number of rows.
-    #[error("random numbers: {len} values are not whole rows of {elements} elements")]
-    Ragged {
-        /// Length of the output.
-        len: usize,
-        /// Elements per row.
-        elements: usize,
-    },
-    /// A probability outside [0, 1].
-    #[error("random numbers: probability {0} is not within 0 and 1")]
-    Probability(f64),
-    /// A bound of zero for bounded integers.
-    #[error("random numbers: integers below 0 were asked for")]
-    NoIntegers,
-}
+#[error("random numbers: {0}")]
+pub struct RangeError(String);
 
 /// Whether `got` lies below `end`.
-pub fn within(field: &'static str, got: u64, end: u64) -> Result<(), RangeError> {
-    if got < end { Ok(()) } else { Err(RangeError::TooLarge { field, got, end }) }
+pub fn within(field: &str, got: u64, end: u64) -> Result<(), RangeError> {
+    if got < end { Ok(()) } else { Err(RangeError(format!("{field} is {got}, wanted below {end}"))) }
 }
 
 /// A source of random numbers: the seed is its whole state.
@@ -181,9 +157,7 @@ impl Philox {
 
     /// Integers in `0..bound`, by multiply and shift: each is drawn with a probability within 2⁻³² of 1 / bound.
     pub fn fill_int(&self, draw: Draw, bound: u32, out: &mut [i64]) -> Result<(), RangeError> {
-        if bound == 0 {
-            return Err(RangeError::NoIntegers);
-        }
+        some_integers(bound)?;
         self.fill(draw, out, |word| ((u64::from(word) * u64::from(bound)) >> 32) as i64)
     }
 
@@ -217,7 +191,8 @@ impl Philox {
             return Self::check(draw, 0).map(drop);
         }
         if draw.elements == 0 || !out.len().is_multiple_of(draw.elements) {
-            return Err(RangeError::Ragged { len: out.len(), elements: draw.elements });
+            let (got, elements) = (out.len(), draw.elements);
+            return Err(RangeError(format!("{got} values are not whole rows of {elements} elements")));
         }
         let stream = Self::check(draw, (out.len() / draw.elements) as u64)?;
         let blocks = Blocks { draw, stream, sample: draw.first_sample, block: 0 };
@@ -256,10 +231,15 @@ fn fill_blocks<T: Copy + Default>(seed: u64, mut blocks: Blocks, out: &mut [T], 
     }
 }
 
+/// Whether there are integers in `0..bound`.
+pub fn some_integers(bound: u32) -> Result<(), RangeError> {
+    if bound > 0 { Ok(()) } else { Err(RangeError("integers below 0 were asked for".to_owned())) }
+}
+
 /// The threshold below which a 32-bit integer keeps its element.
 pub fn mask_threshold(keep: f64) -> Result<u64, RangeError> {
     if !(0.0..=1.0).contains(&keep) {
-        return Err(RangeError::Probability(keep));
+        return Err(RangeError(format!("probability {keep} is not within 0 and 1")));
     }
     Ok((keep * 4_294_967_296.0) as u64)
 }

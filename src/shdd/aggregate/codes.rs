@@ -9,9 +9,9 @@
 use locdiff_core::geo::UnitVector;
 use tch::{Kind, TchError, Tensor};
 
-use super::AggregateError;
+use super::points::no_samples;
 use crate::shdd::decode::refine::{ascend, gradient};
-use crate::shdd::decode::{Anchors, DecodeError, Decoded, Decoder, in_parallel, largest, threads};
+use crate::shdd::decode::{Anchors, Decoded, Decoder, in_parallel, largest, threads};
 use crate::shdd::{Local, ShddError};
 
 // i images · k samples of each · c coefficients · a anchors
@@ -21,7 +21,7 @@ use crate::shdd::{Local, ShddError};
 pub const TEMPERING: f64 = 0.3;
 
 /// The place of the mean of each image's codes `codes_ikc`.
-pub fn mean_code(codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<Decoded>, AggregateError> {
+pub fn mean_code(codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<Decoded>, ShddError> {
     shape(codes_ikc, decoder.anchors())?;
     Ok(decoder.decode(&codes_ikc.f_to_kind(Kind::Float)?.f_mean_dim([1_i64].as_slice(), false, None)?)?)
 }
@@ -32,7 +32,7 @@ pub(super) fn values_at(
     points: &[UnitVector],
     samples: usize,
     anchors: &Anchors,
-) -> Result<Vec<f64>, AggregateError> {
+) -> Result<Vec<f64>, ShddError> {
     let (basis, codes) = (anchors.basis(), anchors.lifted(expected_ic)?);
     let images: Vec<_> = codes.chunks_exact(basis.dims()).zip(points.chunks_exact(samples)).collect();
     let values = in_parallel(threads(), &images, |(code, points)| {
@@ -47,9 +47,10 @@ pub(super) fn values_at(
 ///
 /// As the decoder does with one code: the best anchor, or the anchor whose neighbourhood has the largest sum of the mixture, and
 /// from there, where the decoder refines, the mode of the mixture on the continuous sphere.
-pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<Vec<Decoded>, AggregateError> {
+pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<Vec<Decoded>, ShddError> {
     if !(tempering > 0.0 && tempering.is_finite()) {
-        return Err(AggregateError::Tempering(tempering));
+        let text = format!("aggregator: tempering is {tempering}, wanted more than 0 and finite");
+        return Err(ShddError::Bad(text));
     }
     let anchors = decoder.anchors();
     let [images, samples] = shape(codes_ikc, anchors)?;
@@ -112,7 +113,7 @@ fn refined(
     decoder: &Decoder,
     densities: &Densities,
     starts: &[Decoded],
-) -> Result<Vec<Decoded>, DecodeError> {
+) -> Result<Vec<Decoded>, ShddError> {
     let (basis, samples, tempering) = (decoder.anchors().basis(), densities.samples, densities.tempering);
     let codes = decoder.anchors().lifted(codes_bc)?;
     let images = codes.chunks_exact(samples * basis.dims()).zip(densities.log_totals.chunks_exact(samples));
@@ -159,11 +160,11 @@ fn log_sum(terms: &[(Local, f64)], tempering: f64) -> Local {
 }
 
 /// Images and samples of `[i, k, c]`.
-pub(super) fn shape(codes_ikc: &Tensor, anchors: &Anchors) -> Result<[usize; 2], AggregateError> {
+pub(super) fn shape(codes_ikc: &Tensor, anchors: &Anchors) -> Result<[usize; 2], ShddError> {
     let dims = anchors.dims();
     match codes_ikc.size().as_slice() {
-        [_, 0, _] => Err(AggregateError::NoSamples),
+        [_, 0, _] => Err(no_samples()),
         [images, samples, width] if *width == dims as i64 => Ok([*images as usize, *samples as usize]),
-        got => Err(AggregateError::Shape { got: got.to_vec(), dims }),
+        got => Err(ShddError::Bad(format!("aggregator: codes have shape {got:?}, wanted [images, samples, {dims}]"))),
     }
 }

@@ -14,35 +14,8 @@ use locdiff_core::config::Aggregator;
 use locdiff_core::geo::UnitVector;
 use tch::Tensor;
 
-use super::decode::{DecodeError, Decoder};
-
-/// What can go wrong in putting samples together.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum AggregateError {
-    /// Nothing to put together.
-    #[error("aggregator: 0 samples, wanted at least 1")]
-    NoSamples,
-    /// Not codes of samples of images.
-    #[error("aggregator: codes have shape {got:?}, wanted [images, samples, {dims}]")]
-    Shape {
-        /// Shape of the tensor.
-        got: Vec<i64>,
-        /// Numbers per code.
-        dims: usize,
-    },
-    /// A tempering that makes no density.
-    #[error("aggregator: tempering is {0}, wanted more than 0 and finite")]
-    Tempering(f64),
-    /// The codes could not be decoded.
-    #[error(transparent)]
-    Decode(#[from] DecodeError),
-}
-
-impl From<tch::TchError> for AggregateError {
-    fn from(error: tch::TchError) -> Self {
-        Self::Decode(error.into())
-    }
-}
+use super::ShddError;
+use super::decode::{Decoded, Decoder};
 
 /// What is known of some images, in codes.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +28,7 @@ pub struct Ensemble<'a> {
 
 /// One place per image. A code that is not finite is named by its row, image · samples + sample (by its image alone for the mean of
 /// codes).
-pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result<Vec<UnitVector>, AggregateError> {
+pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     if matches!(how, Aggregator::MeanCode | Aggregator::Mixture) {
         return aggregate_decoded(how, of, &[], decoder);
     }
@@ -70,7 +43,7 @@ pub fn aggregate_decoded(
     of: Ensemble<'_>,
     points: &[UnitVector],
     decoder: &Decoder,
-) -> Result<Vec<UnitVector>, AggregateError> {
+) -> Result<Vec<UnitVector>, ShddError> {
     let Ensemble { codes_ikc, expected_ic } = of;
     let [_, samples] = codes::shape(codes_ikc, decoder.anchors())?;
     let of_places = match how {
@@ -88,6 +61,6 @@ pub fn aggregate_decoded(
     points.chunks_exact(samples).map(of_places).collect()
 }
 
-fn points_of(decoded: &[super::decode::Decoded]) -> Vec<UnitVector> {
+fn points_of(decoded: &[Decoded]) -> Vec<UnitVector> {
     decoded.iter().map(|decoded| decoded.point).collect()
 }

@@ -7,7 +7,7 @@
 
 use locdiff_core::geo::UnitVector;
 
-use super::AggregateError;
+use crate::shdd::ShddError;
 
 /// Widths of the kernel medoid's two exponentials, km: a town and a country.
 pub const KERNEL_WIDTHS_KM: [f64; 2] = [50.0, 500.0];
@@ -25,7 +25,7 @@ const COINCIDENT_RAD: f64 = 1e-13;
 const TIE: f64 = 1e-12;
 
 /// The direction of the sum of all unit vectors. Where the sum vanishes (antipodal samples) it is the kernel medoid.
-pub fn mean_vector(points: &[UnitVector]) -> Result<UnitVector, AggregateError> {
+pub fn mean_vector(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
     let medoid = kernel_medoid(points)?;
     let sum = points.iter().fold([0.0; 3], |sum, point| add(sum, point.xyz(), 1.0));
     if norm(sum) < MEAN_LENGTH_MIN * points.len() as f64 {
@@ -38,9 +38,9 @@ pub fn mean_vector(points: &[UnitVector]) -> Result<UnitVector, AggregateError> 
 ///
 /// Weiszfeld's iteration in the tangent plane, with Vardi and Zhang's step where the current place is itself a sample. It
 /// starts from the best sample and never goes uphill. On a line of optimal places (two samples) the earliest sample is kept.
-pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, AggregateError> {
+pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
     let costs: Vec<f64> = points.iter().map(|point| cost(points, *point)).collect();
-    let start = first_best(&costs, |cost, best| cost < best * (1.0 - TIE)).ok_or(AggregateError::NoSamples)?;
+    let start = first_best(&costs, |cost, best| cost < best * (1.0 - TIE)).ok_or_else(no_samples)?;
     let (mut place, mut least) = (points[start], costs[start]);
     for _ in 0..MEDIAN_STEPS_MAX {
         match downhill(points, place, least) {
@@ -52,7 +52,7 @@ pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, AggregateEr
 }
 
 /// The sample with the most neighbours: the largest `Σ exp(-d / 50 km) + exp(-d / 500 km)`; of equals the earliest.
-pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, AggregateError> {
+pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, ShddError> {
     weighted_medoid(points, |_| 1.0)
 }
 
@@ -60,12 +60,12 @@ pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, AggregateError> {
 ///
 /// Sixteen draws tell a region badly where several are probable. What the network predicts from the image before anything is
 /// drawn is the mean of the codes over all places: coarse, but without luck. It tells which draws to believe.
-pub fn posterior_medoid(points: &[UnitVector], expected: &[f64]) -> Result<usize, AggregateError> {
+pub fn posterior_medoid(points: &[UnitVector], expected: &[f64]) -> Result<usize, ShddError> {
     let most = expected.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     weighted_medoid(points, |sample| (expected[sample] / most).max(EXPECTED_MIN).powi(2))
 }
 
-fn weighted_medoid(points: &[UnitVector], weight: impl Fn(usize) -> f64) -> Result<usize, AggregateError> {
+fn weighted_medoid(points: &[UnitVector], weight: impl Fn(usize) -> f64) -> Result<usize, ShddError> {
     let closeness = |one: UnitVector, other: UnitVector| {
         let distance_km = one.distance(other).0;
         KERNEL_WIDTHS_KM.iter().map(|width_km| (-distance_km / width_km).exp()).sum::<f64>()
@@ -74,7 +74,12 @@ fn weighted_medoid(points: &[UnitVector], weight: impl Fn(usize) -> f64) -> Resu
     let score =
         |one: &UnitVector| points.iter().zip(&weights).map(|(other, weight)| weight * closeness(*one, *other)).sum();
     let scores: Vec<f64> = points.iter().map(score).collect();
-    first_best(&scores, |score, best| score > best * (1.0 + TIE)).ok_or(AggregateError::NoSamples)
+    first_best(&scores, |score, best| score > best * (1.0 + TIE)).ok_or_else(no_samples)
+}
+
+/// Nothing to put together.
+pub(super) fn no_samples() -> ShddError {
+    ShddError::Bad("aggregator: 0 samples, wanted at least 1".to_owned())
 }
 
 fn first_best(values: &[f64], better: impl Fn(f64, f64) -> bool) -> Option<usize> {

@@ -22,15 +22,16 @@ use std::ops::Range;
 use locdiff_core::geo::{UnitVector, fibonacci_grid};
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::DecodeError;
-use super::source::Source;
+use super::source::{Source, flat};
 use crate::native::gemm::mm_f32;
-use crate::shdd::{Basis, Filter};
+use crate::shdd::{Basis, Filter, ShddError};
 
 // b codes · c coefficients, (L+1)² or those that a filter keeps · a anchors · k candidates
 
 /// Anchors that are put in order, and after a pass in 16 bits rescored in f32.
 pub const CANDIDATES: usize = 64;
+/// Why a code is refused.
+const NOT_FINITE: &str = "has a value that is NaN, infinite or too large for scores in f32";
 
 /// Numbers of the coarse pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +114,7 @@ impl Anchors {
         device: Device,
         coarse: Coarse,
         budget: Budget,
-    ) -> Result<Self, DecodeError> {
+    ) -> Result<Self, ShddError> {
         Self::filtered(basis, None, points, device, coarse, budget)
     }
 
@@ -125,9 +126,9 @@ impl Anchors {
         device: Device,
         coarse: Coarse,
         budget: Budget,
-    ) -> Result<Self, DecodeError> {
+    ) -> Result<Self, ShddError> {
         if points.is_empty() {
-            return Err(DecodeError::NoAnchors);
+            return Err(ShddError::Bad("decoder: 0 anchors, wanted at least 1".to_owned()));
         }
         let source = Source::new(basis, points, filter, device)?;
         let mut anchors = Self { source, coarse, budget, kept_ac: None };
@@ -144,7 +145,7 @@ impl Anchors {
     }
 
     /// An even grid; see [`grid_points_min`] for how fine it must be.
-    pub fn grid(basis: Basis, count: usize, device: Device) -> Result<Self, DecodeError> {
+    pub fn grid(basis: Basis, count: usize, device: Device) -> Result<Self, ShddError> {
         Self::new(basis, fibonacci_grid(count), device, Coarse::of(device), Budget::of(device))
     }
 
@@ -169,7 +170,7 @@ impl Anchors {
     }
 
     /// The `count` best anchors of each code in `codes_bc`.
-    pub fn best(&self, codes_bc: &Tensor, count: usize) -> Result<Best, DecodeError> {
+    pub fn best(&self, codes_bc: &Tensor, count: usize) -> Result<Best, ShddError> {
         let codes_bc = self.checked(codes_bc)?;
         let wanted = count.max(CANDIDATES).min(self.points().len());
         let per_chunk = (self.budget.scores_bytes / 4 / (self.tile_rows() + 2 * wanted)).max(1);
@@ -189,7 +190,7 @@ impl Anchors {
 
     /// The scores of all anchors, `[b, a]` in f32 on the CPU, for at most [`codes_per_pass`](Self::codes_per_pass) codes, or a
     /// few more. After a pass in 16 bits the best [`CANDIDATES`] of each code have their f32 scores.
-    pub fn scores(&self, codes_bc: &Tensor) -> Result<Tensor, DecodeError> {
+    pub fn scores(&self, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
         let codes_bc = self.checked(codes_bc)?;
         let shape = [codes_bc.size()[0], self.points().len() as i64];
         let scores_ba = Tensor::f_empty(shape, (Kind::Float, Device::Cpu))?;
@@ -222,10 +223,11 @@ impl Anchors {
     }
 
     /// Codes as f32 on the device, each of them finite and small enough for scores to be.
-    fn checked(&self, codes_bc: &Tensor) -> Result<Tensor, DecodeError> {
+    fn checked(&self, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
         let dims = self.dims();
         if codes_bc.dim() != 2 || codes_bc.size()[1] != dims as i64 {
-            return Err(DecodeError::Shape { got: codes_bc.size(), dims });
+            let got = codes_bc.size();
+            return Err(ShddError::Bad(format!("decoder: codes have shape {got:?}, wanted [.., {dims}]")));
         }
         let codes_bc = codes_bc.f_detach()?.f_to_device(self.device())?.f_to_kind(Kind::Float)?;
         // No score and no part of its sum is larger than this, and what is not finite makes it so.
@@ -233,17 +235,17 @@ impl Anchors {
         let finite_b = most_b.f_mul_scalar(self.basis().value_max())?.f_isfinite()?.f_to_device(Device::Cpu)?;
         let finite: Vec<bool> = Vec::try_from(&finite_b)?;
         match finite.iter().position(|finite| !finite) {
-            Some(row) => Err(DecodeError::NotFinite(row)),
+            Some(row) => Err(ShddError::Bad(format!("decoder: row {row}: the code {NOT_FINITE}"))),
             None => Ok(codes_bc),
         }
     }
 
     /// Codes as whole ones in f64, row after row: where refinement begins.
-    pub(in crate::shdd) fn lifted(&self, codes_bc: &Tensor) -> Result<Vec<f64>, DecodeError> {
+    pub(in crate::shdd) fn lifted(&self, codes_bc: &Tensor) -> Result<Vec<f64>, ShddError> {
         self.source.lifted(codes_bc)
     }
 
-    fn tile_scores(&self, codes_bc: &Tensor, range: &Range<usize>) -> Result<Tensor, DecodeError> {
+    fn tile_scores(&self, codes_bc: &Tensor, range: &Range<usize>) -> Result<Tensor, ShddError> {
         let tile_ac = match &self.kept_ac {
             Some(kept_ac) => rows_of(kept_ac, range)?,
             None => self.source.tile(range)?.f_to_kind(self.coarse.kind())?,
@@ -259,7 +261,7 @@ impl Anchors {
     }
 
     /// Scores and indices of the best `count`, tile after tile.
-    fn coarse_best(&self, codes_bc: &Tensor, count: usize) -> Result<(Tensor, Tensor), DecodeError> {
+    fn coarse_best(&self, codes_bc: &Tensor, count: usize) -> Result<(Tensor, Tensor), ShddError> {
         let mut best: Option<(Tensor, Tensor)> = None;
         for range in self.tiles() {
             let tile_ba = self.tile_scores(codes_bc, &range)?;
@@ -278,7 +280,7 @@ impl Anchors {
     }
 
     /// f32 scores of the candidates `anchors_bk`.
-    fn rescored(&self, codes_bc: &Tensor, anchors_bk: &Tensor) -> Result<Tensor, DecodeError> {
+    fn rescored(&self, codes_bc: &Tensor, anchors_bk: &Tensor) -> Result<Tensor, ShddError> {
         let candidates = anchors_bk.size()[1] as usize;
         let per_chunk = (self.budget.tile_bytes / 4 / self.basis().dims() / candidates).max(1);
         let mut chunks = Vec::new();
@@ -298,7 +300,7 @@ impl Anchors {
         scores_bk: &Tensor,
         anchors_bk: &Tensor,
         count: usize,
-    ) -> Result<Vec<Vec<(usize, f32)>>, DecodeError> {
+    ) -> Result<Vec<Vec<(usize, f32)>>, ShddError> {
         let fine_bk;
         let scores_bk = if self.rescores() {
             fine_bk = self.rescored(codes_bc, anchors_bk)?;
@@ -328,12 +330,4 @@ pub(super) fn ranges(count: usize, size: usize) -> impl Iterator<Item = Range<us
 /// Rows of a matrix, as a view.
 pub(super) fn rows_of(matrix: &Tensor, range: &Range<usize>) -> Result<Tensor, TchError> {
     matrix.f_narrow(0, range.start as i64, range.len() as i64)
-}
-
-/// All values of a tensor, row after row.
-pub(super) fn flat<T: tch::kind::Element>(tensor: &Tensor) -> Result<Vec<T>, TchError>
-where
-    Vec<T>: TryFrom<Tensor, Error = TchError>,
-{
-    Vec::try_from(tensor.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?)
 }

@@ -3,10 +3,10 @@
 use locdiff_core::geo::UnitVector;
 use tch::Tensor;
 
-use super::DecodeError;
-use super::anchors::{Anchors, flat, ranges, rows_of};
+use super::anchors::{Anchors, ranges, rows_of};
 use super::neighbourhood::Neighbourhood;
 use super::refine::refine;
+use super::source::flat;
 use crate::shdd::ShddError;
 
 /// Where a code was found to point.
@@ -32,7 +32,7 @@ pub struct Decoder {
 
 impl Decoder {
     /// `neighbourhood_km` of 0: the best anchor alone. With `refines`, from there to the mode on the continuous sphere.
-    pub fn new(anchors: Anchors, neighbourhood_km: f64, refines: bool) -> Result<Self, DecodeError> {
+    pub fn new(anchors: Anchors, neighbourhood_km: f64, refines: bool) -> Result<Self, ShddError> {
         let neighbourhood =
             if neighbourhood_km == 0.0 { None } else { Some(Neighbourhood::new(anchors.points(), neighbourhood_km)?) };
         Ok(Self { anchors, neighbourhood, refines })
@@ -54,7 +54,7 @@ impl Decoder {
     }
 
     /// The place of each code in `codes_bc`.
-    pub fn decode(&self, codes_bc: &Tensor) -> Result<Vec<Decoded>, DecodeError> {
+    pub fn decode(&self, codes_bc: &Tensor) -> Result<Vec<Decoded>, ShddError> {
         let best = match &self.neighbourhood {
             None => self.best_points(codes_bc)?,
             Some(neighbourhood) => self.best_sums(codes_bc, neighbourhood)?,
@@ -65,12 +65,12 @@ impl Decoder {
         if self.refines { self.refined(codes_bc, &found) } else { Ok(found) }
     }
 
-    fn best_points(&self, codes_bc: &Tensor) -> Result<Vec<(usize, f64)>, DecodeError> {
+    fn best_points(&self, codes_bc: &Tensor) -> Result<Vec<(usize, f64)>, ShddError> {
         let best = self.anchors.best(codes_bc, 1)?;
         Ok(best.rows.iter().map(|row| (row[0].0, f64::from(row[0].1))).collect())
     }
 
-    fn best_sums(&self, codes_bc: &Tensor, neighbourhood: &Neighbourhood) -> Result<Vec<(usize, f64)>, DecodeError> {
+    fn best_sums(&self, codes_bc: &Tensor, neighbourhood: &Neighbourhood) -> Result<Vec<(usize, f64)>, ShddError> {
         let mut best = Vec::new();
         for range in ranges(codes_bc.size()[0] as usize, self.anchors.codes_per_pass()) {
             let chunk_bc = rows_of(codes_bc, &range)?;
@@ -81,7 +81,7 @@ impl Decoder {
         Ok(best)
     }
 
-    fn refined(&self, codes_bc: &Tensor, found: &[Decoded]) -> Result<Vec<Decoded>, DecodeError> {
+    fn refined(&self, codes_bc: &Tensor, found: &[Decoded]) -> Result<Vec<Decoded>, ShddError> {
         let basis = self.anchors.basis();
         let mut refined = Vec::new();
         for range in ranges(found.len(), self.anchors.codes_per_pass()) {

@@ -9,7 +9,7 @@
 
 use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
 
-use super::DecodeError;
+use crate::shdd::ShddError;
 
 /// Scores this far below the largest count as nothing: e⁻³² is 1.3e-14.
 pub const NEGLIGIBLE_NATS: f32 = 32.0;
@@ -32,9 +32,10 @@ pub struct Neighbourhood {
 
 impl Neighbourhood {
     /// Neighbourhoods of this radius around each of `points`.
-    pub fn new(points: &[UnitVector], radius_km: f64) -> Result<Self, DecodeError> {
+    pub fn new(points: &[UnitVector], radius_km: f64) -> Result<Self, ShddError> {
         if !(radius_km > 0.0 && radius_km.is_finite()) {
-            return Err(DecodeError::Radius(radius_km));
+            let text = format!("decoder: radius of the neighbourhood is {radius_km} km, wanted more than 0 and finite");
+            return Err(ShddError::Bad(text));
         }
         let half_angle = (radius_km / EARTH_RADIUS_KM / 2.0).min(std::f64::consts::FRAC_PI_2);
         let chord = 2.0 * half_angle.sin();

@@ -34,16 +34,10 @@ pub struct Refined {
 
 /// Climbs from `start` to the nearest mode of Σ `code`_i Y_i. Every number of the code must be finite.
 pub fn refine(basis: &Basis, code: &[f64], start: UnitVector) -> Result<Refined, ShddError> {
-    expect_finite(code)?;
-    ascend(basis.degree(), start, |point| basis.value_gradient_hessian(code, point))
-}
-
-/// The first number that is none is an error.
-fn expect_finite(code: &[f64]) -> Result<(), ShddError> {
-    match code.iter().position(|value| !value.is_finite()) {
-        Some(index) => Err(ShddError::Coefficient { index, got: code[index] }),
-        None => Ok(()),
+    if let Some(index) = code.iter().position(|value| !value.is_finite()) {
+        return Err(ShddError::Bad(format!("coefficient {index} is {}, wanted a finite number", code[index])));
     }
+    ascend(basis.degree(), start, |point| basis.value_gradient_hessian(code, point))
 }
 
 /// Climbs from `start` to the nearest mode of any function that varies no faster than harmonics to `degree`.

@@ -7,12 +7,10 @@
 use std::ops::Range;
 
 use locdiff_core::geo::UnitVector;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
-use super::DecodeError;
-use super::anchors::flat;
 use crate::shdd::gpu::{Encoder, upload};
-use crate::shdd::{Basis, Filter, Selection};
+use crate::shdd::{Basis, Filter, Selection, ShddError};
 
 // a anchors · c coefficients that are kept · n points
 
@@ -34,9 +32,10 @@ impl Source {
         points: Vec<UnitVector>,
         filter: Option<Filter>,
         device: Device,
-    ) -> Result<Self, DecodeError> {
+    ) -> Result<Self, ShddError> {
         if let Some(filter) = filter.as_ref().filter(|filter| filter.dims() != basis.dims()) {
-            return Err(DecodeError::Filter { got: filter.dims(), dims: basis.dims() });
+            let (got, dims) = (filter.dims(), basis.dims());
+            return Err(ShddError::Bad(format!("decoder: the filter is for codes of {got} dimensions, wanted {dims}")));
         }
         let filter = match filter {
             Some(filter) => {
@@ -72,7 +71,7 @@ impl Source {
     }
 
     /// Harmonics of a range of anchors, `[a, c]` in f32 on the device.
-    pub(super) fn tile(&self, range: &Range<usize>) -> Result<Tensor, DecodeError> {
+    pub(super) fn tile(&self, range: &Range<usize>) -> Result<Tensor, ShddError> {
         let whole_ac = match &self.kernel {
             Some((encoder, points_n3)) => {
                 encoder.encode_unchecked(&points_n3.f_narrow(0, range.start as i64, range.len() as i64)?)?
@@ -83,7 +82,7 @@ impl Source {
     }
 
     /// Harmonics of the anchors with these numbers (i64, any shape), `[a, c]` in f32 on the device.
-    pub(super) fn rows(&self, anchors: &Tensor) -> Result<Tensor, DecodeError> {
+    pub(super) fn rows(&self, anchors: &Tensor) -> Result<Tensor, ShddError> {
         let whole_ac = match &self.kernel {
             Some((encoder, points_n3)) => {
                 let anchors = anchors.f_to_device(self.device)?.f_reshape([-1])?;
@@ -99,7 +98,7 @@ impl Source {
     }
 
     /// Codes `[b, c]` as whole ones in f64, row after row, with zeros where nothing was kept.
-    pub(super) fn lifted(&self, codes_bc: &Tensor) -> Result<Vec<f64>, DecodeError> {
+    pub(super) fn lifted(&self, codes_bc: &Tensor) -> Result<Vec<f64>, ShddError> {
         let wide_bc = codes_bc.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
         let whole = match self.filter() {
             Some(filter) => filter.scatter(&wide_bc)?,
@@ -108,10 +107,18 @@ impl Source {
         Ok(flat(&whole)?)
     }
 
-    fn kept(&self, whole_ac: Tensor) -> Result<Tensor, DecodeError> {
+    fn kept(&self, whole_ac: Tensor) -> Result<Tensor, ShddError> {
         match &self.filter {
             Some((_, selection)) => Ok(selection.apply(&whole_ac)?),
             None => Ok(whole_ac),
         }
     }
+}
+
+/// All values of a tensor, row after row.
+pub(super) fn flat<T: tch::kind::Element>(tensor: &Tensor) -> Result<Vec<T>, TchError>
+where
+    Vec<T>: TryFrom<Tensor, Error = TchError>,
+{
+    Vec::try_from(tensor.f_to_device(Device::Cpu)?.f_contiguous()?.f_view([-1])?)
 }

@@ -66,7 +66,7 @@ proptest! {
         // From 1 mm to 20,000 km.
         let distance = 10.0_f64.powf(exponent);
         let there = point.displace(Degrees(bearing), Km(distance)).expect("finite");
-        prop_assert!((point.distance(there).0 - distance).abs() <= ROUNDING_KM, "{}", point.distance(there));
+        prop_assert!((point.distance(there).0 - distance).abs() <= ROUNDING_KM, "{:?}", point.distance(there));
     }
 
     #[test]
@@ -90,9 +90,9 @@ fn geo_known_distances() {
 
 #[test]
 fn geo_bearing_is_clockwise_from_north() {
-    let start = place(0.0, 0.0);
-    let close = |got: Result<Place, GeoError>, latitude: f64, longitude: f64| {
-        let got = got.expect("finite");
+    let start = UnitVector::from(place(0.0, 0.0));
+    let close = |got: Result<UnitVector, GeoError>, latitude: f64, longitude: f64| {
+        let got = Place::from(got.expect("finite"));
         assert!(got.distance(place(latitude, longitude)).0 < ROUNDING_KM, "{got:?}");
     };
     let degree = Km(EARTH_RADIUS_KM.to_radians());
@@ -120,7 +120,8 @@ fn geo_bad_coordinates_name_their_row() {
     let error = places(&[0.0, 1.0], &[f64::NAN, 0.0]).expect_err("not a number");
     assert_eq!(error.to_string(), "row 0: longitude is NaN, wanted a finite number");
     for bad in [f64::NAN, f64::INFINITY, -90.000_000_1] {
-        assert!(matches!(Place::new(Degrees(bad), Degrees(0.0)), Err(GeoError::Latitude(_))), "{bad}");
+        let error = Place::new(Degrees(bad), Degrees(0.0)).expect_err("beyond the pole");
+        assert_eq!(error.to_string(), format!("latitude is {bad}, wanted -90 to 90"));
     }
     assert!(places(&[0.0], &[f64::NEG_INFINITY]).is_err());
     assert_eq!(places(&[0.0], &[]).expect_err("ragged").to_string(), "1 latitudes but 0 longitudes");
@@ -143,7 +144,6 @@ fn geo_what_is_no_number_is_an_error_and_nothing_is_clamped() {
     for (bearing, distance) in [(f64::NAN, 1.0), (0.0, f64::NAN), (0.0, f64::INFINITY)] {
         let error = text(point.displace(Degrees(bearing), Km(distance)));
         assert_eq!(error, format!("bearing is {bearing}°, distance {distance} km, wanted finite numbers"));
-        assert!(place(1.0, 2.0).displace(Degrees(bearing), Km(distance)).is_err());
     }
 }
 

@@ -1,11 +1,10 @@
 //! Samples of one image into one place.
 
 use locdiff::shdd::aggregate::{
-    AggregateError, Ensemble, TEMPERING, aggregate, geometric_median, kernel_medoid, mean_vector, mixture,
-    posterior_medoid,
+    Ensemble, TEMPERING, aggregate, geometric_median, kernel_medoid, mean_vector, mixture, posterior_medoid,
 };
 use locdiff::shdd::decode::{Anchors, Budget, Coarse, Decoder, grid_points_min};
-use locdiff::shdd::{Basis, uniform_points};
+use locdiff::shdd::{Basis, ShddError, uniform_points};
 use locdiff_core::config::Aggregator;
 use locdiff_core::geo::{Degrees, Km, Place, UnitVector, fibonacci_grid};
 use tch::{Device, Kind, Tensor};
@@ -42,7 +41,7 @@ fn codes(decoder: &Decoder, points: &[UnitVector]) -> Tensor {
 }
 
 /// Where nothing but the samples is known: what is expected is their mean.
-fn together(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<UnitVector>, AggregateError> {
+fn together(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     let expected_ic = match codes_ikc.dim() {
         3 => codes_ikc.mean_dim([1_i64].as_slice(), false, None::<Kind>),
         _ => codes_ikc.shallow_clone(),
@@ -228,18 +227,19 @@ fn aggregate_median_has_the_least_sum_of_distances() {
 
 #[test]
 fn aggregate_refuses_what_is_no_set_of_samples() {
-    assert_eq!(kernel_medoid(&[]), Err(AggregateError::NoSamples));
-    assert_eq!(mean_vector(&[]), Err(AggregateError::NoSamples));
-    assert_eq!(geometric_median(&[]), Err(AggregateError::NoSamples));
+    let no_samples = ShddError::Bad("aggregator: 0 samples, wanted at least 1".to_owned());
+    assert_eq!(kernel_medoid(&[]), Err(no_samples.clone()));
+    assert_eq!(mean_vector(&[]), Err(no_samples.clone()));
+    assert_eq!(geometric_median(&[]), Err(no_samples.clone()));
     let decoder = decoder(&[]);
     let right = codes(&decoder, &[place(1.0, 2.0)]);
     for how in ALL {
         let error = together(how, &right.squeeze(), &decoder).expect_err("no samples");
         assert!(error.to_string().contains("wanted [images, samples, 576]"), "{error}");
-        assert_eq!(together(how, &right.narrow(1, 0, 0), &decoder), Err(AggregateError::NoSamples));
+        assert_eq!(together(how, &right.narrow(1, 0, 0), &decoder), Err(no_samples.clone()));
     }
     let error = mixture(&right, &decoder, 0.0).expect_err("no density");
-    assert_eq!(error, AggregateError::Tempering(0.0));
+    assert_eq!(error.to_string(), "aggregator: tempering is 0, wanted more than 0 and finite");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use locdiff::shdd::aggregate::mean_code;
-use locdiff::shdd::decode::{Anchors, Budget, Coarse, DecodeError, Decoder, Neighbourhood, grid_points_min, refine};
-use locdiff::shdd::{Basis, Filter, ShddError, uniform_points};
+use locdiff::shdd::decode::{Anchors, Budget, Coarse, Decoder, Neighbourhood, grid_points_min, refine};
+use locdiff::shdd::{Basis, Filter, uniform_points};
 use locdiff_core::geo::{Degrees, EARTH_RADIUS_KM, Place, UnitVector, fibonacci_grid};
 use tch::{Device, Kind, Tensor};
 
@@ -189,16 +189,20 @@ fn decode_names_the_row_that_is_not_finite() {
     let anchors = Anchors::grid(basis, 100, Device::Cpu).expect("anchors");
     let codes_bc = Tensor::zeros([4, 16], (Kind::Float, Device::Cpu));
     let _ = codes_bc.get(2).get(5).fill_(f64::NAN);
-    assert_eq!(anchors.best(&codes_bc, 1), Err(DecodeError::NotFinite(2)));
+    let refused = |codes_bc: &Tensor| {
+        let error = anchors.best(codes_bc, 1).expect_err("not finite").to_string();
+        assert!(error.starts_with("decoder: row 2: the code has a value that is NaN, infinite"), "{error}");
+    };
+    refused(&codes_bc);
     // Finite, but sums of it with both signs are not: scores would be infinite or NaN.
     let _ = codes_bc.get(2).fill_(3e38);
-    assert_eq!(anchors.best(&codes_bc, 1), Err(DecodeError::NotFinite(2)));
+    refused(&codes_bc);
     let _ = codes_bc.get(2).fill_(1e36);
     assert!(anchors.best(&codes_bc, 1).expect("large, but no more").rows.iter().all(|row| row[0].1.is_finite()));
     let wrong = anchors.best(&codes_bc.narrow(1, 0, 9), 1).expect_err("another degree");
     assert_eq!(wrong.to_string(), "decoder: codes have shape [4, 9], wanted [.., 16]");
     let none = Anchors::new(Basis::new(3).expect("in range"), vec![], Device::Cpu, Coarse::F32, SMALL);
-    assert_eq!(none.expect_err("nothing"), DecodeError::NoAnchors);
+    assert_eq!(none.expect_err("nothing").to_string(), "decoder: 0 anchors, wanted at least 1");
 }
 
 fn log_sums_by_force(points: &[UnitVector], scores: &[f32], radius_km: f64) -> Vec<f64> {
@@ -332,7 +336,6 @@ fn decode_refinement_says_where_it_cannot_converge() {
         let mut code = vec![0.5; basis.dims()];
         code[7] = wrong;
         let error = refine(&basis, &code, place(1.0, 2.0)).expect_err("no code");
-        assert!(matches!(error, ShddError::Coefficient { index: 7, .. }), "{error}");
         assert_eq!(error.to_string(), format!("coefficient 7 is {wrong}, wanted a finite number"));
     }
     // From the antipode of a clean code, far from its hill, some hill is climbed and the value never falls.
