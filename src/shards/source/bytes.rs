@@ -31,6 +31,9 @@ pub trait ByteSource: Send + Sync {
     fn version(&self, file: usize) -> Result<String, ShardsError>;
 }
 
+/// Files, and the text of the manifest that lists them, where one does.
+pub(super) type Listed = (Arc<dyn ByteSource>, Option<Vec<u8>>);
+
 /// Buffers that are kept for the next read.
 const POOLED_MAX: usize = 16;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use locdiff_core::config::ShardsConfig;
 
-use super::bytes::ByteSource;
+use super::bytes::{ByteSource, Listed};
 use crate::shards::error::ShardsError;
 
 /// Nothing: there is no server to reach.
@@ -18,7 +18,7 @@ impl S3Options {
     }
 }
 
-pub(super) fn open(_rest: &str, _options: &S3Options) -> Result<(Arc<dyn ByteSource>, Option<Vec<u8>>), ShardsError> {
+pub(super) fn open(_rest: &str, _options: &S3Options) -> Result<Listed, ShardsError> {
     Err(ShardsError::Argument("no way to read `s3://`: this program was built without the feature s3".into()))
 }
 

@@ -14,13 +14,10 @@ use super::options::S3Options;
 use super::url::Url;
 use crate::shards::error::ShardsError;
 use crate::shards::format::{MANIFEST_NAME, Manifest, ManifestFile};
-use crate::shards::source::bytes::ByteSource;
+use crate::shards::source::bytes::{ByteSource, Listed};
 
 /// Finds the objects of the URL behind `s3://`, with the text of the manifest where there is one.
-pub(in crate::shards::source) fn open(
-    rest: &str,
-    options: &S3Options,
-) -> Result<(Arc<dyn ByteSource>, Option<Vec<u8>>), ShardsError> {
+pub(in crate::shards::source) fn open(rest: &str, options: &S3Options) -> Result<Listed, ShardsError> {
     let url = Url::parse(rest)?;
     let bucket = Bucket::connect(&url.bucket, options)?;
     let location = Url::of(&url.bucket, &url.key);
