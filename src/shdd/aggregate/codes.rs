@@ -23,7 +23,7 @@ pub const TEMPERING: f64 = 0.3;
 /// The place of the mean of each image's codes `codes_ikc`.
 pub fn mean_code(codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<Decoded>, ShddError> {
     shape(codes_ikc, decoder.anchors())?;
-    Ok(decoder.decode(&codes_ikc.f_to_kind(Kind::Float)?.f_mean_dim([1_i64].as_slice(), false, None)?)?)
+    decoder.decode(&codes_ikc.f_to_kind(Kind::Float)?.f_mean_dim([1_i64].as_slice(), false, None)?)
 }
 
 /// What each image's code `expected_ic` says of the places of its samples, image after image.
