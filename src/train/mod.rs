@@ -3,7 +3,7 @@
 //! In reading order:
 //! - [`run`]: the loop.
 //! - `data`: what rank 0 finds out about the data and tells the others; batches.
-//! - `step`: one optimiser step ([`Trainer`]), the same bits for the same step wherever the run was interrupted: on CUDA replayed.
+//! - `step`: one optimiser step (`Trainer`), the same bits for the same step wherever the run was interrupted: on CUDA replayed.
 //! - `work`: what the device does in it; `feed`: what it is given.
 //! - `schedule`: learning rate and decay of the average, functions of the step alone.
 //! - `saved`: the state as parts of a checkpoint, and back.
