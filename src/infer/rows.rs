@@ -110,10 +110,12 @@ impl Rows {
         self.dataset.origin().is_some_and(|origin| origin.image_head == ImageHead::Linear)
     }
 
-    /// The rows of one worker among several: whole blocks, as evenly as they come.
+    /// The rows of one worker among several: whole blocks, as evenly as they come. Rank 0 always has the first block, whose
+    /// answers are drawn in TensorBoard.
     pub fn share(&self, rank: u32, world: u32) -> Range<u64> {
         let blocks = self.count.div_ceil(BLOCK_IMAGES as u64);
-        let bound = |rank: u32| (blocks * u64::from(rank) / u64::from(world) * BLOCK_IMAGES as u64).min(self.count);
+        let first = |rank: u32| (blocks * u64::from(rank)).div_ceil(u64::from(world));
+        let bound = |rank: u32| (first(rank) * BLOCK_IMAGES as u64).min(self.count);
         bound(rank)..bound(rank + 1)
     }
 

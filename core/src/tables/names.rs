@@ -45,7 +45,8 @@ impl Columns {
         names: ColumnNames<'_>,
         with_ids: bool,
     ) -> Result<Self, TableError> {
-        let one = |what: &str, accepted: &[&str], given: Option<&str>| match matching(header, accepted, given)[..] {
+        let one = |what: &str, accepted: &[&str], given: Option<&str>| match columns_named(header, accepted, given)[..]
+        {
             [column] => Ok(column),
             [] => Err(missing(path, header, what, accepted, given)),
             ref several => {
@@ -53,7 +54,7 @@ impl Columns {
                 Err(TableError::file(path, format!("columns are {header:?}: {reason}")))
             }
         };
-        let ids = if with_ids { matching(header, ID_NAMES, names.id) } else { Vec::new() };
+        let ids = if with_ids { columns_named(header, ID_NAMES, names.id) } else { Vec::new() };
         Ok(Self {
             id: ids.first().copied(),
             latitude: one("latitude", LATITUDE_NAMES, names.latitude)?,
@@ -72,8 +73,9 @@ impl Columns {
     }
 }
 
-/// Columns that could be meant, in the order of the names.
-fn matching(header: &[String], accepted: &[&str], given: Option<&str>) -> Vec<usize> {
+/// Columns that could be meant, in the order of the names: those called exactly `given`; where there are none, or nothing was
+/// given but the first of `accepted`, those called by any accepted name.
+pub fn columns_named(header: &[String], accepted: &[&str], given: Option<&str>) -> Vec<usize> {
     let columns = |is_it: &dyn Fn(&str) -> bool| -> Vec<usize> {
         (0..header.len()).filter(|column| is_it(&header[*column])).collect()
     };

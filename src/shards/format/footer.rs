@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrow_schema::DataType;
 use locdiff_core::config::ShardsConfig;
+use locdiff_core::tables;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::file::metadata::{FooterTail, ParquetMetaDataReader};
 
@@ -77,13 +78,14 @@ impl Footer {
         // Lists are lists, whatever the writer called them in Arrow's own schema.
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let metadata = ArrowReaderMetadata::try_new(Arc::new(metadata), options).map_err(unreadable)?;
-        let find = |wanted: &str| metadata.schema().fields().iter().position(|field| field.name() == wanted);
+        let header: Vec<String> = metadata.schema().fields().iter().map(|field| field.name().clone()).collect();
+        let find = |wanted: &str| header.iter().position(|name| name == wanted);
         let leaf = |root: usize| {
             let schema = metadata.parquet_schema();
             (0..schema.num_columns()).find(|&leaf| schema.get_column_root_idx(leaf) == root)
         };
         let column = |wanted: &str, is_list: bool| {
-            let root = find(wanted).ok_or_else(|| missing(&name, wanted, &metadata))?;
+            let root = find(wanted).ok_or_else(|| missing(&name, wanted, &header))?;
             let got = metadata.schema().field(root).data_type();
             let number = if is_list { list_of(got) } else { coordinate(got) };
             let want = if is_list { "a list of float16, float32 or float64" } else { "a floating-point number" };
@@ -93,7 +95,15 @@ impl Footer {
             };
             Ok(Column { name: wanted.to_owned(), root, leaf, number })
         };
-        let (latitude, longitude) = (column(&names.latitude_column, false)?, column(&names.longitude_column, false)?);
+        // A coordinate goes by any accepted name unless the configuration has another; an id only by the configured one, because
+        // columns such as `image` or `file` often hold the photo itself.
+        let place = |accepted: &[&str], given: &String| match tables::columns_named(&header, accepted, Some(given))[..]
+        {
+            [root] => column(&header[root], false),
+            _ => column(given, false),
+        };
+        let latitude = place(tables::LATITUDE_NAMES, &names.latitude_column)?;
+        let longitude = place(tables::LONGITUDE_NAMES, &names.longitude_column)?;
         let mut views = vec![column(&names.embedding_column, true)?];
         while find(&view_column(&names.embedding_column, views.len())).is_some() {
             views.push(column(&view_column(&names.embedding_column, views.len()), true)?);
@@ -125,9 +135,8 @@ fn coordinate(kind: &DataType) -> Option<Number> {
     }
 }
 
-fn missing(name: &str, wanted: &str, metadata: &ArrowReaderMetadata) -> ShardsError {
-    let there: Vec<&str> = metadata.schema().fields().iter().map(|field| field.name().as_str()).collect();
+fn missing(name: &str, wanted: &str, header: &[String]) -> ShardsError {
     let reason =
-        format!("is not there, only {}; `shards.*_column` in the configuration names columns", there.join(", "));
+        format!("is not there, only {}; `shards.*_column` in the configuration names columns", header.join(", "));
     ShardsError::bad(Spot::file(name).column(wanted), reason)
 }

@@ -1,10 +1,14 @@
 //! Files that pyarrow, Polars and DuckDB wrote give the same batches as ours (`tests/golden/shards/make_fixtures.py`).
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use arrow_array::types::Float32Type;
+use arrow_array::{ArrayRef, Float64Array, ListArray, RecordBatch};
 use locdiff::shards::{BlockRows, Blocks, Dataset};
 use locdiff_core::config::ShardsConfig;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use parquet::arrow::ArrowWriter;
 
 use crate::shards::support::{WIDTH, all, expected, problems, write};
 
@@ -122,4 +126,31 @@ fn shards_of_others_have_the_names_that_the_configuration_says() {
     let again = Dataset::open(&path, &ShardsConfig::default()).expect("opens");
     assert_eq!(one.fingerprint(), again.fingerprint());
     assert_ne!(one.fingerprint(), many.fingerprint());
+}
+
+#[test]
+fn shards_of_others_may_spell_coordinates_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("foreign.parquet");
+    let degrees = |values: [f64; 2]| Arc::new(Float64Array::from(values.to_vec())) as ArrayRef;
+    let embedding =
+        ListArray::from_iter_primitive::<Float32Type, _, _>([[0.5, 1.0], [1.5, 2.0]].map(|row| Some(row.map(Some))));
+    let columns = [
+        ("Latitude", degrees([47.0, -33.0])),
+        ("lng", degrees([8.0, 151.0])),
+        ("embedding", Arc::new(embedding) as ArrayRef),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).expect("columns of one length");
+    let file = std::fs::File::create(&path).expect("created");
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("a writer");
+    writer.write(&batch).expect("written");
+    writer.close().expect("closed");
+    let location = path.display().to_string();
+    let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("opens");
+    let mut rows = BlockRows::default();
+    dataset.read(0, 0, &mut rows).expect("read");
+    assert_eq!((rows.latitudes, rows.longitudes), (vec![47.0, -33.0], vec![8.0, 151.0]));
+    let other = ShardsConfig { latitude_column: "northing".into(), ..ShardsConfig::default() };
+    let error = Dataset::open(&location, &other).err().expect("a configured name is the only one").to_string();
+    assert!(error.contains("column `northing`: is not there, only Latitude, lng, embedding"), "{error}");
 }
