@@ -35,7 +35,10 @@ fn open_retrieval(job: &EvalJob, worker: &Worker, rows: &Rows) -> Result<Option<
 /// Embeds the gallery of an evaluation, so that its embeddings lie on the disk; how many points it has. None where the head does not
 /// fit the data and need not.
 pub fn embed_gallery(job: &EvalJob, worker: &Worker) -> Result<Option<usize>, InferError> {
-    let opened = open_retrieval(job, worker, &open_rows(job, worker)?)?;
+    let rows = open_rows(job, worker)?;
+    // A truth that does not fit is refused before the gallery costs minutes.
+    TruthFile::open(&job.data, &rows, &job.config)?;
+    let opened = open_retrieval(job, worker, &rows)?;
     Ok(opened.map(|opened| opened.gallery().points().len()))
 }
 

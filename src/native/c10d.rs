@@ -220,7 +220,8 @@ impl Drop for ProcessGroup {
 
 /// A collective on its way.
 ///
-/// The result is there after a wait that succeeded, not before. Dropping it early is safe: c10d keeps the tensors until the collective ends, but nobody learns how it ended.
+/// The result is there after a wait that succeeded, not before. Dropping it early is safe: c10d keeps the tensors until the
+/// collective ends, but nobody learns how it ended.
 #[derive(Debug)]
 pub struct Work {
     operation: &'static str,

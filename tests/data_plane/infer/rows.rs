@@ -119,6 +119,7 @@ fn blocks_are_the_same_whoever_reads_them() {
     assert_eq!(sizes, [(0, 64), (64, 64), (128, 64), (192, 7)]);
     for world in 2..7 {
         assert_eq!(of_all(&rows, world), blocks, "{world} workers");
+        assert!(rows.share(0, world).contains(&0), "rank 0 of {world} draws the first block");
     }
     let numbers: Vec<u64> = blocks.iter().flat_map(|block| &block.images).map(|image| image.row).collect();
     assert_eq!(numbers, (0..200).filter(|row| *row != 70).collect::<Vec<u64>>());

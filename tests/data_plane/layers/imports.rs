@@ -47,14 +47,16 @@ impl Crate {
         self.modules.values().map(|module| module.file.as_path())
     }
 
-    /// Who imports whom, in order, each pair once. Public re-exports are names for others and no imports.
+    /// Who imports whom, in order, each pair once. A public re-export of something in the same module of the root is a name for
+    /// others and no import; of another module's it is one.
     pub(super) fn arrows(&self) -> Vec<(ModulePath, ModulePath)> {
         let mut arrows = BTreeSet::new();
         for (own, module) in self.modules.iter().filter(|(own, _)| !is_test(own)) {
-            let private = module.uses.iter().filter(|used| !used.is_public).map(|used| &used.path);
-            for path in private.chain(&module.paths) {
+            let used = module.uses.iter().map(|used| (&used.path, used.is_public));
+            for (path, is_public) in used.chain(module.paths.iter().map(|path| (path, false))) {
                 let defined = self.absolute(own, path).and_then(|path| self.defining(&path, 0));
-                if let Some(to) = defined.filter(|to| to != own && !is_test(to)) {
+                let is_import = |to: &ModulePath| !is_public || !own.is_empty() && to.first() != own.first();
+                if let Some(to) = defined.filter(|to| to != own && !is_test(to) && is_import(to)) {
                     arrows.insert((own.clone(), to));
                 }
             }

@@ -197,7 +197,7 @@ fn tests_see_wrong_arrows_and_circles() {
     };
     write("lib.rs", "pub mod geo;\npub mod train;\n");
     write("geo.rs", "use crate::train::{Step, feed};\npub struct Place;\n");
-    write("train/mod.rs", "mod step;\nmod feed;\npub use step::Step;\n");
+    write("train/mod.rs", "mod step;\nmod feed;\npub use step::Step;\npub use crate::geo::Place;\n");
     write("train/step.rs", "use super::feed::Feed;\nuse crate::geo::Place;\npub struct Step;\n");
     write(
         "train/feed.rs",
@@ -211,6 +211,7 @@ fn tests_see_wrong_arrows_and_circles() {
         [
             "geo -> train::feed",
             "geo -> train::step",
+            "train -> geo",
             "train::feed -> train::step",
             "train::step -> geo",
             "train::step -> train::feed"
