@@ -1,7 +1,7 @@
-//! Compiles the C++ shim against `LIBTORCH` and gives every binary its run path.
+//! Compiles the C++ shim against `LIBTORCH` and sets the run path of every binary.
 //!
-//! The CUDA variant is chosen by what is linked: `LIBTORCH/lib/libtorch_cuda.so` is there or it is not, the
-//! same rule as torch-sys, so that the two can never disagree. It sets `cfg(locdiff_cuda)`.
+//! This is the CUDA variant if `LIBTORCH/lib/libtorch_cuda.so` exists. torch-sys uses the same rule, so that the two
+//! always agree. The CUDA variant sets `cfg(locdiff_cuda)`.
 
 use std::path::{Path, PathBuf};
 
@@ -10,26 +10,26 @@ const LIBTORCH_VERSION: &str = "2.11.0";
 
 fn main() {
     println!("cargo::rerun-if-env-changed=LIBTORCH");
-    // Whole folders: cargo looks at every file in them.
+    // For a folder, cargo checks every file in it.
     println!("cargo::rerun-if-changed=src/native/stubs");
     println!("cargo::rerun-if-changed=src/native/shim");
     let libtorch = PathBuf::from(std::env::var("LIBTORCH").unwrap_or_default());
     if let Err(reason) = check_version(&libtorch) {
-        println!("cargo::error={reason}; run `make setup`, or unset LIBTORCH to use the one it prepares");
+        println!("cargo::error={reason}; run `make setup`, or unset LIBTORCH to use the libtorch that it prepares");
         return;
     }
     let cuda = libtorch.join("lib/libtorch_cuda.so").exists();
     if cuda {
         println!("cargo::rustc-cfg=locdiff_cuda");
     }
-    // Clippy links nothing, and runs this in a folder of its own: the shim would be compiled a second time for nobody.
+    // Clippy does not link, and runs this script in a separate folder, where compiling the shim again would be wasted.
     if std::env::var_os("CLIPPY_ARGS").is_none() {
         compile_shim(&libtorch, cuda);
     }
     link(&libtorch, cuda);
 }
 
-/// Reads the version out of the headers: the one place that wheels, zips and slim prefixes all have.
+/// Reads the version from the headers, which exist in wheels, zips and slim prefixes alike.
 fn check_version(libtorch: &Path) -> Result<(), String> {
     let header = libtorch.join("include/torch/headeronly/version.h");
     let text = std::fs::read_to_string(&header)
@@ -41,7 +41,7 @@ fn check_version(libtorch: &Path) -> Result<(), String> {
     };
     let found = format!("{}.{}.{}", part("MAJOR "), part("MINOR "), part("PATCH "));
     if found != LIBTORCH_VERSION {
-        return Err(format!("libtorch at {} is {found}, wanted {LIBTORCH_VERSION}", libtorch.display()));
+        return Err(format!("libtorch at {} is version {found}, wanted {LIBTORCH_VERSION}", libtorch.display()));
     }
     Ok(())
 }
@@ -65,20 +65,21 @@ fn compile_shim(libtorch: &Path, cuda: bool) {
         }
         build.define("USE_C10D_NCCL", None).define("LOCDIFF_CUDA", None);
     }
-    build.file(one_unit(cuda)).compile("locdiff_shim");
+    build.file(unity_source(cuda)).compile("locdiff_shim");
 }
 
-/// A file that includes all the others: libtorch's headers are most of the work, and so they are read once.
-fn one_unit(cuda: bool) -> PathBuf {
-    let here = std::env::current_dir().expect("cargo runs this in the crate's folder");
+/// Writes one file that includes all the sources. Most of the compile time is libtorch's headers, which are then parsed
+/// once.
+fn unity_source(cuda: bool) -> PathBuf {
+    let here = std::env::current_dir().expect("cargo runs build scripts in the crate's folder");
     let lines: Vec<String> =
         sources(cuda).iter().map(|source| format!("#include \"{}\"\n", here.join(source).display())).collect();
-    let unit = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it")).join("shim.cpp");
-    std::fs::write(&unit, lines.concat()).expect("OUT_DIR can be written");
+    let unit = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("shim.cpp");
+    std::fs::write(&unit, lines.concat()).expect("OUT_DIR is writable");
     unit
 }
 
-/// Every C++ file of `src/native/shim`; those named `cuda*` only in the CUDA variant.
+/// Every C++ file in `src/native/shim`. Files named `cuda*` are for the CUDA variant only.
 fn sources(cuda: bool) -> Vec<PathBuf> {
     let is_cuda = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cuda"));
     let folder = std::fs::read_dir("src/native/shim").expect("src/native/shim is part of the crate");
@@ -90,8 +91,8 @@ fn sources(cuda: bool) -> Vec<PathBuf> {
     files
 }
 
-/// The folder that really holds the libraries. Through the links of a slim prefix, the `$ORIGIN` run paths
-/// of libtorch's own libraries would point nowhere.
+/// The folder that holds the actual libraries. A slim prefix has only links to them, and through a link the `$ORIGIN`
+/// run paths of libtorch's own libraries would point nowhere.
 fn real_lib_dir(libtorch: &Path) -> PathBuf {
     let library = libtorch.join("lib/libtorch_cpu.so");
     let real = library.canonicalize().unwrap_or(library);
@@ -103,14 +104,16 @@ fn link(libtorch: &Path, cuda: bool) {
     for library in ["torch_cpu", "c10"] {
         println!("cargo::rustc-link-lib=dylib={library}");
     }
-    // An installed binary finds the libraries that `make install` put beside it; one in the target folder, the real ones.
+    // The first path is for an installed binary, with the libraries that `make install` put beside it. The second is
+    // for a binary in the target folder.
     println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib/locdiff/torch/lib");
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", real_lib_dir(libtorch).display());
     if cuda {
-        // libtorch_cuda registers its kernels when it is loaded: nothing refers to it, so the linker must be told to keep it.
+        // libtorch_cuda registers its kernels when it is loaded. Nothing refers to it, so the linker must be told to
+        // keep it.
         let cudart = real_lib_dir(libtorch).join("../../nvidia/cu13/lib");
         println!("cargo::rustc-link-arg=-L{}", cudart.display());
-        // Needed by the worker itself, and run paths are not inherited.
+        // The worker itself needs libcudart, and run paths are not inherited.
         println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib/locdiff/nvidia/cu13/lib");
         println!("cargo::rustc-link-arg=-Wl,-rpath,{}", cudart.display());
         for argument in [

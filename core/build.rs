@@ -1,4 +1,4 @@
-//! Puts the git revision into the binaries: `LOCDIFF_REVISION`, "unknown" outside a checkout.
+//! Sets `LOCDIFF_REVISION` to the git revision, or to "unknown" outside a checkout.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ fn main() {
     let revision = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".to_owned());
     println!("cargo::rustc-env=LOCDIFF_REVISION={revision}");
     println!("cargo::rerun-if-changed=build.rs");
-    // HEAD changes on a checkout, the log of HEAD on every commit. A worktree keeps its own.
+    // HEAD changes on a checkout, its log on every commit. `--git-path` finds the files of a worktree.
     for name in ["HEAD", "logs/HEAD"] {
         if let Some(path) = git(&["rev-parse", "--git-path", name]).filter(|path| Path::new(path).exists()) {
             println!("cargo::rerun-if-changed={path}");

@@ -1,6 +1,6 @@
 """Child processes that never outlive the script that started them.
 
-Each runs in a session of its own, so that a signal reaches all of its descendants (cargo, rustc, the C++ compiler).
+Each child runs in its own session, so that a signal reaches all of its descendants (cargo, rustc, the C++ compiler).
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _libc = ctypes.CDLL(None)
 
 
 def start(command, **options):
-    """Starts a command without stdin; the kernel kills it should this process be killed outright."""
+    """Starts a command without stdin. The kernel terminates it if this process is killed."""
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, start_new_session=True,
         preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM), **options
@@ -26,7 +26,7 @@ def start(command, **options):
 
 
 def wait(child, timeout_s=None):
-    """The exit status; None where the time was up, and then the child and its descendants are gone."""
+    """Returns the exit status. After a timeout, ends the child with its descendants and returns None."""
     try:
         status = child.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -53,9 +53,9 @@ def end_all():
 
 
 def end_all_on_signals():
-    """Turns SIGTERM and SIGHUP into SystemExit, so that `finally: end_all()` runs for them as for Ctrl-C."""
-    def leave(number, _frame):
+    """Turns SIGTERM and SIGHUP into SystemExit, so that `finally: end_all()` runs as it does for Ctrl-C."""
+    def exit_on_signal(number, _frame):
         raise SystemExit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, leave)
+        signal.signal(number, exit_on_signal)

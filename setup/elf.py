@@ -1,4 +1,4 @@
-"""What a binary links: the names in its dynamic section, and what the loader makes of them."""
+"""Finds the shared libraries of a binary: the names in its dynamic section, and the files that the loader resolves them to."""
 
 import struct
 import subprocess
@@ -8,7 +8,7 @@ DT_NEEDED, DT_STRTAB = 1, 5
 
 
 def needed(path):
-    """The libraries that a 64-bit little-endian ELF file names itself (not those that they need in turn)."""
+    """Returns the direct dependencies of a 64-bit little-endian ELF file, not those of its libraries."""
     data = path.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("%s is not a 64-bit little-endian ELF file" % path)
@@ -31,7 +31,7 @@ def needed(path):
 
 
 def resolve(path):
-    """`(name, where the loader finds it or None)` for all that the binary needs, with an empty environment."""
+    """Returns `(name, path or None)` for all libraries of a binary, as the loader finds them with an empty environment."""
     listing = subprocess.run(["ldd", str(path)], env={"PATH": "/usr/bin:/bin"}, stdout=subprocess.PIPE, universal_newlines=True, check=True)
     pairs = (line.strip().split(" => ") for line in listing.stdout.splitlines() if " => " in line)
     return [(name, None if place == "not found" else place.rpartition(" (")[0]) for name, place in pairs]

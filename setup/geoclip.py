@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Fetches the wheel that holds GeoCLIP's weights and gallery into `.geoclip/`, pinned by `geoclip.lock`.
+"""Downloads the wheel with GeoCLIP's weights and gallery into `.geoclip/`, pinned by `geoclip.lock`.
 
-The wheel is hashed every time (30 ms): one that is cut short or changed is fetched again. A run may be killed at any moment;
-pip writes into `.geoclip/download/`, and a wheel gets its final name only when its hash fits.
+The hash of the wheel is checked every time (30 ms); a truncated or modified wheel is downloaded again. The script may be killed at any
+moment: pip writes into `.geoclip/download/`, and the wheel gets its final name only when its hash is correct.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 sys.dont_write_bytecode = True
-from libtorch import PROJECT, Store, check_space, fetch, guarded, hold_lock, say  # noqa: E402 (the line above must come first)
+from libtorch import PROJECT, Store, check_space, fetch, hold_lock, log, run_guarded  # noqa: E402 (the line above must come first)
 from locks import load_lock, sha256_of  # noqa: E402
 
 
@@ -27,20 +27,20 @@ def prepare(base, lock):
             found = sha256_of(target)
             if found == wheel.sha256:
                 return
-            say("repairing %s: its sha256 is %s, %s wants %s" % (target.name, found, wheel.lock, wheel.sha256))
+            log("repairing %s: sha256 is %s, %s wants %s" % (target.name, found, wheel.lock, wheel.sha256))
         check_space(base, [wheel])
         os.replace(fetch(wheel, store), target)
         shutil.rmtree(store.download, ignore_errors=True)
-        say("%s %s is ready in %s" % (wheel.name, wheel.version, base))
+        log("%s %s is ready in %s" % (wheel.name, wheel.version, base))
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Fetches GeoCLIP's wheel into .geoclip/, pinned by geoclip.lock.")
-    parser.add_argument("--root", type=Path, default=PROJECT, metavar="DIR", help="where .geoclip/ lies (default: the project)")
-    parser.add_argument("--locks", type=Path, default=PROJECT / "setup", metavar="DIR", help="where geoclip.lock is (default: setup/)")
+    parser = argparse.ArgumentParser(description="Downloads GeoCLIP's wheel into .geoclip/, pinned by geoclip.lock.")
+    parser.add_argument("--root", type=Path, default=PROJECT, metavar="DIR", help="folder that contains .geoclip/ (default: the project)")
+    parser.add_argument("--locks", type=Path, default=PROJECT / "setup", metavar="DIR", help="folder that contains geoclip.lock (default: setup/)")
     arguments = parser.parse_args()
     base = arguments.root.resolve() / ".geoclip"
-    return guarded(base, lambda: prepare(base, arguments.locks / "geoclip.lock"))
+    return run_guarded(base, lambda: prepare(base, arguments.locks / "geoclip.lock"))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Installs the two binaries and the libraries that the worker needs, so that they work without the checkout.
+"""Installs the two binaries and the worker's libraries, so that they work without the checkout.
 
     PREFIX/bin/{locdiff-launch,locdiff-worker}
-    PREFIX/lib/locdiff/{torch/lib,nvidia/...}     first on the worker's run path, relative to it
+    PREFIX/lib/locdiff/{torch/lib,nvidia/...}     first on the worker's run path, as a relative path
 
-libtorch's libraries find each other by `$ORIGIN`-relative run paths: the layout of the site folder is kept.
+The layout is that of the site folder, because libtorch's libraries find each other by run paths relative to `$ORIGIN`.
 """
 
 import argparse
@@ -19,22 +19,22 @@ import elf  # noqa: E402 (the line above must come first)
 BINARIES = ("locdiff-launch", "locdiff-worker")
 
 
-def put(source, target, mode):
-    """Writes beside and renames: a running worker keeps the file it has open."""
+def install_file(source, target, mode):
+    """Copies to a temporary name and renames, so that a running worker keeps its open file."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(target.name + ".new")
-    shutil.copyfile(source, beside)
-    beside.chmod(mode)
-    os.replace(beside, target)
+    temporary = target.with_name(target.name + ".new")
+    shutil.copyfile(source, temporary)
+    temporary.chmod(mode)
+    os.replace(temporary, target)
 
 
 def libraries(worker):
-    """The files to install, as `(source, path under lib/locdiff)`."""
+    """Yields the libraries to install as `(source, path under lib/locdiff)`."""
     places = {name: Path(place) for name, place in elf.resolve(worker) if place}
     lib = places["libtorch_cpu.so"].resolve().parent
     nvidia = lib.parent.parent / "nvidia"
     if "libtorch_cuda.so" in places:
-        # libtorch opens some libraries by name at run time (cuDNN's engines, NVRTC's builtins): ldd does not show them.
+        # libtorch opens some libraries by name at run time (cuDNN's engines, NVRTC's builtins). ldd does not list them.
         found = [path for path in lib.glob("*.so*") if path.name != "libtorch_python.so"] + list(nvidia.glob("*/lib/*.so*"))
     else:
         found = [place.resolve() for place in places.values()]
@@ -52,18 +52,18 @@ def install(binaries, root):
         raise OSError(0, "the loader does not find %s; run `make setup build`" % ", ".join(missing), str(worker))
     size_bytes = 0
     for source, name in libraries(worker):
-        put(source, root / "lib/locdiff" / name, 0o644)
+        install_file(source, root / "lib/locdiff" / name, 0o644)
         size_bytes += source.stat().st_size
     for name in BINARIES:
-        put(binaries / name, root / "bin" / name, 0o755)
+        install_file(binaries / name, root / "bin" / name, 0o755)
     return size_bytes
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Installs the binaries and the libraries of the worker.")
-    parser.add_argument("--binaries", type=Path, required=True, metavar="DIR", help="where cargo put them")
-    parser.add_argument("--prefix", required=True, metavar="DIR", help="where they will be used")
-    parser.add_argument("--destdir", default="", metavar="DIR", help="put before the prefix, for packagers")
+    parser = argparse.ArgumentParser(description="Installs the binaries and the worker's libraries.")
+    parser.add_argument("--binaries", type=Path, required=True, metavar="DIR", help="folder with the built binaries")
+    parser.add_argument("--prefix", required=True, metavar="DIR", help="installation prefix, an absolute path")
+    parser.add_argument("--destdir", default="", metavar="DIR", help="staging folder, prepended to the prefix, for packagers")
     arguments = parser.parse_args()
     if not os.path.isabs(arguments.prefix):
         parser.error("--prefix is `%s`, wanted an absolute path" % arguments.prefix)

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Prepares libtorch in `.libtorch/` from the wheels that the lock files pin; needs pip, no CUDA toolkit.
+"""Installs libtorch in `.libtorch/` from the wheels pinned by the lock files. Needs pip, but no CUDA toolkit.
 
-A run may be killed at any moment: a wheel counts as installed only once its marker, written last, lists
-files that are all there with their sizes. Whatever else is found is leftover, and the next run repairs it.
+The script may be killed at any moment. A wheel counts as installed only if all files listed in its marker, which is written last,
+exist with the right sizes. Anything else is a leftover of an interrupted run, and the next run repairs it.
 
-    .libtorch/site/{torch,nvidia}/   what the wheels hold: libraries, headers, licences
+    .libtorch/site/{torch,nvidia}/   contents of the wheels: libraries, headers, licences
     .libtorch/cpu/                   LIBTORCH of the CPU variant: links without libtorch_cuda.so
-    .libtorch/cuda/                  LIBTORCH of the CUDA variant: the wheel's own folders
-    .libtorch/installed/NAME.json    one marker for each wheel: its hash, its files and their sizes
+    .libtorch/cuda/                  LIBTORCH of the CUDA variant: the folders of the wheel
+    .libtorch/installed/NAME.json    one marker per wheel: its hash, its files and their sizes
 
-torch-sys turns CUDA on where it sees `lib/libtorch_cuda.so`, which is why the CPU variant needs a prefix of its own.
+torch-sys enables CUDA if `lib/libtorch_cuda.so` exists, so the CPU variant needs a separate prefix.
 """
 
 import argparse
@@ -33,56 +33,56 @@ from locks import SETS, WANTED_MEMBER, load_set, sha256_of  # noqa: E402 (the li
 LIBTORCH_VERSION = "2.11.0"
 PROJECT = Path(__file__).resolve().parent.parent
 
-# Whatever Python runs pip, the wheels are those of CPython 3.11: the libraries inside do not depend on Python.
-# The tags are those that the locked wheels carry.
+# Always the wheels for CPython 3.11, whichever Python runs pip: the libraries inside do not depend on Python.
+# The platform tags are those of the locked wheels.
 PLATFORMS = ["manylinux_2_28", "manylinux_2_27", "manylinux_2_25", "manylinux_2_18", "manylinux2014", "manylinux2010", "manylinux1"]
 PIP_DOWNLOAD = ["download", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--require-hashes"]
 PIP_DOWNLOAD += ["--python-version", "3.11", "--implementation", "cp", "--abi", "cp311"]
 PIP_DOWNLOAD += [word for tag in PLATFORMS for word in ("--platform", tag + "_x86_64")]
 
-# The C library that manylinux_2_28 wheels are built for.
+# The oldest glibc that manylinux_2_28 wheels support.
 GLIBC_MIN = (2, 28)
 PR_SET_PDEATHSIG = 1
 
 
 class SetupError(Exception):
-    """Something that can be expected to go wrong; its text is all that the user sees."""
+    """An expected error. The user sees only its text, without a traceback."""
 
 
-def say(text):
+def log(text):
     for line in text.splitlines():
         print("setup: " + line, file=sys.stderr, flush=True)
 
 
-def make_room(base):
-    return "free some space, or make %s a link to a larger disk, and run again" % base.name
+def space_advice(base):
+    return "free some space, or make %s a symbolic link to a larger disk, and run again" % base.name
 
 
 def megabytes(size_bytes):
     return "%d MB" % (-(-size_bytes // 10**6))
 
 
-# --- which variant ---------------------------------------------------------------------------------------
+# --- choice of the variant -------------------------------------------------------------------------------
 
 
 def choose_variant(root):
-    """`cpu` or `cuda`, and the user's own LIBTORCH where there is one."""
-    asked = os.environ.get("LOCDIFF_CUDA", "")
-    if asked not in ("", "0", "1"):
-        raise SetupError("LOCDIFF_CUDA is `%s`, wanted 0 or 1" % asked)
+    """Returns `cpu` or `cuda`, and the user's own LIBTORCH or None."""
+    requested = os.environ.get("LOCDIFF_CUDA", "")
+    if requested not in ("", "0", "1"):
+        raise SetupError("LOCDIFF_CUDA is `%s`, wanted 0 or 1" % requested)
     given = os.environ.get("LIBTORCH", "")
     if not given:
-        return ("cuda" if asked == "1" or (not asked and gpu_present()) else "cpu"), None
+        return ("cuda" if requested == "1" or (not requested and gpu_present()) else "cpu"), None
     libtorch = Path(given)
     if not libtorch.is_absolute():
-        raise SetupError("LIBTORCH is `%s`, wanted an absolute path: cargo builds each crate in a folder of its own" % given)
+        raise SetupError("LIBTORCH is `%s`, wanted an absolute path, because cargo builds each crate in its own folder" % given)
     if libtorch.parent.resolve() == (root / ".libtorch").resolve():
         return ("cuda" if libtorch.name == "cuda" else "cpu"), None
-    check_own(libtorch)
+    check_user_libtorch(libtorch)
     variant = "cuda" if (libtorch / "lib/libtorch_cuda.so").exists() else "cpu"
-    if asked and asked != ("1" if variant == "cuda" else "0"):
+    if requested and requested != ("1" if variant == "cuda" else "0"):
         raise SetupError(
-            "LOCDIFF_CUDA=%s, but LIBTORCH=%s is a %s libtorch; unset one of the two" % (asked, libtorch, variant.upper())
+            "LOCDIFF_CUDA=%s, but LIBTORCH=%s is a %s libtorch; unset one of the two" % (requested, libtorch, variant.upper())
         )
     return variant, libtorch
 
@@ -96,20 +96,20 @@ def gpu_present():
         return False
 
 
-def check_own(libtorch):
-    """Refuses a LIBTORCH of the user's that is not a libtorch of the right version."""
-    way_out = "; point LIBTORCH at a libtorch %s, or unset it to have one prepared" % LIBTORCH_VERSION
+def check_user_libtorch(libtorch):
+    """Checks that the user's LIBTORCH is a libtorch of the right version."""
+    advice = "; point LIBTORCH at a libtorch %s, or unset it to download one" % LIBTORCH_VERSION
     header = libtorch / "include/torch/headeronly/version.h"
     try:
         text = header.read_text(errors="replace")
     except OSError as error:
-        raise SetupError("LIBTORCH=%s: cannot read %s: %s%s" % (libtorch, header, error.strerror, way_out))
+        raise SetupError("LIBTORCH=%s: cannot read %s: %s%s" % (libtorch, header, error.strerror, advice))
     parts = [re.search(r"#define TORCH_VERSION_%s (\d+)" % part, text) for part in ("MAJOR", "MINOR", "PATCH")]
     found = ".".join(part.group(1) if part else "?" for part in parts)
     if found != LIBTORCH_VERSION:
-        raise SetupError("LIBTORCH=%s is libtorch %s, wanted %s%s" % (libtorch, found, LIBTORCH_VERSION, way_out))
+        raise SetupError("LIBTORCH=%s is libtorch %s, wanted %s%s" % (libtorch, found, LIBTORCH_VERSION, advice))
     if not (libtorch / "lib/libtorch_cpu.so").exists():
-        raise SetupError("LIBTORCH=%s has no lib/libtorch_cpu.so%s" % (libtorch, way_out))
+        raise SetupError("LIBTORCH=%s has no lib/libtorch_cpu.so%s" % (libtorch, advice))
 
 
 def check_platform():
@@ -118,16 +118,16 @@ def check_platform():
         raise SetupError("no wheels for %s, only for Linux x86_64; set LIBTORCH to a libtorch %s by hand" % (machine, LIBTORCH_VERSION))
     name, version = platform.libc_ver()
     if name != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < GLIBC_MIN:
-        found = ("%s %s" % (name, version)).strip() or "another"
+        found = ("%s %s" % (name, version)).strip() or "unknown"
         raise SetupError("the C library is %s, wanted glibc %d.%d or newer; set LIBTORCH to a libtorch %s by hand"
                          % ((found,) + GLIBC_MIN + (LIBTORCH_VERSION,)))
 
 
-# --- what is installed -----------------------------------------------------------------------------------
+# --- installed wheels ------------------------------------------------------------------------------------
 
 
 class Store:
-    """The folder `.libtorch`; the caller holds its lock."""
+    """The folder `.libtorch`. The caller must hold its lock."""
 
     def __init__(self, base):
         self.base = base
@@ -140,7 +140,7 @@ class Store:
         return self.markers / (wheel.name + ".json")
 
     def problem(self, wheel):
-        """Why the wheel has to be installed again; None where it is whole. Sizes only: this runs before every build."""
+        """Returns why the wheel must be installed, or None if it is intact. Checks sizes only, because this runs before every build."""
         marker = read_marker(self.marker(wheel))
         if marker is None or marker["sha256"] != wheel.sha256:
             return "not installed"
@@ -153,9 +153,9 @@ class Store:
                 return "%s has %d bytes, wanted %d" % (name, found, size)
         return None
 
-    def remove_strangers(self, known):
-        """Removes the files of wheels that no lock file names any more, such as those of an older version."""
-        hashes = {wheel.sha256 for wheel in known}
+    def remove_unlisted(self, listed):
+        """Removes the files of wheels that are in no lock file, such as those of an older version."""
+        hashes = {wheel.sha256 for wheel in listed}
         for path in sorted(self.markers.glob("*.json")):
             marker = read_marker(path)
             if marker is not None and marker["sha256"] in hashes:
@@ -165,13 +165,13 @@ class Store:
             path.unlink()
 
     def clear_leftovers(self):
-        """Drops what an earlier run left half-done; whole wheels in the download folder are kept and used."""
+        """Removes incomplete files of an interrupted run. Complete wheels in the download folder are kept and used."""
         shutil.rmtree(self.unpack, ignore_errors=True)
         shutil.rmtree(self.download / "tmp", ignore_errors=True)
 
     def install(self, wheel, archive):
-        """Unpacks beside the site folder, moves file by file into it, and writes the marker last."""
-        import zipfile  # slow to import, and most runs have nothing to unpack
+        """Unpacks into a temporary folder, moves the files to the site folder, and writes the marker last."""
+        import zipfile  # Slow to import, and most runs unpack nothing.
 
         self.marker(wheel).unlink(missing_ok=True)
         shutil.rmtree(self.unpack, ignore_errors=True)
@@ -185,7 +185,7 @@ class Store:
             (self.site / folder).mkdir(parents=True, exist_ok=True)
         for name in files:
             os.replace(self.unpack / name, self.site / name)
-        write_whole(self.marker(wheel), json.dumps({"sha256": wheel.sha256, "files": files}))
+        write_atomically(self.marker(wheel), json.dumps({"sha256": wheel.sha256, "files": files}))
         archive.unlink()
         shutil.rmtree(self.unpack)
 
@@ -198,72 +198,72 @@ def read_marker(path):
         return None
 
 
-def write_whole(path, text):
+def write_atomically(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(text)
-    os.replace(beside, path)
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
-def link_whole(path, target):
+def link_atomically(path, target):
     if os.path.islink(path) and os.readlink(path) == target:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    beside = path.with_name(path.name + ".new")
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(target)
-    os.replace(beside, path)
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, path)
 
 
 def write_prefixes(base):
-    """The two folders that LIBTORCH may point at."""
+    """Creates the two folders that LIBTORCH can point at."""
     for variant in ("cpu", "cuda"):
-        link_whole(base / variant / "include", "../site/torch/include")
-    link_whole(base / "cuda/lib", "../site/torch/lib")
+        link_atomically(base / variant / "include", "../site/torch/include")
+    link_atomically(base / "cuda/lib", "../site/torch/lib")
     for library in ("libtorch_cpu.so", "libc10.so", "libgomp.so.1"):
-        link_whole(base / "cpu/lib" / library, "../../site/torch/lib/" + library)
-    # The wheel's own libtorch.so needs libtorch_cuda.so; torch-sys links `-ltorch` and is content with a linker script.
+        link_atomically(base / "cpu/lib" / library, "../../site/torch/lib/" + library)
+    # The wheel's libtorch.so needs libtorch_cuda.so. torch-sys links `-ltorch`, for which a linker script is enough.
     for name, text in (("lib/libtorch.so", "INPUT(-ltorch_cpu -lc10)\n"), ("build-version", LIBTORCH_VERSION + "\n")):
         path = base / "cpu" / name
         if not path.is_file() or path.read_text(errors="replace") != text:
-            write_whole(path, text)
+            write_atomically(path, text)
 
 
 # --- download --------------------------------------------------------------------------------------------
 
 
 def fetch(wheel, store):
-    """The wheel's file, checked against its hash: one that an earlier run left, or a new download."""
+    """Returns the file of a wheel, with its hash checked: one from an earlier run, or a new download."""
     for archive in store.download.glob("*.whl"):
         if archive.stat().st_size == wheel.download_bytes and sha256_of(archive) == wheel.sha256:
             return archive
     if find_spec("pip") is None:
         raise SetupError("%s has no pip; install it (Debian, Ubuntu: apt install python3-pip; Fedora: dnf install python3-pip; elsewhere: "
                          "python3 -m ensurepip) and run again" % sys.executable)
-    say("downloading %s %s (%s)" % (wheel.name, wheel.version, megabytes(wheel.download_bytes)))
+    log("downloading %s %s (%s)" % (wheel.name, wheel.version, megabytes(wheel.download_bytes)))
     requirement = store.download / "requirement.txt"
-    write_whole(requirement, "%s==%s --hash=sha256:%s\n" % (wheel.name, wheel.version, wheel.sha256))
+    write_atomically(requirement, "%s==%s --hash=sha256:%s\n" % (wheel.name, wheel.version, wheel.sha256))
     status, output = run_pip(PIP_DOWNLOAD + ["-r", str(requirement), "-d", str(store.download)], store.download / "tmp")
     if status != 0:
         raise SetupError(explain_pip(wheel, output))
     for archive in store.download.glob("*.whl"):
         if sha256_of(archive) == wheel.sha256:
             return archive
-    raise SetupError("pip downloaded no file with the sha256 that %s wants for %s" % (wheel.lock, wheel.name))
+    raise SetupError("pip downloaded no file with the sha256 in %s for %s" % (wheel.lock, wheel.name))
 
 
 def run_pip(arguments, scratch):
-    """Runs pip with its scratch files on the disk that was checked for space; it dies with this process."""
+    """Runs pip with its temporary files on the disk that was checked for space. pip is killed if this process dies."""
     scratch.mkdir(parents=True, exist_ok=True)
     environment = dict(os.environ, TMPDIR=str(scratch), PIP_REQUIRE_VIRTUALENV="0", PIP_DISABLE_PIP_VERSION_CHECK="1", LC_ALL="C.UTF-8")
     libc = ctypes.CDLL(None)
-    # A person sees pip's progress bar; a log does not. Errors go to stderr, which is kept for the message.
-    watched = sys.stderr.isatty()
+    # Show pip's progress bar on a terminal only. stderr is captured for the error message.
+    on_terminal = sys.stderr.isatty()
     pip = subprocess.run(
-        [sys.executable, "-m", "pip"] + ([] if watched else ["--quiet"]) + arguments,
-        stdin=subprocess.DEVNULL, stdout=sys.stderr if watched else subprocess.DEVNULL, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "pip"] + ([] if on_terminal else ["--quiet"]) + arguments,
+        stdin=subprocess.DEVNULL, stdout=sys.stderr if on_terminal else subprocess.DEVNULL, stderr=subprocess.PIPE,
         env=environment, errors="replace", universal_newlines=True,
         preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
     )
@@ -274,58 +274,58 @@ def explain_pip(wheel, output):
     name = "%s %s" % (wheel.name, wheel.version)
     got = re.search(r"^\s*Got\s+([0-9a-f]{64})", output, re.MULTILINE)
     if got:
-        return ("%s: sha256 is %s, %s wants %s; the package source is damaged or not to be trusted\n"
+        return ("%s: sha256 is %s, %s wants %s; the package source is damaged or not trustworthy\n"
                 "nothing was unpacked; try another source (pip's index settings) and run again"
                 % (name, got.group(1), wheel.lock, wheel.sha256))
     if "No space left on device" in output or "Disk quota exceeded" in output:
         raise OSError(errno.ENOSPC, "no space left")
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("[notice]")]
-    # pip's last line is only that it found nothing; the reason is in its warnings about retries.
+    # pip's last line only says that it found nothing. The reason is in its warnings about retries.
     broken = re.search(r"broken by '(?:.*: )?(.+)'", output)
     detail = " (%s)" % broken.group(1).rstrip("')") if broken else ""
     detail = (lines[-1] if lines else "nothing") + detail
     return ("cannot download %s: pip says: %s\n"
-            "check the network and pip's settings (`python3 -m pip config list`) and run again; what is done is kept" % (name, detail))
+            "check the network and pip's settings (`python3 -m pip config list`) and run again; finished downloads are kept" % (name, detail))
 
 
 def check_space(base, missing):
-    """Wheels come one at a time, and pip holds two copies of the one it downloads."""
+    """Checks the free space. Wheels are downloaded one at a time, and pip holds two copies of the current one."""
     needed = sum(wheel.unpacked_bytes for wheel in missing) + 2 * max(wheel.download_bytes for wheel in missing)
     free = shutil.disk_usage(base).free
     if free < needed:
-        raise SetupError("%s has %s free, %s wanted for %s; %s"
-                         % (base, megabytes(free), megabytes(needed), ", ".join(wheel.name for wheel in missing), make_room(base)))
+        raise SetupError("%s has %s free, wanted %s for %s; %s"
+                         % (base, megabytes(free), megabytes(needed), ", ".join(wheel.name for wheel in missing), space_advice(base)))
 
 
-# --- the whole -------------------------------------------------------------------------------------------
+# --- main ------------------------------------------------------------------------------------------------
 
 
 def hold_lock(base):
-    """Waits for another set-up in the same folder. The kernel drops the lock when its holder dies."""
+    """Waits until no other set-up runs in the same folder. The kernel releases the lock if its holder dies."""
     lock = open(base / "lock", "w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        say("another set-up is at work in %s; waiting for it" % base)
+        log("another set-up is running in %s; waiting for it" % base)
         fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
 
 
 def prepare(base, set_name, locks):
-    known = [wheel for name in SETS for wheel in load_set(locks, name, whole=False)]
+    listed = [wheel for name in SETS for wheel in load_set(locks, name, whole=False)]
     wanted = load_set(locks, set_name)
     base.mkdir(parents=True, exist_ok=True)
     with hold_lock(base):
         store = Store(base)
         store.clear_leftovers()
-        store.remove_strangers(known)
+        store.remove_unlisted(listed)
         missing = []
         for wheel in wanted:
             problem = store.problem(wheel)
             if problem:
                 missing.append(wheel)
                 if problem != "not installed":
-                    say("repairing %s: %s" % (wheel.name, problem))
+                    log("repairing %s: %s" % (wheel.name, problem))
         if missing:
             check_platform()
             check_space(base, missing)
@@ -336,11 +336,11 @@ def prepare(base, set_name, locks):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Prepares libtorch in .libtorch/ from the wheels that the lock files pin.")
+    parser = argparse.ArgumentParser(description="Installs libtorch in .libtorch/ from the wheels pinned by the lock files.")
     parser.add_argument("--set", choices=[*SETS, "auto"], default="auto", help="auto: cuda with a GPU or LOCDIFF_CUDA=1, else cpu")
-    parser.add_argument("--root", type=Path, default=PROJECT, metavar="DIR", help="where .libtorch/ lies (default: the project)")
-    parser.add_argument("--locks", type=Path, default=PROJECT / "setup", metavar="DIR", help="where the lock files are (default: setup/)")
-    parser.add_argument("--print-variant", action="store_true", help="print cpu or cuda, as `--set auto` would choose, and stop")
+    parser.add_argument("--root", type=Path, default=PROJECT, metavar="DIR", help="folder that contains .libtorch/ (default: the project)")
+    parser.add_argument("--locks", type=Path, default=PROJECT / "setup", metavar="DIR", help="folder that contains the lock files (default: setup/)")
+    parser.add_argument("--print-variant", action="store_true", help="print the choice of `--set auto`, cpu or cuda, and exit")
     arguments = parser.parse_args()
     root = arguments.root.resolve()
     base = root / ".libtorch"
@@ -350,32 +350,32 @@ def main():
         if arguments.print_variant:
             print(variant)
         elif own:
-            say("using LIBTORCH=%s (%s, %s)" % (own, LIBTORCH_VERSION, variant))
+            log("using LIBTORCH=%s (%s, %s)" % (own, LIBTORCH_VERSION, variant))
         else:
             set_name = variant if arguments.set == "auto" else arguments.set
             prepare(base, set_name, arguments.locks)
-            say("libtorch %s (%s) is ready in %s" % (LIBTORCH_VERSION, set_name, base))
+            log("libtorch %s (%s) is ready in %s" % (LIBTORCH_VERSION, set_name, base))
 
-    return guarded(base, work)
+    return run_guarded(base, work)
 
 
-def guarded(base, work):
-    """Runs a set-up that writes into `base`; what can be expected to go wrong is said, and the exit code returned."""
+def run_guarded(base, work):
+    """Runs a set-up that writes into `base`. Prints expected errors and returns the exit code."""
     try:
         work()
     except SetupError as error:
-        say(str(error))
+        log(str(error))
         return 1
     except KeyboardInterrupt:
-        say("interrupted; the next run goes on from here")
+        log("interrupted; the next run continues from here")
         return 130
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             Store(base).clear_leftovers()
             free = megabytes(shutil.disk_usage(base if base.exists() else base.parent).free)
-            say("the disk of %s filled up (%s free now that leftovers are removed); %s" % (base, free, make_room(base)))
+            log("the disk of %s is full (%s free after removing incomplete files); %s" % (base, free, space_advice(base)))
         else:
-            say("%s: %s" % (error.filename or base, error.strerror or error))
+            log("%s: %s" % (error.filename or base, error.strerror or error))
         return 1
     return 0
 

@@ -1,10 +1,10 @@
-"""Reads the lock files: pip's requirements format, one wheel an entry, with its sizes in a comment above it.
+"""Reads the lock files: pip's requirements format with one wheel per entry, and its sizes in a comment above the entry.
 
     # bytes: download 530604548, unpacked 1034743808
     torch==2.11.0 --hash=sha256:7aa2f9bb...
 
-A set is its own lock file and those before it: `link` adds to `cpu`, `cuda` adds to `link`.
-`python3 setup/locks.py WHEEL...` prints the entries of wheels that lie in a folder, to paste after a change of version.
+Each set includes the sets before it: `link` adds to `cpu`, and `cuda` adds to `link`.
+`python3 setup/locks.py WHEEL...` prints the lock entries of wheel files, to paste into a lock file after a change of version.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 SETS = ("cpu", "link", "cuda")
 
-# What is unpacked: libraries, headers and licences; none of the Python code.
+# Files to unpack: libraries, headers and licences, but no Python code.
 WANTED_MEMBER = re.compile(r"^(torch/lib/|torch/include/|torch/version\.py$|nvidia/)|\.dist-info/.*(licen[sc]e|notice|copying)", re.IGNORECASE)
 
 ENTRY = re.compile(r"^# bytes: download (\d+), unpacked (\d+)\n([a-z0-9-]+)==(\S+) --hash=sha256:([0-9a-f]{64})$", re.MULTILINE)
@@ -33,7 +33,7 @@ class Wheel(NamedTuple):
 
 
 def load_set(folder, set_name, whole=True):
-    """The wheels of a set; with `whole=False` only those that its own lock file adds."""
+    """Returns the wheels of a set; with `whole=False`, only those in the set's own lock file."""
     names = SETS[: SETS.index(set_name) + 1] if whole else (set_name,)
     return [wheel for name in names for wheel in load_lock(folder / (name + ".lock"))]
 
@@ -44,9 +44,9 @@ def load_lock(path):
         Wheel(path.name, name, version, sha256, int(download), int(unpacked))
         for download, unpacked, name, version, sha256 in ENTRY.findall(text)
     ]
-    # An entry that the pattern misses would silently be left out of the set.
+    # An entry that the pattern does not match would be left out of the set silently.
     if len(wheels) != sum("==" in line for line in text.splitlines() if not line.startswith("#")):
-        raise OSError(0, "an entry lacks its `# bytes:` line or its hash", str(path))
+        raise OSError(0, "an entry has no `# bytes:` line or no hash", str(path))
     return wheels
 
 
@@ -59,7 +59,7 @@ def sha256_of(path):
 
 
 def entry(path):
-    """The lock entry of a wheel, with the unpacked size in whole disk blocks."""
+    """Returns the lock entry of a wheel. The unpacked size is rounded up to whole disk blocks."""
     import zipfile
 
     name, version = path.name.split("-")[:2]

@@ -1,7 +1,7 @@
-"""What `deny.toml` says of bans, licences and sources, checked against `cargo metadata`: no tool to build, an answer in a second.
+"""Checks `cargo metadata` against the bans, licences and sources in `deny.toml`. Takes a second and needs no tool.
 
-Reads the same policy as cargo-deny and refuses every crate that it would refuse, dev-dependencies included. A setting that is not
-known here is an error: a policy that is not enforced must not look as if it were. Advisories are cargo-deny's alone.
+Reads the same policy as cargo-deny and refuses every crate that cargo-deny would refuse, including dev-dependencies. An unknown setting
+is an error, so that no setting is silently ignored. Advisories are checked by cargo-deny only.
 """
 
 import json
@@ -9,7 +9,7 @@ import re
 import subprocess
 
 CRATES_IO = ("registry+https://github.com/rust-lang/crates.io-index", "sparse+https://index.crates.io/")
-# Every setting that is enforced here, with the values that it may have (the first where it is absent); None stands for a list.
+# The supported settings with their supported values; the first is the default. None means a list.
 KNOWN = {
     "graph": {"targets": None},
     "licenses": {"allow": None, "unused-allowed-license": ("allow",)},
@@ -22,14 +22,14 @@ TOKEN = re.compile(r"\s*([()]|[A-Za-z0-9.+:-]+|/)")
 
 
 class PolicyError(Exception):
-    """The policy or a licence cannot be read; the text says what and where."""
+    """The policy or a licence cannot be read."""
 
 
 def load_toml(path):
     try:
         import tomllib
     except ImportError:
-        # Before Python 3.11; pip is needed for the set-up anyway.
+        # Python before 3.11 has no tomllib. pip contains a copy, and the set-up needs pip anyway.
         try:
             from pip._vendor import tomli as tomllib
         except ImportError:
@@ -41,14 +41,14 @@ def load_toml(path):
 
 
 def load_policy(path):
-    """The policy, every setting of which is one that this file enforces."""
+    """Reads the policy. A setting that this file does not enforce is an error."""
     policy = load_toml(path)
     for section, settings in policy.items():
         if section in ELSEWHERE:
             continue
         for key in settings if isinstance(settings, dict) and section in KNOWN else [""]:
             if key not in KNOWN.get(section, {}):
-                raise PolicyError("%s: `%s` is not enforced; teach it to setup/policy.py" % (path.name, (section + "." + key).strip(".")))
+                raise PolicyError("%s: `%s` is not enforced; implement it in setup/policy.py" % (path.name, (section + "." + key).strip(".")))
     for section, settings in KNOWN.items():
         for key, values in settings.items():
             value = policy.get(section, {}).get(key, [] if values is None else values[0])
@@ -61,7 +61,7 @@ def load_policy(path):
     return policy
 
 
-# --- licence expressions (SPDX, and the `/` of old manifests) ---------------------------------------------
+# --- licence expressions (SPDX, and the `/` of old manifests) --------------------------------------------
 
 
 def tokens_of(expression):
@@ -76,7 +76,7 @@ def tokens_of(expression):
 
 
 class Licence:
-    """Whether a licence expression can be met with the allowed licences alone."""
+    """A licence expression, evaluated against the allowed licences."""
 
     def __init__(self, expression, allowed):
         self.expression, self.allowed = expression, allowed
@@ -88,8 +88,8 @@ class Licence:
             raise PolicyError("cannot read the licence `%s`" % self.expression)
         return answer
 
-    def next_is(self, *words):
-        return bool(self.tokens) and self.tokens[0] in words
+    def next_is(self, *expected):
+        return bool(self.tokens) and self.tokens[0] in expected
 
     def take(self):
         if not self.tokens:
@@ -128,7 +128,7 @@ class Licence:
 
 
 def metadata(project, targets):
-    """The crates of the lock file that some target needs: name, version, licence, source and requirements."""
+    """Returns the `cargo metadata` of all crates that a target needs."""
     command = ["cargo", "metadata", "--locked", "--format-version", "1"]
     command += [word for target in targets for word in ("--filter-platform", target)]
     result = subprocess.run(command, cwd=project, stdout=subprocess.PIPE, universal_newlines=True)
@@ -140,22 +140,22 @@ def metadata(project, targets):
 
 
 def refusals_of(package, policy):
-    """Why the policy refuses a crate; nothing where it does not."""
+    """Yields the reasons why the policy refuses a crate; none if it is allowed."""
     if any(entry["crate"] == package["name"] for entry in policy["bans"]["deny"]):
         yield "is banned by `bans.deny`"
     for dependency in package["dependencies"]:
         if dependency["req"] == "*" and not dependency.get("path"):
-            yield "takes any version of %s; name one" % dependency["name"]
+            yield "accepts any version of %s; name one" % dependency["name"]
     if not package["license"]:
-        yield "names no licence"
+        yield "has no licence"
     elif not Licence(package["license"], policy["licenses"]["allow"]).is_allowed():
-        yield "has the licence `%s`, which `licenses.allow` does not allow" % package["license"]
+        yield "has the licence `%s`, which is not in `licenses.allow`" % package["license"]
     if package["source"] is not None and package["source"] not in CRATES_IO:
         yield "comes from %s, wanted crates.io" % package["source"]
 
 
 def check(project):
-    """How many crates were looked at, and a line for each reason to refuse one."""
+    """Returns the number of crates checked, and a line for each reason to refuse one."""
     policy = load_policy(project / "deny.toml")
     packages = metadata(project, policy["graph"]["targets"])
     refusals = ["%s %s %s" % (package["name"], package["version"], reason) for package in packages for reason in refusals_of(package, policy)]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Installs the Python packages that the tests compare with into `.tools/python/`, pinned by `python.lock`.
+"""Installs the Python packages for the tests into `.tools/python/`, pinned by `python.lock`.
 
-A run may be killed at any moment: pip installs into a folder beside, which gets its final name once its list of files,
-written last, is in it. A folder of another lock or another Python, or whose files are not all there, is installed again.
+The script may be killed at any moment. pip installs into a temporary folder; the list of its files is written last, and then the folder
+is renamed. The packages are installed again if the lock or the Python version has changed, or if a file is missing.
 """
 
 import argparse
@@ -15,17 +15,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 sys.dont_write_bytecode = True
-from libtorch import PROJECT, SetupError, check_platform, guarded, hold_lock, make_room, megabytes, run_pip, say  # noqa: E402
+from libtorch import PROJECT, SetupError, check_platform, hold_lock, log, megabytes, run_guarded, run_pip, space_advice  # noqa: E402
 from locks import sha256_of  # noqa: E402
 
 LIST = "installed.json"
 PIP_INSTALL = ["install", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--require-hashes", "--no-warn-conflicts"]
-# 30 MB of wheels, 100 MB unpacked, and their compiled files.
+# 30 MB of wheels, 100 MB unpacked, plus compiled files.
 SPACE_BYTES = 200 * 10**6
 
 
 def fingerprint(lock):
-    """What an installation depends on: the lock, and the Python whose wheels were chosen."""
+    """Identifies an installation by the lock file and the Python version."""
     return "%s %s" % (sha256_of(lock), sys.implementation.cache_tag)
 
 
@@ -35,11 +35,11 @@ def sizes(folder):
 
 
 def problem(target, wanted):
-    """Why the packages have to be installed again; None where they are whole. Sizes only: this runs before every test."""
+    """Returns why the packages must be installed, or None if they are intact. Checks sizes only, to be fast."""
     try:
         found = json.loads((target / LIST).read_text())
         if found["for"] != wanted:
-            return "they are those of another lock or another Python"
+            return "installed for another lock or another Python"
         files = found["files"]
     except FileNotFoundError:
         return "not installed"
@@ -57,35 +57,35 @@ def install(base, target, lock, wanted):
                          "python3 -m ensurepip) and run again" % sys.executable)
     free = shutil.disk_usage(base).free
     if free < SPACE_BYTES:
-        raise SetupError("%s has %s free, %s wanted for the Python packages of the tests; %s"
-                         % (base, megabytes(free), megabytes(SPACE_BYTES), make_room(base)))
-    beside = target.with_name(target.name + ".new")
-    shutil.rmtree(beside, ignore_errors=True)
-    say("installing the Python packages of the tests (30 MB, once)")
+        raise SetupError("%s has %s free, wanted %s for the Python packages of the tests; %s"
+                         % (base, megabytes(free), megabytes(SPACE_BYTES), space_advice(base)))
+    temporary = target.with_name(target.name + ".new")
+    shutil.rmtree(temporary, ignore_errors=True)
+    log("installing the Python packages of the tests (30 MB, once)")
     scratch = base / "download/tmp"
     try:
-        status, output = run_pip(PIP_INSTALL + ["--target", str(beside), "-r", str(lock)], scratch)
+        status, output = run_pip(PIP_INSTALL + ["--target", str(temporary), "-r", str(lock)], scratch)
     finally:
         shutil.rmtree(scratch.parent, ignore_errors=True)
     if status != 0:
-        raise SetupError(explain(output, lock))
-    (beside / LIST).write_text(json.dumps({"for": wanted, "files": sizes(beside)}))
+        raise SetupError(explain_pip(output, lock))
+    (temporary / LIST).write_text(json.dumps({"for": wanted, "files": sizes(temporary)}))
     shutil.rmtree(target, ignore_errors=True)
-    os.replace(beside, target)
+    os.replace(temporary, target)
 
 
-def explain(output, lock):
-    """One cause, in pip's words, and the way out."""
+def explain_pip(output, lock):
+    """Returns the cause of a failure from pip's output, and what to do about it."""
     if "No space left on device" in output or "Disk quota exceeded" in output:
         raise OSError(28, "no space left")
     got = re.search(r"^\s*Got\s+([0-9a-f]{64})", output, re.MULTILINE)
     if got:
-        return ("a package with sha256 %s is not in %s; the package source is damaged or not to be trusted\n"
+        return ("a package with sha256 %s is not in %s; the package source is damaged or not trustworthy\n"
                 "nothing was installed; try another source (pip's index settings) and run again" % (got.group(1), lock.name))
     if "No matching distribution" in output and "broken by" not in output:
         missing = re.search(r"No matching distribution found for (.+)", output).group(1)
-        return ("pip finds no %s for Python %d.%d; %s is for 3.8 to 3.14: choose another with PYTHON=..., or look at pip's index "
-                "settings" % (missing.strip(), sys.version_info[0], sys.version_info[1], lock.name))
+        return ("pip finds no %s for Python %d.%d; %s supports 3.8 to 3.14: choose another Python with PYTHON=..., or check pip's "
+                "index settings" % (missing.strip(), sys.version_info[0], sys.version_info[1], lock.name))
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("[notice]")]
     return ("cannot install the Python packages of the tests: pip says: %s\n"
             "check the network and pip's settings (`python3 -m pip config list`) and run again" % (lines[-1] if lines else "nothing"))
@@ -99,18 +99,18 @@ def prepare(base, lock):
         if found is None:
             return
         if found != "not installed":
-            say("the Python packages of the tests again: %s" % found)
+            log("repairing the Python packages of the tests: %s" % found)
         install(base, target, lock, wanted)
-        say("the Python packages of the tests are ready in %s" % target)
+        log("the Python packages of the tests are ready in %s" % target)
 
 
 def main():
     parser = argparse.ArgumentParser(description="Installs the Python packages of the tests into .tools/python/, pinned by python.lock.")
-    parser.add_argument("--root", type=Path, default=PROJECT, metavar="DIR", help="where .tools/ lies (default: the project)")
-    parser.add_argument("--locks", type=Path, default=PROJECT / "setup", metavar="DIR", help="where python.lock is (default: setup/)")
+    parser.add_argument("--root", type=Path, default=PROJECT, metavar="DIR", help="folder that contains .tools/ (default: the project)")
+    parser.add_argument("--locks", type=Path, default=PROJECT / "setup", metavar="DIR", help="folder that contains python.lock (default: setup/)")
     arguments = parser.parse_args()
     base = arguments.root.resolve() / ".tools"
-    return guarded(base, lambda: prepare(base, arguments.locks / "python.lock"))
+    return run_guarded(base, lambda: prepare(base, arguments.locks / "python.lock"))
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
-//! LocDiff's data plane: what one worker process does.
+//! LocDiff's data plane: everything that runs inside a worker process.
 //!
 //! In reading order:
-//! - [`worker`]: the life of a worker; it speaks with the launcher and calls everything else.
-//! - [`native`]: the C++ shim over libtorch and its safe face.
-//! - [`shdd`]: points as coefficients of spherical harmonics, and back.
-//! - [`comm`]: process groups, collectives with timeouts, the data × tensor layout, gradient buckets.
+//! - [`worker`]: the life cycle of a worker. It talks to the launcher and calls everything else.
+//! - [`native`]: a C++ shim over libtorch, with safe wrappers.
+//! - [`shdd`]: encodes points as spherical-harmonic coefficients and decodes them.
+//! - [`comm`]: process groups, collectives with timeouts, the data-parallel × tensor-parallel layout, gradient buckets.
 //! - [`diffusion`]: noise schedules, the forward process, samplers.
-//! - [`model`]: the CS-UNet, whole or split over ranks.
-//! - [`loss`]: what training minimises.
-//! - [`geoclip`]: frozen encoders of places and images, and their weights.
-//! - [`shards`]: Parquet embeddings, in an order that never depends on who reads.
-//! - [`simulate`]: worlds of photos that nobody took, as shards.
-//! - [`checkpoint`]: parts of a checkpoint, written in the background and read back.
-//! - [`retrieval`]: answers from a gallery, and LocDiff-H, which lets them refine LocDiff's.
-//! - [`infer`]: from embeddings to places; the one way to locate.
-//! - [`train`]: the loop.
-//! - [`eval`]: tables of the paper, computed.
+//! - [`model`]: the CS-UNet, on one rank or split over several.
+//! - [`loss`]: the training loss.
+//! - [`geoclip`]: GeoCLIP's frozen encoders of places and images, and their weights.
+//! - [`shards`]: Parquet embeddings, in an order that does not depend on the number of workers.
+//! - [`simulate`]: simulated photos, written as shards.
+//! - [`checkpoint`]: writes the parts of a checkpoint in the background and reads them back.
+//! - [`retrieval`]: answers from a gallery, and LocDiff-H, which refines LocDiff's answers with them.
+//! - [`infer`]: from embeddings to places. All locating goes through it.
+//! - [`train`]: the training loop.
+//! - [`eval`]: computes the tables of the paper.
 
 pub mod checkpoint;
 pub mod comm;

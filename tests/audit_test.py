@@ -1,4 +1,4 @@
-"""The audit of the dependencies, through its command line: real cargo, real `deny.toml`, small crates in a local folder."""
+"""Tests of the dependency audit through its command line, with the real cargo and `deny.toml` but tiny local crates."""
 
 import os
 import shutil
@@ -30,9 +30,9 @@ class AuditTest(unittest.TestCase):
         (self.folder / name / "Cargo.toml").write_text(MANIFEST % (name, licence, dependencies))
         return self.folder / name
 
-    def cargo(self, *words):
-        """Nothing of this asks a registry."""
-        subprocess.run(["cargo", *words, "--offline", "--quiet"], cwd=self.root, check=True)
+    def cargo(self, *arguments):
+        """Runs cargo offline: no registry is needed."""
+        subprocess.run(["cargo", *arguments, "--offline", "--quiet"], cwd=self.root, check=True)
 
     def depend_on(self, dependency):
         self.write_crate("project", dependencies=dependency)
@@ -59,16 +59,16 @@ class AuditTest(unittest.TestCase):
     def test_forbidden_licence_is_refused(self):
         self.write_crate("copyleft", 'license = "GPL-3.0-only"')
         self.depend_on('copyleft = { path = "../copyleft" }')
-        self.assert_refused("copyleft 0.1.0 has the licence `GPL-3.0-only`, which `licenses.allow` does not allow")
+        self.assert_refused("copyleft 0.1.0 has the licence `GPL-3.0-only`, which is not in `licenses.allow`")
         self.change_policy('"MIT",', '"MIT", "GPL-3.0-only",')
         self.assertEqual(policy.check(self.root), (2, []))
 
     def test_missing_licence_is_refused(self):
         self.write_crate("unlicensed", "")
         self.depend_on('unlicensed = { path = "../unlicensed" }')
-        self.assert_refused("unlicensed 0.1.0 names no licence", "bans, licences, sources of 2 crates: 1 refused by deny.toml")
+        self.assert_refused("unlicensed 0.1.0 has no licence", "bans, licences, sources of 2 crates: 1 refused by deny.toml")
 
-    def test_banned_crate_is_refused_where_the_targets_need_it(self):
+    def test_banned_crate_is_refused_if_a_target_needs_it(self):
         self.write_crate("openssl-sys")
         self.depend_on("\n[target.'cfg(windows)'.dependencies]\n" + 'openssl-sys = { path = "../openssl-sys" }')
         self.assertEqual(policy.check(self.root), (1, []))
@@ -78,16 +78,16 @@ class AuditTest(unittest.TestCase):
     def test_git_source_and_wildcard_are_refused(self):
         crate = self.write_crate("elsewhere")
         git = ["git", "-C", str(crate), "-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false"]
-        for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a crate"]):
-            subprocess.run(git + words, check=True)
-        # Where cargo keeps its copy of the repository.
+        for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a crate"]):
+            subprocess.run(git + arguments, check=True)
+        # Keep cargo's copy of the repository inside the temporary folder.
         os.environ["CARGO_HOME"] = str(self.folder / "cargo-home")
         self.addCleanup(os.environ.pop, "CARGO_HOME")
         url = crate.as_uri()
         self.write_crate("project", dependencies='elsewhere = { git = "%s" }' % url)
-        # Cargo calls a local repository the network too.
+        # Not --offline: to cargo, a local git repository is the network too.
         subprocess.run(["cargo", "generate-lockfile", "--quiet"], cwd=self.root, check=True)
-        self.assert_refused("elsewhere 0.1.0 comes from git+%s" % url, "project 0.1.0 takes any version of elsewhere; name one")
+        self.assert_refused("elsewhere 0.1.0 comes from git+%s" % url, "project 0.1.0 accepts any version of elsewhere; name one")
 
     def test_other_registry_is_refused(self):
         package = {"name": "own", "version": "1.0.0", "license": "MIT", "dependencies": [], "source": "registry+https://example.org/index"}
@@ -95,7 +95,7 @@ class AuditTest(unittest.TestCase):
         self.assertEqual(list(policy.refusals_of(package, rules)), ["comes from registry+https://example.org/index, wanted crates.io"])
         self.assertEqual(list(policy.refusals_of(dict(package, source=policy.CRATES_IO[0]), rules)), [])
 
-    def test_policy_that_is_not_enforced_is_an_error(self):
+    def test_setting_that_is_not_enforced_is_an_error(self):
         self.depend_on("")
         self.change_policy('wildcards = "deny"', 'wildcards = "warn"')
         self.assert_refused("deny.toml: `bans.wildcards` is 'warn', wanted 'deny'")
@@ -105,7 +105,7 @@ class AuditTest(unittest.TestCase):
         self.change_policy("[sources]", "[origins]")
         self.assert_refused("deny.toml: `origins` is not enforced")
 
-    def test_licence_expressions(self):
+    def test_licence_expressions_are_evaluated(self):
         allowed = ["MIT", "Zlib", "Apache-2.0 WITH LLVM-exception"]
         for expression, answer in {
             "MIT": True, "GPL-3.0": False, "GPL-3.0 OR MIT": True, "GPL-3.0/MIT": True, "GPL-3.0 AND MIT": False,

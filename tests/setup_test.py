@@ -1,4 +1,4 @@
-"""The set-up of libtorch, GeoCLIP and Python packages, through its command line: real pip and real locks, but tiny wheels in a local folder."""
+"""Tests of the set-up of libtorch, GeoCLIP and Python packages through the command line, with the real pip but tiny local wheels."""
 
 import hashlib
 import os
@@ -29,7 +29,7 @@ LOCKS = {"cpu": ["torch", "nvidia-cuda-runtime"], "link": ["nvidia-nccl-cu13"], 
 
 
 def make_wheel(folder, name, files, version="2.11.0"):
-    """A wheel that pip takes: right name and tags, METADATA and WHEEL, and a licence."""
+    """Makes a wheel that pip accepts: right name and tags, METADATA and WHEEL, and a licence."""
     stem = "%s-%s" % (name.replace("-", "_"), version)
     tags = "cp311-cp311-manylinux_2_28_x86_64" if name == "torch" else "py3-none-manylinux2014_x86_64"
     path = folder / ("%s-%s.whl" % (stem, tags))
@@ -55,7 +55,7 @@ class SetupTest(unittest.TestCase):
         self.write_locks()
 
     def write_locks(self, files=FILES, version="2.11.0", unpacked_bytes=1000):
-        """Makes the wheels and the locks that pin them."""
+        """Makes the wheels and the lock files that pin them."""
         for set_name, names in LOCKS.items():
             lines = ["# a comment"]
             for name in names:
@@ -104,21 +104,21 @@ class SetupTest(unittest.TestCase):
     def assert_refused(self, result, *parts):
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertNotIn("Traceback", result.stderr)
-        said = [line for line in result.stderr.splitlines() if "downloading" not in line]
-        self.assertTrue(all(line.startswith("setup: ") for line in said), result.stderr)
-        self.assertLessEqual(len(said), 2, result.stderr)
+        messages = [line for line in result.stderr.splitlines() if "downloading" not in line]
+        self.assertTrue(all(line.startswith("setup: ") for line in messages), result.stderr)
+        self.assertLessEqual(len(messages), 2, result.stderr)
         for part in parts:
             self.assertIn(part, result.stderr)
 
-    # --- the way it should go
+    # --- success
 
-    def test_fresh_setup_gives_the_layout(self):
+    def test_fresh_setup_creates_the_layout(self):
         self.assert_ready(self.run_setup())
         self.assertTrue((self.libtorch / "site/torch-2.11.0.dist-info/licenses/LICENSE").exists())
         self.assertFalse((self.libtorch / "site/torch-2.11.0.dist-info/METADATA").exists())
         self.assertFalse((self.libtorch / "site/nvidia/nccl").exists(), "the CPU set has no NCCL")
 
-    def test_each_set_adds_to_the_one_before_and_none_removes(self):
+    def test_each_set_adds_to_the_previous_one_and_removes_nothing(self):
         nccl, cudnn = (self.libtorch / "site" / path for path in ("nvidia/nccl/include/nccl.h", "nvidia/cudnn/lib/libcudnn.so.9"))
         self.assert_ready(self.run_setup("link"))
         self.assertEqual((nccl.exists(), cudnn.exists()), (True, False))
@@ -132,7 +132,7 @@ class SetupTest(unittest.TestCase):
         shutil.rmtree(self.wheels)
         start = time.monotonic()
         self.assert_ready(self.run_setup(python=(sys.executable, "-S")))
-        # 0.1 s on an idle machine; starting pip alone takes longer than the rest of this second.
+        # 0.1 s on an idle machine. Starting pip would exceed the limit.
         self.assertLess(time.monotonic() - start, 1.0)
         after = {path: path.lstat().st_mtime_ns for path in self.libtorch.rglob("*") if path.is_file()}
         before.pop(self.libtorch / "lock"), after.pop(self.libtorch / "lock")
@@ -155,14 +155,14 @@ class SetupTest(unittest.TestCase):
         self.assert_ready(self.run_setup())
         self.assertFalse((self.libtorch / "site/torch/include/dropped_later.h").exists())
 
-    def test_two_at_once_wait_for_each_other(self):
+    def test_concurrent_runs_wait_for_each_other(self):
         runs = [
             subprocess.Popen(self.command("cpu"), env=self.environment(), stderr=subprocess.PIPE, universal_newlines=True)
             for _ in range(2)
         ]
-        said = [run.communicate(timeout=120)[1] for run in runs]
-        self.assertEqual([run.returncode for run in runs], [0, 0], said)
-        self.assertEqual("".join(said).count("downloading torch"), 1, said)
+        outputs = [run.communicate(timeout=120)[1] for run in runs]
+        self.assertEqual([run.returncode for run in runs], [0, 0], outputs)
+        self.assertEqual("".join(outputs).count("downloading torch"), 1, outputs)
         self.assert_whole()
 
     # --- repair
@@ -192,30 +192,30 @@ class SetupTest(unittest.TestCase):
         (self.libtorch / "cuda/lib").unlink()
         self.assert_ready(self.run_setup())
 
-    def test_killed_while_unpacking_is_repaired(self):
+    def test_run_killed_while_unpacking_is_repaired(self):
         many = {"torch/include/part_%d.h" % number: "text\n" * 2000 for number in range(3000)}
         self.write_locks({**FILES, "torch": {**FILES["torch"], **many}})
         run = subprocess.Popen(self.command("cpu"), env=self.environment(), stderr=subprocess.DEVNULL)
         unpacked = self.libtorch / "unpack/torch/include/part_100.h"
         while not unpacked.exists():
-            self.assertIsNone(run.poll(), "it ended before it could be killed")
+            self.assertIsNone(run.poll(), "the run ended before it could be killed")
         run.send_signal(signal.SIGKILL)
         run.wait()
-        self.assertFalse((self.libtorch / "installed/torch.json").exists(), "a marker before all files are in place")
-        # The wheel was whole already: pip and its source are not needed again for it.
+        self.assertFalse((self.libtorch / "installed/torch.json").exists(), "the marker exists before all files are in place")
+        # The wheel was complete, so it is not downloaded again.
         for torch in self.wheels.glob("torch-*"):
             torch.unlink()
         self.assert_ready(self.run_setup())
         self.assertEqual(len(list((self.libtorch / "site/torch/include").glob("part_*.h"))), 3000)
         self.assertFalse((self.libtorch / "unpack").exists())
 
-    def test_half_a_wheel_in_the_download_folder_is_downloaded_again(self):
+    def test_incomplete_download_is_downloaded_again(self):
         wheel = next(self.wheels.glob("torch-*"))
         (self.libtorch / "download").mkdir(parents=True)
         (self.libtorch / "download" / wheel.name).write_bytes(wheel.read_bytes()[:100])
         self.assert_ready(self.run_setup())
 
-    # --- refusals
+    # --- errors
 
     def test_hash_mismatch_is_refused(self):
         wanted = hashlib.sha256(next(self.wheels.glob("torch-*")).read_bytes()).hexdigest()
@@ -224,37 +224,37 @@ class SetupTest(unittest.TestCase):
         self.assert_refused(self.run_setup(), "torch 2.11.0: sha256 is %s, cpu.lock wants %s" % (got, wanted))
         self.assertFalse((self.libtorch / "site").exists())
 
-    def test_no_network_is_told_with_pips_words(self):
+    def test_network_error_includes_the_message_of_pip(self):
         closed = "http://127.0.0.1:9/simple"
         result = self.run_setup(PIP_NO_INDEX="0", PIP_FIND_LINKS="", PIP_INDEX_URL=closed, PIP_RETRIES="0")
         self.assert_refused(result, "cannot download torch 2.11.0: pip says: ", "check the network")
         self.assertIn("No matching distribution found for torch==2.11.0", result.stderr)
         self.assert_ready(self.run_setup())
 
-    def test_no_pip_names_what_to_install(self):
-        # -S leaves out site-packages, and pip with it.
+    def test_missing_pip_error_says_what_to_install(self):
+        # -S hides site-packages and so pip.
         self.assert_refused(self.run_setup(python=(sys.executable, "-S")), "has no pip", "python3-pip", "ensurepip")
 
-    def test_too_little_space_is_told_before_the_download(self):
+    def test_too_little_space_is_reported_before_the_download(self):
         self.write_locks(unpacked_bytes=10**18)
         result = self.run_setup()
-        self.assert_refused(result, "free, ", "wanted for torch, nvidia-cuda-runtime", "free some space")
+        self.assert_refused(result, "free, wanted ", "for torch, nvidia-cuda-runtime", "free some space")
         self.assertNotIn("downloading", result.stderr)
 
-    def test_lock_entry_without_its_size_is_refused(self):
+    def test_lock_entry_without_size_is_refused(self):
         lock = self.locks / "link.lock"
         lock.write_text(lock.read_text().replace("# bytes", "# octets"))
         self.assert_refused(self.run_setup(), "link.lock", "`# bytes:`")
 
-    def test_other_platforms_are_told_to_set_libtorch(self):
+    def test_unsupported_platform_error_suggests_libtorch(self):
         shim = "import platform, runpy, sys; platform.machine = lambda: 'aarch64'; sys.argv = sys.argv[1:]; "
         shim += "sys.path.insert(0, sys.argv[0].rpartition('/')[0]); runpy.run_path(sys.argv[0], run_name='__main__')"
         result = self.run_setup(python=(sys.executable, "-c", shim))
         self.assert_refused(result, "Linux aarch64", "set LIBTORCH to a libtorch 2.11.0 by hand")
 
-    # --- a LIBTORCH of the user's own
+    # --- the user's own LIBTORCH
 
-    def own(self, version=(2, 11, 0), libraries=("libtorch_cpu.so",)):
+    def make_own_libtorch(self, version=(2, 11, 0), libraries=("libtorch_cpu.so",)):
         own = self.folder / "own"
         header = own / "include/torch/headeronly/version.h"
         header.parent.mkdir(parents=True)
@@ -264,34 +264,34 @@ class SetupTest(unittest.TestCase):
             (own / "lib" / name).touch()
         return str(own)
 
-    def test_right_libtorch_is_used_as_it_is(self):
-        own = self.own()
+    def test_own_libtorch_is_used_without_download(self):
+        own = self.make_own_libtorch()
         result = self.run_setup(LIBTORCH=own, PIP_FIND_LINKS="/nonexistent")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("using LIBTORCH=%s (2.11.0, cpu)" % own, result.stderr)
         self.assertFalse(self.libtorch.exists())
 
-    def test_right_libtorch_decides_the_variant(self):
-        own = self.own(libraries=("libtorch_cpu.so", "libtorch_cuda.so"))
+    def test_own_libtorch_determines_the_variant(self):
+        own = self.make_own_libtorch(libraries=("libtorch_cpu.so", "libtorch_cuda.so"))
         self.assertEqual(self.run_setup("auto", "--print-variant", LIBTORCH=own).stdout, "cuda\n")
         self.assert_refused(self.run_setup(LIBTORCH=own, LOCDIFF_CUDA="0"), "LOCDIFF_CUDA=0, but LIBTORCH=%s is a CUDA libtorch" % own)
 
-    def test_wrong_libtorch_is_refused(self):
-        own = self.own(version=(2, 9, 1))
+    def test_own_libtorch_of_another_version_is_refused(self):
+        own = self.make_own_libtorch(version=(2, 9, 1))
         self.assert_refused(self.run_setup(LIBTORCH=own), "LIBTORCH=%s is libtorch 2.9.1, wanted 2.11.0" % own)
 
-    def test_unreadable_libtorch_is_refused(self):
+    def test_unreadable_own_libtorch_is_refused(self):
         self.assert_refused(self.run_setup(LIBTORCH="/nonexistent"), "LIBTORCH=/nonexistent: cannot read", "version.h", "point LIBTORCH at a libtorch 2.11.0")
 
-    def test_libtorch_without_its_library_is_refused(self):
-        self.assert_refused(self.run_setup(LIBTORCH=self.own(libraries=())), "has no lib/libtorch_cpu.so")
+    def test_own_libtorch_without_libtorch_cpu_is_refused(self):
+        self.assert_refused(self.run_setup(LIBTORCH=self.make_own_libtorch(libraries=())), "has no lib/libtorch_cpu.so")
 
-    def test_libtorch_that_points_at_ours_is_not_the_users(self):
+    def test_libtorch_pointing_at_the_downloaded_one_is_prepared(self):
         self.assert_ready(self.run_setup("auto", LIBTORCH=str(self.libtorch / "cpu")))
 
 
 class GeoclipTest(unittest.TestCase):
-    """The wheel with GeoCLIP's weights: fetched once, hashed every time, fetched again when it is damaged."""
+    """GeoCLIP's wheel is downloaded once, checked every time, and downloaded again if it is damaged."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="locdiff-geoclip-")
@@ -315,8 +315,8 @@ class GeoclipTest(unittest.TestCase):
         command = [sys.executable, str(SCRIPT.with_name("geoclip.py")), "--root", str(self.folder / "project"), "--locks", str(self.folder)]
         return subprocess.run(command, env=environment, timeout=120, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
 
-    def test_fetched_once_repaired_and_refused(self):
-        # Half a download of an earlier run lies about.
+    def test_wheel_is_downloaded_once_repaired_and_checked(self):
+        # An earlier run left an incomplete download.
         (self.target.parent / "download").mkdir()
         (self.target.parent / "download" / self.source.name).write_bytes(self.bytes[:100])
         for damage in (None, b"", self.bytes[:-1], b"X" + self.bytes[1:]):
@@ -328,7 +328,7 @@ class GeoclipTest(unittest.TestCase):
             self.assertEqual("repairing" in result.stderr, damage is not None, result.stderr)
         self.source.write_bytes(self.bytes[:-1] + b"X")
         result = self.run_setup()
-        self.assertEqual((result.returncode, result.stderr), (0, ""), "a whole wheel needs no pip")
+        self.assertEqual((result.returncode, result.stderr), (0, ""), "an intact wheel needs no pip")
         self.target.unlink()
         result = self.run_setup()
         self.assertEqual(result.returncode, 1)
@@ -343,7 +343,7 @@ class GeoclipTest(unittest.TestCase):
 
 
 class PythonToolsTest(unittest.TestCase):
-    """The Python packages of the tests: installed once, and again when the lock or a file has changed."""
+    """The Python packages for the tests are installed once, and again if the lock or a file has changed."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="locdiff-python-")
@@ -355,7 +355,7 @@ class PythonToolsTest(unittest.TestCase):
         self.write_lock("1.0")
 
     def write_lock(self, version):
-        """A package of one module, and the lock that pins it."""
+        """Makes a package with one module, and the lock that pins it."""
         self.wheel = self.folder / ("numbers_for_tests-%s-py3-none-any.whl" % version)
         information = "numbers_for_tests-%s.dist-info/" % version
         with zipfile.ZipFile(self.wheel, "w") as wheel:
@@ -372,19 +372,19 @@ class PythonToolsTest(unittest.TestCase):
         command = [sys.executable, str(SCRIPT.with_name("python_tools.py")), "--root", str(self.folder / "project"), "--locks", str(self.folder)]
         return subprocess.run(command, env=environment, timeout=120, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
 
-    def assert_installed(self, version, *said):
+    def assert_installed(self, version, *messages):
         result = self.run_setup()
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual((self.python / "numbers_for_tests.py").read_text(), "VERSION = '%s'\n" % version)
         self.assertTrue((self.python / "installed.json").exists())
-        self.assertEqual(sorted(path.name for path in self.tools.iterdir()), ["lock", "python"], "nothing is left lying about")
-        for part in said:
-            self.assertIn(part, result.stderr)
-        if not said:
+        self.assertEqual(sorted(path.name for path in self.tools.iterdir()), ["lock", "python"], "temporary files are left")
+        for message in messages:
+            self.assertIn(message, result.stderr)
+        if not messages:
             self.assertEqual(result.stderr, "")
 
-    def test_installed_once_and_repaired(self):
-        # An earlier run was killed in the middle.
+    def test_packages_are_installed_once_and_repaired(self):
+        # An earlier run was killed during the installation.
         (self.tools / "python.new").mkdir()
         (self.tools / "python.new/numbers_for_tests.py").write_text("VERS")
         self.assert_installed("1.0", "ready in")
@@ -402,7 +402,7 @@ class PythonToolsTest(unittest.TestCase):
         self.assert_installed("1.1", "another lock or another Python")
         self.assertEqual(list(self.python.glob("*1.0*")), [])
 
-    def test_what_the_lock_does_not_name_is_refused(self):
+    def test_package_that_is_not_in_the_lock_is_refused(self):
         self.wheel.write_bytes(self.wheel.read_bytes() + b"X")
         result = self.run_setup()
         self.assertEqual(result.returncode, 1)

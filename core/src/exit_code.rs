@@ -1,8 +1,8 @@
-//! Every exit code of `locdiff-launch` and `locdiff-worker`. Scripts rely on them: a number, once given, keeps its meaning.
+//! The exit codes of `locdiff-launch` and `locdiff-worker`. Scripts rely on them: never change the meaning of a number.
 
 macro_rules! exit_codes {
     ($($(#[$meaning:meta])* $name:ident = $code:literal,)*) => {
-        /// What a process says when it ends.
+        /// Exit code of a process.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u8)]
         pub enum ExitCode {
@@ -10,76 +10,76 @@ macro_rules! exit_codes {
         }
 
         impl ExitCode {
-            /// All codes, in order, for the documentation and for reading a worker's status back.
+            /// All codes in ascending order.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
         }
     };
 }
 
 exit_codes! {
-    /// All went well.
+    /// Success.
     Success = 0,
-    /// A bug, or an error that no other code describes.
+    /// A bug, or an error without a code of its own.
     Internal = 1,
-    /// The command line could not be understood (clap's own code).
+    /// Invalid command line (clap's exit code).
     Usage = 2,
-    /// The configuration is wrong: malformed TOML, an unknown or mistyped field, a value out of range.
+    /// Invalid configuration: malformed TOML, an unknown or mistyped field, or a value out of range.
     Config = 10,
-    /// The machine lacks the devices that were asked for.
+    /// The machine lacks a requested device.
     Device = 11,
-    /// `locdiff-worker` is not beside the launcher, or cannot be executed.
+    /// `locdiff-worker` is not in the launcher's folder, or cannot be executed.
     WorkerMissing = 12,
-    /// `locdiff-worker` starts but does not fit: wrong libtorch, a library that does not load, another protocol or build.
+    /// `locdiff-worker` does not work with this launcher: wrong libtorch, a library that fails to load, another build.
     WorkerIncompatible = 13,
-    /// A worker failed or died while it ran.
+    /// A worker failed or died during its job.
     WorkerFailed = 14,
-    /// Workers did not report in time.
+    /// Workers did not connect in time.
     Timeout = 15,
     /// A file or folder could not be read or written.
     Io = 16,
-    /// What would be written exists already and `--overwrite` was not given.
+    /// The output exists already, and `--overwrite` was not given.
     Exists = 17,
-    /// `doctor` found that training could not start.
+    /// `doctor` found a problem that prevents training.
     NotReady = 18,
-    /// The verb or option has its place on the command line, but this version does not do it yet.
+    /// The command or option is not implemented in this version.
     NotYet = 19,
-    /// The data is whole but not what was wanted: wrong width, missing column, a coordinate or number out of range.
+    /// The data is intact but unsuitable: wrong width, missing column, a coordinate or number out of range.
     BadData = 20,
-    /// There is no data where the command looked: an empty folder, a manifest that lists a missing file.
+    /// No data at the given location: an empty folder, or a manifest that lists a missing file.
     NoData = 21,
-    /// Data or weights are damaged: a checksum that differs, a file cut short.
+    /// Damaged data or weights: a checksum mismatch or a truncated file.
     Corrupt = 22,
-    /// The data is not that of the run that would be resumed.
+    /// The data differs from the data of the run to resume.
     DataChanged = 23,
-    /// Another launcher holds the run.
+    /// Another launcher is using the run.
     RunHeld = 24,
-    /// The run was made with a configuration whose model, data order or bits are others.
+    /// The run to resume has a different model, data order or precision in its configuration.
     RunDiffers = 25,
-    /// Training came to numbers that are not finite, and would again.
+    /// Training diverged: too many gradients in a row were not finite. A restart would not help.
     Diverged = 26,
-    /// Ended by Ctrl-C or SIGTERM.
+    /// Interrupted by Ctrl-C or SIGTERM.
     Interrupted = 130,
 }
 
 impl ExitCode {
-    /// The number that the process exits with.
+    /// The exit status.
     pub fn code(self) -> u8 {
         self as u8
     }
 
-    /// The code that a process exited with, if it is one of ours.
+    /// The code with a given exit status; `None` if the status is not in this list.
     pub fn from_code(code: i32) -> Option<Self> {
         Self::ALL.iter().copied().find(|known| i32::from(known.code()) == code)
     }
 }
 
-/// An expected failure, which knows the code that the whole command should end with.
+/// An expected failure with the exit code for the whole command.
 pub trait HasExitCode: std::error::Error {
     /// The documented exit code.
     fn exit_code(&self) -> ExitCode;
 
-    /// Whether it tells of somebody else's failure: a peer that died, stopped or never came.
-    fn is_of_peer(&self) -> bool {
+    /// Whether another worker caused the failure: it died, stopped or never connected.
+    fn is_caused_by_peer(&self) -> bool {
         false
     }
 }
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_is_distinct_and_reads_back() {
+    fn every_code_is_distinct_and_survives_a_round_trip() {
         for code in ExitCode::ALL {
             assert_eq!(ExitCode::from_code(i32::from(code.code())), Some(*code));
         }

@@ -1,18 +1,21 @@
-//! What both planes know. No libtorch, no async runtime, no command line.
+//! Code shared by the control plane (launcher) and the data plane (worker).
+//!
+//! No libtorch, no async runtime, no command line.
 //!
 //! In reading order:
-//! - [`config`]: TOML and flags into one validated [`config::RunConfig`] that knows where each value came from.
+//! - [`config`]: merges TOML and flags into one validated [`config::RunConfig`] and records where each value came from.
 //! - [`protocol`]: the messages between launcher and worker.
 //! - [`exit_code`]: the exit codes that scripts see.
-//! - [`files`]: files that survive a crash, and crashes on purpose.
+//! - [`files`]: crash-safe file writing, with fault injection for tests.
 //! - [`geo`]: points on the Earth, distances, grids.
-//! - [`random`]: random numbers named by where they are used. The only unsafe code outside `locdiff::native`.
-//! - [`metrics`]: scores and their intervals.
-//! - [`tables`]: CSV and Parquet with ids and coordinates.
-//! - [`predictions`]: anybody's predictions against the truth.
-//! - [`tuning`]: the settings of LocDiff-H, and the choice among them.
-//! - [`draw`]: maps as PNG.
-//! - [`tensorboard`]: event files.
+//! - [`random`]: counter-based random numbers, addressed by where they are used. The only unsafe code outside
+//!   `locdiff::native`.
+//! - [`metrics`]: scores and their confidence intervals.
+//! - [`tables`]: CSV and Parquet files with ids and coordinates.
+//! - [`predictions`]: matches predictions from a file with the true locations.
+//! - [`tuning`]: the settings of LocDiff-H that tuning tries, and the choice of the best.
+//! - [`draw`]: draws maps as PNG images.
+//! - [`tensorboard`]: reads and writes event files.
 
 #![deny(unsafe_code)]
 
@@ -29,8 +32,8 @@ pub mod tables;
 pub mod tensorboard;
 pub mod tuning;
 
-/// The version in `Cargo.toml`.
+/// Version of the crate, from `Cargo.toml`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The git revision of the build, "unknown" outside a checkout.
+/// Git revision of the build; "unknown" if it was not built in a checkout.
 pub const REVISION: &str = env!("LOCDIFF_REVISION");

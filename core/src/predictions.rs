@@ -1,8 +1,9 @@
-//! `eval --predictions`: anybody's predictions against the truth.
+//! `eval --predictions`: scores a file of predictions from any source against the truth.
 //!
-//! Predictions are a CSV or Parquet with coordinates, and an id for each row, in any order. A file without ids is taken in the
-//! order of the truth, and the result says so. Nothing is dropped: every true row needs exactly one prediction, every
-//! prediction a true row, and all coordinates must be places; whatever is not so is an error that names file, row and id.
+//! Predictions are a CSV or Parquet file with coordinates and an id per row, in any order. The rows of a file without ids are
+//! matched with the truth by their order, and the result says so. No row is dropped. Every true row needs exactly one
+//! prediction, every prediction needs a true row, and all coordinates must be valid. Otherwise there is an error that names
+//! the file and the row or id.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,19 +15,19 @@ use crate::geo::{Place, UnitVector};
 use crate::metrics::{Bootstrap, MetricsError, Rating, rate};
 use crate::tables::{self, TableError};
 
-/// Ids that a message names.
+/// Largest number of ids listed in a message.
 const NAMED_MAX: usize = 3;
 
 /// Why predictions cannot be scored.
 #[derive(Debug, thiserror::Error)]
 pub enum PredictionsError {
-    /// A file that cannot be read as a table.
+    /// A file cannot be read as a table.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// Rows that are not those of the other file: which file, got and wanted.
+    /// Rows do not match those of the other file. Holds the file and the reason.
     #[error("{0}: {1}")]
     Rows(String, String),
-    /// Numbers.
+    /// The errors cannot be scored.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
 }
@@ -36,9 +37,9 @@ impl PredictionsError {
         Self::Rows(file.to_owned(), reason)
     }
 
-    /// Rows of a file that the truth, or the data that the file is the truth of, does not have.
-    pub fn extra(file: &str, truth: &str, rows: usize, extra: &[&String]) -> Self {
-        Self::rows(file, format!("{} of its {rows} rows are not in {truth}: {}", extra.len(), some_of(extra)))
+    /// Some rows of `file` are not in `truth`. `extra` holds their ids, `rows` is the number of rows in `file`.
+    pub fn extra_rows(file: &str, truth: &str, rows: usize, extra: &[&String]) -> Self {
+        Self::rows(file, format!("{} of its {rows} rows are not in {truth}: {}", extra.len(), first_few(extra)))
     }
 }
 
@@ -51,53 +52,53 @@ impl HasExitCode for PredictionsError {
     }
 }
 
-/// Where photos were taken, by id.
+/// The places where photos were taken, by id.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Truth {
-    /// Where it came from.
+    /// Where the truth was read from, for messages.
     pub source: String,
-    /// Names of the rows, each once.
+    /// Ids of the rows, all different.
     pub ids: Vec<String>,
-    /// Their places.
+    /// Places of the rows.
     pub places: Vec<Place>,
 }
 
 impl Truth {
-    /// Reads a CSV or Parquet with `path` or `id`, `lat` and `lon`.
+    /// Reads a CSV or Parquet file with columns for ids, latitudes and longitudes.
     pub fn read(path: &Path) -> Result<Self, PredictionsError> {
         Self::read_as(path.display().to_string(), path)
     }
 
-    /// The same of a file that messages call otherwise.
+    /// Reads `path`, but calls it `source` in messages.
     pub fn read_as(source: String, path: &Path) -> Result<Self, PredictionsError> {
         let table = tables::read(path)?;
-        let no_ids = || format!("no column of ids, wanted one of {} among its columns", tables::ID_NAMES.join(", "));
+        let no_ids = || format!("no id column; accepted names: {}", tables::ID_NAMES.join(", "));
         let ids = table.ids.ok_or_else(|| PredictionsError::rows(&source, no_ids()))?;
         by_id(&source, &ids)?;
         Ok(Self { source, ids, places: table.places })
     }
 }
 
-/// How predictions were laid beside the truth.
+/// How predictions were matched with the truth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MatchedBy {
-    /// By their ids.
+    /// By id.
     Id,
-    /// By their order, for want of ids.
+    /// By the order of the rows, because the file has no ids.
     Order,
 }
 
-/// How good a file of predictions is.
+/// The metrics of a file of predictions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PredictionScores {
-    /// How its rows were laid beside those of the truth.
+    /// How the rows were matched with those of the truth.
     pub matched_by: MatchedBy,
-    /// The numbers.
+    /// The metrics.
     pub rating: Rating,
 }
 
-/// Scores a file of predictions.
+/// Scores a file of predictions against `truth`.
 pub fn score_predictions(
     file: &Path,
     truth: &Truth,
@@ -112,8 +113,8 @@ pub fn score_predictions(
         None if !table.other_text.is_empty() => {
             let columns = table.other_text.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
             let reason = format!(
-                "no column of ids, but of text ({columns}); if one has the ids, call it {}, and if none has, leave them out: \
-                 rows are then taken in the order of {truth_name}",
+                "no id column, but text columns ({columns}); rename the one with the ids to {}, or remove them all to \
+                 match rows in the order of {truth_name}",
                 tables::ID_NAMES.join(" or ")
             );
             return Err(PredictionsError::rows(&name, reason));
@@ -121,7 +122,7 @@ pub fn score_predictions(
         None if got == want => (table.places, MatchedBy::Order),
         None => {
             let reason = format!(
-                "{got} rows without ids, {truth_name} has {want}; add a column `id`, or predict every row in its order"
+                "{got} rows without ids, but {truth_name} has {want}; add a column `id`, or predict every row in order"
             );
             return Err(PredictionsError::rows(&name, reason));
         }
@@ -132,12 +133,12 @@ pub fn score_predictions(
     Ok(PredictionScores { matched_by, rating: rate(&errors_km, &truth, &predicted, thresholds_km, bootstrap)? })
 }
 
-/// Rows by their id, which each has for itself.
+/// Maps each id to its row. Ids must be unique.
 fn by_id<'a>(file: &str, ids: &'a [String]) -> Result<HashMap<&'a str, usize>, PredictionsError> {
     let mut rows = HashMap::with_capacity(ids.len());
     for (row, id) in ids.iter().enumerate() {
         if let Some(first) = rows.insert(id.as_str(), row) {
-            let reason = format!("rows {first} and {row} are both `{id}`, wanted every id once");
+            let reason = format!("rows {first} and {row} both have the id `{id}`, wanted unique ids");
             return Err(PredictionsError::rows(file, reason));
         }
     }
@@ -151,22 +152,22 @@ fn in_order_of_truth(
     truth: &Truth,
 ) -> Result<Vec<Place>, PredictionsError> {
     let rows = by_id(file, ids)?;
-    let known = by_id(&truth.source, &truth.ids)?;
-    let extra: Vec<&String> = ids.iter().filter(|id| !known.contains_key(id.as_str())).collect();
+    let truth_rows = by_id(&truth.source, &truth.ids)?;
+    let extra: Vec<&String> = ids.iter().filter(|id| !truth_rows.contains_key(id.as_str())).collect();
     if !extra.is_empty() {
-        return Err(PredictionsError::extra(file, &truth.source, ids.len(), &extra));
+        return Err(PredictionsError::extra_rows(file, &truth.source, ids.len(), &extra));
     }
     let missing: Vec<&String> = truth.ids.iter().filter(|id| !rows.contains_key(id.as_str())).collect();
     if !missing.is_empty() {
         let (count, all, source) = (missing.len(), truth.ids.len(), &truth.source);
-        let reason = format!("no prediction for {count} of the {all} rows of {source}: {}", some_of(&missing));
+        let reason = format!("no prediction for {count} of the {all} rows of {source}: {}", first_few(&missing));
         return Err(PredictionsError::rows(file, reason));
     }
     Ok(truth.ids.iter().map(|id| places[rows[id.as_str()]]).collect())
 }
 
-/// The first of some ids, for messages.
-fn some_of(ids: &[&String]) -> String {
+/// The first few ids, for messages.
+fn first_few(ids: &[&String]) -> String {
     let named: Vec<String> = ids.iter().take(NAMED_MAX).map(|id| format!("`{id}`")).collect();
     let rest = if ids.len() > NAMED_MAX { ", ..." } else { "" };
     named.join(", ") + rest

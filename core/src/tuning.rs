@@ -1,15 +1,15 @@
-//! The settings of LocDiff-H: which there are to try, and which is best on photos that are not the test's.
+//! Tuning of LocDiff-H: the settings to try, and the choice of the best on photos that are not in the test set.
 //!
-//! Objective: the mean over the thresholds of the percentage of answers within them, less ten times what LocDiff-H loses at each
-//! against the better of LocDiff and retrieval alone. LocDiff-H is there to be as good as the better part at every scale: a point
-//! lost at one is worth more than what fine retrieval can win at another. No strict rule, for the least of losses on these photos
-//! is mostly luck.
+//! The objective is the mean accuracy over the thresholds, minus a penalty. The penalty is ten times the mean accuracy that
+//! LocDiff-H loses against the better of LocDiff and retrieval alone at each threshold. LocDiff-H should be at least as
+//! good as the better of the two at every scale, so a point lost at one scale weighs more than a point won at another. This
+//! is a penalty rather than a hard constraint, because small losses on these photos are mostly chance.
 //!
-//! The choice is made on all rows. What it is worth on others is estimated by folds: a setting chosen on all folds but one is
-//! scored on that one. Photos of one neighbourhood must not fall into different folds, for what is learnt from the one holds for
-//! the other: the sphere is cut into cells some 550 km wide, and a cell goes to a fold by its hash.
+//! The choice is made on all rows. Cross-validation estimates how good it is on other photos: a setting chosen on all folds
+//! but one is scored on that one. Nearby photos must be in the same fold, because they are not independent. The sphere is
+//! therefore divided into cells about 550 km wide, and a hash assigns each cell to a fold.
 //!
-//! Pure. The workers compute the errors of every setting photo by photo; the choice needs nothing else.
+//! Pure: the workers compute the errors of every setting for each photo, and the choice needs nothing else.
 
 use serde::Serialize;
 
@@ -18,12 +18,12 @@ use crate::exit_code::{ExitCode, HasExitCode};
 use crate::geo::{Place, UnitVector};
 use crate::protocol::TuningErrors;
 
-/// Height of a cell, degrees; its width is about the same on the ground.
+/// Height of a cell, degrees. Its width on the ground is about the same.
 const CELL_DEGREES: f64 = 5.0;
-/// How many points won one point lost against the better part outweighs.
+/// How many points won are needed to make up for one point lost against the better of LocDiff and retrieval.
 const LOSS_WEIGHT: f64 = 10.0;
 
-/// Nothing to choose, or nothing to choose by: got and wanted.
+/// Invalid input: nothing to choose from, or errors that do not match the settings.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("tuning: {0}")]
 pub struct TuningError(String);
@@ -37,13 +37,13 @@ impl HasExitCode for TuningError {
 /// The settings of LocDiff-H.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Hybrid {
-    /// Which form.
+    /// The form of LocDiff-H.
     pub mode: HybridMode,
-    /// How far from LocDiff's answer or samples gallery points are asked, km.
+    /// Gallery points within this distance of LocDiff's answer or samples are considered, km.
     pub radius_km: f64,
-    /// λ: weight of the samples' density.
+    /// λ, the weight of the samples' density.
     pub density_weight: f64,
-    /// h: width of its kernel, km.
+    /// h, the width of the density's kernel, km.
     pub density_km: f64,
 }
 
@@ -81,7 +81,7 @@ impl Hybrid {
     }
 }
 
-/// All settings to try: the paper's form, retrieval around the aggregate, fusion and consensus: 5 + 6 + 6·6·4 + 5·5·4.
+/// All settings to try: 5 of the paper's form, 6 of retrieval around the aggregate, 6·6·4 of fusion and 5·5·4 of consensus.
 pub fn settings() -> Vec<Hybrid> {
     let radii = [10.0, 25.0, 50.0, 100.0, 200.0, 400.0];
     let mut settings = Vec::new();
@@ -95,7 +95,7 @@ pub fn settings() -> Vec<Hybrid> {
             }
         }
     };
-    // No wider than the paper's 200 km: sixteen discs of 400 km are most of a continent.
+    // Not wider than the paper's 200 km: sixteen discs of 400 km would cover most of a continent.
     cross(HybridMode::AnySample, &radii[..5], &[0.0], &[25.0]);
     cross(HybridMode::Aggregate, &radii, &[0.0], &[25.0]);
     cross(HybridMode::Fusion, &radii, &[0.5, 1.0, 2.0, 3.0, 5.0, 8.0], &[10.0, 25.0, 50.0, 100.0]);
@@ -103,42 +103,42 @@ pub fn settings() -> Vec<Hybrid> {
     settings
 }
 
-/// What was chosen, and how good it is. Percentages are those within each threshold.
+/// The chosen setting and its accuracy. Each list of percentages has one entry per threshold.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Choice {
-    /// The settings.
+    /// The chosen setting.
     pub setting: Hybrid,
-    /// Validation photos.
+    /// Number of validation photos.
     pub rows: usize,
-    /// The objective on all of them.
+    /// The objective on all rows.
     pub objective: f64,
-    /// LocDiff-H on all of them.
+    /// Accuracy of LocDiff-H with the chosen setting, on all rows.
     pub hybrid_percent: Vec<f64>,
-    /// LocDiff.
+    /// Accuracy of LocDiff.
     pub own_percent: Vec<f64>,
-    /// Retrieval alone.
+    /// Accuracy of retrieval alone.
     pub retrieval_percent: Vec<f64>,
-    /// LocDiff-H with settings chosen on other folds; none where all rows are in one fold.
+    /// Accuracy of LocDiff-H with settings chosen on the other folds. `None` if all rows are in one fold.
     pub held_out_percent: Option<Vec<f64>>,
-    /// Folds.
+    /// Number of folds.
     pub folds: u32,
 }
 
-/// The fold of a place: neighbours share one.
+/// The fold of a place. Places in the same cell share a fold.
 pub fn fold_of(place: UnitVector, folds: u32) -> u32 {
     let place = Place::from(place);
     let band = ((place.latitude().0 + 90.0) / CELL_DEGREES).floor();
     let middle = (band + 0.5) * CELL_DEGREES - 90.0;
     let cells = (360.0 * middle.to_radians().cos() / CELL_DEGREES).round().max(1.0);
     let cell = ((place.longitude().0 + 180.0) / 360.0 * cells).floor();
-    // The finaliser of SplitMix64: near cells go to any folds.
+    // The finaliser of SplitMix64 spreads adjacent cells over the folds.
     let mut hash = (band as u64) << 32 | cell as u64;
     hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     ((hash ^ hash >> 31) % u64::from(folds.max(1))) as u32
 }
 
-/// Answers within each threshold, for every predictor: LocDiff, retrieval, then the settings.
+/// Number of answers within each threshold, for every predictor: LocDiff, retrieval, then the settings.
 #[derive(Clone)]
 struct Counts {
     rows: f64,
@@ -175,7 +175,7 @@ impl Counts {
         (0..hybrid.len()).map(value).sum::<f64>() / hybrid.len() as f64
     }
 
-    /// The setting with the best objective; of equals the first.
+    /// The setting with the best objective. Ties go to the first.
     fn best(&self) -> usize {
         let objectives: Vec<f64> = (0..self.within.len() - 2).map(|setting| self.objective(setting)).collect();
         let better = |best: usize, next: usize| if objectives[next] > objectives[best] { next } else { best };
@@ -183,13 +183,13 @@ impl Counts {
     }
 }
 
-/// LocDiff's error, that of retrieval, then those of the settings.
+/// The errors of LocDiff, of retrieval, then of the settings.
 fn errors_km(row: &TuningErrors) -> impl Iterator<Item = f32> {
     [row.own_km, row.retrieval_km].into_iter().chain(row.settings_km.iter().copied())
 }
 
-/// Chooses among some settings by the errors of photos with known places; `folds` (at least 2) tell what the choice is worth on
-/// other places.
+/// Chooses the best of `settings` by the errors on photos with known places. The accuracy on other photos is estimated by
+/// cross-validation with `folds` folds, at least 2.
 pub fn choose(
     settings: &[Hybrid],
     rows: &[(UnitVector, TuningErrors)],
@@ -215,7 +215,7 @@ pub fn choose(
     })
 }
 
-/// Percentages of what is chosen without a fold, on that fold, over all folds.
+/// Accuracy over all folds, each scored with the setting that is best on the other folds.
 fn held_out(by_fold: &[Counts], empty: &Counts) -> Option<Vec<f64>> {
     let (mut within, mut rows) = (vec![0.0; empty.within[0].len()], 0.0);
     for (own, fold) in by_fold.iter().enumerate().filter(|(_, fold)| fold.rows > 0.0) {
@@ -237,21 +237,21 @@ fn check(
     thresholds_km: &[f64],
     folds: u32,
 ) -> Result<(), TuningError> {
-    let refuse = |text: String| Err(TuningError(text));
+    let invalid = |text: String| Err(TuningError(text));
     if settings.is_empty() || rows.is_empty() || thresholds_km.is_empty() || folds < 2 {
         let counts = [settings.len(), rows.len(), thresholds_km.len(), folds as usize];
         let [settings, rows, thresholds, folds] = counts;
-        return refuse(format!(
+        return invalid(format!(
             "{settings} settings, {rows} rows, {thresholds} thresholds, {folds} folds, wanted at least 1, 1, 1 and 2"
         ));
     }
     for (at, (_, row)) in rows.iter().enumerate() {
         let (got, want) = (row.settings_km.len(), settings.len());
         if got != want {
-            return refuse(format!("row {at} has {got} errors, wanted one for each of {want} settings"));
+            return invalid(format!("row {at} has {got} errors, wanted one for each of {want} settings"));
         }
         if let Some(error) = errors_km(row).find(|error| !error.is_finite()) {
-            return refuse(format!("row {at} has an error of {error} km, wanted finite numbers"));
+            return invalid(format!("row {at} has an error of {error} km, wanted finite numbers"));
         }
     }
     Ok(())

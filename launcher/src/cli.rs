@@ -1,4 +1,5 @@
-//! The command line, as clap sees it. Flags are sugar for `--set`; [`Global::layers`] says what each stands for.
+//! The command line, defined with clap. Most global flags are shorthand for `--set`: [`Global::layers`] maps them to
+//! keys.
 
 use std::path::PathBuf;
 
@@ -10,39 +11,39 @@ use toml::Value;
 /// Train, evaluate and run LocDiff, a diffusion model that finds where on Earth a photo was taken.
 #[derive(Debug, Parser)]
 #[command(name = "locdiff-launch", disable_version_flag = true, arg_required_else_help = true)]
-#[command(after_help = "Global flags may stand before or after the verb. Exit codes: docs/OPERATIONS.md.")]
+#[command(after_help = "Global flags may come before or after the verb. Exit codes are listed in docs/OPERATIONS.md.")]
 pub struct Cli {
-    /// What every verb takes.
+    /// Flags that every verb accepts.
     #[command(flatten)]
     pub global: Global,
-    /// What to do.
+    /// The verb to run.
     #[command(subcommand)]
     pub verb: Option<Verb>,
-    /// Print version, git revision, libtorch, CUDA and NCCL.
+    /// Print version and git revision, and the versions of libtorch, CUDA and NCCL.
     #[arg(short = 'V', long)]
     pub version: bool,
 }
 
-/// Flags of every verb.
+/// Flags that every verb accepts.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Global flags")]
 pub struct Global {
-    /// Workers on this node, one GPU each.
+    /// Number of workers on this node, one GPU each.
     #[arg(long, global = true, value_name = "N", conflicts_with = "workers")]
     pub gpus: Option<u32>,
-    /// Workers on this node, on whatever device.
+    /// Number of workers on this node, on any device.
     #[arg(long, global = true, value_name = "N")]
     pub workers: Option<u32>,
-    /// Where workers compute.
+    /// Device that workers compute on.
     #[arg(long, global = true, value_parser = ["auto", "cpu", "cuda"])]
     pub device: Option<String>,
     /// Let several workers share a GPU (for tests).
     #[arg(long, global = true)]
     pub share_gpu: bool,
-    /// Workers that one replica of the model is split over.
+    /// Number of workers that share one replica of the model.
     #[arg(long, global = true, value_name = "N")]
     pub tensor_parallel: Option<u32>,
-    /// A preset (demo, l23, l47, paper-l47, l95) or a TOML file. Default: l47 on CUDA, demo on the CPU.
+    /// Preset (demo, l23, l47, paper-l47, l95) or TOML file. Default: l47 on CUDA, demo on the CPU.
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Set one field of the configuration; may be repeated.
@@ -51,183 +52,183 @@ pub struct Global {
     /// Name of the run.
     #[arg(long, global = true, value_name = "NAME")]
     pub run: Option<String>,
-    /// Nodes of the run.
+    /// Number of nodes in the run.
     #[arg(long, global = true, value_name = "N")]
     pub nnodes: Option<u32>,
-    /// Which node this is, from 0.
+    /// Rank of this node, counting from 0.
     #[arg(long, global = true, value_name = "K")]
     pub node_rank: Option<u32>,
-    /// The first node's coordinator.
+    /// Address of the first node's coordinator.
     #[arg(long, global = true, value_name = "HOST:PORT")]
     pub rendezvous: Option<String>,
-    /// How often a gang that failed is started again.
+    /// How many times to restart the workers after a failure.
     #[arg(long, global = true, value_name = "N")]
     pub max_restarts: Option<u32>,
-    /// File with the run's token.
+    /// File that contains the run's token.
     #[arg(long, global = true, value_name = "FILE")]
     pub token_file: Option<String>,
-    /// The result as one JSON object on the last line of stdout; everything for people goes to stderr.
+    /// Print the result as one JSON object on the last line of stdout; all other output goes to stderr.
     #[arg(long, global = true)]
     pub json: bool,
 }
 
-/// What to do.
+/// The verb to run.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Train a model from shards; on an existing run, resume it.
+    /// Train a model from shards, or resume an existing run.
     Train {
-        /// Break something on purpose, once, such as kill@rank=1,step=7; may be repeated.
+        /// Inject a fault once, such as kill@rank=1,step=7; may be repeated.
         #[arg(long, value_name = "FAULT")]
         inject: Vec<String>,
     },
-    /// Score a run, or anybody's predictions.
+    /// Score a run, or a file of predictions.
     Eval(EvalRequest),
-    /// Locate the rows of IN.
+    /// Predict a location for each row of INPUT.
     Predict {
-        /// Shards or Parquet with embeddings.
+        /// Shards or Parquet file with embeddings.
         input: PathBuf,
-        /// Where the answers go.
+        /// File to write the predictions to.
         #[arg(long, value_name = "OUT")]
         out: PathBuf,
         /// Replace OUT if it exists.
         #[arg(long)]
         overwrite: bool,
     },
-    /// Make, check and look at shards of embeddings.
+    /// Create, check and inspect shards of embeddings.
     #[command(subcommand)]
     Shards(ShardsVerb),
     /// List, check and export checkpoints.
     #[command(subcommand)]
     Checkpoint(CheckpointVerb),
-    /// Measure speed.
+    /// Run benchmarks.
     #[command(subcommand)]
     Bench(BenchVerb),
-    /// GeoCLIP's weights.
+    /// Import GeoCLIP's weights.
     #[command(subcommand)]
     Geoclip(GeoclipVerb),
-    /// The main job, small enough for two CPU cores.
+    /// Run everything from data to evaluation, small enough for two CPU cores.
     Demo,
-    /// Start every worker and let it check that libtorch computes right.
+    /// Start every worker and check that libtorch computes correctly in it.
     #[command(hide = true)]
     SelfCheck,
-    /// Could training start here? Says what is missing.
+    /// Check whether training can start on this machine, and report what is missing.
     Doctor,
-    /// What the runs on this machine are doing.
+    /// Show the state of the runs on this machine.
     Status,
-    /// Look at the configuration.
+    /// Show or check the configuration.
     #[command(subcommand)]
     Config(ConfigVerb),
-    /// Completions for a shell, on stdout.
+    /// Print shell completions to stdout.
     Completions {
-        /// Which shell.
+        /// Shell to generate completions for.
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
 }
 
-/// What `eval` is asked for.
+/// Arguments of `eval`.
 #[derive(Debug, Args)]
 pub struct EvalRequest {
-    /// Run the retrieval phase of LocDiff-H too.
+    /// Also evaluate retrieval, and LocDiff-H, which combines retrieval with LocDiff.
     #[arg(long)]
     pub hybrid: bool,
-    /// A table of the paper: main or perturbation.
+    /// Table of the paper to reproduce: main or perturbation.
     #[arg(long, value_name = "NAME")]
     pub suite: Option<String>,
-    /// Score these predictions instead of a run.
+    /// Score this file of predictions instead of a run.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hybrid", "suite", "tune"])]
     pub predictions: Option<PathBuf>,
-    /// Choose the hybrid's settings on the validation split first.
+    /// First choose the settings of LocDiff-H on the validation split.
     #[arg(long)]
     pub tune: bool,
 }
 
-/// `shards ...`
+/// Verbs of `shards`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum ShardsVerb {
     /// Simulate embeddings of photos at real places.
     Simulate {
-        /// How many photos; default: one per place.
+        /// Number of photos; default: one per place.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         rows: Option<u64>,
-        /// Seed of everything random.
+        /// Random seed.
         #[arg(long, value_name = "S", default_value_t = 0)]
         seed: u64,
-        /// Folder to make.
+        /// Folder to create.
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
-        /// Views per photo.
+        /// Number of views per photo.
         #[arg(long, value_name = "V", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
         views: u32,
-        /// Places to take instead of GeoCLIP's gallery: a CSV with lat and lon, or an N x 2 .npy.
+        /// Places to use instead of GeoCLIP's gallery: a CSV file with lat and lon, or an N x 2 .npy file.
         #[arg(long, value_name = "CSV_OR_NPY")]
         coordinates: Option<PathBuf>,
         /// Replace DIR if it exists.
         #[arg(long)]
         overwrite: bool,
     },
-    /// Build shards from coordinates and embeddings of one's own.
+    /// Build shards from your own coordinates and embeddings.
     Build {
-        /// CSV or Parquet with ids and coordinates.
+        /// CSV or Parquet file with ids and coordinates.
         #[arg(long, value_name = "FILE")]
         table: PathBuf,
-        /// .npy or safetensors with embeddings; once for each view.
+        /// .npy or safetensors file with embeddings; repeat for each view.
         #[arg(long, value_name = "FILE", required = true)]
         embeddings: Vec<PathBuf>,
-        /// Folder to make.
+        /// Folder to create.
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
         /// Replace DIR if it exists.
         #[arg(long)]
         overwrite: bool,
     },
-    /// Embed photos with CLIP into shards.
+    /// Embed photos with CLIP and write them as shards.
     Embed {
         /// Folder of photos.
         photos: PathBuf,
-        /// Folder to make.
+        /// Folder to create.
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
         /// Replace DIR if it exists.
         #[arg(long)]
         overwrite: bool,
     },
-    /// Check checksums, schema and values; with --epochs, that each row comes once per epoch.
+    /// Check checksums, schema and values; with --epochs, also that each row occurs once per epoch.
     Verify {
         /// Folder of shards.
         dir: PathBuf,
-        /// Replay the plan over so many epochs.
+        /// Replay the order of the rows for this many epochs.
         #[arg(long, value_name = "E")]
         epochs: Option<u32>,
-        /// For so many workers each.
+        /// Numbers of workers to replay the order for.
         #[arg(long, value_name = "1,3,4", value_delimiter = ',', requires = "epochs")]
         world_sizes: Vec<u32>,
     },
-    /// Rows, ranges, statistics and a map.
+    /// Show row counts, ranges, statistics and a map.
     Inspect {
-        /// Folder or file.
+        /// Folder or file of shards.
         path: PathBuf,
     },
 }
 
-/// `checkpoint ...`
+/// Verbs of `checkpoint`.
 #[derive(Debug, Subcommand)]
 pub enum CheckpointVerb {
-    /// Checkpoints of a run.
+    /// List the checkpoints of a run.
     List {
-        /// Folder or name of the run; default: the newest.
+        /// Folder or name of the run; default: the newest run.
         run_dir: Option<PathBuf>,
     },
-    /// Check every checksum of a run.
+    /// Check the checksums of all checkpoints of a run.
     Verify {
-        /// Folder or name of the run; default: the newest.
+        /// Folder or name of the run; default: the newest run.
         run_dir: Option<PathBuf>,
     },
-    /// One safetensors file of averaged weights and configuration.
+    /// Export averaged weights and configuration as one safetensors file.
     Export {
-        /// Folder or name of the run, for its newest whole checkpoint; or folder of a checkpoint.
+        /// Folder or name of a run (exports its newest whole checkpoint), or folder of a checkpoint.
         run_dir: PathBuf,
-        /// Where it goes.
+        /// File to write.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
         /// Replace FILE if it exists.
@@ -236,42 +237,42 @@ pub enum CheckpointVerb {
     },
 }
 
-/// `bench ...`
+/// Verbs of `bench`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchVerb {
-    /// Training steps.
+    /// Benchmark training steps.
     Train,
-    /// Sampling.
+    /// Benchmark sampling.
     Sample {
-        /// How many images.
+        /// Number of images.
         #[arg(long, value_name = "N", default_value_t = 512)]
         images: u32,
     },
-    /// Reading shards, on one core, beside pyarrow.
+    /// Benchmark reading shards on one core, compared with pyarrow.
     Shards {
-        /// Python that has pyarrow; without it, python3 on the PATH.
+        /// Python interpreter that has pyarrow; default: python3 on the PATH.
         #[arg(long, value_name = "PATH")]
         python: Option<PathBuf>,
     },
-    /// Collective operations between workers.
+    /// Benchmark collective operations between workers.
     Collectives {
-        /// Largest tensor, bytes.
+        /// Size of the largest tensor, in bytes.
         #[arg(long, value_name = "N", default_value_t = 64 << 20, value_parser = clap::value_parser!(u64).range(1024..))]
         max_bytes: u64,
     },
-    /// Spherical harmonics.
+    /// Benchmark spherical harmonics.
     Shdd,
 }
 
-/// `geoclip ...`
+/// Verbs of `geoclip`.
 #[derive(Debug, Subcommand)]
 pub enum GeoclipVerb {
-    /// Fetch GeoCLIP's weights and gallery from its Python package.
+    /// Import GeoCLIP's weights and gallery from its Python package.
     Import {
-        /// The package's wheel; default: the one that `make setup` fetched, else from PyPI through pip.
+        /// Wheel of the package; default: the one fetched by `make setup`, else downloaded from PyPI with pip.
         #[arg(long, value_name = "FILE")]
         wheel: Option<PathBuf>,
-        /// Folder to make; default: retrieval.geoclip.
+        /// Folder to create; default: retrieval.geoclip.
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
         /// Replace DIR if it exists.
@@ -280,24 +281,24 @@ pub enum GeoclipVerb {
     },
 }
 
-/// `config ...`
+/// Verbs of `config`.
 #[derive(Debug, Subcommand)]
 pub enum ConfigVerb {
-    /// The resolved file, with the origin of each value.
+    /// Print the resolved configuration with the origin of each value.
     Show,
-    /// Say whether it is valid.
+    /// Check that the configuration is valid.
     Check,
-    /// JSON schema of a configuration file.
+    /// Print the JSON schema of a configuration file.
     Schema {
-        /// The reference page instead.
+        /// Print the reference page in Markdown instead.
         #[arg(long)]
         markdown: bool,
     },
 }
 
 impl Cli {
-    /// What clap's own rules cannot say.
-    pub fn consistent(self) -> Result<Self, clap::Error> {
+    /// Rejects combinations of arguments that clap's own rules cannot express.
+    pub fn validate(self) -> Result<Self, clap::Error> {
         let fail = |kind, text: &str| Err(Self::command().error(kind, text));
         if self.global.gpus.is_some() && self.global.device.as_deref() == Some("cpu") {
             return fail(
@@ -306,14 +307,14 @@ impl Cli {
             );
         }
         if self.verb.is_none() && !self.version {
-            return fail(ErrorKind::MissingSubcommand, "a verb is missing; --help lists them");
+            return fail(ErrorKind::MissingSubcommand, "no verb given; --help lists the verbs");
         }
         Ok(self)
     }
 }
 
 impl Global {
-    /// The layers of configuration that the flags stand for, weakest first. `fallback` is the preset without `--config`.
+    /// The configuration layers that the flags set, weakest first. `fallback` is the preset to use without `--config`.
     pub fn layers(&self, fallback: &str) -> Vec<Layer> {
         let base = match &self.config {
             None => Layer::Preset(fallback.to_owned()),
@@ -325,7 +326,7 @@ impl Global {
         self.layers_over(base)
     }
 
-    /// The same on top of another layer than a preset or `--config`: that of a run.
+    /// The layers that the flags set on top of `base`, such as the configuration file of a run.
     pub fn layers_over(&self, base: Layer) -> Vec<Layer> {
         let mut layers = vec![base];
         layers.extend(self.set.iter().cloned().map(Layer::Set));
@@ -352,12 +353,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_passes_the_debug_checks_of_clap() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn flags_may_stand_on_both_sides_of_the_verb() {
+    fn global_flags_work_before_and_after_the_verb() {
         for line in ["x --workers 2 demo", "x demo --workers 2"] {
             let cli = Cli::try_parse_from(line.split(' ')).expect("parses");
             assert_eq!(cli.global.workers, Some(2), "{line}");
@@ -366,11 +367,11 @@ mod tests {
     }
 
     #[test]
-    fn gpus_on_the_cpu_are_a_contradiction() {
+    fn gpus_flag_conflicts_with_device_cpu() {
         let line = "x --gpus 2 --device cpu demo";
         let cli = Cli::try_parse_from(line.split(' ')).expect("each flag alone is fine");
-        assert!(cli.consistent().is_err());
+        assert!(cli.validate().is_err());
         let cli = Cli::try_parse_from("x --gpus 2 --device cuda demo".split(' ')).expect("parses");
-        assert!(cli.consistent().is_ok());
+        assert!(cli.validate().is_ok());
     }
 }

@@ -1,10 +1,11 @@
-//! The life of a gang of workers as a state machine: (state, event, now) -> actions. Pure: no clock, no process, no socket.
+//! State machine of a gang, the workers of one attempt: (state, event, now) -> actions. Pure: no clock, no process, no
+//! socket.
 //!
-//! Starting -> Running -> Ended; on any failure or interrupt, Stopping in between. A gang always ends: every wait but that for
-//! the job itself has a deadline, and after the last one comes SIGKILL.
+//! The phases are Starting, Running and, after a failure or an interrupt, Stopping. A gang always ends: every wait
+//! except the one for the job itself has a deadline, and the last resort is SIGKILL.
 //!
-//! A checkpoint is committed when every rank of this very attempt has written its parts; what a worker of another attempt
-//! says it has written is refused.
+//! A checkpoint is committed when every rank of this attempt has written its parts. Parts from another attempt are
+//! rejected.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,120 +16,120 @@ use locdiff_core::{REVISION, VERSION};
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// With a code.
+    /// It exited with this code.
     Code(i32),
-    /// By a signal.
+    /// It was killed by this signal.
     Signal(i32),
 }
 
-/// Numbers of the signals that a launcher sends; POSIX fixes them.
+/// Numbers of the signals that the launcher sends, as fixed by POSIX.
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
-/// The dynamic linker and shells end with this code when a program cannot be loaded.
+/// Exit code of the dynamic linker and of shells when a program cannot be loaded.
 const EXIT_NOT_LOADED: i32 = 127;
 
-/// What happened.
+/// Something that happened to a gang.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// A worker spoke.
+pub enum GangEvent {
+    /// A worker sent a message.
     Message {
-        /// Which one.
+        /// Rank of the worker.
         rank: u32,
-        /// What it said.
+        /// The message.
         message: ToLauncher,
     },
-    /// A worker said something that cannot be understood.
+    /// A worker sent a message that cannot be parsed.
     Garbled {
-        /// Which one.
+        /// Rank of the worker.
         rank: u32,
-        /// Why not.
+        /// Why it cannot be parsed.
         reason: String,
     },
     /// A worker closed its control socket.
     Closed(u32),
     /// A worker process ended.
     Exited {
-        /// Which one.
+        /// Rank of the worker.
         rank: u32,
-        /// How.
+        /// How it ended.
         exit: Exit,
     },
     /// A checkpoint could not be committed.
     CommitFailed(Failure),
-    /// The user asks to end (Ctrl-C, SIGTERM).
+    /// The user asked to stop (Ctrl-C, SIGTERM).
     Interrupted,
-    /// Time has passed.
+    /// A deadline may have passed.
     Tick,
 }
 
-/// What the supervisor must do.
+/// What the supervisor must do next.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Send every worker its job.
     StartAll,
-    /// Tell every worker but the first where the store is: HOST:PORT.
+    /// Send the store's address (HOST:PORT) to every worker except rank 0.
     Announce(String),
-    /// Pass on what a worker reports about its job.
+    /// Pass a worker's report about its job to the observer.
     Report(ToLauncher),
-    /// Commit a checkpoint: every rank has written its parts, here in order.
+    /// Commit a checkpoint. The parts of all ranks are in rank order.
     Commit(Vec<PartsWritten>),
-    /// Send SIGTERM to all that still run.
+    /// Send SIGTERM to all running workers.
     Terminate,
-    /// Send SIGKILL to all that still run.
+    /// Send SIGKILL to all running workers.
     Kill,
-    /// Send SIGKILL to one that has nothing left to do.
+    /// Send SIGKILL to a worker that sent its result but did not exit.
     KillOne(u32),
 }
 
 /// Why a gang was stopped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause {
-    /// A worker does not fit the launcher.
+    /// A worker is incompatible with the launcher.
     Incompatible {
-        /// Which one.
+        /// Rank of the worker.
         rank: u32,
-        /// Got and wanted.
+        /// What differs: got and wanted.
         reason: String,
     },
-    /// Workers did not report in time.
+    /// Workers did not say hello in time.
     Late {
-        /// Which ones.
+        /// Ranks of the workers.
         ranks: Vec<u32>,
-        /// The limit.
+        /// The time that they had.
         limit: Duration,
     },
-    /// A worker said that it failed.
+    /// A worker reported a failure.
     Failed {
-        /// Which one.
+        /// Rank of the worker.
         rank: u32,
-        /// In its words.
+        /// Its report.
         failure: Failure,
     },
     /// A worker ended without a result.
     Died {
-        /// Which one.
+        /// Rank of the worker.
         rank: u32,
-        /// How.
+        /// How it ended.
         exit: Exit,
     },
-    /// A worker left the control socket and went on running.
+    /// A worker closed its control socket but kept running.
     Deserted(u32),
-    /// A worker did not end when it was asked to, and was killed: it had been stopped, or hung.
+    /// A worker did not exit after SIGTERM, because it was stopped or hung, and was killed.
     Unresponsive {
-        /// Which one.
+        /// Rank of the worker.
         rank: u32,
-        /// How long it was waited for.
+        /// How long the launcher waited for it.
         limit: Duration,
     },
     /// A checkpoint could not be committed.
     CommitFailed(Failure),
-    /// The user asked to end.
+    /// The user asked to stop.
     Interrupted,
 }
 
 impl Cause {
-    /// Whether something else must lie behind it.
+    /// Whether the failure of another worker must have caused this one.
     fn is_consequence(&self) -> bool {
         matches!(self, Self::Failed { failure: Failure { of_peer: true, .. }, .. })
     }
@@ -139,16 +140,16 @@ impl Cause {
 pub enum Outcome {
     /// The result of every rank, in order.
     Done(Vec<JobResult>),
-    /// All that went wrong, the first cause first.
+    /// Everything that went wrong, the root cause first.
     Failed(Vec<Cause>),
 }
 
-/// Deadlines.
+/// Time limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Until every worker has said hello.
+    /// For every worker to say hello.
     pub start: Duration,
-    /// Between SIGTERM and SIGKILL.
+    /// Between SIGTERM and SIGKILL, and for a worker to exit after its result.
     pub stop: Duration,
 }
 
@@ -157,20 +158,20 @@ struct Member {
     hello: Option<Hello>,
     result: Option<JobResult>,
     exit: Option<Exit>,
-    /// Has ended, but its socket may still hold what it said before.
-    unheard_exit: Option<Exit>,
-    /// Its socket is closed: all that it said has been heard.
+    /// The process has ended, but its socket may still hold messages.
+    pending_exit: Option<Exit>,
+    /// The socket is closed: all messages have been handled.
     is_closed: bool,
-    /// Has said its last word, or hung up, and must have ended by then.
-    leave_by: Option<Duration>,
-    /// Gave its result, did not end, and was killed.
-    dismissed: bool,
+    /// It sent its result or closed its socket, and must have exited by then.
+    exit_by: Option<Duration>,
+    /// It sent its result, did not exit in time, and was killed.
+    killed_after_result: bool,
 }
 
 impl Member {
-    /// Ought to end and has not.
-    fn is_leaving(&self) -> bool {
-        self.leave_by.is_some() && self.exit.is_none() && !self.dismissed
+    /// Whether it should exit but has not done so.
+    fn should_exit(&self) -> bool {
+        self.exit_by.is_some() && self.exit.is_none() && !self.killed_after_result
     }
 }
 
@@ -181,7 +182,7 @@ enum Phase {
     Stopping { kill_at: Duration, killed: bool },
 }
 
-/// The state of one gang.
+/// State machine of one gang.
 #[derive(Debug, Clone)]
 pub struct Coordinator {
     attempt: u32,
@@ -189,44 +190,44 @@ pub struct Coordinator {
     started_at: Duration,
     phase: Phase,
     members: Vec<Member>,
-    /// Parts of checkpoints that are not complete, by step; one place for each rank.
+    /// Parts of incomplete checkpoints by step, with one slot per rank.
     parts: BTreeMap<u64, Vec<Option<PartsWritten>>>,
     causes: Vec<Cause>,
 }
 
 impl Coordinator {
-    /// A gang of `workers` processes that were just spawned, for this attempt of the run.
+    /// Starts with `workers` processes that were just spawned for this attempt of the run.
     pub fn new(workers: usize, attempt: u32, limits: Limits, now: Duration) -> Self {
         let members = vec![Member::default(); workers];
         let (phase, parts, causes) = (Phase::Starting, BTreeMap::new(), Vec::new());
         Self { attempt, limits, started_at: now, phase, members, parts, causes }
     }
 
-    /// Takes in what happened and says what to do about it.
-    pub fn step(&mut self, event: Event, now: Duration) -> Vec<Action> {
+    /// Handles an event and returns the actions to take.
+    pub fn step(&mut self, event: GangEvent, now: Duration) -> Vec<Action> {
         match event {
-            Event::Message { rank, message } => self.message(rank, message, now),
-            Event::Garbled { rank, reason } => self.stop(Cause::Incompatible { rank, reason }, now),
-            Event::Closed(rank) => self.closed(rank, now),
-            Event::Exited { rank, exit } => self.exited(rank, exit, now),
-            Event::CommitFailed(failure) => self.stop(Cause::CommitFailed(failure), now),
-            Event::Interrupted => self.interrupted(now),
-            Event::Tick => self.tick(now),
+            GangEvent::Message { rank, message } => self.message(rank, message, now),
+            GangEvent::Garbled { rank, reason } => self.stop(Cause::Incompatible { rank, reason }, now),
+            GangEvent::Closed(rank) => self.closed(rank, now),
+            GangEvent::Exited { rank, exit } => self.exited(rank, exit, now),
+            GangEvent::CommitFailed(failure) => self.stop(Cause::CommitFailed(failure), now),
+            GangEvent::Interrupted => self.interrupted(now),
+            GangEvent::Tick => self.tick(now),
         }
     }
 
-    /// When [`Event::Tick`] is due at the latest.
+    /// When [`GangEvent::Tick`] is due at the latest, if there is a deadline.
     pub fn deadline(&self) -> Option<Duration> {
         match self.phase {
             Phase::Starting => Some(self.started_at + self.limits.start),
             Phase::Running => {
-                self.members.iter().filter(|member| member.is_leaving()).filter_map(|member| member.leave_by).min()
+                self.members.iter().filter(|member| member.should_exit()).filter_map(|member| member.exit_by).min()
             }
             Phase::Stopping { kill_at, killed } => (!killed).then_some(kill_at),
         }
     }
 
-    /// How it ended, once every process has.
+    /// How the gang ended, once every process has ended.
     pub fn outcome(&self) -> Option<Outcome> {
         if !self.members.iter().all(|member| member.exit.is_some()) {
             return None;
@@ -234,13 +235,13 @@ impl Coordinator {
         if self.causes.is_empty() {
             return Some(Outcome::Done(self.members.iter().filter_map(|member| member.result.clone()).collect()));
         }
-        // Peers often report the broken collective before the death of the one that broke it is seen.
+        // Peers often report a broken collective before the launcher sees the death of the worker that broke it.
         let (consequences, mut causes): (Vec<_>, Vec<_>) = self.causes.iter().cloned().partition(Cause::is_consequence);
         causes.extend(consequences);
         Some(Outcome::Failed(causes))
     }
 
-    /// What each worker has said of itself.
+    /// The hellos received so far, in rank order.
     pub fn hellos(&self) -> Vec<Hello> {
         self.members.iter().filter_map(|member| member.hello.clone()).collect()
     }
@@ -249,9 +250,9 @@ impl Coordinator {
         let Some(member) = self.members.get_mut(rank as usize) else { return Vec::new() };
         match message {
             ToLauncher::Hello(hello) => {
-                let misfit = misfit(&hello);
+                let mismatch = mismatch(&hello);
                 member.hello = Some(hello);
-                if let Some(reason) = misfit {
+                if let Some(reason) = mismatch {
                     return self.stop(Cause::Incompatible { rank, reason }, now);
                 }
                 let complete = self.members.iter().all(|member| member.hello.is_some());
@@ -263,12 +264,12 @@ impl Coordinator {
             }
             ToLauncher::Listening { address } if rank == 0 => vec![Action::Announce(address)],
             ToLauncher::Listening { .. } => {
-                let reason = "it keeps a store, which is for rank 0 alone".to_owned();
+                let reason = "it announced a store, which only rank 0 may do".to_owned();
                 self.stop(Cause::Incompatible { rank, reason }, now)
             }
             ToLauncher::Result(result) => {
                 member.result = Some(*result);
-                member.leave_by = Some(now + self.limits.stop);
+                member.exit_by = Some(now + self.limits.stop);
                 Vec::new()
             }
             ToLauncher::Failed(failure) => self.stop(Cause::Failed { rank, failure }, now),
@@ -279,28 +280,29 @@ impl Coordinator {
         }
     }
 
-    /// The last rank's parts make a checkpoint whole.
+    /// Records the parts of one rank. The parts of the last rank complete the checkpoint.
     fn written(&mut self, rank: u32, written: PartsWritten, now: Duration) -> Vec<Action> {
         if written.attempt != self.attempt {
-            let reason = format!("it has written for attempt {}, this is {}", written.attempt, self.attempt);
+            let (got, want) = (written.attempt, self.attempt);
+            let reason = format!("it wrote parts for attempt {got}, the current attempt is {want}");
             return self.stop(Cause::Incompatible { rank, reason }, now);
         }
         let (step, ranks) = (written.step, self.members.len());
-        let places = self.parts.entry(step).or_insert_with(|| vec![None; ranks]);
-        places[rank as usize] = Some(written);
-        if places.iter().any(Option::is_none) {
+        let slots = self.parts.entry(step).or_insert_with(|| vec![None; ranks]);
+        slots[rank as usize] = Some(written);
+        if slots.iter().any(Option::is_none) {
             return Vec::new();
         }
         let parts = self.parts.remove(&step).unwrap_or_default().into_iter().flatten().collect();
         vec![Action::Commit(parts)]
     }
 
-    /// Its exit will tell why, if it comes.
+    /// Not a failure yet: the exit status that should follow tells the reason.
     fn closed(&mut self, rank: u32, now: Duration) -> Vec<Action> {
         let Some(member) = self.members.get_mut(rank as usize) else { return Vec::new() };
         member.is_closed = true;
-        member.leave_by.get_or_insert(now + self.limits.stop);
-        match member.unheard_exit.take() {
+        member.exit_by.get_or_insert(now + self.limits.stop);
+        match member.pending_exit.take() {
             Some(exit) => self.exited(rank, exit, now),
             None => Vec::new(),
         }
@@ -309,32 +311,32 @@ impl Coordinator {
     fn exited(&mut self, rank: u32, exit: Exit, now: Duration) -> Vec<Action> {
         let Some(member) = self.members.get_mut(rank as usize) else { return Vec::new() };
         if member.hello.is_some() && !member.is_closed {
-            member.unheard_exit = Some(exit);
+            member.pending_exit = Some(exit);
             return Vec::new();
         }
         member.exit = Some(exit);
-        let spoke = member.hello.is_some();
-        let finished = member.result.is_some() && (exit == Exit::Code(0) || member.dismissed);
+        let said_hello = member.hello.is_some();
+        let finished = member.result.is_some() && (exit == Exit::Code(0) || member.killed_after_result);
         let reported =
             self.causes.iter().any(|cause| matches!(cause, Cause::Failed { rank: known, .. } if *known == rank));
         if let (Phase::Stopping { killed: true, .. }, Exit::Signal(SIGKILL)) = (self.phase, exit) {
-            // SIGTERM would have ended any worker that could still run.
+            // A worker that was able to run would have ended on SIGTERM.
             self.causes.push(Cause::Unresponsive { rank, limit: self.limits.stop });
             return Vec::new();
         }
-        if finished || reported || self.is_our_doing(exit) {
+        if finished || reported || self.is_caused_by_launcher(exit) {
             return Vec::new();
         }
-        if !spoke && exit == Exit::Code(EXIT_NOT_LOADED) {
+        if !said_hello && exit == Exit::Code(EXIT_NOT_LOADED) {
             let reason = "its libraries cannot be loaded".to_owned();
             return self.stop(Cause::Incompatible { rank, reason }, now);
         }
         self.stop(Cause::Died { rank, exit }, now)
     }
 
-    /// An end that the signals of this launcher explain. A worker that dies of another signal while the gang is being
-    /// stopped may well be the first cause.
-    fn is_our_doing(&self, exit: Exit) -> bool {
+    /// Whether the launcher's own signals explain this exit. A worker that dies of another signal while the gang is
+    /// being stopped may be the root cause.
+    fn is_caused_by_launcher(&self, exit: Exit) -> bool {
         match self.phase {
             Phase::Stopping { killed, .. } => match exit {
                 Exit::Signal(signal) => signal == SIGTERM || (killed && signal == SIGKILL),
@@ -348,7 +350,7 @@ impl Coordinator {
         if let Phase::Stopping { killed, .. } = &mut self.phase
             && self.causes.contains(&Cause::Interrupted)
         {
-            // Asked twice: no more patience.
+            // The user asked twice, so do not wait for the deadline.
             *killed = true;
             return vec![Action::Kill];
         }
@@ -366,24 +368,25 @@ impl Coordinator {
                 *killed = true;
                 vec![Action::Kill]
             }
-            Phase::Running => self.see_out(now),
+            Phase::Running => self.kill_overdue(now),
             _ => Vec::new(),
         }
     }
 
-    /// Ends workers that have said their last word and did not leave.
-    fn see_out(&mut self, now: Duration) -> Vec<Action> {
+    /// Kills workers that sent their result but did not exit in time. A worker that closed its socket without a result
+    /// is a failure.
+    fn kill_overdue(&mut self, now: Duration) -> Vec<Action> {
         let mut actions = Vec::new();
         for rank in 0..self.members.len() {
             let member = &mut self.members[rank];
             let rank = rank as u32;
-            if !member.is_leaving() || member.leave_by.is_none_or(|limit| now < limit) {
+            if !member.should_exit() || member.exit_by.is_none_or(|limit| now < limit) {
                 continue;
             }
             if member.result.is_none() {
                 return self.stop(Cause::Deserted(rank), now);
             }
-            member.dismissed = true;
+            member.killed_after_result = true;
             actions.push(Action::KillOne(rank));
         }
         actions
@@ -399,20 +402,20 @@ impl Coordinator {
     }
 }
 
-/// Why a worker does not fit, if it does not.
-fn misfit(hello: &Hello) -> Option<String> {
+/// Why a worker is incompatible with this launcher, if it is.
+fn mismatch(hello: &Hello) -> Option<String> {
     if hello.protocol != PROTOCOL_VERSION {
-        return Some(format!("it speaks protocol {}, this launcher {PROTOCOL_VERSION}", hello.protocol));
+        return Some(format!("it uses protocol {}, this launcher uses {PROTOCOL_VERSION}", hello.protocol));
     }
     if (hello.version.as_str(), hello.revision.as_str()) != (VERSION, REVISION) {
         return Some(format!(
-            "it is version {} ({}), this launcher {VERSION} ({REVISION})",
+            "it is version {} ({}), this launcher is {VERSION} ({REVISION})",
             hello.version, hello.revision
         ));
     }
     if hello.libtorch_built != hello.libtorch_loaded {
         return Some(format!(
-            "it was built for libtorch {}, loaded is {}",
+            "it was built for libtorch {}, but {} is loaded",
             hello.libtorch_built, hello.libtorch_loaded
         ));
     }

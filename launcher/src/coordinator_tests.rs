@@ -1,4 +1,4 @@
-//! Laws of the coordinator, on a clock of their own.
+//! Tests of the coordinator on a simulated clock.
 
 use locdiff_core::protocol::SelfCheck;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn hello(rank: u32) -> Event {
+fn hello(rank: u32) -> GangEvent {
     let hello = Hello {
         protocol: PROTOCOL_VERSION,
         rank,
@@ -23,36 +23,36 @@ fn hello(rank: u32) -> Event {
         cuda: None,
         nccl: None,
     };
-    Event::Message { rank, message: ToLauncher::Hello(hello) }
+    GangEvent::Message { rank, message: ToLauncher::Hello(hello) }
 }
 
 fn answer(rank: u32) -> JobResult {
     SelfCheck { device: "Cpu".into(), size: rank, error_max: 0.0 }.into()
 }
 
-fn result(rank: u32) -> Event {
-    Event::Message { rank, message: ToLauncher::Result(Box::new(answer(rank))) }
+fn result(rank: u32) -> GangEvent {
+    GangEvent::Message { rank, message: ToLauncher::Result(Box::new(answer(rank))) }
 }
 
-fn failed(rank: u32, of_peer: bool) -> Event {
+fn failed(rank: u32, of_peer: bool) -> GangEvent {
     let failure = Failure { message: "broken".into(), of_peer, exit_code: 14 };
-    Event::Message { rank, message: ToLauncher::Failed(failure) }
+    GangEvent::Message { rank, message: ToLauncher::Failed(failure) }
 }
 
-fn exited(rank: u32, exit: Exit) -> Event {
-    Event::Exited { rank, exit }
+fn exited(rank: u32, exit: Exit) -> GangEvent {
+    GangEvent::Exited { rank, exit }
 }
 
-/// A process that ends; what it said before is heard after.
-fn ends(gang: &mut Coordinator, rank: u32, exit: Exit, now: Duration) -> Vec<Action> {
+/// Ends a process. Its socket closes after the exit is seen.
+fn end_process(gang: &mut Coordinator, rank: u32, exit: Exit, now: Duration) -> Vec<Action> {
     let mut actions = gang.step(exited(rank, exit), now);
-    actions.extend(gang.step(Event::Closed(rank), now));
+    actions.extend(gang.step(GangEvent::Closed(rank), now));
     actions
 }
 
-fn parts(rank: u32, step: u64, attempt: u32) -> Event {
+fn parts(rank: u32, step: u64, attempt: u32) -> GangEvent {
     let written = PartsWritten { step, attempt, files: Vec::new(), score: None };
-    Event::Message { rank, message: ToLauncher::Parts(written) }
+    GangEvent::Message { rank, message: ToLauncher::Parts(written) }
 }
 
 #[test]
@@ -62,26 +62,26 @@ fn checkpoint_is_committed_when_the_last_rank_of_this_attempt_has_written() {
     assert_eq!(gang.step(parts(1, 20, 7), at(2)), [], "another step is another checkpoint");
     let actions = gang.step(parts(0, 10, 7), at(3));
     assert!(matches!(&actions[..], [Action::Commit(parts)] if parts.len() == 2 && parts[0].step == 10), "{actions:?}");
-    assert_eq!(gang.step(parts(0, 20, 6), at(4)), [Action::Terminate], "a worker of an older attempt");
+    assert_eq!(gang.step(parts(0, 20, 6), at(4)), [Action::Terminate], "parts from an older attempt");
     assert_eq!(gang.step(parts(0, 20, 6), at(4)), []);
 }
 
 #[test]
-fn what_a_worker_said_before_it_ended_is_heard() {
+fn messages_sent_before_the_exit_are_still_handled() {
     let mut gang = running(1);
     assert_eq!(gang.step(exited(0, Exit::Code(0)), at(2)), []);
-    assert!(gang.outcome().is_none(), "its socket may hold more");
+    assert!(gang.outcome().is_none(), "its socket may hold more messages");
     gang.step(result(0), at(2));
-    gang.step(Event::Closed(0), at(2));
+    gang.step(GangEvent::Closed(0), at(2));
     assert!(matches!(gang.outcome(), Some(Outcome::Done(results)) if results.len() == 1));
 }
 
 #[test]
-fn a_commit_that_fails_ends_the_gang() {
+fn failed_commit_stops_the_gang() {
     let mut gang = running(1);
     let failure = Failure { message: "no space".into(), of_peer: false, exit_code: 16 };
-    assert_eq!(gang.step(Event::CommitFailed(failure.clone()), at(2)), [Action::Terminate]);
-    ends(&mut gang, 0, Exit::Signal(SIGTERM), at(3));
+    assert_eq!(gang.step(GangEvent::CommitFailed(failure.clone()), at(2)), [Action::Terminate]);
+    end_process(&mut gang, 0, Exit::Signal(SIGTERM), at(3));
     assert_eq!(causes(&gang), [Cause::CommitFailed(failure)]);
 }
 
@@ -102,21 +102,21 @@ fn causes(gang: &Coordinator) -> Vec<Cause> {
 }
 
 #[test]
-fn jobs_start_when_all_have_spoken_and_results_keep_their_order() {
+fn jobs_start_after_all_hellos_and_results_are_in_rank_order() {
     let mut gang = running(3);
     for rank in [2, 0, 1] {
         assert!(gang.step(result(rank), at(2)).is_empty());
         assert_eq!(gang.outcome(), None);
-        ends(&mut gang, rank, Exit::Code(0), at(3));
+        end_process(&mut gang, rank, Exit::Code(0), at(3));
     }
     assert_eq!(gang.outcome(), Some(Outcome::Done(vec![answer(0), answer(1), answer(2)])));
 }
 
 #[test]
-fn the_store_is_announced_by_rank_0_alone() {
+fn only_rank_0_may_announce_the_store() {
     let listening = |rank| {
         let message = ToLauncher::Listening { address: "127.0.0.1:7".into() };
-        Event::Message { rank, message }
+        GangEvent::Message { rank, message }
     };
     let mut gang = running(2);
     assert_eq!(gang.step(listening(0), at(2)), [Action::Announce("127.0.0.1:7".into())]);
@@ -124,131 +124,132 @@ fn the_store_is_announced_by_rank_0_alone() {
 }
 
 #[test]
-fn silence_at_the_start_ends_and_names_the_silent() {
+fn workers_that_do_not_say_hello_in_time_are_named() {
     let mut gang = Coordinator::new(3, 7, LIMITS, at(0));
     gang.step(hello(1), at(1));
     assert_eq!(gang.deadline(), Some(at(10)));
-    assert!(gang.step(Event::Tick, at(9)).is_empty());
-    assert_eq!(gang.step(Event::Tick, at(10)), [Action::Terminate]);
-    assert_eq!(gang.step(Event::Tick, at(12)), [Action::Kill]);
+    assert!(gang.step(GangEvent::Tick, at(9)).is_empty());
+    assert_eq!(gang.step(GangEvent::Tick, at(10)), [Action::Terminate]);
+    assert_eq!(gang.step(GangEvent::Tick, at(12)), [Action::Kill]);
     for rank in 0..3 {
-        ends(&mut gang, rank, Exit::Signal(SIGKILL), at(13));
+        end_process(&mut gang, rank, Exit::Signal(SIGKILL), at(13));
     }
     assert_eq!(causes(&gang)[0], Cause::Late { ranks: vec![0, 2], limit: LIMITS.start });
 }
 
 #[test]
-fn the_killed_worker_is_the_cause_even_when_its_peer_complains_first() {
+fn killed_worker_is_the_root_cause_even_if_its_peer_reports_first() {
     let mut gang = running(2);
     assert_eq!(gang.step(failed(0, true), at(5)), [Action::Terminate]);
-    ends(&mut gang, 0, Exit::Code(14), at(5));
-    ends(&mut gang, 1, Exit::Signal(SIGKILL), at(5));
+    end_process(&mut gang, 0, Exit::Code(14), at(5));
+    end_process(&mut gang, 1, Exit::Signal(SIGKILL), at(5));
     let causes = causes(&gang);
     assert_eq!(causes[0], Cause::Died { rank: 1, exit: Exit::Signal(SIGKILL) });
     assert!(matches!(causes[1], Cause::Failed { rank: 0, .. }));
 }
 
 #[test]
-fn workers_that_we_end_are_not_causes() {
+fn workers_terminated_by_the_launcher_are_not_causes() {
     let mut gang = running(3);
     assert_eq!(gang.step(failed(1, false), at(5)), [Action::Terminate]);
-    ends(&mut gang, 1, Exit::Code(14), at(5));
-    ends(&mut gang, 0, Exit::Signal(SIGTERM), at(6));
-    assert_eq!(gang.step(Event::Tick, at(7)), [Action::Kill]);
-    ends(&mut gang, 2, Exit::Signal(SIGKILL), at(7));
+    end_process(&mut gang, 1, Exit::Code(14), at(5));
+    end_process(&mut gang, 0, Exit::Signal(SIGTERM), at(6));
+    assert_eq!(gang.step(GangEvent::Tick, at(7)), [Action::Kill]);
+    end_process(&mut gang, 2, Exit::Signal(SIGKILL), at(7));
     let causes = causes(&gang);
     assert!(matches!(causes[0], Cause::Failed { rank: 1, .. }), "{causes:?}");
-    assert_eq!(causes[1..], [Cause::Unresponsive { rank: 2, limit: LIMITS.stop }], "rank 0 ended as it was asked to");
+    assert_eq!(causes[1..], [Cause::Unresponsive { rank: 2, limit: LIMITS.stop }], "rank 0 ended on SIGTERM");
 }
 
 #[test]
-fn a_stopped_worker_is_the_cause_of_what_its_peer_complains_of() {
+fn stopped_worker_is_the_root_cause_of_its_peers_failure() {
     let mut gang = running(2);
     gang.step(failed(0, true), at(5));
-    ends(&mut gang, 0, Exit::Code(14), at(5));
-    assert_eq!(gang.step(Event::Tick, at(7)), [Action::Kill]);
-    ends(&mut gang, 1, Exit::Signal(SIGKILL), at(7));
+    end_process(&mut gang, 0, Exit::Code(14), at(5));
+    assert_eq!(gang.step(GangEvent::Tick, at(7)), [Action::Kill]);
+    end_process(&mut gang, 1, Exit::Signal(SIGKILL), at(7));
     assert_eq!(causes(&gang)[0], Cause::Unresponsive { rank: 1, limit: LIMITS.stop });
 }
 
 #[test]
-fn a_worker_that_has_given_its_result_must_leave() {
+fn worker_that_does_not_exit_after_its_result_is_killed() {
     let mut gang = running(2);
     gang.step(result(0), at(5));
     gang.step(result(1), at(5));
-    ends(&mut gang, 1, Exit::Code(0), at(5));
+    end_process(&mut gang, 1, Exit::Code(0), at(5));
     assert_eq!(gang.deadline(), Some(at(7)));
-    assert_eq!(gang.step(Event::Tick, at(7)), [Action::KillOne(0)]);
+    assert_eq!(gang.step(GangEvent::Tick, at(7)), [Action::KillOne(0)]);
     assert_eq!(gang.deadline(), None);
-    ends(&mut gang, 0, Exit::Signal(SIGKILL), at(7));
+    end_process(&mut gang, 0, Exit::Signal(SIGKILL), at(7));
     assert!(matches!(gang.outcome(), Some(Outcome::Done(results)) if results.len() == 2));
 }
 
 #[test]
-fn a_worker_that_hangs_up_and_runs_on_has_failed() {
+fn worker_that_closes_its_socket_and_keeps_running_has_failed() {
     let mut gang = running(2);
-    gang.step(Event::Closed(1), at(5));
-    assert_eq!(gang.step(Event::Tick, at(7)), [Action::Terminate]);
-    ends(&mut gang, 1, Exit::Signal(SIGTERM), at(7));
-    ends(&mut gang, 0, Exit::Signal(SIGTERM), at(7));
+    gang.step(GangEvent::Closed(1), at(5));
+    assert_eq!(gang.step(GangEvent::Tick, at(7)), [Action::Terminate]);
+    end_process(&mut gang, 1, Exit::Signal(SIGTERM), at(7));
+    end_process(&mut gang, 0, Exit::Signal(SIGTERM), at(7));
     assert_eq!(causes(&gang), [Cause::Deserted(1)]);
 }
 
 #[test]
-fn an_end_without_a_result_is_a_failure_even_with_code_0() {
+fn exit_without_a_result_is_a_failure_even_with_code_0() {
     let mut gang = running(1);
-    assert_eq!(ends(&mut gang, 0, Exit::Code(0), at(5)), [Action::Terminate]);
+    assert_eq!(end_process(&mut gang, 0, Exit::Code(0), at(5)), [Action::Terminate]);
     assert_eq!(causes(&gang), [Cause::Died { rank: 0, exit: Exit::Code(0) }]);
 }
 
 #[test]
-fn a_worker_that_cannot_be_loaded_does_not_fit() {
+fn worker_that_cannot_be_loaded_is_incompatible() {
     let mut gang = Coordinator::new(1, 7, LIMITS, at(0));
-    ends(&mut gang, 0, Exit::Code(EXIT_NOT_LOADED), at(0));
+    end_process(&mut gang, 0, Exit::Code(EXIT_NOT_LOADED), at(0));
     assert!(matches!(causes(&gang)[0], Cause::Incompatible { rank: 0, .. }));
 }
 
 #[test]
-fn misfits_say_got_and_wanted() {
-    let Event::Message { message: ToLauncher::Hello(good), .. } = hello(0) else { unreachable!() };
-    assert_eq!(misfit(&good), None);
+fn mismatch_names_got_and_wanted() {
+    let GangEvent::Message { message: ToLauncher::Hello(good), .. } = hello(0) else { unreachable!() };
+    assert_eq!(mismatch(&good), None);
     let reason = |change: fn(&mut Hello)| {
         let mut bad = good.clone();
         change(&mut bad);
-        misfit(&bad).expect("does not fit")
+        mismatch(&bad).expect("incompatible")
     };
-    assert_eq!(reason(|hello| hello.protocol = 99), format!("it speaks protocol 99, this launcher {PROTOCOL_VERSION}"));
-    let want = format!("version {VERSION} (old), this launcher {VERSION} ({REVISION})");
+    let want = format!("it uses protocol 99, this launcher uses {PROTOCOL_VERSION}");
+    assert_eq!(reason(|hello| hello.protocol = 99), want);
+    let want = format!("version {VERSION} (old), this launcher is {VERSION} ({REVISION})");
     assert!(reason(|hello| hello.revision = "old".into()).contains(&want));
-    assert!(reason(|hello| hello.libtorch_loaded = "2.10.0".into()).contains("libtorch 2.11.0, loaded is 2.10.0"));
+    assert!(reason(|hello| hello.libtorch_loaded = "2.10.0".into()).contains("libtorch 2.11.0, but 2.10.0 is loaded"));
 }
 
 #[test]
-fn a_second_interrupt_kills_at_once() {
+fn second_interrupt_kills_at_once() {
     let mut gang = running(1);
-    assert_eq!(gang.step(Event::Interrupted, at(5)), [Action::Terminate]);
-    assert_eq!(gang.step(Event::Interrupted, at(5)), [Action::Kill]);
-    ends(&mut gang, 0, Exit::Signal(SIGKILL), at(5));
+    assert_eq!(gang.step(GangEvent::Interrupted, at(5)), [Action::Terminate]);
+    assert_eq!(gang.step(GangEvent::Interrupted, at(5)), [Action::Kill]);
+    end_process(&mut gang, 0, Exit::Signal(SIGKILL), at(5));
     assert_eq!(causes(&gang)[0], Cause::Interrupted);
 }
 
-fn any_event(workers: u32) -> impl Strategy<Value = Event> {
+fn any_event(workers: u32) -> impl Strategy<Value = GangEvent> {
     let exit = prop_oneof![(-1_i32..256).prop_map(Exit::Code), (1_i32..32).prop_map(Exit::Signal)];
     prop_oneof![
         (0..workers).prop_map(hello),
         (0..workers).prop_map(result),
         (0..workers, any::<bool>()).prop_map(|(rank, of_peer)| failed(rank, of_peer)),
         (0..workers, exit).prop_map(|(rank, exit)| exited(rank, exit)),
-        (0..workers).prop_map(|rank| Event::Garbled { rank, reason: "noise".into() }),
-        (0..workers).prop_map(Event::Closed),
-        Just(Event::Interrupted),
-        Just(Event::Tick),
+        (0..workers).prop_map(|rank| GangEvent::Garbled { rank, reason: "noise".into() }),
+        (0..workers).prop_map(GangEvent::Closed),
+        Just(GangEvent::Interrupted),
+        Just(GangEvent::Tick),
     ]
 }
 
 proptest! {
-    /// Whatever happens: once stopping, Terminate comes once and Kill follows by its deadline; success means a result
-    /// from everybody; a gang whose processes have all ended has an outcome.
+    /// For any sequence of events: a gang that is stopping gets one Terminate, and a Kill by the deadline. A gang whose
+    /// processes have all ended has an outcome. A successful gang has a result from every rank.
     #[test]
     fn every_gang_ends(events in proptest::collection::vec(any_event(3), 0..40)) {
         let mut gang = Coordinator::new(3, 7, LIMITS, at(0));
@@ -258,7 +259,7 @@ proptest! {
         }
         for _ in 0..6 {
             if let Some(deadline) = gang.deadline() {
-                actions.extend(gang.step(Event::Tick, deadline));
+                actions.extend(gang.step(GangEvent::Tick, deadline));
             }
         }
         prop_assert!(gang.deadline().is_none());
@@ -267,7 +268,7 @@ proptest! {
             prop_assert!(actions.contains(&Action::Kill));
         }
         for rank in 0..3 {
-            ends(&mut gang, rank, Exit::Signal(SIGKILL), at(100));
+            end_process(&mut gang, rank, Exit::Signal(SIGKILL), at(100));
         }
         match gang.outcome() {
             Some(Outcome::Done(results)) => prop_assert_eq!(results.len(), 3),

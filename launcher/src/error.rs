@@ -1,4 +1,4 @@
-//! What can go wrong in the control plane, each with its exit code.
+//! Expected errors of the control plane, each with its exit code.
 
 use std::path::Path;
 
@@ -6,14 +6,14 @@ use locdiff_core::config::ConfigErrors;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::FileError;
 
-/// An error with a code, such as `reported!(NoData, "no runs in {dir}")`.
+/// Builds a `LaunchError` from an exit code and a message, such as `reported!(NoData, "no runs in {dir}")`.
 macro_rules! reported {
     ($code:ident, $($text:tt)+) => {
         $crate::error::LaunchError::new(locdiff_core::exit_code::ExitCode::$code, format!($($text)+))
     };
 }
 
-/// Returns it.
+/// Returns early with the error that `reported!` builds.
 macro_rules! refuse {
     ($code:ident, $($text:tt)+) => {
         return Err($crate::error::reported!($code, $($text)+).into())
@@ -22,46 +22,43 @@ macro_rules! refuse {
 
 pub(crate) use {refuse, reported};
 
-/// An expected failure of the launcher; anything else is a bug and stays an `anyhow::Error`.
+/// An expected failure of the launcher. Any other error is a bug and stays an `anyhow::Error`.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct LaunchError {
     code: ExitCode,
-    /// What to say; of a worker that failed it is the whole report.
+    /// The message. For a failed worker, the whole report.
     text: String,
 }
 
 impl LaunchError {
-    /// An error with a code.
+    /// Creates an error from an exit code and a message.
     pub fn new(code: ExitCode, text: impl Into<String>) -> Self {
         Self { code, text: text.into() }
     }
 
-    /// An expected error of the core.
+    /// Converts an expected error of `locdiff_core`.
     pub fn reported(error: impl HasExitCode) -> Self {
         Self::new(error.exit_code(), error.to_string())
     }
 
-    /// What to make of the system's error about a file or folder.
+    /// Returns a closure that converts an I/O error and adds the path.
     pub fn at(path: impl AsRef<Path>) -> impl Fn(std::io::Error) -> Self {
         move |error| reported!(Io, "{}: {error}", path.as_ref().display())
     }
 
-    /// This version does not do it yet.
+    /// The error for a feature that is not implemented.
     pub fn not_yet(what: &str) -> Self {
-        reported!(
-            NotYet,
-            "`{what}` is not in this version yet; it has its place on the command line and this exit code until then"
-        )
+        reported!(NotYet, "`{what}` is not implemented in this version")
     }
 
-    /// The command was ended by a signal.
+    /// The error for a command that Ctrl-C or SIGTERM ended.
     pub fn interrupted() -> Self {
         Self::new(ExitCode::Interrupted, "interrupted; all workers have ended")
     }
 }
 
-/// The exit code of any error: what is not expected is a bug.
+/// The exit code of any error. An unexpected error is a bug: `Internal`.
 pub fn exit_code_of(error: &anyhow::Error) -> ExitCode {
     error.downcast_ref().map_or(ExitCode::Internal, LaunchError::exit_code)
 }

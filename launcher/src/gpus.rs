@@ -1,38 +1,38 @@
-//! The GPUs of this machine through NVML: no CUDA context is made, no libtorch is loaded.
+//! The GPUs of this machine, listed through NVML. Creates no CUDA context and loads no libtorch.
 //!
-//! `CUDA_VISIBLE_DEVICES` is honoured as CUDA does: the list ends at the first entry that names no device.
+//! `CUDA_VISIBLE_DEVICES` is interpreted as in CUDA: the list ends before the first entry that matches no GPU.
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use serde::Serialize;
 
-/// One GPU that a worker could use.
+/// One GPU that a worker can use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Gpu {
-    /// Index among the GPUs of the machine, before `CUDA_VISIBLE_DEVICES`.
+    /// Index among all GPUs of the machine, ignoring `CUDA_VISIBLE_DEVICES`.
     pub index: u32,
-    /// Universally unique name, `GPU-...`.
+    /// Unique identifier, `GPU-...`.
     pub uuid: String,
     /// Product name.
     pub name: String,
-    /// Memory of the card, bytes.
+    /// Total memory, bytes.
     pub memory_total_bytes: u64,
-    /// Memory that nobody uses now, bytes.
+    /// Free memory, bytes.
     pub memory_free_bytes: u64,
 }
 
-/// What NVML says of the machine.
+/// The GPUs and the driver of this machine, as NVML reports them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Inventory {
     /// Visible GPUs, in the order in which CUDA numbers them.
     pub gpus: Vec<Gpu>,
-    /// Version of the NVIDIA driver, where there is one.
+    /// Version of the NVIDIA driver, if one is installed.
     pub driver: Option<String>,
-    /// Why there are no GPUs, where there are none.
+    /// Why `gpus` is empty, if it is.
     pub absent_because: Option<String>,
 }
 
-/// Looks at the machine. A machine without a driver has no GPUs; that is no error.
+/// Queries NVML. A machine without a driver has no GPUs, which is not an error.
 pub fn inventory() -> Inventory {
     let found = Nvml::init().and_then(|nvml| {
         let driver = nvml.sys_driver_version()?;
@@ -45,7 +45,7 @@ pub fn inventory() -> Inventory {
             let gpus = visible(&all, selection.as_deref());
             let absent_because = match (&selection, gpus.is_empty()) {
                 (Some(list), true) => {
-                    Some(format!("CUDA_VISIBLE_DEVICES={list} hides the {} GPUs of this machine", all.len()))
+                    Some(format!("CUDA_VISIBLE_DEVICES={list} hides all {} GPUs of this machine", all.len()))
                 }
                 (None, true) => Some("the driver reports no GPU".to_owned()),
                 _ => None,
@@ -53,7 +53,7 @@ pub fn inventory() -> Inventory {
             Inventory { gpus, driver: Some(driver), absent_because }
         }
         Err(NvmlError::LibloadingError(_)) => absent("no NVIDIA driver is installed"),
-        Err(error) => absent(&format!("the NVIDIA driver does not answer: {error}")),
+        Err(error) => absent(&format!("cannot query the NVIDIA driver: {error}")),
     }
 }
 
@@ -73,7 +73,7 @@ fn describe(nvml: &Nvml, index: u32) -> Result<Gpu, NvmlError> {
     })
 }
 
-/// Applies `CUDA_VISIBLE_DEVICES`: indices or prefixes of UUIDs, up to the first that fits nothing.
+/// Applies `CUDA_VISIBLE_DEVICES`, a list of indices or UUID prefixes, up to the first entry that matches no GPU.
 fn visible(all: &[Gpu], selection: Option<&str>) -> Vec<Gpu> {
     let Some(selection) = selection else { return all.to_vec() };
     let find = |entry: &str| match entry.parse::<usize>() {
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(indices(None), [0, 1, 2]);
         assert_eq!(indices(Some("2, 0")), [2, 0]);
         assert_eq!(indices(Some("GPU-1a")), [1]);
-        assert_eq!(indices(Some("1,7,0")), [1], "the list ends at the first entry that names no device");
+        assert_eq!(indices(Some("1,7,0")), [1], "the list ends before the first entry that matches no GPU");
         assert!(indices(Some("")).is_empty());
         assert!(indices(Some("-1")).is_empty());
     }

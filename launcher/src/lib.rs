@@ -1,16 +1,16 @@
-//! LocDiff's control plane: what starts, watches and ends workers. It never links libtorch.
+//! LocDiff's control plane: starts, supervises and stops workers. It never links libtorch.
 //!
-//! Configuration, messages, exit codes and files are in `locdiff_core`. In reading order:
-//! - [`cli`]: the command line, as clap sees it.
-//! - [`error`]: every expected error, with its exit code.
-//! - [`gpus`]: the GPUs of this machine, counted without libtorch.
-//! - [`rendezvous`]: which rank runs where.
-//! - [`coordinator`]: the state machine of a gang of workers; pure.
-//! - [`supervisor`]: the processes and sockets around it.
-//! - [`progress`]: how training goes, on a terminal or in a log.
-//! - [`report`]: what is said of a gang that failed.
-//! - [`run_folder`]: a run on disk: who holds it, what it was configured with, its checkpoints.
-//! - [`verbs`]: one function per verb; [`output`] is how they speak.
+//! Configuration, messages, exit codes and file access are in `locdiff_core`. Modules in reading order:
+//! - [`cli`]: the command line, defined with clap.
+//! - [`error`]: expected errors and their exit codes.
+//! - [`gpus`]: the GPUs of this machine, listed without libtorch.
+//! - [`rendezvous`]: assigns ranks to devices.
+//! - [`coordinator`]: the state machine of a gang, the workers of one attempt. Pure.
+//! - [`supervisor`]: the processes and sockets that the coordinator controls.
+//! - [`progress`]: training progress, on a terminal or in a log.
+//! - [`report`]: the error report of a failed gang.
+//! - [`run_folder`]: a run on disk: its lock, configuration, attempts and checkpoints.
+//! - [`verbs`]: one function per verb. They print through [`output`].
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! `locdiff-launch`: parses the command line, does the verb, and ends with a documented exit code.
+//! `locdiff-launch`: parses the command line, runs the verb, and exits with a documented code.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse().and_then(Cli::consistent) {
+    let cli = match Cli::try_parse().and_then(Cli::validate) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
@@ -41,7 +41,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Help goes to stdout with code 0, a wrong command line to stderr with code 2, and to stdout where programs listen.
+/// Prints help to stdout with code 0, or a usage error to stderr with code 2. With `--json` the error also goes to
+/// stdout.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         let _ = error.print();
@@ -53,7 +54,7 @@ fn usage(error: &clap::Error) -> ExitCode {
     fail(output, exit_code::ExitCode::Usage, text)
 }
 
-/// The last words, and the code. `doctor` has given its result before it fails.
+/// Prints the error and returns its exit code. `doctor` (`NotReady`) has already printed its JSON result.
 fn fail(output: Output, code: exit_code::ExitCode, text: &str) -> ExitCode {
     output.error(text);
     if code != exit_code::ExitCode::NotReady {

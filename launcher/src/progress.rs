@@ -1,8 +1,8 @@
-//! How training goes, for people: a bar where stderr is a terminal, elsewhere one plain line for every report.
+//! Progress of training: a bar if stderr is a terminal, otherwise one line per report.
 //!
-//! Log lines do not tear the bar: whatever else writes to the terminal does so through [`suspended`] or [`LogWriter`]. The
-//! time that is left follows from the pace since this attempt's first report, so that neither what an earlier attempt did nor
-//! the start of the workers counts. The words are pure functions; only [`Display`] writes.
+//! Log lines do not tear the bar, because all other output to the terminal goes through [`with_bar_hidden`] or
+//! [`LogWriter`]. The remaining time is estimated from the pace since the first report of this attempt, so earlier
+//! attempts and the start of the workers do not count. Text is formatted by pure functions; only [`Display`] writes.
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
@@ -13,35 +13,35 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use locdiff_core::protocol::{Progress, QuickEvaluation};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// The bar on the terminal, where there is one.
+/// The bar on the terminal, if one is drawn.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 thread_local! {
-    /// This thread has moved the bar out of the way already: the bar's own lock would not let it do so twice.
-    static IS_ASIDE: Cell<bool> = const { Cell::new(false) };
+    /// This thread has already hidden the bar. Hiding it again would deadlock on the bar's own lock.
+    static IS_BAR_HIDDEN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does something that writes to the terminal while the bar is out of the way.
-pub fn suspended<T>(work: impl FnOnce() -> T) -> T {
-    // Not held while working: only the bar itself is.
+/// Runs `work`, which may write to the terminal, while the bar is hidden.
+pub fn with_bar_hidden<T>(work: impl FnOnce() -> T) -> T {
+    // Clone the bar, so that `BAR` is not locked while `work` runs.
     let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let Some(bar) = bar.filter(|_| !IS_ASIDE.get()) else { return work() };
+    let Some(bar) = bar.filter(|_| !IS_BAR_HIDDEN.get()) else { return work() };
     bar.suspend(|| {
-        IS_ASIDE.set(true);
+        IS_BAR_HIDDEN.set(true);
         let result = work();
-        IS_ASIDE.set(false);
+        IS_BAR_HIDDEN.set(false);
         result
     })
 }
 
-/// Stderr for log lines, which the bar makes room for.
+/// Writes log lines to stderr while the bar is hidden.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LogWriter;
 
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // All at once: the bar must not come between two halves of a line.
-        suspended(|| io::stderr().write_all(bytes)).map(|()| bytes.len())
+        // Write everything at once: the bar must not be drawn between two halves of a line.
+        with_bar_hidden(|| io::stderr().write_all(bytes)).map(|()| bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -57,21 +57,21 @@ impl MakeWriter<'_> for LogWriter {
     }
 }
 
-/// How fast an attempt goes.
+/// The pace of an attempt, for the remaining time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Pace {
-    /// Its first report: when, and the steps made.
+    /// Time and step of the first report.
     first: Option<(Instant, u64)>,
 }
 
 impl Pace {
     const NEW: Self = Self { first: None };
 
-    /// Takes a report; the time that is left, once two reports tell.
-    fn left(&mut self, step: u64, steps: u64, now: Instant) -> Option<Duration> {
+    /// Takes a report and returns the remaining time, once there are two reports.
+    fn time_left(&mut self, step: u64, steps: u64, now: Instant) -> Option<Duration> {
         let (begun, first_step) = *self.first.get_or_insert((now, step));
         if step < first_step {
-            // Steps went back without a word: another attempt.
+            // The step went back: another attempt has begun.
             self.first = Some((now, step));
         }
         let made = step.checked_sub(first_step).filter(|made| *made > 0)?;
@@ -80,7 +80,7 @@ impl Pace {
     }
 }
 
-/// Shows reports of a run as they come.
+/// Shows the reports of a run as they arrive.
 #[derive(Debug)]
 pub struct Display {
     bar: Option<ProgressBar>,
@@ -88,33 +88,33 @@ pub struct Display {
 }
 
 impl Display {
-    /// A display that waits for the first report.
+    /// Creates a display that shows nothing until the first report.
     pub(crate) fn new() -> Self {
         Self { bar: io::stderr().is_terminal().then(|| bar(ProgressDrawTarget::stderr())), pace: Pace::NEW }
     }
 
-    /// A report came.
+    /// Shows a progress report.
     pub fn report(&mut self, progress: &Progress) {
-        let left = self.pace.left(progress.step, progress.steps, Instant::now());
+        let left = self.pace.time_left(progress.step, progress.steps, Instant::now());
         match &self.bar {
             Some(bar) => {
                 bar.set_length(progress.steps);
                 bar.set_position(progress.step);
                 bar.set_message(bar_message(progress, left));
                 bar.tick();
-                // From now on: before the first report there is nothing to draw.
+                // Register the bar only here: before the first report there is nothing to draw.
                 BAR.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| bar.clone());
             }
             None => line(&report_line(progress, left)),
         }
     }
 
-    /// A quick evaluation was made; it stays on the terminal, above the bar.
+    /// Shows a quick evaluation as a line that stays above the bar.
     pub fn evaluated(&mut self, evaluation: &QuickEvaluation) {
         line(&evaluation_line(evaluation));
     }
 
-    /// Takes the bar off the terminal: the last words of the command follow.
+    /// Removes the bar from the terminal.
     pub fn finish(&mut self) {
         if let Some(bar) = self.bar.take() {
             *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -131,11 +131,11 @@ impl Drop for Display {
 
 fn bar(target: ProgressDrawTarget) -> ProgressBar {
     let style = ProgressStyle::with_template("[{bar:12}] {pos}/{len} {wide_msg}");
-    let style = style.expect("the template is a constant that a test draws");
+    let style = style.expect("a test draws this constant template");
     ProgressBar::with_draw_target(Some(0), target).with_style(style.progress_chars("=> "))
 }
 
-/// Words for people never stop a run: a terminal that is gone is no error.
+/// A write error is ignored: a closed terminal must not stop a run.
 fn line(text: &str) {
     let _ = LogWriter.write_all(format!("{text}\n").as_bytes());
 }
@@ -151,17 +151,17 @@ fn report_line(progress: &Progress, left: Option<Duration>) -> String {
         rate_text(progress.samples_per_s),
         progress.data_wait * 100.0,
         skipped_text(progress),
-        left_text(progress, left)
+        time_left_text(progress, left)
     )
 }
 
-/// What stands beside the bar: a narrow terminal cuts the end, so that comes first which matters most.
+/// The text beside the bar. The most important parts come first, because a narrow terminal cuts off the end.
 fn bar_message(progress: &Progress, left: Option<Duration>) -> String {
     format!(
         "loss {:.4}, {} samples/s{}, data wait {:.0} %{}",
         progress.loss,
         rate_text(progress.samples_per_s),
-        left_text(progress, left),
+        time_left_text(progress, left),
         progress.data_wait * 100.0,
         skipped_text(progress)
     )
@@ -171,7 +171,7 @@ fn skipped_text(progress: &Progress) -> String {
     if progress.skipped_steps > 0 { format!(", {} skipped", progress.skipped_steps) } else { String::new() }
 }
 
-fn left_text(progress: &Progress, left: Option<Duration>) -> String {
+fn time_left_text(progress: &Progress, left: Option<Duration>) -> String {
     let left = left.filter(|_| progress.step < progress.steps);
     left.map_or_else(String::new, |left| format!(", {} left", duration_text(left)))
 }
@@ -185,12 +185,12 @@ fn evaluation_line(evaluation: &QuickEvaluation) -> String {
     )
 }
 
-/// Whole numbers where they say enough.
+/// One decimal below 10, none above.
 fn rate_text(per_s: f64) -> String {
     if per_s < 10.0 { format!("{per_s:.1}") } else { format!("{per_s:.0}") }
 }
 
-/// Two units at most: nobody plans by the seconds of a day.
+/// At most two units, such as `1 h 30 min`.
 fn duration_text(duration: Duration) -> String {
     let minutes = (duration.as_secs() + 30) / 60;
     match (duration.as_secs(), minutes) {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_one_line() {
+    fn report_is_one_line() {
         let text = report_line(&progress(), Some(Duration::from_secs(12 * 60 + 20)));
         assert_eq!(
             text,
@@ -231,21 +231,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_or_over_is_not_said() {
+    fn time_left_is_omitted_when_unknown_or_at_the_end() {
         assert!(report_line(&progress(), None).ends_with("data wait 3 %"));
         let last = Progress { step: 1500, ..progress() };
         assert!(report_line(&last, Some(Duration::ZERO)).ends_with("data wait 3 %"));
     }
 
     #[test]
-    fn skipped_steps_and_numbers_that_are_none_are_shown() {
+    fn skipped_steps_and_non_finite_numbers_are_shown() {
         let strange = Progress { loss: f64::NAN, gradient_norm: f64::INFINITY, skipped_steps: 2, ..progress() };
         let text = report_line(&strange, None);
         assert!(text.contains("loss NaN, gradient norm inf,") && text.ends_with("data wait 3 %, 2 skipped"), "{text}");
     }
 
     #[test]
-    fn an_evaluation_is_one_line() {
+    fn evaluation_is_one_line() {
         let within_percent = [0.0, 2.34, 41.0, 60.5, 88.25];
         let evaluation = QuickEvaluation { step: 500, rows: 512, score: 3120.4, within_percent };
         let want = "step 500: score 3120; 0.0, 2.3, 41.0, 60.5, 88.2 % of 512 rows within 1, 25, 200, 750, 2500 km";
@@ -253,15 +253,15 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_said_in_units_that_fit() {
-        let said = |seconds| duration_text(Duration::from_secs(seconds));
-        assert_eq!(said(0), "0 s");
-        assert_eq!(said(89), "89 s");
-        assert_eq!(said(100), "2 min");
-        assert_eq!(said(89 * 60), "89 min");
-        assert_eq!(said(90 * 60), "1 h 30 min");
-        assert_eq!(said(47 * 3600), "47 h 0 min");
-        assert_eq!(said(50 * 3600), "2 d 2 h");
+    fn durations_use_suitable_units() {
+        let text = |seconds| duration_text(Duration::from_secs(seconds));
+        assert_eq!(text(0), "0 s");
+        assert_eq!(text(89), "89 s");
+        assert_eq!(text(100), "2 min");
+        assert_eq!(text(89 * 60), "89 min");
+        assert_eq!(text(90 * 60), "1 h 30 min");
+        assert_eq!(text(47 * 3600), "47 h 0 min");
+        assert_eq!(text(50 * 3600), "2 d 2 h");
         assert_eq!(rate_text(2.345), "2.3");
     }
 
@@ -270,26 +270,26 @@ mod tests {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         let mut pace = Pace::NEW;
-        // Resumed at step 1000: what was made before took no time here.
-        assert_eq!(pace.left(1010, 2000, after(60)), None);
-        assert_eq!(pace.left(1020, 2000, after(70)), Some(Duration::from_secs(980)));
-        assert_eq!(pace.left(1030, 2000, after(80)), Some(Duration::from_secs(970)));
-        assert_eq!(pace.left(2000, 2000, after(1050)), Some(Duration::ZERO));
-        // Started again from step 1005 without a word.
-        assert_eq!(pace.left(1005, 2000, after(1100)), None);
-        assert_eq!(pace.left(1015, 2000, after(1120)), Some(Duration::from_secs(1970)));
-        // A report that comes twice, and a clock that stands still.
+        // Resumed at step 1000: the steps before it do not count.
+        assert_eq!(pace.time_left(1010, 2000, after(60)), None);
+        assert_eq!(pace.time_left(1020, 2000, after(70)), Some(Duration::from_secs(980)));
+        assert_eq!(pace.time_left(1030, 2000, after(80)), Some(Duration::from_secs(970)));
+        assert_eq!(pace.time_left(2000, 2000, after(1050)), Some(Duration::ZERO));
+        // Restarted from step 1005.
+        assert_eq!(pace.time_left(1005, 2000, after(1100)), None);
+        assert_eq!(pace.time_left(1015, 2000, after(1120)), Some(Duration::from_secs(1970)));
+        // A repeated report, and a clock that goes backwards.
         let mut pace = Pace::NEW;
-        assert_eq!([pace.left(5, 10, after(0)), pace.left(5, 10, after(1))], [None, None]);
+        assert_eq!([pace.time_left(5, 10, after(0)), pace.time_left(5, 10, after(1))], [None, None]);
         let mut pace = Pace { first: Some((after(9), 0)) };
-        assert_eq!(pace.left(5, 10, after(3)), Some(Duration::ZERO));
+        assert_eq!(pace.time_left(5, 10, after(3)), Some(Duration::ZERO));
     }
 
-    /// A terminal that remembers every line that was drawn or written, in order.
+    /// A terminal that records every line that is drawn or written, in order.
     #[derive(Debug, Clone, Default)]
-    struct Remembers(std::sync::Arc<Mutex<Vec<String>>>);
+    struct RecordingTerminal(std::sync::Arc<Mutex<Vec<String>>>);
 
-    impl Remembers {
+    impl RecordingTerminal {
         fn add(&self, text: &str) {
             if !text.trim().is_empty() {
                 self.0.lock().expect("not poisoned").push(text.trim().to_owned());
@@ -297,7 +297,7 @@ mod tests {
         }
     }
 
-    impl TermLike for Remembers {
+    impl TermLike for RecordingTerminal {
         fn width(&self) -> u16 {
             80
         }
@@ -331,13 +331,13 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_makes_room_for_other_words() {
-        let terminal = Remembers::default();
+    fn bar_is_hidden_while_log_lines_are_written() {
+        let terminal = RecordingTerminal::default();
         let drawn = bar(ProgressDrawTarget::term_like(Box::new(terminal.clone())));
         let mut display = Display { bar: Some(drawn), pace: Pace::NEW };
         display.report(&progress());
-        // What is said within may itself make room.
-        suspended(|| suspended(|| terminal.add("a log line")));
+        // Calls may be nested.
+        with_bar_hidden(|| with_bar_hidden(|| terminal.add("a log line")));
         drop(display);
         assert!(BAR.lock().expect("not poisoned").is_none());
         let seen = terminal.0.lock().expect("not poisoned").clone();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_that_is_left_is_within_80_columns() {
+    fn time_left_fits_in_80_columns() {
         let wide = Progress { step: 123_456, steps: 200_000, skipped_steps: 2, ..progress() };
         let message = bar_message(&wide, Some(Duration::from_secs(80_000)));
         assert_eq!(message, "loss 1.2345, 4312 samples/s, 22 h 13 min left, data wait 3 %, 2 skipped");

@@ -1,22 +1,22 @@
-//! Which rank runs where: workers of this node, their devices, and whether the model can be split over them.
+//! Assigns ranks to devices, and checks that batch and model can be split across the workers.
 
 use locdiff_core::config::{AutoOr, RunConfig};
-use locdiff_core::protocol::Place;
+use locdiff_core::protocol::WorkerSlot;
 
 use crate::error::{LaunchError, refuse, reported};
 use crate::gpus::Inventory;
 
 /// The workers of a run on this node.
 #[derive(Debug, Clone, PartialEq)]
-pub struct World {
-    /// One entry per worker, in the order of their ranks.
-    pub places: Vec<Place>,
-    /// Several workers share a GPU: each must pose as a host of its own, or NCCL refuses.
+pub struct NodeWorkers {
+    /// One entry per worker, in rank order.
+    pub places: Vec<WorkerSlot>,
+    /// Several workers share a GPU. NCCL allows that only if each worker claims to be a different host.
     pub share_gpu: bool,
 }
 
-impl World {
-    /// Lays out the workers that the configuration asks for on the GPUs that there are.
+impl NodeWorkers {
+    /// Assigns the configured workers to the available GPUs, or to the CPU.
     pub fn plan(config: &RunConfig, inventory: &Inventory) -> Result<Self, LaunchError> {
         let parallel = &config.parallel;
         if parallel.nodes > 1 {
@@ -26,11 +26,11 @@ impl World {
         let on_cuda = parallel.device.on_cuda(gpus > 0);
         let workers = parallel.workers.value().unwrap_or(if on_cuda { gpus.max(1) } else { 1 });
         if on_cuda {
-            enough_gpus(workers, gpus, parallel.share_gpu, inventory)?;
+            check_gpu_count(workers, gpus, parallel.share_gpu, inventory)?;
         }
-        splits(workers, parallel.tensor)?;
-        interface_is_there(&config.network.interface)?;
-        let place = |rank| Place {
+        check_tensor_split(workers, parallel.tensor)?;
+        check_interface(&config.network.interface)?;
+        let place = |rank| WorkerSlot {
             rank,
             world: workers,
             local_rank: rank,
@@ -42,18 +42,19 @@ impl World {
 
     /// One worker on the CPU.
     pub fn one_cpu_worker(threads: u32) -> Self {
-        let place = Place { rank: 0, world: 1, local_rank: 0, gpu: None, threads };
+        let place = WorkerSlot { rank: 0, world: 1, local_rank: 0, gpu: None, threads };
         Self { places: vec![place], share_gpu: false }
     }
 
-    /// The first worker alone, with so many threads.
-    pub fn alone(mut self, threads: u32) -> Self {
+    /// Keeps only the first worker, with this many threads.
+    pub fn first_worker_only(mut self, threads: u32) -> Self {
         self.places.truncate(1);
         self.places.iter_mut().for_each(|place| (place.world, place.threads) = (1, threads));
         Self { share_gpu: false, ..self }
     }
 
-    /// Workers on GPUs share the cores of the machine: no bit of what a GPU computes depends on how many there are.
+    /// Divides the cores of the machine among workers on GPUs. The number of threads does not change what a GPU
+    /// computes.
     pub fn with_all_cores(mut self) -> Self {
         let workers = u32::try_from(self.places.len()).unwrap_or(u32::MAX).max(1);
         for place in self.places.iter_mut().filter(|place| place.gpu.is_some()) {
@@ -62,16 +63,18 @@ impl World {
         self
     }
 
-    /// That a batch can be shared by the replicas, and the model and its anchors by the ranks of one; else what could.
-    pub fn divides(&self, config: &RunConfig) -> Result<(), LaunchError> {
+    /// Checks that the replicas can divide the batch, and that the ranks of a replica can divide the model and the
+    /// anchors. The error names values that would work.
+    pub fn check_divisible(&self, config: &RunConfig) -> Result<(), LaunchError> {
         let (workers, tensor) = (self.places.len() as u64, u64::from(config.parallel.tensor));
         let (replicas, batch) = (workers / tensor, u64::from(config.train.global_batch));
-        let could = layouts(config, workers);
+        let alternatives = possible_layouts(config, workers);
         if !batch.is_multiple_of(replicas) {
-            let near = multiples(batch, replicas);
+            let near = nearest_multiples(batch, replicas);
             refuse!(
                 Config,
-                "train.global_batch: is {batch}, which {replicas} data-parallel ranks cannot share; wanted {near}, or {could}"
+                "train.global_batch: is {batch}, which cannot be divided among {replicas} data-parallel ranks; \
+                 wanted {near}, or {alternatives}"
             );
         }
         let widths = config.model.split_widths();
@@ -79,33 +82,34 @@ impl World {
             let widths = widths.map(|width| width.to_string()).join(", ");
             refuse!(
                 Config,
-                "parallel.tensor: is {tensor}, but the model has layers of widths {widths}; wanted {could}"
+                "parallel.tensor: is {tensor}, which does not divide the layer widths {widths}; wanted {alternatives}"
             );
         }
         let anchors = shared_anchors(config);
         if !anchors.is_multiple_of(tensor) {
-            let near = multiples(anchors, tensor);
+            let near = nearest_multiples(anchors, tensor);
             refuse!(
                 Config,
-                "loss.anchors: is {anchors}, which {tensor} tensor-parallel ranks cannot share; wanted {near}, or {could}"
+                "loss.anchors: is {anchors}, which cannot be divided among {tensor} tensor-parallel ranks; \
+                 wanted {near}, or {alternatives}"
             );
         }
         Ok(())
     }
 }
 
-/// Cores that this process may use.
+/// Number of cores that this process may use.
 pub fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
 }
 
-/// Anchors that tensor-parallel ranks divide; without a KL none.
+/// Number of anchors that tensor-parallel ranks divide; 0 without the KL loss.
 fn shared_anchors(config: &RunConfig) -> u64 {
     if config.loss.kl_weight == AutoOr::Value(0.0) { 0 } else { u64::from(config.loss.anchors) }
 }
 
-/// The ways in which so many workers could train this model, else the numbers of workers next to it that could.
-fn layouts(config: &RunConfig, workers: u64) -> String {
+/// The values of `--tensor-parallel` that work with this many workers, else the nearest numbers of workers that work.
+fn possible_layouts(config: &RunConfig, workers: u64) -> String {
     let splits = |workers: u64| -> Vec<String> {
         let batch = u64::from(config.train.global_batch);
         let works = |tensor: &u64| {
@@ -126,33 +130,34 @@ fn layouts(config: &RunConfig, workers: u64) -> String {
     format!("{} workers", near.join(" or "))
 }
 
-/// The multiples of `of` next to `near`.
-fn multiples(near: u64, of: u64) -> String {
+/// The multiples of `of` nearest to `near`.
+fn nearest_multiples(near: u64, of: u64) -> String {
     match near / of * of {
         0 => of.to_string(),
         below => format!("{below} or {}", below + of),
     }
 }
 
-fn enough_gpus(workers: u32, gpus: u32, share: bool, inventory: &Inventory) -> Result<(), LaunchError> {
+fn check_gpu_count(workers: u32, gpus: u32, share: bool, inventory: &Inventory) -> Result<(), LaunchError> {
     let why = inventory.absent_because.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     if gpus == 0 {
         refuse!(
             Device,
-            "{workers} GPU(s) asked for, this machine shows none{why}; to train on the CPU say `--workers {workers} --device cpu`"
+            "{workers} GPU(s) requested, but none is available{why}; to train on the CPU, use \
+             `--workers {workers} --device cpu`"
         );
     }
     if workers > gpus && !share {
         refuse!(
             Device,
-            "{workers} GPUs asked for, this machine shows {gpus}; take `--gpus {gpus}`, or `--share-gpu` for a test, or \
+            "{workers} GPUs requested, but only {gpus} available; use `--gpus {gpus}`, or `--share-gpu` for a test, or \
              `--workers {workers} --device cpu`"
         );
     }
     Ok(())
 }
 
-fn splits(workers: u32, tensor: u32) -> Result<(), LaunchError> {
+fn check_tensor_split(workers: u32, tensor: u32) -> Result<(), LaunchError> {
     if workers.is_multiple_of(tensor) {
         return Ok(());
     }
@@ -165,19 +170,19 @@ fn splits(workers: u32, tensor: u32) -> Result<(), LaunchError> {
     )
 }
 
-/// The workers look up its address themselves; a name that no interface has is found before any of them starts.
-fn interface_is_there(name: &str) -> Result<(), LaunchError> {
+/// Finds an unknown interface before any worker starts. The workers look up its address themselves.
+fn check_interface(name: &str) -> Result<(), LaunchError> {
     if name.is_empty() {
         return Ok(());
     }
-    let found = nix::ifaddrs::getifaddrs()
-        .map_err(|error| reported!(Device, "the network interfaces cannot be listed: {error}"))?;
+    let found =
+        nix::ifaddrs::getifaddrs().map_err(|error| reported!(Device, "cannot list the network interfaces: {error}"))?;
     let mut names: Vec<String> = found.map(|interface| interface.interface_name).collect();
     names.sort();
     names.dedup();
     if !names.iter().any(|known| known == name) {
         let names = names.join(", ");
-        refuse!(Device, "network.interface is \"{name}\", which this machine does not have; there are {names}");
+        refuse!(Device, "network.interface: is \"{name}\", but this machine has only {names}");
     }
     Ok(())
 }
@@ -210,76 +215,78 @@ mod tests {
 
     #[test]
     fn bare_command_takes_every_gpu_else_one_cpu_worker() {
-        let world = World::plan(&config(None, DeviceKind::Auto), &inventory(3)).expect("fits");
+        let world = NodeWorkers::plan(&config(None, DeviceKind::Auto), &inventory(3)).expect("fits");
         assert_eq!(world.places.iter().map(|place| place.gpu).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
-        let world = World::plan(&config(None, DeviceKind::Auto), &inventory(0)).expect("fits");
+        let world = NodeWorkers::plan(&config(None, DeviceKind::Auto), &inventory(0)).expect("fits");
         assert_eq!(world.places.iter().map(|place| place.gpu).collect::<Vec<_>>(), [None]);
     }
 
     #[test]
-    fn too_few_gpus_name_the_way_out() {
-        let error = World::plan(&config(Some(4), DeviceKind::Cuda), &inventory(0)).expect_err("none").to_string();
+    fn too_few_gpus_is_an_error_that_suggests_flags() {
+        let error = NodeWorkers::plan(&config(Some(4), DeviceKind::Cuda), &inventory(0)).expect_err("none").to_string();
         assert!(error.contains("`--workers 4 --device cpu`"), "{error}");
-        let error = World::plan(&config(Some(4), DeviceKind::Cuda), &inventory(2)).expect_err("two").to_string();
+        let error = NodeWorkers::plan(&config(Some(4), DeviceKind::Cuda), &inventory(2)).expect_err("two").to_string();
         assert!(error.contains("`--gpus 2`") && error.contains("--share-gpu"), "{error}");
     }
 
     #[test]
-    fn shared_gpus_are_dealt_round() {
+    fn shared_gpus_are_assigned_round_robin() {
         let mut config = config(Some(3), DeviceKind::Cuda);
         config.parallel.share_gpu = true;
-        let world = World::plan(&config, &inventory(2)).expect("shared");
+        let world = NodeWorkers::plan(&config, &inventory(2)).expect("shared");
         assert_eq!(world.places.iter().map(|place| place.gpu).collect::<Vec<_>>(), [Some(0), Some(1), Some(0)]);
         assert!(world.share_gpu);
     }
 
     #[test]
-    fn an_interface_that_is_not_there_is_found_before_any_worker_starts() {
+    fn unknown_interface_is_found_before_any_worker_starts() {
         let mut config = config(Some(2), DeviceKind::Cpu);
         config.network.interface = "lo".into();
-        World::plan(&config, &inventory(0)).expect("every machine has it");
+        NodeWorkers::plan(&config, &inventory(0)).expect("every machine has a loopback interface");
         config.network.interface = "nonsense0".into();
-        let error = World::plan(&config, &inventory(0)).expect_err("unknown");
+        let error = NodeWorkers::plan(&config, &inventory(0)).expect_err("unknown");
         assert_eq!(error.exit_code(), locdiff_core::exit_code::ExitCode::Device);
         assert!(error.to_string().contains("nonsense0") && error.to_string().contains("lo"), "{error}");
     }
 
     #[test]
-    fn a_split_that_does_not_divide_lists_what_would() {
+    fn impossible_tensor_split_lists_the_possible_ones() {
         let mut config = config(Some(6), DeviceKind::Cpu);
         config.parallel.tensor = 4;
-        let error = World::plan(&config, &inventory(0)).expect_err("6 / 4").to_string();
+        let error = NodeWorkers::plan(&config, &inventory(0)).expect_err("6 / 4").to_string();
         assert!(error.ends_with("groups of 4; wanted one of 1, 2, 3, 6"), "{error}");
     }
 
     #[test]
-    fn what_ranks_cannot_share_is_refused_with_what_they_could() {
+    fn indivisible_batch_model_or_anchors_is_refused_with_values_that_work() {
         let refused = |workers, tensor, change: &dyn Fn(&mut RunConfig)| {
             let mut config = config(Some(workers), DeviceKind::Cpu);
             config.parallel.tensor = tensor;
             change(&mut config);
-            let world = World::plan(&config, &inventory(0)).expect("tensor divides workers");
-            world.divides(&config).err().map(|error| error.to_string())
+            let world = NodeWorkers::plan(&config, &inventory(0)).expect("tensor divides workers");
+            world.check_divisible(&config).err().map(|error| error.to_string())
         };
         let same = |got: Option<String>, want: &str| assert_eq!(got.as_deref(), Some(want));
-        assert_eq!(refused(8, 4, &|_| ()), None, "widths of degree 47 are multiples of 576");
+        assert_eq!(refused(8, 4, &|_| ()), None, "the layer widths of degree 47 are multiples of 576");
         same(
             refused(3, 1, &|_| ()),
-            "train.global_batch: is 4096, which 3 data-parallel ranks cannot share; wanted 4095 or 4098, or 2 or 4 workers",
+            "train.global_batch: is 4096, which cannot be divided among 3 data-parallel ranks; wanted 4095 or 4098, or \
+             2 or 4 workers",
         );
         same(
             refused(7, 1, &|_| ()),
-            "train.global_batch: is 4096, which 7 data-parallel ranks cannot share; wanted 4095 or 4102, or 4 or 8 workers",
+            "train.global_batch: is 4096, which cannot be divided among 7 data-parallel ranks; wanted 4095 or 4102, or \
+             4 or 8 workers",
         );
         same(
             refused(10, 5, &|config| config.train.global_batch = 10),
-            "parallel.tensor: is 5, but the model has layers of widths 2304, 1152, 576, 4608; wanted --tensor-parallel 1 or 2 \
-             with 10 workers",
+            "parallel.tensor: is 5, which does not divide the layer widths 2304, 1152, 576, 4608; wanted \
+             --tensor-parallel 1 or 2 with 10 workers",
         );
         same(
             refused(4, 4, &|config| config.loss.anchors = 2050),
-            "loss.anchors: is 2050, which 4 tensor-parallel ranks cannot share; wanted 2048 or 2052, or --tensor-parallel 1 or 2 \
-             with 4 workers",
+            "loss.anchors: is 2050, which cannot be divided among 4 tensor-parallel ranks; wanted 2048 or 2052, or \
+             --tensor-parallel 1 or 2 with 4 workers",
         );
         assert_eq!(
             refused(4, 4, &|config| {
@@ -287,7 +294,7 @@ mod tests {
                 config.loss.kl_weight = AutoOr::Value(0.0);
             }),
             None,
-            "no KL, no anchors"
+            "without the KL loss there are no anchors to divide"
         );
     }
 }

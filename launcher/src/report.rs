@@ -1,4 +1,5 @@
-//! What is said of a gang that failed: the first cause, what followed from it, and the last words of the one who caused it.
+//! The error report of a failed gang: the root cause, its consequences, and the last output of the worker that caused
+//! it.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,11 +9,11 @@ use locdiff_core::exit_code::ExitCode;
 use crate::coordinator::{Cause, Exit};
 use crate::error::{LaunchError, reported};
 
-/// The last lines that each rank wrote, in the order of the ranks.
-pub type LastWords = Vec<Vec<String>>;
+/// The last lines of output of each worker, in rank order.
+pub type LastLines = Vec<Vec<String>>;
 
-/// Turns the causes, first cause first, into the error that the launcher ends with.
-pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords) -> LaunchError {
+/// Turns the causes, root cause first, into the error that the launcher exits with.
+pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_lines: &LastLines) -> LaunchError {
     let Some((first, rest)) = causes.split_first() else {
         return reported!(WorkerFailed, "`{job}` failed without a cause: this is a bug");
     };
@@ -24,7 +25,7 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords
         let _ = write!(text, "\n  then: {}", describe(cause, job, pids));
     }
     for rank in involved(first) {
-        let lines = last_words.get(rank as usize).map(Vec::as_slice).unwrap_or_default();
+        let lines = last_lines.get(rank as usize).map(Vec::as_slice).unwrap_or_default();
         if !lines.is_empty() {
             let _ = write!(text, "\n  last lines of rank {rank}:");
             for line in lines {
@@ -33,7 +34,7 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords
         }
     }
     if causes.contains(&Cause::Interrupted) {
-        // Whatever else happened: who asked for the end gets it, and no other attempt.
+        // The user asked to stop, so this takes precedence: no further attempt is made.
         if causes.len() > 1 {
             tracing::warn!("{text}");
         }
@@ -47,7 +48,8 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_words: &LastWords
     LaunchError::new(code, text)
 }
 
-/// An expected error of a worker, such as bad data, speaks for itself: who found it and what it printed is of no use.
+/// An expected error of a worker, such as bad data, is reported by its message alone. The rank that found it and its
+/// output would not help the user.
 fn reported(first: &Cause) -> Option<LaunchError> {
     let (Cause::Failed { failure, .. } | Cause::CommitFailed(failure)) = first else { return None };
     let code = ExitCode::from_code(failure.exit_code.into()).filter(|code| *code != ExitCode::WorkerFailed)?;
@@ -73,7 +75,7 @@ fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
     };
     match cause {
         Cause::Incompatible { rank, reason } => {
-            format!("{} does not fit this launcher: {reason}; build both with `make build`", worker(*rank))
+            format!("{} is incompatible with this launcher: {reason}; build both with `make build`", worker(*rank))
         }
         Cause::Late { ranks, limit } => {
             let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
@@ -89,20 +91,20 @@ fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
         }
         Cause::Died { rank, exit: Exit::Code(code) } => {
             let meaning = match ExitCode::from_code(*code) {
-                Some(known) => format!(", {known:?}"),
+                Some(name) => format!(", {name:?}"),
                 None => String::new(),
             };
             format!("{} ended without a result during `{job}` (exit code {code}{meaning})", worker(*rank))
         }
         Cause::Deserted(rank) => {
-            format!("{} closed its control socket during `{job}` and ran on", worker(*rank))
+            format!("{} closed its control socket during `{job}` but kept running", worker(*rank))
         }
         Cause::Unresponsive { rank, limit } => format!(
-            "{} was stopped or hung during `{job}`: it did not end within {} of SIGTERM and was killed",
+            "{} was stopped or hung during `{job}`: it did not exit within {} of SIGTERM and was killed",
             worker(*rank),
             seconds(*limit)
         ),
-        Cause::CommitFailed(failure) => format!("a checkpoint could not be committed: {}", failure.message),
+        Cause::CommitFailed(failure) => format!("cannot commit a checkpoint: {}", failure.message),
         Cause::Interrupted => "interrupted".to_owned(),
     }
 }
@@ -113,7 +115,7 @@ fn seconds(limit: Duration) -> String {
 
 fn signal_name(signal: i32) -> String {
     match nix::sys::signal::Signal::try_from(signal) {
-        Ok(known) => known.as_str().to_owned(),
+        Ok(name) => name.as_str().to_owned(),
         Err(_) => format!("signal {signal}"),
     }
 }
@@ -126,27 +128,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_leads_with_the_first_cause_and_its_last_words() {
+    fn report_starts_with_the_root_cause_and_quotes_its_last_lines() {
         let causes = [
             Cause::Died { rank: 1, exit: Exit::Signal(9) },
             Cause::Failed {
                 rank: 0,
-                failure: Failure { message: "all_reduce broke off".into(), of_peer: true, exit_code: 14 },
+                failure: Failure { message: "all_reduce failed".into(), of_peer: true, exit_code: 14 },
             },
         ];
-        let words = vec![vec!["zero".into()], vec!["loading".into(), "step 7".into()]];
-        let error = failure("train", &causes, &[50, 51], &words);
+        let last_lines = vec![vec!["zero".into()], vec!["loading".into(), "step 7".into()]];
+        let error = failure("train", &causes, &[50, 51], &last_lines);
         assert_eq!(
             error.to_string(),
             "worker rank 1 (pid 51) was killed by SIGKILL during `train`\n  \
-             then: worker rank 0 (pid 50) failed in `train`: all_reduce broke off\n  \
+             then: worker rank 0 (pid 50) failed in `train`: all_reduce failed\n  \
              last lines of rank 1:\n    loading\n    step 7"
         );
         assert_eq!(error.exit_code(), ExitCode::WorkerFailed);
     }
 
     #[test]
-    fn who_asks_for_the_end_gets_it_whatever_else_happened() {
+    fn interrupt_takes_precedence_over_other_causes() {
         let failed = |exit_code| Cause::Failed {
             rank: 0,
             failure: Failure { message: "no space".into(), of_peer: false, exit_code },
@@ -158,13 +160,13 @@ mod tests {
     }
 
     #[test]
-    fn an_expected_error_speaks_for_itself() {
+    fn expected_error_is_reported_by_its_message_alone() {
         let message = "shards/mp16/part-0.parquet: row group 3: column `lat`: row 7: latitude is 91, wanted -90 to 90";
         let failure_of = |exit_code| Failure { message: message.into(), of_peer: false, exit_code };
-        let words = vec![vec!["reading".into()]];
-        let error = failure("train", &[Cause::Failed { rank: 0, failure: failure_of(20) }], &[50], &words);
+        let last_lines = vec![vec!["reading".into()]];
+        let error = failure("train", &[Cause::Failed { rank: 0, failure: failure_of(20) }], &[50], &last_lines);
         assert_eq!((error.to_string().as_str(), error.exit_code()), (message, ExitCode::BadData));
-        let unknown = failure("train", &[Cause::Failed { rank: 0, failure: failure_of(99) }], &[50], &words);
+        let unknown = failure("train", &[Cause::Failed { rank: 0, failure: failure_of(99) }], &[50], &last_lines);
         assert_eq!(unknown.exit_code(), ExitCode::WorkerFailed);
     }
 }

@@ -1,16 +1,16 @@
-//! A run on disk: who holds it, what it was configured with, its attempts and its checkpoints.
+//! A run on disk: its lock, configuration, attempts and checkpoints.
 //!
 //! ```text
 //! RUN/config.toml         resolved configuration
-//! RUN/lock                held by the launcher of the run as long as it lives; says its process id
+//! RUN/lock                locked by the launcher of the run; contains its process id
 //! RUN/attempt             number of the last attempt
-//! RUN/step-NNNNNNNN/      a checkpoint: whole, or damaged after it was written (checkpoints/README.md)
-//! RUN/latest              name of the newest, for people and scripts
+//! RUN/step-NNNNNNNN/      a committed checkpoint (checkpoints/README.md)
+//! RUN/latest              name of the newest checkpoint, for people and scripts
 //! RUN/logs/ATTEMPT/  RUN/tensorboard/  RUN/events.jsonl  RUN/failure.json
 //! ```
-//! Only who holds the lock changes anything here, and only [`RunFolder`] holds it. What reads goes by the folders alone
-//! ([`checkpoints`], [`newest_whole`]) and renames nothing. A name `step-NNNNNNNN` is given by the launcher, once all
-//! that the manifest lists is on the disk; a number of an attempt is never given twice.
+//! Only a [`RunFolder`], which holds the lock, changes the run. Readers ([`checkpoints`], [`newest_whole`]) need no
+//! lock and rename nothing. The launcher gives a checkpoint its name `step-NNNNNNNN` once all files in its manifest are
+//! on disk. So a checkpoint is whole unless it was damaged later. The number of an attempt is never used twice.
 
 mod commit;
 mod compare;
@@ -31,7 +31,9 @@ pub use commit::Commit;
 pub use lock::Hold;
 pub use names::{CONFIG, LATEST, new_run_name, newest_run, utc_text};
 pub use resume::ResumePoint;
-pub use scan::{Checkpoint, CheckpointRow, Condition, Depth, checkpoints, examine, newest_whole, whole_checkpoint};
+pub use scan::{
+    CheckpointRow, Condition, Depth, WholeCheckpoint, checkpoints, examine, newest_whole, whole_checkpoint,
+};
 
 /// A run that this process holds.
 #[derive(Debug)]
@@ -40,7 +42,7 @@ pub struct RunFolder {
     files: Files,
     keep: usize,
     attempt: Option<u32>,
-    /// The configuration of this start, where the run keeps the one before until it is taken.
+    /// The configuration of this start, if it differs from the one in the folder and has not replaced it yet.
     next_configuration: Option<String>,
     _lock: Hold,
 }
@@ -48,20 +50,20 @@ pub struct RunFolder {
 /// A run that was opened.
 #[derive(Debug)]
 pub struct OpenedRun {
-    /// The run.
+    /// The run, locked by this process.
     pub folder: RunFolder,
-    /// It did not exist.
+    /// Whether the run is new.
     pub is_new: bool,
-    /// What is configured differently from the last time, a line for each field.
+    /// Fields that differ from the previous configuration, one line each.
     pub changes: Vec<String>,
 }
 
 impl RunFolder {
-    /// Makes the run `name` in `dir`, or opens it again; an error where another launcher holds it, or where the
-    /// configuration differs in a field that a run keeps.
+    /// Creates the run `name` in `dir`, or opens it again. Fails if another launcher holds it, or if the configuration
+    /// differs in a field that must not change within a run.
     pub fn open(files: Files, dir: &Path, name: &str, config: &RunConfig) -> Result<OpenedRun, LaunchError> {
         if !names::is_plain(name) {
-            refuse!(Config, "checkpoint.run: is \"{name}\", wanted a plain folder name");
+            refuse!(Config, "checkpoint.run: is \"{name}\", wanted a folder name without slashes or a leading dot");
         }
         let path = dir.join(name);
         files.create_folders(&path)?;
@@ -72,19 +74,19 @@ impl RunFolder {
         Ok(OpenedRun { folder, is_new, changes })
     }
 
-    /// Compares the configuration with that of the run. A run without checkpoints takes the present one at once, any other with
-    /// [`RunFolder::keep_configuration`].
+    /// Compares the configuration with the one in the folder. A run without checkpoints adopts the new one at once, any
+    /// other run when [`RunFolder::keep_configuration`] is called.
     fn configure(&mut self, name: &str, config: &RunConfig) -> Result<(bool, Vec<String>), LaunchError> {
         let mut config = config.clone();
         name.clone_into(&mut config.checkpoint.run);
         let path = self.path.join(CONFIG);
         let text = toml::to_string(&config).expect("a checked configuration is plain TOML values");
-        let known = match std::fs::read_to_string(&path) {
-            Ok(known) => Some(known),
+        let previous = match std::fs::read_to_string(&path) {
+            Ok(previous) => Some(previous),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             Err(error) => return Err(LaunchError::at(path)(error)),
         };
-        let changes = match &known {
+        let changes = match &previous {
             None => {
                 self.refuse_checkpoints_without_configuration()?;
                 Vec::new()
@@ -95,7 +97,8 @@ impl RunFolder {
                 if !found.refused.is_empty() && self.has_checkpoints()? {
                     refuse!(
                         RunDiffers,
-                        "run {} was made with another configuration:\n  {}\nset these back, or name a new run with `--run NAME`",
+                        "run {} was created with another configuration:\n  {}\nrestore these values, or start a \
+                         new run with `--run NAME`",
                         self.path.display(),
                         found.refused.join("\n  ")
                     );
@@ -103,17 +106,17 @@ impl RunFolder {
                 found.refused.into_iter().chain(found.allowed).collect()
             }
         };
-        self.next_configuration = (known.as_ref() != Some(&text)).then_some(text);
+        self.next_configuration = (previous.as_ref() != Some(&text)).then_some(text);
         if !self.has_checkpoints()? {
             self.keep_configuration()?;
         }
-        Ok((known.is_none(), changes))
+        Ok((previous.is_none(), changes))
     }
 
-    /// From now on the run has the configuration that it was opened with.
+    /// Writes the configuration that the run was opened with to the folder.
     pub fn keep_configuration(&mut self) -> Result<(), LaunchError> {
         if let Some(text) = &self.next_configuration {
-            self.files.write_whole(&self.path.join(CONFIG), text.as_bytes())?;
+            self.files.write_atomically(&self.path.join(CONFIG), text.as_bytes())?;
             self.next_configuration = None;
         }
         Ok(())
@@ -129,23 +132,23 @@ impl RunFolder {
         }
         Err(reported!(
             Corrupt,
-            "run {} has checkpoints but no {CONFIG}, so it is not known what they were trained with; put it back, or name \
-             a new run with `--run NAME`",
+            "run {} has checkpoints but no {CONFIG}, so their configuration is unknown; restore the file, or start a \
+             new run with `--run NAME`",
             self.path.display()
         ))
     }
 
-    /// Where it lies.
+    /// The folder of the run.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The attempt that [`RunFolder::begin_attempt`] gave last.
+    /// The number that [`RunFolder::begin_attempt`] returned last.
     pub fn attempt(&self) -> Option<u32> {
         self.attempt
     }
 
-    /// Its checkpoints, oldest first.
+    /// The checkpoints of the run, oldest first.
     pub fn checkpoints(&self) -> Result<Vec<CheckpointRow>, LaunchError> {
         checkpoints(&self.path, Depth::Lengths)
     }

@@ -1,7 +1,9 @@
-//! Worker processes and their sockets: spawns a gang, feeds the [`Coordinator`] and does what it says, until all have ended.
+//! Worker processes and their sockets: spawns a gang (the workers of one attempt), passes events to the
+//! [`Coordinator`], and carries out its actions until all workers have ended.
 //!
-//! No process outlives this function: on every way out the children are killed and waited for. A worker asks for the
-//! parent-death signal itself, which fires when the spawning thread ends; so everything here runs on the main thread.
+//! No worker outlives its gang: the children are killed and waited for, however the gang ends. Each worker also asks
+//! the kernel for a signal when its parent dies. That signal fires when the spawning thread ends, so workers are
+//! spawned on the main thread.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -17,8 +19,8 @@ use futures::{SinkExt, StreamExt};
 use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::protocol::{
-    Answer, CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, JobResult, LAUNCHER_PID_VARIABLE, Meeting,
-    PartsWritten, ToLauncher, ToWorker,
+    CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, JobResult, LAUNCHER_PID_VARIABLE, Meeting, PartsWritten,
+    ToLauncher, ToWorker, TypedResult,
 };
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -31,73 +33,74 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::bytes::Bytes;
 use tokio_util::codec::LengthDelimitedCodec;
 
-use crate::coordinator::{Action, Coordinator, Event, Exit, Limits, Outcome};
+use crate::coordinator::{Action, Coordinator, Exit, GangEvent, Limits, Outcome};
 use crate::error::{LaunchError, reported};
-use crate::rendezvous::World;
-use crate::report::{self, LastWords};
+use crate::rendezvous::NodeWorkers;
+use crate::report::{self, LastLines};
 
-/// Lines of each worker's output that a report quotes.
-const LAST_WORDS_LINES: usize = 20;
+/// Number of lines of a worker's output that an error report quotes.
+const LAST_LINES_MAX: usize = 20;
 
-/// A longer line of a worker's output is cut into pieces.
+/// Longer lines of a worker's output are split.
 const LINE_BYTES_MAX: u64 = 8 << 10;
 
-/// Lines and messages that wait to be taken in; a worker that writes faster waits.
+/// Capacity of the queue of lines and messages. A worker that writes faster has to wait.
 const NOTICES_MAX: usize = 1024;
 
-/// How long output is waited for once every worker has ended: what a worker started may hold its pipes open for ever.
-const LAST_OUTPUT: Duration = Duration::from_secs(1);
+/// How long to wait for output after every worker has ended. A process that a worker started may hold its pipes open
+/// forever.
+const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 
-/// Name of the thread that computes while signals are watched.
-const COMPUTING: &str = "computing";
+/// Name of the thread that computes while the main thread waits for signals.
+const COMPUTING_THREAD: &str = "computing";
 
-/// A gang to run.
+/// A gang to run: the workers of one attempt.
 struct Gang<'a> {
     /// The worker program.
     worker: PathBuf,
-    /// Who runs where.
-    world: &'a World,
-    /// How they find each other.
+    /// Rank and device of each worker.
+    world: &'a NodeWorkers,
+    /// How the workers connect to each other.
     meeting: Meeting,
-    /// What all of them do.
+    /// The job of all workers.
     job: Job,
-    /// How long to wait.
+    /// Time limits.
     limits: Limits,
 }
 
-/// Hears what a gang reports while it runs.
-pub trait Observer {
-    /// A worker wrote a line.
+/// Receives the output and the reports of a gang while it runs.
+pub trait GangObserver {
+    /// A worker wrote a line to stdout or stderr.
     fn line(&mut self, rank: usize, line: &str) {
         tracing::info!("[rank {rank}] {line}");
     }
-    /// A worker reports about its job.
+    /// A worker sent a report about its job.
     fn report(&mut self, _: ToLauncher) {}
-    /// Every rank has written its parts of a checkpoint; an error stops the gang.
+    /// Every rank has written its parts of a checkpoint. An error stops the gang.
     fn commit(&mut self, _: &[PartsWritten]) -> Result<(), LaunchError> {
-        let text = "a worker has written a checkpoint in a job that has none: this is a bug";
+        let text = "a worker wrote a checkpoint in a job without checkpoints: this is a bug";
         Err(LaunchError::new(ExitCode::WorkerFailed, text))
     }
 }
 
-/// For jobs that report nothing: copies what workers write to stderr.
+/// Logs the output of workers. For jobs without reports.
 #[derive(Debug)]
 pub struct Echo;
 
-impl Observer for Echo {}
+impl GangObserver for Echo {}
 
-/// For jobs whose workers nobody wants to hear.
+/// Discards the output of workers.
 #[derive(Debug)]
 pub struct Silence;
 
-impl Observer for Silence {
+impl GangObserver for Silence {
     fn line(&mut self, _: usize, _: &str) {}
 }
 
-/// What a gang that ended well has said.
+/// The results of a gang that succeeded.
 #[derive(Debug)]
 pub struct GangResult<T> {
-    /// What each rank said of itself.
+    /// The hello of each rank.
     pub hellos: Vec<Hello>,
     /// The result of each rank.
     pub results: Vec<T>,
@@ -106,11 +109,11 @@ pub struct GangResult<T> {
 impl<T> GangResult<T> {
     /// The result of rank 0.
     pub fn first(self) -> anyhow::Result<T> {
-        self.results.into_iter().next().context("a gang without workers: this is a bug")
+        self.results.into_iter().next().context("a gang has no workers: this is a bug")
     }
 }
 
-/// Where `locdiff-worker` must be: beside the launcher's own executable.
+/// Path of `locdiff-worker`, which must be in the folder of the launcher's executable.
 fn worker_path() -> Result<PathBuf, LaunchError> {
     let launcher = std::env::current_exe().map_err(|error| worker_missing("locdiff-worker", error))?;
     let path = launcher.with_file_name("locdiff-worker");
@@ -129,8 +132,8 @@ fn worker_missing(path: impl AsRef<Path>, reason: impl Display) -> LaunchError {
     )
 }
 
-/// Runs gangs, one after the other, on a runtime of this thread. A signal that comes between two of them is not lost: the next
-/// one hears of it.
+/// Runs gangs one after another on this thread. A signal that arrives between two gangs is not lost: it interrupts the
+/// next one.
 #[derive(Debug)]
 pub struct Supervisor {
     runtime: Runtime,
@@ -150,9 +153,10 @@ impl Signals {
 }
 
 impl Supervisor {
-    /// Watches for signals from now on.
+    /// Starts watching for SIGINT and SIGTERM.
     pub fn new() -> anyhow::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.context("cannot start the async runtime")?;
         let within = runtime.enter();
         let interrupts = signal(SignalKind::interrupt()).context("cannot watch SIGINT")?;
         let terminations = signal(SignalKind::terminate()).context("cannot watch SIGTERM")?;
@@ -160,15 +164,15 @@ impl Supervisor {
         Ok(Self { runtime, signals: Signals { interrupts, terminations } })
     }
 
-    /// Starts workers, gives them a job of this attempt of a run and waits for their results; an error where a worker answers
-    /// with the result of another job.
-    pub fn run<T: Answer>(
+    /// Starts the workers, gives them a job as this attempt of a run, and waits for their results. Fails if a worker
+    /// returns the result of another job.
+    pub fn run<T: TypedResult>(
         &mut self,
         config: &RunConfig,
-        world: &World,
+        world: &NodeWorkers,
         job: Job,
         attempt: u32,
-        observer: &mut dyn Observer,
+        observer: &mut dyn GangObserver,
     ) -> anyhow::Result<GangResult<T>> {
         let supervise = &config.supervise;
         let limits = Limits {
@@ -188,42 +192,43 @@ impl Supervisor {
         let of_this_job = |(rank, result)| {
             let job = gang.job.name();
             T::try_from(result).map_err(|wrong| {
-                reported!(WorkerIncompatible, "worker rank {rank} has answered `{job}` wrongly: {wrong}")
+                reported!(WorkerIncompatible, "worker rank {rank} sent a wrong result for `{job}`: {wrong}")
             })
         };
         let results = results.into_iter().enumerate().map(of_this_job).collect::<Result<_, _>>()?;
         Ok(GangResult { hellos, results })
     }
 
-    /// Computes on a thread of its own, so that Ctrl-C and SIGTERM are heard at once: the thread ends with the command.
+    /// Runs `work` on its own thread, so that Ctrl-C and SIGTERM take effect at once. An interrupted thread ends with
+    /// the process.
     pub fn compute<T: Send + 'static>(
         &mut self,
         work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
     ) -> anyhow::Result<T> {
         let (done, result) = oneshot::channel();
-        // Nobody waits for the result of a command that was interrupted.
+        // After an interrupt nobody receives the result.
         let work = move || drop(done.send(work()));
-        std::thread::Builder::new().name(COMPUTING.into()).spawn(work).context("no thread to compute on")?;
+        std::thread::Builder::new().name(COMPUTING_THREAD.into()).spawn(work).context("cannot start a thread")?;
         let signals = &mut self.signals;
         self.runtime.block_on(async {
             tokio::select! {
-                found = result => found.context("the computation broke off: this is a bug")?,
+                found = result => found.context("the computing thread panicked: this is a bug")?,
                 () = signals.recv() => Err(LaunchError::interrupted().into()),
             }
         })
     }
 
-    /// An error where the user has asked to end since the last gang.
+    /// Fails if the user has asked to stop since the last gang.
     pub fn check_interrupted(&mut self) -> Result<(), LaunchError> {
         let signals = &mut self.signals;
-        let asked = async { tokio::time::timeout(Duration::from_millis(1), signals.recv()).await.is_ok() };
-        if self.runtime.block_on(asked) { Err(LaunchError::interrupted()) } else { Ok(()) }
+        let was_interrupted = async { tokio::time::timeout(Duration::from_millis(1), signals.recv()).await.is_ok() };
+        if self.runtime.block_on(was_interrupted) { Err(LaunchError::interrupted()) } else { Ok(()) }
     }
 }
 
 async fn supervise(
     gang: &Gang<'_>,
-    observer: &mut dyn Observer,
+    observer: &mut dyn GangObserver,
     signals: &mut Signals,
 ) -> anyhow::Result<GangResult<JobResult>> {
     let control = ControlSocket::bind()?;
@@ -235,7 +240,7 @@ async fn supervise(
     let outcome = loop {
         if let Some(outcome) = coordinator.outcome() {
             let since = ended_at.get_or_insert_with(Instant::now).elapsed();
-            if members.iter().all(Member::is_silent) || since >= LAST_OUTPUT {
+            if members.iter().all(WorkerHandle::is_drained) || since >= OUTPUT_GRACE {
                 break outcome;
             }
         }
@@ -244,21 +249,21 @@ async fn supervise(
             None => coordinator.deadline().map_or(Duration::MAX, |at| at.saturating_sub(began.elapsed())),
         };
         let event = tokio::select! {
-            Some(notice) = inbox.recv() => match take_in(notice, &mut members, observer) {
+            Some(notice) = inbox.recv() => match handle_notice(notice, &mut members, observer) {
                 Some(event) => event,
                 None => continue,
             },
             connection = control.listener.accept() => {
-                let (stream, _) = connection.context("control socket")?;
-                greet(stream, &members, &events);
+                let (stream, _) = connection.context("cannot accept a connection on the control socket")?;
+                accept_worker(stream, &members, &events);
                 continue;
             }
-            () = signals.recv() => Event::Interrupted,
-            () = tokio::time::sleep(deadline.min(Duration::from_secs(3600))) => Event::Tick,
+            () = signals.recv() => GangEvent::Interrupted,
+            () = tokio::time::sleep(deadline.min(Duration::from_secs(3600))) => GangEvent::Tick,
         };
         let mut actions = VecDeque::from(coordinator.step(event, began.elapsed()));
         while let Some(action) = actions.pop_front() {
-            if let Some(event) = act(action, gang, &mut members, observer) {
+            if let Some(event) = carry_out(action, gang, &mut members, observer) {
                 actions.extend(coordinator.step(event, began.elapsed()));
             }
         }
@@ -267,13 +272,13 @@ async fn supervise(
         Outcome::Done(results) => Ok(GangResult { hellos: coordinator.hellos(), results }),
         Outcome::Failed(causes) => {
             let pids: Vec<u32> = members.iter().map(|member| member.pid).collect();
-            let words: LastWords = members.into_iter().map(|member| member.last_words.into()).collect();
-            Err(report::failure(gang.job.name(), &causes, &pids, &words).into())
+            let last_lines: LastLines = members.into_iter().map(|member| member.last_lines.into()).collect();
+            Err(report::failure(gang.job.name(), &causes, &pids, &last_lines).into())
         }
     }
 }
 
-/// A socket in a folder that only this user may enter, removed at the end.
+/// A socket in a folder that only this user can access. Dropping it removes the folder.
 struct ControlSocket {
     listener: UnixListener,
     folder: PathBuf,
@@ -283,7 +288,7 @@ impl ControlSocket {
     fn bind() -> anyhow::Result<Self> {
         let base = runtime_folder()?;
         let folder = base.join(std::process::id().to_string());
-        // A process id comes back: what lies here was left by a launcher that was killed.
+        // Process ids are reused: a launcher that was killed may have left this folder.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(LaunchError::at(&folder))?;
         let path = folder.join("control");
@@ -302,7 +307,8 @@ impl Drop for ControlSocket {
     }
 }
 
-/// `$XDG_RUNTIME_DIR/locdiff`, else `$TMPDIR/locdiff-UID` or `/tmp/locdiff-UID`; ours, and closed to everybody else.
+/// `$XDG_RUNTIME_DIR/locdiff`, else `$TMPDIR/locdiff-UID` or `/tmp/locdiff-UID`. Must be owned by this user with mode
+/// 0700.
 fn runtime_folder() -> Result<PathBuf, LaunchError> {
     let user = nix::unistd::getuid();
     let folder = match std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()) {
@@ -316,62 +322,66 @@ fn runtime_folder() -> Result<PathBuf, LaunchError> {
     }
     let metadata = std::fs::symlink_metadata(&folder).map_err(&fail)?;
     if !metadata.is_dir() || metadata.uid() != user.as_raw() || metadata.mode() & 0o077 != 0 {
-        let reason = "wanted a folder of this user with mode 0700; remove it, or set XDG_RUNTIME_DIR";
+        let reason = "wanted a folder owned by this user with mode 0700; remove it, or set XDG_RUNTIME_DIR";
         return Err(fail(std::io::Error::other(reason)));
     }
     Ok(folder)
 }
 
-/// What the tasks around the processes report.
+/// Notices from the tasks that watch the processes.
 enum Notice {
     Line { rank: usize, line: String },
     OutputEnded { rank: usize },
     Connected { rank: usize, replies: mpsc::UnboundedSender<ToWorker> },
-    Happened(Event),
+    Happened(GangEvent),
 }
 
-struct Member {
+struct WorkerHandle {
     pid: u32,
     running: bool,
     open_outputs: usize,
-    last_words: VecDeque<String>,
+    last_lines: VecDeque<String>,
     replies: Option<mpsc::UnboundedSender<ToWorker>>,
 }
 
-impl Member {
-    /// A worker that has closed its end needs no message; its exit will tell why.
-    fn tell(&self, message: ToWorker) {
+impl WorkerHandle {
+    /// Sends a message. If the worker has closed its socket, the message is dropped: its exit status tells the reason.
+    fn send(&self, message: ToWorker) {
         if let Some(replies) = &self.replies {
             let _ = replies.send(message);
         }
     }
 
-    /// Has ended, and all that it wrote has been read.
-    fn is_silent(&self) -> bool {
+    /// Whether the process has ended and all its output has been read.
+    fn is_drained(&self) -> bool {
         !self.running && self.open_outputs == 0
     }
 }
 
-fn spawn_all(gang: &Gang<'_>, control: &ControlSocket, events: &mpsc::Sender<Notice>) -> anyhow::Result<Vec<Member>> {
+fn spawn_all(
+    gang: &Gang<'_>,
+    control: &ControlSocket,
+    events: &mpsc::Sender<Notice>,
+) -> anyhow::Result<Vec<WorkerHandle>> {
     let mut members = Vec::with_capacity(gang.world.places.len());
     for rank in 0..gang.world.places.len() {
-        // A failure here drops the children spawned before, which kills them.
+        // On an error, the children spawned so far are dropped, which kills them.
         let mut child =
             command(gang, rank, &control.path()).spawn().map_err(|error| spawn_error(&gang.worker, error))?;
         let pid = child.id().context("a child that was just spawned has a process id")?;
         tokio::spawn(read_lines(rank, child.stdout.take().context("stdout is piped")?, events.clone()));
         tokio::spawn(read_lines(rank, child.stderr.take().context("stderr is piped")?, events.clone()));
         tokio::spawn(wait(rank, child, events.clone()));
-        members.push(Member { pid, running: true, open_outputs: 2, last_words: VecDeque::new(), replies: None });
+        members.push(WorkerHandle { pid, running: true, open_outputs: 2, last_lines: VecDeque::new(), replies: None });
     }
     Ok(members)
 }
 
 fn spawn_error(worker: &Path, error: std::io::Error) -> LaunchError {
-    let is_no_program =
+    let is_not_executable =
         matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::InvalidInput);
-    // ENOEXEC has no kind of its own.
-    if is_no_program || error.raw_os_error() == Some(nix::errno::Errno::ENOEXEC as i32) {
+    // ENOEXEC has no `ErrorKind`.
+    if is_not_executable || error.raw_os_error() == Some(nix::errno::Errno::ENOEXEC as i32) {
         return worker_missing(worker, error);
     }
     LaunchError::at(worker)(error)
@@ -387,12 +397,13 @@ fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
         .env("WORLD_SIZE", place.world.to_string())
         .env("LOCAL_RANK", place.local_rank.to_string())
         .env("OMP_NUM_THREADS", place.threads.to_string())
-        // GPUs are counted through NVML, which goes by the bus; CUDA would put the fastest first.
+        // Number GPUs as NVML does, in the order of the PCI bus. By default CUDA puts the fastest first.
         .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // A group of its own: Ctrl-C on the terminal reaches the launcher alone, which ends workers in order.
+        // In its own process group a worker does not get Ctrl-C from the terminal. The launcher gets it, and stops the
+        // workers.
         .process_group(0)
         .kill_on_drop(true);
     if place.gpu.is_some() && std::env::var_os("NCCL_SOCKET_IFNAME").is_none() {
@@ -412,16 +423,16 @@ async fn wait(rank: usize, mut child: Child, events: mpsc::Sender<Notice>) {
         None => Exit::Code(status.and_then(|status| status.code()).unwrap_or(-1)),
     };
     let rank = rank as u32;
-    let _ = events.send(Notice::Happened(Event::Exited { rank, exit })).await;
-    // Its socket closes with it; should something hold it open, nobody waits for ever.
-    tokio::time::sleep(LAST_OUTPUT).await;
-    let _ = events.send(Notice::Happened(Event::Closed(rank))).await;
+    let _ = events.send(Notice::Happened(GangEvent::Exited { rank, exit })).await;
+    // The socket closes with the process. If another process holds it open, do not wait forever.
+    tokio::time::sleep(OUTPUT_GRACE).await;
+    let _ = events.send(Notice::Happened(GangEvent::Closed(rank))).await;
 }
 
 async fn read_lines(rank: usize, pipe: impl AsyncRead + Unpin, events: mpsc::Sender<Notice>) {
     let mut pipe = BufReader::new(pipe);
     let mut bytes = Vec::new();
-    // Bytes, not `lines()`: what a crashing library writes need not be UTF-8. A line without an end is cut into pieces.
+    // Bytes, not `lines()`: a crashing library may write invalid UTF-8. `take` splits lines that are too long.
     while matches!((&mut pipe).take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes).await, Ok(count) if count > 0) {
         let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
         let _ = events.send(Notice::Line { rank, line }).await;
@@ -430,63 +441,63 @@ async fn read_lines(rank: usize, pipe: impl AsyncRead + Unpin, events: mpsc::Sen
     let _ = events.send(Notice::OutputEnded { rank }).await;
 }
 
-/// Finds out which child is at the other end, by what the kernel says of it, and listens to it.
-fn greet(stream: UnixStream, members: &[Member], events: &mpsc::Sender<Notice>) {
+/// Identifies the worker at the other end by the process id from the kernel, and starts to serve it.
+fn accept_worker(stream: UnixStream, members: &[WorkerHandle], events: &mpsc::Sender<Notice>) {
     let pid = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
     let rank = members.iter().position(|member| i32::try_from(member.pid).ok() == pid);
     match rank {
-        Some(rank) => drop(tokio::spawn(converse(rank, stream, events.clone()))),
-        None => tracing::warn!("a stranger (pid {pid:?}) at the control socket was turned away"),
+        Some(rank) => drop(tokio::spawn(serve_worker(rank, stream, events.clone()))),
+        None => tracing::warn!("rejected a connection to the control socket from pid {pid:?}, which is not a worker"),
     }
 }
 
-async fn converse(rank: usize, stream: UnixStream, events: mpsc::Sender<Notice>) {
+async fn serve_worker(rank: usize, stream: UnixStream, events: mpsc::Sender<Notice>) {
     let codec = *LengthDelimitedCodec::builder().max_frame_length(FRAME_BYTES_MAX);
     let (reader, writer) = stream.into_split();
     let (mut source, mut sink) = (codec.new_read(reader), codec.new_write(writer));
     let (replies, mut outbox) = mpsc::unbounded_channel::<ToWorker>();
     let _ = events.send(Notice::Connected { rank, replies }).await;
     let rank = rank as u32;
-    let listen = async {
+    let receive = async {
         while let Some(frame) = source.next().await {
             let event = match frame {
                 Ok(bytes) => match serde_json::from_slice(&bytes) {
-                    Ok(message) => Event::Message { rank, message },
-                    Err(error) => Event::Garbled { rank, reason: format!("message not understood: {error}") },
+                    Ok(message) => GangEvent::Message { rank, message },
+                    Err(error) => GangEvent::Garbled { rank, reason: format!("cannot parse message: {error}") },
                 },
                 Err(error) if error.kind() == ErrorKind::InvalidData => {
-                    Event::Garbled { rank, reason: error.to_string() }
+                    GangEvent::Garbled { rank, reason: error.to_string() }
                 }
-                // A socket that breaks is one that closes: the worker's exit will tell why.
+                // A broken socket counts as closed: the worker's exit status tells the reason.
                 Err(_) => break,
             };
             let _ = events.send(Notice::Happened(event)).await;
         }
-        let _ = events.send(Notice::Happened(Event::Closed(rank))).await;
+        let _ = events.send(Notice::Happened(GangEvent::Closed(rank))).await;
     };
-    let speak = async {
+    let transmit = async {
         while let Some(message) = outbox.recv().await {
             let bytes = serde_json::to_vec(&message).expect("messages to workers are plain data");
             if sink.send(Bytes::from(bytes)).await.is_err() {
-                // The worker has closed its end; its exit will tell why.
+                // The worker has closed its socket: its exit status tells the reason.
                 break;
             }
         }
-        // Keep the socket open: a worker takes its closing for the launcher's death.
+        // Keep the socket open: if it closes, a worker assumes that the launcher has died.
         std::future::pending::<()>().await;
     };
-    tokio::select! { () = listen => {}, () = speak => {} }
+    tokio::select! { () = receive => {}, () = transmit => {} }
 }
 
-/// Books what happened to the processes; what the coordinator must know of it comes back.
-fn take_in(notice: Notice, members: &mut [Member], observer: &mut dyn Observer) -> Option<Event> {
+/// Updates the state of the processes. Returns the event to pass to the coordinator, if there is one.
+fn handle_notice(notice: Notice, members: &mut [WorkerHandle], observer: &mut dyn GangObserver) -> Option<GangEvent> {
     match notice {
         Notice::Line { rank, line } => {
             observer.line(rank, &line);
-            let words = &mut members[rank].last_words;
-            words.push_back(line);
-            if words.len() > LAST_WORDS_LINES {
-                words.pop_front();
+            let lines = &mut members[rank].last_lines;
+            lines.push_back(line);
+            if lines.len() > LAST_LINES_MAX {
+                lines.pop_front();
             }
             None
         }
@@ -499,37 +510,42 @@ fn take_in(notice: Notice, members: &mut [Member], observer: &mut dyn Observer) 
             None
         }
         Notice::Happened(event) => {
-            if let Event::Exited { rank, .. } = event {
+            if let GangEvent::Exited { rank, .. } = event {
                 let member = &mut members[rank as usize];
                 member.running = false;
-                // Whatever the worker started itself must not outlive it, nor keep its pipes open.
-                send(member.pid, Signal::SIGKILL);
+                // Kill the processes that the worker started: they must not outlive it or keep its pipes open.
+                send_signal(member.pid, Signal::SIGKILL);
             }
             Some(event)
         }
     }
 }
 
-/// Does what the coordinator says; what came of it, where it must know.
-fn act(action: Action, gang: &Gang<'_>, members: &mut [Member], observer: &mut dyn Observer) -> Option<Event> {
+/// Carries out an action of the coordinator. Returns the event that results, if there is one.
+fn carry_out(
+    action: Action,
+    gang: &Gang<'_>,
+    members: &mut [WorkerHandle],
+    observer: &mut dyn GangObserver,
+) -> Option<GangEvent> {
     match action {
         Action::Report(message) => observer.report(message),
         Action::Commit(parts) => {
             if let Err(error) = observer.commit(&parts) {
                 let exit_code = error.exit_code().code();
                 let failure = Failure { message: error.to_string(), of_peer: false, exit_code };
-                return Some(Event::CommitFailed(failure));
+                return Some(GangEvent::CommitFailed(failure));
             }
         }
         Action::StartAll => {
             for (member, place) in members.iter().zip(&gang.world.places) {
                 let (place, meeting, job) = (place.clone(), gang.meeting.clone(), gang.job.clone());
-                member.tell(ToWorker::Start { place, meeting, job });
+                member.send(ToWorker::Start { place, meeting, job });
             }
         }
         Action::Announce(address) => {
             for member in members.iter().skip(1) {
-                member.tell(ToWorker::Rendezvous { address: address.clone() });
+                member.send(ToWorker::Rendezvous { address: address.clone() });
             }
         }
         Action::Terminate => signal_running(members, Signal::SIGTERM),
@@ -539,14 +555,14 @@ fn act(action: Action, gang: &Gang<'_>, members: &mut [Member], observer: &mut d
     None
 }
 
-fn signal_running(members: &[Member], signal: Signal) {
+fn signal_running(members: &[WorkerHandle], signal: Signal) {
     for member in members.iter().filter(|member| member.running) {
-        send(member.pid, signal);
+        send_signal(member.pid, signal);
     }
 }
 
-/// Signals a worker and all that it started. One that has ended meanwhile needs no signal.
-fn send(pid: u32, signal: Signal) {
+/// Sends a signal to a worker and all processes that it started. It is not an error if they have ended.
+fn send_signal(pid: u32, signal: Signal) {
     if let Ok(group) = i32::try_from(pid) {
         let _ = killpg(Pid::from_raw(group), signal);
     }

@@ -1,4 +1,4 @@
-//! One function per verb: what the command line asks for, done.
+//! Runs the verb of the command line. Each verb has its own function, most of them in their own module.
 
 mod bench_shdd;
 mod checkpoint;
@@ -13,17 +13,17 @@ mod train;
 use anyhow::Context as _;
 use clap::CommandFactory;
 use locdiff_core::config::{self, DeviceKind, Resolved, RunConfig};
-use locdiff_core::protocol::{Answer, CollectiveRow, Hello, Job, Probed, SelfCheck};
+use locdiff_core::protocol::{CollectiveRow, Hello, Job, Probed, SelfCheck, TypedResult};
 use serde_json::{Value, json};
 
 use crate::cli::{BenchVerb, Cli, ConfigVerb, Global, Verb};
 use crate::error::{LaunchError, refuse};
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
-use crate::rendezvous::World;
+use crate::rendezvous::NodeWorkers;
 use crate::supervisor::{Echo, GangResult, Silence, Supervisor};
 
-/// Does what the command line asks for; the value is what `--json` prints.
+/// Runs the verb. The returned value is the JSON result that `--json` prints.
 pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
     if cli.version {
         return version(output);
@@ -34,7 +34,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
             return Err(LaunchError::not_yet(flag).into());
         }
     }
-    match cli.verb.as_ref().context("clap asks for a verb")? {
+    match cli.verb.as_ref().context("no verb, though `Cli::validate` checks for one: this is a bug")? {
         Verb::Config(verb) => show_config(verb, global, output),
         Verb::Completions { shell } => completions(*shell, output),
         Verb::Demo => demo::run(global, output),
@@ -55,42 +55,46 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
     }
 }
 
-/// Resolves the configuration of a command on this machine.
+/// Resolves the configuration from presets, files and flags.
 pub(crate) fn resolve(global: &Global) -> Result<Resolved, LaunchError> {
     Ok(config::load(&global.layers(default_preset(global, &gpus::inventory())))?)
 }
 
-/// The same, with the workers that it asks for.
-pub(crate) fn plan(global: &Global) -> Result<(Resolved, World), LaunchError> {
+/// Resolves the configuration and assigns its workers to devices.
+pub(crate) fn plan(global: &Global) -> Result<(Resolved, NodeWorkers), LaunchError> {
     let resolved = resolve(global)?;
-    let world = World::plan(&resolved.config, &gpus::inventory())?;
+    let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
     Ok((resolved, world))
 }
 
-/// Which preset is the default depends on the device, which the flags may name.
+/// The preset to use without `--config`. It depends on the device, which flags may set.
 fn default_preset(global: &Global, inventory: &Inventory) -> &'static str {
     let named = config::load(&global.layers("demo")).map_or(DeviceKind::Auto, |found| found.config.parallel.device);
     if named.on_cuda(!inventory.gpus.is_empty()) { "l47" } else { "demo" }
 }
 
-/// Starts workers, gives them a job and waits for their results.
-pub(crate) fn run_gang<T: Answer>(resolved: &Resolved, world: &World, job: Job) -> anyhow::Result<GangResult<T>> {
+/// Starts workers, gives them a job, and waits for their results. Logs their output.
+pub(crate) fn run_gang<T: TypedResult>(
+    resolved: &Resolved,
+    world: &NodeWorkers,
+    job: Job,
+) -> anyhow::Result<GangResult<T>> {
     Supervisor::new()?.run(&resolved.config, world, job, 0, &mut Echo)
 }
 
-/// Asks one worker who it is.
+/// Starts one worker to get its versions.
 pub(crate) fn probe() -> anyhow::Result<Hello> {
-    let (config, world) = (RunConfig::default(), World::one_cpu_worker(1));
+    let (config, world) = (RunConfig::default(), NodeWorkers::one_cpu_worker(1));
     let found = Supervisor::new()?.run::<Probed>(&config, &world, Job::Probe, 0, &mut Silence)?;
-    found.hellos.into_iter().next().context("a worker that has not said hello: this is a bug")
+    found.hellos.into_iter().next().context("the worker sent no hello: this is a bug")
 }
 
 fn version(output: Output) -> anyhow::Result<Value> {
     let (version, revision) = (locdiff_core::VERSION, locdiff_core::REVISION);
-    output.people(&format!("locdiff-launch {version} ({revision})"));
+    output.print(&format!("locdiff-launch {version} ({revision})"));
     let hello = probe()?;
     let or_none = |version: &Option<String>| version.clone().unwrap_or_else(|| "none".to_owned());
-    output.people(&format!(
+    output.print(&format!(
         "libtorch {}, CUDA {}, NCCL {}",
         hello.libtorch_loaded,
         or_none(&hello.cuda),
@@ -105,13 +109,13 @@ fn version(output: Output) -> anyhow::Result<Value> {
 fn show_config(verb: &ConfigVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     if let ConfigVerb::Schema { markdown } = verb {
         let schema = config::schema();
-        output.people(&if *markdown { config::markdown() } else { serde_json::to_string_pretty(&schema)? });
+        output.print(&if *markdown { config::markdown() } else { serde_json::to_string_pretty(&schema)? });
         return Ok(schema);
     }
     let resolved = resolve(global)?;
     match verb {
-        ConfigVerb::Check => output.people("the configuration is valid"),
-        _ => output.people(&config::show(&resolved)),
+        ConfigVerb::Check => output.print("the configuration is valid"),
+        _ => output.print(&config::show(&resolved)),
     }
     Ok(serde_json::to_value(&resolved.config)?)
 }
@@ -120,17 +124,17 @@ fn completions(shell: clap_complete::Shell, output: Output) -> anyhow::Result<Va
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "locdiff-launch", &mut script);
     let script = String::from_utf8(script)?;
-    output.people(&script);
+    output.print(&script);
     Ok(json!({ "script": script }))
 }
 
-/// Every worker starts, meets nobody, and checks that libtorch computes right in its process.
+/// Starts every worker, without connecting them, and checks that libtorch computes correctly in each.
 fn self_check(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let found = run_gang::<SelfCheck>(&resolved, &world, Job::SelfCheck)?;
     let mut rows = Vec::new();
     for (hello, check) in found.hellos.iter().zip(found.results) {
-        output.people(&format!(
+        output.print(&format!(
             "worker rank {} (pid {}): libtorch {} on {}, a {size} x {size} product within {:.1e} of the exact one",
             hello.rank,
             hello.pid,
@@ -141,11 +145,11 @@ fn self_check(global: &Global, output: Output) -> anyhow::Result<Value> {
         ));
         rows.push(json!({ "rank": hello.rank, "pid": hello.pid, "check": check }));
     }
-    output.people("all workers started, computed and ended in order");
+    output.print("all workers started, computed and exited normally");
     Ok(json!({ "ok": true, "rows": rows }))
 }
 
-/// Every collective operation between real processes: values, time, bandwidth.
+/// Runs every collective operation between real processes: checks values, measures time and bandwidth.
 fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let found = run_gang(&resolved, &world, Job::BenchCollectives { bytes_max })?;
@@ -153,21 +157,21 @@ fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow:
     let rows: Vec<CollectiveRow> = found.first()?;
     let ok = rows.iter().all(|row| row.ok);
     let device = if world.places.iter().any(|place| place.gpu.is_some()) { "NCCL" } else { "Gloo" };
-    output.people(&format!("{} workers over {device}, pids {pids:?}", pids.len()));
-    output.people(&format!("{:<16} {:>9} {:>10} {:>8}  values", "operation", "KiB", "us", "GB/s"));
+    output.print(&format!("{} workers over {device}, pids {pids:?}", pids.len()));
+    output.print(&format!("{:<16} {:>9} {:>10} {:>8}  values", "operation", "KiB", "us", "GB/s"));
     for row in &rows {
         let verdict = if row.ok { "right" } else { "WRONG" };
         let kib = row.bytes as f64 / 1024.0;
-        output.people(&format!("{:<16} {kib:>9.1} {:>10.1} {:>8.3}  {verdict}", row.op, row.us, row.gb_per_s));
+        output.print(&format!("{:<16} {kib:>9.1} {:>10.1} {:>8.3}  {verdict}", row.op, row.us, row.gb_per_s));
     }
     if !ok {
         let wrong: Vec<&str> = rows.iter().filter(|row| !row.ok).map(|row| row.op.as_str()).collect();
-        refuse!(WorkerFailed, "wrong values from {}", wrong.join(", "));
+        refuse!(WorkerFailed, "wrong values from collective operations {}", wrong.join(", "));
     }
     Ok(json!({ "ok": ok, "pids": pids, "rows": rows }))
 }
 
-/// A verb that has its place but not its work yet: its configuration is checked all the same.
+/// A verb that is not implemented. Its configuration is checked first.
 fn not_yet(name: &str, global: &Global) -> anyhow::Result<Value> {
     plan(global)?;
     Err(LaunchError::not_yet(name).into())

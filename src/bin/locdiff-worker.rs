@@ -1,7 +1,7 @@
-//! `locdiff-worker`: one rank. Reports to its launcher, does one job, ends.
+//! `locdiff-worker`: the process of one rank. It reports to its launcher, does one job and exits.
 //!
-//! It never outlives the launcher: it asks the kernel for SIGKILL at the launcher's death, and ends when the control socket
-//! closes.
+//! It never outlives the launcher: it asks the kernel for SIGKILL when the launcher dies, and it exits when the control
+//! socket closes.
 
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
-//! Writes a snapshot in a thread of its own while training goes on; at most one at a time.
+//! Writes a snapshot in a background thread while training continues, one snapshot at a time.
 //!
-//! What a rank reports is on the disk: each file, and then its names in the folder. Tensors on a GPU are fetched here, on a stream
-//! of the thread's own, so that training need not wait for it.
+//! A rank reports its parts only after the files and the folder are fsynced. Tensors on a GPU are fetched on the
+//! thread's own stream, so that training does not wait for the copy.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,25 +15,25 @@ use tch::{Device, Tensor};
 
 use super::error::CheckpointError;
 use super::writer::{Staging, write_fetched, write_json};
-use crate::native::cuda::{self, Event, Priority, Stream, with_stream};
+use crate::native::cuda::{self, CudaEvent, CudaStream, Priority, with_stream};
 
 /// One file of a snapshot.
 #[derive(Debug)]
 pub enum Part {
-    /// Tensors that nobody else writes to any more.
+    /// A safetensors file. Nobody else may write to these tensors.
     Tensors {
         /// Name of the file.
         name: String,
-        /// By name.
+        /// Tensors with their names.
         tensors: Vec<(String, Tensor)>,
-        /// Texts that go with them.
+        /// Metadata of the file.
         metadata: BTreeMap<String, String>,
     },
-    /// Anything else.
+    /// A JSON file.
     Json {
         /// Name of the file.
         name: String,
-        /// What it says.
+        /// Content of the file.
         value: Value,
     },
 }
@@ -41,42 +41,42 @@ pub enum Part {
 /// A rank's share of a checkpoint.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// Steps made.
+    /// Steps done.
     pub step: u64,
-    /// The attempt that this worker belongs to.
+    /// Attempt of this worker.
     pub attempt: u32,
-    /// Validation score at this step, where it was measured.
+    /// Validation score at this step, if it was measured.
     pub score: Option<f64>,
-    /// What this rank writes; may be nothing.
+    /// The files that this rank writes; may be empty.
     pub parts: Vec<Part>,
-    /// Where parts are on a GPU: when they are there.
-    pub ready: Option<Event>,
+    /// Signalled when the tensors are complete; `None` on the CPU.
+    pub ready: Option<CudaEvent>,
 }
 
-/// The thread that writes.
+/// Writes the snapshots of one run in the background.
 #[derive(Debug)]
 pub struct Background {
     files: Files,
     run_dir: PathBuf,
     writing: Option<JoinHandle<Result<PartsWritten, CheckpointError>>>,
-    /// What parts on a GPU are fetched with.
+    /// For tensors on a GPU; `None` on the CPU.
     fetch: Option<Arc<Mutex<Fetch>>>,
 }
 
-/// A stream and memory for the copies from one GPU.
+/// A stream and a pinned buffer for copies from one GPU.
 #[derive(Debug)]
 struct Fetch {
     gpu: usize,
-    stream: Stream,
+    stream: CudaStream,
     staging: Staging,
 }
 
 impl Background {
-    /// For the checkpoints of one run, whose tensors are on `device`.
+    /// A writer for the run in `run_dir`, whose tensors are on `device`.
     pub fn new(files: Files, run_dir: PathBuf, device: Device) -> Result<Self, CheckpointError> {
         let fetch = match device {
             Device::Cuda(gpu) => {
-                let (stream, staging) = (Stream::from_pool(Priority::Normal)?, Staging::new()?);
+                let (stream, staging) = (CudaStream::from_pool(Priority::Normal)?, Staging::new()?);
                 Some(Arc::new(Mutex::new(Fetch { gpu, stream, staging })))
             }
             _ => None,
@@ -84,15 +84,15 @@ impl Background {
         Ok(Self { files, run_dir, writing: None, fetch })
     }
 
-    /// Begins to write a snapshot. Waits for the one before; what became of that is returned.
+    /// Starts to write a snapshot. Waits for the previous one first and returns its result.
     pub fn submit(&mut self, snapshot: Snapshot) -> Result<Option<PartsWritten>, CheckpointError> {
-        let before = self.wait()?;
+        let previous = self.wait()?;
         let (files, run_dir) = (self.files.clone(), self.run_dir.clone());
         let fetch = self.fetch.clone();
         let thread = std::thread::Builder::new().name("checkpoint".into());
         let writing = thread.spawn(move || match fetch {
             Some(fetch) => {
-                // One thread at a time; after a panic in it the memory is as good as before.
+                // Only one thread runs at a time, and a panic leaves the buffer usable.
                 let fetch = fetch.lock().unwrap_or_else(PoisonError::into_inner);
                 cuda::set_device(fetch.gpu)?;
                 with_stream(fetch.stream, || write(&files, run_dir, &snapshot, Some(&fetch.staging)))?
@@ -100,25 +100,24 @@ impl Background {
             None => write(&files, run_dir, &snapshot, None),
         });
         self.writing = Some(writing.map_err(FileError::at(&self.run_dir))?);
-        Ok(before)
+        Ok(previous)
     }
 
-    /// What was written since the last call, if it is finished.
+    /// The result of the snapshot being written, if it is finished. Does not wait.
     pub fn poll(&mut self) -> Result<Option<PartsWritten>, CheckpointError> {
         if self.writing.as_ref().is_some_and(JoinHandle::is_finished) { self.wait() } else { Ok(None) }
     }
 
-    /// Waits for what is being written.
+    /// Waits for the snapshot being written and returns its result; `None` if there is none.
     pub fn wait(&mut self) -> Result<Option<PartsWritten>, CheckpointError> {
         let Some(writing) = self.writing.take() else { return Ok(None) };
-        let written =
-            writing.join().map_err(|_| CheckpointError::Internal("the checkpoint's thread panicked".into()))?;
+        let written = writing.join().map_err(|_| CheckpointError::Internal("the checkpoint thread panicked".into()))?;
         written.map(Some)
     }
 }
 
 impl Drop for Background {
-    /// libtorch must not end under a thread that still reads tensors.
+    /// Waits: libtorch must not shut down while the thread still reads tensors.
     fn drop(&mut self) {
         if let Err(error) = self.wait() {
             tracing::error!("{error}");
@@ -145,7 +144,7 @@ fn write(
         match write_part(files, &folder, part, staging) {
             Ok(file) => written.push(file),
             Err(error) => {
-                // The disk may be full: what is of no use goes. The folder may have parts of others.
+                // Free the space: the disk may be full. The folder stays: it may hold parts of other ranks.
                 for part in parts {
                     let _ = files.remove_file(&folder.join(part.name()));
                 }

@@ -1,17 +1,17 @@
-//! What can go wrong with checkpoints, each with its exit code.
+//! Errors of reading and writing checkpoints, each with its exit code.
 
 use std::path::{Path, PathBuf};
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::FileError;
 
-/// A failure of writing or reading a checkpoint.
+/// An error of [`crate::checkpoint`].
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The system refused.
+    /// A file operation failed.
     #[error(transparent)]
     Io(#[from] FileError),
-    /// The bytes are not those that were written.
+    /// The file is damaged.
     #[error("{path}: {reason}")]
     Corrupt {
         /// Which file.
@@ -19,7 +19,7 @@ pub enum CheckpointError {
         /// Got and wanted.
         reason: String,
     },
-    /// Whole, but not what was wanted.
+    /// The file is intact but cannot be used.
     #[error("{path}: {reason}")]
     Bad {
         /// Which file.
@@ -27,13 +27,13 @@ pub enum CheckpointError {
         /// Got and wanted.
         reason: String,
     },
-    /// What would be written exists.
-    #[error("{0} exists; say --overwrite to replace it")]
+    /// The output file exists.
+    #[error("{0} exists; use --overwrite to replace it")]
     Exists(PathBuf),
-    /// The device failed.
+    /// libtorch or the device failed.
     #[error(transparent)]
     Native(#[from] crate::native::NativeError),
-    /// What cannot happen did.
+    /// Internal error: this is a bug.
     #[error("{0}; this is a bug")]
     Internal(String),
 }

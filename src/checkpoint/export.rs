@@ -1,4 +1,4 @@
-//! One safetensors file of a checkpoint's averaged weights, with what is needed to use them elsewhere.
+//! Exports the averaged weights of a checkpoint as one safetensors file, with the metadata needed to use it elsewhere.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,29 +12,29 @@ use super::reader::Checkpoint;
 use super::writer::write_tensors;
 use super::{EMA, STATE};
 
-/// Version of the file, in its metadata.
+/// Format of the export, stored in its metadata.
 const FORMAT: &str = "locdiff-export-1";
 
-/// Writes the file beside its final name and renames it: whole or not at all.
+/// Writes the export. The file is written under a temporary name and renamed, so it is either complete or absent.
 pub fn export(files: &Files, job: &ExportJob) -> Result<Exported, CheckpointError> {
     let out = &job.out;
     match out.symlink_metadata() {
-        Ok(found) if found.is_dir() => return Err(CheckpointError::bad(out, "is a folder, wanted the name of a file")),
+        Ok(found) if found.is_dir() => return Err(CheckpointError::bad(out, "is a folder, wanted a file name")),
         Ok(_) if !job.overwrite => return Err(CheckpointError::Exists(out.clone())),
         _ => {}
     }
     let Some(name) = out.file_name().map(|name| name.to_string_lossy()) else {
-        return Err(CheckpointError::bad(out, "is no name of a file"));
+        return Err(CheckpointError::bad(out, "is not a file name"));
     };
     let checkpoint = Checkpoint::open(&job.checkpoint)?;
     let tensors = checkpoint.tensors(EMA)?;
     let config = configuration(&checkpoint, job)?;
     let metadata = metadata(&checkpoint, &config)?;
     files.create_folders(parent(out))?;
-    let beside = parent(out).join(format!(".{name}{WRITING}"));
-    let written = put_in_place(files, &beside, out, &tensors, &metadata);
+    let temporary = parent(out).join(format!(".{name}{WRITING}"));
+    let written = put_in_place(files, &temporary, out, &tensors, &metadata);
     if written.is_err() {
-        let _ = files.remove_file(&beside);
+        let _ = files.remove_file(&temporary);
     }
     let (bytes, xxh3) = written?;
     Ok(Exported {
@@ -52,19 +52,19 @@ pub fn export(files: &Files, job: &ExportJob) -> Result<Exported, CheckpointErro
 
 fn put_in_place(
     files: &Files,
-    beside: &Path,
+    temporary: &Path,
     out: &Path,
     tensors: &[(String, tch::Tensor)],
     metadata: &BTreeMap<String, String>,
 ) -> Result<(u64, String), CheckpointError> {
-    let name = beside.file_name().unwrap_or_default().to_string_lossy();
-    let written = write_tensors(files, parent(beside), &name, tensors, metadata)?;
-    files.rename(beside, out)?;
+    let name = temporary.file_name().unwrap_or_default().to_string_lossy();
+    let written = write_tensors(files, parent(temporary), &name, tensors, metadata)?;
+    files.rename(temporary, out)?;
     files.sync_folder(parent(out))?;
     Ok((written.bytes, written.xxh3))
 }
 
-/// The configuration that the checkpoint was written with, else that of its run.
+/// The configuration in the checkpoint's state, else that of the job.
 fn configuration(checkpoint: &Checkpoint, job: &ExportJob) -> Result<RunConfig, CheckpointError> {
     if checkpoint.file(STATE).is_none() {
         return Ok(job.config.clone());
@@ -72,7 +72,7 @@ fn configuration(checkpoint: &Checkpoint, job: &ExportJob) -> Result<RunConfig, 
     match checkpoint.json(STATE)?.get("config") {
         None => Ok(job.config.clone()),
         Some(config) => serde_json::from_value(config.clone()).map_err(|error| {
-            CheckpointError::bad(&job.checkpoint.join(STATE), format!("`config` cannot be understood: {error}"))
+            CheckpointError::bad(&job.checkpoint.join(STATE), format!("cannot parse `config`: {error}"))
         }),
     }
 }

@@ -1,9 +1,11 @@
 //! The header of a safetensors file: 8 bytes of length, little-endian, then JSON, padded with spaces to 8
 //! (github.com/huggingface/safetensors, "Format").
 //!
-//! What a header says of one tensor is the `safetensors` crate's own [`TensorInfo`]; its reader and writer are not used, because
-//! they want the whole file in memory and check no sum. Pure. A header that was read covers the data exactly: tensors lie one
-//! behind the other, without a gap or an overlap, and each has the length that its shape says.
+//! The entry of a tensor is the `safetensors` crate's own [`TensorInfo`]. The crate's reader and writer are not used:
+//! they need the whole file in memory and verify no checksum.
+//!
+//! Pure. A parsed header covers the data exactly: tensors follow each other without gaps or overlaps, and the length of
+//! each matches its shape.
 
 use std::collections::BTreeMap;
 
@@ -11,43 +13,43 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Map, Value, json};
 use tch::Kind;
 
-/// No header is larger (the limit of the safetensors library).
+/// The largest header accepted, bytes (the limit of the safetensors library).
 pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 const METADATA: &str = "__metadata__";
 
-/// The types of numbers that are written and read.
+/// The element types that are written and read.
 const KINDS: [Kind; 5] = [Kind::Double, Kind::Int64, Kind::Float, Kind::BFloat16, Kind::Half];
 
 /// One tensor of a file.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
-    /// Its name.
+pub struct TensorEntry {
+    /// Name of the tensor.
     pub name: String,
-    /// Type of its numbers.
+    /// Element type.
     pub kind: Kind,
-    /// Its shape.
+    /// Shape of the tensor.
     pub shape: Vec<i64>,
-    /// Length of its numbers.
+    /// Length of its data.
     pub bytes: u64,
 }
 
-/// What is in a file, in the order of its data.
+/// The contents of a file, in the order of the data.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Header {
-    /// Names and texts.
+    /// Free-form text values by key.
     pub metadata: BTreeMap<String, String>,
-    /// Tensors, one behind the other.
-    pub tensors: Vec<Entry>,
+    /// The tensors, in file order.
+    pub tensors: Vec<TensorEntry>,
 }
 
 /// Why a header cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// It breaks the rules of the format.
+    /// It violates the format.
     #[error("{0}")]
     Malformed(String),
-    /// It follows them, but is not for us.
+    /// It is valid, but uses a feature that is not supported.
     #[error("{0}")]
     Unsupported(String),
 }
@@ -56,11 +58,11 @@ fn malformed<T>(reason: impl Into<String>) -> Result<T, HeaderError> {
     Err(HeaderError::Malformed(reason.into()))
 }
 
-impl Entry {
+impl TensorEntry {
     /// A tensor of this name, kind and shape.
     pub fn new(name: &str, kind: Kind, shape: Vec<i64>) -> Result<Self, HeaderError> {
         if name.is_empty() || name == METADATA || name.contains(|c: char| c == '/' || c.is_control()) {
-            return malformed(format!("{name:?} is no name for a tensor"));
+            return malformed(format!("{name:?} is not a valid tensor name"));
         }
         if !KINDS.contains(&kind) {
             let text = format!("tensor `{name}` is {kind:?}, wanted one of {KINDS:?}");
@@ -76,7 +78,7 @@ impl Entry {
 
     fn info(&self, begin: u64) -> TensorInfo {
         TensorInfo {
-            dtype: self.kind.try_into().expect("its kind was checked when it was made"),
+            dtype: self.kind.try_into().expect("`new` accepts only kinds that safetensors has"),
             shape: self.shape.iter().map(|length| *length as usize).collect(),
             data_offsets: (begin as usize, (begin + self.bytes) as usize),
         }
@@ -84,7 +86,7 @@ impl Entry {
 }
 
 impl Header {
-    /// The bytes that a file begins with.
+    /// The bytes of the header: length, JSON, padding.
     pub fn encode(&self) -> Vec<u8> {
         let mut map = Map::new();
         if !self.metadata.is_empty() {
@@ -100,14 +102,14 @@ impl Header {
         [(text.len() as u64).to_le_bytes().to_vec(), text].concat()
     }
 
-    /// Reads the JSON of a header whose file has `data_bytes` of data.
+    /// Parses the JSON of a header. `data_bytes` is the length of the data after it.
     pub fn parse(text: &[u8], data_bytes: u64) -> Result<Self, HeaderError> {
-        let map: Map<String, Value> = read("header", serde_json::from_slice(text))?;
+        let map: Map<String, Value> = parsed("header", serde_json::from_slice(text))?;
         let mut header = Self::default();
         let mut placed = Vec::new();
         for (name, value) in map {
             if name == METADATA {
-                header.metadata = read(METADATA, serde_json::from_value(value))?;
+                header.metadata = parsed(METADATA, serde_json::from_value(value))?;
             } else {
                 placed.push(entry(&name, value)?);
             }
@@ -120,37 +122,37 @@ impl Header {
             }
             end = match end.checked_add(entry.bytes).filter(|end| *end <= data_bytes) {
                 Some(end) => end,
-                None => return malformed(format!("tensor `{}` ends behind the file", entry.name)),
+                None => return malformed(format!("tensor `{}` ends beyond the end of the file", entry.name)),
             };
             header.tensors.push(entry);
         }
         if end != data_bytes {
-            return malformed(format!("tensors end at {end}, the data at {data_bytes}"));
+            return malformed(format!("tensors end at {end}, the data ends at {data_bytes}"));
         }
         Ok(header)
     }
 }
 
-fn read<T>(what: &str, read: serde_json::Result<T>) -> Result<T, HeaderError> {
-    read.map_err(|error| HeaderError::Malformed(format!("{what}: {error}")))
+fn parsed<T>(what: &str, result: serde_json::Result<T>) -> Result<T, HeaderError> {
+    result.map_err(|error| HeaderError::Malformed(format!("{what}: {error}")))
 }
 
-/// A tensor and where its data begins.
-fn entry(name: &str, value: Value) -> Result<(u64, Entry), HeaderError> {
-    // A type that the crate does not know is no damage.
+/// Parses one tensor. Returns the offset of its data and the entry.
+fn entry(name: &str, value: Value) -> Result<(u64, TensorEntry), HeaderError> {
+    // An element type that the crate does not know is unsupported, not damage.
     let unsupported = |error: String| HeaderError::Unsupported(format!("tensor `{name}`: {error}"));
     let dtype: Dtype =
         serde_json::from_value(value["dtype"].clone()).map_err(|error| unsupported(error.to_string()))?;
     let kind = Kind::try_from(dtype).map_err(|error| unsupported(error.to_string()))?;
-    let info: TensorInfo = read(&format!("tensor `{name}`"), serde_json::from_value(value))?;
+    let info: TensorInfo = parsed(&format!("tensor `{name}`"), serde_json::from_value(value))?;
     let shape = info.shape.iter().map(|length| i64::try_from(*length)).collect::<Result<_, _>>();
     let Ok(shape) = shape else {
         return malformed(format!("tensor `{name}` has the impossible shape {:?}", info.shape));
     };
-    let entry = Entry::new(name, kind, shape)?;
+    let entry = TensorEntry::new(name, kind, shape)?;
     let (begin, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
     if begin.checked_add(entry.bytes) != Some(end) {
-        let reason = format!("tensor `{name}` lies at {begin} to {end}, its shape says {} bytes", entry.bytes);
+        let reason = format!("tensor `{name}` has data from {begin} to {end}, its shape needs {} bytes", entry.bytes);
         return malformed(reason);
     }
     Ok((begin, entry))

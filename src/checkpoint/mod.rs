@@ -1,10 +1,9 @@
-//! Parts of a checkpoint: written by ranks, read back by whoever goes on from it. `checkpoints/README.md` is the format.
+//! Writes and reads the parts of a checkpoint. `checkpoints/README.md` specifies the format.
 //!
-//! A rank writes its parts into a hidden folder and brings them to the disk; making a checkpoint of them is the launcher's
-//! (`launcher/src/run_folder`). A tensor that is read has passed its checksum on this very read. Nothing here knows what
-//! the numbers mean.
+//! A rank writes its parts into a hidden folder and fsyncs them. The launcher commits them as a checkpoint
+//! (`launcher/src/run_folder`). Every read verifies the checksum. This module does not interpret the tensors.
 //!
-//! In reading order: `header` (safetensors, pure), `writer`, `background`, `pieces`, `reader`, `export`.
+//! In reading order: `header` (of a safetensors file; pure), `writer`, `background`, `pieces`, `reader`, `export`.
 
 mod background;
 mod error;
@@ -17,20 +16,20 @@ mod writer;
 pub use background::{Background, Part, Snapshot};
 pub use error::CheckpointError;
 pub use export::export;
-pub use header::{Entry, Header, HeaderError};
-pub use pieces::{DIVISIONS, Division, divisions_metadata};
+pub use header::{Header, HeaderError, TensorEntry};
+pub use pieces::{DIVISIONS, Division, NamedTensors, divisions_metadata};
 pub use reader::{Checkpoint, load_bytes, load_tensors};
 pub use writer::{write_json, write_tensors};
 
-/// Weights that are trained.
+/// The trained weights.
 pub const WEIGHTS: &str = "weights";
-/// Their moving average, which evaluation uses.
+/// The moving average of the weights, which evaluation uses.
 pub const EMA: &str = "ema";
 /// AdamW's first moments.
 pub const FIRST_MOMENTS: &str = "first-moments";
 /// AdamW's second moments.
 pub const SECOND_MOMENTS: &str = "second-moments";
-/// Everything that is no tensor: position in the data, counters, configuration.
+/// Everything that is not a tensor: position in the data, counters, configuration.
 pub const STATE: &str = "state.json";
 
 /// Name of one piece of a part, such as `weights-00-of-01.safetensors`.

@@ -1,4 +1,4 @@
-//! Parts from the disk. Every byte that is used has passed the checksum of the manifest on this very read.
+//! Reads the parts of a checkpoint. Every read compares the file with the length and checksum in the manifest.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,7 +13,7 @@ use tch::Tensor;
 use super::error::CheckpointError;
 use super::header::{HEADER_BYTES_MAX, Header, HeaderError};
 use super::piece_name;
-use super::pieces::{Named, join};
+use super::pieces::{NamedTensors, join};
 
 /// A committed checkpoint.
 #[derive(Debug)]
@@ -23,40 +23,40 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads the manifest; the files it lists are checked when they are read.
+    /// Reads the manifest. The listed files are verified when they are read.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(CHECKPOINT_MANIFEST);
         let text = std::fs::read(&path).map_err(FileError::at(&path))?;
         let value: Value = serde_json::from_slice(&text).map_err(|error| CheckpointError::corrupt(&path, error))?;
         if let Some(later) = value["format"].as_u64().filter(|format| *format > u64::from(CHECKPOINT_FORMAT)) {
-            let reason = format!("format {later} is that of a later version, wanted {CHECKPOINT_FORMAT}");
+            let reason = format!("format {later} is of a later version, this version reads {CHECKPOINT_FORMAT}");
             return Err(CheckpointError::bad(&path, reason));
         }
         let manifest: CheckpointManifest =
             serde_json::from_value(value).map_err(|error| CheckpointError::corrupt(&path, error))?;
-        if let Some(file) = manifest.files.iter().find(|file| !is_plain(&file.name)) {
-            return Err(CheckpointError::corrupt(&path, format!("{:?} is no plain name", file.name)));
+        if let Some(file) = manifest.files.iter().find(|file| !is_plain_name(&file.name)) {
+            return Err(CheckpointError::corrupt(&path, format!("{:?} is not a plain file name", file.name)));
         }
         Ok(Self { folder: folder.to_owned(), manifest })
     }
 
-    /// What is in it.
+    /// The manifest.
     pub fn manifest(&self) -> &CheckpointManifest {
         &self.manifest
     }
 
-    /// The file of that name, where the checkpoint has it.
+    /// The manifest entry of a file, if the checkpoint has it.
     pub fn file(&self, name: &str) -> Option<&CheckpointFile> {
         self.manifest.files.iter().find(|file| file.name == name)
     }
 
-    fn wanted(&self, name: &str) -> Result<&CheckpointFile, CheckpointError> {
+    fn required_file(&self, name: &str) -> Result<&CheckpointFile, CheckpointError> {
         let missing = || CheckpointError::bad(&self.folder, format!("{CHECKPOINT_MANIFEST} does not list {name}"));
         self.file(name).ok_or_else(missing)
     }
 
-    /// The tensors of a part, such as `weights`, whole, whatever pieces they were written in; none where the checkpoint does
-    /// not have it.
+    /// The whole tensors of a part such as `weights`, joined if they were written in pieces. `None` if the checkpoint
+    /// does not have the part.
     pub fn find_tensors(&self, part: &str) -> Result<Option<Vec<(String, Tensor)>>, CheckpointError> {
         if let Some(file) = self.file(&piece_name(part, 0, 1)) {
             return load_tensors(&self.folder, file).map(Some);
@@ -66,22 +66,21 @@ impl Checkpoint {
             (None, _) => return Ok(None),
             (Some(pieces), 1) => *pieces,
             _ => {
-                let reason =
-                    format!("{CHECKPOINT_MANIFEST} lists {part} in {counts:?} pieces, wanted one number of them");
+                let reason = format!("{CHECKPOINT_MANIFEST} lists {part} in {counts:?} pieces, wanted one piece count");
                 return Err(CheckpointError::bad(&self.folder, reason));
             }
         };
         let mut loaded = Vec::new();
         for piece in 0..pieces {
-            loaded.push(load(&self.folder, self.wanted(&piece_name(part, piece, pieces))?)?);
+            loaded.push(load(&self.folder, self.required_file(&piece_name(part, piece, pieces))?)?);
         }
-        let (headers, tensors): (Vec<Header>, Vec<Named>) = loaded.into_iter().unzip();
+        let (headers, tensors): (Vec<Header>, Vec<NamedTensors>) = loaded.into_iter().unzip();
         let metadata: Vec<_> = headers.into_iter().map(|header| header.metadata).collect();
         let first = self.folder.join(piece_name(part, 0, pieces));
         join(&metadata, tensors).map(Some).map_err(|reason| CheckpointError::bad(&first, reason))
     }
 
-    /// The tensors of a part that must be there.
+    /// The whole tensors of a part; an error if the checkpoint does not have it.
     pub fn tensors(&self, part: &str) -> Result<Vec<(String, Tensor)>, CheckpointError> {
         let found = self.find_tensors(part)?;
         let missing = || {
@@ -93,12 +92,12 @@ impl Checkpoint {
 
     /// A JSON file, such as `state.json`.
     pub fn json(&self, name: &str) -> Result<Value, CheckpointError> {
-        let bytes = load_bytes(&self.folder, self.wanted(name)?)?;
+        let bytes = load_bytes(&self.folder, self.required_file(name)?)?;
         serde_json::from_slice(&bytes).map_err(|error| CheckpointError::corrupt(&self.folder.join(name), error))
     }
 }
 
-/// How many pieces a part has, from the name of one of them.
+/// The number of pieces of a part, from the name of one piece. `None` if the file is not a piece of it.
 fn pieces_of(part: &str, name: &str) -> Option<u32> {
     let rest = name.strip_prefix(part)?.strip_prefix('-')?.strip_suffix(".safetensors")?;
     let (piece, pieces) = rest.split_once("-of-")?;
@@ -106,7 +105,7 @@ fn pieces_of(part: &str, name: &str) -> Option<u32> {
     (piece < pieces).then_some(pieces)
 }
 
-fn is_plain(name: &str) -> bool {
+fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
 }
 
@@ -122,8 +121,8 @@ struct Checked<'a> {
 impl<'a> Checked<'a> {
     fn open(folder: &Path, want: &'a CheckpointFile) -> Result<Self, CheckpointError> {
         let path = folder.join(&want.name);
-        if !is_plain(&want.name) {
-            return Err(CheckpointError::corrupt(&path, "no plain name"));
+        if !is_plain_name(&want.name) {
+            return Err(CheckpointError::corrupt(&path, "is not a plain file name"));
         }
         let file = File::open(&path).map_err(|error| match error.kind() {
             ErrorKind::NotFound => CheckpointError::corrupt(&path, "is missing"),
@@ -140,16 +139,16 @@ impl<'a> Checked<'a> {
         Ok(Self { path, want, file, hasher: Xxh3::default(), left: want.bytes })
     }
 
-    /// Exactly so many bytes; no more are allocated than the file has.
+    /// Reads exactly this many bytes. Never allocates more than the file has left.
     fn take(&mut self, bytes: u64) -> Result<Vec<u8>, CheckpointError> {
         if bytes > self.left {
-            let reason = format!("{bytes} bytes are wanted where {} are left", self.left);
+            let reason = format!("needs {bytes} more bytes, has {}", self.left);
             return Err(CheckpointError::corrupt(&self.path, reason));
         }
         let length = usize::try_from(bytes).map_err(|error| CheckpointError::bad(&self.path, error))?;
         let mut buffer = vec![0; length];
         self.file.read_exact(&mut buffer).map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => CheckpointError::corrupt(&self.path, "ended while it was read"),
+            ErrorKind::UnexpectedEof => CheckpointError::corrupt(&self.path, "the file ended during the read"),
             _ => FileError::at(&self.path)(error).into(),
         })?;
         self.hasher.update(&buffer);
@@ -172,12 +171,13 @@ pub fn load_tensors(folder: &Path, want: &CheckpointFile) -> Result<Vec<(String,
     load(folder, want).map(|(_, tensors)| tensors)
 }
 
-/// The same with the header.
-fn load(folder: &Path, want: &CheckpointFile) -> Result<(Header, Named), CheckpointError> {
+/// Like [`load_tensors`], with the header.
+fn load(folder: &Path, want: &CheckpointFile) -> Result<(Header, NamedTensors), CheckpointError> {
     let mut file = Checked::open(folder, want)?;
     let size = file.take(8)?.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
     if size > HEADER_BYTES_MAX {
-        return Err(CheckpointError::corrupt(&file.path, format!("a header of {size} bytes")));
+        let reason = format!("the header has {size} bytes, wanted at most {HEADER_BYTES_MAX}");
+        return Err(CheckpointError::corrupt(&file.path, reason));
     }
     let text = file.take(size)?;
     let header = Header::parse(&text, file.left).map_err(|error| match error {
@@ -193,7 +193,7 @@ fn load(folder: &Path, want: &CheckpointFile) -> Result<(Header, Named), Checkpo
     Ok((header, tensors))
 }
 
-/// The bytes of any file.
+/// All bytes of a file.
 pub fn load_bytes(folder: &Path, want: &CheckpointFile) -> Result<Vec<u8>, CheckpointError> {
     let mut file = Checked::open(folder, want)?;
     let bytes = file.take(want.bytes)?;

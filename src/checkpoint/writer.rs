@@ -1,6 +1,8 @@
-//! Parts onto the disk, each with its length and checksum; a tensor passes through one small buffer.
+//! Writes the parts of a checkpoint and returns the length and checksum of each. Tensors are copied through a small
+//! buffer.
 //!
-//! From a GPU it passes through pinned memory: a copy into ordinary memory would keep every other thread from launching kernels.
+//! Tensors on a GPU are fetched through pinned memory: a copy into pageable memory would keep every other thread from
+//! launching kernels.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,16 +13,16 @@ use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
 use super::error::CheckpointError;
-use super::header::{Entry, Header};
+use super::header::{Header, TensorEntry};
 use crate::native::host::pinned_bytes;
 
-/// Bytes of a tensor that are copied at once.
+/// Bytes of a tensor that are copied and written at once.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Bytes that are fetched from a GPU at once.
 const FETCHED_BYTES: i64 = 16 << 20;
 
-/// Pinned memory through which tensors of a GPU are fetched.
+/// Pinned buffer for tensors fetched from a GPU.
 #[derive(Debug)]
 pub(super) struct Staging(Tensor);
 
@@ -30,7 +32,7 @@ impl Staging {
     }
 }
 
-/// Writes tensors as one safetensors file and brings it to the disk; not yet its name in the folder.
+/// Writes tensors as one safetensors file and fsyncs it. The caller must fsync the folder.
 pub fn write_tensors(
     files: &Files,
     folder: &Path,
@@ -41,7 +43,7 @@ pub fn write_tensors(
     write_fetched(files, folder, (name, tensors), metadata, None)
 }
 
-/// The same for tensors that may be on a GPU, on the current stream.
+/// Like [`write_tensors`]. Tensors on a GPU are fetched through `staging` on the current stream.
 pub(super) fn write_fetched(
     files: &Files,
     folder: &Path,
@@ -51,14 +53,14 @@ pub(super) fn write_fetched(
 ) -> Result<CheckpointFile, CheckpointError> {
     let path = folder.join(name);
     let mut order: Vec<&(String, Tensor)> = tensors.iter().collect();
-    // Wide numbers first, so that all are aligned; else in the order given.
+    // Wide element types first, so that all tensors are aligned. The sort is stable.
     order.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.kind().elt_size_in_bytes()));
     let mut header = Header { metadata: metadata.clone(), tensors: Vec::with_capacity(order.len()) };
     for (name, tensor) in &order {
-        if header.tensors.iter().any(|known| known.name == *name) {
+        if header.tensors.iter().any(|entry| entry.name == *name) {
             return Err(CheckpointError::bad(&path, format!("two tensors are named `{name}`")));
         }
-        let entry = Entry::new(name, tensor.kind(), tensor.size());
+        let entry = TensorEntry::new(name, tensor.kind(), tensor.size());
         header.tensors.push(entry.map_err(|error| CheckpointError::bad(&path, error))?);
     }
     let mut writer = files.create(&path)?;
@@ -69,10 +71,10 @@ pub(super) fn write_fetched(
             None => put_tensor(&mut writer, tensor)?,
         }
     }
-    Ok(described(name, writer.finish()?))
+    Ok(file_entry(name, writer.finish()?))
 }
 
-/// Fetches a tensor piece by piece.
+/// Fetches a tensor from the GPU in pieces and writes them.
 fn put_from_gpu(writer: &mut FileWriter, tensor: &Tensor, staging: &Staging) -> Result<(), CheckpointError> {
     let bytes = tensor.f_detach()?.f_contiguous()?.f_view([-1])?.f_view_dtype(Kind::Uint8)?;
     let length = bytes.size()[0];
@@ -99,12 +101,12 @@ fn put_tensor(writer: &mut FileWriter, tensor: &Tensor) -> Result<(), Checkpoint
     Ok(())
 }
 
-/// Writes a JSON file and brings it to the disk; not yet its name in the folder.
+/// Writes a JSON file and fsyncs it. The caller must fsync the folder.
 pub fn write_json(files: &Files, folder: &Path, name: &str, value: &Value) -> Result<CheckpointFile, CheckpointError> {
     let text = serde_json::to_vec_pretty(value).map_err(|error| CheckpointError::Internal(error.to_string()))?;
-    Ok(described(name, files.write_new(&folder.join(name), &text)?))
+    Ok(file_entry(name, files.write_new(&folder.join(name), &text)?))
 }
 
-fn described(name: &str, written: Written) -> CheckpointFile {
+fn file_entry(name: &str, written: Written) -> CheckpointFile {
     CheckpointFile { name: name.to_owned(), bytes: written.bytes, xxh3: written.xxh3 }
 }

@@ -1,9 +1,9 @@
-//! Gradients in flat buffers that are reduced while backward still runs.
+//! Gradients in flat buffers that are reduced while backward is still running.
 //!
-//! Buckets are fixed by the order of the parameters and never rebuilt: with three or more ranks the bits of a sum depend
-//! on how it is divided, so a run that is restarted must divide it the same way. Each gradient is a view into its
-//! bucket; backward accumulates there. When the last gradient of a bucket is there, the mean over ranks starts, in
-//! the order of the buckets on every rank, so that ranks never wait for different ones.
+//! The order of the parameters determines the buckets, which are never rebuilt: with three or more ranks the bits of a
+//! sum depend on how it is divided, so a restarted run must divide it the same way. Each gradient is a view into its
+//! bucket, where backward accumulates it. When the last gradient of a bucket is ready, its mean over ranks starts.
+//! Every rank starts the buckets in the same order, so that ranks never wait for different ones.
 //!
 //! ```text
 //! buckets.zero()?;
@@ -25,7 +25,7 @@ use crate::native::c10d::ReduceOp;
 /// Each gradient begins at a multiple of this within its bucket, so that kernels can load whole cache lines.
 const ALIGNMENT_BYTES: usize = 64;
 
-/// Where a gradient lies.
+/// Position of a gradient in the buckets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Slot {
     bucket: usize,
@@ -36,11 +36,11 @@ struct Slot {
 #[derive(Debug)]
 struct State {
     flats: Vec<Tensor>,
-    /// For each bucket the number of its gradients that are not there yet.
+    /// For each bucket, the number of its gradients that are not ready yet.
     awaited: Vec<usize>,
     arrived: Vec<bool>,
     pending: Vec<Pending>,
-    /// The bucket that starts next; those before it have.
+    /// The bucket whose reduction starts next. Those before it have started.
     next: usize,
     synchronize: bool,
     error: Option<CommError>,
@@ -62,18 +62,18 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// Moves the gradients of `parameters` into zeroed buckets of about `bucket_bytes` and watches them.
+    /// Moves the gradients of `parameters` into zeroed buckets of about `bucket_bytes` and registers a hook on each.
     ///
-    /// The first bucket holds the last parameters, whose gradients come first. Every rank must pass the same shapes
-    /// in the same order; that is checked across the group.
+    /// The first bucket holds the last parameters, whose gradients are ready first. Every rank must pass the same
+    /// shapes in the same order; this is checked across the group.
     pub fn new(group: &Group, parameters: &[Tensor], bucket_bytes: usize) -> Result<Self, CommError> {
-        let fail = |problem: String| misplaced(group, &problem);
+        let fail = |problem: String| bucket_error(group, &problem);
         for (index, parameter) in parameters.iter().enumerate() {
             check_parameter(group, parameter).map_err(|problem| fail(format!("parameter {index} {problem}")))?;
         }
         let sizes: Vec<(Kind, usize)> = parameters.iter().map(|p| (p.kind(), p.numel())).collect();
         let (slots, lengths) = plan(&sizes, bucket_bytes);
-        group.agree("the list of parameters", fingerprint(parameters, bucket_bytes))?;
+        group.check_agreement("the list of parameters", fingerprint(parameters, bucket_bytes))?;
 
         let flats = lengths
             .iter()
@@ -92,11 +92,12 @@ impl Buckets {
         };
         let shared = Arc::new(Shared { group: group.clone(), slots, state: Mutex::new(state) });
         let parameters: Vec<Tensor> = parameters.iter().map(Tensor::shallow_clone).collect();
-        let hooks = watch(&shared, &parameters).map_err(fail)?;
+        let hooks = hook_gradients(&shared, &parameters).map_err(fail)?;
         Ok(Self { shared, parameters, hooks })
     }
 
-    /// Sets every gradient to zero. Use it in place of an optimizer's, which may take the gradients out of the buckets.
+    /// Sets every gradient to zero. Use this instead of the optimizer's method, which may move the gradients out of the
+    /// buckets.
     pub fn zero(&self) -> Result<(), CommError> {
         let mut state = self.shared.lock();
         for flat in &mut state.flats {
@@ -105,7 +106,7 @@ impl Buckets {
         Ok(())
     }
 
-    /// Runs `backward` without reducing, for all micro-batches of a step but the last.
+    /// Runs `backward` without reducing. For all micro-batches of a step but the last.
     pub fn accumulate<T>(&self, backward: impl FnOnce() -> T) -> T {
         struct Resume<'a>(&'a Shared);
         impl Drop for Resume<'_> {
@@ -118,14 +119,15 @@ impl Buckets {
         backward()
     }
 
-    /// Reduces what is left and waits for all: buckets with parameters that backward did not reach, and those behind
-    /// them. Every gradient is then the mean over ranks. Returns the first error of the step, hooks included.
+    /// Reduces the remaining buckets (those with parameters that backward did not reach, and those after them) and
+    /// waits for all. Every gradient is then the mean over ranks. Returns the first error of the step, including errors
+    /// in hooks.
     pub fn finish(&self) -> Result<(), CommError> {
         tracing::trace!("finish");
         let (pending, error) = self.shared.close_step();
         let mut result = error.map_or(Ok(()), Err);
         for work in pending {
-            // Wait for each one, also after an error: an unfinished one would write into the next step.
+            // Wait for every reduction, even after an error: an unfinished one would write into the next step.
             let outcome = work.wait_stream();
             result = result.and(outcome);
         }
@@ -133,7 +135,7 @@ impl Buckets {
         self.check_in_place()
     }
 
-    /// The flat buffers, the gradients of the last parameters first. Padding between gradients is zero.
+    /// The flat buffers, with the gradients of the last parameters first. Padding between gradients is zero.
     pub fn flats(&self) -> Vec<Tensor> {
         self.shared.lock().flats.iter().map(Tensor::shallow_clone).collect()
     }
@@ -155,17 +157,18 @@ impl Buckets {
     }
 
     fn error(&self, problem: &str) -> CommError {
-        misplaced(&self.shared.group, problem)
+        bucket_error(&self.shared.group, problem)
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic under the lock is reported by the hook; what it guards is counters and handles.
+        // A panic under the lock is reported by the hook. The guarded data are counters and handles, which stay usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The hook of one parameter. Runs on whatever thread accumulated; must not fail, so errors wait for `finish`.
+    /// The hook of one parameter. Runs on the thread that accumulated the gradient. A hook cannot return an error, so
+    /// errors are kept for `finish`.
     fn gradient_arrived(&self, parameter: usize) {
         let mut state = self.lock();
         tracing::trace!(parameter, "gradient");
@@ -174,7 +177,7 @@ impl Shared {
         }
         if std::mem::replace(&mut state.arrived[parameter], true) {
             let problem = format!("parameter {parameter} got a second gradient; run all but the last in accumulate()");
-            state.error.get_or_insert(misplaced(&self.group, &problem));
+            state.error.get_or_insert(bucket_error(&self.group, &problem));
             return;
         }
         state.awaited[self.slots[parameter].bucket] -= 1;
@@ -196,7 +199,7 @@ impl Shared {
         }
     }
 
-    /// Starts what is left and makes ready for the next step.
+    /// Starts the remaining reductions and resets the state for the next step.
     fn close_step(&self) -> (Vec<Pending>, Option<CommError>) {
         let mut state = self.lock();
         while state.next < state.flats.len() {
@@ -212,8 +215,8 @@ impl Shared {
     }
 }
 
-/// Gradients that cannot be put into buckets, or did not stay there.
-fn misplaced(group: &Group, problem: &str) -> CommError {
+/// An error about gradients that cannot be put into buckets, or did not stay there.
+fn bucket_error(group: &Group, problem: &str) -> CommError {
     CommError::Bad(format!("gradient buckets of group {}: {problem}", group.name()))
 }
 
@@ -230,8 +233,9 @@ fn check_parameter(group: &Group, parameter: &Tensor) -> Result<(), String> {
     Ok(())
 }
 
-/// Assigns each parameter its place, from the last to the first. A bucket closes when the next gradient would not fit
-/// or has another type; one that is larger than a bucket has its own. Returns the kind and length of each bucket too.
+/// Assigns each parameter its position, from the last to the first. A bucket closes when the next gradient would not
+/// fit or has another type; a gradient that is larger than a bucket gets its own. Also returns the kind and length of
+/// each bucket.
 fn plan(parameters: &[(Kind, usize)], bucket_bytes: usize) -> (Vec<Slot>, Vec<(Kind, usize)>) {
     let mut slots = Vec::with_capacity(parameters.len());
     let mut buckets: Vec<(Kind, usize)> = Vec::new();
@@ -259,8 +263,8 @@ fn fingerprint(parameters: &[Tensor], bucket_bytes: usize) -> u64 {
     hasher.finish()
 }
 
-/// Puts each gradient into its place and hangs its hook.
-fn watch(shared: &Arc<Shared>, parameters: &[Tensor]) -> Result<Vec<GradientHook>, String> {
+/// Makes each gradient a view into its bucket and registers its hook.
+fn hook_gradients(shared: &Arc<Shared>, parameters: &[Tensor]) -> Result<Vec<GradientHook>, String> {
     let mut hooks = Vec::with_capacity(parameters.len());
     for (index, (parameter, slot)) in parameters.iter().zip(&shared.slots).enumerate() {
         let view = shared.lock().flats[slot.bucket]
@@ -288,13 +292,15 @@ mod tests {
     }
 
     #[test]
-    fn plan_depends_on_nothing_but_sizes() {
+    fn parameters_are_aligned_and_never_share_memory() {
         let sizes: Vec<_> = (0..50).map(|n| (Kind::Double, n * 37 % 101)).collect();
-        assert_eq!(plan(&sizes, 4096), plan(&sizes, 4096));
         let (slots, buckets) = plan(&sizes, 4096);
+        let mut taken: Vec<Vec<bool>> = buckets.iter().map(|(_, elements)| vec![false; *elements]).collect();
         for (slot, (kind, elements)) in slots.iter().zip(&sizes) {
-            assert!(slot.offset + elements <= buckets[slot.bucket].1);
             assert_eq!(slot.offset * kind.elt_size_in_bytes() % ALIGNMENT_BYTES, 0);
+            for element in &mut taken[slot.bucket][slot.offset..slot.offset + elements] {
+                assert!(!std::mem::replace(element, true), "two parameters share an element");
+            }
         }
         assert!(slots.windows(2).all(|pair| pair[0].bucket >= pair[1].bucket), "first parameters come last");
     }

@@ -1,4 +1,4 @@
-//! What can go wrong between ranks. Every failed collective names operation, group and rank.
+//! Errors of communication between ranks. Every failed collective names operation, group and rank.
 
 use std::time::Duration;
 
@@ -7,24 +7,26 @@ use locdiff_core::exit_code::{ExitCode, HasExitCode};
 /// An error of [`crate::comm`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
-    /// A collective did not end well. Its group is useless from then on, unless it was refused.
+    /// A collective failed. Its group cannot be used afterwards, unless the call was refused.
     #[error("{operation} of group {group}, rank {rank} of {size}: {failure}")]
     Collective {
-        /// Such as `all_reduce`.
+        /// Name of the operation, such as `all_reduce`.
         operation: &'static str,
-        /// The name of the group.
+        /// Name of the group.
         group: String,
         /// This process's rank in the group.
         rank: u32,
-        /// How many ranks the group has.
+        /// Number of ranks in the group.
         size: u32,
-        /// How it ended.
-        failure: Failure,
+        /// The cause.
+        failure: CollectiveFailure,
     },
-    /// Other ranks did not come to the rendezvous, or could not be connected to: who waited, for whom, how long.
+    /// Other ranks did not join the rendezvous, or could not be connected to. The text says who waited, for whom and
+    /// how long.
     #[error("{0}")]
     Unreached(String),
-    /// This rank's own arguments do not fit: a layout, a rendezvous that others see differently, gradients out of place.
+    /// Invalid arguments on this rank: a layout, a rendezvous that other ranks see differently, or gradients outside
+    /// their buckets.
     #[error("{0}")]
     Bad(String),
 }
@@ -34,43 +36,43 @@ impl HasExitCode for CommError {
         ExitCode::WorkerFailed
     }
 
-    /// A broken collective tells of a peer's failure, unless this worker's own call was refused.
-    fn is_of_peer(&self) -> bool {
+    /// A failed collective means that a peer failed, unless this worker's own call was refused.
+    fn is_caused_by_peer(&self) -> bool {
         match self {
-            Self::Collective { failure, .. } => !matches!(failure, Failure::Refused { .. }),
+            Self::Collective { failure, .. } => !matches!(failure, CollectiveFailure::Refused { .. }),
             Self::Unreached(_) => true,
             Self::Bad(_) => false,
         }
     }
 }
 
-/// How a collective ended.
+/// Why a collective failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum CollectiveFailure {
     /// Some rank did not take part in time.
     #[error("timed out after {:.1} s: {text}", after.as_secs_f64())]
     TimedOut {
-        /// The timeout.
+        /// The timeout of the collective.
         after: Duration,
-        /// What c10d says.
+        /// The error text of c10d.
         text: String,
     },
     /// [`super::Group::abort`] was called on this rank.
     #[error("aborted: {text}")]
     Aborted {
-        /// What c10d says.
+        /// The error text of c10d.
         text: String,
     },
-    /// A peer died, or closed its connections after a failure of its own.
+    /// A peer died, or closed its connections after an error of its own.
     #[error("{text}")]
     Failed {
-        /// What c10d says.
+        /// The error text of c10d.
         text: String,
     },
-    /// Not started, because this rank's arguments do not fit; the group is as before.
+    /// The collective was not started because this rank's arguments are invalid. The group can still be used.
     #[error("refused: {problem}")]
     Refused {
-        /// What does not fit.
+        /// Why the arguments are invalid.
         problem: String,
     },
 }
@@ -81,9 +83,9 @@ mod tests {
 
     #[test]
     fn messages_name_operation_group_and_rank() {
-        let failure = Failure::TimedOut { after: Duration::from_secs(2), text: "waited in vain".to_owned() };
+        let failure = CollectiveFailure::TimedOut { after: Duration::from_secs(2), text: "no reply".to_owned() };
         let error =
             CommError::Collective { operation: "all_reduce", group: "data".to_owned(), rank: 1, size: 4, failure };
-        assert_eq!(error.to_string(), "all_reduce of group data, rank 1 of 4: timed out after 2.0 s: waited in vain");
+        assert_eq!(error.to_string(), "all_reduce of group data, rank 1 of 4: timed out after 2.0 s: no reply");
     }
 }

@@ -1,7 +1,7 @@
 //! Collectives of one group, each with a timeout.
 //!
-//! Ranks of a group start the same collectives in the same order with tensors of the same shape and type. Each rank
-//! checks its own arguments before it starts.
+//! All ranks of a group must start the same collectives in the same order, with tensors of the same shape and type.
+//! Each rank checks its own arguments before it starts one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use tch::{Device, Kind, Tensor};
 
-use super::error::{CommError, Failure};
+use super::error::{CollectiveFailure, CommError};
 use crate::native::NativeError;
-use crate::native::c10d::{ProcessGroup, ReduceOp, Work};
+use crate::native::c10d::{CollectiveWork, ProcessGroup, ReduceOp};
 
 #[derive(Debug)]
-struct Shared {
+struct GroupState {
     process_group: ProcessGroup,
     name: String,
     rank: u32,
@@ -23,10 +23,10 @@ struct Shared {
     aborted: AtomicBool,
 }
 
-/// The ranks that exchange with one another, as one of them sees them. Clones are the same group.
+/// A group of ranks that run collectives together, as seen by one of them. Clones refer to the same group.
 #[derive(Debug, Clone)]
 pub struct Group {
-    shared: Arc<Shared>,
+    shared: Arc<GroupState>,
     timeout: Duration,
 }
 
@@ -39,11 +39,11 @@ impl Group {
         timeout: Duration,
     ) -> Self {
         let name = name.to_owned();
-        let shared = Shared { process_group, name, rank, size, device, aborted: AtomicBool::new(false) };
+        let shared = GroupState { process_group, name, rank, size, device, aborted: AtomicBool::new(false) };
         Self { shared: Arc::new(shared), timeout }
     }
 
-    /// Its name, as it stands in messages.
+    /// Name of the group, as used in messages.
     pub fn name(&self) -> &str {
         &self.shared.name
     }
@@ -53,17 +53,17 @@ impl Group {
         self.shared.rank
     }
 
-    /// How many ranks it has.
+    /// Number of ranks in the group.
     pub fn size(&self) -> u32 {
         self.shared.size
     }
 
-    /// Where its tensors live.
+    /// Device of the tensors that the group exchanges.
     pub fn device(&self) -> Device {
         self.shared.device
     }
 
-    /// How long each collective may take.
+    /// Timeout of each collective.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -74,7 +74,7 @@ impl Group {
         Self { shared: Arc::clone(&self.shared), timeout }
     }
 
-    /// Reduces in place, so that every rank has the same.
+    /// Reduces in place. Every rank gets the same result.
     pub fn all_reduce(&self, tensor: &mut Tensor, op: ReduceOp) -> Result<(), CommError> {
         self.start_all_reduce(tensor, op)?.wait()
     }
@@ -84,14 +84,14 @@ impl Group {
         self.start_broadcast(tensor, root)?.wait()
     }
 
-    /// The inputs of all ranks, `[size, ..]` in the order of their ranks. They must have one shape.
+    /// Gathers the inputs of all ranks into `[size, ..]`, in the order of ranks. All inputs must have the same shape.
     pub fn all_gather(&self, input: &Tensor) -> Result<Tensor, CommError> {
         let (pending, output) = self.start_all_gather(input)?;
         pending.wait()?;
         Ok(output)
     }
 
-    /// Reduces `input`, `[size, ..]`; this rank's piece, `[..]`.
+    /// Reduces `input` of shape `[size, ..]` and returns this rank's piece `[..]`.
     pub fn reduce_scatter(&self, input: &Tensor, op: ReduceOp) -> Result<Tensor, CommError> {
         let (pending, output) = self.start_reduce_scatter(input, op)?;
         pending.wait()?;
@@ -146,9 +146,9 @@ impl Group {
         Ok((pending, output))
     }
 
-    /// Fails unless every rank brings the same `fingerprint`; `what` says of what.
-    pub fn agree(&self, what: &str, fingerprint: u64) -> Result<(), CommError> {
-        const OPERATION: &str = "agree";
+    /// Checks that every rank passes the same `fingerprint`. `what` says in the error what the fingerprint is of.
+    pub fn check_agreement(&self, what: &str, fingerprint: u64) -> Result<(), CommError> {
+        const OPERATION: &str = "agreement check";
         let mine = Tensor::from_slice(&[fingerprint.cast_signed()]).to_device(self.device());
         let all = self.all_gather(&mine)?.to_device(Device::Cpu);
         let all = Vec::<i64>::try_from(all.view([-1])).map_err(|error| self.refused(OPERATION, error.to_string()))?;
@@ -156,12 +156,12 @@ impl Group {
         if differing.is_empty() {
             return Ok(());
         }
-        Err(self.refused(OPERATION, format!("{what} differs here from rank(s) {differing:?}")))
+        Err(self.refused(OPERATION, format!("{what} on this rank differs from that of rank(s) {differing:?}")))
     }
 
-    /// Ends every pending collective of the group with an error, from any thread. The group is useless after.
+    /// Makes every pending collective of the group fail, from any thread. The group cannot be used afterwards.
     ///
-    /// NCCL aborts its communicators. Gloo closes its connections, so that the peers' collectives fail as well.
+    /// NCCL aborts its communicators. Gloo closes its connections, so that the collectives of the peers fail as well.
     pub fn abort(&self) -> Result<(), CommError> {
         self.shared.aborted.store(true, Ordering::Release);
         self.shared.process_group.abort().map_err(|error| self.failed("abort", Instant::now(), error.text))
@@ -172,21 +172,21 @@ impl Group {
     }
 
     pub(super) fn refused(&self, operation: &'static str, problem: String) -> CommError {
-        self.error(operation, Failure::Refused { problem })
+        self.error(operation, CollectiveFailure::Refused { problem })
     }
 
     pub(super) fn failed(&self, operation: &'static str, started: Instant, text: String) -> CommError {
         let failure = if self.shared.aborted.load(Ordering::Acquire) {
-            Failure::Aborted { text }
+            CollectiveFailure::Aborted { text }
         } else if started.elapsed() >= self.timeout || text.to_lowercase().contains("timed out") {
-            Failure::TimedOut { after: self.timeout, text }
+            CollectiveFailure::TimedOut { after: self.timeout, text }
         } else {
-            Failure::Failed { text }
+            CollectiveFailure::Failed { text }
         };
         self.error(operation, failure)
     }
 
-    fn error(&self, operation: &'static str, failure: Failure) -> CommError {
+    fn error(&self, operation: &'static str, failure: CollectiveFailure) -> CommError {
         CommError::Collective {
             operation,
             group: self.name().to_owned(),
@@ -199,14 +199,14 @@ impl Group {
     fn start(
         &self,
         operation: &'static str,
-        start: impl FnOnce() -> Result<Work, NativeError>,
+        start: impl FnOnce() -> Result<CollectiveWork, NativeError>,
     ) -> Result<Pending, CommError> {
         let started = Instant::now();
         let work = start().map_err(|error| self.failed(operation, started, error.text))?;
         Ok(Pending { group: self.clone(), operation, started, work })
     }
 
-    /// Whatever could hang or corrupt the peers is refused here, before they hear of it.
+    /// Refuses arguments that could make the peers hang or corrupt their data, before the collective starts.
     fn check(&self, operation: &'static str, tensor: &Tensor, op: Option<ReduceOp>) -> Result<(), CommError> {
         let refuse = |problem: String| Err(self.refused(operation, problem));
         if !tensor.defined() {
@@ -230,26 +230,26 @@ impl Group {
     }
 }
 
-/// A collective on its way. The result is there after a wait that succeeded; until then leave its tensors alone, for
-/// another thread writes to them.
+/// A collective that was started. The result is valid only after a successful wait. Do not touch its tensors until
+/// then, because another thread writes to them.
 ///
-/// Dropping it early is safe, but then nobody learns how it ended.
+/// Dropping it early is safe, but its outcome is lost.
 #[derive(Debug)]
-#[must_use = "only a wait says how the collective ended"]
+#[must_use = "only a wait tells whether the collective succeeded"]
 pub struct Pending {
     group: Group,
     operation: &'static str,
     started: Instant,
-    work: Work,
+    work: CollectiveWork,
 }
 
 impl Pending {
-    /// Blocks until the result is there, at most for what is left of the collective's timeout.
+    /// Blocks until the result is ready, at most for the rest of the collective's timeout.
     pub fn wait(mut self) -> Result<(), CommError> {
         self.work.wait().map_err(|error| self.group.failed(self.operation, self.started, error.text))
     }
 
-    /// On NCCL makes the current stream wait and returns at once; on Gloo the same as [`Pending::wait`].
+    /// On NCCL, makes the current stream wait and returns at once. On Gloo, the same as [`Pending::wait`].
     pub fn wait_stream(mut self) -> Result<(), CommError> {
         self.work.wait_stream().map_err(|error| self.group.failed(self.operation, self.started, error.text))
     }

@@ -1,22 +1,22 @@
-//! Which rank stands where: world = data parallel × tensor parallel.
+//! The position of each rank: world = data parallel × tensor parallel.
 //!
-//! Tensor-parallel ranks are adjacent, because they exchange the most and adjacent ranks share a node. Pure.
+//! Tensor-parallel ranks are adjacent, because they exchange the most data and adjacent ranks share a node. Pure.
 
 use super::error::CommError;
 
-/// The division of the world. Rank = data rank × tensor parallel + tensor rank.
+/// How the world is divided. Rank = data rank × tensor parallel + tensor rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     data_parallel: u32,
     tensor_parallel: u32,
 }
 
-/// Where one rank stands in the layout.
+/// Position of one rank in the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// Which rows: ranks with the same data rank get the same.
+pub struct LayoutPosition {
+    /// Which rows the rank gets. Ranks with the same data rank get the same rows.
     pub data_rank: u32,
-    /// Which slice of the split layers.
+    /// Which slice of the split layers the rank holds.
     pub tensor_rank: u32,
 }
 
@@ -30,27 +30,27 @@ impl Layout {
         Ok(Self { data_parallel: world / tensor_parallel, tensor_parallel })
     }
 
-    /// The number of ranks.
+    /// Number of ranks.
     pub fn world(&self) -> u32 {
         self.data_parallel * self.tensor_parallel
     }
 
-    /// The number of replicas of the model.
+    /// Number of replicas of the model.
     pub fn data_parallel(&self) -> u32 {
         self.data_parallel
     }
 
-    /// The number of ranks that hold one replica together.
+    /// Number of ranks that together hold one replica.
     pub fn tensor_parallel(&self) -> u32 {
         self.tensor_parallel
     }
 
-    /// Where `rank` stands.
-    pub fn place(&self, rank: u32) -> Result<Place, CommError> {
+    /// Position of `rank`.
+    pub fn place(&self, rank: u32) -> Result<LayoutPosition, CommError> {
         if rank >= self.world() {
-            return Err(CommError::Bad(format!("rank {rank} is not one of {}", self.world())));
+            return Err(CommError::Bad(format!("rank {rank} is not one of {} ranks", self.world())));
         }
-        Ok(Place { data_rank: rank / self.tensor_parallel, tensor_rank: rank % self.tensor_parallel })
+        Ok(LayoutPosition { data_rank: rank / self.tensor_parallel, tensor_rank: rank % self.tensor_parallel })
     }
 }
 
@@ -64,7 +64,7 @@ impl std::fmt::Display for Layout {
 mod tests {
     use super::*;
 
-    /// Every layout of up to 64 ranks, which is more than a random sample would see.
+    /// Every layout of up to 64 ranks, which covers more than a random sample.
     fn every_layout() -> impl Iterator<Item = Layout> {
         (1..=64).flat_map(|world| (1..=world).filter_map(move |tensor| Layout::new(world, tensor).ok()))
     }
@@ -75,19 +75,19 @@ mod tests {
             let places = (0..layout.world()).map(|rank| layout.place(rank).expect("in the world"));
             let data_ranks = 0..layout.data_parallel();
             let wanted = data_ranks.flat_map(|data_rank| {
-                (0..layout.tensor_parallel()).map(move |tensor_rank| Place { data_rank, tensor_rank })
+                (0..layout.tensor_parallel()).map(move |tensor_rank| LayoutPosition { data_rank, tensor_rank })
             });
             assert!(places.eq(wanted), "{layout}");
         }
     }
 
     #[test]
-    fn impossible_layouts_are_named() {
+    fn impossible_layouts_are_errors_that_name_the_numbers() {
         let error = Layout::new(6, 4).expect_err("4 does not divide 6");
         assert_eq!(error.to_string(), "6 ranks cannot be divided into tensor-parallel groups of 4");
         assert!(Layout::new(0, 1).is_err());
         assert!(Layout::new(4, 0).is_err());
         let error = Layout::new(4, 2).expect("it divides").place(4).expect_err("outside");
-        assert_eq!(error.to_string(), "rank 4 is not one of 4");
+        assert_eq!(error.to_string(), "rank 4 is not one of 4 ranks");
     }
 }

@@ -1,13 +1,13 @@
-//! How ranks work together: who is in which group, and what they exchange.
+//! Communication between ranks: which groups there are, and what they exchange.
 //!
 //! In reading order:
 //! - [`Layout`]: world = data parallel × tensor parallel, and the groups that follow from it. Pure.
 //! - [`Communicator`]: finds the other ranks through the store and connects the groups.
-//! - [`Group`]: collectives, each with a timeout, whose errors name operation, group and rank.
-//! - [`differentiable`]: collectives that backward passes through, for layers split across ranks.
-//! - [`Buckets`]: gradients in flat buffers that are reduced while backward still runs.
+//! - [`Group`]: collectives with timeouts, whose errors name operation, group and rank.
+//! - [`differentiable`]: collectives with a backward pass, for layers that are split across ranks.
+//! - [`Buckets`]: gradients in flat buffers that are reduced while backward is still running.
 //!
-//! Imports [`crate::native`] and nothing else of the crate.
+//! Of this crate it imports only [`crate::native`].
 
 mod buckets;
 mod communicator;
@@ -18,8 +18,8 @@ mod layout;
 
 pub use buckets::Buckets;
 pub use communicator::{AbortHandle, Backend, Communicator, Rendezvous, StoreEnd};
-pub use error::{CommError, Failure};
+pub use error::{CollectiveFailure, CommError};
 pub use group::{Group, Pending};
-pub use layout::{Layout, Place};
+pub use layout::{Layout, LayoutPosition};
 
 pub use crate::native::c10d::ReduceOp;

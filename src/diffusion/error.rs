@@ -1,17 +1,17 @@
-//! What can go wrong in the diffusion process.
+//! Errors of the diffusion process.
 
 use crate::native::random::RandomError;
 
 /// An error of [`crate::diffusion`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DiffusionError {
-    /// A timestep or a chain that the schedule does not have: what was got and what was wanted.
+    /// An invalid timestep, number of steps or eta, with the value and the allowed range.
     #[error("{0}")]
     Bad(String),
-    /// Random numbers that could not be drawn.
+    /// Random numbers could not be drawn.
     #[error(transparent)]
     Random(#[from] RandomError),
-    /// libtorch refused or failed.
+    /// libtorch failed.
     #[error(transparent)]
     Native(#[from] crate::native::NativeError),
 }

@@ -1,6 +1,6 @@
 //! Forward diffusion: x_t = √ᾱ_t · s · x_0 + √(1 − ᾱ_t) · ε, s = √(4π)   (DDPM eq. 4 on scaled codes).
 //!
-//! Pure: the caller passes the noise. The network predicts s · x_0 from x_t, so that what it learns has unit variance.
+//! Pure: the caller passes the noise. The network predicts s · x_0 from x_t, so its target has unit variance.
 // b batch · d dimensions of the code · t timesteps
 
 use locdiff_core::random::{Philox, Stream};
@@ -9,9 +9,9 @@ use tch::{Device, Kind, Tensor};
 use super::CODE_SCALE;
 use super::error::DiffusionError;
 use super::schedule::NoiseSchedule;
-use crate::native::random::{RandomTensors, Rows, Step};
+use crate::native::random::{RandomTensors, RowDraw, Step};
 
-/// The forward process with its tables on a device.
+/// The forward process, with its coefficients on a device.
 #[derive(Debug)]
 pub struct Forward {
     /// s·√ᾱ, `[t, 1]`.
@@ -21,7 +21,7 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Tables of the schedule, rounded once from f64 to `kind`.
+    /// Computes the coefficients of the schedule in f64 and rounds them once to `kind`.
     pub fn new(schedule: &NoiseSchedule, kind: Kind, device: Device) -> Result<Self, DiffusionError> {
         let table = |value: &dyn Fn(f64) -> f64| -> Result<Tensor, DiffusionError> {
             let values: Vec<f64> = schedule.alphas_bar().iter().map(|alpha_bar| value(*alpha_bar)).collect();
@@ -33,7 +33,7 @@ impl Forward {
         })
     }
 
-    /// The unscaled codes `x0_bd` at timesteps `t_b` (i64), with standard normal `noise_bd`.
+    /// Adds noise to the unscaled codes `x0_bd` for timesteps `t_b` (i64). `noise_bd` is standard normal.
     pub fn noised(&self, x0_bd: &Tensor, t_b: &Tensor, noise_bd: &Tensor) -> Result<Tensor, DiffusionError> {
         let signal_bd = self.signal_t1.f_index_select(0, t_b)?.f_mul(x0_bd)?;
         let noise_bd = self.noise_t1.f_index_select(0, t_b)?.f_mul(noise_bd)?;
@@ -41,18 +41,18 @@ impl Forward {
     }
 }
 
-/// The random numbers of consecutive samples of a training step: the same wherever the samples are computed.
+/// The random numbers of consecutive samples of a training step. They do not depend on which rank computes the samples.
 #[derive(Debug, Clone, Copy)]
 pub struct TrainingDraws<'a> {
-    /// Of the run.
+    /// The random source of the run.
     pub philox: Philox,
     /// The training step.
     pub step: Step<'a>,
-    /// Global index, within the step, of the first sample.
+    /// Index of the first sample within the global batch.
     pub first_sample: u64,
-    /// How many.
+    /// Number of samples.
     pub samples: usize,
-    /// Where the numbers are needed.
+    /// Device of the resulting tensors.
     pub device: Device,
 }
 
@@ -68,12 +68,13 @@ impl TrainingDraws<'_> {
         Ok(self.philox.normal(self.device, self.rows(Stream::Noise, dims))?)
     }
 
-    /// Which samples keep their image, for guidance: bool `[b, 1]`, false with probability `drop`.
+    /// Which samples keep their condition, the image, for classifier-free guidance: bool `[b, 1]`, false with probability
+    /// `drop`.
     pub fn kept_conditions(&self, drop: f64) -> Result<Tensor, DiffusionError> {
         Ok(self.philox.mask(self.device, 1.0 - drop, self.rows(Stream::Guidance, 1))?)
     }
 
-    fn rows(&self, stream: Stream, elements: usize) -> Rows<'_> {
-        Rows { stream, step: self.step, first_sample: self.first_sample, samples: self.samples, elements }
+    fn rows(&self, stream: Stream, elements: usize) -> RowDraw<'_> {
+        RowDraw { stream, step: self.step, first_sample: self.first_sample, samples: self.samples, elements }
     }
 }

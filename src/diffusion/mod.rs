@@ -1,15 +1,15 @@
-//! The diffusion process over location codes, and the way back.
+//! The diffusion process over location codes: the forward process and the sampler that reverses it.
 //!
 //! In reading order:
 //! - [`NoiseSchedule`]: how much of the signal is left at each timestep.
-//! - [`Forward`]: noises codes in training; [`TrainingDraws`] names the random numbers of a mini-batch.
-//! - [`Sampler`]: from noise to codes, over all timesteps or a few; [`guided`] strengthens the condition.
+//! - [`Forward`]: adds noise to codes in training. [`TrainingDraws`] draws the random numbers of a mini-batch.
+//! - [`Sampler`]: turns noise into codes, over all timesteps or a subset. [`guided`] strengthens the condition.
 //!
-//! Pure: no I/O, no global generator. Every random number is Philox's, named by its global sample, so that no layout of
-//! ranks changes it. The sampler is given the network as a closure and knows nothing else about it.
+//! Pure: no I/O, no global random generator. Random numbers come from Philox and depend on the global index of the sample, so
+//! they are the same for every layout of ranks. The sampler gets the network as a closure.
 //!
-//! Ho, Jain, Abbeel, "Denoising diffusion probabilistic models", 2020 (DDPM); Song, Meng, Ermon, "Denoising diffusion
-//! implicit models", 2021 (DDIM).
+//! Sources: Ho, Jain, Abbeel, "Denoising diffusion probabilistic models", 2020 (DDPM); Song, Meng, Ermon, "Denoising
+//! diffusion implicit models", 2021 (DDIM).
 
 mod error;
 mod forward;

@@ -1,10 +1,12 @@
 //! Noise schedules: ᾱ_t, the share of the signal's variance that is left at timestep t.
 //!
-//! Timesteps count from 0 (the least noise) to T - 1 (almost pure noise); ᾱ falls strictly. f64 throughout.
+//! Timesteps count from 0 (least noise) to T - 1 (almost pure noise), and ᾱ is strictly decreasing. f64 throughout.
 //!
-//! Cosine: Nichol and Dhariwal, "Improved denoising diffusion probabilistic models", 2021, eq. 17. Linear: DDPM,
-//! section 4, whose range of β is for 1000 steps and is stretched to T (as in the code of Nichol and Dhariwal). Shifted:
-//! Hoogeboom, Heek and Salimans, "simple diffusion", 2023, section 3.1, by the number of dimensions in place of pixels.
+//! Sources:
+//! - Cosine: Nichol and Dhariwal, "Improved denoising diffusion probabilistic models", 2021, eq. 17.
+//! - Linear: DDPM, section 4. The range of β there is for 1000 steps and is rescaled to T, as in Nichol and Dhariwal's code.
+//! - Shifted cosine: Hoogeboom, Heek and Salimans, "simple diffusion", 2023, section 3.1, with the number of dimensions in
+//!   place of the number of pixels.
 
 use std::f64::consts::FRAC_PI_2;
 
@@ -14,15 +16,15 @@ use super::error::DiffusionError;
 
 /// Offset of the cosine schedule, which keeps β from vanishing near t = 0 (Nichol and Dhariwal, section 3.2).
 const COSINE_OFFSET: f64 = 0.008;
-/// No step removes more of the signal than this (Nichol and Dhariwal, section 3.2).
+/// Upper limit of β, the share of the signal's variance that one step removes (Nichol and Dhariwal, section 3.2).
 const BETA_MAX: f64 = 0.999;
 /// First and last β of the linear schedule at 1000 steps (DDPM, section 4).
 const LINEAR_BETAS: [f64; 2] = [1e-4, 0.02];
-/// The number of steps that [`LINEAR_BETAS`] are for.
+/// The number of steps for which [`LINEAR_BETAS`] are meant.
 const LINEAR_STEPS: f64 = 1000.0;
-/// Squared length of the signal over the variance of the noise halfway through the automatically shifted schedule: about
-/// twice the logarithm of the number of places that can be told apart, where a noised code begins to say which it is. Part of the
-/// format: checkpoints say "auto".
+/// Ratio of the signal's squared length to the noise variance halfway through the automatically shifted schedule. It is about
+/// twice the logarithm of the number of distinguishable places. At that ratio, a noised code starts to reveal its place. Part
+/// of the format, because checkpoints store "auto" instead of the value.
 const SIGNAL_HALFWAY: f64 = 23.0;
 
 /// ᾱ at every timestep.
@@ -32,7 +34,7 @@ pub struct NoiseSchedule {
 }
 
 impl NoiseSchedule {
-    /// The schedule of a checked configuration, for the codes that a network of `model` sees.
+    /// The schedule of a validated configuration. The automatic shift depends on the number of dimensions that `model` keeps.
     pub fn new(config: &DiffusionConfig, model: &ModelConfig) -> Self {
         let timesteps = config.timesteps;
         let beta = |t: u32| match config.schedule {
@@ -53,7 +55,7 @@ impl NoiseSchedule {
         }
     }
 
-    /// T.
+    /// T, the number of timesteps.
     pub fn timesteps(&self) -> usize {
         self.alphas_bar.len()
     }
@@ -65,25 +67,25 @@ impl NoiseSchedule {
 
     /// ᾱ at timestep `t`.
     pub fn alpha_bar(&self, t: usize) -> Result<f64, DiffusionError> {
-        let outside = || format!("timestep {t} is not one of the schedule's {}", self.timesteps());
-        self.alphas_bar.get(t).copied().ok_or_else(|| DiffusionError::Bad(outside()))
+        let out_of_range = || format!("timestep is {t}, wanted below {}", self.timesteps());
+        self.alphas_bar.get(t).copied().ok_or_else(|| DiffusionError::Bad(out_of_range()))
     }
 }
 
-/// The target of ᾱ after `t` of `timesteps` steps, up to a constant factor.
+/// The cosine schedule's ᾱ after `t` of `timesteps` steps, up to a constant factor and before β is limited.
 fn cosine(t: u32, timesteps: u32) -> f64 {
     let passed = f64::from(t) / f64::from(timesteps);
     ((passed + COSINE_OFFSET) / (1.0 + COSINE_OFFSET) * FRAC_PI_2).cos().powi(2)
 }
 
-/// ᾱ whose ratio to 1 − ᾱ is `shift²` times what it was.
+/// Multiplies the signal-to-noise ratio ᾱ / (1 − ᾱ) by `shift²`.
 fn shifted(alpha_bar: f64, shift: f64) -> f64 {
     let signal = shift * shift * alpha_bar;
     signal / (signal + (1.0 - alpha_bar))
 }
 
 fn linear_beta(t: u32, timesteps: u32) -> f64 {
-    let stretch = LINEAR_STEPS / f64::from(timesteps);
+    let scale = LINEAR_STEPS / f64::from(timesteps);
     let passed = f64::from(t) / f64::from(timesteps.saturating_sub(1).max(1));
-    stretch * (LINEAR_BETAS[0] + passed * (LINEAR_BETAS[1] - LINEAR_BETAS[0]))
+    scale * (LINEAR_BETAS[0] + passed * (LINEAR_BETAS[1] - LINEAR_BETAS[0]))
 }

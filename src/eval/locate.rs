@@ -1,57 +1,58 @@
-//! The job of evaluation on one worker: its share of the rows, block by block, told to the launcher.
+//! The evaluation job of one worker: it locates its share of the rows and sends the answers to the launcher block by
+//! block.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use locdiff_core::geo::{Place, UnitVector};
-use locdiff_core::protocol::{EvalJob, EvalSummary, Located, LocatedRow, Method, Place as Worker};
+use locdiff_core::protocol::{EvalJob, EvalSummary, LocatedRow, LocatedRows, Method, WorkerSlot as Worker};
 use tch::Device;
 
 use super::truth::TruthFile;
 use crate::infer::anchors::anchors;
 use crate::infer::retrieve::Retrieval;
-use crate::infer::{Engine, Image, ImageBlock, InferError, Rows, Trained};
+use crate::infer::{Engine, Image, ImageBlock, ImageRows, InferError, Trained};
 use crate::native::cuda;
-use crate::retrieval::{Grid, Retriever, Samples};
+use crate::retrieval::{Grid, ImageSamples, Retriever};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
 
-/// Where a worker computes.
+/// The device of a worker.
 pub fn device(worker: &Worker) -> Device {
     worker.gpu.map_or(Device::Cpu, |gpu| Device::Cuda(gpu as usize))
 }
 
-/// Opens the rows of a job, with this worker's device as the current one.
-fn open_rows(job: &EvalJob, worker: &Worker) -> Result<Rows, InferError> {
+/// Makes this worker's GPU the current device and opens the rows of the job.
+fn open_rows(job: &EvalJob, worker: &Worker) -> Result<ImageRows, InferError> {
     if let Device::Cuda(index) = device(worker) {
         cuda::set_device(index)?;
     }
-    Rows::open(&job.data, &job.config)
+    ImageRows::open(&job.data, &job.config)
 }
 
-fn open_retrieval(job: &EvalJob, worker: &Worker, rows: &Rows) -> Result<Option<Retrieval>, InferError> {
+fn open_retrieval(job: &EvalJob, worker: &Worker, rows: &ImageRows) -> Result<Option<Retrieval>, InferError> {
     Retrieval::open(job, rows, (device(worker), worker.threads as usize), worker.rank == 0)
 }
 
-/// Embeds the gallery of an evaluation, so that its embeddings lie on the disk; how many points it has. None where the head does not
-/// fit the data and need not.
+/// Embeds the gallery of an evaluation, so that the workers find the embeddings on disk. Returns the number of gallery
+/// points; `None` if the evaluation runs without retrieval.
 pub fn embed_gallery(job: &EvalJob, worker: &Worker) -> Result<Option<usize>, InferError> {
     let rows = open_rows(job, worker)?;
-    // A truth that does not fit is refused before the gallery costs minutes.
+    // Check the truth first: embedding the gallery can take minutes.
     TruthFile::open(&job.data, &rows, &job.config)?;
     let opened = open_retrieval(job, worker, &rows)?;
     Ok(opened.map(|opened| opened.gallery().points().len()))
 }
 
-/// Locates this worker's rows; `tell` hears of each block.
+/// Locates this worker's rows and calls `send` with the answers of each block.
 pub fn run(
     job: &EvalJob,
     worker: &Worker,
-    tell: &mut dyn FnMut(Located) -> Result<(), InferError>,
+    send: &mut dyn FnMut(LocatedRows) -> Result<(), InferError>,
 ) -> Result<EvalSummary, InferError> {
     let (config, rows) = (&job.config, open_rows(job, worker)?);
     let truth = TruthFile::open(&job.data, &rows, config)?;
     if job.tune && worker.rank == 0 {
-        refuse_test_rows(job, &rows)?;
+        check_no_test_photos(job, &rows)?;
     }
     let trained = Trained::open(&job.checkpoint, device(worker))?;
     trained.denoiser.check_width(&job.checkpoint.display().to_string(), &job.data, rows.dataset.width())?;
@@ -65,7 +66,7 @@ pub fn run(
     for block in rows.blocks(rows.share(worker.rank, worker.world)) {
         let mut block = block?;
         truth.as_ref().map_or(Ok(()), |truth| truth.apply(&mut block))?;
-        tell(Located { of_rows: rows.count, rows: methods.locate(&block)? })?;
+        send(LocatedRows { of_rows: rows.count, rows: methods.locate(&block)? })?;
     }
     Ok(EvalSummary {
         step,
@@ -82,7 +83,7 @@ pub fn run(
     })
 }
 
-/// All ways of locating that the job asks for.
+/// The methods that the job evaluates.
 struct Methods<'a> {
     engine: Engine,
     retrieval: Option<(&'a Retrieval, &'a Retriever<'a>)>,
@@ -95,14 +96,14 @@ impl Methods<'_> {
         let samples = self.engine.locate(block, &embeddings_ive, |_, _| Ok(()))?;
         let mut rows = located(block, &samples);
         let Some((retrieval, retriever)) = self.retrieval else { return Ok(rows) };
-        let known = (&embeddings_ive, samples.as_slice());
+        let inputs = (&embeddings_ive, samples.as_slice());
         if self.is_tuning {
-            for (row, found) in rows.iter_mut().zip(retrieval.errors(retriever, block, known, &Grid::default())?) {
+            for (row, found) in rows.iter_mut().zip(retrieval.errors(retriever, block, inputs, &Grid::default())?) {
                 row.tuning = Some(found);
             }
             return Ok(rows);
         }
-        let answers = retrieval.answers(retriever, block, known)?;
+        let answers = retrieval.answers(retriever, block, inputs)?;
         for (row, (samples, answer)) in rows.iter_mut().zip(samples.iter().zip(answers)) {
             row.answers.insert(0, (Method::Retrieval, degrees(answer.retrieval)));
             row.answers.push((Method::LocdiffH, degrees(answer.hybrid_or(samples.aggregate))));
@@ -112,29 +113,30 @@ impl Methods<'_> {
     }
 }
 
-/// Settings are never chosen on what they are tested on: no photo may be in both, under whatever name.
-fn refuse_test_rows(job: &EvalJob, rows: &Rows) -> Result<(), InferError> {
+/// Refuses to tune on photos of the test set. Photos are compared by their embeddings, because the same photo may have
+/// different identifiers.
+fn check_no_test_photos(job: &EvalJob, rows: &ImageRows) -> Result<(), InferError> {
     let (test, config) = (&job.config.shards.test, &job.config);
-    let tested = match Rows::open(test, config) {
-        Ok(tested) => photos(&tested)?,
-        // Without test rows there is nothing to be confused with.
+    let tested = match ImageRows::open(test, config) {
+        Ok(tested) => photo_hashes(&tested)?,
+        // Without test rows there is no overlap.
         Err(InferError::Shards(ShardsError::Missing { .. }) | InferError::Empty(_)) => return Ok(()),
         Err(error) => return Err(error),
     };
-    let same = photos(rows)?.intersection(&tested).count();
+    let same = photo_hashes(rows)?.intersection(&tested).count();
     if same > 0 {
         return Err(InferError::BadData(format!(
-            "shards.validation ({}) and shards.test ({test}) hold {same} photos in common, and settings must not be chosen on what \
-             they are tested on; name other rows with `--set shards.validation=...`",
+            "shards.validation ({}) and shards.test ({test}) hold {same} photos in common, and settings must not be \
+             tuned on test photos; choose other rows with `--set shards.validation=...`",
             job.data
         )));
     }
     Ok(())
 }
 
-/// What stands for each photo: its first view.
-fn photos(rows: &Rows) -> Result<HashSet<u64>, InferError> {
-    let mut photos = HashSet::new();
+/// A hash of the first view of each photo.
+fn photo_hashes(rows: &ImageRows) -> Result<HashSet<u64>, InferError> {
+    let mut hashes = HashSet::new();
     for block in rows.blocks(rows.share(0, 1)) {
         let block = block?;
         let first_view = block.width * ELEMENT_BYTES;
@@ -143,13 +145,13 @@ fn photos(rows: &Rows) -> Result<HashSet<u64>, InferError> {
             image.views[..first_view].hash(&mut hasher);
             hasher.finish()
         };
-        photos.extend(block.images.iter().map(hash));
+        hashes.extend(block.images.iter().map(hash));
     }
-    Ok(photos)
+    Ok(hashes)
 }
 
-fn located(block: &ImageBlock, samples: &[Samples]) -> Vec<LocatedRow> {
-    let row = |(index, (image, samples)): (u64, (&Image, &Samples))| LocatedRow {
+fn located(block: &ImageBlock, samples: &[ImageSamples]) -> Vec<LocatedRow> {
+    let row = |(index, (image, samples)): (u64, (&Image, &ImageSamples))| LocatedRow {
         index,
         id: image.id.clone(),
         truth: [image.truth.latitude().0, image.truth.longitude().0],
@@ -161,7 +163,7 @@ fn located(block: &ImageBlock, samples: &[Samples]) -> Vec<LocatedRow> {
     (block.first..).zip(block.images.iter().zip(samples)).map(row).collect()
 }
 
-/// Latitude and longitude, degrees.
+/// Latitude and longitude in degrees.
 fn degrees(point: UnitVector) -> [f64; 2] {
     let place = Place::from(point);
     [place.latitude().0, place.longitude().0]

@@ -1,11 +1,11 @@
-//! Evaluation: how good a trained network is, and tables of the paper, computed.
+//! Evaluation: measures a trained network and computes tables of the paper.
 //!
 //! In reading order:
 //! - [`locate`]: one worker's share of an evaluation.
-//! - [`truth`]: where rows really are, where a file knows better than the shards.
-//! - [`perturbation`]: how far noise on a code moves its mode.
+//! - [`truth`]: true places of the rows from a file that overrides the shards.
+//! - [`perturbation`]: how far noise on a code moves the mode of its density.
 //!
-//! Invariant: a worker's answers are those of [`crate::infer`], whatever the number of workers.
+//! Invariant: answers come from [`crate::infer`] and do not depend on the number of workers.
 
 pub mod locate;
 pub mod perturbation;

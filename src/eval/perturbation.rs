@@ -1,46 +1,48 @@
 //! `eval --suite perturbation`: the mean drift of the mode when noise of variance 0.01 is added to unscaled codes.
 //!
-//! To first order the mode moves by `g / I`: the noise's gradient g has variance σ² I along each axis, where
-//! `I = Σ_l l(l+1)(2l+1) / 8π = L (L+1)² (L+2) / 16π` is the curvature of a clean code's peak. The drift is Rayleigh distributed
-//! with mean `√(π/2) σ R / √I`: 2.46 km at L = 47, where the paper has 5.3.
+//! To first order the mode moves by `g / I`. The gradient g of the noise has variance σ² I along each axis, and
+//! `I = Σ_l l(l+1)(2l+1) / 8π = L (L+1)² (L+2) / 16π` is the curvature of a clean code's peak. The drift is Rayleigh
+//! distributed with mean `√(π/2) σ R / √I`: 2.46 km at L = 47, where the paper reports 5.3.
 //!
-//! The mode is searched on the continuous sphere in f64, from the true point. That start is a shortcut, not an assumption: the
-//! first [`SEARCHED_PER_BLOCK`] points of each block are also searched over a grid of the whole sphere, knowing nothing of the
-//! true point, and a mode that is not the same is an error. (It should not happen: the noise has a standard deviation of 1.4
-//! at each place of the sphere, against a peak of 183 and side lobes of 12 at L = 47.)
+//! The mode is searched on the continuous sphere in f64, starting at the true point. This start is a shortcut, not an
+//! assumption: for the first [`SEARCHED_PER_BLOCK`] points of each block a second search covers a grid of the whole
+//! sphere and does not use the true point. A different mode is an error. (It should not happen: at L = 47 the noise has
+//! a standard deviation of 1.4 everywhere on the sphere, while the peak is 183 and the side lobes are 12.)
 //!
-//! Points and noise are functions of seed, degree and index; blocks are fixed. No number of workers or threads changes a bit.
+//! Points and noise are functions of seed, degree and index, and the blocks are fixed. The result is bit-identical for
+//! any number of workers and threads.
 
 use anyhow::{Context, ensure};
 use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
-use locdiff_core::protocol::{PerturbationBlock, Place};
+use locdiff_core::protocol::{PerturbationBlock, WorkerSlot};
 use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 use crate::shdd::decode::{Anchors, grid_points_min, in_parallel, refine};
 use crate::shdd::{Basis, uniform_points};
 
-/// Degrees of the table.
+/// Degrees in the table.
 pub const DEGREES: [u32; 4] = [23, 47, 63, 95];
 /// Standard deviation of the noise: a variance of 0.01.
 pub const SIGMA: f64 = 0.1;
-/// Points of a block.
+/// Points per block.
 pub const BLOCK_POINTS: u32 = 250;
 /// Points of each block whose mode is also searched over the whole sphere.
 pub const SEARCHED_PER_BLOCK: u32 = 2;
 const SEED: u64 = 20_240_047;
-/// Two searches found the same mode if they ended this near, radians: 6 cm on Earth. Each stops within 6 mm.
+/// Two searches found the same mode if their results are at most this far apart, radians: 6 cm on Earth. Each search is
+/// accurate to 6 mm.
 const SAME_MODE_RAD: f64 = 1e-8;
 
-/// The mean drift to first order, km.
+/// The expected mean drift to first order, km.
 pub fn theory_km(degree: u32) -> f64 {
     let degree = f64::from(degree);
     let curvature = degree * (degree + 1.0).powi(2) * (degree + 2.0) / (16.0 * std::f64::consts::PI);
     (std::f64::consts::FRAC_PI_2).sqrt() * SIGMA * EARTH_RADIUS_KM / curvature.sqrt()
 }
 
-/// This worker's blocks of all degrees, `points` per degree in all.
-pub fn run(points: u32, worker: &Place) -> anyhow::Result<Vec<PerturbationBlock>> {
+/// Measures this worker's blocks of all degrees. `points` counts the points per degree over all workers.
+pub fn run(points: u32, worker: &WorkerSlot) -> anyhow::Result<Vec<PerturbationBlock>> {
     let mut blocks = Vec::new();
     for degree in DEGREES {
         blocks.extend(run_degree(degree, points, worker).with_context(|| format!("perturbation at degree {degree}"))?);
@@ -48,18 +50,18 @@ pub fn run(points: u32, worker: &Place) -> anyhow::Result<Vec<PerturbationBlock>
     Ok(blocks)
 }
 
-/// This worker's blocks of one degree, in order.
-pub fn run_degree(degree: u32, points: u32, worker: &Place) -> anyhow::Result<Vec<PerturbationBlock>> {
+/// Measures this worker's blocks of one degree, in order.
+pub fn run_degree(degree: u32, points: u32, worker: &WorkerSlot) -> anyhow::Result<Vec<PerturbationBlock>> {
     let basis = Basis::new(degree)?;
     let mine: Vec<u32> = (worker.rank..points.div_ceil(BLOCK_POINTS)).step_by(worker.world as usize).collect();
     let results = in_parallel(worker.threads as usize, &mine, |block| Block::measure(&basis, *block, points));
     let blocks = results.into_iter().collect::<anyhow::Result<Vec<Block>>>()?;
-    search_everywhere(&basis, &blocks)?;
+    confirm_modes(&basis, &blocks)?;
     Ok(blocks.into_iter().map(|block| block.sums).collect())
 }
 
-/// A point whose mode is to be confirmed.
-struct Sample {
+/// A point whose mode is confirmed by a search over the whole sphere.
+struct ModePoint {
     index: u64,
     code: Vec<f64>,
     mode: UnitVector,
@@ -67,7 +69,7 @@ struct Sample {
 
 struct Block {
     sums: PerturbationBlock,
-    samples: Vec<Sample>,
+    samples: Vec<ModePoint>,
 }
 
 impl Block {
@@ -80,10 +82,10 @@ impl Block {
         for (point, index) in points.into_iter().zip(first..) {
             let code = noisy_code(basis, point, index)?;
             let mode = refine(basis, &code, point)?;
-            ensure!(mode.converged, "point {index}: no mode after {} steps", mode.steps);
+            ensure!(mode.converged, "point {index}: the search for the mode did not converge in {} steps", mode.steps);
             drifts_km.push(point.distance(mode.point).0);
             if index < first + u64::from(SEARCHED_PER_BLOCK) {
-                samples.push(Sample { index, code, mode: mode.point });
+                samples.push(ModePoint { index, code, mode: mode.point });
             }
         }
         let sums = PerturbationBlock {
@@ -100,7 +102,7 @@ impl Block {
     }
 }
 
-/// The code of `point` with the noise that belongs to `index`.
+/// The code of `point` plus the noise of `index`.
 fn noisy_code(basis: &Basis, point: UnitVector, index: u64) -> anyhow::Result<Vec<f64>> {
     let draw =
         Draw { stream: Stream::Noise, step: u64::from(basis.degree()), first_sample: index, elements: basis.dims() };
@@ -110,9 +112,9 @@ fn noisy_code(basis: &Basis, point: UnitVector, index: u64) -> anyhow::Result<Ve
     Ok(clean.into_iter().zip(noise).map(|(clean, noise)| clean + SIGMA * f64::from(noise)).collect())
 }
 
-/// Confirms that the modes of the samples are the highest on the whole sphere.
-fn search_everywhere(basis: &Basis, blocks: &[Block]) -> anyhow::Result<()> {
-    let samples: Vec<&Sample> = blocks.iter().flat_map(|block| &block.samples).collect();
+/// Confirms that the modes found are the highest on the whole sphere.
+fn confirm_modes(basis: &Basis, blocks: &[Block]) -> anyhow::Result<()> {
+    let samples: Vec<&ModePoint> = blocks.iter().flat_map(|block| &block.samples).collect();
     if samples.is_empty() {
         return Ok(());
     }
@@ -124,7 +126,7 @@ fn search_everywhere(basis: &Basis, blocks: &[Block]) -> anyhow::Result<()> {
         let apart = mode.point.angle(sample.mode);
         ensure!(
             mode.converged && apart <= SAME_MODE_RAD,
-            "point {}: the search from the true point and that over the whole sphere ended {apart} rad apart, wanted at \
+            "point {}: the searches from the true point and over the whole sphere ended {apart} rad apart, wanted at \
              most {SAME_MODE_RAD}",
             sample.index
         );

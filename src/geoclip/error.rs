@@ -1,4 +1,4 @@
-//! What can be wrong with GeoCLIP's files.
+//! Errors of GeoCLIP's files and encoders.
 
 use std::path::{Path, PathBuf};
 
@@ -9,15 +9,15 @@ use locdiff_core::tables::TableError;
 /// An error of [`crate::geoclip`].
 #[derive(Debug, thiserror::Error)]
 pub enum GeoclipError {
-    /// The weights are not there.
+    /// The weights are missing.
     #[error("no GeoCLIP weights in {folder}: {reason}; fetch them with `locdiff-launch geoclip import --out {folder}`")]
     Missing {
-        /// Where they were looked for.
+        /// The folder searched.
         folder: String,
-        /// What was found instead.
+        /// The file that is missing.
         reason: String,
     },
-    /// Bytes that are not those that were published or written.
+    /// A file differs from what was published or written.
     #[error("{path}: {reason}")]
     Damaged {
         /// Which file.
@@ -25,29 +25,29 @@ pub enum GeoclipError {
         /// Got and wanted.
         reason: String,
     },
-    /// The gallery's file.
+    /// The gallery file cannot be read.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// A tensor of the wrong shape.
+    /// A tensor is missing or has the wrong shape.
     #[error("{name} is {got:?}, wanted {want:?}")]
     Shape {
         /// Which tensor.
         name: String,
-        /// Its shape.
+        /// Its shape; empty if the tensor is missing.
         got: Vec<i64>,
-        /// The shape that fits; -1 stands for any length.
+        /// The expected shape.
         want: Vec<i64>,
     },
-    /// The system refused.
+    /// A file operation failed.
     #[error(transparent)]
     Io(#[from] FileError),
-    /// What would be written exists.
-    #[error("{0} is no folder of GeoCLIP's weights, and --overwrite replaces nothing else; name another with --out")]
+    /// The output folder exists and holds something else.
+    #[error("{0} does not hold GeoCLIP weights, and --overwrite replaces nothing else; choose another --out")]
     NotOurs(PathBuf),
-    /// What would be written exists.
-    #[error("{0} exists; say --overwrite to replace it")]
+    /// The output folder exists.
+    #[error("{0} exists; use --overwrite to replace it")]
     Exists(PathBuf),
-    /// libtorch refused or failed.
+    /// libtorch failed.
     #[error(transparent)]
     Native(#[from] crate::native::NativeError),
 }

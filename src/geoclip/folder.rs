@@ -1,14 +1,14 @@
-//! GeoCLIP on disk: a folder that an import wrote, whole, with a checksum for each of its files.
+//! GeoCLIP on disk: a folder written by `geoclip import`, with a checksum for each file.
 //!
 //! ```text
-//! geoclip.safetensors   location.LocEnc{0,1,2}.*, image.{0,2}.*, logit_scale: the wheel's tensors, f32
+//! geoclip.safetensors   the tensors of the wheel, f32: location.LocEnc{0,1,2}.*, image.{0,2}.*, logit_scale
 //! gallery.csv           lat,lon: 100,000 places
 //! LICENSE               GeoCLIP's (MIT)
-//! manifest.json         version, source, and bytes and xxh3 of each file above
-//! gallery-*.f32         embeddings of the gallery, made at need
+//! manifest.json         version and source; bytes and xxh3 of each file above
+//! gallery-*.f32         cached embeddings of a gallery
 //! ```
 //!
-//! Checksums are compared every time that the folder is opened: it takes 20 ms.
+//! The checksums are verified every time the folder is opened, which takes 20 ms.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -23,7 +23,7 @@ use tch::{Device, Tensor};
 use twox_hash::XxHash3_64;
 
 use super::error::GeoclipError;
-use super::head::ImageHead;
+use super::head::GeoclipHead;
 use super::location::LocationEncoder;
 
 const VERSION: u32 = 1;
@@ -32,18 +32,18 @@ pub(super) const GALLERY: &str = "gallery.csv";
 const LICENCE: &str = "LICENSE";
 const MANIFEST: &str = "manifest.json";
 
-/// What is in the folder.
+/// The contents of the folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct GeoclipManifest {
     /// Version of this format.
     pub version: u32,
-    /// Where it came from.
+    /// Origin of the weights.
     pub source: String,
-    /// Its files by name.
+    /// The files by name.
     pub files: BTreeMap<String, Written>,
 }
 
-/// Weights and gallery, checked.
+/// GeoCLIP's weights and gallery, verified.
 #[derive(Debug)]
 pub struct Geoclip {
     folder: PathBuf,
@@ -53,12 +53,12 @@ pub struct Geoclip {
 }
 
 impl Geoclip {
-    /// Opens and checks a folder.
+    /// Opens a folder and verifies its checksums.
     pub fn open(folder: &Path) -> Result<Self, GeoclipError> {
         let manifest = read_manifest(folder)?;
         let mut summary = Vec::new();
         for (name, entry) in &manifest.files {
-            summary.extend(checked(folder, name, entry)?.to_le_bytes());
+            summary.extend(verified_checksum(folder, name, entry)?.to_le_bytes());
         }
         let places = tables::read_places(&folder.join(GALLERY))?;
         let weights = folder.join(WEIGHTS);
@@ -71,7 +71,7 @@ impl Geoclip {
         })
     }
 
-    /// Where it lies.
+    /// The folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -81,7 +81,7 @@ impl Geoclip {
         &self.places
     }
 
-    /// Equal for equal weights and galleries.
+    /// A checksum of all files of the folder.
     pub fn checksum(&self) -> u64 {
         self.checksum
     }
@@ -92,12 +92,12 @@ impl Geoclip {
     }
 
     /// The image head on `device`.
-    pub fn image_head(&self, device: Device) -> Result<ImageHead, GeoclipError> {
-        ImageHead::new(&self.tensors, device)
+    pub fn image_head(&self, device: Device) -> Result<GeoclipHead, GeoclipError> {
+        GeoclipHead::new(&self.tensors, device)
     }
 }
 
-fn read_manifest(folder: &Path) -> Result<Manifest, GeoclipError> {
+fn read_manifest(folder: &Path) -> Result<GeoclipManifest, GeoclipError> {
     let path = folder.join(MANIFEST);
     let text = std::fs::read(&path).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => {
@@ -105,7 +105,8 @@ fn read_manifest(folder: &Path) -> Result<Manifest, GeoclipError> {
         }
         _ => FileError::at(&path)(error).into(),
     })?;
-    let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| GeoclipError::damaged(&path, error))?;
+    let manifest: GeoclipManifest =
+        serde_json::from_slice(&text).map_err(|error| GeoclipError::damaged(&path, error))?;
     if manifest.version != VERSION {
         return Err(GeoclipError::damaged(&path, format!("version is {}, wanted {VERSION}", manifest.version)));
     }
@@ -115,8 +116,8 @@ fn read_manifest(folder: &Path) -> Result<Manifest, GeoclipError> {
     Ok(manifest)
 }
 
-/// The checksum of a file that is as the manifest says.
-fn checked(folder: &Path, name: &str, entry: &Written) -> Result<u64, GeoclipError> {
+/// The checksum of a file; an error if the file does not match the manifest.
+fn verified_checksum(folder: &Path, name: &str, entry: &Written) -> Result<u64, GeoclipError> {
     let path = folder.join(name);
     let got = measure(&path).map_err(|error| match error.error.kind() {
         ErrorKind::NotFound => {
@@ -124,7 +125,7 @@ fn checked(folder: &Path, name: &str, entry: &Written) -> Result<u64, GeoclipErr
         }
         _ => error.into(),
     })?;
-    let way_out = "; import it again with `locdiff-launch geoclip import --overwrite`";
+    let way_out = "; import again with `locdiff-launch geoclip import --overwrite`";
     if got.bytes != entry.bytes {
         let reason = format!("{} bytes, {MANIFEST} says {}{way_out}", got.bytes, entry.bytes);
         return Err(GeoclipError::damaged(&path, reason));
@@ -138,7 +139,7 @@ fn checked(folder: &Path, name: &str, entry: &Written) -> Result<u64, GeoclipErr
     }
 }
 
-/// Writes a folder beside its final name and renames it: whole or not at all.
+/// Writes a folder under a temporary name and renames it, so it is either complete or absent.
 pub fn write_folder(
     folder: &Path,
     source: &str,
@@ -146,12 +147,12 @@ pub fn write_folder(
     gallery_csv: &[u8],
     licence: &[u8],
     overwrite: bool,
-) -> Result<Manifest, GeoclipError> {
+) -> Result<GeoclipManifest, GeoclipError> {
     check_target(folder, overwrite)?;
     let (disk, parent) = (Files::real(), parent(folder));
     disk.create_folders(parent)?;
-    let beside = tempfile::Builder::new().prefix(".geoclip-").tempdir_in(parent).map_err(FileError::at(parent))?;
-    let path = |name: &str| beside.path().join(name);
+    let temporary = tempfile::Builder::new().prefix(".geoclip-").tempdir_in(parent).map_err(FileError::at(parent))?;
+    let path = |name: &str| temporary.path().join(name);
     let weights = path(WEIGHTS);
     Tensor::write_safetensors(tensors, &weights)?;
     File::open(&weights).and_then(|file| file.sync_all()).map_err(FileError::at(&weights))?;
@@ -161,15 +162,15 @@ pub fn write_folder(
         (LICENCE, disk.write_new(&path(LICENCE), licence)?),
     ];
     let files = written.map(|(name, written)| (name.to_owned(), written)).into();
-    let manifest = Manifest { version: VERSION, source: source.to_owned(), files };
+    let manifest = GeoclipManifest { version: VERSION, source: source.to_owned(), files };
     let text = serde_json::to_vec_pretty(&manifest).expect("a manifest of strings and numbers is JSON");
     disk.write_new(&path(MANIFEST), &text)?;
-    disk.sync_folder(beside.path())?;
-    put_in_place(&disk, beside, folder)?;
+    disk.sync_folder(temporary.path())?;
+    put_in_place(&disk, temporary, folder)?;
     Ok(manifest)
 }
 
-/// May a folder be made here? Only GeoCLIP's own, or an empty one, is ever replaced.
+/// Checks that the folder may be written here. Only an empty folder or one that holds GeoCLIP weights is ever replaced.
 fn check_target(folder: &Path, overwrite: bool) -> Result<(), GeoclipError> {
     if folder.symlink_metadata().is_err() {
         return Ok(());
@@ -178,30 +179,30 @@ fn check_target(folder: &Path, overwrite: bool) -> Result<(), GeoclipError> {
         return Err(GeoclipError::Exists(folder.to_owned()));
     }
     let is_empty = || std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
-    let is_ours = |text: Vec<u8>| serde_json::from_slice::<Manifest>(&text).is_ok();
+    let is_ours = |text: Vec<u8>| serde_json::from_slice::<GeoclipManifest>(&text).is_ok();
     if std::fs::read(folder.join(MANIFEST)).is_ok_and(is_ours) || is_empty() {
         return Ok(());
     }
     Err(GeoclipError::NotOurs(folder.to_owned()))
 }
 
-/// The old folder steps aside first; it comes back if the new one cannot take its place.
-fn put_in_place(disk: &Files, beside: tempfile::TempDir, folder: &Path) -> Result<(), GeoclipError> {
+/// Moves the old folder away and the new one into place. If that fails, the old one is moved back.
+fn put_in_place(disk: &Files, temporary: tempfile::TempDir, folder: &Path) -> Result<(), GeoclipError> {
     let parent = parent(folder);
     let aside = tempfile::Builder::new().prefix(".geoclip-old-").tempdir_in(parent).map_err(FileError::at(parent))?;
     let old = aside.path().join("old");
-    let had = folder.symlink_metadata().is_ok();
-    if had {
+    let existed = folder.symlink_metadata().is_ok();
+    if existed {
         disk.rename(folder, &old)?;
     }
-    if let Err(error) = disk.rename(beside.path(), folder) {
-        if had && disk.rename(&old, folder).is_err() {
-            // It stays where it is, under its other name, and is not removed.
+    if let Err(error) = disk.rename(temporary.path(), folder) {
+        if existed && disk.rename(&old, folder).is_err() {
+            // The old folder cannot be moved back: keep it under its temporary name.
             let _ = aside.keep();
         }
         return Err(error.into());
     }
-    // The folder has moved: nothing is left for the guard to remove.
-    let _ = beside.keep();
+    // The folder has moved, so its guard has nothing to remove.
+    let _ = temporary.keep();
     Ok(disk.sync_folder(parent)?)
 }

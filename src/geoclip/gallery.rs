@@ -1,9 +1,9 @@
-//! The gallery: 100,000 places of MP16 that come with GeoCLIP, or any others, and their embeddings, computed once.
+//! Embeddings of a gallery: of the 100,000 MP16 places that come with GeoCLIP, or of any other list of places.
 //!
-//! Embeddings are kept beside the weights in `gallery-cpu.f32` or `gallery-cuda.f32`: a magic number, the checksum of weights,
-//! gallery and kind of device that they were computed from and on, the checksum of what follows, then rows of 512 little-endian
-//! f32. A file that does not fit is computed anew, never used. Other galleries have files of their own, named by their places. What
-//! is read from it has the bits of what would be computed.
+//! Embeddings are computed once and cached beside the weights in `gallery-cpu.f32` or `gallery-cuda.f32`. Another list
+//! of places has a cache file of its own, named by a checksum of the places. A cache file has a magic number, a key,
+//! the checksum of the rows, then rows of 512 little-endian f32. The key is a checksum of weights, gallery and kind of
+//! device. A file that does not match is ignored and recomputed. Cached embeddings are bit-identical to computed ones.
 
 use std::fs::File;
 use std::hash::Hasher as _;
@@ -20,30 +20,30 @@ use super::tiles::Embedder;
 
 const MAGIC: [u8; 8] = *b"LOCDGAL1";
 const HEADER_BYTES: usize = 24;
-/// Places whose embeddings are read or written at once.
+/// Rows that are read or written at once.
 const PIECE_ROWS: usize = 2048;
 
-/// The embeddings of the gallery's places, as far as they are known.
+/// The places of a gallery and those of their embeddings that have been computed.
 #[derive(Debug)]
-pub struct Gallery {
+pub struct GalleryEmbeddings {
     places: Vec<Place>,
     embeddings: Vec<f32>,
-    known: Vec<bool>,
+    computed: Vec<bool>,
     cache: PathBuf,
     key: u64,
 }
 
-impl Gallery {
-    /// The gallery of a folder; what an earlier run has kept is known at once.
+impl GalleryEmbeddings {
+    /// GeoCLIP's own gallery. Embeddings cached by an earlier run are loaded.
     pub fn open(geoclip: &Geoclip, embedder: &Embedder) -> Self {
         Self::with_cache(geoclip, embedder, geoclip.places().to_vec(), "gallery", geoclip.checksum())
     }
 
-    /// Any other places, with a cache of their own: `gallery-<checksum of the places>-cpu.f32`.
+    /// A gallery of other places, cached in `gallery-<checksum of the places>-{cpu,cuda}.f32`.
     pub fn of_places(geoclip: &Geoclip, embedder: &Embedder, places: Vec<Place>) -> Self {
         let mut digest = XxHash3_64::new();
         for place in &places {
-            // What is encoded: coordinates in f32.
+            // In f32, as they are encoded.
             for degrees in [place.latitude().0, place.longitude().0] {
                 digest.write(&(degrees as f32).to_le_bytes());
             }
@@ -57,15 +57,15 @@ impl Gallery {
         let kind = if embedder.device().is_cuda() { "cuda" } else { "cpu" };
         let mut gallery = Self {
             embeddings: vec![0.0; places.len() * EMBEDDING_WIDTH],
-            known: vec![false; places.len()],
+            computed: vec![false; places.len()],
             places,
             cache: geoclip.folder().join(format!("{name}-{kind}.f32")),
             key: XxHash3_64::oneshot_with_seed(key, kind.as_bytes()),
         };
         if gallery.cache.exists() {
             match gallery.read_cache() {
-                Ok(()) => gallery.known.fill(true),
-                Err(reason) => tracing::warn!("{}: {reason}; computing it anew", gallery.cache.display()),
+                Ok(()) => gallery.computed.fill(true),
+                Err(reason) => tracing::warn!("{}: {reason}; recomputing it", gallery.cache.display()),
             }
         }
         gallery
@@ -76,50 +76,54 @@ impl Gallery {
         &self.places
     }
 
-    /// Whether nothing is left to compute.
+    /// Whether all embeddings have been computed.
     pub fn is_whole(&self) -> bool {
-        self.known.iter().all(|known| *known)
+        self.computed.iter().all(|computed| *computed)
     }
 
-    /// The embedding of a place, which [`Self::need`] or [`Self::complete`] has made known.
+    /// The embedding of a place. [`Self::ensure`] or [`Self::complete`] must have computed it.
     pub fn embedding(&self, index: usize) -> &[f32] {
-        assert!(self.known[index], "the embedding of gallery point {index} is used before it is computed");
+        assert!(self.computed[index], "the embedding of gallery point {index} has not been computed");
         &self.embeddings[index * EMBEDDING_WIDTH..(index + 1) * EMBEDDING_WIDTH]
     }
 
-    /// All embeddings, one row of 512 after the other, once [`Self::complete`] has made them known.
+    /// All embeddings in rows of 512. [`Self::complete`] must have computed them.
     pub fn into_embeddings(self) -> Vec<f32> {
-        assert!(self.is_whole(), "the embeddings of a gallery are used before they are computed");
+        assert!(self.is_whole(), "not all embeddings of the gallery have been computed");
         self.embeddings
     }
 
-    /// Computes what is not known of these.
-    pub fn need(&mut self, indices: impl IntoIterator<Item = usize>, embedder: &Embedder) -> Result<(), GeoclipError> {
-        let mut missing: Vec<usize> = indices.into_iter().filter(|index| !self.known[*index]).collect();
+    /// Computes those embeddings of these places that are missing.
+    pub fn ensure(
+        &mut self,
+        indices: impl IntoIterator<Item = usize>,
+        embedder: &Embedder,
+    ) -> Result<(), GeoclipError> {
+        let mut missing: Vec<usize> = indices.into_iter().filter(|index| !self.computed[*index]).collect();
         missing.sort_unstable();
         missing.dedup();
         let places: Vec<Place> = missing.iter().map(|index| self.places[*index]).collect();
         let embedded = embedder.embed(&places)?;
         for (index, row) in missing.iter().zip(embedded.chunks_exact(EMBEDDING_WIDTH)) {
             self.embeddings[index * EMBEDDING_WIDTH..(index + 1) * EMBEDDING_WIDTH].copy_from_slice(row);
-            self.known[*index] = true;
+            self.computed[*index] = true;
         }
         Ok(())
     }
 
-    /// Computes all of them and keeps them on disk; `progress` hears how many are done.
+    /// Computes all missing embeddings and writes the cache. Calls `progress` with the number of places done.
     pub fn complete(&mut self, embedder: &Embedder, mut progress: impl FnMut(usize)) -> Result<(), GeoclipError> {
         if self.is_whole() {
             return Ok(());
         }
         for first in (0..self.places.len()).step_by(4 * PIECE_ROWS) {
             let end = (first + 4 * PIECE_ROWS).min(self.places.len());
-            self.need(first..end, embedder)?;
+            self.ensure(first..end, embedder)?;
             progress(end);
         }
-        // A folder that cannot be written costs time in the next run, and nothing else.
+        // Not an error: the next run only has to compute the embeddings again.
         if let Err(error) = self.write_cache() {
-            tracing::warn!("{}: {error}; the gallery's embeddings are not kept", self.cache.display());
+            tracing::warn!("{}: {error}; the gallery embeddings are not cached", self.cache.display());
         }
         Ok(())
     }
@@ -135,7 +139,7 @@ impl Gallery {
         file.read_exact(&mut header).map_err(|error| error.to_string())?;
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
         if header[..8] != MAGIC || word(8) != self.key {
-            return Err("made from other weights, another gallery or on another kind of device".to_owned());
+            return Err("computed from other weights, from another gallery or on another kind of device".to_owned());
         }
         let mut digest = XxHash3_64::new();
         let mut bytes = vec![0; 4 * EMBEDDING_WIDTH * PIECE_ROWS];
@@ -152,11 +156,11 @@ impl Gallery {
     }
 
     fn write_cache(&self) -> std::io::Result<()> {
-        let beside = self.cache.with_extension(format!("new-{}", std::process::id()));
-        let written = self.write_rows(&beside).and_then(|()| std::fs::rename(&beside, &self.cache));
+        let temporary = self.cache.with_extension(format!("new-{}", std::process::id()));
+        let written = self.write_rows(&temporary).and_then(|()| std::fs::rename(&temporary, &self.cache));
         if written.is_err() {
-            // What is left of it is of no use; that it cannot be removed either is not worth a second message.
-            let _ = std::fs::remove_file(&beside);
+            // Best effort: the write error is reported.
+            let _ = std::fs::remove_file(&temporary);
         }
         written
     }

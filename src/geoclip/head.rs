@@ -1,4 +1,4 @@
-//! GeoCLIP's image head: a CLIP ViT-L/14 feature into the space of places, 768-768-ReLU-512.
+//! GeoCLIP's image head: maps a CLIP ViT-L/14 feature into the embedding space of places. Layers: 768-768-ReLU-512.
 //!
 //! Frozen, f32. The logit of an image and a place is `exp(logit_scale)` times the cosine of their embeddings.
 
@@ -10,16 +10,16 @@ use super::error::GeoclipError;
 use super::location::{Linear, take};
 use super::{EMBEDDING_WIDTH, FEATURE_WIDTH};
 
-/// Images into GeoCLIP's space.
+/// Maps CLIP features of images into GeoCLIP's embedding space.
 #[derive(Debug)]
-pub struct ImageHead {
+pub struct GeoclipHead {
     first: Linear,
     second: Linear,
     logit_scale: f64,
 }
 
-impl ImageHead {
-    /// The head of these tensors, by GeoCLIP's names behind `image.`.
+impl GeoclipHead {
+    /// Takes the tensors that have GeoCLIP's names with the prefix `image.`, and `logit_scale`.
     pub fn new(tensors: &HashMap<String, Tensor>, device: Device) -> Result<Self, GeoclipError> {
         let (features, width) = (FEATURE_WIDTH as i64, EMBEDDING_WIDTH as i64);
         let logit_scale = take(tensors, "logit_scale", &[], Device::Cpu)?.f_double_value(&[])?;
@@ -30,12 +30,12 @@ impl ImageHead {
         })
     }
 
-    /// GeoCLIP's own output for CLIP features `[n, 768]`: `[n, 512]`, not normalised.
+    /// Embeddings `[n, 512]` of CLIP features `[n, 768]`, not normalised.
     pub fn encode(&self, features: &Tensor) -> Result<Tensor, GeoclipError> {
         tch::no_grad(|| self.second.forward(&self.first.forward(features)?.f_relu_()?))
     }
 
-    /// What cosines are multiplied by: `exp(logit_scale)`.
+    /// The factor from cosines to logits: `exp(logit_scale)`.
     pub fn logit_factor(&self) -> f64 {
         self.logit_scale.exp()
     }

@@ -1,4 +1,4 @@
-//! GeoCLIP's location encoder: the sum of three capsules, each for one scale.
+//! GeoCLIP's location encoder: the sum of three capsules, one per scale.
 //!
 //! ```text
 //! v = equal_earth(latitude, longitude)
@@ -7,8 +7,8 @@
 //! embedding = capsule_0 + capsule_1 + capsule_2
 //! ```
 //!
-//! Frozen: no gradient is kept. Always f32: TF32 moves the finest features.
-// n places · f frequencies · w width of the space
+//! Frozen: no gradients. Always f32: TF32 would change the features of the finest scale.
+// n places · f frequencies · w embedding width
 
 use std::collections::HashMap;
 use std::f64::consts::TAU;
@@ -22,7 +22,7 @@ use super::projection::equal_earth;
 const CAPSULES: usize = 3;
 const FREQUENCIES: i64 = 256;
 const HIDDEN: i64 = 1024;
-/// Indices of the linear layers in GeoCLIP's sequence: ReLUs stand between them.
+/// Names and sizes of the linear layers. GeoCLIP numbers the ReLUs between them too.
 const LAYERS: [(&str, i64, i64); 4] = [
     ("capsule.1", 2 * FREQUENCIES, HIDDEN),
     ("capsule.3", HIDDEN, HIDDEN),
@@ -30,7 +30,7 @@ const LAYERS: [(&str, i64, i64); 4] = [
     ("head.0", HIDDEN, EMBEDDING_WIDTH as i64),
 ];
 
-/// Places into GeoCLIP's space.
+/// Maps places into GeoCLIP's embedding space.
 #[derive(Debug)]
 pub struct LocationEncoder {
     capsules: Vec<Capsule>,
@@ -50,7 +50,7 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    /// The layer `name.weight`, `name.bias`.
+    /// The layer with the tensors `name.weight` and `name.bias`.
     pub(super) fn take(
         tensors: &HashMap<String, Tensor>,
         name: &str,
@@ -71,7 +71,7 @@ impl Linear {
     }
 }
 
-/// The tensor of this name and shape as f32 on `device`.
+/// The tensor with this name as f32 on `device`; an error if it does not have the shape `want`.
 pub(super) fn take(
     tensors: &HashMap<String, Tensor>,
     name: &str,
@@ -87,18 +87,18 @@ pub(super) fn take(
 }
 
 impl LocationEncoder {
-    /// The encoder of these tensors, by GeoCLIP's names behind `location.`.
+    /// Takes the tensors that have GeoCLIP's names with the prefix `location.`.
     pub fn new(tensors: &HashMap<String, Tensor>, device: Device) -> Result<Self, GeoclipError> {
         let capsules = (0..CAPSULES).map(|index| Capsule::new(tensors, index, device)).collect::<Result<_, _>>()?;
         Ok(Self { capsules, device })
     }
 
-    /// Where it computes.
+    /// The device of the weights.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// Another handle on the same weights, for another thread.
+    /// Another handle to the same weights, for use in another thread.
     pub fn share(&self) -> Self {
         let capsules = self.capsules.iter().map(|capsule| Capsule {
             frequencies_2f: capsule.frequencies_2f.shallow_clone(),
@@ -107,7 +107,7 @@ impl LocationEncoder {
         Self { capsules: capsules.collect(), device: self.device }
     }
 
-    /// GeoCLIP's own output for latitudes and longitudes `[n, 2]`, degrees: `[n, 512]`, not normalised.
+    /// Embeddings `[n, 512]` of latitudes and longitudes `[n, 2]` in degrees, not normalised.
     pub fn encode(&self, degrees_n2: &Tensor) -> Result<Tensor, GeoclipError> {
         tch::no_grad(|| {
             let angle_n2 = equal_earth(&degrees_n2.f_to_device(self.device)?)?.f_mul_scalar(TAU)?;
@@ -123,13 +123,13 @@ impl LocationEncoder {
         })
     }
 
-    /// The direction of [`Self::encode`]'s output: what GeoCLIP compares by cosine.
+    /// The output of [`Self::encode`], L2-normalised, for cosine similarity.
     pub fn embed(&self, degrees_n2: &Tensor) -> Result<Tensor, GeoclipError> {
         tch::no_grad(|| normalised(&self.encode(degrees_n2)?))
     }
 }
 
-/// Rows of unit length.
+/// L2-normalises each row.
 fn normalised(rows_nw: &Tensor) -> Result<Tensor, GeoclipError> {
     let length_n1 = rows_nw.f_norm_scalaropt_dim(2.0, [1].as_slice(), true)?;
     Ok(rows_nw.f_div(&length_n1)?)

@@ -1,8 +1,8 @@
-//! The Equal Earth projection, as GeoCLIP scales it: degrees in, a point of the plane out.
+//! The Equal Earth projection with GeoCLIP's scale: from degrees to points of the plane.
 //!
-//! In f32 and in GeoCLIP's order of operations: the finest capsule multiplies the result by frequencies near 2π·256, so that
-//! another order of rounding is seen in the fourth digit of a feature. Source: Šavrič, Patterson, Jenny, "The Equal Earth map
-//! projection", IJGIS 33, 2019; `geoclip/model/location_encoder.py`.
+//! Computed in f32 and in GeoCLIP's order of operations: the finest capsule multiplies the result by frequencies near
+//! 2π·256, so a different rounding would change the fourth digit of a feature. Source: Šavrič, Patterson, Jenny, "The
+//! Equal Earth map projection", IJGIS 33, 2019; `geoclip/model/location_encoder.py`.
 
 use tch::{Kind, TchError, Tensor};
 
@@ -15,7 +15,7 @@ const A4: f64 = 0.003_796;
 const SCALE: f64 = 66.503_36;
 const SCALE_DIVISOR: f64 = 180.0;
 
-/// Latitudes and longitudes `[n, 2]`, degrees, into the plane: `[n, 2]`.
+/// Projects latitudes and longitudes `[n, 2]` in degrees to points `[n, 2]` of the plane.
 pub fn equal_earth(degrees_n2: &Tensor) -> Result<Tensor, TchError> {
     let radians_n2 = degrees_n2.f_to_kind(Kind::Float)?.f_deg2rad()?;
     let (latitude_n, longitude_n) = (radians_n2.f_select(1, 0)?, radians_n2.f_select(1, 1)?);

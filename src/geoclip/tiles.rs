@@ -1,8 +1,8 @@
-//! Embeddings of many places, whose bits depend on the place alone.
+//! Embeds many places. The bits of an embedding depend only on the place.
 //!
-//! Matrix products round differently for different numbers of rows and threads. So places are encoded in tiles of a fixed
-//! number of rows, the last one filled up, each by one thread: neither the batch that a place comes in nor the number of
-//! threads changes its embedding on one kind of device.
+//! Matrix products round differently for different numbers of rows and threads. Places are therefore encoded in tiles
+//! with a fixed number of rows, one thread per tile, and the last tile is padded. On one kind of device, neither the
+//! batch nor the number of threads changes an embedding.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,18 +13,19 @@ use super::EMBEDDING_WIDTH;
 use super::error::GeoclipError;
 use super::location::LocationEncoder;
 
-/// Rows of a tile on the CPU: the activations of a layer, half a MiB, stay in the second cache.
+/// Rows of a tile on the CPU. The activations of a layer, half a MiB, fit in the L2 cache.
 const CPU_TILE_ROWS: usize = 128;
-/// Rows of a tile on a GPU: enough to keep it busy.
+/// Rows of a tile on a GPU. Enough to keep it busy.
 const CUDA_TILE_ROWS: usize = 4096;
 
-/// Rows that are computed together.
+/// Rows of a tile on this device.
 pub fn tile_rows(device: Device) -> usize {
     if device.is_cuda() { CUDA_TILE_ROWS } else { CPU_TILE_ROWS }
 }
 
-/// Does `work` on every tile, `threads` at once; each thread gets a context of its own from `share`. libtorch's own threads
-/// are off meanwhile. With one thread all runs on the caller's. The first failure ends it.
+/// Calls `work` for every tile on up to `threads` threads. Each thread has its own context from `share`. libtorch's
+/// intra-op threads are switched off meanwhile. With one thread everything runs on the caller's thread. After the first
+/// failure no further tiles are started.
 pub fn for_each_tile<Tile: Send, Context: Send, Error: Send>(
     threads: usize,
     tiles: Vec<Tile>,
@@ -32,15 +33,15 @@ pub fn for_each_tile<Tile: Send, Context: Send, Error: Send>(
     work: impl Fn(&Context, Tile) -> Result<(), Error> + Sync,
 ) -> Result<(), Error> {
     let threads = threads.min(tiles.len());
-    let own_threads = tch::get_num_threads();
+    let threads_before = tch::get_num_threads();
     tch::set_num_threads(1);
     let (queue, failure) = (Mutex::new(tiles.into_iter()), Mutex::new(None));
     let run = |context: &Context| {
         loop {
-            let Some(tile) = held(&queue).next() else { break };
+            let Some(tile) = lock(&queue).next() else { break };
             if let Err(error) = work(context, tile) {
-                held(&queue).by_ref().for_each(drop);
-                held(&failure).get_or_insert(error);
+                lock(&queue).by_ref().for_each(drop);
+                lock(&failure).get_or_insert(error);
             }
         }
     };
@@ -57,16 +58,17 @@ pub fn for_each_tile<Tile: Send, Context: Send, Error: Send>(
             }
         });
     }
-    tch::set_num_threads(own_threads);
+    tch::set_num_threads(threads_before);
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
-/// A panic of another thread ends all of them when they are joined; until then what it left behind is whole.
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks the mutex even if it is poisoned: the data stays valid, and the panic is propagated when the threads are
+/// joined.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A location encoder with threads.
+/// A location encoder that runs on several threads.
 #[derive(Debug)]
 pub struct Embedder {
     encoder: LocationEncoder,
@@ -74,18 +76,18 @@ pub struct Embedder {
 }
 
 impl Embedder {
-    /// On the CPU, `threads` tiles at once.
+    /// On the CPU, up to `threads` tiles are computed at once.
     pub fn new(encoder: LocationEncoder, threads: usize) -> Self {
         let threads = if encoder.device().is_cuda() { 1 } else { threads.max(1) };
         Self { encoder, threads }
     }
 
-    /// Where it computes.
+    /// The device of the encoder.
     pub fn device(&self) -> Device {
         self.encoder.device()
     }
 
-    /// L2-normalised embeddings, one row of 512 after the other.
+    /// L2-normalised embeddings in rows of 512.
     pub fn embed(&self, places: &[Place]) -> Result<Vec<f32>, GeoclipError> {
         let mut out = vec![0.0_f32; places.len() * EMBEDDING_WIDTH];
         let rows = tile_rows(self.encoder.device());

@@ -1,7 +1,7 @@
-//! From the wheel of PyPI's `geoclip` 1.3.0 to a folder of weights and gallery.
+//! Imports the PyPI wheel `geoclip` 1.3.0 into a folder of weights and gallery.
 //!
-//! The wheel's sha256 is pinned, and nothing of it is read before it fits: what follows parses only bytes that are known.
-//! The `.pth` files are zip archives of pickles; libtorch reads them itself, from files beside the result.
+//! The sha256 of the wheel is pinned and verified before anything is parsed, so only known bytes are parsed. The `.pth`
+//! files are zip archives of pickles; libtorch reads them from temporary files.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -13,24 +13,24 @@ use tch::Tensor;
 use zip::ZipArchive;
 
 use super::error::GeoclipError;
-use super::folder::{Manifest, write_folder};
+use super::folder::{GeoclipManifest, write_folder};
 
-/// The published wheel `geoclip-1.3.0-py3-none-any.whl`.
+/// Hash of the published wheel `geoclip-1.3.0-py3-none-any.whl`.
 pub const WHEEL_SHA256: &str = "08a93791166a279d52b95c466a952c75f17f654cc61bdf6ab20355325b564dec";
 
 const SOURCE: &str = "PyPI geoclip 1.3.0";
 const LICENCE: &str = "geoclip-1.3.0.dist-info/licenses/LICENSE";
 const PLACES: &str = "geoclip/model/gps_gallery/coordinates_100K.csv";
-/// Files of tensors, and what their names get in front here.
+/// Weight files of the wheel, and the prefix that their tensor names get.
 const WEIGHTS: [(&str, &str); 2] = [
     ("geoclip/model/weights/location_encoder_weights.pth", "location."),
     ("geoclip/model/weights/image_encoder_mlp_weights.pth", "image."),
 ];
-/// A lone number: its archive holds a pickle of its shape and, in this member, its four bytes.
+/// A single number. Its archive holds a pickle of the shape and, in this member, the four bytes of the value.
 const LOGIT_SCALE: (&str, &str) = ("geoclip/model/weights/logit_scale_weights.pth", "logit_scale/data/0");
 
-/// Reads the wheel and writes `out`; refuses any other wheel than the pinned one.
-pub fn import(wheel: &Path, out: &Path, overwrite: bool) -> Result<Manifest, GeoclipError> {
+/// Reads the wheel and writes the folder `out`. Any wheel with another hash is refused.
+pub fn import(wheel: &Path, out: &Path, overwrite: bool) -> Result<GeoclipManifest, GeoclipError> {
     if !overwrite && out.symlink_metadata().is_ok() {
         return Err(GeoclipError::Exists(out.to_owned()));
     }
@@ -83,7 +83,7 @@ fn logit_scale(wheel: &Path, archive: &mut ZipArchive<File>) -> Result<Tensor, G
     Ok(Tensor::f_from_slice(&[f32::from_le_bytes(value)])?.f_squeeze()?)
 }
 
-/// `LAT,LON` as everywhere else here: `lat,lon`.
+/// Changes the header `LAT,LON` to `lat,lon`, the column names used elsewhere.
 fn lower_header(csv: &[u8]) -> Vec<u8> {
     let end = csv.iter().position(|byte| *byte == b'\n').unwrap_or(csv.len());
     let mut lower = csv.to_vec();

@@ -1,4 +1,4 @@
-//! The points that codes are decoded among: an even grid, or the places of a gallery.
+//! The candidate points of decoding: an even grid, or the places of a gallery.
 
 use std::path::Path;
 
@@ -12,7 +12,8 @@ use super::trained::Trained;
 use crate::geoclip::Geoclip;
 use crate::shards::{BlockRows, Blocks, Dataset, Mask};
 
-/// Enough points for the degree of the checkpoint, which is not always that of the configuration.
+/// The points that codes are decoded among. The grid must suit the degree of the checkpoint, which may differ from the
+/// configured one.
 pub fn anchors(
     config: &RunConfig,
     trained: &Trained,
@@ -35,8 +36,8 @@ pub fn anchors(
     }
 }
 
-/// The points of the gallery. Where photos are compared with training photos and no gallery is named, these are the places of
-/// those.
+/// The points of the gallery. With the head "knn" and no configured gallery, these are the places of the training
+/// photos.
 fn gallery_points(config: &RunConfig, opened: Option<&Retrieval>) -> Result<Vec<UnitVector>, InferError> {
     let RetrievalConfig { gallery, head, geoclip, .. } = &config.retrieval;
     let is_photos = *head == RetrievalHead::Knn;
@@ -49,7 +50,7 @@ fn gallery_points(config: &RunConfig, opened: Option<&Retrieval>) -> Result<Vec<
     Ok(places.into_iter().map(UnitVector::from).collect())
 }
 
-/// Places of every training row that can be used.
+/// The places of all usable training rows.
 fn training_places(config: &RunConfig) -> Result<Vec<Place>, InferError> {
     let dataset = Dataset::open(&config.shards.train, &config.shards)?;
     let mask = Mask::for_config(&dataset, &config.shards)?;

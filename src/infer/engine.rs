@@ -1,7 +1,8 @@
 //! From embeddings to samples to one place per image: weights, sampler, decoder, aggregate.
 //!
-//! Sample k of an image is conditioned on its view k modulo their number. Its random numbers are named by seed, number of
-//! the image and k: what an image gets depends on nothing else (see [`super::rows`] for the bits of products).
+//! Sample k of an image is conditioned on view k modulo the number of views. Its random numbers are a function of the
+//! seed, the index of the image and k, so they do not depend on the other images. ([`super::rows`] makes matrix
+//! products reproducible.)
 // i images of a block · v views · k samples · n = i k chains · d dimensions of the code
 
 use locdiff_core::config::EvalConfig;
@@ -15,16 +16,16 @@ use super::saved::Weights;
 use super::trained::Denoiser;
 use crate::diffusion::{CODE_SCALE, ChainNoise, Sampler, guided};
 use crate::model::{Conditioned, CsUnet, TimeTable, Timesteps};
-use crate::retrieval::Samples;
+use crate::retrieval::ImageSamples;
 use crate::shdd::Basis;
 use crate::shdd::aggregate::{Ensemble, aggregate_decoded};
 use crate::shdd::decode::{Anchors, Budget, Coarse, Decoder};
 
-/// All that locating images takes.
+/// Locates images: weights, sampler and decoder.
 #[derive(Debug)]
 pub struct Engine {
     network: CsUnet,
-    /// What sampling takes of the weights, worked out once for all images.
+    /// Depends only on the weights, so it is computed once for all images.
     prepared: Prepared,
     sampler: Sampler,
     decoder: Decoder,
@@ -47,7 +48,7 @@ impl Prepared {
 }
 
 impl Engine {
-    /// The device of the network must be the current one where it is a GPU; codes are decoded among `anchors`.
+    /// Codes are decoded among `anchors`. If the network is on a GPU, that GPU must be the current device.
     pub fn new(
         denoiser: Denoiser,
         config: &EvalConfig,
@@ -69,30 +70,30 @@ impl Engine {
         })
     }
 
-    /// Takes other weights.
+    /// Replaces the weights.
     pub fn load(&mut self, weights: &Weights) -> Result<(), InferError> {
         weights.load_into(&mut self.network)?;
         self.prepared = Prepared::new(&self.network, &self.config)?;
         Ok(())
     }
 
-    /// Points that codes are decoded among.
+    /// The number of points that codes are decoded among.
     pub fn anchors(&self) -> usize {
         self.decoder.anchors().points().len()
     }
 
-    /// Where it computes.
+    /// The device of the network.
     pub fn device(&self) -> Device {
         self.network.placement().device
     }
 
-    /// Locates the images of a block. `watch` sees every prediction x̂_0, scaled, of all chains, with its timestep.
+    /// Locates the images of a block. Calls `watch` at every timestep with the predictions x̂_0 of all chains, scaled.
     pub fn locate(
         &self,
         block: &ImageBlock,
         embeddings_ive: &Tensor,
         watch: impl FnMut(usize, &Tensor) -> Result<(), InferError>,
-    ) -> Result<Vec<Samples>, InferError> {
+    ) -> Result<Vec<ImageSamples>, InferError> {
         let _without_gradients = tch::no_grad_guard();
         let samples = self.config.samples as usize;
         let (codes_nd, expected_nd) = self.sample(block, embeddings_ive, watch)?;
@@ -102,10 +103,10 @@ impl Engine {
         let ensemble = Ensemble { codes_ikc: &codes_nd.f_view(shape)?, expected_ic: &expected_id };
         let answers = aggregate_decoded(self.config.aggregator, ensemble, &points, &self.decoder)?;
         let located = points.chunks_exact(samples).zip(answers).take(block.images.len());
-        Ok(located.map(|(samples, aggregate)| Samples { aggregate, samples: samples.to_vec() }).collect())
+        Ok(located.map(|(samples, aggregate)| ImageSamples { aggregate, samples: samples.to_vec() }).collect())
     }
 
-    /// Codes of all samples, and what was expected of each when nothing but its noise had been drawn; unscaled.
+    /// The codes of all samples, and the first prediction x̂_0 of each, made from pure noise. Both are unscaled.
     fn sample(
         &self,
         block: &ImageBlock,
@@ -137,7 +138,7 @@ impl Engine {
         Ok((codes_nd.f_div_scalar(CODE_SCALE)?, expected_nd.f_div_scalar(CODE_SCALE)?))
     }
 
-    /// Row of the embeddings that each chain is conditioned on.
+    /// The row of the embeddings that each chain is conditioned on.
     fn views_of_chains(&self, views: usize) -> Result<Tensor, InferError> {
         let of_image =
             |image: usize| (0..self.config.samples as usize).map(move |k| (image * views + k % views) as i64);

@@ -1,4 +1,4 @@
-//! What can end locating or an evaluation, each with its exit code.
+//! Errors of inference and evaluation, each with its exit code.
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::geo::GeoError;
@@ -17,19 +17,19 @@ use crate::shdd::ShddError;
 /// An error of [`crate::infer`] and [`crate::eval`].
 #[derive(Debug, thiserror::Error)]
 pub enum InferError {
-    /// The configuration asks for what the checkpoint cannot do.
+    /// The configuration asks for something that the checkpoint does not support.
     #[error("{0}")]
     Config(String),
     /// The checkpoint or the rows cannot be used.
     #[error("{0}")]
     BadData(String),
-    /// No row is left.
+    /// No usable rows.
     #[error("{0}")]
     Empty(String),
-    /// Data.
+    /// Reading the shards.
     #[error(transparent)]
     Shards(#[from] ShardsError),
-    /// Checkpoints.
+    /// Reading the checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// GeoCLIP's weights or gallery.
@@ -50,17 +50,17 @@ pub enum InferError {
     /// The sampler.
     #[error(transparent)]
     Diffusion(#[from] DiffusionError),
-    /// Codes, their decoding, and putting samples together.
+    /// Encoding, decoding or aggregating codes.
     #[error(transparent)]
     Shdd(#[from] ShddError),
     /// Coordinates.
     #[error(transparent)]
     Geo(#[from] GeoError),
-    /// libtorch.
+    /// libtorch failed.
     #[error(transparent)]
     Native(#[from] NativeError),
-    /// The launcher cannot be told of the answers.
-    #[error("the launcher cannot be told: {0}")]
+    /// The answers cannot be sent to the launcher.
+    #[error("cannot send a message to the launcher: {0}")]
     Launcher(String),
 }
 

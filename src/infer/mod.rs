@@ -1,17 +1,18 @@
-//! From embeddings to places: the one way to locate. [`crate::eval::locate`] calls it with a checkpoint, the quick evaluation of
-//! [`crate::train`] with the weights of the moment.
+//! From embeddings to places. [`crate::eval::locate`] calls this module with a checkpoint, the quick evaluation of
+//! [`crate::train`] with the current weights.
 //!
 //! In reading order:
-//! - [`rows`]: a data set in blocks of images whose bits do not depend on who computes them. `Dataset::read_usable` of
-//!   [`crate::shards`] leaves out the rows that cannot be used, here as everywhere.
-//! - [`saved`]: the state and the weights of a checkpoint; training and evaluation read them here only.
-//! - [`trained`]: the network of a checkpoint, or one that gets its weights later.
-//! - [`engine`]: the only place that puts weights, sampler, decoder and aggregator together, on a block of images.
-//! - [`retrieve`]: retrieval and LocDiff-H on top; [`retrieval_data`]: the gallery and the head that they need.
-//! - [`anchors`]: the points that codes are decoded among.
+//! - [`rows`]: a data set in fixed blocks of images. `Dataset::read_usable` of [`crate::shards`] leaves out unusable
+//!   rows.
+//! - [`saved`]: the state and the weights of a checkpoint. Training and evaluation both read them here.
+//! - [`trained`]: the network of a checkpoint, or a network that gets its weights later.
+//! - [`engine`]: combines weights, sampler, decoder and aggregator to locate a block of images.
+//! - [`retrieve`]: retrieval and LocDiff-H on top of it. [`retrieval_data`] opens the gallery and the head that they
+//!   need.
+//! - [`anchors`]: the candidate points of decoding.
 //!
-//! Invariant: the answer for an image is a function of weights, settings, seed, the image and the fixed block that it lies in;
-//! the number of workers has no part in it.
+//! Invariant: the answer for an image is a function of weights, settings, seed, the image and its block. It does not
+//! depend on the number of workers.
 
 pub mod anchors;
 pub mod engine;
@@ -24,6 +25,6 @@ pub mod trained;
 
 pub use engine::Engine;
 pub use error::InferError;
-pub use rows::{BLOCK_IMAGES, Image, ImageBlock, Rows};
+pub use rows::{BLOCK_IMAGES, Image, ImageBlock, ImageRows};
 pub use saved::{Saved, SavedState, Weights};
 pub use trained::{Denoiser, Trained};

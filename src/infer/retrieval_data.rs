@@ -1,4 +1,5 @@
-//! What retrieval needs of shards: what they say of their embeddings, the head that fits, training photos as a gallery.
+//! What retrieval needs from shards: facts about their embeddings, the head that fits them, training photos as a
+//! gallery.
 
 use std::path::Path;
 
@@ -11,7 +12,8 @@ use crate::geoclip::{Embedder, Geoclip};
 use crate::retrieval::{DataFacts, DataHead, Gallery, QueryHead, RetrievalError, check_head};
 use crate::shards::{BlockRows, Blocks, Dataset, ImageHead, Manifest, Mask, PROJECTION_SEED, ShardsError, projection};
 
-/// What a data set says of its embeddings. Where no manifest tells how long they are, and `head` must know, some are measured.
+/// Facts about the embeddings of a data set. If there is no manifest and `head` needs their mean length, it is measured
+/// on some rows.
 pub fn data_facts(
     location: &str,
     dataset: &Dataset,
@@ -23,7 +25,7 @@ pub fn data_facts(
         Some(ImageHead::Linear) => DataHead::Linear,
         Some(ImageHead::None) | None => DataHead::Unknown,
     };
-    // The root of the mean square, from the sums that the manifest has.
+    // The root mean square, from the means and standard deviations of the manifest.
     let length = |manifest: &Manifest| {
         let squares = manifest.mean.iter().chain(&manifest.standard_deviation).map(|value| value * value);
         squares.sum::<f64>().sqrt()
@@ -36,11 +38,11 @@ pub fn data_facts(
     Ok(DataFacts { location: location.to_owned(), width: dataset.width(), image_head, mean_length })
 }
 
-/// The mean length of view 0 in the first block that has rows that can be used.
+/// The mean length of view 0 in the first block with usable rows.
 fn measured_length(dataset: &Dataset, mask: &Mask) -> Result<f64, InferError> {
     let is_usable = |(block, rows): &(u32, &u32)| mask.skipped(*block).len() < **rows as usize;
     let found = (0_u32..).zip(dataset.block_rows()).find(is_usable);
-    let block = found.map(|(block, _)| block).ok_or_else(|| ShardsError::Internal("no row can be used".into()))?;
+    let block = found.map(|(block, _)| block).ok_or_else(|| ShardsError::Internal("no usable rows".into()))?;
     let mut rows = BlockRows::default();
     dataset.read_usable(mask, block, 0, &mut rows)?;
     let shape = [rows.latitudes.len() as i64, dataset.width() as i64];
@@ -49,8 +51,8 @@ fn measured_length(dataset: &Dataset, mask: &Mask) -> Result<f64, InferError> {
     Ok(lengths_r.f_mean(Kind::Double)?.f_double_value(&[])?)
 }
 
-/// The gallery and the head that the configuration asks for; refused where the head does not fit the test data. `threads` encode
-/// gallery points that no earlier run has kept, and `progress` hears how many are done.
+/// Opens the configured gallery and head. A head that does not fit the test data is an error. `threads` threads embed
+/// gallery points that are not cached; `progress` is called with the number of points done.
 pub fn open(
     config: &RetrievalConfig,
     shards: &ShardsConfig,
@@ -64,7 +66,7 @@ pub fn open(
         let gallery = training_gallery(shards)?;
         if gallery.width() != test.width {
             let reason = format!(
-                "embeddings of width {}, those of {} have {}; both must come from one encoder",
+                "its embeddings have width {}, those of {} have width {}; both must come from one encoder",
                 test.width,
                 shards.train,
                 gallery.width()
@@ -83,7 +85,7 @@ pub fn open(
     Ok((gallery, head))
 }
 
-/// Training photos as a gallery: view 0 of every row that can be used, in f16 as they are stored.
+/// Training photos as a gallery: view 0 of every usable row, in f16 as stored.
 fn training_gallery(config: &ShardsConfig) -> Result<Gallery, InferError> {
     let dataset = Dataset::open(&config.train, config)?;
     let mask = Mask::for_config(&dataset, config)?;

@@ -1,57 +1,60 @@
-//! Retrieval and LocDiff-H on top of LocDiff's samples: which gallery and which head, and their answers for a block of images.
+//! Retrieval and LocDiff-H on top of LocDiff's samples: opens the gallery and the head, and answers for a block of
+//! images.
 
 use std::time::{Duration, Instant};
 
 use locdiff_core::config::RetrievalHead;
 use locdiff_core::geo::UnitVector;
-use locdiff_core::protocol::{EvalJob, HybridWish, TuningErrors};
+use locdiff_core::protocol::{EvalJob, HybridRequest, TuningErrors};
 use tch::{Device, Tensor};
 
 use super::error::InferError;
 use super::retrieval_data::{data_facts, open};
-use super::rows::{Image, ImageBlock, Rows};
+use super::rows::{Image, ImageBlock, ImageRows};
 use crate::retrieval::{
-    Gallery, Grid, Hybrid, Located, QueryHead, RetrievalError, Retriever, Samples, locate, try_settings,
+    Gallery, Grid, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, Retriever, locate, try_settings,
 };
 
-/// Time between two lines about progress.
-const SAY_EVERY: Duration = Duration::from_secs(10);
+/// Time between two progress lines.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What turns photos into queries, and what they are compared with.
+/// A head that turns photos into queries, and the gallery that they are compared with.
 pub struct Retrieval {
     head: QueryHead,
     gallery: Gallery,
     hybrid: Hybrid,
     neighbours: usize,
-    /// Where the photos are, for messages.
+    /// Location of the photos, for error messages.
     location: String,
     device: Device,
     threads: usize,
 }
 
 impl Retrieval {
-    /// Opens what the job asks for; none where it asks for none, or only for what fits and nothing does. That is said aloud where
-    /// this worker `speaks`.
+    /// Opens the gallery and the head of a job. `None` if the job wants no retrieval, or if retrieval is optional and
+    /// the head does not fit the data. `is_logging` says whether this worker logs a warning about the latter.
     pub fn open(
         job: &EvalJob,
-        rows: &Rows,
+        rows: &ImageRows,
         (device, threads): (Device, usize),
-        speaks: bool,
+        is_logging: bool,
     ) -> Result<Option<Self>, InferError> {
         let config = &job.config.retrieval;
-        if job.hybrid == HybridWish::No {
+        if job.hybrid == HybridRequest::No {
             return Ok(None);
         }
         let facts = data_facts(&job.data, &rows.dataset, &rows.mask, config.head)?;
         match open(config, &job.config.shards, &facts, device, threads, progress()) {
             Ok((gallery, head)) => {
-                // Neighbours vote among photos; of GeoCLIP's gallery points the best is the answer.
+                // Among photos several neighbours vote. Among GeoCLIP's gallery points the best one is the answer.
                 let neighbours = if config.head == RetrievalHead::Knn { config.knn_neighbours as usize } else { 1 };
                 let (hybrid, location) = (Hybrid::from(config), job.data.clone());
                 Ok(Some(Self { head, gallery, hybrid, neighbours, location, device, threads }))
             }
-            Err(InferError::Retrieval(misfit @ RetrievalError::Head { .. })) if job.hybrid == HybridWish::IfItFits => {
-                if speaks {
+            Err(InferError::Retrieval(misfit @ RetrievalError::Head { .. }))
+                if job.hybrid == HybridRequest::IfItFits =>
+            {
+                if is_logging {
                     tracing::warn!("no retrieval and no LocDiff-H: {misfit}");
                 }
                 Ok(None)
@@ -60,12 +63,12 @@ impl Retrieval {
         }
     }
 
-    /// What is retrieved from.
+    /// The gallery.
     pub fn gallery(&self) -> &Gallery {
         &self.gallery
     }
 
-    /// What asks the gallery.
+    /// A retriever over the gallery.
     pub fn retriever(&self) -> Result<Retriever<'_>, InferError> {
         Ok(Retriever::new(&self.gallery, self.device, self.threads)?)
     }
@@ -75,18 +78,18 @@ impl Retrieval {
         &self,
         retriever: &Retriever<'_>,
         block: &ImageBlock,
-        (embeddings_ive, samples): (&Tensor, &[Samples]),
-    ) -> Result<Vec<Located>, InferError> {
+        (embeddings_ive, samples): (&Tensor, &[ImageSamples]),
+    ) -> Result<Vec<LocatedPlaces>, InferError> {
         let queries = self.queries(block, embeddings_ive)?;
         Ok(locate(retriever, &queries, samples, &self.hybrid, self.neighbours)?)
     }
 
-    /// How far off every setting of a grid is for the images of a block.
+    /// The errors of every setting of a grid for the images of a block.
     pub fn errors(
         &self,
         retriever: &Retriever<'_>,
         block: &ImageBlock,
-        (embeddings_ive, samples): (&Tensor, &[Samples]),
+        (embeddings_ive, samples): (&Tensor, &[ImageSamples]),
         grid: &Grid,
     ) -> Result<Vec<TuningErrors>, InferError> {
         let queries = self.queries(block, embeddings_ive)?;
@@ -94,7 +97,7 @@ impl Retrieval {
         Ok(try_settings(retriever, &queries, samples, &truths, grid, self.neighbours)?)
     }
 
-    /// Only of images that are there: what fills a block up points nowhere.
+    /// The queries of the images of a block, without its padding: padding is zero and has no direction.
     fn queries(&self, block: &ImageBlock, embeddings_ive: &Tensor) -> Result<Tensor, InferError> {
         let (images, views) = (block.images.len() as i64, block.views as i64);
         let own = embeddings_ive.f_narrow(0, 0, images * views)?.f_view([images, views, block.width as i64])?;
@@ -102,8 +105,8 @@ impl Retrieval {
             RetrievalError::NoDirection { what: "image", row } => {
                 let (location, Image { row, id, .. }) = (&self.location, &block.images[row]);
                 InferError::BadData(format!(
-                    "{location}: row {row} ({id}): its embedding, or what the head makes of it, is zero or not finite, so that \
-                     it is like nothing"
+                    "{location}: row {row} ({id}): its embedding, or the output of the head, is zero or not finite, \
+                     so it has no direction"
                 ))
             }
             other => other.into(),
@@ -111,12 +114,12 @@ impl Retrieval {
     }
 }
 
-/// Says now and then how many gallery points are embedded.
+/// Logs from time to time how many gallery points are embedded.
 fn progress() -> impl FnMut(usize) {
-    let mut said = Instant::now();
+    let mut last_logged = Instant::now();
     move |done| {
-        if said.elapsed() >= SAY_EVERY {
-            said = Instant::now();
+        if last_logged.elapsed() >= PROGRESS_INTERVAL {
+            last_logged = Instant::now();
             tracing::info!("{done} gallery points embedded");
         }
     }

@@ -1,8 +1,8 @@
-//! The rows of a data set in blocks of a fixed number of images, whoever reads them.
+//! The rows of a data set in blocks with a fixed number of images.
 //!
-//! Matrix products round differently for different numbers of rows, and a row's place among them may matter too. So images
-//! are computed in blocks that are a function of the data alone, the last one filled up with zeros: a worker takes whole
-//! blocks, and no bit depends on how many workers there are.
+//! Matrix products round differently for different numbers of rows, and even the position of a row may matter. The
+//! blocks are therefore a function of the data alone, and the last one is padded with zeros. A worker takes whole
+//! blocks, so results are bit-identical for any number of workers.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,37 +14,37 @@ use tch::{Device, Kind, Tensor};
 use super::error::InferError;
 use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask, ShardsError};
 
-/// Images of a block. Sixteen samples of each make 1024 chains: enough to keep a GPU busy.
+/// Images per block. With sixteen samples each, a block has 1024 chains, enough to keep a GPU busy.
 pub const BLOCK_IMAGES: usize = 64;
 
 /// A row to locate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Image {
-    /// Its number among all rows of the data, from 0.
+    /// Index among all rows of the data, from 0.
     pub row: u64,
-    /// Its identifier; its number where the data has none or nobody asked for them.
+    /// Identifier; the row index if the data has no identifiers or they were not read.
     pub id: String,
-    /// Where it really is.
+    /// True place.
     pub truth: Place,
     /// Embeddings of the views, one after the other, float16.
     pub views: Vec<u8>,
 }
 
-/// Up to [`BLOCK_IMAGES`] images that follow each other.
+/// Up to [`BLOCK_IMAGES`] consecutive images.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImageBlock {
-    /// Number of the first image among those that can be used.
+    /// Index of the first image among the usable rows.
     pub first: u64,
     /// The images.
     pub images: Vec<Image>,
-    /// Views of each.
+    /// Views per image.
     pub views: usize,
-    /// Numbers of an embedding.
+    /// Width of an embedding.
     pub width: usize,
 }
 
 impl ImageBlock {
-    /// Embeddings `[BLOCK_IMAGES * views, width]` in float16, image after image; zeros where there is no image.
+    /// Embeddings `[BLOCK_IMAGES * views, width]` in float16, image after image, padded with zeros.
     pub fn embeddings(&self, device: Device) -> Result<Tensor, InferError> {
         let row_bytes = self.views * self.width * ELEMENT_BYTES;
         let mut bytes = vec![0; BLOCK_IMAGES * row_bytes];
@@ -56,62 +56,62 @@ impl ImageBlock {
     }
 }
 
-/// An open data set and which of its rows count.
-pub struct Rows {
+/// An open data set with a choice of its rows and views.
+pub struct ImageRows {
     /// The data set.
     pub dataset: Dataset,
-    /// Which of its rows are left out.
+    /// The rows that are left out.
     pub mask: Mask,
-    /// Number of the first usable row of each block, and of all rows at the end.
+    /// For each block the index of its first usable row among all usable rows; at the end their total number.
     firsts: Vec<u64>,
-    /// Rows that can be used, and are asked for.
+    /// The number of rows: all usable ones, or the first few.
     pub count: u64,
-    /// Views that are asked for.
+    /// Views to read.
     views: u32,
-    has_names: bool,
+    has_ids: bool,
 }
 
-impl Rows {
-    /// All views of all rows of shards, by name. Where the configuration says so, rows that cannot be used are looked for and left
-    /// out, and with them those that have no name.
+impl ImageRows {
+    /// All views of all rows, with their identifiers. If the configuration says to skip bad rows, unusable rows and
+    /// rows without an identifier are left out.
     pub fn open(location: &str, config: &RunConfig) -> Result<Self, InferError> {
         let dataset = Dataset::open(location, &config.shards)?;
         let mask = Mask::for_config(&dataset, &config.shards)?;
-        if let Some(words) = mask.describe(&dataset) {
-            tracing::warn!("{words}");
+        if let Some(summary) = mask.describe(&dataset) {
+            tracing::warn!("{summary}");
         }
         let mask = match config.shards.on_bad_rows {
             OnBadRows::Error => mask,
-            OnBadRows::Skip => without_nameless(&dataset, mask)?,
+            OnBadRows::Skip => skip_rows_without_id(&dataset, mask)?,
         };
         let views = dataset.views();
-        let rows = Self { views, has_names: true, ..Self::first(u64::MAX, dataset, mask) };
+        let rows = Self { views, has_ids: true, ..Self::first(u64::MAX, dataset, mask) };
         if rows.count == 0 {
             return Err(InferError::Empty(format!(
-                "{location}: all of its {} rows cannot be used (shards.on_bad_rows is \"skip\"), so there is nothing to evaluate",
+                "{location}: none of its {} rows is usable (shards.on_bad_rows is \"skip\"): nothing to evaluate",
                 rows.mask.count()
             )));
         }
         Ok(rows)
     }
 
-    /// View 0 of the first rows that can be used, at most `count`; they are called by their numbers.
+    /// View 0 of the first usable rows, at most `count`, identified by their row indices.
     pub fn first(count: u64, dataset: Dataset, mask: Mask) -> Self {
         let mut firsts = vec![0];
         for (block, rows) in (0_u32..).zip(dataset.block_rows()) {
             firsts.push(firsts[block as usize] + u64::from(*rows) - mask.skipped(block).len() as u64);
         }
         let usable = firsts.last().copied().unwrap_or_default();
-        Self { dataset, mask, firsts, count: usable.min(count), views: 1, has_names: false }
+        Self { dataset, mask, firsts, count: usable.min(count), views: 1, has_ids: false }
     }
 
-    /// Whether nobody took these photos.
+    /// Whether the photos are simulated.
     pub fn is_simulated(&self) -> bool {
         self.dataset.origin().is_some_and(|origin| origin.image_head == ImageHead::Linear)
     }
 
-    /// The rows of one worker among several: whole blocks, as evenly as they come. Rank 0 always has the first block, whose
-    /// answers are drawn in TensorBoard.
+    /// The rows of one worker: whole blocks, distributed as evenly as possible. Rank 0 always has the first block,
+    /// because it draws that block's answers in TensorBoard.
     pub fn share(&self, rank: u32, world: u32) -> Range<u64> {
         let blocks = self.count.div_ceil(BLOCK_IMAGES as u64);
         let first = |rank: u32| (blocks * u64::from(rank)).div_ceil(u64::from(world));
@@ -119,7 +119,7 @@ impl Rows {
         bound(rank)..bound(rank + 1)
     }
 
-    /// Reads a share, block by block.
+    /// Reads a share of the rows, block by block.
     pub fn blocks(&self, share: Range<u64>) -> impl Iterator<Item = Result<ImageBlock, InferError>> + '_ {
         let (first, end) = (share.start, share.end);
         let holds_some = move |(_, own): &(u32, &[u64])| own[0] < end && own[1] > first;
@@ -142,20 +142,20 @@ impl Rows {
         })
     }
 
-    /// The usable rows of a block of the data, with their numbers among all that are usable.
+    /// The usable rows of a block of the data, each with its index among all usable rows.
     fn read(&self, block: u32) -> Result<impl Iterator<Item = (u64, Image)> + use<>, InferError> {
         let mut views = vec![BlockRows::default(); self.views as usize];
         for (view, rows) in (0_u32..).zip(&mut views) {
             self.dataset.read_usable(&self.mask, block, view, rows)?;
         }
-        let mut names = names(&self.dataset, block, self.has_names)?;
+        let mut ids = row_ids(&self.dataset, block, self.has_ids)?;
         let (first_row, row_bytes) = (first_row(&self.dataset, block), self.dataset.width() * ELEMENT_BYTES);
         let truths = places(&views[0].latitudes, &views[0].longitudes)?;
-        let rows = self.mask.left(block, self.dataset.block_rows()[block as usize]);
+        let rows = self.mask.usable_rows(block, self.dataset.block_rows()[block as usize]);
         let mut images = Vec::with_capacity(truths.len());
         for (index, (row, truth)) in rows.zip(truths).enumerate() {
-            let id = std::mem::replace(&mut names[row as usize], Ok(String::new()));
-            let id = id.map_err(|reason| nameless(&self.dataset, block, row as usize, &reason))?;
+            let id = std::mem::replace(&mut ids[row as usize], Ok(String::new()));
+            let id = id.map_err(|reason| missing_id(&self.dataset, block, row as usize, &reason))?;
             let of_view = |view: &BlockRows| view.embeddings[index * row_bytes..(index + 1) * row_bytes].to_vec();
             images.push(Image {
                 row: first_row + u64::from(row),
@@ -167,48 +167,48 @@ impl Rows {
         Ok((self.firsts[block as usize]..).zip(images))
     }
 
-    /// What all rows are called, those too that are left out.
-    pub fn names(&self) -> Result<Vec<String>, InferError> {
+    /// The identifiers of all rows, including those that are left out.
+    pub fn ids(&self) -> Result<Vec<String>, InferError> {
         let mut found = Vec::new();
         for block in 0..self.dataset.block_rows().len() as u32 {
-            found.extend(names(&self.dataset, block, self.has_names)?.into_iter().flatten());
+            found.extend(row_ids(&self.dataset, block, self.has_ids)?.into_iter().flatten());
         }
         Ok(found)
     }
 }
 
-/// Number of a block's first row among all rows of the data.
+/// Index of a block's first row among all rows of the data.
 fn first_row(dataset: &Dataset, block: u32) -> u64 {
     dataset.block_rows()[..block as usize].iter().map(|rows| u64::from(*rows)).sum()
 }
 
-/// What a block's rows are called, or why a row cannot be: by their identifiers, by their numbers where the data has none or
-/// they are not `wanted`.
-fn names(dataset: &Dataset, block: u32, wanted: bool) -> Result<Vec<Result<String, String>>, InferError> {
+/// The identifier of each row of a block, or why it has none. If the data has no identifiers or they are not `wanted`,
+/// these are the row indices.
+fn row_ids(dataset: &Dataset, block: u32, wanted: bool) -> Result<Vec<Result<String, String>>, InferError> {
     let (first, rows) = (first_row(dataset, block), dataset.block_rows()[block as usize]);
     let numbers = || (first..first + u64::from(rows)).map(|number| Ok(number.to_string())).collect();
     let ids = if wanted { dataset.ids(block)? } else { None };
-    let mut names = ids.unwrap_or_else(numbers);
-    names.resize(rows as usize, Err("is not there, expected an identifier".to_owned()));
-    Ok(names)
+    let mut ids = ids.unwrap_or_else(numbers);
+    ids.resize(rows as usize, Err("is missing".to_owned()));
+    Ok(ids)
 }
 
-fn nameless(dataset: &Dataset, block: u32, row: usize, reason: &str) -> ShardsError {
+fn missing_id(dataset: &Dataset, block: u32, row: usize, reason: &str) -> ShardsError {
     let column = dataset.id_name(block).unwrap_or_default();
     let reason = format!(
-        "its id {reason}; leave such rows out with shards.on_bad_rows = \"skip\", or name a column that is not there with \
-         shards.id_column, and rows are called by their numbers"
+        "its id {reason}; leave such rows out with shards.on_bad_rows = \"skip\", or set shards.id_column to a column \
+         that does not exist to identify rows by their index"
     );
     ShardsError::Bad { spot: Box::new(dataset.spot(block, Some(&column), Some(row))), reason }
 }
 
-/// Leaves rows out too that have a column of identifiers and none in it.
-fn without_nameless(dataset: &Dataset, mask: Mask) -> Result<Mask, InferError> {
+/// Also leaves out rows that have no identifier in the identifier column.
+fn skip_rows_without_id(dataset: &Dataset, mask: Mask) -> Result<Mask, InferError> {
     let (mut skipped, mut count, mut first) = (mask.into_skipped(), 0_u64, None);
     for block in 0..dataset.block_rows().len() as u32 {
         let of_block = skipped.entry(block).or_default();
-        for (row, name) in names(dataset, block, true)?.into_iter().enumerate() {
-            let (Err(reason), Err(place)) = (name, of_block.binary_search(&(row as u32))) else { continue };
+        for (row, id) in row_ids(dataset, block, true)?.into_iter().enumerate() {
+            let (Err(reason), Err(place)) = (id, of_block.binary_search(&(row as u32))) else { continue };
             of_block.insert(place, row as u32);
             count += 1;
             first.get_or_insert_with(|| format!("{}: its id {reason}", dataset.spot(block, None, Some(row))));

@@ -1,7 +1,6 @@
 //! The network of a checkpoint, with its averaged weights.
 //!
-//! Its sizes, schedule and filter are those of the checkpoint's own `state.json`: no configuration that is given today can
-//! make another network of it.
+//! Its sizes, schedule and filter come from the checkpoint's `state.json`, never from the current configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -16,21 +15,21 @@ use crate::diffusion::NoiseSchedule;
 use crate::model::{Architecture, CsUnet, Placement};
 use crate::shdd::Filter;
 
-/// A network, whatever its weights, and what its codes are.
+/// A network with the format of its codes. It may not have trained weights yet.
 #[derive(Debug)]
 pub struct Denoiser {
     /// The network, whole on one device.
     pub network: CsUnet,
     /// Degree of the codes.
     pub degree: u32,
-    /// Dimensions of the codes that are kept; none: all.
+    /// Dimensions of the codes that are kept; `None` keeps all.
     pub filter: Option<Filter>,
-    /// How codes were noised.
+    /// The noise schedule of training.
     pub schedule: NoiseSchedule,
 }
 
 impl Denoiser {
-    /// As a run with this configuration trains it; its weights are yet to come.
+    /// The network that a run with this configuration trains. Its weights are loaded later.
     pub fn new(
         config: &RunConfig,
         embedding_width: u32,
@@ -47,29 +46,30 @@ impl Denoiser {
         })
     }
 
-    /// That it takes embeddings of the width that those at `location` have. Messages call it `name`.
+    /// Checks that the embeddings at `location` have the width that the network takes. `name` is the network in the
+    /// message.
     pub fn check_width(&self, name: &str, location: &str, got: usize) -> Result<(), InferError> {
         let want = self.network.architecture().embedding_width as usize;
         if got == want {
             return Ok(());
         }
         Err(InferError::BadData(format!(
-            "{location}: embeddings have {got} numbers, {name} was trained on {want}; take embeddings of the same encoder"
+            "{location}: embeddings have {got} numbers, {name} was trained on {want}; use embeddings of the same encoder"
         )))
     }
 }
 
-/// A network that has learnt something.
+/// A trained network.
 #[derive(Debug)]
 pub struct Trained {
     /// Folder of the checkpoint.
     pub folder: PathBuf,
     /// The network, with averaged weights.
     pub denoiser: Denoiser,
-    /// Steps made.
+    /// Training steps done.
     pub step: u64,
-    /// The embeddings are dropped now and then in training, so that guidance has something to compare with.
-    pub knows_no_image: bool,
+    /// Whether training dropped the embedding of some rows, which guidance needs.
+    pub supports_guidance: bool,
 }
 
 impl Trained {
@@ -81,33 +81,34 @@ impl Trained {
         let weights = saved.find_weights(EMA, &denoiser.network)?.ok_or_else(|| {
             let (checkpoint, file) = (folder.display(), piece_name(EMA, 0, 1));
             InferError::BadData(format!(
-                "{checkpoint} has no averaged weights (its manifest lists no {file}), which evaluation uses; take a checkpoint \
-                 that `locdiff-launch train` wrote"
+                "{checkpoint} has no averaged weights (its manifest does not list {file}), which evaluation needs; \
+                 use a checkpoint written by `locdiff-launch train`"
             ))
         })?;
         weights.load_into(&mut denoiser.network).map_err(|error| {
             let checkpoint = folder.display();
             InferError::BadData(format!(
-                "{checkpoint}: its averaged weights are not those of its own configuration: {error}"
+                "{checkpoint}: the averaged weights do not match the checkpoint's own configuration: {error}"
             ))
         })?;
-        let knows_no_image = config.diffusion.condition_drop > 0.0;
-        Ok(Self { folder: folder.to_owned(), denoiser, step: saved.state.step, knows_no_image })
+        let supports_guidance = config.diffusion.condition_drop > 0.0;
+        Ok(Self { folder: folder.to_owned(), denoiser, step: saved.state.step, supports_guidance })
     }
 
-    /// That it can be sampled from as the configuration asks.
+    /// Checks that the network supports the configured guidance and sampler steps.
     pub fn check(&self, config: &EvalConfig) -> Result<(), InferError> {
         let (checkpoint, want) = (self.folder.display(), self.denoiser.schedule.timesteps());
-        if config.guidance > 0.0 && !self.knows_no_image {
+        if config.guidance > 0.0 && !self.supports_guidance {
             return Err(InferError::Config(format!(
-                "eval.guidance is {}, but {checkpoint} was trained with diffusion.condition_drop = 0 and knows nothing without \
-                 an image; set eval.guidance = 0, or train with a condition_drop above 0",
+                "eval.guidance is {}, but {checkpoint} was trained with diffusion.condition_drop = 0, so it \
+                 cannot predict without an image; set eval.guidance = 0, or train with a condition_drop above 0",
                 config.guidance
             )));
         }
         if config.sampler_steps as usize > want {
             return Err(InferError::Config(format!(
-                "eval.sampler_steps is {}, but {checkpoint} was trained with diffusion.timesteps = {want}; wanted at most as many",
+                "eval.sampler_steps is {}, but {checkpoint} was trained with diffusion.timesteps = {want}; wanted at \
+                 most {want}",
                 config.sampler_steps
             )));
         }

@@ -1,4 +1,4 @@
-//! What can go wrong with a loss.
+//! Errors of the loss.
 
 use crate::comm::CommError;
 use crate::native::NativeError;
@@ -6,13 +6,13 @@ use crate::native::NativeError;
 /// An error of [`crate::loss`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LossError {
-    /// The loss is infinite or not a number, or tensors do not fit together: what was got and what was wanted.
+    /// The loss is not finite, or the shapes of tensors do not match.
     #[error("{0}")]
     Bad(String),
-    /// An exchange between ranks failed.
+    /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The matrix product failed.
+    /// libtorch failed.
     #[error(transparent)]
     Native(#[from] NativeError),
 }

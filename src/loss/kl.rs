@@ -1,26 +1,26 @@
 //! KL divergence between two softmax distributions over anchors, for each row of a mini-batch.
 //!
 //! With logits z (prediction) and y (truth) over anchors a: q = softmax z, p = softmax y. Logits reach 183 at L = 47, so
-//! nothing is exponentiated before its log-sum-exp has been taken off.
+//! the log-sum-exp is always subtracted before exponentiating.
 //!
-//! Split over ranks, rank r holds the logits of its own anchors A_r. Let Z_r and Y_r be their log-sum-exps, q_r and p_r
+//! When split over ranks, rank r holds the logits of its own anchors A_r. Let Z_r and Y_r be their log-sum-exps, q_r and p_r
 //! the distributions within A_r, K_r = KL(q_r ‖ p_r), w = softmax_r Z_r and v = softmax_r Y_r. Because q = w_r · q_r on
 //! A_r, the chain rule of relative entropy gives
 //! ```text
 //! KL(q ‖ p) = Σ_r w_r · (K_r + log w_r − log v_r)      reverse
 //! KL(p ‖ q) = Σ_r v_r · (K_r + log v_r − log w_r)      forward, with K_r = KL(p_r ‖ q_r)
 //! ```
-//! Forward therefore gathers three numbers a row, (Z_r, Y_r, K_r), and every rank computes the same divergence.
+//! The forward pass therefore gathers three numbers per row, (Z_r, Y_r, K_r), and every rank computes the same divergence.
 //!
-//! Gradient: that formula is replicated, so each rank already has the whole derivative for its own (Z_r, K_r), which is
-//! why the gather's backward keeps the own piece. For the reverse divergence D,
+//! Gradient: every rank evaluates this formula, so each already has the whole derivative for its own (Z_r, K_r). The backward
+//! pass of the gather therefore just keeps the rank's own piece. For the reverse divergence D,
 //! ```text
 //! ∂D/∂K_r = w_r,   ∂D/∂Z_r = w_r · (K_r + log w_r − log v_r − D),
 //! ```
 //! and with ∂K_r/∂z_a = q_ra · (log q_ra − log p_ra − K_r), ∂Z_r/∂z_a = q_ra the sum is q_a · (log q_a − log p_a − D), the
-//! gradient of the unsplit divergence. For the forward one ∂D/∂Z_r = w_r − v_r and the sum is q_a − p_a. Each rank thus
-//! turns the exact derivative of its own logits into its share of the gradient of the prediction; the shares are
-//! all-reduced where the prediction entered (`differentiable::copy`), once, `[batch, d]`.
+//! gradient of the unsplit divergence. For the forward divergence, ∂D/∂Z_r = w_r − v_r and the sum is q_a − p_a. From the exact
+//! derivative of its own logits, each rank gets its share of the gradient of the prediction. The shares are summed by a single
+//! all-reduce of `[batch, d]`, in the backward pass of `differentiable::copy`.
 // b batch · a this rank's anchors · d dimensions of the code · r ranks
 
 use locdiff_core::config::KlDirection;
@@ -46,7 +46,7 @@ pub(super) fn divergence(
     weighted_difference(&log_w_rb, &log_v_rb, Some(&own_rb?), direction, 0)
 }
 
-/// Σ exp(log q) · (inner + log q − log p) along `dim`, or the same with p and q exchanged.
+/// Σ exp(log q) · (inner + log q − log p) along `dim` (reverse), or the same with p and q swapped (forward).
 fn weighted_difference(
     log_q: &Tensor,
     log_p: &Tensor,
@@ -63,7 +63,7 @@ fn weighted_difference(
     Ok(log_weight.f_exp()?.f_mul(&difference)?.f_sum_dim_intlist([dim].as_slice(), false, None::<Kind>)?)
 }
 
-/// Logits `codes · basisᵀ`: f32 from bf16 factors, or all in the kind of the codes.
+/// Logits `codes · basisᵀ`: from bf16 factors with f32 results, or entirely in the kind of the codes.
 pub(super) fn logits(codes_bd: &Tensor, basis_ad: &Tensor, bf16: bool) -> Result<Tensor, LossError> {
     if bf16 {
         let (codes_bd, basis_ad) = (codes_bd.f_to_kind(Kind::BFloat16)?, basis_ad.f_to_kind(Kind::BFloat16)?);

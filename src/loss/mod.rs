@@ -1,10 +1,10 @@
-//! What training minimises: a divergence between distributions over anchors on the sphere, and distances between codes.
+//! The training loss: a KL divergence between distributions over anchors on the sphere, plus distances between codes.
 //!
 //! In reading order:
-//! - [`Loss`]: the weighted sum of the configuration, and [`Losses`], its parts.
-//! - `kl`: the divergence over anchors, whole or with each rank holding a share of the anchors.
+//! - [`Loss`]: the weighted sum that the configuration describes. [`Losses`] holds its terms.
+//! - `kl`: the divergence over anchors, all on one rank or split over ranks.
 //!
-//! Pure: no I/O, no random numbers; the caller draws the anchors anew for every mini-batch and passes their harmonics.
+//! Pure: no I/O, no random numbers. The caller draws new anchors for every mini-batch and passes their harmonics.
 
 mod error;
 mod kl;

@@ -1,13 +1,14 @@
-//! The weighted sum of the parts that the configuration asks for.
+//! The weighted sum of the loss terms in the configuration.
 //!
-//! The prediction is the network's, scaled by [`CODE_SCALE`]; the truth is the plain code. L1 and L2 compare scaled
-//! codes, the anchors are asked with plain ones. Parts of weight 0 are not computed. Nothing here waits for the device
-//! before [`Losses::check`].
+//! The prediction comes from the network and is scaled by [`CODE_SCALE`]. The truth is not scaled. L1, L2 and cosine compare
+//! scaled codes; the KL uses unscaled ones. Terms of weight 0 are not computed. The host does not wait for the device before
+//! [`Losses::check`].
 //!
-//! With a low-pass filter prediction, truth and harmonics of the anchors all have the kept dimensions alone: the logits are those
-//! of the whole codes with zeros elsewhere, and nothing but the automatic weight of the KL changes ([`Loss::filtered`]).
+//! With a low-pass filter, the prediction, the truth and the harmonics of the anchors hold only the kept dimensions. The
+//! logits equal those of whole codes with zeros in the other dimensions. Only the automatic weight of the KL changes
+//! ([`Loss::filtered`]).
 //!
-//! With the KL's anchors split over ranks, the other parts are computed alike by every rank and count once.
+//! If the KL's anchors are split over ranks, every rank computes the same values of the other terms, and they count once.
 // b batch · a this rank's anchors · d dimensions of the code
 
 use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
@@ -19,13 +20,13 @@ use super::kl::{divergence, logits};
 use crate::comm::{Group, differentiable};
 use crate::shdd::Filter;
 
-/// The automatic weight of the KL times the number of dimensions: 0.01 at L = 23, 0.0025 at L = 47. Part of the
-/// format: runs say "auto".
+/// The automatic weight of the KL, times the number of dimensions. The weight is 0.01 at L = 23 and 0.0025 at L = 47. Part of
+/// the format, because runs store "auto" instead of the value.
 const KL_WEIGHT_AUTO: f64 = 5.76;
-/// Norms below this count as this in the cosine similarity, as PyTorch does.
+/// Lower limit of norms in the cosine similarity, as in PyTorch.
 const COSINE_EPSILON: f64 = 1e-8;
 
-/// A loss to be computed.
+/// The loss function: its terms and their weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loss {
     direction: KlDirection,
@@ -36,23 +37,23 @@ pub struct Loss {
     precision: Precision,
 }
 
-/// One mini-batch.
+/// The inputs of the loss for one mini-batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
-    /// What the network predicts: scaled codes.
+    /// The scaled codes that the network predicts.
     pub predicted_bd: &'a Tensor,
-    /// The plain codes of the true locations.
+    /// The unscaled codes of the true places.
     pub truth_bd: &'a Tensor,
-    /// The harmonics of the anchors: all of them, or this rank's share where they are split.
+    /// The harmonics of all anchors, or of this rank's share if they are split.
     pub basis_ad: &'a Tensor,
-    /// The ranks among which the anchors are split, all with the same prediction and truth.
+    /// The ranks over which the anchors are split. They all have the same prediction and truth.
     pub anchors_split: Option<&'a Group>,
 }
 
-/// A loss and its parts: scalars on the device.
+/// The loss and its terms, as scalars on the device.
 #[derive(Debug)]
 pub struct Losses {
-    /// The weighted sum, to be differentiated.
+    /// The weighted sum, which is differentiated.
     pub total: Tensor,
     /// Mean KL divergence.
     pub kl: Option<Tensor>,
@@ -62,18 +63,18 @@ pub struct Losses {
     pub l1: Option<Tensor>,
     /// One minus the mean cosine similarity.
     pub cosine: Option<Tensor>,
-    /// The largest finite magnitude among this rank's logits, or of the prediction where there is no KL; -1 where none is finite.
+    /// The largest finite magnitude of this rank's logits, or of the prediction if there is no KL. -1 if no value is finite.
     largest: Tensor,
 }
 
 impl Loss {
-    /// The loss of a checked configuration, for whole codes of degree `degree`.
+    /// The loss of a validated configuration, for whole codes of degree `degree`.
     pub fn new(config: &LossConfig, degree: u32, precision: Precision) -> Self {
         Self::of_dims(config, (f64::from(degree) + 1.0).powi(2), precision)
     }
 
-    /// The same for codes of which `filter` keeps some dimensions. The automatic weight of the KL goes by their number: each
-    /// has a mean square of 1 / 4π over the sphere, so that logits reach `kept` / 4π on average where they reached (L + 1)² / 4π.
+    /// The same for codes filtered by `filter`. The automatic weight of the KL depends on the number of kept dimensions: each
+    /// has a mean square of 1 / 4π over the sphere, so logits reach `kept` / 4π on average instead of (L + 1)² / 4π.
     pub fn filtered(config: &LossConfig, filter: &Filter, precision: Precision) -> Self {
         Self::of_dims(config, filter.kept() as f64, precision)
     }
@@ -87,23 +88,23 @@ impl Loss {
         Self { direction, kl_weight, l2_weight, l1_weight, cosine_weight, precision }
     }
 
-    /// The loss of one mini-batch: means over its rows.
+    /// Computes the loss of one mini-batch. Terms are means over its rows.
     pub fn compute(&self, inputs: Inputs<'_>) -> Result<Losses, LossError> {
         check_shapes(inputs)?;
         let predicted_bd = widened(inputs.predicted_bd)?;
         let target_bd = inputs.truth_bd.f_to_kind(predicted_bd.kind())?.f_mul_scalar(CODE_SCALE)?;
-        let (kl, largest_logit) = part(self.kl_weight, || self.kl(&predicted_bd, inputs))?.unzip();
-        let l2 = part(self.l2_weight, || Ok(predicted_bd.f_mse_loss(&target_bd, Reduction::Mean)?))?;
-        let l1 = part(self.l1_weight, || Ok(predicted_bd.f_l1_loss(&target_bd, Reduction::Mean)?))?;
-        let cosine = part(self.cosine_weight, || {
+        let (kl, largest_logit) = term(self.kl_weight, || self.kl(&predicted_bd, inputs))?.unzip();
+        let l2 = term(self.l2_weight, || Ok(predicted_bd.f_mse_loss(&target_bd, Reduction::Mean)?))?;
+        let l1 = term(self.l1_weight, || Ok(predicted_bd.f_l1_loss(&target_bd, Reduction::Mean)?))?;
+        let cosine = term(self.cosine_weight, || {
             let similarity_b = Tensor::f_cosine_similarity(&predicted_bd, &target_bd, 1, COSINE_EPSILON)?;
             Ok(similarity_b.f_mean(None::<Kind>)?.f_neg()?.f_add_scalar(1.0)?)
         })?;
         let mut total = Tensor::f_zeros([], (predicted_bd.kind(), predicted_bd.device()))?;
         let weights = [self.kl_weight, self.l2_weight, self.l1_weight, self.cosine_weight];
-        for (part, weight) in [&kl, &l2, &l1, &cosine].into_iter().zip(weights) {
-            if let Some(part) = part {
-                total = total.f_add(&part.f_mul_scalar(weight)?)?;
+        for (term, weight) in [&kl, &l2, &l1, &cosine].into_iter().zip(weights) {
+            if let Some(term) = term {
+                total = total.f_add(&term.f_mul_scalar(weight)?)?;
             }
         }
         Ok(Losses {
@@ -116,20 +117,20 @@ impl Loss {
         })
     }
 
-    /// The mean divergence, and the largest finite logit.
+    /// The mean divergence and the largest finite magnitude of the logits.
     fn kl(&self, predicted_bd: &Tensor, inputs: Inputs<'_>) -> Result<(Tensor, Tensor), LossError> {
         let bf16 = match self.precision {
             Precision::Auto => predicted_bd.device().is_cuda() && predicted_bd.kind() == Kind::Float,
             Precision::F32 => false,
             Precision::Bf16 => true,
         };
-        let plain_bd = predicted_bd.f_mul_scalar(1.0 / CODE_SCALE)?;
-        // Each rank's anchors yield a share of the prediction's gradient.
-        let plain_bd = match inputs.anchors_split {
-            Some(group) => differentiable::copy(group, &plain_bd)?,
-            None => plain_bd,
+        let unscaled_bd = predicted_bd.f_mul_scalar(1.0 / CODE_SCALE)?;
+        // Each rank's anchors contribute a share of the prediction's gradient, so the backward pass must sum the shares.
+        let unscaled_bd = match inputs.anchors_split {
+            Some(group) => differentiable::copy(group, &unscaled_bd)?,
+            None => unscaled_bd,
         };
-        let logits_ba = logits(&plain_bd, inputs.basis_ad, bf16)?;
+        let logits_ba = logits(&unscaled_bd, inputs.basis_ad, bf16)?;
         let truth_ba = logits(&inputs.truth_bd.f_to_kind(predicted_bd.kind())?, inputs.basis_ad, bf16)?;
         let kl = divergence(&logits_ba, &truth_ba, self.direction, inputs.anchors_split)?.f_mean(None::<Kind>)?;
         Ok((kl, largest_finite(&logits_ba)?))
@@ -137,7 +138,7 @@ impl Loss {
 }
 
 impl Losses {
-    /// The total, which must be finite. The host waits for the device.
+    /// Returns the total, or an error if it is not finite. The host waits for the device.
     pub fn check(&self, step: u64, rank: u32) -> Result<f64, LossError> {
         let loss = self.total.f_double_value(&[])?;
         if loss.is_finite() {
@@ -152,14 +153,14 @@ impl Losses {
     }
 }
 
-/// The largest finite magnitude, a scalar on the device; -1 where none is finite.
+/// The largest finite magnitude, as a scalar on the device. -1 if no value is finite.
 fn largest_finite(values: &Tensor) -> Result<Tensor, LossError> {
     let magnitudes = values.f_detach()?.f_abs()?;
     let others = magnitudes.f_isfinite()?.f_logical_not()?;
     Ok(magnitudes.f_masked_fill(&others, -1.0)?.f_max()?)
 }
 
-/// Sums of 16-bit numbers lose too much: f32 at least.
+/// Converts 16-bit numbers to f32, because their sums would lose too much precision.
 fn widened(predicted_bd: &Tensor) -> Result<Tensor, LossError> {
     match predicted_bd.kind() {
         Kind::Float | Kind::Double => Ok(predicted_bd.shallow_clone()),
@@ -167,12 +168,12 @@ fn widened(predicted_bd: &Tensor) -> Result<Tensor, LossError> {
     }
 }
 
-fn part<T>(weight: f64, compute: impl FnOnce() -> Result<T, LossError>) -> Result<Option<T>, LossError> {
+fn term<T>(weight: f64, compute: impl FnOnce() -> Result<T, LossError>) -> Result<Option<T>, LossError> {
     (weight != 0.0).then(compute).transpose()
 }
 
-fn detached(part: Option<Tensor>) -> Result<Option<Tensor>, LossError> {
-    Ok(part.map(|part| part.f_detach()).transpose()?)
+fn detached(term: Option<Tensor>) -> Result<Option<Tensor>, LossError> {
+    Ok(term.map(|term| term.f_detach()).transpose()?)
 }
 
 fn check_shapes(inputs: Inputs<'_>) -> Result<(), LossError> {

@@ -1,7 +1,7 @@
-//! What the network is made of: every parameter with its name, shape, split and first value.
+//! The parameters of the network: name, shape, split and initial value of each.
 //!
-//! The order of the parameters is part of the format: a parameter's place in it names the random numbers that it starts
-//! from. It is the order of `named_parameters` in the PyTorch reference.
+//! The order of the parameters is part of the format: the index of a parameter selects the random numbers of its
+//! initial value. It is the order of `named_parameters` in the PyTorch reference.
 
 use locdiff_core::config::ModelConfig;
 
@@ -9,7 +9,7 @@ use super::split::Split;
 
 /// Width of the sinusoidal time embedding.
 pub(super) const TIME_WIDTH: i64 = 200;
-/// Standard deviation of the head's first weights.
+/// Standard deviation of the head's initial weights.
 const HEAD_DEVIATION: f64 = 0.02;
 
 /// The sizes of a CS-UNet.
@@ -21,7 +21,7 @@ pub struct Architecture {
     pub embedding_width: i64,
     /// Timesteps T of the diffusion.
     pub timesteps: i64,
-    /// Share of activations dropped in training.
+    /// Fraction of activations dropped in training.
     pub dropout: f64,
     widths: [i64; 3],
     bottleneck: Option<i64>,
@@ -36,17 +36,17 @@ pub(super) struct ModuleShape {
     pub(super) output: i64,
 }
 
-/// How a parameter begins.
+/// Distribution of a parameter's initial values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Init {
     Zero,
-    /// Uniform in ± this.
+    /// Uniform between minus and plus this.
     Uniform(f64),
     /// Normal with this standard deviation.
     Normal(f64),
 }
 
-/// One parameter, whole.
+/// One whole parameter, before it is split over ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Spec {
     pub(super) name: String,
@@ -56,7 +56,8 @@ pub(super) struct Spec {
 }
 
 impl Architecture {
-    /// The network of a checked configuration, for embeddings of a given width and a diffusion of `timesteps`.
+    /// The architecture for a validated configuration, embeddings of the given width and a diffusion of `timesteps`
+    /// steps.
     pub fn new(config: &ModelConfig, embedding_width: u32, timesteps: u32) -> Self {
         Self {
             dims: config.kept_dims() as i64,
@@ -68,7 +69,7 @@ impl Architecture {
         }
     }
 
-    /// The six modules in the order in which they run.
+    /// The six modules in the order they run.
     pub(super) fn modules(&self) -> [ModuleShape; 6] {
         let [a, b, c] = self.widths;
         let module = |name, input, output| {
@@ -94,28 +95,37 @@ impl Architecture {
         specs
     }
 
-    /// How many numbers the parameters have.
+    /// Total number of weights and biases.
     pub fn parameter_count(&self) -> i64 {
         self.specs().iter().map(|spec| spec.shape.iter().product::<i64>()).sum()
     }
 }
 
-/// W_x and W_o as in Siren without ω₀; the last time layer 0, so that every timestep begins alike; the rest as PyTorch.
+/// W_x and W_o are initialised as in Siren with ω₀ = 1. The last time layer is 0, so that all timesteps start alike.
+/// The rest is initialised as in PyTorch.
 fn module_specs(module: &ModuleShape, embedding_width: i64) -> Vec<Spec> {
     let ModuleShape { name, input, hidden, output } = *module;
     let layer =
         |layer, from, to, split, weight, bias| linear(&format!("{name}.{layer}"), from, to, split, weight, bias);
     [
-        layer("x", input, hidden, Split::Rows, siren(input), usual(input)),
-        layer("image", embedding_width, hidden, Split::Rows, usual(embedding_width), usual(embedding_width)),
-        layer("out", hidden, output, Split::Columns, siren(hidden), usual(hidden)),
-        layer("time.0", TIME_WIDTH, hidden, Split::Replicated, usual(TIME_WIDTH), usual(TIME_WIDTH)),
+        layer("x", input, hidden, Split::Rows, siren_init(input), pytorch_init(input)),
+        layer(
+            "image",
+            embedding_width,
+            hidden,
+            Split::Rows,
+            pytorch_init(embedding_width),
+            pytorch_init(embedding_width),
+        ),
+        layer("out", hidden, output, Split::Columns, siren_init(hidden), pytorch_init(hidden)),
+        layer("time.0", TIME_WIDTH, hidden, Split::Replicated, pytorch_init(TIME_WIDTH), pytorch_init(TIME_WIDTH)),
         layer("time.2", hidden, 2 * hidden, Split::RowHalves, Init::Zero, Init::Zero),
     ]
     .concat()
 }
 
-/// Weight and bias of a linear layer. Split by columns, its bias is added after the sum over ranks: replicated.
+/// Weight and bias of a linear layer. If it is split by columns, its bias is added after the sum over ranks and is
+/// therefore replicated.
 fn linear(name: &str, from: i64, to: i64, split: Split, weight: Init, bias: Init) -> Vec<Spec> {
     let bias_split = if split == Split::Columns { Split::Replicated } else { split };
     vec![
@@ -125,11 +135,11 @@ fn linear(name: &str, from: i64, to: i64, split: Split, weight: Init, bias: Init
 }
 
 /// Sitzmann et al., "Implicit neural representations with periodic activation functions", 2020, section 3.2, ω₀ = 1.
-fn siren(fan_in: i64) -> Init {
+fn siren_init(fan_in: i64) -> Init {
     Init::Uniform((6.0 / fan_in as f64).sqrt())
 }
 
-/// PyTorch's own for linear layers.
-fn usual(fan_in: i64) -> Init {
+/// PyTorch's default for linear layers.
+fn pytorch_init(fan_in: i64) -> Init {
     Init::Uniform(1.0 / (fan_in as f64).sqrt())
 }

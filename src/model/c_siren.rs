@@ -1,11 +1,12 @@
-//! C-Siren: a sine layer whose input is shifted and scaled by time, and shifted by the image.
+//! C-Siren: a sine layer whose hidden values are scaled and shifted by the timestep, and shifted by the image.
 //!
 //! ```text
 //! h = (1 + scale_t) ⊙ (W_x x) + shift_t + W_I e,    out = dropout(sin(W_o h))
 //! ```
 //!
-//! with (scale, shift) = W_2 silu(W_0 τ(t)). Split over ranks, h is divided: each rank computes its share of W_x x, W_I e,
-//! scale and shift, and W_o sums over the shares. x and the output are replicated, and so is the dropout mask.
+//! with (scale, shift) = W_2 silu(W_0 τ(t)). When the layer is split over ranks, h is divided: each rank computes its
+//! share of W_x x, W_I e, scale and shift, and W_o sums over the shares. x, the output and the dropout mask are
+//! replicated.
 // b batch · i input · h hidden (this rank's) · o output · e embedding · t timesteps
 
 use locdiff_core::random::{Philox, Stream};
@@ -15,11 +16,11 @@ use super::architecture::ModuleShape;
 use super::compute::Placement;
 use super::error::ModelError;
 use super::parameters::Parameters;
-use crate::native::random::{RandomTensors, Rows, Step};
+use crate::native::random::{RandomTensors, RowDraw, Step};
 
-/// Parameters of one module.
+/// Number of parameters of one module.
 pub(super) const PARAMETERS: usize = 10;
-// Weights within a module; the bias follows.
+// Indices of the weights within a module. Each bias follows its weight.
 const X: usize = 0;
 const IMAGE: usize = 2;
 const OUT: usize = 4;
@@ -29,15 +30,15 @@ const TIME_OUT: usize = 8;
 /// The random numbers of dropout for consecutive samples of a training step.
 #[derive(Debug, Clone, Copy)]
 pub struct DropoutDraws<'a> {
-    /// Of the run.
+    /// The generator of the run.
     pub philox: Philox,
     /// The training step.
     pub step: Step<'a>,
-    /// Global index, within the step, of the first sample.
+    /// Index of the first sample within the global batch of the step.
     pub first_sample: u64,
 }
 
-/// One module of a network: where its weights stand, and with what it computes.
+/// One module of the network, with its weights and its placement.
 pub(super) struct CSiren<'a> {
     pub(super) index: usize,
     pub(super) shape: ModuleShape,
@@ -46,12 +47,12 @@ pub(super) struct CSiren<'a> {
 }
 
 impl CSiren<'_> {
-    /// 1 + scale and shift side by side for every timestep, `[t, 2h]`.
+    /// 1 + scale and shift, concatenated, for every timestep: `[t, 2h]`.
     pub(super) fn time_table(&self, embedding_t: &Tensor) -> Result<Tensor, ModelError> {
         let (weight, bias) = self.layer(TIME_IN);
         let hidden = self.placement.linear(embedding_t, weight, bias)?.f_silu()?;
         let (weight, bias) = self.layer(TIME_OUT);
-        let table = self.placement.linear(&self.placement.shared_out(&hidden)?, weight, bias)?;
+        let table = self.placement.linear(&self.placement.sum_gradients(&hidden)?, weight, bias)?;
         let [scale, shift] = halves(&table)?;
         Ok(Tensor::f_cat(&[scale.f_add_scalar(1.0)?, shift], 1)?)
     }
@@ -62,12 +63,12 @@ impl CSiren<'_> {
         self.placement.linear(image_be, weight, bias)
     }
 
-    /// What an image of zeros would give, `[1, h]`.
+    /// The image term of an all-zero embedding: its bias, `[1, h]`.
     pub(super) fn image_term_of_zero(&self) -> Result<Tensor, ModelError> {
         self.placement.cast(&self.layer(IMAGE).1.f_unsqueeze(0)?)
     }
 
-    /// The module; `time` holds 1 + scale and shift for each sample or for all, `[b or 1, 2h]`.
+    /// Runs the module. `time` holds 1 + scale and shift, per sample or one row for all: `[b or 1, 2h]`.
     pub(super) fn forward(
         &self,
         x_bi: &Tensor,
@@ -76,21 +77,22 @@ impl CSiren<'_> {
         dropout: Option<(DropoutDraws<'_>, f64)>,
     ) -> Result<Tensor, ModelError> {
         let (weight, bias) = self.layer(X);
-        let x_bh = self.placement.linear(&self.placement.shared_out(x_bi)?, weight, bias)?;
+        let x_bh = self.placement.linear(&self.placement.sum_gradients(x_bi)?, weight, bias)?;
         let [scale, shift] = halves(time)?;
         let hidden_bh = x_bh.f_mul(&scale)?.f_add(&shift)?.f_add(image_bh)?;
         let (weight, bias) = self.layer(OUT);
-        let out_bo = self.placement.linear_reduced(&hidden_bh, weight, bias)?.f_sin()?;
+        let out_bo = self.placement.row_parallel_linear(&hidden_bh, weight, bias)?.f_sin()?;
         match dropout {
-            Some((draws, share)) if share > 0.0 => self.dropped(&out_bo, draws, share),
+            Some((draws, share)) if share > 0.0 => self.apply_dropout(&out_bo, draws, share),
             _ => Ok(out_bo),
         }
     }
 
-    /// Zeros a share of the activations and divides the rest by what is kept, so that the mean stays.
-    fn dropped(&self, out_bo: &Tensor, draws: DropoutDraws<'_>, share: f64) -> Result<Tensor, ModelError> {
+    /// Sets a fraction of the activations to zero and divides the rest by the kept fraction, so that the mean does not
+    /// change.
+    fn apply_dropout(&self, out_bo: &Tensor, draws: DropoutDraws<'_>, share: f64) -> Result<Tensor, ModelError> {
         let keep = 1.0 - share;
-        let rows = Rows {
+        let rows = RowDraw {
             stream: Stream::Dropout(self.index as u16),
             step: draws.step,
             first_sample: draws.first_sample,

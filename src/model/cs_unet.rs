@@ -1,8 +1,8 @@
-//! CS-UNet: three C-Siren modules down, three up, concatenated skips, a linear head.
+//! CS-UNet: three C-Siren modules down and three up, with concatenated skip connections and a linear head.
 //!
-//! The time MLP has only T distinct inputs: it runs on all of them once a step ([`CsUnet::time_table`]) and samples are
-//! gathered from the table in a way whose backward is reproducible (`gather`). The image terms do not change along a
-//! sampling chain: [`CsUnet::prepare`] computes them once.
+//! The time MLP has only T distinct inputs. It runs on all of them once per step ([`CsUnet::time_table`]), and the rows
+//! of the samples are gathered from the table with a reproducible backward (`gather`). The image terms do not change
+//! along a sampling chain, so [`CsUnet::prepare`] computes them once.
 // b batch · d dimensions of the code · e embedding · t timesteps · h hidden (this rank's)
 
 use locdiff_core::random::Philox;
@@ -12,15 +12,15 @@ use super::architecture::{Architecture, TIME_WIDTH};
 use super::c_siren::{CSiren, DropoutDraws, PARAMETERS};
 use super::compute::Placement;
 use super::error::ModelError;
-use super::gather::Rows;
+use super::gather::RowLookup;
 use super::parameters::Parameters;
 
 /// Longest period of the time embedding, in units of 2π timesteps (Vaswani et al. 2017, section 3.5).
 const TIME_PERIOD: f64 = 10_000.0;
-/// Names under which the standardisation is saved.
+/// Names of the saved standardisation tensors.
 const BUFFERS: [&str; 2] = ["image_mean", "image_std"];
 
-/// The network.
+/// The CS-UNet with its weights.
 #[derive(Debug)]
 pub struct CsUnet {
     architecture: Architecture,
@@ -31,20 +31,20 @@ pub struct CsUnet {
     deviation_e: Tensor,
 }
 
-/// The image terms of every module, for a mini-batch.
+/// The image terms of every module for a mini-batch.
 #[derive(Debug)]
 pub struct Conditioned {
     terms_bh: Vec<Tensor>,
 }
 
 impl Conditioned {
-    /// Each image `times` times in a row: for an ensemble of chains per image.
+    /// Repeats each image `times` times in a row, for an ensemble of chains per image.
     pub fn repeated(&self, times: i64) -> Result<Self, ModelError> {
         let repeated = |term: &Tensor| term.f_repeat_interleave_self_int(times, 0, None::<i64>);
         Ok(Self { terms_bh: self.terms_bh.iter().map(repeated).collect::<Result<_, _>>()? })
     }
 
-    /// The images with these numbers (i64, on the network's device), one for each chain.
+    /// Selects images by index (i64, on the network's device), one per chain.
     pub fn selected(&self, rows: &Tensor) -> Result<Self, ModelError> {
         let selected = |term: &Tensor| term.f_index_select(0, rows);
         Ok(Self { terms_bh: self.terms_bh.iter().map(selected).collect::<Result<_, _>>()? })
@@ -60,47 +60,47 @@ pub struct TimeTable {
 /// The timesteps of a mini-batch.
 #[derive(Debug, Clone, Copy)]
 pub enum Timesteps<'a> {
-    /// One for each sample: i64 `[b]`. On the CPU each is checked. On CUDA the host would have to wait for that: there a
-    /// timestep outside the table makes its sample's prediction NaN, which [`Losses::check`](crate::loss::Losses::check)
-    /// reports.
+    /// One per sample: i64 `[b]`. On the CPU each one is checked. On CUDA the host would have to wait for that, so
+    /// there a timestep outside the table makes the prediction of its sample NaN, which
+    /// [`Losses::check`](crate::loss::Losses::check) reports.
     Each(&'a Tensor),
-    /// One for all.
+    /// One timestep for all samples.
     All(usize),
 }
 
 impl CsUnet {
-    /// A network with first weights of this seed, and no standardisation.
+    /// Creates a network with initial weights drawn from `philox`, and no standardisation.
     pub fn new(architecture: Architecture, placement: Placement, philox: Philox) -> Result<Self, ModelError> {
         let options = (placement.kind, placement.device);
         let group = placement.tensor_parallel.as_ref();
-        let parameters = Parameters::first(architecture.specs(), philox, options, group)?;
+        let parameters = Parameters::initial(architecture.specs(), philox, options, group)?;
         let time_embedding_t = time_embedding(&architecture)?.f_to_kind(options.0)?.f_to_device(options.1)?;
         let mean_e = Tensor::f_zeros([architecture.embedding_width], options)?;
         let deviation_e = Tensor::f_ones([architecture.embedding_width], options)?;
         Ok(Self { architecture, placement, parameters, time_embedding_t, mean_e, deviation_e })
     }
 
-    /// Its sizes.
+    /// Sizes of the network.
     pub fn architecture(&self) -> &Architecture {
         &self.architecture
     }
 
-    /// Where it lives.
+    /// Device, precision and tensor-parallel group.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// Its weights.
+    /// The weights.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    /// Its weights, to be loaded.
+    /// The weights, for loading.
     pub fn parameters_mut(&mut self) -> &mut Parameters {
         &mut self.parameters
     }
 
-    /// Embeddings are standardised by (e − mean) / deviation before they are used.
+    /// Sets the standardisation of embeddings: (e − mean) / deviation.
     pub fn standardise(&mut self, mean_e: &Tensor, deviation_e: &Tensor) -> Result<(), ModelError> {
         let want = [self.architecture.embedding_width];
         for (name, tensor) in BUFFERS.into_iter().zip([mean_e, deviation_e]) {
@@ -119,32 +119,32 @@ impl CsUnet {
                 "mean of embedding dimension {dimension} is {got}, wanted a finite number"
             )));
         }
-        // Not `<= 0`: what is not a number must not pass.
-        let wrong = deviations.iter().position(|deviation| !(*deviation > 0.0 && deviation.is_finite()));
-        if let Some(dimension) = wrong {
+        // Not `<= 0`, so that NaN is rejected too.
+        let invalid = deviations.iter().position(|deviation| !(*deviation > 0.0 && deviation.is_finite()));
+        if let Some(dimension) = invalid {
             let got = deviations[dimension];
             return Err(ModelError::Bad(format!(
-                "standard deviation of embedding dimension {dimension} is {got}, wanted above 0"
+                "standard deviation of embedding dimension {dimension} is {got}, wanted a finite number above 0"
             )));
         }
         self.mean_e.f_copy_(mean_e)?;
         Ok(self.deviation_e.f_copy_(deviation_e)?)
     }
 
-    /// What [`CsUnet::standardise`] was given, with names to be saved under.
+    /// The standardisation tensors with the names they are saved under.
     pub fn buffers(&self) -> Vec<(String, Tensor)> {
         let [mean, deviation] = BUFFERS.map(str::to_owned);
         vec![(mean, self.mean_e.shallow_clone()), (deviation, self.deviation_e.shallow_clone())]
     }
 
-    /// Scale and shift at every timestep: once a training step, once for all of sampling.
+    /// Computes scale and shift at every timestep. Call it once per training step, or once for all of sampling.
     pub fn time_table(&self) -> Result<TimeTable, ModelError> {
         let tables = self.modules().map(|module| module.time_table(&self.time_embedding_t));
         Ok(TimeTable { tables_t: tables.collect::<Result<_, _>>()? })
     }
 
-    /// The image terms of embeddings. Where `kept_b1` is false the image is dropped, for guidance: the network then sees
-    /// zeros, the mean of standardised embeddings, whatever the image held.
+    /// Computes the image terms of embeddings. Where `kept_b1` is false the image is dropped, for guidance: the network
+    /// then sees zeros, which are the mean of standardised embeddings, whatever the image contained.
     pub fn prepare(&self, image_be: &Tensor, kept_b1: Option<&Tensor>) -> Result<Conditioned, ModelError> {
         let (got, width) = (image_be.size(), self.architecture.embedding_width);
         if got.len() != 2 || got[1] != width {
@@ -161,13 +161,13 @@ impl CsUnet {
         Ok(Conditioned { terms_bh: terms.collect::<Result<_, _>>()? })
     }
 
-    /// The image terms of no image, for any number of samples: the other half of guidance.
+    /// The image terms without an image, for any number of samples: the unconditional half of guidance.
     pub fn prepare_unconditional(&self) -> Result<Conditioned, ModelError> {
         let terms = self.modules().map(|module| module.image_term_of_zero());
         Ok(Conditioned { terms_bh: terms.collect::<Result<_, _>>()? })
     }
 
-    /// The predicted clean code, scaled, in the kind of the masters; `dropout` in training only.
+    /// Predicts the clean code, scaled, in the dtype of the master weights. `dropout` is for training only.
     pub fn forward(
         &self,
         x_bd: &Tensor,
@@ -181,9 +181,9 @@ impl CsUnet {
             return Err(ModelError::shape("noised code", &got, &[-1, dims]));
         }
         let dropout = dropout.map(|draws| (draws, self.architecture.dropout));
-        let rows = self.rows(timesteps)?;
+        let rows = self.row_lookup(timesteps)?;
         let run = |index: usize, input: &Tensor| {
-            let time = rows.of_table(&time.tables_t[index])?;
+            let time = rows.gather_from(&time.tables_t[index])?;
             self.module(index).forward(input, &time, &image.terms_bh[index], dropout)
         };
         let down1 = run(0, &self.placement.cast(x_bd)?)?;
@@ -198,16 +198,16 @@ impl CsUnet {
     fn head(&self, input: &Tensor) -> Result<Tensor, ModelError> {
         let [weight, bias] = [0, 1].map(|offset| self.parameters.at(6 * PARAMETERS + offset));
         let own = self.placement.own_share(input)?;
-        Ok(self.placement.linear_reduced(&own, weight, bias)?.f_to_kind(self.placement.kind)?)
+        Ok(self.placement.row_parallel_linear(&own, weight, bias)?.f_to_kind(self.placement.kind)?)
     }
 
-    /// Where the samples' timesteps stand in the time tables.
-    fn rows(&self, timesteps: Timesteps<'_>) -> Result<Rows, ModelError> {
+    /// How to find the samples' timesteps in the time tables.
+    fn row_lookup(&self, timesteps: Timesteps<'_>) -> Result<RowLookup, ModelError> {
         let count = self.architecture.timesteps;
         match timesteps {
-            Timesteps::Each(t_b) => Rows::of(t_b, count, self.placement.compute_kind()),
-            Timesteps::All(t) if (t as i64) < count => Ok(Rows::One(t as i64)),
-            Timesteps::All(got) => Err(ModelError::Bad(format!("timestep {got} is not one of the network's {count}"))),
+            Timesteps::Each(t_b) => RowLookup::new(t_b, count, self.placement.compute_kind()),
+            Timesteps::All(t) if (t as i64) < count => Ok(RowLookup::One(t as i64)),
+            Timesteps::All(got) => Err(ModelError::Bad(format!("timestep {got} is not in 0..{count}"))),
         }
     }
 
@@ -221,7 +221,7 @@ impl CsUnet {
     }
 }
 
-/// Sines, then cosines, of every timestep at falling frequencies: `[t, 200]`, f64.
+/// Sines, then cosines, of every timestep at decreasing frequencies: `[t, 200]`, f64.
 fn time_embedding(architecture: &Architecture) -> Result<Tensor, ModelError> {
     let half = TIME_WIDTH / 2;
     let mut values = Vec::with_capacity((architecture.timesteps * TIME_WIDTH) as usize);

@@ -1,4 +1,4 @@
-//! What can go wrong with the network.
+//! Errors of the network.
 
 use crate::comm::CommError;
 use crate::native::random::RandomError;
@@ -6,24 +6,24 @@ use crate::native::random::RandomError;
 /// An error of [`crate::model`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ModelError {
-    /// Tensors, numbers or a layout that do not fit the network: what was got and what was wanted.
+    /// A tensor, number or layout that does not fit the network. The text says what was got and wanted.
     #[error("{0}")]
     Bad(String),
-    /// Random numbers that could not be drawn.
+    /// Random numbers could not be drawn.
     #[error(transparent)]
     Random(#[from] RandomError),
-    /// An exchange between ranks failed.
+    /// Communication between ranks failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// libtorch refused or failed.
+    /// libtorch reported an error.
     #[error(transparent)]
     Native(#[from] crate::native::NativeError),
 }
 
 impl ModelError {
-    /// A tensor of the wrong shape; -1 in `want` stands for any length.
+    /// A tensor of the wrong shape. In `want`, -1 stands for any length.
     pub(super) fn shape(name: &str, got: &[i64], want: &[i64]) -> Self {
-        Self::Bad(format!("{name} is {got:?}, wanted {want:?}"))
+        Self::Bad(format!("{name} has shape {got:?}, wanted {want:?}"))
     }
 }
 

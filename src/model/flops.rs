@@ -1,19 +1,21 @@
-//! How many floating-point operations a training step takes: those of its matrix products, a multiply-add as two.
+//! The number of floating-point operations of a training step: those of its matrix products, with a multiply-add as
+//! two.
 //!
-//! A layer's backward costs two products beside the one of its forward: the gradients of its weights and of its input. Inputs
-//! without a gradient (the noised code, the image, the time embedding) save the second. The KL has three: logits of the truth and
-//! of the prediction, and the gradient of the prediction. Sines, norms, the optimiser and the harmonics of the anchors are left
-//! out, as is usual; they move memory rather than compute.
+//! The backward pass of a layer costs two products on top of the one of its forward pass: the gradients of its weights
+//! and of its input. Inputs without a gradient (the noised code, the image, the time embedding) save the second. The KL
+//! has three products: the logits of the truth, the logits of the prediction, and the gradient of the prediction.
+//! Sines, norms, the optimiser and the harmonics of the anchors are left out, as is usual; they are bound by memory and
+//! not by computation.
 
 use super::architecture::Architecture;
 
-/// A multiply-add.
+/// Operations of a multiply-add.
 const OPERATIONS: f64 = 2.0;
-/// Products of the KL, forward and backward.
+/// Matrix products of the KL, forward and backward.
 const KL_PRODUCTS: f64 = 3.0;
 
 impl Architecture {
-    /// Operations of one training step on `rows` rows against `anchors` anchors (0: the loss has no KL).
+    /// Operations of one training step on `rows` rows with `anchors` anchors (0 if the loss has no KL).
     pub fn step_flops(&self, rows: u64, anchors: u64) -> f64 {
         let rows = rows as f64;
         let layers: f64 = self
@@ -29,10 +31,10 @@ impl Architecture {
     }
 }
 
-/// Products with a layer's weight in one step.
+/// Matrix products per step of a layer, given the name of its weight.
 fn products(weight: &str) -> f64 {
-    let input_is_given = weight.ends_with(".image.weight") || weight.ends_with(".time.0.weight");
-    if input_is_given || weight == "down1.x.weight" { 2.0 } else { 3.0 }
+    let input_has_no_gradient = weight.ends_with(".image.weight") || weight.ends_with(".time.0.weight");
+    if input_has_no_gradient || weight == "down1.x.weight" { 2.0 } else { 3.0 }
 }
 
 #[cfg(test)]
@@ -42,12 +44,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operations_are_those_of_the_layers() {
+    fn operations_are_the_sum_over_the_layers() {
         // 16 dimensions: widths 16, 8, 4.
         let architecture = Architecture::new(&ModelConfig { degree: 3, ..ModelConfig::default() }, 6, 10);
         let modules = [(16, 16), (16, 8), (8, 4), (4, 4), (8, 8), (16, 16)];
         let per_row: i64 = modules.iter().map(|(input, output)| 3 * output * (input + output) + 2 * 6 * output).sum();
-        // down1's input has no gradient; the head goes from 32 to 16.
+        // The input of down1 has no gradient. The head goes from 32 to 16.
         let per_row = per_row - 16 * 16 + 3 * 32 * 16;
         let per_timestep: i64 = modules.iter().map(|(_, hidden)| 2 * 200 * hidden + 3 * 2 * hidden * hidden).sum();
         let want = |rows: i64, anchors: i64| 2 * (rows * per_row + 10 * per_timestep + 3 * rows * anchors * 16);
@@ -61,7 +63,7 @@ mod tests {
         let architecture = Architecture::new(&ModelConfig { degree: 47, ..ModelConfig::default() }, 768, 200);
         let usual = 6.0 * architecture.parameter_count() as f64 * 4096.0;
         let share = architecture.step_flops(4096, 0) / usual;
-        // The time layers, 40 % of the weights, see 200 timesteps and not 4096 rows.
+        // The time layers, 40 % of the weights, process 200 timesteps instead of 4096 rows.
         assert!((0.5..0.7).contains(&share), "{share}");
     }
 }

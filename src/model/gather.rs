@@ -1,40 +1,42 @@
-//! Rows of a time table for the samples of a mini-batch, with a backward that is the same from run to run.
+//! Gathers rows of a time table for the samples of a mini-batch, with a reproducible backward.
 //!
-//! Several samples share a timestep, so backward adds several rows of the gradient into one, and the order of those sums
-//! must be fixed. `index_select` does so on the CPU but adds atomically on CUDA; indexing (`table[t]`) is the other way
-//! round (`torch.use_deterministic_algorithms` lists both). A product with a one-hot matrix is right everywhere, exact
-//! in forward (one term and zeros) and cheap where there are tensor cores: on CUDA it takes the place of `index_select`.
+//! Several samples share a timestep, so backward adds several rows of the gradient into one, and the order of those
+//! sums must be fixed. `index_select` fixes it on the CPU but adds atomically on CUDA; indexing (`table[t]`) is the
+//! other way round (`torch.use_deterministic_algorithms` lists both). A product with a one-hot matrix is reproducible
+//! everywhere, exact in the forward pass (one term and zeros) and cheap with tensor cores, so it replaces
+//! `index_select` on CUDA.
 //!
-//! Invariant: no timestep outside the table passes unseen. On the CPU it is an error that names its row. On CUDA, where the host
-//! must not wait, its row of the product is NaN and not 0, so that the loss is not finite, which is an error.
+//! Invariant: a timestep outside the table never goes unnoticed. On the CPU it is an error that names its row. On CUDA,
+//! where the host must not wait, its row of the product is NaN and not 0, so that the loss is not finite, which is an
+//! error.
 // b batch · t timesteps · h columns of the table
 
 use tch::{Kind, Tensor};
 
 use super::error::ModelError;
 
-/// How to find the rows of a mini-batch in any table.
+/// How to find the rows of a mini-batch in a table.
 #[derive(Debug)]
-pub(super) enum Rows {
-    /// By their numbers, i64 `[b]`.
+pub(super) enum RowLookup {
+    /// By index, i64 `[b]`.
     Numbers(Tensor),
-    /// By a product: one-hot rows `[b, t]` in the kind of the tables.
+    /// By a product with one-hot rows `[b, t]`, in the dtype of the tables.
     OneHot(Tensor),
-    /// One row for all.
+    /// One row for all samples.
     One(i64),
 }
 
-impl Rows {
-    /// The way that is reproducible where `t_b` lives.
-    pub(super) fn of(t_b: &Tensor, timesteps: i64, kind: Kind) -> Result<Self, ModelError> {
+impl RowLookup {
+    /// The lookup that is reproducible on the device of `t_b`.
+    pub(super) fn new(t_b: &Tensor, timesteps: i64, kind: Kind) -> Result<Self, ModelError> {
         if t_b.device().is_cuda() {
             return Self::one_hot(t_b, timesteps, kind);
         }
-        in_table(&Vec::<i64>::try_from(t_b)?, timesteps)?;
+        check_in_table(&Vec::<i64>::try_from(t_b)?, timesteps)?;
         Ok(Self::Numbers(t_b.shallow_clone()))
     }
 
-    // Not libtorch's own one_hot: that one looks at the values, for which the host waits.
+    // Not libtorch's own one_hot, which reads the values and makes the host wait.
     fn one_hot(t_b: &Tensor, timesteps: i64, kind: Kind) -> Result<Self, ModelError> {
         let all_t = Tensor::f_arange(timesteps, (Kind::Int64, t_b.device()))?;
         let found_bt = t_b.f_unsqueeze(1)?.f_eq_tensor(&all_t)?;
@@ -42,8 +44,8 @@ impl Rows {
         Ok(Self::OneHot(found_bt.f_to_kind(kind)?.f_masked_fill(&lost_b1, f64::NAN)?))
     }
 
-    /// The rows of one table, `[b or 1, h]`.
-    pub(super) fn of_table(&self, table_th: &Tensor) -> Result<Tensor, ModelError> {
+    /// Gathers the rows from one table: `[b or 1, h]`.
+    pub(super) fn gather_from(&self, table_th: &Tensor) -> Result<Tensor, ModelError> {
         Ok(match self {
             Self::Numbers(t_b) => table_th.f_index_select(0, t_b)?,
             Self::OneHot(one_hot_bt) => one_hot_bt.f_matmul(table_th)?,
@@ -52,12 +54,12 @@ impl Rows {
     }
 }
 
-/// Each timestep is below `timesteps`, or the first that is not is named.
-fn in_table(t_b: &[i64], timesteps: i64) -> Result<(), ModelError> {
+/// Checks that every timestep is in `0..timesteps`. The error names the first one that is not.
+fn check_in_table(t_b: &[i64], timesteps: i64) -> Result<(), ModelError> {
     match t_b.iter().position(|t| !(0..timesteps).contains(t)) {
         Some(row) => {
             let got = t_b[row];
-            Err(ModelError::Bad(format!("row {row}: timestep {got} is not one of the network's {timesteps}")))
+            Err(ModelError::Bad(format!("row {row}: timestep {got} is not in 0..{timesteps}")))
         }
         None => Ok(()),
     }
@@ -70,30 +72,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn product_gathers_what_numbers_gather() {
+    fn one_hot_product_equals_index_select() {
         let t_b = Tensor::from_slice(&[3_i64, 0, 3, 3, 4]);
         let weight_bh = Tensor::randn([5, 8], (Kind::Double, Device::Cpu));
         let start_th = Tensor::randn([5, 8], (Kind::Double, Device::Cpu));
-        let run = |rows: Result<Rows, ModelError>| {
+        let run = |rows: Result<RowLookup, ModelError>| {
             let table_th = start_th.copy().set_requires_grad(true);
-            let gathered_bh = rows.and_then(|rows| rows.of_table(&table_th)).expect("gathered");
+            let gathered_bh = rows.and_then(|rows| rows.gather_from(&table_th)).expect("gathered");
             (&gathered_bh * &weight_bh).sum(Kind::Double).backward();
             (gathered_bh, table_th.grad())
         };
-        let numbers = run(Rows::of(&t_b, 5, Kind::Double));
-        let product = run(Rows::one_hot(&t_b, 5, Kind::Double));
+        let numbers = run(RowLookup::new(&t_b, 5, Kind::Double));
+        let product = run(RowLookup::one_hot(&t_b, 5, Kind::Double));
         assert!(product.0.equal(&numbers.0));
         assert!((product.1 - numbers.1).abs().max().double_value(&[]) < 1e-14);
     }
 
     #[test]
-    fn timestep_outside_the_table_is_named_or_becomes_nan_and_never_zeros() {
+    fn timestep_outside_the_table_is_an_error_or_nan() {
         let table_th = Tensor::ones([5, 8], (Kind::Double, Device::Cpu));
         for outside in [5_i64, -1] {
             let t_b = Tensor::from_slice(&[3_i64, outside, 4]);
-            let error = Rows::of(&t_b, 5, Kind::Double).expect_err("outside").to_string();
-            assert_eq!(error, format!("row 1: timestep {outside} is not one of the network's 5"));
-            let gathered_bh = Rows::one_hot(&t_b, 5, Kind::Double).and_then(|rows| rows.of_table(&table_th));
+            let error = RowLookup::new(&t_b, 5, Kind::Double).expect_err("outside").to_string();
+            assert_eq!(error, format!("row 1: timestep {outside} is not in 0..5"));
+            let gathered_bh = RowLookup::one_hot(&t_b, 5, Kind::Double).and_then(|rows| rows.gather_from(&table_th));
             let nan_bh = gathered_bh.expect("gathered").isnan();
             let all_nan = [0, 1, 2].map(|row| nan_bh.get(row).all().int64_value(&[]) == 1);
             let any_nan = [0, 1, 2].map(|row| nan_bh.get(row).any().int64_value(&[]) == 1);

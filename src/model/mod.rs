@@ -1,12 +1,13 @@
-//! The network: a U-Net of six C-Siren modules that predicts a clean code from a noised one, an image and a timestep.
+//! The network: a U-Net of six C-Siren modules that predicts a clean code from a noised code, an image and a timestep.
 //!
 //! In reading order:
-//! - [`Architecture`]: widths, and with them the name, shape, split and first value of every parameter.
-//! - [`Parameters`]: the flat, ordered list of weights; what of each this rank holds.
-//! - [`CsUnet`]: the network. Time and image terms come out as values of their own ([`TimeTable`], [`Conditioned`]), so
-//!   that a sampling chain computes them once.
+//! - [`Architecture`]: the layer widths, and from them the name, shape, split and initial value of every parameter.
+//! - [`Parameters`]: the flat, ordered list of weights, with the part of each that this rank holds.
+//! - [`CsUnet`]: the network. Time and image terms are separate values ([`TimeTable`], [`Conditioned`]), so that a
+//!   sampling chain computes them only once.
 //!
-//! Numbers only: no files, no sockets, no global generator. Names and shapes are those of the PyTorch reference.
+//! Pure computation: no files, no sockets, no global random generator. Names and shapes are those of the PyTorch
+//! reference.
 
 mod architecture;
 mod c_siren;

@@ -1,26 +1,26 @@
-//! What of a parameter each tensor-parallel rank holds.
+//! How a parameter is split over tensor-parallel ranks.
 //!
-//! Splits are equal pieces in the order of ranks; the pieces of all ranks put together are the whole tensor again.
+//! The pieces are equal and in the order of ranks. The pieces of all ranks together make up the whole tensor.
 
 use tch::Tensor;
 
 use super::error::ModelError;
 
-/// What of a parameter one rank of a tensor-parallel group holds.
+/// The part of a parameter that one rank of a tensor-parallel group holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// All of it, like every other rank; gradients are equal on all, and count once in a norm.
+    /// All of it. Its gradients are equal on all ranks and count once in a norm.
     Replicated,
-    /// A piece of the first dimension: some of a layer's outputs.
+    /// A piece of the first dimension: some of the layer's outputs.
     Rows,
-    /// A piece of the first half of the first dimension and the same piece of the second: some of two sets of outputs.
+    /// The same piece of both halves of the first dimension: some of two sets of outputs.
     RowHalves,
-    /// A piece of the second dimension: some of a layer's inputs.
+    /// A piece of the second dimension: some of the layer's inputs.
     Columns,
 }
 
 impl Split {
-    /// The piece of rank `rank` of `ranks`; `name` is for the error.
+    /// The piece of rank `rank` of `ranks`. `name` is used in errors.
     pub fn piece(self, name: &str, whole: &Tensor, rank: i64, ranks: i64) -> Result<Tensor, ModelError> {
         if ranks == 1 {
             return Ok(whole.shallow_clone());
@@ -37,7 +37,7 @@ impl Split {
         }
     }
 
-    /// The whole of what [`Split::piece`] made, from the pieces of all ranks in order.
+    /// Reassembles the whole tensor from the pieces of all ranks, in order.
     pub fn whole(self, pieces: &[Tensor]) -> Result<Tensor, ModelError> {
         match (self, pieces) {
             (_, [only]) => Ok(only.shallow_clone()),
@@ -59,7 +59,7 @@ fn slice(name: &str, whole: &Tensor, dim: i64, rank: i64, ranks: i64) -> Result<
     let length = whole.size()[usize::from(dim == 1)];
     if length % ranks != 0 {
         let problem = format!("{length} units cannot be divided among {ranks} tensor-parallel ranks");
-        return Err(ModelError::Bad(format!("{name}: {problem}; choose another number")));
+        return Err(ModelError::Bad(format!("{name}: {problem}; choose another number of ranks")));
     }
     Ok(whole.f_narrow(dim, rank * (length / ranks), length / ranks)?)
 }

@@ -1,6 +1,6 @@
-//! What tch has no way to make: differentiable collectives, and hooks that run when a gradient has been accumulated.
+//! Differentiable collectives, and hooks that run after a gradient was accumulated: tch has neither.
 //!
-//! None can be differentiated twice: a backward with `create_graph` through a collective is an error.
+//! A collective cannot be differentiated twice: a backward pass with `create_graph` through it is an error.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use tch::Tensor;
 
 use super::c10d::ProcessGroup;
 use super::c10d_store::millis;
-use super::error::{NativeError, check, handed_over, tensor_from};
+use super::error::{NativeError, check, out_pointer, out_tensor};
 use super::optim::pointer;
 
 type HookCall = extern "C" fn(*const c_void);
@@ -41,26 +41,27 @@ unsafe extern "C" {
 
 /// A collective in the forward pass and its counterpart in the backward pass.
 ///
-/// Which one is right depends on what comes after. *Replicated*: every rank goes on with the same values, and the loss
-/// they all compute counts once. *Partial*: every rank goes on in its own way, and the loss is the sum over ranks.
+/// Which one is right depends on what follows. *Replicated*: every rank continues with the same values, and the loss
+/// that they all compute counts once. *Partial*: each rank continues with its own values, and the loss is the sum over
+/// ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Function {
-    /// Forward nothing, backward an all-reduce. Where a replicated tensor enters parts that differ between ranks: each
-    /// part yields a share of its gradient.
+    /// Forward: identity. Backward: all-reduce. For a replicated tensor that enters computations that differ between
+    /// ranks: each rank computes a share of its gradient.
     IdentityAllReduce = 0,
-    /// Forward an all-reduce, backward nothing. Where partial sums become a replicated tensor.
+    /// Forward: all-reduce. Backward: identity. For partial sums that become a replicated tensor.
     AllReduceIdentity = 1,
-    /// Forward an all-gather, backward this rank's piece of the gradient. Where what comes after is replicated, and each
-    /// rank already holds the whole gradient.
+    /// Forward: all-gather. Backward: this rank's piece of the gradient. For results whose further use is replicated,
+    /// so that each rank already holds the whole gradient.
     GatherSplit = 2,
-    /// Forward this rank's piece, backward an all-gather. Where a replicated tensor is divided among ranks.
+    /// Forward: this rank's piece. Backward: all-gather. For a replicated tensor that is divided among ranks.
     SplitGather = 3,
 }
 
-/// Applies `function` to `input`; gathers and splits run along `dim` (negative counts from the end), in equal pieces.
+/// Applies `function` to `input`. Gathers and splits work along `dim` (negative counts from the end), in equal pieces.
 ///
-/// On Gloo it blocks until the result is there, on NCCL the current stream waits. Backward runs the counterpart under
-/// the same `timeout`; what fails there is an error of the backward call, with operation, group and rank in its text.
+/// On Gloo it blocks until the result is ready; on NCCL the current stream waits. Backward runs the counterpart with
+/// the same `timeout`. If that fails, the backward call returns an error that names operation, group and rank.
 pub fn differentiable(
     group: &ProcessGroup,
     input: &Tensor,
@@ -69,13 +70,14 @@ pub fn differentiable(
     timeout: Duration,
 ) -> Result<Tensor, NativeError> {
     let (function, timeout_ms) = (function as c_int, millis(timeout));
-    // SAFETY: group and input are alive; the graph takes its own references.
+    // SAFETY: group and input are alive, the autograd graph takes its own references, and `out` has room for one
+    // pointer.
     let call = |out| unsafe { locdiff_differentiable(group.as_ptr(), pointer(input), function, dim, timeout_ms, out) };
-    // SAFETY: the result is a new tensor.
-    unsafe { tensor_from("differentiable collective", call) }
+    // SAFETY: on success the shim hands over a new tensor that nobody else frees.
+    unsafe { out_tensor("differentiable collective", call) }
 }
 
-/// Makes `gradient` itself, not a copy, the gradient of the leaf: what backward accumulates is written there.
+/// Makes `gradient` itself, not a copy, the gradient of the leaf, so that backward accumulates into it.
 pub fn set_gradient(leaf: &Tensor, gradient: &Tensor) -> Result<(), NativeError> {
     // SAFETY: both tensors are alive; the leaf takes its own reference.
     let status = unsafe { locdiff_set_gradient(pointer(leaf), pointer(gradient)) };
@@ -87,35 +89,38 @@ struct HookContext {
     panicked: Arc<AtomicBool>,
 }
 
-/// A function that runs each time a leaf's gradient has been accumulated; silent once dropped.
+/// A function that runs each time the gradient of a leaf has been accumulated, until the hook is dropped.
 ///
-/// It runs on the thread that accumulated: the caller of backward for CPU tensors, a thread of the engine for CUDA.
-/// A leaf has one hook: a new one takes the place of the old.
+/// It runs on the thread that accumulated the gradient: the caller of backward for CPU tensors, a thread of the
+/// autograd engine for CUDA. A leaf has one hook: a new one replaces the old one.
 #[derive(Debug)]
 pub struct GradientHook {
     raw: NonNull<c_void>,
     panicked: Arc<AtomicBool>,
 }
 
-// SAFETY: the handle is a shared pointer whose target is guarded by a mutex; the function is Send and Sync.
+// SAFETY: the handle is a shared pointer whose target is guarded by a mutex; the function is `Send` and `Sync`.
 unsafe impl Send for GradientHook {}
-// SAFETY: as above; no method changes it.
+// SAFETY: as above, and no method that takes `&self` changes the handle.
 unsafe impl Sync for GradientHook {}
 
 impl GradientHook {
-    /// Hangs `call` on a leaf that requires a gradient. Not while a backward over that leaf runs.
+    /// Registers `call` on a leaf that requires a gradient. Must not be called while a backward pass over that leaf
+    /// runs.
     pub fn new(leaf: &Tensor, call: impl Fn() + Send + Sync + 'static) -> Result<Self, NativeError> {
         let panicked = Arc::new(AtomicBool::new(false));
         let context = Box::new(HookContext { call: Box::new(call), panicked: Arc::clone(&panicked) });
         let context = Box::into_raw(context).cast();
-        let raw = handed_over("hook a gradient", |out| {
-            // SAFETY: the leaf is alive; the context is handed over and comes back to `drop_context` once, also on failure.
+        let raw = out_pointer("register a gradient hook", |out| {
+            // SAFETY: the leaf is alive. The shim takes over the context and passes it to `drop_context` once, also on
+            // failure.
             unsafe { locdiff_hook_new(pointer(leaf), call_context, drop_context, context, out) }
         })?;
         Ok(Self { raw, panicked })
     }
 
-    /// Whether the function ever panicked. The panic ends there: it must not unwind through the engine.
+    /// Whether the function ever panicked. The panic is caught in the hook, because it must not unwind through the
+    /// engine.
     pub fn panicked(&self) -> bool {
         self.panicked.load(Ordering::Acquire)
     }
@@ -123,13 +128,13 @@ impl GradientHook {
 
 impl Drop for GradientHook {
     fn drop(&mut self) {
-        // SAFETY: ours alone, and not used after.
+        // SAFETY: `self` owns the handle, which is not used afterwards.
         unsafe { locdiff_hook_free(self.raw.as_ptr()) };
     }
 }
 
 extern "C" fn call_context(context: *const c_void) {
-    // SAFETY: the shim passes the context of `GradientHook::new`, and keeps it until the call returns.
+    // SAFETY: the shim passes the context from `GradientHook::new`, and keeps it alive until the call returns.
     let context = unsafe { &*context.cast::<HookContext>() };
     if catch_unwind(AssertUnwindSafe(|| (context.call)())).is_err() {
         context.panicked.store(true, Ordering::Release);
@@ -137,9 +142,10 @@ extern "C" fn call_context(context: *const c_void) {
 }
 
 extern "C" fn drop_context(context: *mut c_void) {
-    // SAFETY: the shim calls this once, with the pointer that `Box::into_raw` gave it, and does not use it after.
+    // SAFETY: the shim calls this once, with the pointer from `Box::into_raw`, and does not use that pointer
+    // afterwards.
     let context = unsafe { Box::from_raw(context.cast::<HookContext>()) };
-    // What the function owns may panic when dropped; that must not unwind into C++.
+    // Dropping the values that the function captured may panic, and a panic must not unwind into C++.
     let _ = catch_unwind(AssertUnwindSafe(move || drop(context)));
 }
 
@@ -162,7 +168,7 @@ mod tests {
         let (seen, watched) = (Arc::clone(&calls), std::sync::Mutex::new(leaf.shallow_clone()));
         let hook = GradientHook::new(&leaf, move || {
             let gradient = watched.lock().expect("one thread").grad();
-            assert_eq!(gradient.double_value(&[0]), 2.0, "the gradient is already there");
+            assert_eq!(gradient.double_value(&[0]), 2.0, "the gradient is already accumulated");
             seen.fetch_add(1, Ordering::Relaxed);
         })
         .expect("a leaf");
@@ -176,22 +182,22 @@ mod tests {
     }
 
     #[test]
-    fn panic_in_a_hook_stays_there() {
+    fn panic_in_a_hook_does_not_fail_backward() {
         let leaf = leaf();
         let hook = GradientHook::new(&leaf, || std::panic::resume_unwind(Box::new(()))).expect("a leaf");
-        (&leaf * 2.0).sum(Kind::Double).f_backward().expect("backward goes on");
+        (&leaf * 2.0).sum(Kind::Double).f_backward().expect("backward succeeds");
         assert!(hook.panicked());
     }
 
     #[test]
-    fn only_leaves_can_be_hooked() {
+    fn hook_on_a_non_leaf_is_an_error() {
         let calls = Arc::new(());
         let held = Arc::clone(&calls);
         let error = GradientHook::new(&(leaf() * 2.0), move || {
             let _ = &held;
         })
         .expect_err("not a leaf");
-        assert!(error.text.contains("only a leaf"), "{}", error.text);
+        assert!(error.text.contains("not a leaf"), "{}", error.text);
         assert_eq!(Arc::strong_count(&calls), 1, "the function was dropped");
     }
 

@@ -1,8 +1,8 @@
-//! c10d's key-value store, through which ranks find one another.
+//! c10d's key-value store, through which ranks find each other.
 //!
-//! The serving side is handed a socket that is already bound and listening: c10d on its own would listen on all
-//! interfaces, and a port chosen beforehand could be taken by the time it is used. The store has no access control;
-//! whoever reaches the socket can read and write it.
+//! The server takes a socket that is already bound and listening: c10d on its own would listen on all interfaces, and a
+//! port chosen beforehand could be taken by the time it is used. The store has no access control: any process that can
+//! reach the socket can read and write it.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
@@ -10,7 +10,7 @@ use std::os::fd::IntoRawFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use super::error::{NativeError, check, handed_over};
+use super::error::{NativeError, check, out_pointer};
 
 unsafe extern "C" {
     fn locdiff_store_serve(
@@ -62,9 +62,9 @@ unsafe extern "C" {
     fn locdiff_store_free(store: *mut c_void);
 }
 
-/// A client of the key-value store; on the serving rank, the server too.
+/// A client of the key-value store, and on the serving rank also its server.
 ///
-/// Calls from several threads take turns: one that waits holds the others up.
+/// Calls from several threads run one at a time: a call that waits blocks the others.
 #[derive(Debug)]
 pub struct Store {
     raw: NonNull<c_void>,
@@ -78,7 +78,7 @@ unsafe impl Sync for Store {}
 impl Store {
     /// Serves on `listener`, which must be bound and listening, and connects to it.
     ///
-    /// `timeout` bounds the connection and is the default of what groups built over the store wait for.
+    /// `timeout` limits the connection attempt and is the default timeout of groups that use the store.
     pub fn serve(listener: TcpListener, timeout: Duration) -> Result<Self, NativeError> {
         const OPERATION: &str = "serve the store";
         let address = listener.local_addr().map_err(|error| NativeError {
@@ -92,58 +92,59 @@ impl Store {
         }
         .to_string();
         let (fd, host_at, timeout_ms) = (listener.into_raw_fd(), host.as_ptr().cast(), millis(timeout));
-        let raw = handed_over(OPERATION, |out| {
-            // SAFETY: the host is a string of that length; the descriptor is ours to give away.
+        let raw = out_pointer(OPERATION, |out| {
+            // SAFETY: the host is valid for its length; the descriptor is owned here and given away; `out` has room for
+            // one pointer.
             unsafe { locdiff_store_serve(fd, host_at, host.len(), address.port(), timeout_ms, out) }
         })?;
         Ok(Self { raw })
     }
 
-    /// Connects to a server, trying until `timeout`, which is also the default of what groups over the store wait for.
+    /// Connects to a server, retrying until `timeout`, which is also the default timeout of groups that use the store.
     pub fn join(host: &str, port: u16, timeout: Duration) -> Result<Self, NativeError> {
-        let raw = handed_over("join the store", |out| {
-            // SAFETY: the host is a string of that length.
+        let raw = out_pointer("join the store", |out| {
+            // SAFETY: the host is valid for its length, and `out` has room for one pointer.
             unsafe { locdiff_store_join(host.as_ptr().cast(), host.len(), port, millis(timeout), out) }
         })?;
         Ok(Self { raw })
     }
 
-    /// The same store seen through a prefix: what another prefix wrote is not there.
+    /// The same store under a prefix: keys that were set under another prefix are not visible.
     pub fn with_prefix(&self, prefix: &str) -> Result<Self, NativeError> {
-        let raw = handed_over("prefix the store", |out| {
-            // SAFETY: the store is alive; the prefix is a string of that length.
+        let raw = out_pointer("prefix the store", |out| {
+            // SAFETY: the store is alive, the prefix is valid for its length, and `out` has room for one pointer.
             unsafe { locdiff_store_prefix(self.raw.as_ptr(), prefix.as_ptr().cast(), prefix.len(), out) }
         })?;
         Ok(Self { raw })
     }
 
-    /// Stores a value, in place of an older one.
+    /// Stores a value, replacing an older one.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<(), NativeError> {
-        // SAFETY: the store is alive; key and value are valid for their lengths and copied.
+        // SAFETY: the store is alive; key and value are valid for their lengths, and the shim copies them.
         let status = unsafe {
             locdiff_store_set(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), value.as_ptr(), value.len())
         };
-        check("set in the store", status)
+        check("set a key in the store", status)
     }
 
-    /// The value of a key, once some rank has set it.
+    /// Waits until some rank has set the key, and returns its value.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, NativeError> {
-        let bytes = handed_over("get from the store", |out| {
+        let bytes = out_pointer("get a key from the store", |out| {
             // SAFETY: the store is alive; the key is valid for its length.
             unsafe { locdiff_store_get(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), millis(timeout), out) }
         })?
         .as_ptr();
-        // SAFETY: the call above succeeded and handed over a vector.
+        // SAFETY: the call above succeeded, so `bytes` is a vector that it handed over.
         let length = unsafe { locdiff_bytes_length(bytes) };
         // SAFETY: as above.
         let data = unsafe { locdiff_bytes_data(bytes) };
         let value = if length == 0 {
             Vec::new()
         } else {
-            // SAFETY: a vector that is not empty has `length` bytes at `data`, and nobody else has it.
+            // SAFETY: a vector that is not empty has `length` bytes at `data`, and nobody else has access to it.
             unsafe { std::slice::from_raw_parts(data, length) }.to_vec()
         };
-        // SAFETY: handed over by the call above, not used after.
+        // SAFETY: handed over by the call above, owned here and not used afterwards.
         unsafe { locdiff_bytes_free(bytes) };
         Ok(value)
     }
@@ -154,17 +155,17 @@ impl Store {
         // SAFETY: the store is alive; the key is valid for its length; `found` is written on success.
         let status =
             unsafe { locdiff_store_contains(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), &raw mut found) };
-        check("look into the store", status)?;
+        check("look up a key in the store", status)?;
         Ok(found != 0)
     }
 
-    /// Adds to a counter that begins at 0; the sum after.
+    /// Adds to a counter that starts at 0, and returns the sum.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64, NativeError> {
         let mut sum = 0;
         // SAFETY: the store is alive; the key is valid for its length; `sum` is written on success.
         let status =
             unsafe { locdiff_store_add(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), amount, &raw mut sum) };
-        check("add in the store", status)?;
+        check("add to a counter in the store", status)?;
         Ok(sum)
     }
 
@@ -175,17 +176,17 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // SAFETY: ours alone, and not used after.
+        // SAFETY: `self` owns the handle, which is not used afterwards.
         unsafe { locdiff_store_free(self.raw.as_ptr()) };
     }
 }
 
-/// Whole milliseconds, at least one: c10d takes zero for "no timeout".
+/// Whole milliseconds, at least one, because c10d takes zero for "no timeout".
 pub(super) fn millis(timeout: Duration) -> i64 {
     i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX / 2).clamp(1, MILLIS_MAX)
 }
 
-/// A hundred years: more would overflow c10d's deadlines, which count nanoseconds.
+/// A hundred years. More would overflow c10d's deadlines, which count nanoseconds.
 const MILLIS_MAX: i64 = 100 * 365 * 24 * 3600 * 1000;
 
 #[cfg(test)]
@@ -194,16 +195,16 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    fn served() -> (Store, u16) {
+    fn serve() -> (Store, u16) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-        let port = listener.local_addr().expect("it is bound").port();
-        (Store::serve(listener, TIMEOUT).expect("it serves"), port)
+        let port = listener.local_addr().expect("the listener is bound").port();
+        (Store::serve(listener, TIMEOUT).expect("the store serves"), port)
     }
 
     #[test]
-    fn clients_share_values_within_a_prefix_only() {
-        let (server, port) = served();
-        let client = Store::join("127.0.0.1", port, TIMEOUT).expect("it joins");
+    fn clients_share_values_only_under_the_same_prefix() {
+        let (server, port) = serve();
+        let client = Store::join("127.0.0.1", port, TIMEOUT).expect("the client joins");
         let first = server.with_prefix("attempt-1").expect("a prefix");
         let second = client.with_prefix("attempt-2").expect("a prefix");
         first.set("key", b"one\0two").expect("set");
@@ -216,9 +217,9 @@ mod tests {
 
     #[test]
     fn waiting_for_a_key_ends_at_its_timeout() {
-        let (server, _) = served();
+        let (server, _) = serve();
         let error = server.get("never", Duration::from_millis(50)).expect_err("nobody sets it");
-        assert_eq!(error.operation, "get from the store");
+        assert_eq!(error.operation, "get a key from the store");
         assert!(error.text.contains("timeout"), "{}", error.text);
     }
 

@@ -1,4 +1,4 @@
-//! What the shim reports: a status, and the text of the C++ exception behind it.
+//! Errors of the shim: a status code, and the text of the C++ exception behind it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -13,9 +13,9 @@ unsafe extern "C" {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{operation}: {text}")]
 pub struct NativeError {
-    /// What was asked for.
+    /// The operation that failed.
     pub operation: &'static str,
-    /// The text of the C++ exception, its stack trace cut off.
+    /// The text of the C++ exception, without its stack trace.
     pub text: String,
 }
 
@@ -26,41 +26,41 @@ pub(super) fn check(operation: &'static str, status: c_int) -> Result<(), Native
     }
     // SAFETY: takes no arguments, reads a thread-local.
     let text = unsafe { locdiff_last_error() };
-    // SAFETY: the shim returns a terminated string that lives until this thread's next failing call.
+    // SAFETY: the shim returns a NUL-terminated string that lives until this thread's next failing call.
     let text = unsafe { CStr::from_ptr(text) };
-    Err(NativeError { operation, text: first_lines(&text.to_string_lossy()) })
+    Err(NativeError { operation, text: without_stack_trace(&text.to_string_lossy()) })
 }
 
-/// What a call of the shim hands over through its last argument.
-pub(super) fn handed_over(
+/// Runs a shim call that returns a pointer through its last argument.
+pub(super) fn out_pointer(
     operation: &'static str,
     call: impl FnOnce(*mut *mut c_void) -> c_int,
 ) -> Result<NonNull<c_void>, NativeError> {
     let mut out = std::ptr::null_mut();
     check(operation, call(&raw mut out))?;
-    NonNull::new(out).ok_or_else(|| NativeError { operation, text: "nothing came back".to_owned() })
+    NonNull::new(out).ok_or_else(|| NativeError { operation, text: "the shim returned a null pointer".to_owned() })
 }
 
-/// The tensor that a call of the shim hands over.
+/// Runs a shim call that returns a tensor through its last argument.
 ///
 /// # Safety
-/// Where the call succeeds, it hands over a new `at::Tensor` that nobody else frees.
-pub(super) unsafe fn tensor_from(
+/// If the call succeeds, it must hand over a new `at::Tensor` that nobody else frees.
+pub(super) unsafe fn out_tensor(
     operation: &'static str,
     call: impl FnOnce(*mut *mut c_void) -> c_int,
 ) -> Result<Tensor, NativeError> {
-    let out = handed_over(operation, call)?;
-    // SAFETY: the caller says that it is a tensor, which is what tch's pointer is.
+    let out = out_pointer(operation, call)?;
+    // SAFETY: the caller guarantees a new `at::Tensor` that nobody else frees, and tch's pointer is an `at::Tensor*`.
     Ok(unsafe { Tensor::from_ptr(out.as_ptr().cast()) })
 }
 
 impl From<tch::TchError> for NativeError {
     fn from(error: tch::TchError) -> Self {
-        Self { operation: "libtorch", text: first_lines(&error.to_string()) }
+        Self { operation: "libtorch", text: without_stack_trace(&error.to_string()) }
     }
 }
 
-/// Lets `?` turn a failure of tch into an error that has a variant for [`NativeError`].
+/// Lets `?` convert a `tch::TchError` into an error type that implements `From<NativeError>`.
 macro_rules! from_torch {
     ($error:ty) => {
         impl From<tch::TchError> for $error {
@@ -72,8 +72,8 @@ macro_rules! from_torch {
 }
 pub(crate) use from_torch;
 
-/// libtorch appends its own stack trace to what it throws; people need what stands before it.
-pub(super) fn first_lines(text: &str) -> String {
+/// Removes the stack trace that libtorch appends to its error texts.
+pub(super) fn without_stack_trace(text: &str) -> String {
     text.split("\nException raised from").next().unwrap_or(text).trim_end().to_owned()
 }
 
@@ -82,8 +82,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stack_trace_is_cut_off() {
-        assert_eq!(first_lines("size mismatch\nException raised from x at y.cpp:1\nframe #0"), "size mismatch");
-        assert_eq!(first_lines("plain"), "plain");
+    fn stack_trace_is_removed() {
+        assert_eq!(without_stack_trace("size mismatch\nException raised from x at y.cpp:1\nframe #0"), "size mismatch");
+        assert_eq!(without_stack_trace("plain"), "plain");
     }
 }

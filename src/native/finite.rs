@@ -1,26 +1,28 @@
-//! Are numbers finite? Asked of every byte that is read, so compiled for the vectors that the processor has.
+//! Checks that float16 numbers are finite.
+//!
+//! Every byte that is read goes through this check, so it is compiled for the CPU's vector instructions.
 
-/// Exponent bits of a float16; all ones is infinity or NaN.
+/// Exponent bits of a float16. All ones mean infinity or NaN.
 const EXPONENT: u16 = 0x7c00;
-/// The lowest of them.
+/// The lowest exponent bit.
 const EXPONENT_ONE: u16 = 0x0400;
 
-/// Are all of these little-endian float16 finite? An odd byte at the end does not count.
+/// Whether all of these little-endian float16 numbers are finite. An odd byte at the end is ignored.
 pub fn all_finite_halves(bytes: &[u8]) -> bool {
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has AVX2, as was just asked.
+        // SAFETY: the processor has AVX2, as checked on the line above.
         return unsafe { all_finite_avx2(bytes) };
     }
     all_finite(bytes)
 }
 
-/// The same code as [`all_finite`], compiled for wider vectors.
+/// [`all_finite`] compiled for AVX2.
 #[target_feature(enable = "avx2")]
 fn all_finite_avx2(bytes: &[u8]) -> bool {
     all_finite(bytes)
 }
 
-/// Without a branch per number: only an exponent of all ones carries into the sign.
+/// Has no branch per number: adding `EXPONENT_ONE` carries into the sign bit only if the exponent is all ones.
 #[inline(always)]
 fn all_finite(bytes: &[u8]) -> bool {
     let exponent = |value: &[u8; 2]| (u16::from_le_bytes(*value) & EXPONENT).wrapping_add(EXPONENT_ONE);
@@ -33,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_float16_is_told_alike_at_any_place() {
+    fn every_non_finite_float16_is_found_at_any_position() {
         for bits in 0..=u16::MAX {
             let finite = half::f16::from_bits(bits).is_finite();
             assert_eq!(all_finite_halves(&bits.to_le_bytes()), finite, "{bits:04x}");
@@ -44,7 +46,7 @@ mod tests {
         for at in (0..30_000).step_by(997).chain([0, 1, 15, 16, 31, 4095, 4096, 29_999]) {
             let mut bad = good.clone();
             bad[2 * at..2 * at + 2].copy_from_slice(&0xfc00_u16.to_le_bytes());
-            assert!(!all_finite_halves(&bad) && !all_finite(&bad), "number {at}");
+            assert!(!all_finite_halves(&bad) && !all_finite(&bad), "index {at}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The CUDA parts against the CPU, on a real GPU. Ignored in the CPU variant; in the CUDA variant they need a GPU.
+//! Tests of the CUDA code against the CPU, on a real GPU. They are ignored in the CPU variant; in the CUDA variant they
+//! need a GPU.
 
 mod graphs;
 mod kernels;
@@ -6,11 +7,11 @@ mod numbers;
 
 use tch::{Device, Kind, Tensor};
 
-/// The device that is checked.
+/// The device under test.
 const GPU: Device = Device::Cuda(0);
 
-/// What a check measured, or what went wrong.
-type Outcome = anyhow::Result<String>;
+/// A summary of what a check measured, or an error.
+type CheckOutcome = anyhow::Result<String>;
 
 macro_rules! checks {
     ($($check:ident in $module:ident;)*) => {
@@ -26,32 +27,32 @@ macro_rules! checks {
 }
 
 checks! {
-    device_has_properties in numbers;
-    philox_integers in numbers;
-    philox_normals in numbers;
-    philox_counter in numbers;
-    fused_adamw in numbers;
-    norm_and_flag in numbers;
-    gemm in numbers;
-    compile_error_gives_the_log in kernels;
-    arguments_are_checked in kernels;
-    streams_and_events in kernels;
-    memory_statistics in kernels;
+    device_reports_its_properties in numbers;
+    integers_uniforms_and_masks_equal_those_of_the_cpu in numbers;
+    normals_equal_those_of_the_cpu in numbers;
+    counter_draws_the_numbers_of_its_step in numbers;
+    adamw_updates_as_on_the_cpu in numbers;
+    squared_norm_equals_that_of_the_cpu_and_flags_nan in numbers;
+    f32_product_is_more_exact_than_bf16 in numbers;
+    compile_error_contains_the_log in kernels;
+    wrong_kernel_arguments_are_refused in kernels;
+    event_waits_for_its_stream_until_a_timeout in kernels;
+    memory_statistics_follow_allocations in kernels;
     pinned_rows_are_not_reused in kernels;
     replay_equals_eager in graphs;
-    failed_captures in graphs;
-    replay_times_out in graphs;
-    timeout_is_cheap in graphs;
+    torch_is_usable_after_failed_captures in graphs;
+    hanging_replay_times_out in graphs;
+    timeout_costs_less_than_20_us in graphs;
     nothing_leaks in graphs;
 }
 
-/// The largest absolute difference, computed in f64 on the CPU; NaN anywhere gives NaN.
+/// The largest absolute difference, computed in f64 on the CPU. NaN if any element is NaN.
 fn largest_difference(a: &Tensor, b: &Tensor) -> anyhow::Result<f64> {
     let wide = |tensor: &Tensor| tensor.detach().to_device(Device::Cpu).to_kind(Kind::Double);
     Ok(wide(a).f_sub(&wide(b))?.abs().max().f_double_value(&[])?)
 }
 
-/// Memory of this process that is in RAM.
+/// Resident memory of this process.
 fn resident_bytes() -> anyhow::Result<u64> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages: u64 = text.split_whitespace().nth(1).unwrap_or("0").parse()?;

@@ -1,12 +1,13 @@
 //! The inner loops of spherical harmonics, eight points at a time.
 //!
-//! What is computed stands in `shdd::harmonics`. Here l is the outer loop and m the inner one: the recursions of all m
-//! go on side by side, their state stays in the first cache, and each degree adds 2l + 1 neighbouring coefficients. These
-//! gather in a tile of coefficients × points, which is turned into rows of points when it is full.
+//! The formulas are in `shdd::harmonics`. Here l is the outer loop and m the inner one: the recursions of all m advance
+//! side by side, their state stays in the L1 cache, and each degree adds 2l + 1 adjacent coefficients. They collect in
+//! a tile of coefficients × points, which is transposed into rows of points when it is full.
 //!
-//! Invariant: the operations of one point and their order are those of the scalar form, none fused, whatever the
-//! processor. The same code is compiled for several vector lengths; only the transposition is written by hand, because
-//! the compiler makes it of single elements where it has no permutation across a whole register.
+//! Invariant: on every processor, each point goes through the operations of the scalar form in the same order, without
+//! fused multiply-add. The same code is compiled for several vector lengths. Only the transposition is written by hand,
+//! because the compiler assembles it from single elements where the processor has no permutation across a whole
+//! register.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over lanes by index are the ones that become vector instructions"
@@ -14,7 +15,7 @@
 
 /// Points computed together: one AVX-512 register of f64, two of AVX2.
 const LANES: usize = 8;
-/// A tile is turned into rows as soon as it holds so many coefficients: 16 KiB of f32, a third of the first cache.
+/// A tile is transposed once it holds this many coefficients: 16 KiB of f32, a third of the L1 cache.
 const TILE: usize = 512;
 
 /// The coefficients of the recursion.
@@ -26,12 +27,12 @@ pub struct Tables<'a> {
     pub recursion: &'a [[f64; 2]],
 }
 
-/// What codes are written as.
+/// Number type of the codes.
 pub trait Element: Copy + Default + Send + Sync {
-    /// Rounded from f64.
+    /// Rounds from f64.
     fn narrow(value: f64) -> Self;
 
-    /// Rows become columns, by AVX where that pays.
+    /// Transposes a square of numbers, with AVX where that is faster.
     ///
     /// # Safety
     /// The processor must have AVX.
@@ -66,16 +67,16 @@ impl Element for f32 {
     }
 }
 
-/// Writes the codes of the points that `point` gives for 0, 1, ... into the rows of `out`, each of (L + 1)² numbers.
+/// Encodes points: row i of `out` gets the (L + 1)² coefficients of `point(i)`.
 pub fn encode<T: Element>(tables: Tables<'_>, point: impl Fn(usize) -> [f64; 3], out: &mut [T]) {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq") {
-            // SAFETY: the processor has these, as was just asked.
+            // SAFETY: the processor has AVX-512F and AVX-512DQ, as checked on the line above.
             return unsafe { encode_avx512(tables, point, out) };
         }
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has AVX2, as was just asked.
+            // SAFETY: the processor has AVX2, as checked on the line above.
             return unsafe { encode_avx2(tables, point, out) };
         }
     }
@@ -96,19 +97,19 @@ fn encode_avx2<T: Element>(tables: Tables<'_>, point: impl Fn(usize) -> [f64; 3]
     encode_lanes(tables, point, |tile| unsafe { T::transpose_avx(tile) }, out);
 }
 
-/// One number for each of the points; aligned, so that no load or store crosses a cache line.
+/// One number per point. Aligned so that no load or store crosses a cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 struct Wide([f64; LANES]);
 
-/// Coefficients of a tile: f32 fills the alignment.
+/// One coefficient per point, in a tile. For f32 the alignment is the size.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(32))]
 struct Narrow<T>([T; LANES]);
 
-/// Where the recursion of one m stands.
+/// State of the recursion of one m.
 #[derive(Debug, Clone, Copy)]
-struct Order {
+struct OrderState {
     /// Re (x + iy)^m.
     cosine: Wide,
     /// Im (x + iy)^m.
@@ -129,7 +130,7 @@ fn encode_lanes<T: Element>(
     let width = tables.sectoral.len();
     let dims = width * width;
     let zero = Wide([0.0; LANES]);
-    let mut orders = vec![Order { cosine: zero, sine: zero, old: zero, older: zero }; width];
+    let mut orders = vec![OrderState { cosine: zero, sine: zero, old: zero, older: zero }; width];
     let mut tile = vec![Narrow([T::default(); LANES]); TILE + 2 * width];
     for (block, rows) in out.chunks_mut(LANES * dims).enumerate() {
         let mut axes = [zero; 3];
@@ -153,12 +154,12 @@ fn encode_lanes<T: Element>(
     }
 }
 
-/// The powers of x + iy, and every recursion at its start.
+/// Computes the powers of x + iy and sets every recursion to its start.
 #[inline(always)]
-fn start_orders(orders: &mut [Order], sectoral: &[f64], x: &Wide, y: &Wide) {
+fn start_orders(orders: &mut [OrderState], sectoral: &[f64], x: &Wide, y: &Wide) {
     let (mut cosine, mut sine) = (Wide([1.0; LANES]), Wide([0.0; LANES]));
     for (order, start) in orders.iter_mut().zip(sectoral) {
-        *order = Order { cosine, sine, old: Wide([*start; LANES]), older: Wide([0.0; LANES]) };
+        *order = OrderState { cosine, sine, old: Wide([*start; LANES]), older: Wide([0.0; LANES]) };
         let (c, s) = (cosine.0, sine.0);
         for lane in 0..LANES {
             cosine.0[lane] = c[lane] * x.0[lane] - s[lane] * y.0[lane];
@@ -169,10 +170,10 @@ fn start_orders(orders: &mut [Order], sectoral: &[f64], x: &Wide, y: &Wide) {
 
 /// One degree: advances the recursions of m < l, starts that of m = l, and writes 2l + 1 coefficients.
 #[inline(always)]
-fn degree<T: Element>(recursion: &[[f64; 2]], orders: &mut [Order], z: &Wide, tile: &mut [Narrow<T>]) {
+fn degree<T: Element>(recursion: &[[f64; 2]], orders: &mut [OrderState], z: &Wide, tile: &mut [Narrow<T>]) {
     let l = recursion.len();
     let (negative, positive) = tile.split_at_mut(l);
-    let (last, orders) = orders.split_last_mut().expect("a degree has an order");
+    let (last, orders) = orders.split_last_mut().expect("degree l has l + 1 orders");
     if let Some(sine) = negative.first_mut() {
         *sine = product(&last.old, &last.sine);
     }
@@ -189,7 +190,7 @@ fn degree<T: Element>(recursion: &[[f64; 2]], orders: &mut [Order], z: &Wide, ti
 }
 
 #[inline(always)]
-fn advance([a, b]: [f64; 2], order: &mut Order, z: &Wide) {
+fn advance([a, b]: [f64; 2], order: &mut OrderState, z: &Wide) {
     let (old, older) = (order.old.0, order.older.0);
     let mut new = [0.0; LANES];
     for lane in 0..LANES {
@@ -207,7 +208,7 @@ fn product<T: Element>(legendre: &Wide, power: &Wide) -> Narrow<T> {
     Narrow(out)
 }
 
-/// Turns a tile into pieces of rows that begin at coefficient `first`.
+/// Transposes a tile into the rows, from coefficient `first` on.
 #[inline(always)]
 fn write_rows<T: Element>(
     tile: &[Narrow<T>],
@@ -218,8 +219,8 @@ fn write_rows<T: Element>(
 ) {
     let whole = if rows.len() == LANES * dims { tile.len() / LANES * LANES } else { 0 };
     for (index, square) in tile[..whole].chunks_exact(LANES).enumerate() {
-        let turned = transpose(&std::array::from_fn(|row| square[row].0));
-        for (lane, values) in turned.iter().enumerate() {
+        let transposed = transpose(&std::array::from_fn(|row| square[row].0));
+        for (lane, values) in transposed.iter().enumerate() {
             let at = lane * dims + first + index * LANES;
             rows[at..at + LANES].copy_from_slice(values);
         }
@@ -235,7 +236,7 @@ fn transpose<T: Element>(tile: &[[T; LANES]; LANES]) -> [[T; LANES]; LANES] {
     std::array::from_fn(|row| std::array::from_fn(|column| tile[column][row]))
 }
 
-/// Halves of rows i and i + 4 share a register; then two rounds of shuffles within halves.
+/// Puts halves of rows i and i + 4 into one register, then shuffles twice within the halves.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx")]
@@ -243,7 +244,7 @@ fn transpose_f32_avx(tile: &[[f32; LANES]; LANES]) -> [[f32; LANES]; LANES] {
     use std::arch::x86_64::{
         __m128, _mm256_set_m128, _mm256_setzero_ps, _mm256_shuffle_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
     };
-    // SAFETY: arrays and registers have the same bytes, and every pattern of them is a value of both.
+    // SAFETY: both types have the same size, and every bit pattern is valid for both.
     let halves: [[__m128; 2]; LANES] = unsafe { std::mem::transmute(*tile) };
     let mut out = [_mm256_setzero_ps(); LANES];
     for half in 0..2 {

@@ -1,15 +1,15 @@
-//! Rows of float16 in main memory that become a tensor without a further copy.
+//! Host memory for rows of float16 that becomes a tensor without another copy.
 //!
-//! Pinned memory comes from torch's own allocator, which takes a block back only when the copies out of it are done.
+//! Pinned memory comes from torch's own allocator, which reuses a block only after the copies out of it are done.
 
 use std::ffi::{c_int, c_void};
 
 use tch::{Device, Kind, Tensor};
 
-use super::error::{NativeError, check, tensor_from};
-use super::places::{RowPlaces, Rows};
+use super::error::{NativeError, check, out_tensor};
+use super::places::{RowPlaces, RowPool};
 
-/// Bytes of a float16.
+/// Bytes per float16.
 const HALF_BYTES: usize = 2;
 
 unsafe extern "C" {
@@ -17,109 +17,115 @@ unsafe extern "C" {
     fn locdiff_is_alone(tensor: *const c_void, out: *mut c_int) -> c_int;
 }
 
-/// A `[rows, width]` tensor of float16 whose rows are written through the places that it hands out, each once. Nobody else has it
-/// before all of them are finished: see [`super::places`].
+/// A `[rows, width]` float16 tensor that is filled row by row through [`RowPlaces`]. Each row is assigned once, and
+/// nobody else can access the tensor before all rows are finished: see [`super::places`].
 pub struct HostRows {
-    rows: Rows<Tensor>,
+    rows: RowPool<Tensor>,
 }
 
 impl HostRows {
-    /// An empty one; `pinned` needs the CUDA variant and a GPU.
+    /// Allocates the tensor without initialising it. `pinned` needs the CUDA variant and a GPU.
     pub fn new(rows: usize, width: usize, pinned: bool) -> Result<Self, NativeError> {
-        let tensor = unwritten(rows, width, pinned)?;
-        // SAFETY: the tensor was made with this size, and just now.
-        Ok(unsafe { Self::of(tensor, rows, width) })
+        let tensor = allocate(rows, width, pinned)?;
+        // SAFETY: `allocate` made a new contiguous float16 tensor of this size in main memory; no other tensor refers
+        // to it.
+        Ok(unsafe { Self::from_tensor(tensor, rows, width) })
     }
 
-    /// Takes a tensor that [`HostRows::into_tensor`] gave out back, to fill it again; none where it has another shape, somebody else
-    /// still looks at its memory, or a GPU may: pinned memory goes back to torch's allocator, which knows when copies are done.
+    /// Takes back a tensor from [`HostRows::into_tensor`] to fill it again. Returns `None` if its shape or type
+    /// differs, if another tensor still refers to its memory, or if it is pinned: a copy to a GPU may still read pinned
+    /// memory, so it goes back to torch's allocator, which knows when copies are done.
     pub fn reuse(tensor: Tensor, rows: usize, width: usize) -> Option<Self> {
         let shape = [i64::try_from(rows).ok()?, i64::try_from(width).ok()?];
-        let ours = tensor.device() == Device::Cpu && tensor.kind() == Kind::Half && tensor.is_contiguous();
-        if !ours || tensor.size() != shape {
+        let fits = tensor.device() == Device::Cpu && tensor.kind() == Kind::Half && tensor.is_contiguous();
+        if !fits || tensor.size() != shape {
             return None;
         }
         let mut alone = 0;
         // SAFETY: the tensor is alive, and `alone` has room for one integer.
         let status = unsafe { locdiff_is_alone(tensor.as_ptr().cast(), &raw mut alone) };
-        check("owners of a tensor", status).ok()?;
-        // SAFETY: a contiguous tensor of this size, which nobody else has.
-        (alone != 0).then(|| unsafe { Self::of(tensor, rows, width) })
+        check("count the owners of a tensor", status).ok()?;
+        // SAFETY: a contiguous float16 tensor of this size in main memory, and no other tensor refers to it: all
+        // checked above.
+        (alone != 0).then(|| unsafe { Self::from_tensor(tensor, rows, width) })
     }
 
     /// # Safety
-    /// A contiguous tensor of float16 in main memory, `[rows, width]`, that nobody else has.
-    unsafe fn of(tensor: Tensor, rows: usize, width: usize) -> Self {
+    /// `tensor` must be a contiguous float16 tensor of shape `[rows, width]` in main memory, and no other tensor may
+    /// refer to its memory.
+    unsafe fn from_tensor(tensor: Tensor, rows: usize, width: usize) -> Self {
         let base = tensor.data_ptr().cast();
-        // SAFETY: the bytes belong to the tensor's storage, which does not move with its handle; the caller says the rest.
-        Self { rows: unsafe { Rows::new(tensor, base, rows, width * HALF_BYTES) } }
+        // SAFETY: `base` points to the tensor's storage, which stays in place when the handle moves. The caller
+        // guarantees its size and that no other tensor refers to it.
+        Self { rows: unsafe { RowPool::new(tensor, base, rows, width * HALF_BYTES) } }
     }
 
-    /// Rows whose place nobody has got yet.
-    pub fn unplaced(&self) -> usize {
-        self.rows.unplaced()
+    /// Number of rows that are not assigned yet.
+    pub fn unassigned(&self) -> usize {
+        self.rows.unassigned()
     }
 
-    /// Hands out the place of the next row: row `row` of a block goes there.
+    /// Makes the next row of this tensor the destination of row `row` of a block.
     ///
     /// # Panics
-    /// Where all places are given, the block has no such row or that has a place, or rows are of another width.
-    pub fn give(&mut self, places: &mut RowPlaces, row: usize) {
-        self.rows.give(places, row);
+    /// If all rows are assigned, if the block has no row `row` or that row already has a destination, if rows of the
+    /// block were written already, or if the row widths differ.
+    pub fn assign(&mut self, places: &mut RowPlaces, row: usize) {
+        self.rows.assign(places, row);
     }
 
-    /// The tensor, once all rows are finished.
+    /// Returns the tensor once all rows are finished.
     ///
     /// # Panics
-    /// Where rows are missing: their memory has never been written, or what was written is not good.
+    /// If any row is not finished: its memory may be uninitialised or hold bad data.
     pub fn into_tensor(self) -> Tensor {
         self.rows.into_owner()
     }
 }
 
-/// `[rows, width]` of float16 in main memory that nobody has written yet.
-fn unwritten(rows: usize, width: usize, pinned: bool) -> Result<Tensor, NativeError> {
-    const OPERATION: &str = "memory for rows";
+/// Allocates an uninitialised `[rows, width]` float16 tensor in main memory.
+fn allocate(rows: usize, width: usize, pinned: bool) -> Result<Tensor, NativeError> {
+    const OPERATION: &str = "allocate memory for rows";
     let size = |count: usize| {
         i64::try_from(count).map_err(|error| NativeError { operation: OPERATION, text: error.to_string() })
     };
     let (rows, width) = (size(rows)?, size(width)?);
-    // SAFETY: takes numbers.
+    // SAFETY: takes plain numbers; `out` has room for one pointer.
     let call = |out| unsafe { locdiff_host_rows(rows, width, c_int::from(pinned), out) };
-    // SAFETY: the memory is a new tensor's.
-    unsafe { tensor_from(OPERATION, call) }
+    // SAFETY: on success the shim hands over a new tensor that nobody else frees.
+    unsafe { out_tensor(OPERATION, call) }
 }
 
-/// An even number of pinned bytes, not written yet; needs the CUDA variant and a GPU. tch's own `pin_memory` takes a device, of
-/// which libtorch warns that it is deprecated.
+/// Allocates pinned, uninitialised bytes; an odd `count` is rounded down. Needs the CUDA variant and a GPU. tch's own
+/// `pin_memory` is not used because it takes a device argument that libtorch reports as deprecated.
 pub fn pinned_bytes(count: usize) -> Result<Tensor, NativeError> {
-    Ok(unwritten(1, count / HALF_BYTES, true)?.f_view([-1])?.f_view_dtype(Kind::Uint8)?)
+    Ok(allocate(1, count / HALF_BYTES, true)?.f_view([-1])?.f_view_dtype(Kind::Uint8)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Two rows of three numbers, given to rows 1 and 0 of a block.
-    fn placed() -> (HostRows, RowPlaces) {
+    /// Two rows of three numbers, assigned to rows 1 and 0 of a block.
+    fn assigned() -> (HostRows, RowPlaces) {
         let mut rows = HostRows::new(2, 3, false).expect("memory");
         let mut places = RowPlaces::new(2, 6);
-        assert_eq!(rows.unplaced(), 2);
-        rows.give(&mut places, 1);
-        rows.give(&mut places, 0);
-        assert_eq!(rows.unplaced(), 0);
+        assert_eq!(rows.unassigned(), 2);
+        rows.assign(&mut places, 1);
+        rows.assign(&mut places, 0);
+        assert_eq!(rows.unassigned(), 0);
         (rows, places)
     }
 
     fn filled() -> Tensor {
-        let (rows, mut places) = placed();
+        let (rows, mut places) = assigned();
         places.write(&[0, 0xbc, 0, 0xc0, 0, 0xc2, 0, 0x3c, 0, 0x40, 0, 0x42]);
         places.finish();
         rows.into_tensor()
     }
 
     #[test]
-    fn rows_become_numbers_and_memory_that_somebody_sees_is_not_reused() {
+    fn rows_become_a_tensor_and_shared_memory_is_not_reused() {
         let numbers = Vec::<f32>::try_from(filled().to_kind(Kind::Float).view(-1)).expect("six numbers");
         assert_eq!(numbers, [1.0, 2.0, 3.0, -1.0, -2.0, -3.0]);
         let tensor = filled();
@@ -132,13 +138,13 @@ mod tests {
         assert!(HostRows::reuse(other, 3, 2).is_none(), "another shape");
         let tensor = filled();
         let again = HostRows::reuse(tensor, 2, 3).expect("nobody else has it");
-        assert_eq!(again.unplaced(), 2);
+        assert_eq!(again.unassigned(), 2);
     }
 
     #[test]
-    #[should_panic(expected = "2 rows are missing")]
-    fn memory_that_was_never_declared_good_is_not_handed_out() {
-        let (rows, mut places) = placed();
+    #[should_panic(expected = "2 rows are not finished")]
+    fn tensor_with_unfinished_rows_is_not_released() {
+        let (rows, mut places) = assigned();
         places.write(&[0; 12]);
         drop(places);
         let _ = rows.into_tensor();

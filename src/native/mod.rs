@@ -1,7 +1,7 @@
-//! The C++ shim over libtorch and its safe Rust face. The only unsafe code of the project.
+//! The C++ shim over libtorch and its safe Rust wrapper. All unsafe code of the project is in this module.
 //!
-//! Every function of the shim has a C ABI and catches all C++ exceptions; none unwinds into Rust.
-//! What needs CUDA is there in the CPU variant too, and says that it cannot work.
+//! Every shim function has a C ABI, and every fallible one catches all C++ exceptions, so that none unwinds into Rust.
+//! The CUDA functions exist in the CPU variant too, where they return an error.
 
 pub mod autograd;
 pub mod c10d;

@@ -1,7 +1,8 @@
-//! Kernels of our own: CUDA C compiled at start-up for the device at hand, launched on torch's current stream.
+//! Custom CUDA kernels: CUDA C that is compiled at start-up for the current device and launched on torch's current
+//! stream.
 //!
-//! Compiled modules are kept for the life of the process. Compile before a capture begins: loading code inside one is
-//! not allowed. Why not a crate for this: `docs/decisions/0005-nvrtc-without-a-crate.md`.
+//! Compiled modules are kept for the life of the process. Compile before a capture begins, because CUDA does not allow
+//! loading code during one. Why no crate does this: `docs/decisions/0005-nvrtc-without-a-crate.md`.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_uint, c_void};
@@ -39,10 +40,10 @@ cuda_functions! {
     fn locdiff_cuda_tensor_address(tensor: *const c_void, out: *mut *mut c_void);
 }
 
-/// More parameters than any kernel here has.
+/// Limit on the parameters of a kernel; no kernel here has that many.
 const PARAMETERS_MAX: usize = 32;
 
-/// Compiled code, never unloaded.
+/// Compiled code. It is never unloaded.
 #[derive(Debug, Clone, Copy)]
 struct Module(*mut c_void);
 
@@ -52,7 +53,7 @@ unsafe impl Send for Module {}
 type ModuleKey = (usize, String, Vec<String>);
 static MODULES: Mutex<Option<HashMap<ModuleKey, Module>>> = Mutex::new(None);
 
-/// One argument of a kernel. Its size is checked against the kernel's parameter; its meaning cannot be.
+/// One argument of a kernel. Its size is checked against the kernel's parameter; its type cannot be.
 #[derive(Debug, Clone, Copy)]
 pub enum Arg<'a> {
     /// The address of a contiguous tensor on the current device.
@@ -70,7 +71,7 @@ pub enum Arg<'a> {
 }
 
 impl Arg<'_> {
-    /// The bytes of the argument at the start of eight, and how many they are.
+    /// The bytes of the argument at the start of a `u64`, and their number.
     fn encode(&self) -> Result<(u64, usize), NativeError> {
         let low = |bytes: [u8; 4]| u64::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3], 0, 0, 0, 0]);
         Ok(match self {
@@ -94,7 +95,7 @@ fn address(tensor: &Tensor) -> Result<usize, NativeError> {
 
 /// A `__global__` function with C linkage.
 ///
-/// The code is part of this program and is trusted: a kernel must stay within the tensors that it is given.
+/// The code is part of this program and trusted: a kernel must stay within the tensors that it is given.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     name: String,
@@ -104,14 +105,14 @@ pub struct Kernel {
 
 // SAFETY: the entry is a handle into a module that is never unloaded, and CUDA's calls on it are thread-safe.
 unsafe impl Send for Kernel {}
-// SAFETY: as above; a launch changes nothing of the kernel.
+// SAFETY: as above, and a launch does not change the kernel.
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
-    /// The function `name` of `source`, compiled for the current device with NVRTC's `options`.
+    /// Compiles `source` for the current device with NVRTC's `options` and returns its function `name`.
     ///
-    /// The same source with the same options is compiled once per process. What does not compile is an error with the
-    /// compiler's log.
+    /// The same source with the same options is compiled once per process and device. If compilation fails, the error
+    /// holds the compiler's log.
     pub fn compile(name: &str, source: &str, options: &[&str]) -> Result<Self, NativeError> {
         let module = module(name, source, options)?;
         let c_name = c_string(name)?;
@@ -119,7 +120,8 @@ impl Kernel {
         let mut sizes = [0; PARAMETERS_MAX];
         let mut count = 0;
         let (sizes_at, count_at) = (sizes.as_mut_ptr(), &raw mut count);
-        // SAFETY: the module is live, the name is terminated, and at most `PARAMETERS_MAX` sizes are written.
+        // SAFETY: the module is live, the name is NUL-terminated, `entry` and `count` have room for one value each, and
+        // at most `PARAMETERS_MAX` sizes are written.
         let status = unsafe {
             locdiff_cuda_module_kernel(module.0, c_name.as_ptr(), &raw mut entry, sizes_at, PARAMETERS_MAX, count_at)
         };
@@ -127,7 +129,7 @@ impl Kernel {
         Ok(Self { name: name.to_owned(), entry, parameter_bytes: sizes[..count].to_vec() })
     }
 
-    /// Launches on the current stream; the host does not wait.
+    /// Launches the kernel on the current stream. The host does not wait.
     pub fn launch(&self, grid: [u32; 3], block: [u32; 3], arguments: &[Arg<'_>]) -> Result<(), NativeError> {
         let encoded = arguments.iter().map(Arg::encode).collect::<Result<Vec<_>, _>>()?;
         let bytes: Vec<usize> = encoded.iter().map(|(_, bytes)| *bytes).collect();
@@ -137,7 +139,8 @@ impl Kernel {
         }
         let mut cells: Vec<u64> = encoded.iter().map(|(cell, _)| *cell).collect();
         let mut addresses: Vec<*mut c_void> = cells.iter_mut().map(|cell| std::ptr::from_mut(cell).cast()).collect();
-        // SAFETY: there is one address per parameter, each of a cell that outlives the call, which copies them.
+        // SAFETY: there is one address per parameter, each of a cell that outlives the call and has the parameter's
+        // size. The call copies the arguments. `grid` and `block` hold three numbers each.
         let status =
             unsafe { locdiff_cuda_kernel_launch(self.entry, grid.as_ptr(), block.as_ptr(), 0, addresses.as_mut_ptr()) };
         check("kernel launch", status)
@@ -147,7 +150,7 @@ impl Kernel {
 fn module(name: &str, source: &str, options: &[&str]) -> Result<Module, NativeError> {
     let device = current_device()?;
     let key = (device, source.to_owned(), options.iter().map(|option| (*option).to_owned()).collect());
-    // A panic elsewhere cannot leave the map half-changed: it only ever gains whole entries.
+    // A panic elsewhere cannot leave the map inconsistent, because it only ever gains whole entries.
     let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
     let modules = modules.get_or_insert_default();
     if let Some(module) = modules.get(&key) {
@@ -158,7 +161,7 @@ fn module(name: &str, source: &str, options: &[&str]) -> Result<Module, NativeEr
     let option_list: Vec<*const c_char> = c_options.iter().map(|option| option.as_ptr()).collect();
     let mut out = std::ptr::null_mut();
     let (name_at, source_at) = (c_name.as_ptr(), c_source.as_ptr());
-    // SAFETY: every text is terminated and outlives the call, and `out` has room for one pointer.
+    // SAFETY: every string is NUL-terminated and outlives the call, and `out` has room for one pointer.
     let status = unsafe {
         locdiff_cuda_module_compile(name_at, source_at, option_list.as_ptr(), option_list.len(), &raw mut out)
     };
@@ -169,7 +172,7 @@ fn module(name: &str, source: &str, options: &[&str]) -> Result<Module, NativeEr
 
 fn c_string(text: &str) -> Result<CString, NativeError> {
     CString::new(text)
-        .map_err(|error| NativeError { operation: "kernel compilation", text: format!("a text for NVRTC: {error}") })
+        .map_err(|error| NativeError { operation: "kernel compilation", text: format!("string for NVRTC: {error}") })
 }
 
 #[cfg(test)]
@@ -177,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_encoded_as_the_device_reads_them() {
+    fn arguments_are_encoded_in_the_layout_of_the_device() {
         let encode = |arg: Arg<'_>| arg.encode().expect("no tensor");
         assert_eq!(encode(Arg::I32(-1)), (0xffff_ffff, 4));
         assert_eq!(encode(Arg::U32(7)), (7, 4));

@@ -1,7 +1,7 @@
-//! AdamW over lists of tensors in one fused kernel, and what stands around it: norm, clipping, non-finite check, EMA.
+//! AdamW over lists of tensors in one fused kernel, with gradient norm, clipping, non-finite check and EMA.
 //!
-//! Nothing here waits for the device: learning rate, step, clip divisor and the skip flag are tensors, so that a
-//! captured graph can be replayed with other values. Parameter groups are separate calls.
+//! Nothing here waits for the device. Learning rate, step, clip divisor and skip flag are tensors, so that a captured
+//! graph can be replayed with other values. Each parameter group is a separate call.
 //!
 //! AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2.
 
@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 
 use tch::{Device, Kind, Tensor};
 
-use super::error::{NativeError, check, tensor_from};
+use super::error::{NativeError, check, out_tensor};
 
 unsafe extern "C" {
     fn locdiff_fused_adamw(
@@ -36,7 +36,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// The constants of AdamW.
+/// Hyperparameters of AdamW.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
     /// Decay of the first moment.
@@ -45,23 +45,23 @@ pub struct AdamW {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub eps: f64,
-    /// Decoupled: the parameter shrinks by learning rate × this.
+    /// Decoupled weight decay: each update first multiplies the parameter by 1 − learning rate × this.
     pub weight_decay: f64,
 }
 
-/// What AdamW remembers about a list of parameters.
+/// Optimizer state of a list of parameters.
 #[derive(Debug)]
 pub struct Moments {
     /// Running means of the gradients.
     pub exp_avgs: Vec<Tensor>,
     /// Running means of their squares.
     pub exp_avg_sqs: Vec<Tensor>,
-    /// Updates made so far: one f32 on the device (exact up to 2²⁴).
+    /// Number of updates so far: one f32 on the device (exact up to 2²⁴).
     pub step: Tensor,
 }
 
 impl Moments {
-    /// Zeros beside `params`.
+    /// Zero moments with the shapes, dtypes and devices of `params`.
     pub fn zeros(params: &[Tensor]) -> Self {
         let zeros = || params.iter().map(|param| param.detach().zeros_like()).collect();
         let device = params.first().map_or(Device::Cpu, Tensor::device);
@@ -69,33 +69,33 @@ impl Moments {
     }
 }
 
-/// What one update may take beside the gradients, all of it on the device.
+/// Inputs of one update other than the gradients, all on the device.
 #[derive(Debug, Clone, Copy)]
-pub struct Control<'a> {
+pub struct UpdateInputs<'a> {
     /// The learning rate, one f32.
     pub learning_rate: &'a Tensor,
-    /// Divides the gradients before they are used, and the divided gradients are written back: one f32, such as
-    /// [`clip_divisor`].
+    /// Divides the gradients before they are used; the divided gradients are written back. One f32, such as the result
+    /// of [`clip_divisor`].
     pub grad_divisor: Option<&'a Tensor>,
-    /// One f32: where it is 1, parameters, moments and step stay as they are.
+    /// One f32. If it is 1, parameters, moments and step stay unchanged.
     pub found_inf: Option<&'a Tensor>,
 }
 
 impl AdamW {
-    /// One update of `params` in place.
+    /// Makes one update of `params`, in place.
     ///
-    /// All of one kind on one device; a gradient must have the strides of its parameter.
+    /// All tensors must have one dtype and be on one device, and a gradient must have the strides of its parameter.
     pub fn update(
         &self,
         params: &[Tensor],
         grads: &[Tensor],
         moments: &mut Moments,
-        control: Control<'_>,
+        control: UpdateInputs<'_>,
     ) -> Result<(), NativeError> {
         const OPERATION: &str = "fused AdamW";
         let lengths = [grads.len(), moments.exp_avgs.len(), moments.exp_avg_sqs.len()];
         if lengths.iter().any(|length| *length != params.len()) {
-            let text = format!("{} parameters, but lists of {lengths:?} gradients and moments", params.len());
+            let text = format!("{} parameters, but {lengths:?} gradients, first and second moments", params.len());
             return Err(NativeError { operation: OPERATION, text });
         }
         if params.is_empty() {
@@ -124,27 +124,29 @@ impl AdamW {
     }
 }
 
-/// The sum of all squares as one f32 on the device (f64 where all are f64); sums of shards add up across ranks.
+/// The sum of all squares as one f32 on the device (f64 if all tensors are f64). The sums of shards can be added across
+/// ranks.
 pub fn squared_norm(tensors: &[Tensor]) -> Result<Tensor, NativeError> {
     let list = pointers(tensors);
-    // SAFETY: the list holds `tensors.len()` live tensors.
+    // SAFETY: the list holds `tensors.len()` live tensors, and `out` has room for one pointer.
     let call = |out| unsafe { locdiff_squared_norm(list.len(), list.as_ptr(), out) };
-    // SAFETY: the norm is a new tensor.
-    unsafe { tensor_from("squared norm", call) }
+    // SAFETY: on success the shim hands over a new tensor that nobody else frees.
+    unsafe { out_tensor("squared norm", call) }
 }
 
-/// 1 where the scalar is infinite or not a number, else 0: one f32. Of a squared norm it saves a pass over the gradients, and
-/// also skips those whose norm overflows.
+/// Returns 1 if the scalar is infinite or NaN, else 0, as one f32. Checking the squared norm saves a pass over the
+/// gradients, and also catches finite gradients whose norm overflows.
 pub fn not_finite(scalar: &Tensor) -> Result<Tensor, NativeError> {
     Ok(scalar.f_isfinite()?.f_logical_not()?.f_to_kind(Kind::Float)?)
 }
 
-/// What the gradients must be divided by so that their norm is at most `max_norm`: max(1, norm / max_norm), one f32.
+/// The divisor that limits the norm of the gradients to `max_norm`: max(1, norm / max_norm), one f32.
 pub fn clip_divisor(squared_norm: &Tensor, max_norm: f64) -> Result<Tensor, NativeError> {
     Ok(squared_norm.f_sqrt()?.f_div_scalar(max_norm)?.f_clamp_min(1.0)?.f_to_kind(Kind::Float)?)
 }
 
-/// Moves `averages` towards `params`: average = (1 − weight) × average + weight × parameter, `weight` one f32 on the device.
+/// Moves `averages` towards `params`: average = (1 − weight) × average + weight × parameter. `weight` is one f32 on the
+/// device.
 pub fn ema_update(averages: &[Tensor], params: &[Tensor], weight: &Tensor) -> Result<(), NativeError> {
     const OPERATION: &str = "moving average";
     if averages.len() != params.len() {
@@ -158,7 +160,7 @@ pub fn ema_update(averages: &[Tensor], params: &[Tensor], weight: &Tensor) -> Re
     check(OPERATION, status)
 }
 
-/// The `at::Tensor*` behind a tensor. It lives as long as the tensor.
+/// The `at::Tensor*` of a tensor, valid as long as the tensor lives.
 pub(super) fn pointer(tensor: &Tensor) -> *mut c_void {
     tensor.as_ptr().cast_mut().cast()
 }

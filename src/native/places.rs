@@ -1,137 +1,145 @@
-//! Places of rows in memory that several threads fill.
+//! Memory for rows that several threads fill.
 //!
-//! `Rows` hands out the place of each of its rows once, to a [`RowPlaces`]: the places of one read. Only the holder of that
-//! can write them, and [`RowPlaces::finish`] gives them up for good. Invariants:
-//! - The memory is handed over (`Rows::into_owner`) only when all rows are finished and no places are left: nobody sees a
-//!   row that was not written whole and declared good, and nobody writes what somebody sees.
-//! - Places that are dropped unfinished, because a read failed or was given up, leave their rows missing for ever. While they
-//!   exist they keep the memory alive.
+//! A `RowPool` assigns each of its rows once, as the destination of one row of a block. A [`RowPlaces`] holds the
+//! destinations for one block. Only its owner can write them, and [`RowPlaces::finish`] gives them up for good.
+//! Invariants:
+//! - `RowPool::into_owner` releases the memory only when all rows are finished and no `RowPlaces` refers to it. So
+//!   nobody reads a row that was not written completely and declared good, and nobody writes memory that others can
+//!   read.
+//! - A `RowPlaces` that is dropped unfinished, because a read failed or was given up, leaves its rows unfinished for
+//!   ever. While it exists it keeps the memory alive.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes that memory takes at once. Only whole lines are worth passing the caches by.
+/// Bytes of a cache line. Streaming stores are worthwhile only for whole lines.
 const LINE_BYTES: usize = 64;
 
 /// Bytes of one streaming store.
 const LANE_BYTES: usize = 16;
 
-/// Memory for rows, and who owns it.
-struct Memory<Owner: ?Sized> {
+/// Memory for rows, with its owner.
+struct RowMemory<Owner: ?Sized> {
     base: *mut u8,
     rows: usize,
     row_bytes: usize,
-    /// Rows that are not finished.
+    /// Rows that are not finished yet.
     missing: AtomicUsize,
     owner: Owner,
 }
 
-// SAFETY: `base` stays valid wherever `owner` goes, which is `Send`; the bytes are reached through places only.
-unsafe impl<Owner: Send + ?Sized> Send for Memory<Owner> {}
-// SAFETY: whoever shares it sees numbers that never change and an atomic; `owner` is reached only by taking the memory apart,
-// and the bytes through places, each of which one thread has.
-unsafe impl<Owner: Send + ?Sized> Sync for Memory<Owner> {}
+// SAFETY: `base` stays valid when `owner` moves (see `RowPool::new`), and `owner` is `Send`. The bytes are accessed
+// only through `RowPlaces`.
+unsafe impl<Owner: Send + ?Sized> Send for RowMemory<Owner> {}
+// SAFETY: a shared reference gives access to constants and an atomic only. `owner` is reached only by unwrapping the
+// last `Arc`, and the bytes only through `RowPlaces`, where each destination belongs to one thread.
+unsafe impl<Owner: Send + ?Sized> Sync for RowMemory<Owner> {}
 
-/// Memory whose rows are handed out in order.
-pub(super) struct Rows<Owner> {
-    memory: Arc<Memory<Owner>>,
-    given: usize,
+/// Memory whose rows are assigned in order.
+pub(super) struct RowPool<Owner> {
+    memory: Arc<RowMemory<Owner>>,
+    assigned: usize,
 }
 
-impl<Owner: Send + 'static> Rows<Owner> {
-    /// Rows whose bytes need not have been written yet.
+impl<Owner: Send + 'static> RowPool<Owner> {
+    /// Takes memory whose bytes need not be initialised.
     ///
     /// # Safety
-    /// `base` points to `rows * row_bytes` bytes that stay where they are while `owner` lives, wherever it is moved to, and that
-    /// nobody else reads or writes until [`Rows::into_owner`] has given `owner` back.
+    /// `base` must point to `rows * row_bytes` bytes that stay in place while `owner` lives, even if it is moved, and
+    /// that nobody else reads or writes until [`RowPool::into_owner`] has returned `owner`.
     pub(super) unsafe fn new(owner: Owner, base: *mut u8, rows: usize, row_bytes: usize) -> Self {
         let missing = AtomicUsize::new(rows);
-        Self { memory: Arc::new(Memory { base, rows, row_bytes, missing, owner }), given: 0 }
+        Self { memory: Arc::new(RowMemory { base, rows, row_bytes, missing, owner }), assigned: 0 }
     }
 
-    /// Rows whose place nobody has got yet.
-    pub(super) fn unplaced(&self) -> usize {
-        self.memory.rows - self.given
+    /// Number of rows that are not assigned yet.
+    pub(super) fn unassigned(&self) -> usize {
+        self.memory.rows - self.assigned
     }
 
-    /// Hands out the next place: row `row` of a block goes there.
+    /// Makes the next row of this memory the destination of row `row` of a block.
     ///
     /// # Panics
-    /// Where all places are given, the block has no such row or that has a place, or rows are of another size.
-    pub(super) fn give(&mut self, places: &mut RowPlaces, row: usize) {
-        assert!(self.unplaced() > 0, "all {} places are given", self.memory.rows);
-        assert!(places.written == 0, "{} rows are written already", places.written);
-        assert!(places.row_bytes == self.memory.row_bytes, "rows of {} bytes", places.row_bytes);
+    /// If all rows are assigned, if the block has no row `row` or that row already has a destination, if rows of the
+    /// block were written already, or if the row sizes differ.
+    pub(super) fn assign(&mut self, places: &mut RowPlaces, row: usize) {
+        assert!(self.unassigned() > 0, "all {} rows are already assigned", self.memory.rows);
+        assert!(places.written == 0, "{} rows are already written", places.written);
+        let row_bytes = self.memory.row_bytes;
+        assert!(places.row_bytes == row_bytes, "rows have {} bytes, wanted {row_bytes}", places.row_bytes);
         let slot = &mut places.slots[row];
-        assert!(slot.is_null(), "row {row} has a place");
-        *slot = self.memory.base.wrapping_add(self.given * self.memory.row_bytes);
-        self.given += 1;
+        assert!(slot.is_null(), "row {row} already has a destination");
+        *slot = self.memory.base.wrapping_add(self.assigned * row_bytes);
+        self.assigned += 1;
         match places.memories.last_mut() {
             Some((last, count)) if std::ptr::addr_eq(Arc::as_ptr(last), Arc::as_ptr(&self.memory)) => *count += 1,
-            _ => places.memories.push((Arc::clone(&self.memory) as Arc<Memory<dyn Send>>, 1)),
+            _ => places.memories.push((Arc::clone(&self.memory) as Arc<RowMemory<dyn Send>>, 1)),
         }
     }
 
-    /// The owner of the memory, once all rows are finished.
+    /// Returns the owner of the memory once all rows are finished.
     ///
     /// # Panics
-    /// Where rows are missing, or somebody has not yet returned from [`RowPlaces::finish`].
+    /// If any row is not finished, or if some thread has not yet returned from [`RowPlaces::finish`].
     pub(super) fn into_owner(self) -> Owner {
-        // Pairs with the release of `finish`: what was written there is seen here.
+        // Pairs with the release in `finish`: the written bytes are visible from here on.
         let missing = self.memory.missing.load(Ordering::Acquire);
-        assert!(missing == 0, "{missing} rows are missing");
-        Arc::into_inner(self.memory).expect("no places are left").owner
+        assert!(missing == 0, "{missing} rows are not finished");
+        Arc::into_inner(self.memory).expect("every finished `RowPlaces` is gone").owner
     }
 }
 
-/// Where the wanted rows of one block go: written in the order of the block ([`RowPlaces::write`]), again from the first where
-/// need be ([`RowPlaces::restart`]), then declared good ([`RowPlaces::finish`]).
+/// Destinations of the wanted rows of one block. Rows are written in the order of the block ([`RowPlaces::write`]),
+/// from the first one again if a read is repeated ([`RowPlaces::restart`]), and then declared good
+/// ([`RowPlaces::finish`]).
 pub struct RowPlaces {
-    /// Place of each row of the block; null: nobody wants the row. Each belongs to one of `memories` and to nobody else.
+    /// Destination of each row of the block; null if the row is not wanted. Each one lies in one of `memories` and
+    /// belongs to this value alone.
     slots: Vec<*mut u8>,
     row_bytes: usize,
-    /// The rows before this one have been written, where they have a place.
+    /// Rows of the block that have been passed to `write`.
     written: usize,
-    /// Where the places lie, and how many in each.
-    memories: Vec<(Arc<Memory<dyn Send>>, usize)>,
+    /// The memories that the destinations lie in, with the number of destinations in each.
+    memories: Vec<(Arc<RowMemory<dyn Send>>, usize)>,
 }
 
-// SAFETY: the places are nobody else's (`Rows::give` hands each out once), and their memory goes with them.
+// SAFETY: the destinations belong to this value alone (`RowPool::assign` gives each one out once), and `memories` keeps
+// them valid.
 unsafe impl Send for RowPlaces {}
 
 impl RowPlaces {
-    /// For a block of so many rows, none of them wanted yet.
+    /// Creates destinations for a block of `rows` rows, none of them wanted yet.
     pub fn new(rows: usize, row_bytes: usize) -> Self {
         Self { slots: vec![std::ptr::null_mut(); rows], row_bytes, written: 0, memories: Vec::new() }
     }
 
-    /// Begins again with the first row.
+    /// Starts over with the first row.
     pub fn restart(&mut self) {
         self.written = 0;
     }
 
-    /// Takes the next rows of the block, and copies those that are wanted to their places.
+    /// Takes the next rows of the block and copies the wanted ones to their destinations.
     ///
     /// # Panics
-    /// Where these are not whole rows, or more than are left.
+    /// If `rows` is not a whole number of rows, or holds more rows than are left.
     pub fn write(&mut self, rows: &[u8]) {
         let (count, left) = (rows.len() / self.row_bytes, self.slots.len() - self.written);
         let whole = count * self.row_bytes == rows.len() && count <= left;
-        assert!(whole, "{} bytes for {left} rows of {}", rows.len(), self.row_bytes);
+        assert!(whole, "got {} bytes, wanted at most {left} rows of {} bytes", rows.len(), self.row_bytes);
         let slots = &self.slots[self.written..][..count];
         for (slot, row) in slots.iter().zip(rows.chunks_exact(self.row_bytes)).filter(|(slot, _)| !slot.is_null()) {
-            // SAFETY: `slot` has room for one row, which nobody else reads or writes, so that `rows` cannot overlap it; the
-            // fence follows.
-            unsafe { stream(row, *slot) };
+            // SAFETY: `slot` has room for one row. Nobody else reads or writes that memory, so `row` cannot overlap it.
+            // `fence` is called below.
+            unsafe { copy_streaming(row, *slot) };
         }
         fence();
         self.written += count;
     }
 
-    /// Says that every row is written and good: from now on others may see it.
+    /// Declares every row written and good: from here on others may read them.
     ///
     /// # Panics
-    /// Where rows have not been written.
+    /// If not all rows of the block have been written.
     pub fn finish(self) {
         assert!(self.written == self.slots.len(), "{} of {} rows were written", self.written, self.slots.len());
         for (memory, count) in self.memories {
@@ -140,49 +148,53 @@ impl RowPlaces {
     }
 }
 
-/// Copies a row to where it will not be read soon: past the caches, which need not fetch what is overwritten.
+/// Copies a row past the caches: it will not be read soon, and the caches need not fetch lines that are overwritten.
 ///
 /// # Safety
-/// `place` has room for the row and does not overlap it, and this thread calls [`fence`] before anybody reads what was written.
-unsafe fn stream(row: &[u8], place: *mut u8) {
+/// `place` must have room for the row and must not overlap it, and this thread must call [`fence`] before anybody reads
+/// the bytes.
+unsafe fn copy_streaming(row: &[u8], place: *mut u8) {
     let (head, rest) = row.split_at(place.align_offset(LINE_BYTES).min(row.len()));
     let (lines, tail) = rest.as_chunks::<LINE_BYTES>();
-    // SAFETY: the first bytes of the row go to the first of the place.
+    // SAFETY: `place` has room for the row, of which `head` is the beginning, and does not overlap it.
     unsafe { std::ptr::copy_nonoverlapping(head.as_ptr(), place, head.len()) };
     let mut place = place.wrapping_add(head.len());
     for line in lines {
-        // SAFETY: the place has room for the rest of the row, and is aligned from here on.
+        // SAFETY: `place` has room for the rest of the row and is aligned to `LINE_BYTES` from here on; the caller
+        // calls `fence`.
         unsafe { stream_line(line, place) };
         place = place.wrapping_add(LINE_BYTES);
     }
-    // SAFETY: the last bytes of the row go to the last of the place.
+    // SAFETY: `place` has room for `tail`, the end of the row, and does not overlap it.
     unsafe { std::ptr::copy_nonoverlapping(tail.as_ptr(), place, tail.len()) };
 }
 
 /// # Safety
-/// `place` is aligned to [`LINE_BYTES`] and has room for as many; a [`fence`] follows.
+/// `place` must be aligned to [`LINE_BYTES`], have room for that many bytes and not overlap `line`. A [`fence`] must
+/// follow.
 #[cfg(not(miri))]
 #[inline(always)]
 unsafe fn stream_line(line: &[u8; LINE_BYTES], place: *mut u8) {
     use std::arch::x86_64::{_mm_loadu_si128, _mm_stream_si128};
     for (index, lane) in line.as_chunks::<LANE_BYTES>().0.iter().enumerate() {
-        // SAFETY: sixteen bytes that may lie anywhere; every x86-64 has SSE2.
+        // SAFETY: reads the sixteen bytes of `lane`, which need not be aligned; every x86-64 processor has SSE2.
         let bits = unsafe { _mm_loadu_si128(lane.as_ptr().cast()) };
-        // SAFETY: within the line, and aligned as it is.
+        // SAFETY: the sixteen bytes lie within the line, and are aligned because the line is; every x86-64 processor
+        // has SSE2.
         unsafe { _mm_stream_si128(place.wrapping_add(index * LANE_BYTES).cast(), bits) };
     }
 }
 
-/// Miri knows no such stores.
+/// Plain copy, because Miri does not support streaming stores.
 #[cfg(miri)]
 unsafe fn stream_line(line: &[u8; LINE_BYTES], place: *mut u8) {
-    // SAFETY: the caller says so.
+    // SAFETY: the caller guarantees that `place` has room for the line and does not overlap it.
     unsafe { std::ptr::copy_nonoverlapping(line.as_ptr(), place, LINE_BYTES) };
 }
 
-/// Makes streaming stores what other stores are: done before what follows.
+/// Orders streaming stores before all later stores, as ordinary stores are.
 fn fence() {
-    // SAFETY: every x86-64 has SSE.
+    // SAFETY: every x86-64 processor has SSE.
     #[cfg(not(miri))]
     unsafe {
         std::arch::x86_64::_mm_sfence();
@@ -193,37 +205,39 @@ fn fence() {
 mod tests {
     use super::*;
 
-    /// Memory that says when it goes away.
+    /// Memory whose lifetime a test can observe.
     struct Owner {
         bytes: Vec<u8>,
         _alive: Arc<()>,
     }
 
-    fn rows(count: usize, row_bytes: usize) -> (Rows<Owner>, Arc<()>) {
+    fn rows(count: usize, row_bytes: usize) -> (RowPool<Owner>, Arc<()>) {
         let alive = Arc::new(());
         let mut owner = Owner { bytes: vec![0; count * row_bytes], _alive: Arc::clone(&alive) };
         let base = owner.bytes.as_mut_ptr();
-        // SAFETY: the heap memory of a vector that nobody touches before it is handed back.
-        (unsafe { Rows::new(owner, base, count, row_bytes) }, alive)
+        // SAFETY: the vector's heap memory stays in place when `owner` moves, and nobody touches it before it is
+        // returned.
+        (unsafe { RowPool::new(owner, base, count, row_bytes) }, alive)
     }
 
     fn panics(body: impl FnOnce()) -> String {
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).expect_err("must panic");
         let text = panic.downcast_ref::<String>().cloned();
-        text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).expect("a text")
+        text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).expect("the panic has a message")
     }
 
     #[test]
-    fn every_row_lies_where_it_was_sent_and_none_is_seen_before_all_are_good() {
-        // Two batches of three rows of two bytes; rows 1, 4, 2, 0 of one block and 1, 0 of another, of five and two.
+    fn rows_written_by_several_threads_reach_their_destinations() {
+        // Two batches of three two-byte rows, filled with rows 1, 4, 2, 0 of a block of five and rows 1, 0 of a block
+        // of two.
         let ((mut first, _), (mut second, _)) = (rows(3, 2), rows(3, 2));
         let (mut one, mut two) = (RowPlaces::new(5, 2), RowPlaces::new(2, 2));
-        first.give(&mut one, 1);
-        first.give(&mut two, 1);
-        first.give(&mut one, 4);
-        second.give(&mut one, 2);
-        second.give(&mut one, 0);
-        second.give(&mut two, 0);
+        first.assign(&mut one, 1);
+        first.assign(&mut two, 1);
+        first.assign(&mut one, 4);
+        second.assign(&mut one, 2);
+        second.assign(&mut one, 0);
+        second.assign(&mut two, 0);
         let writers = [(one, vec![0, 0, 1, 1, 2, 2, 3, 3, 4, 4]), (two, vec![5, 5, 6, 6])];
         std::thread::scope(|scope| {
             for (mut places, block) in writers {
@@ -238,41 +252,41 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finished_is_never_handed_out_and_keeps_the_memory_while_it_can_be_written() {
+    fn unfinished_rows_are_never_released_and_keep_their_memory_alive() {
         let (mut memory, alive) = rows(2, 1);
         let (mut one, mut two) = (RowPlaces::new(1, 1), RowPlaces::new(1, 1));
-        memory.give(&mut one, 0);
-        memory.give(&mut two, 0);
+        memory.assign(&mut one, 0);
+        memory.assign(&mut two, 0);
         one.write(&[7]);
         one.finish();
-        assert_eq!(panics(|| drop(memory.into_owner())), "1 rows are missing");
+        assert_eq!(panics(|| drop(memory.into_owner())), "1 rows are not finished");
         assert_eq!(Arc::strong_count(&alive), 2, "the second place can still be written");
         two.write(&[8]);
         drop(two);
         assert_eq!(Arc::strong_count(&alive), 1);
         let (mut memory, _) = rows(1, 1);
         let mut places = RowPlaces::new(3, 1);
-        memory.give(&mut places, 2);
+        memory.assign(&mut places, 2);
         assert_eq!(panics(|| places.finish()), "0 of 3 rows were written");
-        assert_eq!(panics(|| drop(memory.into_owner())), "1 rows are missing");
+        assert_eq!(panics(|| drop(memory.into_owner())), "1 rows are not finished");
     }
 
     #[test]
-    fn no_place_is_given_twice() {
+    fn no_row_is_assigned_twice() {
         let (mut memory, _) = rows(2, 4);
         let mut places = RowPlaces::new(2, 4);
-        memory.give(&mut places, 0);
-        assert_eq!(panics(|| memory.give(&mut places, 0)), "row 0 has a place");
-        assert_eq!(panics(|| memory.give(&mut RowPlaces::new(2, 2), 0)), "rows of 2 bytes");
-        memory.give(&mut places, 1);
-        assert_eq!(panics(|| memory.give(&mut RowPlaces::new(1, 4), 0)), "all 2 places are given");
-        assert_eq!(panics(|| places.write(&[0; 7])), "7 bytes for 2 rows of 4");
-        assert_eq!(panics(|| places.write(&[0; 12])), "12 bytes for 2 rows of 4");
+        memory.assign(&mut places, 0);
+        assert_eq!(panics(|| memory.assign(&mut places, 0)), "row 0 already has a destination");
+        assert_eq!(panics(|| memory.assign(&mut RowPlaces::new(2, 2), 0)), "rows have 2 bytes, wanted 4");
+        memory.assign(&mut places, 1);
+        assert_eq!(panics(|| memory.assign(&mut RowPlaces::new(1, 4), 0)), "all 2 rows are already assigned");
+        assert_eq!(panics(|| places.write(&[0; 7])), "got 7 bytes, wanted at most 2 rows of 4 bytes");
+        assert_eq!(panics(|| places.write(&[0; 12])), "got 12 bytes, wanted at most 2 rows of 4 bytes");
     }
 
     #[test]
-    fn rows_of_any_size_arrive_whole_from_pieces_of_any_size() {
-        // Miri takes minutes for more.
+    fn rows_of_any_size_are_copied_whole_from_pieces_of_any_size() {
+        // More sizes would take Miri minutes.
         let sizes: &[usize] = if cfg!(miri) { &[6, 150] } else { &[1, 6, 63, 64, 65, 150, 600, 1536, 1550] };
         for &row_bytes in sizes {
             let block: Vec<u8> = (0..40 * row_bytes).map(|at| (at * 31 % 251) as u8).collect();
@@ -281,8 +295,8 @@ mod tests {
             for piece_rows in [1, 3, 40] {
                 let (mut memory, _) = rows(wanted.len(), row_bytes);
                 let mut places = RowPlaces::new(40, row_bytes);
-                wanted.iter().for_each(|row| memory.give(&mut places, *row));
-                // A read that is begun again leaves nothing of the first.
+                wanted.iter().for_each(|row| memory.assign(&mut places, *row));
+                // A read that is restarted leaves nothing of the first attempt.
                 places.write(&vec![255; 7 * row_bytes]);
                 places.restart();
                 block.chunks(piece_rows * row_bytes).for_each(|piece| places.write(piece));

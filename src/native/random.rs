@@ -1,12 +1,12 @@
-//! Random tensors by name, on CPU and GPU alike: the face of [`Philox`] for tensors.
+//! Random tensors on CPU and GPU: the tensor interface of [`Philox`].
 //!
-//! On the GPU the step can be read from a [`DeviceCounter`], so that a captured graph draws new numbers each time it is
-//! replayed. Draw once before a capture: the kernels are compiled at first use.
+//! On the GPU the step can be read from a [`DeviceCounter`], so that a captured graph draws new numbers at each replay.
+//! Draw once before a capture, because the kernels are compiled at first use.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use locdiff_core::random::{Draw, Philox, RangeError, STEP_END, Stream, mask_threshold, some_integers, within};
+use locdiff_core::random::{Draw, Philox, RangeError, STEP_END, Stream, check_below, check_int_bound, mask_threshold};
 use tch::kind::Element;
 use tch::{Device, Kind, Tensor};
 
@@ -14,14 +14,14 @@ use super::error::NativeError;
 use super::nvrtc::{Arg, Kernel};
 
 const SOURCE: &str = include_str!("kernels/philox.cu");
-/// Without fused multiply-add every operation rounds as it does on the CPU.
+/// Without fused multiply-add, every operation rounds as it does on the CPU.
 const OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
 const THREADS: u64 = 256;
 
-/// Numbers that could not be drawn.
+/// An error while drawing random numbers.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RandomError {
-    /// A part of their name is out of range.
+    /// A field of the draw is out of range.
     #[error(transparent)]
     Range(#[from] RangeError),
     /// The device failed.
@@ -34,111 +34,111 @@ super::from_torch!(RandomError);
 /// Where the step of a draw comes from.
 #[derive(Debug, Clone, Copy)]
 pub enum Step<'a> {
-    /// Known to the host.
+    /// A step that the host knows.
     At(u64),
-    /// Read where the numbers are drawn.
+    /// A step that is read on the device when the numbers are drawn.
     Counter(&'a DeviceCounter),
 }
 
-/// Which numbers to draw: `[samples, elements]`.
+/// Which numbers to draw, as a `[samples, elements]` tensor.
 #[derive(Debug, Clone, Copy)]
-pub struct Rows<'a> {
-    /// What they are for.
+pub struct RowDraw<'a> {
+    /// What the numbers are for.
     pub stream: Stream,
     /// The training step.
     pub step: Step<'a>,
-    /// The global index of the first row.
+    /// Global index of the first row.
     pub first_sample: u64,
-    /// Rows.
+    /// Number of rows.
     pub samples: usize,
     /// Numbers per row.
     pub elements: usize,
 }
 
-/// A step counter that lives on a device: an i64 that kernels read.
+/// A step counter on a device: an i64 that kernels read.
 #[derive(Debug)]
 pub struct DeviceCounter(Tensor);
 
 impl DeviceCounter {
-    /// A counter that stands at `start`.
+    /// Creates a counter with the value `start`.
     pub fn new(device: Device, start: u64) -> Result<Self, RandomError> {
         let mut counter = Self(Tensor::f_zeros([1], (Kind::Int64, device))?);
         counter.set(start)?;
         Ok(counter)
     }
 
-    /// Puts the counter to `step`, in the order of the current stream.
+    /// Sets the counter to `step`, in the order of the current stream.
     pub fn set(&mut self, step: u64) -> Result<(), RandomError> {
-        within("step", step, STEP_END)?;
+        check_below("step", step, STEP_END)?;
         let _ = self.0.f_fill_(step.cast_signed())?;
         Ok(())
     }
 
-    /// Where it stands. The host waits for the device.
+    /// Reads the counter. The host waits for the device.
     pub fn get(&self) -> Result<u64, RandomError> {
         Ok(self.0.f_int64_value(&[0])?.cast_unsigned())
     }
 }
 
-/// Tensors of random numbers.
+/// Draws tensors of random numbers.
 pub trait RandomTensors {
     /// Uniform in [0, 1), f32.
-    fn uniform(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError>;
+    fn uniform(&self, device: Device, rows: RowDraw<'_>) -> Result<Tensor, RandomError>;
 
     /// Standard normals, f32.
-    fn normal(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError>;
+    fn normal(&self, device: Device, rows: RowDraw<'_>) -> Result<Tensor, RandomError>;
 
     /// Integers in `0..bound`, i64.
-    fn int(&self, device: Device, bound: u32, rows: Rows<'_>) -> Result<Tensor, RandomError>;
+    fn int(&self, device: Device, bound: u32, rows: RowDraw<'_>) -> Result<Tensor, RandomError>;
 
-    /// True with probability `keep`: a dropout mask, to be followed by a division by `keep`.
-    fn mask(&self, device: Device, keep: f64, rows: Rows<'_>) -> Result<Tensor, RandomError>;
+    /// True with probability `keep`. For dropout, divide the kept activations by `keep`.
+    fn mask(&self, device: Device, keep: f64, rows: RowDraw<'_>) -> Result<Tensor, RandomError>;
 }
 
 impl RandomTensors for Philox {
-    fn uniform(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
-        drawn(*self, device, rows, ("fill_uniform", None), |draw, out: &mut [f32]| self.fill_uniform(draw, out))
+    fn uniform(&self, device: Device, rows: RowDraw<'_>) -> Result<Tensor, RandomError> {
+        draw_tensor(*self, device, rows, ("fill_uniform", None), |draw, out: &mut [f32]| self.fill_uniform(draw, out))
     }
 
-    fn normal(&self, device: Device, rows: Rows<'_>) -> Result<Tensor, RandomError> {
-        drawn(*self, device, rows, ("fill_normal", None), |draw, out: &mut [f32]| self.fill_normal(draw, out))
+    fn normal(&self, device: Device, rows: RowDraw<'_>) -> Result<Tensor, RandomError> {
+        draw_tensor(*self, device, rows, ("fill_normal", None), |draw, out: &mut [f32]| self.fill_normal(draw, out))
     }
 
-    fn int(&self, device: Device, bound: u32, rows: Rows<'_>) -> Result<Tensor, RandomError> {
-        some_integers(bound)?;
+    fn int(&self, device: Device, bound: u32, rows: RowDraw<'_>) -> Result<Tensor, RandomError> {
+        check_int_bound(bound)?;
         let kernel = ("fill_int", Some(Arg::U32(bound)));
-        drawn(*self, device, rows, kernel, |draw, out: &mut [i64]| self.fill_int(draw, bound, out))
+        draw_tensor(*self, device, rows, kernel, |draw, out: &mut [i64]| self.fill_int(draw, bound, out))
     }
 
-    fn mask(&self, device: Device, keep: f64, rows: Rows<'_>) -> Result<Tensor, RandomError> {
+    fn mask(&self, device: Device, keep: f64, rows: RowDraw<'_>) -> Result<Tensor, RandomError> {
         let kernel = ("fill_mask", Some(Arg::U64(mask_threshold(keep)?)));
-        drawn(*self, device, rows, kernel, |draw, out: &mut [bool]| self.fill_mask(draw, keep, out))
+        draw_tensor(*self, device, rows, kernel, |draw, out: &mut [bool]| self.fill_mask(draw, keep, out))
     }
 }
 
-/// By a kernel with its first argument on the GPU, by `fill` elsewhere.
-fn drawn<T: Element + Clone + Default>(
+/// Draws on the GPU with the kernel `name`, which takes `extra` after the output, and elsewhere with `fill`.
+fn draw_tensor<T: Element + Clone + Default>(
     philox: Philox,
     device: Device,
-    rows: Rows<'_>,
+    rows: RowDraw<'_>,
     (name, extra): (&'static str, Option<Arg<'_>>),
     fill: impl FnOnce(Draw, &mut [T]) -> Result<(), RangeError>,
 ) -> Result<Tensor, RandomError> {
     if device.is_cuda() {
-        return on_device(philox, device, name, T::KIND, extra, rows);
+        return draw_on_gpu(philox, device, name, T::KIND, extra, rows);
     }
     let mut values = vec![T::default(); rows.samples * rows.elements];
     fill(rows.draw()?, &mut values)?;
     Ok(Tensor::f_from_slice(&values)?.f_view([rows.samples as i64, rows.elements as i64])?)
 }
 
-fn on_device(
+fn draw_on_gpu(
     philox: Philox,
     device: Device,
     name: &'static str,
     kind: Kind,
     extra: Option<Arg<'_>>,
-    rows: Rows<'_>,
+    rows: RowDraw<'_>,
 ) -> Result<Tensor, RandomError> {
     let (counter, step) = match rows.step {
         Step::At(step) => (Arg::Null, step),
@@ -157,13 +157,13 @@ fn on_device(
     arguments.extend([Arg::U64(philox.seed), Arg::U32(stream), counter, Arg::U64(step)]);
     arguments.extend([rows.first_sample, rows.samples as u64, rows.elements as u64].map(Arg::U64));
     let grid = blocks.div_ceil(THREADS);
-    within("blocks of threads", grid, 1 << 31)?;
+    check_below("thread blocks", grid, 1 << 31)?;
     kernel(name)?.launch([grid as u32, 1, 1], [THREADS as u32, 1, 1], &arguments)?;
     Ok(out)
 }
 
-impl Rows<'_> {
-    /// The draw on the CPU, where the counter can be read at once.
+impl RowDraw<'_> {
+    /// The draw for the CPU, where the counter can be read without waiting.
     fn draw(&self) -> Result<Draw, RandomError> {
         let step = match self.step {
             Step::At(step) => step,
@@ -173,11 +173,11 @@ impl Rows<'_> {
     }
 }
 
-/// The kernel of this name for the current device, from a table that needs no hashing of the source.
+/// The compiled kernel for the current device. This lookup does not hash the source, as [`Kernel::compile`] does.
 fn kernel(name: &'static str) -> Result<Kernel, NativeError> {
     static COMPILED: Mutex<Option<HashMap<(usize, &'static str), Kernel>>> = Mutex::new(None);
     let device = super::cuda::current_device()?;
-    // A panic elsewhere cannot leave the map half-changed: it only ever gains whole entries.
+    // A panic elsewhere cannot leave the map inconsistent, because it only ever gains whole entries.
     let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
     let compiled = compiled.get_or_insert_default();
     if let Some(kernel) = compiled.get(&(device, name)) {

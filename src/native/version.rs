@@ -1,6 +1,6 @@
-//! Which libtorch, CUDA and NCCL this process has loaded.
+//! The versions of libtorch, CUDA and NCCL that this process has loaded.
 //!
-//! Read from the libraries, not from the build: a library replaced under the run path shows here.
+//! They are read from the loaded libraries, not from the build, so that a library replaced on disk shows up.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -16,21 +16,21 @@ unsafe extern "C" {
 /// Versions of the native libraries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Versions {
-    /// The libtorch headers that the shim was compiled with.
+    /// Version of the libtorch headers that the shim was compiled with.
     pub libtorch_built: String,
-    /// The libtorch that is loaded.
+    /// Version of the loaded libtorch.
     pub libtorch_loaded: String,
-    /// The CUDA runtime, where this is the CUDA variant.
+    /// Version of the CUDA runtime; `None` in the CPU variant.
     pub cuda: Option<String>,
-    /// NCCL, where this is the CUDA variant.
+    /// Version of NCCL; `None` in the CPU variant.
     pub nccl: Option<String>,
 }
 
-/// Asks the loaded libraries for their versions.
+/// Reads the versions of the loaded libraries.
 pub fn versions() -> Result<Versions, NativeError> {
     // SAFETY: takes no arguments, returns a string literal.
     let built = unsafe { locdiff_built_against() };
-    // SAFETY: a string literal is terminated and lives for ever.
+    // SAFETY: a string literal is NUL-terminated and lives as long as the process.
     let built = unsafe { CStr::from_ptr(built) };
     // SAFETY: takes no arguments, touches no shared state.
     let cuda = unsafe { locdiff_cuda_version() };
@@ -46,15 +46,15 @@ pub fn versions() -> Result<Versions, NativeError> {
 
 fn show_config() -> Result<String, NativeError> {
     let mut text = vec![0_u8; 16 * 1024];
-    // SAFETY: the shim writes at most `len` bytes, a terminator included, into a buffer of that length.
+    // SAFETY: the shim writes at most `text.len()` bytes, including the terminator, into a buffer of that length.
     let status = unsafe { locdiff_show_config(text.as_mut_ptr().cast(), text.len()) };
-    check("libtorch's configuration", status)?;
+    check("read libtorch's configuration", status)?;
     let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
     text.truncate(end);
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The value of `TORCH_VERSION=` among the build settings that libtorch prints of itself.
+/// The value of `TORCH_VERSION=` in libtorch's description of its build.
 fn version_in(config: &str) -> Option<String> {
     let start = config.find("TORCH_VERSION=")? + "TORCH_VERSION=".len();
     config[start..].split([',', ' ', '\n']).next().map(str::to_owned)
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn loaded_libtorch_is_the_one_compiled_against() {
-        let found = versions().expect("libtorch answers");
+        let found = versions().expect("libtorch reports its version");
         assert_eq!(found.libtorch_loaded, found.libtorch_built);
         assert_eq!(found.libtorch_built, "2.11.0");
         assert_eq!(found.cuda.is_some(), cfg!(locdiff_cuda));

@@ -1,4 +1,4 @@
-//! What can be wrong with a gallery, a head or a query.
+//! Errors of galleries, heads and queries.
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::tables::TableError;
@@ -8,44 +8,44 @@ use crate::geoclip::GeoclipError;
 /// An error of [`crate::retrieval`].
 #[derive(Debug, thiserror::Error)]
 pub enum RetrievalError {
-    /// A head that does not fit the data.
+    /// The head does not fit the data.
     #[error("retrieval.head = \"{head}\" does not fit {location}: {reason}")]
     Head {
-        /// The head.
+        /// The configured head.
         head: &'static str,
-        /// The data.
+        /// Location of the data.
         location: String,
-        /// Why, and what would.
+        /// Why it does not fit, and what to do.
         reason: String,
     },
-    /// Nothing to retrieve.
+    /// The gallery has no points.
     #[error("{0}: no gallery points, wanted at least 1")]
     EmptyGallery(String),
-    /// A vector that points nowhere, or is not made of numbers.
-    #[error("{what} {row}: its embedding is zero or not finite, so that it is like nothing")]
+    /// An embedding that is zero or not finite.
+    #[error("{what} {row}: its embedding is zero or not finite, so it has no direction")]
     NoDirection {
-        /// A gallery point or an image.
+        /// `"gallery point"` or `"image"`.
         what: &'static str,
-        /// Which, from 0.
+        /// Its index, from 0.
         row: usize,
     },
-    /// Tensors or lists that do not belong together.
+    /// Tensors or lists whose sizes do not match.
     #[error("{what}: got {got}, wanted {want}")]
     Shape {
-        /// What.
+        /// The tensor or list.
         what: &'static str,
         /// Its size.
         got: String,
-        /// The size that fits.
+        /// The expected size.
         want: String,
     },
-    /// The gallery's file.
+    /// The gallery file cannot be read.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// GeoCLIP's weights.
+    /// GeoCLIP's weights or gallery.
     #[error(transparent)]
     Geoclip(#[from] GeoclipError),
-    /// libtorch refused or failed.
+    /// libtorch failed.
     #[error(transparent)]
     Native(#[from] crate::native::NativeError),
 }

@@ -1,7 +1,8 @@
-//! A gallery: places, an index of them, and an embedding each.
+//! A gallery: places with a spatial index, and an embedding for each place.
 //!
-//! GeoCLIP's embeddings of places are computed once and kept on disk ([`crate::geoclip::Gallery`]). Training photos serve as a
-//! gallery too, with their own embeddings, in f16 as they are stored: millions of them fit.
+//! GeoCLIP's embeddings of places are computed once and kept on disk ([`crate::geoclip::GalleryEmbeddings`]). Training
+//! photos serve as a gallery too, with their own embeddings. They stay in f16 as stored, so that millions of them fit
+//! in memory.
 // g gallery points · w width
 
 use std::path::Path;
@@ -14,7 +15,7 @@ use tch::{Device, Kind, Tensor};
 use super::error::RetrievalError;
 use crate::geoclip::{self, EMBEDDING_WIDTH, Embedder, Geoclip};
 
-/// Rows whose lengths are computed at once.
+/// Rows whose norms are computed at once.
 const PIECE_ROWS: i64 = 65_536;
 
 /// Places with embeddings.
@@ -26,8 +27,8 @@ pub struct Gallery {
 }
 
 impl Gallery {
-    /// The gallery that the configuration names, embedded by GeoCLIP; `progress` hears how many embeddings are computed, which
-    /// is none where an earlier run has kept them.
+    /// Opens the configured gallery, embedded by GeoCLIP. `progress` is called with the number of embeddings computed.
+    /// Cached embeddings are not recomputed.
     pub fn open(
         config: &RetrievalConfig,
         geoclip: &Geoclip,
@@ -35,10 +36,10 @@ impl Gallery {
         progress: impl FnMut(usize),
     ) -> Result<Self, RetrievalError> {
         let (source, mut embedded) = if config.gallery.is_empty() {
-            (geoclip.folder().display().to_string(), geoclip::Gallery::open(geoclip, embedder))
+            (geoclip.folder().display().to_string(), geoclip::GalleryEmbeddings::open(geoclip, embedder))
         } else {
             let places = tables::read_places(Path::new(&config.gallery))?;
-            (config.gallery.clone(), geoclip::Gallery::of_places(geoclip, embedder, places))
+            (config.gallery.clone(), geoclip::GalleryEmbeddings::of_places(geoclip, embedder, places))
         };
         embedded.complete(embedder, progress)?;
         let points: Vec<UnitVector> = embedded.places().iter().map(|place| UnitVector::from(*place)).collect();
@@ -47,7 +48,8 @@ impl Gallery {
         Self::of_embeddings(source, points, embeddings_gw)
     }
 
-    /// Points with embeddings of their own, `[points, width]`, f16 or f32, of any length but zero. `source` names them in messages.
+    /// A gallery of points with these embeddings `[points, width]`, f16 or f32. They need not be normalised, but must
+    /// not be zero. `source` is the origin of the points in error messages.
     pub fn of_embeddings(
         source: String,
         points: Vec<UnitVector>,
@@ -59,7 +61,7 @@ impl Gallery {
         let shape = embeddings_gw.size();
         if shape.len() != 2 || shape[0] != points.len() as i64 {
             return Err(RetrievalError::Shape {
-                what: "embeddings of a gallery",
+                what: "gallery embeddings",
                 got: format!("{shape:?}"),
                 want: format!("[{}, width]", points.len()),
             });
@@ -73,33 +75,33 @@ impl Gallery {
         Ok(Self { index: SphereIndex::new(points), embeddings_gw, inverse_lengths_g })
     }
 
-    /// Its places.
+    /// The places.
     pub fn points(&self) -> &[UnitVector] {
         self.index.points()
     }
 
-    /// What is near what.
+    /// The spatial index of the places.
     pub fn index(&self) -> &SphereIndex {
         &self.index
     }
 
-    /// Numbers of an embedding.
+    /// Width of the embeddings.
     pub fn width(&self) -> usize {
         self.embeddings_gw.size()[1] as usize
     }
 
-    /// `[points, width]`, in main memory, not normalised.
+    /// Embeddings `[points, width]` in main memory, not normalised.
     pub(super) fn embeddings(&self) -> &Tensor {
         &self.embeddings_gw
     }
 
-    /// What makes unit vectors of the rows, `[points]`, f32.
+    /// The inverse norm of each embedding, `[points]`, f32.
     pub(super) fn inverse_lengths(&self) -> &Tensor {
         &self.inverse_lengths_g
     }
 }
 
-/// One over the length of each row, piece by piece: rows may be in f16.
+/// The inverse norm of each row. Computed in pieces, because rows in f16 are converted to f32.
 fn inverse_lengths(embeddings_gw: &Tensor) -> Result<Tensor, RetrievalError> {
     let rows = embeddings_gw.size()[0];
     let piece = |first: i64| -> Result<Tensor, RetrievalError> {

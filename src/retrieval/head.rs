@@ -1,47 +1,47 @@
-//! A stored embedding into a query, and which head fits which data.
+//! Turns stored embeddings into queries, and checks which head fits which data.
 //!
-//! A query is the mean of the views' unit vectors times `exp(logit_scale)`: its dot product with the unit vector of a gallery
-//! point is the mean over the views of their logits `exp(logit_scale) cos`, which is how GeoCLIP puts ten crops together.
+//! A query is the mean of the views' unit vectors times `exp(logit_scale)`. Its dot product with the unit vector of a
+//! gallery point is the mean of the views' logits `exp(logit_scale) cos`. GeoCLIP averages its ten crops the same way.
 //!
-//! Embeddings go through a head in tiles of a fixed number of rows, one thread each, and views are added up in their order: the
-//! bits of a query depend on its image alone.
+//! Embeddings go through a head in tiles with a fixed number of rows, on one thread, and views are summed in order. The
+//! bits of a query therefore depend only on its image.
 // i images · v views · e stored width · w width of the gallery · t rows of a tile
 
 use locdiff_core::config::RetrievalHead;
 use tch::{Device, Kind, Tensor};
 
 use super::error::RetrievalError;
-use super::retriever::filled_up;
-use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH, Geoclip, ImageHead, tile_rows};
+use super::retriever::padded;
+use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH, Geoclip, GeoclipHead, tile_rows};
 
-/// Features whose mean length is this near to 1 were normalised.
+/// Features whose mean length is this close to 1 count as normalised.
 const UNIT_LENGTH_SLACK: f64 = 0.02;
 
-/// What the data says of itself.
+/// The image head that the data declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataHead {
-    /// CLIP features that GeoCLIP's head takes.
+    /// CLIP features, for GeoCLIP's image head.
     Geoclip,
-    /// Simulated photos.
+    /// Simulated photos, for the linear head.
     Linear,
-    /// Nothing is said, or there is no manifest.
+    /// No manifest, or the manifest names no head.
     Unknown,
 }
 
-/// What a head has to fit.
+/// Facts about the data that decide which head fits.
 #[derive(Debug, Clone)]
 pub struct DataFacts {
-    /// Where the data lies, for messages.
+    /// Location of the data, for error messages.
     pub location: String,
-    /// Numbers per embedding.
+    /// Width of the embeddings.
     pub width: usize,
-    /// What its manifest says.
+    /// The head that the manifest declares.
     pub image_head: DataHead,
-    /// Mean length of its embeddings, where it is known.
+    /// Mean length of the embeddings, if known.
     pub mean_length: Option<f64>,
 }
 
-/// Refuses a head that does not fit the data, with the reason and what would fit.
+/// Checks that a head fits the data. The error says why it does not and which head does.
 pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), RetrievalError> {
     let refuse = |name: &'static str, reason: String| {
         Err(RetrievalError::Head { head: name, location: data.location.clone(), reason })
@@ -51,26 +51,27 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
         (RetrievalHead::Knn, _) => Ok(()),
         (RetrievalHead::Geoclip, DataHead::Linear) => refuse(
             "geoclip",
-            "its photos are simulated, and GeoCLIP's image head knows CLIP's features only; set retrieval.head = \"linear\""
+            "its photos are simulated, and GeoCLIP's image head takes CLIP features only; set retrieval.head = \"linear\""
                 .into(),
         ),
         (RetrievalHead::Geoclip, _) if data.width != FEATURE_WIDTH => {
             let got = data.width;
-            refuse("geoclip", format!("embeddings of width {got}, GeoCLIP's image head takes {FEATURE_WIDTH}; {knn}"))
+            let reason = format!("its embeddings have width {got}, GeoCLIP's image head takes {FEATURE_WIDTH}; {knn}");
+            refuse("geoclip", reason)
         }
         (RetrievalHead::Geoclip, _) => match data.mean_length {
             Some(length) if (length - 1.0).abs() < UNIT_LENGTH_SLACK => refuse(
                 "geoclip",
                 format!(
-                    "embeddings of mean length {length:.3}, GeoCLIP's image head takes CLIP ViT-L/14 features as CLIP gives \
-                     them, not normalised; store those, or {knn}"
+                    "its embeddings have mean length {length:.3}, GeoCLIP's image head takes CLIP ViT-L/14 features that \
+                     are not normalised; store those, or {knn}"
                 ),
             ),
             _ => Ok(()),
         },
         (RetrievalHead::Linear, DataHead::Linear) if data.width == FEATURE_WIDTH => Ok(()),
         (RetrievalHead::Linear, DataHead::Linear) => {
-            refuse("linear", format!("embeddings of width {}, simulated photos have {FEATURE_WIDTH}", data.width))
+            refuse("linear", format!("its embeddings have width {}, simulated photos have {FEATURE_WIDTH}", data.width))
         }
         (RetrievalHead::Linear, DataHead::Geoclip) => {
             refuse("linear", "its manifest says CLIP features, not simulated photos; set retrieval.head = \"geoclip\"".into())
@@ -82,7 +83,7 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
     }
 }
 
-/// What turns stored embeddings into queries.
+/// Turns stored embeddings into queries.
 #[derive(Debug)]
 pub struct QueryHead {
     kind: HeadKind,
@@ -92,10 +93,10 @@ pub struct QueryHead {
 
 #[derive(Debug)]
 enum HeadKind {
-    Geoclip(ImageHead),
-    /// Qᵀ's transpose, `[768, 512]`.
+    Geoclip(GeoclipHead),
+    /// The projection Q, `[768, 512]`.
     Linear(Tensor),
-    /// The embedding itself.
+    /// The embedding itself is the query.
     Knn,
 }
 
@@ -107,7 +108,7 @@ impl QueryHead {
         Ok(Self { kind: HeadKind::Geoclip(head), factor, device })
     }
 
-    /// The head of simulated photos: `projection_ew` is Q, `[768, 512]`; logits are scaled as GeoCLIP's are.
+    /// The head of simulated photos. `projection_ew` is Q, `[768, 512]`. Logits have GeoCLIP's scale.
     pub fn linear(geoclip: &Geoclip, projection_ew: &Tensor, device: Device) -> Result<Self, RetrievalError> {
         let want = [FEATURE_WIDTH as i64, EMBEDDING_WIDTH as i64];
         if projection_ew.size() != want {
@@ -119,17 +120,17 @@ impl QueryHead {
         Ok(Self { kind: HeadKind::Linear(projection_ew), factor, device })
     }
 
-    /// Photos against photos: cosines of the embeddings themselves, times `scale`.
+    /// Compares photos with photos: logits are cosines of the embeddings times `scale`.
     pub fn knn(scale: f64, device: Device) -> Self {
         Self { kind: HeadKind::Knn, factor: scale, device }
     }
 
-    /// What cosines are multiplied by.
+    /// The factor from cosines to logits.
     pub fn factor(&self) -> f64 {
         self.factor
     }
 
-    /// Queries `[images, width]`, f32 in main memory, of stored embeddings `[images, views, e]`.
+    /// Queries `[images, width]` of stored embeddings `[images, views, e]`, f32 in main memory.
     pub fn queries(&self, embeddings_ive: &Tensor) -> Result<Tensor, RetrievalError> {
         let shape = embeddings_ive.size();
         let &[images, views, width] = &shape[..] else {
@@ -150,7 +151,7 @@ impl QueryHead {
         Ok(Tensor::f_from_slice(&queries)?.f_view([images, width as i64])?)
     }
 
-    /// The mean of the directions of an image's views, times the factor.
+    /// The mean of the unit vectors of an image's views, times the factor.
     fn mean(&self, image: usize, views: &[f32], width: usize) -> Result<Vec<f32>, RetrievalError> {
         let mut sum = vec![0.0_f64; width];
         for view in views.chunks_exact(width) {
@@ -164,7 +165,7 @@ impl QueryHead {
         Ok(sum.into_iter().map(|value| (value * scale) as f32).collect())
     }
 
-    /// Every row through the head, not normalised, in tiles that are all equally long.
+    /// Passes every row through the head in padded tiles. The output is not normalised.
     fn embed_all(&self, rows_re: &Tensor) -> Result<Vec<f32>, RetrievalError> {
         let (rows, tile) = (rows_re.size()[0], tile_rows(self.device) as i64);
         let mut out = Vec::new();
@@ -174,7 +175,7 @@ impl QueryHead {
             let count = tile.min(rows - first);
             let tile_te = rows_re.f_narrow(0, first, count)?.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
             let embedded =
-                self.embed(&filled_up(tile_te, tile as usize)?)?.f_narrow(0, 0, count)?.f_to_device(Device::Cpu)?;
+                self.embed(&padded(tile_te, tile as usize)?)?.f_narrow(0, 0, count)?.f_to_device(Device::Cpu)?;
             out.extend(Vec::<f32>::try_from(embedded.f_contiguous()?.f_view([-1])?)?);
             Ok(())
         });

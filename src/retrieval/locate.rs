@@ -1,67 +1,67 @@
-//! Photos to places: retrieval alone, LocDiff-H, and the errors of every setting that is tried.
+//! From photos to places: retrieval alone, LocDiff-H, and the errors of every setting tried in tuning.
 //!
-//! Photos are taken a few at a time, so that the logits of their candidates stay few however many photos there are.
+//! Photos are processed in chunks to bound the memory for the logits of their candidates.
 
 use locdiff_core::geo::UnitVector;
 use locdiff_core::protocol::TuningErrors;
 use tch::Tensor;
 
 use super::error::RetrievalError;
-use super::hybrid::{Hybrid, Samples, consensus};
+use super::hybrid::{Hybrid, ImageSamples, consensus};
 use super::retriever::{Retriever, Scored};
 use super::tune::Grid;
 use crate::shdd::decode::in_parallel;
 
-/// Photos whose candidates are held at once: a multiple of every tile of queries.
+/// Photos per chunk: a multiple of the tile sizes of queries.
 const PHOTOS: usize = 1024;
 
 /// The places of one photo.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Located {
-    /// By retrieval alone.
+pub struct LocatedPlaces {
+    /// Answer of retrieval alone.
     pub retrieval: UnitVector,
-    /// By LocDiff-H; none: no gallery point was in range, and LocDiff's own answer stands.
+    /// Answer of LocDiff-H; `None` if no gallery point was in range, so that LocDiff's own answer stands.
     pub hybrid: Option<UnitVector>,
 }
 
-impl Located {
-    /// LocDiff-H's answer, whichever it is.
+impl LocatedPlaces {
+    /// LocDiff-H's answer, or LocDiff's own answer if no gallery point was in range.
     pub fn hybrid_or(&self, own: UnitVector) -> UnitVector {
         self.hybrid.unwrap_or(own)
     }
 }
 
-/// The gallery point that `best` (at least one, best first) stands for: of one itself, of several the one with the most weight
-/// near it.
+/// The answer from the nearest neighbours `best` (best first): a single neighbour itself, or among several the one with
+/// the most weight near it. `None` if `best` is empty.
 pub fn knn_place(points: &[UnitVector], best: &[(u32, f32)]) -> Option<u32> {
     let (places, scores): (Vec<u32>, Vec<f64>) = best.iter().map(|(point, logit)| (*point, f64::from(*logit))).unzip();
     consensus(points, &places, &scores).map(|place| places[place])
 }
 
-/// Retrieval and LocDiff-H for photos with these queries, `[photos, width]`, and samples. `neighbours` is 1 but for
-/// photos against photos.
+/// Retrieval and LocDiff-H for photos with these queries `[photos, width]` and samples. `neighbours` is 1 unless the
+/// gallery consists of photos.
 pub fn locate(
     retriever: &Retriever<'_>,
     queries: &Tensor,
-    images: &[Samples],
+    images: &[ImageSamples],
     hybrid: &Hybrid,
     neighbours: usize,
-) -> Result<Vec<Located>, RetrievalError> {
+) -> Result<Vec<LocatedPlaces>, RetrievalError> {
     let index = retriever.gallery().index();
     let points = index.points();
-    let candidates = |image: &Samples| image.candidates(hybrid, index);
-    let finish = |image: &Samples, wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
+    let candidates = |image: &ImageSamples| image.candidates(hybrid, index);
+    let finish = |image: &ImageSamples, wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
         let answer = image.answer(hybrid, points, wanted, &scored.logits);
-        Located { retrieval, hybrid: answer.map(|point| points[point as usize]) }
+        LocatedPlaces { retrieval, hybrid: answer.map(|point| points[point as usize]) }
     };
-    each(retriever, queries, images, neighbours, candidates, finish)
+    for_each_photo(retriever, queries, images, neighbours, candidates, finish)
 }
 
-/// The errors of LocDiff, of retrieval and of every setting of a grid, photo by photo.
+/// The errors of LocDiff, of retrieval and of every setting of a grid, for each photo.
 pub fn try_settings(
     retriever: &Retriever<'_>,
     queries: &Tensor,
-    images: &[Samples],
+    images: &[ImageSamples],
     truths: &[UnitVector],
     grid: &Grid,
     neighbours: usize,
@@ -71,20 +71,21 @@ pub fn try_settings(
         return Err(RetrievalError::Shape { what: "true places", got, want });
     }
     let index = retriever.gallery().index();
-    let pairs: Vec<(&Samples, UnitVector)> = images.iter().zip(truths.iter().copied()).collect();
-    let candidates = |(image, _): &(&Samples, UnitVector)| grid.candidates(index, image);
-    let finish = |(image, truth): &(&Samples, UnitVector), wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
-        TuningErrors {
-            own_km: truth.distance(image.aggregate).0 as f32,
-            retrieval_km: truth.distance(retrieval).0 as f32,
-            settings_km: grid.errors_km(*truth, image, index.points(), wanted, &scored.logits),
-        }
-    };
-    each(retriever, queries, &pairs, neighbours, candidates, finish)
+    let pairs: Vec<(&ImageSamples, UnitVector)> = images.iter().zip(truths.iter().copied()).collect();
+    let candidates = |(image, _): &(&ImageSamples, UnitVector)| grid.candidates(index, image);
+    let finish =
+        |(image, truth): &(&ImageSamples, UnitVector), wanted: &[u32], scored: &Scored, retrieval: UnitVector| {
+            TuningErrors {
+                own_km: truth.distance(image.aggregate).0 as f32,
+                retrieval_km: truth.distance(retrieval).0 as f32,
+                settings_km: grid.errors_km(*truth, image, index.points(), wanted, &scored.logits),
+            }
+        };
+    for_each_photo(retriever, queries, &pairs, neighbours, candidates, finish)
 }
 
-/// Candidates, logits and what follows from them, for all photos, some at a time.
-fn each<Photo: Sync, Found: Send>(
+/// For each photo, in chunks: finds the candidates, scores them, and calls `finish` with the result.
+fn for_each_photo<Photo: Sync, Found: Send>(
     retriever: &Retriever<'_>,
     queries: &Tensor,
     photos: &[Photo],
@@ -106,7 +107,7 @@ fn each<Photo: Sync, Found: Send>(
         let tasks: Vec<_> = photos.iter().zip(wanted.iter().zip(&scored)).collect();
         found.extend(in_parallel(threads, &tasks, |(photo, (wanted, scored))| {
             let nearest =
-                knn_place(points, &scored.best).expect("a gallery has points, and the best of them is asked for");
+                knn_place(points, &scored.best).expect("a gallery has points, and at least one neighbour is requested");
             finish(photo, wanted, scored, points[nearest as usize])
         }));
     }

@@ -1,9 +1,11 @@
-//! Queries against all of a gallery: matrix products of tiles, from which the best points and the logits that somebody asked
-//! for are kept.
+//! Scores queries against a whole gallery with tiled matrix products. Keeps the best points and the logits of requested
+//! points.
 //!
-//! Memory: a tile of the gallery and its logits, beside the gallery itself, whose embeddings are copied to a GPU where they take
-//! at most [`KEPT_BYTES_MAX`] and go there tile by tile otherwise. Tiles of queries and of the gallery are equally long, the last
-//! ones filled up, each product by one thread: a logit's bits depend on its image and its gallery point alone.
+//! Memory: one tile of the gallery and its logits, besides the gallery itself. On a GPU the embeddings of the gallery
+//! are kept there if they need at most [`KEPT_BYTES_MAX`], and are copied tile by tile otherwise.
+//!
+//! All tiles have the same size, the last ones are padded, and each product runs on one thread. The bits of a logit
+//! therefore depend only on its image and its gallery point.
 // i images of a tile · g gallery points of a tile · w width · k best
 
 use std::ops::Range;
@@ -15,10 +17,10 @@ use super::error::RetrievalError;
 use super::gallery::Gallery;
 use crate::geoclip::for_each_tile;
 
-/// Embeddings of a gallery stay on the GPU if they need no more.
+/// The embeddings of a gallery stay on the GPU if they need at most this much memory.
 const KEPT_BYTES_MAX: usize = 16 << 30;
 
-/// What is computed together.
+/// Size of a tile: images (queries) × gallery points.
 #[derive(Debug, Clone, Copy)]
 struct TileSize {
     images: usize,
@@ -32,16 +34,16 @@ impl TileSize {
     }
 }
 
-/// What a query found.
+/// The result of one query.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scored {
     /// The best gallery points and their logits, best first.
     pub best: Vec<(u32, f32)>,
-    /// Logits of the points that were asked for, in their order.
+    /// Logits of the requested points, in order.
     pub logits: Vec<f32>,
 }
 
-/// A gallery that is asked.
+/// Answers queries against a gallery.
 #[derive(Debug)]
 pub struct Retriever<'a> {
     gallery: &'a Gallery,
@@ -51,7 +53,7 @@ pub struct Retriever<'a> {
 }
 
 impl<'a> Retriever<'a> {
-    /// Asks on `device`; `threads` compute what is computed on the CPU.
+    /// Computes on `device`. `threads` is the number of threads for work on the CPU.
     pub fn new(gallery: &'a Gallery, device: Device, threads: usize) -> Result<Self, RetrievalError> {
         let embeddings_gw = gallery.embeddings();
         let bytes = embeddings_gw.numel() * embeddings_gw.kind().elt_size_in_bytes();
@@ -65,12 +67,13 @@ impl<'a> Retriever<'a> {
         self.gallery
     }
 
-    /// Threads for what is computed on the CPU.
+    /// Threads for work on the CPU.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// For each query `[images, width]` the `top` best gallery points, and the logits of its `wanted` points (ascending).
+    /// For each query `[images, width]`: the `top` best gallery points and the logits of its `wanted` points
+    /// (ascending).
     pub fn score(&self, queries: &Tensor, wanted: &[Vec<u32>], top: usize) -> Result<Vec<Scored>, RetrievalError> {
         let (images, width) = (wanted.len() as i64, self.gallery.width() as i64);
         if queries.size() != [images, width] {
@@ -80,7 +83,7 @@ impl<'a> Retriever<'a> {
         let size = TileSize::of(self.device);
         let mut scored = Vec::with_capacity(wanted.len());
         for (first, wanted) in (0..).step_by(size.images).zip(wanted.chunks(size.images)) {
-            let tile_iw = filled_up(queries.f_narrow(0, first, wanted.len() as i64)?, size.images)?;
+            let tile_iw = padded(queries.f_narrow(0, first, wanted.len() as i64)?, size.images)?;
             scored.extend(self.score_tile(&tile_iw.f_to_device(self.device)?, wanted, top, size)?);
         }
         Ok(scored)
@@ -106,7 +109,7 @@ impl<'a> Retriever<'a> {
         };
         let at_once = if self.device.is_cuda() { 1 } else { self.threads };
         for_each_tile(at_once, tiles, share, |question: &Question, range: Range<usize>| {
-            let part = question.ask(&range, wanted, top)?;
+            let part = question.score(&range, wanted, top)?;
             parts.lock().unwrap_or_else(PoisonError::into_inner).push((range.start, part));
             Ok::<(), RetrievalError>(())
         })?;
@@ -120,7 +123,7 @@ impl<'a> Retriever<'a> {
             }
         }
         for one in &mut scored {
-            // Equal logits in the order of the gallery.
+            // Ties are in gallery order.
             one.best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
             one.best.truncate(top);
         }
@@ -128,7 +131,7 @@ impl<'a> Retriever<'a> {
     }
 }
 
-/// What one thread needs: tensors may go to another thread, but not be shared with it.
+/// The inputs of one thread. Tensors can be sent to another thread but not shared with it.
 struct Question {
     queries_iw: Tensor,
     embeddings_gw: Tensor,
@@ -138,8 +141,8 @@ struct Question {
 }
 
 impl Question {
-    /// What the queries find in one tile of the gallery.
-    fn ask(&self, range: &Range<usize>, wanted: &[Vec<u32>], top: usize) -> Result<Vec<Scored>, RetrievalError> {
+    /// Scores the queries against one tile of the gallery.
+    fn score(&self, range: &Range<usize>, wanted: &[Vec<u32>], top: usize) -> Result<Vec<Scored>, RetrievalError> {
         tch::no_grad(|| {
             let logits_ig = self.logits(range)?;
             let best = best_of(&logits_ig, range, wanted.len(), top)?;
@@ -159,21 +162,21 @@ impl Question {
         })
     }
 
-    /// Logits `[images, points]` of a whole tile; what fills it up is no gallery point and gets -∞.
+    /// Logits `[images, points]` of a tile; -∞ for padding.
     fn logits(&self, range: &Range<usize>) -> Result<Tensor, RetrievalError> {
         let (first, count) = (range.start as i64, range.len() as i64);
         let tile_gw = self.embeddings_gw.f_narrow(0, first, count)?.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
-        let tile_gw = filled_up(tile_gw, self.points)?;
+        let tile_gw = padded(tile_gw, self.points)?;
         let inverse_g = self.inverse_lengths_g.f_narrow(0, first, count)?.f_to_device(self.device)?;
-        let inverse_g = filled_up(inverse_g, self.points)?;
+        let inverse_g = padded(inverse_g, self.points)?;
         let logits_ig = self.queries_iw.f_matmul(&tile_gw.f_tr()?)?.f_mul(&inverse_g)?;
         let _ = logits_ig.f_narrow(1, count, self.points as i64 - count)?.f_fill_(f64::NEG_INFINITY)?;
         Ok(logits_ig)
     }
 }
 
-/// So many rows, zeros at the end.
-pub(super) fn filled_up(rows: Tensor, count: usize) -> Result<Tensor, tch::TchError> {
+/// Pads a tensor with rows of zeros up to `count` rows.
+pub(super) fn padded(rows: Tensor, count: usize) -> Result<Tensor, tch::TchError> {
     let missing = count as i64 - rows.size()[0];
     if missing == 0 {
         return Ok(rows);
@@ -184,7 +187,7 @@ pub(super) fn filled_up(rows: Tensor, count: usize) -> Result<Tensor, tch::TchEr
     rows.f_constant_pad_nd(pad)
 }
 
-/// The best of a tile for each of the first `images` rows.
+/// The best points of a tile for each of the first `images` queries.
 fn best_of(
     logits_ig: &Tensor,
     range: &Range<usize>,
@@ -204,7 +207,7 @@ fn best_of(
     Ok(rows.map(|(places, values)| places.iter().zip(values).map(pair).collect()).collect())
 }
 
-/// The part of ascending positions that lies in a tile.
+/// The part of the ascending positions that lies in a tile.
 fn slice<'w>(wanted: &'w [u32], range: &Range<usize>) -> &'w [u32] {
     let first = wanted.partition_point(|point| (*point as usize) < range.start);
     let end = wanted.partition_point(|point| (*point as usize) < range.end);

@@ -1,6 +1,6 @@
-//! How far off LocDiff-H is under each setting that tuning chooses from (`locdiff_core::tuning`), for one photo at a time.
+//! The error of LocDiff-H for one photo under each setting that tuning chooses from (`locdiff_core::tuning`).
 //!
-//! Pure. Settings that differ in their radius alone share one walk through the candidates.
+//! Pure. Settings that differ only in their radius share one pass over the candidates.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use locdiff_core::config::HybridMode;
 use locdiff_core::geo::{Km, SphereIndex, UnitVector};
 use locdiff_core::tuning;
 
-use super::hybrid::{Hybrid, Samples, chord_km, chord2, consensus, log_density, within_any};
+use super::hybrid::{Hybrid, ImageSamples, chord_km, chord2, consensus, log_density, within_any};
 
 /// Settings to try.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid {
-    /// In the order of the errors.
+    /// The settings, in the order of the errors.
     pub settings: Vec<Hybrid>,
 }
 
@@ -24,8 +24,8 @@ impl Default for Grid {
 }
 
 impl Grid {
-    /// Gallery points that any setting asks for an image, ascending.
-    pub fn candidates(&self, index: &SphereIndex, image: &Samples) -> Vec<u32> {
+    /// The gallery points that are candidates of an image under any setting, ascending.
+    pub fn candidates(&self, index: &SphereIndex, image: &ImageSamples) -> Vec<u32> {
         let mut found = within_any(index, &image.samples, Km(self.radius_max(|mode| mode == HybridMode::AnySample)));
         found.extend(index.within(image.aggregate, Km(self.radius_max(|mode| mode != HybridMode::AnySample))));
         found.sort_unstable();
@@ -34,21 +34,22 @@ impl Grid {
     }
 
     fn radius_max(&self, of: impl Fn(HybridMode) -> bool) -> f64 {
-        // Below 0: nothing, not even what is on the spot.
+        // -1 if there is no such setting: then nothing is in range, not even a point at distance 0.
         self.settings.iter().filter(|setting| of(setting.mode)).fold(-1.0, |most, setting| most.max(setting.radius_km))
     }
 
-    /// The error of an image under each setting. `candidates` are those of [`Self::candidates`], `logits` theirs.
+    /// The error of an image under each setting. `candidates` come from [`Self::candidates`]; `logits` are their
+    /// logits.
     pub fn errors_km(
         &self,
         truth: UnitVector,
-        image: &Samples,
+        image: &ImageSamples,
         points: &[UnitVector],
         candidates: &[u32],
         logits: &[f32],
     ) -> Vec<f32> {
         let mut answers = vec![None; self.settings.len()];
-        let mut order = Order::new(image, points, candidates, self);
+        let mut order = NearestCandidates::new(image, points, candidates, self);
         for group in self.groups() {
             let setting = &self.settings[group[0].1];
             let logit = |place: usize| f64::from(logits[place]);
@@ -82,7 +83,7 @@ impl Grid {
         answers.into_iter().map(|answer| error(answer).0 as f32).collect()
     }
 
-    /// Settings that differ in their radius alone: (radius, position), radii ascending.
+    /// Groups of settings that differ only in their radius, as (radius, position) with ascending radii.
     fn groups(&self) -> Vec<Vec<(f64, usize)>> {
         let mut groups: BTreeMap<(u8, u64, u64), Vec<(f64, usize)>> = BTreeMap::new();
         for (at, setting) in self.settings.iter().enumerate() {
@@ -100,8 +101,9 @@ impl Grid {
     }
 }
 
-/// The candidates of one image by distance, as far as any setting goes; places are positions among them.
-struct Order {
+/// The candidates of one image by distance, up to the largest radius of any setting. A place is a position in
+/// `candidates`.
+struct NearestCandidates {
     /// (distance to the aggregate, place), ascending.
     by_aggregate: Vec<(f64, usize)>,
     /// (distance to the nearest sample, place), ascending.
@@ -112,8 +114,8 @@ struct Order {
     densities: BTreeMap<u64, Vec<f64>>,
 }
 
-impl Order {
-    fn new(image: &Samples, points: &[UnitVector], candidates: &[u32], grid: &Grid) -> Self {
+impl NearestCandidates {
+    fn new(image: &ImageSamples, points: &[UnitVector], candidates: &[u32], grid: &Grid) -> Self {
         let sorted = |radius: f64, distance: &dyn Fn(UnitVector) -> f64| {
             let at = |(place, point): (usize, &u32)| (distance(points[*point as usize]), place);
             let mut all: Vec<(f64, usize)> = candidates.iter().enumerate().map(at).collect();
@@ -121,7 +123,7 @@ impl Order {
             all.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
             all
         };
-        // The chord tells which sample is nearest; how near it is, the distance that radii are compared with.
+        // The chord is enough to find the nearest sample. The radius is compared with the exact distance.
         let nearest = |point: UnitVector| {
             let nearer = |a: UnitVector, b: UnitVector| if chord2(b, point) < chord2(a, point) { b } else { a };
             image.samples.iter().copied().reduce(nearer).map_or(f64::INFINITY, |sample| sample.distance(point).0)
@@ -141,7 +143,7 @@ impl Order {
         }
     }
 
-    /// Candidates by their distance to the aggregate, and the log density of the samples at each, computed once for each width.
+    /// Candidates by distance to the aggregate, and the log density of the samples at each. Cached per width.
     fn density(&mut self, width_km: f64) -> (&[(f64, usize)], &[f64]) {
         let (samples, count) = (self.samples, self.by_aggregate.len());
         let distances_km = &self.distances_km;
@@ -151,7 +153,8 @@ impl Order {
     }
 }
 
-/// Walks outwards and notes the best so far at each radius. `score` is told how many are nearer, and the place.
+/// Walks outwards and notes the best candidate so far at each radius. `score` gets the number of nearer candidates and
+/// the place.
 fn best_within(
     order: &[(f64, usize)],
     candidates: &[u32],

@@ -1,8 +1,9 @@
-//! `shards build`: shards from a table of ids and coordinates and a file of embeddings per view.
+//! `shards build`: makes shards from a table of ids and coordinates and one file of embeddings per view.
 //!
-//! Row n of the table is row n of every matrix. All files are read a few thousand rows at a time. A row that cannot be used, because
-//! of its values or because its identifier has come before, is an error that names its file and row, or, with `on_bad_rows = skip`, left out and counted; lengths and widths that do not
-//! agree are errors either way, found before anything stands under the final name.
+//! Row n of the table belongs to row n of every matrix. All files are read a few thousand rows at a time. A row with
+//! bad values or a duplicate identifier is an error that names its file and row. With `on_bad_rows = skip` such rows
+//! are skipped and counted instead. Files whose lengths or widths differ are always an error, and then no output folder
+//! appears.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -15,34 +16,34 @@ use twox_hash::XxHash3_128;
 use super::error::ShardsError;
 use super::format::{ImageHead, Manifest, ShardWriter, WriterOptions, WriterRows, first_not_finite};
 
-/// Rows that are read at once.
+/// Rows read at a time.
 const CHUNK_ROWS: usize = 4096;
 
-/// What to build from.
+/// Inputs of [`build`].
 #[derive(Debug, Clone)]
 pub struct Build<'a> {
     /// CSV or Parquet with ids and coordinates.
     pub table: &'a Path,
     /// One `.npy` or safetensors file per view.
     pub embeddings: &'a [PathBuf],
-    /// Names of columns, and what to do with bad rows.
+    /// Column names, and how to handle bad rows.
     pub config: &'a ShardsConfig,
-    /// Replace the folder if it exists.
+    /// Whether to replace an existing output folder.
     pub overwrite: bool,
 }
 
-/// Builds a folder of shards: its manifest, and how many rows were left out.
+/// Builds a folder of shards. Returns its manifest and the number of skipped rows.
 pub fn build(inputs: &Build<'_>, out: &Path) -> Result<(Manifest, u64), ShardsError> {
     if inputs.embeddings.is_empty() {
         return Err(ShardsError::Argument("no --embeddings; give one file per view".to_owned()));
     }
     let mut matrices = inputs.embeddings.iter().map(|path| Matrix::open(path)).collect::<Result<Vec<_>, _>>()?;
-    let (rows, width) = agree(inputs.embeddings, &matrices)?;
+    let (rows, width) = common_shape(inputs.embeddings, &matrices)?;
     let ShardsConfig { id_column, latitude_column, longitude_column, .. } = inputs.config;
     let names = ColumnNames { id: Some(id_column), latitude: Some(latitude_column), longitude: Some(longitude_column) };
     let mut table = TableReader::open(inputs.table, names, true)?;
     let width_small =
-        u32::try_from(width).map_err(|_| ShardsError::Argument(format!("embeddings of width {width}")))?;
+        u32::try_from(width).map_err(|_| ShardsError::Argument(format!("embeddings of width {width} are too wide")))?;
     let name = inputs.table.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut writer = ShardWriter::create(
         out,
@@ -51,7 +52,7 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<(Manifest, u64), ShardsEr
             ..WriterOptions::new(width_small, matrices.len() as u32, format!("built from {name}"), ImageHead::None)
         },
     )?;
-    let (mut first, mut skipped, mut known) = (0_u64, 0, Known::default());
+    let (mut first, mut skipped, mut seen_ids) = (0_u64, 0, RowsById::default());
     loop {
         let chunk: Vec<_> = table.by_ref().take(CHUNK_ROWS).collect();
         if chunk.is_empty() {
@@ -59,36 +60,36 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<(Manifest, u64), ShardsEr
         }
         let end = first + chunk.len() as u64;
         if end > rows {
-            return Err(lengths(inputs, format!("more than {rows}"), rows));
+            return Err(length_mismatch(inputs, format!("more than {rows}"), rows));
         }
         let views = matrices.iter_mut().map(|matrix| matrix.read_f16(first, chunk.len()));
         let views = views.collect::<Result<Vec<_>, _>>()?;
-        let good = sift(inputs, chunk, &matrices, &views, first, &mut known, &mut skipped)?;
+        let good = usable_rows(inputs, chunk, &matrices, &views, first, &mut seen_ids, &mut skipped)?;
         writer.push(&good)?;
         first = end;
     }
     if first != rows {
-        return Err(lengths(inputs, first.to_string(), rows));
+        return Err(length_mismatch(inputs, first.to_string(), rows));
     }
     if skipped > 0 {
-        tracing::warn!("{skipped} of {rows} rows are left out: they cannot be used");
+        tracing::warn!("skipped {skipped} of {rows} rows: they cannot be used");
     }
     if skipped == rows {
-        return Err(TableError::file(inputs.table, "no row that can be used").into());
+        return Err(TableError::file(inputs.table, "no usable rows").into());
     }
     Ok((writer.finish()?, skipped))
 }
 
-/// Identifiers of the rows so far: 128 bits of each, which no two share by chance, and its row.
-type Known = HashMap<u128, u64>;
+/// Maps each identifier seen so far to its row. The key is a 128-bit hash, wide enough to rule out chance collisions.
+type RowsById = HashMap<u128, u64>;
 
-fn lengths(inputs: &Build<'_>, got: String, rows: u64) -> ShardsError {
+fn length_mismatch(inputs: &Build<'_>, got: String, rows: u64) -> ShardsError {
     let matrix = inputs.embeddings[0].display();
     TableError::file(inputs.table, format!("{got} rows, but {matrix} has {rows}")).into()
 }
 
-/// Rows and width of all matrices.
-fn agree(paths: &[PathBuf], matrices: &[Matrix]) -> Result<(u64, usize), TableError> {
+/// Returns the rows and width that all matrices share; it is an error if they differ.
+fn common_shape(paths: &[PathBuf], matrices: &[Matrix]) -> Result<(u64, usize), TableError> {
     let (rows, width) = (matrices[0].rows(), matrices[0].width());
     for (path, matrix) in paths.iter().zip(matrices) {
         if (matrix.rows(), matrix.width()) != (rows, width) {
@@ -99,14 +100,14 @@ fn agree(paths: &[PathBuf], matrices: &[Matrix]) -> Result<(u64, usize), TableEr
     Ok((rows, width))
 }
 
-/// The rows that can be used.
-fn sift(
+/// Returns the usable rows of a chunk. Bad rows are an error, or counted in `skipped`, as configured.
+fn usable_rows(
     inputs: &Build<'_>,
     chunk: Vec<Result<TableRow, TableError>>,
     matrices: &[Matrix],
     views: &[Vec<f16>],
     first: u64,
-    known: &mut Known,
+    seen_ids: &mut RowsById,
     skipped: &mut u64,
 ) -> Result<WriterRows, TableError> {
     let mut good = WriterRows::new(views.len());
@@ -121,8 +122,8 @@ fn sift(
                 }
             }
             let id = id.unwrap_or_else(|| number.to_string());
-            if let Some(first) = known.insert(XxHash3_128::oneshot(id.as_bytes()), number) {
-                let reason = format!("identifier {id:?} again, first in row {first}");
+            if let Some(first) = seen_ids.insert(XxHash3_128::oneshot(id.as_bytes()), number) {
+                let reason = format!("duplicate identifier {id:?}, first seen in row {first}");
                 return Err(TableError::row(inputs.table, number as usize, reason));
             }
             Ok((id, place))

@@ -1,4 +1,4 @@
-//! What can be wrong with shards, each with its exit code.
+//! Errors of reading and writing shards, with their exit codes.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,10 @@ use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::FileError;
 use locdiff_core::tables::TableError;
 
-/// Where in the data something is wrong, as a message begins.
+/// A location in the data, printed at the start of error messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spot {
-    /// File, or the URL that it came from.
+    /// Path or URL of the file.
     pub file: String,
     /// Row group within the file.
     pub row_group: Option<u32>,
@@ -20,12 +20,12 @@ pub struct Spot {
 }
 
 impl Spot {
-    /// A file as a whole.
+    /// Points at a whole file.
     pub fn file(file: impl Into<String>) -> Self {
         Self { file: file.into(), row_group: None, column: None, row: None }
     }
 
-    /// A column of it.
+    /// Narrows the location to one column.
     #[must_use]
     pub fn column(self, column: &str) -> Self {
         Self { column: Some(column.to_owned()), ..self }
@@ -48,48 +48,48 @@ impl std::fmt::Display for Spot {
     }
 }
 
-/// A failure of reading or writing shards.
+/// An error of reading or writing shards.
 #[derive(Debug, thiserror::Error)]
 pub enum ShardsError {
-    /// Nothing to read.
-    #[error("no shards at {location}: {reason}{}", way_out(location))]
+    /// There are no shards at the location.
+    #[error("no shards at {location}: {reason}{}", suggestion(location))]
     Missing {
-        /// Where they were looked for.
+        /// The path, glob or URL that was searched.
         location: String,
         /// What was found instead.
         reason: String,
     },
-    /// The data is whole but not what was wanted: a wrong width, a missing column, a value out of range.
+    /// The data is intact but unusable: a wrong width, a missing column, a value out of range.
     #[error("{spot}: {reason}")]
     Bad {
-        /// Where.
+        /// Where the problem is.
         spot: Box<Spot>,
-        /// Got and wanted.
+        /// What was found and what was expected.
         reason: String,
     },
-    /// The bytes are not those that were written.
+    /// The data is damaged: bytes differ from those that were written.
     #[error("{spot}: {reason}")]
     Corrupt {
-        /// Where.
+        /// Where the problem is.
         spot: Box<Spot>,
-        /// Got and wanted.
+        /// What was found and what was expected.
         reason: String,
     },
-    /// The data is not that of the run that is resumed.
+    /// The data differs from what it was when the resumed run started.
     #[error("{location}: the data has changed since the run began: {reason}")]
     Changed {
-        /// What was read.
+        /// The file or data set that changed.
         location: String,
-        /// Got and wanted.
+        /// What was found and what was expected.
         reason: String,
     },
-    /// The system refused.
+    /// A file operation failed.
     #[error(transparent)]
     Io(#[from] FileError),
-    /// What would be written exists.
-    #[error("{0} exists; say --overwrite to replace it")]
+    /// The output folder already exists.
+    #[error("{0} exists; use --overwrite to replace it")]
     Exists(PathBuf),
-    /// An argument that cannot be meant.
+    /// An argument is invalid.
     #[error("{0}")]
     Argument(String),
     /// A table of ids and coordinates, or a matrix beside it, cannot be used.
@@ -98,29 +98,29 @@ pub enum ShardsError {
     /// GeoCLIP's weights or gallery cannot be used.
     #[error(transparent)]
     Geoclip(#[from] crate::geoclip::GeoclipError),
-    /// The configuration cannot be meant, here or for the run that is resumed.
+    /// The configuration is invalid, or does not match the run that is being resumed.
     #[error("{0}")]
     Config(String),
-    /// The shim over libtorch refused.
+    /// A call into libtorch failed.
     #[error("libtorch: {0}")]
     Native(#[from] crate::native::NativeError),
-    /// What cannot happen did: a reader thread panicked, or the plan breaks its own law.
+    /// An internal error: a reader thread panicked, or an invariant of the plan is violated.
     #[error("{0}; this is a bug")]
     Internal(String),
 }
 
 impl ShardsError {
-    /// The data is whole but not what was wanted.
+    /// Builds a [`ShardsError::Bad`].
     pub(crate) fn bad(spot: Spot, reason: impl Into<String>) -> Self {
         Self::Bad { spot: Box::new(spot), reason: reason.into() }
     }
 
-    /// The bytes are not those that were written.
+    /// Builds a [`ShardsError::Corrupt`].
     pub(crate) fn corrupt(spot: Spot, reason: impl Into<String>) -> Self {
         Self::Corrupt { spot: Box::new(spot), reason: reason.into() }
     }
 
-    /// The system refused something about a file.
+    /// Builds a [`ShardsError::Io`] for a path.
     pub(crate) fn io(path: impl Into<PathBuf>, error: std::io::Error) -> Self {
         Self::Io(FileError { path: path.into(), error })
     }
@@ -144,8 +144,8 @@ impl HasExitCode for ShardsError {
     }
 }
 
-/// What to do where there are no shards: nothing is made behind a URL, nor under the name of a pattern.
-fn way_out(location: &str) -> String {
+/// Suggests how to make shards at `location`. Empty for URLs and globs, where `shards simulate` cannot write.
+fn suggestion(location: &str) -> String {
     if location.contains("://") || location.contains(['*', '?', '[']) {
         return String::new();
     }

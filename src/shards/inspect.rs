@@ -1,4 +1,4 @@
-//! `shards inspect`: what is in a data set, for people and as JSON.
+//! `shards inspect`: summarizes a data set, as text or JSON.
 
 use locdiff_core::config::ShardsConfig;
 use locdiff_core::protocol::Inspection;
@@ -7,22 +7,22 @@ use super::blocks::{BlockRows, Blocks, Dataset};
 use super::error::ShardsError;
 use super::survey::Survey;
 
-/// Characters of the map.
+/// Width and height of the map, in characters.
 const MAP_COLUMNS: usize = 72;
 const MAP_LINES: usize = 24;
 
-/// From no photo to the most, each step about the same factor.
+/// Shades from no photos to the most, on a logarithmic scale.
 const SHADES: &[u8] = b" .:-=+*#%@";
 
-/// Reads coordinates, and embeddings where no manifest has their statistics. Rows that `config` leaves out count nowhere but in
-/// their number.
+/// Summarizes a data set. Reads all coordinates, and embeddings only if there is no manifest with their statistics.
+/// Rows that `config` skips are counted in `skipped_rows` and otherwise ignored.
 pub fn inspect(dataset: &Dataset, config: &ShardsConfig) -> Result<Inspection, ShardsError> {
     let Survey { mask, statistics, .. } = Survey::begin(dataset, config)?;
-    let statistics = statistics.expect("a survey that begins has statistics");
+    let statistics = statistics.expect("`Survey::begin` always computes statistics");
     let mut counts = vec![0_u64; MAP_COLUMNS * MAP_LINES];
     let mut read = BlockRows::default();
-    let nowhere = (f64::INFINITY, f64::NEG_INFINITY);
-    let (mut latitude_range, mut longitude_range) = (nowhere, nowhere);
+    let empty_range = (f64::INFINITY, f64::NEG_INFINITY);
+    let (mut latitude_range, mut longitude_range) = (empty_range, empty_range);
     for block in 0..dataset.block_rows().len() as u32 {
         dataset.read_usable_coordinates(&mask, block, &mut read)?;
         for (latitude, longitude) in read.latitudes.iter().zip(&read.longitudes) {
@@ -48,8 +48,8 @@ pub fn inspect(dataset: &Dataset, config: &ShardsConfig) -> Result<Inspection, S
         image_head: manifest.map(|manifest| manifest.image_head),
         latitudes: latitude_range,
         longitudes: longitude_range,
-        means: widened(nowhere, &statistics.mean),
-        standard_deviations: widened(nowhere, &statistics.standard_deviation),
+        means: widened(empty_range, &statistics.mean),
+        standard_deviations: widened(empty_range, &statistics.standard_deviation),
         statistics,
         map: draw(&counts),
     })
@@ -69,7 +69,7 @@ fn draw(counts: &[u64]) -> Vec<String> {
     let most = counts.iter().copied().max().unwrap_or(0);
     let shade = |&count: &u64| match count {
         0 => ' ',
-        // Logarithmic: photos are a thousand times denser in some places than in others.
+        // Logarithmic because some places have a thousand times more photos than others.
         _ => {
             let part = ((count + 1) as f64).ln() / ((most + 1) as f64).ln();
             SHADES[((part * (SHADES.len() - 1) as f64).ceil() as usize).clamp(1, SHADES.len() - 1)] as char
@@ -83,14 +83,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_stand_where_a_map_of_the_world_has_them() {
+    fn places_appear_at_their_position_on_the_map() {
         let mut counts = vec![0; MAP_COLUMNS * MAP_LINES];
         counts[cell(90.0, -180.0)] += 1;
         counts[cell(-90.0, 180.0)] += 1000;
         let map = draw(&counts);
         assert_eq!((map.len(), map[0].len()), (MAP_LINES, MAP_COLUMNS));
-        assert!(map[0].starts_with('.') || map[0].starts_with(':'), "one photo is little: {:?}", map[0]);
-        assert!(map[MAP_LINES - 1].ends_with('@'), "a thousand are the most");
+        assert!(map[0].starts_with('.') || map[0].starts_with(':'), "one photo has a light shade: {:?}", map[0]);
+        assert!(map[MAP_LINES - 1].ends_with('@'), "the most photos have the darkest shade");
         assert_eq!(cell(0.0, 0.0), MAP_LINES / 2 * MAP_COLUMNS + MAP_COLUMNS / 2);
     }
 }

@@ -1,12 +1,13 @@
-//! Q: what turns GeoCLIP's space of 512 dimensions into the 768 of a simulated photo, and back.
+//! Q: the matrix that maps GeoCLIP's 512-dimensional space to the 768 dimensions of a simulated photo, and back.
 //!
 //! ```text
 //! e = Q y        stored        Q is 768 x 512, Qᵀ Q = 1
 //! y = Qᵀ e       the linear image head of simulated shards
 //! ```
 //!
-//! A function of its seed alone: normals from Philox, orthonormalised in f64, each column with the sign that makes the
-//! diagonal of R positive, so that every QR gives the same matrix to rounding. Training and test shards share one seed.
+//! Q depends only on its seed: normals from Philox, orthonormalised in f64. The sign of each column makes the diagonal
+//! of R positive, so every QR implementation gives the same matrix up to rounding. Training and test shards share one
+//! seed.
 
 use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};
@@ -14,12 +15,12 @@ use tch::{Device, Kind, Tensor};
 use super::ShardsError;
 use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH};
 
-/// Seed of the Q of all simulated shards, whatever their own seed.
+/// Seed of Q for all simulated shards, independent of the seed of the simulation.
 pub const PROJECTION_SEED: u64 = 768_512;
-/// Step of [`Stream::Simulation`] at which Q is drawn: the last one, which no view reaches.
+/// Step of [`Stream::Simulation`] at which Q is drawn. It is the last step, which no view reaches.
 const STEP: u64 = (1 << 40) - 1;
 
-/// Q of a seed, `[768, 512]`, f32 on the CPU.
+/// Computes Q for a seed: `[768, 512]`, f32, on the CPU.
 pub fn projection(seed: u64) -> Result<Tensor, ShardsError> {
     let mut normals = vec![0.0_f32; FEATURE_WIDTH * EMBEDDING_WIDTH];
     let draw = Draw { stream: Stream::Simulation, step: STEP, first_sample: 0, elements: EMBEDDING_WIDTH };

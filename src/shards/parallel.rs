@@ -1,4 +1,4 @@
-//! Numbered work on several threads, with the results and the first error in order.
+//! Runs numbered tasks on several threads and returns their results in order.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -6,8 +6,9 @@ use std::sync::{Mutex, PoisonError};
 
 use super::error::ShardsError;
 
-/// What `work` makes of `0..count`. Of several errors, that of the lowest number is returned, whatever the number of threads:
-/// numbers are handed out in order, and whoever has one finishes it.
+/// Runs `work` on each of `0..count` and returns the results in order. If several tasks fail, the error of the lowest
+/// number is returned, whatever the number of threads: numbers are handed out in order, and a task that has started
+/// always finishes.
 pub(super) fn in_order<T: Send>(
     threads: usize,
     count: usize,

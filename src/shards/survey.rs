@@ -1,4 +1,5 @@
-//! What a run knows of its data before its first step, and whether data is what it was when the run began.
+//! Collects the facts about the data that a run needs before its first step, and checks on resume that the data is
+//! unchanged.
 
 use std::collections::BTreeMap;
 
@@ -9,19 +10,19 @@ use super::error::ShardsError;
 use super::format::{Manifest, Statistics};
 use super::order::{Bookmark, Mask};
 
-/// What a run knows of its data before its first step.
+/// Facts about the data that a run needs before its first step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Survey {
-    /// Rows that are left out.
+    /// Rows that are skipped.
     pub mask: Mask,
-    /// Mean and standard deviation; none for a run that goes on, whose checkpoint has them.
+    /// Mean and standard deviation. `None` for a resumed run, which takes them from its checkpoint.
     pub statistics: Option<Statistics>,
-    /// What was read; none where a manifest knows.
+    /// Checksums of the data. `None` if a manifest has them.
     pub contents: Option<Contents>,
 }
 
 impl Survey {
-    /// Of a run that begins. Data without a manifest is read as a whole, once.
+    /// Surveys the data of a new run. Data without a manifest is read completely, once.
     pub fn begin(dataset: &Dataset, config: &ShardsConfig) -> Result<Self, ShardsError> {
         if let Some(statistics) = dataset.manifest().map(Manifest::statistics) {
             let mask = Mask::for_config(dataset, config)?;
@@ -39,8 +40,8 @@ impl Survey {
         Ok(Self { mask, statistics: Some(statistics), contents: Some(contents) })
     }
 
-    /// Of a run that goes on from `then`: that the data at `location` is what it was. `dataset` compares every read with it
-    /// from now on.
+    /// Surveys the data of a run that resumes from the bookmark `then`. It is an error if the data at `location` has
+    /// changed. From here on `dataset` checks every read against the checksums of the run.
     pub fn resume(
         dataset: &mut Dataset,
         config: &ShardsConfig,
@@ -51,10 +52,10 @@ impl Survey {
         let contents = match (dataset.manifest(), &then.contents) {
             (Some(_), _) => None,
             (None, Some(contents)) => Some(dataset.check_contents(contents)?),
-            // A checkpoint that knows nothing of them: they count from now on.
+            // The checkpoint has no checksums. Compute them here, so that later changes are detected.
             (None, None) => Some(dataset.read_contents()?),
         };
-        dataset.expect(contents.clone())?;
+        dataset.expect_contents(contents.clone())?;
         Ok(Self { mask: Mask::for_config(dataset, config)?, statistics: None, contents })
     }
 }

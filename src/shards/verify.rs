@@ -1,4 +1,4 @@
-//! `shards verify`: reads every byte and says everything that is wrong, up to a limit.
+//! `shards verify`: reads every byte and reports all problems, up to a limit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher as _;
@@ -13,10 +13,10 @@ use super::error::{ShardsError, Spot};
 use super::format::Checksum;
 use super::order::Mask;
 
-/// Problems that are named; looking for more of them would help nobody.
+/// Maximum number of problems to report. The search stops there.
 pub const PROBLEMS_MAX: usize = 20;
 
-/// Bytes of a file that are read at a time.
+/// Bytes of a file read at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
 impl From<ShardsError> for Problem {
@@ -25,10 +25,10 @@ impl From<ShardsError> for Problem {
     }
 }
 
-/// Checks files, column chunks, values and identifiers; every problem that was found, at most [`PROBLEMS_MAX`].
+/// Checks files, column chunks, values and identifiers. Returns the problems found, at most [`PROBLEMS_MAX`].
 ///
-/// What keeps a data set from being opened (its schema, its manifest) is an error of [`Dataset::open`] already. Where rows that
-/// cannot be used are skipped they are no problem, and come back as the mask.
+/// A bad schema or manifest is reported earlier, by [`Dataset::open`]. With [`OnBadRows::Skip`], bad rows are returned
+/// as a mask and are not problems.
 pub fn verify(dataset: &Dataset, on_bad_rows: OnBadRows) -> Result<(Vec<Problem>, Mask), ShardsError> {
     let mut problems = Vec::new();
     check_files(dataset, &mut problems);
@@ -38,7 +38,7 @@ pub fn verify(dataset: &Dataset, on_bad_rows: OnBadRows) -> Result<(Vec<Problem>
     Ok((problems, Mask::new(skipped, dataset.block_rows())?))
 }
 
-/// Whole files against the manifest.
+/// Compares the checksums of whole files with the manifest.
 fn check_files(dataset: &Dataset, problems: &mut Vec<Problem>) {
     let Some(manifest) = &dataset.manifest else { return };
     for (file, listed) in manifest.files.iter().enumerate() {
@@ -70,40 +70,42 @@ fn file_checksum(dataset: &Dataset, file: usize) -> Result<Checksum, ShardsError
     Ok(Checksum(hasher.finish()))
 }
 
-/// Every view of every block: checksums of chunks, nulls, widths, numbers, coordinates. The rows that are skipped come back.
+/// Checks every view of every block: chunk checksums, nulls, widths, numbers, coordinates. Returns the skipped rows by
+/// block.
 fn check_values(dataset: &Dataset, on_bad_rows: OnBadRows, problems: &mut Vec<Problem>) -> BTreeMap<u32, Vec<u32>> {
     let (mut rows, mut skipped) = (BlockRows::default(), BTreeMap::new());
     for block in 0..dataset.block_rows().len() as u32 {
-        let (mut seen, mut left_out): (Vec<String>, BTreeSet<u32>) = Default::default();
+        let (mut seen, mut bad_rows): (Vec<String>, BTreeSet<u32>) = Default::default();
         for view in 0..dataset.views() {
             if problems.len() >= PROBLEMS_MAX {
                 return skipped;
             }
             let mut found = Vec::new();
             match dataset.read_block(block, view, &mut rows, &mut found, None) {
-                Err(error) => found_once(error.into(), &mut seen, problems),
-                Ok(()) if on_bad_rows == OnBadRows::Skip => left_out.extend(found.iter().map(|value| value.row as u32)),
+                Err(error) => add_once(error.into(), &mut seen, problems),
+                Ok(()) if on_bad_rows == OnBadRows::Skip => bad_rows.extend(found.iter().map(|value| value.row as u32)),
                 Ok(()) => found.into_iter().for_each(|value| {
-                    found_once(dataset.bad_value(block, value).into(), &mut seen, problems);
+                    add_once(dataset.bad_value(block, value).into(), &mut seen, problems);
                 }),
             }
         }
-        skipped.insert(block, left_out.into_iter().collect());
+        skipped.insert(block, bad_rows.into_iter().collect());
     }
     skipped
 }
 
-/// Coordinates are read with every view, but are wrong only once.
-fn found_once(problem: Problem, seen: &mut Vec<String>, problems: &mut Vec<Problem>) {
+/// Adds a problem unless it is already listed: coordinates are read again with every view.
+fn add_once(problem: Problem, seen: &mut Vec<String>, problems: &mut Vec<Problem>) {
     if problems.len() < PROBLEMS_MAX && !seen.contains(&problem.message) {
         seen.push(problem.message.clone());
         problems.push(problem);
     }
 }
 
-/// Identifiers where there are some: none null, none twice. 128 bits of each are kept, which no two share by chance.
+/// Checks that identifiers, if there are any, are neither null nor duplicate. They are compared by a 128-bit hash, wide
+/// enough to rule out chance collisions.
 fn check_ids(dataset: &Dataset, problems: &mut Vec<Problem>) {
-    let mut known: HashMap<u128, (u32, u32)> = HashMap::new();
+    let mut seen: HashMap<u128, (u32, u32)> = HashMap::new();
     for block in 0..dataset.block_rows().len() as u32 {
         if problems.len() >= PROBLEMS_MAX {
             return;
@@ -119,11 +121,11 @@ fn check_ids(dataset: &Dataset, problems: &mut Vec<Problem>) {
         for (row, id) in ids.into_iter().enumerate() {
             let reason = match id {
                 Err(reason) => reason,
-                Ok(id) => match known.insert(XxHash3_128::oneshot(id.as_bytes()), (block, row as u32)) {
+                Ok(id) => match seen.insert(XxHash3_128::oneshot(id.as_bytes()), (block, row as u32)) {
                     None => continue,
                     Some((block, row)) => {
                         let first = dataset.spot(block, None, Some(row as usize));
-                        format!("{id:?} again, first at {first}")
+                        format!("duplicate identifier {id:?}, first seen at {first}")
                     }
                 },
             };

@@ -1,45 +1,44 @@
-//! How f(p) = Σ c_i Y_i(p) changes along the sphere: value, tangent gradient, Riemannian Hessian.
+//! Value, tangent gradient and Riemannian Hessian of f(p) = Σ c_i Y_i(p) on the sphere.
 //!
-//! Each harmonic p_lm(z) · (x + iy)^m is a smooth function on all of R³, whose derivatives there need no angles, so
-//! that poles are ordinary points. With gradient g and Hessian H in R³ and n = p, the tangent gradient is
-//! (I − nnᵀ) g, and the Riemannian Hessian is H restricted to the tangent plane less (n·g) I (Absil, Mahony,
-//! Sepulchre, "Optimization Algorithms on Matrix Manifolds", 2008, section 5.3). Neither depends on how f is
-//! continued off the sphere.
+//! Each harmonic p_lm(z) · (x + iy)^m is a smooth function on all of R³. Its derivatives there need no angles, so the poles
+//! need no special treatment. With gradient g and Hessian H in R³ and n = p, the tangent gradient is (I − nnᵀ) g, and the
+//! Riemannian Hessian is H restricted to the tangent plane, minus (n·g) I (Absil, Mahony, Sepulchre, "Optimization
+//! Algorithms on Matrix Manifolds", 2008, section 5.3). Neither depends on how f is extended off the sphere.
 
 use locdiff_core::geo::{TangentBasis, UnitVector};
 
 use super::ShddError;
 use super::harmonics::{Basis, expect_length, triangle};
 
-/// A function on the sphere near one point.
+/// Value and derivatives of a function on the sphere at one point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Local {
     /// f(p).
     pub value: f64,
-    /// The gradient, a tangent vector in R³; per radian.
+    /// The gradient per radian, a tangent vector in R³.
     pub gradient: [f64; 3],
-    /// Second derivatives along `basis` (east, north); per radian².
+    /// Second derivatives per radian², along the directions of `basis` (east, north).
     pub hessian: [[f64; 2]; 2],
-    /// The directions of `hessian`.
+    /// The tangent basis of `hessian`.
     pub basis: TangentBasis,
 }
 
-/// Σ over l at one m of coefficient · p_lm, for the cosine and the sine coefficients, and its derivatives in z.
+/// For one order m: Σ_l coefficient · p_lm(z) and its derivatives in z, for the cosine and the sine coefficients.
 #[derive(Debug, Clone, Copy, Default)]
-struct Order {
-    /// Derivatives 0, 1 and 2 of the sum that goes with Re (x + iy)^m.
+struct OrderSums {
+    /// Derivatives 0, 1 and 2 of the sum that is multiplied by Re (x + iy)^m.
     cosine: [f64; 3],
-    /// Those of the sum that goes with Im (x + iy)^m.
+    /// Derivatives 0, 1 and 2 of the sum that is multiplied by Im (x + iy)^m.
     sine: [f64; 3],
 }
 
 impl Basis {
-    /// Value and derivatives of Σ `coefficients`_i Y_i at `point`. Costs a few encodings of one point.
+    /// Value and derivatives of Σ `coefficients`_i Y_i at `point`. Costs as much as a few encodings of one point.
     pub fn value_gradient_hessian(&self, coefficients: &[f64], point: UnitVector) -> Result<Local, ShddError> {
         expect_length("coefficients", coefficients.len(), self.dims())?;
         let [x, y, z] = point.xyz();
         let (mut value, mut gradient, mut hessian) = (0.0, [0.0; 3], [[0.0; 3]; 3]);
-        // (x + iy) to the powers m, m − 1 and m − 2; those below 0 meet a factor of 0.
+        // (x + iy) to the powers m, m − 1 and m − 2. Negative powers are multiplied by 0.
         let (mut power, mut lower, mut lowest) = ([1.0, 0.0], [0.0; 2], [0.0; 2]);
         for m in 0..=self.degree() as usize {
             if m > 0 {
@@ -47,9 +46,10 @@ impl Basis {
                 lower = power;
                 power = [power[0] * x - power[1] * y, power[1] * x + power[0] * y];
             }
-            let Order { cosine: a, sine: b } = self.order(coefficients, m, z);
+            let OrderSums { cosine: a, sine: b } = self.order_sums(coefficients, m, z);
             let (first, second) = (m as f64, (m * m.saturating_sub(1)) as f64);
-            // Of a·Re + b·Im of the m-th power: ∂x is m times the same of the next lower power, ∂y turns it by 90°.
+            // For a·Re + b·Im of the m-th power, ∂x is m times the same expression of the next lower power. ∂y is that
+            // expression turned by 90°.
             let mix = |k: usize, power: [f64; 2]| a[k] * power[0] + b[k] * power[1];
             let turn = |k: usize, power: [f64; 2]| b[k] * power[0] - a[k] * power[1];
             value += mix(0, power);
@@ -62,14 +62,14 @@ impl Basis {
             hessian[1][2] += first * turn(1, lower);
             hessian[2][2] += mix(2, power);
         }
-        // The powers of x + iy are harmonic in the plane.
+        // Powers of x + iy are harmonic in the plane, so ∂²/∂y² = −∂²/∂x².
         hessian[1][1] = -hessian[0][0];
         (hessian[1][0], hessian[2][0], hessian[2][1]) = (hessian[0][1], hessian[0][2], hessian[1][2]);
         Ok(on_sphere(point, value, gradient, hessian))
     }
 
-    fn order(&self, coefficients: &[f64], m: usize, z: f64) -> Order {
-        let mut sums = Order::default();
+    fn order_sums(&self, coefficients: &[f64], m: usize, z: f64) -> OrderSums {
+        let mut sums = OrderSums::default();
         let (mut older, mut old) = ([0.0; 3], [self.sectoral[m], 0.0, 0.0]);
         for l in m..=self.degree() as usize {
             if l > m {
@@ -92,7 +92,7 @@ impl Basis {
     }
 }
 
-/// Projects derivatives in R³ on the tangent plane.
+/// Projects derivatives in R³ onto the tangent plane.
 fn on_sphere(point: UnitVector, value: f64, gradient: [f64; 3], hessian: [[f64; 3]; 3]) -> Local {
     let dot = |a: [f64; 3], b: [f64; 3]| a[0] * b[0] + a[1] * b[1] + a[2] * b[2];
     let form = |a: [f64; 3], b: [f64; 3]| dot(a, hessian.map(|row| dot(row, b)));

@@ -1,17 +1,18 @@
-//! The paper's low-pass filter: only the k dimensions of a code that vary most over the training set.
+//! The paper's low-pass filter, which keeps only the k dimensions of a code that vary most over the training set.
 //!
-//! Codes of the training set, harmonics of the anchors and predictions all go through the same filter, so that the product of
-//! two filtered codes is that of the whole ones with zeros where nothing was kept: loss and decoder need know no more.
+//! Training codes, harmonics of the anchors and predictions all go through the same filter. The dot product of two filtered
+//! codes therefore equals that of the whole codes with zeros in the other dimensions, and loss and decoder work on filtered
+//! codes directly.
 //!
-//! Invariant: the kept dimensions are distinct, in rising order and below the size of a code. List and size are all there is
-//! to save: [`Filter::indices`] and [`Filter::dims`] out, [`Filter::from_indices`] back.
+//! Invariant: the kept dimensions are distinct, ascending and below the size of a code. To save a filter, store
+//! [`Filter::indices`] and [`Filter::dims`]. [`Filter::from_indices`] restores it.
 
 use tch::{Device, Tensor};
 
 use super::ShddError;
 use super::harmonics::expect_length;
 
-/// Which dimensions of a code are kept.
+/// The dimensions of a code that are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter {
     kept: Vec<i64>,
@@ -19,7 +20,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Keeps the `count` dimensions with the largest variances; of equal ones, the first.
+    /// Keeps the `count` dimensions with the largest variances. Ties go to the lower index.
     pub fn choose(variances: &[f64], count: usize) -> Result<Self, ShddError> {
         expect_kept(count, variances.len())?;
         if let Some(index) = variances.iter().position(|variance| !(variance.is_finite() && *variance >= 0.0)) {
@@ -34,13 +35,13 @@ impl Filter {
         Ok(Self { kept: order.into_iter().map(|index| index as i64).collect(), dims: variances.len() })
     }
 
-    /// A filter that was saved: rising indices below `dims`.
+    /// Restores a saved filter. The indices must be ascending and below `dims`.
     pub fn from_indices(indices: &[u32], dims: usize) -> Result<Self, ShddError> {
         expect_kept(indices.len(), dims)?;
         if let Some(before) = indices.windows(2).position(|pair| pair[0] >= pair[1]) {
             let place = before + 1;
             let text =
-                format!("filter: index at position {place} is not above the one before it, wanted rising indices");
+                format!("filter: index at position {place} is not above the previous one, wanted ascending indices");
             return Err(ShddError::Bad(text));
         }
         if let Some(last) = indices.last().filter(|last| **last as usize >= dims) {
@@ -49,12 +50,12 @@ impl Filter {
         Ok(Self { kept: indices.iter().map(|index| i64::from(*index)).collect(), dims })
     }
 
-    /// The kept dimensions, rising: the form in which a filter is saved.
+    /// The kept dimensions in ascending order, for saving the filter.
     pub fn indices(&self) -> Vec<u32> {
         self.kept.iter().map(|index| u32::try_from(*index).expect("codes have fewer than 2^32 dimensions")).collect()
     }
 
-    /// How many are kept.
+    /// Number of kept dimensions.
     pub fn kept(&self) -> usize {
         self.kept.len()
     }
@@ -64,19 +65,19 @@ impl Filter {
         self.dims
     }
 
-    /// The filter with its indices on a device, for who applies it often or within a capture.
-    pub fn on(&self, device: Device) -> Result<Selection, ShddError> {
+    /// The filter with its indices on a device, for use in a loop or in a CUDA graph capture.
+    pub fn to_device(&self, device: Device) -> Result<Selection, ShddError> {
         let index_k = Tensor::f_from_slice(&self.kept)?.f_to_device(device)?;
         Ok(Selection { index_k, kept: self.kept(), dims: self.dims })
     }
 
-    /// Whole codes `[..., dims]` from filtered ones `[..., kept]`, with zeros where nothing was kept.
+    /// Expands filtered codes `[..., kept]` to whole ones `[..., dims]`, with zeros in the other dimensions.
     pub fn scatter(&self, filtered: &Tensor) -> Result<Tensor, ShddError> {
-        self.on(filtered.device())?.scatter(filtered)
+        self.to_device(filtered.device())?.scatter(filtered)
     }
 }
 
-/// A [`Filter`] on a device: the host copies nothing and does not wait.
+/// A [`Filter`] on a device. Applying it copies nothing from the host, and the host does not wait.
 #[derive(Debug)]
 pub struct Selection {
     index_k: Tensor,
@@ -85,13 +86,13 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// The kept dimensions of codes `[..., dims]`: `[..., kept]`.
+    /// Reduces codes `[..., dims]` to the kept dimensions, `[..., kept]`.
     pub fn apply(&self, codes: &Tensor) -> Result<Tensor, ShddError> {
         expect_last(codes, self.dims)?;
         Ok(codes.f_index_select(-1, &self.index_k)?)
     }
 
-    /// As [`Filter::scatter`].
+    /// Like [`Filter::scatter`].
     pub fn scatter(&self, filtered: &Tensor) -> Result<Tensor, ShddError> {
         expect_last(filtered, self.kept)?;
         let mut shape = filtered.size();

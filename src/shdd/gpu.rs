@@ -1,11 +1,13 @@
-//! Harmonics on the GPU: one kernel, f64 inside, f32 out.
+//! Harmonics on the GPU: one kernel that computes in f64 and returns f32.
 //!
-//! The kernel does the operations of the CPU in their order, none fused; callers should rely on equality to rounding
-//! only. [`Encoder::new`] compiles and uploads, so make one before a capture begins.
+//! The kernel performs the operations of the CPU in the same order, none of them fused. Callers should still rely on results
+//! being equal up to rounding only. [`Encoder::new`] compiles the kernel and uploads tables, so create it before a CUDA graph
+//! capture begins.
 //!
-//! Two ways in. [`Encoder::encode`] looks at every point and names the first row that is none, for which the host waits.
-//! [`Encoder::encode_unchecked`] does not look and does not wait, and so may stand within a capture: it is for points that were
-//! made as [`UnitVector`]s or by our own kernels. What it makes of anything else is meaningless numbers, never a wrong access.
+//! There are two entry points. [`Encoder::encode`] checks every point and names the first row that is not a unit vector.
+//! The host waits for this check. [`Encoder::encode_unchecked`] neither checks nor waits, so it can be used within a
+//! capture. It is for points that come from [`UnitVector`]s or from our own kernels. Other input gives meaningless numbers,
+//! but never an invalid memory access.
 
 use locdiff_core::geo::UnitVector;
 use tch::{Device, Kind, Tensor};
@@ -15,17 +17,18 @@ use super::harmonics::Basis;
 use crate::native::nvrtc::{Arg, Kernel};
 
 const SOURCE: &str = include_str!("../native/kernels/harmonics.cu");
-/// Without fused multiply-add every operation rounds as it does on the CPU.
+/// Without fused multiply-add, every operation rounds as on the CPU.
 const OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
-/// Threads of one warp, which write together.
+/// Threads per warp.
 const WARP: u32 = 32;
-/// About how many threads a block has, where the degree needs no more.
+/// Approximate number of threads per block. High degrees need more.
 const THREADS: u32 = 256;
 
-/// Lengths this far from 1 are no rounding: f64 rounds at 1e-16, and points that went through f32 are off by 1e-8 and more.
+/// Largest accepted difference of a length from 1. Rounding in f64 is about 1e-16. Points that were stored in f32 are off by
+/// 1e-8 or more and are rejected.
 const LENGTH_ERROR_MAX: f64 = 1e-9;
 
-/// The harmonics to one degree on one device.
+/// Encodes points on one GPU, up to one degree.
 #[derive(Debug)]
 pub struct Encoder {
     kernel: Kernel,
@@ -36,7 +39,8 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Compiles the kernel for the current device and puts the tables of `basis` on `device`, which must be the same.
+    /// Compiles the kernel for the current device and uploads the tables of `basis` to `device`, which must be the current
+    /// one.
     pub fn new(basis: &Basis, device: Device) -> Result<Self, ShddError> {
         let kernel = Kernel::compile("harmonics", SOURCE, OPTIONS)?;
         let sectoral = Tensor::f_from_slice(&basis.sectoral)?.f_to_device(device)?;
@@ -44,17 +48,18 @@ impl Encoder {
         Ok(Self { kernel, degree: basis.degree(), device, sectoral, recursion })
     }
 
-    /// Codes `[n, (L+1)²]` in f32 of unit vectors `[n, 3]` in f64 on the encoder's device. Each must be finite and of length
-    /// 1; the first row that is not is named. The host waits for the device: not within a capture.
+    /// Encodes unit vectors `[n, 3]` in f64 on the encoder's device as `[n, (L+1)²]` in f32. Each must be finite and of
+    /// length 1; the error names the first row that is not. The host waits for the device, so this cannot be used within a
+    /// capture.
     pub fn encode(&self, points_n3: &Tensor) -> Result<Tensor, ShddError> {
-        self.expect_form(points_n3)?;
+        self.expect_points(points_n3)?;
         expect_unit(points_n3)?;
         self.encode_unchecked(points_n3)
     }
 
-    /// The same for points that are known to be unit vectors; the host does not wait.
+    /// The same for points that are known to be unit vectors. The host does not wait.
     pub fn encode_unchecked(&self, points_n3: &Tensor) -> Result<Tensor, ShddError> {
-        self.expect_form(points_n3)?;
+        self.expect_points(points_n3)?;
         let shape = points_n3.size();
         let points_n3 = points_n3.f_contiguous()?;
         let width = self.degree + 1;
@@ -65,7 +70,7 @@ impl Encoder {
         let orders = width.next_multiple_of(WARP);
         let points_per_block = (THREADS / orders).max(1);
         let blocks = shape[0].cast_unsigned().div_ceil(u64::from(points_per_block));
-        let blocks = i32::try_from(blocks).map_err(|_| misfit(&points_n3, "fewer than 2^31 blocks"))?.cast_unsigned();
+        let blocks = i32::try_from(blocks).map_err(|_| mismatch(&points_n3, "fewer than 2^31 blocks"))?.cast_unsigned();
         let arguments = [
             Arg::Tensor(&out),
             Arg::Tensor(&points_n3),
@@ -78,25 +83,26 @@ impl Encoder {
         Ok(out)
     }
 
-    fn expect_form(&self, points_n3: &Tensor) -> Result<(), ShddError> {
+    fn expect_points(&self, points_n3: &Tensor) -> Result<(), ShddError> {
         let shape = points_n3.size();
         if shape.len() == 2 && shape[1] == 3 && points_n3.kind() == Kind::Double && points_n3.device() == self.device {
             return Ok(());
         }
-        Err(misfit(points_n3, &format!("Double [n, 3] on {:?}", self.device)))
+        Err(mismatch(points_n3, &format!("Double [n, 3] on {:?}", self.device)))
     }
 }
 
-fn misfit(points: &Tensor, want: &str) -> ShddError {
+fn mismatch(points: &Tensor, want: &str) -> ShddError {
     let (kind, size, device) = (points.kind(), points.size(), points.device());
     ShddError::Bad(format!("points to encode: tensor is {kind:?} {size:?} on {device:?}, wanted {want}"))
 }
 
-/// Every row of `[n, 3]` is finite and of length 1, or the first that is not is named. On any device; the host waits.
+/// Checks that every row of `[n, 3]` is finite and of length 1. The error names the first row that is not. Works on any
+/// device. The host waits.
 pub fn expect_unit(points_n3: &Tensor) -> Result<(), ShddError> {
     let error_n =
         points_n3.f_square()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Double)?.f_sub_scalar(1.0)?;
-    // Twice: the square of a length is off by twice as much. Not `>`: what is not a number must not pass.
+    // Twice the limit, because the square of a length is off by twice as much. `<=` and not `>`, so that NaN does not pass.
     let right_n = error_n.f_abs()?.f_le(2.0 * LENGTH_ERROR_MAX)?;
     if right_n.f_all()?.f_int64_value(&[])? == 1 {
         return Ok(());
@@ -106,7 +112,7 @@ pub fn expect_unit(points_n3: &Tensor) -> Result<(), ShddError> {
     Err(ShddError::Bad(format!("points to encode: row {row} is {got:?}, wanted a finite vector of length 1")))
 }
 
-/// Points as a tensor `[n, 3]` of f64 on a device: what an [`Encoder`] takes.
+/// Uploads points as an f64 tensor `[n, 3]`, the input of an [`Encoder`].
 pub fn upload(points: &[UnitVector], device: Device) -> Result<Tensor, ShddError> {
     let flat: Vec<f64> = points.iter().flat_map(|point| point.xyz()).collect();
     Ok(Tensor::f_from_slice(&flat)?.f_view([points.len() as i64, 3])?.f_to_device(device)?)
@@ -119,7 +125,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
-    #[allow(clippy::print_stdout, reason = "tests print what they measured")]
+    #[allow(clippy::print_stdout, reason = "prints the measured difference")]
     fn gpu_codes_equal_cpu_codes() {
         let mut points = uniform_points(7, 0, 0, 9_998).expect("in range");
         points.extend([UnitVector::NORTH_POLE, UnitVector::SOUTH_POLE]);
@@ -133,14 +139,14 @@ mod tests {
                 .to_device(Device::Cpu);
             let difference = (&got - &want).abs().max().double_value(&[]) / want.abs().max().double_value(&[]);
             println!("degree {degree}: max|dY| / max|Y| = {difference:e}");
-            // One unit in the last place of f32, if a sum in f64 falls on the other side of a rounding boundary.
+            // One unit in the last place of f32, for sums in f64 that land on the other side of a rounding boundary.
             assert!(difference <= 1e-6, "degree {degree}: {difference:e}");
         }
     }
 
     #[test]
     #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
-    fn gpu_refuses_tensors_of_the_wrong_form() {
+    fn gpu_refuses_tensors_of_the_wrong_shape_kind_or_device() {
         let encoder = Encoder::new(&Basis::new(3).expect("in range"), Device::Cuda(0)).expect("compiles");
         let on_gpu = |shape: [i64; 2], kind| Tensor::zeros(shape, (kind, Device::Cuda(0)));
         for wrong in [
@@ -151,22 +157,22 @@ mod tests {
             let error = encoder.encode(&wrong).expect_err("refused").to_string();
             assert!(error.ends_with("wanted Double [n, 3] on Cuda(0)"), "{error}");
         }
-        assert_eq!(encoder.encode(&on_gpu([0, 3], Kind::Double)).expect("none").size(), [0, 16]);
-        let zeros = encoder.encode(&on_gpu([4, 3], Kind::Double)).expect_err("no points");
+        assert_eq!(encoder.encode(&on_gpu([0, 3], Kind::Double)).expect("no rows").size(), [0, 16]);
+        let zeros = encoder.encode(&on_gpu([4, 3], Kind::Double)).expect_err("not unit vectors");
         assert!(zeros.to_string().starts_with("points to encode: row 0 is [0.0, 0.0, 0.0], wanted"), "{zeros}");
     }
 
     #[test]
-    fn points_that_are_none_are_named_by_their_row() {
+    fn points_that_are_not_unit_vectors_are_named_by_row() {
         let points_n3 = upload(&uniform_points(7, 0, 0, 9).expect("in range"), Device::Cpu).expect("uploaded");
         expect_unit(&points_n3).expect("unit vectors");
-        expect_unit(&points_n3.narrow(0, 0, 0)).expect("none at all");
-        let half = points_n3.get(5).to_kind(Kind::Float).to_kind(Kind::Double);
+        expect_unit(&points_n3.narrow(0, 0, 0)).expect("no rows");
+        let rounded_to_f32 = points_n3.get(5).to_kind(Kind::Float).to_kind(Kind::Double);
         for (wrong, text) in [
             (Tensor::from_slice(&[0.0, f64::NAN, 1.0]), "row 5 is [0.0, NaN, 1.0]"),
             (Tensor::from_slice(&[f64::INFINITY, 0.0, 0.0]), "row 5 is [inf, 0.0, 0.0]"),
             (Tensor::from_slice(&[0.0, 0.0, 1.0 + 1e-8]), "row 5 is [0.0, 0.0, 1.00000001]"),
-            (half, "row 5 is ["),
+            (rounded_to_f32, "row 5 is ["),
         ] {
             let points_n3 = points_n3.copy();
             points_n3.get(5).copy_(&wrong);

@@ -1,19 +1,19 @@
 //! Orthonormal real spherical harmonics: Y_lm(p) for l = 0..=L and m = -l..=l, at index l² + l + m.
 //!
 //! Y_lm = p_lm(z) · Re (x + iy)^m for m ≥ 0 and p_l|m|(z) · Im (x + iy)^|m| for m < 0, where p_lm is the fully
-//! normalised associated Legendre function without its factor (1 − z²)^(m/2), and √2 where m ≠ 0. The powers of
-//! x + iy carry that factor, so that poles need no special case. p comes from the recursion in l at fixed m
+//! normalised associated Legendre function without its factor (1 − z²)^(m/2), times √2 if m ≠ 0. The powers of
+//! x + iy carry that factor, so the poles need no special case. p comes from the recursion in l at fixed m
 //! (Holmes, Featherstone, J. Geodesy 76, 2002, eq. 11):
 //!
 //!   p_mm = √((2m+1)/(2m)) p_(m-1)(m-1),   p_lm = a_lm z p_(l-1)m − b_lm p_(l-2)m
 //!
-//! which, unlike the closed form with factorials, loses no digits to cancellation. No Condon-Shortley sign.
+//! which, unlike the closed form with factorials, loses no digits to cancellation. There is no Condon-Shortley phase.
 //!
-//! Invariant: the fast form computes the same operations in the same order as [`Basis::encode_scalar`], none of them
-//! fused, so that both give the same bits on every processor.
+//! Invariant: the fast implementation performs the same operations in the same order as [`Basis::encode_scalar`], none of
+//! them fused, so both give the same bits on every processor.
 //!
-//! In range to degree 511: p reaches about 1e98 near the poles, where the power of x + iy it is multiplied with is
-//! smaller still; a power that underflows belongs to a product below 1e-200.
+//! Nothing overflows up to degree 511. p reaches about 1e98 near the poles, but the power of x + iy that multiplies it is so
+//! small there that the product stays below [`Basis::value_max`]. If the power underflows, the exact product is below 1e-200.
 
 use std::f64::consts::{PI, SQRT_2};
 
@@ -23,14 +23,14 @@ use tch::{Device, Tensor};
 use super::ShddError;
 use crate::native::harmonics;
 
-/// The largest degree that is offered.
+/// The largest supported degree.
 pub const DEGREE_MAX: u32 = 511;
 
-/// The harmonics to one degree, with the coefficients of their recursion.
+/// The harmonics up to a degree, with the coefficients of their recursion.
 #[derive(Debug, Clone)]
 pub struct Basis {
     degree: usize,
-    /// p_mm, a constant, by m; with √2 from m = 1.
+    /// The constants p_mm by m, including the factor √2 for m ≥ 1.
     pub(super) sectoral: Vec<f64>,
     /// `[a_lm, b_lm]` at [`triangle`] for m < l.
     pub(super) recursion: Vec<[f64; 2]>,
@@ -42,7 +42,7 @@ pub(super) fn triangle(l: usize, m: usize) -> usize {
 }
 
 impl Basis {
-    /// The harmonics to `degree`, at most [`DEGREE_MAX`].
+    /// The harmonics up to `degree`, which may be at most [`DEGREE_MAX`].
     pub fn new(degree: u32) -> Result<Self, ShddError> {
         if degree > DEGREE_MAX {
             return Err(ShddError::Bad(format!("harmonics: degree is {degree}, wanted 0 to {DEGREE_MAX}")));
@@ -60,17 +60,17 @@ impl Basis {
         Ok(Self { degree, sectoral, recursion })
     }
 
-    /// L.
+    /// L, the largest degree.
     pub fn degree(&self) -> u32 {
         self.degree as u32
     }
 
-    /// Numbers per point: (L + 1)².
+    /// Dimensions of a code: (L + 1)².
     pub fn dims(&self) -> usize {
         (self.degree + 1).pow(2)
     }
 
-    /// What no harmonic exceeds anywhere: √((2L+1)/4π), the value of the last zonal one at the pole.
+    /// An upper bound of every harmonic everywhere: √((2L+1)/4π), the value of the zonal harmonic of degree L at the pole.
     pub fn value_max(&self) -> f64 {
         ((2 * self.degree + 1) as f64 / (4.0 * PI)).sqrt()
     }
@@ -79,7 +79,7 @@ impl Basis {
         harmonics::Tables { sectoral: &self.sectoral, recursion: &self.recursion }
     }
 
-    /// The code of one point, step by step as the formula says. The reference for everything faster.
+    /// Encodes one point, following the formula literally. The reference for the faster implementations.
     pub fn encode_scalar(&self, point: UnitVector, out: &mut [f64]) -> Result<(), ShddError> {
         expect_length("code of one point", out.len(), self.dims())?;
         let [x, y, z] = point.xyz();
@@ -102,33 +102,33 @@ impl Basis {
         Ok(())
     }
 
-    /// Codes in f64, `[points, dims]` row after row.
+    /// Encodes points in f64, as `[points, dims]` in row-major order.
     pub fn encode_f64(&self, points: &[UnitVector]) -> Vec<f64> {
         let mut out = vec![0.0; points.len() * self.dims()];
         harmonics::encode(self.tables(), |index| points[index].xyz(), &mut out);
         out
     }
 
-    /// Codes in f32, `[points, dims]` row after row, into memory of the caller, by this thread.
+    /// Encodes points in f32 into `out`, as `[points, dims]` in row-major order, on the calling thread.
     pub fn encode_into(&self, points: &[UnitVector], out: &mut [f32]) -> Result<(), ShddError> {
         expect_length("codes", out.len(), points.len() * self.dims())?;
         harmonics::encode(self.tables(), |index| points[index].xyz(), out);
         Ok(())
     }
 
-    /// Codes in f32, `[points, dims]` row after row, computed by `threads` threads.
+    /// Encodes points in f32 on `threads` threads, as `[points, dims]` in row-major order.
     pub fn encode_f32(&self, points: &[UnitVector], threads: usize) -> Vec<f32> {
         let mut out = vec![0.0; points.len() * self.dims()];
         let share = points.len().div_ceil(threads.max(1)).max(1);
         std::thread::scope(|scope| {
             for (points, out) in points.chunks(share).zip(out.chunks_mut(share * self.dims())) {
-                scope.spawn(|| self.encode_into(points, out).expect("both are cut to the same number of rows"));
+                scope.spawn(|| self.encode_into(points, out).expect("both are split into the same number of rows"));
             }
         });
         out
     }
 
-    /// Codes as a tensor `[points, dims]` of f32.
+    /// Encodes points as an f32 tensor `[points, dims]`.
     pub fn tensor(&self, points: &[UnitVector], device: Device) -> Result<Tensor, ShddError> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let codes = self.encode_f32(points, threads.min(points.len().div_ceil(64)));
@@ -137,7 +137,7 @@ impl Basis {
     }
 }
 
-/// `[a_lm, b_lm]` of the recursion to (l, m); zeros where l = m, which starts one.
+/// `[a_lm, b_lm]` of the recursion that computes p_lm. Zeros if l = m, where the recursion starts.
 fn coefficients(l: usize, m: usize) -> [f64; 2] {
     if l == m {
         return [0.0, 0.0];

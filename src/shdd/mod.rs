@@ -1,12 +1,13 @@
 //! Spherical-harmonics Dirac delta: a point on the sphere as the coefficients of a delta function at that point.
 //!
-//! - [`harmonics`]: the code of a point, at any degree to 511.
-//! - [`derivatives`]: how a sum of harmonics changes along the sphere.
-//! - [`gpu`]: the code of a point on the GPU.
+//! In reading order:
+//! - [`harmonics`]: encodes a point, at any degree up to 511.
+//! - [`derivatives`]: gradient and Hessian of a sum of harmonics on the sphere.
+//! - [`gpu`]: encodes points on the GPU.
 //! - [`filter`]: the paper's low-pass filter.
-//! - [`points`]: uniform random points, a function of seed, step and index.
+//! - [`points`]: uniform random points, as a function of seed, step and index.
 //! - [`decode`]: from codes back to places.
-//! - [`aggregate`]: several samples into one place.
+//! - [`aggregate`]: combines several samples into one place.
 
 pub mod aggregate;
 pub mod decode;
@@ -25,17 +26,18 @@ use locdiff_core::geo::GeoError;
 
 use crate::native::NativeError;
 
-/// √(4π): what codes are multiplied by before unit noise is added, so that one dimension has about unit variance
-/// (Σ C² = (L+1)² / 4π over (L+1)² dimensions). Network and loss see codes scaled so; harmonics and decoders do not.
+/// √(4π). Codes are multiplied by it before unit noise is added, so that each dimension has about unit variance
+/// (Σ C² = (L+1)² / 4π over (L+1)² dimensions). The network and the loss work with scaled codes, harmonics and decoders with
+/// unscaled ones.
 pub const CODE_SCALE: f64 = 3.544_907_701_811_032;
 
-/// What can go wrong with codes.
+/// An error of [`crate::shdd`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ShddError {
-    /// Numbers, shapes or a filter that do not fit: what was got and what was wanted.
+    /// An invalid number, shape or filter, with the value it got and the value it wanted.
     #[error("{0}")]
     Bad(String),
-    /// A place that is none.
+    /// Coordinates that are not a point on the sphere.
     #[error(transparent)]
     Geo(#[from] GeoError),
     /// libtorch failed.

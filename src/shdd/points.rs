@@ -1,7 +1,7 @@
-//! Uniform random points: the anchors of the loss.
+//! Uniform random points on the sphere, used as the anchors of the loss.
 //!
-//! A point is a function of (seed, step, index) alone, so that no split of the anchors over ranks changes it.
-//! Each takes four Philox words: 53 bits of height, 53 bits of angle.
+//! A point is a function of (seed, step, index) alone, so it does not depend on how anchors are split over ranks. Each point
+//! takes four Philox words: two for 53 bits of height, two for 53 bits of angle.
 
 use std::f64::consts::TAU;
 
@@ -16,7 +16,7 @@ pub fn uniform_points(seed: u64, step: u64, first: u64, count: usize) -> Result<
     uniform_points_of(Stream::Anchors, seed, step, first, count)
 }
 
-/// The same from any stream.
+/// Like [`uniform_points`], from any stream.
 pub fn uniform_points_of(
     stream: Stream,
     seed: u64,
@@ -29,7 +29,7 @@ pub fn uniform_points_of(
     let unit = |high: u32, low: u32| ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 * UNIT_53;
     let point = |word: &[u32]| {
         let (height, angle) = (2.0 * unit(word[0], word[1]) - 1.0, TAU * unit(word[2], word[3]));
-        UnitVector::from_height(height, angle).expect("a unit in [0, 1) gives a height in [-1, 1)")
+        UnitVector::from_height(height, angle).expect("a uniform number in [0, 1) gives a height in [-1, 1)")
     };
     Ok(words.chunks_exact(4).map(point).collect())
 }

@@ -1,10 +1,11 @@
-//! Simulated worlds: embeddings of photos that nobody took, as shards.
+//! Simulated data sets: shards with the embeddings of simulated photos.
 //!
-//! In reading order: `world` (what a photo shows: pure), `options`, `studio` (photos of a world into embeddings), `simulation` (a folder of them).
+//! In reading order: `world` (what each photo shows; pure), `options`, `encoder` (computes the embeddings of photos),
+//! `simulation` (writes a folder of shards).
 
+mod encoder;
 mod options;
 mod simulation;
-mod studio;
 mod world;
 
 pub use options::Simulation;

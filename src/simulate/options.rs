@@ -1,28 +1,28 @@
-//! What to simulate.
+//! Options of `shards simulate`.
 
 use std::path::PathBuf;
 
 use tch::Device;
 
-/// What to simulate.
+/// Options of [`simulate`](super::simulate).
 #[derive(Debug, Clone)]
 pub struct Simulation {
-    /// Photos; none: one per place.
+    /// Number of photos. `None`: one per place.
     pub rows: Option<u64>,
-    /// Seed of everything random but Q.
+    /// Seed of all random numbers except those of Q.
     pub seed: u64,
     /// Views per photo.
     pub views: u32,
-    /// Places instead of GeoCLIP's gallery.
+    /// Table of places to use instead of GeoCLIP's gallery.
     pub coordinates: Option<PathBuf>,
     /// Folder with GeoCLIP's weights and gallery.
     pub geoclip: PathBuf,
-    /// Replace the folder if it exists.
+    /// Whether to replace an existing output folder.
     pub overwrite: bool,
-    /// Where embeddings are computed.
+    /// Device that computes the embeddings.
     pub device: Device,
-    /// Threads.
+    /// Number of CPU threads.
     pub threads: usize,
-    /// Photos computed at once; none: as memory suggests. Changes no byte.
+    /// Photos computed at a time. `None`: a default that bounds memory. Does not affect the output.
     pub chunk_rows: Option<usize>,
 }

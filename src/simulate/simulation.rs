@@ -1,26 +1,27 @@
-//! `shards simulate`: embeddings of photos that nobody took, at real places, as hard to locate as real ones.
+//! `shards simulate`: writes embeddings of simulated photos at real places, about as hard to locate as real photos.
 //!
-//! What a photo shows is [`World`]'s; here its places are embedded, mixed, turned by Q and written. The bytes depend on seed,
-//! places, weights and the kind of device, not on chunks or threads: embeddings and products are computed in tiles
-//! ([`crate::geoclip::for_each_tile`]), everything else per photo.
+//! [`World`] decides what a photo shows. [`PhotoEncoder`] embeds and mixes its places and projects the result with Q. This
+//! module writes the shards. The output depends on the seed, the places, the weights and the kind of device, but not on
+//! chunk size or thread count: embeddings and products are computed in tiles ([`crate::geoclip::for_each_tile`]),
+//! everything else per photo.
 
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
 use locdiff_core::tables;
 
+use super::encoder::{PhotoEncoder, ProgressLog};
 use super::options::Simulation;
-use super::studio::{Progress, Studio};
 use super::world::World;
 use crate::geoclip::{FEATURE_WIDTH, Geoclip};
 use crate::shards::{ImageHead, Manifest, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions, WriterRows};
 
-/// Views of all photos of a chunk: 25 MB of embeddings, and twice that on the way.
+/// Views per chunk of photos, counted over all photos: 25 MB of embeddings, and twice that in intermediate results.
 const CHUNK_VIEWS: usize = 16_384;
-/// Views per photo: more would be a mistake.
+/// Largest accepted `--views`; a larger number is surely a mistake.
 const VIEWS_MAX: u32 = 256;
 
-/// Simulates a folder of shards.
+/// Writes a folder of simulated shards and returns its manifest.
 pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsError> {
     if !(1..=VIEWS_MAX).contains(&simulation.views) {
         return Err(ShardsError::Argument(format!("--views is {}, wanted 1 to {VIEWS_MAX}", simulation.views)));
@@ -37,21 +38,21 @@ pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsE
         ..WriterOptions::new(FEATURE_WIDTH as u32, simulation.views, source(simulation), ImageHead::Linear)
     };
     let writer = ShardWriter::create(out, options)?;
-    let mut studio = Studio::new(simulation, &geoclip, rows)?;
+    let mut encoder = PhotoEncoder::new(simulation, &geoclip, rows)?;
     let world = World::new(simulation.seed, geoclip.places(), places.as_deref());
     let chunk = simulation.chunk_rows.unwrap_or(CHUNK_VIEWS / simulation.views as usize).max(1) as u64;
     let starts = (0..rows).step_by(usize::try_from(chunk).unwrap_or(usize::MAX));
-    let mut progress = Progress::new("photos", rows);
+    let mut progress = ProgressLog::new("photos", rows);
     let shots = starts.map(|first| {
         let end = rows.min(first + chunk);
-        let shot = studio.shoot(&world, first..end);
-        progress.say(end);
+        let shot = encoder.encode(&world, first..end);
+        progress.report(end);
         shot
     });
     write_all(writer, shots)?.finish()
 }
 
-/// Writes one chunk of photos while the next is made. Nothing is finished where either fails.
+/// Writes one chunk of photos while the next is computed. If either fails, the folder stays unfinished.
 fn write_all(
     mut writer: ShardWriter,
     mut shots: impl Iterator<Item = Result<WriterRows, ShardsError>>,
@@ -62,21 +63,21 @@ fn write_all(
             arrivals.into_iter().try_for_each(|shot| writer.push(&shot))?;
             Ok(writer)
         });
-        // A writer that has failed listens no more, and says why below.
+        // If the writer has failed, sending fails too. The writer's own error is returned below.
         let mut send_all = || -> Result<(), ShardsError> {
             while let Some(shot) = shots.next().transpose()?
                 && sender.send(shot).is_ok()
             {}
             Ok(())
         };
-        let made = send_all();
+        let sent = send_all();
         drop(sender);
         let written = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        made.and(written)
+        sent.and(written)
     })
 }
 
-/// What the manifest says of them.
+/// The `source` field of the manifest.
 fn source(simulation: &Simulation) -> String {
     let places = simulation.coordinates.as_ref().and_then(|path| path.file_name());
     let places = places.map_or_else(|| "GeoCLIP's gallery".into(), |name| name.to_string_lossy());

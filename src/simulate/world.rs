@@ -1,7 +1,7 @@
-//! The simulated MP16 world: what a photo shows, as a function of (seed, index) alone.
+//! The simulated MP16 world: what each photo shows, as a function of (seed, index).
 //!
-//! A photo at p looks like five places: p itself and four that lie about as far away as its scale r says. Pure; every random
-//! number comes from [`Stream::Simulation`]:
+//! A photo taken at p looks like five places: p itself and four look-alikes at distances on the order of the photo's
+//! scale r. Pure: all random numbers come from [`Stream::Simulation`]:
 //!
 //! | step | sample | elements |
 //! |---|---|---|
@@ -10,33 +10,34 @@
 //! | 2 + 2v | photo | noise of view v, 512 normals |
 //! | 3 + 2v | photo | 0-4: fresh weights of view v, for v >= 1 |
 //!
-//! Gallery points are drawn for a block of photos, not for each: a fixed part of the numbering, whoever computes it.
+//! Gallery points are drawn once per block of photos. Blocks are fixed ranges of photo indices, so the result does not
+//! depend on chunk size or thread count.
 
 use locdiff_core::geo::{Degrees, Km, Place, UnitVector};
 use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 
 use crate::geoclip::EMBEDDING_WIDTH;
 
-/// Edges of the bins of the scale, km.
+/// Bin edges of the scale, km.
 const SCALE_EDGES_KM: [f64; 7] = [0.05, 1.0, 25.0, 200.0, 750.0, 2500.0, 20_000.0];
-/// Probability of each bin; within one the scale is log-uniform.
+/// Probability of each bin. Within a bin the scale is log-uniform.
 const SCALE_PROBABILITIES: [f64; 6] = [0.06, 0.10, 0.16, 0.24, 0.22, 0.22];
-/// Places that a photo looks like, its own first.
+/// Number of places that a photo looks like, including its own.
 pub(super) const SOURCES: usize = 5;
-/// Photos that share a draw of gallery points.
+/// Photos that share one draw of gallery points.
 pub const BLOCK_PHOTOS: u64 = 4096;
 
-/// Gallery points among which a look-alike is sought.
+/// Gallery points drawn per block as candidates for look-alikes.
 const CANDIDATES: usize = 8192;
-/// A look-alike lies within this many scales of the photo, before it snaps to the gallery.
+/// Largest distance of a look-alike from the photo before it snaps to the gallery, in units of the photo's scale.
 const DISPLACEMENT: f64 = 1.2;
-/// It snaps to a gallery point within this many scales of the photo.
+/// A look-alike snaps only to a gallery point within this distance of the photo, in units of the photo's scale.
 const SNAP: f64 = 1.6;
-/// Photos beyond one per coordinate stand so far from it at most.
+/// Largest distance of a gallery point's second and later photos from that point.
 const JITTER_KM: f64 = 1.0;
-/// Length of the noise beside an embedding of unit length.
+/// Length of the noise vector added to an embedding of unit length.
 const NOISE: f64 = 0.8;
-/// Part of a further view's weights that is its own.
+/// Share of the weights of views 1 and later that is drawn anew for the view; the rest are the photo's weights.
 const VIEW_SHARE: f64 = 0.2;
 
 const STEP_PHOTO: u64 = 0;
@@ -44,48 +45,48 @@ const STEP_CANDIDATES: u64 = 1;
 const STEP_VIEWS: u64 = 2;
 const PHOTO_WORDS: usize = 17;
 
-/// Something that a photo looks like.
+/// A place that a photo looks like.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Source {
-    /// A point of the gallery, by index.
+    /// A gallery point, by index.
     Gallery(usize),
     /// Any other place.
     Place(Place),
 }
 
-/// A photo before it has an embedding.
+/// A photo without its embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Photo {
     /// Where it was taken.
     pub place: Place,
-    /// How far its look-alikes lie, km.
+    /// Scale of the distance to its look-alikes, km.
     pub scale_km: f64,
-    /// What it looks like, its own place first.
+    /// The places that it looks like, its own first.
     pub sources: [Source; SOURCES],
-    /// How much of each, adding up to 1.
+    /// Weight of each source. The weights sum to 1.
     pub weights: [f64; SOURCES],
 }
 
-/// The gallery points of a block, from south to north.
+/// Candidate gallery points of a block of photos, sorted from south to north.
 #[derive(Debug)]
 pub struct Candidates(Vec<(f64, UnitVector, usize)>);
 
-/// A world: a seed, a gallery and the places of its photos.
+/// A simulated world: a seed, a gallery and the places of its photos.
 #[derive(Debug, Clone, Copy)]
 pub struct World<'a> {
     philox: Philox,
     gallery: &'a [Place],
-    /// The places that photos are taken at; none: those of the gallery.
+    /// Where photos are taken. `None`: at the gallery points.
     places: Option<&'a [Place]>,
 }
 
 impl<'a> World<'a> {
-    /// The world of a seed. Photos cycle through the given places, or through those of the gallery.
+    /// Creates the world of a seed. Photos cycle through `places`, or through the gallery without it.
     pub fn new(seed: u64, gallery: &'a [Place], places: Option<&'a [Place]>) -> Self {
         Self { philox: Philox::new(seed), gallery, places }
     }
 
-    /// The gallery points of a block of photos.
+    /// Draws the candidate gallery points of a block of photos.
     pub fn candidates(&self, block: u64) -> Result<Candidates, RangeError> {
         let mut drawn = vec![0; CANDIDATES];
         let draw =
@@ -103,7 +104,7 @@ impl<'a> World<'a> {
         Ok(Candidates(points))
     }
 
-    /// Photo `index`, whose block has these candidates.
+    /// Draws photo `index`. `candidates` are those of its block.
     pub fn photo(&self, index: u64, candidates: &Candidates) -> Result<Photo, RangeError> {
         let mut words = [0; PHOTO_WORDS];
         self.philox.fill_bits(self.draw(STEP_PHOTO, index, PHOTO_WORDS), &mut words)?;
@@ -131,8 +132,8 @@ impl<'a> World<'a> {
         Ok(Photo { place, scale_km, sources, weights: dirichlet(&uniform[12..]) })
     }
 
-    /// What view `view` of a photo looks like, in GeoCLIP's space: `out` gets a unit vector. `embedding` gives those of the
-    /// photo's sources.
+    /// Computes the embedding of one view of a photo in GeoCLIP's space and writes the unit vector to `out`.
+    /// `embedding` returns the embedding of the photo's n-th source.
     pub fn look<'e>(
         &self,
         index: u64,
@@ -170,8 +171,8 @@ impl<'a> World<'a> {
 }
 
 impl Candidates {
-    /// The nearest of them. From the query's height outwards: no point whose height differs by more than the best chord so far
-    /// can be nearer.
+    /// Finds the nearest candidate. The search goes up and down from the query's height (z) and stops where the height
+    /// difference exceeds the best chord so far: no point beyond can be nearer.
     pub fn nearest(&self, query: UnitVector) -> Option<(UnitVector, usize)> {
         let height = query.xyz()[2];
         let start = self.0.partition_point(|point| point.0 < height);
@@ -194,21 +195,22 @@ impl Candidates {
     }
 }
 
-/// The differences keep the digits that a dot product of near points loses.
+/// Squared chord length. Summing squared differences avoids the cancellation that a dot product of near points suffers.
 fn square_chord(a: UnitVector, b: UnitVector) -> f64 {
     let (a, b) = (a.xyz(), b.xyz());
     (0..3).map(|axis| (a[axis] - b[axis]) * (a[axis] - b[axis])).sum()
 }
 
-/// In (0, 1): the middle of each of 2³² parts.
+/// Maps a random word to (0, 1): the midpoint of one of 2³² equal intervals.
 fn uniform(word: u32) -> f64 {
     (f64::from(word) + 0.5) / 4_294_967_296.0
 }
 
-/// A point of the disc of this radius, evenly by area where the Earth is flat.
+/// A point in the disc of the given radius around a place, uniform by area in the flat-Earth approximation. `distance`
+/// and `bearing` are uniform numbers.
 fn displaced(place: Place, radius_km: f64, distance: f64, bearing: f64) -> UnitVector {
     let moved = UnitVector::from(place).displace(Degrees(360.0 * bearing), Km(radius_km * distance.sqrt()));
-    moved.expect("bearing and distance are finite: they are uniform numbers times constants")
+    moved.expect("bearing and distance are finite: they are uniform numbers times finite factors")
 }
 
 fn scale_km(bin: f64, within: f64) -> f64 {
@@ -223,9 +225,33 @@ fn scale_km(bin: f64, within: f64) -> f64 {
     (low + within * (high - low)).exp()
 }
 
-/// Dirichlet(1): exponentials over their sum.
+/// A draw from Dirichlet(1, ..., 1): exponentials divided by their sum.
 fn dirichlet(uniform: &[f64]) -> [f64; SOURCES] {
     let exponentials: [f64; SOURCES] = std::array::from_fn(|index| -uniform[index].ln());
     let sum: f64 = exponentials.iter().sum();
     exponentials.map(|value| value / sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_candidate_is_the_one_that_a_full_search_finds() {
+        let place = |latitude, longitude| Place::new(Degrees(latitude), Degrees(longitude)).expect("on Earth");
+        // A spiral over the whole sphere, and a cluster whose points differ in longitude only.
+        let spiral = (0..3000).map(|n| place(-90.0 + 0.06 * f64::from(n), (f64::from(n) * 137.5) % 180.0));
+        let gallery: Vec<Place> = spiral.chain((0..50).map(|n| place(48.2, 16.3 + 0.001 * f64::from(n)))).collect();
+        let candidates = World::new(1, &gallery, None).candidates(3).expect("drawn");
+        assert!(candidates.0.len() > 2000, "{} candidates", candidates.0.len());
+        for (latitude, longitude) in
+            [(90.0, 0.0), (-90.0, 0.0), (0.0, 179.9), (48.2, 16.32), (-40.0, -150.0), (35.0, 139.0), (48.3, -16.0)]
+        {
+            let query = UnitVector::from(place(latitude, longitude));
+            let all = candidates.0.iter().map(|(_, vector, index)| (square_chord(query, *vector), *index));
+            let best = all.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).expect("not empty");
+            let (vector, index) = candidates.nearest(query).expect("not empty");
+            assert_eq!((square_chord(query, vector), index), best, "{latitude}, {longitude}");
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! Codes of points where the network computes: on the CPU by its fast form, on CUDA by the kernel; filtered where asked.
+//! Encodes points on the device of the network: with the fast CPU code or with the CUDA kernel. Applies the low-pass
+//! filter, if any.
 // n points · d dimensions of the code
 
 use locdiff_core::geo::UnitVector;
@@ -8,17 +9,17 @@ use super::error::TrainError;
 use crate::shdd::gpu::{Encoder, upload};
 use crate::shdd::{Basis, Filter, Selection};
 
-/// Points where they are encoded.
+/// Points in the memory where they are encoded.
 #[derive(Debug)]
 pub(super) enum Points {
-    /// For the CPU.
+    /// In main memory.
     Host(Vec<UnitVector>),
-    /// For CUDA: `[n, 3]` of f64 there.
+    /// On the GPU: `[n, 3]`, f64.
     Device(Tensor),
 }
 
 impl Points {
-    /// Takes other points; as many as before are put where those were.
+    /// Replaces the points. If their number does not change, device memory is reused.
     pub(super) fn put(&mut self, points: Vec<UnitVector>, device: Device) -> Result<(), TrainError> {
         match self {
             Self::Device(points_n3) if points_n3.size()[0] == points.len() as i64 => {
@@ -30,7 +31,7 @@ impl Points {
         Ok(())
     }
 
-    /// Some of them.
+    /// The points from `first` on, `count` of them.
     pub(super) fn narrow(&self, first: u64, count: u64) -> Result<Self, TrainError> {
         Ok(match self {
             Self::Host(points) => Self::Host(points[first as usize..(first + count) as usize].to_vec()),
@@ -39,7 +40,7 @@ impl Points {
     }
 }
 
-/// From points to codes on one device.
+/// Encodes points on one device.
 #[derive(Debug)]
 pub(super) struct Codes {
     basis: Basis,
@@ -50,25 +51,26 @@ pub(super) struct Codes {
 }
 
 impl Codes {
-    /// On CUDA `device` must be the current one.
+    /// A GPU `device` must be the current device.
     pub(super) fn new(degree: u32, filter: Option<Filter>, device: Device, threads: usize) -> Result<Self, TrainError> {
         let basis = Basis::new(degree)?;
         let encoder = if device.is_cuda() { Some(Encoder::new(&basis, device)?) } else { None };
-        let filter = filter.map(|filter| Ok::<_, TrainError>((filter.on(device)?, filter))).transpose()?;
+        let filter = filter.map(|filter| Ok::<_, TrainError>((filter.to_device(device)?, filter))).transpose()?;
         Ok(Self { basis, device, threads, encoder, filter })
     }
 
-    /// The filter, where there is one.
+    /// The low-pass filter, if there is one.
     pub(super) fn filter(&self) -> Option<&Filter> {
         self.filter.as_ref().map(|(_, filter)| filter)
     }
 
-    /// Plain codes of points, f32 `[n, d]`; the host does not wait.
-    pub(super) fn of(&self, points: &Points) -> Result<Tensor, TrainError> {
+    /// Unscaled codes `[n, d]` of points, f32. Does not wait for the device.
+    pub(super) fn encode(&self, points: &Points) -> Result<Tensor, TrainError> {
         let codes_nd = match (points, &self.encoder) {
             (Points::Device(points_n3), Some(encoder)) => encoder.encode_unchecked(points_n3)?,
             (Points::Device(points_n3), None) => {
-                return Err(TrainError::Config(format!("points on {:?} for codes on the CPU", points_n3.device())));
+                let device = points_n3.device();
+                return Err(TrainError::Config(format!("points are on {device:?}, codes are computed on the CPU")));
             }
             (Points::Host(points), Some(encoder)) => encoder.encode_unchecked(&upload(points, self.device)?)?,
             (Points::Host(points), None) => {

@@ -1,5 +1,5 @@
-//! What is known of the data before the first step. Rank 0 lists files, reads footers, scans and counts; the others are told. The same
-//! for training and for validation rows.
+//! Opens the training and validation rows on all ranks. Rank 0 lists the files, reads the footers and scans the rows,
+//! then broadcasts its findings to the other ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,70 +14,74 @@ use tch::{Device, Kind, Tensor};
 use super::error::TrainError;
 use crate::comm::{Communicator, Group};
 use crate::shards::{
-    BatchOptions, Batches, BlockRows, Blocks, Bookmark, Cache, Contents, Dataset, DatasetIndex, Layout, Mask, Plan,
+    BatchOptions, Batches, BlockRows, Blocks, Bookmark, Cache, Contents, DataLayout, Dataset, DatasetIndex, Mask, Plan,
     PlanOptions, Position, Room, ShardsError, Share, Statistics, Survey,
 };
 use crate::shdd::{Basis, Filter, ShddError};
 
-/// Ranks wait this long for rank 0, which may have to read every row once. A rank 0 that dies ends the gang at once.
+/// How long ranks wait for rank 0, which may have to read every row once. If rank 0 dies, the launcher ends all workers
+/// at once.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 /// The training rows and their order.
-pub(super) struct Data {
+pub(super) struct TrainingData {
     pub(super) plan: Plan,
     pub(super) width: u32,
-    /// Mean and standard deviation of every dimension of the embeddings, rounded to f32; none: they are not standardised, or a
-    /// checkpoint knows.
+    /// Mean and standard deviation of every dimension of the embeddings, f32. `None` if embeddings are not standardised
+    /// or a checkpoint has the statistics.
     pub(super) statistics: Option<[Tensor; 2]>,
-    /// The dimensions of a code that are kept; none: all, or a checkpoint knows.
+    /// The dimensions of a code that are kept. `None` if all are kept or a checkpoint has the filter.
     pub(super) filter: Option<Filter>,
     contents: Option<Contents>,
     blocks: Arc<dyn Blocks>,
 }
 
-/// What rank 0 tells the others. Numbers as bits: text would round them.
+/// The findings that rank 0 broadcasts. Floats travel as bits, because text would round them.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct SurveyFindings {
     skipped: BTreeMap<u32, Vec<u32>>,
     statistics: Option<[Vec<u64>; 2]>,
     kept: Option<Vec<u32>>,
     contents: Option<Contents>,
 }
 
-impl Data {
-    /// Opens the training rows; `is_new` where no checkpoint knows statistics and filter, `then` where a run goes on.
+impl TrainingData {
+    /// Opens the training rows. `is_new`: no checkpoint has the statistics and the filter. `bookmark` is set when a run
+    /// resumes.
     pub(super) fn open(
         config: &RunConfig,
         ranks: &Communicator,
         is_new: bool,
-        then: Option<&Bookmark>,
+        bookmark: Option<&Bookmark>,
     ) -> Result<Self, TrainError> {
         let world = ranks.world().with_timeout(PATIENCE);
         let mut dataset = open_together(&config.shards.train, config, &world)?;
         let width = checked_width(config, &dataset)?;
-        let findings = of_first(&world, || look(config, &mut dataset, is_new, then))?;
-        dataset.expect(findings.contents.clone())?;
+        let findings = find_on_rank_0(&world, || survey(config, &mut dataset, is_new, bookmark))?;
+        dataset.expect_contents(findings.contents.clone())?;
         let mask = Mask::new(findings.skipped, dataset.block_rows())?;
         let options = PlanOptions::new(&config.shards, config.train.seed, config.train.global_batch);
-        let plan = Plan::new(Layout::of(&dataset), mask, options)?;
+        let plan = Plan::new(DataLayout::of(&dataset), mask, options)?;
         let dims = config.model.dims() as usize;
-        let both = |[mean, deviation]: [Vec<u64>; 2]| Ok::<_, TrainError>([f32s(mean)?, f32s(deviation)?]);
+        let tensors =
+            |[mean, deviation]: [Vec<u64>; 2]| Ok::<_, TrainError>([f32_tensor(mean)?, f32_tensor(deviation)?]);
         Ok(Self {
             plan,
             width,
-            statistics: findings.statistics.map(both).transpose()?,
+            statistics: findings.statistics.map(tensors).transpose()?,
             filter: findings.kept.map(|kept| Filter::from_indices(&kept, dims)).transpose()?,
             contents: findings.contents,
             blocks: Arc::new(dataset),
         })
     }
 
-    /// What a checkpoint keeps of the data and of where training stands in it.
+    /// The bookmark that a checkpoint stores: the position in the data, and everything that the order of rows depends
+    /// on.
     pub(super) fn bookmark(&self, position: Position) -> Bookmark {
         Bookmark { contents: self.contents.clone(), ..self.plan.bookmark(position) }
     }
 
-    /// Starts to read this rank's slices from a position on. The words say where rows are kept.
+    /// Starts to read this rank's slices from a position on. The string describes where rows are cached.
     pub(super) fn batches(
         &self,
         config: &RunConfig,
@@ -86,11 +90,11 @@ impl Data {
     ) -> Result<(Batches, String), TrainError> {
         let device = ranks.world().device();
         let room = Room::measure(device, ranks.layout().world())?;
-        let (cache, words) = Cache::choose(config.shards.cache, self.plan.layout(), device, room)?;
+        let (cache, summary) = Cache::choose(config.shards.cache, self.plan.layout(), device, room)?;
         let share = Share { worker: ranks.data().rank(), workers: ranks.data().size() };
         let options = BatchOptions::new(&config.shards, cache, device);
         let batches = Batches::new(Arc::clone(&self.blocks), self.plan.clone(), position, share, &options)?;
-        Ok((batches, words))
+        Ok((batches, summary))
     }
 }
 
@@ -105,54 +109,60 @@ fn checked_width(config: &RunConfig, dataset: &Dataset) -> Result<u32, TrainErro
     }
 }
 
-/// Opens the validation rows on every rank of `group`, and says which of them are left out.
+/// Opens the validation rows on every rank of `group`. The mask lists the rows that are left out.
 pub(super) fn open_validation(config: &RunConfig, group: &Group) -> Result<(Dataset, Mask), TrainError> {
     let group = group.with_timeout(PATIENCE);
     let dataset = open_together(&config.shards.validation, config, &group)?;
-    let skipped = of_first(&group, || Ok(Mask::for_config(&dataset, &config.shards)?.into_skipped()))?;
+    let skipped = find_on_rank_0(&group, || Ok(Mask::for_config(&dataset, &config.shards)?.into_skipped()))?;
     let mask = Mask::new(skipped, dataset.block_rows())?;
     Ok((dataset, mask))
 }
 
-/// Opens a data set on every rank of `world`: rank 0 lists files and reads footers, the others are told.
+/// Opens a data set on every rank of `world`. Rank 0 lists the files and reads the footers.
 fn open_together(location: &str, config: &RunConfig, world: &Group) -> Result<Dataset, TrainError> {
     let index = match world.rank() {
         0 => Some(DatasetIndex::read(location, &config.shards)?.to_bytes()?),
         _ => None,
     };
-    let index = DatasetIndex::from_bytes(&told(world, index)?)?;
+    let index = DatasetIndex::from_bytes(&broadcast_bytes(world, index)?)?;
     Ok(Dataset::from_index(&index, &config.shards)?)
 }
 
-/// Rank 0's part: scans that read every row are made here, once.
-fn look(config: &RunConfig, dataset: &mut Dataset, is_new: bool, then: Option<&Bookmark>) -> Result<Told, TrainError> {
-    let Survey { mask, statistics, contents } = match then {
-        Some(then) => Survey::resume(dataset, &config.shards, then, &config.shards.train)?,
+/// Scans the rows. Only rank 0 does this.
+fn survey(
+    config: &RunConfig,
+    dataset: &mut Dataset,
+    is_new: bool,
+    bookmark: Option<&Bookmark>,
+) -> Result<SurveyFindings, TrainError> {
+    let Survey { mask, statistics, contents } = match bookmark {
+        Some(bookmark) => Survey::resume(dataset, &config.shards, bookmark, &config.shards.train)?,
         None => Survey::begin(dataset, &config.shards)?,
     };
-    if let Some(words) = mask.describe(dataset) {
-        tracing::warn!("{words}");
+    if let Some(summary) = mask.describe(dataset) {
+        tracing::warn!("{summary}");
     }
-    let statistics = statistics.filter(|_| is_new && config.model.standardise).map(|found| usable(&found));
+    let statistics = statistics.filter(|_| is_new && config.model.standardise).map(|found| statistics_bits(&found));
     let kept =
         (is_new && config.model.low_pass_dims > 0).then(|| kept_dimensions(config, dataset, &mask)).transpose()?;
-    Ok(Told { skipped: mask.into_skipped(), statistics, kept, contents })
+    Ok(SurveyFindings { skipped: mask.into_skipped(), statistics, kept, contents })
 }
 
-/// From the bits of f64.
-fn f32s(bits: Vec<u64>) -> Result<Tensor, TrainError> {
+/// An f32 tensor from the bits of f64 values.
+fn f32_tensor(bits: Vec<u64>) -> Result<Tensor, TrainError> {
     let numbers: Vec<f64> = bits.into_iter().map(f64::from_bits).collect();
     Ok(Tensor::f_from_slice(&numbers)?.f_to_kind(Kind::Float)?)
 }
 
-/// A dimension that never changes tells nothing: divided by 1 instead of 0 it becomes 0.
-fn usable(found: &Statistics) -> [Vec<u64>; 2] {
+/// The bits of means and standard deviations. The deviation of a constant dimension becomes 1, so that the standardised
+/// value is 0 instead of NaN.
+fn statistics_bits(found: &Statistics) -> [Vec<u64>; 2] {
     let deviations = found.standard_deviation.iter().map(|deviation| if *deviation > 0.0 { *deviation } else { 1.0 });
     [found.mean.iter().map(|mean| mean.to_bits()).collect(), deviations.map(f64::to_bits).collect()]
 }
 
-/// The dimensions of the codes of the training rows that vary most. Two sums for each dimension: memory does not grow with the
-/// data.
+/// The code dimensions with the largest variance over the training rows. Uses two sums per dimension, so that memory
+/// does not grow with the data.
 fn kept_dimensions(config: &RunConfig, dataset: &Dataset, mask: &Mask) -> Result<Vec<u32>, TrainError> {
     let basis = Basis::new(config.model.degree)?;
     let (mut rows, mut count) = (BlockRows::default(), 0_u64);
@@ -173,8 +183,8 @@ fn kept_dimensions(config: &RunConfig, dataset: &Dataset, mask: &Mask) -> Result
     Ok(Filter::choose(&variances, config.model.low_pass_dims as usize)?.indices())
 }
 
-/// What rank 0 finds, on every rank.
-fn of_first<Found: Serialize + DeserializeOwned>(
+/// Runs `find` on rank 0 and returns its result on every rank.
+fn find_on_rank_0<Found: Serialize + DeserializeOwned>(
     world: &Group,
     find: impl FnOnce() -> Result<Found, TrainError>,
 ) -> Result<Found, TrainError> {
@@ -182,11 +192,11 @@ fn of_first<Found: Serialize + DeserializeOwned>(
         0 => Some(serde_json::to_vec(&find()?).map_err(internal)?),
         _ => None,
     };
-    serde_json::from_slice(&told(world, found)?).map_err(internal)
+    serde_json::from_slice(&broadcast_bytes(world, found)?).map_err(internal)
 }
 
-/// The bytes of rank 0, on every rank.
-fn told(world: &Group, bytes: Option<Vec<u8>>) -> Result<Vec<u8>, TrainError> {
+/// Broadcasts the bytes of rank 0.
+fn broadcast_bytes(world: &Group, bytes: Option<Vec<u8>>) -> Result<Vec<u8>, TrainError> {
     let device = world.device();
     let length = bytes.as_ref().map_or(0, Vec::len) as i64;
     let mut length = Tensor::f_from_slice(&[length])?.f_to_device(device)?;

@@ -1,4 +1,4 @@
-//! What can end a training run.
+//! Errors of training, each with its exit code.
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::random::RangeError;
@@ -19,22 +19,22 @@ use crate::shdd::ShddError;
 /// An error of [`crate::train`].
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// Too many gradients in a row were not finite.
+    /// The gradients of too many consecutive steps were not finite.
     #[error("{0}")]
     Diverged(String),
-    /// A checkpoint that does not fit the configuration, the data or the network.
+    /// The checkpoint does not fit the configuration, the data or the network.
     #[error("{0}")]
     Misfit(String),
-    /// The configuration asks for what this version or this data cannot do.
+    /// The configuration does not fit the data, or is not supported.
     #[error("{0}")]
     Config(String),
-    /// Data.
+    /// Reading the shards.
     #[error(transparent)]
     Shards(#[from] ShardsError),
-    /// Checkpoints.
+    /// Reading or writing checkpoints.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// TensorBoard.
+    /// Writing TensorBoard events.
     #[error(transparent)]
     Board(#[from] BoardError),
     /// Collectives.
@@ -49,26 +49,26 @@ pub enum TrainError {
     /// The forward process.
     #[error(transparent)]
     Diffusion(#[from] DiffusionError),
-    /// Codes.
+    /// Encoding points.
     #[error(transparent)]
     Shdd(#[from] ShddError),
     /// The quick evaluation.
     #[error(transparent)]
     Infer(#[from] InferError),
-    /// Random numbers.
+    /// A random draw is out of range.
     #[error(transparent)]
     Range(#[from] RangeError),
     /// Random numbers on a device.
     #[error(transparent)]
     Random(#[from] RandomError),
-    /// The recorded step.
+    /// Recording or replaying a step as a CUDA graph.
     #[error(transparent)]
     Graph(#[from] GraphError),
-    /// libtorch.
+    /// libtorch failed.
     #[error(transparent)]
     Native(#[from] NativeError),
-    /// The launcher cannot be told.
-    #[error("the launcher cannot be told: {0}")]
+    /// A message cannot be sent to the launcher.
+    #[error("cannot send a message to the launcher: {0}")]
     Launcher(String),
 }
 
@@ -86,13 +86,13 @@ impl HasExitCode for TrainError {
         }
     }
 
-    /// Wherever the broken exchange between ranks was noticed.
-    fn is_of_peer(&self) -> bool {
+    /// A collective can fail in the loop itself, in the loss, in the network or in the quick evaluation.
+    fn is_caused_by_peer(&self) -> bool {
         match self {
             Self::Comm(error)
             | Self::Loss(LossError::Comm(error))
             | Self::Model(ModelError::Comm(error))
-            | Self::Infer(InferError::Model(ModelError::Comm(error))) => error.is_of_peer(),
+            | Self::Infer(InferError::Model(ModelError::Comm(error))) => error.is_caused_by_peer(),
             _ => false,
         }
     }

@@ -1,6 +1,7 @@
-//! What changes from step to step, where the device reads it.
+//! The inputs of a step, in the memory where the device reads them.
 //!
-//! On CUDA it lies in the same memory in every step of one form, so that a recorded step reads new values when it is replayed.
+//! On CUDA the inputs of all steps with the same form use the same memory, so that a replayed graph reads the new
+//! values.
 // b rows of this rank's slice · e embedding
 
 use std::ops::Range;
@@ -14,10 +15,10 @@ use crate::native::random::DeviceCounter;
 use crate::shards::Batch;
 use crate::shdd::ShddError;
 
-/// What a recorded step holds fast.
+/// The properties of a batch that a recorded step depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Form {
-    /// This rank's rows of the global batch.
+    /// Rows of the global batch that this rank takes.
     pub(super) slice: Range<u64>,
     /// Rows of the global batch.
     pub(super) global_batch: u32,
@@ -27,24 +28,24 @@ pub(super) struct Form {
 #[derive(Debug)]
 pub(super) struct Feed {
     device: Device,
-    /// Names the random numbers.
+    /// The step, which selects the random numbers.
     pub(super) counter: DeviceCounter,
-    /// One f32.
+    /// Learning rate; one f32.
     pub(super) learning_rate: Tensor,
-    /// How far the averaged weights move; one f32.
+    /// Weight of the new parameters in the moving average; one f32.
     pub(super) average_weight: Tensor,
     /// Embeddings of the rows, float16.
     pub(super) image_be: Tensor,
-    /// Where the rows are.
+    /// Places of the rows.
     pub(super) rows: Points,
-    /// Where the anchors are.
+    /// Places of the anchors.
     pub(super) anchors: Points,
-    /// Of the batch that it holds.
+    /// Form of the current batch.
     pub(super) form: Form,
 }
 
 impl Feed {
-    /// Empty.
+    /// An empty feed.
     pub(super) fn new(device: Device) -> Result<Self, TrainError> {
         let number = || Tensor::f_zeros([], (Kind::Float, device));
         Ok(Self {
@@ -59,14 +60,14 @@ impl Feed {
         })
     }
 
-    /// Lets go of what is not its own: the batch's memory can be used again.
+    /// Drops the reference to the batch on the CPU, so that its memory can be reused.
     pub(super) fn release(&mut self) {
         if !self.device.is_cuda() {
             self.image_be = Tensor::new();
         }
     }
 
-    /// Takes in the batch of a step, counted from 0, and this rank's anchors.
+    /// Sets the inputs of step `step`, counted from 0: the batch and this rank's anchors.
     pub(super) fn take(&mut self, step: u64, batch: &Batch, anchors: Vec<UnitVector>) -> Result<(), TrainError> {
         self.form = Form { slice: batch.slice.clone(), global_batch: batch.position.global_batch };
         self.counter.set(step)?;
@@ -76,7 +77,7 @@ impl Feed {
         if !self.device.is_cuda() {
             self.image_be = batch.embeddings.shallow_clone();
         } else {
-            // A copy of its own: the batch's memory is used again.
+            // Copy: the memory of the batch is reused.
             if self.image_be.size() != batch.embeddings.size() {
                 self.image_be = Tensor::f_empty(batch.embeddings.size(), (batch.embeddings.kind(), self.device))?;
             }

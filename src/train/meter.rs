@@ -1,4 +1,4 @@
-//! How hard the device works: operations per second, their share of the peak, memory.
+//! Utilisation of the device: FLOP/s, their share of the peak, memory.
 
 use locdiff_core::config::{AutoOr, RunConfig};
 use tch::{Device, Kind};
@@ -7,8 +7,9 @@ use super::step::Trainer;
 use crate::comm::Communicator;
 use crate::native::cuda;
 
-/// Dense peak of a GPU in TFLOP/s: words of its name, bf16 on tensor cores, f32 outside them (none: it has no bf16). The first whose
-/// words are all in the name counts. From NVIDIA's data sheets, sparsity left out.
+/// Dense peaks of GPUs in TFLOP/s: words of the name, bf16 on tensor cores (`None` if it has no bf16), f32 without
+/// tensor cores. The first entry whose words all occur in the name of the GPU applies. From NVIDIA's data sheets,
+/// without sparsity.
 const PEAKS_TFLOPS: [(&str, Option<f64>, f64); 15] = [
     ("B200", Some(2250.0), 75.0),
     ("GH200", Some(989.0), 67.0),
@@ -28,34 +29,34 @@ const PEAKS_TFLOPS: [(&str, Option<f64>, f64); 15] = [
 ];
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// What is measured beside the losses.
+/// Measures the utilisation of one rank's device.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Meter {
     device: Device,
-    /// Operations of a step, one rank's part of them.
+    /// Floating-point operations of a step on one rank.
     step_flops: f64,
     peak_flops: Option<f64>,
 }
 
 impl Meter {
-    /// For a run whose ranks share each step evenly.
+    /// Assumes that ranks share each step evenly.
     pub(super) fn new(config: &RunConfig, trainer: &Trainer, ranks: &Communicator) -> Self {
         let network = &trainer.work.network;
         let has_kl = !matches!(config.loss.kl_weight, AutoOr::Value(weight) if weight == 0.0);
         let anchors = if has_kl { u64::from(config.loss.anchors) } else { 0 };
-        // Every replica runs the time layers for all timesteps, whatever its share of the rows.
+        // Every replica runs the time layers for all timesteps, regardless of its share of the rows.
         let rows = u64::from(config.train.global_batch / ranks.data().size());
         let replica = network.architecture().step_flops(rows, anchors);
         let (device, kind) = (ranks.world().device(), network.placement().compute_kind());
-        let known = config.train.peak_tflops.value().or_else(|| match device {
+        let peak = config.train.peak_tflops.value().or_else(|| match device {
             Device::Cuda(index) => cuda::properties(index).ok().and_then(|found| peak_tflops(&found.name, kind)),
             _ => None,
         });
         let step_flops = replica / f64::from(ranks.tensor().size());
-        Self { device, step_flops, peak_flops: known.map(|tflops| tflops * 1e12) }
+        Self { device, step_flops, peak_flops: peak.map(|tflops| tflops * 1e12) }
     }
 
-    /// Scalars of `steps` steps that took `seconds`.
+    /// TensorBoard scalars for `steps` steps that took `seconds`.
     pub(super) fn scalars(&self, steps: u64, seconds: f64) -> Vec<(&'static str, f64)> {
         let flops = self.step_flops * steps as f64 / seconds;
         let mut scalars = vec![("device/tflops", flops / 1e12)];
@@ -64,7 +65,7 @@ impl Meter {
         scalars
     }
 
-    /// GiB of this rank: of the GPU by torch's allocator, of a CPU worker by the kernel.
+    /// Memory of this rank in GiB: from torch's allocator on a GPU, from the kernel on the CPU.
     fn memory(&self) -> Vec<(&'static str, f64)> {
         let Device::Cuda(index) = self.device else {
             return resident_bytes()
@@ -83,12 +84,12 @@ impl Meter {
 
 fn peak_tflops(name: &str, kind: Kind) -> Option<f64> {
     let words: Vec<&str> = name.split([' ', '-']).collect();
-    let is_meant = |key: &str| key.split(' ').all(|word| words.contains(&word));
-    let (_, bf16, f32) = PEAKS_TFLOPS.iter().find(|(key, ..)| is_meant(key))?;
+    let matches = |key: &str| key.split(' ').all(|word| words.contains(&word));
+    let (_, bf16, f32) = PEAKS_TFLOPS.iter().find(|(key, ..)| matches(key))?;
     if kind == Kind::BFloat16 { *bf16 } else { Some(*f32) }
 }
 
-/// Memory of this process that is in RAM.
+/// Resident memory of this process.
 fn resident_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let kib = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_become_a_rate_and_a_share() {
+    fn scalars_have_the_rate_and_the_share_of_the_peak() {
         let meter = Meter { device: Device::Cpu, step_flops: 3e12, peak_flops: Some(120e12) };
         let scalars = meter.scalars(20, 2.0);
         assert_eq!(scalars[..2], [("device/tflops", 30.0), ("device/percent_of_peak", 25.0)]);

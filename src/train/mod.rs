@@ -1,20 +1,22 @@
-//! Training: batches in, weights out, killed at any moment at no cost but the steps since the last checkpoint.
+//! Training: batches in, weights out. A run can be killed at any moment and loses only the steps since the last
+//! checkpoint.
 //!
 //! In reading order:
 //! - [`run`]: the loop.
-//! - `data`: what rank 0 finds out about the data and tells the others; batches.
-//! - `step`: one optimiser step (`Trainer`), the same bits for the same step wherever the run was interrupted: on CUDA replayed.
-//! - `work`: what the device does in it; `feed`: what it is given.
-//! - `schedule`: learning rate and decay of the average, functions of the step alone.
-//! - `saved`: the state as parts of a checkpoint, and back.
-//! - `quick`: how good the averaged weights are, on the validation rows, while training.
-//! - `observe`: what rank 0 tells TensorBoard and the launcher, with
-//!   - `meter`: operations per second, their share of the peak, memory;
+//! - `data`: surveys the data on rank 0, shares the findings with all ranks, and makes the batches.
+//! - `step`: one optimiser step (`Trainer`). A step gives the same bits wherever the run was interrupted. On CUDA it is
+//!   replayed as a graph.
+//! - `work`: the device's part of a step. `feed` holds its inputs, `codes` encodes points.
+//! - `schedule`: learning rate and decay of the weight average, as functions of the step.
+//! - `saved`: writes the state as parts of a checkpoint and restores it.
+//! - `quick`: evaluates the averaged weights on the validation rows during training.
+//! - `observe`: reports from rank 0 to TensorBoard and the launcher, with
+//!   - `meter`: FLOP/s, their share of the peak, memory;
 //!   - `weights`: histograms of the weights;
 //!   - `pictures`: answers and densities on maps.
 //!
-//! Invariant: the state after step n is a function of the configuration, the data and the layout of workers; neither clocks
-//! nor restarts have a part in it.
+//! Invariant: the state after step n is a function of the configuration, the data and the layout of workers. It does
+//! not depend on clocks or restarts.
 
 mod codes;
 mod data;

@@ -1,4 +1,4 @@
-//! What rank 0 tells TensorBoard and the launcher.
+//! Reports from rank 0 to TensorBoard and the launcher.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,18 +13,18 @@ use serde_json::Value as Json;
 use super::codes::Codes;
 use super::error::TrainError;
 use super::meter::Meter;
-use super::pictures::{self, Seen};
+use super::pictures::{self, PictureData};
 use super::step::{StepOutcome, Trainer};
 use super::weights;
 
-/// Hyperparameters that the page shows without being asked.
+/// Hyperparameters that TensorBoard's HPARAMS page shows by default.
 const SHOWN_FIRST: [&str; 5] =
     ["loss.anchors", "model.degree", "train.global_batch", "train.learning_rate", "train.steps"];
 
-/// Tells the launcher something.
-pub(super) type Tell<'a> = &'a mut dyn FnMut(ToLauncher) -> Result<(), TrainError>;
+/// Sends a message to the launcher.
+pub(super) type SendMessage<'a> = &'a mut dyn FnMut(ToLauncher) -> Result<(), TrainError>;
 
-/// The observer of a run; on other ranks than 0 it says nothing.
+/// Records the progress of a run. On ranks other than 0 it reports nothing.
 pub(super) struct Observer {
     board: Option<(Board, Meter)>,
     train: TrainConfig,
@@ -36,7 +36,7 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    /// For a run that stands at `step`; rank 0 has a `meter`.
+    /// An observer for a run that is at `step`. Only rank 0 has a `meter`.
     pub(super) fn new(job: &TrainJob, step: u64, meter: Option<Meter>, workers: u32) -> Result<Self, TrainError> {
         let board = match meter {
             Some(meter) => {
@@ -59,19 +59,19 @@ impl Observer {
         })
     }
 
-    /// Takes a step in; every `log_every` steps, and after the last, says how it goes.
+    /// Records a step. Reports progress every `log_every` steps and after the last.
     pub(super) fn record(
         &mut self,
         outcome: &StepOutcome,
         skipped_steps: u64,
         waited: Duration,
-        tell: Tell<'_>,
+        send: SendMessage<'_>,
     ) -> Result<(), TrainError> {
         self.steps_since += 1;
         self.waited_since += waited;
         let Some((board, meter)) = &mut self.board else { return Ok(()) };
         if let Some(reason) = &outcome.skipped {
-            tracing::warn!("step {} skipped: its gradient is not finite ({reason})", outcome.step);
+            tracing::warn!("step {} skipped: the gradient is not finite ({reason})", outcome.step);
         }
         if !outcome.step.is_multiple_of(self.train.log_every) && outcome.step != self.train.steps {
             return Ok(());
@@ -93,23 +93,23 @@ impl Observer {
         (self.since, self.steps_since, self.waited_since) = (Instant::now(), 0, Duration::ZERO);
         self.slowest_since = Duration::ZERO;
         board.scalars(outcome.step, &scalars)?;
-        tell(ToLauncher::Progress(progress))
+        send(ToLauncher::Progress(progress))
     }
 
-    /// Takes a quick evaluation in, and draws what it saw.
-    pub(super) fn evaluated(
+    /// Records a quick evaluation and draws its pictures.
+    pub(super) fn record_evaluation(
         &mut self,
         found: &QuickEvaluation,
-        seen: &Seen,
+        seen: &PictureData,
         codes: &Codes,
-        tell: Tell<'_>,
+        send: SendMessage<'_>,
     ) -> Result<(), TrainError> {
         let Some((board, _)) = &mut self.board else { return Ok(()) };
         let numbers = std::iter::once(found.score).chain(found.within_percent);
         let tags = validation_tags();
         let scalars: Vec<(&str, f64)> = tags.iter().map(String::as_str).zip(numbers).collect();
         board.scalars(found.step, &scalars)?;
-        tell(ToLauncher::Evaluated(found.clone()))?;
+        send(ToLauncher::Evaluated(found.clone()))?;
         board.image(found.step, "validation/answers", &answers_map(&seen.answers))?;
         if let Some(density) = pictures::density(codes, seen)? {
             board.image(found.step, "validation/density_of_first_row", &density)?;
@@ -117,15 +117,15 @@ impl Observer {
         Ok(())
     }
 
-    /// Takes in how long a step took in all, and for how long the trainer was away after it: evaluation and checkpoints are none of
-    /// training's time.
-    pub(super) fn took(&mut self, whole: Duration, away: Duration) {
-        self.slowest_since = self.slowest_since.max(whole);
-        self.since += away;
+    /// Records the duration of a step without evaluation, and the `pause` after it for histograms, evaluation and
+    /// checkpoints. The pause does not count as training time.
+    pub(super) fn add_times(&mut self, step: Duration, pause: Duration) {
+        self.slowest_since = self.slowest_since.max(step);
+        self.since += pause;
     }
 
-    /// Histograms of the weights, where they are due: every `histogram_every` steps and after the last.
-    pub(super) fn maybe_weights(&mut self, step: u64, trainer: &Trainer) -> Result<(), TrainError> {
+    /// Records histograms of the weights if they are due: every `histogram_every` steps and after the last.
+    pub(super) fn maybe_record_weights(&mut self, step: u64, trainer: &Trainer) -> Result<(), TrainError> {
         let every = self.train.histogram_every;
         let is_due = every > 0 && (step.is_multiple_of(every) || step == self.train.steps);
         let Some((board, _)) = self.board.as_mut().filter(|_| is_due) else { return Ok(()) };
@@ -133,9 +133,9 @@ impl Observer {
         Ok(())
     }
 
-    /// The run came to its last step.
-    pub(super) fn ended(&mut self) -> Result<(), TrainError> {
-        self.board.as_mut().map_or(Ok(()), |(board, _)| Ok(board.ended()?))
+    /// Records that the run reached its last step.
+    pub(super) fn record_end(&mut self) -> Result<(), TrainError> {
+        self.board.as_mut().map_or(Ok(()), |(board, _)| Ok(board.mark_ended()?))
     }
 }
 
@@ -154,13 +154,13 @@ fn scalars(outcome: &StepOutcome, progress: &Progress, restarts: u32) -> Vec<(&'
     scalars
 }
 
-/// Tags of the score and of the accuracies of a quick evaluation.
+/// Tags of a quick evaluation: the score and the accuracies.
 fn validation_tags() -> Vec<String> {
     let accuracies = THRESHOLDS_KM.iter().map(|threshold| format!("validation/acc_{threshold}km"));
     std::iter::once("validation/geo_score".to_owned()).chain(accuracies).collect()
 }
 
-/// Tags of what LocDiff and LocDiff-H reach on the test rows after training.
+/// Tags of the results of LocDiff and LocDiff-H on the test rows after training.
 fn test_tags(thresholds_km: &[f64]) -> impl Iterator<Item = String> + '_ {
     [Method::Locdiff, Method::LocdiffH].into_iter().flat_map(|method| {
         let tag = move |name: &str| format!("test/{}/{name}", method.name());
@@ -169,13 +169,14 @@ fn test_tags(thresholds_km: &[f64]) -> impl Iterator<Item = String> + '_ {
     })
 }
 
-/// What the HPARAMS page compares runs by: all that shapes the model and its training; results are the last scores and loss.
+/// The content of TensorBoard's HPARAMS page: all settings of the model and its training, and the final loss and scores
+/// as metrics.
 fn hyperparameters(config: &RunConfig, workers: u32) -> Hyperparameters {
     let mut metrics = vec!["loss/total".to_owned()];
     if !config.shards.validation.is_empty() && config.eval.every > 0 {
         metrics.extend(validation_tags());
     }
-    if config.eval.after_train && ShardsConfig::may_be_at(&config.shards.test) {
+    if config.eval.after_train && ShardsConfig::may_exist_at(&config.shards.test) {
         metrics.extend(test_tags(&config.eval.thresholds_km));
     }
     let mut values = BTreeMap::from([("workers".to_owned(), Hyperparameter::Number(f64::from(workers)))]);
@@ -195,7 +196,7 @@ fn hyperparameter(value: &Json) -> Hyperparameter {
     }
 }
 
-/// The configuration as TensorBoard's text shows it.
+/// The configuration as Markdown, for TensorBoard's text page.
 fn as_markdown(config: &RunConfig) -> String {
     let text = serde_json::to_string_pretty(config).unwrap_or_else(|error| error.to_string());
     format!("```json\n{text}\n```")

@@ -1,5 +1,5 @@
-//! What of a quick evaluation is drawn: answers on the map, and the density of one sample as it is denoised.
-// s steps of the chain · n points of the field · d dimensions of the code
+//! Pictures of the quick evaluation: answers on a map, and the density of one sample while it is denoised.
+// s steps of the chain · n points of the map · d dimensions of the code
 
 use locdiff_core::draw::{Answer, Frame, Picture, density_strip, field_points};
 use locdiff_core::geo::UnitVector;
@@ -9,24 +9,24 @@ use super::codes::{Codes, Points};
 use super::error::TrainError;
 use crate::diffusion::CODE_SCALE;
 
-/// Maps of one sample.
+/// The number of maps that show one sample.
 const FRAMES: usize = 8;
-/// Points of the field whose harmonics are held together.
+/// Points of the map that are encoded at once.
 const POINTS_TOGETHER: usize = 2048;
 
-/// What a quick evaluation saw on this rank.
+/// The data of this rank for the pictures.
 #[derive(Debug)]
-pub(super) struct Seen {
-    /// The first rows that were located.
+pub(super) struct PictureData {
+    /// True places and answers of the first rows.
     pub(super) answers: Vec<Answer>,
-    /// Of the first row's first sample: the timesteps, and x̂_0 of each, scaled, `[1, d]`.
+    /// Timesteps of the first row's first sample, and the prediction x̂_0 `[1, d]` at each, scaled.
     pub(super) chain: Vec<(usize, Tensor)>,
 }
 
-/// The density of the first sample at steps from the first to the last; none where nothing was located.
+/// The density of the first sample at steps from the first to the last; `None` if this rank located nothing.
 ///
-/// p ∝ exp(x̂_0 · Y), the density that the KL compares.
-pub(super) fn density(codes: &Codes, seen: &Seen) -> Result<Option<Picture>, TrainError> {
+/// The density is p ∝ exp(x̂_0 · Y), as in the KL loss.
+pub(super) fn density(codes: &Codes, seen: &PictureData) -> Result<Option<Picture>, TrainError> {
     let (Some(first), false) = (seen.answers.first(), seen.chain.is_empty()) else { return Ok(None) };
     let _without_gradients = tch::no_grad_guard();
     let chosen: Vec<&(usize, Tensor)> = spread(seen.chain.len(), FRAMES).map(|step| &seen.chain[step]).collect();
@@ -45,13 +45,13 @@ pub(super) fn density(codes: &Codes, seen: &Seen) -> Result<Option<Picture>, Tra
 fn scores(codes: &Codes, predicted_sd: &Tensor, points: &[UnitVector]) -> Result<Vec<Vec<f32>>, TrainError> {
     let mut tiles = Vec::new();
     for tile in points.chunks(POINTS_TOGETHER) {
-        tiles.push(predicted_sd.f_matmul(&codes.of(&Points::Host(tile.to_vec()))?.f_tr()?)?);
+        tiles.push(predicted_sd.f_matmul(&codes.encode(&Points::Host(tile.to_vec()))?.f_tr()?)?);
     }
     let scores_sn = Tensor::f_cat(&tiles, 1)?.f_to_device(Device::Cpu)?;
     Ok(Vec::<Vec<f32>>::try_from(scores_sn)?)
 }
 
-/// `wanted` of `count` places, or all, evenly from the first to the last.
+/// `wanted` of `count` positions, or all if there are fewer, evenly spaced from the first to the last.
 fn spread(count: usize, wanted: usize) -> impl Iterator<Item = usize> {
     let wanted = wanted.min(count);
     (0..wanted).map(move |index| if wanted == 1 { count - 1 } else { index * (count - 1) / (wanted - 1) })
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_spread_from_the_first_to_the_last() {
+    fn spread_includes_the_first_and_the_last_step() {
         assert_eq!(spread(20, 8).collect::<Vec<_>>(), [0, 2, 5, 8, 10, 13, 16, 19]);
         assert_eq!(spread(3, 8).collect::<Vec<_>>(), [0, 1, 2]);
         assert_eq!(spread(1, 8).collect::<Vec<_>>(), [0]);
@@ -74,16 +74,16 @@ mod tests {
         let codes = Codes::new(10, None, Device::Cpu, 1).expect("codes");
         let points = field_points();
         let place = points[points.len() / 3];
-        let predicted = codes.of(&Points::Host(vec![place])).expect("a code") * CODE_SCALE;
+        let predicted = codes.encode(&Points::Host(vec![place])).expect("a code") * CODE_SCALE;
         let found = scores(&codes, &predicted.f_div_scalar(CODE_SCALE).expect("divided"), &points).expect("scores");
         let best = found[0].iter().enumerate().max_by(|one, other| one.1.total_cmp(other.1)).expect("points").0;
         assert_eq!(points[best], place);
-        let seen = Seen {
+        let seen = PictureData {
             answers: vec![Answer { truth: place, answer: place }],
             chain: vec![(9, predicted.copy()), (0, predicted)],
         };
         let picture = density(&codes, &seen).expect("drawn").expect("a sample");
         assert_eq!((picture.width, picture.height), (806, 200));
-        assert!(density(&codes, &Seen { answers: Vec::new(), chain: Vec::new() }).expect("nothing").is_none());
+        assert!(density(&codes, &PictureData { answers: Vec::new(), chain: Vec::new() }).expect("nothing").is_none());
     }
 }

@@ -1,7 +1,7 @@
-//! The quick evaluation while training: the engine of every evaluation with averaged weights, few samples, view 0 and a grid with
-//! refinement, on the first validation rows.
+//! The quick evaluation during training. It locates the first validation rows with the averaged weights, few samples,
+//! view 0, and a grid with refinement. The engine is the same as in every other evaluation.
 //!
-//! Ranks share the blocks of rows. Neither the answers nor what is made of them depends on how many ranks there are.
+//! Ranks share the blocks of rows. The results do not depend on the number of ranks.
 // n chains · d dimensions of the code
 
 use locdiff_core::config::{EvalConfig, RunConfig};
@@ -12,30 +12,30 @@ use locdiff_core::protocol::QuickEvaluation;
 use tch::{Device, Tensor};
 
 use super::error::TrainError;
-use super::pictures::Seen;
+use super::pictures::PictureData;
 use super::work::duplicate;
 use crate::comm::{Group, ReduceOp};
-use crate::infer::{Denoiser, Engine, ImageBlock, Rows, Weights};
+use crate::infer::{Denoiser, Engine, ImageBlock, ImageRows, Weights};
 use crate::shards::{Blocks as _, Dataset, Mask};
 use crate::shdd::Filter;
 
-/// The validation rows of this rank and all that locating them takes.
+/// The validation rows of this rank and the engine that locates them.
 #[derive(Debug)]
 pub(super) struct Quick {
     engine: Engine,
     blocks: Vec<ImageBlock>,
-    /// Rows of all ranks.
+    /// Number of rows over all ranks.
     rows: usize,
     group: Group,
 }
 
 impl Quick {
-    /// Is there anything to evaluate on, and ever a step to do it after?
+    /// Whether the configuration has validation rows and asks for quick evaluations.
     pub(super) fn is_wanted(config: &RunConfig) -> bool {
         !config.shards.validation.is_empty() && config.eval.every > 0
     }
 
-    /// Reads this rank's share of the first `eval.quick_rows` rows, without those of the mask.
+    /// Reads this rank's share of the first `eval.quick_rows` usable rows.
     pub(super) fn new(
         config: &RunConfig,
         embedding_width: u32,
@@ -48,7 +48,7 @@ impl Quick {
         let samples = config.eval.quick_samples;
         let eval = EvalConfig { samples, guidance: 0.0, neighbourhood_km: 0.0, refine: true, ..config.eval.clone() };
         let grid = fibonacci_grid(eval.grid_points(config.model.degree) as usize);
-        let rows = Rows::first(u64::from(eval.quick_rows), dataset, mask);
+        let rows = ImageRows::first(u64::from(eval.quick_rows), dataset, mask);
         Ok(Self {
             engine: Engine::new(denoiser, &eval, config.train.seed, grid)?,
             blocks: rows.blocks(rows.share(group.rank(), group.size())).collect::<Result<_, _>>()?,
@@ -57,11 +57,16 @@ impl Quick {
         })
     }
 
-    /// Locates every row with the given weights; the same figures on every rank. What is worth a picture is this rank's.
-    pub(super) fn evaluate(&mut self, step: u64, weights: &Weights) -> Result<(QuickEvaluation, Seen), TrainError> {
+    /// Locates all rows with the given weights. The figures are the same on every rank; the data for pictures is this
+    /// rank's.
+    pub(super) fn evaluate(
+        &mut self,
+        step: u64,
+        weights: &Weights,
+    ) -> Result<(QuickEvaluation, PictureData), TrainError> {
         self.engine.load(weights)?;
         let mut distances_km = vec![0.0; self.rows];
-        let mut seen = Seen { answers: Vec::new(), chain: Vec::new() };
+        let mut seen = PictureData { answers: Vec::new(), chain: Vec::new() };
         for (place, block) in self.blocks.iter().enumerate() {
             let watch = |t: usize, predicted_nd: &Tensor| {
                 if place == 0 {
@@ -78,13 +83,13 @@ impl Quick {
         }
         seen.answers.truncate(ANSWERS_MAX);
         let mut tally = Tally::default();
-        self.of_all(&distances_km)?.into_iter().for_each(|distance_km| tally.add(distance_km));
+        self.sum_over_ranks(&distances_km)?.into_iter().for_each(|distance_km| tally.add(distance_km));
         let (score, within_percent) = (tally.mean_score(), tally.within_percent());
         Ok((QuickEvaluation { step, rows: self.rows as u64, score, within_percent }, seen))
     }
 
-    /// The distances of all rows. Each is known to one rank and 0 on the others, so that their sum is exact, in whatever order.
-    fn of_all(&self, own_km: &[f64]) -> Result<Vec<f64>, TrainError> {
+    /// The distances of all rows. Each distance is 0 on all ranks but one, so the sum is exact in any order.
+    fn sum_over_ranks(&self, own_km: &[f64]) -> Result<Vec<f64>, TrainError> {
         let mut sums = Tensor::f_from_slice(own_km)?.f_to_device(self.group.device())?;
         if !own_km.is_empty() {
             self.group.all_reduce(&mut sums, ReduceOp::Sum)?;

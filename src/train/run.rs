@@ -1,57 +1,62 @@
-//! The loop.
+//! The training loop.
 
 use std::time::Instant;
 
 use locdiff_core::files::Files;
-use locdiff_core::protocol::{Fault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob, TrainSummary};
+use locdiff_core::protocol::{InjectedFault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob, TrainSummary};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tch::Device;
 
-use super::data::{Data, open_validation};
+use super::data::{TrainingData, open_validation};
 use super::error::TrainError;
 use super::meter::Meter;
-use super::observe::{Observer, Tell};
+use super::observe::{Observer, SendMessage};
 use super::quick::Quick;
 use super::step::{StepOutcome, Trainer};
 use crate::checkpoint::{Background, Snapshot};
 use crate::comm::Communicator;
 use crate::infer::{Saved, SavedState};
-use crate::native::cuda::{self, Event, Stream};
+use crate::native::cuda::{self, CudaEvent, CudaStream};
 use crate::shards::{Batches, Position};
 
-/// Trains to the last step of the configuration, on every rank of `ranks`.
-pub fn run(job: &TrainJob, attempt: u32, ranks: &Communicator, tell: Tell<'_>) -> Result<TrainSummary, TrainError> {
+/// Trains up to the last configured step. Every rank of `ranks` must call it.
+pub fn run(
+    job: &TrainJob,
+    attempt: u32,
+    ranks: &Communicator,
+    send: SendMessage<'_>,
+) -> Result<TrainSummary, TrainError> {
     let mut training = Training::begin(job, attempt, ranks)?;
     let from_step = training.step;
     let mut last = None;
     while training.step < job.config.train.steps {
         let started = Instant::now();
-        training.break_on_purpose(tell)?;
+        training.inject_fault(send)?;
         let batch = training.batches.next()?;
         let outcome = training.trainer.step(training.step, &batch)?;
-        training.take_in(&outcome)?;
-        training.observer.record(&outcome, training.skipped_steps, batch.waited, tell)?;
-        let away = Instant::now();
-        training.observer.maybe_weights(training.step, &training.trainer)?;
-        let score = training.maybe_evaluate(tell)?;
-        let evaluated = away.elapsed();
-        training.maybe_save(score, tell)?;
-        training.observer.took(started.elapsed() - evaluated, away.elapsed());
+        training.count_step(&outcome)?;
+        training.observer.record(&outcome, training.skipped_steps, batch.waited, send)?;
+        let step_ended = Instant::now();
+        training.observer.maybe_record_weights(training.step, &training.trainer)?;
+        let score = training.maybe_evaluate(send)?;
+        let evaluation_time = step_ended.elapsed();
+        training.maybe_save(score, send)?;
+        training.observer.add_times(started.elapsed() - evaluation_time, step_ended.elapsed());
         last = Some(outcome.loss);
     }
-    tell_written(training.writer.wait()?, tell)?;
-    training.observer.ended()?;
+    report_parts(training.writer.wait()?, send)?;
+    training.observer.record_end()?;
     let (step, skipped_steps, evaluation) = (training.step, training.skipped_steps, training.evaluation);
     Ok(TrainSummary { step, from_step, loss: last, skipped_steps, evaluation })
 }
 
-/// A run under way.
+/// The state of a run.
 struct Training<'a> {
     job: &'a TrainJob,
     attempt: u32,
     ranks: &'a Communicator,
-    data: Data,
+    data: TrainingData,
     batches: Batches,
     trainer: Trainer,
     quick: Option<Quick>,
@@ -72,13 +77,13 @@ impl<'a> Training<'a> {
         }
         let resumed = job.resume.as_deref().map(Saved::open).transpose()?;
         let initial = job.init_from.as_deref().map(Saved::open).transpose()?;
-        let known = resumed.as_ref().or(initial.as_ref());
-        let then = resumed.as_ref().map(|saved| &saved.state.bookmark);
-        let data = Data::open(config, ranks, known.is_none(), then)?;
-        if let Some(saved) = known {
+        let loaded = resumed.as_ref().or(initial.as_ref());
+        let bookmark = resumed.as_ref().map(|saved| &saved.state.bookmark);
+        let data = TrainingData::open(config, ranks, loaded.is_none(), bookmark)?;
+        if let Some(saved) = loaded {
             saved.check_network(config, data.width)?;
         }
-        let filter = match known {
+        let filter = match loaded {
             Some(saved) => saved.state.filter()?,
             None => data.filter.clone(),
         };
@@ -87,9 +92,9 @@ impl<'a> Training<'a> {
             trainer.work.network.standardise(mean, deviation)?;
         }
         if let Some(saved) = initial.as_ref().filter(|_| resumed.is_none()) {
-            trainer.start_from(saved)?;
-            if let Some(words) = saved.other_noise(config).filter(|_| ranks.world().rank() == 0) {
-                tracing::warn!("{words}");
+            trainer.load_initial(saved)?;
+            if let Some(warning) = saved.noise_warning(config).filter(|_| ranks.world().rank() == 0) {
+                tracing::warn!("{warning}");
             }
         }
         let start = match &resumed {
@@ -108,7 +113,7 @@ impl<'a> Training<'a> {
         job: &'a TrainJob,
         attempt: u32,
         ranks: &'a Communicator,
-        (data, trainer): (Data, Trainer),
+        (data, trainer): (TrainingData, Trainer),
         start: Position,
         state: Option<&SavedState>,
     ) -> Result<Self, TrainError> {
@@ -117,16 +122,16 @@ impl<'a> Training<'a> {
         let skipped_steps = state.map_or(0, |state| state.skipped_steps);
         let is_first = ranks.rank() == 0;
         let meter = Meter::new(config, &trainer, ranks);
-        let (batches, words) = data.batches(config, ranks, start)?;
+        let (batches, cache) = data.batches(config, ranks, start)?;
         if is_first {
             let (plan, views) = (&data.plan, data.plan.layout().views);
             let (rows, steps) = (plan.rows(), plan.steps());
             let tail = match (plan.dropped_rows(), plan.padded_rows()) {
                 (0, 0) => String::new(),
-                (dropped, 0) => format!(", {dropped} rows left out of each"),
-                (_, padded) => format!(", {padded} rows shown twice in each"),
+                (dropped, 0) => format!(", {dropped} rows dropped in each"),
+                (_, padded) => format!(", {padded} rows repeated in each"),
             };
-            tracing::info!("{rows} rows of {views} views from {}: {words}", config.shards.train);
+            tracing::info!("{rows} rows of {views} views from {}: {cache}", config.shards.train);
             tracing::info!("epochs of {steps} steps{tail}");
         }
         let validation = Quick::is_wanted(config).then(|| open_validation(config, ranks.world())).transpose()?;
@@ -149,19 +154,21 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// Does what was asked for with `--inject`; the launcher is told first, so that a fault happens once.
-    fn break_on_purpose(&self, tell: Tell<'_>) -> Result<(), TrainError> {
-        let is_due = |fault: &&Fault| match fault {
-            Fault::Kill { rank, step } => *rank == self.ranks.rank() && *step == self.step + 1,
+    /// Injects a fault that was requested with `--inject`. The launcher is notified first, so that the fault is not
+    /// repeated after a restart.
+    fn inject_fault(&self, send: SendMessage<'_>) -> Result<(), TrainError> {
+        let is_due = |fault: &&InjectedFault| match fault {
+            InjectedFault::Kill { rank, step } => *rank == self.ranks.rank() && *step == self.step + 1,
         };
         if let Some(fault) = self.job.faults.iter().find(is_due) {
-            tell(ToLauncher::Breaking(*fault))?;
+            send(ToLauncher::Breaking(*fault))?;
             let _ = kill(Pid::this(), Signal::SIGKILL);
         }
         Ok(())
     }
 
-    fn take_in(&mut self, outcome: &StepOutcome) -> Result<(), TrainError> {
+    /// Counts the step, and fails if too many consecutive steps were skipped.
+    fn count_step(&mut self, outcome: &StepOutcome) -> Result<(), TrainError> {
         self.step = outcome.step;
         let Some(last) = &outcome.skipped else {
             self.skipped_in_a_row = 0;
@@ -174,7 +181,7 @@ impl<'a> Training<'a> {
         }
         Err(TrainError::Diverged(format!(
             "step {}: the gradient was not finite in {} steps in a row (train.nonfinite_steps_max); {last}; lower \
-             train.learning_rate, or go back to an older checkpoint",
+             train.learning_rate, or continue from an older checkpoint",
             self.step, self.skipped_in_a_row
         )))
     }
@@ -183,45 +190,46 @@ impl<'a> Training<'a> {
         self.step == self.job.config.train.steps
     }
 
-    /// The validation score of this step, where it is due.
-    fn maybe_evaluate(&mut self, tell: Tell<'_>) -> Result<Option<f64>, TrainError> {
+    /// Runs the quick evaluation if it is due, and returns the validation score.
+    fn maybe_evaluate(&mut self, send: SendMessage<'_>) -> Result<Option<f64>, TrainError> {
         let (every, is_last) = (self.job.config.eval.every, self.is_last());
         let Some(quick) = self.quick.as_mut().filter(|_| is_last || self.step.is_multiple_of(every)) else {
             return Ok(None);
         };
         let (found, seen) = quick.evaluate(self.step, &self.trainer.averaged()?)?;
-        self.observer.evaluated(&found, &seen, &self.trainer.work.codes, tell)?;
+        self.observer.record_evaluation(&found, &seen, &self.trainer.work.codes, send)?;
         let score = found.score;
         self.evaluation = Some(found);
         Ok(Some(score))
     }
 
-    /// Hands a checkpoint to the writer where one is due: every so many steps, after the last, and at every new best score.
-    fn maybe_save(&mut self, score: Option<f64>, tell: Tell<'_>) -> Result<(), TrainError> {
+    /// Hands a checkpoint to the writer if one is due: every `checkpoint.every` steps, after the last step, and at
+    /// every new best score.
+    fn maybe_save(&mut self, score: Option<f64>, send: SendMessage<'_>) -> Result<(), TrainError> {
         let score = score.filter(|score| score.is_finite());
         let is_best = score.is_some_and(|score| self.best_score.is_none_or(|best| score > best));
         if is_best {
             self.best_score = score;
         }
         if is_best || self.is_last() || self.step.is_multiple_of(self.job.config.checkpoint.every) {
-            // First, so that there is never more than one copy of the state.
-            tell_written(self.writer.wait()?, tell)?;
-            self.trainer.work.agree()?;
+            // Wait before copying, so that there is never more than one copy of the state.
+            report_parts(self.writer.wait()?, send)?;
+            self.trainer.work.check_replica_agrees()?;
             let parts = self.trainer.parts(&self.saved_state()?, self.ranks.place(), self.ranks.layout())?;
-            let ready = self.mark()?;
+            let ready = self.record_event()?;
             let snapshot = Snapshot { step: self.step, attempt: self.attempt, score, parts, ready };
-            tell_written(self.writer.submit(snapshot)?, tell)?;
+            report_parts(self.writer.submit(snapshot)?, send)?;
         }
-        tell_written(self.writer.poll()?, tell)
+        report_parts(self.writer.poll()?, send)
     }
 
-    /// Where the device stands now.
-    fn mark(&self) -> Result<Option<Event>, TrainError> {
+    /// An event that is signalled when the device has done all work submitted so far; `None` on the CPU.
+    fn record_event(&self) -> Result<Option<CudaEvent>, TrainError> {
         if !self.ranks.world().device().is_cuda() {
             return Ok(None);
         }
-        let mut event = Event::new()?;
-        event.record(&Stream::current()?)?;
+        let mut event = CudaEvent::new()?;
+        event.record(&CudaStream::current()?)?;
         Ok(Some(event))
     }
 
@@ -243,6 +251,6 @@ impl<'a> Training<'a> {
     }
 }
 
-fn tell_written(written: Option<PartsWritten>, tell: Tell<'_>) -> Result<(), TrainError> {
-    written.map_or(Ok(()), |written| tell(ToLauncher::Parts(written)))
+fn report_parts(written: Option<PartsWritten>, send: SendMessage<'_>) -> Result<(), TrainError> {
+    written.map_or(Ok(()), |written| send(ToLauncher::Parts(written)))
 }

@@ -1,9 +1,10 @@
-//! The state of a run as parts of a checkpoint, and back.
+//! Writes the state of a run as parts of a checkpoint, and restores it.
 //!
-//! Four files of tensors by name (weights, their average, first and second moments) and `state.json`. Data-parallel ranks hold
-//! the same: each part is written by one of them. Tensor-parallel ranks write a piece each; what they all hold is in the first
-//! piece. Whole tensors are put together when they are read, and cut for the layout that goes on: any layout can go on from any.
-//! Random numbers need no state of their own: they are named by seed and step.
+//! There are four files of named tensors (weights, their average, first and second moments) and `state.json`.
+//! Data-parallel ranks hold the same tensors, so each part is written by one of them. Tensor-parallel ranks write a
+//! piece each, and replicated tensors are in the first piece. On reading, pieces are joined and cut again for the
+//! current layout, so a run can resume with any layout. Random numbers need no state: they are a function of seed and
+//! step.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +15,17 @@ use super::error::TrainError;
 use super::step::Trainer;
 use super::work::duplicate;
 use crate::checkpoint::{
-    CheckpointError, Division, EMA, FIRST_MOMENTS, Part, SECOND_MOMENTS, STATE, WEIGHTS, divisions_metadata, piece_name,
+    CheckpointError, Division, EMA, FIRST_MOMENTS, NamedTensors, Part, SECOND_MOMENTS, STATE, WEIGHTS,
+    divisions_metadata, piece_name,
 };
-use crate::comm::{Layout, Place};
+use crate::comm::{Layout, LayoutPosition};
 use crate::diffusion::NoiseSchedule;
 use crate::infer::{Saved, SavedState, Weights};
 use crate::model::{ModelError, Split};
 use crate::native::cuda;
 
 impl Saved {
-    /// That the configuration has the same network.
+    /// Checks that the configuration describes the network of the checkpoint.
     pub(super) fn check_network(&self, config: &RunConfig, embedding_width: u32) -> Result<(), TrainError> {
         let (state, dims) = (&self.state, (u64::from(self.state.degree) + 1).pow(2));
         let kept = state.kept_dimensions.as_ref().map_or(dims, |kept| kept.len() as u64);
@@ -32,7 +34,7 @@ impl Saved {
         self.check("model.low_pass_dims", kept, config.model.kept_dims())
     }
 
-    /// Results depend on the number of threads in the last bits, so a run keeps it.
+    /// Checks that the number of threads has not changed, because the last bits of results depend on it.
     pub(super) fn check_threads(&self, config: &RunConfig) -> Result<(), TrainError> {
         self.check("train.threads", self.state.threads.into(), config.train.threads.into())
     }
@@ -43,38 +45,43 @@ impl Saved {
         }
         let checkpoint = self.folder.display();
         Err(TrainError::Misfit(format!(
-            "{checkpoint}: {field} is {got}, this run has {want}; take the other checkpoint, or a new --run"
+            "{checkpoint}: {field} is {got}, this run has {want}; use another checkpoint, or start a new --run"
         )))
     }
 
-    /// What a run that starts from these weights should know: they were trained with other noise.
-    pub(super) fn other_noise(&self, config: &RunConfig) -> Option<String> {
+    /// A warning if these weights were trained with another noise schedule than this run uses.
+    pub(super) fn noise_warning(&self, config: &RunConfig) -> Option<String> {
         let was: DiffusionConfig = serde_json::from_value(self.state.config.get("diffusion")?.clone()).ok()?;
         let is = &config.diffusion;
-        let words =
+        let settings =
             |of: &DiffusionConfig| serde_json::to_string(&(of.schedule, of.shift, of.timesteps)).unwrap_or_default();
         (NoiseSchedule::new(&was, &config.model) != NoiseSchedule::new(is, &config.model)).then(|| {
             format!(
-                "{} was trained with diffusion.schedule, shift and timesteps {}, this run has {}: the network has its timesteps to \
-                 learn anew",
+                "{} was trained with diffusion.schedule, shift and timesteps {}, this run has {}: the network must \
+                 relearn its timesteps",
                 self.folder.display(),
-                words(&was),
-                words(is)
+                settings(&was),
+                settings(is)
             )
         })
     }
 }
 
 impl Trainer {
-    /// The parts that this rank writes, copied so that training may go on.
-    pub(super) fn parts(&self, state: &SavedState, place: Place, layout: Layout) -> Result<Vec<Part>, TrainError> {
+    /// The parts that this rank writes. They are copies, so that training can continue.
+    pub(super) fn parts(
+        &self,
+        state: &SavedState,
+        place: LayoutPosition,
+        layout: Layout,
+    ) -> Result<Vec<Part>, TrainError> {
         let (parameters, piece) = (self.work.network.parameters(), (place.tensor_rank, layout.tensor_parallel()));
         let is_mine = |index: u32| index % layout.data_parallel() == place.data_rank;
-        let of_tensors = |part: &str, tensors: &[Tensor], buffers: Named| {
+        let of_tensors = |part: &str, tensors: &[Tensor], buffers: NamedTensors| {
             let is_written = |split: Split| piece.0 == 0 || split != Split::Replicated;
             let own = parameters.iter().zip(tensors).filter(|(parameter, _)| is_written(parameter.split));
             let own = own.map(|(parameter, tensor)| (parameter.name.clone(), tensor.shallow_clone()));
-            let tensors = copied(&own.chain(buffers).collect::<Named>())?;
+            let tensors = copied(&own.chain(buffers).collect::<NamedTensors>())?;
             let metadata = if piece == (0, 1) { BTreeMap::new() } else { divisions_metadata(&self.divisions()) };
             Ok::<_, TrainError>(Part::Tensors { name: piece_name(part, piece.0, piece.1), tensors, metadata })
         };
@@ -98,7 +105,7 @@ impl Trainer {
         Ok(parts)
     }
 
-    /// How the pieces of ranks make up whole tensors.
+    /// How the split tensors are divided among tensor-parallel ranks.
     fn divisions(&self) -> BTreeMap<String, Division> {
         let division = |split: Split| match split {
             Split::Replicated => None,
@@ -110,17 +117,17 @@ impl Trainer {
         parameters.filter_map(|parameter| Some((parameter.name.clone(), division(parameter.split)?))).collect()
     }
 
-    /// The averaged weights, whole; a collective of the ranks that share a replica.
+    /// The whole averaged weights. This is a collective of the ranks that share a replica.
     pub(super) fn averaged(&self) -> Result<Weights, TrainError> {
         let network = &self.work.network;
         let group = network.placement().tensor_parallel.as_ref();
-        let parameters = network.parameters().gathered_of(&self.work.ema, group)?;
+        let parameters = network.parameters().gather_whole(&self.work.ema, group)?;
         let standardisation = [0, 1].map(|index| network.buffers()[index].1.shallow_clone());
         Ok(Weights { parameters, standardisation })
     }
 
-    /// Takes everything back from a checkpoint: the next step will be that of the run that was interrupted, on the same layout
-    /// to the bit.
+    /// Restores the state from a checkpoint. With the same layout, the next step is bit-identical to that of the
+    /// interrupted run.
     pub(super) fn restore(&mut self, saved: &Saved) -> Result<(), TrainError> {
         self.load(saved, WEIGHTS)?;
         let averages = saved.weights(EMA, &self.work.network)?.parameters;
@@ -137,8 +144,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Starts from the averaged weights of another run, standardised as they were trained.
-    pub(super) fn start_from(&mut self, saved: &Saved) -> Result<(), TrainError> {
+    /// Loads the averaged weights and the standardisation of another run as initial weights.
+    pub(super) fn load_initial(&mut self, saved: &Saved) -> Result<(), TrainError> {
         self.load(saved, EMA)?;
         self.work.ema = self.work.network.parameters().tensors().iter().map(duplicate).collect::<Result<_, _>>()?;
         Ok(())
@@ -150,10 +157,9 @@ impl Trainer {
     }
 }
 
-type Named = Vec<(String, Tensor)>;
-
-/// Memory for a copy, beside the tensors; where a GPU has no more of it, in main memory, for which the step has to wait.
-fn block(numbers: i64, like: &Tensor) -> Result<Tensor, TrainError> {
+/// Allocates memory for a copy on the device of the tensors. If a GPU has no room, it is in main memory, and training
+/// has to wait for the copy.
+fn allocate_copy(numbers: i64, like: &Tensor) -> Result<Tensor, TrainError> {
     let on = |device: Device| Tensor::f_empty([numbers], (like.kind(), device));
     if !like.device().is_cuda() {
         return Ok(on(like.device())?);
@@ -164,23 +170,23 @@ fn block(numbers: i64, like: &Tensor) -> Result<Tensor, TrainError> {
     cuda::empty_cache()?;
     on(like.device()).or_else(|_| {
         tracing::warn!(
-            "no room on the GPU for a copy of {numbers} numbers: training waits while a checkpoint is fetched"
+            "no room on the GPU for a copy of {numbers} numbers: training waits while the checkpoint is copied"
         );
         Ok(on(Device::Cpu)?)
     })
 }
 
-/// Copies that nobody else writes to: one block of memory on their device, from where whoever writes them fetches them.
-fn copied(tensors: &Named) -> Result<Named, TrainError> {
+/// Copies tensors into one block of memory on their device. The checkpoint writer reads the copies from there.
+fn copied(tensors: &NamedTensors) -> Result<NamedTensors, TrainError> {
     let _without_gradients = tch::no_grad_guard();
     let Some((_, first)) = tensors.first() else { return Ok(Vec::new()) };
     let numbers: i64 = tensors.iter().map(|(_, tensor)| tensor.numel() as i64).sum();
     if let Some((name, other)) = tensors.iter().find(|(_, tensor)| tensor.kind() != first.kind()) {
-        let text = format!("tensor {name} is {:?}, others are {:?}", other.kind(), first.kind());
+        let text = format!("tensor {name} is {:?}, the others are {:?}", other.kind(), first.kind());
         return Err(CheckpointError::Internal(text).into());
     }
-    // One allocation: hundreds of them would make the step wait the first time.
-    let block = block(numbers, first)?;
+    // One allocation: hundreds of allocations would stall the first step.
+    let block = allocate_copy(numbers, first)?;
     let mut begin = 0;
     let mut copy = |(name, tensor): &(String, Tensor)| {
         let mut place = block.f_narrow(0, begin, tensor.numel() as i64)?.f_view(&tensor.size()[..])?;
@@ -193,7 +199,7 @@ fn copied(tensors: &Named) -> Result<Named, TrainError> {
 
 fn network_misfit(saved: &Saved, error: &ModelError) -> TrainError {
     let checkpoint = saved.folder.display();
-    TrainError::Misfit(format!("{checkpoint}: its tensors are not those of this run's network: {error}"))
+    TrainError::Misfit(format!("{checkpoint}: its tensors do not fit this run's network: {error}"))
 }
 
 fn copy_into(own: &[Tensor], pieces: &[Tensor]) -> Result<(), TrainError> {

@@ -1,8 +1,8 @@
-//! Learning rate and decay of the moving average: functions of the step alone. Pure.
+//! Learning rate and decay of the moving average, as functions of the step. Pure.
 
 use locdiff_core::config::{LearningRateSchedule, TrainConfig};
 
-/// The learning rate of the step with this number, from 0: a linear rise, then the configured schedule down to `steps`.
+/// The learning rate of step `step`, counted from 0: a linear warm-up, then the configured schedule until `steps`.
 pub(super) fn learning_rate(config: &TrainConfig, step: u64) -> f64 {
     let (peak, warmup) = (config.learning_rate, config.warmup_steps());
     if step < warmup {
@@ -17,8 +17,8 @@ pub(super) fn learning_rate(config: &TrainConfig, step: u64) -> f64 {
     }
 }
 
-/// The decay of the moving average after the update with this number, from 0. It begins low, so that the first weights, which
-/// are random, do not stay in the average: min(decay, (n + 1) / (n + 10)).
+/// The decay of the moving average after update n, counted from 0: min(decay, (n + 1) / (n + 10)). It starts low, so
+/// that the random initial weights do not stay in the average.
 pub(super) fn ema_decay(config: &TrainConfig, update: u64) -> f64 {
     config.ema_decay.min((update + 1) as f64 / (update + 10) as f64)
 }
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_rises_to_its_peak_and_falls_to_almost_nothing() {
+    fn learning_rate_warms_up_to_its_peak_and_decays_to_almost_zero() {
         let config = TrainConfig { steps: 100, learning_rate: 2.0, ..TrainConfig::default() };
         let rate = |step| learning_rate(&config, step);
         assert_eq!([rate(0), rate(4), rate(9), rate(10)], [0.2, 1.0, 2.0, 2.0]);
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn average_forgets_its_beginning() {
+    fn ema_decay_starts_low_and_reaches_the_configured_value() {
         let config = TrainConfig { ema_decay: 0.999, ..TrainConfig::default() };
         assert_eq!(ema_decay(&config, 0), 0.1);
         assert_eq!(ema_decay(&config, 100_000), 0.999);

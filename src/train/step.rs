@@ -1,7 +1,7 @@
-//! One optimiser step, as the host sees it: feed the device, let it work, read six numbers back.
+//! The host's part of an optimiser step: feed the device, start the work, read six numbers back.
 //!
-//! On CUDA the first steps run eagerly; then the step is recorded once and replayed, with its collectives, as one graph. Either is
-//! waited for with a limit: a peer that died in the middle would keep the stream for ever.
+//! On CUDA the first steps run eagerly. Then the step, with its collectives, is recorded once as a graph and replayed.
+//! The host waits for either with a timeout: a peer that died in the middle would block the stream forever.
 
 use std::time::{Duration, Instant};
 
@@ -12,46 +12,47 @@ use super::error::TrainError;
 use super::feed::Form;
 use super::schedule::{ema_decay, learning_rate};
 use super::work::{Report, Work};
-use crate::comm::{AbortHandle, CommError, Communicator, Failure};
+use crate::comm::{AbortHandle, CollectiveFailure, CommError, Communicator};
 use crate::loss::Losses;
-use crate::native::cuda::{self, Event, Graph, Stream, WaitError};
+use crate::native::cuda::{self, CudaEvent, CudaStream, Graph, WaitError};
 use crate::shards::Batch;
 use crate::shdd::{Filter, uniform_points};
 
-/// Eager steps before a step is recorded: libraries that set themselves up at first use must not do so in a recording.
+/// Eager steps before the step is recorded. Libraries that initialise themselves on first use must not do so in a
+/// recording.
 const EAGER_STEPS: u32 = 5;
-/// How long the end of aborted collectives is waited for.
+/// How long to wait for aborted collectives to end.
 const ABORT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a step did.
+/// The result of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct StepOutcome {
-    /// Steps made, this one included.
+    /// Steps done, including this one.
     pub(super) step: u64,
-    /// The weighted sum of all parts, a mean over the global batch.
+    /// The total loss: weighted sum of all parts, averaged over the global batch.
     pub(super) loss: f64,
-    /// The parts that have a weight, by their tags.
+    /// The parts of the loss that have a weight, by TensorBoard tag.
     pub(super) loss_parts: Vec<(&'static str, f64)>,
     /// Norm of the whole gradient before clipping.
     pub(super) gradient_norm: f64,
     /// Learning rate of the step.
     pub(super) learning_rate: f64,
-    /// The gradient was not finite: nothing was updated. What is known of it.
+    /// Why nothing was updated, if the gradient was not finite.
     pub(super) skipped: Option<String>,
 }
 
-/// A replica of the model, or a rank's piece of one, and how it is trained.
+/// Trains a replica of the model, or this rank's piece of one.
 #[derive(Debug)]
 pub(super) struct Trainer {
-    /// Before the work, whose communicators end only when no graph holds them.
+    /// Declared before `work`, so that it is dropped first: communicators can end only when no graph holds them.
     recorded: Option<Recorded>,
     pub(super) work: Work,
     pub(super) updates: u64,
-    /// The present form, and the eager steps made in it.
+    /// The current batch form, and the number of eager steps done with it.
     eager: (Form, u32),
-    /// What the end of a step is waited for with; none on the CPU, which is done when it returns.
-    finished: Option<Event>,
-    /// How many anchors this rank has, and the first of them.
+    /// Signals the end of a step; `None` on the CPU, where calls are synchronous.
+    finished: Option<CudaEvent>,
+    /// The number of anchors of this rank, and the index of the first.
     anchors: (usize, u64),
     rank: u32,
     timeout: Duration,
@@ -66,14 +67,14 @@ struct Recorded {
 }
 
 impl Trainer {
-    /// First weights, for the place of this rank in the layout.
+    /// A trainer with initial weights, for this rank's position in the layout.
     pub(super) fn new(
         config: &RunConfig,
         embedding_width: u32,
         filter: Option<Filter>,
         ranks: &Communicator,
     ) -> Result<Self, TrainError> {
-        // Without a KL they may be fewer than ranks; nobody looks at them then.
+        // Without a KL loss there may be fewer anchors than ranks, but then they are unused.
         let anchors = (config.loss.anchors as usize / ranks.tensor().size() as usize).max(1);
         let is_on_gpu = ranks.world().device().is_cuda();
         Ok(Self {
@@ -81,7 +82,7 @@ impl Trainer {
             work: Work::new(config, embedding_width, filter, ranks)?,
             updates: 0,
             eager: (Form { slice: 0..0, global_batch: 0 }, 0),
-            finished: if is_on_gpu { Some(Event::new()?) } else { None },
+            finished: if is_on_gpu { Some(CudaEvent::new()?) } else { None },
             anchors: (anchors, u64::from(ranks.tensor().rank()) * anchors as u64),
             rank: ranks.rank(),
             timeout: ranks.world().timeout(),
@@ -89,7 +90,7 @@ impl Trainer {
         })
     }
 
-    /// Makes the step with this number, from 0, on this rank's slice of its global batch.
+    /// Runs step `step`, counted from 0, on this rank's slice of the global batch.
     pub(super) fn step(&mut self, step: u64, batch: &Batch) -> Result<StepOutcome, TrainError> {
         let _span = tracing::debug_span!("step", rank = self.rank, step).entered();
         let train = &self.work.config.train;
@@ -99,7 +100,7 @@ impl Trainer {
         feed.take(step, batch, uniform_points(train.seed, step, first_anchor, anchors)?)?;
         let _ = feed.learning_rate.f_fill_(learning_rate)?;
         let _ = feed.average_weight.f_fill_(1.0 - ema_decay(train, self.updates))?;
-        self.record_where_due()?;
+        self.maybe_record_graph()?;
         let mut recorded = self.recorded.take();
         let eager;
         let report = match &mut recorded {
@@ -112,7 +113,7 @@ impl Trainer {
                 &eager
             }
         };
-        match self.device_is_done() {
+        match self.wait_for_device() {
             Ok(()) => {}
             Err(WaitError::TimedOut(after)) => return Err(self.give_up(recorded, after)),
             Err(WaitError::Native(error)) => return Err(error.into()),
@@ -123,34 +124,34 @@ impl Trainer {
         Ok(outcome)
     }
 
-    /// Waits for the device, no longer than a collective may take. Collectives on a stream have no other limit.
-    fn device_is_done(&mut self) -> Result<(), WaitError> {
+    /// Waits for the device, at most as long as a collective may take. Collectives on a stream have no other timeout.
+    fn wait_for_device(&mut self) -> Result<(), WaitError> {
         let Some(finished) = &mut self.finished else { return Ok(()) };
-        finished.record(&Stream::current()?)?;
+        finished.record(&CudaStream::current()?)?;
         finished.wait_for(self.timeout)
     }
 
-    /// The step did not end in time: some peer did not take part. Its collectives are aborted.
+    /// Aborts the collectives of a step that timed out because some peer did not take part.
     fn give_up(&self, recorded: Option<Recorded>, after: Duration) -> TrainError {
         let aborting = self.abort.abort_in_background();
-        // NCCL ends an abort only when no graph holds its collectives.
+        // An abort of NCCL returns only when no graph holds its collectives.
         drop(recorded);
         let started = Instant::now();
         while !aborting.is_finished() && started.elapsed() < ABORT_PATIENCE {
             std::thread::sleep(Duration::from_millis(5));
         }
-        let text = "the step did not end: some rank did not take part".to_owned();
+        let text = "the step did not finish: some rank did not take part".to_owned();
         TrainError::Comm(CommError::Collective {
             operation: "training step",
             group: "world".to_owned(),
             rank: self.rank,
             size: self.abort.size(),
-            failure: Failure::TimedOut { after, text },
+            failure: CollectiveFailure::TimedOut { after, text },
         })
     }
 
-    /// Records the step of this form, once it has run eagerly for a while. The recording itself computes nothing.
-    fn record_where_due(&mut self) -> Result<(), TrainError> {
+    /// Records the step as a graph once it has run eagerly for [`EAGER_STEPS`] steps. Recording computes nothing.
+    fn maybe_record_graph(&mut self) -> Result<(), TrainError> {
         let form = self.work.feed.form.clone();
         if form != self.eager.0 {
             (self.recorded, self.eager) = (None, (form, 0));
@@ -162,22 +163,22 @@ impl Trainer {
             self.eager.1 += 1;
             return Ok(());
         }
-        // What the eager steps used goes back, or it would be held beside the graph's own memory.
+        // Free the memory of the eager steps: the graph allocates its own.
         cuda::empty_cache()?;
         let (graph, report) = Graph::capture("training step", || self.work.run())?;
-        tracing::info!("the step is one graph of {} nodes from now on", graph.nodes());
+        tracing::info!("recorded the step as a CUDA graph of {} nodes", graph.nodes());
         self.recorded = Some(Recorded { report, graph });
         Ok(())
     }
 
-    /// Reads what the device found.
+    /// Reads the results from the device.
     fn outcome(&mut self, step: u64, learning_rate: f64, report: &Report) -> Result<StepOutcome, TrainError> {
         let numbers = Vec::<f64>::try_from(report.numbers.f_to_device(Device::Cpu)?)?;
         let last = &report.last;
         let parts =
             [("loss/kl", &last.kl), ("loss/l2", &last.l2), ("loss/l1", &last.l1), ("loss/cosine", &last.cosine)];
-        let weighed = parts.into_iter().zip(&numbers[1..]).filter(|((_, part), _)| part.is_some());
-        let loss_parts = weighed.map(|((tag, _), mean)| (tag, *mean)).collect();
+        let weighted = parts.into_iter().zip(&numbers[1..]).filter(|((_, part), _)| part.is_some());
+        let loss_parts = weighted.map(|((tag, _), mean)| (tag, *mean)).collect();
         let gradient_norm = numbers[5].sqrt();
         let skipped = (!gradient_norm.is_finite()).then(|| why_not_finite(step, self.rank, last));
         self.updates += u64::from(skipped.is_none());
@@ -185,10 +186,10 @@ impl Trainer {
     }
 }
 
-/// This rank's view of a gradient that is not finite.
+/// Describes the losses of this rank when the gradient is not finite.
 fn why_not_finite(step: u64, rank: u32, last: &Losses) -> String {
     match last.check(step + 1, rank) {
         Err(error) => error.to_string(),
-        Ok(_) => format!("step {}, rank {rank}: the loss here is finite, the gradient is not", step + 1),
+        Ok(_) => format!("step {}, rank {rank}: the loss is finite on this rank, the gradient is not", step + 1),
     }
 }

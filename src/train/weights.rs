@@ -1,18 +1,19 @@
-//! Histograms of the weights, counted where the weights are: a few numbers of each come to the host.
+//! Histograms of the weights. They are counted on the device, and only the counts are copied to the host.
 //!
-//! With tensor-parallel ranks these are the pieces that this rank holds.
+//! A tensor-parallel rank counts the pieces that it holds.
 
 use locdiff_core::tensorboard::Histogram;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::model::Parameter;
 
-/// As many as TensorBoard's own.
+/// The number of buckets of TensorBoard's own histograms.
 const BUCKETS: i64 = 30;
-/// Values that are looked at together: what their places take in memory is bounded.
+/// Values that are counted at once, which bounds the memory for their bucket indices.
 const VALUES_TOGETHER: i64 = 1 << 22;
 
-/// A histogram of each parameter that has a finite value; others are not counted.
+/// A histogram of each parameter. Values that are not finite are not counted, and a parameter with none that is finite
+/// is left out.
 pub(super) fn histograms<'a>(
     parameters: impl Iterator<Item = &'a Parameter>,
 ) -> Result<Vec<(String, Histogram)>, TchError> {
@@ -27,7 +28,7 @@ pub(super) fn histograms<'a>(
     Ok(tags.into_iter().zip(found).filter_map(|(tag, found)| Some((tag, found?))).collect())
 }
 
-/// Of flat tensors in f32; none where there is no finite value. The host waits for the device a few times.
+/// Histograms of flat f32 tensors; `None` for a tensor without finite values. Waits for the device a few times.
 fn of_tensors(tensors: &[Tensor]) -> Result<Vec<Option<Histogram>>, TchError> {
     let bounds = tensors.iter().map(bounds).collect::<Result<Vec<_>, _>>()?;
     let bounds = on_host(&bounds)?;
@@ -44,21 +45,22 @@ fn of_tensors(tensors: &[Tensor]) -> Result<Vec<Option<Histogram>>, TchError> {
     Ok(rows.map(histogram).collect())
 }
 
-/// The smallest and the largest finite value; ∞ and −∞ where there is none.
+/// The smallest and the largest finite value; ∞ and −∞ if there is none.
 fn bounds(values: &Tensor) -> Result<Tensor, TchError> {
     if values.numel() == 0 {
         return Tensor::f_from_slice(&[f64::INFINITY, f64::NEG_INFINITY])?.f_to_device(values.device());
     }
-    let all_but_finite = |other: f64| values.f_nan_to_num(other, other, other);
-    let lowest = all_but_finite(f64::INFINITY)?.f_min()?;
-    let highest = all_but_finite(f64::NEG_INFINITY)?.f_max()?;
+    let replace_nonfinite = |other: f64| values.f_nan_to_num(other, other, other);
+    let lowest = replace_nonfinite(f64::INFINITY)?.f_min()?;
+    let highest = replace_nonfinite(f64::NEG_INFINITY)?.f_max()?;
     Tensor::f_stack(&[lowest, highest], 0)?.f_to_kind(Kind::Double)
 }
 
-/// How many values lie in each of [`BUCKETS`] from the lowest to the highest; what is not finite is in none.
+/// The number of values in each of [`BUCKETS`] buckets from the lowest to the highest. Values that are not finite are
+/// in no bucket.
 fn counts_of(values: &Tensor, [lowest, highest]: [f64; 2]) -> Result<Tensor, TchError> {
     let mut counts = Tensor::f_zeros([BUCKETS], (Kind::Int64, values.device()))?;
-    // Of a range so narrow that this is beyond f32, all values count as the lowest.
+    // If the range is so narrow that the scale overflows f32, all values go into the first bucket.
     let scale = BUCKETS as f64 / (highest - lowest);
     let scale = if scale <= f64::from(f32::MAX) { scale } else { 0.0 };
     for chunk in values.f_split(VALUES_TOGETHER, 0)? {
@@ -70,7 +72,7 @@ fn counts_of(values: &Tensor, [lowest, highest]: [f64; 2]) -> Result<Tensor, Tch
     Ok(counts)
 }
 
-/// All of them in one copy; counts are exact in f64 too.
+/// Copies all tensors to the host at once, as f64. Counts are exact in f64.
 fn on_host(tensors: &[Tensor]) -> Result<Vec<f64>, TchError> {
     if tensors.is_empty() {
         return Ok(Vec::new());
@@ -91,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_is_counted_once_where_it_lies() {
+    fn every_value_is_counted_once_in_its_bucket() {
         let values: Vec<f32> = (0..9_000_000_u32).map(|index| (index % 3001) as f32 / 3000.0 - 0.25).collect();
         let histogram = of(&values).expect("finite");
         assert_eq!(counted(&histogram), values.len() as f64);
@@ -99,14 +101,14 @@ mod tests {
         for [left, right, count] in histogram.rows() {
             let here =
                 values.iter().map(|value| f64::from(*value)).filter(|value| left <= value && value < right).count();
-            // A value on an edge may be rounded into the neighbour: one of 3001, 2999 times.
+            // A value on the edge of a bucket may be rounded into the next: one of 3001 values, 2999 times.
             assert!((count - here as f64).abs() <= 6000.0, "{left} to {right}: {count}, wanted {here}");
         }
     }
 
     #[test]
-    fn what_is_not_finite_is_left_out() {
-        let histogram = of(&[f32::NAN, 1.0, f32::INFINITY, -1.0, f32::NEG_INFINITY, 0.5]).expect("finite ones");
+    fn values_that_are_not_finite_are_left_out() {
+        let histogram = of(&[f32::NAN, 1.0, f32::INFINITY, -1.0, f32::NEG_INFINITY, 0.5]).expect("some are finite");
         assert_eq!((histogram.rows()[0][0], histogram.rows()[29][1], counted(&histogram)), (-1.0, 1.0, 3.0));
         assert_eq!(of(&[f32::NAN, f32::INFINITY]), None);
         assert_eq!(of(&[]), None);
@@ -120,14 +122,14 @@ mod tests {
         let histogram = of(&[0.0; 1000]).expect("finite");
         assert_eq!(histogram.rows()[29], [0.0, 0.0, 1000.0]);
         assert_eq!(counted(&histogram), 1000.0);
-        // Beside others, in one pass.
+        // Together with other tensors.
         let both = of_tensors(&[Tensor::from_slice(&[2.0_f32]), Tensor::from_slice(&[1.0_f32, 3.0])]).expect("counted");
         assert_eq!(both.iter().flatten().map(counted).collect::<Vec<_>>(), [1.0, 2.0]);
     }
 
     #[test]
     #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
-    fn the_gpu_counts_as_the_cpu_does() {
+    fn gpu_and_cpu_histograms_are_equal() {
         let values: Vec<f32> =
             (0..5_000_000_u32).map(|index| (index.wrapping_mul(2_654_435) as f32 * 1e-7).sin()).collect();
         let tensors =

@@ -1,18 +1,19 @@
-//! Everything that the device does in a step: encode, noise, predict, loss, backward with the reductions beside it, clip,
-//! AdamW, moving average.
+//! The device's part of a step: encode, add noise, predict, loss, backward with overlapped reductions, clip, AdamW,
+//! moving average.
 //!
-//! Every data-parallel rank takes its slice of the global batch. Its loss is weighed by its share of the rows, times the number
-//! of ranks, so that the mean over ranks which the buckets make is the mean over rows. Random numbers are named by
-//! (step, row of the global batch): neither the number of ranks nor the size of a micro-batch changes them.
+//! Every data-parallel rank takes its slice of the global batch. Its loss is weighted by its share of the rows times
+//! the number of ranks, because the buckets average over ranks and the result must be the mean over rows. Random
+//! numbers are a function of step and row of the global batch. They do not depend on the number of ranks or the size of
+//! a micro-batch.
 //!
-//! Tensor-parallel ranks have the same slice. Each holds a piece of the wide layers and its share of the anchors; the loss, and
-//! with it everything below, is the same on all of them.
+//! Tensor-parallel ranks have the same slice. Each holds a piece of the wide layers and a share of the anchors. The
+//! loss, and everything computed from it, is the same on all of them.
 //!
-//! Invariant: nothing here waits for the device, and nothing that differs between steps comes from elsewhere than the
-//! [`Feed`]. The same calls therefore make up an eager step and a recorded one.
+//! Invariant: nothing here waits for the device, and everything that changes between steps comes from the [`Feed`]. The
+//! same calls can therefore run eagerly or be recorded as a graph.
 //!
-//! Gradients that are not finite are agreed on by construction: after the reduction every rank has the same norm. Where it is not
-//! finite, nothing is updated.
+//! All ranks agree on whether a gradient is finite, because after the reduction every rank has the same norm. If it is
+//! not finite, nothing is updated.
 // b rows of a micro-batch · d dimensions of the code · a anchors · e embedding
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -24,18 +25,18 @@ use tch::{Kind, Tensor};
 use super::codes::Codes;
 use super::error::TrainError;
 use super::feed::Feed;
-use crate::comm::{Buckets, CommError, Communicator, Failure, Group, ReduceOp};
+use crate::comm::{Buckets, CollectiveFailure, CommError, Communicator, Group, ReduceOp};
 use crate::diffusion::{Forward, NoiseSchedule, TrainingDraws};
 use crate::loss::{Inputs, Loss, Losses};
 use crate::model::{Architecture, CsUnet, DropoutDraws, Placement, Split, Timesteps};
-use crate::native::optim::{AdamW, Control, Moments, clip_divisor, ema_update, not_finite, squared_norm};
+use crate::native::optim::{AdamW, Moments, UpdateInputs, clip_divisor, ema_update, not_finite, squared_norm};
 use crate::native::random::Step;
 use crate::shdd::Filter;
 
-/// Bytes of a bucket of gradients: large enough for bandwidth, small enough that reductions begin early in backward.
+/// Bytes of a gradient bucket. Large enough for good bandwidth, small enough that reductions start early in backward.
 const BUCKET_BYTES: usize = 25 << 20;
 
-/// The model with all that training changes.
+/// The model with everything that training changes.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) network: CsUnet,
@@ -47,7 +48,7 @@ pub(super) struct Work {
     parameters: Vec<Tensor>,
     buckets: Buckets,
     data: Group,
-    /// The ranks that share one replica; none where each has its own.
+    /// The ranks that share one replica; `None` without tensor parallelism.
     tensor: Option<Group>,
     forward: Forward,
     loss: Loss,
@@ -56,17 +57,17 @@ pub(super) struct Work {
     pub(super) config: RunConfig,
 }
 
-/// What a step leaves on the device.
+/// The results of a step, on the device.
 #[derive(Debug)]
 pub(super) struct Report {
-    /// Means over the global batch (total, KL, L2, L1, cosine), then the squared norm of the gradient: six f64.
+    /// Six f64: means over the global batch (total, KL, L2, L1, cosine), then the squared norm of the gradient.
     pub(super) numbers: Tensor,
     /// Losses of this rank's last micro-batch.
     pub(super) last: Losses,
 }
 
 impl Work {
-    /// First weights.
+    /// The model with its initial weights.
     pub(super) fn new(
         config: &RunConfig,
         embedding_width: u32,
@@ -106,14 +107,14 @@ impl Work {
         })
     }
 
-    /// The step whose inputs are in the feed.
+    /// Runs the step whose inputs are in the feed.
     pub(super) fn run(&mut self) -> Result<Report, TrainError> {
         let rows = self.feed.form.slice.end - self.feed.form.slice.start;
         let micro = match u64::from(self.config.train.micro_batch) {
             0 => rows,
             micro => micro.min(rows),
         };
-        let anchors_ad = self.codes.of(&self.feed.anchors)?;
+        let anchors_ad = self.codes.encode(&self.feed.anchors)?;
         self.buckets.zero()?;
         let mut sums = Tensor::f_zeros([5], (Kind::Double, self.data.device()))?;
         let mut last = None;
@@ -122,10 +123,10 @@ impl Work {
             let losses = self.losses(first, count, &anchors_ad)?;
             let share = count as f64 / f64::from(self.feed.form.global_batch);
             sums = sums.f_add(&stacked(&losses)?.f_mul_scalar(share)?)?;
-            let weighed = losses.total.f_mul_scalar(share * f64::from(self.data.size()))?;
+            let weighted = losses.total.f_mul_scalar(share * f64::from(self.data.size()))?;
             let backward = match first + count == rows {
-                true => weighed.f_backward(),
-                false => self.buckets.accumulate(|| weighed.f_backward()),
+                true => weighted.f_backward(),
+                false => self.buckets.accumulate(|| weighted.f_backward()),
             };
             backward.map_err(|error| self.backward_error(error))?;
             last = Some(losses);
@@ -133,11 +134,12 @@ impl Work {
         self.buckets.finish()?;
         self.data.start_all_reduce(&mut sums, ReduceOp::Sum)?.wait_stream()?;
         let squared = self.update()?.f_to_kind(Kind::Double)?.f_view([1])?;
-        let last = last.ok_or_else(|| TrainError::Config("a slice of no rows".to_owned()))?;
+        let last = last.ok_or_else(|| TrainError::Config("this rank has no rows in the batch".to_owned()))?;
         Ok(Report { numbers: Tensor::f_cat(&[sums, squared], 0)?, last })
     }
 
-    /// Collectives in backward fail through libtorch, as text that names the group: that is a peer's failure, not this rank's.
+    /// A collective that fails in backward surfaces as a libtorch error whose text names the group. It becomes a
+    /// communication error, because the cause is a peer and not this rank.
     fn backward_error(&self, error: tch::TchError) -> TrainError {
         let error = TrainError::from(error);
         let text = error.to_string();
@@ -147,14 +149,14 @@ impl Work {
                 group: group.name().to_owned(),
                 rank: group.rank(),
                 size: group.size(),
-                failure: Failure::Failed { text },
+                failure: CollectiveFailure::Failed { text },
             }),
             None => error,
         }
     }
 
-    /// That parameters which every rank of a replica holds are the same on all of them; a collective.
-    pub(super) fn agree(&self) -> Result<(), TrainError> {
+    /// Checks that the replicated parameters are equal on all ranks of this replica. This is a collective.
+    pub(super) fn check_replica_agrees(&self) -> Result<(), TrainError> {
         let Some(group) = &self.tensor else { return Ok(()) };
         let _without_gradients = tch::no_grad_guard();
         let mut digest = DefaultHasher::new();
@@ -164,17 +166,17 @@ impl Work {
                 sum.f_double_value(&[])?.to_bits().hash(&mut digest);
             }
         }
-        Ok(group.agree("what every rank of a replica should hold", digest.finish())?)
+        Ok(group.check_agreement("the checksum of the replicated parameters", digest.finish())?)
     }
 
-    /// The losses of a micro-batch, `count` rows of the slice from its row `first`: means over these rows.
+    /// The mean losses of a micro-batch: `count` rows of the slice, starting at its row `first`.
     fn losses(&self, first: u64, count: u64, anchors_ad: &Tensor) -> Result<Losses, TrainError> {
         let device = self.data.device();
-        // Random numbers go by the place in the global batch.
+        // Random numbers are indexed by the row of the global batch.
         let (step, first_sample) = (Step::Counter(&self.feed.counter), self.feed.form.slice.start + first);
         let draws = TrainingDraws { philox: self.philox, step, first_sample, samples: count as usize, device };
         let image_be = self.feed.image_be.f_narrow(0, first as i64, count as i64)?;
-        let truth_bd = self.codes.of(&self.feed.rows.narrow(first, count)?)?;
+        let truth_bd = self.codes.encode(&self.feed.rows.narrow(first, count)?)?;
         let t_b = draws.timesteps(&self.schedule)?;
         let noised_bd = self.forward.noised(&truth_bd, &t_b, &draws.noise(truth_bd.size()[1] as usize)?)?;
         let drop = self.config.diffusion.condition_drop;
@@ -189,14 +191,15 @@ impl Work {
         Ok(self.loss.compute(inputs)?)
     }
 
-    /// Clips, updates and averages; where the gradient is not finite, nothing changes. The squared norm before clipping.
+    /// Clips the gradient, then updates the weights and their average. If the gradient is not finite, nothing changes.
+    /// Returns the squared norm before clipping.
     fn update(&mut self) -> Result<Tensor, TrainError> {
         let gradients: Vec<Tensor> = self.parameters.iter().map(Tensor::grad).collect();
         let squared = self.squared_norm(&gradients)?;
         let found_inf = not_finite(&squared)?;
         let clip_norm = self.config.train.clip_norm;
         let divisor = (clip_norm > 0.0).then(|| clip_divisor(&squared, clip_norm)).transpose()?;
-        let control = Control {
+        let control = UpdateInputs {
             learning_rate: &self.feed.learning_rate,
             grad_divisor: divisor.as_ref(),
             found_inf: Some(&found_inf),
@@ -207,7 +210,7 @@ impl Work {
         Ok(squared)
     }
 
-    /// Of the whole gradient: pieces are summed over the ranks that hold them, what all hold counts once.
+    /// The squared norm of the whole gradient. Split parameters are summed over ranks, replicated ones count once.
     fn squared_norm(&self, gradients: &[Tensor]) -> Result<Tensor, TrainError> {
         let Some(tensor) = &self.tensor else { return Ok(squared_norm(&self.buckets.flats())?) };
         let gradient_of = |replicated: bool| {
@@ -221,7 +224,7 @@ impl Work {
     }
 }
 
-/// Total and parts as one f64 vector; parts without weight are zeros.
+/// The total loss and its parts as one f64 vector; parts without a weight are zero.
 fn stacked(losses: &Losses) -> Result<Tensor, TrainError> {
     let zero = losses.total.f_detach()?.f_zeros_like()?;
     let or_zero = |part: &Option<Tensor>| part.as_ref().unwrap_or(&zero).shallow_clone();
@@ -235,7 +238,7 @@ fn stacked(losses: &Losses) -> Result<Tensor, TrainError> {
     Ok(Tensor::f_stack(&parts, 0)?.f_to_kind(Kind::Double)?)
 }
 
-/// A copy that shares nothing, without a gradient.
+/// A detached copy with memory of its own.
 pub(super) fn duplicate(tensor: &Tensor) -> Result<Tensor, tch::TchError> {
     let _without_gradients = tch::no_grad_guard();
     let tensor = tensor.f_detach()?;

@@ -1,6 +1,6 @@
-//! `bench collectives`: every collective operation on real processes, its values checked, its bandwidth measured.
+//! `bench collectives`: checks the values of every collective on real processes and measures its bandwidth.
 //!
-//! Bandwidth is the size of one rank's tensor over the time of the slowest rank.
+//! Bandwidth is the size of one rank's tensor divided by the time of the slowest rank.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
@@ -15,7 +15,8 @@ use crate::comm::{Communicator, Group, ReduceOp};
 /// Tensor sizes, bytes: 1 KiB to 64 MiB.
 const SIZES_BYTES: [usize; 9] = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26];
 
-/// About how much each measurement moves, bytes; it fixes the number of repetitions, the same on every rank.
+/// Approximate volume of a measurement, bytes. It determines the number of repetitions, which is the same on every
+/// rank.
 const VOLUME_BYTES: usize = 16 << 20;
 
 const OPERATIONS: [Operation; 7] = [
@@ -50,8 +51,8 @@ impl Operation {
         }
     }
 
-    /// How far a right value may be off: NCCL divides before it adds, which rounds numbers up to 50 where the number of
-    /// ranks is no power of two. Everything else is exact.
+    /// The largest error of a correct value. For a mean NCCL divides before it adds, which rounds values up to 50 if
+    /// the number of ranks is not a power of two. Everything else is exact.
     fn rounding(self) -> f64 {
         match self {
             Self::AllReduce(ReduceOp::Mean) => 50.0 * f64::from(f32::EPSILON),
@@ -59,7 +60,7 @@ impl Operation {
         }
     }
 
-    /// A barrier carries nothing, so one size will do for it.
+    /// One size is enough for a barrier, which carries no data.
     fn sizes_bytes(self) -> &'static [usize] {
         match self {
             Self::Barrier => &SIZES_BYTES[..1],
@@ -67,7 +68,7 @@ impl Operation {
         }
     }
 
-    /// Takes the input as its own: some operations work in place.
+    /// Runs the operation. Takes the input by value, because some operations work in place.
     fn apply(self, group: &Group, mut input: Tensor) -> Result<Tensor, JobError> {
         match self {
             Self::AllReduce(op) => group.all_reduce(&mut input, op)?,
@@ -82,36 +83,36 @@ impl Operation {
         Ok(input)
     }
 
-    /// What `apply` must give, worked out without any other rank. The values are small whole numbers, exact in 32 bits;
-    /// only a mean over three or more ranks rounds.
+    /// The expected result of `apply`, computed without other ranks. The values are small integers, exact in f32; only
+    /// a mean over three or more ranks rounds.
     fn expected(self, group: &Group, elements: usize) -> anyhow::Result<Tensor> {
-        let ranks = || (0..group.size()).map(|rank| whole_numbers(rank, elements));
+        let ranks = || (0..group.size()).map(|rank| integers(rank, elements));
         let sum = || ranks().reduce(|sum, next| sum + next).unwrap_or_default();
         let tensor = match self {
             Self::AllReduce(ReduceOp::Sum) => sum(),
             Self::AllReduce(ReduceOp::Max) => ranks().reduce(|most, next| most.maximum(&next)).unwrap_or_default(),
             Self::AllReduce(ReduceOp::Mean) => sum() / f64::from(group.size()),
-            Self::Broadcast => whole_numbers(group.size() - 1, elements),
+            Self::Broadcast => integers(group.size() - 1, elements),
             Self::AllGather => Tensor::f_cat(&ranks().collect::<Vec<_>>(), 0)?,
             Self::ReduceScatter => {
                 let part = (elements / group.size() as usize) as i64;
                 sum().f_narrow(0, part * i64::from(group.rank()), part)?
             }
-            Self::Barrier => whole_numbers(group.rank(), elements),
+            Self::Barrier => integers(group.rank(), elements),
         };
         Ok(tensor)
     }
 }
 
-/// Checks and measures every operation; the rows are rank 0's, and say `ok` only if every rank found its values right.
+/// Checks and measures every operation. A row is `ok` only if the values are correct on every rank.
 pub(super) fn run(communicator: &Communicator, bytes_max: u64) -> anyhow::Result<Vec<CollectiveRow>> {
     let group = communicator.world();
     let mut rows = Vec::new();
     for operation in OPERATIONS {
         for bytes in operation.sizes_bytes().iter().filter(|bytes| **bytes as u64 <= bytes_max) {
-            // Powers of two divide evenly; other numbers of ranks take a little less.
+            // Round down to a multiple of the number of ranks.
             let elements = bytes / 4 / group.size() as usize * group.size() as usize;
-            ensure!(elements > 0, "{} ranks are more than {bytes} bytes can be split over", group.size());
+            ensure!(elements > 0, "{bytes} bytes are too few to split over {} ranks", group.size());
             rows.push(measure(operation, group, elements)?);
         }
     }
@@ -120,12 +121,12 @@ pub(super) fn run(communicator: &Communicator, bytes_max: u64) -> anyhow::Result
 
 fn measure(operation: Operation, group: &Group, elements: usize) -> anyhow::Result<CollectiveRow> {
     let device = group.device();
-    let input = whole_numbers(group.rank(), elements).f_to_device(device)?;
+    let input = integers(group.rank(), elements).f_to_device(device)?;
     let found = operation.apply(group, input.copy())?.f_to_device(Device::Cpu)?;
     let expected = operation.expected(group, elements)?;
     let difference = (found.f_reshape([-1])? - expected.f_reshape([-1])?).f_abs()?.f_max()?.f_double_value(&[])?;
-    let right = difference <= operation.rounding();
-    let ok = everybody(group, right)?;
+    let is_correct = difference <= operation.rounding();
+    let ok = is_true_on_all_ranks(group, is_correct)?;
     let random = fractions(group.rank(), elements).f_to_device(device)?;
     let digest = digest(&operation.apply(group, random)?)?;
 
@@ -141,7 +142,7 @@ fn measure(operation: Operation, group: &Group, elements: usize) -> anyhow::Resu
         synchronize(device);
         mine += began.elapsed();
     }
-    let seconds = slowest(group, mine.as_secs_f64() / repetitions as f64)?;
+    let seconds = max_over_ranks(group, mine.as_secs_f64() / repetitions as f64)?;
     Ok(CollectiveRow {
         op: operation.name().to_owned(),
         bytes: bytes as u64,
@@ -152,19 +153,19 @@ fn measure(operation: Operation, group: &Group, elements: usize) -> anyhow::Resu
     })
 }
 
-fn whole_numbers(rank: u32, elements: usize) -> Tensor {
+fn integers(rank: u32, elements: usize) -> Tensor {
     let index = Tensor::arange(elements as i64, (Kind::Int64, Device::Cpu));
     ((index * 7 + i64::from(rank) * 13).remainder(101) - 50).to_kind(Kind::Float)
 }
 
-/// Numbers whose sums round, from a hash of rank and index: the bits of a sum show in which order it was taken.
+/// Fractions from a hash of rank and index. Their sums round, so the bits of a sum reveal its order of summation.
 fn fractions(rank: u32, elements: usize) -> Tensor {
     let index = Tensor::arange(elements as i64, (Kind::Int64, Device::Cpu));
     let mixed = (index + (i64::from(rank) << 40)) * 0x9E37_79B9_7F4A_7C15_u64.cast_signed();
     (mixed.bitwise_right_shift(&Tensor::from(40_i64)).to_kind(Kind::Float)) / f64::from(1 << 23)
 }
 
-/// A fingerprint of the bits.
+/// A hash of the bits of a tensor.
 fn digest(tensor: &Tensor) -> anyhow::Result<String> {
     let values: Vec<f32> = tensor.f_to_device(Device::Cpu)?.f_reshape([-1])?.try_into()?;
     let mut hasher = DefaultHasher::new();
@@ -172,12 +173,11 @@ fn digest(tensor: &Tensor) -> anyhow::Result<String> {
     Ok(format!("{:016x}", hasher.finish()))
 }
 
-fn everybody(group: &Group, mine: bool) -> anyhow::Result<bool> {
-    Ok(slowest(group, if mine { 0.0 } else { 1.0 })? == 0.0)
+fn is_true_on_all_ranks(group: &Group, mine: bool) -> anyhow::Result<bool> {
+    Ok(max_over_ranks(group, if mine { 0.0 } else { 1.0 })? == 0.0)
 }
 
-/// The greatest over ranks.
-fn slowest(group: &Group, mine: f64) -> anyhow::Result<f64> {
+fn max_over_ranks(group: &Group, mine: f64) -> anyhow::Result<f64> {
     let mut tensor = Tensor::from_slice(&[mine]).f_to_device(group.device())?;
     group.all_reduce(&mut tensor, ReduceOp::Max).map_err(JobError::from)?;
     Ok(tensor.f_double_value(&[0])?)

@@ -1,7 +1,8 @@
-"""pyarrow's side of `bench shards`: one thread, `iter_batches` in file order into one contiguous numpy array.
+"""The pyarrow part of `bench shards`: one thread reads with `iter_batches`, in file order, into one contiguous numpy array.
 
-    bench_shards.py write FILE ROWS WIDTH     a list<float32> file, plain and uncompressed; FILE.default with pyarrow's defaults
-    bench_shards.py read FILE                 reads it once for every line on stdin; its seconds as a JSON object per line
+    bench_shards.py write FILE ROWS WIDTH     writes a list<float32> FILE, plain and uncompressed, and FILE.default with
+                                              pyarrow's defaults
+    bench_shards.py read FILE                 reads FILE once for every line on stdin and prints the seconds as JSON
 """
 
 import json

@@ -1,9 +1,9 @@
-//! `bench shards`: how fast one core reads embeddings, beside pyarrow on the same files.
+//! `bench shards`: measures how fast one core reads embeddings, compared with pyarrow on the same files.
 //!
-//! Ours reads shuffled, as training does and with the same code: windows of row groups, rows in a random order into contiguous
-//! batches, every checksum compared. pyarrow reads in file order. Both read from the page cache, with one thread, in turns, so
-//! that what else the machine does meets both; medians of several runs, by the clock and, for machines that are busy with other
-//! things, by the time on a core.
+//! Our reader shuffles as training does, with the same code: it reads windows of row groups, copies rows in random
+//! order into contiguous batches and verifies every checksum. pyarrow reads in file order. Both read from the page
+//! cache with one thread. They take turns, so that other load on the machine affects both. Results are medians of
+//! several runs, by wall-clock time and, for busy machines, by CPU time.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ use serde::Deserialize;
 
 use super::error::JobError;
 use crate::shards::{
-    Dataset, ELEMENT_BYTES, ImageHead, InlineBatches, Layout, Mask, Plan, PlanOptions, ShardWriter, ShardsError, Share,
-    WriterOptions, WriterRows,
+    DataLayout, Dataset, ELEMENT_BYTES, ImageHead, InlineBatches, Mask, Plan, PlanOptions, ShardWriter, ShardsError,
+    Share, WriterOptions, WriterRows,
 };
 
 const WIDTH: usize = 768;
@@ -27,12 +27,12 @@ const ROWS: usize = 196_608;
 const FOREIGN_ROWS: usize = 65_536;
 const RUNS: usize = 9;
 const WINDOW_BLOCKS: u32 = 16;
-/// Divides the rows of every case: an epoch is all of them.
+/// Divides the number of rows of every case, so that an epoch has all rows.
 const BATCH_ROWS: usize = 4096;
 
 const SCRIPT: &str = include_str!("bench_shards.py");
 
-/// A folder that goes away with the benchmark.
+/// A temporary folder that is removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -78,12 +78,13 @@ fn measure(case: &str, ours: &Path, file: &Path, bytes: usize, peer: Option<&Pee
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..=RUNS {
         ours.push(epoch(&mut batches, plan.steps())?);
-        theirs.extend(reader.as_mut().map(Reader::run).transpose()?);
+        theirs.extend(reader.as_mut().map(PyarrowReader::run).transpose()?);
     }
-    // The first round has warmed the page cache, and the memory that batches share.
+    // Skip the first round, which warms the page cache and the batch buffers.
     let (ours, theirs) = (&ours[1..], theirs.get(1..).unwrap_or_default());
     let gigabytes = plan.indices() as f64 * (plan.layout().width * bytes) as f64 / 1e9;
-    let speed = |runs: &[Run], of: fn(&Run) -> f64| median(runs.iter().map(of)).map(|seconds| gigabytes / seconds);
+    let speed =
+        |runs: &[TimedRun], of: fn(&TimedRun) -> f64| median(runs.iter().map(of)).map(|seconds| gigabytes / seconds);
     let gb_per_s = speed(ours, |run| run.seconds).context("no run")?;
     let gb_per_core_s = speed(ours, |run| run.core_seconds).context("no run")?;
     let pyarrow_gb_per_s = speed(theirs, |run| run.seconds);
@@ -93,38 +94,38 @@ fn measure(case: &str, ours: &Path, file: &Path, bytes: usize, peer: Option<&Pee
     Ok(ReadingSpeed { case, gb_per_s, pyarrow_gb_per_s, ratio, gb_per_core_s, pyarrow_gb_per_core_s })
 }
 
-/// The data and its plan, as training would have them.
+/// Opens the data with the same plan as training.
 fn open(location: &Path) -> Result<(Dataset, Plan), JobError> {
     let config = ShardsConfig { shuffle_row_groups: WINDOW_BLOCKS, ..ShardsConfig::default() };
     let mut dataset = Dataset::open(&location.to_string_lossy(), &config)?;
     if dataset.manifest().is_none() {
-        // As in training: every chunk is compared with what the first scan found.
-        dataset.expect(Some(dataset.read_contents()?))?;
+        // As in training: every chunk is compared with the checksums of the first scan.
+        dataset.expect_contents(Some(dataset.read_contents()?))?;
     }
-    let plan = Plan::new(Layout::of(&dataset), Mask::none(), PlanOptions::new(&config, 0, BATCH_ROWS as u32))?;
+    let plan = Plan::new(DataLayout::of(&dataset), Mask::none(), PlanOptions::new(&config, 0, BATCH_ROWS as u32))?;
     Ok((dataset, plan))
 }
 
-/// Times of one run.
+/// Wall-clock and CPU time of one run.
 #[derive(Debug, Clone, Copy, Deserialize)]
-struct Run {
+struct TimedRun {
     seconds: f64,
     core_seconds: f64,
 }
 
-/// Makes the batches of one epoch.
-fn epoch(batches: &mut InlineBatches<'_>, steps: u64) -> anyhow::Result<Run> {
+/// Reads the batches of one epoch.
+fn epoch(batches: &mut InlineBatches<'_>, steps: u64) -> anyhow::Result<TimedRun> {
     let (start, on_core) = (Instant::now(), core_seconds()?);
     for _ in 0..steps {
         std::hint::black_box(batches.next().map_err(JobError::from)?);
     }
-    Ok(Run { seconds: start.elapsed().as_secs_f64(), core_seconds: core_seconds()? - on_core })
+    Ok(TimedRun { seconds: start.elapsed().as_secs_f64(), core_seconds: core_seconds()? - on_core })
 }
 
-/// Time that this thread has been on a core.
+/// CPU time of this thread.
 fn core_seconds() -> anyhow::Result<f64> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").context("/proc/thread-self/schedstat")?;
-    let nanoseconds: f64 = text.split_whitespace().next().context("an empty schedstat")?.parse()?;
+    let nanoseconds: f64 = text.split_whitespace().next().context("/proc/thread-self/schedstat is empty")?.parse()?;
     Ok(nanoseconds / 1e9)
 }
 
@@ -134,7 +135,7 @@ fn median(seconds: impl Iterator<Item = f64>) -> Option<f64> {
     seconds.get(seconds.len() / 2).copied()
 }
 
-/// Rows of pseudo-random numbers in our own format, in one file.
+/// Writes rows of pseudo-random numbers in our own format, in one file.
 fn write_own(out: &Path, rows: usize) -> Result<(), JobError> {
     let mut options = WriterOptions::new(WIDTH as u32, 1, "bench shards", ImageHead::None);
     options.rows_per_file = rows as u64;
@@ -152,7 +153,7 @@ fn write_own(out: &Path, rows: usize) -> Result<(), JobError> {
         let ids: Vec<String> = (first..first + count).map(|row| row.to_string()).collect();
         let latitudes: Vec<f64> = (0..count).map(|_| (random() % 180) as f64 - 90.0).collect();
         let longitudes: Vec<f64> = (0..count).map(|_| (random() % 360) as f64 - 180.0).collect();
-        // Any exponent but the highest is finite.
+        // The mask clears bits of the exponent, so that every value is finite.
         let values: Vec<f16> = (0..count * WIDTH).map(|_| f16::from_bits(random() as u16 & 0xbbff)).collect();
         writer.push(&WriterRows { ids, latitudes, longitudes, views: vec![values] })?;
     }
@@ -160,7 +161,7 @@ fn write_own(out: &Path, rows: usize) -> Result<(), JobError> {
     Ok(())
 }
 
-/// A Python that has pyarrow.
+/// A Python interpreter with pyarrow.
 struct Peer {
     python: PathBuf,
     script: PathBuf,
@@ -168,11 +169,11 @@ struct Peer {
 }
 
 impl Peer {
-    /// The Python that was named must have pyarrow; the one on the PATH may.
+    /// Finds pyarrow. A Python given by the user must have it; without one, `python3` is used if it has pyarrow.
     fn find(named: Option<&Path>, scratch: &Path) -> anyhow::Result<Option<Self>> {
         let python = named.unwrap_or(Path::new("python3")).to_owned();
-        let asked = Command::new(&python).args(["-c", "import numpy, pyarrow; print(pyarrow.__version__)"]).output();
-        let version = match asked {
+        let probe = Command::new(&python).args(["-c", "import numpy, pyarrow; print(pyarrow.__version__)"]).output();
+        let version = match probe {
             Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
             _ if named.is_none() => return Ok(None),
             failed => {
@@ -203,48 +204,48 @@ impl Peer {
         Ok(())
     }
 
-    /// A process that reads a file whenever it is told to.
-    fn reader(&self, path: &Path) -> anyhow::Result<Reader> {
+    /// Starts a process that reads a file once per request.
+    fn reader(&self, path: &Path) -> anyhow::Result<PyarrowReader> {
         let mut command = self.command("read", path);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| self.python.display().to_string())?;
         let (input, output) = (child.stdin.take().context("no stdin")?, child.stdout.take().context("no stdout")?);
-        Ok(Reader { child, input: Some(input), output: BufReader::new(output) })
+        Ok(PyarrowReader { child, input: Some(input), output: BufReader::new(output) })
     }
 }
 
-/// pyarrow, waiting to read.
-struct Reader {
+/// A pyarrow process that waits for requests.
+struct PyarrowReader {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
-impl Reader {
-    fn run(&mut self) -> anyhow::Result<Run> {
+impl PyarrowReader {
+    fn run(&mut self) -> anyhow::Result<TimedRun> {
         let mut line = String::new();
-        // A process that has ended cannot be written to; its last words say why.
-        let asked = self.input.as_mut().is_some_and(|input| input.write_all(b"\n").is_ok());
-        if !asked || self.output.read_line(&mut line)? == 0 {
-            let mut words = String::new();
+        // If the process has ended, the write fails, and its stderr says why.
+        let is_requested = self.input.as_mut().is_some_and(|input| input.write_all(b"\n").is_ok());
+        if !is_requested || self.output.read_line(&mut line)? == 0 {
+            let mut message = String::new();
             if let Some(stderr) = &mut self.child.stderr {
-                stderr.read_to_string(&mut words)?;
+                stderr.read_to_string(&mut message)?;
             }
-            anyhow::bail!("pyarrow failed: {}", words.trim());
+            anyhow::bail!("pyarrow failed: {}", message.trim());
         }
         Ok(serde_json::from_str(&line)?)
     }
 }
 
-impl Drop for Reader {
-    /// The end of its input ends it.
+impl Drop for PyarrowReader {
+    /// Closes the stdin of the process, which ends it.
     fn drop(&mut self) {
         self.input = None;
         let _ = self.child.wait();
     }
 }
 
-/// A file such as others write, where no pyarrow is there to write one.
+/// Writes a file like those of other programs, for when there is no pyarrow.
 mod foreign {
     use std::sync::Arc;
 

@@ -1,11 +1,12 @@
-//! `bench shdd`: the fast form of the harmonics beside the scalar one, on one core, values compared.
+//! `bench shdd`: compares the fast code for spherical harmonics with the scalar code on one core, in speed and values.
 //!
-//! Each time is the least of several runs over the same points into the same memory: other programs only ever add.
+//! Each time is the minimum of several runs over the same points into the same memory, because other load can only add
+//! time.
 
 use std::time::Instant;
 
 use locdiff_core::geo::UnitVector;
-use locdiff_core::protocol::{Place, ShddRow};
+use locdiff_core::protocol::{ShddRow, WorkerSlot};
 use locdiff_core::random::Stream;
 use tch::{Device, Kind, Tensor};
 
@@ -19,13 +20,13 @@ const DEGREES: [u32; 3] = [23, 47, 95];
 const POINTS: usize = 2048;
 /// Locations per run on the GPU.
 const POINTS_GPU: usize = 1 << 18;
-/// Runs of which the fastest counts.
+/// Number of runs. The fastest counts.
 const RUNS: usize = 15;
-/// Largest difference between GPU and CPU, of the largest value.
+/// Largest difference allowed between GPU and CPU, relative to the largest value.
 const GPU_ERROR_MAX: f64 = 1e-6;
 
-/// One row per degree.
-pub(super) fn run(place: &Place) -> anyhow::Result<Vec<ShddRow>> {
+/// Measures every degree.
+pub(super) fn run(place: &WorkerSlot) -> anyhow::Result<Vec<ShddRow>> {
     let points = uniform_points_of(Stream::Test(0), 0, 0, 0, POINTS)?;
     DEGREES.iter().map(|degree| measure(*degree, &points, place.gpu)).collect()
 }
@@ -48,7 +49,7 @@ fn measure(degree: u32, points: &[UnitVector], gpu: Option<u32>) -> anyhow::Resu
     Ok(ShddRow { degree, dims: basis.dims() as u64, us_per_location, us_per_location_scalar, us_per_location_gpu, ok })
 }
 
-/// The scalar form with the same result: rows of f32.
+/// Encodes with the scalar code into rows of f32.
 fn encode_scalar(basis: &Basis, points: &[UnitVector], out: &mut [f32]) -> Result<(), ShddError> {
     let mut code = vec![0.0; basis.dims()];
     for (point, row) in points.iter().zip(out.chunks_exact_mut(basis.dims())) {
@@ -58,7 +59,7 @@ fn encode_scalar(basis: &Basis, points: &[UnitVector], out: &mut [f32]) -> Resul
     Ok(())
 }
 
-/// Microseconds per location, and the largest difference from `want` of its largest value.
+/// Microseconds per location, and the largest difference from `want`, relative to the largest value.
 fn measure_gpu(basis: &Basis, gpu: u32, points: &[UnitVector], want: &[f32]) -> anyhow::Result<(f64, f64)> {
     cuda::set_device(gpu as usize)?;
     let device = Device::Cuda(gpu as usize);

@@ -21,18 +21,18 @@ pub(super) struct Control {
 
 impl Control {
     /// Connects to the launcher that started this process.
-    pub(super) fn join() -> anyhow::Result<Self> {
+    pub(super) fn connect() -> anyhow::Result<Self> {
         let path = std::env::var_os(CONTROL_VARIABLE).with_context(|| {
             format!("{CONTROL_VARIABLE} is not set: workers are started by `locdiff-launch`, not by hand")
         })?;
-        end_with_launcher()?;
+        die_with_launcher()?;
         let rank = std::env::var("RANK").context("RANK")?.parse().context("RANK")?;
         let socket = UnixStream::connect(&path).with_context(|| format!("control socket {}", path.display()))?;
         Ok(Self { socket, rank })
     }
 
-    /// Says who this is.
-    pub(super) fn greet(&mut self, versions: &Versions) -> anyhow::Result<()> {
+    /// Sends the first message: rank, process and versions.
+    pub(super) fn send_hello(&mut self, versions: &Versions) -> anyhow::Result<()> {
         let hello = Hello {
             protocol: PROTOCOL_VERSION,
             rank: self.rank,
@@ -51,7 +51,7 @@ impl Control {
         write_message(&mut self.socket, message)
     }
 
-    /// Waits for the launcher's next word.
+    /// Waits for the next message of the launcher.
     pub(super) fn receive(&mut self) -> anyhow::Result<ToWorker> {
         match read_message(&mut self.socket)? {
             Some(message) => Ok(message),
@@ -59,14 +59,14 @@ impl Control {
         }
     }
 
-    /// From now on a thread reads the socket, passes messages on, and ends this process as soon as the socket closes: whatever
-    /// the main thread hangs in, a worker without a launcher is of no use.
+    /// Starts a thread that reads the socket and forwards its messages. The thread ends this process as soon as the
+    /// socket closes, even if the main thread hangs: a worker is of no use without its launcher.
     pub(super) fn watch_launcher(&self) -> anyhow::Result<Receiver<ToWorker>> {
         let mut socket = self.socket.try_clone().context("control socket")?;
         let (inbox, messages) = channel();
         std::thread::Builder::new().name("control".into()).spawn(move || {
             while let Ok(Some(message)) = read_message::<ToWorker>(&mut socket) {
-                // Nobody listens any more once the workers have met.
+                // Nobody reads these messages once the workers are connected.
                 let _ = inbox.send(message);
             }
             std::process::exit(ExitCode::Interrupted.code().into());
@@ -75,8 +75,8 @@ impl Control {
     }
 }
 
-/// Asks for SIGKILL when the launcher dies, and ends at once if that has happened already.
-fn end_with_launcher() -> anyhow::Result<()> {
+/// Asks the kernel for SIGKILL when the launcher dies. Fails if the launcher is already gone.
+fn die_with_launcher() -> anyhow::Result<()> {
     set_pdeathsig(Signal::SIGKILL).context("parent-death signal")?;
     let launcher = std::env::var(LAUNCHER_PID_VARIABLE).unwrap_or_default();
     if launcher != nix::unistd::getppid().to_string() {

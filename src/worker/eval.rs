@@ -1,4 +1,5 @@
-//! The jobs of evaluation: blocks of located rows go to the launcher as they are ready, what follows from all of them at the end.
+//! Evaluation jobs. Each block of located rows is sent to the launcher as soon as it is ready, and a summary at the
+//! end.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,29 +8,29 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use locdiff_core::config::RunConfig;
-use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, Place, ToLauncher, TruthWritten};
+use locdiff_core::protocol::{EvalJob, EvalSummary, GalleryEmbedded, ToLauncher, TruthWritten, WorkerSlot};
 use parquet::arrow::ArrowWriter;
 
 use super::control::Control;
 use super::error::JobError;
 use crate::eval::locate;
-use crate::infer::{InferError, Rows};
+use crate::infer::{ImageRows, InferError};
 
 /// Locates this worker's rows.
-pub(super) fn run(job: &EvalJob, control: &mut Control, place: &Place) -> Result<EvalSummary, JobError> {
-    let mut tell =
+pub(super) fn run(job: &EvalJob, control: &mut Control, place: &WorkerSlot) -> Result<EvalSummary, JobError> {
+    let mut send =
         |located| control.send(&ToLauncher::Located(located)).map_err(|error| InferError::Launcher(error.to_string()));
-    Ok(locate::run(job, place, &mut tell)?)
+    Ok(locate::run(job, place, &mut send)?)
 }
 
 /// Embeds the gallery, once for all workers.
-pub(super) fn embed_gallery(job: &EvalJob, place: &Place) -> Result<GalleryEmbedded, JobError> {
+pub(super) fn embed_gallery(job: &EvalJob, place: &WorkerSlot) -> Result<GalleryEmbedded, JobError> {
     Ok(GalleryEmbedded { points: locate::embed_gallery(job, place)? })
 }
 
-/// Writes id, lat and lon of the test shards' usable rows, in their order.
+/// Writes id, lat and lon of the usable test rows as a Parquet file, in row order.
 pub(super) fn write_truth(config: &RunConfig, out: &Path) -> anyhow::Result<TruthWritten> {
-    let rows = Rows::open(&config.shards.test, config).map_err(JobError::from)?;
+    let rows = ImageRows::open(&config.shards.test, config).map_err(JobError::from)?;
     let (mut ids, mut latitudes, mut longitudes) = (Vec::new(), Vec::new(), Vec::new());
     for block in rows.blocks(rows.share(0, 1)) {
         for image in block.map_err(JobError::from)?.images {

@@ -1,29 +1,32 @@
-//! Where workers meet: rank 0 binds the store's socket on the named interface and says where; the others join.
+//! Rendezvous of the workers: rank 0 binds the socket of the store on the configured interface and announces its
+//! address, and the other ranks connect to it.
 //!
-//! The socket is bound before its port is told and handed over as it is: no port is raced for.
+//! The socket is bound before its port is announced, and the store takes over the bound socket. So there is no race for
+//! a port.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use locdiff_core::protocol::{Meeting, Place, ToLauncher, ToWorker};
+use locdiff_core::protocol::{Meeting, ToLauncher, ToWorker, WorkerSlot};
 
 use super::control::Control;
 use super::error::JobError;
 use crate::comm::{Backend, Communicator, Layout, Rendezvous, StoreEnd};
 
 /// Connects this worker with all others.
-pub(super) fn meet(
+pub(super) fn connect(
     control: &mut Control,
     messages: &Receiver<ToWorker>,
-    place: &Place,
+    place: &WorkerSlot,
     meeting: &Meeting,
 ) -> anyhow::Result<Communicator> {
     let connect_timeout = Duration::from_secs_f64(meeting.rendezvous_timeout_s);
     let address = interface_address(&meeting.interface)?;
     let store = if place.rank == 0 {
-        let listener = TcpListener::bind((address, 0)).with_context(|| format!("binding the store to {address}"))?;
+        let listener =
+            TcpListener::bind((address, 0)).with_context(|| format!("cannot bind the store to {address}"))?;
         let address = listener.local_addr().context("address of the store")?.to_string();
         control.send(&ToLauncher::Listening { address })?;
         StoreEnd::Serve(listener)
@@ -60,7 +63,7 @@ fn wait_for_store(messages: &Receiver<ToWorker>, timeout: Duration) -> anyhow::R
     }
 }
 
-/// The first address of an interface, IPv4 before IPv6; loopback where none is named.
+/// The first address of an interface, IPv4 before IPv6; loopback if `name` is empty.
 fn interface_address(name: &str) -> anyhow::Result<IpAddr> {
     if name.is_empty() {
         return Ok(Ipv4Addr::LOCALHOST.into());
@@ -81,7 +84,7 @@ fn interface_address(name: &str) -> anyhow::Result<IpAddr> {
     addresses.sort_by_key(IpAddr::is_ipv6);
     match addresses.first() {
         Some(address) => Ok(*address),
-        None => bail!("network.interface is \"{name}\", which has no address here; there are {}", names.join(", ")),
+        None => bail!("network.interface is \"{name}\", which has no address here; found: {}", names.join(", ")),
     }
 }
 
@@ -90,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_the_default_and_unknown_interfaces_list_the_known() {
+    fn loopback_is_the_default_and_the_error_lists_the_interfaces() {
         assert_eq!(interface_address("").expect("loopback"), IpAddr::V4(Ipv4Addr::LOCALHOST));
         assert_eq!(interface_address("lo").expect("loopback"), IpAddr::V4(Ipv4Addr::LOCALHOST));
         let error = interface_address("nonsense0").expect_err("unknown").to_string();

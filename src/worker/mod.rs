@@ -1,4 +1,4 @@
-//! A worker's life: join the launcher, take a job, answer, end.
+//! The life cycle of a worker: connect to the launcher, receive a job, run it, send the result, exit.
 
 mod bench_collectives;
 mod bench_shards;
@@ -23,9 +23,9 @@ use crate::train::{self, TrainError};
 use control::Control;
 use error::JobError;
 
-/// Runs the worker that the environment describes.
+/// Runs a worker. The launcher passes rank and control socket in environment variables.
 pub fn run() -> ExitCode {
-    let mut control = match Control::join() {
+    let mut control = match Control::connect() {
         Ok(control) => control,
         Err(error) => {
             tracing::error!("{error:#}");
@@ -38,7 +38,7 @@ pub fn run() -> ExitCode {
             tracing::error!("{error:#}");
             let failure = error::failure(&error);
             let code = ExitCode::from_code(failure.exit_code.into()).unwrap_or(ExitCode::WorkerFailed);
-            // A launcher that has gone away cannot be told.
+            // Best effort: the launcher may be gone.
             let _ = control.send(&ToLauncher::Failed(failure));
             code
         }
@@ -46,9 +46,9 @@ pub fn run() -> ExitCode {
 }
 
 fn work(control: &mut Control) -> anyhow::Result<()> {
-    control.greet(&native::versions()?)?;
+    control.send_hello(&native::versions()?)?;
     let ToWorker::Start { place, meeting, job } = control.receive()? else {
-        bail!("the launcher's first message is not a start");
+        bail!("the first message of the launcher is not `Start`");
     };
     let messages = control.watch_launcher()?;
     tch::set_num_threads(i32::try_from(place.threads)?);
@@ -56,12 +56,12 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Probe => Probed {}.into(),
         Job::SelfCheck => self_check::run(&place)?.into(),
         Job::BenchCollectives { bytes_max } => {
-            bench_collectives::run(&meet::meet(control, &messages, &place, &meeting)?, bytes_max)?.into()
+            bench_collectives::run(&meet::connect(control, &messages, &place, &meeting)?, bytes_max)?.into()
         }
         Job::Shards(job) => shards::run(&job, &place)?,
         Job::Export(job) => checkpoint::export(&Files::real(), &job).map_err(JobError::from)?.into(),
         Job::Train(job) => {
-            let ranks = meet::meet(control, &messages, &place, &meeting)?;
+            let ranks = meet::connect(control, &messages, &place, &meeting)?;
             train(&job, meeting.attempt, control, ranks)?.into()
         }
         Job::Eval(job) => eval::run(&job, control, &place)?.into(),
@@ -72,13 +72,13 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
     Ok(control.send(&ToLauncher::Result(Box::new(result)))?)
 }
 
-/// Trains, with reports to the launcher on the way; every rank gives it the same summary.
+/// Trains and reports progress to the launcher. Every rank returns the same summary.
 fn train(job: &TrainJob, attempt: u32, control: &mut Control, ranks: Communicator) -> Result<TrainSummary, JobError> {
-    let mut tell = |message| control.send(&message).map_err(|error| TrainError::Launcher(error.to_string()));
-    let trained = train::run(job, attempt, &ranks, &mut tell);
+    let mut send = |message| control.send(&message).map_err(|error| TrainError::Launcher(error.to_string()));
+    let trained = train::run(job, attempt, &ranks, &mut send);
     if trained.is_err() {
-        // Connections stay open until the process ends: peers must not complain of a broken one before the launcher has
-        // heard why.
+        // Keep the connections open until the process exits: otherwise peers could report a broken connection before
+        // the launcher receives the real reason.
         std::mem::forget(ranks);
     }
     Ok(trained?)

@@ -1,7 +1,7 @@
-//! Does libtorch compute right in this process, on this device?
+//! Checks that libtorch computes correctly in this process, on this device.
 
 use anyhow::ensure;
-use locdiff_core::protocol::{Place, SelfCheck};
+use locdiff_core::protocol::{SelfCheck, WorkerSlot};
 use tch::{Device, Kind, Tensor};
 
 use crate::eval::locate::device;
@@ -9,11 +9,12 @@ use crate::eval::locate::device;
 /// Rows and columns of the matrices.
 const SIZE: u32 = 256;
 
-/// Multiplies matrices of small whole numbers, whose product is exact in 32 bits, and compares with the product by hand.
-pub(super) fn run(place: &Place) -> anyhow::Result<SelfCheck> {
+/// Multiplies matrices of small integers, whose product is exact in f32, and compares the result with a plain loop.
+pub(super) fn run(place: &WorkerSlot) -> anyhow::Result<SelfCheck> {
     let device = device(place);
     if let Device::Cuda(index) = device {
-        ensure!(tch::Cuda::is_available(), "this worker cannot use CUDA; wanted GPU {index}");
+        let gpus = tch::Cuda::device_count();
+        ensure!((index as i64) < gpus, "no GPU {index}: this worker can use {gpus}");
     }
     let size = SIZE as usize;
     let entry = |row: usize, column: usize| ((row * 7 + column * 3 + place.rank as usize) % 11) as f32 - 5.0;
@@ -24,6 +25,6 @@ pub(super) fn run(place: &Place) -> anyhow::Result<SelfCheck> {
     let exact = |row: usize, column: usize| -> f32 { (0..size).map(|k| entry(row, k) * entry(k, column)).sum() };
     let errors = found.iter().enumerate().map(|(index, value)| (value - exact(index / size, index % size)).abs());
     let error_max = f64::from(errors.fold(0.0, f32::max));
-    ensure!(error_max == 0.0, "libtorch's product of whole numbers is off by {error_max} on {device:?}");
+    ensure!(error_max == 0.0, "libtorch's matrix product of integers is off by {error_max} on {device:?}");
     Ok(SelfCheck { device: format!("{device:?}"), size: SIZE, error_max })
 }

@@ -1,10 +1,11 @@
-//! Jobs of one worker on shards: each calls its part of [`crate::shards`] and hands the result to the launcher.
+//! Jobs on shards. Each runs on one worker, calls [`crate::shards`] or a related module, and returns the result for the
+//! launcher.
 
 use std::path::Path;
 use std::time::Instant;
 
 use locdiff_core::config::ShardsConfig;
-use locdiff_core::protocol::{GeoclipImported, JobResult, Place, ShardsJob, ShardsMade, Verified};
+use locdiff_core::protocol::{GeoclipImported, JobResult, ShardsJob, ShardsMade, Verified, WorkerSlot};
 
 use super::error::JobError;
 use super::{bench_shards, eval};
@@ -13,8 +14,8 @@ use crate::geoclip;
 use crate::shards::{self, Blocks, Build, Dataset, Manifest, Replay};
 use crate::simulate::{Simulation, simulate};
 
-/// Does the job.
-pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<JobResult> {
+/// Runs the job.
+pub(super) fn run(job: &ShardsJob, place: &WorkerSlot) -> anyhow::Result<JobResult> {
     let start = Instant::now();
     Ok(match job {
         ShardsJob::Bench { python } => bench_shards::run(python.as_deref())?.into(),
@@ -41,12 +42,12 @@ pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<JobResult> {
                 chunk_rows: None,
             };
             let manifest = simulate(&simulation, out).map_err(JobError::from)?;
-            made(manifest, out, 0, start).into()
+            summary(manifest, out, 0, start).into()
         }
         ShardsJob::Build { table, embeddings, out, overwrite, config } => {
             let inputs = Build { table, embeddings, config, overwrite: *overwrite };
             let (manifest, skipped) = shards::build(&inputs, out).map_err(JobError::from)?;
-            made(manifest, out, skipped, start).into()
+            summary(manifest, out, skipped, start).into()
         }
         ShardsJob::GeoclipImport { wheel, out, overwrite } => {
             let manifest = geoclip::import(wheel, out, *overwrite).map_err(JobError::from)?;
@@ -56,7 +57,8 @@ pub(super) fn run(job: &ShardsJob, place: &Place) -> anyhow::Result<JobResult> {
     })
 }
 
-/// Every byte, every value; `problems` is empty where all is well. Then the plan, for as many epochs as are asked for.
+/// Verifies every byte and every value; `problems` is empty if all is well. Then replays the plan for the requested
+/// number of epochs.
 fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> Result<Verified, JobError> {
     replay.check()?;
     let dataset = Dataset::open(location, config)?;
@@ -83,8 +85,8 @@ fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> Result<Veri
     })
 }
 
-/// What is said of a new folder of shards.
-fn made(manifest: Manifest, out: &Path, skipped: u64, start: Instant) -> ShardsMade {
+/// The summary of a new folder of shards.
+fn summary(manifest: Manifest, out: &Path, skipped: u64, start: Instant) -> ShardsMade {
     let seconds = start.elapsed().as_secs_f64();
     let Manifest { rows, views, width, source, .. } = manifest;
     ShardsMade { out: out.to_owned(), rows, views, width, source, skipped, seconds, rows_per_s: rows as f64 / seconds }

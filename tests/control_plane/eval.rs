@@ -1,4 +1,4 @@
-//! `eval` from the command line to the table: real launcher, real workers, a small model on small shards.
+//! `eval` from the command line to the result table, with real workers and a small model on small shards.
 
 mod after_train;
 mod data;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for locdiff-worker: speaks the protocol, and misbehaves as FAKE_WORKER says (MODE or MODE@RANK)."""
+"""A stand-in for locdiff-worker: it implements the protocol and misbehaves as FAKE_WORKER says (MODE or MODE@RANK)."""
 import json
 import os
 import signal
@@ -24,7 +24,7 @@ def receive():
     return json.loads(control.recv(length, socket.MSG_WAITALL))
 
 
-print(f"rank {RANK} is here", flush=True)
+print(f"rank {RANK} has started", flush=True)
 with open(os.environ["FAKE_PIDS"], "a") as pids:
     pids.write(f"{os.getpid()}\n")
 if MODE == "stubborn":
@@ -52,7 +52,7 @@ hello = {
     "nccl": None,
 }
 send({"hello": hello})
-if MODE == "die-deaf":
+if MODE == "die-unread":
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 assert "start" in receive()

@@ -1,4 +1,5 @@
-//! The launcher as a user meets it: the real binary, its messages and exit codes, with a worker that misbehaves on demand.
+//! End-to-end tests of the launcher: the real binary, its messages and its exit codes. Workers are real, or a script that
+//! misbehaves on demand.
 
 mod command_line;
 mod eval;

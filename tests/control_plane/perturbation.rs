@@ -1,4 +1,4 @@
-//! `eval --suite perturbation` from the command line to the table: real launcher, real workers.
+//! `eval --suite perturbation` from the command line to the result table, with the real launcher and real workers.
 
 use locdiff_core::exit_code::ExitCode;
 
@@ -7,16 +7,16 @@ use crate::stage::{Stage, Worker};
 /// Mean Earth radius (IUGG), km.
 const EARTH_RADIUS_KM: f64 = 6371.0088;
 
-/// sqrt(pi / 2) * 0.1 * R / sqrt(L (L + 1)^2 (L + 2) / 16 pi), written out again: the worker's own figure is not asked.
+/// sqrt(pi / 2) * 0.1 * R / sqrt(L (L + 1)^2 (L + 2) / 16 pi), computed here independently of the worker.
 fn theory_km(degree: f64) -> f64 {
     let curvature = degree * (degree + 1.0) * (degree + 1.0) * (degree + 2.0) / (16.0 * std::f64::consts::PI);
     (std::f64::consts::PI / 2.0).sqrt() * 0.1 * EARTH_RADIUS_KM / curvature.sqrt()
 }
 
 #[test]
-fn perturbation_drifts_by_what_theory_says() {
+fn perturbation_drift_matches_theory() {
     let ran = Stage::new(Worker::Real).run("--workers 2 --device cpu --json eval --suite perturbation");
-    ran.ends_with(ExitCode::Success);
+    ran.exits_with(ExitCode::Success);
     let json = ran.json();
     let rows = json["rows"].as_array().expect("rows");
     let computed: Vec<_> = rows.iter().filter(|row| row["source"] == "computed").collect();

@@ -1,4 +1,4 @@
-//! A run on disk: who may open it, what becomes a checkpoint, what survives.
+//! The run folder: locking, committing checkpoints, pruning, and recovery from crashes and damage.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use locdiff_core::files::{FileError, Files};
 use locdiff_core::protocol::{CheckpointFile, PartsWritten, partial_name};
 use locdiff_launch::error::LaunchError;
 use locdiff_launch::run_folder::{
-    Checkpoint, Commit, Depth, OpenedRun, RunFolder, checkpoints, newest_run, newest_whole,
+    Commit, Depth, OpenedRun, RunFolder, WholeCheckpoint, checkpoints, newest_run, newest_whole,
 };
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ mod crash;
 mod damage;
 mod verbs;
 
-/// A folder of runs.
+/// A temporary folder of runs, with the configuration to open them with.
 pub(crate) struct Home {
     folder: tempfile::TempDir,
     pub(crate) config: RunConfig,
@@ -26,7 +26,7 @@ impl Home {
     pub(crate) fn new() -> Self {
         let mut config = RunConfig::default();
         config.checkpoint.keep = 2;
-        // Thousands of fsyncs: in memory where that is possible.
+        // These tests call fsync thousands of times, so they use a file system in memory where there is one.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         Self { folder: folder.expect("temporary folder"), config }
     }
@@ -43,14 +43,14 @@ impl Home {
         RunFolder::open(files, self.dir(), "run", &self.config)
     }
 
-    /// Opened, with an attempt of its own.
+    /// Opens the run and begins a new attempt.
     pub(crate) fn open(&self) -> RunFolder {
         let mut folder = self.try_open(Files::real()).expect("opened").folder;
         folder.begin_attempt().expect("a number");
         folder
     }
 
-    /// Names in the run that begin like this, sorted.
+    /// Sorted names in the run folder that begin with `start`.
     pub(crate) fn names(&self, start: &str) -> Vec<String> {
         let entries = Files::real().entries(&self.run()).expect("readable").into_iter();
         let names = entries.map(|path| path.file_name().expect("a name").to_string_lossy().into_owned());
@@ -58,7 +58,7 @@ impl Home {
     }
 }
 
-/// What a rank writes at a step: bytes that tell both.
+/// The bytes that a rank writes at a step. They identify both.
 pub(crate) fn content(step: u64, rank: u32) -> Vec<u8> {
     format!("step {step} rank {rank} ").repeat(40).into_bytes()
 }
@@ -80,7 +80,7 @@ pub(crate) fn write_part(
     Ok(PartsWritten { step, attempt, files: vec![file], score: None })
 }
 
-/// A whole checkpoint of two ranks.
+/// Writes and commits a checkpoint of two ranks.
 pub(crate) fn save(files: &Files, run: &RunFolder, step: u64, score: Option<f64>) -> Result<Commit, LaunchError> {
     let attempt = run.attempt().expect("an attempt was begun");
     let mut parts = Vec::new();
@@ -90,7 +90,7 @@ pub(crate) fn save(files: &Files, run: &RunFolder, step: u64, score: Option<f64>
     run.commit(attempt, step, &parts)
 }
 
-pub(crate) fn is_what_was_written(checkpoint: &Checkpoint) {
+pub(crate) fn assert_contents(checkpoint: &WholeCheckpoint) {
     let step = checkpoint.manifest.step;
     assert_eq!(checkpoint.manifest.files.len(), 2);
     for rank in 0..2 {
@@ -100,7 +100,7 @@ pub(crate) fn is_what_was_written(checkpoint: &Checkpoint) {
 }
 
 #[test]
-fn a_new_run_has_its_configuration_and_no_checkpoint() {
+fn new_run_has_a_configuration_and_no_checkpoint() {
     let home = Home::new();
     let opened = home.try_open(Files::real()).expect("opened");
     assert!(opened.is_new && opened.changes.is_empty());
@@ -113,7 +113,7 @@ fn a_new_run_has_its_configuration_and_no_checkpoint() {
 }
 
 #[test]
-fn a_run_keeps_its_model_and_says_what_else_changed() {
+fn model_of_a_run_is_fixed_and_other_changes_are_listed() {
     let mut home = Home::new();
     save(&Files::real(), &home.open(), 1, None).expect("saved");
     let before = std::fs::read(home.run().join("config.toml")).expect("readable");
@@ -122,17 +122,17 @@ fn a_run_keeps_its_model_and_says_what_else_changed() {
     let error = home.try_open(Files::real()).expect_err("another model");
     assert_eq!(error.exit_code(), ExitCode::RunDiffers);
     let text = error.to_string();
-    for part in ["model.degree is 23, the run has 47", "train.seed is 5, the run has 0", "--run NAME"] {
+    for part in ["model.degree is 23, but the run has 47", "train.seed is 5, but the run has 0", "--run NAME"] {
         assert!(text.contains(part), "{text}");
     }
-    assert_eq!(std::fs::read(home.run().join("config.toml")).expect("readable"), before, "nothing is overwritten");
+    assert_eq!(std::fs::read(home.run().join("config.toml")).expect("readable"), before, "the file was overwritten");
 
     home.config = RunConfig::default();
     home.config.checkpoint.keep = 2;
     home.config.train.learning_rate = 5e-4;
     let opened = home.try_open(Files::real()).expect("allowed");
-    assert_eq!(opened.changes, ["train.learning_rate was 0.0008, is 0.0005"]);
-    assert_eq!(std::fs::read(home.run().join("config.toml")).expect("readable"), before, "not before it is taken");
+    assert_eq!(opened.changes, ["train.learning_rate changed from 0.0008 to 0.0005"]);
+    assert_eq!(std::fs::read(home.run().join("config.toml")).expect("readable"), before, "written too early");
     let mut folder = opened.folder;
     folder.keep_configuration().expect("written");
     drop(folder);
@@ -140,7 +140,7 @@ fn a_run_keeps_its_model_and_says_what_else_changed() {
 }
 
 #[test]
-fn attempts_only_grow() {
+fn attempt_numbers_only_grow() {
     let home = Home::new();
     let mut folder = home.try_open(Files::real()).expect("opened").folder;
     assert_eq!((folder.begin_attempt().ok(), folder.begin_attempt().ok()), (Some(0), Some(1)));
@@ -149,9 +149,9 @@ fn attempts_only_grow() {
     let mut folder = home.try_open(Files::real()).expect("opened").folder;
     assert_eq!(folder.begin_attempt().ok(), Some(2));
     std::fs::remove_dir_all(home.run().join("logs")).expect("removed");
-    assert_eq!(folder.begin_attempt().ok(), Some(3), "without the logs");
+    assert_eq!(folder.begin_attempt().ok(), Some(3), "after the logs were removed");
     std::fs::remove_file(home.run().join("attempt")).expect("removed");
-    assert_eq!(folder.begin_attempt().ok(), Some(4), "without the file");
+    assert_eq!(folder.begin_attempt().ok(), Some(4), "after the attempt file was removed");
 }
 
 #[test]
@@ -161,17 +161,17 @@ fn late_parts_of_an_older_attempt_are_never_committed() {
     let old = [write_part(&Files::real(), folder.path(), 0, 10, 0).expect("written")];
     folder.begin_attempt().expect("a number");
     for (attempt, parts) in [(0, &old), (1, &old)] {
-        let error = folder.commit(attempt, 10, parts).expect_err("stale");
+        let error = folder.commit(attempt, 10, parts).expect_err("parts of an older attempt");
         assert_eq!(error.exit_code(), ExitCode::WorkerFailed);
-        assert!(error.to_string().contains("written by attempt 0"), "{error}");
+        assert!(error.to_string().contains("step 10 and attempt 0, the current attempt is 1"), "{error}");
     }
     assert_eq!(home.names("step-"), Vec::<String>::new());
     assert_eq!(folder.resume_point().expect("readable").checkpoint, None);
-    assert_eq!(home.names(".step-"), Vec::<String>::new(), "leftovers are gone");
+    assert_eq!(home.names(".step-"), Vec::<String>::new(), "leftovers must be removed");
 }
 
 #[test]
-fn a_step_that_is_there_already_stays() {
+fn existing_step_is_not_replaced() {
     let home = Home::new();
     let mut folder = home.open();
     save(&Files::real(), &folder, 10, None).expect("committed");
@@ -184,28 +184,30 @@ fn a_step_that_is_there_already_stays() {
 }
 
 #[test]
-fn parts_that_are_not_what_their_rank_says_are_not_committed() {
+fn parts_that_differ_from_their_report_are_not_committed() {
     let home = Home::new();
     let folder = home.open();
-    let wrong = |change: &dyn Fn(&mut Vec<PartsWritten>)| {
+    let refusal = |change: &dyn Fn(&mut Vec<PartsWritten>)| {
         let mut parts: Vec<PartsWritten> =
             (0..2).map(|rank| write_part(&Files::real(), folder.path(), 0, 10, rank).expect("written")).collect();
         change(&mut parts);
         let error = folder.commit(0, 10, &parts).expect_err("refused");
-        assert_eq!(home.names(".step-"), Vec::<String>::new(), "removed");
+        assert_eq!(home.names(".step-"), Vec::<String>::new(), "the partial folder must be removed");
         error.to_string()
     };
-    assert!(wrong(&|parts| parts[1].files[0].bytes += 1).contains("part-1 has"));
-    assert!(wrong(&|parts| parts[1].files[0].name = "part-0".into()).contains("part-0 was written twice"));
-    assert!(wrong(&|parts| parts[1].files[0].name = "../lock".into()).contains("is no name for a part"));
-    assert!(wrong(&|parts| parts[1].files[0].name = "manifest.json".into()).contains("is no name for a part"));
-    assert!(wrong(&|parts| parts[1].files[0].name = "part-7".into()).contains("No such file"));
-    assert!(wrong(&|parts| parts.clear()).contains("no rank wrote anything"));
-    save(&Files::real(), &folder, 10, None).expect("the next one is fine");
+    assert!(refusal(&|parts| parts[1].files[0].bytes += 1).contains("part-1 has"));
+    assert!(refusal(&|parts| parts[1].files[0].name = "part-0".into()).contains("part-0 was written twice"));
+    assert!(refusal(&|parts| parts[1].files[0].name = "../lock".into()).contains("is not a valid name for a part"));
+    assert!(
+        refusal(&|parts| parts[1].files[0].name = "manifest.json".into()).contains("is not a valid name for a part")
+    );
+    assert!(refusal(&|parts| parts[1].files[0].name = "part-7".into()).contains("No such file"));
+    assert!(refusal(&|parts| parts.clear()).contains("no rank wrote any file"));
+    save(&Files::real(), &folder, 10, None).expect("the next save succeeds");
 }
 
 #[test]
-fn a_second_launcher_is_told_who_holds_the_run() {
+fn second_launcher_is_refused_with_the_pid_of_the_first() {
     let home = Home::new();
     let folder = home.open();
     let error = home.try_open(Files::real()).expect_err("held");
@@ -216,21 +218,21 @@ fn a_second_launcher_is_told_who_holds_the_run() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_named() {
+fn unwritable_run_folder_is_named() {
     let home = Home::new();
     std::fs::write(home.dir().join("file"), "").expect("written");
-    // A file in the way, and a file system on which nobody can make a folder.
+    // A file where the folder should be, and a file system in which no folder can be created.
     for dir in [home.dir().join("file"), PathBuf::from("/sys/locdiff")] {
-        let error = RunFolder::open(Files::real(), &dir, "run", &home.config).expect_err("no place for a run");
+        let error = RunFolder::open(Files::real(), &dir, "run", &home.config).expect_err("not writable");
         assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
         assert!(error.to_string().contains(&dir.display().to_string()), "{error}");
     }
-    let error = RunFolder::open(Files::real(), home.dir(), "../up", &home.config).expect_err("no plain name");
+    let error = RunFolder::open(Files::real(), home.dir(), "../up", &home.config).expect_err("not a plain name");
     assert_eq!(error.exit_code(), ExitCode::Config);
 }
 
 #[test]
-fn the_newest_run_is_the_one_written_to_last() {
+fn newest_run_is_the_last_one_written() {
     let home = Home::new();
     assert_eq!(newest_run(home.dir()).expect_err("none").exit_code(), ExitCode::NoData);
     assert_eq!(newest_run(&home.dir().join("none")).expect_err("none").exit_code(), ExitCode::NoData);
@@ -246,7 +248,7 @@ fn the_newest_run_is_the_one_written_to_last() {
 }
 
 #[test]
-fn events_are_lines_and_failures_come_and_go() {
+fn events_are_appended_as_lines_and_failures_can_be_cleared() {
     let home = Home::new();
     let folder = home.open();
     folder.event("started", &serde_json::json!({ "attempt": 0 })).expect("written");
@@ -267,25 +269,25 @@ fn events_are_lines_and_failures_come_and_go() {
     assert!(!home.run().join("failure.json").exists());
 }
 
-/// The steps that must be there, worked out differently: walk over the commits and ask of each whether anything justifies it.
-fn expected(scores: &[Option<u32>], keep: usize) -> Vec<u64> {
-    let mut there: Vec<usize> = Vec::new();
+/// The steps that pruning must keep, computed independently: replay the commits and drop the steps that no rule keeps.
+fn expected_steps(scores: &[Option<u32>], keep: usize) -> Vec<u64> {
+    let mut kept: Vec<usize> = Vec::new();
     for index in 0..scores.len() {
-        there.push(index);
-        let top = there.iter().filter_map(|at| scores[*at]).max();
-        let best = there.iter().copied().rfind(|at| top.is_some() && scores[*at] == top);
-        let recent = there.len().saturating_sub(keep);
-        let kept = there.iter().enumerate().filter(|(place, at)| *place >= recent || Some(**at) == best);
-        there = kept.map(|(_, at)| *at).collect();
+        kept.push(index);
+        let top = kept.iter().filter_map(|at| scores[*at]).max();
+        let best = kept.iter().copied().rfind(|at| top.is_some() && scores[*at] == top);
+        let recent = kept.len().saturating_sub(keep);
+        let survivors = kept.iter().enumerate().filter(|(place, at)| *place >= recent || Some(**at) == best);
+        kept = survivors.map(|(_, at)| *at).collect();
     }
-    there.into_iter().map(|index| index as u64 + 1).collect()
+    kept.into_iter().map(|index| index as u64 + 1).collect()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_last_and_the_best_are_kept_and_nothing_else(
+    fn pruning_keeps_only_the_last_and_the_best_checkpoints(
         scores in proptest::collection::vec(proptest::option::of(0_u32..5), 1..9),
         keep in 1_u32..4,
     ) {
@@ -299,9 +301,9 @@ proptest! {
         }
         let rows = checkpoints(&home.run(), Depth::Checksums).expect("readable");
         let whole: Vec<u64> = rows.iter().filter(|row| row.state == "whole").map(|row| row.step).collect();
-        prop_assert_eq!(whole, expected(&scores, keep as usize));
-        prop_assert!(aside.exists(), "what was set aside is never pruned");
-        prop_assert_eq!(rows.len(), expected(&scores, keep as usize).len() + 1);
+        prop_assert_eq!(whole, expected_steps(&scores, keep as usize));
+        prop_assert!(aside.exists(), "damaged checkpoints that were set aside are never pruned");
+        prop_assert_eq!(rows.len(), expected_steps(&scores, keep as usize).len() + 1);
         prop_assert!(home.names(".").is_empty(), "{:?}", home.names("."));
         let (newest, passed_over) = newest_whole(&home.run()).expect("one");
         prop_assert_eq!((newest.manifest.step, passed_over.len()), (scores.len() as u64, 0));

@@ -1,4 +1,4 @@
-//! Small shards whose embeddings say where their rows are, built with `shards build`.
+//! Small shards whose embeddings encode the location of each row, built with `shards build`.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -7,15 +7,15 @@ use locdiff_core::exit_code::ExitCode;
 
 use crate::stage::Stage;
 
-/// Numbers of an embedding.
+/// Length of an embedding.
 pub(crate) const WIDTH: usize = 12;
 
-/// Where row `row` of any of these shards is, degrees.
+/// Latitude and longitude of row `row` in all of these shards, degrees.
 pub(crate) fn place(row: usize) -> (f64, f64) {
     (((row * 37) % 170) as f64 - 85.0, ((row * 101) % 359) as f64 - 179.0)
 }
 
-/// Builds `shards/NAME` with these rows. All views are the same where `views_differ` is false.
+/// Builds `shards/NAME` with these rows. With `views_differ` false, all views of a row are the same.
 #[track_caller]
 pub(crate) fn build(stage: &Stage, name: &str, rows: Range<usize>, views: usize, views_differ: bool) {
     let mut table = String::from("id,lat,lon\n");
@@ -32,7 +32,7 @@ pub(crate) fn build(stage: &Stage, name: &str, rows: Range<usize>, views: usize,
         std::fs::write(stage.path().join(&file), npy(&numbers, WIDTH)).expect("written");
         write!(line, " --embeddings {file}").expect("a string");
     }
-    stage.run(&line).ends_with(ExitCode::Success);
+    stage.run(&line).exits_with(ExitCode::Success);
 }
 
 fn embedding(row: usize, view: usize) -> impl Iterator<Item = f32> {
@@ -43,7 +43,7 @@ fn embedding(row: usize, view: usize) -> impl Iterator<Item = f32> {
     (0..WIDTH).map(move |index| (direction[index % 3] * (1.0 + index as f64 * 0.1) + noise(index)) as f32)
 }
 
-/// A matrix of f32 with rows of a width, in numpy's own format, version 1.
+/// An f32 matrix with rows of length `width` as a NumPy file, format version 1.
 pub(crate) fn npy(numbers: &[f32], width: usize) -> Vec<u8> {
     let shape = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {width}), }}", numbers.len() / width);
     let length = (10 + shape.len() + 1).next_multiple_of(64) - 10;

@@ -1,4 +1,4 @@
-//! A folder of its own for each test: the launcher, the worker that the test wants beside it, and a place for sockets.
+//! A temporary folder for each test, with the launcher, the worker that the test asks for, and the control sockets.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -12,15 +12,15 @@ use nix::unistd::Pid;
 
 const LAUNCHER: &str = env!("CARGO_BIN_EXE_locdiff-launch");
 
-/// Far longer than any of these commands takes on a busy machine.
+/// Far longer than any of these commands takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Which worker stands beside the launcher.
+/// The worker executable that is placed beside the launcher.
 pub(crate) enum Worker {
     None,
-    /// `fake_worker.py` in a mode.
+    /// `fake_worker.py` with its `FAKE_WORKER` mode, such as `crash` or `crash@1` (rank 1 only).
     Fake(&'static str),
-    /// The real one, which the workspace builds beside the launcher.
+    /// The real worker, which the workspace builds beside the launcher.
     Real,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Stage {
 impl Stage {
     pub(crate) fn new(worker: Worker) -> Self {
         let folder = tempfile::tempdir().expect("temporary folder");
-        // A copy, not a link: the launcher looks beside its own real executable.
+        // A copy, because the launcher resolves links before it looks for the worker beside itself.
         std::fs::copy(LAUNCHER, folder.path().join("locdiff-launch")).expect("copied");
         let beside = folder.path().join("locdiff-worker");
         let mode = match worker {
@@ -79,19 +79,19 @@ impl Stage {
         self.path().join("pids")
     }
 
-    /// The process ids that fake workers have written down so far.
+    /// The process ids that fake workers have recorded so far.
     pub(crate) fn pids(&self) -> Vec<u32> {
         let text = std::fs::read_to_string(self.pids_file()).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
-    /// Sockets that a launcher has left behind.
-    pub(crate) fn sockets_left(&self) -> usize {
+    /// The number of sockets that a launcher left behind.
+    pub(crate) fn leftover_sockets(&self) -> usize {
         std::fs::read_dir(self.path().join("locdiff")).map_or(0, Iterator::count)
     }
 }
 
-/// What a command printed and how it ended.
+/// Output and exit code of a finished command.
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
@@ -110,13 +110,13 @@ impl From<Output> for Ran {
 
 impl Ran {
     #[track_caller]
-    pub(crate) fn ends_with(&self, code: ExitCode) -> &Self {
+    pub(crate) fn exits_with(&self, code: ExitCode) -> &Self {
         assert_eq!(self.code, Some(code.code().into()), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
         self
     }
 
     #[track_caller]
-    pub(crate) fn says(&self, part: &str) -> &Self {
+    pub(crate) fn stderr_has(&self, part: &str) -> &Self {
         assert!(self.stderr.contains(part), "missing {part:?} in stderr:\n{}", self.stderr);
         self
     }
@@ -124,21 +124,21 @@ impl Ran {
     #[track_caller]
     pub(crate) fn json(&self) -> serde_json::Value {
         let last = self.stdout.lines().last().unwrap_or_default();
-        serde_json::from_str(last).unwrap_or_else(|error| panic!("last line is no JSON ({error}): {last}"))
+        serde_json::from_str(last).unwrap_or_else(|error| panic!("last line of stdout is not JSON ({error}): {last}"))
     }
 }
 
-/// Waits until `condition` holds; panics when it never does.
+/// Waits until `condition` holds. Panics after a minute.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
-        assert!(Instant::now() < deadline, "never: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Waits for a child with a limit.
+/// Waits for a child to exit. Panics after a minute.
 #[track_caller]
 pub(crate) fn wait(child: &mut Child) -> Option<i32> {
     let mut code = None;
@@ -152,7 +152,7 @@ pub(crate) fn wait(child: &mut Child) -> Option<i32> {
     code
 }
 
-/// Whether a process has a thread with this in its name.
+/// Whether a process has a thread whose name contains `part`.
 pub(crate) fn has_thread(pid: u32, part: &str) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     threads
@@ -160,12 +160,12 @@ pub(crate) fn has_thread(pid: u32, part: &str) -> bool {
         .any(|name| name.contains(part))
 }
 
-/// Signals a process that is alive.
+/// Sends a signal to a live process.
 pub(crate) fn signal(pid: u32, signal: Signal) {
     kill(Pid::from_raw(i32::try_from(pid).expect("small")), signal).expect("alive");
 }
 
-/// A process runs and is no zombie.
+/// Whether a process is running, that is, exists and is not a zombie.
 pub(crate) fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).is_some_and(|state| state != 'Z' && state != 'X')

@@ -1,4 +1,4 @@
-//! Training through the command line: real workers, real shards, real kills.
+//! Training through the command line, with real workers, real shards and real kills.
 
 mod board;
 mod equality;

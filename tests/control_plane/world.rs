@@ -12,28 +12,31 @@ fn weights_are_imported_and_photos_simulated() {
     assert!(wheel.exists(), "{} is missing: run `make setup`", wheel.display());
     let stage = Stage::new(Worker::Real);
     let simulate = "shards simulate --rows 300 --views 2 --seed 5 --out out --json --device cpu";
-    stage.run(simulate).ends_with(ExitCode::NoData).says("locdiff-launch geoclip import --out shards/geoclip");
+    stage.run(simulate).exits_with(ExitCode::NoData).stderr_has("locdiff-launch geoclip import --out shards/geoclip");
     assert!(!stage.path().join("out").exists());
 
     let import = format!("geoclip import --json --device cpu --wheel {}", wheel.display());
     let imported = stage.run(&import);
-    assert_eq!(imported.ends_with(ExitCode::Success).json()["out"], "shards/geoclip");
-    stage.run(&import).ends_with(ExitCode::Exists).says("--overwrite");
+    assert_eq!(imported.exits_with(ExitCode::Success).json()["out"], "shards/geoclip");
+    stage.run(&import).exits_with(ExitCode::Exists).stderr_has("--overwrite");
     std::fs::write(stage.path().join("bad.whl"), "PK").expect("written");
-    stage.run("geoclip import --out other --wheel bad.whl --device cpu").ends_with(ExitCode::Corrupt).says("sha256");
+    stage
+        .run("geoclip import --out other --wheel bad.whl --device cpu")
+        .exits_with(ExitCode::Corrupt)
+        .stderr_has("sha256");
     assert!(!stage.path().join("other").exists());
 
     let ran = stage.run(simulate);
-    let made = ran.ends_with(ExitCode::Success).json();
+    let made = ran.exits_with(ExitCode::Success).json();
     assert_eq!((&made["ok"], &made["rows"], &made["views"]), (&true.into(), &300.into(), &2.into()), "{made}");
     assert!(stage.path().join("out/manifest.json").exists());
-    stage.run(simulate).ends_with(ExitCode::Exists).says("out exists");
+    stage.run(simulate).exits_with(ExitCode::Exists).stderr_has("out exists");
 }
 
 #[test]
-fn without_network_the_import_says_what_to_do() {
+fn import_without_network_suggests_a_local_wheel() {
     let stage = Stage::new(Worker::None);
     let ran = stage.command("geoclip import").env("PIP_NO_INDEX", "1").env("PIP_CONFIG_FILE", "/dev/null").output();
     let ran = crate::stage::Ran::from(ran.expect("runs"));
-    ran.ends_with(ExitCode::NoData).says("cannot download geoclip==1.3.0: pip says: ").says("--wheel");
+    ran.exits_with(ExitCode::NoData).stderr_has("cannot download geoclip==1.3.0: pip says: ").stderr_has("--wheel");
 }

@@ -1,4 +1,4 @@
-//! Laws of the diffusion process.
+//! Properties of the diffusion process: schedules, forward noising, sampling chains, random draws.
 // b batch · d dimensions of the code
 
 use locdiff::diffusion::{
@@ -31,7 +31,7 @@ fn chain_noise(first_sample: u64, samples: usize) -> ChainNoise {
 }
 
 #[test]
-fn signal_falls_from_almost_all_to_almost_none() {
+fn signal_falls_from_almost_one_to_almost_zero() {
     for (kind, clean) in [(Schedule::Cosine, 0.99), (Schedule::Linear, 0.99), (Schedule::ShiftedCosine, 0.8)] {
         for timesteps in [50, 200, 1000] {
             let schedule = schedule(kind, timesteps);
@@ -46,7 +46,7 @@ fn signal_falls_from_almost_all_to_almost_none() {
 
 /// Hoogeboom and others, "simple diffusion", eq. 3: log SNR moves by 2 log shift at every timestep.
 #[test]
-fn shift_multiplies_the_ratio_of_signal_to_noise_by_its_square() {
+fn shift_scales_the_signal_to_noise_ratio_by_its_square() {
     let ratio = |schedule: &NoiseSchedule, t| {
         let alpha_bar = schedule.alpha_bar(t).expect("inside");
         alpha_bar / (1.0 - alpha_bar)
@@ -66,7 +66,7 @@ fn shift_multiplies_the_ratio_of_signal_to_noise_by_its_square() {
 }
 
 #[test]
-fn shifted_signal_falls_strictly_at_the_extremes() {
+fn shifted_signal_falls_strictly_for_extreme_settings() {
     for timesteps in [2, 10_000] {
         for (shift, degree) in [(AutoOr::Value(1e-4), 47), (AutoOr::Auto, 255)] {
             let config = DiffusionConfig { timesteps, shift, ..DiffusionConfig::default() };
@@ -75,14 +75,14 @@ fn shifted_signal_falls_strictly_at_the_extremes() {
             assert!(alphas_bar.windows(2).all(|pair| pair[1] < pair[0]), "{timesteps} {shift:?}");
             assert!(alphas_bar.iter().all(|alpha_bar| (0.0..1.0).contains(alpha_bar) && *alpha_bar > 0.0));
             let signal = Tensor::from_slice(alphas_bar).sqrt().to_kind(Kind::Float);
-            assert!(signal.min().double_value(&[]) > 0.0, "no signal in f32: {timesteps} {shift:?}");
+            assert!(signal.min().double_value(&[]) > 0.0, "the signal is 0 in f32: {timesteps} {shift:?}");
         }
     }
 }
 
-/// DDPM's own: β from 1e-4 to 0.02 over 1000 steps; with fewer steps each takes as many of those together.
+/// DDPM uses β from 1e-4 to 0.02 over 1000 steps. With fewer steps, each β is scaled up by 1000 / steps.
 #[test]
-fn linear_schedule_is_that_of_ddpm_stretched() {
+fn linear_schedule_matches_ddpm_for_any_number_of_steps() {
     let whole = schedule(Schedule::Linear, 1000);
     let beta = |t: i32| 1e-4 + f64::from(t) * (0.02 - 1e-4) / 999.0;
     for last in [0, 1, 499, 999] {
@@ -107,7 +107,7 @@ fn last_timestep_is_nearly_pure_noise_and_the_first_nearly_clean() {
 }
 
 #[test]
-fn perfect_predictor_is_returned_by_every_chain() {
+fn every_chain_returns_the_output_of_a_perfect_predictor() {
     let schedule = schedule(Schedule::ShiftedCosine, 200);
     let x0 = normals(1, &[5, 257], Kind::Double);
     let chains = [(200, 1.0), (20, 1.0), (1, 0.0)].map(|(steps, eta)| Sampler::few_steps(&schedule, steps, eta));
@@ -118,7 +118,7 @@ fn perfect_predictor_is_returned_by_every_chain() {
     }
 }
 
-/// What a chain hands to the network at t is distributed as the forward process leaves it: variance 1 − ᾱ around √ᾱ·x₀.
+/// The input of the network at t has the distribution of the forward process: mean √ᾱ·x₀, variance 1 − ᾱ.
 #[test]
 fn every_chain_keeps_the_forward_marginals() {
     let x0 = normals(1, &[128, 257], Kind::Double);
@@ -137,13 +137,13 @@ fn every_chain_keeps_the_forward_marginals() {
         });
         assert_eq!(result.expect("runs").size(), x0.size());
         assert_eq!(seen.len(), steps);
-        // 32,896 samples: the standard deviation is known to 0.4 %, and 200 looks at it may be four times that.
+        // 32,896 samples give the standard deviation to 0.4 %. The worst of 200 estimates may be off by four times that.
         assert!(seen.iter().all(|ratio| (ratio - 1.0).abs() < 0.02), "eta {eta}: {seen:?}");
     }
 }
 
 #[test]
-fn no_layout_changes_a_random_number() {
+fn random_numbers_do_not_depend_on_the_layout() {
     let schedule = schedule(Schedule::Cosine, 200);
     let all = |draws: TrainingDraws<'_>| {
         let [t, noise, kept] = [draws.timesteps(&schedule), draws.noise(65), draws.kept_conditions(0.3)]
@@ -163,7 +163,7 @@ fn no_layout_changes_a_random_number() {
 }
 
 #[test]
-fn conditions_are_dropped_as_often_as_asked() {
+fn conditions_are_dropped_with_the_given_probability() {
     let kept = draws(0, 20_000).kept_conditions(0.1).expect("drawn").to_kind(Kind::Double).mean(Kind::Double);
     // Four standard errors.
     assert!((kept.double_value(&[]) - 0.9).abs() < 4.0 * (0.09_f64 / 20_000.0).sqrt());
@@ -171,7 +171,7 @@ fn conditions_are_dropped_as_often_as_asked() {
 }
 
 #[test]
-fn guidance_0_is_no_guidance_and_more_goes_beyond_the_condition() {
+fn guidance_0_is_no_guidance_and_more_extrapolates() {
     let (conditional, unconditional) = (normals(1, &[3, 16], Kind::Double), normals(2, &[3, 16], Kind::Double));
     assert!(guided(&conditional, &unconditional, 0.0).expect("guided").equal(&conditional));
     let want = &unconditional + (&conditional - &unconditional) * 2.5;
@@ -179,12 +179,12 @@ fn guidance_0_is_no_guidance_and_more_goes_beyond_the_condition() {
 }
 
 #[test]
-fn chains_that_cannot_be_are_refused() {
+fn impossible_chains_are_refused() {
     let schedule = schedule(Schedule::Linear, 200);
     let error = |steps, eta| Sampler::few_steps(&schedule, steps, eta).expect_err("refused").to_string();
     assert_eq!(error(0, 1.0), "a chain of 0 steps, wanted 1 to the schedule's 200");
     assert_eq!(error(201, 1.0), "a chain of 201 steps, wanted 1 to the schedule's 200");
     assert_eq!(error(20, f64::NAN), "eta is NaN, wanted 0 to 1");
     let outside = schedule.alpha_bar(200).expect_err("outside").to_string();
-    assert_eq!(outside, "timestep 200 is not one of the schedule's 200");
+    assert_eq!(outside, "timestep is 200, wanted below 200");
 }

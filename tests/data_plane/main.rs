@@ -1,5 +1,5 @@
-//! The data plane as others see it: real libtorch, real workers, real processes that talk to each other.
-#![allow(clippy::print_stdout, reason = "tests print what they measured")]
+//! Tests of the data plane through its public interface, with real libtorch, real workers and real processes.
+#![allow(clippy::print_stdout, reason = "tests print their measurements")]
 
 mod checkpoint;
 mod comm;
@@ -19,7 +19,7 @@ mod shdd;
 mod simulate;
 mod worker;
 
-/// Memory of this process that is in RAM, from the kernel.
+/// Resident memory of this process, from /proc.
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").expect("Linux has /proc");
     let pages: u64 = text.split_whitespace().nth(1).expect("a second field").parse().expect("a number");

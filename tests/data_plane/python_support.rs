@@ -1,13 +1,13 @@
-//! Real Python, with the packages of `setup/python.lock`.
+//! Runs Python scripts with the packages of `setup/python.lock`.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Runs a script of this project and returns what it prints; `PYTHON` names another interpreter than `python3`.
+/// Runs a script of this project and returns its stdout. The variable `PYTHON` replaces the interpreter `python3`.
 pub(crate) fn run_python(script: &str, arguments: &[&Path]) -> String {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let project =
-        crate_folder.ancestors().find(|folder| folder.join("setup/python.lock").exists()).expect("the project");
+        crate_folder.ancestors().find(|folder| folder.join("setup/python.lock").exists()).expect("the project folder");
     let tools = project.join(".tools/python");
     assert!(
         tools.join("installed.json").exists(),

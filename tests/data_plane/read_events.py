@@ -1,7 +1,7 @@
-"""Reads a folder of event files with TensorBoard's own reader and prints what it found as JSON.
+"""Reads a folder of event files with TensorBoard's own reader and prints the contents as JSON.
 
-Scalars come as the bits of their f32, pictures as size and CRC of their pixels. Nothing is purged: what is doubled in the files is
-doubled here.
+A scalar is printed as the bits of its f32, an image as its size and the CRC of its pixels. Nothing is purged, so duplicates in the
+files show up in the output.
 """
 import json
 import struct
@@ -31,13 +31,13 @@ def histogram(event):
 
 def picture(event):
     width, height, png = tensor_util.make_ndarray(event.tensor_proto)
-    pixels = decoded(png)
+    pixels = decode(png)
     assert (int(width), int(height)) == (len(pixels[0]) // 3, len(pixels))
     return [int(width), int(height), zlib.crc32(b"".join(pixels))]
 
 
-def decoded(png):
-    """Rows of RGB, with every checksum compared."""
+def decode(png):
+    """Decodes a PNG into rows of RGB bytes and checks every checksum."""
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     chunks, place = [], 8
     while place < len(png):

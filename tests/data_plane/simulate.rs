@@ -1,13 +1,12 @@
-//! The simulated world with GeoCLIP's real weights: same seed, same bytes; statistics; lists of places.
+//! `shards simulate` with GeoCLIP's real weights: reproducible bytes, statistics of the simulated photos, coordinate files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use locdiff::geoclip::{EMBEDDING_WIDTH, Embedder, Gallery, Geoclip};
+use locdiff::geoclip::{EMBEDDING_WIDTH, Embedder, GalleryEmbeddings, Geoclip};
 use locdiff::shards::{Manifest, PROJECTION_SEED, ShardsError, projection};
 use locdiff::simulate::{Photo, Simulation, Source, World, simulate};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
-use locdiff_core::geo::{Degrees, Place};
 use tch::{Device, Kind, Tensor};
 
 use crate::geoclip::support::folder;
@@ -33,7 +32,7 @@ fn bytes_of(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 #[test]
-fn simulated_bytes_depend_on_the_seed_alone() {
+fn simulated_bytes_depend_only_on_the_seed() {
     let scratch = tempfile::tempdir().expect("a folder");
     let make = |name: &str, simulation: &Simulation| {
         let out = scratch.path().join(name);
@@ -42,10 +41,10 @@ fn simulated_bytes_depend_on_the_seed_alone() {
     };
     let plain = Simulation { views: 2, ..simulation(150) };
     let want = make("plain", &plain);
-    // The last chunk leaves tiles nearly empty; other threads take them.
+    // With these chunk sizes the last tiles are nearly empty, and other threads process them.
     for (chunk_rows, threads) in [(77, 1), (149, 3)] {
         let other = Simulation { chunk_rows: Some(chunk_rows), threads, ..plain.clone() };
-        assert!(make(&format!("chunk{chunk_rows}"), &other) == want, "chunks of {chunk_rows} rows change bytes");
+        assert!(make(&format!("chunk{chunk_rows}"), &other) == want, "chunks of {chunk_rows} rows change the bytes");
     }
     assert!(make("seed", &Simulation { seed: 8, ..plain.clone() }) != want, "another seed gives the same bytes");
     let out = scratch.path().join("plain");
@@ -56,44 +55,45 @@ fn simulated_bytes_depend_on_the_seed_alone() {
 }
 
 #[test]
-fn gallery_embeddings_are_kept_and_a_damaged_file_is_not_used() {
+fn gallery_embeddings_are_cached_and_a_damaged_cache_is_not_used() {
     let scratch = tempfile::tempdir().expect("a folder");
     for name in ["geoclip.safetensors", "gallery.csv", "LICENSE", "manifest.json"] {
         std::fs::copy(folder().join(name), scratch.path().join(name)).expect("copied");
     }
     let geoclip = Geoclip::open(scratch.path()).expect("weights");
     let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), 2);
-    let mut gallery = Gallery::open(&geoclip, &embedder);
+    let mut gallery = GalleryEmbeddings::open(&geoclip, &embedder);
     assert!(!gallery.is_whole());
-    // One by one and out of order: the same bits as all at once.
+    // Embedding points one by one and out of order gives the same bits as all at once.
     let few = [3000, 5, 4095];
     for index in few {
-        gallery.need([index], &embedder).expect("embedded");
+        gallery.ensure([index], &embedder).expect("embedded");
     }
     let alone: Vec<Vec<f32>> = few.iter().map(|index| gallery.embedding(*index).to_vec()).collect();
-    let mut whole = Gallery::open(&geoclip, &embedder);
+    let mut whole = GalleryEmbeddings::open(&geoclip, &embedder);
     whole.complete(&embedder, |_| ()).expect("embedded");
     for (index, alone) in few.iter().zip(&alone) {
         assert_eq!(whole.embedding(*index), &alone[..], "gallery point {index}");
     }
     let cache = scratch.path().join("gallery-cpu.f32");
-    let kept = Gallery::open(&geoclip, &embedder);
+    let kept = GalleryEmbeddings::open(&geoclip, &embedder);
     assert!(kept.is_whole() && (0..4096).all(|index| kept.embedding(index) == whole.embedding(index)));
     let mut bytes = std::fs::read(&cache).expect("kept");
     bytes[1_000_000] ^= 1;
     std::fs::write(&cache, &bytes).expect("written");
-    assert!(!Gallery::open(&geoclip, &embedder).is_whole(), "a flipped bit is used");
+    assert!(!GalleryEmbeddings::open(&geoclip, &embedder).is_whole(), "a cache with a flipped bit was used");
     std::fs::write(&cache, &bytes[..bytes.len() - 4]).expect("written");
-    assert!(!Gallery::open(&geoclip, &embedder).is_whole(), "half a file is used");
+    assert!(!GalleryEmbeddings::open(&geoclip, &embedder).is_whole(), "a truncated cache was used");
 }
 
-/// Cosines between rows of two matrices.
+/// Cosine similarities of corresponding rows of two matrices.
 fn cosines(a: &Tensor, b: &Tensor) -> Vec<f64> {
     Vec::try_from(Tensor::cosine_similarity(a, b, 1, 1e-9).to_kind(Kind::Double)).expect("numbers")
 }
 
-/// Edges and probabilities as the recipe has them, and log-uniform between: each count within four standard deviations.
-fn scales_are_those_of_the_recipe(photos: &[Photo]) {
+/// Scales fall into bins with the specified probabilities and are log-uniform within a bin. Each count is within four
+/// standard deviations.
+fn assert_scale_statistics(photos: &[Photo]) {
     let edges_km = [0.05, 1.0, 25.0, 200.0, 750.0, 2500.0, 20_000.0_f64];
     let draws = photos.len() as f64;
     let within =
@@ -109,9 +109,10 @@ fn scales_are_those_of_the_recipe(photos: &[Photo]) {
     }
 }
 
-/// A look-alike lies at `1.2 r sqrt(u)`, where no gallery point is near enough to take its place: below 400 m hardly any is. One in
-/// each photo is enough. The square of the distance is then uniform, with mean 0.72 r² and deviation 0.416 r².
-fn displacements_are_those_of_the_recipe(photos: &[Photo]) {
+/// A look-alike lies at distance `1.2 r sqrt(u)` unless a gallery point is close enough to replace it, which is rare for
+/// scales below 400 m. The squared distance is then uniform, with mean 0.72 r² and standard deviation 0.416 r². One
+/// look-alike of each photo is enough.
+fn assert_displacement_statistics(photos: &[Photo]) {
     let squares: Vec<f64> = photos
         .iter()
         .filter(|photo| photo.scale_km < 0.4)
@@ -126,18 +127,17 @@ fn displacements_are_those_of_the_recipe(photos: &[Photo]) {
 }
 
 #[test]
-fn simulated_world_has_the_statistics_of_its_recipe() {
+fn simulated_world_has_the_specified_statistics() {
     let geoclip = Geoclip::open(&folder()).expect("weights");
     let world = World::new(7, geoclip.places(), None);
-    // Scales: 20,000 draws, each bin within four standard deviations.
     let draws = 20_000_u64;
     let candidates = world.candidates(0).expect("drawn");
     let photos: Vec<_> = (0..draws).map(|index| world.photo(index, &candidates).expect("drawn")).collect();
-    scales_are_those_of_the_recipe(&photos);
+    assert_scale_statistics(&photos);
     let weight = |power: i32| photos.iter().map(|photo| photo.weights[2].powi(power)).sum::<f64>() / draws as f64;
     // Dirichlet(1) over five: mean 1/5, mean square 1/15.
     assert!((weight(1) - 0.2).abs() < 0.005 && (weight(2) - 1.0 / 15.0).abs() < 0.004, "{} {}", weight(1), weight(2));
-    displacements_are_those_of_the_recipe(&photos);
+    assert_displacement_statistics(&photos);
     let mut farthest = 0.0;
     for photo in &photos {
         assert!((photo.weights.iter().sum::<f64>() - 1.0).abs() < 1e-12);
@@ -153,19 +153,19 @@ fn simulated_world_has_the_statistics_of_its_recipe() {
             assert!(place.distance(photo.place).0 <= (reach * photo.scale_km).min(half_turn_km) + 1e-6);
         }
     }
-    assert!(farthest > 1.55, "gallery points beyond {farthest} scales are never taken");
-    // Rows beyond one per coordinate stand within 1 km of it, and not on it.
+    assert!(farthest > 1.55, "no gallery point beyond {farthest} scales was used");
+    // Once every gallery place has a photo, further photos lie within 1 km of a place, but not exactly on it.
     let spots = geoclip.places().len() as u64;
     let (first, second) = (&photos[17], &photos[17 + spots as usize]);
     assert!(matches!(first.sources[0], Source::Gallery(17)) && first.place == geoclip.places()[17]);
     assert!((1e-6..=1.0).contains(&first.place.distance(second.place).0));
-    // Those of a list of places stand on it: these are the places that were asked for.
+    // Photos of a coordinate file lie exactly on its places.
     let list = &geoclip.places()[..3];
     let listed = World::new(7, geoclip.places(), Some(list));
     let again = [1, 4].map(|index| listed.photo(index, &candidates).expect("drawn"));
     assert!(again.iter().all(|photo| photo.place == list[1]) && again[0].weights != again[1].weights);
 
-    // Embeddings: unit length behind Qᵀ, close to their own place the more so the smaller the scale.
+    // Embeddings projected by Q have unit length. The smaller the scale, the closer they are to the embedding of their place.
     let scratch = tempfile::tempdir().expect("a folder");
     let out = scratch.path().join("out");
     let manifest = simulate(&Simulation { views: 2, ..simulation(800) }, &out).expect("simulated");
@@ -174,30 +174,30 @@ fn simulated_world_has_the_statistics_of_its_recipe() {
     let q = projection(PROJECTION_SEED).expect("Q");
     let identity = (q.tr().matmul(&q) - Tensor::eye(512, (Kind::Float, Device::Cpu))).abs().max().double_value(&[]);
     assert!(identity < 1e-6, "QᵀQ is off by {identity:e}");
-    let looks: Vec<Tensor> = views.iter().map(|view| view.matmul(&q)).collect();
-    let norms = looks[0].norm_scalaropt_dim(2.0, [1].as_slice(), false) - 1.0;
-    // Float16 keeps 11 bits of each of 768 numbers.
+    let projected: Vec<Tensor> = views.iter().map(|view| view.matmul(&q)).collect();
+    let norms = projected[0].norm_scalaropt_dim(2.0, [1].as_slice(), false) - 1.0;
+    // Float16 stores 11 significant bits of each of the 768 numbers.
     assert!(norms.abs().max().double_value(&[]) < 1e-3);
     let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), 2);
     let own = embedder.embed(&photos[..800].iter().map(|photo| photo.place).collect::<Vec<_>>()).expect("embedded");
     let own = Tensor::from_slice(&own).view([800, EMBEDDING_WIDTH as i64]);
-    let cosine = cosines(&looks[0], &own);
+    let cosine = cosines(&projected[0], &own);
     let mean = |low: f64, high: f64| {
         let of: Vec<f64> =
             (0..800).filter(|row| (low..high).contains(&photos[*row].scale_km)).map(|row| cosine[row]).collect();
         of.iter().sum::<f64>() / of.len() as f64
     };
     let [near, middle, far] = [mean(0.05, 25.0), mean(25.0, 750.0), mean(750.0, 20_000.0)];
-    println!("mean cosine with the own place: {near:.3} below 25 km, {middle:.3} to 750 km, {far:.3} beyond");
+    println!("mean cosine with the place: {near:.3} below 25 km, {middle:.3} to 750 km, {far:.3} beyond");
     assert!(near > middle + 0.02 && middle > far + 0.02 && near < 0.9, "{near} {middle} {far}");
-    let between = cosines(&looks[0], &looks[1]);
+    let between = cosines(&projected[0], &projected[1]);
     let between = between.iter().sum::<f64>() / between.len() as f64;
-    // Signal and noise as 1 to 0.8: two views with the same weights would have a cosine of 1 / 1.64.
+    // The ratio of signal to noise is 1 to 0.8: two views with the same weights would have a cosine of 1 / 1.64.
     assert!((0.5..0.62).contains(&between), "views have a cosine of {between}");
 }
 
 #[test]
-fn lists_of_places_are_read_and_bad_ones_name_file_and_row() {
+fn coordinate_files_are_read_and_errors_name_file_and_row() {
     let scratch = tempfile::tempdir().expect("a folder");
     let file = |name: &str, bytes: &[u8]| {
         let path = scratch.path().join(name);
@@ -257,21 +257,4 @@ fn lists_of_places_are_read_and_bad_ones_name_file_and_row() {
         "{error}"
     );
     assert!(!scratch.path().join("never").exists());
-}
-
-#[test]
-fn nearest_candidate_is_the_nearest() {
-    let geoclip = Geoclip::open(&folder()).expect("weights");
-    let world = World::new(1, geoclip.places(), None);
-    let candidates = world.candidates(3).expect("drawn");
-    for (latitude, longitude) in [(90.0, 0.0), (-90.0, 0.0), (0.0, 179.9), (48.2, 16.3), (-40.0, -150.0), (35.0, 139.0)]
-    {
-        let query = Place::new(Degrees(latitude), Degrees(longitude)).expect("a place");
-        let (vector, index) = candidates.nearest(query.into()).expect("there are candidates");
-        assert!(vector.distance(geoclip.places()[index].into()).0 < 1e-6);
-        let best = vector.distance(query.into()).0;
-        // With 8,192 draws from 4,096 places 86 % are candidates: few places that were not drawn may be nearer.
-        let nearer = geoclip.places().iter().filter(|place| place.distance(query).0 < best - 1e-9).count();
-        assert!(nearer <= 4, "{nearer} places are nearer to {latitude}, {longitude} than the nearest candidate");
-    }
 }

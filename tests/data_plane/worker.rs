@@ -1,4 +1,4 @@
-//! The real worker under a launcher that the test plays itself.
+//! The real worker, with the test in the role of the launcher.
 
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{
-    CONTROL_VARIABLE, Job, JobResult, LAUNCHER_PID_VARIABLE, Meeting, PROTOCOL_VERSION, Place, ToLauncher, ToWorker,
-    read_message, write_message,
+    CONTROL_VARIABLE, Job, JobResult, LAUNCHER_PID_VARIABLE, Meeting, PROTOCOL_VERSION, ToLauncher, ToWorker,
+    WorkerSlot, read_message, write_message,
 };
 
 const WORKER: &str = env!("CARGO_BIN_EXE_locdiff-worker");
 
-/// Far longer than a worker needs to load libtorch and end, on a machine that is busy.
+/// Far longer than a worker needs to load libtorch and exit, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Launched {
@@ -45,10 +45,10 @@ fn wait(child: &mut Child) -> Option<i32> {
         std::thread::sleep(Duration::from_millis(5));
     }
     let _ = child.kill();
-    panic!("the worker did not end");
+    panic!("the worker did not exit within {PATIENCE:?}");
 }
 
-fn start(place: Place, job: Job) -> ToWorker {
+fn start(place: WorkerSlot, job: Job) -> ToWorker {
     let meeting = Meeting {
         interface: String::new(),
         attempt: 0,
@@ -59,7 +59,7 @@ fn start(place: Place, job: Job) -> ToWorker {
     ToWorker::Start { place, meeting, job }
 }
 
-fn hello(socket: &mut UnixStream) -> locdiff_core::protocol::Hello {
+fn read_hello(socket: &mut UnixStream) -> locdiff_core::protocol::Hello {
     match read_message(socket).expect("readable") {
         Some(ToLauncher::Hello(hello)) => hello,
         other => panic!("wanted a hello, got {other:?}"),
@@ -67,12 +67,12 @@ fn hello(socket: &mut UnixStream) -> locdiff_core::protocol::Hello {
 }
 
 #[test]
-fn worker_says_who_it_is_does_its_job_and_ends() {
+fn worker_introduces_itself_does_its_job_and_exits() {
     let mut worker = launch();
-    let hello = hello(&mut worker.socket);
+    let hello = read_hello(&mut worker.socket);
     assert_eq!((hello.protocol, hello.rank, hello.pid), (PROTOCOL_VERSION, 3, worker.child.id()));
     assert_eq!((hello.libtorch_built.as_str(), hello.libtorch_loaded.as_str()), ("2.11.0", "2.11.0"));
-    let place = Place { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
+    let place = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
     write_message(&mut worker.socket, &start(place, Job::SelfCheck)).expect("sent");
     let result = read_message::<ToLauncher>(&mut worker.socket).expect("readable");
     let Some(ToLauncher::Result(answer)) = result else { panic!("{result:?}") };
@@ -81,33 +81,34 @@ fn worker_says_who_it_is_does_its_job_and_ends() {
 }
 
 #[test]
-fn worker_without_cuda_says_so_instead_of_computing_elsewhere() {
-    if tch::Cuda::is_available() {
-        return;
-    }
+fn missing_gpu_is_an_error_instead_of_a_run_on_the_cpu() {
     let mut worker = launch();
-    hello(&mut worker.socket);
-    let place = Place { rank: 3, world: 4, local_rank: 3, gpu: Some(0), threads: 1 };
+    read_hello(&mut worker.socket);
+    let missing = u32::try_from(tch::Cuda::device_count()).expect("few");
+    let place = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: Some(missing), threads: 1 };
     write_message(&mut worker.socket, &start(place, Job::SelfCheck)).expect("sent");
     let result = read_message::<ToLauncher>(&mut worker.socket).expect("readable");
-    assert!(matches!(&result, Some(ToLauncher::Failed(failure)) if failure.message.contains("GPU 0")), "{result:?}");
+    assert!(
+        matches!(&result, Some(ToLauncher::Failed(failure)) if failure.message.contains(&format!("no GPU {missing}"))),
+        "{result:?}"
+    );
     assert_eq!(wait(&mut worker.child), Some(ExitCode::WorkerFailed.code().into()));
 }
 
 #[test]
-fn worker_ends_when_its_launcher_goes_away() {
+fn worker_exits_when_its_launcher_disconnects() {
     let mut worker = launch();
-    hello(&mut worker.socket);
+    read_hello(&mut worker.socket);
     drop(worker.socket);
     assert_eq!(wait(&mut worker.child), Some(ExitCode::WorkerFailed.code().into()));
 }
 
-/// In the middle of a job, while the main thread waits for something else.
+/// The launcher disconnects in the middle of a job, while the main thread waits for something else.
 #[test]
-fn worker_ends_when_its_launcher_goes_away_during_a_job() {
+fn worker_exits_when_its_launcher_disconnects_during_a_job() {
     let mut worker = launch();
-    hello(&mut worker.socket);
-    let place = Place { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
+    read_hello(&mut worker.socket);
+    let place = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
     // Rank 3 waits for the address of the store, which never comes.
     write_message(&mut worker.socket, &start(place, Job::BenchCollectives { bytes_max: 1024 })).expect("sent");
     drop(worker.socket);
@@ -115,14 +116,14 @@ fn worker_ends_when_its_launcher_goes_away_during_a_job() {
 }
 
 #[test]
-fn worker_started_by_hand_says_how_it_is_started() {
+fn worker_started_by_hand_explains_how_to_start_it() {
     let output = Command::new(WORKER).env_remove(CONTROL_VARIABLE).output().expect("runs");
     assert_eq!(output.status.code(), Some(ExitCode::Usage.code().into()));
     assert!(String::from_utf8_lossy(&output.stderr).contains("locdiff-launch"));
 }
 
 #[test]
-fn worker_of_a_launcher_that_died_first_does_not_start() {
+fn worker_does_not_start_after_its_launcher_has_died() {
     let mut child = Command::new(WORKER)
         .env(CONTROL_VARIABLE, "/nonexistent")
         .env(LAUNCHER_PID_VARIABLE, "1")
@@ -136,9 +137,9 @@ fn worker_of_a_launcher_that_died_first_does_not_start() {
     assert_eq!(wait(&mut child), Some(ExitCode::Usage.code().into()));
 }
 
-/// Every library is found with no environment at all, none of them through a link whose own run path would break.
+/// Every library is found with an empty environment.
 #[test]
-fn worker_finds_its_libraries_by_run_path_alone() {
+fn worker_finds_its_libraries_through_its_run_path() {
     let output = Command::new("ldd").arg(WORKER).env_clear().env("PATH", "/usr/bin:/bin").output().expect("ldd runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("libtorch_cpu.so => /"), "{text}");

@@ -1,19 +1,19 @@
-//! A number, or "auto" for one that the program works out.
+//! A configuration value that may be `"auto"`: the program then chooses the value.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Either `"auto"` or a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AutoOr<T> {
-    /// Worked out by the program.
+    /// The program chooses the value.
     #[default]
     Auto,
-    /// As given.
+    /// The value in the configuration.
     Value(T),
 }
 
 impl<T: Copy> AutoOr<T> {
-    /// The value, where one was given.
+    /// The configured value; `None` for `"auto"`.
     pub fn value(self) -> Option<T> {
         match self {
             Self::Auto => None,

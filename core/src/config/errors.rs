@@ -1,15 +1,15 @@
-//! All that is wrong with a configuration, collected and said at once.
+//! Configuration errors, collected and reported together.
 
 use std::fmt;
 
-/// One thing that is wrong.
+/// One error in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Dotted name of the field, or the file where no field can be named.
+    /// Dotted name of the field, or the file if the error has no field.
     pub key: String,
-    /// Where the value came from: `configs/l47.toml:3`, `--set`, `--gpus`.
+    /// Where the value came from, such as `configs/l47.toml:3`, `--set` or `--gpus`. Empty for an error about a file.
     pub origin: String,
-    /// What is wrong, with what was got and what was wanted.
+    /// The error: the value found and the values accepted.
     pub message: String,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// Everything that is wrong, in the order of the fields.
+/// All errors of a configuration: unreadable layers and unknown or mistyped fields first, then values out of range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", lines(.0))]
 pub struct ConfigErrors(pub Vec<ConfigError>);
@@ -38,7 +38,7 @@ fn lines(errors: &[ConfigError]) -> String {
     }
 }
 
-/// Collects what the sections find wrong with their values.
+/// Collects the invalid values that the sections find.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     pub(super) found: Vec<(String, String)>,
@@ -49,7 +49,7 @@ impl Checker {
         self.found.push((key.to_owned(), message.into()));
     }
 
-    /// `value` must lie in `range`; NaN never does.
+    /// `value` must be in `range`. NaN is in no range.
     pub(super) fn within<T>(&mut self, key: &str, value: T, range: impl std::ops::RangeBounds<T> + fmt::Debug)
     where
         T: PartialOrd + fmt::Display,
@@ -59,14 +59,14 @@ impl Checker {
         }
     }
 
-    /// `value` must be a finite number above zero.
+    /// `value` must be finite and above zero.
     pub(super) fn positive(&mut self, key: &str, value: f64) {
         if !(value.is_finite() && value > 0.0) {
             self.push(key, format!("is {value}, wanted a finite number above 0"));
         }
     }
 
-    /// `value` must be a finite number, zero or above.
+    /// `value` must be finite and at least zero.
     pub(super) fn not_negative(&mut self, key: &str, value: f64) {
         if !(value.is_finite() && value >= 0.0) {
             self.push(key, format!("is {value}, wanted a finite number, 0 or above"));

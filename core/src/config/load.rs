@@ -1,6 +1,6 @@
-//! Layers of values, later ones on top, into one [`RunConfig`] and the origin of each value.
+//! Merges layers of values into one [`RunConfig`] and records the origin of each value. Later layers win.
 //!
-//! Every leaf is looked up and parsed on its own, so that one bad field does not hide the next.
+//! Each value is checked on its own, so that one bad field does not hide errors in the others.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,42 +16,42 @@ use super::{ConfigError, ConfigErrors, RunConfig, preset};
 /// One source of values.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Layer {
-    /// A preset that is built in.
+    /// A built-in preset, by name.
     Preset(String),
     /// A TOML file.
     File(PathBuf),
-    /// `--set key=value`, as typed.
+    /// The argument of `--set`: `key=value`.
     Set(String),
-    /// A flag that stands for a key.
+    /// A command-line flag that sets one key.
     Flag {
-        /// As typed, `--gpus`.
+        /// Name of the flag, such as `--gpus`.
         flag: &'static str,
-        /// What it stands for, `parallel.workers`.
+        /// Key that the flag sets, such as `parallel.workers`.
         key: &'static str,
-        /// Its value.
+        /// Value for that key.
         value: Value,
     },
 }
 
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
-    /// Nobody set it.
+pub enum ValueOrigin {
+    /// No layer set it.
     Default,
-    /// Line of a preset or a file.
+    /// A line of a preset or a file.
     Line {
         /// `preset demo`, or the path of the file.
         source: String,
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
     },
     /// `--set`.
     Set,
-    /// A flag.
+    /// A command-line flag, by name.
     Flag(&'static str),
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for ValueOrigin {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => out.write_str("default"),
@@ -62,47 +62,47 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A checked configuration that knows where its values came from.
+/// A checked configuration with the origin of each value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resolved {
     /// The values.
     pub config: RunConfig,
-    origins: BTreeMap<String, Origin>,
+    origins: BTreeMap<String, ValueOrigin>,
 }
 
 impl Resolved {
-    /// Where the value of a dotted key came from.
-    pub fn origin(&self, key: &str) -> &Origin {
-        self.origins.get(key).unwrap_or(&Origin::Default)
+    /// Origin of the value of a dotted key.
+    pub fn origin(&self, key: &str) -> &ValueOrigin {
+        self.origins.get(key).unwrap_or(&ValueOrigin::Default)
     }
 }
 
-/// No configuration file is larger.
+/// Larger files are refused unread.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// A value, the dotted key it is for, and where it came from.
-type Leaf = (String, Value, Origin);
+/// A dotted key, its value, and the origin of the value.
+type Leaf = (String, Value, ValueOrigin);
 
-/// Every section with its defaults.
+/// All sections with their default values.
 static SECTIONS: LazyLock<Table> =
     LazyLock::new(|| Table::try_from(RunConfig::default()).expect("the defaults are plain TOML values"));
 
-/// Every dotted key with its default, in the order of the structs.
+/// All dotted keys with their default values, in the order of the structs.
 static DEFAULTS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
     let mut leaves = Vec::new();
     flatten("", &SECTIONS, &mut leaves);
     leaves
 });
 
-/// Puts the layers on top of each other and checks the result; reports all that is wrong.
+/// Merges the layers and checks the result. The error lists everything that is wrong.
 pub fn load(layers: &[Layer]) -> Result<Resolved, ConfigErrors> {
     let mut errors = Vec::new();
-    let mut chosen: BTreeMap<String, (Value, Origin)> = BTreeMap::new();
+    let mut chosen: BTreeMap<String, (Value, ValueOrigin)> = BTreeMap::new();
     for layer in layers {
-        match leaves(layer) {
+        match read_layer(layer) {
             Ok(found) => {
                 for (key, value, origin) in found {
-                    match accept(&key, value, &origin) {
+                    match check_leaf(&key, value, &origin) {
                         Ok(value) => drop(chosen.insert(key, (value, origin))),
                         Err(error) => errors.push(error),
                     }
@@ -116,49 +116,52 @@ pub fn load(layers: &[Layer]) -> Result<Resolved, ConfigErrors> {
     let mut checker = Checker::default();
     config.check(&mut checker);
     errors.extend(checker.found.into_iter().map(|(key, message)| {
-        let origin = origins.get(&key).unwrap_or(&Origin::Default).to_string();
+        let origin = origins.get(&key).unwrap_or(&ValueOrigin::Default).to_string();
         ConfigError { key, origin, message }
     }));
     if errors.is_empty() { Ok(Resolved { config, origins }) } else { Err(ConfigErrors(errors)) }
 }
 
 /// The values of one layer.
-fn leaves(layer: &Layer) -> Result<Vec<Leaf>, ConfigError> {
+fn read_layer(layer: &Layer) -> Result<Vec<Leaf>, ConfigError> {
     match layer {
         Layer::Preset(name) => match preset(name) {
             Some(preset) => parse(preset.toml, &format!("preset {name}")),
-            None => Err(whole_file(name, format!("no such preset; there are {}", preset_names()))),
+            None => Err(file_error(name, format!("no such preset; presets: {}", preset_names()))),
         },
         Layer::File(path) => {
             let name = path.display().to_string();
-            let text = read(path).map_err(|error| whole_file(&name, error))?;
+            let text = read(path).map_err(|error| file_error(&name, error))?;
             parse(&text, &name)
         }
         Layer::Set(typed) => {
-            let (key, value) = typed.split_once('=').filter(|(key, _)| !key.trim().is_empty()).ok_or_else(|| {
-                ConfigError { key: typed.clone(), origin: Origin::Set.to_string(), message: "wanted key=value".into() }
-            })?;
+            let (key, value) =
+                typed.split_once('=').filter(|(key, _)| !key.trim().is_empty()).ok_or_else(|| ConfigError {
+                    key: typed.clone(),
+                    origin: ValueOrigin::Set.to_string(),
+                    message: "wanted key=value".into(),
+                })?;
             let value = value.trim();
-            // What is no TOML value is taken as a plain string, so that paths need no quotes.
+            // Text that is not a TOML value is taken as a string, so that paths need no quotes.
             let parsed = toml::from_str::<Table>(&format!("value = {value}"))
                 .ok()
                 .filter(|table| table.len() == 1)
                 .and_then(|mut table| table.remove("value"))
                 .unwrap_or_else(|| Value::String(value.to_owned()));
-            Ok(vec![(key.trim().to_owned(), parsed, Origin::Set)])
+            Ok(vec![(key.trim().to_owned(), parsed, ValueOrigin::Set)])
         }
-        Layer::Flag { flag, key, value } => Ok(vec![((*key).to_owned(), value.clone(), Origin::Flag(flag))]),
+        Layer::Flag { flag, key, value } => Ok(vec![((*key).to_owned(), value.clone(), ValueOrigin::Flag(flag))]),
     }
 }
 
-/// Reads a configuration file; what cannot be one (a pipe, a device, something huge) is refused unread.
+/// Reads a configuration file. Pipes, devices and very large files are refused unread.
 fn read(path: &Path) -> Result<String, String> {
     let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => format!("{error}; it is no preset either, those are {}", preset_names()),
+        std::io::ErrorKind::NotFound => format!("{error}; not a preset either, presets: {}", preset_names()),
         _ => error.to_string(),
     })?;
     if !metadata.is_file() || metadata.len() > FILE_BYTES_MAX {
-        return Err(format!("not a configuration file, wanted a plain file of at most {FILE_BYTES_MAX} bytes"));
+        return Err(format!("not a configuration file, wanted a regular file of at most {FILE_BYTES_MAX} bytes"));
     }
     std::fs::read_to_string(path).map_err(|error| error.to_string())
 }
@@ -167,15 +170,15 @@ fn preset_names() -> String {
     super::PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ")
 }
 
-fn whole_file(name: &str, message: String) -> ConfigError {
+fn file_error(name: &str, message: String) -> ConfigError {
     ConfigError { key: name.to_owned(), origin: String::new(), message }
 }
 
-/// Reads TOML into leaves, each with its line.
+/// Parses TOML into leaves, each with its line number.
 fn parse(text: &str, source: &str) -> Result<Vec<Leaf>, ConfigError> {
     let malformed = |error: toml::de::Error| {
         let line = error.span().map_or(0, |span| line_of(text, span.start));
-        whole_file(&format!("{source}:{line}"), format!("malformed TOML: {}", error.message()))
+        file_error(&format!("{source}:{line}"), format!("malformed TOML: {}", error.message()))
     };
     let spans = DeTable::parse(text).map_err(malformed)?;
     let table: Table = toml::from_str(text).map_err(malformed)?;
@@ -184,7 +187,7 @@ fn parse(text: &str, source: &str) -> Result<Vec<Leaf>, ConfigError> {
     let mut found = Vec::new();
     flatten("", &table, &mut found);
     let leaf = |(key, value): (String, Value)| {
-        let origin = Origin::Line { source: source.to_owned(), line: lines.get(&key).copied().unwrap_or(0) };
+        let origin = ValueOrigin::Line { source: source.to_owned(), line: lines.get(&key).copied().unwrap_or(0) };
         (key, value, origin)
     };
     Ok(found.into_iter().map(leaf).collect())
@@ -205,8 +208,8 @@ fn collect_lines(prefix: &str, table: &DeTable<'_>, text: &str, lines: &mut BTre
     }
 }
 
-/// Every leaf with its dotted path. An empty table counts as one, unless it is a section at the top: a misspelt section
-/// whose fields are commented out is still misspelt.
+/// Collects every leaf with its dotted path. An empty table counts as a leaf unless it is a known section, so that a
+/// misspelt section is reported even if all its fields are commented out.
 fn flatten(prefix: &str, table: &Table, leaves: &mut Vec<(String, Value)>) {
     for (key, value) in table {
         let path = join(prefix, key);
@@ -218,24 +221,24 @@ fn flatten(prefix: &str, table: &Table, leaves: &mut Vec<(String, Value)>) {
     }
 }
 
-/// A key with a dot of its own (`"model.degree"`) keeps its quotes, and so is unknown.
+/// Joins a path. A quoted key with a dot in it (`"model.degree"`) keeps its quotes and is reported as unknown.
 fn join(prefix: &str, key: &str) -> String {
     let key = if key.contains('.') { format!("\"{key}\"") } else { key.to_owned() };
     if prefix.is_empty() { key } else { format!("{prefix}.{key}") }
 }
 
-/// Checks that the key exists and that its value has the right type, without looking at any other field.
-fn accept(key: &str, value: Value, origin: &Origin) -> Result<Value, ConfigError> {
+/// Checks that the key exists and that its value has the right type. No other field is looked at.
+fn check_leaf(key: &str, value: Value, origin: &ValueOrigin) -> Result<Value, ConfigError> {
     let fail = |message| ConfigError { key: key.to_owned(), origin: origin.to_string(), message };
     if !DEFAULTS.iter().any(|(known, _)| known == key) {
-        return Err(fail(unknown(key)));
+        return Err(fail(unknown_field(key)));
     }
     let error = match parse_alone(key, &value) {
         Ok(()) => return Ok(value),
         Err(error) => error,
     };
-    // `--set checkpoint.run=7` means the name "7".
-    if let (Origin::Set, Value::Integer(_) | Value::Float(_) | Value::Boolean(_)) = (origin, &value) {
+    // `--set checkpoint.run=7` means the string "7".
+    if let (ValueOrigin::Set, Value::Integer(_) | Value::Float(_) | Value::Boolean(_)) = (origin, &value) {
         let text = Value::String(value.to_string());
         if parse_alone(key, &text).is_ok() {
             return Ok(text);
@@ -257,32 +260,32 @@ fn insert(table: &mut Table, key: &str, value: Value) {
     section.as_table_mut().expect("sections are tables").insert(field.to_owned(), value);
 }
 
-fn unknown(key: &str) -> String {
+fn unknown_field(key: &str) -> String {
     if DEFAULTS.iter().any(|(known, _)| known.starts_with(&format!("{key}."))) {
-        return "is a section, wanted a field in it".into();
+        return "is a section, wanted one of its fields".into();
     }
     let nearest = DEFAULTS
         .iter()
-        .map(|(known, _)| (strsim::jaro_winkler(known, key).max(same_field(known, key)), known))
+        .map(|(known, _)| (strsim::jaro_winkler(known, key).max(field_similarity(known, key)), known))
         .max_by(|a, b| a.0.total_cmp(&b.0));
     match nearest {
-        Some((likeness, known)) if likeness > 0.75 => format!("unknown field; did you mean {known}?"),
-        _ => "unknown field; `locdiff-launch config show` lists all".into(),
+        Some((similarity, known)) if similarity > 0.75 => format!("unknown field; did you mean {known}?"),
+        _ => "unknown field; `locdiff-launch config show` lists all fields".into(),
     }
 }
 
-/// A right field in the wrong section, or without one, is nearer than a like-sounding name.
-fn same_field(known: &str, key: &str) -> f64 {
+/// The right field in the wrong section, or without a section, is a better suggestion than a similar name.
+fn field_similarity(known: &str, key: &str) -> f64 {
     let field = |dotted: &str| dotted.rsplit('.').next().map(str::to_owned).unwrap_or_default();
     if field(known) == field(key) { 0.99 } else { 0.0 }
 }
 
-fn assemble(chosen: &BTreeMap<String, (Value, Origin)>) -> RunConfig {
+fn assemble(chosen: &BTreeMap<String, (Value, ValueOrigin)>) -> RunConfig {
     let mut table = Table::new();
     for (key, (value, _)) in chosen {
         insert(&mut table, key, value.clone());
     }
-    table.try_into().expect("each leaf was parsed on its own before")
+    table.try_into().expect("check_leaf parsed each leaf")
 }
 
 #[cfg(test)]
@@ -298,18 +301,18 @@ mod tests {
     }
 
     #[test]
-    fn later_layers_win_and_are_named() {
+    fn later_layers_win_and_origins_are_recorded() {
         let flag = Layer::Flag { flag: "--workers", key: "parallel.workers", value: Value::Integer(4) };
         let found = load(&[Layer::Preset("demo".into()), set("model.degree=23"), flag]).expect("valid");
         assert_eq!(found.config.model.degree, 23);
-        assert_eq!(found.origin("model.degree"), &Origin::Set);
+        assert_eq!(found.origin("model.degree"), &ValueOrigin::Set);
         assert_eq!(found.config.parallel.workers.value(), Some(4));
         assert_eq!(found.origin("parallel.workers").to_string(), "--workers");
-        assert_eq!(found.origin("network.interface"), &Origin::Default);
+        assert_eq!(found.origin("network.interface"), &ValueOrigin::Default);
     }
 
     #[test]
-    fn all_errors_come_at_once_each_with_its_field() {
+    fn all_errors_are_reported_together_with_their_fields() {
         let text = messages(&[
             set("model.degre=3"),
             set("train.steps=many"),
@@ -332,14 +335,14 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_toml_is_a_string_and_a_number_may_be_a_name() {
+    fn set_takes_unquoted_strings_and_numbers_as_names() {
         let found = load(&[set("shards.train=some/where"), set("checkpoint.run=7")]).expect("valid");
         assert_eq!(found.config.shards.train, "some/where");
         assert_eq!(found.config.checkpoint.run, "7");
     }
 
     #[test]
-    fn auto_takes_the_word_or_a_number_only() {
+    fn auto_field_accepts_only_auto_or_a_number() {
         assert!(load(&[set("loss.kl_weight=0.1")]).is_ok());
         assert!(load(&[set("loss.kl_weight=auto")]).is_ok());
         assert!(messages(&[set("loss.kl_weight=much")]).contains("got \"much\", wanted \"auto\" or a number"));
@@ -348,14 +351,14 @@ mod tests {
     }
 
     #[test]
-    fn not_a_number_is_out_of_every_range() {
+    fn nan_is_out_of_every_range() {
         for key in ["train.learning_rate", "model.dropout", "retrieval.radius_km", "loss.l2_weight"] {
             assert!(messages(&[set(&format!("{key}=nan"))]).contains(key), "{key}");
         }
     }
 
     #[test]
-    fn values_that_do_not_fit_each_other_are_named() {
+    fn conflicting_values_are_reported() {
         let text = messages(&[set("eval.sampler_steps=500"), set("train.steps=10"), set("train.warmup_steps=500")]);
         assert!(text.contains("eval.sampler_steps: is 500, more than diffusion.timesteps = 200"), "{text}");
         assert!(text.contains("train.warmup_steps: is 500, more than train.steps = 10"), "{text}");
@@ -365,11 +368,11 @@ mod tests {
         assert!(load(&[set("diffusion.shift=0.2")]).is_ok());
         assert!(messages(&[set("diffusion.shift=0")]).contains("diffusion.shift: is 0"));
         let text = messages(&[set("diffusion.shift=0.2"), set("diffusion.schedule=cosine")]);
-        assert!(text.contains("diffusion.shift: is for schedule = \"shifted-cosine\""), "{text}");
+        assert!(text.contains("diffusion.shift: applies only to schedule = \"shifted-cosine\""), "{text}");
     }
 
     #[test]
-    fn a_file_is_named_with_the_line() {
+    fn errors_in_a_file_name_the_line() {
         let file = tempfile::NamedTempFile::new().expect("temporary file");
         std::fs::write(file.path(), "[model]\ndegree = 15\n\n[train]\nstepz = 3\n").expect("write");
         let text = messages(&[Layer::File(file.path().into())]);
@@ -382,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_quoted_names_do_not_slip_through() {
+    fn empty_tables_and_quoted_keys_are_checked() {
         let file = tempfile::NamedTempFile::new().expect("temporary file");
         for (text, part) in [
             ("[nosuch]\n", "nosuch: unknown field"),
@@ -400,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn every_preset_is_valid_and_sets_only_what_differs_from_the_default() {
+    fn every_preset_is_valid_and_repeats_no_default() {
         let defaults: BTreeMap<_, _> = DEFAULTS.iter().cloned().collect();
         for preset in super::super::PRESETS {
             load(&[Layer::Preset(preset.name.into())]).unwrap_or_else(|error| panic!("{}: {error}", preset.name));

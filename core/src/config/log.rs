@@ -1,17 +1,18 @@
-//! What is logged: `LOCDIFF_LOG`, the same in both programs.
+//! The log filter `LOCDIFF_LOG` of both programs.
 //!
-//! Targets and levels alone (`debug`, `locdiff_launch=trace,info`): filters on fields and spans would bring a regular-expression engine.
+//! It takes targets and levels only (`debug`, `locdiff_launch=trace,info`). Filters on fields and spans would pull in a
+//! regular-expression engine.
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-/// Reads `LOCDIFF_LOG`; absent or not understood, it is `info`.
+/// The filter in `LOCDIFF_LOG`; `info` if the variable is unset or invalid.
 pub fn log_filter() -> Targets {
     parse(std::env::var("LOCDIFF_LOG").ok().as_deref())
 }
 
 fn parse(text: Option<&str>) -> Targets {
-    let said = text.filter(|text| !text.trim().is_empty()).and_then(|text| text.parse().ok());
-    said.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO))
+    let filter = text.filter(|text| !text.trim().is_empty()).and_then(|text| text.parse().ok());
+    filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO))
 }
 
 #[cfg(test)]
@@ -21,7 +22,7 @@ mod tests {
     use super::parse;
 
     #[test]
-    fn targets_and_levels_are_understood_and_anything_else_is_info() {
+    fn targets_and_levels_are_accepted_and_anything_else_means_info() {
         for text in [None, Some(""), Some("locdiff=loud"), Some("info")] {
             let filter = parse(text);
             assert!(filter.would_enable("locdiff::train", &Level::INFO), "{text:?}");

@@ -1,8 +1,8 @@
-//! Configuration: TOML presets, files, `--set` and flags into one validated [`RunConfig`].
+//! Configuration: merges TOML presets, files, `--set` and flags into one validated [`RunConfig`].
 //!
-//! A section has a file of its own with its fields, their units, defaults and limits. [`load`] puts the layers
-//! on top of each other and remembers where each value came from; [`show`] prints that.
-//! Nothing is spawned before the whole has been checked, and all that is wrong is said at once.
+//! Each section has its own file with its fields, their units, defaults and limits. [`load`] merges the layers and
+//! records where each value came from; [`show`] prints the result. No process is spawned before the whole configuration
+//! has been checked, and all errors are reported together.
 
 mod auto;
 mod errors;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use auto::AutoOr;
 pub use errors::{ConfigError, ConfigErrors};
-pub use load::{Layer, Origin, Resolved, load};
+pub use load::{Layer, Resolved, ValueOrigin, load};
 pub use log::log_filter;
 pub use presets::{PRESETS, Preset, preset};
 #[cfg(feature = "schema")]
@@ -28,37 +28,37 @@ pub use show::show;
 
 use errors::Checker;
 
-/// Everything that a run depends on. Saved with the run as `config.toml`.
+/// All settings of a run. Saved in the run folder as `config.toml`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct RunConfig {
-    /// The network.
+    /// The denoising network (CS-UNet) and the encoding of locations.
     pub model: ModelConfig,
-    /// The diffusion process.
+    /// The diffusion process: timesteps and noise schedule.
     pub diffusion: DiffusionConfig,
-    /// What training minimises.
+    /// The training loss: a weighted sum of its terms.
     pub loss: LossConfig,
-    /// Optimisation.
+    /// Optimisation with AdamW.
     pub train: TrainConfig,
-    /// Where embeddings come from.
+    /// Where embeddings are read from, and how.
     pub shards: ShardsConfig,
-    /// Where runs are kept.
+    /// Where runs are stored, and how many checkpoints are kept.
     pub checkpoint: CheckpointConfig,
-    /// Sampling and scoring.
+    /// Sampling, decoding and scoring.
     pub eval: EvalConfig,
-    /// The retrieval phase of LocDiff-H.
+    /// The retrieval step of LocDiff-H.
     pub retrieval: RetrievalConfig,
-    /// How many processes, on what, and how the model is split over them.
+    /// Number of worker processes, their devices, and how the model is split over them.
     pub parallel: ParallelConfig,
-    /// How long to wait for workers, and how often to start them again.
+    /// Timeouts for workers, and how often failed workers are restarted.
     pub supervise: SuperviseConfig,
-    /// Which network the workers talk over.
+    /// The network that the workers communicate over.
     pub network: NetworkConfig,
 }
 
 impl RunConfig {
-    /// Checks every value and every pair of values that must fit each other.
+    /// Checks each value, then the values that depend on each other.
     fn check(&self, checker: &mut Checker) {
         self.model.check(checker);
         self.diffusion.check(checker);
@@ -81,8 +81,8 @@ impl RunConfig {
             checker.push(
                 "eval.guidance",
                 format!(
-                    "is {}, but diffusion.condition_drop is 0: without an image the network has learnt nothing, wanted 0 or \
-                     a condition_drop above 0",
+                    "is {}, but diffusion.condition_drop is 0: the network never learns to predict without an image; \
+                     wanted 0, or a condition_drop above 0",
                     self.eval.guidance
                 ),
             );

@@ -1,11 +1,11 @@
-//! The presets in `configs/`, built into the launcher so that `--config l47` works from any folder.
+//! The presets in `configs/`, compiled into the binary so that `--config l47` works from any folder.
 
 /// A named configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
-    /// What `--config` takes.
+    /// Name, as given to `--config`.
     pub name: &'static str,
-    /// Its text.
+    /// Contents of its TOML file.
     pub toml: &'static str,
 }
 
@@ -19,7 +19,7 @@ macro_rules! presets {
 
 presets!("demo", "l23", "l47", "paper-l47", "l95");
 
-/// The preset of that name.
+/// Looks up a preset by name.
 pub fn preset(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name)
 }

@@ -1,4 +1,4 @@
-//! A resolved configuration for people: the file, with where each value came from.
+//! Prints a resolved configuration as TOML, with the origin of each value in a comment.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use toml::Table;
 
 use super::Resolved;
 
-/// The resolved file; behind each value, where it came from.
+/// The resolved configuration as TOML. A comment after each value names its origin.
 pub fn show(resolved: &Resolved) -> String {
     let table = Table::try_from(&resolved.config).expect("a checked configuration is plain TOML values");
     let mut text = String::new();
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shown_configuration_reads_back_as_itself() {
+    fn shown_configuration_loads_back_unchanged() {
         let first =
             load(&[Layer::Preset("l95".into()), Layer::Set("shards.train=a # b".into())]).expect("valid preset");
         let file = tempfile::NamedTempFile::new().expect("temporary file");

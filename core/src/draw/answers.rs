@@ -1,7 +1,7 @@
-//! Predictions against the truth: a line from each true place to its answer, coloured by how far it is.
+//! Predictions against the truth: a line from each true place to the predicted place, coloured by the error.
 //!
-//! The truth is the dark end, the answer the coloured one. Colours change at the distances that accuracy is measured at; the
-//! scale below the map says which.
+//! The dark end of a line is the truth, the coloured end is the answer. Colours change at the accuracy thresholds from 25 km
+//! up. The legend below the map lists them.
 
 use tiny_skia::{Color, PathBuilder, Pixmap, Rect};
 
@@ -12,13 +12,13 @@ use crate::geo::UnitVector;
 
 const WIDTH: u32 = 1280;
 const MAP_HEIGHT: u32 = WIDTH / 2;
-const SCALE_HEIGHT: u32 = 40;
+const LEGEND_HEIGHT: u32 = 40;
 const SEA: [u8; 3] = [0xf6, 0xf9, 0xfc];
 const LAND: [u8; 4] = [0xd3, 0xd8, 0xdc, 0xff];
 const SHORE: [u8; 4] = [0xb4, 0xba, 0xc0, 0xff];
 const TRUTH: [u8; 4] = [0x26, 0x2b, 0x33, 0xff];
 const TEXT: [u8; 3] = [0x40, 0x46, 0x50];
-/// Distances up to which a colour is used, km, and what stands beside it; the last has no end.
+/// Upper limit of each colour's range (km), its label in the legend, and the colour (RGB). The last range has no limit.
 const COLORS: [(f64, &str, [u8; 3]); 5] = [
     (25.0, "<25 km", [0x00, 0x68, 0x37]),
     (200.0, "<200 km", [0x31, 0xa3, 0x54]),
@@ -27,15 +27,15 @@ const COLORS: [(f64, &str, [u8; 3]); 5] = [
     (f64::INFINITY, ">2500 km", [0xc2, 0x1f, 0x3a]),
 ];
 
-/// Answers worth drawing; more hide each other.
+/// The largest number of answers worth drawing. More would hide each other.
 pub const ANSWERS_MAX: usize = 300;
 
-/// One row that was located.
+/// The true and the predicted place of one row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Answer {
-    /// Where it is.
+    /// The true place.
     pub truth: UnitVector,
-    /// Where it was thought to be.
+    /// The predicted place.
     pub answer: UnitVector,
 }
 
@@ -50,10 +50,10 @@ impl Answer {
     }
 }
 
-/// A map of answers; those closest to the truth lie on top.
+/// Draws a map of answers. Those closest to the truth lie on top.
 pub fn answers_map(answers: &[Answer]) -> Picture {
     let map = Map { left: 0.0, top: 0.0, width: WIDTH as f32, height: MAP_HEIGHT as f32 };
-    let mut pixmap = canvas(WIDTH, MAP_HEIGHT + SCALE_HEIGHT, SEA);
+    let mut pixmap = canvas(WIDTH, MAP_HEIGHT + LEGEND_HEIGHT, SEA);
     if let Some(land) = map.land() {
         fill(&mut pixmap, &land, LAND);
         stroke(&mut pixmap, &land, 0.7, SHORE);
@@ -62,8 +62,8 @@ pub fn answers_map(answers: &[Answer]) -> Picture {
     sorted.sort_by(|one, other| other.error_km().total_cmp(&one.error_km()));
     for answer in &sorted {
         let [red, green, blue] = answer.color();
-        if let Some(way) = map.great_circle(answer.truth, answer.answer) {
-            stroke(&mut pixmap, &way, 1.3, [red, green, blue, 0xa0]);
+        if let Some(line) = map.great_circle(answer.truth, answer.answer) {
+            stroke(&mut pixmap, &line, 1.3, [red, green, blue, 0xa0]);
         }
     }
     for answer in &sorted {
@@ -71,7 +71,7 @@ pub fn answers_map(answers: &[Answer]) -> Picture {
         dot(&mut pixmap, map.pixel(answer.answer), 2.8, [red, green, blue, 0xff]);
         dot(&mut pixmap, map.pixel(answer.truth), 2.0, TRUTH);
     }
-    scale(&mut pixmap);
+    draw_legend(&mut pixmap);
     picture(&pixmap)
 }
 
@@ -81,22 +81,21 @@ fn dot(pixmap: &mut Pixmap, [x, y]: [f32; 2], radius: f32, color: [u8; 4]) {
     }
 }
 
-/// Which colour means what.
-fn scale(pixmap: &mut Pixmap) {
+fn draw_legend(pixmap: &mut Pixmap) {
     let (dot_pixels, box_width, step) = (2.0, 28.0, WIDTH as f32 / COLORS.len() as f32);
-    let middle = MAP_HEIGHT as f32 + SCALE_HEIGHT as f32 / 2.0;
-    let strip = Rect::from_xywh(0.0, MAP_HEIGHT as f32, WIDTH as f32, SCALE_HEIGHT as f32);
+    let middle = MAP_HEIGHT as f32 + LEGEND_HEIGHT as f32 / 2.0;
+    let strip = Rect::from_xywh(0.0, MAP_HEIGHT as f32, WIDTH as f32, LEGEND_HEIGHT as f32);
     if let Some(strip) = strip {
         fill(pixmap, &PathBuilder::from_rect(strip), [0xff, 0xff, 0xff, 0xff]);
     }
-    for (index, (_, words, [red, green, blue])) in COLORS.iter().enumerate() {
-        let whole = box_width + 10.0 + glyphs::width(words, dot_pixels);
-        let left = step * index as f32 + (step - whole) / 2.0;
+    for (index, (_, label, [red, green, blue])) in COLORS.iter().enumerate() {
+        let entry_width = box_width + 10.0 + glyphs::width(label, dot_pixels);
+        let left = step * index as f32 + (step - entry_width) / 2.0;
         if let Some(sample) = Rect::from_xywh(left.round(), middle - 7.0, box_width, 14.0) {
             fill(pixmap, &PathBuilder::from_rect(sample), [*red, *green, *blue, 0xff]);
         }
         let corner = [(left + box_width + 10.0).round(), (middle - glyphs::HEIGHT * dot_pixels / 2.0).round()];
-        glyphs::write(pixmap, words, corner, dot_pixels, Color::from_rgba8(TEXT[0], TEXT[1], TEXT[2], 255));
+        glyphs::write(pixmap, label, corner, dot_pixels, Color::from_rgba8(TEXT[0], TEXT[1], TEXT[2], 255));
     }
 }
 
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_change_where_accuracy_is_measured() {
+    fn colours_change_at_the_accuracy_thresholds() {
         let truth = point(10.0, 20.0);
         for (thresholds, distance_km) in
             [(0, 24.9), (1, 25.1), (1, 199.0), (2, 201.0), (3, 751.0), (4, 2501.0), (4, 19_000.0)]
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_answers_give_the_same_bytes_and_no_answer_a_map() {
+    fn drawing_is_deterministic_and_zero_answers_still_give_a_map() {
         let answers = [Answer { truth: point(50.0, 10.0), answer: point(-30.0, 140.0) }];
         assert_eq!(answers_map(&answers), answers_map(&answers));
         assert_ne!(answers_map(&answers).png, answers_map(&[]).png);

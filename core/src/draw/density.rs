@@ -1,6 +1,7 @@
-//! The density of one sample along the denoising steps: small maps, from noise to the answer.
+//! The density of one sample at successive denoising steps: a strip of small maps, from noise to the answer.
 //!
-//! Each map shows √(p / peak), the peak being its own: a quarter of it is half as light. The ring is the truth.
+//! Each map shows √(p / peak), where the peak is that map's own maximum, so a quarter of the peak density is drawn at half
+//! brightness. The ring marks the truth.
 
 use tiny_skia::{Color, PathBuilder, Pixmap, PremultipliedColorU8};
 
@@ -9,22 +10,22 @@ use super::png::Picture;
 use super::world::{Map, canvas, picture, stroke};
 use crate::geo::{Degrees, Place, UnitVector};
 
-/// Points of a field from west to east; half as many from north to south: 2 degrees each.
+/// Grid points from west to east, 2 degrees apart. There are half as many from north to south.
 const FIELD_WIDTH: usize = 180;
 const FIELD_HEIGHT: usize = FIELD_WIDTH / 2;
-/// Size of one map, and the space between two, pixels.
+/// Size of one map and the gap between two maps, in pixels.
 const MAP_WIDTH: u32 = 400;
 const MAP_HEIGHT: u32 = MAP_WIDTH / 2;
 const GAP: u32 = 6;
-/// Maps side by side.
+/// Maps per row.
 const COLUMNS: u32 = 4;
-/// Steps from dark to light: as many as the eye tells apart, and a file half the size.
+/// Brightness levels. 64 are as many as the eye can distinguish, and they halve the file size.
 const LEVELS: f32 = 64.0;
 const SHORE: [u8; 4] = [0xff, 0xff, 0xff, 0x60];
 const TRUTH: [u8; 4] = [0x3f, 0xff, 0xe0, 0xff];
-/// Behind what must be seen on light and dark.
+/// Drawn under the ring and the text, so that they stand out on both light and dark areas.
 const SHADOW: [u8; 4] = [0x10, 0x10, 0x20, 0xd0];
-/// From nothing to the peak: matplotlib's "magma" (CC0) at even steps.
+/// Colours from zero density to the peak: matplotlib's "magma" (CC0), sampled evenly.
 const SHADES: [[f32; 3]; 7] = [
     [0.0, 0.0, 4.0],
     [40.0, 17.0, 89.0],
@@ -35,47 +36,47 @@ const SHADES: [[f32; 3]; 7] = [
     [252.0, 253.0, 191.0],
 ];
 
-/// What the network believes at one step of a chain.
+/// The density that the network predicts at one denoising step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Frame {
-    /// The timestep at which it was asked.
+    /// The diffusion timestep.
     pub timestep: usize,
-    /// Logarithms of the density at [`field_points`], up to a constant.
+    /// Log density at each of [`field_points`], up to a constant.
     pub log_density: Vec<f32>,
 }
 
-/// Where a [`Frame`] wants the density: row after row from the north, each from west to east.
+/// The grid points of a [`Frame`]: rows from north to south, each from west to east.
 pub fn field_points() -> Vec<UnitVector> {
     let step = 360.0 / FIELD_WIDTH as f64;
     let rows = (0..FIELD_HEIGHT).map(|row| 90.0 - (row as f64 + 0.5) * step);
     let point = |latitude: f64, column: usize| {
         let longitude = -180.0 + (column as f64 + 0.5) * step;
-        UnitVector::from(Place::new(Degrees(latitude), Degrees(longitude)).expect("middles of cells lie on Earth"))
+        UnitVector::from(Place::new(Degrees(latitude), Degrees(longitude)).expect("cell centres are valid coordinates"))
     };
     rows.flat_map(|latitude| (0..FIELD_WIDTH).map(move |column| point(latitude, column))).collect()
 }
 
-/// Maps of a sample, in the order of `frames`; what is not a finite number is dark.
+/// Draws one map per frame, in the order of `frames`. Values that are not finite are drawn dark.
 ///
 /// # Panics
-/// Where there is no frame, or one is not as long as [`field_points`].
+/// If there are no frames, or a frame does not have one value per point of [`field_points`].
 pub fn density_strip(frames: &[Frame], truth: UnitVector) -> Picture {
-    assert!(!frames.is_empty(), "a strip has a frame");
+    assert!(!frames.is_empty(), "a strip needs at least one frame");
     let count = frames.len() as u32;
     let (columns, rows) = (count.min(COLUMNS), count.div_ceil(COLUMNS));
     let (width, height) = (columns * (MAP_WIDTH + GAP) - GAP, rows * (MAP_HEIGHT + GAP) - GAP);
     let mut pixmap = canvas(width, height, [0xff, 0xff, 0xff]);
-    for (place, frame) in (0..).zip(frames) {
-        let left = (place % COLUMNS) * (MAP_WIDTH + GAP);
-        let top = (place / COLUMNS) * (MAP_HEIGHT + GAP);
-        draw_field(&mut pixmap, &frame.log_density, [left, top]);
-        draw_over(&mut pixmap, frame.timestep, truth, [left, top]);
+    for (index, frame) in (0..).zip(frames) {
+        let left = (index % COLUMNS) * (MAP_WIDTH + GAP);
+        let top = (index / COLUMNS) * (MAP_HEIGHT + GAP);
+        draw_density(&mut pixmap, &frame.log_density, [left, top]);
+        draw_overlay(&mut pixmap, frame.timestep, truth, [left, top]);
     }
     picture(&pixmap)
 }
 
-fn draw_field(pixmap: &mut Pixmap, log_density: &[f32], [left, top]: [u32; 2]) {
-    assert_eq!(log_density.len(), FIELD_WIDTH * FIELD_HEIGHT, "a value for every point");
+fn draw_density(pixmap: &mut Pixmap, log_density: &[f32], [left, top]: [u32; 2]) {
+    assert_eq!(log_density.len(), FIELD_WIDTH * FIELD_HEIGHT, "one value per grid point");
     let peak = log_density.iter().copied().filter(|value| value.is_finite()).fold(f32::NEG_INFINITY, f32::max);
     let shade = |value: &f32| if value.is_finite() { ((value - peak) / 2.0).exp() } else { 0.0 };
     let shades: Vec<f32> = log_density.iter().map(shade).collect();
@@ -83,14 +84,14 @@ fn draw_field(pixmap: &mut Pixmap, log_density: &[f32], [left, top]: [u32; 2]) {
     let scale = FIELD_WIDTH as f32 / MAP_WIDTH as f32;
     for y in 0..MAP_HEIGHT {
         for x in 0..MAP_WIDTH {
-            let value = between(&shades, (x as f32 + 0.5) * scale - 0.5, (y as f32 + 0.5) * scale - 0.5);
-            pixmap.pixels_mut()[((top + y) * width + left + x) as usize] = colored(value);
+            let value = interpolate(&shades, (x as f32 + 0.5) * scale - 0.5, (y as f32 + 0.5) * scale - 0.5);
+            pixmap.pixels_mut()[((top + y) * width + left + x) as usize] = shade_color(value);
         }
     }
 }
 
-/// Bilinear; round the Earth from west to east, clamped at the poles.
-fn between(shades: &[f32], x: f32, y: f32) -> f32 {
+/// Bilinear interpolation that wraps around in longitude and is clamped at the poles.
+fn interpolate(shades: &[f32], x: f32, y: f32) -> f32 {
     let (west, north) = (x.floor(), y.floor());
     let (east_share, south_share) = (x - west, y - north);
     let at = |column: f32, row: f32| {
@@ -101,36 +102,37 @@ fn between(shades: &[f32], x: f32, y: f32) -> f32 {
     along(north) * (1.0 - south_share) + along(north + 1.0) * south_share
 }
 
-fn colored(value: f32) -> PremultipliedColorU8 {
+fn shade_color(value: f32) -> PremultipliedColorU8 {
     let level = (value.clamp(0.0, 1.0) * LEVELS).round() / LEVELS;
-    let place = level * (SHADES.len() - 1) as f32;
-    let below = (place as usize).min(SHADES.len() - 2);
-    let share = place - below as f32;
+    let position = level * (SHADES.len() - 1) as f32;
+    let below = (position as usize).min(SHADES.len() - 2);
+    let share = position - below as f32;
     let [red, green, blue] = std::array::from_fn(|channel| {
         (SHADES[below][channel] * (1.0 - share) + SHADES[below + 1][channel] * share).round() as u8
     });
-    PremultipliedColorU8::from_rgba(red, green, blue, 255).expect("no colour is above an opaque alpha")
+    PremultipliedColorU8::from_rgba(red, green, blue, 255).expect("with opaque alpha every colour is valid")
 }
 
-/// Shores, the truth and the timestep. A picture of its own, so that nothing reaches into the next map.
-fn draw_over(pixmap: &mut Pixmap, timestep: usize, truth: UnitVector, [left, top]: [u32; 2]) {
+/// Draws coastlines, the truth and the timestep. They go to a separate pixmap first, so that nothing spills into the next
+/// map.
+fn draw_overlay(pixmap: &mut Pixmap, timestep: usize, truth: UnitVector, [left, top]: [u32; 2]) {
     let map = Map { left: 0.0, top: 0.0, width: MAP_WIDTH as f32, height: MAP_HEIGHT as f32 };
-    let mut over = Pixmap::new(MAP_WIDTH, MAP_HEIGHT).expect("sizes are constants above 0");
+    let mut overlay = Pixmap::new(MAP_WIDTH, MAP_HEIGHT).expect("the size is a positive constant");
     if let Some(land) = map.land() {
-        stroke(&mut over, &land, 0.8, SHORE);
+        stroke(&mut overlay, &land, 0.8, SHORE);
     }
     let [x, y] = map.pixel(truth);
     if let Some(ring) = PathBuilder::from_circle(x, y, 7.0) {
-        stroke(&mut over, &ring, 3.6, SHADOW);
-        stroke(&mut over, &ring, 1.6, TRUTH);
+        stroke(&mut overlay, &ring, 3.6, SHADOW);
+        stroke(&mut overlay, &ring, 1.6, TRUTH);
     }
-    let words = format!("t={timestep}");
+    let label = format!("t={timestep}");
     let [red, green, blue, alpha] = SHADOW;
-    glyphs::write(&mut over, &words, [8.0, 8.0], 2.0, Color::from_rgba8(red, green, blue, alpha));
-    glyphs::write(&mut over, &words, [6.0, 6.0], 2.0, Color::WHITE);
+    glyphs::write(&mut overlay, &label, [8.0, 8.0], 2.0, Color::from_rgba8(red, green, blue, alpha));
+    glyphs::write(&mut overlay, &label, [6.0, 6.0], 2.0, Color::WHITE);
     let paint = tiny_skia::PixmapPaint::default();
-    let place = tiny_skia::Transform::identity();
-    pixmap.draw_pixmap(left.cast_signed(), top.cast_signed(), over.as_ref(), &paint, place, None);
+    let transform = tiny_skia::Transform::identity();
+    pixmap.draw_pixmap(left.cast_signed(), top.cast_signed(), overlay.as_ref(), &paint, transform, None);
 }
 
 #[cfg(test)]
@@ -138,13 +140,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn light_is_where_the_density_is_high() {
+    fn pixels_are_bright_where_the_density_is_high() {
         let points = field_points();
         let peak = points[20 * FIELD_WIDTH + 33];
         let mut log_density: Vec<f32> = points.iter().map(|point| -30.0 * point.angle(peak) as f32).collect();
         log_density[0] = f32::NAN;
         let mut pixmap = canvas(MAP_WIDTH, MAP_HEIGHT, [0, 0, 0]);
-        draw_field(&mut pixmap, &log_density, [0, 0]);
+        draw_density(&mut pixmap, &log_density, [0, 0]);
         let at = |column: f32, row: f32| {
             let scale = MAP_WIDTH as f32 / FIELD_WIDTH as f32;
             let pixel = pixmap.pixel((column * scale) as u32, (row * scale) as u32).expect("on the map");
@@ -156,16 +158,16 @@ mod tests {
     }
 
     #[test]
-    fn the_field_goes_round_the_earth() {
+    fn the_grid_wraps_around_in_longitude() {
         let points = field_points();
         assert_eq!(points.len(), FIELD_WIDTH * FIELD_HEIGHT);
         let shades: Vec<f32> = (0..points.len()).map(|index| (index % FIELD_WIDTH == 0) as u8 as f32).collect();
-        assert_eq!(between(&shades, -0.5, 10.0), between(&shades, FIELD_WIDTH as f32 - 0.5, 10.0));
-        assert_eq!(between(&shades, -0.5, 10.0), 0.5);
+        assert_eq!(interpolate(&shades, -0.5, 10.0), interpolate(&shades, FIELD_WIDTH as f32 - 0.5, 10.0));
+        assert_eq!(interpolate(&shades, -0.5, 10.0), 0.5);
     }
 
     #[test]
-    fn maps_stand_four_in_a_row() {
+    fn maps_are_laid_out_four_per_row() {
         let frame = Frame { timestep: 7, log_density: vec![0.0; FIELD_WIDTH * FIELD_HEIGHT] };
         let size = |count: usize| {
             let picture = density_strip(&vec![frame.clone(); count], UnitVector::NORTH_POLE);

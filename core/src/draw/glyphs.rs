@@ -1,8 +1,8 @@
-//! A few letters of five by seven dots: numbers and units need no font.
+//! A tiny bitmap font of five by seven dots: just the characters that labels on maps need.
 
 use tiny_skia::{Color, Paint, Pixmap, Rect, Transform};
 
-/// Dots of a letter: rows from the top, the leftmost dot in the highest of five bits.
+/// The dots of each character: rows from the top, five bits each, the leftmost dot in the highest bit.
 const GLYPHS: [(char, [u8; 7]); 16] = [
     ('0', [0b01110, 0b10001, 0b10011, 0b10101, 0b11001, 0b10001, 0b01110]),
     ('1', [0b00100, 0b01100, 0b00100, 0b00100, 0b00100, 0b00100, 0b01110]),
@@ -21,20 +21,20 @@ const GLYPHS: [(char, [u8; 7]); 16] = [
     ('<', [0b00010, 0b00100, 0b01000, 0b10000, 0b01000, 0b00100, 0b00010]),
     ('>', [0b01000, 0b00100, 0b00010, 0b00001, 0b00010, 0b00100, 0b01000]),
 ];
-/// Dots from one letter to the next.
+/// Dots from one character to the next.
 const ADVANCE: f32 = 6.0;
-/// Dots of a letter's height.
+/// Height of a character in dots.
 pub(super) const HEIGHT: f32 = 7.0;
 
-/// Writes `text` with its upper left corner at (x, y), each dot `dot` pixels wide; what has no dots is a space.
+/// Writes `text` with its upper left corner at (x, y), each dot `dot` pixels wide. Unknown characters are left blank.
 pub(super) fn write(pixmap: &mut Pixmap, text: &str, [x, y]: [f32; 2], dot: f32, color: Color) {
     let mut paint = Paint { anti_alias: false, ..Paint::default() };
     paint.set_color(color);
-    for (place, letter) in text.chars().enumerate() {
-        let Some((_, rows)) = GLYPHS.iter().find(|(known, _)| *known == letter) else { continue };
+    for (index, letter) in text.chars().enumerate() {
+        let Some((_, rows)) = GLYPHS.iter().find(|(glyph, _)| *glyph == letter) else { continue };
         let dots = (0..7).flat_map(|row| (0..5).map(move |column| (row, column)));
         for (row, column) in dots.filter(|(row, column)| rows[*row] >> (4 - column) & 1 == 1) {
-            let left = x + dot * (place as f32 * ADVANCE + column as f32);
+            let left = x + dot * (index as f32 * ADVANCE + column as f32);
             if let Some(rect) = Rect::from_xywh(left, y + dot * row as f32, dot, dot) {
                 pixmap.fill_rect(rect, &paint, Transform::identity(), None);
             }
@@ -42,7 +42,7 @@ pub(super) fn write(pixmap: &mut Pixmap, text: &str, [x, y]: [f32; 2], dot: f32,
     }
 }
 
-/// Pixels that `text` takes.
+/// Width of `text` in pixels.
 pub(super) fn width(text: &str, dot: f32) -> f32 {
     text.chars().count() as f32 * ADVANCE * dot
 }

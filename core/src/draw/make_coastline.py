@@ -9,13 +9,13 @@ import sys
 
 HEAD = """\
 # Land of the Earth, from Natural Earth 1:110m (public domain, naturalearthdata.com), as packaged by world-atlas 2.0.2.
-# One closed ring a line: longitude,latitude in hundredths of a degree. Longitudes go on beyond 180 degrees where a ring crosses
-# that meridian; the ring round the pole is closed along it. Made by make_coastline.py."""
+# One closed ring per line: longitude,latitude in hundredths of a degree. Longitudes continue beyond 180 degrees where a ring
+# crosses that meridian. The ring around the south pole is closed along latitude -90. Made by make_coastline.py."""
 TURN = 36000
 
 
 def unwrapped(ring):
-    """No step of more than half a turn; a ring that goes round the south pole gets its edge."""
+    """Removes jumps of more than half a turn. A ring around the south pole is closed along the bottom edge of the map."""
     found = [ring[0]]
     for longitude, latitude in ring[1:] + ring[:1]:
         turns = round((longitude - found[-1][0]) / TURN)

@@ -1,14 +1,14 @@
-//! Maps of the world as PNG: where answers lie, and how the density of a sample gathers.
+//! World maps as PNG: predictions against the truth, and the density of one sample as it is denoised.
 //!
 //! In reading order:
 //! - [`answers`]: predictions against the truth.
-//! - [`density`]: one sample along the denoising steps.
-//! - `world`: the projection, land, lines that may cross the 180th meridian.
-//! - `glyphs`: a few letters.
-//! - [`png`]: pixels into a file.
+//! - [`density`]: the density of one sample at successive denoising steps.
+//! - `world`: the projection, land, and lines that may cross the 180th meridian.
+//! - `glyphs`: a tiny bitmap font.
+//! - [`png`]: the PNG encoder.
 //!
-//! Pure: from points to bytes, without files, fonts or clocks; the same input gives the same bytes. Maps are equirectangular,
-//! north up, Greenwich in the middle. Land is Natural Earth's (`coastline.txt` says where it comes from).
+//! Pure: no files, fonts or clocks. The same input always gives the same bytes. Maps are equirectangular, with north up and
+//! Greenwich in the middle. Land comes from Natural Earth (the header of `coastline.txt` names the source).
 
 pub mod answers;
 pub mod density;

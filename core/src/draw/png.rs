@@ -1,4 +1,4 @@
-//! PNG of eight-bit RGB, written by hand (`docs/decisions/0010-pictures.md`).
+//! A minimal PNG encoder for eight-bit RGB. `docs/decisions/0010-pictures.md` says why no crate is used.
 //!
 //! Source: PNG specification, third edition (W3C, 2025), sections 5, 9 and 11.
 
@@ -8,34 +8,34 @@ use flate2::write::ZlibEncoder;
 use flate2::{Compression, Crc};
 
 const SIGNATURE: [u8; 8] = [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n'];
-/// Bytes of a pixel.
+/// Bytes per pixel.
 const PIXEL_BYTES: usize = 3;
-/// Eight bits a sample, RGB, the one compression and filter method there is, not interlaced.
+/// Bit depth 8, colour type RGB, the only compression and filter methods that PNG defines, not interlaced.
 const FORMAT: [u8; 5] = [8, 2, 0, 0, 0];
 
-/// A PNG file and its size.
+/// An encoded PNG file and its size in pixels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
-    /// Pixels from left to right.
+    /// Width in pixels.
     pub width: u32,
-    /// Pixels from top to bottom.
+    /// Height in pixels.
     pub height: u32,
-    /// The file.
+    /// The bytes of the PNG file.
     pub png: Vec<u8>,
 }
 
 impl Picture {
-    /// A picture of `rgb`, row after row from the top, three bytes a pixel.
+    /// Encodes `rgb`: rows from the top, three bytes per pixel.
     ///
     /// # Panics
-    /// Where there are not `width × height` pixels, or none.
+    /// If `rgb` does not hold exactly `width × height` pixels, or the picture is empty.
     pub fn new(width: u32, height: u32, rgb: &[u8]) -> Self {
         let row_bytes = width as usize * PIXEL_BYTES;
         assert!(row_bytes > 0 && rgb.len() == row_bytes * height as usize && height > 0, "{width} x {height}");
-        // Even surfaces are smallest as they are, shades as differences.
+        // Flat areas compress best unfiltered, gradients as differences. Try both.
         let plain: Vec<u8> = rgb.chunks_exact(row_bytes).flat_map(|row| [&[0], row].concat()).collect();
-        let packed = [packed(&plain), packed(&filtered(rgb, row_bytes))];
-        let data = packed.iter().min_by_key(|data| data.len()).expect("there are two");
+        let candidates = [compressed(&plain), compressed(&filtered(rgb, row_bytes))];
+        let data = candidates.iter().min_by_key(|data| data.len()).expect("there are two");
         let mut header = [width.to_be_bytes(), height.to_be_bytes()].concat();
         header.extend(FORMAT);
         let png = [SIGNATURE.to_vec(), chunk(b"IHDR", &header), chunk(b"IDAT", data), chunk(b"IEND", &[])];
@@ -48,28 +48,28 @@ fn filtered(rgb: &[u8], row_bytes: usize) -> Vec<u8> {
     rgb.chunks_exact(row_bytes).zip(above).flat_map(|(row, above)| best_filter(row, &above)).collect()
 }
 
-/// The row as it is, less its left neighbours or less the row above, whichever has the smallest bytes: the specification's own
-/// rule of thumb (section 12.7).
+/// The row unfiltered, or minus its left neighbours, or minus the row above: whichever has the least sum of absolute values.
+/// This heuristic is the specification's own (section 12.7).
 fn best_filter(row: &[u8], above: &[u8]) -> Vec<u8> {
     let left = [&[0; PIXEL_BYTES][..], row].concat();
-    let less = |kind: u8, other: &[u8]| -> Vec<u8> {
+    let filter_row = |kind: u8, other: &[u8]| -> Vec<u8> {
         std::iter::once(kind).chain(row.iter().zip(other).map(|(byte, other)| byte.wrapping_sub(*other))).collect()
     };
-    let filters = [less(0, &vec![0; row.len()]), less(1, &left), less(2, above)];
+    let filters = [filter_row(0, &vec![0; row.len()]), filter_row(1, &left), filter_row(2, above)];
     let size = |row: &Vec<u8>| row[1..].iter().map(|byte| u64::from(byte.cast_signed().unsigned_abs())).sum::<u64>();
     filters.into_iter().min_by_key(size).expect("there are three")
 }
 
-fn packed(bytes: &[u8]) -> Vec<u8> {
+fn compressed(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
     let written = encoder.write_all(bytes).and_then(|()| encoder.finish());
-    written.expect("a vector takes everything")
+    written.expect("writing to a Vec cannot fail")
 }
 
 fn chunk(kind: &[u8; 4], data: &[u8]) -> Vec<u8> {
     let checked = [kind, data].concat();
     let mut crc = Crc::new();
     crc.update(&checked);
-    let length = u32::try_from(data.len()).expect("a picture has less than 4 GiB");
+    let length = u32::try_from(data.len()).expect("a picture is smaller than 4 GiB");
     [&length.to_be_bytes(), checked.as_slice(), &crc.sum().to_be_bytes()].concat()
 }

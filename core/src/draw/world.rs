@@ -1,7 +1,7 @@
-//! The equirectangular projection, land, and lines on it.
+//! The equirectangular projection, land, and lines that cross the 180th meridian.
 //!
-//! Invariant: longitudes along a line go on beyond ±180° instead of jumping; whatever leaves the map on one side is drawn again a
-//! turn away, and so comes in on the other.
+//! Invariant: longitudes along a line continue beyond ±180° instead of jumping. A line that leaves the map on one side is
+//! drawn a second time, shifted by 360°, so that it enters on the other side.
 
 use std::sync::LazyLock;
 
@@ -10,22 +10,22 @@ use tiny_skia::{FillRule, Paint, Path, PathBuilder, Pixmap, Stroke, Transform};
 use super::png::Picture;
 use crate::geo::{Place, UnitVector};
 
-/// Rings of land: longitude and latitude in degrees.
+/// Outlines of land as closed rings of (longitude, latitude) in degrees.
 static LAND: LazyLock<Vec<Vec<[f64; 2]>>> = LazyLock::new(|| rings(include_str!("coastline.txt")));
-/// Angle between two points of a drawn great circle, radians: 2 degrees.
+/// Angle between successive points of a drawn great circle, radians. About 2 degrees.
 const ARC_STEP: f64 = 0.035;
 
 fn rings(text: &str) -> Vec<Vec<[f64; 2]>> {
-    let number = |text: &str| text.parse::<f64>().expect("coastline.txt has numbers") / 100.0;
+    let number = |text: &str| text.parse::<f64>().expect("coastline.txt holds numbers") / 100.0;
     let point = |text: &str| {
-        let (longitude, latitude) = text.split_once(',').expect("coastline.txt has pairs");
+        let (longitude, latitude) = text.split_once(',').expect("coastline.txt holds pairs");
         [number(longitude), number(latitude)]
     };
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| line.split_whitespace().map(point).collect()).collect()
 }
 
-/// A map within a picture: where it lies, in pixels.
+/// The rectangle of a map within a picture, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Map {
     pub(super) left: f32,
@@ -35,7 +35,7 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// Where a place is drawn.
+    /// The pixel of a point.
     pub(super) fn pixel(&self, point: UnitVector) -> [f32; 2] {
         let place = Place::from(point);
         self.at([place.longitude().0, place.latitude().0])
@@ -46,7 +46,7 @@ impl Map {
         [self.left + east as f32 * self.width, self.top + south as f32 * self.height]
     }
 
-    /// Land, with the parts that cross the 180th meridian on both sides; none only if there were no land.
+    /// The outlines of land. Parts that cross the 180th meridian appear on both sides.
     pub(super) fn land(&self) -> Option<Path> {
         let mut builder = PathBuilder::new();
         for ring in LAND.iter() {
@@ -55,7 +55,7 @@ impl Map {
         builder.finish()
     }
 
-    /// The shorter way between two points.
+    /// The shorter great-circle arc between two points.
     pub(super) fn great_circle(&self, from: UnitVector, to: UnitVector) -> Option<Path> {
         let mut builder = PathBuilder::new();
         self.on_both_sides(&mut builder, &unwrapped(&arc(from, to)), false);
@@ -78,7 +78,7 @@ impl Map {
     }
 }
 
-/// Points of the great circle from one to the other, both included. Antipodes have many: any.
+/// Points along the great-circle arc between two points, both included. For antipodes the arc is arbitrary.
 fn arc(from: UnitVector, to: UnitVector) -> Vec<UnitVector> {
     let angle = from.angle(to);
     let steps = (angle / ARC_STEP).ceil().max(1.0) as usize;
@@ -92,7 +92,7 @@ fn arc(from: UnitVector, to: UnitVector) -> Vec<UnitVector> {
     std::iter::once(from).chain(inner).chain([to]).collect()
 }
 
-/// Longitude and latitude without jumps.
+/// Converts points to (longitude, latitude) with longitudes that continue beyond ±180° instead of jumping.
 fn unwrapped(points: &[UnitVector]) -> Vec<[f64; 2]> {
     let mut found: Vec<[f64; 2]> = Vec::with_capacity(points.len());
     for point in points {
@@ -116,14 +116,14 @@ pub(super) fn stroke(pixmap: &mut Pixmap, path: &Path, width: f32, [red, green, 
     pixmap.stroke_path(path, &paint, &Stroke { width, ..Stroke::default() }, Transform::identity(), None);
 }
 
-/// A picture of one colour.
+/// A new pixmap filled with one colour.
 pub(super) fn canvas(width: u32, height: u32, [red, green, blue]: [u8; 3]) -> Pixmap {
-    let mut pixmap = Pixmap::new(width, height).expect("sizes are constants above 0");
+    let mut pixmap = Pixmap::new(width, height).expect("the size is not zero");
     pixmap.fill(tiny_skia::Color::from_rgba8(red, green, blue, 255));
     pixmap
 }
 
-/// The file of a picture that has no transparent pixel.
+/// Encodes a pixmap as PNG. The pixmap must have no transparent pixels.
 pub(super) fn picture(pixmap: &Pixmap) -> Picture {
     let rgb: Vec<u8> = pixmap.data().chunks_exact(4).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect();
     Picture::new(pixmap.width(), pixmap.height(), &rgb)
@@ -139,23 +139,23 @@ mod tests {
     }
 
     #[test]
-    fn a_way_across_the_180th_meridian_does_not_jump() {
-        let way = unwrapped(&arc(point(10.0, 170.0), point(-20.0, -150.0)));
-        assert!(way.windows(2).all(|pair| (pair[1][0] - pair[0][0]).abs() < 5.0), "{way:?}");
-        assert!((way.last().expect("points")[0] - 210.0).abs() < 1e-9, "{way:?}");
+    fn an_arc_across_the_180th_meridian_does_not_jump() {
+        let line = unwrapped(&arc(point(10.0, 170.0), point(-20.0, -150.0)));
+        assert!(line.windows(2).all(|pair| (pair[1][0] - pair[0][0]).abs() < 5.0), "{line:?}");
+        assert!((line.last().expect("points")[0] - 210.0).abs() < 1e-9, "{line:?}");
     }
 
     #[test]
-    fn any_two_points_have_a_way() {
+    fn an_arc_connects_any_two_points() {
         let north = UnitVector::NORTH_POLE;
         for (from, to) in [(north, north), (north, UnitVector::SOUTH_POLE), (point(0.0, 0.0), point(0.0, 180.0))] {
-            let way = arc(from, to);
-            assert_eq!((way[0], way[way.len() - 1]), (from, to));
+            let points = arc(from, to);
+            assert_eq!((points[0], points[points.len() - 1]), (from, to));
         }
     }
 
     #[test]
-    fn land_is_where_it_is() {
+    fn known_places_are_drawn_as_land_or_sea() {
         let map = Map { left: 0.0, top: 0.0, width: 720.0, height: 360.0 };
         let mut pixmap = canvas(720, 360, [0, 0, 0]);
         fill(&mut pixmap, &map.land().expect("land"), [255, 255, 255, 255]);
@@ -175,7 +175,7 @@ mod tests {
             let weight = ((90.0 - (row as f64 + 0.5) / 2.0).to_radians()).cos() / 720.0;
             weight * pixels.iter().filter(|pixel| pixel.red() > 128).count() as f64
         });
-        // Two sevenths of the Earth are land; the Caspian Sea is counted as such.
+        // About 29 % of the Earth is land. The Caspian Sea counts as land here.
         let share = land.sum::<f64>() * 0.5_f64.to_radians() / 2.0;
         assert!((share - 0.29).abs() < 0.01, "{share}");
     }

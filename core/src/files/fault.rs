@@ -1,53 +1,53 @@
-//! A file system that breaks on purpose, for tests.
+//! Injected file system faults, for tests.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// How files fail.
+/// A file system fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The process is killed: the operation is cut (half of a write arrives), nothing happens after it.
+    /// The process is killed. Half of the current write reaches the file, and every later operation fails.
     Crash,
-    /// The machine loses power: the same, and files that were not brought to the disk are empty.
+    /// The machine loses power. As for a crash, and files that were not synced become empty.
     PowerLoss,
-    /// No space: this and every later write fails, while names can still be changed and removed.
+    /// The disk is full. This write and all later ones fail; files can still be renamed and removed.
     DiskFull,
 }
 
-/// What an operation needs.
+/// Whether an operation needs disk space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Space.
+pub(super) enum FileOperation {
+    /// Needs disk space.
     Write,
-    /// None.
+    /// Does not need disk space.
     Other,
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Faults(Arc<Mutex<State>>);
+pub(super) struct Faults(Arc<Mutex<FaultState>>);
 
 #[derive(Debug)]
-struct State {
+struct FaultState {
     fault: Fault,
-    /// Operations until it strikes.
+    /// Operations that still succeed before the fault.
     left: u64,
-    struck: bool,
+    triggered: bool,
     unsynced: BTreeSet<PathBuf>,
 }
 
 impl Faults {
     pub(super) fn new(fault: Fault, operation: u64) -> Self {
-        Self(Arc::new(Mutex::new(State { fault, left: operation, struck: false, unsynced: BTreeSet::new() })))
+        Self(Arc::new(Mutex::new(FaultState { fault, left: operation, triggered: false, unsynced: BTreeSet::new() })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FaultState> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub(super) fn has_struck(&self) -> bool {
-        self.state().struck
+    pub(super) fn has_triggered(&self) -> bool {
+        self.state().triggered
     }
 
     pub(super) fn unsynced(&self, path: &Path) {
@@ -68,22 +68,22 @@ impl Faults {
         state.unsynced = std::mem::take(&mut state.unsynced).into_iter().map(moved).collect();
     }
 
-    /// Counts one operation; an error where it fails.
-    pub(super) fn allow(&self, kind: Kind) -> io::Result<()> {
+    /// Counts one operation, and returns an error if the fault affects it.
+    pub(super) fn allow(&self, kind: FileOperation) -> io::Result<()> {
         let mut state = self.state();
-        let strikes = !state.struck && state.left == 0;
+        let triggers = !state.triggered && state.left == 0;
         state.left = state.left.saturating_sub(1);
-        if strikes {
-            state.struck = true;
+        if triggers {
+            state.triggered = true;
             if state.fault == Fault::PowerLoss {
                 state.unsynced.iter().for_each(|path| drop(std::fs::File::create(path)));
             }
         }
         match state.fault {
-            _ if !state.struck => Ok(()),
-            Fault::DiskFull if kind == Kind::Other => Ok(()),
+            _ if !state.triggered => Ok(()),
+            Fault::DiskFull if kind == FileOperation::Other => Ok(()),
             Fault::DiskFull => Err(io::Error::from_raw_os_error(nix::errno::Errno::ENOSPC as i32)),
-            Fault::Crash | Fault::PowerLoss => Err(io::Error::other("this process was killed (on purpose)")),
+            Fault::Crash | Fault::PowerLoss => Err(io::Error::other("process killed (injected fault)")),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Files that survive a crash, for both planes: written beside or in hiding, brought to the disk, then renamed.
+//! Crash-safe file writing: files are written under a temporary name, synced to disk, then renamed.
 //!
-//! Nothing is durable before it was asked for: a file with [`FileWriter::finish`], a name in a folder with
-//! [`Files::sync_folder`]. Every operation that changes something is counted, so that a test can make each of them fail
-//! ([`Fault`]); [`Files::real`] never fails by itself. Checksums are xxh3 (64 bits), sixteen hexadecimal digits: they find
+//! The contents of a file are durable after [`FileWriter::finish`], a name in a folder after [`Files::sync_folder`].
+//! Every operation that changes the file system is counted, so that a test can make each of them fail ([`Fault`]);
+//! [`Files::real`] injects no faults. Checksums are 64-bit xxh3, written as sixteen hexadecimal digits. They detect
 //! damage, not forgery.
 
 mod fault;
@@ -16,38 +16,38 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 pub use fault::Fault;
-use fault::{Faults, Kind};
+use fault::{Faults, FileOperation};
 
-/// Bytes that are gathered before they are written, and read at once.
+/// Size of write and read buffers.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// The system refused something about a file.
+/// An I/O error with the path of the file or folder.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {error}")]
 pub struct FileError {
-    /// Which file or folder.
+    /// The file or folder.
     pub path: PathBuf,
-    /// What the system said.
+    /// The error of the operating system.
     pub error: io::Error,
 }
 
 impl FileError {
-    /// What to make of the system's error about `path`.
+    /// Adds `path` to an I/O error, for `map_err`.
     pub fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
         move |error| Self { path: path.to_owned(), error }
     }
 }
 
-/// What became of a file.
+/// Length and checksum of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
-    /// Its length.
+    /// Length of the file.
     pub bytes: u64,
-    /// Its checksum, sixteen hexadecimal digits.
+    /// xxh3 checksum, sixteen hexadecimal digits.
     pub xxh3: String,
 }
 
-/// xxh3 of bytes that come in pieces.
+/// Incremental xxh3 checksum.
 #[derive(Clone)]
 pub struct Xxh3(XxHash3_64);
 
@@ -64,18 +64,18 @@ impl std::fmt::Debug for Xxh3 {
 }
 
 impl Xxh3 {
-    /// Takes in the next piece.
+    /// Adds bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
     }
 
-    /// The checksum of all so far.
+    /// The checksum of all bytes so far, sixteen hexadecimal digits.
     pub fn hex(&self) -> String {
         format!("{:016x}", self.0.finish())
     }
 }
 
-/// Length and checksum of a file, read from its start to its end.
+/// Reads a whole file and returns its length and checksum.
 pub fn measure(path: &Path) -> Result<Written, FileError> {
     let mut file = File::open(path).map_err(FileError::at(path))?;
     let (mut hasher, mut bytes, mut buffer) = (Xxh3::default(), 0_u64, vec![0; BUFFER_BYTES]);
@@ -92,42 +92,42 @@ pub fn measure(path: &Path) -> Result<Written, FileError> {
     }
 }
 
-/// The file system, or one that fails on purpose.
+/// The file system, with or without injected faults.
 #[derive(Debug, Clone, Default)]
 pub struct Files {
     faults: Option<Faults>,
 }
 
 impl Files {
-    /// The file system as it is.
+    /// The file system without injected faults.
     pub fn real() -> Self {
         Self::default()
     }
 
-    /// Counts operations, from 0, and breaks with the `operation`th.
+    /// The file system with a fault at the given operation, counted from 0.
     pub fn failing(fault: Fault, operation: u64) -> Self {
         Self { faults: Some(Faults::new(fault, operation)) }
     }
 
-    /// The fault has struck.
+    /// Whether the injected fault has occurred.
     pub fn has_failed(&self) -> bool {
-        self.faults.as_ref().is_some_and(Faults::has_struck)
+        self.faults.as_ref().is_some_and(Faults::has_triggered)
     }
 
-    fn allow(&self, kind: Kind, path: &Path) -> Result<(), FileError> {
+    fn allow(&self, kind: FileOperation, path: &Path) -> Result<(), FileError> {
         self.faults.as_ref().map_or(Ok(()), |faults| faults.allow(kind)).map_err(FileError::at(path))
     }
 
-    /// Makes a folder; one that exists is fine. Its name is durable once its parent is synced.
+    /// Creates a folder unless it exists. Its name is durable once the parent folder is synced.
     pub fn create_folder(&self, path: &Path) -> Result<(), FileError> {
-        self.allow(Kind::Write, path)?;
+        self.allow(FileOperation::Write, path)?;
         match std::fs::create_dir(path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
             other => other.map_err(FileError::at(path)),
         }
     }
 
-    /// Makes a folder and those above it; the names of all that are new are durable.
+    /// Creates a folder and its missing parents, and makes their names durable.
     pub fn create_folders(&self, path: &Path) -> Result<(), FileError> {
         if path.is_dir() {
             return Ok(());
@@ -140,9 +140,9 @@ impl Files {
         self.sync_folder(parent)
     }
 
-    /// A new file, or an empty one in the place of the old.
+    /// Creates a file, or truncates an existing one.
     pub fn create(&self, path: &Path) -> Result<FileWriter, FileError> {
-        self.allow(Kind::Write, path)?;
+        self.allow(FileOperation::Write, path)?;
         let file = File::create(path).map_err(FileError::at(path))?;
         if let Some(faults) = &self.faults {
             faults.unsynced(path);
@@ -159,36 +159,37 @@ impl Files {
 
     /// Makes the names in a folder durable.
     pub fn sync_folder(&self, path: &Path) -> Result<(), FileError> {
-        self.allow(Kind::Other, path)?;
+        self.allow(FileOperation::Other, path)?;
         File::open(path).and_then(|folder| folder.sync_all()).map_err(FileError::at(path))
     }
 
-    /// Puts a small file in place, whole and durable, or leaves the old one.
-    pub fn write_whole(&self, path: &Path, bytes: &[u8]) -> Result<Written, FileError> {
-        let beside = beside(path);
-        let written = self.write_new(&beside, bytes).and_then(|written| {
-            self.rename(&beside, path)?;
+    /// Replaces a small file atomically and durably. After an error, the file has its old or its new contents, never a
+    /// mixture.
+    pub fn write_atomically(&self, path: &Path, bytes: &[u8]) -> Result<Written, FileError> {
+        let temporary = temporary_path(path);
+        let written = self.write_new(&temporary, bytes).and_then(|written| {
+            self.rename(&temporary, path)?;
             Ok(written)
         });
         if written.is_err() {
-            // The disk may be full: half a file is of no use to anyone.
-            let _ = self.remove_file(&beside);
+            // The disk may be full, and an incomplete file is useless.
+            let _ = self.remove_file(&temporary);
         }
         let written = written?;
         self.sync_folder(parent(path))?;
         Ok(written)
     }
 
-    /// Writes a file under its own name and brings it to the disk.
+    /// Writes a file directly under its final name and syncs it to disk.
     pub fn write_new(&self, path: &Path, bytes: &[u8]) -> Result<Written, FileError> {
         let mut writer = self.create(path)?;
         writer.put(bytes)?;
         writer.finish()
     }
 
-    /// Renames a file or folder. Its new name is durable once the folder is synced.
+    /// Renames a file or folder. The new name is durable once its folder is synced.
     pub fn rename(&self, from: &Path, to: &Path) -> Result<(), FileError> {
-        self.allow(Kind::Other, from)?;
+        self.allow(FileOperation::Other, from)?;
         std::fs::rename(from, to).map_err(FileError::at(from))?;
         if let Some(faults) = &self.faults {
             faults.renamed(from, to);
@@ -198,21 +199,21 @@ impl Files {
 
     /// Removes a file.
     pub fn remove_file(&self, path: &Path) -> Result<(), FileError> {
-        self.allow(Kind::Other, path)?;
+        self.allow(FileOperation::Other, path)?;
         std::fs::remove_file(path).map_err(FileError::at(path))
     }
 
-    /// Removes a folder with all that is in it; links are removed, not followed.
+    /// Removes a folder and its contents. Symbolic links are removed, not followed.
     pub fn remove_folder(&self, path: &Path) -> Result<(), FileError> {
         for entry in self.entries(path)? {
             let kind = std::fs::symlink_metadata(&entry).map_err(FileError::at(&entry))?;
             if kind.is_dir() { self.remove_folder(&entry)? } else { self.remove_file(&entry)? }
         }
-        self.allow(Kind::Other, path)?;
+        self.allow(FileOperation::Other, path)?;
         std::fs::remove_dir(path).map_err(FileError::at(path))
     }
 
-    /// What is in a folder, sorted.
+    /// Paths of all entries of a folder, sorted.
     pub fn entries(&self, path: &Path) -> Result<Vec<PathBuf>, FileError> {
         let entries = std::fs::read_dir(path).and_then(|entries| {
             entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<PathBuf>>>()
@@ -223,7 +224,7 @@ impl Files {
     }
 }
 
-/// The folder that a path is in.
+/// The folder of a path: `.` for a bare name, the path itself for the root.
 pub fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
@@ -232,16 +233,16 @@ pub fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Where a file is written before it takes its name.
-fn beside(path: &Path) -> PathBuf {
+/// Hidden file in the same folder, which is renamed to `path` when it is complete.
+fn temporary_path(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     parent(path).join(format!(".{name}{WRITING}"))
 }
 
-/// How names of files end that are being written; what is left of them may be removed.
+/// Suffix of the names of temporary files. Files with this suffix that a crash left behind may be removed.
 pub const WRITING: &str = ".writing";
 
-/// A file that is being written; it counts and hashes what it is given.
+/// Writes a file and computes its length and checksum.
 #[derive(Debug)]
 pub struct FileWriter {
     files: Files,
@@ -253,7 +254,7 @@ pub struct FileWriter {
 }
 
 impl FileWriter {
-    /// Takes all bytes.
+    /// Appends bytes.
     pub fn put(&mut self, bytes: &[u8]) -> Result<(), FileError> {
         self.hasher.update(bytes);
         self.bytes += bytes.len() as u64;
@@ -266,10 +267,10 @@ impl FileWriter {
         Ok(())
     }
 
-    /// All that was put is on the disk.
+    /// Flushes all bytes and syncs the file to disk.
     pub fn finish(mut self) -> Result<Written, FileError> {
         self.flush_buffer()?;
-        self.files.allow(Kind::Write, &self.path)?;
+        self.files.allow(FileOperation::Write, &self.path)?;
         self.file.sync_all().map_err(FileError::at(&self.path))?;
         if let Some(faults) = &self.files.faults {
             faults.synced(&self.path);
@@ -281,10 +282,10 @@ impl FileWriter {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        let failed_before = self.files.has_failed();
-        if let Err(error) = self.files.allow(Kind::Write, &self.path) {
-            if !failed_before {
-                // What was on its way when the fault struck arrives in part.
+        let had_failed = self.files.has_failed();
+        if let Err(error) = self.files.allow(FileOperation::Write, &self.path) {
+            if !had_failed {
+                // A write that the fault interrupts reaches the file in part.
                 let _ = self.file.write_all(&self.buffer[..self.buffer.len() / 2]);
             }
             return Err(error);
@@ -300,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_what_was_put_and_its_checksum_is_xxh3() {
+    fn file_has_the_written_bytes_and_their_xxh3_checksum() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("file");
         let bytes: Vec<u8> = (0..3 * BUFFER_BYTES + 17).map(|index| (index % 251) as u8).collect();
@@ -314,39 +315,39 @@ mod tests {
         assert_eq!(
             Xxh3::default().hex(),
             "2d06800538d394c2",
-            "the checksum of nothing, from the specification of xxh3"
+            "checksum of the empty input, from the xxh3 specification"
         );
     }
 
     #[test]
-    fn writing_whole_replaces_or_leaves() {
+    fn failed_atomic_write_leaves_the_old_or_the_new_file() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("latest");
-        Files::real().write_whole(&path, b"old").expect("written");
+        Files::real().write_atomically(&path, b"old").expect("written");
         for fault in [Fault::Crash, Fault::PowerLoss, Fault::DiskFull] {
             for operation in 0.. {
                 let files = Files::failing(fault, operation);
-                let done = files.write_whole(&path, b"new");
+                let done = files.write_atomically(&path, b"new");
                 let text = std::fs::read(&path).expect("always there");
                 assert!(text == b"old" || text == b"new", "{fault:?} at {operation}: {text:?}");
                 if done.is_ok() {
                     assert_eq!(text, b"new");
-                    assert!(operation > 2, "{fault:?} never struck");
+                    assert!(operation > 2, "{fault:?} never occurred");
                     break;
                 }
                 assert!(files.has_failed());
             }
-            Files::real().write_whole(&path, b"old").expect("written");
+            Files::real().write_atomically(&path, b"old").expect("written");
         }
     }
 
     #[test]
-    fn folders_are_made_with_all_above_them_and_removed_with_all_within() {
+    fn folders_are_created_with_parents_and_removed_with_contents() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let deep = folder.path().join("a/b/c");
         let files = Files::real();
-        files.create_folders(&deep).expect("made");
-        files.create_folders(&deep).expect("there already");
+        files.create_folders(&deep).expect("created");
+        files.create_folders(&deep).expect("exists already");
         files.write_new(&deep.join("x"), b"x").expect("written");
         files.remove_folder(&folder.path().join("a")).expect("removed");
         assert!(files.entries(folder.path()).expect("readable").is_empty());

@@ -1,44 +1,49 @@
-//! Which of many points are near a place: a balanced tree over unit vectors.
+//! Nearest neighbours and radius queries: a balanced k-d tree over unit vectors.
 //!
-//! A tree and not buckets of equal size: galleries have a thousand points in a town and none in an ocean. Own code and not a
-//! crate: it is a hundred lines, works on unit vectors as they are, and its answers follow [`UnitVector::distance`] to the bit.
-//! Chords decide where they are clearly shorter or longer than the radius; within [`SLACK`] of it the distance itself is asked.
+//! A tree rather than equal-sized buckets, because galleries have a thousand points in a town and none in an ocean. Not a
+//! crate, because this is a hundred lines, works on unit vectors directly, and its answers agree with
+//! [`UnitVector::distance`] to the bit. Chord lengths decide where they are clearly shorter or longer than the radius.
+//! Within [`SLACK`] of the radius, the great-circle distance itself is compared.
 //!
-//! Invariant: every query gives what a pass over all points in their order would give, of equals the first.
+//! Invariant: every query returns what a linear scan over all points would return. Among equal distances the first point
+//! wins.
 
 use super::EARTH_RADIUS_KM;
 use super::place::Km;
 use super::vector::UnitVector;
 
-/// Points below which a part of the tree is looked at one by one.
+/// Parts of the tree with at most this many points are scanned linearly.
 const LEAF: usize = 16;
-/// Chords this near to the limit, as a part of it and in units of the radius, say nothing: rounding is a thousand times smaller.
+/// Chords within this relative distance of the limit are too close to call. Rounding errors are a thousand times smaller.
 const SLACK: f64 = 1e-9;
+/// The same as an absolute distance, in Earth radii.
 const SLACK_ABSOLUTE: f64 = 1e-12;
 
-/// Points that can be asked for by distance.
+/// Points indexed by position, for nearest-neighbour and radius queries.
 #[derive(Debug, Clone)]
 pub struct SphereIndex {
     points: Vec<UnitVector>,
-    /// Positions in `points`, in the order of the tree.
+    /// Positions in `points`, in tree order.
     order: Vec<u32>,
-    /// The points in the order of the tree.
+    /// The points in tree order.
     nodes: Vec<[f64; 3]>,
-    /// At the middle of each part: along which axis it is split, and at which value.
+    /// At the middle of each part of the tree: the axis along which it is split, and the value.
     splits: Vec<(u8, f64)>,
 }
 
-/// What a radius is as a chord.
-struct Reach {
+/// A radius query: the radius as a chord length, with the slack that rounding needs.
+struct RadiusQuery {
     query: UnitVector,
     radius: Km,
-    /// The radius itself counts.
+    /// Whether points at exactly the radius count.
     is_closed: bool,
+    /// Points with a smaller squared chord are inside.
     surely: f64,
+    /// Points with a larger squared chord are outside.
     maybe: f64,
 }
 
-impl Reach {
+impl RadiusQuery {
     fn new(query: UnitVector, radius: Km, is_closed: bool) -> Self {
         let angle = radius.0 / EARTH_RADIUS_KM;
         let chord = if angle >= std::f64::consts::PI { 2.0 } else { 2.0 * (0.5 * angle).sin() };
@@ -47,7 +52,7 @@ impl Reach {
         Self { query, radius, is_closed, surely, maybe: (chord + slack).max(0.0).powi(2) }
     }
 
-    fn holds(&self, chord2: f64, point: UnitVector) -> bool {
+    fn contains(&self, chord2: f64, point: UnitVector) -> bool {
         if chord2 < self.surely || chord2 > self.maybe {
             return chord2 < self.surely;
         }
@@ -57,10 +62,10 @@ impl Reach {
 }
 
 impl SphereIndex {
-    /// An index of these points; their positions are what queries answer with.
+    /// Builds an index. Queries return positions in `points`.
     ///
     /// # Panics
-    /// Where there are 2³² points or more.
+    /// If there are 2³² points or more.
     pub fn new(points: Vec<UnitVector>) -> Self {
         let count = u32::try_from(points.len()).expect("fewer than 2^32 points");
         let mut order: Vec<u32> = (0..count).collect();
@@ -70,7 +75,7 @@ impl SphereIndex {
         Self { points, order, nodes, splits }
     }
 
-    /// The points, in the order in which they were given.
+    /// The points in their original order.
     pub fn points(&self) -> &[UnitVector] {
         &self.points
     }
@@ -78,24 +83,24 @@ impl SphereIndex {
     /// Positions of the points at most `radius` away, ascending.
     pub fn within(&self, query: UnitVector, radius: Km) -> Vec<u32> {
         let mut found = Vec::new();
-        self.visit(&Reach::new(query, radius, true), 0..self.nodes.len(), &mut |position| found.push(position));
+        self.visit(&RadiusQuery::new(query, radius, true), 0..self.nodes.len(), &mut |position| found.push(position));
         found.sort_unstable();
         found
     }
 
-    /// How many points are nearer than `radius`.
+    /// The number of points strictly nearer than `radius`.
     pub fn count_nearer(&self, query: UnitVector, radius: Km) -> usize {
         let mut count = 0;
-        self.visit(&Reach::new(query, radius, false), 0..self.nodes.len(), &mut |_| count += 1);
+        self.visit(&RadiusQuery::new(query, radius, false), 0..self.nodes.len(), &mut |_| count += 1);
         count
     }
 
-    /// The nearest point and its distance; none where there are no points.
+    /// The nearest point and its distance, or `None` if the index is empty.
     pub fn nearest(&self, query: UnitVector) -> Option<(u32, Km)> {
         self.nearest_many(query, 1).first().copied()
     }
 
-    /// The `count` nearest points, nearest first; fewer where there are no more.
+    /// The `count` nearest points, nearest first; fewer if the index holds fewer.
     pub fn nearest_many(&self, query: UnitVector, count: usize) -> Vec<(u32, Km)> {
         let mut best = Vec::with_capacity(count + 1);
         if count > 0 {
@@ -104,11 +109,11 @@ impl SphereIndex {
         best.iter().map(|(_, position)| (*position, query.distance(self.points[*position as usize]))).collect()
     }
 
-    fn visit(&self, reach: &Reach, part: std::ops::Range<usize>, found: &mut impl FnMut(u32)) {
+    fn visit(&self, reach: &RadiusQuery, part: std::ops::Range<usize>, found: &mut impl FnMut(u32)) {
         if part.len() <= LEAF {
             for node in part {
                 let position = self.order[node];
-                if reach.holds(chord2(self.nodes[node], reach.query.xyz()), self.points[position as usize]) {
+                if reach.contains(chord2(self.nodes[node], reach.query.xyz()), self.points[position as usize]) {
                     found(position);
                 }
             }
@@ -125,7 +130,7 @@ impl SphereIndex {
         }
     }
 
-    /// Keeps the `count` best of (chord², position), best first.
+    /// Collects the `count` best pairs of (chord², position) in `best`, best first.
     fn search(&self, query: [f64; 3], count: usize, part: std::ops::Range<usize>, best: &mut Vec<(f64, u32)>) {
         if part.len() <= LEAF {
             for node in part {
@@ -144,7 +149,7 @@ impl SphereIndex {
         let (below, above) = (part.start..middle, middle..part.end);
         let (near, far) = if gap < 0.0 { (below, above) } else { (above, below) };
         self.search(query, count, near, best);
-        // Equal chords are looked at too: among them the first position wins.
+        // `<=`, so that equal chords are compared too: among them the lowest position wins.
         if best.len() < count || best.last().is_some_and(|worst| gap * gap <= worst.0) {
             self.search(query, count, far, best);
         }
@@ -159,7 +164,7 @@ fn chord2(a: [f64; 3], b: [f64; 3]) -> f64 {
     (a[0] - b[0]).powi(2) + (a[1] - b[1]).powi(2) + (a[2] - b[2]).powi(2)
 }
 
-/// Puts the lower half along the longest side first, and so on in both halves.
+/// Partitions `order` at the median along the longest side of its bounding box, then recurses into both halves.
 fn split(points: &[UnitVector], order: &mut [u32], splits: &mut [(u8, f64)]) {
     if order.len() <= LEAF {
         return;
@@ -180,6 +185,6 @@ fn split(points: &[UnitVector], order: &mut [u32], splits: &mut [(u8, f64)]) {
     let (lower, upper) = order.split_at_mut(middle);
     let (lower_splits, upper_splits) = splits.split_at_mut(middle);
     split(points, lower, lower_splits);
-    // This part's split stands where the upper half begins; that half's own middle lies further on.
+    // This part's split is stored at the first position of the upper half. That half stores its own split further on.
     split(points, upper, upper_splits);
 }

@@ -1,9 +1,10 @@
-//! Points on the Earth as a sphere: coordinates, unit vectors, distances, grids, what is near.
+//! Points on a spherical Earth: coordinates, unit vectors, distances, grids, nearest neighbours.
 //!
-//! Pure: no I/O, no random numbers of its own. Coordinates are checked where they enter ([`Place::new`],
-//! [`places`]); behind that every latitude lies in [-90, 90], every longitude in [-180, 180), every vector on the
-//! unit sphere. Source: great circles as in any text on spherical trigonometry; distances by the two-argument
-//! arctangent of cross and dot product, which loses no digits at small angles or near antipodes.
+//! Pure: no I/O, no random numbers. Coordinates are validated once, in [`Place::new`] and [`places`]. After that, every
+//! latitude lies in [-90, 90], every longitude in [-180, 180), and every vector on the unit sphere.
+//!
+//! Source: standard spherical trigonometry. Distances use the two-argument arctangent of cross and dot product, which stays
+//! accurate at small angles and near antipodes.
 
 mod grid;
 mod index;

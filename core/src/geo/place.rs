@@ -1,6 +1,7 @@
-//! Latitude and longitude with units, checked at the door.
+//! Latitude and longitude with units, validated on construction.
 //!
-//! Nothing is clamped: what is not a point on Earth is an error that says what it got, what it wanted and in which row.
+//! Values out of range are never clamped. They are an error that gives the value, the allowed range and, for columns, the
+//! row.
 
 /// An angle, degrees.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
@@ -16,7 +17,7 @@ impl Degrees {
         self.0.to_radians()
     }
 
-    /// The same direction in [-180, 180). Exact: no step of it rounds.
+    /// The same direction in [-180, 180). Exact: nothing is rounded.
     pub fn wrapped(self) -> Self {
         let rest = self.0 % 360.0;
         Self(match rest {
@@ -27,7 +28,7 @@ impl Degrees {
     }
 }
 
-/// Coordinates or vectors that are no point on the sphere: what it got and what it wanted.
+/// Coordinates or a vector that do not describe a point on the sphere.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub struct GeoError(pub(super) String);
@@ -40,7 +41,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// A latitude in [-90, 90] and any finite longitude, which is wrapped to [-180, 180).
+    /// Accepts a latitude in [-90, 90] and any finite longitude, which is wrapped to [-180, 180).
     pub fn new(latitude: Degrees, longitude: Degrees) -> Result<Self, GeoError> {
         if !(-90.0..=90.0).contains(&latitude.0) {
             return Err(GeoError(format!("latitude is {}, wanted -90 to 90", latitude.0)));
@@ -51,18 +52,18 @@ impl Place {
         Ok(Self { latitude, longitude: longitude.wrapped() })
     }
 
-    /// In [-90, 90].
+    /// Latitude in [-90, 90].
     pub fn latitude(self) -> Degrees {
         self.latitude
     }
 
-    /// In [-180, 180).
+    /// Longitude in [-180, 180).
     pub fn longitude(self) -> Degrees {
         self.longitude
     }
 }
 
-/// Two columns as places; the first bad row is named, from 0.
+/// Combines two columns into places. The error names the first bad row, counted from 0.
 pub fn places(latitudes: &[f64], longitudes: &[f64]) -> Result<Vec<Place>, GeoError> {
     if latitudes.len() != longitudes.len() {
         return Err(GeoError(format!("{} latitudes but {} longitudes", latitudes.len(), longitudes.len())));

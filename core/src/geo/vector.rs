@@ -1,6 +1,7 @@
-//! Unit vectors: where points are computed with. x points to (0°, 0°), y to (0°, 90° E), z to the north pole.
+//! Unit vectors, the form in which points are computed with. x points to (0°, 0°), y to (0°, 90° E), z to the north pole.
 //!
-//! Invariant: the length is 1 to rounding; nothing that is not a number becomes a point. Both poles are ordinary points; there, "north" is the limit along longitude 0.
+//! Invariant: the length is 1 up to rounding, and no component is NaN. The poles need no special treatment. There, "north" is
+//! its limit along longitude 0.
 
 use super::EARTH_RADIUS_KM;
 use super::place::{Degrees, GeoError, Km, Place};
@@ -12,9 +13,9 @@ pub struct UnitVector([f64; 3]);
 /// Two orthonormal directions of the tangent plane at a point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TangentBasis {
-    /// Towards growing longitude.
+    /// The direction of increasing longitude.
     pub east: [f64; 3],
-    /// Towards growing latitude.
+    /// The direction of increasing latitude.
     pub north: [f64; 3],
 }
 
@@ -31,17 +32,17 @@ impl UnitVector {
     /// The south pole.
     pub const SOUTH_POLE: Self = Self([0.0, 0.0, -1.0]);
 
-    /// The direction of a vector of any length but zero.
+    /// Normalises a finite vector of any length but zero.
     pub fn new(vector: [f64; 3]) -> Result<Self, GeoError> {
         let largest = vector.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
         if !vector.iter().all(|value| value.is_finite()) || largest == 0.0 {
             return Err(GeoError(format!("vector is {vector:?}, wanted finite numbers, not all zero")));
         }
-        // Divided by the largest first: squares of very long or very short vectors would leave the range of f64.
+        // Divide by the largest component first: squares of very long or very short vectors would leave the range of f64.
         Ok(Self::normalized(vector.map(|value| value / largest)))
     }
 
-    /// For vectors that are known to be far from zero.
+    /// The vector must be far from zero, so that its squared length neither underflows nor overflows.
     fn normalized(vector: [f64; 3]) -> Self {
         let length = dot(vector, vector).sqrt();
         Self(vector.map(|value| value / length))
@@ -60,7 +61,7 @@ impl UnitVector {
         Ok(Self::normalized([ring * cosine, ring * sine, z]))
     }
 
-    /// Its components.
+    /// The components.
     pub fn xyz(self) -> [f64; 3] {
         self.0
     }
@@ -76,18 +77,18 @@ impl UnitVector {
         dot(self.0, other.0)
     }
 
-    /// Angle to `other`, radians. To about 1e-16 absolute, from the closest points to antipodes.
+    /// Angle to `other`, radians. The absolute error is about 1e-16 at every angle, antipodes included.
     pub fn angle(self, other: Self) -> f64 {
         let across = cross(self.0, other.0);
         dot(across, across).sqrt().atan2(self.dot(other))
     }
 
-    /// Great-circle distance.
+    /// Great-circle distance to `other`.
     pub fn distance(self, other: Self) -> Km {
         Km(EARTH_RADIUS_KM * self.angle(other))
     }
 
-    /// East and north.
+    /// The unit vectors towards east and north at this point.
     pub fn tangent_basis(self) -> TangentBasis {
         let [x, y, z] = self.0;
         let ring = x.hypot(y);
@@ -95,7 +96,7 @@ impl UnitVector {
         TangentBasis { east: [-sine, cosine, 0.0], north: [-z * cosine, -z * sine, ring] }
     }
 
-    /// Walks along the great circle in the direction of `tangent`, as far as its length says in radians.
+    /// Walks along the great circle in the direction of `tangent`, by its length in radians.
     pub fn walk(self, tangent: [f64; 3]) -> Result<Self, GeoError> {
         let length = dot(tangent, tangent).sqrt();
         if !length.is_finite() {
@@ -108,7 +109,7 @@ impl UnitVector {
         Ok(Self::normalized(std::array::from_fn(|axis| cosine * self.0[axis] + sine / length * tangent[axis])))
     }
 
-    /// The point at `distance` along the great circle that leaves at `bearing`, clockwise from north.
+    /// Walks `distance` along the great circle that starts at `bearing`, measured clockwise from north.
     pub fn displace(self, bearing: Degrees, distance: Km) -> Result<Self, GeoError> {
         if !(bearing.0.is_finite() && distance.0.is_finite()) {
             let text = format!("bearing is {}°, distance {} km, wanted finite numbers", bearing.0, distance.0);
@@ -121,7 +122,7 @@ impl UnitVector {
 }
 
 impl Place {
-    /// Great-circle distance.
+    /// Great-circle distance to `other`.
     pub fn distance(self, other: Self) -> Km {
         UnitVector::from(self).distance(UnitVector::from(other))
     }
@@ -130,7 +131,8 @@ impl Place {
 impl From<Place> for UnitVector {
     fn from(place: Place) -> Self {
         let latitude = place.latitude().0;
-        // From the nearer of equator and pole, so that the distance to the axis keeps its digits and is 0 at the poles.
+        // Measure the angle from the equator or the pole, whichever is nearer. The distance to the axis then keeps its
+        // precision near the poles and is exactly 0 at them.
         let (z, ring) = if latitude.abs() <= 45.0 {
             latitude.to_radians().sin_cos()
         } else {
@@ -147,7 +149,7 @@ impl From<UnitVector> for Place {
         let [x, y, z] = vector.0;
         let latitude = Degrees(z.atan2(x.hypot(y)).to_degrees());
         let longitude = Degrees(y.atan2(x).to_degrees());
-        Self::new(latitude, longitude).expect("an arctangent with a hypotenuse lies within -90 and 90 degrees")
+        Self::new(latitude, longitude).expect("atan2 of a non-negative x lies within -90 and 90 degrees")
     }
 }
 

@@ -1,55 +1,55 @@
-//! Bootstrap intervals: the same statistics of rows drawn again, with replacement.
+//! Bootstrap intervals: statistics recomputed over rows resampled with replacement.
 //!
-//! Resample r of n rows draws row numbers from [`Stream::Bootstrap`], sample r, elements 0 to n: a function of (seed, r, n). So
-//! intervals depend on the rows and their order alone, not on workers or threads, and two predictors on the same rows get the
-//! same draws, which is what makes a comparison of them paired.
+//! Resample r of n rows draws row numbers from [`Stream::Bootstrap`], sample r, elements 0 to n. The draws are a function of
+//! (seed, r, n), so intervals depend only on the rows and their order, not on workers or threads. Two predictors on the same
+//! rows get the same draws, which makes their comparison paired.
 //!
-//! The interval is the percentile one: from the 2.5 to the 97.5 % quantile over the resamples, interpolated as NumPy does. A
-//! share that is 0 or 1 in all rows has an interval of no width. Source: Efron and Tibshirani, "An introduction to the
+//! These are percentile intervals, from the 2.5 % to the 97.5 % quantile over the resamples, interpolated as in NumPy. If all
+//! rows have the same value, the interval has zero width. Source: Efron and Tibshirani, "An introduction to the
 //! bootstrap", 1993, chapter 13.
 
 use super::error::MetricsError;
-use crate::random::{Draw, Philox, Stream, within};
+use crate::random::{Draw, Philox, Stream, check_below};
 
-/// Ends of the interval, as quantiles.
+/// The ends of the interval, as quantiles over the resamples.
 const QUANTILES: [f64; 2] = [0.025, 0.975];
 
-/// How to draw.
+/// Settings of the bootstrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bootstrap {
-    /// Of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// How often all rows are drawn again.
+    /// Number of resamples.
     pub resamples: u32,
 }
 
 impl Default for Bootstrap {
-    /// 1000 resamples, as the field does.
+    /// 1000 resamples, as is usual in the field.
     fn default() -> Self {
         Self { seed: 0, resamples: 1000 }
     }
 }
 
-/// A number and its 95 % interval.
+/// A value and its 95 % interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
-    /// Over the rows as they are.
+    /// The statistic over the original rows.
     pub value: f64,
     /// The 2.5 % quantile over the resamples.
     pub lo: f64,
-    /// The 97.5 % quantile.
+    /// The 97.5 % quantile over the resamples.
     pub hi: f64,
 }
 
 impl Bootstrap {
-    /// The intervals of `values`, which `statistics` gives anew for each resample, told how often each row was drawn.
+    /// The intervals of `values`. For each resample, `statistics` gets how often each row was drawn and fills in the values.
     pub(super) fn intervals(
         &self,
         rows: usize,
         values: &[f64],
         mut statistics: impl FnMut(&[u32], &mut [f64]),
     ) -> Result<Vec<Interval>, MetricsError> {
-        within("bootstrap rows", rows as u64, 1 << 32)?;
+        check_below("bootstrap rows", rows as u64, 1 << 32)?;
         let bound = rows as u32;
         let philox = Philox::new(self.seed);
         let (mut drawn, mut counts) = (vec![0_i64; rows], vec![0_u32; rows]);
@@ -72,10 +72,10 @@ impl Bootstrap {
     }
 }
 
-/// A quantile of sorted numbers, interpolated; none where there are none.
+/// A quantile of sorted numbers, interpolated linearly. `None` if there are no numbers.
 fn quantile_of(sorted: &[f64], quantile: f64) -> Option<f64> {
-    let place = quantile * sorted.len().checked_sub(1)? as f64;
-    let (below, part) = (place.floor() as usize, place.fract());
+    let position = quantile * sorted.len().checked_sub(1)? as f64;
+    let (below, part) = (position.floor() as usize, position.fract());
     let above = (below + 1).min(sorted.len() - 1);
     Some(sorted[below] + part * (sorted[above] - sorted[below]))
 }
@@ -92,13 +92,13 @@ mod tests {
     }
 
     #[test]
-    fn each_resample_draws_as_many_rows_as_there_are() {
+    fn each_resample_draws_as_many_rows_as_the_data_has() {
         let mut seen = Vec::new();
         let options = Bootstrap { seed: 5, resamples: 20 };
         options.intervals(33, &[0.0], |counts, _| seen.push(counts.to_vec())).expect("in range");
         assert!(seen.len() == 20 && seen.iter().all(|counts| counts.iter().sum::<u32>() == 33));
         seen.sort();
         seen.dedup();
-        assert_eq!(seen.len(), 20, "no two resamples are the same");
+        assert_eq!(seen.len(), 20, "no two resamples are equal");
     }
 }

@@ -1,18 +1,17 @@
-//! What cannot be scored.
+//! Errors of the metrics.
 
-/// An error of [`crate::metrics`]: got and wanted.
+/// An error of [`crate::metrics`], with the value it got and the value it wanted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct MetricsError(pub(super) String);
 
 impl MetricsError {
-    /// There is nothing to score.
     pub(super) fn no_answers() -> Self {
         Self("0 answers, wanted at least 1".into())
     }
 }
 
-/// More answers or resamples than random numbers have names for.
+/// There are more answers or resamples than the counter of the random numbers can address.
 impl From<crate::random::RangeError> for MetricsError {
     fn from(error: crate::random::RangeError) -> Self {
         Self(error.to_string())

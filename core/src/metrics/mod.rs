@@ -1,9 +1,10 @@
-//! How good answers are. Pure: numbers in, numbers out.
+//! Metrics of predictions. Pure: numbers in, numbers out.
 //!
-//! - [`tally`]: sums over answers that add up over ranks.
-//! - [`scores`]: shares within distances, median, mean and GeoScore, each with its interval; differences of two predictors.
-//! - [`bootstrap`]: where intervals come from.
-//! - [`prdc`]: are places where the truth is? Density and coverage.
+//! - [`tally`]: counts and sums that can be added over ranks.
+//! - [`scores`]: accuracy within distances, median and mean error and GeoScore, each with an interval; and the difference
+//!   between two predictors.
+//! - [`bootstrap`]: the intervals.
+//! - [`prdc`]: density and coverage, which compare the distributions of predicted and true places.
 
 pub mod bootstrap;
 mod error;
@@ -14,5 +15,5 @@ pub mod tally;
 pub use bootstrap::{Bootstrap, Interval};
 pub use error::MetricsError;
 pub use prdc::{DensityCoverage, NEAREST_K, density_coverage};
-pub use scores::{Named, Rating, Scores, Within, compare, rate, score};
+pub use scores::{NamedIntervals, Rating, Scores, Within, compare, rate, score};
 pub use tally::{THRESHOLDS_KM, Tally, geo_score};

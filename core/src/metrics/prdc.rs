@@ -1,4 +1,4 @@
-//! Density and coverage: do predicted places lie where true ones do, and are all true ones met?
+//! Density and coverage: do predicted places lie where true places do, and is every true place near a prediction?
 //!
 //! ```text
 //! r_i = distance of true place i to its k-th nearest other true place
@@ -6,27 +6,29 @@
 //! coverage = 1 / N Σ_i [min_j d(true_i, predicted_j) < r_i]
 //! ```
 //!
-//! Distances are great circles. As in the authors' package `prdc`, a place is its own nearest neighbour at distance 0 and the
-//! one that counts comes k places later, and comparisons are strict: a true place with k others on its very spot has a radius
-//! of 0 and is never met. An index finds neighbours, so that memory grows with the points and not with their pairs. Source:
-//! Naeem, Oh, Uh, Choi, Yoo, "Reliable fidelity and diversity metrics for generative models", ICML 2020.
+//! Distances are great circles. The details follow the authors' package `prdc`: a place is its own nearest neighbour at
+//! distance 0, so the k-th other place is the neighbour number k + 1, and comparisons are strict. A true place with k
+//! others at the same coordinates therefore has a radius of 0 and is never covered. Neighbours come from a spatial index,
+//! so memory grows with the number of points rather than the number of pairs.
+//!
+//! Source: Naeem, Oh, Uh, Choi, Yoo, "Reliable fidelity and diversity metrics for generative models", ICML 2020.
 
 use super::error::MetricsError;
 use crate::geo::{Km, SphereIndex, UnitVector};
 
-/// Neighbours that the paper's tables count.
+/// The k of the paper's tables.
 pub const NEAREST_K: usize = 3;
 
-/// Both numbers.
+/// The density and coverage of a set of predictions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DensityCoverage {
-    /// About 1 where predictions are spread as the truth is; may be more.
+    /// About 1 if predictions are distributed like the truth. May exceed 1.
     pub density: f64,
-    /// Share of true places that a prediction is near to, 0 to 1.
+    /// Share of true places with a prediction nearby, 0 to 1.
     pub coverage: f64,
 }
 
-/// Density and coverage of predicted places, one per image, among the true ones.
+/// Density and coverage of predicted places, one per image, with respect to the true places.
 pub fn density_coverage(
     truth: &[UnitVector],
     predicted: &[UnitVector],
@@ -38,15 +40,15 @@ pub fn density_coverage(
     if k == 0 || truth.len() <= k {
         let got = truth.len();
         return Err(MetricsError(format!(
-            "the {k}-th nearest of {got} places, wanted at least the first and more places than that"
+            "density and coverage: k is {k} with {got} true places, wanted k of at least 1 and more than k places"
         )));
     }
-    let (real, fake) = (SphereIndex::new(truth.to_vec()), SphereIndex::new(predicted.to_vec()));
+    let (true_index, predicted_index) = (SphereIndex::new(truth.to_vec()), SphereIndex::new(predicted.to_vec()));
     let (mut inside, mut covered) = (0_u64, 0_u64);
     for place in truth {
-        let (_, radius) = real.nearest_many(*place, k + 1)[k];
-        inside += fake.count_nearer(*place, radius) as u64;
-        let nearest = fake.nearest(*place).map_or(Km(f64::INFINITY), |(_, distance)| distance);
+        let (_, radius) = true_index.nearest_many(*place, k + 1)[k];
+        inside += predicted_index.count_nearer(*place, radius) as u64;
+        let nearest = predicted_index.nearest(*place).map_or(Km(f64::INFINITY), |(_, distance)| distance);
         covered += u64::from(nearest < radius);
     }
     Ok(DensityCoverage {

@@ -1,7 +1,7 @@
-//! The field's numbers of one predictor, and the difference of two on the same rows.
+//! The field's standard metrics of one predictor, and the difference between two predictors on the same rows.
 //!
-//! Errors are great-circle distances in km, one per row, in the order of the data: draws are by row number. Everything is
-//! checked; nothing is left out. The median of an even number of rows is the mean of the two in the middle.
+//! Errors are great-circle distances in km, one per row, in the order of the data, because the bootstrap draws row numbers.
+//! Every value is checked and no row is dropped. The median of an even number of rows is the mean of the middle two.
 
 use serde::{Serialize, Serializer};
 
@@ -11,19 +11,19 @@ use super::prdc::{NEAREST_K, density_coverage};
 use super::tally::geo_score;
 use crate::geo::UnitVector;
 
-/// Share of answers within a distance.
+/// Accuracy within one distance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Within {
-    /// The distance.
+    /// The distance threshold.
     pub km: f64,
-    /// Answers at most so far off, percent of all.
+    /// Percentage of answers whose error is at most `km`.
     pub percent: Interval,
 }
 
-/// How good one predictor is, or by how much one is better than another.
+/// The scores of one predictor, or the differences between the scores of two.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scores {
-    /// Shares within each distance that was asked for.
+    /// Accuracy within each requested distance.
     pub within: Vec<Within>,
     /// Median error, km.
     pub median_km: Interval,
@@ -34,11 +34,11 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// Every number under its name.
-    pub fn named(&self) -> Named {
-        let mut named = Named::within(&self.within);
-        let besides = [("median_km", self.median_km), ("mean_km", self.mean_km), ("geo_score", self.geo_score)];
-        named.0.extend(besides.map(|(name, interval)| (name.to_owned(), interval)));
+    /// All scores by name.
+    pub fn named(&self) -> NamedIntervals {
+        let mut named = NamedIntervals::within(&self.within);
+        let others = [("median_km", self.median_km), ("mean_km", self.mean_km), ("geo_score", self.geo_score)];
+        named.0.extend(others.map(|(name, interval)| (name.to_owned(), interval)));
         named
     }
 }
@@ -49,19 +49,19 @@ impl Serialize for Scores {
     }
 }
 
-/// Numbers under names that have the unit: `acc_1km`, ..., `median_km`, `mean_km`, `geo_score`. They serialise flat: `acc_1km`,
-/// `acc_1km_lo`, `acc_1km_hi`, and so on.
+/// Scores by name. Names carry the unit: `acc_1km`, ..., `median_km`, `mean_km`, `geo_score`. They serialise as a flat map:
+/// `acc_1km`, `acc_1km_lo`, `acc_1km_hi`, and so on.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Named(pub Vec<(String, Interval)>);
+pub struct NamedIntervals(pub Vec<(String, Interval)>);
 
-impl Named {
-    /// Of shares alone.
+impl NamedIntervals {
+    /// Accuracies only.
     pub fn within(within: &[Within]) -> Self {
         Self(within.iter().map(|within| (format!("acc_{}km", within.km), within.percent)).collect())
     }
 }
 
-impl Serialize for Named {
+impl Serialize for NamedIntervals {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().flat_map(|(name, Interval { value, lo, hi })| {
             [(name.clone(), value), (format!("{name}_lo"), lo), (format!("{name}_hi"), hi)]
@@ -69,21 +69,22 @@ impl Serialize for Named {
     }
 }
 
-/// How good the answers of one predictor are, as a row of a table.
+/// All metrics of one predictor, as one row of a table.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Rating {
-    /// Answers.
+    /// Number of answers.
     pub rows: usize,
-    /// By their distance from the truth.
+    /// Scores computed from the errors.
     #[serde(flatten)]
     pub scores: Scores,
-    /// Density, k = 3; none where there are too few rows.
+    /// Density with k = 3. `None` if there are too few rows.
     pub density: Option<f64>,
-    /// Coverage, k = 3; none where there are too few rows.
+    /// Coverage with k = 3. `None` if there are too few rows.
     pub coverage: Option<f64>,
 }
 
-/// Rates answers: by their errors, and by how `places` (the answers, or samples of the predictor) are spread among the true ones.
+/// Computes all metrics: scores from the errors, and density and coverage of `places` (the answers, or samples of the
+/// predictor) with respect to the true places.
 pub fn rate(
     errors_km: &[f64],
     truth: &[UnitVector],
@@ -91,7 +92,7 @@ pub fn rate(
     thresholds_km: &[f64],
     bootstrap: &Bootstrap,
 ) -> Result<Rating, MetricsError> {
-    // Too few places have no k-th neighbour; then there is nothing to say.
+    // With k places or fewer, there is no k-th neighbour.
     let is_enough = truth.len() > NEAREST_K;
     let spread = is_enough.then(|| density_coverage(truth, places, NEAREST_K)).transpose()?;
     Ok(Rating {
@@ -102,16 +103,17 @@ pub fn rate(
     })
 }
 
-/// Scores answers by their errors.
+/// Scores one predictor by the errors of its answers.
 pub fn score(errors_km: &[f64], thresholds_km: &[f64], bootstrap: &Bootstrap) -> Result<Scores, MetricsError> {
-    let answers = Answers::new(errors_km, thresholds_km)?;
+    let answers = PredictorErrors::new(errors_km, thresholds_km)?;
     let mut values = vec![0.0; answers.statistics()];
     answers.fill(&vec![1; errors_km.len()], &mut values);
     let intervals = bootstrap.intervals(errors_km.len(), &values, |counts, out| answers.fill(counts, out))?;
     Ok(scores_of(thresholds_km, &intervals))
 }
 
-/// The scores of `one` less those of `other`, row by row the same images; intervals are of the difference.
+/// The scores of `one` minus those of `other`. Both must have the same images in the same order. The intervals are those of
+/// the difference.
 pub fn compare(
     one_km: &[f64],
     other_km: &[f64],
@@ -120,14 +122,14 @@ pub fn compare(
 ) -> Result<Scores, MetricsError> {
     if one_km.len() != other_km.len() {
         let (one, other) = (one_km.len(), other_km.len());
-        return Err(MetricsError(format!("{one} answers against {other}, wanted the same rows from both")));
+        return Err(MetricsError(format!("{one} answers compared with {other}, wanted the same rows in both")));
     }
-    let (one, other) = (Answers::new(one_km, thresholds_km)?, Answers::new(other_km, thresholds_km)?);
+    let (one, other) = (PredictorErrors::new(one_km, thresholds_km)?, PredictorErrors::new(other_km, thresholds_km)?);
     let mut subtrahend = vec![0.0; one.statistics()];
     let mut fill = |counts: &[u32], out: &mut [f64]| {
         one.fill(counts, out);
         other.fill(counts, &mut subtrahend);
-        out.iter_mut().zip(&subtrahend).for_each(|(value, less)| *value -= less);
+        out.iter_mut().zip(&subtrahend).for_each(|(value, subtrahend)| *value -= subtrahend);
     };
     let mut values = vec![0.0; one.statistics()];
     fill(&vec![1; one_km.len()], &mut values);
@@ -135,26 +137,26 @@ pub fn compare(
     Ok(scores_of(thresholds_km, &intervals))
 }
 
-/// Median, mean and GeoScore.
-const BESIDES: usize = 3;
+/// Number of scores besides the accuracies: median, mean and GeoScore.
+const OTHER_SCORES: usize = 3;
 
 fn scores_of(thresholds_km: &[f64], intervals: &[Interval]) -> Scores {
-    let (within, besides) = intervals.split_at(thresholds_km.len());
+    let (within, others) = intervals.split_at(thresholds_km.len());
     let within = thresholds_km.iter().zip(within).map(|(km, percent)| Within { km: *km, percent: *percent });
-    Scores { within: within.collect(), median_km: besides[0], mean_km: besides[1], geo_score: besides[2] }
+    Scores { within: within.collect(), median_km: others[0], mean_km: others[1], geo_score: others[2] }
 }
 
-/// The errors of one predictor, laid out so that a resample costs one pass.
-struct Answers<'a> {
-    /// Rows from the least error to the largest.
+/// The errors of one predictor, arranged so that a resample costs a single pass.
+struct PredictorErrors<'a> {
+    /// Row numbers from the smallest error to the largest.
     order: Vec<u32>,
-    /// How many of them lie within each threshold.
+    /// Number of rows within each threshold.
     cuts: Vec<usize>,
     errors_km: &'a [f64],
     geo_scores: Vec<f64>,
 }
 
-impl<'a> Answers<'a> {
+impl<'a> PredictorErrors<'a> {
     fn new(errors_km: &'a [f64], thresholds_km: &[f64]) -> Result<Self, MetricsError> {
         if errors_km.is_empty() {
             return Err(MetricsError::no_answers());
@@ -162,9 +164,7 @@ impl<'a> Answers<'a> {
         let is_distance = |value: &f64| value.is_finite() && *value >= 0.0;
         if let Some(row) = errors_km.iter().position(|error| !is_distance(error)) {
             let got = errors_km[row];
-            return Err(MetricsError(format!(
-                "answer {row}: its error is {got} km, wanted a finite number of at least 0"
-            )));
+            return Err(MetricsError(format!("answer {row}: error is {got} km, wanted a finite number of at least 0")));
         }
         if let Some(got) = thresholds_km.iter().find(|threshold| !is_distance(threshold)) {
             return Err(MetricsError(format!("threshold {got} km, wanted a finite number of at least 0")));
@@ -178,31 +178,31 @@ impl<'a> Answers<'a> {
     }
 
     fn statistics(&self) -> usize {
-        self.cuts.len() + BESIDES
+        self.cuts.len() + OTHER_SCORES
     }
 
-    /// The statistics where each row counts so often. Sums run over the rows in their order.
+    /// Fills in the statistics, with each row counted as often as `counts` says. Sums run in the order of the rows.
     fn fill(&self, counts: &[u32], out: &mut [f64]) {
         let rows = self.errors_km.len();
         let mut below = vec![0_u32; rows + 1];
-        for (place, row) in self.order.iter().enumerate() {
-            below[place + 1] = below[place] + counts[*row as usize];
+        for (position, row) in self.order.iter().enumerate() {
+            below[position + 1] = below[position] + counts[*row as usize];
         }
-        let (within, besides) = out.split_at_mut(self.cuts.len());
+        let (within, others) = out.split_at_mut(self.cuts.len());
         for (percent, cut) in within.iter_mut().zip(&self.cuts) {
             *percent = 100.0 * f64::from(below[*cut]) / rows as f64;
         }
-        let at = |place: u32| {
-            let found = below.partition_point(|count| *count <= place) - 1;
+        let at = |position: u32| {
+            let found = below.partition_point(|count| *count <= position) - 1;
             self.errors_km[self.order[found] as usize]
         };
         let last = rows as u32 - 1;
-        besides[0] = 0.5 * (at(last / 2) + at(last.div_ceil(2)));
+        others[0] = 0.5 * (at(last / 2) + at(last.div_ceil(2)));
         let mean = |values: &[f64]| {
             let sum: f64 = values.iter().zip(counts).map(|(value, count)| value * f64::from(*count)).sum();
             sum / rows as f64
         };
-        besides[1] = mean(self.errors_km);
-        besides[2] = mean(&self.geo_scores);
+        others[1] = mean(self.errors_km);
+        others[2] = mean(&self.geo_scores);
     }
 }

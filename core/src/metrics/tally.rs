@@ -1,9 +1,9 @@
-//! Sums that add up over ranks: answers within each distance, and GeoScore.
+//! Counts and sums that can be added over ranks: answers within each distance, and GeoScore.
 
-/// Distances at which the field counts answers, km: street, city, region, country, continent.
+/// The field's standard accuracy thresholds, km: street, city, region, country, continent.
 pub const THRESHOLDS_KM: [f64; 5] = [1.0, 25.0, 200.0, 750.0, 2500.0];
 
-/// Points for a perfect answer.
+/// GeoScore of a perfect answer.
 const SCORE_MAX: f64 = 5000.0;
 /// Scale of GeoGuessr's exponential for the world map, km (Haas et al., "PIGEON", 2024, section 4).
 const SCORE_SCALE_KM: f64 = 1492.7;
@@ -13,19 +13,19 @@ pub fn geo_score(distance_km: f64) -> f64 {
     SCORE_MAX * (-distance_km / SCORE_SCALE_KM).exp()
 }
 
-/// Sums over answers, from which shares and means follow; sums of parts add up.
+/// Sums over answers, from which percentages and means follow. Tallies of parts can be added.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Tally {
-    /// Answers.
+    /// Number of answers.
     pub answers: f64,
-    /// Answers within each of [`THRESHOLDS_KM`].
+    /// Number of answers within each of [`THRESHOLDS_KM`].
     pub within: [f64; 5],
     /// Sum of GeoScores.
     pub score: f64,
 }
 
 impl Tally {
-    /// Takes one answer in.
+    /// Adds one answer.
     pub fn add(&mut self, distance_km: f64) {
         self.answers += 1.0;
         for (count, threshold) in self.within.iter_mut().zip(THRESHOLDS_KM) {
@@ -34,7 +34,7 @@ impl Tally {
         self.score += geo_score(distance_km);
     }
 
-    /// Percent of answers within each of [`THRESHOLDS_KM`].
+    /// Percentage of answers within each of [`THRESHOLDS_KM`].
     pub fn within_percent(&self) -> [f64; 5] {
         self.within.map(|count| 100.0 * count / self.answers)
     }

@@ -1,4 +1,4 @@
-//! What launcher and worker say about the export of a checkpoint.
+//! Messages about the export of a checkpoint.
 
 use std::path::PathBuf;
 
@@ -6,38 +6,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
 
-/// One file of averaged weights, made from a checkpoint.
+/// Exports the averaged weights of a checkpoint to one file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExportJob {
-    /// Folder of the checkpoint; the launcher has found it whole.
+    /// Folder of the checkpoint, verified by the launcher.
     pub checkpoint: PathBuf,
-    /// Configuration of the run, for a checkpoint whose state does not have its own.
+    /// Configuration of the run, for a checkpoint that does not contain its own.
     pub config: RunConfig,
-    /// The file to make.
+    /// File to write.
     pub out: PathBuf,
-    /// Replace it if it exists.
+    /// Replace the file if it exists.
     pub overwrite: bool,
 }
 
-/// The file that was made.
+/// Result of an export.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Exported {
-    /// Where it is.
+    /// The exported file.
     pub out: PathBuf,
     /// Folder of the checkpoint.
     pub checkpoint: PathBuf,
-    /// Steps of the checkpoint.
+    /// Training steps of the checkpoint.
     pub step: u64,
-    /// Its validation score, where it was measured.
+    /// Validation score of the checkpoint, if measured.
     pub score: Option<f64>,
     /// Degree of the model.
     pub degree: u32,
-    /// Tensors in the file.
+    /// Number of tensors in the file.
     pub tensors: usize,
-    /// Numbers in all of them.
+    /// Number of elements in all tensors.
     pub numbers: usize,
     /// Length of the file.
     pub bytes: u64,
-    /// Checksum of the file.
+    /// xxh3 checksum of the file.
     pub xxh3: String,
 }

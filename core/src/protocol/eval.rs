@@ -1,7 +1,7 @@
-//! What launcher and workers say about evaluation.
+//! Messages about evaluation.
 //!
-//! The workers share the rows of a data set and tell where each is, block by block; the launcher puts them in order, writes
-//! them to files, and scores these.
+//! The rows of a data set are divided among the workers, which send the located rows block by block. The launcher sorts
+//! the rows, writes them to files, and scores the files.
 
 use std::path::PathBuf;
 
@@ -9,30 +9,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{RetrievalHead, RunConfig};
 
-/// Where is every row of a data set, by the averaged weights of a checkpoint?
+/// Locates every row of a data set with the averaged weights of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvalJob {
-    /// The resolved configuration. Network and schedule are the checkpoint's own.
+    /// The resolved configuration. Network and noise schedule are taken from the checkpoint instead.
     pub config: RunConfig,
-    /// A whole checkpoint.
+    /// Folder of an intact checkpoint.
     pub checkpoint: PathBuf,
-    /// The shards: a folder, a file, a glob or a URL.
+    /// Shards to locate: a folder, a file, a glob or a URL.
     pub data: String,
-    /// Whether retrieval and LocDiff-H are wanted.
-    pub hybrid: HybridWish,
-    /// How far off is each of the settings of LocDiff-H that tuning chooses from?
+    /// Whether to run retrieval and LocDiff-H.
+    pub hybrid: HybridRequest,
+    /// Whether to compute the errors of all LocDiff-H settings that tuning chooses from.
     pub tune: bool,
 }
 
-/// Whether retrieval and LocDiff-H are wanted.
+/// Whether to run retrieval and LocDiff-H.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum HybridWish {
+pub enum HybridRequest {
     /// No.
     No,
-    /// Yes; a head that does not fit the data is an error.
+    /// Yes. A head that does not fit the data is an error.
     Wanted,
-    /// Where the head fits the data; where it does not, the reason is said.
+    /// Only if the head fits the data. If it does not, the reason is logged.
     IfItFits,
 }
 
@@ -44,12 +44,12 @@ pub enum Method {
     Retrieval,
     /// LocDiff alone.
     Locdiff,
-    /// LocDiff-H: retrieval where LocDiff points.
+    /// LocDiff-H: retrieval near LocDiff's answer.
     LocdiffH,
 }
 
 impl Method {
-    /// Its name in files.
+    /// Name of the method in files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Retrieval => "retrieval",
@@ -61,80 +61,80 @@ impl Method {
 
 /// Rows that a rank has located.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Located {
-    /// Rows of the whole data set.
+pub struct LocatedRows {
+    /// Number of rows in the whole data set.
     pub of_rows: u64,
-    /// These.
+    /// The located rows.
     pub rows: Vec<LocatedRow>,
 }
 
-/// Where one row is. Places are latitude and longitude, degrees.
+/// Answers for one row. Locations are latitude and longitude, degrees.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LocatedRow {
-    /// Its place among the rows of the data that can be used, from 0.
+    /// Index among the usable rows of the data set, from 0.
     pub index: u64,
-    /// Its identifier.
+    /// Identifier of the row.
     pub id: String,
-    /// Where it really is.
+    /// True location.
     pub truth: [f64; 2],
-    /// The answer of each method.
+    /// Answer of each method.
     pub answers: Vec<(Method, [f64; 2])>,
-    /// The first sample, for density and coverage.
+    /// First sample, for the density and coverage metrics.
     pub sample: [f64; 2],
-    /// No gallery point was in range, so that LocDiff-H's answer is LocDiff's.
+    /// No gallery point was in range, so LocDiff-H's answer is LocDiff's.
     pub out_of_range: bool,
-    /// What settings are chosen by, where they are tuned.
+    /// Errors of all settings, if the job tunes them.
     pub tuning: Option<TuningErrors>,
 }
 
-/// How far off the answers for one row are.
+/// Errors of the answers for one row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TuningErrors {
-    /// LocDiff's error.
+    /// Error of LocDiff.
     pub own_km: f32,
-    /// The error of retrieval alone.
+    /// Error of retrieval alone.
     pub retrieval_km: f32,
-    /// LocDiff-H's error under each of [`crate::tuning::settings`].
+    /// Error of LocDiff-H with each of [`crate::tuning::settings`].
     pub settings_km: Vec<f32>,
 }
 
-/// What each rank says of the data at the end.
+/// Result of an evaluation, from each rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvalSummary {
-    /// Steps of the checkpoint.
+    /// Training steps of the checkpoint.
     pub step: u64,
-    /// Degree of its codes.
+    /// Degree of the checkpoint's codes.
     pub degree: u32,
-    /// Rows of the whole data set that were to be located.
+    /// Number of rows in the whole data set that were to be located.
     pub rows: u64,
-    /// Rows that cannot be used and were left out.
+    /// Unusable rows that were left out.
     pub skipped_rows: u64,
-    /// Views of each row.
+    /// Views per row.
     pub views: u32,
-    /// Where the rows came from, as the manifest says; none without one.
+    /// Origin of the rows, from the manifest; `None` without a manifest.
     pub source: Option<String>,
-    /// They were simulated.
+    /// Whether the rows are simulated.
     pub is_simulated: bool,
-    /// Stands for the data.
+    /// Fingerprint of the data.
     pub fingerprint: String,
-    /// Points that codes are decoded among.
+    /// Number of points that codes are decoded to.
     pub anchors: u64,
-    /// What made queries of embeddings, where there was retrieval.
+    /// Head that made the queries; `None` without retrieval.
     pub head: Option<RetrievalHead>,
-    /// Points to retrieve from, where there was retrieval.
+    /// Number of gallery points; `None` without retrieval.
     pub gallery_points: Option<u64>,
 }
 
-/// The gallery's embeddings lie on the disk.
+/// The embeddings of the gallery are stored on disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GalleryEmbedded {
-    /// How many there are; none where the head does not fit the data.
+    /// Number of gallery points; `None` if the head does not fit the data.
     pub points: Option<usize>,
 }
 
-/// A Parquet file with id, lat and lon of every usable row of the test shards.
+/// A Parquet file with the id, lat and lon of every usable test row has been written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TruthWritten {
-    /// The rows were simulated.
+    /// Whether the rows are simulated.
     pub is_simulated: bool,
 }

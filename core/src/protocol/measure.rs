@@ -1,17 +1,17 @@
-//! Results of the jobs that check and measure.
+//! Results of the jobs that check or measure something.
 
 use serde::{Deserialize, Serialize};
 
-/// The result of [`Job::Probe`](super::Job::Probe), which says all in its hello.
+/// Result of [`Job::Probe`](super::Job::Probe). Empty, because `Hello` contains all the information.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Probed {}
 
-/// The result of [`Job::SelfCheck`](super::Job::SelfCheck).
+/// Result of [`Job::SelfCheck`](super::Job::SelfCheck).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SelfCheck {
-    /// Where it was computed.
+    /// Device of the computation.
     pub device: String,
-    /// Rows and columns of the matrices that were multiplied.
+    /// Number of rows and columns of the multiplied matrices.
     pub size: u32,
     /// Largest difference from the exact product.
     pub error_max: f64,
@@ -24,13 +24,13 @@ pub struct CollectiveRow {
     pub op: String,
     /// Size of one rank's tensor.
     pub bytes: u64,
-    /// Every rank found the values that it expected.
+    /// Whether every rank got the expected values.
     pub ok: bool,
-    /// Time of one operation on the slowest rank, microseconds.
+    /// Time per operation on the slowest rank, microseconds.
     pub us: f64,
-    /// `bytes` over that time.
+    /// `bytes` divided by that time.
     pub gb_per_s: f64,
-    /// Fingerprint of the bits that rank 0 got from numbers whose sums round.
+    /// Hash of the bits of rank 0's result, for inputs whose sums are rounded.
     pub digest: String,
 }
 
@@ -39,35 +39,36 @@ pub struct CollectiveRow {
 pub struct ShddRow {
     /// Degree of the harmonics.
     pub degree: u32,
-    /// Numbers per location.
+    /// Dimensions of a code.
     pub dims: u64,
-    /// The fast form on one core, microseconds.
+    /// Time of the fast implementation on one core, microseconds.
     pub us_per_location: f64,
-    /// The scalar form on one core, microseconds.
+    /// Time of the scalar implementation on one core, microseconds.
     pub us_per_location_scalar: f64,
-    /// The kernel on the worker's GPU, microseconds; none on the CPU.
+    /// Time of the kernel on the worker's GPU, microseconds; `None` on the CPU.
     pub us_per_location_gpu: Option<f64>,
-    /// Fast and scalar form gave the same bits, and the GPU the same numbers to 1e-6 of the largest.
+    /// Whether the fast and scalar implementations agree to the bit, and the GPU agrees to 1e-6 of the largest value.
     pub ok: bool,
 }
 
-/// One block of points of [`Job::Perturbation`](super::Job::Perturbation): the blocks are the same for any number of workers, and so are their sums.
+/// Result of [`Job::Perturbation`](super::Job::Perturbation) for one block of points. Neither the blocks nor their sums
+/// depend on the number of workers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PerturbationBlock {
     /// Degree of the codes.
     pub degree: u32,
-    /// Which block, from 0.
+    /// Index of the block, from 0.
     pub block: u32,
-    /// Points in it.
+    /// Points in the block.
     pub points: u32,
-    /// Sum of their drifts, km.
+    /// Sum of the drifts, km.
     pub drift_km_sum: f64,
-    /// Sum of the squares of their drifts, km².
+    /// Sum of the squared drifts, km².
     pub drift_km2_sum: f64,
     /// Largest drift, km.
     pub drift_km_max: f64,
-    /// What the mean should be to first order, km.
+    /// Mean drift predicted by first-order theory, km.
     pub theory_km: f64,
-    /// Points whose mode was also searched on a grid over the whole sphere, and found to be the same.
+    /// Points for which a search on a grid over the whole sphere found the same mode.
     pub searched: u32,
 }

@@ -1,8 +1,11 @@
-//! What launcher and worker say to each other: JSON in frames of a 4-byte big-endian length, over a Unix socket.
+//! Messages between launcher and worker: JSON over a Unix socket, each preceded by its length in 4 big-endian bytes.
 //!
-//! The worker connects and says [`Hello`]; the launcher answers with [`ToWorker::Start`] once all have. Where workers must meet,
-//! rank 0 says where it listens, and the launcher tells the others. A worker ends with [`ToLauncher::Result`] or [`ToLauncher::Failed`]. `Hello` keeps its shape in every version, so that two builds that do not
-//! fit can say so.
+//! A worker connects and sends [`Hello`]. When all workers have done so, the launcher sends each of them
+//! [`ToWorker::Start`]. If the workers must connect to each other, rank 0 opens a store and sends its address
+//! ([`ToLauncher::Listening`]). The launcher forwards it to the other workers ([`ToWorker::Rendezvous`]). A worker ends with
+//! [`ToLauncher::Result`] or [`ToLauncher::Failed`].
+//!
+//! `Hello` has the same fields in every version, so that mismatched builds can recognise each other.
 
 mod checkpoint;
 mod eval;
@@ -18,30 +21,30 @@ use serde::{Deserialize, Serialize};
 
 pub use checkpoint::{ExportJob, Exported};
 pub use eval::{
-    EvalJob, EvalSummary, GalleryEmbedded, HybridWish, Located, LocatedRow, Method, TruthWritten, TuningErrors,
+    EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method, TruthWritten, TuningErrors,
 };
 pub use measure::{CollectiveRow, PerturbationBlock, Probed, SelfCheck, ShddRow};
-pub use result::{Answer, JobResult, WrongResult};
+pub use result::{JobResult, TypedResult, WrongResult};
 pub use shards::{
     GeoclipImported, ImageHead, Inspection, Problem, ReadingSpeed, ReplayReport, ReplayedSize, ShardsBenched,
     ShardsJob, ShardsMade, Statistics, Verified,
 };
 pub use train::{
-    CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, Fault, PartsWritten, Progress,
+    CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, InjectedFault, PartsWritten, Progress,
     QuickEvaluation, TrainJob, TrainSummary, partial_name, step_name,
 };
 
-/// Version of the messages. Raise it with every change of their meaning.
+/// Version of the protocol. Increase it whenever a message changes.
 pub const PROTOCOL_VERSION: u32 = 6;
 
-/// No message is larger; a longer length is a peer that speaks something else.
+/// Largest message. A longer length means that the peer uses another protocol.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
 
 /// Environment variable with the path of the launcher's socket.
 pub const CONTROL_VARIABLE: &str = "LOCDIFF_CONTROL";
 
-/// Environment variable with the launcher's process id, by which a worker sees that its launcher died before it could ask
-/// for the parent-death signal.
+/// Environment variable with the launcher's process id. A worker compares it with its parent, because the launcher may
+/// have died before the worker requested the parent-death signal.
 pub const LAUNCHER_PID_VARIABLE: &str = "LOCDIFF_LAUNCHER_PID";
 
 /// The first message, from the worker.
@@ -49,7 +52,7 @@ pub const LAUNCHER_PID_VARIABLE: &str = "LOCDIFF_LAUNCHER_PID";
 pub struct Hello {
     /// The worker's [`PROTOCOL_VERSION`].
     pub protocol: u32,
-    /// Who is speaking.
+    /// Rank of the worker.
     pub rank: u32,
     /// The worker's process id.
     pub pid: u32,
@@ -57,62 +60,62 @@ pub struct Hello {
     pub version: String,
     /// Git revision of the worker.
     pub revision: String,
-    /// libtorch that the worker was compiled with.
+    /// libtorch version that the worker was compiled with.
     pub libtorch_built: String,
-    /// libtorch that the worker has loaded.
+    /// libtorch version that the worker has loaded.
     pub libtorch_loaded: String,
-    /// CUDA runtime of the worker; none in the CPU variant.
+    /// CUDA runtime version of the worker; `None` in the CPU variant.
     pub cuda: Option<String>,
-    /// NCCL of the worker; none in the CPU variant.
+    /// NCCL version of the worker; `None` in the CPU variant.
     pub nccl: Option<String>,
 }
 
-/// Where a worker stands among the others, and what it has.
+/// Ranks and resources of one worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Place {
+pub struct WorkerSlot {
     /// Global rank, from 0.
     pub rank: u32,
-    /// Number of workers of the run.
+    /// Number of workers.
     pub world: u32,
     /// Rank on this node, from 0.
     pub local_rank: u32,
-    /// Index of the GPU among the visible ones; none on the CPU.
+    /// Index of the worker's GPU among the visible GPUs; `None` on the CPU.
     pub gpu: Option<u32>,
     /// CPU threads.
     pub threads: u32,
 }
 
-/// How the workers of a run find each other and how long they wait for each other.
+/// How the workers of a run connect to each other.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Meeting {
-    /// Interface that they bind to; "": loopback.
+    /// Network interface that workers bind to; "": loopback.
     pub interface: String,
-    /// Which attempt of the run this is, from 0: what an earlier one left in the store is not seen.
+    /// Number of the attempt, from 0. Keys that earlier attempts left in the store are ignored.
     pub attempt: u32,
     /// Workers that one replica of the model is split over.
     pub tensor_parallel: u32,
-    /// Until all have met, seconds.
+    /// Time limit for all workers to connect, seconds.
     pub rendezvous_timeout_s: f64,
-    /// Until a collective operation has ended, seconds.
+    /// Time limit of a collective operation, seconds.
     pub collective_timeout_s: f64,
 }
 
-/// What a worker is to do.
+/// Work for the workers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Job {
-    /// Say hello and end: for `--version` and `doctor`.
+    /// Send `Hello` and exit, for `--version` and `doctor`.
     Probe,
-    /// Check that libtorch computes right in this process.
+    /// Check that libtorch computes correctly.
     SelfCheck,
     /// Check and time collective operations.
     BenchCollectives {
-        /// Largest tensor.
+        /// Size of the largest tensor.
         bytes_max: u64,
     },
     /// Check and time spherical harmonics.
     BenchShdd,
-    /// Measure how far noise on a code moves its mode; the workers share the points.
+    /// Measure how far noise on a code moves its mode. The points are divided among the workers.
     Perturbation {
         /// Points per degree.
         points: u32,
@@ -121,16 +124,16 @@ pub enum Job {
     Shards(Box<ShardsJob>),
     /// Train a model.
     Train(Box<TrainJob>),
-    /// Make one file of a checkpoint's averaged weights.
+    /// Export the averaged weights of a checkpoint to one file.
     Export(Box<ExportJob>),
-    /// Locate the rows of a data set; the workers share them.
+    /// Locate the rows of a data set. The rows are divided among the workers.
     Eval(Box<EvalJob>),
-    /// Embed the gallery of an evaluation, so that its embeddings lie on the disk.
+    /// Compute the embeddings of an evaluation's gallery and store them on disk.
     Gallery(Box<EvalJob>),
 }
 
 impl Job {
-    /// Its name in messages to people.
+    /// Name of the job in error messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Probe => "probe",
@@ -147,78 +150,78 @@ impl Job {
     }
 }
 
-/// From launcher to worker.
+/// Messages from launcher to worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ToWorker {
-    /// Begin.
+    /// Start a job.
     Start {
-        /// Where it stands.
-        place: Place,
-        /// How it finds the others.
+        /// Ranks and resources of the worker.
+        place: WorkerSlot,
+        /// How to connect to the other workers.
         meeting: Meeting,
-        /// What to do.
+        /// The work to do.
         job: Job,
     },
-    /// Rank 0 keeps the store that all meet at.
+    /// Address of the store on rank 0, through which workers connect to each other.
     Rendezvous {
         /// HOST:PORT of the store.
         address: String,
     },
 }
 
-/// What went wrong in a worker, in its own words.
+/// The error of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The error, with all that lies behind it.
+    /// The error with its chain of causes.
     pub message: String,
-    /// The failure is that of a peer as this worker sees it: a collective that was broken off. It is never the first cause.
+    /// Another worker caused the failure: a collective operation was aborted. Such a failure is never the root cause.
     pub of_peer: bool,
-    /// The exit code that the whole command should end with.
+    /// Exit code for the whole command.
     pub exit_code: u8,
 }
 
-/// From worker to launcher.
+/// Messages from worker to launcher.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ToLauncher {
-    /// First of all.
+    /// The first message.
     Hello(Hello),
-    /// From rank 0: the store that all meet at listens.
+    /// From rank 0: the store is listening.
     Listening {
         /// HOST:PORT of the store.
         address: String,
     },
-    /// Training goes on; from rank 0.
+    /// From rank 0: training progress.
     Progress(Progress),
-    /// A quick evaluation was made; from rank 0.
+    /// From rank 0: result of a quick evaluation.
     Evaluated(QuickEvaluation),
-    /// This worker is about to break something, as it was asked to.
-    Breaking(Fault),
-    /// This rank's parts of a checkpoint are written.
+    /// This worker is about to trigger an injected fault.
+    Breaking(InjectedFault),
+    /// This rank has written its parts of a checkpoint.
     Parts(PartsWritten),
-    /// Rows of an evaluation were located.
-    Located(Located),
-    /// The job is done; the worker ends now.
+    /// Located rows of an evaluation.
+    Located(LocatedRows),
+    /// The job succeeded; the worker exits.
     Result(Box<JobResult>),
-    /// The job cannot be done; the worker ends now.
+    /// The job failed; the worker exits.
     Failed(Failure),
 }
 
-/// A message could not be exchanged.
+/// A message could not be sent or received.
 #[derive(Debug, thiserror::Error)]
 pub enum ProtocolError {
     /// The socket failed, or closed in the middle of a message.
     #[error("control socket: {0}")]
     Io(#[from] io::Error),
-    /// The length cannot be one of ours.
-    #[error("control socket: message of {got} bytes, at most {FRAME_BYTES_MAX} are allowed")]
+    /// The message is longer than the protocol allows.
+    #[error("control socket: message of {got} bytes, wanted at most {FRAME_BYTES_MAX}")]
     TooLong {
-        /// The length that was announced.
+        /// Length of the message.
         got: usize,
     },
-    /// Not the JSON that was expected.
-    #[error("control socket: message not understood: {0}")]
+    /// The message is not valid JSON, or has unexpected fields.
+    #[error("control socket: malformed message: {0}")]
     Malformed(#[from] serde_json::Error),
 }
 
@@ -232,7 +235,7 @@ pub fn write_message(out: &mut impl Write, message: &impl Serialize) -> Result<(
     Ok(out.flush()?)
 }
 
-/// Reads one message; none when the peer has closed the socket between two of them.
+/// Reads one message; `None` if the peer closed the socket after a complete message.
 pub fn read_message<T: DeserializeOwned>(input: &mut impl Read) -> Result<Option<T>, ProtocolError> {
     let mut length = [0_u8; 4];
     match input.read(&mut length[..1])? {
@@ -262,7 +265,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_survive_the_wire(message in ".*", of_peer: bool, count in 1_usize..4) {
+        fn messages_survive_a_round_trip(message in ".*", of_peer: bool, count in 1_usize..4) {
             let sent = ToLauncher::Failed(Failure { message, of_peer, exit_code: 14 });
             let mut wire = Vec::new();
             for _ in 0..count {
@@ -276,14 +279,14 @@ mod tests {
         }
 
         #[test]
-        fn hostile_bytes_are_errors_not_panics(bytes: Vec<u8>) {
+        fn arbitrary_bytes_do_not_panic(bytes: Vec<u8>) {
             let _ = read_message::<ToLauncher>(&mut bytes.as_slice());
             let _ = read_message::<ToLauncher>(&mut frame(&bytes).as_slice());
         }
     }
 
     #[test]
-    fn a_message_cut_short_is_an_error() {
+    fn truncated_message_is_an_error() {
         let mut wire = Vec::new();
         write_message(&mut wire, &ToLauncher::Result(Box::new(Probed {}.into()))).expect("fits");
         for cut in 1..wire.len() {
@@ -293,13 +296,13 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_cannot_be_ours_allocates_nothing() {
-        let error = read_message::<ToLauncher>(&mut b"GET / HTTP/1.1".as_slice()).expect_err("no frame");
+    fn oversized_length_is_refused_before_allocation() {
+        let error = read_message::<ToLauncher>(&mut b"GET / HTTP/1.1".as_slice()).expect_err("not a frame");
         assert!(matches!(error, ProtocolError::TooLong { got: 0x4745_5420 }), "{error}");
     }
 
     #[test]
-    fn a_message_from_a_later_version_is_not_guessed_at() {
+    fn unknown_message_is_an_error() {
         let wire = frame(br#"{"dance":{}}"#);
         let error = read_message::<ToWorker>(&mut wire.as_slice()).expect_err("unknown");
         assert!(error.to_string().contains("unknown variant `dance`"), "{error}");

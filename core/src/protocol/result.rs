@@ -1,4 +1,4 @@
-//! The result of every job. The launcher takes a result out by its type: another job's result is an error that says so.
+//! The results of all jobs. The launcher extracts a result by its type; the result of another job is an error.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,33 +7,33 @@ use super::{
     SelfCheck, ShardsBenched, ShardsMade, ShddRow, TrainSummary, TruthWritten, Verified,
 };
 
-/// A result that is not the one of the job.
+/// The result belongs to another job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("got the result of `{got}`, wanted that of `{want}`")]
+#[error("got the result of `{got}`, wanted the result of `{want}`")]
 pub struct WrongResult {
-    /// The kind that came.
+    /// Job of the received result.
     pub got: &'static str,
-    /// The kind of the job.
+    /// Job that was run.
     pub want: &'static str,
 }
 
-/// The result of some job.
-pub trait Answer: TryFrom<JobResult, Error = WrongResult> {}
+/// A type that is the result of a job.
+pub trait TypedResult: TryFrom<JobResult, Error = WrongResult> {}
 
-impl<T: TryFrom<JobResult, Error = WrongResult>> Answer for T {}
+impl<T: TryFrom<JobResult, Error = WrongResult>> TypedResult for T {}
 
 macro_rules! results {
     ($($kind:ident($result:ty) $name:literal,)*) => {
-        /// What a worker answers when its job is done: one kind for each job.
+        /// The result of a job: one variant per kind of result.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "kebab-case")]
-        #[allow(missing_docs, reason = "each kind is described at its type")]
+        #[allow(missing_docs, reason = "the types in the variants are documented")]
         pub enum JobResult {
             $($kind($result),)*
         }
 
         impl JobResult {
-            /// Name of the jobs that have this kind of result.
+            /// Name of the jobs with this kind of result.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$kind(_) => $name,)*

@@ -1,95 +1,95 @@
-//! What a worker does with shards for `shards ...`, `bench shards`, `geoclip import` and `eval --predictions`, and its results.
+//! Jobs on shards and their results, for `shards ...`, `bench shards`, `geoclip import` and `eval --predictions`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::train::number_or_none;
+use super::train::null_as_nan;
 use crate::config::{RunConfig, ShardsConfig, Tail};
 use crate::files::Written;
 
-/// `shards ...`, `bench shards` and `geoclip import`: work for one worker.
+/// A job on shards. It runs on one worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShardsJob {
-    /// Simulate embeddings of photos at real places.
+    /// Simulate embeddings of photos at real locations.
     Simulate {
-        /// How many photos; none: one per place.
+        /// Number of photos; `None`: one per location.
         rows: Option<u64>,
-        /// Seed of everything random.
+        /// Seed of all random numbers.
         seed: u64,
-        /// Folder to make.
+        /// Folder to create.
         out: PathBuf,
         /// Views per photo.
         views: u32,
-        /// Places to take instead of GeoCLIP's gallery.
+        /// File of locations to use instead of GeoCLIP's gallery.
         coordinates: Option<PathBuf>,
         /// Folder with GeoCLIP's weights and gallery.
         geoclip: PathBuf,
         /// Replace `out` if it exists.
         overwrite: bool,
     },
-    /// Shards from a table of coordinates and files of embeddings.
+    /// Build shards from a table of coordinates and files of embeddings.
     Build {
         /// CSV or Parquet with ids and coordinates.
         table: PathBuf,
         /// One file of embeddings per view.
         embeddings: Vec<PathBuf>,
-        /// Folder to make.
+        /// Folder to create.
         out: PathBuf,
         /// Replace `out` if it exists.
         overwrite: bool,
-        /// Names of the table's columns.
+        /// Column names of the table.
         config: ShardsConfig,
     },
-    /// Check checksums, schema and values, and the plan where epochs are given.
+    /// Verify checksums, schema and values. If `epochs` is above 0, also replay the order of the rows.
     Verify {
         /// Folder, file, glob or URL.
         location: String,
-        /// Replay the plan over so many epochs.
+        /// Number of epochs to replay; 0: none.
         epochs: u32,
-        /// For so many workers each.
+        /// Numbers of workers to replay.
         world_sizes: Vec<u32>,
-        /// Rows of a global batch in that replay.
+        /// Global batch size of the replay.
         global_batch: u32,
-        /// Seed of that replay.
+        /// Seed of the replay.
         seed: u64,
-        /// How the shards are read.
+        /// How to read the shards.
         config: ShardsConfig,
     },
-    /// Rows, ranges, statistics and a map.
+    /// Report row counts, value ranges, statistics and a map.
     Inspect {
         /// Folder, file, glob or URL.
         location: String,
-        /// How the shards are read.
+        /// How to read the shards.
         config: ShardsConfig,
     },
-    /// Reading speed beside pyarrow's.
+    /// Compare the reading speed with pyarrow's.
     Bench {
-        /// Python with pyarrow; none: ours alone.
+        /// Python interpreter with pyarrow; `None`: no comparison.
         python: Option<PathBuf>,
     },
-    /// GeoCLIP's weights and gallery from its Python package.
+    /// Extract GeoCLIP's weights and gallery from its Python package.
     GeoclipImport {
-        /// The package's wheel.
+        /// Wheel of the package.
         wheel: PathBuf,
-        /// Folder to make.
+        /// Folder to create.
         out: PathBuf,
         /// Replace `out` if it exists.
         overwrite: bool,
     },
-    /// Ids and places of the test shards' usable rows, for the launcher to score predictions with.
+    /// Write the ids and locations of the usable test rows. The launcher scores predictions with them.
     Truth {
         /// Parquet file to write.
         out: PathBuf,
-        /// Which shards, and how they are read.
+        /// Which shards to read, and how.
         config: Box<RunConfig>,
     },
 }
 
 impl ShardsJob {
-    /// Its name in messages to people.
+    /// Name of the job in error messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Simulate { .. } => "shards simulate",
@@ -103,217 +103,217 @@ impl ShardsJob {
     }
 }
 
-/// A folder of shards that `shards simulate` or `shards build` has made.
+/// Result of `shards simulate` and `shards build`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShardsMade {
-    /// The folder.
+    /// The new folder.
     pub out: PathBuf,
-    /// Rows in it.
+    /// Number of rows.
     pub rows: u64,
     /// Embeddings per row.
     pub views: u32,
-    /// Numbers per embedding.
+    /// Width of an embedding.
     pub width: u32,
-    /// Where the rows came from, in words.
+    /// Description of where the rows came from.
     pub source: String,
-    /// Rows that cannot be used and were left out.
+    /// Unusable rows that were left out.
     pub skipped: u64,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
-    /// Rows over that time.
+    /// Rows per second.
     pub rows_per_s: f64,
 }
 
-/// What `shards verify` has found.
+/// Result of `shards verify`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Verified {
-    /// There are no problems.
+    /// Whether there are no problems.
     pub ok: bool,
-    /// Rows of all files.
+    /// Rows in all files.
     pub rows: u64,
-    /// Those of them that are left out.
+    /// Rows that are left out because they are unusable.
     pub skipped_rows: u64,
-    /// Which they are, in words.
+    /// Description of the rows that are left out.
     pub skipped: Option<String>,
-    /// Files.
+    /// Number of files.
     pub files: usize,
-    /// Row groups that have rows.
+    /// Number of row groups that are not empty.
     pub row_groups: usize,
-    /// Numbers per embedding.
+    /// Width of an embedding.
     pub width: usize,
     /// Embeddings per row.
     pub views: u32,
-    /// Is there a manifest, and with it a checksum for every read?
+    /// Whether there is a manifest, and so a checksum for every read.
     pub manifest: bool,
-    /// Stands for the data, sixteen digits.
+    /// Fingerprint of the data, sixteen digits.
     pub fingerprint: String,
-    /// All that is wrong.
+    /// All problems found.
     pub problems: Vec<Problem>,
-    /// What the replay has proved, where it was asked for and there are no problems.
+    /// Report of the replay; `None` if it was not requested or there are problems.
     pub plan: Option<ReplayReport>,
 }
 
-/// Something that is wrong with shards.
+/// A problem with shards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// File, place, got and wanted.
+    /// Where the problem is, the value found and the value expected.
     pub message: String,
-    /// The exit code that it asks for.
+    /// Exit code for this problem.
     pub exit_code: u8,
 }
 
-/// What the replay has proved.
+/// Properties of the row order that the replay has verified.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplayReport {
-    /// Rows of one epoch: each came once.
+    /// Rows of one epoch. Each occurred exactly once.
     pub rows: u64,
-    /// Rows that are left out of every epoch: none came.
+    /// Rows that every epoch leaves out. None of them occurred.
     pub skipped_rows: u64,
-    /// Blocks with rows.
+    /// Number of blocks that are not empty.
     pub blocks: u64,
     /// Views per row.
     pub views: u32,
-    /// Whether every row was seen to show each of its views once in every `views` epochs; false: too few epochs.
+    /// Whether every row showed each of its views once in `views` epochs. False if too few epochs were replayed.
     pub views_proved: bool,
-    /// Epochs replayed.
+    /// Number of epochs replayed.
     pub epochs: u32,
-    /// Rows of one step.
+    /// Rows per step.
     pub global_batch: u32,
-    /// Steps of one epoch, for every worker.
+    /// Steps per epoch, the same for every worker.
     pub steps_per_epoch: u64,
-    /// What becomes of the rows that do not fill the last batch.
+    /// What happens to rows that do not fill the last batch.
     pub tail: Tail,
-    /// Rows that each epoch leaves out for that reason.
+    /// Rows that each epoch drops for that reason.
     pub dropped_rows: u64,
-    /// Rows that each epoch shows a second time for that reason.
+    /// Rows that each epoch repeats for that reason.
     pub padded_rows: u64,
-    /// The same order, for each number of workers.
+    /// The replay for each number of workers.
     pub world_sizes: Vec<ReplayedSize>,
 }
 
 /// The replay for one number of workers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplayedSize {
-    /// How many.
+    /// Number of workers.
     pub workers: u32,
-    /// Rows of the smallest slice of a batch.
+    /// Fewest rows of a worker's slice of a batch.
     pub slice_rows_min: u64,
-    /// Rows of the largest slice of a batch.
+    /// Most rows of a worker's slice of a batch.
     pub slice_rows_max: u64,
-    /// Stands for the global order of all epochs: equal for every number of workers.
+    /// Hash of the global order of all epochs. Equal for all numbers of workers.
     pub order: String,
 }
 
-/// What maps photos to the space of the embeddings, for retrieval.
+/// The retrieval head that fits the embeddings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageHead {
-    /// GeoCLIP's own image head fits.
+    /// GeoCLIP's image head.
     Geoclip,
-    /// Simulated: the transposed projection gives GeoCLIP's space back.
+    /// The transposed projection of simulated embeddings, which maps them back to GeoCLIP's space.
     Linear,
-    /// Not known.
+    /// Unknown.
     None,
 }
 
 /// Mean and standard deviation per dimension of the embeddings of view 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// Rows behind the numbers.
+    /// Number of rows.
     pub rows: u64,
     /// Mean of every dimension.
     pub mean: Vec<f64>,
-    /// Standard deviation of every dimension, of the rows as a whole population.
+    /// Population standard deviation of every dimension.
     pub standard_deviation: Vec<f64>,
 }
 
-/// What is in a data set.
+/// Result of `shards inspect`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Inspection {
-    /// Rows of all files.
+    /// Rows in all files.
     pub rows: u64,
-    /// Those of them that are left out.
+    /// Rows that are left out because they are unusable.
     pub skipped_rows: u64,
-    /// Which they are, in words.
+    /// Description of the rows that are left out.
     pub skipped: Option<String>,
-    /// Files.
+    /// Number of files.
     pub files: usize,
-    /// Row groups that have rows.
+    /// Number of row groups that are not empty.
     pub row_groups: usize,
-    /// Fewest and most rows of a row group.
+    /// Smallest and largest number of rows in a row group.
     pub row_group_rows: (u32, u32),
-    /// Numbers per embedding.
+    /// Width of an embedding.
     pub width: usize,
     /// Embeddings per row.
     pub views: u32,
-    /// Is there a manifest, and with it a checksum for every read?
+    /// Whether there is a manifest, and so a checksum for every read.
     pub manifest: bool,
-    /// What the data is, sixteen digits.
+    /// Fingerprint of the data, sixteen digits.
     pub fingerprint: String,
-    /// The manifest's word on where the rows came from.
+    /// Origin of the rows, from the manifest.
     pub source: Option<String>,
-    /// What maps photos to the space of the embeddings.
+    /// The retrieval head that fits the embeddings, from the manifest.
     pub image_head: Option<ImageHead>,
-    /// Least and greatest latitude, degrees.
-    #[serde(deserialize_with = "range_or_none")]
+    /// Smallest and largest latitude, degrees.
+    #[serde(deserialize_with = "null_range_as_nan")]
     pub latitudes: (f64, f64),
-    /// Least and greatest longitude, degrees.
-    #[serde(deserialize_with = "range_or_none")]
+    /// Smallest and largest longitude, degrees.
+    #[serde(deserialize_with = "null_range_as_nan")]
     pub longitudes: (f64, f64),
-    /// Least and greatest mean of a dimension.
-    #[serde(deserialize_with = "range_or_none")]
+    /// Smallest and largest mean of a dimension.
+    #[serde(deserialize_with = "null_range_as_nan")]
     pub means: (f64, f64),
-    /// Least and greatest standard deviation of a dimension.
-    #[serde(deserialize_with = "range_or_none")]
+    /// Smallest and largest standard deviation of a dimension.
+    #[serde(deserialize_with = "null_range_as_nan")]
     pub standard_deviations: (f64, f64),
-    /// Mean and standard deviation of every dimension, of view 0.
+    /// Mean and standard deviation of every dimension of view 0.
     pub statistics: Statistics,
-    /// The world from 90 degrees north, 180 degrees west, darker where there are more rows.
+    /// Text map of the rows, from 90° north and 180° west. Denser characters mean more rows.
     pub map: Vec<String>,
 }
 
-/// JSON has no infinity: the range of no rows travels as two nulls.
-fn range_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(f64, f64), D::Error> {
+/// Reads nulls as NaN. The range of no rows is infinite, which serde_json writes as two nulls.
+fn null_range_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(f64, f64), D::Error> {
     #[derive(Deserialize)]
-    struct Bound(#[serde(deserialize_with = "number_or_none")] f64);
+    struct Bound(#[serde(deserialize_with = "null_as_nan")] f64);
     let (low, high) = <(Bound, Bound)>::deserialize(deserializer)?;
     Ok((low.0, high.0))
 }
 
-/// What `geoclip import` has made.
+/// Result of `geoclip import`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GeoclipImported {
-    /// The folder.
+    /// The new folder.
     pub out: PathBuf,
-    /// Where it came from.
+    /// Description of the source.
     pub source: String,
-    /// Its files by name.
+    /// Files in the folder, by name.
     pub files: BTreeMap<String, Written>,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
 }
 
-/// How fast one core reads embeddings.
+/// Result of `bench shards`: how fast one core reads embeddings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShardsBenched {
-    /// pyarrow's version; none where no Python has it.
+    /// Version of pyarrow; `None` if it was not measured.
     pub peer: Option<String>,
-    /// One row per case.
+    /// One entry per case.
     pub rows: Vec<ReadingSpeed>,
 }
 
 /// One case of `bench shards`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReadingSpeed {
-    /// What was read, and how.
+    /// Name of the case.
     pub case: String,
-    /// Bytes of embeddings as the file stores them, over the median time.
+    /// Size of the stored embeddings divided by the median time.
     pub gb_per_s: f64,
     /// The same for pyarrow.
     pub pyarrow_gb_per_s: Option<f64>,
-    /// Ours over pyarrow's.
+    /// Our speed divided by pyarrow's.
     pub ratio: Option<f64>,
-    /// The same bytes over the median time on a core, which other work on the machine stretches less.
+    /// The same size divided by the median CPU time, which other work on the machine affects less.
     pub gb_per_core_s: f64,
     /// The same for pyarrow.
     pub pyarrow_gb_per_core_s: Option<f64>,

@@ -1,7 +1,8 @@
-//! What launcher and workers say about training and checkpoints.
+//! Messages about training and checkpoints.
 //!
-//! Every rank writes its parts of a checkpoint into [`partial_name`] and says so; the launcher, once all have, commits it.
-//! A partial folder carries the attempt in its name: what a worker of an older attempt writes is never committed.
+//! Each rank writes its parts of a checkpoint into the folder [`partial_name`] and reports them. When all ranks have done
+//! so, the launcher commits the checkpoint. The name of the partial folder contains the attempt, so that files written by
+//! a worker of an earlier attempt are never committed.
 
 use std::path::PathBuf;
 
@@ -12,7 +13,7 @@ use crate::config::RunConfig;
 /// Version of the layout of a checkpoint folder.
 pub const CHECKPOINT_FORMAT: u32 = 1;
 
-/// Name of the file that makes a folder a checkpoint: written last, it lists all others.
+/// Name of the file that completes a checkpoint. It is written last and lists all other files.
 pub const CHECKPOINT_MANIFEST: &str = "manifest.json";
 
 /// Folder of a committed checkpoint within its run.
@@ -20,7 +21,7 @@ pub fn step_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// Folder that the parts of a checkpoint are written into before the commit.
+/// Folder that holds the parts of a checkpoint before the commit.
 pub fn partial_name(step: u64, attempt: u32) -> String {
     format!(".{}.attempt-{attempt}.partial", step_name(step))
 }
@@ -30,88 +31,88 @@ pub fn partial_name(step: u64, attempt: u32) -> String {
 pub struct TrainJob {
     /// The resolved configuration of the run.
     pub config: RunConfig,
-    /// Folder of the run; it exists.
+    /// Folder of the run, which exists.
     pub run_dir: PathBuf,
-    /// The checkpoint to go on from, verified by the launcher; none: the first step.
+    /// Checkpoint to resume from, verified by the launcher; `None`: start at the first step.
     pub resume: Option<PathBuf>,
-    /// The checkpoint whose averaged weights a new run starts from, verified by the launcher; none: random weights.
+    /// Checkpoint with the initial weights of a new run, verified by the launcher; `None`: random weights.
     pub init_from: Option<PathBuf>,
-    /// Highest validation score of the checkpoints that exist.
+    /// Highest validation score of the existing checkpoints.
     pub best_score: Option<f64>,
-    /// How often the workers of this run have been started before.
+    /// Number of earlier attempts of this run.
     pub restarts: u32,
-    /// What to break on purpose.
-    pub faults: Vec<Fault>,
+    /// Faults to inject.
+    pub faults: Vec<InjectedFault>,
 }
 
-/// Something to break on purpose.
+/// A fault to inject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Fault {
-    /// A rank sends itself SIGKILL when it is about to begin a step (counted from 1).
+pub enum InjectedFault {
+    /// A rank sends itself SIGKILL just before a step.
     Kill {
-        /// Which rank.
+        /// The rank.
         rank: u32,
-        /// Which step.
+        /// The step, from 1.
         step: u64,
     },
 }
 
-/// How training is going; from rank 0.
+/// Progress of training, from rank 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Steps made.
+    /// Steps completed.
     pub step: u64,
-    /// Steps wanted.
+    /// Total number of steps.
     pub steps: u64,
-    /// Loss of the last step, over the global batch; may be no number.
-    #[serde(deserialize_with = "number_or_none")]
+    /// Loss of the last step over the global batch; may be NaN.
+    #[serde(deserialize_with = "null_as_nan")]
     pub loss: f64,
-    /// Norm of the whole gradient before clipping; may be no number.
-    #[serde(deserialize_with = "number_or_none")]
+    /// Global norm of the gradient before clipping; may be NaN.
+    #[serde(deserialize_with = "null_as_nan")]
     pub gradient_norm: f64,
     /// Learning rate of the last step.
     pub learning_rate: f64,
     /// Rows per second over all workers since the last report.
     pub samples_per_s: f64,
-    /// Share of the time since the last report that rank 0 waited for data, 0 to 1.
+    /// Fraction of the time since the last report that rank 0 spent waiting for data, 0 to 1.
     pub data_wait: f64,
-    /// The longest step from the one of the last report to the one before this, checkpoints included, evaluation not:
-    /// milliseconds.
+    /// Time of the slowest step since the last report, milliseconds. Includes checkpoints but not evaluations. Counts the
+    /// step of the last report, not the step of this one.
     pub slowest_step_ms: f64,
-    /// Steps skipped so far because their gradient was not finite.
+    /// Steps skipped so far because the gradient was not finite.
     pub skipped_steps: u64,
 }
 
-/// JSON has no NaN: it travels as null.
-pub(super) fn number_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+/// Reads null as NaN. JSON has no NaN, so serde_json writes null.
+pub(super) fn null_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
-/// A quick evaluation while training; from rank 0.
+/// Result of a quick evaluation during training, from rank 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QuickEvaluation {
-    /// Steps made.
+    /// Steps completed.
     pub step: u64,
-    /// Validation rows that were located.
+    /// Number of validation rows.
     pub rows: u64,
-    /// What the best checkpoint is chosen by: the mean GeoScore, 0 to 5000.
-    #[serde(deserialize_with = "number_or_none")]
+    /// Mean GeoScore, 0 to 5000. Determines the best checkpoint.
+    #[serde(deserialize_with = "null_as_nan")]
     pub score: f64,
     /// Percent of rows within 1, 25, 200, 750 and 2500 km.
     pub within_percent: [f64; 5],
 }
 
-/// What training came to.
+/// Result of training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainSummary {
-    /// Steps made in all.
+    /// Total number of steps completed.
     pub step: u64,
-    /// Step that this attempt began at.
+    /// Step that this attempt started from.
     pub from_step: u64,
-    /// Loss of the last step; none where there was nothing left to do, or where it is not finite.
+    /// Loss of the last step; `None` if no steps were left to do or the loss is not finite.
     pub loss: Option<f64>,
-    /// Steps skipped because their gradient was not finite.
+    /// Steps skipped because the gradient was not finite.
     pub skipped_steps: u64,
     /// The last quick evaluation of this attempt.
     pub evaluation: Option<QuickEvaluation>,
@@ -121,24 +122,24 @@ pub struct TrainSummary {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointFile {
-    /// Its name within the folder.
+    /// File name within the checkpoint folder.
     pub name: String,
-    /// Its length.
+    /// Length of the file.
     pub bytes: u64,
-    /// xxh3 of its bytes, sixteen hexadecimal digits.
+    /// xxh3 checksum, sixteen hexadecimal digits.
     pub xxh3: String,
 }
 
-/// A rank has written its parts of a checkpoint, and they are on the disk.
+/// A rank has written its parts of a checkpoint and synced them to disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PartsWritten {
-    /// Steps made.
+    /// Steps completed.
     pub step: u64,
-    /// The attempt that this worker belongs to.
+    /// Attempt of the worker.
     pub attempt: u32,
-    /// What it wrote; may be nothing.
+    /// Files that it wrote; may be empty.
     pub files: Vec<CheckpointFile>,
-    /// Validation score at this step, where it was measured; the same from every rank.
+    /// Validation score at this step, if measured. The same on every rank.
     pub score: Option<f64>,
 }
 
@@ -146,20 +147,20 @@ pub struct PartsWritten {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointManifest {
-    /// [`CHECKPOINT_FORMAT`].
+    /// Layout version, [`CHECKPOINT_FORMAT`].
     pub format: u32,
-    /// Steps made.
+    /// Steps completed.
     pub step: u64,
-    /// The attempt that wrote it.
+    /// Attempt that wrote the checkpoint.
     pub attempt: u32,
-    /// Version of the code that wrote it.
+    /// Version of the code that wrote the checkpoint.
     pub version: String,
     /// Git revision of that code.
     pub revision: String,
-    /// When it was committed, seconds since 1970.
+    /// Time of the commit, seconds since 1970.
     pub committed_unix_s: u64,
-    /// Validation score, where it was measured at this step.
+    /// Validation score at this step, if measured.
     pub score: Option<f64>,
-    /// Every other file of the folder, by name.
+    /// All other files of the folder, sorted by name.
     pub files: Vec<CheckpointFile>,
 }

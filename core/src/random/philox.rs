@@ -1,8 +1,8 @@
-//! Philox4x32-10: random numbers that are a function of where they are used, not of when they are drawn.
+//! Philox4x32-10, a counter-based generator: each number depends on where it is used, not on when it is drawn.
 //!
-//! Every number is named by (seed, stream, step, global sample, element), so that no number of workers, no split of
-//! the batch and no restart changes it. The 64-bit key is the seed; the 128-bit counter packs the rest, and because
-//! the packing is one-to-one, two different names never share a number:
+//! Every number is a function of (seed, stream, step, global sample, element). It therefore does not depend on the number of
+//! workers, on how the batch is split, or on restarts. The 64-bit key is the seed, and the 128-bit counter packs the other
+//! four. The packing is one-to-one, so different coordinates never share a counter:
 //!
 //! | counter word | bits  | holds                                    |
 //! |--------------|-------|------------------------------------------|
@@ -13,39 +13,39 @@
 //! | 3            | 8-15  | global sample, bits 32-39                |
 //! | 3            | 16-31 | stream: kind in 6 bits, index in 10 bits |
 //!
-//! Element `e` is word `e % 4` of block `e / 4`. What does not fit is an error, never a wrap-around.
+//! Element `e` is word `e % 4` of block `e / 4`. A value that does not fit its field is an error; nothing wraps around.
 //!
-//! The kernels in `kernels/philox.cu` do the same, line by line. Integers, uniforms and masks are equal to the bit on
-//! CPU and GPU. Normals are too wherever the device follows IEEE 754 without contraction (the kernels are compiled
-//! with `--fmad=false`): both sides evaluate the same polynomials in the same order. Callers should rely on equality
-//! of normals to rounding only.
+//! The kernels in `kernels/philox.cu` mirror this code line by line. Integers, uniforms and masks are equal to the bit on CPU
+//! and GPU. So are normals, provided the device follows IEEE 754 without contraction (the kernels are compiled with
+//! `--fmad=false`), because both sides evaluate the same polynomials in the same order. Callers should still rely on normals
+//! being equal up to rounding only.
 //!
 //! Pure: no I/O, no FFI, no state. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
 //! SC 2011; known answers from Random123's `kat_vectors`.
 #![allow(
     clippy::needless_range_loop,
-    reason = "loops over lanes by index are the ones that become vector instructions"
+    reason = "the compiler vectorises loops over lanes when they are written by index"
 )]
 
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_PI_2};
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// Weyl increments of the key: the golden ratio and √3 − 1.
+/// Weyl increments of the key, from the golden ratio and √3 − 1.
 const KEY_INCREMENTS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: u32 = 10;
 
-/// Blocks computed together, so that the compiler uses vector instructions.
+/// Number of blocks computed together, so that the compiler emits vector instructions.
 const LANES: usize = 32;
 /// Four counter or result words of `LANES` blocks.
 type Words = [[u32; LANES]; 4];
 
-/// Steps lie below this.
+/// Exclusive upper bound of steps.
 pub const STEP_END: u64 = 1 << 40;
-/// Global samples lie below this.
+/// Exclusive upper bound of global samples.
 const SAMPLE_END: u64 = 1 << 40;
-/// Elements of one sample lie below this.
+/// Exclusive upper bound of the elements of one sample.
 const ELEMENT_END: u64 = 1 << 34;
-/// Indices of a [`Stream`] lie below this.
+/// Exclusive upper bound of the index of a [`Stream`].
 const STREAM_INDEX_END: u16 = 1 << 10;
 
 /// 2⁻²⁴: a 24-bit integer times this is exact in f32 and lies in [0, 1).
@@ -53,7 +53,7 @@ const UNIT_24: f32 = 1.0 / (1 << 24) as f32;
 /// 2⁻³².
 const UNIT_32: f32 = UNIT_24 / 256.0;
 
-/// What the numbers are for. Streams never share a number. A new stream goes at the end: the order is part of the format.
+/// The purpose of the numbers. No two streams share a number. Add new streams at the end: the order is part of the format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// The Gaussian noise of the forward process.
@@ -64,7 +64,7 @@ pub enum Stream {
     Dropout(u16),
     /// Anchor points of the loss.
     Anchors,
-    /// Which view of an image a training sample shows.
+    /// The view of an image that a training sample uses.
     Views,
     /// Initial weights; the sample is the index of the parameter.
     Weights,
@@ -74,7 +74,7 @@ pub enum Stream {
     Guidance,
     /// Simulated data.
     Simulation,
-    /// The order of training rows; the index tells shuffles of one epoch apart.
+    /// The order of training rows; the index distinguishes the shuffles of one epoch.
     Shuffle(u16),
     /// Rows of a bootstrap; the sample is the resample.
     Bootstrap,
@@ -83,7 +83,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// The 16 bits that stand for this stream in the counter.
+    /// The 16 bits that identify this stream in the counter.
     pub fn id(self) -> Result<u32, RangeError> {
         let (kind, index) = match self {
             Self::Noise => (0, 0),
@@ -99,7 +99,7 @@ impl Stream {
             Self::Bootstrap => (10, 0),
             Self::Test(index) => (63, index),
         };
-        within("stream index", u64::from(index), u64::from(STREAM_INDEX_END))?;
+        check_below("stream index", u64::from(index), u64::from(STREAM_INDEX_END))?;
         Ok(kind << 10 | u32::from(index))
     }
 }
@@ -107,9 +107,9 @@ impl Stream {
 /// Which numbers to draw: rows `first_sample..` of `elements` numbers each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draw {
-    /// What they are for.
+    /// The purpose of the numbers.
     pub stream: Stream,
-    /// The training step, or whatever counts the draws of the stream.
+    /// The training step, or another counter that distinguishes the draws of the stream.
     pub step: u64,
     /// The global index of the first row.
     pub first_sample: u64,
@@ -117,62 +117,63 @@ pub struct Draw {
     pub elements: usize,
 }
 
-/// A part of a number's name that does not fit the counter, or numbers that cannot be drawn.
+/// A coordinate that does not fit its field of the counter, or an invalid parameter of a distribution.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("random numbers: {0}")]
 pub struct RangeError(String);
 
-/// Whether `got` lies below `end`.
-pub fn within(field: &str, got: u64, end: u64) -> Result<(), RangeError> {
+/// Returns an error that names `field` unless `got` lies below `end`.
+pub fn check_below(field: &str, got: u64, end: u64) -> Result<(), RangeError> {
     if got < end { Ok(()) } else { Err(RangeError(format!("{field} is {got}, wanted below {end}"))) }
 }
 
-/// A source of random numbers: the seed is its whole state.
+/// A source of random numbers. The seed is its whole state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Philox {
-    /// The key.
+    /// The seed, which is the key of Philox.
     pub seed: u64,
 }
 
 impl Philox {
-    /// Random numbers of this seed.
+    /// A source with this seed.
     pub const fn new(seed: u64) -> Self {
         Self { seed }
     }
 
-    /// Uniform 32-bit integers.
+    /// Fills `out` with uniform 32-bit integers.
     pub fn fill_bits(&self, draw: Draw, out: &mut [u32]) -> Result<(), RangeError> {
         self.fill(draw, out, |word| word)
     }
 
-    /// Uniform in [0, 1): multiples of 2⁻²⁴, so that 1 is never drawn and 0 is drawn once in 2²⁴ times.
+    /// Fills `out` with uniform numbers in [0, 1), all multiples of 2⁻²⁴. 1 is never drawn, and 0 is drawn once in 2²⁴ times.
     pub fn fill_uniform(&self, draw: Draw, out: &mut [f32]) -> Result<(), RangeError> {
         self.fill(draw, out, |word| (word >> 8) as f32 * UNIT_24)
     }
 
-    /// Standard normals by Box-Muller; the largest magnitude is 6.77.
+    /// Fills `out` with standard normals by Box-Muller. The largest possible magnitude is 6.77.
     pub fn fill_normal(&self, draw: Draw, out: &mut [f32]) -> Result<(), RangeError> {
         self.fill_pairs(draw, out, box_muller)
     }
 
-    /// Integers in `0..bound`, by multiply and shift: each is drawn with a probability within 2⁻³² of 1 / bound.
+    /// Fills `out` with integers in `0..bound`, by multiply and shift. The probability of each is within 2⁻³² of 1 / bound.
     pub fn fill_int(&self, draw: Draw, bound: u32, out: &mut [i64]) -> Result<(), RangeError> {
-        some_integers(bound)?;
+        check_int_bound(bound)?;
         self.fill(draw, out, |word| ((u64::from(word) * u64::from(bound)) >> 32) as i64)
     }
 
-    /// Bernoulli: true with probability `keep`, rounded down to a multiple of 2⁻³²; 0 never and 1 always.
+    /// Fills `out` with Bernoulli draws: true with probability `keep`, rounded down to a multiple of 2⁻³². The
+    /// probabilities 0 and 1 are exact.
     pub fn fill_mask(&self, draw: Draw, keep: f64, out: &mut [bool]) -> Result<(), RangeError> {
         let threshold = mask_threshold(keep)?;
         self.fill(draw, out, |word| u64::from(word) < threshold)
     }
 
-    /// Checks that rows `first_sample..first_sample + samples` have names, and returns the stream's id.
+    /// Checks that rows `first_sample..first_sample + samples` fit the counter, and returns the stream's id.
     pub fn check(draw: Draw, samples: u64) -> Result<u32, RangeError> {
-        within("step", draw.step, STEP_END)?;
-        within("first sample", draw.first_sample, SAMPLE_END)?;
-        within("last sample", draw.first_sample + samples.saturating_sub(1), SAMPLE_END)?;
-        within("elements", draw.elements as u64, ELEMENT_END + 1)?;
+        check_below("step", draw.step, STEP_END)?;
+        check_below("first sample", draw.first_sample, SAMPLE_END)?;
+        check_below("last sample", draw.first_sample + samples.saturating_sub(1), SAMPLE_END)?;
+        check_below("elements", draw.elements as u64, ELEMENT_END + 1)?;
         draw.stream.id()
     }
 
@@ -195,10 +196,10 @@ impl Philox {
             return Err(RangeError(format!("{got} values are not whole rows of {elements} elements")));
         }
         let stream = Self::check(draw, (out.len() / draw.elements) as u64)?;
-        let blocks = Blocks { draw, stream, sample: draw.first_sample, block: 0 };
+        let blocks = RowBlocks { draw, stream, sample: draw.first_sample, block: 0 };
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has AVX2, as was just asked.
+            // SAFETY: the processor supports AVX2, which was checked just above.
             unsafe { fill_blocks_avx2(self.seed, blocks, out, convert) };
             return Ok(());
         }
@@ -207,15 +208,25 @@ impl Philox {
     }
 }
 
-/// The same code as [`fill_blocks`], compiled for wider vectors: no operation is fused, so that every bit is the same.
+/// The same code as [`fill_blocks`], compiled for wider vectors. No operation is fused, so the results are equal to the bit.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn fill_blocks_avx2<T: Copy + Default>(seed: u64, blocks: Blocks, out: &mut [T], convert: impl Fn(u32, u32) -> (T, T)) {
+fn fill_blocks_avx2<T: Copy + Default>(
+    seed: u64,
+    blocks: RowBlocks,
+    out: &mut [T],
+    convert: impl Fn(u32, u32) -> (T, T),
+) {
     fill_blocks(seed, blocks, out, convert);
 }
 
 #[inline(always)]
-fn fill_blocks<T: Copy + Default>(seed: u64, mut blocks: Blocks, out: &mut [T], convert: impl Fn(u32, u32) -> (T, T)) {
+fn fill_blocks<T: Copy + Default>(
+    seed: u64,
+    mut blocks: RowBlocks,
+    out: &mut [T],
+    convert: impl Fn(u32, u32) -> (T, T),
+) {
     let mut rest = out;
     let mut values = [[T::default(); LANES]; 4];
     while !rest.is_empty() {
@@ -231,29 +242,29 @@ fn fill_blocks<T: Copy + Default>(seed: u64, mut blocks: Blocks, out: &mut [T], 
     }
 }
 
-/// Whether there are integers in `0..bound`.
-pub fn some_integers(bound: u32) -> Result<(), RangeError> {
-    if bound > 0 { Ok(()) } else { Err(RangeError("integers below 0 were asked for".to_owned())) }
+/// Returns an error if `0..bound` is empty.
+pub fn check_int_bound(bound: u32) -> Result<(), RangeError> {
+    if bound > 0 { Ok(()) } else { Err(RangeError("bound of integers is 0, wanted at least 1".to_owned())) }
 }
 
-/// The threshold below which a 32-bit integer keeps its element.
+/// The threshold of a mask: an element is kept if its 32-bit integer lies below.
 pub fn mask_threshold(keep: f64) -> Result<u64, RangeError> {
     if !(0.0..=1.0).contains(&keep) {
-        return Err(RangeError(format!("probability {keep} is not within 0 and 1")));
+        return Err(RangeError(format!("probability is {keep}, wanted 0 to 1")));
     }
     Ok((keep * 4_294_967_296.0) as u64)
 }
 
-/// Walks over the blocks of consecutive rows.
-struct Blocks {
+/// Iterates over the blocks of consecutive rows.
+struct RowBlocks {
     draw: Draw,
     stream: u32,
     sample: u64,
     block: usize,
 }
 
-impl Blocks {
-    /// The counters of the next `LANES` blocks; those past the last row are drawn and not used.
+impl RowBlocks {
+    /// The counters of the next `LANES` blocks. Blocks past the last row are computed but not used.
     #[inline(always)]
     fn counters(&mut self) -> Words {
         let blocks = self.draw.elements.div_ceil(4);
@@ -273,7 +284,7 @@ impl Blocks {
     }
 }
 
-/// Writes lane after lane, each block cut at the end of its row; returns how many values fitted.
+/// Writes lane after lane, truncating each block at the end of its row. Returns the number of values written.
 #[inline(always)]
 fn write<T: Copy>(values: &[[T; LANES]; 4], elements: usize, first_block: usize, out: &mut [T]) -> usize {
     if elements.is_multiple_of(4) && out.len() >= 4 * LANES {
@@ -295,7 +306,7 @@ fn write<T: Copy>(values: &[[T; LANES]; 4], elements: usize, first_block: usize,
     position
 }
 
-/// The function itself, on `LANES` counters at once.
+/// The Philox function, on `LANES` counters at once.
 #[inline(always)]
 fn philox(mut counter: Words, seed: u64) -> Words {
     let mut key = [seed as u32, (seed >> 32) as u32];
@@ -316,7 +327,7 @@ fn philox(mut counter: Words, seed: u64) -> Words {
 /// Two independent standard normals.
 #[inline(always)]
 fn box_muller(radius_bits: u32, angle_bits: u32) -> (f32, f32) {
-    // In (0, 1]: all 32 bits, because the tail of the normal comes from the values nearest to 0.
+    // In (0, 1]. Uses all 32 bits, because the tail of the normal comes from the values nearest to 0.
     let uniform = radius_bits as f32 * UNIT_32 + UNIT_32 * 0.5;
     let radius = (-2.0 * ln_unit(uniform)).sqrt();
     let (sine, cosine) = sin_cos_turns(angle_bits >> 8);
@@ -344,7 +355,7 @@ fn ln_unit(x: f32) -> f32 {
     y = y * x - 2.499_999_4e-1;
     y = y * x + 3.333_333e-1;
     y = y * x * square;
-    // ln 2 in two parts: the large one times any exponent is exact.
+    // ln 2 is split into two parts, so that the large part times any exponent is exact.
     y += exponent * -2.121_944_4e-4;
     y += square * -0.5;
     x + y + exponent * 0.693_359_4
@@ -353,7 +364,7 @@ fn ln_unit(x: f32) -> f32 {
 /// Sine and cosine of `turn` / 2²⁴ of a full turn (Cephes `sinf`, `cosf`).
 #[inline(always)]
 fn sin_cos_turns(turn: u32) -> (f32, f32) {
-    // The nearest quarter turn is taken off in integers, which is exact.
+    // Subtract the nearest quarter turn in integers, which is exact.
     let quarter = (turn + (1 << 21)) >> 22;
     let rest = turn as i32 - (quarter << 22) as i32;
     let angle = rest as f32 * (FRAC_PI_2 / (1 << 22) as f32);

@@ -1,4 +1,5 @@
-//! Known answers, and laws small enough for Miri. The statistics are in `tests/data_plane/core/philox.rs`.
+//! Known answers, and properties cheap enough to check under Miri. Statistical tests are in
+//! `tests/data_plane/core/philox.rs`.
 
 use super::*;
 
@@ -12,7 +13,7 @@ fn one(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 }
 
 #[test]
-fn known_answers_of_random123() {
+fn philox_matches_the_known_answers_of_random123() {
     assert_eq!(one([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
     assert_eq!(one([!0; 4], [!0; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
     let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
@@ -21,7 +22,7 @@ fn known_answers_of_random123() {
 }
 
 #[test]
-fn every_field_lands_where_the_table_says() {
+fn counter_fields_are_laid_out_as_documented() {
     let draw =
         Draw { stream: Stream::Dropout(5), step: 0x12_3456_789a, first_sample: 0xab_cdef_0123, elements: 4 * LANES };
     let mut out = vec![0; draw.elements];
@@ -49,7 +50,7 @@ fn rows_do_not_depend_on_how_they_are_split() {
 }
 
 #[test]
-fn a_longer_row_begins_like_a_shorter_one() {
+fn a_longer_row_starts_with_the_numbers_of_a_shorter_one() {
     let mut short = [0; 6];
     let mut long = [0; 9];
     Philox::new(1).fill_bits(Draw { elements: 6, ..DRAW }, &mut short).expect("in range");
@@ -82,13 +83,13 @@ fn seed_stream_step_and_sample_each_change_the_numbers() {
     }
 }
 
-/// Numbers that runs were made with: a stream that moves changes them all.
+/// Changing a stream's id would change the random numbers of every existing run.
 #[test]
-fn streams_keep_their_places() {
+fn stream_ids_never_change() {
     let streams =
         [Stream::Noise, Stream::Timestep, Stream::Dropout(0), Stream::Anchors, Stream::Views, Stream::Weights];
-    let later = [Stream::Sampler, Stream::Guidance, Stream::Simulation, Stream::Shuffle(0), Stream::Bootstrap];
-    for (kind, stream) in streams.into_iter().chain(later).enumerate() {
+    let more_streams = [Stream::Sampler, Stream::Guidance, Stream::Simulation, Stream::Shuffle(0), Stream::Bootstrap];
+    for (kind, stream) in streams.into_iter().chain(more_streams).enumerate() {
         assert_eq!(stream.id(), Ok((kind as u32) << 10), "{stream:?}");
     }
     assert_eq!(Stream::Shuffle(1).id(), Ok(9 << 10 | 1));
@@ -96,7 +97,7 @@ fn streams_keep_their_places() {
 }
 
 #[test]
-fn what_does_not_fit_the_counter_is_an_error() {
+fn values_that_do_not_fit_the_counter_are_an_error() {
     let mut out = [0; 5];
     let mut refused = |draw| Philox::new(0).fill_bits(draw, &mut out).expect_err("out of range").to_string();
     assert!(refused(Draw { step: STEP_END, ..DRAW }).contains("step is 1099511627776"));
@@ -105,14 +106,14 @@ fn what_does_not_fit_the_counter_is_an_error() {
     assert!(refused(Draw { elements: 3, ..DRAW }).contains("5 values are not whole rows of 3"));
     assert!(refused(Draw { first_sample: SAMPLE_END - 4, elements: 1, ..DRAW }).contains("last sample"));
     let philox = Philox::new(0);
-    let error = philox.fill_int(DRAW, 0, &mut [0; 5]).expect_err("no integers");
-    assert_eq!(error.to_string(), "random numbers: integers below 0 were asked for");
+    let error = philox.fill_int(DRAW, 0, &mut [0; 5]).expect_err("an empty range");
+    assert_eq!(error.to_string(), "random numbers: bound of integers is 0, wanted at least 1");
     assert!(philox.fill_mask(DRAW, f64::NAN, &mut [false; 5]).is_err());
     assert_eq!(philox.fill_bits(Draw { elements: 0, ..DRAW }, &mut []), Ok(()));
 }
 
 #[test]
-fn derived_numbers_follow_from_the_bits() {
+fn uniforms_integers_and_masks_are_derived_from_the_bits() {
     let philox = Philox::new(9);
     let (mut bits, mut uniform, mut int, mut mask) = ([0; 5], [0.0; 5], [0; 5], [false; 5]);
     philox.fill_bits(DRAW, &mut bits).expect("in range");
@@ -139,7 +140,7 @@ fn box_muller_agrees_with_f64() {
             let uniform = f64::from(radius_bits as f32 * UNIT_32 + UNIT_32 * 0.5);
             let radius = (-2.0 * uniform.ln()).sqrt();
             let angle = f64::from(angle_bits >> 8) / 16_777_216.0 * std::f64::consts::TAU;
-            // Five units in the last place of the radius: two of the logarithm, two of the sine, one to multiply.
+            // Five units in the last place of the radius: two for the logarithm, two for the sine, one for the product.
             let tolerance = radius * 6e-7 + 1e-12;
             assert!((f64::from(first) - radius * angle.cos()).abs() < tolerance, "{radius_bits:x} {angle_bits:x}");
             assert!((f64::from(second) - radius * angle.sin()).abs() < tolerance, "{radius_bits:x} {angle_bits:x}");

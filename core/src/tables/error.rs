@@ -1,4 +1,4 @@
-//! What can be wrong with a table.
+//! Errors of reading a table.
 
 use std::path::{Path, PathBuf};
 
@@ -7,50 +7,50 @@ use crate::exit_code::{ExitCode, HasExitCode};
 /// An error of [`crate::tables`].
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// The file as a whole is not what was wanted, or damaged, or the system refused.
+    /// The file as a whole is invalid or damaged, or cannot be read.
     #[error("{path}: {reason}")]
     File {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Got and wanted, or what the system said.
+        /// What is wrong, or the message of the operating system.
         reason: String,
-        /// Which of these it is.
+        /// The exit code that fits the cause.
         exit_code: ExitCode,
     },
-    /// A row is not what was wanted.
+    /// A row is invalid.
     #[error("{path}: row {row}: {reason}")]
     Row {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Which row, from 0, the header not counted.
+        /// The row, counted from 0 without the header.
         row: usize,
-        /// Got and wanted.
+        /// What is wrong with the row.
         reason: String,
     },
 }
 
 impl TableError {
-    /// The file as a whole is not what was wanted.
+    /// The file as a whole is invalid, for example because a column is missing.
     pub fn file(path: &Path, reason: impl Into<String>) -> Self {
         Self::File { path: path.to_owned(), reason: reason.into(), exit_code: ExitCode::BadData }
     }
 
-    /// Bytes that are not those of a whole file of its kind.
+    /// The file is damaged, or its format is not the one that its name says.
     pub(super) fn damaged(path: &Path, reason: impl Into<String>) -> Self {
         Self::File { path: path.to_owned(), reason: reason.into(), exit_code: ExitCode::Corrupt }
     }
 
-    /// The system refused.
+    /// Reading the file failed.
     pub(super) fn io(path: &Path, error: &std::io::Error) -> Self {
         Self::File { path: path.to_owned(), reason: error.to_string(), exit_code: ExitCode::Io }
     }
 
-    /// A row is not what was wanted.
+    /// A row is invalid.
     pub fn row(path: &Path, row: usize, reason: impl Into<String>) -> Self {
         Self::Row { path: path.to_owned(), row, reason: reason.into() }
     }
 
-    /// The system's refusals apart from malformed text.
+    /// Distinguishes I/O errors from malformed CSV.
     pub(super) fn csv(path: &Path, row: Option<usize>, error: &csv::Error) -> Self {
         match (error.kind(), row) {
             (csv::ErrorKind::Io(error), _) => Self::io(path, error),

@@ -1,10 +1,10 @@
-//! Identifiers as text, whatever an Arrow column stores.
+//! Converts the identifiers in an Arrow column to text.
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, downcast_integer_array};
 use arrow_schema::DataType;
 
-/// The identifier of a row, or why there is none.
+/// The identifier in `row`. The error is the end of a sentence that starts with the column's name.
 pub fn id(column: &dyn Array, row: usize) -> Result<String, String> {
     if column.is_null(row) {
         return Err("is null, expected an identifier".to_owned());
@@ -22,12 +22,12 @@ pub fn id(column: &dyn Array, row: usize) -> Result<String, String> {
     )
 }
 
-/// Bytes that some writers do not say are text.
+/// Some writers store text as plain bytes, so bytes are text if they are valid UTF-8.
 fn text(bytes: &[u8]) -> String {
     std::str::from_utf8(bytes).map_or_else(|_| hexadecimal(bytes), str::to_owned)
 }
 
-/// Digests and UUIDs. Different bytes stay different, which replacing what is no text would not keep.
+/// For digests and UUIDs. Keeps different bytes different, which a lossy conversion to UTF-8 would not.
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().fold("0x".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }
@@ -44,8 +44,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifiers_of_every_kind_become_text() {
-        let fixed = FixedSizeBinaryArray::try_from_iter([[0_u8, 255], [1, 2]].into_iter()).expect("two of two bytes");
+    fn identifiers_of_every_type_become_text() {
+        let fixed = FixedSizeBinaryArray::try_from_iter([[0_u8, 255], [1, 2]].into_iter()).expect("two by two bytes");
         let columns: [(ArrayRef, &str); 6] = [
             (Arc::new(UInt64Array::from(vec![0, u64::MAX])), "18446744073709551615"),
             (Arc::new(Int8Array::from(vec![0, -3])), "-3"),
@@ -59,7 +59,7 @@ mod tests {
         }
         let null = UInt64Array::from(vec![Some(1), None]);
         assert_eq!(id(&null, 1), Err("is null, expected an identifier".to_owned()));
-        let error = id(&BooleanArray::from(vec![true]), 0).expect_err("no identifier");
+        let error = id(&BooleanArray::from(vec![true]), 0).expect_err("not an identifier");
         assert_eq!(error, "is Boolean, expected text, bytes or integers");
     }
 }

@@ -1,7 +1,8 @@
-//! Files with one matrix of numbers: NumPy's `.npy` and safetensors, read a few rows at a time.
+//! Files with one matrix of numbers (NumPy's `.npy` and safetensors), read a few rows at a time.
 //!
-//! C order, little-endian, float16, 32 or 64. The header is believed only as far as the file's length agrees. Sources: NEP 1
-//! (numpy/lib/format.py); github.com/huggingface/safetensors, "Format".
+//! The matrix must be in C order and little-endian, with elements of float16, float32 or float64. The header is checked
+//! against the length of the file before it is trusted. Sources: NEP 1 (numpy/lib/format.py);
+//! github.com/huggingface/safetensors, "Format".
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -12,15 +13,15 @@ use safetensors::tensor::{Dtype, Metadata};
 
 use super::error::TableError;
 
-/// A header that is longer is none.
+/// Longer headers are rejected as damaged.
 const HEADER_BYTES_MAX: u64 = 16 << 20;
 const NPY_MAGIC: &[u8] = b"\x93NUMPY";
 
-/// An open file with a matrix.
+/// An open matrix file.
 #[derive(Debug)]
 pub struct Matrix {
     path: PathBuf,
-    /// Name within the file, where it has names.
+    /// Name of the tensor, if the file format has names.
     column: Option<String>,
     file: File,
     start: u64,
@@ -30,8 +31,8 @@ pub struct Matrix {
     width: usize,
 }
 
-/// What a header says.
-struct Layout {
+/// The layout of the file, as its header describes it.
+struct MatrixLayout {
     column: Option<String>,
     start: u64,
     element: Dtype,
@@ -39,33 +40,34 @@ struct Layout {
 }
 
 impl Matrix {
-    /// Opens `.npy` or `.safetensors` by its extension.
+    /// Opens a `.npy` or `.safetensors` file, chosen by its extension.
     pub fn open(path: &Path) -> Result<Self, TableError> {
         let io = |error| TableError::io(path, &error);
         let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
-        let layout: fn(&mut Header<'_>) -> Result<Layout, TableError> = match extension.to_str() {
+        let layout: fn(&mut MatrixHeader<'_>) -> Result<MatrixLayout, TableError> = match extension.to_str() {
             Some("npy") => npy_layout,
             Some("safetensors") => safetensors_layout,
             _ => return Err(TableError::file(path, "the name ends in neither .npy nor .safetensors")),
         };
         let mut file = File::open(path).map_err(io)?;
         let length = file.metadata().map_err(io)?.len();
-        let Layout { column, start, element, shape } = layout(&mut Header { path, file: &mut file, length })?;
+        let MatrixLayout { column, start, element, shape } =
+            layout(&mut MatrixHeader { path, file: &mut file, length })?;
         let [rows, width] = shape[..] else {
             return Err(TableError::file(path, format!("shape is {shape:?}, wanted two dimensions")));
         };
         let bytes = rows.checked_mul(width).and_then(|count| count.checked_mul(element.size() as u64));
         let end = bytes.and_then(|bytes| bytes.checked_add(start));
         if end.is_none_or(|end| end > length) {
-            let reason = format!("{length} bytes, too few for a header and {rows} x {width} numbers; it is cut short");
+            let reason = format!("{length} bytes, too few for a header and {rows} x {width} numbers: cut short");
             return Err(TableError::damaged(path, reason));
         }
         let usable = usize::try_from(width).ok().filter(|width| *width > 0);
-        let width = usable.ok_or_else(|| TableError::file(path, format!("rows of width {width}")))?;
+        let width = usable.ok_or_else(|| TableError::file(path, format!("row width is {width}, wanted at least 1")))?;
         Ok(Self { path: path.to_owned(), column, file, start, element, rows, width })
     }
 
-    /// How many rows.
+    /// Number of rows.
     pub fn rows(&self) -> u64 {
         self.rows
     }
@@ -75,7 +77,7 @@ impl Matrix {
         self.width
     }
 
-    /// What is wrong with a row.
+    /// An error about one row of this file.
     pub fn bad_row(&self, row: u64, reason: &str) -> TableError {
         let named = self.column.as_ref().map_or_else(String::new, |name| format!("tensor `{name}`: "));
         TableError::row(&self.path, row as usize, format!("{named}{reason}"))
@@ -84,12 +86,12 @@ impl Matrix {
     fn bytes(&mut self, first: u64, count: usize) -> Result<Vec<u8>, TableError> {
         let row_bytes = (self.width * self.element.size()) as u64;
         let mut bytes = vec![0; count * row_bytes as usize];
-        let sought = self.file.seek(SeekFrom::Start(self.start + first * row_bytes));
-        sought.and_then(|_| self.file.read_exact(&mut bytes)).map_err(|error| TableError::io(&self.path, &error))?;
+        let position = self.file.seek(SeekFrom::Start(self.start + first * row_bytes));
+        position.and_then(|_| self.file.read_exact(&mut bytes)).map_err(|error| TableError::io(&self.path, &error))?;
         Ok(bytes)
     }
 
-    /// Rows as f64.
+    /// Reads `count` rows from `first` on as f64.
     pub fn read_f64(&mut self, first: u64, count: usize) -> Result<Vec<f64>, TableError> {
         let bytes = self.bytes(first, count)?;
         Ok(match self.element {
@@ -99,7 +101,7 @@ impl Matrix {
         })
     }
 
-    /// Rows rounded to float16; what does not fit becomes infinite or NaN, and the caller's to find.
+    /// Reads `count` rows from `first` on, rounded to float16. Values out of range become infinite; the caller must check.
     pub fn read_f16(&mut self, first: u64, count: usize) -> Result<Vec<f16>, TableError> {
         let bytes = self.bytes(first, count)?;
         Ok(match self.element {
@@ -115,18 +117,18 @@ fn numbers<const BYTES: usize, T>(bytes: &[u8], number: impl Fn([u8; BYTES]) -> 
     pieces.map(|piece| number(std::array::from_fn(|index| piece[index]))).collect()
 }
 
-/// The front of a file.
-struct Header<'a> {
+/// Reads the header at the start of a file.
+struct MatrixHeader<'a> {
     path: &'a Path,
     file: &'a mut File,
     length: u64,
 }
 
-impl Header<'_> {
-    /// The next `count` bytes, or what the file is instead of `what`.
+impl MatrixHeader<'_> {
+    /// Reads the next `count` bytes. Errors say that the file is not `what`.
     fn take(&mut self, count: u64, what: &str) -> Result<Vec<u8>, TableError> {
         if count > HEADER_BYTES_MAX || count > self.length {
-            let reason = format!("not {what}, or cut short: a header of {count} bytes in {}", self.length);
+            let reason = format!("not {what}, or cut short: header of {count} bytes in a file of {}", self.length);
             return Err(TableError::damaged(self.path, reason));
         }
         let mut bytes = vec![0; count as usize];
@@ -139,20 +141,20 @@ impl Header<'_> {
         Ok(bytes)
     }
 
-    /// A little-endian number of so many bytes.
+    /// Reads a little-endian integer of `count` bytes.
     fn number(&mut self, count: u64, what: &str) -> Result<u64, TableError> {
         Ok(self.take(count, what)?.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
     }
 }
 
-fn npy_layout(file: &mut Header<'_>) -> Result<Layout, TableError> {
+fn npy_layout(file: &mut MatrixHeader<'_>) -> Result<MatrixLayout, TableError> {
     const WHAT: &str = "a .npy file";
     let path = file.path;
     let start = file.take(8, WHAT)?;
     if !start.starts_with(NPY_MAGIC) {
-        return Err(TableError::damaged(path, "does not begin as a .npy file does"));
+        return Err(TableError::damaged(path, "not a .npy file: the magic number is wrong"));
     }
-    // Version 1 has two bytes of length, later ones four.
+    // The header length takes two bytes in version 1, four in later versions.
     let size_bytes = if start[6] > 1 { 4 } else { 2 };
     let size = file.number(size_bytes, WHAT)?;
     let header = file.take(size, WHAT)?;
@@ -168,21 +170,21 @@ fn npy_layout(file: &mut Header<'_>) -> Result<Layout, TableError> {
         other => return Err(TableError::file(path, format!("numbers are `{other}`, wanted <f2, <f4 or <f8"))),
     };
     if field("fortran_order").is_none_or(|text| !text.starts_with("False")) {
-        return Err(TableError::file(path, "in Fortran order, wanted C order; save numpy.ascontiguousarray(it)"));
+        return Err(TableError::file(path, "in Fortran order, wanted C order; save numpy.ascontiguousarray(matrix)"));
     }
     let shape = field("shape").and_then(|text| text.strip_prefix('(')?.split_once(')')).map(|(inside, _)| inside);
     let lengths = shape.unwrap_or("?").split(',').map(str::trim).filter(|text| !text.is_empty());
     let shape: Result<Vec<u64>, _> = lengths.map(str::parse).collect();
-    let shape = shape.map_err(|_| TableError::file(path, format!("no shape in the header {header}")))?;
-    Ok(Layout { column: None, start: 8 + size_bytes + size, element, shape })
+    let shape = shape.map_err(|_| TableError::file(path, format!("no valid shape in the header: {header}")))?;
+    Ok(MatrixLayout { column: None, start: 8 + size_bytes + size, element, shape })
 }
 
-fn safetensors_layout(file: &mut Header<'_>) -> Result<Layout, TableError> {
+fn safetensors_layout(file: &mut MatrixHeader<'_>) -> Result<MatrixLayout, TableError> {
     const WHAT: &str = "a safetensors file";
     let path = file.path;
     let size = file.number(8, WHAT)?;
     let header = file.take(size, WHAT)?;
-    // Not `SafeTensors::read_metadata`, which wants the whole file in memory.
+    // Not `SafeTensors::read_metadata`, which needs the whole file in memory.
     let header: Metadata =
         serde_json::from_slice(&header).map_err(|error| TableError::damaged(path, format!("header: {error}")))?;
     let tensors = header.tensors();
@@ -197,7 +199,7 @@ fn safetensors_layout(file: &mut Header<'_>) -> Result<Layout, TableError> {
         return Err(TableError::file(path, format!("tensor `{wanted}` is {element:?}, wanted F16, F32 or F64")));
     }
     let start = (tensor.data_offsets.0 as u64).checked_add(8 + size);
-    let start = start.ok_or_else(|| TableError::damaged(path, "a tensor beyond the end of the file"))?;
+    let start = start.ok_or_else(|| TableError::damaged(path, "a tensor lies beyond the end of the file"))?;
     let shape = tensor.shape.iter().map(|length| *length as u64).collect();
-    Ok(Layout { column: Some(wanted.to_owned()), start, element, shape })
+    Ok(MatrixLayout { column: Some(wanted.to_owned()), start, element, shape })
 }

@@ -1,10 +1,15 @@
-//! Ids and coordinates as people have them: truths, predictions, galleries, lists of places, tables beside embeddings.
+//! Tables of ids and coordinates in the user's own files: truths, predictions, galleries, lists of places, and the tables
+//! that accompany embeddings.
 //!
-//! In reading order: `names` (what a column may be called), `reader` (a table row by row), `ids` (identifiers as text), `table`
-//! (a whole table in memory), `matrix` (files with one matrix of numbers: `.npy` and safetensors).
+//! In reading order:
+//! - `names`: the accepted column names.
+//! - `reader`: a table, row by row.
+//! - `ids`: identifiers as text.
+//! - `table`: a whole table in memory.
+//! - `matrix`: files with one matrix of numbers (`.npy` and safetensors).
 //!
-//! Invariant: nothing is left out, clamped or wrapped. What is not as it should be is an error that names file and row, from 0,
-//! the header not counted.
+//! Invariant: no row is dropped and no value is clamped or wrapped. Anything invalid is an error that names the file and the
+//! row. Rows count from 0, without the header.
 
 mod error;
 mod ids;

@@ -1,35 +1,36 @@
-//! What columns of ids and coordinates may be called: one list for every file that is read.
+//! The accepted names for columns of ids and coordinates, the same for every kind of file.
 //!
-//! Names are compared without regard to case. Of several columns that could hold ids the first of [`ID_NAMES`] counts; two that
-//! could hold latitudes are an error, for nobody can know which is meant.
+//! Names are compared without regard to case. If several columns could hold ids, the one that comes first in [`ID_NAMES`] is
+//! used. Two columns that could hold latitudes (or longitudes) are an error, because the choice would be a guess.
 
 use std::path::Path;
 
 use super::error::TableError;
 
-/// Names of a column of ids, the likeliest first.
+/// Accepted names of the id column, in order of preference.
 pub const ID_NAMES: &[&str] =
     &["id", "path", "image_id", "img_id", "image", "img", "filename", "file_name", "file", "name"];
 
-/// Names of a column of latitudes, degrees.
+/// Accepted names of the latitude column (degrees).
 pub const LATITUDE_NAMES: &[&str] = &["lat", "latitude"];
 
-/// Names of a column of longitudes, degrees.
+/// Accepted names of the longitude column (degrees).
 pub const LONGITUDE_NAMES: &[&str] = &["lon", "lng", "long", "longitude"];
 
-/// Names that somebody has given to columns, such as `shards.id_column`. A column of exactly this name is the one; a name that is
-/// the first of its list stands for the whole list where there is no such column. None: any name of the list.
+/// Column names from the configuration, such as `shards.id_column`. A configured name must match exactly, with one
+/// exception: the first name of the accepted list, which is the default, stands for the whole list if no column matches it
+/// exactly. `None` accepts any name of the list.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ColumnNames<'a> {
-    /// Of ids.
+    /// Name of the id column.
     pub id: Option<&'a str>,
-    /// Of latitudes.
+    /// Name of the latitude column.
     pub latitude: Option<&'a str>,
-    /// Of longitudes.
+    /// Name of the longitude column.
     pub longitude: Option<&'a str>,
 }
 
-/// Where the columns stand.
+/// Positions of the columns that are read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Columns {
     pub(super) id: Option<usize>,
@@ -38,7 +39,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Finds them in the header of a file; ids only where they are wanted.
+    /// Finds the columns in the header of a file. Looks for ids only if `with_ids`.
     pub(super) fn find(
         path: &Path,
         header: &[String],
@@ -62,22 +63,23 @@ impl Columns {
         })
     }
 
-    /// Is it none of those that are read?
-    pub(super) fn is_other(&self, column: usize) -> bool {
+    /// Whether a column is not read.
+    pub(super) fn is_unused(&self, column: usize) -> bool {
         !self.used().any(|used| used == column)
     }
 
-    /// Those that are read.
+    /// The columns that are read.
     pub(super) fn used(&self) -> impl Iterator<Item = usize> {
         [Some(self.latitude), Some(self.longitude), self.id].into_iter().flatten()
     }
 }
 
-/// Columns that could be meant, in the order of the names: those called exactly `given`; where there are none, or nothing was
-/// given but the first of `accepted`, those called by any accepted name.
+/// The columns that match, in the order of the accepted names. With `given`, these are the columns of exactly that name. If
+/// there are none and `given` is the first accepted name, or if nothing was given, they are the columns with any accepted
+/// name.
 pub fn columns_named(header: &[String], accepted: &[&str], given: Option<&str>) -> Vec<usize> {
-    let columns = |is_it: &dyn Fn(&str) -> bool| -> Vec<usize> {
-        (0..header.len()).filter(|column| is_it(&header[*column])).collect()
+    let columns = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
+        (0..header.len()).filter(|column| matches(&header[*column])).collect()
     };
     if let Some(given) = given {
         let exact = columns(&|name| name == given);

@@ -1,7 +1,8 @@
-//! A table of ids and coordinates row by row: CSV, Parquet, or an N x 2 `.npy` of latitudes and longitudes.
+//! Reads a table of ids and coordinates row by row: CSV, Parquet, or an N x 2 `.npy` of latitudes and longitudes.
 //!
-//! Parquet has floating-point coordinates and ids of any kind that [`ids::id`] takes; dictionaries are read as what they hold. A row that
-//! cannot be used is a [`TableError::Row`], and the rows behind it still come; any other error is about the file as a whole.
+//! In Parquet, coordinates must be floating-point numbers, and ids may have any type that [`ids::id`] accepts.
+//! Dictionary-encoded columns are decoded. An invalid row is a [`TableError::Row`], and reading continues with the next row.
+//! Any other error concerns the whole file.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -19,17 +20,17 @@ use super::matrix::Matrix;
 use super::names::{ColumnNames, Columns};
 use crate::geo::{Degrees, Place};
 
-/// Rows of Parquet that are decoded at once.
+/// Number of Parquet rows decoded at once.
 const BATCH_ROWS: usize = 8192;
-/// Rows of a `.npy` that are read at once.
+/// Number of `.npy` rows read at once.
 const PIECE_ROWS: u64 = 65_536;
 
-/// One row.
+/// One row of a table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TableRow {
-    /// Its id, where the table has a column of them and it was asked for.
+    /// The id, if ids were requested and the table has an id column.
     pub id: Option<String>,
-    /// Its place.
+    /// The coordinates.
     pub place: Place,
 }
 
@@ -38,14 +39,14 @@ pub struct TableReader {
     path: PathBuf,
     header: Vec<String>,
     columns: Columns,
-    /// Columns of text, as far as they are known.
+    /// Whether each column holds text, judging by the rows read so far.
     is_text: Vec<bool>,
-    rows: Rows,
+    rows: RowSource,
     /// Number of the next row.
     next: usize,
 }
 
-enum Rows {
+enum RowSource {
     Csv(Box<csv::StringRecordsIntoIter<File>>),
     Parquet { batches: Box<ParquetRecordBatchReader>, batch: Option<RecordBatch>, row: usize },
     Npy { matrix: Matrix, piece: Vec<f64> },
@@ -54,12 +55,12 @@ enum Rows {
 impl TableReader {
     /// Opens `.parquet` as Parquet, `.npy` as NumPy (in any case) and anything else as CSV.
     pub fn open(path: &Path, names: ColumnNames<'_>, with_ids: bool) -> Result<Self, TableError> {
-        let is_called = |wanted: &str| path.extension().is_some_and(|found| found.eq_ignore_ascii_case(wanted));
-        if is_called("npy") {
+        let has_extension = |wanted: &str| path.extension().is_some_and(|found| found.eq_ignore_ascii_case(wanted));
+        if has_extension("npy") {
             return open_npy(path);
         }
         let file = File::open(path).map_err(|error| TableError::io(path, &error))?;
-        if is_called("parquet") {
+        if has_extension("parquet") {
             return open_parquet(path, file, names, with_ids);
         }
         let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(file);
@@ -67,36 +68,36 @@ impl TableReader {
         let header: Vec<String> =
             header.iter().map(|name| name.trim_start_matches('\u{feff}').trim().to_owned()).collect();
         let columns = Columns::find(path, &header, names, with_ids)?;
-        let (rows, is_text) = (Rows::Csv(Box::new(reader.into_records())), vec![false; header.len()]);
+        let (rows, is_text) = (RowSource::Csv(Box::new(reader.into_records())), vec![false; header.len()]);
         Ok(Self { path: path.to_owned(), header, columns, is_text, rows, next: 0 })
     }
 
-    /// Is there a column of ids that was asked for?
+    /// Whether ids were requested and the table has an id column.
     pub fn has_ids(&self) -> bool {
         self.columns.id.is_some()
     }
 
-    /// Columns of text, in the rows so far, that are none of those that are read.
+    /// Names of the text columns that are not read, judging by the rows read so far.
     pub fn other_text(&self) -> Vec<String> {
-        let other = (0..self.header.len()).filter(|column| self.is_text[*column] && self.columns.is_other(*column));
+        let other = (0..self.header.len()).filter(|column| self.is_text[*column] && self.columns.is_unused(*column));
         other.map(|column| self.header[column].clone()).collect()
     }
 
-    /// The next row: why it cannot be used is the inner error.
+    /// Reads the next row. The inner error says why the row is invalid.
     fn read(&mut self) -> Result<Option<Result<TableRow, String>>, TableError> {
         let (header, columns) = (&self.header, self.columns);
         Ok(Some(match &mut self.rows {
-            Rows::Csv(records) => {
+            RowSource::Csv(records) => {
                 let Some(record) = records.next() else { return Ok(None) };
                 let record = record.map_err(|error| TableError::csv(&self.path, Some(self.next), &error))?;
-                let is_word = |text: &str| !text.is_empty() && text.parse::<f64>().is_err();
-                self.is_text.iter_mut().zip(&record).for_each(|(is_text, text)| *is_text |= is_word(text));
+                let is_text_cell = |text: &str| !text.is_empty() && text.parse::<f64>().is_err();
+                self.is_text.iter_mut().zip(&record).for_each(|(is_text, text)| *is_text |= is_text_cell(text));
                 csv_row(&record, header, columns)
             }
-            Rows::Parquet { batches, batch, row } => {
+            RowSource::Parquet { batches, batch, row } => {
                 while batch.as_ref().is_none_or(|batch| *row == batch.num_rows()) {
                     let Some(next) = batches.next() else { return Ok(None) };
-                    *batch = Some(next.map_err(|error| no_parquet(&self.path, &error))?);
+                    *batch = Some(next.map_err(|error| bad_parquet(&self.path, &error))?);
                     *row = 0;
                 }
                 *row += 1;
@@ -104,7 +105,7 @@ impl TableReader {
                     .as_ref()
                     .map_or_else(|| Err("no rows".to_owned()), |batch| parquet_row(batch, *row - 1, header, columns))
             }
-            Rows::Npy { matrix, piece } => {
+            RowSource::Npy { matrix, piece } => {
                 let row = self.next as u64;
                 if row == matrix.rows() {
                     return Ok(None);
@@ -138,15 +139,15 @@ fn open_npy(path: &Path) -> Result<TableReader, TableError> {
     }
     let header = vec!["latitude".to_owned(), "longitude".to_owned()];
     let columns = Columns { id: None, latitude: 0, longitude: 1 };
-    let rows = Rows::Npy { matrix, piece: Vec::new() };
+    let rows = RowSource::Npy { matrix, piece: Vec::new() };
     Ok(TableReader { path: path.to_owned(), header, columns, is_text: vec![false; 2], rows, next: 0 })
 }
 
 fn open_parquet(path: &Path, file: File, names: ColumnNames<'_>, with_ids: bool) -> Result<TableReader, TableError> {
-    // Text is text, whether the writer had it in a dictionary or not.
+    // Without the Arrow metadata, text columns are read as plain text even if the writer used dictionaries.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options);
-    let builder = builder.map_err(|error| no_parquet(path, &error))?;
+    let builder = builder.map_err(|error| bad_parquet(path, &error))?;
     let fields = builder.schema().fields();
     let header: Vec<String> = fields.iter().map(|field| field.name().clone()).collect();
     let columns = Columns::find(path, &header, names, with_ids)?;
@@ -160,13 +161,13 @@ fn open_parquet(path: &Path, file: File, names: ColumnNames<'_>, with_ids: bool)
     let is_text = fields.iter().map(|field| *field.data_type() == DataType::Utf8).collect();
     let mask = ProjectionMask::roots(builder.parquet_schema(), columns.used());
     let batches = builder.with_projection(mask).with_batch_size(BATCH_ROWS).build();
-    let batches = Box::new(batches.map_err(|error| no_parquet(path, &error))?);
-    let rows = Rows::Parquet { batches, batch: None, row: 0 };
+    let batches = Box::new(batches.map_err(|error| bad_parquet(path, &error))?);
+    let rows = RowSource::Parquet { batches, batch: None, row: 0 };
     Ok(TableReader { path: path.to_owned(), header, columns, is_text, rows, next: 0 })
 }
 
-fn no_parquet(path: &Path, error: &dyn std::fmt::Display) -> TableError {
-    TableError::damaged(path, format!("is no whole Parquet file: {error}"))
+fn bad_parquet(path: &Path, error: &dyn std::fmt::Display) -> TableError {
+    TableError::damaged(path, format!("not a complete Parquet file: {error}"))
 }
 
 fn csv_row(record: &csv::StringRecord, header: &[String], columns: Columns) -> Result<TableRow, String> {
@@ -193,10 +194,10 @@ fn parquet_row(batch: &RecordBatch, row: usize, header: &[String], columns: Colu
     Ok(TableRow { id: columns.id.map(id).transpose()?, place })
 }
 
-/// A place, or why these numbers are none.
+/// Builds a place, or says which coordinate is out of range.
 fn place(latitude: f64, longitude: f64) -> Result<Place, String> {
     for (what, value, limit) in [("latitude", latitude, 90.0), ("longitude", longitude, 180.0)] {
-        // NaN is nowhere.
+        // Not `value < -limit || value > limit`, which NaN would pass.
         if !(-limit..=limit).contains(&value) {
             return Err(format!("{what} is {value}, wanted -{limit} to {limit}"));
         }

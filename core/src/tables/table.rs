@@ -1,4 +1,4 @@
-//! A whole table in memory.
+//! Reads a whole table into memory.
 
 use std::path::Path;
 
@@ -7,23 +7,23 @@ use super::names::ColumnNames;
 use super::reader::TableReader;
 use crate::geo::Place;
 
-/// What was read: a place in every row, and, where ids were asked for and there is a column of them, an id in every row.
+/// A table in memory: the place of every row and, if ids were requested and the table has an id column, the id of every row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// Names of the rows, where there is a column of them.
+    /// The ids, if the table has an id column.
     pub ids: Option<Vec<String>>,
-    /// Columns of text that are none of ids, by name: one of them may hold ids after all.
+    /// Names of the text columns that are not read. One of them may hold the ids under an unknown name.
     pub other_text: Vec<String>,
-    /// The places, row by row.
+    /// The place of each row.
     pub places: Vec<Place>,
 }
 
-/// Reads ids and places of a table. It has at least one row, and no id is empty.
+/// Reads the ids and places of a table. A table without rows and an empty id are errors.
 pub fn read(path: &Path) -> Result<Table, TableError> {
     read_columns(path, true)
 }
 
-/// Reads the places of a table, such as a gallery: whether its rows have ids does not matter.
+/// Reads only the places of a table, such as a gallery. Ids are ignored.
 pub fn read_places(path: &Path) -> Result<Vec<Place>, TableError> {
     Ok(read_columns(path, false)?.places)
 }
@@ -35,7 +35,7 @@ fn read_columns(path: &Path, with_ids: bool) -> Result<Table, TableError> {
         let row = row?;
         places.push(row.place);
         if row.id.as_ref().is_some_and(String::is_empty) {
-            return Err(TableError::row(path, number, "its id is empty"));
+            return Err(TableError::row(path, number, "id is empty"));
         }
         ids.extend(row.id);
     }

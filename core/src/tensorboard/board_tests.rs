@@ -1,4 +1,4 @@
-//! What the files hold, read back by a reader that shares nothing with the writer but the messages.
+//! Reads event files back with a reader that shares only the message types with the writer.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::exit_code::HasExitCode;
 
-/// CRC-32C bit by bit, masked.
+/// Masked CRC-32C, computed bit by bit.
 fn masked(bytes: &[u8]) -> u32 {
     let mut crc = !0_u32;
     for byte in bytes {
@@ -24,7 +24,7 @@ fn number(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(bytes.try_into().expect("four bytes"))
 }
 
-/// Every record of a file, whole or panic.
+/// Every record of a file. Panics if one is incomplete or damaged.
 fn read_back(mut bytes: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     while !bytes.is_empty() {
@@ -35,22 +35,23 @@ fn read_back(mut bytes: &[u8]) -> Vec<Event> {
         events.push(Event::decode(data).expect("an event"));
         bytes = &bytes[16 + length..];
     }
-    assert!(matches!(&events[0].what, Some(What::FileVersion(version)) if version == "brain.Event:2"));
+    assert!(matches!(&events[0].what, Some(EventContent::FileVersion(version)) if version == "brain.Event:2"));
     events
 }
 
-/// Step and tag of every value in the folder, in the order in which TensorBoard reads; no pair may come twice.
+/// Step and tag of every value in the folder, in TensorBoard's reading order. Panics if a pair occurs twice or steps
+/// decrease.
 fn all_values(folder: &Path) -> Vec<(i64, String)> {
     let mut values = Vec::new();
     for path in event_files(folder).expect("readable") {
         for event in read_back(&std::fs::read(path).expect("readable")) {
-            if let Some(What::Summary(summary)) = event.what {
+            if let Some(EventContent::Summary(summary)) = event.what {
                 values.extend(summary.value.into_iter().map(|value| (event.step, value.tag)));
             }
         }
     }
-    assert_eq!(values.iter().collect::<BTreeSet<_>>().len(), values.len(), "doubled: {values:?}");
-    assert!(values.is_sorted_by_key(|(step, _)| *step), "steps go back: {values:?}");
+    assert_eq!(values.iter().collect::<BTreeSet<_>>().len(), values.len(), "recorded twice: {values:?}");
+    assert!(values.is_sorted_by_key(|(step, _)| *step), "steps decrease: {values:?}");
     values
 }
 
@@ -69,18 +70,18 @@ fn steps(folder: &TempDir) -> Vec<i64> {
 }
 
 #[test]
-fn values_are_written_as_they_are() {
+fn values_are_read_back_unchanged() {
     let folder = TempDir::new().expect("a folder");
     let mut board = open(&folder, None);
     board.text(0, "config", "**L** = 47").expect("written");
     board.scalars(7, &[("loss", 0.1), ("norm", f64::NAN), ("best", f64::INFINITY)]).expect("written");
     let events = read_back(&std::fs::read(board.path()).expect("readable"));
     let [_, text, scalars] = events.as_slice() else { panic!("{events:?}") };
-    let Some(What::Summary(text)) = &text.what else { panic!("{text:?}") };
+    let Some(EventContent::Summary(text)) = &text.what else { panic!("{text:?}") };
     assert_eq!(text.value, [summary_value("config", Value::Text("**L** = 47"))]);
     assert_eq!(scalars.step, 7);
     assert!((scalars.wall_time - since_1970().as_secs_f64()).abs() < 60.0);
-    let Some(What::Summary(scalars)) = &scalars.what else { panic!("{scalars:?}") };
+    let Some(EventContent::Summary(scalars)) = &scalars.what else { panic!("{scalars:?}") };
     let numbers: Vec<u32> = scalars
         .value
         .iter()
@@ -93,34 +94,34 @@ fn values_are_written_as_they_are() {
 }
 
 #[test]
-fn a_resumed_run_tells_a_watching_tensorboard_what_to_forget() {
+fn a_resumed_run_tells_a_running_tensorboard_which_steps_to_forget() {
     let folder = TempDir::new().expect("a folder");
     write_steps(&mut open(&folder, None), 1..=9);
     let board = open(&folder, Some(4));
     assert_eq!(board.step(), 5);
     let events = read_back(&std::fs::read(board.path()).expect("readable"));
     assert_eq!(events[1].step, 5);
-    assert_eq!(events[1].what, Some(What::SessionLog(SessionLog { status: SESSION_START })));
+    assert_eq!(events[1].what, Some(EventContent::SessionLog(SessionLog { status: SESSION_START })));
     assert_eq!(steps(&folder), [1, 2, 3, 4]);
 }
 
 #[test]
-fn what_is_said_later_of_a_step_stands_beside_what_was_said_then() {
+fn values_added_to_a_step_later_leave_earlier_values_in_place() {
     let folder = TempDir::new().expect("a folder");
     write_steps(&mut open(&folder, None), 1..=9);
-    let mut beside = Board::beside(folder.path(), 9).expect("opens");
-    beside.scalars(9, &[("test", 1.0)]).expect("written");
-    assert!(beside.scalars(8, &[("test", 1.0)]).is_err(), "of no step before it");
+    let mut additional = Board::open_additional(folder.path(), 9).expect("opens");
+    additional.scalars(9, &[("test", 1.0)]).expect("written");
+    assert!(additional.scalars(8, &[("test", 1.0)]).is_err(), "an earlier step");
     let has_test = |folder: &TempDir| all_values(folder.path()).contains(&(9, "test".to_owned()));
     assert_eq!((steps(&folder), has_test(&folder)), ((1..=9).collect(), true));
     drop(open(&folder, Some(9)));
-    assert!(has_test(&folder), "a run that goes on from there keeps it");
+    assert!(has_test(&folder), "a run resumed from step 9 keeps it");
     drop(open(&folder, Some(8)));
-    assert!(!has_test(&folder), "one that makes the step again does not");
+    assert!(!has_test(&folder), "a run that repeats step 9 removes it");
 }
 
 #[test]
-fn a_file_cut_anywhere_resumes_with_whole_records() {
+fn a_file_truncated_anywhere_keeps_its_whole_records() {
     let folder = TempDir::new().expect("a folder");
     let mut board = open(&folder, None);
     write_steps(&mut board, 1..=4);
@@ -132,7 +133,7 @@ fn a_file_cut_anywhere_resumes_with_whole_records() {
             let mut bytes = whole[..cut].to_vec();
             bytes.resize(cut + zeros, 0);
             std::fs::write(&path, bytes).expect("writable");
-            // Records but the first that end before the cut.
+            // Number of records, not counting the first, that end before the cut.
             let ends = lengths.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length) + length));
             let survived = ends.skip(1).filter(|end| *end <= cut).count() as i64;
             drop(open(&folder, Some(3)));
@@ -145,7 +146,7 @@ fn a_file_cut_anywhere_resumes_with_whole_records() {
 }
 
 #[test]
-fn what_is_no_event_file_or_damaged_is_set_aside() {
+fn damaged_and_foreign_files_are_renamed() {
     let folder = TempDir::new().expect("a folder");
     let mut board = open(&folder, None);
     write_steps(&mut board, 1..=4);
@@ -156,46 +157,46 @@ fn what_is_no_event_file_or_damaged_is_set_aside() {
     let mut other = frame(&Event { wall_time: 1.0, step: 3, what: None }.encode_to_vec());
     other.extend_from_slice(&good);
     let cases: [(&[u8], &str); 6] = [
-        (b"hello", "is no TensorBoard event file"),
-        (b"a much longer text than one header", "is no TensorBoard event file"),
-        (&changed, "is no TensorBoard event file"),
-        (&other, "is no TensorBoard event file"),
-        (&[&good[..good.len() - 1], b"X"].concat(), "a record does not fit its checksum"),
+        (b"hello", "not a TensorBoard event file"),
+        (b"a much longer text than one header", "not a TensorBoard event file"),
+        (&changed, "not a TensorBoard event file"),
+        (&other, "not a TensorBoard event file"),
+        (&[&good[..good.len() - 1], b"X"].concat(), "a record does not match its checksum"),
         (
             &[&good[..good.len() - last_bytes], b"twelve bytes and more"].concat(),
-            "the length of a record does not fit its checksum",
+            "the length of a record does not match its checksum",
         ),
     ];
-    let stranger = folder.path().join("events.out.tfevents.0000000001.stranger");
-    let aside = folder.path().join("events.out.damaged.0000000001.stranger");
+    let foreign = folder.path().join("events.out.tfevents.0000000001.foreign");
+    let aside = folder.path().join("events.out.damaged.0000000001.foreign");
     for (bytes, reason) in cases {
-        std::fs::write(&stranger, bytes).expect("writable");
-        let error = trim(std::slice::from_ref(&stranger), Some(9)).err();
-        assert!(error.is_none(), "curves are not worth a run: {error:?}");
-        assert!(!stranger.exists());
+        std::fs::write(&foreign, bytes).expect("writable");
+        let error = trim(std::slice::from_ref(&foreign), Some(9)).err();
+        assert!(error.is_none(), "a damaged file must not fail the run: {error:?}");
+        assert!(!foreign.exists());
         assert_eq!(std::fs::read(&aside).expect("set aside"), bytes, "{reason}");
     }
-    // Through the board: what was good beside it stays.
-    std::fs::write(&stranger, b"hello").expect("writable");
+    // The same through the board. The intact file in the same folder stays.
+    std::fs::write(&foreign, b"hello").expect("writable");
     let before = std::fs::read(board.path()).expect("there");
-    drop(Board::open(folder.path(), Some(4)).expect("goes on"));
+    drop(Board::open(folder.path(), Some(4)).expect("opens"));
     assert_eq!(std::fs::read(board.path()).expect("still there"), before);
-    assert!(!stranger.exists() && aside.exists());
+    assert!(!foreign.exists() && aside.exists());
 }
 
 #[test]
-fn a_step_before_the_last_is_a_bug() {
+fn a_decreasing_step_is_reported_as_a_bug() {
     let folder = TempDir::new().expect("a folder");
     let mut board = open(&folder, Some(10));
     let error = board.scalars(10, &[("loss", 1.0)]).expect_err("the checkpoint has it");
-    assert!(error.to_string().contains("step 10 came, wanted at least 11; this is a bug"), "{error}");
+    assert!(error.to_string().contains("step is 10, wanted at least 11; this is a bug"), "{error}");
     board.scalars(12, &[("loss", 1.0)]).expect("later");
     board.scalars(12, &[("score", 1.0)]).expect("the same");
     assert!(board.scalars(11, &[("loss", 1.0)]).is_err());
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_is_named() {
+fn a_folder_that_cannot_be_created_is_named_in_the_error() {
     let folder = TempDir::new().expect("a folder");
     let file = folder.path().join("file");
     std::fs::write(&file, "").expect("writable");
@@ -205,7 +206,7 @@ fn a_folder_that_cannot_be_made_is_named() {
 }
 
 #[test]
-fn a_later_file_sorts_behind_an_earlier_one_even_if_the_clock_goes_back() {
+fn a_later_file_sorts_after_earlier_ones_even_if_the_clock_goes_back() {
     let folder = TempDir::new().expect("a folder");
     let mut board = open(&folder, None);
     write_steps(&mut board, 1..=1);
@@ -219,9 +220,10 @@ fn a_later_file_sorts_behind_an_earlier_one_even_if_the_clock_goes_back() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Attempts that each go back to a checkpoint, or to the beginning where there is none yet, and die with half a record.
+    /// Each attempt resumes from a checkpoint, or from the beginning if there is none yet, and dies in the middle of a
+    /// record.
     #[test]
-    fn steps_are_never_doubled(attempts in prop::collection::vec((1_u64..12, 0_u64..12, 0_usize..60), 1..6)) {
+    fn no_step_is_recorded_twice(attempts in prop::collection::vec((1_u64..12, 0_u64..12, 0_usize..60), 1..6)) {
         let folder = TempDir::new().expect("a folder");
         let (mut checkpoint, mut last) = (None, 0);
         for (more, back, half) in attempts {

@@ -1,4 +1,4 @@
-//! What can go wrong with event files.
+//! Errors of event files.
 
 use std::path::{Path, PathBuf};
 
@@ -8,25 +8,25 @@ use crate::files::FileError;
 /// An error of [`crate::tensorboard`].
 #[derive(Debug, thiserror::Error)]
 pub enum BoardError {
-    /// The system refused.
+    /// A file operation failed.
     #[error(transparent)]
     Io(#[from] FileError),
-    /// A file with the name of an event file that is none, or one that is damaged.
+    /// A file is named like an event file, but is damaged or something else.
     #[error("{path}: {reason}")]
     Corrupt {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Got and wanted.
+        /// EventContent is wrong with it.
         reason: String,
     },
-    /// A step before one that is written already.
-    #[error("{path}: step {got} came, wanted at least {want}; this is a bug")]
+    /// A step came after a later one.
+    #[error("{path}: step is {got}, wanted at least {want}; this is a bug")]
     Backwards {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// The step that came.
+        /// The step to be written.
         got: u64,
-        /// The smallest that may come: none that is written already, nor one that the checkpoint has.
+        /// The smallest step allowed: the last one written, or the one after the checkpoint.
         want: u64,
     },
 }

@@ -1,11 +1,11 @@
-//! The messages of an event file, as far as they are used here. Numbers and names are those of TensorFlow's `.proto` files.
-//! Images and histograms are tensors with a plugin's name, as TensorFlow 2 writes them.
+//! The protobuf messages of an event file, limited to the fields used here. Field numbers and names are those of TensorFlow's
+//! `.proto` files. Images and histograms are tensors tagged with a plugin's name, as TensorFlow 2 writes them.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::{Message, Oneof};
 
-/// What the first record of every event file says.
+/// The file version in the first record of every event file.
 pub(super) const FILE_VERSION: &str = "brain.Event:2";
 /// `SessionLog.SessionStatus.START`.
 pub(super) const SESSION_START: i32 = 1;
@@ -20,7 +20,7 @@ pub(super) const CLASS_TENSOR: i32 = 2;
 /// `DataClass.DATA_CLASS_BLOB_SEQUENCE`.
 pub(super) const CLASS_BLOBS: i32 = 3;
 
-/// The time of an event.
+/// The current time, for `wall_time`.
 pub(super) fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
@@ -32,12 +32,12 @@ pub(super) struct Event {
     pub(super) wall_time: f64,
     #[prost(int64, tag = "2")]
     pub(super) step: i64,
-    #[prost(oneof = "What", tags = "3, 5, 7")]
-    pub(super) what: Option<What>,
+    #[prost(oneof = "EventContent", tags = "3, 5, 7")]
+    pub(super) what: Option<EventContent>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum What {
+pub(super) enum EventContent {
     #[prost(string, tag = "3")]
     FileVersion(String),
     #[prost(message, tag = "5")]
@@ -68,7 +68,7 @@ pub(super) struct SummaryValue {
     pub(super) payload: Option<Payload>,
 }
 
-/// `Summary.Value.value`, without the kinds of TensorFlow 1 (4 an image, 5 a histogram, 6 audio).
+/// `Summary.Value.value`, without the kinds of TensorFlow 1 (4: image, 5: histogram, 6: audio).
 #[derive(Clone, PartialEq, Oneof)]
 pub(super) enum Payload {
     #[prost(float, tag = "2")]
@@ -94,7 +94,7 @@ pub(super) struct PluginData {
 }
 
 impl SummaryMetadata {
-    /// What makes a page of TensorBoard show a value. Version 0 of a plugin's content takes no bytes.
+    /// Metadata that makes a TensorBoard plugin show a value. Version 0 of a plugin's content encodes to no bytes.
     pub(super) fn of(plugin: &str, content: Vec<u8>, data_class: i32) -> Self {
         Self { plugin_data: Some(PluginData { plugin_name: plugin.to_owned(), content }), data_class }
     }
@@ -125,24 +125,24 @@ pub(super) struct Dimension {
 }
 
 impl TensorProto {
-    /// One string, without dimensions.
+    /// A scalar string.
     pub(super) fn string(text: &str) -> Self {
         Self { string_val: vec![text.as_bytes().to_vec()], ..Self::shaped(TYPE_STRING, &[]) }
     }
 
-    /// A list of byte strings.
+    /// A vector of byte strings.
     pub(super) fn strings(string_val: Vec<Vec<u8>>) -> Self {
         let sizes = [string_val.len()];
         Self { string_val, ..Self::shaped(TYPE_STRING, &sizes) }
     }
 
-    /// Rows of three numbers.
+    /// A matrix of three columns.
     pub(super) fn triples(rows: &[[f64; 3]]) -> Self {
         Self { double_val: rows.concat(), ..Self::shaped(TYPE_DOUBLE, &[rows.len(), 3]) }
     }
 
-    /// No number at all: for values that only their plugin's content matters of.
-    pub(super) fn nothing() -> Self {
+    /// An empty tensor, for values whose plugin reads only the metadata.
+    pub(super) fn empty() -> Self {
         Self::shaped(TYPE_FLOAT, &[0])
     }
 
@@ -152,7 +152,7 @@ impl TensorProto {
     }
 }
 
-/// What of any event is read again: other fields are skipped.
+/// The fields of an event that are read back. Decoding skips all others.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Stamp {
     #[prost(int64, tag = "2")]

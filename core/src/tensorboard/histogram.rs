@@ -1,16 +1,18 @@
-//! Histograms as TensorBoard's `histograms` plugin has them: rows of left edge, right edge and count.
+//! Histograms in the form of TensorBoard's `histograms` plugin: rows of left edge, right edge and count.
 //!
 //! Source: `tensorboard/plugins/histogram/summary_v2.py`.
 
-/// How many values lie where.
+/// A histogram: buckets and their counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Histogram {
     rows: Vec<[f64; 3]>,
 }
 
 impl Histogram {
-    /// Buckets of equal width from `lowest` to `highest` with these counts. Where both are the same, so are all edges, and the
-    /// last bucket has everything: the plugin's own form for a constant. No counts, or bounds that are none, make no buckets.
+    /// Buckets of equal width from `lowest` to `highest` with these counts.
+    ///
+    /// If both bounds are equal, so are all edges, and the last bucket gets the sum of the counts, as the plugin does for a
+    /// constant. The histogram is empty if there are no counts or the bounds are not finite and ascending.
     pub fn even(lowest: f64, highest: f64, counts: &[u64]) -> Self {
         let width = (highest - lowest) / counts.len() as f64;
         if counts.is_empty() || !width.is_finite() || width < 0.0 {
@@ -46,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_constant_is_the_last_bucket_and_nothing_is_none() {
+    fn a_constant_fills_the_last_bucket_and_bad_bounds_give_no_buckets() {
         let constant = Histogram::even(0.5, 0.5, &[3, 4]);
         assert_eq!(constant.rows(), [[0.5, 0.5, 0.0], [0.5, 0.5, 7.0]]);
         for (lowest, highest) in [(f64::NAN, 1.0), (f64::INFINITY, f64::NEG_INFINITY), (1.0, 0.0), (0.0, f64::INFINITY)]

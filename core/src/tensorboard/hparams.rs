@@ -1,8 +1,8 @@
-//! What the HPARAMS page shows: the values that a run was made with, and which of its scalars say how it went.
+//! The HPARAMS page of TensorBoard: the hyperparameters of a run, and the scalars that count as its results.
 //!
-//! TensorBoard believes the first record of a kind and none that comes later, so that the values of a resumed run would be those
-//! of its first attempt for ever. They therefore have a small file of their own, which every attempt replaces. The record that
-//! ends a session goes to the [`Board`](super::Board), one step behind the last: whoever resumes the run cuts it off.
+//! TensorBoard uses only the first record of each kind, so a resumed run would keep showing the values of its first attempt.
+//! The values therefore have a small file of their own, which every attempt replaces. The record that ends a session goes to
+//! the [`Board`](super::Board), one step after the last, and is trimmed when the run resumes.
 //!
 //! Source: `tensorboard/plugins/hparams/{api,plugin_data}.proto`.
 
@@ -13,15 +13,16 @@ use prost::{Message, Oneof};
 
 use super::error::BoardError;
 use super::event::{
-    CLASS_TENSOR, Event, FILE_VERSION, Payload, Summary, SummaryMetadata, SummaryValue, TensorProto, What, since_1970,
+    CLASS_TENSOR, Event, EventContent, FILE_VERSION, Payload, Summary, SummaryMetadata, SummaryValue, TensorProto,
+    since_1970,
 };
 use super::record::frame;
 use crate::files::FileError;
 
-/// The file of values: before all others by name, so that a reader that goes by names has it first.
+/// The file of the values. Its name sorts before all other event files, so TensorBoard reads it first.
 pub(super) const FILE: &str = "events.out.tfevents.0000000000.hparams";
-/// Its name while it is written; nothing that TensorBoard looks at.
-const FILE_BESIDE: &str = "hparams.new";
+/// Temporary name while the file is written. TensorBoard ignores it.
+const FILE_TEMPORARY: &str = "hparams.new";
 const PLUGIN: &str = "hparams";
 const EXPERIMENT: &str = "_hparams_/experiment";
 const SESSION_START: &str = "_hparams_/session_start_info";
@@ -38,36 +39,36 @@ const TYPE_FLOAT64: i32 = 3;
 pub enum Hyperparameter {
     /// A number.
     Number(f64),
-    /// A word.
+    /// A string.
     Text(String),
-    /// Yes or no.
+    /// A boolean.
     Flag(bool),
 }
 
-/// What a run was made with.
+/// The hyperparameters of a run.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Hyperparameters {
     /// Names and values.
     pub values: BTreeMap<String, Hyperparameter>,
-    /// Names that come before the others: of all its columns the page shows five until it is told otherwise.
+    /// Names to show first. By default the page shows only five columns.
     pub shown_first: Vec<String>,
-    /// Tags of scalars whose last values are the results of the run; the first five are shown.
+    /// Tags of the scalars whose last values are the results of the run. By default the page shows the first five.
     pub metrics: Vec<String>,
 }
 
 impl Hyperparameters {
-    /// Puts the values into the folder of a run in the place of those that were there. A crash leaves the old or the new.
+    /// Writes the values to the folder of a run, atomically replacing those of an earlier attempt.
     pub fn save(&self, folder: &Path) -> Result<(), BoardError> {
         std::fs::create_dir_all(folder).map_err(FileError::at(folder))?;
-        let (path, beside) = (folder.join(FILE), folder.join(FILE_BESIDE));
+        let (path, temporary) = (folder.join(FILE), folder.join(FILE_TEMPORARY));
         let wall_time = since_1970().as_secs_f64();
         let experiment = Content::Experiment(self.experiment(wall_time));
         let start = Content::Start(SessionStart { hparams: self.session_values(), start_time_secs: wall_time });
         let value = vec![value(EXPERIMENT, experiment), value(SESSION_START, start)];
-        let events = [What::FileVersion(FILE_VERSION.to_owned()), What::Summary(Summary { value })];
+        let events = [EventContent::FileVersion(FILE_VERSION.to_owned()), EventContent::Summary(Summary { value })];
         let records = events.map(|what| frame(&Event { wall_time, step: 0, what: Some(what) }.encode_to_vec()));
-        std::fs::write(&beside, records.concat()).map_err(FileError::at(&beside))?;
-        Ok(std::fs::rename(&beside, &path).map_err(FileError::at(&path))?)
+        std::fs::write(&temporary, records.concat()).map_err(FileError::at(&temporary))?;
+        Ok(std::fs::rename(&temporary, &path).map_err(FileError::at(&path))?)
     }
 
     fn experiment(&self, time_created_secs: f64) -> Experiment {
@@ -77,7 +78,7 @@ impl Hyperparameters {
                 Hyperparameter::Text(_) => TYPE_STRING,
                 Hyperparameter::Flag(_) => TYPE_BOOL,
             };
-            // The page puts those first that are said to differ between runs, and sorts the rest by name.
+            // The page puts columns marked as differing between runs first, and sorts the rest by name.
             HparamInfo { name: name.clone(), kind, differs: self.shown_first.contains(name) }
         };
         let metric = |tag: &String| MetricInfo { name: Some(MetricName { tag: tag.clone() }) };
@@ -98,7 +99,7 @@ impl Hyperparameters {
     }
 }
 
-/// The record that says that a session came to its end.
+/// The value that marks the end of a session.
 pub(super) fn session_end() -> SummaryValue {
     value(SESSION_END, Content::End(SessionEnd { status: STATUS_SUCCESS, end_time_secs: since_1970().as_secs_f64() }))
 }
@@ -106,10 +107,10 @@ pub(super) fn session_end() -> SummaryValue {
 fn value(tag: &str, content: Content) -> SummaryValue {
     let content = PluginContent { content: Some(content) }.encode_to_vec();
     let metadata = Some(SummaryMetadata::of(PLUGIN, content, CLASS_TENSOR));
-    SummaryValue { tag: tag.to_owned(), metadata, payload: Some(Payload::Tensor(TensorProto::nothing())) }
+    SummaryValue { tag: tag.to_owned(), metadata, payload: Some(Payload::Tensor(TensorProto::empty())) }
 }
 
-/// `HParamsPluginData`; its version, 0, takes no bytes.
+/// `HParamsPluginData`. Its version is 0, which encodes to no bytes.
 #[derive(Clone, PartialEq, Message)]
 struct PluginContent {
     #[prost(oneof = "Content", tags = "2, 3, 4")]

@@ -1,15 +1,15 @@
-//! TensorBoard event files: one writer per run, and a resumed run that doubles no step.
+//! TensorBoard event files, with one writer per run. A resumed run never records a step twice.
 //!
 //! In reading order:
 //! - [`Board`]: opens the folder of a run and writes scalars, text, histograms and pictures.
-//! - [`Histogram`]: how many values lie where.
-//! - [`Hyperparameters`]: what a run was made with, and its results.
-//! - `event`: the messages, as far as they are used here.
-//! - `record`: how messages lie in a file.
-//! - `resume`: what of earlier attempts stays.
+//! - [`Histogram`]: buckets and their counts.
+//! - [`Hyperparameters`]: the settings of a run, for the HPARAMS page.
+//! - `event`: the protobuf messages.
+//! - `record`: the TFRecord framing of messages in a file.
+//! - `resume`: trims the event files of earlier attempts when a run resumes.
 //!
-//! Invariants: steps never go back within a file; what is in the folder never has a step twice, whatever happened to the
-//! attempts before. Sources: `tensorflow/core/util/event.proto`, `framework/summary.proto`, `lib/io/record_writer.h`.
+//! Invariants: steps never decrease within a file, and no step is in the folder twice, however the earlier attempts ended.
+//! Sources: `tensorflow/core/util/event.proto`, `framework/summary.proto`, `lib/io/record_writer.h`.
 
 mod board;
 mod error;

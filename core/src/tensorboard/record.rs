@@ -1,24 +1,24 @@
-//! TFRecord framing: length (u64), its masked CRC, data, its masked CRC; all little-endian.
+//! TFRecord framing: length (u64), masked CRC of the length, data, masked CRC of the data. All little-endian.
 //!
-//! A file may end anywhere: its writer may have been killed in the middle of a record, or the machine may have gone down with
-//! the end of the file not yet on the disk, which then reads as zeros. That is a [`Next::Torn`] record. Bytes that are wrong
-//! while whole ones follow are damage.
+//! A file may end in the middle of a record, because its writer was killed or because the machine crashed before the end
+//! reached the disk. After a crash, the missing end may read as zeros. Both cases are a [`Next::Torn`] record. A wrong
+//! checksum is [`Next::Damaged`] in all other cases.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
-/// Length and its CRC.
+/// Size of the length and its CRC.
 pub(super) const HEADER_BYTES: usize = 12;
-/// CRC of the data.
+/// Size of the CRC of the data.
 const FOOTER_BYTES: u64 = 4;
-/// `crc32c::kMaskDelta`: a CRC of data that holds CRCs would otherwise be weak.
+/// `crc32c::kMaskDelta`. CRCs are masked because a CRC over data that contains CRCs would be weak.
 const MASK_DELTA: u32 = 0xa282_ead8;
 
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(MASK_DELTA)
 }
 
-/// The first bytes of a record.
+/// The header of a record: the length and its CRC.
 pub(super) fn header(length: u64) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[..8].copy_from_slice(&length.to_le_bytes());
@@ -26,7 +26,7 @@ pub(super) fn header(length: u64) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// A whole record.
+/// Frames `data` as a whole record.
 pub(super) fn frame(data: &[u8]) -> Vec<u8> {
     let mut bytes = header(data.len() as u64).to_vec();
     bytes.extend_from_slice(data);
@@ -34,40 +34,40 @@ pub(super) fn frame(data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What lies at the reader's place.
+/// EventContent the reader found at its position.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// A record's data.
+    /// The data of a record.
     Record(Vec<u8>),
     /// The file ends here.
     End,
-    /// The rest of the file is a record that was not written to its end.
+    /// The rest of the file is an incomplete record.
     Torn,
-    /// Damage, and what it is.
+    /// The record is damaged. Holds the reason.
     Damaged(&'static str),
 }
 
-/// Reads records one after the other.
-pub(super) struct Reader {
+/// Reads the records of a file in order.
+pub(super) struct RecordReader {
     input: BufReader<File>,
-    place: u64,
+    offset: u64,
     length: u64,
 }
 
-impl Reader {
+impl RecordReader {
     pub(super) fn new(file: File) -> io::Result<Self> {
         let length = file.metadata()?.len();
-        Ok(Self { input: BufReader::new(file), place: 0, length })
+        Ok(Self { input: BufReader::new(file), offset: 0, length })
     }
 
-    /// Where the next record begins.
-    pub(super) fn place(&self) -> u64 {
-        self.place
+    /// Offset of the next record.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
     }
 
-    /// Reads on. Only after a record is there anything to read.
+    /// Reads the next record. Do not call again after anything but [`Next::Record`].
     pub(super) fn next(&mut self) -> io::Result<Next> {
-        let left = self.length - self.place;
+        let left = self.length - self.offset;
         if left == 0 {
             return Ok(Next::End);
         }
@@ -79,27 +79,28 @@ impl Reader {
         let [a, b, c, d, e, f, g, h, ..] = found;
         let data_bytes = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         if found != header(data_bytes) {
-            return self.torn_or("the length of a record does not fit its checksum", HEADER_BYTES as u64);
+            return self.torn_or("the length of a record does not match its checksum", HEADER_BYTES as u64);
         }
         let Some(bytes) = data_bytes.checked_add(HEADER_BYTES as u64 + FOOTER_BYTES).filter(|bytes| *bytes <= left)
         else {
             return Ok(Next::Torn);
         };
-        // No more than the file has: a hostile length allocates nothing.
+        // `data_bytes` is at most the rest of the file, so a hostile length cannot cause a huge allocation.
         let mut data = vec![0; data_bytes as usize];
         self.input.read_exact(&mut data)?;
         let mut footer = [0; FOOTER_BYTES as usize];
         self.input.read_exact(&mut footer)?;
         if u32::from_le_bytes(footer) != masked_crc(&data) {
-            return self.torn_or("a record does not fit its checksum", bytes);
+            return self.torn_or("a record does not match its checksum", bytes);
         }
-        self.place += bytes;
+        self.offset += bytes;
         Ok(Next::Record(data))
     }
 
-    /// A record or header of `bytes` is wrong: torn where its last byte and all behind it are zeros.
+    /// Classifies a record or header of `bytes` bytes with a wrong checksum. It is torn if its last byte and everything after
+    /// it are zeros, else damaged.
     fn torn_or(&mut self, damage: &'static str, bytes: u64) -> io::Result<Next> {
-        self.input.seek(SeekFrom::Start(self.place + bytes - 1))?;
+        self.input.seek(SeekFrom::Start(self.offset + bytes - 1))?;
         let mut block = [0; 1 << 16];
         loop {
             match self.input.read(&mut block)? {

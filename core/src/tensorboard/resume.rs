@@ -1,7 +1,7 @@
-//! What of earlier attempts stays when a run goes on: nothing of a step that will be made again.
+//! Trims the event files of earlier attempts when a run resumes, so that no step that will be repeated remains.
 //!
-//! Steps never go back within a file, so that everything behind the first record of a later step goes with it. A crash in
-//! between leaves files that the next resume cuts further.
+//! Steps never decrease within a file, so a file is cut at its first record with a later step. If a crash interrupts the
+//! trimming, the next resume finishes it.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -12,15 +12,15 @@ use prost::Message;
 use super::error::BoardError;
 use super::event::Stamp;
 use super::hparams;
-use super::record::{HEADER_BYTES, Next, Reader, header};
+use super::record::{HEADER_BYTES, Next, RecordReader, header};
 use crate::files::FileError;
 
-/// How the name of every event file begins.
+/// Prefix of the name of every event file.
 pub(super) const PREFIX: &str = "events.out.tfevents.";
-/// Data of the first record: a wall time and `brain.Event:2`.
+/// Size of the first record's data: a wall time and `brain.Event:2`.
 pub(super) const FIRST_RECORD_BYTES: u64 = 24;
 
-/// The event files of a folder, by name, but that of the hyperparameters: it has no steps.
+/// The event files of a folder, sorted by name. The hyperparameters' file is left out, because it has no steps.
 pub(super) fn event_files(folder: &Path) -> Result<Vec<PathBuf>, BoardError> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(FileError::at(folder))? {
@@ -34,24 +34,23 @@ pub(super) fn event_files(folder: &Path) -> Result<Vec<PathBuf>, BoardError> {
     Ok(paths)
 }
 
-/// What of a file may stay.
+/// The part of a file to keep.
 #[derive(Debug, PartialEq, Eq)]
-struct Kept {
-    /// Length of what stays.
+struct KeptPrefix {
+    /// Its length.
     bytes: u64,
-    /// Records that stay, besides the first.
+    /// Number of records in it, not counting the first.
     records: u64,
 }
 
-/// Removes whatever has a step after `last_step` (all steps where there is none), and records that were not written to their
-/// end. A damaged file is set aside: curves are worth a warning, not the run. All files are looked at before the first is
-/// changed.
+/// Removes all records with a step after `last_step` (all records if it is `None`), and incomplete records. A damaged file is
+/// renamed with a warning, because lost curves are no reason to fail the run. All files are examined before any is changed.
 pub(super) fn trim(files: &[PathBuf], last_step: Option<u64>) -> Result<(), BoardError> {
-    let look = |path: &PathBuf| match kept_part(path, last_step) {
+    let examine = |path: &PathBuf| match kept_part(path, last_step) {
         Err(BoardError::Corrupt { reason, .. }) => Ok(Err(reason)),
         found => found.map(Ok),
     };
-    let kept: Result<Vec<Result<Kept, String>>, BoardError> = files.iter().map(look).collect();
+    let kept: Result<Vec<Result<KeptPrefix, String>>, BoardError> = files.iter().map(examine).collect();
     for (path, kept) in files.iter().zip(kept?) {
         let kept = match kept {
             Ok(kept) => kept,
@@ -72,38 +71,38 @@ pub(super) fn trim(files: &[PathBuf], last_step: Option<u64>) -> Result<(), Boar
     Ok(())
 }
 
-/// Gives a file a name that TensorBoard does not look at.
+/// Renames a damaged file so that TensorBoard ignores it.
 fn set_aside(path: &Path, reason: &str) -> Result<(), BoardError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().replace("tfevents", "damaged");
     let aside = path.with_file_name(name);
     std::fs::rename(path, &aside).map_err(FileError::at(path))?;
-    tracing::warn!("{}: {reason}; set aside as {}", path.display(), aside.display());
+    tracing::warn!("{}: {reason}; renamed to {}", path.display(), aside.display());
     Ok(())
 }
 
-fn kept_part(path: &Path, last_step: Option<u64>) -> Result<Kept, BoardError> {
-    let mut reader = File::open(path).and_then(Reader::new).map_err(FileError::at(path))?;
-    let nothing = Kept { bytes: 0, records: 0 };
+fn kept_part(path: &Path, last_step: Option<u64>) -> Result<KeptPrefix, BoardError> {
+    let mut reader = File::open(path).and_then(RecordReader::new).map_err(FileError::at(path))?;
+    let nothing = KeptPrefix { bytes: 0, records: 0 };
     match reader.next().map_err(FileError::at(path))? {
         Next::Record(data) if is_first(&data) => {}
         Next::End => return Ok(nothing),
-        Next::Torn if begins_as_ours(path)? => return Ok(nothing),
-        _ => return Err(BoardError::corrupt(path, "is no TensorBoard event file")),
+        Next::Torn if starts_like_ours(path)? => return Ok(nothing),
+        _ => return Err(BoardError::corrupt(path, "not a TensorBoard event file")),
     }
     let mut records = 0;
     loop {
-        let place = reader.place();
+        let offset = reader.offset();
         match reader.next().map_err(FileError::at(path))? {
             Next::Record(data) => {
                 let stamp = Stamp::decode(data.as_slice())
-                    .map_err(|error| BoardError::corrupt(path, format!("byte {place}: {error}")))?;
+                    .map_err(|error| BoardError::corrupt(path, format!("byte {offset}: {error}")))?;
                 if last_step.is_none_or(|last| u64::try_from(stamp.step).is_ok_and(|step| step > last)) {
-                    return Ok(Kept { bytes: place, records });
+                    return Ok(KeptPrefix { bytes: offset, records });
                 }
                 records += 1;
             }
-            Next::End | Next::Torn => return Ok(Kept { bytes: place, records }),
-            Next::Damaged(reason) => return Err(BoardError::corrupt(path, format!("byte {place}: {reason}"))),
+            Next::End | Next::Torn => return Ok(KeptPrefix { bytes: offset, records }),
+            Next::Damaged(reason) => return Err(BoardError::corrupt(path, format!("byte {offset}: {reason}"))),
         }
     }
 }
@@ -113,8 +112,9 @@ fn is_first(data: &[u8]) -> bool {
     version.is_some_and(|version| version.starts_with("brain.Event:"))
 }
 
-/// Whether a file without a whole record could be one that was cut, or whose end reads as zeros: anything else that lies here is not ours to remove.
-fn begins_as_ours(path: &Path) -> Result<bool, BoardError> {
+/// Whether a file without a complete record could be the truncated or zero-filled start of one of our files. Any other file
+/// must not be removed.
+fn starts_like_ours(path: &Path) -> Result<bool, BoardError> {
     let mut found = Vec::new();
     let head = File::open(path).and_then(|file| file.take(HEADER_BYTES as u64).read_to_end(&mut found));
     head.map_err(FileError::at(path))?;

@@ -1,14 +1,15 @@
-//! The configuration that a run was made with beside the one that it is started with.
+//! Compares the configuration of an existing run with the one that it is started with.
 //!
-//! What changes the model, the order of the data or the bits of a step may not change; everything else may, and is said.
+//! Fields that affect the model, the order of the data or the bits of a step must not change. All others may change,
+//! and are reported.
 
 use locdiff_core::config::{AutoOr, RunConfig};
 use toml::{Table, Value};
 
-/// Whole sections that a run keeps.
+/// Sections that must not change within a run.
 const KEPT_SECTIONS: [&str; 2] = ["model", "diffusion"];
 
-/// Single fields that a run keeps; further all columns of the shards.
+/// Other fields that must not change within a run. [`is_kept`] adds the columns of the shards.
 const KEPT_FIELDS: [&str; 7] = [
     "train.seed",
     "train.global_batch",
@@ -19,24 +20,24 @@ const KEPT_FIELDS: [&str; 7] = [
     "shards.on_bad_rows",
 ];
 
-/// What differs between two configurations.
+/// Differences between two configurations, one line per field.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Differences {
-    /// Fields that a run keeps, each with got and wanted.
+    /// Fields that must not change, with the value given and that of the run.
     pub(super) refused: Vec<String>,
-    /// Other fields, each with what it was and is.
+    /// Other fields, with the previous and the new value.
     pub(super) allowed: Vec<String>,
 }
 
-/// Compares field by field.
+/// Compares two configurations field by field.
 pub(super) fn compare(was: &RunConfig, is: &RunConfig) -> Differences {
     let (was, is) = (leaves(was), leaves(is));
     let mut found = Differences::default();
     for ((key, was), (_, is)) in was.iter().zip(&is).filter(|((_, was), (_, is))| was != is) {
         if is_kept(key) && !is_automatic_width(key, [was, is]) {
-            found.refused.push(format!("{key} is {is}, the run has {was}"));
+            found.refused.push(format!("{key} is {is}, but the run has {was}"));
         } else {
-            found.allowed.push(format!("{key} was {was}, is {is}"));
+            found.allowed.push(format!("{key} changed from {was} to {is}"));
         }
     }
     found
@@ -48,12 +49,13 @@ fn is_kept(key: &str) -> bool {
     column || KEPT_SECTIONS.contains(&section) || KEPT_FIELDS.contains(&key)
 }
 
-/// "auto" is the width of the shards: whether it is the same is for the weights to say.
+/// "auto" stands for the width of the shards. A difference is found when the weights are loaded.
 fn is_automatic_width(key: &str, values: [&Value; 2]) -> bool {
     key == "model.embedding_width" && values.iter().any(|value| value.as_str() == Some("auto"))
 }
 
-/// Every field with its dotted key, in the order of the structs; an automatic warm-up as the number that it stands for.
+/// Every field with its dotted key, in the order of the structs. An automatic warm-up is replaced by its number of
+/// steps.
 fn leaves(config: &RunConfig) -> Vec<(String, Value)> {
     let mut config = config.clone();
     config.train.warmup_steps = AutoOr::Value(config.train.warmup_steps());
@@ -72,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_model_order_or_bits_is_refused_and_the_rest_is_said() {
+    fn changes_of_model_order_or_bits_are_refused_and_others_reported() {
         let was = RunConfig::default();
         assert_eq!(compare(&was, &was), Differences::default());
         let mut is = was.clone();
@@ -83,22 +85,22 @@ mod tests {
         is.parallel.workers = AutoOr::Value(8);
         let found = compare(&was, &is);
         let refused = [
-            "model.degree is 23, the run has 47",
-            "train.threads is 2, the run has 1",
-            "shards.latitude_column is \"latitude\", the run has \"lat\"",
+            "model.degree is 23, but the run has 47",
+            "train.threads is 2, but the run has 1",
+            "shards.latitude_column is \"latitude\", but the run has \"lat\"",
         ];
         assert_eq!(found.refused, refused);
-        assert_eq!(found.allowed[0], "train.learning_rate was 0.0008, is 0.0005");
+        assert_eq!(found.allowed[0], "train.learning_rate changed from 0.0008 to 0.0005");
         assert_eq!(found.allowed.len(), 2, "{:?}", found.allowed);
     }
 
     #[test]
-    fn an_automatic_warm_up_is_the_number_it_stands_for() {
+    fn automatic_warm_up_equals_its_number_of_steps() {
         let (mut was, is) = (RunConfig::default(), RunConfig::default());
         was.train.warmup_steps = AutoOr::Value(500);
         assert_eq!(compare(&was, &is), Differences::default());
         was.train.warmup_steps = AutoOr::Value(100);
-        assert_eq!(compare(&was, &is).allowed, ["train.warmup_steps was 100, is 500"]);
+        assert_eq!(compare(&was, &is).allowed, ["train.warmup_steps changed from 100 to 500"]);
     }
 
     #[test]
@@ -111,12 +113,12 @@ mod tests {
     }
 
     #[test]
-    fn an_automatic_width_is_left_to_the_weights() {
+    fn automatic_width_matches_any_width() {
         let mut was = RunConfig::default();
         let mut is = was.clone();
         is.model.embedding_width = AutoOr::Value(512);
         assert_eq!(compare(&was, &is).refused, Vec::<String>::new());
         was.model.embedding_width = AutoOr::Value(768);
-        assert_eq!(compare(&was, &is).refused, ["model.embedding_width is 512, the run has 768"]);
+        assert_eq!(compare(&was, &is).refused, ["model.embedding_width is 512, but the run has 768"]);
     }
 }

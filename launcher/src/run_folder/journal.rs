@@ -1,4 +1,4 @@
-//! What a run tells about itself: attempts, logs, events, the last failure.
+//! Records of a run: attempt numbers, logs, events, the last failure.
 
 use std::fs::OpenOptions;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -12,37 +12,37 @@ use super::RunFolder;
 use super::names::unix_s;
 use crate::error::LaunchError;
 
-/// Name of the file with the number of the last attempt.
+/// Name of the file that holds the number of the last attempt.
 const ATTEMPT: &str = "attempt";
 const EVENTS: &str = "events.jsonl";
 const FAILURE: &str = "failure.json";
 
 impl RunFolder {
-    /// Gives the next attempt its number and its folder of logs. Numbers only grow, over all launchers of the run: they
-    /// tell the workers of this attempt from those of an older one that are late.
+    /// Begins the next attempt: returns its number and creates its log folder. Numbers only grow, across all launchers
+    /// of the run, so that messages from workers of an older attempt are recognized.
     pub fn begin_attempt(&mut self) -> Result<u32, LaunchError> {
         let logs = self.path.join("logs");
         self.files.create_folders(&logs)?;
         let path = self.path.join(ATTEMPT);
-        let said = match std::fs::read_to_string(&path) {
+        let recorded = match std::fs::read_to_string(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(LaunchError::at(path)(error)),
-            said => said.ok().and_then(|text| text.trim().parse::<u32>().ok()),
+            text => text.ok().and_then(|text| text.trim().parse::<u32>().ok()),
         };
         let names = self.files.entries(&logs)?.into_iter();
         let logged = names.filter_map(|path| path.file_name()?.to_str()?.parse::<u32>().ok());
-        let attempt = logged.chain(said).max().map_or(0, |last| last.saturating_add(1));
-        self.files.write_whole(&path, format!("{attempt}\n").as_bytes())?;
+        let attempt = logged.chain(recorded).max().map_or(0, |last| last.saturating_add(1));
+        self.files.write_atomically(&path, format!("{attempt}\n").as_bytes())?;
         self.files.create_folders(&logs.join(attempt.to_string()))?;
         self.attempt = Some(attempt);
         Ok(attempt)
     }
 
-    /// Where the workers of an attempt log.
+    /// Log file of one worker of an attempt.
     pub fn log_path(&self, attempt: u32, rank: u32) -> PathBuf {
         self.path.join("logs").join(attempt.to_string()).join(format!("rank-{rank}.log"))
     }
 
-    /// Appends one line to `events.jsonl`: the time, what happened, and the fields of `details`.
+    /// Appends one line to `events.jsonl`: the time, the name of the event, and the fields of `details`.
     pub fn event(&self, event: &str, details: &impl Serialize) -> Result<(), LaunchError> {
         #[derive(Serialize)]
         struct Line<'a, T> {
@@ -56,7 +56,7 @@ impl RunFolder {
         let line = serde_json::to_string(&line).expect("the details of an event are plain data");
         let append = || -> std::io::Result<()> {
             let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
-            // A launcher that was killed may have left half a line.
+            // A launcher that was killed may have left an incomplete line.
             let mut last = [b'\n'];
             if file.seek(SeekFrom::End(0))? > 0 {
                 file.seek(SeekFrom::End(-1))?;
@@ -69,14 +69,14 @@ impl RunFolder {
         append().map_err(LaunchError::at(&path))
     }
 
-    /// Says in `failure.json` why the run failed.
+    /// Writes the reason of a failure to `failure.json`.
     pub fn write_failure(&self, failure: &Value) -> Result<(), LaunchError> {
         let text = serde_json::to_vec_pretty(failure).expect("a JSON value is JSON");
-        self.files.write_whole(&self.path.join(FAILURE), &text)?;
+        self.files.write_atomically(&self.path.join(FAILURE), &text)?;
         Ok(())
     }
 
-    /// Removes the `failure.json` of an earlier time.
+    /// Removes a `failure.json` left by an earlier failure.
     pub fn clear_failure(&self) -> Result<(), LaunchError> {
         match self.files.remove_file(&self.path.join(FAILURE)) {
             Err(error) if error.error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),

@@ -1,4 +1,4 @@
-//! Names: of new runs, of checkpoint folders, and which run is the newest.
+//! Names of runs, checkpoint folders and files, and the search for the newest run.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,16 +8,16 @@ use locdiff_core::protocol::step_name;
 
 use crate::error::{LaunchError, reported};
 
-/// Name of the run's resolved configuration.
+/// Name of the file with the run's resolved configuration.
 pub const CONFIG: &str = "config.toml";
 
-/// Name of the text file with the name of the newest checkpoint.
+/// Name of the file that holds the name of the newest checkpoint.
 pub const LATEST: &str = "latest";
 
-/// How the names of checkpoints end that were found damaged.
+/// Suffix of checkpoints that were found damaged.
 pub(super) const CORRUPT: &str = ".corrupt";
 
-/// How the names of checkpoints begin that are being removed.
+/// Prefix of checkpoints that are being removed.
 pub(super) const REMOVING: &str = ".removing-";
 
 /// `<preset>-<UTC time>`, such as l47-20261115-084500.
@@ -30,45 +30,48 @@ pub fn utc_text(unix_s: u64) -> String {
     utc(unix_s).format("%Y-%m-%d %H:%M:%S").to_string()
 }
 
-/// Seconds since 1970; 0 for a clock that stands before.
+/// Seconds since 1970, or 0 for an earlier time.
 pub(super) fn unix_s(now: SystemTime) -> u64 {
     now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// 1970 for a time that no calendar has.
+/// Falls back to 1970 for a time out of range.
 fn utc(unix_s: u64) -> DateTime<Utc> {
     i64::try_from(unix_s).ok().and_then(|seconds| DateTime::from_timestamp(seconds, 0)).unwrap_or_default()
 }
 
-/// The step of a folder that is named as [`step_name`] names it.
+/// The step in a folder name, if it has the form of [`step_name`].
 pub(super) fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (step_name(step) == name).then_some(step)
 }
 
-/// The step of a folder that was set aside, `step-NNNNNNNN.corrupt` or `step-NNNNNNNN.corrupt.N`.
+/// The step in the name of a damaged checkpoint that was set aside, `step-NNNNNNNN.corrupt` or
+/// `step-NNNNNNNN.corrupt.N`.
 pub(super) fn set_aside_step_of(name: &str) -> Option<u64> {
     let (step, rest) = name.split_once(CORRUPT)?;
     let numbered = rest.is_empty() || rest.strip_prefix('.').is_some_and(|number| number.parse::<u32>().is_ok());
     step_of(step).filter(|_| numbered)
 }
 
-/// A name that can stand in a folder: no way up, no way down, nothing hidden.
+/// Whether a file name is not empty, has no path separators, and is not hidden.
 pub(super) fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
 }
 
-/// The first of `NAME`, `NAME.1`, `NAME.2`, ... that is not taken.
+/// The first of `NAME`, `NAME.1`, `NAME.2`, ... that does not exist.
 pub(super) fn free_name(folder: &Path, name: &str) -> PathBuf {
     let numbered = (1_u32..).map(|number| folder.join(format!("{name}.{number}")));
     let mut candidates = std::iter::once(folder.join(name)).chain(numbered);
-    candidates.find(|path| path.symlink_metadata().is_err()).expect("four billion names are not all taken")
+    candidates.find(|path| path.symlink_metadata().is_err()).expect("one of four billion names is free")
 }
 
-/// The run in `dir` that was written to last.
+/// The run in `dir` that was configured or got a checkpoint last.
 pub fn newest_run(dir: &Path) -> Result<PathBuf, LaunchError> {
-    let none =
-        || reported!(NoData, "no runs in {}; make one with `locdiff-launch train`, or name its folder", dir.display());
+    let none = || {
+        let dir = dir.display();
+        reported!(NoData, "no runs in {dir}; create one with `locdiff-launch train`, or give the folder of a run")
+    };
     let io = LaunchError::at(dir);
     let entries = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(none()),
@@ -86,7 +89,8 @@ pub fn newest_run(dir: &Path) -> Result<PathBuf, LaunchError> {
     newest.map(|(_, path)| path).ok_or_else(none)
 }
 
-/// When the newest checkpoint of a run was committed, or when it was configured; none for what is no run.
+/// When the newest checkpoint of a run was committed, or when the run was configured. `None` if the folder is not a
+/// run.
 fn written_at(run: &Path) -> Option<SystemTime> {
     let modified = |name: &str| std::fs::metadata(run.join(name)).and_then(|found| found.modified()).ok();
     let configured = modified(CONFIG)?;
@@ -111,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_of_ours_are_checkpoints() {
+    fn only_canonical_names_are_checkpoints() {
         assert_eq!(step_of("step-00000012"), Some(12));
         assert_eq!(step_of("step-123456789"), Some(123_456_789));
         for other in ["step-12", "step-000000012", "step-00000012.corrupt", ".step-00000012", "step-+0000012", "latest"]

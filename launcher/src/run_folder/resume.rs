@@ -1,4 +1,4 @@
-//! Where a run goes on: the newest checkpoint that is whole, byte by byte.
+//! Finds the checkpoint to resume from: the newest one whose checksums all match.
 
 use std::path::Path;
 
@@ -6,23 +6,23 @@ use locdiff_core::files::WRITING;
 
 use super::RunFolder;
 use super::names::{CORRUPT, LATEST, REMOVING, free_name};
-use super::scan::{self, Checkpoint, Condition, Depth};
+use super::scan::{self, Condition, Depth, WholeCheckpoint};
 use crate::error::LaunchError;
 
-/// Where a run goes on.
+/// Where to resume a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResumePoint {
-    /// The newest whole checkpoint; none: the first step.
-    pub checkpoint: Option<Checkpoint>,
+    /// The newest whole checkpoint. `None` starts at the first step.
+    pub checkpoint: Option<WholeCheckpoint>,
     /// Highest validation score of all checkpoints.
     pub best_score: Option<f64>,
-    /// A line for each checkpoint that was found damaged and set aside now.
+    /// One line for each checkpoint that this call found damaged and set aside.
     pub set_aside: Vec<String>,
 }
 
 impl RunFolder {
-    /// Removes what crashes have left, sets damaged checkpoints aside, and finds the newest whole one. A run whose
-    /// checkpoints are all damaged is an error: it never begins anew by itself.
+    /// Removes leftovers of crashes, sets damaged checkpoints aside, and finds the newest whole one. If all checkpoints
+    /// are damaged this fails: a run never silently starts over.
     pub fn resume_point(&self) -> Result<ResumePoint, LaunchError> {
         self.clean()?;
         let mut set_aside = Vec::new();
@@ -30,7 +30,7 @@ impl RunFolder {
         for (_, folder) in scan::committed(&self.path)?.into_iter().rev() {
             match scan::examine(&folder, Depth::Checksums)? {
                 Condition::Whole(manifest) => {
-                    checkpoint = Some(Checkpoint { path: folder, manifest });
+                    checkpoint = Some(WholeCheckpoint { path: folder, manifest });
                     break;
                 }
                 Condition::Damaged(reason) => set_aside.push(self.set_aside(&folder, &reason)?),
@@ -39,20 +39,20 @@ impl RunFolder {
         }
         match &checkpoint {
             Some(checkpoint) => self.correct_latest(&checkpoint.path)?,
-            None => self.refuse_to_begin_anew(&set_aside)?,
+            None => self.refuse_fresh_start(&set_aside)?,
         }
         let scores = scan::present(&self.path)?.into_iter().filter_map(|manifest| manifest.score);
         Ok(ResumePoint { checkpoint, best_score: scores.reduce(f64::max), set_aside })
     }
 
-    /// Removes what is no checkpoint and never will be: parts that were not committed, and what was being removed. For a
-    /// time when no worker of the run is alive: since this process holds the lock, nobody else can be writing these.
+    /// Removes parts that were never committed and checkpoints whose removal was interrupted. No worker of the run may
+    /// be alive. This process holds the lock, so nobody else can be writing these files.
     pub fn clean(&self) -> Result<(), LaunchError> {
         for entry in self.files.entries(&self.path)? {
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let partial = name.starts_with('.') && name.ends_with(".partial");
             if (partial || name.starts_with(REMOVING)) && entry.is_dir() {
-                self.remove_quietly(&entry);
+                self.remove_or_warn(&entry);
             } else if name.starts_with('.') && name.ends_with(WRITING) {
                 self.files.remove_file(&entry)?;
             }
@@ -60,31 +60,31 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Gives a damaged checkpoint a name that is none of a checkpoint; says so.
+    /// Renames a damaged checkpoint so that it is no longer used. Returns a line about it.
     fn set_aside(&self, folder: &Path, reason: &str) -> Result<String, LaunchError> {
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         let aside = free_name(&self.path, &format!("{name}{CORRUPT}"));
         self.files.rename(folder, &aside)?;
         self.files.sync_folder(&self.path)?;
-        Ok(format!("{}: damaged: {reason}; set aside as {}", folder.display(), aside.display()))
+        Ok(format!("{} is damaged ({reason}); renamed to {}", folder.display(), aside.display()))
     }
 
-    fn refuse_to_begin_anew(&self, set_aside: &[String]) -> Result<(), LaunchError> {
+    fn refuse_fresh_start(&self, set_aside: &[String]) -> Result<(), LaunchError> {
         let mut damaged = set_aside.to_vec();
         if damaged.is_empty() {
-            let before = scan::set_aside(&self.path)?.into_iter();
-            damaged.extend(before.map(|(_, folder)| format!("{}: set aside before", folder.display())));
+            let earlier = scan::set_aside(&self.path)?.into_iter();
+            damaged.extend(earlier.map(|(_, folder)| format!("{}: set aside earlier", folder.display())));
         }
         if let (true, Ok(latest)) = (damaged.is_empty(), std::fs::read_to_string(self.path.join(LATEST))) {
-            damaged.push(format!("{}: missing, though {LATEST} names it", self.path.join(latest.trim()).display()));
+            damaged.push(format!("{}: missing, but named in {LATEST}", self.path.join(latest.trim()).display()));
         }
-        if damaged.is_empty() { Ok(()) } else { Err(scan::none_whole(&self.path, &damaged)) }
+        if damaged.is_empty() { Ok(()) } else { Err(scan::no_whole_checkpoint(&self.path, &damaged)) }
     }
 
-    /// After a crash, or where the newest was set aside, `latest` may name another.
+    /// Corrects `latest`, which may be wrong after a crash or after checkpoints were set aside.
     fn correct_latest(&self, newest: &Path) -> Result<(), LaunchError> {
         let name = newest.file_name().unwrap_or_default().to_string_lossy();
-        let said = std::fs::read_to_string(self.path.join(LATEST)).unwrap_or_default();
-        if said.trim() == name { Ok(()) } else { self.say_latest(&name) }
+        let recorded = std::fs::read_to_string(self.path.join(LATEST)).unwrap_or_default();
+        if recorded.trim() == name { Ok(()) } else { self.write_latest(&name) }
     }
 }

@@ -1,7 +1,7 @@
-//! Checkpoints of a run as they lie there. Nothing here changes a file.
+//! Reads and checks the checkpoints of a run. Nothing here changes a file.
 //!
-//! Only what proves that bytes are not those that were written makes a checkpoint damaged: a checksum, a length, a file
-//! that is listed and not there, a manifest that cannot be understood. What the system refuses to read says nothing about it.
+//! A checkpoint counts as damaged only if its content is provably wrong: a checksum or a length differs, a listed file
+//! is missing, or the manifest cannot be parsed. An I/O error proves nothing and is reported as an error.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -15,70 +15,71 @@ use serde::{Deserialize, Serialize};
 use super::names::{is_plain, set_aside_step_of, step_of};
 use crate::error::{LaunchError, refuse, reported};
 
-/// Waits between the tries to read what the system refused.
+/// Waits before each retry after an I/O error.
 const RETRY_WAITS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(500)];
 
-/// No manifest is larger.
+/// A larger manifest is damaged.
 const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 
-/// How closely to look.
+/// How thoroughly to check a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// The manifest, and the length of each file.
+    /// The manifest and the length of each file.
     Lengths,
-    /// Every byte.
+    /// The checksum of each file, too.
     Checksums,
 }
 
-/// What a look at a checkpoint found.
+/// Result of checking a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Condition {
-    /// All is as it was written.
+    /// All files match the manifest.
     Whole(CheckpointManifest),
-    /// It is not, and this is why.
+    /// It is damaged, for this reason.
     Damaged(String),
-    /// It was removed while it was looked at.
+    /// It was removed during the check.
     Gone,
 }
 
-/// A checkpoint that is whole.
+/// A checkpoint whose files all match its manifest.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Checkpoint {
-    /// Its folder.
+pub struct WholeCheckpoint {
+    /// The folder.
     pub path: PathBuf,
-    /// What is in it.
+    /// The manifest.
     pub manifest: CheckpointManifest,
 }
 
 /// One line of `checkpoint list` and `checkpoint verify`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckpointRow {
-    /// Steps made.
+    /// Training step.
     pub step: u64,
-    /// Name of its folder.
+    /// Name of the folder.
     pub name: String,
-    /// `present` (lengths fit), `whole` (checksums fit), `damaged`, or `set-aside` (damaged, found when the run was resumed).
+    /// `present` (lengths match), `whole` (checksums match), `damaged`, or `set-aside` (found damaged when the run was
+    /// resumed).
     pub state: &'static str,
-    /// What is wrong with it.
+    /// Why it is damaged.
     pub reason: Option<String>,
-    /// Length of all its files.
+    /// Total length of its files.
     pub bytes: u64,
-    /// Validation score, where it was measured at this step.
+    /// Validation score, if it was measured at this step.
     pub score: Option<f64>,
     /// When it was committed, seconds since 1970.
     pub committed_unix_s: Option<u64>,
     /// The attempt that wrote it.
     pub attempt: Option<u32>,
-    /// It has the highest score.
+    /// Whether it has the highest score of the run.
     pub best: bool,
 }
 
-/// Folders of committed checkpoints with their steps, oldest first.
+/// Steps and folders of committed checkpoints, oldest first.
 pub(super) fn committed(run: &Path) -> Result<Vec<(u64, PathBuf)>, LaunchError> {
     folders(run, step_of)
 }
 
-/// Folders that were set aside, oldest first.
+/// Steps and folders of checkpoints that were set aside, oldest first.
 pub(super) fn set_aside(run: &Path) -> Result<Vec<(u64, PathBuf)>, LaunchError> {
     folders(run, set_aside_step_of)
 }
@@ -95,7 +96,7 @@ fn folders(run: &Path, step_of: impl Fn(&str) -> Option<u64>) -> Result<Vec<(u64
     Ok(found)
 }
 
-/// The whole checkpoints of a run by their lengths, oldest first.
+/// Manifests of the checkpoints whose lengths match, oldest first.
 pub(super) fn present(run: &Path) -> Result<Vec<CheckpointManifest>, LaunchError> {
     let mut found = Vec::new();
     for (_, folder) in committed(run)? {
@@ -106,12 +107,12 @@ pub(super) fn present(run: &Path) -> Result<Vec<CheckpointManifest>, LaunchError
     Ok(found)
 }
 
-/// Looks at one checkpoint; an error is what the system still refuses after some tries, or a later version's format.
+/// Checks one checkpoint. Fails on an I/O error that persists after some retries, and on the format of a later version.
 pub fn examine(folder: &Path, depth: Depth) -> Result<Condition, LaunchError> {
     let mut found = examine_once(folder, depth);
     for wait in RETRY_WAITS {
         match &found {
-            Err(error) if error.exit_code() == ExitCode::Io => tracing::warn!("{error}; trying again"),
+            Err(error) if error.exit_code() == ExitCode::Io => tracing::warn!("{error}; retrying"),
             _ => break,
         }
         std::thread::sleep(wait);
@@ -129,19 +130,19 @@ fn examine_once(folder: &Path, depth: Depth) -> Result<Condition, LaunchError> {
     match found {
         Ok(manifest) => Ok(Condition::Whole(manifest)),
         Err(error) if error.exit_code() != ExitCode::Corrupt => Err(error),
-        // Somebody who holds the run has removed it in the meantime.
+        // The launcher that holds the run has removed it in the meantime.
         Err(_) if !folder.exists() => Ok(Condition::Gone),
         Err(damage) => Ok(Condition::Damaged(damage.to_string())),
     }
 }
 
-/// What a manifest of any version has.
+/// The field that manifests of all versions have.
 #[derive(Deserialize)]
-struct Version {
+struct ManifestFormat {
     format: u64,
 }
 
-/// An error `Corrupt` tells of damage, any other says nothing about the checkpoint; so with all checks.
+/// Here and in the checks below, the error `Corrupt` means damage. Any other error says nothing about the checkpoint.
 fn read_manifest(folder: &Path) -> Result<CheckpointManifest, LaunchError> {
     let path = folder.join(CHECKPOINT_MANIFEST);
     let io = LaunchError::at(&path);
@@ -151,35 +152,35 @@ fn read_manifest(folder: &Path) -> Result<CheckpointManifest, LaunchError> {
         }
         Err(error) => return Err(io(error)),
         Ok(found) if found.len() > MANIFEST_BYTES_MAX => {
-            refuse!(Corrupt, "{CHECKPOINT_MANIFEST} has {} bytes", found.len());
+            refuse!(Corrupt, "{CHECKPOINT_MANIFEST} has {} bytes, wanted at most {MANIFEST_BYTES_MAX}", found.len());
         }
         Ok(_) => {}
     }
     let bytes = std::fs::read(&path).map_err(io)?;
-    if let Ok(Version { format: later }) = serde_json::from_slice(&bytes)
+    if let Ok(ManifestFormat { format: later }) = serde_json::from_slice(&bytes)
         && later > u64::from(CHECKPOINT_FORMAT)
     {
         let path = path.display();
-        refuse!(BadData, "{path}: format {later} is that of a later version, wanted {CHECKPOINT_FORMAT}");
+        refuse!(BadData, "{path}: format {later} is from a later version, wanted {CHECKPOINT_FORMAT}");
     }
     serde_json::from_slice(&bytes)
-        .map_err(|error| reported!(Corrupt, "{CHECKPOINT_MANIFEST} cannot be understood: {error}"))
+        .map_err(|error| reported!(Corrupt, "{CHECKPOINT_MANIFEST} cannot be parsed: {error}"))
 }
 
 fn check_manifest(folder: &Path, manifest: &CheckpointManifest) -> Result<(), LaunchError> {
     if manifest.format != CHECKPOINT_FORMAT {
-        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} says format {}, wanted {CHECKPOINT_FORMAT}", manifest.format);
+        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} has format {}, wanted {CHECKPOINT_FORMAT}", manifest.format);
     }
     let named = folder.file_name().and_then(|name| name.to_str());
     let step = named.and_then(|name| step_of(name).or_else(|| set_aside_step_of(name)));
     if step.is_some_and(|step| step != manifest.step) {
-        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} says step {}", manifest.step);
+        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} is of step {}", manifest.step);
     }
     if manifest.files.is_empty() {
-        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} lists no file");
+        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} lists no files");
     }
     if let Some(file) = manifest.files.iter().find(|file| !is_plain(&file.name)) {
-        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} lists {:?}, which is no plain name", file.name);
+        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} lists {:?}, which is not a valid file name", file.name);
     }
     Ok(())
 }
@@ -195,7 +196,7 @@ fn check_file(folder: &Path, want: &CheckpointFile, depth: Depth) -> Result<(), 
         return Err(failed(ErrorKind::IsADirectory.into()));
     }
     if found.len() != want.bytes {
-        refuse!(Corrupt, "{} has {} bytes, {CHECKPOINT_MANIFEST} says {}", want.name, found.len(), want.bytes);
+        refuse!(Corrupt, "{} has {} bytes, but {CHECKPOINT_MANIFEST} says {}", want.name, found.len(), want.bytes);
     }
     if depth == Depth::Lengths {
         return Ok(());
@@ -204,10 +205,10 @@ fn check_file(folder: &Path, want: &CheckpointFile, depth: Depth) -> Result<(), 
     if got.xxh3 == want.xxh3 && got.bytes == want.bytes {
         return Ok(());
     }
-    Err(reported!(Corrupt, "{}: xxh3 is {}, {CHECKPOINT_MANIFEST} says {}", want.name, got.xxh3, want.xxh3))
+    Err(reported!(Corrupt, "{} has checksum {}, but {CHECKPOINT_MANIFEST} says {}", want.name, got.xxh3, want.xxh3))
 }
 
-/// Every checkpoint of a run, oldest first, also those that were set aside.
+/// All checkpoints of a run, oldest first, including those that were set aside.
 pub fn checkpoints(run: &Path, depth: Depth) -> Result<Vec<CheckpointRow>, LaunchError> {
     let mut rows = Vec::new();
     for (step, folder) in committed(run)? {
@@ -225,7 +226,7 @@ pub fn checkpoints(run: &Path, depth: Depth) -> Result<Vec<CheckpointRow>, Launc
     Ok(rows)
 }
 
-/// The higher score; of equal ones the later step.
+/// Compares (score, step) pairs: the higher score is better, then the later step.
 pub(super) fn better(a: (f64, u64), b: (f64, u64)) -> std::cmp::Ordering {
     a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
 }
@@ -251,44 +252,44 @@ fn row(step: u64, folder: &Path, condition: Condition, depth: Depth) -> Option<C
     })
 }
 
-/// The newest whole checkpoint of a run, and a line for each that was passed over. Nothing is set aside.
-pub fn newest_whole(run: &Path) -> Result<(Checkpoint, Vec<String>), LaunchError> {
-    let mut passed_over = Vec::new();
+/// The newest whole checkpoint of a run, and one line for each newer checkpoint that was skipped. Renames nothing.
+pub fn newest_whole(run: &Path) -> Result<(WholeCheckpoint, Vec<String>), LaunchError> {
+    let mut skipped = Vec::new();
     for (_, folder) in committed(run)?.into_iter().rev() {
         match examine(&folder, Depth::Checksums)? {
-            Condition::Whole(manifest) => return Ok((Checkpoint { path: folder, manifest }, passed_over)),
-            Condition::Damaged(reason) => passed_over.push(format!("{}: {reason}; passed over", folder.display())),
+            Condition::Whole(manifest) => return Ok((WholeCheckpoint { path: folder, manifest }, skipped)),
+            Condition::Damaged(reason) => skipped.push(format!("{}: {reason}; skipped", folder.display())),
             Condition::Gone => {}
         }
     }
     let set_aside = set_aside(run)?.into_iter().map(|(_, folder)| format!("{}: set aside", folder.display()));
-    passed_over.extend(set_aside);
-    Err(none_whole(run, &passed_over))
+    skipped.extend(set_aside);
+    Err(no_whole_checkpoint(run, &skipped))
 }
 
-/// The whole checkpoint that a folder stands for: itself, or the newest of a run; and a line for each that was passed over.
-pub fn whole_checkpoint(target: &Path) -> Result<(Checkpoint, Vec<String>), LaunchError> {
+/// The whole checkpoint in a folder, which is a checkpoint or a run, and one line for each checkpoint that was skipped.
+pub fn whole_checkpoint(target: &Path) -> Result<(WholeCheckpoint, Vec<String>), LaunchError> {
     let named = target.file_name().and_then(|name| name.to_str());
     let is_checkpoint = target.join(CHECKPOINT_MANIFEST).exists() || named.is_some_and(|name| step_of(name).is_some());
     if !is_checkpoint {
         return newest_whole(target);
     }
     match examine(target, Depth::Checksums)? {
-        Condition::Whole(manifest) => Ok((Checkpoint { path: target.to_owned(), manifest }, Vec::new())),
+        Condition::Whole(manifest) => Ok((WholeCheckpoint { path: target.to_owned(), manifest }, Vec::new())),
         Condition::Damaged(reason) => Err(reported!(Corrupt, "{}: {reason}", target.display())),
         Condition::Gone => Err(reported!(NoData, "no checkpoint at {}", target.display())),
     }
 }
 
-/// No checkpoint, or none that is whole.
-pub(super) fn none_whole(run: &Path, damaged: &[String]) -> LaunchError {
+/// The error for a run that has no whole checkpoint.
+pub(super) fn no_whole_checkpoint(run: &Path, damaged: &[String]) -> LaunchError {
     let run = run.display();
     if damaged.is_empty() {
         return reported!(NoData, "run {run} has no checkpoint yet");
     }
     reported!(
         Corrupt,
-        "run {run} has no checkpoint that is whole:\n  {}\nput a copy of one in place, or train anew with `--run NAME`",
+        "run {run} has no whole checkpoint:\n  {}\nrestore one from a copy, or start a new run with `--run NAME`",
         damaged.join("\n  ")
     )
 }

@@ -1,7 +1,8 @@
-//! `bench shdd`: spherical harmonics in one worker, the fast form beside the scalar one, on one core.
+//! `bench shdd`: times the spherical harmonics in one worker on one core, in the fast and in the scalar implementation.
 //!
-//! The time of one location has a limit, which is printed beside it and said to be kept or not. A time over it is no failure of
-//! the command: machines differ and are busy. Values that differ are.
+//! At one degree, the time per location has a limit. The table and the JSON result say whether it is met. Exceeding it
+//! does not fail the command, because machines differ and may be busy. Different values from the two implementations
+//! do.
 
 use locdiff_core::protocol::{Job, ShddRow};
 use serde_json::{Value, json};
@@ -11,31 +12,31 @@ use crate::cli::Global;
 use crate::error::refuse;
 use crate::output::Output;
 
-/// The degree that has a limit, and the most that the fast form may take there for one location on one core, microseconds.
+/// The degree that has a limit, and the limit of the fast implementation: microseconds per location on one core.
 const LIMIT: (u32, f64) = (47, 3.0);
 
-/// The most that a location may take at `degree`, microseconds.
+/// The time limit per location at `degree`, microseconds.
 fn limit_us(degree: u32) -> Option<f64> {
     (degree == LIMIT.0).then_some(LIMIT.1)
 }
 
-/// Measures, prints the table, and fails where the forms differ.
+/// Measures and prints the table. Fails if the implementations give different values.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
-    let world = world.alone(resolved.config.train.threads);
+    let world = world.first_worker_only(resolved.config.train.threads);
     let rows: Vec<ShddRow> = run_gang(&resolved, &world, Job::BenchShdd)?.first()?;
-    output.people(&format!(
+    output.print(&format!(
         "{:>6} {:>6} {:>10} {:>10} {:>10} {:>7}  us per location",
         "degree", "dims", "fast", "scalar", "GPU", "limit"
     ));
-    rows.iter().for_each(|row| output.people(&line(row)));
+    rows.iter().for_each(|row| output.print(&line(row)));
     if let Some(wrong) = rows.iter().find(|row| !row.ok) {
-        refuse!(WorkerFailed, "the forms of the harmonics differ at degree {}", wrong.degree);
+        refuse!(WorkerFailed, "the fast and the scalar harmonics differ at degree {}", wrong.degree);
     }
     Ok(json!({ "ok": true, "rows": rows.iter().map(with_limit).collect::<Vec<_>>() }))
 }
 
-/// A row for people.
+/// One row of the printed table.
 fn line(row: &ShddRow) -> String {
     let or_dash = |us: Option<f64>, digits: usize| us.map_or_else(|| "-".to_owned(), |us| format!("{us:.digits$}"));
     let (gpu, limit) = (or_dash(row.us_per_location_gpu, 4), or_dash(limit_us(row.degree), 1));
@@ -51,7 +52,7 @@ fn line(row: &ShddRow) -> String {
     )
 }
 
-/// A row for programs: what the worker measured, and the limit (null where there is none).
+/// One row of the JSON result: the worker's measurements and the limit (null if there is none).
 fn with_limit(row: &ShddRow) -> Value {
     let (mut value, limit_us) = (json!(row), limit_us(row.degree));
     value["limit_us"] = json!(limit_us);
@@ -69,8 +70,8 @@ mod tests {
     }
 
     #[test]
-    fn harmonics_over_their_limit_are_said_to_be() {
-        for (degree, us, limit, within, said) in [
+    fn rows_tell_whether_the_time_limit_is_met() {
+        for (degree, us, limit, within, ending) in [
             (47, 3.0, json!(3.0), json!(true), "3.0  equal, within the limit"),
             (47, 3.001, json!(3.0), json!(false), "3.0  equal, OVER THE LIMIT"),
             (95, 30.0, Value::Null, Value::Null, "-  equal"),
@@ -78,7 +79,7 @@ mod tests {
             let value = with_limit(&row(degree, us));
             assert_eq!((&value["limit_us"], &value["within_limit"]), (&limit, &within), "{value}");
             assert_eq!(value["us_per_location"], us);
-            assert!(line(&row(degree, us)).ends_with(said), "{}", line(&row(degree, us)));
+            assert!(line(&row(degree, us)).ends_with(ending), "{}", line(&row(degree, us)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `checkpoint list`, `verify` and `export`. They read, whoever holds the run, and rename nothing.
+//! `checkpoint list`, `verify` and `export`. They only read, need no lock, and rename nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use crate::cli::{CheckpointVerb, Global};
 use crate::error::{LaunchError, refuse, reported};
 use crate::output::{Output, ok};
-use crate::rendezvous::World;
+use crate::rendezvous::NodeWorkers;
 use crate::run_folder::{self, CONFIG, CheckpointRow, Depth};
 
-/// `checkpoint VERB`.
+/// Runs `checkpoint VERB`.
 pub(super) fn run(verb: &CheckpointVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     match verb {
         CheckpointVerb::List { run_dir } => list(run_dir.as_deref(), global, output),
@@ -28,7 +28,7 @@ fn list(run_dir: Option<&Path>, global: &Global, output: Output) -> anyhow::Resu
     Ok(json!({ "run": run, "rows": rows }))
 }
 
-/// Every checksum; each that differs on a line of its own.
+/// Compares every checksum. The error has one line per damaged checkpoint.
 fn verify(run_dir: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<Value> {
     let run = find_run(run_dir, global, output)?;
     let rows = run_folder::checkpoints(&run, Depth::Checksums)?;
@@ -46,27 +46,26 @@ fn verify(run_dir: Option<&Path>, global: &Global, output: Output) -> anyhow::Re
 
 fn show(rows: &[CheckpointRow], output: Output) {
     if rows.is_empty() {
-        return output.people("no checkpoints");
+        return output.print("no checkpoints");
     }
-    output.people(&format!("{:<28} {:>10} {:>9}  {:<19}  state", "checkpoint", "MiB", "score", "committed (UTC)"));
+    output.print(&format!("{:<28} {:>10} {:>9}  {:<19}  state", "checkpoint", "MiB", "score", "committed (UTC)"));
     for row in rows {
         let score = row.score.map_or_else(|| "-".to_owned(), |score| format!("{score:.1}"));
         let committed = row.committed_unix_s.map_or_else(|| "-".to_owned(), run_folder::utc_text);
         let mib = row.bytes as f64 / f64::from(1 << 20);
         let best = if row.best { ", best" } else { "" };
         let reason = row.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-        output
-            .people(&format!("{:<28} {mib:>10.1} {score:>9}  {committed:<19}  {}{best}{reason}", row.name, row.state));
+        output.print(&format!("{:<28} {mib:>10.1} {score:>9}  {committed:<19}  {}{best}{reason}", row.name, row.state));
     }
 }
 
-/// How often the newest checkpoint is looked for anew where the run removes it under our hands.
+/// How many times to try an export when the run removes the newest checkpoint during it.
 const EXPORT_TRIES: u32 = 5;
 
-/// One file of averaged weights; a worker makes it.
+/// Exports the averaged weights to one file. A worker writes it.
 fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
     if !overwrite && out.symlink_metadata().is_ok() {
-        refuse!(Exists, "{} exists; say --overwrite to replace it", out.display());
+        refuse!(Exists, "{} exists; use --overwrite to replace it", out.display());
     }
     let mut tries = 0;
     let (checkpoint, exported) = loop {
@@ -74,12 +73,12 @@ fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: O
         tries += 1;
         match export_one(&checkpoint, out, overwrite, global) {
             Ok(exported) => break (checkpoint, exported),
-            // The run goes on, and has removed it meanwhile: there is a newer one.
+            // The run is still training and has removed this checkpoint. There is a newer one.
             Err(_) if tries < EXPORT_TRIES && !checkpoint.exists() && checkpoint != target => {}
             Err(error) => return Err(error),
         }
     };
-    output.people(&format!(
+    output.print(&format!(
         "{}: {} tensors, {} numbers, {} bytes, averaged weights of step {} ({})",
         out.display(),
         exported.tensors,
@@ -95,22 +94,22 @@ fn export_one(checkpoint: &Path, out: &Path, overwrite: bool, global: &Global) -
     let config = config_of(checkpoint)?;
     let job = ExportJob { config, checkpoint: checkpoint.to_owned(), out: out.to_owned(), overwrite };
     let job = Job::Export(Box::new(job));
-    super::run_gang(&super::resolve(global)?, &World::one_cpu_worker(1), job)?.first()
+    super::run_gang(&super::resolve(global)?, &NodeWorkers::one_cpu_worker(1), job)?.first()
 }
 
-/// A folder that is a checkpoint itself, or the newest whole one of a run.
+/// The target itself if it is a checkpoint, else the newest whole checkpoint of the run.
 fn find_checkpoint(target: &Path, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
     let target = match target.join(CHECKPOINT_MANIFEST).exists() {
         true => target.to_owned(),
         false => find_run(Some(target), global, output)?,
     };
-    let (checkpoint, passed_over) = run_folder::whole_checkpoint(&target)?;
-    passed_over.iter().for_each(|line| tracing::warn!("{line}"));
+    let (checkpoint, skipped) = run_folder::whole_checkpoint(&target)?;
+    skipped.iter().for_each(|line| tracing::warn!("{line}"));
     Ok(checkpoint.path)
 }
 
-/// The run that was named by its folder or its name, else that of the configuration, else the newest; said where it was
-/// not named by its folder.
+/// Finds a run by its folder or its name. Without either, returns the run of the configuration, else the newest. Prints
+/// the run unless it was given by its folder.
 pub(super) fn find_run(named: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
     if let Some(folder) = named.filter(|folder| is_run(folder)) {
         return Ok(folder.to_owned());
@@ -124,7 +123,7 @@ pub(super) fn find_run(named: Option<&Path>, global: &Global, output: Output) ->
         None if is_run(&dir.join(&config.run)) => dir.join(&config.run),
         None => return Err(no_run(&dir.join(&config.run)).into()),
     };
-    output.people(&format!("run {}", run.display()));
+    output.print(&format!("run {}", run.display()));
     Ok(run)
 }
 
@@ -133,10 +132,10 @@ fn is_run(folder: &Path) -> bool {
 }
 
 fn no_run(path: &Path) -> LaunchError {
-    reported!(NoData, "{} is no run: it has no {CONFIG}", path.display())
+    reported!(NoData, "{} is not a run: it has no {CONFIG}", path.display())
 }
 
-/// The configuration of the run that a checkpoint lies in; the defaults where it lies elsewhere.
+/// The configuration of the run that a checkpoint belongs to. The default configuration if it is outside of a run.
 fn config_of(checkpoint: &Path) -> Result<RunConfig, LaunchError> {
     let path = std::path::absolute(checkpoint).ok().and_then(|path| Some(path.parent()?.join(CONFIG)));
     match path.filter(|path| path.exists()) {

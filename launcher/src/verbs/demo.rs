@@ -1,5 +1,7 @@
-//! `demo`: the main job, small enough for two CPU cores: real places and GeoCLIP's weights, simulated photos, training, and the
-//! evaluation that follows it (`eval.after_train`): LocDiff-H is tuned on the validation photos and tested on others.
+//! `demo`: everything from data to evaluation, small enough for two CPU cores.
+//!
+//! Imports GeoCLIP's weights, simulates photos at real places, trains, and evaluates (`eval.after_train`). LocDiff-H is
+//! tuned on the validation photos and tested on others.
 
 use std::path::Path;
 
@@ -10,24 +12,24 @@ use super::{geoclip, shards, train};
 use crate::cli::{GeoclipVerb, Global, ShardsVerb};
 use crate::gpus;
 use crate::output::Output;
-use crate::rendezvous::World;
+use crate::rendezvous::NodeWorkers;
 
-/// Photos to train on: enough that the model does not learn them by heart in its three minutes.
+/// Number of training photos: enough that the model does not overfit within its three minutes of training.
 const TRAIN_ROWS: u64 = 60_000;
-/// Photos for the evaluations while training, and for those after it.
+/// Number of photos for validation during training, and for the test after it.
 const VALIDATION_ROWS: u64 = 1000;
 const TEST_ROWS: u64 = 1000;
-/// Views of each of these: as many as samples.
+/// Views per validation and test photo: one for each sample.
 const VIEWS: u32 = 16;
 
-/// Makes what is missing, then trains a new run; with `--run`, goes on with that one.
+/// Creates the data that is missing, then trains a new run. With `--run`, resumes that run if it exists.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
     let resolved = config::load(&global.layers("demo")).map_err(crate::error::LaunchError::from)?;
-    let world = World::plan(&resolved.config, &inventory)?;
+    let world = NodeWorkers::plan(&resolved.config, &inventory)?;
     let config = &resolved.config;
     if !Path::new(&config.retrieval.geoclip).exists() {
-        output.people("GeoCLIP's weights and gallery ...");
+        output.print("importing GeoCLIP's weights and gallery ...");
         geoclip::run(&GeoclipVerb::Import { wheel: None, out: None, overwrite: false }, global, output)?;
     }
     let sets = [
@@ -37,10 +39,10 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     ];
     for (out, rows, seed, views) in sets {
         if Path::new(out).exists() {
-            output.people(&format!("{out} is there already"));
+            output.print(&format!("{out} already exists"));
             continue;
         }
-        output.people(&format!("simulating {rows} photos in {out} ..."));
+        output.print(&format!("simulating {rows} photos in {out} ..."));
         let verb = ShardsVerb::Simulate {
             rows: Some(rows),
             seed,
@@ -51,7 +53,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         };
         shards::run(&verb, global, output)?;
     }
-    output.people(&format!("training with {} workers ...", world.places.len()));
+    output.print(&format!("training with {} workers ...", world.places.len()));
     let trained = train::run_resolved(&resolved, &world, Vec::new(), "demo", output)?;
     Ok(json!({ "ok": true, "train": trained }))
 }

@@ -1,4 +1,4 @@
-//! `doctor`: could training start here? Looks at the machine, the worker and the configuration, and says what is missing.
+//! `doctor`: checks the machine, the worker and the configuration, and reports what would keep training from starting.
 
 use std::path::{Path, PathBuf};
 
@@ -12,17 +12,17 @@ use crate::cli::Global;
 use crate::error::refuse;
 use crate::gpus::{self, Inventory};
 use crate::output::Output;
-use crate::rendezvous::World;
+use crate::rendezvous::NodeWorkers;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// NCCL and Gloo keep ring buffers in shared memory; below this they may fail, bytes.
+/// Shared memory that NCCL and Gloo need for their ring buffers, bytes. With less they may fail.
 const SHARED_MEMORY_WANTED_BYTES: u64 = 1 << 30;
 
-/// Sockets between ranks, shards and checkpoints need this many open files.
+/// Open files needed for sockets between ranks, shards and checkpoints.
 const OPEN_FILES_WANTED: u64 = 1024;
 
-/// Width of CLIP ViT-L/14 embeddings, for estimates where the shards are not known.
+/// Width of CLIP ViT-L/14 embeddings, for estimates without looking at the shards.
 const EMBEDDING_WIDTH: u64 = 768;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -40,17 +40,17 @@ struct Check {
     detail: String,
 }
 
-/// What a check has found.
-type Found = (Level, String);
+/// Result of a check: its level, and the text to print.
+type Finding = (Level, String);
 
-/// Runs all checks; the error says which of them would stop training.
+/// Runs all checks. The error names those that would keep training from starting.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
     let resolved = super::resolve(global)?;
     let config = &resolved.config;
     let checks = [
         ("machine", machine()),
-        ("GPUs", graphics(&inventory)),
+        ("GPUs", gpu_list(&inventory)),
         ("layout", layout(config, &inventory)),
         ("worker", worker(config, &inventory)),
         ("shared memory", shared_memory()),
@@ -65,11 +65,11 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
             Level::Warning => "warning",
             Level::Error => "ERROR  ",
         };
-        output.people(&format!("{mark} {:<14} {}", check.name, check.detail));
+        output.print(&format!("{mark} {:<14} {}", check.name, check.detail));
     }
     for preset in &presets {
         let verdict = if preset.fits { "fits" } else { "does not fit" };
-        output.people(&format!(
+        output.print(&format!(
             "        {:<14} {verdict}: about {:.1} GiB per worker, {:.1} M parameters",
             preset.name,
             preset.bytes as f64 / GIB,
@@ -79,28 +79,28 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let failed: Vec<&str> = checks.iter().filter(|check| check.level == Level::Error).map(|check| check.name).collect();
     let result = json!({ "ok": failed.is_empty(), "checks": checks, "gpus": inventory.gpus, "presets": presets });
     if failed.is_empty() {
-        output.people("training could start here");
+        output.print("training can start here");
         return Ok(result);
     }
     output.result(&result);
-    refuse!(NotReady, "training could not start here: {}", failed.join(", "))
+    refuse!(NotReady, "training cannot start here: {}", failed.join(", "))
 }
 
-fn machine() -> Found {
+fn machine() -> Finding {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let memory = memory_bytes("MemTotal:").unwrap_or(0) as f64 / GIB;
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     (Level::Ok, format!("{cores} cores, {memory:.1} GiB memory, Linux {}", kernel.trim()))
 }
 
-/// A line of `/proc/meminfo`, bytes.
+/// The value of one line of `/proc/meminfo`, bytes.
 fn memory_bytes(name: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }
 
-fn graphics(inventory: &Inventory) -> Found {
+fn gpu_list(inventory: &Inventory) -> Finding {
     if let Some(reason) = &inventory.absent_because {
         return (Level::Ok, format!("none: {reason}"));
     }
@@ -113,8 +113,8 @@ fn graphics(inventory: &Inventory) -> Found {
     (Level::Ok, format!("{}; driver {driver}", list.join(", ")))
 }
 
-fn layout(config: &RunConfig, inventory: &Inventory) -> Found {
-    match World::plan(config, inventory) {
+fn layout(config: &RunConfig, inventory: &Inventory) -> Finding {
+    match NodeWorkers::plan(config, inventory) {
         Ok(world) => {
             let device = if world.places.iter().any(|place| place.gpu.is_some()) { "GPU" } else { "CPU" };
             (Level::Ok, format!("{} {device} worker(s)", world.places.len()))
@@ -123,7 +123,7 @@ fn layout(config: &RunConfig, inventory: &Inventory) -> Found {
     }
 }
 
-fn worker(config: &RunConfig, inventory: &Inventory) -> Found {
+fn worker(config: &RunConfig, inventory: &Inventory) -> Finding {
     let hello = match super::probe() {
         Ok(hello) => hello,
         Err(error) => return (Level::Error, format!("{error:#}")),
@@ -134,7 +134,8 @@ fn worker(config: &RunConfig, inventory: &Inventory) -> Found {
             (Level::Ok, format!("libtorch {}, CUDA {cuda}, NCCL {nccl}", hello.libtorch_loaded))
         }
         _ if wants_cuda => {
-            let detail = "GPUs are to be used, but the worker is the CPU variant; build the other with `LOCDIFF_CUDA=1 make build`";
+            let detail = "the configuration uses GPUs, but the worker is the CPU variant; build the CUDA variant \
+                          with `LOCDIFF_CUDA=1 make build`";
             (Level::Error, detail.to_owned())
         }
         _ => (Level::Ok, format!("libtorch {}, CPU variant", hello.libtorch_loaded)),
@@ -146,38 +147,38 @@ fn free_bytes(path: &Path) -> nix::Result<u64> {
     Ok(stat.blocks_available() as u64 * stat.fragment_size() as u64)
 }
 
-fn shared_memory() -> Found {
+fn shared_memory() -> Finding {
     match free_bytes(Path::new("/dev/shm")) {
         Ok(free) if free >= SHARED_MEMORY_WANTED_BYTES => {
             (Level::Ok, format!("{:.1} GiB free in /dev/shm", free as f64 / GIB))
         }
         Ok(free) => {
-            let detail = format!("{:.2} GiB free in /dev/shm, wanted 1 GiB for NCCL between GPUs", free as f64 / GIB);
+            let detail = format!("{:.2} GiB free in /dev/shm, wanted 1 GiB for NCCL", free as f64 / GIB);
             (Level::Warning, detail)
         }
         Err(error) => (Level::Warning, format!("/dev/shm: {error}")),
     }
 }
 
-fn open_files() -> Found {
+fn open_files() -> Finding {
     match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, _)) if soft >= OPEN_FILES_WANTED => (Level::Ok, format!("limit {soft}")),
         Ok((soft, hard)) => {
             let detail =
-                format!("limit {soft}, wanted {OPEN_FILES_WANTED}; `ulimit -n {}` raises it", hard.min(65_536));
+                format!("limit {soft}, wanted {OPEN_FILES_WANTED}; raise it with `ulimit -n {}`", hard.min(65_536));
             (Level::Warning, detail)
         }
         Err(error) => (Level::Warning, error.to_string()),
     }
 }
 
-/// Room for the checkpoints that are kept, in a folder that can be written to.
-fn disk(config: &RunConfig) -> Found {
+/// Checks that `checkpoint.dir` is writable and has space for the checkpoints that are kept.
+fn disk(config: &RunConfig) -> Finding {
     let wanted = checkpoint_bytes(config) * (u64::from(config.checkpoint.keep) + 2);
     let folder = nearest_folder(Path::new(&config.checkpoint.dir));
     let shown = folder.display();
     if let Err(error) = nix::unistd::access(&folder, nix::unistd::AccessFlags::W_OK) {
-        return (Level::Error, format!("checkpoint.dir: {shown} cannot be written to: {error}"));
+        return (Level::Error, format!("checkpoint.dir: {shown} is not writable: {error}"));
     }
     match free_bytes(&folder) {
         Ok(free) if free >= wanted => {
@@ -197,13 +198,13 @@ fn disk(config: &RunConfig) -> Found {
     }
 }
 
-/// The path, or the first folder above it that exists.
+/// The path itself, or its nearest parent folder that exists.
 fn nearest_folder(path: &Path) -> PathBuf {
     let start = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     start.ancestors().find(|folder| folder.is_dir()).map_or_else(|| PathBuf::from("/"), Path::to_owned)
 }
 
-/// Weights, their average and two moments, 4 bytes each.
+/// Size of a checkpoint: weights, their average and two moments, 4 bytes each.
 fn checkpoint_bytes(config: &RunConfig) -> u64 {
     16 * config.model.parameters(EMBEDDING_WIDTH)
 }
@@ -216,9 +217,9 @@ struct Fit {
     fits: bool,
 }
 
-/// Which presets fit into the memory that one worker would have.
+/// Which presets fit into the memory available to one worker.
 fn presets(config: &RunConfig, inventory: &Inventory) -> Vec<Fit> {
-    let workers = World::plan(config, inventory).map_or(1, |world| world.places.len() as u64);
+    let workers = NodeWorkers::plan(config, inventory).map_or(1, |world| world.places.len() as u64);
     let on_gpu = config.parallel.device != DeviceKind::Cpu;
     let room = match inventory.gpus.iter().map(|gpu| gpu.memory_free_bytes).min().filter(|_| on_gpu) {
         Some(free) => free,
@@ -233,9 +234,13 @@ fn presets(config: &RunConfig, inventory: &Inventory) -> Vec<Fit> {
     PRESETS.iter().filter_map(fit).collect()
 }
 
-/// Memory of one worker in training, an estimate: weights, gradients, two moments, average, a 16-bit copy of the weights and the copy
-/// that a checkpoint is written from, of its piece of the model; a whole model for the quick evaluation; for each row of its batch
-/// the activations that backward needs, and twice the logits of prediction and truth.
+/// Estimates the memory that one worker needs for training:
+///
+/// - for its piece of the model: weights, gradients, two moments, average, a 16-bit copy of the weights, and the copy
+///   that a checkpoint is written from;
+/// - a whole model for the quick evaluation;
+/// - for each row of its batch: the activations that backward needs, and twice the logits of prediction and truth;
+/// - its anchors.
 fn training_bytes(config: &RunConfig, workers: u64) -> u64 {
     let tensor = u64::from(config.parallel.tensor).clamp(1, workers);
     let parameters = config.model.parameters(EMBEDDING_WIDTH);
@@ -250,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn larger_models_need_more_and_more_workers_less() {
+    fn memory_grows_with_the_model_and_shrinks_with_more_workers() {
         let config = |name: &str| config::load(&[Layer::Preset(name.into())]).expect("valid preset").config;
         assert!(training_bytes(&config("l47"), 1) > training_bytes(&config("l23"), 1));
         assert!(training_bytes(&config("l47"), 4) < training_bytes(&config("l47"), 1));
@@ -258,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_to_be_made_counts_for_the_one_above() {
+    fn missing_folder_is_replaced_by_its_nearest_parent() {
         let base = tempfile::tempdir().expect("temporary folder");
         assert_eq!(nearest_folder(&base.path().join("a/b/c")), base.path());
     }

@@ -1,13 +1,13 @@
-//! `eval`: the coordinator's phase of evaluation. Workers locate rows, this side gathers them in the order of the data,
-//! writes them to the run's folder, scores them on a thread of its own, and prints the table.
+//! `eval`: evaluates a run. Workers locate the rows. The launcher puts the answers in the order of the data, writes
+//! them to the run's folder, computes the scores, and prints the table.
 //!
-//! - `target`: which run, which checkpoint, which configuration.
-//! - `phase`: one evaluation, or one tuning; `train` starts it too.
-//! - `gather`: rows as they come from the workers.
-//! - `files`: what is left in `RUN/eval/`.
-//! - `score`: from answers to metrics.
-//! - `table`: rows for programs and for people; `published`: the paper's rows.
-//! - `predictions`: anybody's answers.
+//! - `target`: selects run, checkpoint and configuration.
+//! - `phase`: one evaluation or one tuning. `train` uses it too.
+//! - `gather`: collects the rows from the workers.
+//! - `files`: the files in `RUN/eval/`.
+//! - `score`: computes metrics from answers.
+//! - `table`: the table as JSON and as text. `published`: the rows of the paper.
+//! - `predictions`: scores a file of predictions.
 
 mod files;
 mod gather;
@@ -18,34 +18,34 @@ mod score;
 mod table;
 mod target;
 
-use locdiff_core::protocol::HybridWish;
+use locdiff_core::protocol::HybridRequest;
 use serde_json::Value;
 
 use crate::cli::{EvalRequest, Global};
 use crate::error::refuse;
 use crate::gpus;
 use crate::output::Output;
-use crate::rendezvous::World;
+use crate::rendezvous::NodeWorkers;
 use crate::run_folder::Hold;
 use crate::supervisor::Supervisor;
 
-pub(super) use phase::{Phase, after_training, rows_are_there};
+pub(super) use phase::{Phase, after_training, require_shards};
 pub(super) use target::choose;
 
-/// `eval`.
+/// Runs `eval`.
 pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> anyhow::Result<Value> {
     let is_table1 = match request.suite.as_deref() {
         None => false,
         Some("main") => true,
         Some("perturbation") => return super::perturbation::run(global, output),
-        Some(other) => refuse!(Usage, "eval --suite {other}: there are main and perturbation"),
+        Some(other) => refuse!(Usage, "eval --suite {other}: unknown suite, wanted main or perturbation"),
     };
     if let Some(file) = &request.predictions {
         return predictions::run(file, global, output);
     }
     let (run, checkpoint, resolved) = target::find(global, request.hybrid, output)?;
-    let world = World::plan(&resolved.config, &gpus::inventory())?;
-    // Who trains this run at the moment writes its event files.
+    let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
+    // Without the lock, another launcher is training this run, and only that one may write its TensorBoard files.
     let held = Hold::try_take(&run)?;
     let mut phase = Phase {
         supervisor: &mut Supervisor::new()?,
@@ -62,6 +62,6 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
             return Ok(tuned);
         }
     }
-    let wish = if request.hybrid { HybridWish::Wanted } else { HybridWish::No };
+    let wish = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
     phase.evaluate(wish, is_table1)
 }

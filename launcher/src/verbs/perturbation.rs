@@ -1,7 +1,7 @@
-//! `eval --suite perturbation`: how far noise on a code moves its mode, beside the figure of the paper.
+//! `eval --suite perturbation`: measures how far noise on a code moves its mode, and compares with the paper's value.
 //!
-//! The workers measure blocks of points; here they are put together in the order of the blocks, so that the table does not
-//! depend on the number of workers.
+//! The workers measure blocks of points. The launcher adds up the blocks in a fixed order, so the table does not depend
+//! on the number of workers.
 
 use locdiff_core::protocol::{Job, PerturbationBlock};
 use serde::Serialize;
@@ -12,18 +12,18 @@ use crate::cli::Global;
 use crate::error::refuse;
 use crate::output::Output;
 
-/// Points per degree: the mean is then known to 0.5 %.
+/// Points per degree. With this many, the mean is accurate to 0.5 %.
 const POINTS: u32 = 10_000;
-/// The table's rows.
+/// The degrees to measure, one row each.
 const DEGREES: [u32; 4] = [23, 47, 63, 95];
-/// What the paper has for L = 47, km.
+/// Degree and mean drift published in the paper, km.
 const PUBLISHED: (u32, f64) = (47, 5.3);
-/// A mean further from theory than this is a failure.
+/// Largest accepted relative difference between the mean and the theory.
 const TOLERANCE: f64 = 0.03;
 
-/// One row of the table: all blocks of one degree.
+/// One row of the table: the sum of all blocks of one degree.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-struct Row {
+struct DegreeRow {
     degree: u32,
     source: &'static str,
     drift_km: f64,
@@ -34,26 +34,26 @@ struct Row {
     searched: u32,
 }
 
-impl Row {
+impl DegreeRow {
     fn is_near_theory(&self) -> bool {
         (self.drift_km / self.theory_km - 1.0).abs() <= TOLERANCE
     }
 }
 
-/// Measures, prints the table, and fails where a mean is not what theory says.
+/// Measures and prints the table. Fails if a mean differs from the theory.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let found = run_gang::<Vec<PerturbationBlock>>(&resolved, &world, Job::Perturbation { points: POINTS })?;
     let rows = rows(found.results.into_iter().flatten().collect());
-    print(&rows, output);
+    print_table(&rows, output);
     let degrees: Vec<u32> = rows.iter().map(|row| row.degree).collect();
     if degrees != DEGREES {
-        refuse!(WorkerFailed, "degrees {degrees:?} were measured, wanted {DEGREES:?}");
+        refuse!(WorkerFailed, "measured degrees {degrees:?}, wanted {DEGREES:?}");
     }
     if let Some(row) = rows.iter().find(|row| !row.is_near_theory() || row.points != POINTS) {
         refuse!(
             WorkerFailed,
-            "degree {}: a mean drift of {:.3} km over {} points, wanted {:.3} km within {} % over {POINTS} points",
+            "degree {}: mean drift is {:.3} km over {} points, wanted {:.3} km within {} % over {POINTS} points",
             row.degree,
             row.drift_km,
             row.points,
@@ -67,17 +67,17 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
 }
 
 /// One row per degree, in order of degree.
-fn rows(mut blocks: Vec<PerturbationBlock>) -> Vec<Row> {
+fn rows(mut blocks: Vec<PerturbationBlock>) -> Vec<DegreeRow> {
     blocks.sort_by_key(|block| (block.degree, block.block));
     blocks.chunk_by(|one, next| one.degree == next.degree).map(row).collect()
 }
 
-fn row(blocks: &[PerturbationBlock]) -> Row {
+fn row(blocks: &[PerturbationBlock]) -> DegreeRow {
     let points: u32 = blocks.iter().map(|block| block.points).sum();
     let count = f64::from(points.max(1));
     let mean = blocks.iter().map(|block| block.drift_km_sum).sum::<f64>() / count;
     let square = blocks.iter().map(|block| block.drift_km2_sum).sum::<f64>() / count;
-    Row {
+    DegreeRow {
         degree: blocks[0].degree,
         source: "computed",
         points,
@@ -89,20 +89,20 @@ fn row(blocks: &[PerturbationBlock]) -> Row {
     }
 }
 
-fn print(rows: &[Row], output: Output) {
-    output.people("mean drift of the mode, noise of variance 0.01 on unscaled codes of uniform points");
-    output.people(&format!(
+fn print_table(rows: &[DegreeRow], output: Output) {
+    output.print("mean drift of the mode, noise of variance 0.01 on unscaled codes of uniform points");
+    output.print(&format!(
         "{:>6} {:>10} {:>8} {:>10} {:>9} {:>7} {:>9}  source",
         "degree", "drift km", "+- km", "theory km", "most km", "points", "searched"
     ));
     for row in rows {
-        output.people(&format!(
+        output.print(&format!(
             "{:>6} {:>10.3} {:>8.3} {:>10.3} {:>9.2} {:>7} {:>9}  computed",
             row.degree, row.drift_km, row.standard_error_km, row.theory_km, row.drift_km_max, row.points, row.searched
         ));
     }
     let (degree, drift_km) = PUBLISHED;
-    output.people(&format!("{degree:>6} {drift_km:>10.3} {:>47}  published", ""));
+    output.print(&format!("{degree:>6} {drift_km:>10.3} {:>47}  published", ""));
 }
 
 #[cfg(test)]
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn perturbation_blocks_add_up_in_any_order() {
+    fn order_of_perturbation_blocks_does_not_matter() {
         let blocks = vec![block(47, 1, 3.0), block(23, 0, 5.0), block(47, 0, 1.0)];
         let found = rows(blocks.clone());
         assert_eq!(found, rows(blocks.into_iter().rev().collect()));

@@ -1,11 +1,11 @@
-//! `shards ...`, `bench shards` and `geoclip import`: one worker does the work, this module says what came of it.
+//! `shards ...` and `bench shards`: one worker does the work, this module prints the result.
 
 use std::path::PathBuf;
 
 use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{
-    Answer, ImageHead, Inspection, Job, ReplayReport, ShardsBenched, ShardsJob, ShardsMade, Verified,
+    ImageHead, Inspection, Job, ReplayReport, ShardsBenched, ShardsJob, ShardsMade, TypedResult, Verified,
 };
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ use crate::error::LaunchError;
 use crate::output::{Output, ok};
 use crate::rendezvous::cores;
 
-/// `shards VERB`.
+/// Runs `shards VERB`.
 pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow::Result<Value> {
     match verb.clone() {
         ShardsVerb::Simulate { rows, seed, out, views, coordinates, overwrite } => {
@@ -22,7 +22,7 @@ pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow:
                 let geoclip = config.retrieval.geoclip.clone().into();
                 ShardsJob::Simulate { rows, seed, out, views, coordinates, geoclip, overwrite }
             })?;
-            say_made(&made, output)
+            print_made(&made, output)
         }
         ShardsVerb::Build { table, embeddings, out, overwrite } => {
             let made = run_one(global, |config| ShardsJob::Build {
@@ -32,7 +32,7 @@ pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow:
                 overwrite,
                 config: config.shards.clone(),
             })?;
-            say_made(&made, output)
+            print_made(&made, output)
         }
         ShardsVerb::Embed { .. } => Err(LaunchError::not_yet("shards embed").into()),
         ShardsVerb::Verify { dir, epochs, world_sizes } => {
@@ -42,7 +42,7 @@ pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow:
     }
 }
 
-/// `shards verify`: every problem on a line of its own, and the exit code of the first.
+/// `shards verify`. The error has one line per problem and the exit code of the first problem.
 fn verify(
     location: &str,
     epochs: u32,
@@ -64,20 +64,20 @@ fn verify(
         let text = format!("{location}: {} problems:\n  {}", lines.len(), lines.join("\n  "));
         return Err(LaunchError::new(code, text).into());
     }
-    let checksums = if found.manifest { "every checksum is right" } else { "no manifest, so no checksums" };
+    let checksums = if found.manifest { "all checksums match" } else { "no manifest, so no checksums to check" };
     let usable = match &found.skipped {
-        None => "every value can be used".to_owned(),
-        Some(skipped) => format!("every other value can be used; {skipped}"),
+        None => "all values are valid".to_owned(),
+        Some(skipped) => format!("all other values are valid; {skipped}"),
     };
-    output.people(&format!(
+    output.print(&format!(
         "{location}: {} rows in {} files of {} row groups, width {}, {} views: {checksums}, {usable}",
         found.rows, found.files, found.row_groups, found.width, found.views,
     ));
     if let Some(plan) = &found.plan {
-        let proved = proved(plan);
+        let coverage = epoch_coverage(plan);
         for size in &plan.world_sizes {
-            output.people(&format!(
-                "{} workers: {} epochs of {} steps of {} rows: {proved}; order {}",
+            output.print(&format!(
+                "{} workers: {} epochs of {} steps of {} rows: {coverage}; order {}",
                 size.workers, plan.epochs, plan.steps_per_epoch, plan.global_batch, size.order,
             ));
         }
@@ -85,17 +85,17 @@ fn verify(
     Ok(serde_json::to_value(found)?)
 }
 
-/// What a replay has proved of every epoch, in words.
-fn proved(plan: &ReplayReport) -> String {
+/// Describes how often each row occurs in an epoch.
+fn epoch_coverage(plan: &ReplayReport) -> String {
     let rows = plan.rows;
     match (plan.dropped_rows, plan.padded_rows) {
         (0, 0) => "each row once per epoch".to_owned(),
-        (0, padded) => format!("each row once per epoch, and {padded} of {rows} again to fill the last batch"),
-        (dropped, _) => format!("no row twice in an epoch, and {dropped} of {rows} in none: they fill no batch"),
+        (0, padded) => format!("each row once per epoch, and {padded} of {rows} repeated to fill the last batch"),
+        (dropped, _) => format!("no row twice in an epoch, and {dropped} of {rows} left out: they do not fill a batch"),
     }
 }
 
-/// `shards inspect`: numbers and a map.
+/// `shards inspect`: prints statistics and a map.
 fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Value> {
     let found: Inspection =
         run_one(global, |config| ShardsJob::Inspect { location: location.to_owned(), config: config.shards.clone() })?;
@@ -120,31 +120,31 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
         ("source", found.source.clone().unwrap_or_else(|| "none".to_owned())),
         ("image head", image_head.to_owned()),
     ];
-    lines.iter().for_each(|(name, value)| output.people(&format!("{name:<14}{value}")));
-    found.map.iter().for_each(|line| output.people(&format!("|{line}|")));
+    lines.iter().for_each(|(name, value)| output.print(&format!("{name:<14}{value}")));
+    found.map.iter().for_each(|line| output.print(&format!("|{line}|")));
     ok(&found)
 }
 
-/// `bench shards`: our reader on one core beside pyarrow's.
+/// `bench shards`: compares our reader with pyarrow's on one core.
 pub(super) fn bench(python: Option<PathBuf>, global: &Global, output: Output) -> anyhow::Result<Value> {
     let found: ShardsBenched = run_one(global, |_| ShardsJob::Bench { python })?;
-    output.people(&format!("pyarrow: {}", found.peer.as_deref().unwrap_or("none was found, so ours stands alone")));
-    output.people(&format!("{:<44} {:>8} {:>8} {:>6}", "case", "GB/s", "pyarrow", "ratio"));
+    output.print(&format!("pyarrow: {}", found.peer.as_deref().unwrap_or("not found, so there is no comparison")));
+    output.print(&format!("{:<44} {:>8} {:>8} {:>6}", "case", "GB/s", "pyarrow", "ratio"));
     for row in &found.rows {
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
         let (theirs, ratio) = (number(row.pyarrow_gb_per_s), number(row.ratio));
-        output.people(&format!("{:<44} {:>8.2} {theirs:>8} {ratio:>6}", row.case, row.gb_per_s));
+        output.print(&format!("{:<44} {:>8.2} {theirs:>8} {ratio:>6}", row.case, row.gb_per_s));
     }
     ok(&found)
 }
 
-/// What `shards simulate` and `shards build` have made.
-fn say_made(made: &ShardsMade, output: Output) -> anyhow::Result<Value> {
+/// Prints the result of `shards simulate` or `shards build`.
+fn print_made(made: &ShardsMade, output: Output) -> anyhow::Result<Value> {
     let left_out = match made.skipped {
         0 => String::new(),
-        skipped => format!("; {skipped} rows that cannot be used are left out"),
+        skipped => format!("; left out {skipped} invalid rows"),
     };
-    output.people(&format!(
+    output.print(&format!(
         "{} rows of {} x {} numbers in {}, {:.1} s{left_out}",
         made.rows,
         made.views,
@@ -155,10 +155,10 @@ fn say_made(made: &ShardsMade, output: Output) -> anyhow::Result<Value> {
     ok(made)
 }
 
-/// Gives a job to one worker, on the first GPU where there is one. It is alone on this machine and takes all cores; no bit of what it
-/// makes depends on how many there are.
-pub(super) fn run_one<T: Answer>(global: &Global, job: impl FnOnce(&RunConfig) -> ShardsJob) -> anyhow::Result<T> {
+/// Runs a job on one worker, on the first GPU if there is one. It is the only worker, so it uses all cores. Its results
+/// do not depend on the number of cores.
+pub(super) fn run_one<T: TypedResult>(global: &Global, job: impl FnOnce(&RunConfig) -> ShardsJob) -> anyhow::Result<T> {
     let (resolved, world) = super::plan(global)?;
     let job = Job::Shards(Box::new(job(&resolved.config)));
-    super::run_gang(&resolved, &world.alone(cores()), job)?.first()
+    super::run_gang(&resolved, &world.first_worker_only(cores()), job)?.first()
 }

@@ -1,4 +1,4 @@
-//! `train`: opens the run, starts workers from its newest checkpoint, and starts them again when one of them fails.
+//! `train`: opens the run, starts workers from its newest checkpoint, and restarts them when one of them fails.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use locdiff_core::config::{Resolved, RunConfig};
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
-use locdiff_core::protocol::{Fault, Job, PartsWritten, ToLauncher, TrainJob, TrainSummary};
+use locdiff_core::protocol::{InjectedFault, Job, PartsWritten, ToLauncher, TrainJob, TrainSummary};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -19,79 +19,74 @@ use crate::error::{LaunchError, exit_code_of, refuse, reported};
 use crate::gpus;
 use crate::output::Output;
 use crate::progress::Display;
-use crate::rendezvous::World;
+use crate::rendezvous::NodeWorkers;
 use crate::run_folder::{Commit, RunFolder, new_run_name, whole_checkpoint};
-use crate::supervisor::{Observer, Supervisor};
+use crate::supervisor::{GangObserver, Supervisor};
 
-/// `train`.
+/// Runs `train`.
 pub(super) fn run(inject: &[String], global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = super::plan(global)?;
     let faults = inject.iter().map(|text| parse_fault(text, &world)).collect::<Result<Vec<_>, _>>()?;
-    run_resolved(&resolved, &world, faults, &preset_of(global), output)
+    run_resolved(&resolved, &world, faults, &run_name_prefix(global), output)
 }
 
-/// The same for a configuration that is resolved.
+/// Trains with a resolved configuration.
 pub(super) fn run_resolved(
     resolved: &Resolved,
-    world: &World,
-    faults: Vec<Fault>,
+    world: &NodeWorkers,
+    faults: Vec<InjectedFault>,
     preset: &str,
     output: Output,
 ) -> anyhow::Result<Value> {
     let config = &resolved.config;
-    world.divides(config)?;
-    eval::rows_are_there("shards.train", &config.shards.train)?;
+    world.check_divisible(config)?;
+    eval::require_shards("shards.train", &config.shards.train)?;
     let dir = Path::new(&config.checkpoint.dir);
     let name = match config.checkpoint.run.as_str() {
         "" => new_run_name(preset, SystemTime::now()),
         name => name.to_owned(),
     };
     let opened = RunFolder::open(Files::real(), dir, &name, config)?;
-    let told = |text: &str| tracing::info!("{text}");
-    told(&format!(
-        "run {}{}",
-        opened.folder.path().display(),
-        if opened.is_new { "" } else { ", which exists already" }
-    ));
-    opened.changes.iter().for_each(|line| told(line));
+    tracing::info!("run {}{}", opened.folder.path().display(), if opened.is_new { "" } else { " (existing)" });
+    opened.changes.iter().for_each(|line| tracing::info!("{line}"));
     let supervisor = Supervisor::new()?;
-    let training = Training { resolved, world, run: opened.folder, supervisor, faults, restarts: 0 };
-    training.finish(output)
+    let training = HeldRun { resolved, world, run: opened.folder, supervisor, faults, restarts: 0 };
+    training.run_to_end(output)
 }
 
-/// A training run that this launcher holds.
-struct Training<'a> {
+/// A training run whose lock this launcher holds.
+struct HeldRun<'a> {
     resolved: &'a Resolved,
-    world: &'a World,
+    world: &'a NodeWorkers,
     run: RunFolder,
     supervisor: Supervisor,
-    faults: Vec<Fault>,
+    faults: Vec<InjectedFault>,
     restarts: u32,
 }
 
-impl Training<'_> {
-    /// Attempts, until one ends well or must not be repeated.
-    fn finish(mut self, output: Output) -> anyhow::Result<Value> {
+impl HeldRun<'_> {
+    /// Makes attempts until one succeeds, or fails in a way that a restart cannot help.
+    fn run_to_end(mut self, output: Output) -> anyhow::Result<Value> {
         loop {
             let error = match self.attempt() {
-                Ok(trained) => return self.ended(&trained, output),
+                Ok(trained) => return self.report_success(&trained, output),
                 Err(error) => error,
             };
             let code = exit_code_of(&error);
             let limit = self.resolved.config.supervise.max_restarts;
-            let may_pass = matches!(code, ExitCode::WorkerFailed | ExitCode::Timeout);
+            let is_retryable = matches!(code, ExitCode::WorkerFailed | ExitCode::Timeout);
             let failure = json!({ "error": format!("{error:#}"), "exit_code": code.code(), "restarts": self.restarts });
-            let what = if code == ExitCode::Interrupted { "interrupted" } else { "failed" };
-            said(self.run.event(what, &failure));
-            if !may_pass || self.restarts >= limit {
+            let event = if code == ExitCode::Interrupted { "interrupted" } else { "failed" };
+            warn_on_error(self.run.event(event, &failure));
+            if !is_retryable || self.restarts >= limit {
                 if code != ExitCode::Interrupted {
-                    said(self.run.write_failure(&failure));
+                    warn_on_error(self.run.write_failure(&failure));
                 }
                 return Err(error);
             }
             self.restarts += 1;
             tracing::warn!("{error:#}");
-            tracing::warn!("starting again from the newest checkpoint, restart {} of {limit}", self.restarts);
+            tracing::warn!("restarting from the newest checkpoint, restart {} of {limit}", self.restarts);
         }
     }
 
@@ -106,8 +101,8 @@ impl Training<'_> {
         let attempt = self.run.begin_attempt()?;
         let step = point.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.manifest.step);
         match &point.checkpoint {
-            Some(checkpoint) => tracing::info!("going on from {}", checkpoint.path.display()),
-            None => tracing::info!("beginning with the first step"),
+            Some(checkpoint) => tracing::info!("resuming from {}", checkpoint.path.display()),
+            None => tracing::info!("starting at the first step"),
         }
         let workers = self.world.places.len();
         self.run.event("attempt", &json!({ "attempt": attempt, "step": step, "workers": workers }))?;
@@ -130,21 +125,21 @@ impl Training<'_> {
         result.first()
     }
 
-    fn ended(&mut self, trained: &TrainSummary, output: Output) -> anyhow::Result<Value> {
+    fn report_success(&mut self, trained: &TrainSummary, output: Output) -> anyhow::Result<Value> {
         self.run.keep_configuration()?;
-        said(self.run.event("ended", trained));
-        said(self.run.clear_failure());
+        warn_on_error(self.run.event("ended", trained));
+        warn_on_error(self.run.clear_failure());
         let (run, steps) = (self.run.path().display().to_string(), trained.step);
         let latest = self.run.checkpoints()?.last().map(|row| self.run.path().join(&row.name));
         let loss = trained.loss.map_or(String::new(), |loss| format!(", loss {loss:.4}"));
-        output.people(&format!("trained {steps} steps{loss}, {} restarts: {run}", self.restarts));
+        output.print(&format!("trained {steps} steps{loss}, {} restarts: {run}", self.restarts));
         if let Some(found) = &trained.evaluation {
             let percents = found.within_percent.map(|percent| format!("{percent:.1}")).join(" / ");
             let rows = found.rows;
-            output.people(&format!("validation, {rows} rows: within 1 / 25 / 200 / 750 / 2500 km {percents} %"));
+            output.print(&format!("validation, {rows} rows: within 1 / 25 / 200 / 750 / 2500 km {percents} %"));
         }
         let evaluated = self.evaluate(output)?;
-        output.people(&format!("tensorboard --logdir {}", self.resolved.config.checkpoint.dir));
+        output.print(&format!("tensorboard --logdir {}", self.resolved.config.checkpoint.dir));
         Ok(json!({
             "ok": true, "run": run, "step": trained.step, "from_step": trained.from_step, "loss": trained.loss,
             "skipped_steps": trained.skipped_steps, "restarts": self.restarts, "checkpoint": latest,
@@ -152,14 +147,14 @@ impl Training<'_> {
         }))
     }
 
-    /// `eval.after_train`: the same workers evaluate what they have trained.
+    /// Evaluates the trained model on the same devices, if `eval.after_train` is set.
     fn evaluate(&mut self, output: Output) -> anyhow::Result<Option<Value>> {
         let config = &self.resolved.config;
         if !config.eval.after_train {
             return Ok(None);
         }
-        let (checkpoint, words) = eval::choose(self.run.path(), config.eval.checkpoint)?;
-        output.people(&format!("evaluating {} ({words})", checkpoint.path.display()));
+        let (checkpoint, reason) = eval::choose(self.run.path(), config.eval.checkpoint)?;
+        output.print(&format!("evaluating {} ({reason})", checkpoint.path.display()));
         let phase = Phase {
             supervisor: &mut self.supervisor,
             resolved: self.resolved.clone(),
@@ -170,19 +165,19 @@ impl Training<'_> {
             output,
         };
         let evaluated = eval::after_training(phase);
-        evaluated.with_context(|| format!("{} is trained, but not evaluated", self.run.path().display()))
+        evaluated.with_context(|| format!("{} was trained, but its evaluation failed", self.run.path().display()))
     }
 }
 
-/// Hears one attempt: logs, events, progress, commits.
+/// Observes one attempt: writes logs and events, shows progress, commits checkpoints.
 struct Watch<'a> {
     run: &'a mut RunFolder,
     attempt: u32,
     logs: Vec<File>,
-    faults: &'a mut Vec<Fault>,
+    faults: &'a mut Vec<InjectedFault>,
     display: Display,
-    /// A line or an event could not be written; it was said.
-    is_troubled: bool,
+    /// A line or an event could not be written, and a warning was logged.
+    has_warned: bool,
 }
 
 impl<'a> Watch<'a> {
@@ -190,43 +185,43 @@ impl<'a> Watch<'a> {
         run: &'a mut RunFolder,
         attempt: u32,
         workers: usize,
-        faults: &'a mut Vec<Fault>,
+        faults: &'a mut Vec<InjectedFault>,
     ) -> Result<Self, LaunchError> {
         let open = |rank: usize| {
             let path = run.log_path(attempt, rank as u32);
             File::create(&path).map_err(LaunchError::at(path))
         };
         let logs = (0..workers).map(open).collect::<Result<_, _>>()?;
-        Ok(Self { run, attempt, logs, faults, display: Display::new(), is_troubled: false })
+        Ok(Self { run, attempt, logs, faults, display: Display::new(), has_warned: false })
     }
 
-    fn event(&mut self, what: &str, details: &impl Serialize) {
-        let written = self.run.event(what, details);
-        self.said_once(written);
+    fn event(&mut self, event: &str, details: &impl Serialize) {
+        let written = self.run.event(event, details);
+        self.warn_once(written);
     }
 
-    /// What a run tells about itself is worth a warning, not the run.
-    fn said_once(&mut self, written: Result<(), LaunchError>) {
-        if written.is_err() && !std::mem::replace(&mut self.is_troubled, true) {
-            said(written);
+    /// Logs a warning for the first failed write: lost logs must not stop the run.
+    fn warn_once(&mut self, written: Result<(), LaunchError>) {
+        if written.is_err() && !std::mem::replace(&mut self.has_warned, true) {
+            warn_on_error(written);
         }
     }
 }
 
-impl Observer for Watch<'_> {
+impl GangObserver for Watch<'_> {
     fn line(&mut self, rank: usize, line: &str) {
         tracing::info!("[rank {rank}] {line}");
         let path = self.run.log_path(self.attempt, rank as u32);
         let written = writeln!(self.logs[rank], "{line}").map_err(LaunchError::at(path));
-        self.said_once(written);
+        self.warn_once(written);
     }
 
     fn report(&mut self, message: ToLauncher) {
         match message {
             ToLauncher::Progress(progress) => {
-                // The workers have taken data and checkpoint: from now on this is the run's configuration.
-                let kept = self.run.keep_configuration();
-                self.said_once(kept);
+                // The workers accepted the data and the checkpoint, so this configuration becomes the run's.
+                let written = self.run.keep_configuration();
+                self.warn_once(written);
                 self.display.report(&progress);
                 self.event("progress", &progress);
             }
@@ -255,55 +250,55 @@ impl Observer for Watch<'_> {
                 );
             }
             Commit::AlreadyThere(path) => {
-                tracing::warn!("{} is there already and stays", path.display());
+                tracing::warn!("{} already exists and is kept", path.display());
             }
         }
         Ok(())
     }
 }
 
-/// A warning in the place of an error.
-fn said(written: Result<(), LaunchError>) {
+/// Logs a failed write as a warning.
+fn warn_on_error(written: Result<(), LaunchError>) {
     if let Err(error) = written {
-        tracing::warn!("not written: {error}");
+        tracing::warn!("cannot write: {error}");
     }
 }
 
-/// `kill@rank=1,step=7`.
-fn parse_fault(text: &str, world: &World) -> Result<Fault, LaunchError> {
-    let wrong = |reason: &str| reported!(Usage, "--inject {text}: {reason}, wanted kill@rank=R,step=S");
-    let fields = text.strip_prefix("kill@").ok_or_else(|| wrong("no fault of this name"))?;
+/// Parses a fault such as `kill@rank=1,step=7`.
+fn parse_fault(text: &str, world: &NodeWorkers) -> Result<InjectedFault, LaunchError> {
+    let usage = |reason: &str| reported!(Usage, "--inject {text}: {reason}, wanted kill@rank=R,step=S");
+    let fields = text.strip_prefix("kill@").ok_or_else(|| usage("unknown fault"))?;
     let (mut rank, mut step) = (None, None);
     for field in fields.split(',') {
         match field.split_once('=') {
             Some(("rank", value)) => rank = value.parse::<u32>().ok(),
             Some(("step", value)) => step = value.parse::<u64>().ok(),
-            _ => return Err(wrong(&format!("\"{field}\" is no field"))),
+            _ => return Err(usage(&format!("unknown field \"{field}\""))),
         }
     }
-    let (Some(rank), Some(step)) = (rank, step) else { return Err(wrong("rank or step is missing or no number")) };
+    let (Some(rank), Some(step)) = (rank, step) else { return Err(usage("rank or step is missing or not a number")) };
     if rank as usize >= world.places.len() || step == 0 {
-        return Err(wrong(&format!("ranks are 0 to {}, steps count from 1", world.places.len() - 1)));
+        return Err(usage(&format!("ranks are 0 to {}, steps count from 1", world.places.len() - 1)));
     }
-    Ok(Fault::Kill { rank, step })
+    Ok(InjectedFault::Kill { rank, step })
 }
 
-/// The checkpoint that a new run starts from: the newest whole one of a run, or the one that is named.
+/// The checkpoint of `train.init_from`: a checkpoint folder, or the newest whole checkpoint of a run.
 fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError> {
     if config.train.init_from.is_empty() {
         return Ok(None);
     }
     let from = Path::new(&config.train.init_from);
     if !from.is_dir() {
-        refuse!(NoData, "train.init_from: {} is no run and no checkpoint", from.display());
+        refuse!(NoData, "train.init_from: {} is neither a run nor a checkpoint", from.display());
     }
-    let (checkpoint, passed_over) = whole_checkpoint(from)?;
-    passed_over.iter().for_each(|line| tracing::warn!("{line}"));
+    let (checkpoint, skipped) = whole_checkpoint(from)?;
+    skipped.iter().for_each(|line| tracing::warn!("{line}"));
     Ok(Some(checkpoint.path))
 }
 
-/// What a new run is called after.
-fn preset_of(global: &Global) -> String {
+/// The prefix of a new run's name: the preset, or the configuration file without its extension.
+fn run_name_prefix(global: &Global) -> String {
     match &global.config {
         Some(path) => path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned()),
         None => super::default_preset(global, &gpus::inventory()).to_owned(),
@@ -313,25 +308,25 @@ fn preset_of(global: &Global) -> String {
 #[cfg(test)]
 mod tests {
     use locdiff_core::exit_code::HasExitCode;
-    use locdiff_core::protocol::Place;
+    use locdiff_core::protocol::WorkerSlot;
 
     use super::*;
 
-    fn world(workers: u32) -> World {
-        let place = |rank| Place { rank, world: workers, local_rank: rank, gpu: None, threads: 1 };
-        World { places: (0..workers).map(place).collect(), share_gpu: false }
+    fn world(workers: u32) -> NodeWorkers {
+        let place = |rank| WorkerSlot { rank, world: workers, local_rank: rank, gpu: None, threads: 1 };
+        NodeWorkers { places: (0..workers).map(place).collect(), share_gpu: false }
     }
 
     #[test]
-    fn faults_are_read_or_refused_with_a_reason() {
+    fn faults_are_parsed_or_refused_with_a_reason() {
         let world = world(2);
-        assert_eq!(parse_fault("kill@rank=1,step=7", &world).expect("right"), Fault::Kill { rank: 1, step: 7 });
+        assert_eq!(parse_fault("kill@rank=1,step=7", &world).expect("valid"), InjectedFault::Kill { rank: 1, step: 7 });
         for (text, reason) in [
-            ("hang@rank=1,step=7", "no fault of this name"),
+            ("hang@rank=1,step=7", "unknown fault"),
             ("kill@rank=2,step=7", "ranks are 0 to 1"),
             ("kill@rank=1,step=0", "steps count from 1"),
             ("kill@rank=1", "missing"),
-            ("kill@rank=1,when=7", "\"when=7\" is no field"),
+            ("kill@rank=1,when=7", "unknown field \"when=7\""),
         ] {
             let error = parse_fault(text, &world).expect_err(text);
             assert_eq!(error.exit_code(), ExitCode::Usage);

@@ -1,4 +1,4 @@
-//! Devices and their memory, as torch's caching allocator counts it.
+//! Devices, and their memory as torch's caching allocator counts it.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -15,12 +15,12 @@ cuda_functions! {
     fn locdiff_cuda_empty_cache();
 }
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Properties {
-    /// As the driver names it.
+    /// Name of the device as the driver reports it.
     pub name: String,
-    /// Memory of the device.
+    /// Total memory of the device.
     pub total_bytes: u64,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
@@ -28,29 +28,29 @@ pub struct Properties {
     pub capability: (u32, u32),
 }
 
-/// Memory of one device that this process holds.
+/// Memory that this process holds on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// In live tensors.
+    /// Bytes in live tensors.
     pub allocated_bytes: u64,
-    /// The most that was ever in live tensors.
+    /// Peak of `allocated_bytes`.
     pub allocated_peak_bytes: u64,
-    /// Taken from the device: live and cached.
+    /// Bytes taken from the device, in live tensors and in the cache.
     pub reserved_bytes: u64,
-    /// The most that was ever taken.
+    /// Peak of `reserved_bytes`.
     pub reserved_peak_bytes: u64,
 }
 
-/// Name, memory and size of a device.
+/// Reads the properties of a device.
 pub fn properties(device: usize) -> Result<Properties, NativeError> {
     let mut name: [c_char; 256] = [0; 256];
     let mut total_bytes = 0;
     let mut numbers: [c_int; 3] = [0; 3];
     let (name_at, bytes_at, numbers_at) = (name.as_mut_ptr(), &raw mut total_bytes, numbers.as_mut_ptr());
-    // SAFETY: the shim writes a terminated text of at most `name.len()` bytes, one u64 and three integers.
+    // SAFETY: the shim writes a NUL-terminated string of at most `name.len()` bytes, one u64 and three integers.
     let status = unsafe { locdiff_cuda_properties(index(device), name_at, name.len(), bytes_at, numbers_at) };
     check("device properties", status)?;
-    // SAFETY: the shim succeeded, and so terminated the text.
+    // SAFETY: the shim succeeded, so the string is NUL-terminated.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) };
     let number = |i: usize| u32::try_from(numbers[i]).unwrap_or(0);
     Ok(Properties {
@@ -69,19 +69,19 @@ pub fn current_device() -> Result<usize, NativeError> {
     Ok(usize::try_from(device).unwrap_or(0))
 }
 
-/// Chooses the device for this thread.
+/// Sets the device that this thread allocates and launches on.
 pub fn set_device(device: usize) -> Result<(), NativeError> {
     // SAFETY: takes a number, which CUDA checks.
-    check("choice of device", unsafe { locdiff_cuda_set_device(index(device)) })
+    check("set the device", unsafe { locdiff_cuda_set_device(index(device)) })
 }
 
-/// Waits until the current device has done everything.
+/// Waits until the current device has finished all its work.
 pub fn synchronize() -> Result<(), NativeError> {
     // SAFETY: takes no arguments.
     check("device synchronisation", unsafe { locdiff_cuda_synchronize() })
 }
 
-/// Memory that this process holds on a device.
+/// Reads how much memory this process holds on a device.
 pub fn memory(device: usize) -> Result<Memory, NativeError> {
     let mut bytes = [0_i64; 4];
     // SAFETY: `bytes` has room for the four numbers that the shim writes.
@@ -91,7 +91,7 @@ pub fn memory(device: usize) -> Result<Memory, NativeError> {
     Ok(Memory { allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes })
 }
 
-/// Memory of a device that no process has taken.
+/// Memory of a device that no process has allocated.
 pub fn free_bytes(device: usize) -> Result<u64, NativeError> {
     let mut bytes = 0;
     // SAFETY: `bytes` has room for one number.
@@ -99,13 +99,13 @@ pub fn free_bytes(device: usize) -> Result<u64, NativeError> {
     Ok(bytes)
 }
 
-/// Gives cached memory back to the device.
+/// Returns the cached memory to the device.
 pub fn empty_cache() -> Result<(), NativeError> {
     // SAFETY: takes no arguments.
-    check("emptying of the cache", unsafe { locdiff_cuda_empty_cache() })
+    check("empty the cache", unsafe { locdiff_cuda_empty_cache() })
 }
 
-/// The number that CUDA knows a device by; one that does not fit is no device, and CUDA says so.
+/// The device index for CUDA. An index that does not fit becomes one that CUDA rejects.
 pub(super) fn index(device: usize) -> c_int {
     c_int::try_from(device).unwrap_or(c_int::MAX)
 }

@@ -1,10 +1,10 @@
-//! Marks in a stream, to wait for with a limit.
+//! Marks in a stream that the host can wait for with a timeout.
 
 use std::ffi::{c_int, c_void};
 use std::time::{Duration, Instant};
 
 use super::cuda_functions;
-use super::stream::Stream;
+use super::stream::CudaStream;
 use crate::native::error::{NativeError, check};
 
 cuda_functions! {
@@ -15,17 +15,18 @@ cuda_functions! {
     fn locdiff_cuda_event_synchronize(event: *const c_void);
 }
 
-/// How long a wait polls without sleeping: a sleep on Linux lasts 50 µs longer than asked, too much for a step of 1 ms.
+/// How long a wait polls before it starts to sleep: a sleep on Linux takes 50 µs longer than requested, too much for a
+/// step of 1 ms.
 const SPIN: Duration = Duration::from_millis(2);
-/// After that it sleeps for this share of the time waited so far, so that a wait is late by 1 % at most.
+/// After that, each sleep is 1/100 of the time waited so far, so that a wait ends at most 1 % late.
 const SLEEP_SHARE: u32 = 100;
 const SLEEP_MAX: Duration = Duration::from_millis(1);
 
-/// A wait that did not end well.
+/// A wait that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
-    /// The device was not done in time. It may still be at work.
-    #[error("the device was not done within {:.3} s", .0.as_secs_f64())]
+    /// The device did not finish in time. It may still be working.
+    #[error("the device did not finish within {:.3} s", .0.as_secs_f64())]
     TimedOut(Duration),
     /// The device failed.
     #[error(transparent)]
@@ -34,15 +35,15 @@ pub enum WaitError {
 
 /// A mark in a stream.
 #[derive(Debug)]
-pub struct Event(*mut c_void);
+pub struct CudaEvent(*mut c_void);
 
-// SAFETY: a CUDA event belongs to no thread, and what changes it takes `&mut self`.
-unsafe impl Send for Event {}
-// SAFETY: through `&self` the event is only read, and CUDA's own calls are thread-safe.
-unsafe impl Sync for Event {}
+// SAFETY: a CUDA event is not bound to a thread, and every method that changes it takes `&mut self`.
+unsafe impl Send for CudaEvent {}
+// SAFETY: through `&self` the event is only read, and the CUDA calls that do so are thread-safe.
+unsafe impl Sync for CudaEvent {}
 
-impl Event {
-    /// A mark that no stream has passed yet.
+impl CudaEvent {
+    /// Creates an event that is not recorded yet.
     pub fn new() -> Result<Self, NativeError> {
         let mut event = std::ptr::null_mut();
         // SAFETY: `event` has room for one pointer.
@@ -50,13 +51,13 @@ impl Event {
         Ok(Self(event))
     }
 
-    /// Marks the end of what `stream` holds now.
-    pub fn record(&mut self, stream: &Stream) -> Result<(), NativeError> {
+    /// Marks the end of the work that is in `stream` at this moment.
+    pub fn record(&mut self, stream: &CudaStream) -> Result<(), NativeError> {
         // SAFETY: the event is live, and the stream came from torch.
         check("event record", unsafe { locdiff_cuda_event_record(self.0, stream.id, stream.device) })
     }
 
-    /// Whether the device has passed the mark; true before the first record.
+    /// Whether the device has reached the mark. True before the first record.
     pub fn query(&self) -> Result<bool, NativeError> {
         let mut done = 0;
         // SAFETY: the event is live, and `done` has room for one integer.
@@ -64,30 +65,30 @@ impl Event {
         Ok(done != 0)
     }
 
-    /// The host waits for the mark, however long it takes.
+    /// Blocks until the device has reached the mark, without a timeout.
     pub fn synchronize(&self) -> Result<(), NativeError> {
         // SAFETY: the event is live.
         check("event synchronisation", unsafe { locdiff_cuda_event_synchronize(self.0) })
     }
 
-    /// The host waits for the mark, but no longer than `timeout`.
+    /// Blocks until the device has reached the mark, at most for `timeout`.
     pub fn wait_for(&self, timeout: Duration) -> Result<(), WaitError> {
         poll(timeout, || self.query())
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
-        // SAFETY: the event is live, and nobody holds it any more.
+        // SAFETY: the event is live, and nobody uses it afterwards.
         let status = unsafe { locdiff_cuda_event_free(self.0) };
-        if let Err(error) = check("end of an event", status) {
-            tracing::error!(%error, "an event is not freed");
+        if let Err(error) = check("free an event", status) {
+            tracing::error!(%error, "cannot free a CUDA event");
         }
     }
 }
 
-/// Asks `done` until it says yes or the time is out. Asks at least once, and once more after the time is out, because
-/// the thread may have been asleep when the device finished.
+/// Calls `done` until it returns true or the time is up. Calls it at least once, and once more after the time is up,
+/// because the thread may have been asleep when the device finished.
 fn poll(timeout: Duration, mut done: impl FnMut() -> Result<bool, NativeError>) -> Result<(), WaitError> {
     let start = Instant::now();
     loop {
@@ -111,14 +112,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn poll_ends_with_the_device_the_time_or_the_error() {
-        let mut asked = 0;
+    fn poll_ends_when_done_or_timed_out_or_failed() {
+        let mut calls = 0;
         let third = || {
-            asked += 1;
-            Ok(asked == 3)
+            calls += 1;
+            Ok(calls == 3)
         };
         assert_eq!(poll(Duration::from_secs(60), third), Ok(()));
-        assert_eq!(poll(Duration::ZERO, || Ok(true)), Ok(()), "done counts even when the time is out");
+        assert_eq!(poll(Duration::ZERO, || Ok(true)), Ok(()), "a finished device counts even when the time is up");
         let timeout = Duration::from_millis(5);
         assert_eq!(poll(timeout, || Ok(false)), Err(WaitError::TimedOut(timeout)));
         let error = NativeError { operation: "event query", text: "illegal address".to_owned() };

@@ -1,12 +1,12 @@
 //! CUDA graphs: a step is recorded once and then replayed as a whole.
 //!
-//! Captured in thread-local mode, so that other threads may call CUDA meanwhile (prefetch, checkpoints), with memory of
-//! its own that stays where it is between replays. What changes from replay to replay must be read from tensors that
-//! were made before the capture. Run the step a few times before it is captured: libraries and kernels that initialise
-//! themselves at first use must not do so inside.
+//! Graphs are captured in thread-local mode, so that other threads may call CUDA meanwhile (prefetch, checkpoints). A
+//! graph has its own memory, whose addresses stay the same between replays. Values that change from replay to replay
+//! must be read from tensors that were made before the capture. Run the step a few times before capturing it, because
+//! libraries and kernels must not initialise themselves during a capture.
 //!
-//! Collectives inside a replayed graph are invisible to c10d's watchdog: wait for an [`Event`](super::Event) behind the replay
-//! with a limit.
+//! c10d's watchdog does not see collectives inside a replayed graph. After a replay, wait for a
+//! [`CudaEvent`](super::CudaEvent) with a timeout.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -15,8 +15,8 @@ use std::panic::AssertUnwindSafe;
 
 use super::cuda_functions;
 use super::device::{current_device, index};
-use super::stream::{Priority, Stream, with_stream};
-use crate::native::error::{NativeError, check, first_lines};
+use super::stream::{CudaStream, Priority, with_stream};
+use crate::native::error::{NativeError, check, without_stack_trace};
 
 cuda_functions! {
     fn locdiff_cuda_graph_new(out: *mut *mut c_void);
@@ -27,7 +27,7 @@ cuda_functions! {
     fn locdiff_cuda_graph_replay(graph: *mut c_void);
 }
 
-/// A capture or a replay that did not end well.
+/// A capture or a replay that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum GraphError {
     /// The captured step returned an error.
@@ -35,7 +35,7 @@ pub enum GraphError {
     Step {
         /// The graph's name.
         graph: String,
-        /// What the step returned.
+        /// The error that the step returned.
         source: Box<dyn Error + Send + Sync>,
     },
     /// The captured step panicked.
@@ -43,7 +43,7 @@ pub enum GraphError {
     Panicked {
         /// The graph's name.
         graph: String,
-        /// What it said.
+        /// The panic message.
         text: String,
     },
     /// CUDA or torch failed.
@@ -51,7 +51,7 @@ pub enum GraphError {
     Native {
         /// The graph's name.
         graph: String,
-        /// What failed.
+        /// The error of CUDA or torch.
         source: NativeError,
     },
 }
@@ -62,10 +62,10 @@ struct Handle(*mut c_void);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the graph is live, and nobody holds it any more.
+        // SAFETY: the graph is live, and nobody uses it afterwards.
         let status = unsafe { locdiff_cuda_graph_free(self.0) };
-        if let Err(error) = check("end of a graph", status) {
-            tracing::error!(%error, "a graph is not freed");
+        if let Err(error) = check("free a graph", status) {
+            tracing::error!(%error, "cannot free a CUDA graph");
         }
     }
 }
@@ -78,18 +78,18 @@ pub struct Graph {
     handle: Handle,
 }
 
-// SAFETY: a captured graph belongs to no thread, and all that touches it takes `&mut self`.
+// SAFETY: a captured graph is not bound to a thread, and every method that passes it to CUDA takes `&mut self`.
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Records what `step` launches on this thread, without running it, and returns the graph with the step's result:
-    /// tensors in it live in the graph's memory and hold new values after each replay.
+    /// Records what `step` launches on this thread, without running it. Returns the graph and the result of `step`;
+    /// tensors in that result live in the graph's memory and hold new values after each replay.
     ///
-    /// If `step` fails or panics, or does what a capture does not allow (such as reading a value back to the host), the
-    /// capture is undone and torch is as usable as before; a panic becomes an error.
+    /// If `step` fails or panics, or does something that a capture does not allow (such as reading a value back to the
+    /// host), the capture is discarded and torch remains usable. A panic becomes an error.
     ///
-    /// Meanwhile other threads may allocate, copy and launch, but must not use torch's own random numbers on this
-    /// device, nor empty the cache, nor launch on streams of the pool when more than 32 were asked for in this process.
+    /// During the capture other threads may allocate, copy and launch. They must not use torch's own random numbers on
+    /// this device, empty the cache, or launch on pool streams if this process has requested more than 32 of them.
     pub fn capture<T, E>(name: &str, step: impl FnOnce() -> Result<T, E>) -> Result<(Self, T), GraphError>
     where
         E: Into<Box<dyn Error + Send + Sync>>,
@@ -101,12 +101,12 @@ impl Graph {
         Ok((Self { name: name.to_owned(), nodes, handle }, result))
     }
 
-    /// How many kernels, copies and the like it holds.
+    /// Number of nodes in the graph, such as kernels and copies.
     pub fn nodes(&self) -> usize {
         self.nodes
     }
 
-    /// Launches the step on the current stream; the host does not wait.
+    /// Launches the step on the current stream. The host does not wait.
     pub fn replay(&mut self) -> Result<(), GraphError> {
         // SAFETY: the graph is live.
         let status = unsafe { locdiff_cuda_graph_replay(self.handle.0) };
@@ -114,14 +114,14 @@ impl Graph {
     }
 }
 
-/// The stream that this thread captures on: always the same one, so that captures do not use up the pool.
-fn capture_stream() -> Result<Stream, NativeError> {
-    thread_local!(static CAPTURE_STREAM: Cell<Option<Stream>> = const { Cell::new(None) });
+/// The stream that this thread captures on. It is always the same, so that captures do not use up the pool.
+fn capture_stream() -> Result<CudaStream, NativeError> {
+    thread_local!(static CAPTURE_STREAM: Cell<Option<CudaStream>> = const { Cell::new(None) });
     let device = index(current_device()?);
     if let Some(stream) = CAPTURE_STREAM.get().filter(|stream| stream.device == device) {
         return Ok(stream);
     }
-    let stream = Stream::from_pool(Priority::Normal)?;
+    let stream = CudaStream::from_pool(Priority::Normal)?;
     CAPTURE_STREAM.set(Some(stream));
     Ok(stream)
 }
@@ -137,26 +137,26 @@ where
     check("new graph", unsafe { locdiff_cuda_graph_new(&raw mut graph) }).map_err(native)?;
     let handle = Handle(graph);
     // SAFETY: the graph is live.
-    check("begin of a capture", unsafe { locdiff_cuda_graph_begin(handle.0) }).map_err(native)?;
-    // The panic does not go unnoticed: it becomes an error, after the capture is undone.
+    check("begin the capture", unsafe { locdiff_cuda_graph_begin(handle.0) }).map_err(native)?;
+    // A panic becomes an error, after the capture is discarded.
     let failed = match std::panic::catch_unwind(AssertUnwindSafe(step)) {
         Ok(Ok(result)) => {
             let mut nodes = 0;
             // SAFETY: the graph is live, and `nodes` has room for one number.
-            check("end of a capture", unsafe { locdiff_cuda_graph_end(handle.0, &raw mut nodes) }).map_err(native)?;
+            check("end the capture", unsafe { locdiff_cuda_graph_end(handle.0, &raw mut nodes) }).map_err(native)?;
             return Ok((handle, nodes, result));
         }
         Ok(Err(error)) => GraphError::Step { graph: name.to_owned(), source: error.into() },
         Err(panic) => GraphError::Panicked { graph: name.to_owned(), text: panic_text(panic.as_ref()) },
     };
     // SAFETY: the graph is live.
-    check("undoing of a capture", unsafe { locdiff_cuda_graph_abandon(handle.0) }).map_err(native)?;
+    check("discard the capture", unsafe { locdiff_cuda_graph_abandon(handle.0) }).map_err(native)?;
     Err(failed)
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no text".to_owned());
-    first_lines(&text)
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned());
+    without_stack_trace(&text)
 }

@@ -1,7 +1,7 @@
-//! CUDA beside tch: devices, streams, events, graphs and memory.
+//! CUDA features that tch does not offer: devices, streams, events, graphs and memory.
 //!
-//! Everything here exists in the CPU variant too, where it answers that the build has no CUDA. In the CUDA variant on
-//! a machine without a GPU it answers with CUDA's own error.
+//! Everything here exists in the CPU variant too, where each call returns an error that the build has no CUDA. In the
+//! CUDA variant on a machine without a GPU, calls return CUDA's own error.
 
 mod device;
 mod event;
@@ -11,11 +11,11 @@ mod stream;
 pub use device::{
     Memory, Properties, current_device, empty_cache, free_bytes, memory, properties, set_device, synchronize,
 };
-pub use event::{Event, WaitError};
+pub use event::{CudaEvent, WaitError};
 pub use graph::{Graph, GraphError};
-pub use stream::{Priority, Stream, with_stream};
+pub use stream::{CudaStream, Priority, with_stream};
 
-/// Declares functions of the CUDA part of the shim; in the CPU variant each fails with the same explanation.
+/// Declares functions of the CUDA part of the shim. In the CPU variant each of them fails with the same explanation.
 macro_rules! cuda_functions {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?);)*) => {
         #[cfg(locdiff_cuda)]
@@ -32,12 +32,12 @@ macro_rules! cuda_functions {
 }
 pub(super) use cuda_functions;
 
-/// Fails as every CUDA function does in the CPU variant.
+/// The failure of every CUDA function in the CPU variant.
 #[cfg(not(locdiff_cuda))]
 pub(super) fn no_cuda() -> std::ffi::c_int {
     unsafe extern "C" {
         fn locdiff_no_cuda() -> std::ffi::c_int;
     }
-    // SAFETY: takes no arguments, writes only the thread's own error text.
+    // SAFETY: takes no arguments and writes only the error text of this thread.
     unsafe { locdiff_no_cuda() }
 }

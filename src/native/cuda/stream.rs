@@ -1,4 +1,4 @@
-//! Streams of torch's pool, and which one is current.
+//! Streams from torch's pool, and the current stream.
 
 use std::ffi::c_int;
 
@@ -17,19 +17,20 @@ cuda_functions! {
 pub enum Priority {
     /// The default.
     Normal,
-    /// Its kernels go first where both could run.
+    /// Its kernels run first when kernels of both priorities are ready.
     High,
 }
 
-/// A queue of work on one device. The pool has 32 of each priority and hands them out in turn: nobody owns one.
+/// A queue of work on one device. The pool has 32 streams of each priority and hands them out in turn, so that a stream
+/// may have several users.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stream {
+pub struct CudaStream {
     pub(super) id: i64,
     pub(super) device: c_int,
 }
 
-impl Stream {
-    /// The next stream of the pool of the current device.
+impl CudaStream {
+    /// Returns the next stream from the pool of the current device.
     pub fn from_pool(priority: Priority) -> Result<Self, NativeError> {
         let device = index(current_device()?);
         let mut id = 0;
@@ -52,23 +53,23 @@ impl Stream {
     }
 
     fn make_current(self) -> Result<(), NativeError> {
-        // SAFETY: the numbers came from torch, and its streams live as long as the process.
-        check("choice of stream", unsafe { locdiff_cuda_set_stream(self.id, self.device) })
+        // SAFETY: takes numbers that came from torch, whose streams live as long as the process.
+        check("set the stream", unsafe { locdiff_cuda_set_stream(self.id, self.device) })
     }
 }
 
-/// Runs `body` with `stream` as this thread's current stream of its device, and restores the former one however `body`
-/// ends. Nothing is synchronised.
-pub fn with_stream<R>(stream: Stream, body: impl FnOnce() -> R) -> Result<R, NativeError> {
-    struct Restore(Stream);
+/// Runs `body` with `stream` as this thread's current stream of its device, and restores the previous one however
+/// `body` ends. Does not synchronise.
+pub fn with_stream<R>(stream: CudaStream, body: impl FnOnce() -> R) -> Result<R, NativeError> {
+    struct Restore(CudaStream);
     impl Drop for Restore {
         fn drop(&mut self) {
             if let Err(error) = self.0.make_current() {
-                tracing::error!(%error, "the former stream is not restored");
+                tracing::error!(%error, "cannot restore the previous CUDA stream");
             }
         }
     }
-    let restore = Restore(Stream::current_of(stream.device)?);
+    let restore = Restore(CudaStream::current_of(stream.device)?);
     stream.make_current()?;
     let result = body();
     drop(restore);

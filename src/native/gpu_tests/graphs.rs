@@ -1,4 +1,4 @@
-//! Captured steps do what eager steps do, fail cleanly, end in time and leak nothing.
+//! Captured steps give the same results as eager steps, fail cleanly, time out and leak nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,27 +9,27 @@ use locdiff_core::random::{self, Philox};
 use tch::{Device, Kind, Tensor};
 
 use super::kernels::Spin;
-use super::{GPU, Outcome, largest_difference, resident_bytes};
-use crate::native::cuda::{self, Event, Graph, GraphError, Stream, WaitError};
-use crate::native::optim::{AdamW, Control, Moments, clip_divisor, not_finite, squared_norm};
-use crate::native::random::{DeviceCounter, RandomTensors, Rows, Step};
+use super::{CheckOutcome, GPU, largest_difference, resident_bytes};
+use crate::native::cuda::{self, CudaEvent, CudaStream, Graph, GraphError, WaitError};
+use crate::native::optim::{AdamW, Moments, UpdateInputs, clip_divisor, not_finite, squared_norm};
+use crate::native::random::{DeviceCounter, RandomTensors, RowDraw, Step};
 
 const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
 const PHILOX: Philox = Philox::new(77);
 
-/// A small network that learns to map noise to a part of it.
-struct Trainer {
+/// A small network that learns to output a part of its random input.
+struct ToyTrainer {
     params: Vec<Tensor>,
     moments: Moments,
     counter: DeviceCounter,
     learning_rate: Tensor,
 }
 
-impl Trainer {
+impl ToyTrainer {
     fn new() -> anyhow::Result<Self> {
         let weights = |index: u64, samples: usize, elements: usize| -> anyhow::Result<Tensor> {
             let rows =
-                Rows { stream: random::Stream::Weights, step: Step::At(index), first_sample: 0, samples, elements };
+                RowDraw { stream: random::Stream::Weights, step: Step::At(index), first_sample: 0, samples, elements };
             Ok((PHILOX.normal(GPU, rows)? * 0.1).set_requires_grad(true))
         };
         let params = vec![weights(0, 64, 256)?, weights(1, 256, 64)?, weights(2, 64, 8)?];
@@ -37,10 +37,10 @@ impl Trainer {
         Ok(Self { moments: Moments::zeros(&params), params, counter: DeviceCounter::new(GPU, 0)?, learning_rate })
     }
 
-    /// Forward, backward, clip, update: nothing waits for the device. Returns the loss.
+    /// Forward, backward, clip and update, without waiting for the device. Returns the loss.
     fn step(&mut self) -> anyhow::Result<Tensor> {
         let step = Step::Counter(&self.counter);
-        let rows = Rows { stream: random::Stream::Noise, step, first_sample: 0, samples: 128, elements: 64 };
+        let rows = RowDraw { stream: random::Stream::Noise, step, first_sample: 0, samples: 128, elements: 64 };
         let input = PHILOX.normal(GPU, rows)?;
         let hidden = input.f_matmul(&self.params[0])?.f_tanh()?.f_matmul(&self.params[1])?.f_tanh()?;
         let output = hidden.f_matmul(&self.params[2])?;
@@ -49,12 +49,12 @@ impl Trainer {
         let squares = squared_norm(&grads)?;
         let (divisor, flag) = (clip_divisor(&squares, 0.5)?, not_finite(&squares)?);
         let control =
-            Control { learning_rate: &self.learning_rate, grad_divisor: Some(&divisor), found_inf: Some(&flag) };
+            UpdateInputs { learning_rate: &self.learning_rate, grad_divisor: Some(&divisor), found_inf: Some(&flag) };
         ADAMW.update(&self.params, &grads, &mut self.moments, control)?;
         Ok(loss.detach())
     }
 
-    /// Other random numbers for the next step.
+    /// Advances the counter, so that the next step draws other random numbers.
     fn advance(&mut self) -> anyhow::Result<()> {
         let next = self.counter.get()? + 1;
         Ok(self.counter.set(next)?)
@@ -68,7 +68,7 @@ impl Trainer {
     }
 }
 
-/// A thread that allocates on the device and copies back, as prefetch and checkpoints do.
+/// A thread that allocates on the device and copies back to the host, as prefetch and checkpoints do.
 struct Neighbour {
     rounds: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -83,7 +83,7 @@ impl Neighbour {
             let mut held = Vec::new();
             while !stopped.load(Ordering::Relaxed) {
                 let round = counted.load(Ordering::Relaxed) as i64;
-                // Memory that grows for a while, so that the allocator has to ask CUDA for more.
+                // Grow for a while, so that the allocator has to ask CUDA for more memory.
                 if round < 50 {
                     held.push(Tensor::f_zeros([1 << 20, round + 21], (Kind::Uint8, GPU))?);
                 }
@@ -97,11 +97,11 @@ impl Neighbour {
         Self { rounds, stop, thread: Some(thread) }
     }
 
-    /// Waits until it has done some more.
-    fn meet(&self, more: u64) -> anyhow::Result<u64> {
+    /// Waits until the thread has made `more` further rounds.
+    fn wait_for_rounds(&self, more: u64) -> anyhow::Result<u64> {
         let (start, from) = (Instant::now(), self.rounds.load(Ordering::Relaxed));
         while self.rounds.load(Ordering::Relaxed) < from + more {
-            ensure!(start.elapsed() < Duration::from_secs(20), "the other thread stands still");
+            ensure!(start.elapsed() < Duration::from_secs(20), "the other thread makes no progress");
             std::thread::yield_now();
         }
         Ok(self.rounds.load(Ordering::Relaxed) - from)
@@ -110,7 +110,7 @@ impl Neighbour {
     fn finish(mut self) -> anyhow::Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let joined = self.thread.take().map(std::thread::JoinHandle::join);
-        joined.context("joined once")?.map_err(|_| anyhow::anyhow!("the other thread panicked"))??;
+        joined.context("the thread was joined before")?.map_err(|_| anyhow::anyhow!("the other thread panicked"))??;
         Ok(())
     }
 }
@@ -121,25 +121,25 @@ impl Drop for Neighbour {
     }
 }
 
-/// Launches the step and waits for its end, but no longer than `limit`.
+/// Replays the step and waits until it ends, at most for `limit`.
 fn replay_within(graph: &mut Graph, limit: Duration) -> anyhow::Result<()> {
     graph.replay()?;
-    let mut finished = Event::new()?;
-    finished.record(&Stream::current()?)?;
+    let mut finished = CudaEvent::new()?;
+    finished.record(&CudaStream::current()?)?;
     Ok(finished.wait_for(limit)?)
 }
 
-pub(super) fn replay_equals_eager() -> Outcome {
+pub(super) fn replay_equals_eager() -> CheckOutcome {
     const STEPS: usize = 20;
-    let (mut eager, mut replayed) = (Trainer::new()?, Trainer::new()?);
+    let (mut eager, mut replayed) = (ToyTrainer::new()?, ToyTrainer::new()?);
     eager.warm_up()?;
     replayed.warm_up()?;
     let neighbour = Neighbour::start();
-    neighbour.meet(2)?;
-    let (mut graph, (loss, rounds)) = Graph::capture("selftest step", || -> anyhow::Result<_> {
-        let before = neighbour.meet(5)?;
+    neighbour.wait_for_rounds(2)?;
+    let (mut graph, (loss, rounds)) = Graph::capture("test step", || -> anyhow::Result<_> {
+        let before = neighbour.wait_for_rounds(5)?;
         let loss = replayed.step()?;
-        Ok((loss, before + neighbour.meet(5)?))
+        Ok((loss, before + neighbour.wait_for_rounds(5)?))
     })?;
     neighbour.finish()?;
     let (mut largest_loss, mut first, mut last) = (0.0_f64, 0.0, 0.0);
@@ -166,8 +166,8 @@ pub(super) fn replay_equals_eager() -> Outcome {
     ))
 }
 
-/// What must work after a capture failed: memory, torch's own generator, synchronisation, another capture.
-fn torch_is_usable() -> anyhow::Result<()> {
+/// Checks what must still work after a failed capture: memory, torch's own generator, synchronisation, another capture.
+fn check_torch_is_usable() -> anyhow::Result<()> {
     let noise = Tensor::f_randn([1000], (Kind::Float, GPU))?;
     ensure!(noise.f_isfinite()?.all().f_int64_value(&[])? == 1, "torch's normals are not finite");
     let mut total = Tensor::f_zeros([1], (Kind::Float, GPU))?;
@@ -181,7 +181,7 @@ fn torch_is_usable() -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(super) fn failed_captures() -> Outcome {
+pub(super) fn torch_is_usable_after_failed_captures() -> CheckOutcome {
     let value = Tensor::ones([256, 256], (Kind::Float, GPU));
     let _ = value.f_matmul(&value)?.f_double_value(&[0, 0])?;
     let fail = |how: usize| {
@@ -190,9 +190,9 @@ pub(super) fn failed_captures() -> Outcome {
             match how {
                 0 => anyhow::bail!("the step gives up"),
                 1 => panic!("the step panics"),
-                // Reading back is not allowed in a capture and invalidates it.
+                // Reading a value back is not allowed in a capture and invalidates it.
                 2 => product.f_double_value(&[0, 0]).map(drop)?,
-                // The same, but the step does not notice.
+                // The same, but the step ignores the error.
                 _ => drop(product.f_double_value(&[0, 0])),
             }
             Ok(())
@@ -200,14 +200,14 @@ pub(super) fn failed_captures() -> Outcome {
     };
     let mut details = Vec::new();
     for how in 0..4 {
-        let Err(error) = fail(how) else { anyhow::bail!("failure {how} was captured") };
+        let Err(error) = fail(how) else { anyhow::bail!("the capture succeeded in spite of failure {how}") };
         let expected = match how {
             0 | 2 => matches!(error, GraphError::Step { .. }),
             1 => matches!(error, GraphError::Panicked { .. }),
             _ => matches!(error, GraphError::Native { .. }),
         };
         ensure!(expected, "failure {how} became {error:?}");
-        torch_is_usable().with_context(|| format!("after failure {how}"))?;
+        check_torch_is_usable().with_context(|| format!("after failure {how}"))?;
         details.push(format!("{:#}", anyhow::Error::from(error)).lines().next().unwrap_or_default().to_owned());
     }
     cuda::empty_cache()?;
@@ -220,7 +220,7 @@ pub(super) fn failed_captures() -> Outcome {
     Ok(details.join("; "))
 }
 
-pub(super) fn replay_times_out() -> Outcome {
+pub(super) fn hanging_replay_times_out() -> CheckOutcome {
     let spin = Spin::new()?;
     spin.launch(Duration::from_millis(1))?;
     ensure!(spin.count()? == 1, "the kernel does not count");
@@ -228,18 +228,18 @@ pub(super) fn replay_times_out() -> Outcome {
     let (limit, start) = (Duration::from_millis(200), Instant::now());
     let result = replay_within(&mut graph, limit);
     let timed_out_after = start.elapsed();
-    let Err(error) = result else { anyhow::bail!("2 s within 0.2 s") };
+    let Err(error) = result else { anyhow::bail!("a replay of 2 s ended within 0.2 s") };
     ensure!(error.downcast_ref() == Some(&WaitError::TimedOut(limit)), "{error:?}");
     ensure!(timed_out_after < Duration::from_millis(400), "the timeout came after {timed_out_after:?}");
     cuda::synchronize()?;
     let ended_after = start.elapsed();
-    ensure!(ended_after >= Duration::from_millis(1900) && spin.count()? == 2, "the replay did not end by itself");
+    ensure!(ended_after >= Duration::from_millis(1900) && spin.count()? == 2, "the replay did not run to its end");
     replay_within(&mut graph, Duration::from_secs(10))?;
     ensure!(spin.count()? == 3, "the graph cannot be replayed again");
-    Ok(format!("`{error}` after {timed_out_after:?}, ended by itself after {ended_after:?}"))
+    Ok(format!("`{error}` after {timed_out_after:?}; the replay ended after {ended_after:?}"))
 }
 
-pub(super) fn timeout_is_cheap() -> Outcome {
+pub(super) fn timeout_costs_less_than_20_us() -> CheckOutcome {
     const ROUNDS: u32 = 200;
     let spin = Spin::new()?;
     spin.launch(Duration::ZERO)?;
@@ -263,14 +263,14 @@ pub(super) fn timeout_is_cheap() -> Outcome {
     Ok(format!("{within_us:.1} us with a timeout, {plain_us:.1} us with a plain wait"))
 }
 
-pub(super) fn nothing_leaks() -> Outcome {
-    let mut trainer = Trainer::new()?;
+pub(super) fn nothing_leaks() -> CheckOutcome {
+    let mut trainer = ToyTrainer::new()?;
     trainer.warm_up()?;
     let (mut graph, _loss) = Graph::capture("leak check", || trainer.step())?;
     let counter = DeviceCounter::new(GPU, 0)?;
     let mut round = || -> anyhow::Result<()> {
         graph.replay()?;
-        let rows = Rows {
+        let rows = RowDraw {
             stream: random::Stream::Test(0),
             step: Step::Counter(&counter),
             first_sample: 0,
@@ -279,8 +279,8 @@ pub(super) fn nothing_leaks() -> Outcome {
         };
         let noise = PHILOX.normal(GPU, rows)?;
         let _ = squared_norm(&[noise])?;
-        let mut event = Event::new()?;
-        event.record(&Stream::current()?)?;
+        let mut event = CudaEvent::new()?;
+        event.record(&CudaStream::current()?)?;
         Ok(event.wait_for(Duration::from_secs(10))?)
     };
     (0..1000).try_for_each(|_| round())?;
@@ -292,7 +292,7 @@ pub(super) fn nothing_leaks() -> Outcome {
     let grown = resident_after.saturating_sub(resident_before);
     ensure!(after.allocated_bytes == before.allocated_bytes, "device memory leaks: {before:?} then {after:?}");
     ensure!(after.reserved_bytes == before.reserved_bytes, "reserved memory grows: {before:?} then {after:?}");
-    // A leaked tensor or event of 100 bytes a round would be 1 MB.
+    // A leak of 100 bytes a round, such as a tensor or an event, would be 1 MB.
     ensure!(grown < 1 << 20, "the process grew by {grown} bytes");
     Ok(format!("{} bytes allocated before and after; the process grew by {grown} bytes", after.allocated_bytes))
 }

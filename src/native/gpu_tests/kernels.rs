@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use tch::{Device, Kind, Tensor};
 
-use super::{GPU, Outcome};
-use crate::native::cuda::{self, Event, Priority, Stream, WaitError, with_stream};
+use super::{CheckOutcome, GPU};
+use crate::native::cuda::{self, CudaEvent, CudaStream, Priority, WaitError, with_stream};
 use crate::native::host::{HostRows, pinned_bytes};
 use crate::native::nvrtc::{Arg, Kernel};
 use crate::native::places::RowPlaces;
 
-/// Adds on one side, and keeps one thread busy for a time on the other.
+/// Two kernels: one adds, the other keeps one thread busy for some time.
 const SOURCE: &str = r#"
 extern "C" __global__ void add(float* out, const float* in, int factor, unsigned count) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -42,13 +42,13 @@ impl Spin {
         Ok(self.kernel.launch([1; 3], [1; 3], &[Arg::I64(nanoseconds), Arg::Tensor(&self.done)])?)
     }
 
-    /// How many launches have ended; waits for the current stream.
+    /// Number of launches that have ended. Waits for the current stream.
     pub(super) fn count(&self) -> anyhow::Result<i64> {
         Ok(self.done.f_int64_value(&[0])?)
     }
 }
 
-pub(super) fn compile_error_gives_the_log() -> Outcome {
+pub(super) fn compile_error_contains_the_log() -> CheckOutcome {
     let broken = "extern \"C\" __global__ void broken(float* out) { out[0] = no_such_name; }";
     let Err(error) = Kernel::compile("broken", broken, &[]) else { anyhow::bail!("a broken kernel was compiled") };
     ensure!(error.text.contains("no_such_name") && error.text.contains("broken.cu(1)"), "the log is missing: {error}");
@@ -57,7 +57,7 @@ pub(super) fn compile_error_gives_the_log() -> Outcome {
     Ok(format!("log: `{first_line}`; missing function: `{missing}`"))
 }
 
-pub(super) fn arguments_are_checked() -> Outcome {
+pub(super) fn wrong_kernel_arguments_are_refused() -> CheckOutcome {
     let add = Kernel::compile("add", SOURCE, &[])?;
     let (out, addend) = (Tensor::ones([1000], (Kind::Float, GPU)), Tensor::full([1000], 2.0, (Kind::Float, GPU)));
     let launch = |target: &Tensor, rest: &[Arg<'_>]| {
@@ -69,40 +69,40 @@ pub(super) fn arguments_are_checked() -> Outcome {
     launch(&out, &rest)?;
     ensure!(out.f_eq(7.0)?.all().f_int64_value(&[])? == 1, "1 + 3 × 2 is not 7");
     let refused = |result: Result<(), crate::native::NativeError>| result.err().map(|error| error.to_string());
-    let cpu = refused(launch(&out.to_device(Device::Cpu), &rest)).context("a CPU tensor was taken")?;
+    let cpu = refused(launch(&out.to_device(Device::Cpu), &rest)).context("a CPU tensor was accepted")?;
     let gaps = Tensor::zeros([100, 20], (Kind::Float, GPU)).tr();
-    let gaps = refused(launch(&gaps, &rest)).context("a transposed tensor was taken")?;
-    let short = refused(launch(&out, &rest[..1])).context("a missing argument was not noticed")?;
-    let wide = refused(launch(&out, &[Arg::I64(3), rest[1]])).context("a long long for an int was not noticed")?;
+    let gaps = refused(launch(&gaps, &rest)).context("a transposed tensor was accepted")?;
+    let short = refused(launch(&out, &rest[..1])).context("a missing argument was accepted")?;
+    let wide = refused(launch(&out, &[Arg::I64(3), rest[1]])).context("a long long for an int was accepted")?;
     ensure!(cpu.contains("cpu") && gaps.contains("contiguous"), "`{cpu}`, `{gaps}`");
     Ok(format!("refused: `{short}`, `{wide}`"))
 }
 
-pub(super) fn streams_and_events() -> Outcome {
+pub(super) fn event_waits_for_its_stream_until_a_timeout() -> CheckOutcome {
     let spin = Spin::new()?;
-    let main = Stream::current()?;
-    let side = Stream::from_pool(Priority::High)?;
+    let main = CudaStream::current()?;
+    let side = CudaStream::from_pool(Priority::High)?;
     ensure!(side != main, "the pool handed out the current stream");
-    let (mut end, mut unrelated) = (Event::new()?, Event::new()?);
+    let (mut end, mut unrelated) = (CudaEvent::new()?, CudaEvent::new()?);
     unrelated.record(&main)?;
     unrelated.synchronize()?;
-    let inside = with_stream(side, || -> anyhow::Result<Stream> {
+    let inside = with_stream(side, || -> anyhow::Result<CudaStream> {
         spin.launch(Duration::from_millis(50))?;
         end.record(&side)?;
-        Ok(Stream::current()?)
+        Ok(CudaStream::current()?)
     })??;
-    ensure!(inside == side && Stream::current()? == main, "the current stream is wrong");
-    ensure!(unrelated.query()? && !end.query()?, "the side stream is done at once");
+    ensure!(inside == side && CudaStream::current()? == main, "the current stream is wrong");
+    ensure!(unrelated.query()? && !end.query()?, "the side stream finished at once");
     let limit = Duration::from_millis(5);
     ensure!(end.wait_for(limit) == Err(WaitError::TimedOut(limit)), "50 ms ended within 5 ms");
     end.synchronize()?;
     ensure!(spin.count()? == 1, "the host did not wait");
     let before = Instant::now();
     end.wait_for(limit)?;
-    Ok(format!("a wait for nothing took {:?}", before.elapsed()))
+    Ok(format!("a wait for a finished event took {:?}", before.elapsed()))
 }
 
-pub(super) fn memory_statistics() -> Outcome {
+pub(super) fn memory_statistics_follow_allocations() -> CheckOutcome {
     const BYTES: u64 = 64 << 20;
     cuda::synchronize()?;
     let before = cuda::memory(0)?;
@@ -116,15 +116,15 @@ pub(super) fn memory_statistics() -> Outcome {
     ensure!(during.reserved_bytes >= during.allocated_bytes, "{during:?}");
     cuda::empty_cache()?;
     let emptied = cuda::memory(0)?;
-    ensure!(emptied.reserved_bytes < during.reserved_bytes, "the cache is not emptied: {emptied:?}");
+    ensure!(emptied.reserved_bytes < during.reserved_bytes, "the cache was not emptied: {emptied:?}");
     Ok(format!("{during:?}"))
 }
 
-/// A copy out of pinned memory may still be under way when its tensor comes back: only torch's allocator knows.
-pub(super) fn pinned_rows_are_not_reused() -> Outcome {
+/// A copy out of pinned memory may still be running when its tensor is returned, and only torch's allocator knows.
+pub(super) fn pinned_rows_are_not_reused() -> CheckOutcome {
     for pinned in [false, true] {
         let (mut rows, mut places) = (HostRows::new(1, 4, pinned)?, RowPlaces::new(1, 8));
-        rows.give(&mut places, 0);
+        rows.assign(&mut places, 0);
         places.write(&[0; 8]);
         places.finish();
         let is_reused = HostRows::reuse(rows.into_tensor(), 1, 4).is_some();

@@ -1,20 +1,20 @@
-//! The GPU computes what the CPU computes: random numbers, optimizer, matrix products.
+//! The GPU computes the same as the CPU: random numbers, optimizer, matrix products.
 
 use anyhow::ensure;
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
-use super::{GPU, Outcome, largest_difference};
+use super::{CheckOutcome, GPU, largest_difference};
 use crate::native::cuda;
 use crate::native::gemm::mm_f32;
-use crate::native::optim::{AdamW, Control, Moments, clip_divisor, not_finite, squared_norm};
-use crate::native::random::{DeviceCounter, RandomTensors, Rows, Step};
+use crate::native::optim::{AdamW, Moments, UpdateInputs, clip_divisor, not_finite, squared_norm};
+use crate::native::random::{DeviceCounter, RandomTensors, RowDraw, Step};
 
 const PHILOX: Philox = Philox::new(0x0123_4567_89ab_cdef);
 
-/// Draws that use every field of the counter, with rows that do and do not fill their blocks: 1.3 million numbers.
-fn draws() -> [Rows<'static>; 4] {
-    let rows = |stream, step, first_sample, samples, elements| Rows {
+/// Draws that use every field of the counter, with rows that do and do not fill their last block: 1.3 million numbers.
+fn draws() -> [RowDraw<'static>; 4] {
+    let rows = |stream, step, first_sample, samples, elements| RowDraw {
         stream,
         step: Step::At(step),
         first_sample,
@@ -29,7 +29,7 @@ fn draws() -> [Rows<'static>; 4] {
     ]
 }
 
-pub(super) fn device_has_properties() -> Outcome {
+pub(super) fn device_reports_its_properties() -> CheckOutcome {
     cuda::set_device(0)?;
     let properties = cuda::properties(0)?;
     ensure!(properties.multiprocessors > 0 && properties.total_bytes > 1 << 30, "{properties:?}");
@@ -37,7 +37,7 @@ pub(super) fn device_has_properties() -> Outcome {
     Ok(format!("{properties:?}"))
 }
 
-pub(super) fn philox_integers() -> Outcome {
+pub(super) fn integers_uniforms_and_masks_equal_those_of_the_cpu() -> CheckOutcome {
     let mut compared = 0;
     for rows in draws() {
         let both = |draw: &dyn Fn(Device) -> anyhow::Result<Tensor>| -> anyhow::Result<bool> {
@@ -51,7 +51,7 @@ pub(super) fn philox_integers() -> Outcome {
     Ok(format!("{compared} numbers of each of integers, uniforms and masks"))
 }
 
-pub(super) fn philox_normals() -> Outcome {
+pub(super) fn normals_equal_those_of_the_cpu() -> CheckOutcome {
     let (mut largest, mut unequal, mut compared) = (0.0_f64, 0, 0);
     for rows in draws() {
         let (gpu, cpu) = (PHILOX.normal(GPU, rows)?.to_device(Device::Cpu), PHILOX.normal(Device::Cpu, rows)?);
@@ -60,25 +60,25 @@ pub(super) fn philox_normals() -> Outcome {
         unequal += gpu.f_ne_tensor(&cpu)?.sum(Kind::Int64).f_int64_value(&[])?;
         compared += rows.samples * rows.elements;
     }
-    ensure!(largest <= 1e-6, "differ by {largest:e}");
+    ensure!(largest <= 1e-6, "normals differ by {largest:e}");
     Ok(format!("{unequal} of {compared} differ in any bit, by {largest:e} at most"))
 }
 
-pub(super) fn philox_counter() -> Outcome {
+pub(super) fn counter_draws_the_numbers_of_its_step() -> CheckOutcome {
     let mut counter = DeviceCounter::new(GPU, 41)?;
     counter.set(42)?;
     let draw = |step| {
-        let rows = Rows { stream: Stream::Noise, step, first_sample: 3, samples: 16, elements: 100 };
+        let rows = RowDraw { stream: Stream::Noise, step, first_sample: 3, samples: 16, elements: 100 };
         PHILOX.normal(GPU, rows)
     };
     let (by_counter, by_host) = (draw(Step::Counter(&counter))?, draw(Step::At(42))?);
     ensure!(by_counter == by_host, "step 42 differs between counter and host");
     ensure!(by_counter != draw(Step::At(41))?, "steps 41 and 42 are the same");
-    ensure!(counter.get()? == 42, "the counter stands at {}", counter.get()?);
-    Ok("counter at 42 draws what step 42 draws".to_owned())
+    ensure!(counter.get()? == 42, "the counter is {}", counter.get()?);
+    Ok("a counter of 42 draws the numbers of step 42".to_owned())
 }
 
-pub(super) fn fused_adamw() -> Outcome {
+pub(super) fn adamw_updates_as_on_the_cpu() -> CheckOutcome {
     const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.01 };
     let run = |device: Device| -> anyhow::Result<Vec<Tensor>> {
         let ramp = Tensor::arange(4096, (Kind::Float, Device::Cpu)) / 4096.0 - 0.5;
@@ -88,28 +88,29 @@ pub(super) fn fused_adamw() -> Outcome {
         let scalar = |value: f32| Tensor::from(value).to_device(device);
         let (rate, divisor, keep, skip) = (scalar(1e-3), scalar(2.0), scalar(0.0), scalar(1.0));
         for step in 0..30 {
-            // Gradients that depend on the step alone, computed on the CPU for both: differences do not feed back.
+            // Gradients that depend only on the step, computed on the CPU for both devices, so that differences do not
+            // feed back.
             let wave = (&ramp * (3 * step) + 0.3).sin();
-            // Copies: the update writes the divided gradients back, and these would overlap on the CPU.
+            // Copies, because the update writes the divided gradients back, and on the CPU these would overlap.
             let grads = [wave.view([64, 64]).copy().to_device(device), wave.narrow(0, 9, 77).copy().to_device(device)];
             let found_inf = Some(if step % 10 == 9 { &skip } else { &keep });
-            let control = Control { learning_rate: &rate, grad_divisor: Some(&divisor), found_inf };
+            let control = UpdateInputs { learning_rate: &rate, grad_divisor: Some(&divisor), found_inf };
             ADAMW.update(&params, &grads, &mut moments, control)?;
         }
         let step = moments.step.f_double_value(&[])?;
-        ensure!(step == 27.0, "27 of 30 updates were made, the step says {step}");
+        ensure!(step == 27.0, "27 of 30 updates were made, but the step is {step}");
         Ok(params.into_iter().chain(moments.exp_avgs).chain(moments.exp_avg_sqs).collect())
     };
     let mut largest = 0.0_f64;
     for (gpu, cpu) in run(GPU)?.iter().zip(&run(Device::Cpu)?) {
         largest = largest.max(largest_difference(gpu, cpu)?);
     }
-    // Thirty updates of numbers below 2, each to one unit in the last place.
-    ensure!(largest < 30.0 * 1.2e-7, "differs by {largest:e}");
+    // Thirty updates of numbers below 2, each off by at most one unit in the last place.
+    ensure!(largest < 30.0 * 1.2e-7, "parameters or moments differ by {largest:e}");
     Ok(format!("30 updates, 3 of them skipped, differ by {largest:e} at most"))
 }
 
-pub(super) fn norm_and_flag() -> Outcome {
+pub(super) fn squared_norm_equals_that_of_the_cpu_and_flags_nan() -> CheckOutcome {
     let cpu = [
         Tensor::linspace(-1.0, 2.0, 10_007, (Kind::Float, Device::Cpu)),
         Tensor::linspace(0.0, 1.0, 513, (Kind::Float, Device::Cpu)).to_kind(Kind::BFloat16),
@@ -126,9 +127,9 @@ pub(super) fn norm_and_flag() -> Outcome {
     Ok(format!("squared norms differ by {relative:e}"))
 }
 
-pub(super) fn gemm() -> Outcome {
+pub(super) fn f32_product_is_more_exact_than_bf16() -> CheckOutcome {
     let factor = |stream, samples, elements| -> anyhow::Result<Tensor> {
-        let rows = Rows { stream, step: Step::At(0), first_sample: 0, samples, elements };
+        let rows = RowDraw { stream, step: Step::At(0), first_sample: 0, samples, elements };
         Ok(PHILOX.normal(GPU, rows)?.to_kind(Kind::BFloat16))
     };
     let (a, b) = (factor(Stream::Test(0), 512, 1024)?, factor(Stream::Test(1), 1024, 256)?);

@@ -1,8 +1,8 @@
-// Orthonormal real spherical harmonics of unit vectors; what is computed stands in src/shdd/harmonics.rs.
+// Orthonormal real spherical harmonics of unit vectors. The formulas are in src/shdd/harmonics.rs.
 //
-// One thread per (order m, point): threadIdx.x is m, so that at each degree neighbouring
-// threads write neighbouring coefficients. A thread multiplies m times to get (x + iy)^m and then walks L - m degrees:
-// all do about the same work. Operations and their order are those of the CPU; compile with --fmad=false.
+// One thread per (order m, point): threadIdx.x is m, so that at each degree adjacent threads write adjacent
+// coefficients. A thread multiplies m times to get (x + iy)^m and then goes through L - m degrees, so that all threads
+// do about the same work. The operations and their order are those of the CPU. Compile with --fmad=false.
 
 extern "C" __global__ void harmonics(float* out, const double* points, const double* sectoral, const double2* recursion,
                                      int degree, long long count) {
@@ -18,7 +18,7 @@ extern "C" __global__ void harmonics(float* out, const double* points, const dou
   }
   double older = 0.0, old = sectoral[m];
   float* row = out + point * (degree + 1) * (degree + 1);
-  // From the first order of the warp on, so that its threads stay on the same degree and their writes fall together.
+  // Start at the first order of the warp, so that its threads stay on the same degree and their writes coalesce.
   for (int l = m & ~31; l <= degree; ++l) {
     if (l < m) continue;
     if (l > m) {

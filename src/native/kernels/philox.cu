@@ -1,8 +1,8 @@
 // Philox4x32-10 on the device: the same numbers as core/src/random/philox.rs, which documents the counter.
 //
 // Compiled at start-up by NVRTC with --fmad=false, so that every operation rounds once, as it does in Rust. One thread
-// computes one block of four elements. `counter` is null or points to the step on the device, where a captured graph
-// can advance it; `step` is added to it.
+// computes one block of four elements. `counter` is null, or points to a step on the device that a captured graph can
+// advance; `step` is added to it.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

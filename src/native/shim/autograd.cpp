@@ -32,13 +32,13 @@ at::Tensor all_gather(const GroupPtr& group, const at::Tensor& input, int64_t di
   sizes.insert(sizes.begin(), group->size);
   auto pieces = at::empty(sizes, piece.options());
   start_all_gather(group, pieces, piece, timeout)->wait_stream();
-  // Along dimension 0 the pieces already lie as they should.
+  // Along dimension 0 the pieces are already in order.
   return dim == 0 ? pieces.flatten(0, 1) : at::cat(pieces.unbind(0), dim);
 }
 
 at::Tensor own_piece(const GroupPtr& group, const at::Tensor& whole, int64_t dim) {
   TORCH_CHECK(dim < whole.dim() && whole.size(dim) % group->size == 0, "dimension ", dim, " of ", whole.sizes(),
-              " does not divide among ", group->size, " ranks");
+              " cannot be divided among ", group->size, " ranks");
   auto length = whole.size(dim) / group->size;
   return whole.narrow(dim, group->rank * length, length).clone(at::MemoryFormat::Contiguous);
 }
@@ -54,7 +54,7 @@ at::Tensor forward_of(int function, const GroupPtr& group, const at::Tensor& inp
     case LOCDIFF_SPLIT_GATHER:
       return own_piece(group, input, dim);
   }
-  TORCH_CHECK(false, "no differentiable collective has the number ", function);
+  TORCH_CHECK(false, "unknown differentiable collective ", function);
 }
 
 const char* backward_name(int function) {
@@ -78,7 +78,7 @@ at::Tensor backward_of(int function, const GroupPtr& group, const at::Tensor& gr
     case LOCDIFF_SPLIT_GATHER:
       return all_gather(group, grad, dim, timeout);
   }
-  TORCH_CHECK(false, "no differentiable collective has the number ", function);
+  TORCH_CHECK(false, "unknown differentiable collective ", function);
 }
 
 struct Collective : torch::autograd::Function<Collective> {
@@ -92,13 +92,13 @@ struct Collective : torch::autograd::Function<Collective> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    // The engine turns this mode on when the backward itself is to be differentiated.
-    TORCH_CHECK(!at::GradMode::is_enabled(), "a differentiable collective has no second derivative: run backward without create_graph");
+    // The engine enables this mode when the backward pass itself is to be differentiated.
+    TORCH_CHECK(!at::GradMode::is_enabled(), "a differentiable collective cannot be differentiated twice; run backward without create_graph");
     auto group = c10::static_intrusive_pointer_cast<Group>(context->saved_data["group"].toCapsule());
     auto function = static_cast<int>(context->saved_data["function"].toInt());
     auto dim = context->saved_data["dim"].toInt();
     milliseconds timeout(context->saved_data["timeout_ms"].toInt());
-    // The caller of backward sees nothing but the text: it must name the operation, the group and the rank.
+    // The caller of backward gets only the text, so it must name the operation, the group and the rank.
     try {
       auto grad = backward_of(function, group, grads[0], dim, timeout);
       return {grad, Variable(), Variable(), Variable(), Variable()};
@@ -110,7 +110,7 @@ struct Collective : torch::autograd::Function<Collective> {
   }
 };
 
-// What a hook calls, dropped with its context when the last holder lets go.
+// The function that a hook calls. It is destroyed, and `context` dropped, with its last owner.
 struct Callback {
   Callback(locdiff_hook_call call, locdiff_hook_drop drop, void* context) : call(call), drop(drop), context(context) {}
   Callback(const Callback&) = delete;
@@ -122,7 +122,7 @@ struct Callback {
   void* context;
 };
 
-// The place of a callback, shared by the tensor's hook and by who registered it.
+// Holds the callback. Shared by the tensor's hook and the handle in Rust.
 struct Slot {
   std::shared_ptr<Callback> get() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -130,7 +130,7 @@ struct Slot {
   }
   void set(std::shared_ptr<Callback> next) {
     std::lock_guard<std::mutex> lock(mutex);
-    // The old one ends after the lock is released: its drop may do anything.
+    // The old callback is destroyed after the lock is released, because dropping it may run any code.
     callback.swap(next);
   }
 
@@ -141,7 +141,7 @@ struct Slot {
 struct Hook : torch::autograd::PostAccumulateGradHook {
   explicit Hook(std::shared_ptr<Slot> slot) : slot(std::move(slot)) {}
   void operator()(const Variable& /*leaf*/) override {
-    // A copy of its own: silencing the hook meanwhile must not pull the callback away.
+    // Keep a reference, so that freeing the hook meanwhile does not destroy the callback.
     if (auto callback = slot->get()) {
       callback->call(callback->context);
     }
@@ -150,7 +150,7 @@ struct Hook : torch::autograd::PostAccumulateGradHook {
 };
 
 void check_leaf(const at::Tensor& leaf) {
-  TORCH_CHECK(leaf.defined() && leaf.is_leaf() && leaf.requires_grad(), "only a leaf that requires a gradient accumulates one");
+  TORCH_CHECK(leaf.defined() && leaf.is_leaf() && leaf.requires_grad(), "the tensor is not a leaf that requires a gradient");
 }
 
 }  // namespace
@@ -163,7 +163,7 @@ extern "C" {
 int locdiff_differentiable(void* group, const void* input, int function, int64_t dim, int64_t timeout_ms, void** out) {
   return guarded([&] {
     const auto& tensor = tensor_of(input);
-    // A scalar has no dimension to gather along; for the functions that use none it is 0.
+    // A scalar has no dimension to wrap. Gathers and splits reject it; the other functions ignore `dim`.
     int64_t wrapped = tensor.dim() == 0 ? dim : c10::maybe_wrap_dim(dim, tensor.dim());
     *out = new at::Tensor(
         Collective::apply(tensor, *static_cast<GroupPtr*>(group), static_cast<int64_t>(function), wrapped, timeout_ms));
@@ -172,7 +172,7 @@ int locdiff_differentiable(void* group, const void* input, int function, int64_t
 
 int locdiff_hook_new(const void* leaf, locdiff_hook_call call, locdiff_hook_drop drop, void* context, void** out) {
   return guarded([&] {
-    // From here on the context is dropped by the callback, also where something throws.
+    // From here on the callback owns the context and drops it, also if something throws.
     auto callback = std::make_shared<Callback>(call, drop, context);
     const auto& tensor = tensor_of(leaf);
     check_leaf(tensor);
@@ -195,7 +195,7 @@ int locdiff_set_gradient(const void* leaf, const void* gradient) {
     const auto& grad = tensor_of(gradient);
     TORCH_CHECK(!grad.defined() || (grad.sizes() == tensor_of(leaf).sizes() && grad.dtype() == tensor_of(leaf).dtype() &&
                                     grad.device() == tensor_of(leaf).device()),
-                "a gradient has the shape, dtype and device of its leaf");
+                "the gradient must have the shape, dtype and device of its leaf");
     tensor_of(leaf).mutable_grad() = grad.defined() ? grad.detach() : at::Tensor();
   });
 }

@@ -1,11 +1,11 @@
-// Differentiable collectives and gradient hooks; see autograd.rs for when each function is the right one.
+// Differentiable collectives and gradient hooks. autograd.rs says when to use each function.
 #pragma once
 
 #include <cstdint>
 
 extern "C" {
 
-// Which pair of forward and backward.
+// Pairs of a forward and a backward operation.
 enum LocdiffFunction : int {
   LOCDIFF_IDENTITY_ALL_REDUCE = 0,
   LOCDIFF_ALL_REDUCE_IDENTITY = 1,
@@ -13,15 +13,15 @@ enum LocdiffFunction : int {
   LOCDIFF_SPLIT_GATHER = 3,
 };
 
-// `*out` is a new at::Tensor. `dim` counts for the gathers and the split only.
+// `*out` is a new at::Tensor. Only the gathers and the split use `dim`.
 int locdiff_differentiable(void* group, const void* input, int function, int64_t dim, int64_t timeout_ms, void** out);
 
-// Called after the gradient of a leaf was accumulated, on the thread that did it; must not unwind.
+// Called after the gradient of a leaf was accumulated, on the thread that accumulated it. Must not unwind.
 typedef void (*locdiff_hook_call)(const void* context);
 typedef void (*locdiff_hook_drop)(void* context);
 
-// Hangs a hook on a leaf in place of the one before. `*out` is to be freed; freeing it silences the hook, and drops
-// `context` once no call runs any more.
+// Registers a hook on a leaf, replacing an earlier one. The caller must free `*out`; freeing it disables the hook, and
+// `context` is dropped as soon as no call is running.
 int locdiff_hook_new(const void* leaf, locdiff_hook_call call, locdiff_hook_drop drop, void* context, void** out);
 void locdiff_hook_free(void* hook);
 

@@ -1,4 +1,4 @@
-// Process groups and collectives of c10d behind a C ABI; see c10d.h and c10d.rs.
+// C ABI for the process groups and collectives of c10d; see c10d.h and c10d.rs.
 #include "c10d.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -15,9 +15,9 @@
 namespace locdiff {
 namespace {
 
-// Gloo notices its own timeout and says more about it, so the host waits a little longer than it.
+// Gloo detects its own timeout and reports more about it, so the host waits a little longer than that.
 constexpr milliseconds kGlooGrace{400};
-// No send ever carries it: what waits for it, waits in vain.
+// No message is ever sent with this tag, so a receive that uses it always times out.
 constexpr int kAbortTag = std::numeric_limits<int>::max();
 
 c10d::ReduceOp reduce_op(const Group& group, Reduce op) {
@@ -30,7 +30,7 @@ c10d::ReduceOp reduce_op(const Group& group, Reduce op) {
       // Gloo has no mean: it sums, and Work::finish divides.
       return group.nccl ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
   }
-  TORCH_CHECK(false, "no reduction has the number ", static_cast<int>(op));
+  TORCH_CHECK(false, "unknown reduction ", static_cast<int>(op));
 }
 
 void check_tensor(const Group& group, const at::Tensor& tensor) {
@@ -48,16 +48,18 @@ void check_pieces(const Group& group, const at::Tensor& whole, const at::Tensor&
 }
 
 void check_reduce(const at::Tensor& tensor, Reduce op) {
-  TORCH_CHECK(op != Reduce::Mean || tensor.is_floating_point(), "mean of ", tensor.scalar_type());
+  TORCH_CHECK(op != Reduce::Mean || tensor.is_floating_point(), "cannot take the mean of ", tensor.scalar_type(), " values");
 }
 
-WorkPtr local(const GroupPtr& group, milliseconds timeout) { return std::make_unique<Work>(group, nullptr, timeout, nullptr); }
+WorkPtr completed_work(const GroupPtr& group, milliseconds timeout) {
+  return std::make_unique<Work>(group, nullptr, timeout, nullptr);
+}
 
 }  // namespace
 
 namespace {
-// Set with the first failure of NCCL in this process. A peer is dead then, and every orderly end waits for it: c10d's joins
-// a watchdog thread that never comes back, NCCL's a finalisation that the peer must take part in.
+// Set by the first NCCL failure in this process. From then on a peer counts as dead, and every orderly shutdown would
+// wait for it: c10d joins a watchdog thread that never returns, and NCCL's finalisation needs the peer.
 std::atomic<bool> nccl_failed{false};
 }  // namespace
 
@@ -66,14 +68,14 @@ Group::~Group() {
     return;
   }
   if (nccl_failed) {
-    // Left behind on purpose: the process has no use for NCCL any more and ends soon.
+    // Leaked on purpose: the process does not use NCCL any more and ends soon.
     (void)backend.release();
     return;
   }
   try {
     backend->shutdown();
   } catch (...) {
-    // Nobody is left to tell, and the peers have their own errors.
+    // A destructor cannot report errors, and the peers report their own.
   }
 }
 
@@ -87,7 +89,7 @@ void Group::abort() {
     return;
   }
   // ProcessGroupGloo inherits an abort() that does nothing. But Gloo closes every connection of a context when one
-  // operation on it times out, which fails all that are pending here and at the peers: so let one time out.
+  // operation on it times out, which fails all pending operations here and at the peers. So make one time out.
   try {
     std::vector<at::Tensor> never{at::zeros({1}, at::kByte)};
     c10::intrusive_ptr<c10d::Work> work;
@@ -97,7 +99,7 @@ void Group::abort() {
     }
     work->wait(milliseconds(1));
   } catch (const std::exception&) {
-    // The timeout itself, or connections that were closed already.
+    // Either the expected timeout, or the connections were already closed.
   }
 }
 
@@ -125,7 +127,7 @@ milliseconds Work::elapsed() const {
 
 void Work::wait() {
   if (inner_) {
-    // NCCL's work counts its timeout from the start of the collective, Gloo's from now. Zero would mean for ever.
+    // NCCL counts the timeout from the start of the collective, Gloo from this call. Zero would mean no timeout.
     try {
       inner_->wait(std::max(group_->nccl ? timeout_ : timeout_ - elapsed() + kGlooGrace, milliseconds(1)));
     } catch (...) {
@@ -150,7 +152,7 @@ WorkPtr start_all_reduce(const GroupPtr& group, at::Tensor tensor, Reduce op, mi
   check_tensor(*group, tensor);
   check_reduce(tensor, op);
   if (!group->backend) {
-    return local(group, timeout);
+    return completed_work(group, timeout);
   }
   std::vector<at::Tensor> tensors{tensor.detach()};
   c10d::AllreduceOptions options;
@@ -168,7 +170,7 @@ WorkPtr start_broadcast(const GroupPtr& group, at::Tensor tensor, int root, mill
   check_tensor(*group, tensor);
   TORCH_CHECK(root >= 0 && root < group->size, "root ", root, " is not one of ", group->size, " ranks");
   if (!group->backend) {
-    return local(group, timeout);
+    return completed_work(group, timeout);
   }
   std::vector<at::Tensor> tensors{tensor.detach()};
   c10d::BroadcastOptions options;
@@ -180,12 +182,12 @@ WorkPtr start_broadcast(const GroupPtr& group, at::Tensor tensor, int root, mill
 
 WorkPtr start_all_gather(const GroupPtr& group, at::Tensor output, at::Tensor input, milliseconds timeout) {
   check_pieces(*group, output, input);
-  // Flat, because Gloo cuts the output along its first dimension.
+  // Flattened, because Gloo cuts the output along its first dimension.
   auto out = output.detach().view({-1});
   auto in = input.detach().view({-1});
   if (!group->backend) {
     out.copy_(in);
-    return local(group, timeout);
+    return completed_work(group, timeout);
   }
   c10d::AllgatherOptions options;
   options.timeout = timeout;
@@ -200,7 +202,7 @@ WorkPtr start_reduce_scatter(const GroupPtr& group, at::Tensor output, at::Tenso
   auto in = input.detach().view({-1});
   if (!group->backend) {
     out.copy_(in);
-    return local(group, timeout);
+    return completed_work(group, timeout);
   }
   if (group->nccl) {
     c10d::ReduceScatterOptions options;
@@ -209,7 +211,7 @@ WorkPtr start_reduce_scatter(const GroupPtr& group, at::Tensor output, at::Tenso
     std::lock_guard<std::mutex> lock(group->issue);
     return std::make_unique<Work>(group, group->backend->_reduce_scatter_base(out, in, options), timeout, nullptr);
   }
-  // c10d's own reduce-scatter on Gloo is an all-reduce whose wait() knows no timeout; this one keeps to it.
+  // c10d's own reduce-scatter on Gloo is an all-reduce whose wait() ignores the timeout. This one respects it.
   std::vector<at::Tensor> tensors{in.clone()};
   c10d::AllreduceOptions options;
   options.reduceOp = reduce_op(*group, op);
@@ -226,10 +228,10 @@ WorkPtr start_reduce_scatter(const GroupPtr& group, at::Tensor output, at::Tenso
 
 WorkPtr start_barrier(const GroupPtr& group, milliseconds timeout) {
   if (!group->backend) {
-    return local(group, timeout);
+    return completed_work(group, timeout);
   }
   if (group->nccl) {
-    // c10d's barrier on NCCL synchronises the stream without a timeout; an all-reduce of one element has one.
+    // c10d's barrier on NCCL synchronises the stream without a timeout. An all-reduce of one element has one.
     return start_all_reduce(group, at::zeros({1}, at::TensorOptions().device(group->device)), Reduce::Sum, timeout);
   }
   c10d::BarrierOptions options;
@@ -250,8 +252,8 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, const Group& 
 }
 
 #ifdef LOCDIFF_CUDA
-// By default c10d's watchdog ends the process when a collective fails; here the one who waits gets an error instead.
-// A value that is set already stays.
+// By default c10d's watchdog kills the process when a collective fails. With these settings the waiting caller gets an
+// error instead. Variables that are already set keep their value.
 void leave_errors_to_the_caller() {
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);
   setenv("TORCH_NCCL_ENABLE_MONITORING", "0", 0);
@@ -265,7 +267,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const StorePtr& store, const Group& 
   options->timeout = timeout;
   auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, group.rank, group.size, options);
   backend->setBoundDeviceId(group.device);
-  // Now rather than inside the first collective, whose timeout should not have to cover it.
+  // Connect now and not in the first collective, whose timeout should not have to cover it.
   backend->eagerConnectSingleDevice(group.device);
   return backend;
 }

@@ -1,6 +1,7 @@
-// Process groups and collectives of c10d, as the C ABI (c10d.cpp) and the differentiable ones (autograd.cpp) use them.
+// Process groups and collectives of c10d, used by the C ABI (c10d.cpp) and by the differentiable collectives
+// (autograd.cpp).
 //
-// A group of one has no backend: its collectives are local copies that are complete at once.
+// A group of one rank has no backend. Its collectives are local copies that complete at once.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -24,9 +25,9 @@ enum class Reduce : int { Sum = 0, Max = 1, Mean = 2 };
 struct Group : torch::CustomClassHolder {
   ~Group() override;
 
-  // Frees every pending collective of this group with an error. Any thread may call it; the group is useless after.
+  // Makes every pending collective of this group fail. Any thread may call it. The group cannot be used afterwards.
   void abort();
-  // "all_reduce of group data, rank 1 of 4", as every message about a collective begins.
+  // Such as "all_reduce of group data, rank 1 of 4". Every message about a collective begins with this.
   std::string describe(const char* operation) const;
 
   c10::intrusive_ptr<c10d::Backend> backend;
@@ -36,21 +37,21 @@ struct Group : torch::CustomClassHolder {
   bool nccl = false;
   at::Device device = at::kCPU;
   std::atomic<bool> aborted{false};
-  // c10d numbers its collectives without a lock; two threads that start one at a time must not meet there.
+  // c10d numbers its collectives without a lock, so only one thread at a time may start one.
   std::mutex issue;
 };
 
-// What Rust passes as a pointer to a tensor.
+// Rust passes tensors as pointers to at::Tensor.
 inline const at::Tensor& tensor_of(const void* tensor) { return *static_cast<const at::Tensor*>(tensor); }
 
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-// A started collective. c10d keeps the tensors of an unfinished one alive, so dropping it early is safe.
+// A started collective. c10d keeps the tensors of an unfinished one alive, so destroying this early is safe.
 class Work {
  public:
   Work(GroupPtr group, c10::intrusive_ptr<c10d::Work> inner, milliseconds timeout, std::function<void()> finish);
 
-  // Blocks the host until the result is there; throws on failure, or at the collective's own deadline.
+  // Blocks the host until the result is ready. Throws on failure, or at the collective's own deadline.
   void wait();
   // NCCL: makes the current stream wait and returns at once. Gloo: wait().
   void wait_stream();
@@ -70,9 +71,9 @@ using WorkPtr = std::unique_ptr<Work>;
 
 WorkPtr start_all_reduce(const GroupPtr& group, at::Tensor tensor, Reduce op, milliseconds timeout);
 WorkPtr start_broadcast(const GroupPtr& group, at::Tensor tensor, int root, milliseconds timeout);
-// `output` holds the ranks' inputs one after the other.
+// `output` receives the inputs of all ranks, one after the other.
 WorkPtr start_all_gather(const GroupPtr& group, at::Tensor output, at::Tensor input, milliseconds timeout);
-// `input` holds one piece for each rank; `output` gets the reduced piece of this one.
+// `input` holds one piece per rank; `output` receives the reduced piece of this rank.
 WorkPtr start_reduce_scatter(const GroupPtr& group, at::Tensor output, at::Tensor input, Reduce op, milliseconds timeout);
 WorkPtr start_barrier(const GroupPtr& group, milliseconds timeout);
 

@@ -1,4 +1,4 @@
-// c10d's key-value stores behind a C ABI; see c10d_store.rs.
+// C ABI for c10d's key-value stores; see c10d_store.rs.
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -29,7 +29,7 @@ using locdiff::guarded;
 
 extern "C" {
 
-// Serves on the listening socket `fd`, which it takes over, and is its first client.
+// Serves on the listening socket `fd`, takes ownership of it, and connects to it as the first client.
 int locdiff_store_serve(int fd, const char* host, size_t host_length, uint16_t port, int64_t timeout_ms, void** out) {
   return guarded([&] {
     auto options = options_for(port, timeout_ms);
@@ -59,7 +59,7 @@ int locdiff_store_set(void* store, const char* key, size_t key_length, const uin
   });
 }
 
-// Waits for the key; hands over a std::vector<uint8_t>.
+// Waits for the key. `*out` is a new std::vector<uint8_t> with its value.
 int locdiff_store_get(void* store, const char* key, size_t key_length, int64_t timeout_ms, void** out) {
   return guarded([&] {
     std::string name(key, key_length);

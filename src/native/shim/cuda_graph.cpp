@@ -1,8 +1,8 @@
-// CUDA graphs whose failed captures leave nothing behind.
+// CUDA graphs that clean up after a failed capture.
 //
-// When a capture was invalidated, at::cuda::CUDAGraph::capture_end throws at its first call and skips the rest: the
-// allocators keep asking a filter that points into the graph, the graph's memory pool is never released, and the
-// default generator believes for ever that it is being captured. Graph undoes each of these by hand.
+// If a capture was invalidated, at::cuda::CUDAGraph::capture_end throws at its first call and skips the rest: the
+// allocators keep calling a filter that points into the graph, the graph's memory pool is never released, and the
+// default generator stays in capture mode for ever. Graph undoes each of these by hand.
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
@@ -13,7 +13,7 @@
 
 #include "error.h"
 
-// Declared here: its header draws in all of cuBLAS and cuSPARSE.
+// Declared here, because its header includes all of cuBLAS and cuSPARSE.
 namespace at::cuda {
 void clearCublasWorkspaces();
 }
@@ -22,7 +22,7 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-// Keeps the first failure as the one that is reported.
+// Ignores failures of the clean-up, so that the first failure is the one reported.
 template <typename Body>
 void quietly(Body&& body) {
   try {
@@ -33,14 +33,14 @@ void quietly(Body&& body) {
 }
 
 struct Graph : at::cuda::CUDAGraph {
-  // keep_graph: a capture that is thrown away is never instantiated.
+  // keep_graph: do not instantiate until end(), so that a discarded capture never is.
   Graph() : at::cuda::CUDAGraph(/*keep_graph=*/true) {}
 
   void begin() {
     c10::cuda::device_synchronize();
     try {
-      // cuBLAS must take its scratch memory from this graph's pool and nobody else may take it from there: two graphs
-      // that share it could not be replayed side by side.
+      // cuBLAS must take its workspace from this graph's pool, and nobody else may use it: two graphs that share a
+      // workspace could not be replayed concurrently.
       at::cuda::clearCublasWorkspaces();
       capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     } catch (...) {
@@ -60,7 +60,7 @@ struct Graph : at::cuda::CUDAGraph {
     }
   }
 
-  // Ends the capture, whatever its state, and gives back all that it took.
+  // Ends the capture in whatever state it is, and releases everything that it took.
   void abandon() {
     if (capture_ended_) {
       quietly([&] { reset(); });
@@ -108,7 +108,7 @@ int locdiff_cuda_graph_free(void* graph) {
   return locdiff::guarded([&] { delete static_cast<Graph*>(graph); });
 }
 
-// The current stream must be one of the pool.
+// The current stream must come from the pool.
 int locdiff_cuda_graph_begin(void* graph) {
   return locdiff::guarded([&] { static_cast<Graph*>(graph)->begin(); });
 }

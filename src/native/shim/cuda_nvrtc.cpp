@@ -1,8 +1,8 @@
 // Compiles CUDA C with NVRTC and launches it on torch's current stream.
 //
-// NVRTC is opened when it is first needed, through libcaffe2_nvrtc.so: that library lies beside libtorch and its run
-// path leads to the NVRTC that torch was installed with. The compiled code is loaded and launched with the CUDA
-// runtime's library interface, so that neither the driver library nor a toolkit is linked.
+// NVRTC is loaded on first use, through libcaffe2_nvrtc.so. That library lies beside libtorch, and its run path leads
+// to the NVRTC that torch was installed with. The compiled code is loaded and launched through the CUDA runtime's
+// library interface, so that neither the driver library nor a toolkit has to be linked.
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -18,7 +18,7 @@
 
 namespace {
 
-// The parts of nvrtc.h that are used; the interface has been the same since CUDA 11.
+// The functions of nvrtc.h that are used. Their signatures have been the same since CUDA 11.
 struct Nvrtc {
   using Program = void*;
   int (*version)(int*, int*);
@@ -35,7 +35,7 @@ struct Nvrtc {
 template <typename Function>
 void find(void* library, const char* name, Function& out) {
   out = reinterpret_cast<Function>(dlsym(library, name));
-  TORCH_CHECK(out != nullptr, "NVRTC has no ", name);
+  TORCH_CHECK(out != nullptr, "NVRTC has no function ", name);
 }
 
 void* open_library() {
@@ -45,10 +45,10 @@ void* open_library() {
     const char* reason = dlerror();
     reasons += std::string("; ") + (reason ? reason : name);
   }
-  TORCH_CHECK(false, "NVRTC cannot be loaded (it comes with torch as nvidia-cuda-nvrtc)", reasons);
+  TORCH_CHECK(false, "cannot load NVRTC (it comes with torch as nvidia-cuda-nvrtc)", reasons);
 }
 
-// NVRTC looks for its builtins by name, without its own folder: what is loaded already is found.
+// NVRTC looks for its builtins library by name, but not in its own folder. A library that is already loaded is found.
 void load_builtins(const Nvrtc& nvrtc) {
   Dl_info info;
   int major = 0, minor = 0;
@@ -110,7 +110,7 @@ struct Program {
   }
 };
 
-// Never unloaded once it is handed out: the Rust side keeps every module.
+// Never unloaded once it is handed out, because the Rust side keeps every module.
 struct Module {
   std::string code;
   cudaLibrary_t library = nullptr;
@@ -122,7 +122,7 @@ const void* entry(void* kernel) { return kernel; }
 
 extern "C" {
 
-// Compiles for the current device. `options` are NVRTC's own; the architecture is added.
+// Compiles for the current device. `options` are NVRTC options; the architecture is added to them.
 int locdiff_cuda_module_compile(const char* name, const char* source, const char* const* options, size_t count,
                                 void** out) {
   return locdiff::guarded([&] {
@@ -140,8 +140,8 @@ int locdiff_cuda_module_compile(const char* name, const char* source, const char
   });
 }
 
-// The kernel of this name, loaded now rather than at its first launch, which may be inside a capture; and the sizes in
-// bytes of its parameters, of which there must be at most `capacity`.
+// Finds a kernel by name and writes the sizes of its parameters in bytes, at most `capacity` of them. The kernel is
+// loaded now and not at its first launch, which may be inside a capture.
 int locdiff_cuda_module_kernel(void* module, const char* name, void** out, size_t* sizes, size_t capacity,
                                size_t* parameters) {
   return locdiff::guarded([&] {
@@ -154,13 +154,13 @@ int locdiff_cuda_module_kernel(void* module, const char* name, void** out, size_
     while (*parameters < capacity && cudaFuncGetParamInfo(entry(kernel), *parameters, &offset, &size) == cudaSuccess) {
       sizes[(*parameters)++] = size;
     }
-    // Asking for one parameter too many is how their number is found.
+    // The loop ends with a query beyond the last parameter, whose error is cleared here.
     (void)cudaGetLastError();
     *out = kernel;
   });
 }
 
-// Launches on the current stream. `grid` and `block` have three numbers each.
+// Launches on the current stream. `grid` and `block` hold three numbers each.
 int locdiff_cuda_kernel_launch(void* kernel, const unsigned* grid, const unsigned* block, unsigned shared_bytes,
                                void** arguments) {
   return locdiff::guarded([&] {
@@ -169,7 +169,7 @@ int locdiff_cuda_kernel_launch(void* kernel, const unsigned* grid, const unsigne
   });
 }
 
-// Where a tensor's elements are, checked: on the current CUDA device and without gaps.
+// The address of a tensor's elements. The tensor must be contiguous and on the current CUDA device.
 int locdiff_cuda_tensor_address(const void* tensor, void** out) {
   return locdiff::guarded([&] {
     const auto& value = *static_cast<const at::Tensor*>(tensor);

@@ -1,4 +1,4 @@
-// The thread-local text of the last failure; see error.h.
+// The text of the last failure, one per thread; see error.h.
 #include "error.h"
 
 namespace {

@@ -1,12 +1,13 @@
-// How the shim reports: every fallible function returns 0, or 1 after storing the text of what was thrown
-// in a thread-local that locdiff_last_error() reads. No exception leaves a function of the C ABI.
+// Error reporting of the shim. Every fallible function returns 0 on success. On failure it returns 1 and stores the
+// text of the exception in a thread-local, which locdiff_last_error() reads. No exception leaves a function of the C
+// ABI.
 #pragma once
 
 #include <string>
 
 namespace locdiff {
 
-// Keeps `text` for the calling thread until its next failure; returns 1.
+// Stores `text` as the calling thread's last error and returns 1.
 int fail(const std::string& text);
 
 template <typename Body>

@@ -1,4 +1,4 @@
-// bf16 x bf16 -> f32 matrix product, with its gradient: at::mm's out_dtype form has none.
+// bf16 x bf16 -> f32 matrix product with a gradient, which at::mm with out_dtype does not have.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -17,15 +17,15 @@ struct WideMm : torch::autograd::Function<WideMm> {
     return product(a, b);
   }
 
-  // The gradient is rounded to the inputs' kind, so that both products run on the tensor cores.
+  // The gradient is rounded to the dtype of the inputs, so that both products run on the tensor cores.
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
     const auto saved = context->get_saved_variables();
     const at::Tensor grad = grads[0].to(saved[0].scalar_type());
-    at::Tensor of_a, of_b;
-    if (context->needs_input_grad(0)) of_a = grad.mm(saved[1].t());
-    if (context->needs_input_grad(1)) of_b = saved[0].t().mm(grad);
-    return {of_a, of_b};
+    at::Tensor grad_a, grad_b;
+    if (context->needs_input_grad(0)) grad_a = grad.mm(saved[1].t());
+    if (context->needs_input_grad(1)) grad_b = saved[0].t().mm(grad);
+    return {grad_a, grad_b};
   }
 };
 
@@ -36,7 +36,7 @@ extern "C" int locdiff_mm_f32(void* a, void* b, void** out) {
     const auto& left = *static_cast<const at::Tensor*>(a);
     const auto& right = *static_cast<const at::Tensor*>(b);
     TORCH_CHECK(left.scalar_type() == right.scalar_type(), "the factors are ", left.toString(), " and ",
-                right.toString(), ", wanted one kind");
+                right.toString(), ", wanted the same type");
     *out = new at::Tensor(WideMm::apply(left, right));
   });
 }

@@ -1,4 +1,4 @@
-// What every CUDA function of the shim answers in the CPU variant.
+// The error of every CUDA function of the shim in the CPU variant.
 #include "error.h"
 
 extern "C" int locdiff_no_cuda() {

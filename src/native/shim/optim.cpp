@@ -1,4 +1,4 @@
-// ATen's fused and list operations, which tch does not bind.
+// ATen's fused and list operations that tch does not bind.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
@@ -22,7 +22,8 @@ std::optional<at::Tensor> optional(void* tensor) {
   return *static_cast<const at::Tensor*>(tensor);
 }
 
-// The fused kernels walk the memory of all four tensors side by side, and not every backend checks that it may.
+// The fused kernels walk through the memory of all four tensors in parallel, and not every backend checks that their
+// layouts match.
 void check_alike(size_t index, const char* name, const at::Tensor& param, const at::Tensor& other) {
   TORCH_CHECK(param.sizes() == other.sizes() && param.strides() == other.strides() &&
                   param.scalar_type() == other.scalar_type() && param.device() == other.device(),
@@ -35,8 +36,8 @@ void check_alike(size_t index, const char* name, const at::Tensor& param, const 
 
 extern "C" {
 
-// Adds 1 to `step` (one f32 for the whole list), updates, and takes the 1 back where found_inf says so: all on the
-// device. `grad_scale` divides the gradients, and the divided ones are written back.
+// Adds 1 to `step` (one f32 for the whole list), updates, and subtracts the 1 again if found_inf is 1, all on the
+// device. Divides the gradients by `grad_scale` and writes them back.
 int locdiff_fused_adamw(size_t count, void* const* params, void* const* grads, void* const* exp_avgs,
                         void* const* exp_avg_sqs, void* step, void* lr, double beta1, double beta2, double eps,
                         double weight_decay, void* grad_scale, void* found_inf) {
@@ -54,7 +55,7 @@ int locdiff_fused_adamw(size_t count, void* const* params, void* const* grads, v
     TORCH_CHECK(rate.scalar_type() == at::kFloat && rate.numel() == 1, "the learning rate must be one f32");
     const auto skip = optional(found_inf);
     steps.add_(1);
-    // The kernels read the step of every tensor and write none, so that one tensor may stand for all.
+    // The kernels only read the steps, so one tensor can serve for all parameters.
     const std::vector<at::Tensor> all_steps(count, steps);
     try {
       at::_fused_adamw_(p, g, m, v, {}, all_steps, rate, beta1, beta2, weight_decay, eps, /*amsgrad=*/false,
@@ -67,7 +68,7 @@ int locdiff_fused_adamw(size_t count, void* const* params, void* const* grads, v
   });
 }
 
-// The squared 2-norm of all tensors together as one f32 (f64 where all are f64).
+// The squared 2-norm of all tensors together, as one f32 (f64 if all are f64).
 int locdiff_squared_norm(size_t count, void* const* tensors, void** out) {
   return locdiff::guarded([&] {
     c10::NoGradGuard no_grad;
@@ -75,15 +76,15 @@ int locdiff_squared_norm(size_t count, void* const* tensors, void** out) {
     TORCH_CHECK(count > 0, "the list is empty");
     bool wide = true;
     for (const auto& tensor : all) wide = wide && tensor.scalar_type() == at::kDouble;
-    // The CPU adds one number after the other: in f32 the sum of a million squares is off by 1e-5.
+    // The CPU adds sequentially: in f32 the sum of a million squares is off by 1e-5.
     const auto kind = wide || all[0].is_cpu() ? at::kDouble : at::kFloat;
     const auto squared = at::stack(at::_foreach_norm(all, 2, kind)).to(at::kDouble).square().sum();
     *out = new at::Tensor(squared.to(wide ? at::kDouble : at::kFloat));
   });
 }
 
-// averages += (values - averages) * weight, which is read on the device. The list form of ATen wants a weight for every
-// element, or one that the host knows.
+// averages += (values - averages) * weight, with the weight read on the device. ATen's list version needs a weight for
+// every element, or one that the host knows.
 int locdiff_list_lerp(size_t count, void* const* averages, void* const* values, void* weight) {
   return locdiff::guarded([&] {
     c10::NoGradGuard no_grad;

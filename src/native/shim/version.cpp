@@ -1,4 +1,4 @@
-// Versions of what is loaded at run time, which need not be what was compiled against.
+// Versions of the libraries that are loaded at run time, which may differ from those compiled against.
 #include <ATen/Version.h>
 #include <torch/headeronly/version.h>
 
@@ -11,7 +11,7 @@
 
 #ifdef LOCDIFF_CUDA
 #include <cuda_runtime_api.h>
-// Declared here: its header draws in all of cuBLAS and cuSPARSE.
+// Declared here, because its header includes all of cuBLAS and cuSPARSE.
 namespace torch::cuda::nccl {
 std::uint64_t version();
 }
@@ -19,7 +19,7 @@ std::uint64_t version();
 
 extern "C" {
 
-// libtorch's own description of its build, which names its version: as much as fits, always terminated.
+// libtorch's description of its build, which includes its version. Writes as much as fits, always NUL-terminated.
 int locdiff_show_config(char* out, size_t capacity) {
   return locdiff::guarded([&] {
     std::string text = at::show_config();
@@ -31,7 +31,7 @@ int locdiff_show_config(char* out, size_t capacity) {
 
 const char* locdiff_built_against() { return TORCH_VERSION; }
 
-// As major * 1000 + minor * 10, 0 without CUDA.
+// major * 1000 + minor * 10, or 0 without CUDA.
 int locdiff_cuda_version() {
   int version = 0;
 #ifdef LOCDIFF_CUDA
@@ -40,7 +40,7 @@ int locdiff_cuda_version() {
   return version;
 }
 
-// major << 32 | minor << 16 | patch, as libtorch packs it; 0 without NCCL.
+// major << 32 | minor << 16 | patch, as libtorch packs it, or 0 without NCCL.
 uint64_t locdiff_nccl_version() {
 #ifdef LOCDIFF_CUDA
   try {

@@ -1,4 +1,4 @@
-// Stub: handle and enumeration types that ATen's CUDA headers name.
+// Stub: handle and enumeration types that ATen's CUDA headers use.
 #pragma once
 
 typedef struct cublasContext* cublasHandle_t;

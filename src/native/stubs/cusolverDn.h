@@ -1,4 +1,4 @@
-// Stub: a handle type that ATen's CUDA headers name.
+// Stub: a handle type that ATen's CUDA headers use.
 #pragma once
 
 #include "cusolver_common.h"

@@ -1,4 +1,4 @@
-// Stub: handle and status types that ATen's CUDA headers name.
+// Stub: handle and status types that ATen's CUDA headers use.
 #pragma once
 
 typedef struct cusparseContext* cusparseHandle_t;

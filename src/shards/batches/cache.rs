@@ -1,12 +1,12 @@
-//! Where rows are kept once they have been read. No mode changes a bit of any batch.
+//! Where rows are cached after they have been read. The mode does not affect the contents of batches.
 //!
-//! | mode     | what is kept                                              | batches lie in         |
+//! | mode     | cached rows                                               | batches are in         |
 //! |----------|-----------------------------------------------------------|------------------------|
-//! | `none`   | nothing beyond the batches of two windows                 | main memory, pinned    |
-//! | `host`   | blocks, after their first read, while they fit            | main memory, pinned    |
-//! | `device` | all rows of all views, read before the first batch        | the memory of the GPU  |
+//! | `none`   | none beyond the batches of two windows                    | main memory, pinned    |
+//! | `host`   | blocks after their first read, as many as fit             | main memory, pinned    |
+//! | `device` | all rows of all views, read before the first batch        | GPU memory             |
 //!
-//! Pinned where the worker has a GPU.
+//! Main memory is pinned only if the worker has a GPU.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,24 +17,24 @@ use tch::Device;
 use crate::native::cuda;
 use crate::shards::blocks::BlockRows;
 use crate::shards::error::ShardsError;
-use crate::shards::order::Layout;
+use crate::shards::order::DataLayout;
 
-/// Share of the free memory of a GPU that `auto` fills with rows; the rest is for the model.
+/// Share of the free GPU memory that `auto` uses for rows. The rest is for the model.
 const DEVICE_SHARE: f64 = 0.5;
-/// Share of the available main memory that rows may take.
+/// Share of the available main memory to use for rows.
 const HOST_SHARE: f64 = 0.6;
 
-/// Memory that could hold rows.
+/// Memory available for rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Main memory that is available to this worker.
+    /// Main memory available to this worker.
     pub host_bytes: u64,
-    /// Free memory of its GPU; none: it has no GPU.
+    /// Free memory of its GPU. `None` without a GPU.
     pub device_bytes: Option<u64>,
 }
 
 impl Room {
-    /// What the system says now, for one of `workers` on this machine that all ask at about the same time.
+    /// Measures the free memory, for one of `workers` workers on this machine that all measure at about the same time.
     pub fn measure(device: Device, workers: u32) -> Result<Self, ShardsError> {
         let device_bytes = match device {
             Device::Cuda(index) => Some(cuda::free_bytes(index)?),
@@ -44,7 +44,7 @@ impl Room {
     }
 }
 
-/// Main memory that can be taken without swapping, within the limit of the control group; 0 where nobody says.
+/// Main memory available without swapping, within the cgroup limit. 0 if it cannot be determined.
 fn available_bytes() -> u64 {
     let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let number = |path: &str| text(path).trim().parse::<u64>().ok();
@@ -57,23 +57,29 @@ fn available_bytes() -> u64 {
     limit.map_or(available, |limit| available.min(limit))
 }
 
-/// A mode that has been decided.
+/// The chosen cache mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cache {
-    /// Nowhere.
+    /// No cache.
     None,
-    /// In main memory, up to so many bytes.
+    /// A cache in main memory.
     Host {
-        /// The most that is kept.
+        /// Maximum size.
         bytes_max: u64,
     },
-    /// On the device of the batches.
+    /// All rows on the GPU.
     Device,
 }
 
 impl Cache {
-    /// What the configured mode comes to on a worker of `device`, and in words why.
-    pub fn choose(mode: CacheMode, layout: &Layout, device: Device, room: Room) -> Result<(Self, String), ShardsError> {
+    /// Chooses the cache for the configured mode on a worker with `device`. Also returns a text that explains the
+    /// choice.
+    pub fn choose(
+        mode: CacheMode,
+        layout: &DataLayout,
+        device: Device,
+        room: Room,
+    ) -> Result<(Self, String), ShardsError> {
         let rows: u64 = layout.block_rows.iter().map(|rows| u64::from(*rows)).sum();
         let bytes = rows * u64::from(layout.views) * layout.row_bytes();
         let host_bytes = (room.host_bytes as f64 * HOST_SHARE) as u64;
@@ -81,43 +87,43 @@ impl Cache {
         let (data, host) = (gibibytes(bytes), gibibytes(host_bytes));
         let in_host = (Self::Host { bytes_max: host_bytes }, format!("rows ({data}) are kept in main memory"));
         match mode {
-            CacheMode::None => Ok((Self::None, format!("rows ({data}) are read anew in every epoch"))),
+            CacheMode::None => Ok((Self::None, format!("rows ({data}) are read again in every epoch"))),
             CacheMode::Host if bytes > host_bytes => {
-                let said = format!("of {data} of rows {host} are kept in main memory, the rest is read anew");
-                Ok((Self::Host { bytes_max: host_bytes }, said))
+                let summary = format!("{host} of {data} of rows are kept in main memory, the rest is read again");
+                Ok((Self::Host { bytes_max: host_bytes }, summary))
             }
             CacheMode::Host => Ok(in_host),
             CacheMode::Device => Self::on_device(bytes, device, room),
             CacheMode::Auto if device_bytes.is_some_and(|room| bytes <= room) => {
-                Ok((Self::Device, format!("rows ({data}) are kept in the memory of the GPU")))
+                Ok((Self::Device, format!("rows ({data}) are kept in GPU memory")))
             }
             CacheMode::Auto if bytes <= host_bytes => Ok(in_host),
             CacheMode::Auto => {
-                let places = device_bytes.map_or_else(
-                    || format!("not into {host} of main memory"),
-                    |room| format!("neither into {host} of main memory nor into {} of the GPU", gibibytes(room)),
+                let reason = device_bytes.map_or_else(
+                    || format!("do not fit into {host} of main memory"),
+                    |room| format!("fit neither into {host} of main memory nor into {} of the GPU", gibibytes(room)),
                 );
-                Ok((Self::None, format!("rows ({data}) are read anew in every epoch: they fit {places}")))
+                Ok((Self::None, format!("rows ({data}) are read again in every epoch: they {reason}")))
             }
         }
     }
 
-    /// `device` was asked for by name: it is what was asked for, or an error.
+    /// The mode `device` was requested explicitly, so it is an error if it is not possible.
     fn on_device(bytes: u64, device: Device, room: Room) -> Result<(Self, String), ShardsError> {
         let Some(free) = room.device_bytes else {
             return Err(ShardsError::Config(format!(
-                "shards.cache = \"device\" needs a GPU, and this worker runs on {device:?}; \
+                "shards.cache = \"device\" needs a GPU, but this worker runs on {device:?}; \
                  set it to \"auto\", \"host\" or \"none\""
             )));
         };
         let (data, free_text) = (gibibytes(bytes), gibibytes(free));
         if bytes > free {
             return Err(ShardsError::Config(format!(
-                "shards.cache = \"device\": the rows of all views take {data}, and {free_text} of the GPU are free; \
+                "shards.cache = \"device\": all views take {data}, but only {free_text} of the GPU are free; \
                  set it to \"auto\", \"host\" or \"none\""
             )));
         }
-        Ok((Self::Device, format!("rows ({data}) are kept in the memory of the GPU, of which {free_text} were free")))
+        Ok((Self::Device, format!("rows ({data}) are kept in GPU memory, of which {free_text} were free")))
     }
 }
 
@@ -125,35 +131,35 @@ fn gibibytes(bytes: u64) -> String {
     format!("{:.2} GiB", bytes as f64 / (1_u64 << 30) as f64)
 }
 
-/// Blocks that are kept in main memory.
+/// Cache of blocks in main memory.
 #[derive(Debug)]
 pub(super) struct HostCache {
-    blocks: Mutex<Kept>,
+    blocks: Mutex<KeptBlocks>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptBlocks {
     rows: HashMap<(u32, u32), Arc<BlockRows>>,
     bytes_left: u64,
 }
 
 impl HostCache {
     pub(super) fn new(bytes_max: u64) -> Self {
-        Self { blocks: Mutex::new(Kept { rows: HashMap::new(), bytes_left: bytes_max }) }
+        Self { blocks: Mutex::new(KeptBlocks { rows: HashMap::new(), bytes_left: bytes_max }) }
     }
 
-    /// A view of a block, if it is kept.
+    /// A view of a block, if it is cached.
     pub(super) fn get(&self, block: u32, view: u32) -> Option<Arc<BlockRows>> {
         let kept = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         kept.rows.get(&(block, view)).map(Arc::clone)
     }
 
-    /// Whether so many bytes would still fit.
+    /// Whether `bytes` more bytes fit.
     pub(super) fn has_room(&self, bytes: u64) -> bool {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).bytes_left >= bytes
     }
 
-    /// Keeps a view of a block while there is room.
+    /// Caches a view of a block if there is room.
     pub(super) fn keep(&self, block: u32, view: u32, bytes: u64, rows: &Arc<BlockRows>) {
         let mut kept = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.bytes_left >= bytes && !kept.rows.contains_key(&(block, view)) {
@@ -171,44 +177,44 @@ mod tests {
 
     fn choose(mode: CacheMode, host_bytes: u64, device_bytes: Option<u64>) -> Result<(Cache, String), ShardsError> {
         // 2 views of 100 rows of 2 * 42 + 16 bytes: 20,000 bytes.
-        let layout = Layout { block_rows: vec![60, 0, 40], width: 42, views: 2, fingerprint: 0 };
+        let layout = DataLayout { block_rows: vec![60, 0, 40], width: 42, views: 2, fingerprint: 0 };
         let device = if device_bytes.is_some() { Device::Cuda(0) } else { Device::Cpu };
         Cache::choose(mode, &layout, device, Room { host_bytes, device_bytes })
     }
 
     #[test]
-    fn auto_takes_the_fastest_that_fits() {
-        let auto = |host, device| choose(CacheMode::Auto, host, device).expect("auto always finds a way");
+    fn auto_picks_the_fastest_cache_that_fits() {
+        let auto = |host, device| choose(CacheMode::Auto, host, device).expect("auto never fails");
         assert_eq!(auto(0, Some(40_000)).0, Cache::Device);
         assert_eq!(auto(33_400, Some(39_999)).0, Cache::Host { bytes_max: 20_040 });
         assert_eq!(auto(33_400, None).0, Cache::Host { bytes_max: 20_040 });
-        let (cache, said) = auto(33_000, Some(39_999));
+        let (cache, summary) = auto(33_000, Some(39_999));
         assert_eq!(cache, Cache::None);
-        assert!(said.contains("neither into") && said.contains("of the GPU"), "{said}");
-        let (cache, said) = auto(0, None);
+        assert!(summary.contains("neither into") && summary.contains("of the GPU"), "{summary}");
+        let (cache, summary) = auto(0, None);
         assert_eq!(cache, Cache::None);
-        assert!(said.contains("not into 0.00 GiB of main memory") && !said.contains("GPU"), "{said}");
+        assert!(summary.contains("not fit into 0.00 GiB of main memory") && !summary.contains("GPU"), "{summary}");
     }
 
     #[test]
-    fn what_was_asked_for_by_name_is_not_replaced() {
+    fn explicit_cache_mode_is_never_replaced() {
         let error = choose(CacheMode::Device, 1 << 30, None).expect_err("no GPU");
         assert_eq!(error.exit_code().code(), 10);
-        assert!(error.to_string().contains("needs a GPU, and this worker runs on Cpu"), "{error}");
+        assert!(error.to_string().contains("needs a GPU, but this worker runs on Cpu"), "{error}");
         let error = choose(CacheMode::Device, 1 << 30, Some(19_999)).expect_err("too small");
         assert!(error.to_string().contains("of the GPU are free"), "{error}");
         assert_eq!(choose(CacheMode::Device, 0, Some(20_000)).expect("it fits").0, Cache::Device);
-        assert_eq!(choose(CacheMode::None, 1 << 40, Some(1 << 40)).expect("nothing to do").0, Cache::None);
-        let (cache, said) = choose(CacheMode::Host, 10_000, Some(1 << 40)).expect("as much as fits");
+        assert_eq!(choose(CacheMode::None, 1 << 40, Some(1 << 40)).expect("always possible").0, Cache::None);
+        let (cache, summary) = choose(CacheMode::Host, 10_000, Some(1 << 40)).expect("as much as fits");
         assert_eq!(cache, Cache::Host { bytes_max: 6000 });
-        assert!(said.contains("the rest is read anew"), "{said}");
+        assert!(summary.contains("the rest is read again"), "{summary}");
     }
 
     #[test]
-    fn the_cache_keeps_what_fits_and_no_more() {
-        let room = Room::measure(Device::Cpu, 1).expect("no GPU is asked");
+    fn host_cache_keeps_only_what_fits() {
+        let room = Room::measure(Device::Cpu, 1).expect("no GPU is involved");
         assert!(room.host_bytes > 1 << 20 && room.device_bytes.is_none(), "{room:?}");
-        assert!(Room::measure(Device::Cpu, 4).expect("no GPU is asked").host_bytes < room.host_bytes);
+        assert!(Room::measure(Device::Cpu, 4).expect("no GPU is involved").host_bytes < room.host_bytes);
         let cache = HostCache::new(10);
         let rows = Arc::new(BlockRows::default());
         cache.keep(0, 0, 6, &rows);

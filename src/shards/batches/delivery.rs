@@ -1,4 +1,4 @@
-//! A batch on its way from the readers to the trainer, and its memory, which goes back when it is dropped.
+//! A batch, and the reuse of its memory when it is dropped.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,23 +10,25 @@ use tch::Tensor;
 use crate::shards::error::ShardsError;
 use crate::shards::order::Position;
 
-/// One worker's slice of one global batch. Its memory is used again once it is dropped, unless somebody still has the
-/// tensor.
+/// One worker's slice of a global batch. Its memory is reused after it is dropped, unless the tensor is still shared.
 #[derive(Debug)]
 pub struct Batch {
-    /// `[b, width]`, float16; on the host, or on the device where rows are cached there. On its way from there: places in the cache.
+    /// `[b, width]`, float16, on the host, or on the device with the device cache. Between gatherer and
+    /// [`Batches::next`], a batch from the device cache holds places in the cache instead.
+    ///
+    /// [`Batches::next`]: super::Batches::next
     pub embeddings: Tensor,
     /// Latitudes, degrees.
     pub latitudes: Vec<f64>,
     /// Longitudes, degrees.
     pub longitudes: Vec<f64>,
-    /// Epoch and step that it belongs to.
+    /// Epoch and step of the batch.
     pub position: Position,
-    /// Positions of the global batch that it holds: equal for equal samples whatever the number of workers.
+    /// The positions of the global batch that it holds. A sample has the same position for any number of workers.
     pub slice: Range<u64>,
-    /// How long the trainer waited for it.
+    /// How long the trainer waited for the batch.
     pub waited: Duration,
-    pub(super) spare: Arc<Spare>,
+    pub(super) spare: Arc<TensorPool>,
 }
 
 impl Drop for Batch {
@@ -36,22 +38,22 @@ impl Drop for Batch {
     }
 }
 
-/// Tensors to fill again. Pinned ones are left to torch's allocator, which knows when a GPU has read them.
+/// A pool of tensors to reuse. Pinned tensors are left to torch's allocator, which knows when the GPU has read them.
 #[derive(Debug)]
-pub(super) struct Spare {
+pub(super) struct TensorPool {
     tensors: Mutex<Vec<Tensor>>,
-    /// Batches that others than the readers have; none: nothing is kept.
+    /// Maximum number of batches outside the readers. `None`: no tensor is kept.
     elsewhere: Option<usize>,
-    /// The most batches that were being filled at once.
+    /// Maximum number of batches filled at the same time so far.
     filling_max: AtomicUsize,
 }
 
-impl Spare {
+impl TensorPool {
     pub(super) fn new(elsewhere: Option<usize>) -> Arc<Self> {
         Arc::new(Self { tensors: Mutex::default(), elsewhere, filling_max: AtomicUsize::new(0) })
     }
 
-    /// So many batches are being filled at once.
+    /// Grows the pool for the number of batches being filled.
     pub(super) fn make_room(&self, filling: usize) {
         self.filling_max.fetch_max(filling, Ordering::Relaxed);
     }
@@ -69,6 +71,6 @@ impl Spare {
     }
 }
 
-pub(super) fn after_the_end(error: &str) -> ShardsError {
-    ShardsError::Internal(format!("a batch was asked for after the error: {error}"))
+pub(super) fn already_failed(error: &str) -> ShardsError {
+    ShardsError::Internal(format!("a batch was requested after the error: {error}"))
 }

@@ -1,7 +1,7 @@
-//! All rows of all views on one device, batches gathered there by index.
+//! The device cache: all rows of all views on one device. Batches are gathered there by index.
 //!
-//! `[views * rows, width]` of float16: row r of view v lies at `v * rows + r`, where r counts over all blocks and rows
-//! that are left out keep their places.
+//! The cache is a float16 tensor `[views * rows, width]`. Row r of view v is at `v * rows + r`, where r counts the rows
+//! of all blocks, including skipped ones.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,7 +13,7 @@ use crate::shards::error::ShardsError;
 use crate::shards::order::Plan;
 use crate::shards::parallel::in_order;
 
-/// The cache itself.
+/// The embeddings on the device.
 #[derive(Debug)]
 pub(super) struct DeviceRows {
     embeddings: Tensor,
@@ -21,17 +21,17 @@ pub(super) struct DeviceRows {
     pub(super) places: Arc<Places>,
 }
 
-/// What the host knows about it: finds rows in the cache.
+/// Finds rows in the cache. Lives on the host, with the coordinates of all rows.
 #[derive(Debug)]
 pub(super) struct Places {
-    /// First row of each block, and the end.
+    /// Number of each block's first row, followed by the total.
     first_rows: Vec<u64>,
     latitudes: Vec<f64>,
     longitudes: Vec<f64>,
 }
 
 impl DeviceRows {
-    /// Reads everything that the plan may ask for; the first error that arrives ends it.
+    /// Reads all blocks that have usable rows. Stops at the first error.
     pub(super) fn load(
         blocks: &Arc<dyn Blocks>,
         plan: &Plan,
@@ -46,7 +46,7 @@ impl DeviceRows {
         let used = |block: &u32| layout.block_rows[*block as usize] as usize > plan.mask().skipped(*block).len();
         let wanted: Vec<u32> = (0..layout.block_rows.len() as u32).filter(used).collect();
         let all = Mutex::new((embeddings, vec![0.0; rows as usize], vec![0.0; rows as usize]));
-        // One thread copies while the others read.
+        // The lock lets one thread copy while the others read.
         in_order(threads as usize, wanted.len() * layout.views as usize, |task| {
             let (block, view) = (wanted[task / layout.views as usize], task % layout.views as usize);
             let mut read_rows = BlockRows::default();
@@ -65,7 +65,7 @@ impl DeviceRows {
         Ok(Self { embeddings, device, places: Arc::new(Places { first_rows, latitudes, longitudes }) })
     }
 
-    /// The rows at `places`, gathered on the device without waiting for it.
+    /// Gathers the rows at `places` on the device, without waiting for it.
     pub(super) fn select(&self, places: &Tensor) -> Result<Tensor, ShardsError> {
         let places = places.f_to_device_(self.device, Kind::Int64, true, false)?;
         Ok(self.embeddings.f_index_select(0, &places)?)
@@ -73,7 +73,7 @@ impl DeviceRows {
 }
 
 impl Places {
-    /// Where a row of a view lies.
+    /// Index of a row of a view in the cache.
     pub(super) fn place(&self, block: u32, view: u32, row: u32) -> i64 {
         let all = self.latitudes.len() as u64;
         (u64::from(view) * all + self.first_rows[block as usize] + u64::from(row)) as i64

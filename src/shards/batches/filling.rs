@@ -1,15 +1,16 @@
-//! Batches that are being filled: where every row goes, and when a batch may be seen.
+//! Batches that are being filled: assigns each row its place, and releases complete batches.
 //!
-//! Invariant: a batch leaves only when every block that it has rows of was read and checked without an error. Until then its
-//! memory is reached by those alone who read into it ([`RowPlaces`]), and after an error by nobody.
+//! Invariant: a batch is released only after every block that it has rows from was read and checked without an error.
+//! Until then only the readers that fill it can access its memory ([`RowPlaces`]). After an error the batch is never
+//! released.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::delivery::{Batch, Spare};
-use super::readers::Answer;
+use super::delivery::{Batch, TensorPool};
+use super::readers::BlockResult;
 use super::segments::Segment;
 use crate::native::host::HostRows;
 use crate::native::places::RowPlaces;
@@ -17,7 +18,7 @@ use crate::shards::error::ShardsError;
 use crate::shards::format::ELEMENT_BYTES;
 use crate::shards::order::{Plan, Position};
 
-/// A batch that is not full yet.
+/// A batch that is not complete yet.
 struct Open {
     position: Position,
     rows: HostRows,
@@ -25,21 +26,21 @@ struct Open {
     longitudes: Vec<f64>,
 }
 
-/// Batches whose rows have places and are not all there, the oldest first.
+/// Incomplete batches whose rows have places, oldest first.
 pub(super) struct Filling {
     plan: Plan,
     slice: Range<u64>,
     pinned: bool,
-    spare: Arc<Spare>,
+    spare: Arc<TensorPool>,
     open: VecDeque<Open>,
 }
 
 impl Filling {
-    pub(super) fn new(plan: Plan, slice: Range<u64>, pinned: bool, spare: Arc<Spare>) -> Self {
+    pub(super) fn new(plan: Plan, slice: Range<u64>, pinned: bool, spare: Arc<TensorPool>) -> Self {
         Self { plan, slice, pinned, spare, open: VecDeque::new() }
     }
 
-    /// Gives every row of the next segment its place: one set for each of its blocks.
+    /// Assigns a place to every row of the next segment. Returns the places for each block of the segment.
     pub(super) fn arrange(&mut self, segment: &Segment) -> Result<Vec<RowPlaces>, ShardsError> {
         let row_bytes = self.plan.layout().width * ELEMENT_BYTES;
         let block_rows = &self.plan.layout().block_rows;
@@ -47,12 +48,12 @@ impl Filling {
             segment.blocks.iter().map(|(block, _)| RowPlaces::new(block_rows[*block as usize] as usize, row_bytes));
         let mut places: Vec<RowPlaces> = places.collect();
         for (position, rows) in segment.steps() {
-            if self.open.back().is_none_or(|last| last.rows.unplaced() == 0) {
+            if self.open.back().is_none_or(|last| last.rows.unassigned() == 0) {
                 let open = self.begin(position)?;
                 self.open.push_back(open);
             }
             if let Some(open) = self.open.back_mut() {
-                rows.iter().for_each(|(block, row)| open.rows.give(&mut places[*block as usize], *row as usize));
+                rows.iter().for_each(|(block, row)| open.rows.assign(&mut places[*block as usize], *row as usize));
             }
         }
         self.spare.make_room(self.open.len());
@@ -69,16 +70,16 @@ impl Filling {
         Ok(Open { position, rows, latitudes: Vec::with_capacity(count), longitudes: Vec::with_capacity(count) })
     }
 
-    /// Rows of a batch.
+    /// Rows per batch.
     fn count(&self) -> usize {
         (self.slice.end - self.slice.start) as usize
     }
 
-    /// Takes what came of the oldest segment that was arranged, and hands on the batches that are full.
+    /// Takes the results of the oldest arranged segment, and sends the batches that are complete.
     pub(super) fn take<E: From<ShardsError>>(
         &mut self,
         segment: &Segment,
-        answers: &mut [Answer],
+        results: &mut [BlockResult],
         mut send: impl FnMut(Batch) -> Result<(), E>,
     ) -> Result<(), E> {
         for (_, rows) in segment.steps() {
@@ -87,7 +88,7 @@ impl Filling {
                 return Err(ShardsError::Internal(NOT_OPEN.to_owned()).into());
             };
             for (block, row) in rows.iter().map(|(block, row)| (*block as usize, *row as usize)) {
-                let block = match &mut answers[block] {
+                let block = match &mut results[block] {
                     Ok(block) => block,
                     failed => return Err(take_error(failed).into()),
                 };
@@ -106,11 +107,11 @@ impl Filling {
     }
 }
 
-const NOT_OPEN: &str = "rows came that nobody had asked for";
+const NOT_OPEN: &str = "received rows that were not requested";
 
-/// Moves the error out; what is left behind is never read.
-fn take_error(answer: &mut Answer) -> ShardsError {
-    match std::mem::replace(answer, Ok(Arc::default())) {
+/// Moves the error out. The value left behind is never read.
+fn take_error(result: &mut BlockResult) -> ShardsError {
+    match std::mem::replace(result, Ok(Arc::default())) {
         Err(error) => error,
         Ok(_) => ShardsError::Internal("a block failed without an error".to_owned()),
     }

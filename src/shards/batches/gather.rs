@@ -1,4 +1,4 @@
-//! One thread that asks for rows in the order of the plan, and sends the batches that readers have filled.
+//! The gatherer thread. It requests rows in the order of the plan and sends the batches that readers have filled.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -6,28 +6,28 @@ use std::time::Duration;
 
 use tch::Tensor;
 
-use super::delivery::{Batch, Spare};
+use super::delivery::{Batch, TensorPool};
 use super::device::Places;
 use super::filling::Filling;
 use super::readers::Readers;
 use super::segments::{Segment, Segments};
 use crate::shards::error::ShardsError;
 
-/// Gathers until somebody says stop or something fails.
+/// Gathers batches until it is stopped or something fails.
 pub(super) struct Gatherer {
     pub(super) segments: Segments,
     pub(super) readers: Arc<Readers>,
     pub(super) filling: Filling,
-    /// Where rows lie on the device; none: they are read.
+    /// Places of rows in the device cache. `None`: rows are read from files.
     pub(super) places: Option<Arc<Places>>,
     pub(super) sender: SyncSender<Result<Batch, ShardsError>>,
 }
 
-/// Why gathering ended: something that the trainer must hear of; none: nobody wants batches any more.
+/// Why gathering ended: an error for the trainer, or `None` if the trainer has dropped its end.
 type End = Option<ShardsError>;
 
 impl Gatherer {
-    /// Does the work of the thread.
+    /// The body of the thread.
     pub(super) fn run(mut self) {
         let end = if self.places.is_some() { self.gather_places() } else { self.gather_rows() };
         if let Err(Some(error)) = end {
@@ -35,49 +35,49 @@ impl Gatherer {
         }
     }
 
-    /// Says what went wrong in the place of the next batch. A trainer that has gone away need not hear it.
+    /// Sends an error in place of the next batch. If the trainer has dropped its end, the error is discarded.
     pub(super) fn fail(self, error: ShardsError) {
         let _ = self.sender.send(Err(error));
     }
 
     /// Reads one segment ahead of the one whose batches are sent.
     fn gather_rows(&mut self) -> Result<(), End> {
-        let (mut segment, mut ticket) = self.ask()?;
+        let (mut segment, mut ticket) = self.request()?;
         loop {
-            // What goes wrong there must not overtake the batches that come before it.
-            let next = self.ask();
-            let mut answers = self.readers.wait(ticket, segment.blocks.len()).ok_or(None)?;
+            // Do not return this error yet: the batches before it must be sent first.
+            let next = self.request();
+            let mut results = self.readers.wait(ticket, segment.blocks.len()).ok_or(None)?;
             let sender = &self.sender;
             let send = |batch| sender.send(Ok(batch)).map_err(|_| None);
-            self.filling.take(&segment, &mut answers, send)?;
-            self.readers.give_back(answers);
+            self.filling.take(&segment, &mut results, send)?;
+            self.readers.give_back(results);
             (segment, ticket) = next?;
         }
     }
 
-    /// Has the next segment read; the ticket is that of its first block.
-    fn ask(&mut self) -> Result<(Segment, u64), ShardsError> {
+    /// Requests the next segment from the readers. Returns it with the ticket of its first block.
+    fn request(&mut self) -> Result<(Segment, u64), ShardsError> {
         let segment = self.segments.next()?;
         let places = self.filling.arrange(&segment)?;
-        let ticket = self.readers.ask(&segment, places);
+        let ticket = self.readers.request(&segment, places);
         Ok((segment, ticket))
     }
 
-    /// Finds the rows of a batch in the device cache; nothing is read.
+    /// Looks up the rows of batches in the device cache. Nothing is read.
     fn gather_places(&mut self) -> Result<(), End> {
         let slice = self.segments.slice().clone();
         let count = (slice.end - slice.start) as usize;
-        // Places are a few bytes per row: not worth keeping.
-        let spare = Spare::new(None);
+        // Places are only a few bytes per row, so their memory is not reused.
+        let spare = TensorPool::new(None);
         let (mut places, mut latitudes, mut longitudes) = (Vec::new(), Vec::new(), Vec::new());
         loop {
             let segment = self.segments.next()?;
-            let known = self.places.as_ref().ok_or_else(|| ShardsError::Internal("no device cache".to_owned()))?;
+            let cached = self.places.as_ref().ok_or_else(|| ShardsError::Internal("no device cache".to_owned()))?;
             for (position, rows) in segment.steps() {
                 for (place, row) in rows {
                     let (block, view) = segment.blocks[*place as usize];
-                    places.push(known.place(block, view, *row));
-                    let (latitude, longitude) = known.coordinates(block, *row);
+                    places.push(cached.place(block, view, *row));
+                    let (latitude, longitude) = cached.coordinates(block, *row);
                     latitudes.push(latitude);
                     longitudes.push(longitude);
                 }

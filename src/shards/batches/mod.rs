@@ -1,8 +1,9 @@
-//! Rows into batches, ahead of the trainer.
+//! Prefetches rows into batches for the trainer.
 //!
-//! In reading order: `cache` (where rows are kept), `segments` (what a worker needs of each window), `readers` (threads that read blocks),
-//! `delivery` (a batch and its memory), `filling` (rows into their places), `device` (all rows on a GPU), `gather` (the thread
-//! that puts it together), `prefetch` (what the trainer holds), `inline` (the same without threads).
+//! In reading order: `cache` (where rows are cached), `segments` (the rows of a window that a worker needs), `readers`
+//! (threads that read blocks), `delivery` (a batch and its memory), `filling` (puts rows into batches), `device` (all
+//! rows on a GPU), `gather` (the thread that drives the readers), `prefetch` (the interface for the trainer), `inline`
+//! (the same without threads).
 
 mod cache;
 mod delivery;

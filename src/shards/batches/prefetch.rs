@@ -1,4 +1,4 @@
-//! Rows into batches, ahead of the trainer.
+//! Prefetches rows into batches for the trainer.
 //!
 //! ```text
 //! gatherer ── a place in a batch for each row of this window and the next ──▶ reader threads ── rows into their places
@@ -7,11 +7,13 @@
 //!    └── batches whose blocks are all checked, `prefetch_batches` ahead ──▶ Batches::next
 //! ```
 //!
-//! Memory is bounded by the batches of two windows and those ahead, one decoded block for each reader thread, the coordinates of two
-//! windows, and what the [`Cache`] may keep. Batches in main memory are used again; pinned ones are torch's to use again. A batch
-//! holds the same bits for every number of reader threads and every cache. What goes wrong in a thread, a panic too, arrives at
-//! [`Batches::next`] in the place of the first batch that needs the row; all batches before it arrive. [`Cache::Device`] is the
-//! exception: it reads everything before the first batch, so that nothing goes wrong later.
+//! Memory is bounded by the batches of two windows, the prefetched batches, one decoded block per reader thread, the
+//! coordinates of two windows, and the limit of the [`Cache`]. The memory of batches is reused; for pinned batches,
+//! torch's allocator does that.
+//!
+//! The contents of a batch do not depend on the number of reader threads or the cache. An error or panic in a thread is
+//! returned by [`Batches::next`] in place of the first batch that needs the failed row, after all earlier batches.
+//! [`Cache::Device`] is the exception: it reads everything before the first batch, so there are no read errors later.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -22,7 +24,7 @@ use locdiff_core::config::ShardsConfig;
 use tch::Device;
 
 use super::cache::Cache;
-use super::delivery::{Batch, Spare, after_the_end};
+use super::delivery::{Batch, TensorPool, already_failed};
 use super::device::DeviceRows;
 use super::filling::Filling;
 use super::gather::Gatherer;
@@ -33,27 +35,27 @@ use crate::shards::blocks::Blocks;
 use crate::shards::error::ShardsError;
 use crate::shards::order::{Plan, Position, Share, panic_text};
 
-/// How batches are made; none of it changes them.
+/// How batches are made. The options do not affect the contents of batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchOptions {
-    /// Threads that read.
+    /// Number of reader threads.
     pub reader_threads: u32,
-    /// Batches that wait for the trainer.
+    /// Number of batches to prefetch.
     pub prefetch_batches: u32,
-    /// Where rows are kept.
+    /// Where rows are cached.
     pub cache: Cache,
-    /// Where the trainer computes: batches lie in pinned memory for a GPU, or on it (see [`Cache`]).
+    /// The trainer's device. For a GPU, batches are in pinned memory or on the GPU (see [`Cache`]).
     pub device: Device,
 }
 
 impl BatchOptions {
-    /// As configured, with the cache that was chosen.
+    /// Takes the options from the configuration, with the chosen cache.
     pub fn new(config: &ShardsConfig, cache: Cache, device: Device) -> Self {
         Self { reader_threads: config.reader_threads, prefetch_batches: config.prefetch_batches, cache, device }
     }
 }
 
-/// The batches of one worker, from a position on, epoch after epoch.
+/// The batches of one worker, starting at a position, across epochs without end.
 #[derive(Debug)]
 pub struct Batches {
     plan: Plan,
@@ -66,7 +68,7 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Starts to read. With [`Cache::Device`] it returns when all rows are on the device.
+    /// Starts reading. With [`Cache::Device`], returns after all rows are on the device.
     pub fn new(
         blocks: Arc<dyn Blocks>,
         plan: Plan,
@@ -80,8 +82,8 @@ impl Batches {
         let device_rows =
             on_device.then(|| DeviceRows::load(&blocks, &plan, options.device, options.reader_threads)).transpose()?;
         let pinned = options.device.is_cuda();
-        // Those ahead, one on its way to them, one that the trainer has.
-        let spare = Spare::new((!on_device && !pinned).then_some(options.prefetch_batches as usize + 2));
+        // The prefetched batches, one being sent, and one in use by the trainer.
+        let spare = TensorPool::new((!on_device && !pinned).then_some(options.prefetch_batches as usize + 2));
         let readers = Arc::new(Readers::new(blocks, &plan, options.cache));
         let (sender, deliveries) = sync_channel(options.prefetch_batches.max(1) as usize);
         let gatherer = Gatherer {
@@ -124,16 +126,16 @@ impl Batches {
         Ok(())
     }
 
-    /// The next batch; waits for it. After an error there are no more.
-    #[allow(clippy::should_implement_trait, reason = "it never ends, and an error is no item")]
+    /// Waits for the next batch. After an error there are no more batches.
+    #[allow(clippy::should_implement_trait, reason = "it never ends, and an error is not an item")]
     pub fn next(&mut self) -> Result<Batch, ShardsError> {
         if let Some(ended) = &self.ended {
-            return Err(after_the_end(ended));
+            return Err(already_failed(ended));
         }
         let start = Instant::now();
         let received = self.deliveries.as_ref().and_then(|deliveries| deliveries.recv().ok());
         let waited = start.elapsed();
-        let result = received.unwrap_or_else(|| Err(self.end_of_gatherer()));
+        let result = received.unwrap_or_else(|| Err(self.gatherer_error()));
         let batch = result.and_then(|mut batch| {
             batch.waited = waited;
             if let Some(rows) = &self.device_rows {
@@ -148,21 +150,22 @@ impl Batches {
         batch
     }
 
-    /// Why the gatherer ended without a word.
-    fn end_of_gatherer(&mut self) -> ShardsError {
+    /// The error for a gatherer that ended without sending one.
+    fn gatherer_error(&mut self) -> ShardsError {
         let panic = self.gatherer.take().and_then(|thread| thread.join().err());
-        let text = panic.as_deref().map_or("it ended by itself", |panic| panic_text(panic));
-        ShardsError::Internal(format!("the thread that gathers batches panicked: {text}"))
+        let text = panic.as_deref().map_or("it ended without an error", |panic| panic_text(panic));
+        ShardsError::Internal(format!("the gatherer thread failed: {text}"))
     }
 
-    /// The position of the next batch: what a checkpoint keeps.
+    /// The position of the next batch, for a checkpoint.
     pub fn position(&self) -> Position {
         self.next
     }
 }
 
 impl Drop for Batches {
-    /// Ends the threads. One that sits in a read of a stalled disk or network is not waited for: it ends after the read.
+    /// Stops the threads. It does not wait for a thread that is blocked in a slow read; that thread ends after the
+    /// read.
     fn drop(&mut self) {
         self.deliveries = None;
         self.readers.stop();

@@ -1,8 +1,9 @@
-//! Threads that read blocks and put rows into their places, and the bounded pool between them and the gatherer.
+//! The reader threads, which read blocks and put rows into their places, and the task queue between them and the
+//! gatherer.
 //!
-//! The gatherer asks for the blocks of one segment and the next; each answer waits under its ticket. An answer without an
-//! error means that the block was checked, and that all rows that were wanted of it are in their places. Nobody waits for a
-//! thread that does not exist any more: a panic in a read is an answer, and so is the end.
+//! The gatherer requests the blocks of the current and the next segment. Each result is stored under its ticket. A
+//! result without an error means that the block was checked and that all wanted rows are in their places. The gatherer
+//! never waits forever: a panic in a read becomes a result, and stopping wakes it up.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,28 +15,28 @@ use super::segments::Segment;
 use crate::native::places::RowPlaces;
 use crate::shards::blocks::{BlockRows, Blocks};
 use crate::shards::error::ShardsError;
-use crate::shards::order::{Plan, caught};
+use crate::shards::order::{Plan, catch_panic};
 
-/// How long an end waits for threads that are busy.
-const END_WAIT: Duration = Duration::from_millis(250);
+/// How long [`Readers::stop`] waits for busy threads.
+const STOP_WAIT: Duration = Duration::from_millis(250);
 
-/// One view of one block: its coordinates, and its embeddings where they are kept.
-pub(super) type Answer = Result<Arc<BlockRows>, ShardsError>;
+/// The result of reading one view of a block: its coordinates, and its embeddings if they are cached.
+pub(super) type BlockResult = Result<Arc<BlockRows>, ShardsError>;
 
-/// What threads and gatherer share.
+/// The state that reader threads and gatherer share.
 pub(super) struct Readers {
     blocks: Arc<dyn Blocks>,
     plan: Plan,
     cache: Option<HostCache>,
-    state: Mutex<State>,
+    state: Mutex<ReaderState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ReaderState {
     tasks: VecDeque<Task>,
-    answers: HashMap<u64, Answer>,
-    /// Buffers to fill again.
+    results: HashMap<u64, BlockResult>,
+    /// Buffers to reuse.
     spare: Vec<BlockRows>,
     tickets: u64,
     threads: usize,
@@ -47,7 +48,7 @@ struct Task {
     block: u32,
     view: u32,
     places: RowPlaces,
-    /// The block, where the cache has it.
+    /// The block, if it is cached.
     kept: Option<Arc<BlockRows>>,
 }
 
@@ -66,12 +67,12 @@ impl Readers {
         Self { blocks, plan: plan.clone(), cache, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ReaderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for the blocks of a segment, with the places of each; the tickets are consecutive from the one returned.
-    pub(super) fn ask(&self, segment: &Segment, places: Vec<RowPlaces>) -> u64 {
+    /// Requests the blocks of a segment, with the places for each. Returns the first of the consecutive tickets.
+    pub(super) fn request(&self, segment: &Segment, places: Vec<RowPlaces>) -> u64 {
         let mut state = self.state();
         let first = state.tickets;
         for ((block, view), places) in segment.blocks.iter().copied().zip(places) {
@@ -85,28 +86,28 @@ impl Readers {
         first
     }
 
-    /// Waits for `count` answers from ticket `first` on; none: it is over.
-    pub(super) fn wait(&self, first: u64, count: usize) -> Option<Vec<Answer>> {
+    /// Waits for `count` results, starting at ticket `first`. `None` if the readers have been stopped.
+    pub(super) fn wait(&self, first: u64, count: usize) -> Option<Vec<BlockResult>> {
         let tickets = first..first + count as u64;
         let mut state = self.state();
         while !state.stopped {
-            if tickets.clone().all(|ticket| state.answers.contains_key(&ticket)) {
-                return tickets.map(|ticket| state.answers.remove(&ticket)).collect();
+            if tickets.clone().all(|ticket| state.results.contains_key(&ticket)) {
+                return tickets.map(|ticket| state.results.remove(&ticket)).collect();
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         None
     }
 
-    /// Takes buffers back that nobody reads any more.
-    pub(super) fn give_back(&self, answers: Vec<Answer>) {
-        let free = answers.into_iter().filter_map(|answer| Arc::try_unwrap(answer.ok()?).ok());
+    /// Takes back the buffers that are not shared with the cache.
+    pub(super) fn give_back(&self, results: Vec<BlockResult>) {
+        let free = results.into_iter().filter_map(|result| Arc::try_unwrap(result.ok()?).ok());
         self.state().spare.extend(free);
     }
 
-    /// The life of a reader thread.
+    /// The body of a reader thread.
     pub(super) fn work(&self) {
-        // Where embeddings are decoded, from block to block.
+        // Buffer for decoded embeddings, reused for each block.
         let mut embeddings = Vec::new();
         let mut state = self.state();
         while !state.stopped {
@@ -117,22 +118,22 @@ impl Readers {
             let rows = state.spare.pop().unwrap_or_default();
             drop(state);
             let ticket = task.ticket;
-            let answer = self.answer(task, rows, &mut embeddings);
+            let result = self.run_task(task, rows, &mut embeddings);
             state = self.state();
-            state.answers.insert(ticket, answer);
+            state.results.insert(ticket, result);
             self.changed.notify_all();
         }
     }
 
-    /// Puts the rows that a task wants into their places.
-    fn answer(&self, task: Task, rows: BlockRows, embeddings: &mut Vec<u8>) -> Answer {
+    /// Puts the wanted rows of a task into their places.
+    fn run_task(&self, task: Task, rows: BlockRows, embeddings: &mut Vec<u8>) -> BlockResult {
         let Task { block, view, places, kept, .. } = task;
         let bytes = self.bytes(block);
         if let Some(kept) = kept {
             return copy(block, &kept, places).map(|()| kept);
         }
         if let Some(cache) = self.cache.as_ref().filter(|cache| cache.has_room(bytes)) {
-            // What is kept gets memory of its own size.
+            // A cached block gets a new buffer of exactly its size.
             let mut rows = BlockRows::default();
             read(self.blocks.as_ref(), &self.plan, block, view, &mut rows)?;
             let rows = Arc::new(rows);
@@ -147,21 +148,22 @@ impl Readers {
         u64::from(layout.block_rows[block as usize]) * layout.row_bytes()
     }
 
-    /// Ends all threads, and waits a moment for those that are busy.
+    /// Stops all threads, and waits briefly for those that are busy.
     pub(super) fn stop(&self) {
         let mut state = self.state();
         state.stopped = true;
         state.tasks.clear();
         self.changed.notify_all();
-        let wait = self.changed.wait_timeout_while(state, END_WAIT, |state| state.threads > 0);
+        let wait = self.changed.wait_timeout_while(state, STOP_WAIT, |state| state.threads > 0);
         let (state, _) = wait.unwrap_or_else(PoisonError::into_inner);
         if state.threads > 0 {
-            tracing::debug!(threads = state.threads, "threads are still in a read; they end after it");
+            tracing::debug!(threads = state.threads, "threads are still reading and will end after that");
         }
     }
 }
 
-/// Reads what the plan wants of a block. A panic is an error, and so are rows that are too few or too many.
+/// Reads all rows of a view of a block. Rows that the plan skips may be bad. A panic or a wrong number of rows is an
+/// error.
 pub(super) fn read(
     blocks: &dyn Blocks,
     plan: &Plan,
@@ -169,12 +171,12 @@ pub(super) fn read(
     view: u32,
     into: &mut BlockRows,
 ) -> Result<(), ShardsError> {
-    caught(block, || blocks.read_except(block, view, plan.mask().skipped(block), into))?;
+    catch_panic(block, || blocks.read_except(block, view, plan.mask().skipped(block), into))?;
     into.check(block, plan.layout().block_rows[block as usize] as usize, plan.layout().width)
 }
 
-/// Reads what the plan wants of one view of a block straight into its places, by way of `embeddings` where it must be decoded.
-/// A panic is an error. Without an error the places are finished, and the answer has the coordinates of all rows.
+/// Reads a view of a block directly into its places, or through the buffer `embeddings` if the block must be decoded. A
+/// panic is an error. On success the places are filled, and the result has the coordinates of all rows.
 pub(super) fn place(
     blocks: &dyn Blocks,
     plan: &Plan,
@@ -182,10 +184,10 @@ pub(super) fn place(
     mut into: BlockRows,
     embeddings: &mut Vec<u8>,
     mut places: RowPlaces,
-) -> Answer {
+) -> BlockResult {
     into.embeddings = std::mem::take(embeddings);
     let rows = plan.layout().block_rows[block as usize] as usize;
-    caught(block, || {
+    catch_panic(block, || {
         blocks.read_placed((block, view), plan.mask().skipped(block), &mut into, &mut places)?;
         let got = (into.latitudes.len(), into.longitudes.len());
         if got != (rows, rows) {
@@ -199,22 +201,22 @@ pub(super) fn place(
     Ok(Arc::new(into))
 }
 
-/// Puts rows of a block that lies in memory into their places.
+/// Copies rows of a cached block into their places.
 fn copy(block: u32, rows: &BlockRows, mut places: RowPlaces) -> Result<(), ShardsError> {
-    caught(block, || {
+    catch_panic(block, || {
         places.write(&rows.embeddings);
         places.finish();
         Ok(())
     })
 }
 
-/// Starts a thread that `stop` knows of.
+/// Starts a thread that [`Readers::stop`] waits for.
 pub(super) fn spawn(
     readers: &Arc<Readers>,
     name: &str,
     body: impl FnOnce(&Readers) + Send + 'static,
 ) -> Result<JoinHandle<()>, ShardsError> {
-    /// Counts a thread, however it ends.
+    /// Decrements the thread count when dropped, even after a panic.
     struct Counted(Arc<Readers>);
     impl Drop for Counted {
         fn drop(&mut self) {

@@ -1,23 +1,23 @@
-//! What one worker needs of one window after the other, from a position on.
+//! Splits the plan into segments: the rows that one worker needs from each window, starting at a position.
 
 use std::ops::Range;
 
 use crate::shards::error::ShardsError;
 use crate::shards::order::{Epoch, Plan, Position};
 
-/// One worker's part of one window.
+/// One worker's part of a window.
 #[derive(Debug)]
 pub(super) struct Segment {
-    /// Blocks with their views, in the order of their first row.
+    /// Blocks and their views, ordered by first use.
     pub(super) blocks: Vec<(u32, u32)>,
-    /// Rows in the order of the plan: which of `blocks`, and which of its rows.
+    /// Rows in the order of the plan: index in `blocks`, and row within the block.
     rows: Vec<(u32, u32)>,
-    /// How many of `rows` belong to which step, in order; a step's rows may begin or end in other segments.
+    /// Steps in order, with the number of `rows` that belong to each. A step may start or end in another segment.
     steps: Vec<(Position, usize)>,
 }
 
 impl Segment {
-    /// Its rows, step by step.
+    /// The rows of each step.
     pub(super) fn steps(&self) -> impl Iterator<Item = (Position, &[(u32, u32)])> {
         let mut rest = self.rows.as_slice();
         self.steps.iter().map(move |(position, count)| {
@@ -28,7 +28,7 @@ impl Segment {
     }
 }
 
-/// The segments of all epochs.
+/// Produces the segments of all epochs.
 #[derive(Debug)]
 pub(super) struct Segments {
     plan: Plan,
@@ -46,12 +46,12 @@ impl Segments {
         Ok(Self { plan, slice, epoch, position, index })
     }
 
-    /// Positions of every global batch that are gathered.
+    /// The positions of every global batch that this worker takes.
     pub(super) fn slice(&self) -> &Range<u64> {
         &self.slice
     }
 
-    /// The next window with rows for this worker.
+    /// The segment of the next window that has rows for this worker.
     pub(super) fn next(&mut self) -> Result<Segment, ShardsError> {
         loop {
             if self.index == self.plan.indices() {
@@ -66,9 +66,9 @@ impl Segments {
         }
     }
 
-    /// This worker's rows from `self.index` to the end of the window or of the epoch.
+    /// This worker's rows from `self.index` to the end of the window or epoch.
     fn window(&mut self) -> Result<Segment, ShardsError> {
-        // Beyond the last row the epoch begins again: padding.
+        // Beyond the last row the indices wrap around to the start of the epoch: padding.
         let around = self.index - self.index % self.plan.rows();
         let window = self.epoch.window_of(self.index - around)?;
         let indices = self.index..(around + window.indices().end).min(self.plan.indices());

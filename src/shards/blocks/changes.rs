@@ -1,4 +1,4 @@
-//! Is the data what it was when the run began? Every read is compared with [`Contents`], where the run has them.
+//! Detects data that changed since the run began: every read is compared with the run's [`Contents`], if it has them.
 
 use super::contents::Contents;
 use super::dataset::{BlockAt, Dataset};
@@ -6,8 +6,8 @@ use crate::shards::error::ShardsError;
 use crate::shards::format::{Checksum, Column};
 
 impl Dataset {
-    /// Compares every chunk that is read from now on with what the run knows of it.
-    pub fn expect(&mut self, contents: Option<Contents>) -> Result<(), ShardsError> {
+    /// Sets the checksums that every chunk read after this call must match.
+    pub fn expect_contents(&mut self, contents: Option<Contents>) -> Result<(), ShardsError> {
         if let Some(contents) = &contents {
             self.check_shape_of(contents)?;
         }
@@ -15,14 +15,15 @@ impl Dataset {
         Ok(())
     }
 
-    /// Reads all that training reads, and decodes nothing of it.
+    /// Computes the checksums of all column chunks that training reads, without decoding them.
     pub fn read_contents(&self) -> Result<Contents, ShardsError> {
         let versions = self.versions()?;
         let xxh3 = self.blocks.iter().map(|at| self.hash(*at)).collect::<Result<Vec<_>, _>>()?;
         Ok(Contents { versions, xxh3: xxh3.concat() })
     }
 
-    /// Is the data what it was? Files of another version are read for it. What comes back has the versions of today.
+    /// Checks that the data has not changed. Only files whose version differs are read. Returns the contents with the
+    /// current versions.
     pub fn check_contents(&self, then: &Contents) -> Result<Contents, ShardsError> {
         self.check_shape_of(then)?;
         let versions = self.versions()?;
@@ -31,24 +32,24 @@ impl Dataset {
                 continue;
             }
             for (column, (got, wanted)) in self.files[at.file].columns().zip(self.hash(*at)?.iter().zip(wanted)) {
-                self.same_chunk(*at, column, *got, *wanted)?;
+                self.check_chunk(*at, column, *got, *wanted)?;
             }
         }
         Ok(Contents { versions, xxh3: then.xxh3.clone() })
     }
 
-    /// Columns that training reads.
+    /// Number of columns that training reads.
     pub(super) fn columns(&self) -> usize {
         self.files[0].columns().count()
     }
 
-    /// What the source says of each file.
+    /// The version that the source reports for each file.
     pub(super) fn versions(&self) -> Result<Vec<String>, ShardsError> {
         (0..self.files.len()).map(|file| self.source.version(file)).collect()
     }
 
-    /// Is a chunk what it was?
-    pub(super) fn same_chunk(
+    /// Fails if the checksum of a chunk has changed.
+    pub(super) fn check_chunk(
         &self,
         at: BlockAt,
         column: &Column,
@@ -73,7 +74,7 @@ impl Dataset {
         if now == then {
             return Ok(());
         }
-        let reason = format!("{} files of {} column chunks, wanted {} of {}", now.0, now.1, then.0, then.1);
+        let reason = format!("{} files with {} column chunks, wanted {} with {}", now.0, now.1, then.0, then.1);
         Err(ShardsError::Changed { location: self.files[0].name.clone(), reason })
     }
 }

@@ -1,7 +1,8 @@
-//! Ours or anybody's Parquet as numbered blocks: one per row group.
+//! An open data set: Parquet files, ours or any others, as numbered blocks, one per row group.
 //!
-//! Invariant: what [`Blocks::read`] and [`Blocks::read_placed`] hand out has been checked on this very read: the checksum of every column chunk where a
-//! manifest or the run knows it, no nulls, lists of the right width, finite numbers, coordinates on the Earth.
+//! Invariant: rows returned by [`Blocks::read`] and [`Blocks::read_placed`] were checked during that read. There are no
+//! nulls, lists have the right width, numbers are finite and coordinates are valid. The checksum of every column chunk
+//! is compared if the manifest or the run has it.
 
 use std::sync::Arc;
 
@@ -15,25 +16,26 @@ use crate::shards::error::{ShardsError, Spot};
 use crate::shards::format::{Footer, Manifest};
 use crate::shards::source::{BufferPool, ByteSource, DatasetIndex, Origin, S3Options};
 
-/// Numbers of an embedding, at most: a footer that says more would have memory allocated for what is not there.
+/// Maximum width of an embedding. A footer that claims more could trigger a huge allocation.
 const WIDTH_MAX: usize = 1 << 20;
 
-/// What a codec may make of one byte: deflate's limit is 1032, and embeddings are no zeros.
+/// Maximum expansion of a compressed byte. 1032 is the limit of deflate, which only constant data reaches.
 const REPETITION_MAX: i64 = 1032;
 
-/// Rows that any row group may claim: 8 MiB of places. pyarrow's row groups have as many by default.
+/// Rows that a row group may always claim, whatever its size in bytes. They cost 8 MiB of row places. It is also
+/// pyarrow's default row group size.
 const ROWS_ANYHOW: i64 = 1 << 20;
 
-/// A row group that has rows.
+/// A row group that is not empty.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BlockAt {
-    /// Its number.
+    /// Number of the block.
     pub(super) number: usize,
     pub(super) file: usize,
     pub(super) row_group: usize,
 }
 
-/// A data set that is open.
+/// An open data set.
 pub struct Dataset {
     pub(crate) source: Arc<dyn ByteSource>,
     pub(crate) manifest: Option<Manifest>,
@@ -44,24 +46,24 @@ pub struct Dataset {
     pub(super) width: usize,
     views: u32,
     fingerprint: u64,
-    /// What a run knows of data without a manifest.
+    /// Checksums that the run has of data without a manifest.
     pub(super) contents: Option<Contents>,
     pub(super) pool: Arc<BufferPool>,
 }
 
 impl Dataset {
-    /// Opens a folder (with a manifest or without), a file, a glob or a URL: footers are read, rows are not.
+    /// Opens a folder (with or without a manifest), a file, a glob or a URL. Reads only the footers.
     pub fn open(location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
         let (index, source) = DatasetIndex::open(location, config)?;
         Self::assemble(&index, source, config)
     }
 
-    /// Opens what another process has listed and read the footers of, without asking for either again.
+    /// Opens a data set from an index that another process has made, without listing files or reading footers.
     pub fn from_index(index: &DatasetIndex, config: &ShardsConfig) -> Result<Self, ShardsError> {
         Self::assemble(index, index.source(config)?, config)
     }
 
-    /// The same with given access to the server.
+    /// As [`Dataset::from_index`], with explicit S3 options.
     pub fn from_index_s3(
         index: &DatasetIndex,
         options: &S3Options,
@@ -70,10 +72,10 @@ impl Dataset {
         Self::assemble(index, index.source_s3(options)?, config)
     }
 
-    /// Puts together what was located.
+    /// Builds the data set from its index.
     fn assemble(index: &DatasetIndex, source: Arc<dyn ByteSource>, config: &ShardsConfig) -> Result<Self, ShardsError> {
         let manifest = index.manifest()?;
-        // The format's own names, which are the defaults, stand in what we wrote; the configuration's are for others' files.
+        // Shards with a manifest always use the default column names. The configured names are for other files.
         let own = ShardsConfig::default();
         let names = if manifest.is_some() { &own } else { config };
         let files = index.files().map(|(name, bytes, raw)| Footer::parse(name, bytes, raw, names));
@@ -94,16 +96,17 @@ impl Dataset {
             pool: Arc::default(),
         };
         dataset.number_blocks(index.location())?;
-        dataset.agree(config.on_bad_rows)?;
+        dataset.check_files(config.on_bad_rows)?;
         Ok(dataset)
     }
 
-    /// The manifest, where there is one.
+    /// The manifest, if there is one.
     pub fn manifest(&self) -> Option<&Manifest> {
         self.manifest.as_ref()
     }
 
-    /// Where the rows came from, as its manifest says, or the one beside files that are named one by one.
+    /// Where the rows came from: from the manifest, or, for files given by path or glob, from the manifest in their
+    /// folder.
     pub fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
     }
@@ -118,7 +121,7 @@ impl Dataset {
         self.files.len()
     }
 
-    /// Where a row is, for messages.
+    /// Location of a block, column or row, for error messages.
     pub fn spot(&self, block: u32, column: Option<&str>, row: Option<usize>) -> Spot {
         let at = self.blocks[block as usize];
         Spot {
@@ -129,13 +132,13 @@ impl Dataset {
         }
     }
 
-    /// Row groups with rows, in the order of the files.
+    /// Numbers the row groups that are not empty, in file order.
     fn number_blocks(&mut self, location: &str) -> Result<(), ShardsError> {
         for (file, footer) in self.files.iter().enumerate() {
             let row_groups = footer.metadata.metadata().row_groups();
             for (row_group, found) in row_groups.iter().enumerate() {
                 let rows = u32::try_from(found.num_rows()).map_err(|_| {
-                    let reason = format!("row group {row_group} has {} rows", found.num_rows());
+                    let reason = format!("row group {row_group} claims {} rows", found.num_rows());
                     ShardsError::corrupt(Spot::file(&footer.name), reason)
                 })?;
                 if rows > 0 {
@@ -151,8 +154,8 @@ impl Dataset {
         Ok(())
     }
 
-    /// Do all files agree on width and views, and with the manifest?
-    fn agree(&mut self, on_bad_rows: OnBadRows) -> Result<(), ShardsError> {
+    /// Checks that all files have the same width and views, and match the manifest.
+    fn check_files(&mut self, on_bad_rows: OnBadRows) -> Result<(), ShardsError> {
         let first = &self.files[0];
         if self.views == 0 {
             self.views = first.views.len() as u32;
@@ -160,8 +163,8 @@ impl Dataset {
         for footer in &self.files {
             if footer.views.len() != self.views as usize {
                 let (got, want) = (footer.views.len(), self.views);
-                let like = if self.manifest.is_some() { "the manifest" } else { &first.name };
-                let reason = format!("has {got} views, expected {want} as {like} has");
+                let other = if self.manifest.is_some() { "the manifest" } else { &first.name };
+                let reason = format!("has {got} views, expected {want} as in {other}");
                 return Err(ShardsError::bad(Spot::file(&footer.name), reason));
             }
         }
@@ -172,16 +175,17 @@ impl Dataset {
             self.width = self.find_width(on_bad_rows)?;
         }
         if self.width > WIDTH_MAX {
-            let reason = format!("has embeddings of width {}, at most {WIDTH_MAX}", self.width);
+            let reason = format!("has embeddings of width {}, expected at most {WIDTH_MAX}", self.width);
             return Err(ShardsError::bad(self.first_view(), reason));
         }
-        // A list of another length is a row that can be left out, unless a manifest says that there is none.
+        // With `skip`, a list of another length is a bad row to skip. With a manifest it is always an error.
         let is_strict = self.manifest.is_some() || on_bad_rows == OnBadRows::Error;
         (0..self.blocks.len()).filter(|_| is_strict).try_for_each(|block| self.check_width(block))
     }
 
-    /// The width that the first row group's footer tells. Where rows that do not fit are left out, and where nulls or lists of other
-    /// lengths keep it from telling, only the data does: the commonest length of the largest row group that has lists.
+    /// Finds the width of the embeddings. The footer of the first row group tells it, unless bad rows are skipped or
+    /// there are nulls or lists of different lengths. Then it is the most common list length in the largest row group
+    /// that has lists.
     fn find_width(&self, on_bad_rows: OnBadRows) -> Result<usize, ShardsError> {
         let rows = i64::from(self.block_rows[0]);
         let first = self.blocks[0];
@@ -198,14 +202,15 @@ impl Dataset {
                 return Ok(width);
             }
         }
-        Err(ShardsError::bad(self.first_view(), "has no embedding that is not empty"))
+        Err(ShardsError::bad(self.first_view(), "has only empty embeddings"))
     }
 
     fn first_view(&self) -> Spot {
         Spot::file(&self.files[0].name).column(&self.files[0].views[0].name)
     }
 
-    /// Is what the footer says of a row group possible? Nothing is allocated for what the file's bytes cannot hold.
+    /// Checks that the footer's claims about a row group are possible, so that no memory is allocated for data that the
+    /// file cannot hold.
     fn check_bytes(&self, block: usize) -> Result<(), ShardsError> {
         let (at, rows) = (self.blocks[block], self.block_rows[block]);
         let footer = &self.files[at.file];
@@ -220,7 +225,7 @@ impl Dataset {
         }
         for column in footer.columns().chain(&footer.id) {
             let chunk = self.chunk_metadata(at, column);
-            // Not `byte_range`, which panics where a number is negative.
+            // Not `byte_range`, which panics on negative numbers.
             let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
             let length = chunk.compressed_size();
             let end = u64::try_from(start)
@@ -228,7 +233,7 @@ impl Dataset {
                 .zip(u64::try_from(length).ok())
                 .and_then(|(start, length)| start.checked_add(length));
             if end.is_none_or(|end| end > footer.bytes) {
-                let reason = format!("bytes {start} to {start}+{length} of a file of {}", footer.bytes);
+                let reason = format!("claims bytes {start} to {start}+{length} of a file of {} bytes", footer.bytes);
                 return corrupt(Some(&column.name), reason);
             }
         }
@@ -237,14 +242,15 @@ impl Dataset {
             let (values, bytes) = (chunk.num_values(), chunk.compressed_size());
             let held = rows_held(chunk.compression(), bytes);
             if i64::from(rows) > values || i64::from(rows) > held {
-                let reason = format!("{rows} rows, but {values} values in {bytes} bytes, which hold {held} at most");
+                let reason = format!("claims {rows} rows, but {values} values in {bytes} bytes hold at most {held}");
                 return corrupt(Some(&column.name), reason);
             }
         }
         Ok(())
     }
 
-    /// Footers tell how many numbers a row group has: a wrong width is found before anything is read.
+    /// Checks the width of a row group by the number of values in its footer, so that a wrong width is found before
+    /// reading data.
     fn check_width(&self, block: usize) -> Result<(), ShardsError> {
         let (at, rows) = (self.blocks[block], i64::from(self.block_rows[block]));
         for column in &self.files[at.file].views {
@@ -257,7 +263,7 @@ impl Dataset {
         Ok(())
     }
 
-    /// Name of the column of identifiers, where the block's file has one.
+    /// Name of the identifier column, if the block's file has one.
     pub fn id_name(&self, block: u32) -> Option<String> {
         self.files[self.blocks[block as usize].file].id.as_ref().map(|column| column.name.clone())
     }
@@ -283,7 +289,7 @@ impl Blocks for Dataset {
     fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
         let mut found = Vec::new();
         self.read_block(block, view, into, &mut found, None)?;
-        self.refuse(block, found, skip)
+        self.check_bad_rows(block, found, skip)
     }
 
     fn read_placed(
@@ -295,7 +301,7 @@ impl Blocks for Dataset {
     ) -> Result<(), ShardsError> {
         let mut found = Vec::new();
         self.place_block(at, into, places, &mut found)?;
-        self.refuse(at.0, found, skip)
+        self.check_bad_rows(at.0, found, skip)
     }
 
     fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError> {
@@ -309,9 +315,9 @@ impl Blocks for Dataset {
     }
 }
 
-/// The most rows of embeddings that so many bytes of a column chunk can stand for: a bit of each row's list at least, and behind
-/// a codec as many of them as one that is made of nothing but repetition. Equal rows may be fewer bytes still: those below
-/// [`ROWS_ANYHOW`] cost no memory worth a word.
+/// The largest number of rows that a column chunk of `bytes` bytes can hold. A row takes at least one bit, and a codec
+/// can expand a byte at most [`REPETITION_MAX`] times. Identical rows can be even smaller, so up to [`ROWS_ANYHOW`]
+/// rows are always accepted: their memory is negligible.
 fn rows_held(compression: Compression, bytes: i64) -> i64 {
     let per_byte = if compression == Compression::UNCOMPRESSED { 8 } else { 8 * REPETITION_MAX };
     bytes.saturating_mul(per_byte).max(ROWS_ANYHOW)

@@ -1,10 +1,13 @@
-//! Embeddings straight from the disk into their place: a chunk of one uncompressed PLAIN page of float16, such as ours.
+//! The fast path for embeddings: a column chunk that is one uncompressed PLAIN page of float16, as our writer makes
+//! them.
 //!
-//! The place is a block, or that of each row in a batch. The latter is written from a piece that the kernel has just copied into the
-//! processor's cache, by stores that pass the caches by (`native::places`): each byte comes from memory once and goes there once.
+//! The destination is a block, or the places of rows in a batch. Rows are copied to a batch from a piece that is still
+//! in the CPU cache, with non-temporal stores (`native::places`), so each byte is read from memory once and written
+//! once.
 //!
-//! Invariant: checked as any other chunk is (checksum, levels, finite numbers), piece by piece while the bytes are in the
-//! processor's cache. Whatever is not of this kind, or has a number that is not finite, is left to the general reader.
+//! Invariant: these chunks get the same checks as all others (checksum, levels, finite numbers), piece by piece while
+//! the bytes are in the CPU cache. Chunks of any other kind, or with a number that is not finite, are left to the
+//! general reader.
 
 use std::hash::Hasher as _;
 
@@ -12,26 +15,26 @@ use parquet::basic::Compression;
 use twox_hash::XxHash3_64;
 
 use super::dataset::{BlockAt, Dataset};
-use super::reading::Note;
+use super::reading::ChecksumSlots;
 use crate::native::finite::all_finite_halves;
 use crate::native::places::RowPlaces;
 use crate::shards::error::ShardsError;
 use crate::shards::format::{Checksum, Column, ELEMENT_BYTES, Number, split_levels, split_plain_page};
 
-/// Bytes that are read at a time: few calls, and what the kernel copies is still in the second-level cache for the checks.
+/// Bytes read at a time. Large enough for few system calls, small enough to stay in the L2 cache for the checks.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Bytes that are checked at a time, in the first-level cache.
+/// Bytes checked at a time, in the L1 cache.
 const TILE_BYTES: usize = 16 << 10;
 
 impl Dataset {
-    /// Reads the embeddings of a block; false: the general reader must, and `into` holds nothing of use.
+    /// Reads the embeddings of a block. Returns false if the general reader must do it; `into` is then undefined.
     pub(super) fn read_direct(
         &self,
         at: BlockAt,
         column: &Column,
         into: &mut Vec<u8>,
-        note: Note<'_>,
+        note: ChecksumSlots<'_>,
     ) -> Result<bool, ShardsError> {
         let Some(mut chunk) = self.direct(at, column, note.is_some())? else { return Ok(false) };
         // Bounded by the chunk, which lies within the file.
@@ -42,8 +45,8 @@ impl Dataset {
         chunk.close(note)
     }
 
-    /// Reads the embeddings of a block into the places of those that are wanted; false: the general reader must, and the
-    /// places hold nothing of use.
+    /// Reads the wanted embeddings of a block into their places. Returns false if the general reader must do it; the
+    /// places are then undefined.
     pub(super) fn place_direct(
         &self,
         at: BlockAt,
@@ -63,13 +66,14 @@ impl Dataset {
         chunk.close(None)
     }
 
-    /// A chunk of this kind, up to its first value; none: it is of another.
+    /// Opens a chunk and reads it up to its first value. `None` if the chunk is not of this kind.
     fn direct<'a>(&'a self, at: BlockAt, column: &'a Column, hashed: bool) -> Result<Option<Direct<'a>>, ShardsError> {
         let metadata = self.chunk_metadata(at, column);
         let (start, length) = metadata.byte_range();
         let values = self.block_rows[at.number] as usize * self.width;
         let value_bytes = values * ELEMENT_BYTES;
-        // One page: the values are the end of the chunk. What is before them is smaller than they, or this is no such chunk.
+        // In a chunk of one page, the values are at the end. Headers and levels are smaller than the values, or the
+        // chunk is of another kind.
         let before = (length as usize).checked_sub(value_bytes).filter(|before| *before < value_bytes);
         let is_plain = column.number == Number::Float16 && metadata.compression() == Compression::UNCOMPRESSED;
         let Some(before) = before.filter(|_| is_plain && self.source.reads_pieces()) else { return Ok(None) };
@@ -82,29 +86,29 @@ impl Dataset {
         if !is_whole || rest.is_none_or(|rest| !rest.is_empty()) {
             return Ok(None);
         }
-        let mut hasher = (hashed || self.knows_checksums()).then(XxHash3_64::new);
+        let mut hasher = (hashed || self.has_checksums()).then(XxHash3_64::new);
         hasher.iter_mut().for_each(|hasher| hasher.write(front.as_ref()));
         let from = start + before as u64;
         Ok(Some(Direct { dataset: self, at, column, from, left: value_bytes, hasher, finite: true }))
     }
 }
 
-/// A chunk that is being read, and what has been seen of it.
+/// A chunk that is being read, and the results of its checks so far.
 struct Direct<'a> {
     dataset: &'a Dataset,
     at: BlockAt,
     column: &'a Column,
-    /// Where in the file the values go on.
+    /// File offset of the next value.
     from: u64,
-    /// Bytes of values from there on.
+    /// Bytes of values left to read.
     left: usize,
-    /// None where nobody asks for a checksum.
+    /// `None` if the checksum is not needed.
     hasher: Option<XxHash3_64>,
     finite: bool,
 }
 
 impl Direct<'_> {
-    /// Reads and checks the next bytes of values.
+    /// Reads and checks the next values.
     fn read(&mut self, piece: &mut [u8]) -> Result<(), ShardsError> {
         self.dataset.read_bytes(self.at, self.column, self.from, piece)?;
         for tile in piece.chunks(TILE_BYTES) {
@@ -116,8 +120,8 @@ impl Direct<'_> {
         Ok(())
     }
 
-    /// Compares the checksum, once all values were seen; whether all of them are finite.
-    fn close(self, note: Note<'_>) -> Result<bool, ShardsError> {
+    /// Compares the checksum after all values were read. Returns whether all of them are finite.
+    fn close(self, note: ChecksumSlots<'_>) -> Result<bool, ShardsError> {
         if let Some(hasher) = &self.hasher {
             self.dataset.compare(self.at, self.column, Checksum(hasher.finish()), note)?;
         }

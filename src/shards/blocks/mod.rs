@@ -1,7 +1,7 @@
-//! A data set as numbered blocks, one per row group: opened, read, checked, compared with what it was.
+//! A data set as numbered blocks, one per row group.
 //!
-//! In reading order: `block` (what a block is), `contents` (what data without a manifest was), `dataset` (opening), `reading` and
-//! `direct` (one block), `changes` (is it what it was?), `scan` (everything once).
+//! In reading order: `block` (what a block is), `contents` (checksums of data without a manifest), `dataset` (opening),
+//! `reading` and `direct` (reading one block), `changes` (detecting changed data), `scan` (reading everything once).
 
 mod block;
 mod changes;

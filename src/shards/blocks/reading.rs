@@ -1,7 +1,8 @@
-//! One block of an open data set: column chunks read, compared with the manifest, decoded and checked.
+//! Reads one block of an open data set: reads its column chunks, compares their checksums, decodes and checks the
+//! values.
 //!
-//! Embeddings go into a block of their own ([`Dataset::read_block`]) or straight into the places of the rows that are wanted
-//! ([`Dataset::place_block`]), after the same checks.
+//! Embeddings go to a [`BlockRows`] ([`Dataset::read_block`]) or directly to the places of the wanted rows
+//! ([`Dataset::place_block`]), with the same checks.
 
 use bytes::Bytes;
 use parquet::errors::ParquetError;
@@ -13,31 +14,36 @@ use crate::native::finite::all_finite_halves;
 use crate::native::places::RowPlaces;
 use crate::shards::error::{ShardsError, Spot};
 use crate::shards::format::{
-    BadValue, CarefulChunk, Checksum, Chunk, ChunkBytes, Column, Decoded, ELEMENT_BYTES, Footer, Number, is_within,
-    outside,
+    BadValue, CarefulChunk, Checksum, Chunk, ChunkBytes, Column, DecodedNumber, ELEMENT_BYTES, Footer, Number,
+    is_within, outside,
 };
 
-/// Where the checksums of a block's chunks are noted, in the order of [`crate::shards::format::Footer::columns`].
-pub(super) type Note<'a> = Option<&'a mut [Checksum]>;
+/// Where to record the checksums of a block's chunks, in the order of [`crate::shards::format::Footer::columns`].
+pub(super) type ChecksumSlots<'a> = Option<&'a mut [Checksum]>;
 
 impl Dataset {
-    /// Reads one column chunk, checked against what is known of it.
-    pub(super) fn read_chunk(&self, at: BlockAt, column: &Column, note: Note<'_>) -> Result<ChunkBytes, ShardsError> {
+    /// Reads one column chunk and compares its checksum, if one is known.
+    pub(super) fn read_chunk(
+        &self,
+        at: BlockAt,
+        column: &Column,
+        note: ChecksumSlots<'_>,
+    ) -> Result<ChunkBytes, ShardsError> {
         let (start, length) = self.chunk_metadata(at, column).byte_range();
         let mut buffer = self.pool.take(length as usize);
         self.read_bytes(at, column, start, buffer.as_mut())?;
-        if note.is_some() || self.knows_checksums() {
+        if note.is_some() || self.has_checksums() {
             self.compare(at, column, Checksum::of(buffer.as_ref()), note)?;
         }
         Ok(ChunkBytes { bytes: Bytes::from_owner(buffer), start, file_bytes: self.files[at.file].bytes })
     }
 
-    /// What the footer says of a column chunk.
+    /// Metadata of a column chunk, from the footer.
     pub(super) fn chunk_metadata(&self, at: BlockAt, column: &Column) -> &ColumnChunkMetaData {
         self.files[at.file].metadata.metadata().row_group(at.row_group).column(column.leaf)
     }
 
-    /// Fills `into` from an offset of a column's file.
+    /// Fills `into` with the bytes at an offset in a column's file.
     pub(super) fn read_bytes(
         &self,
         at: BlockAt,
@@ -51,28 +57,28 @@ impl Dataset {
         })
     }
 
-    /// Would anybody compare a checksum?
-    pub(super) fn knows_checksums(&self) -> bool {
+    /// Whether there are checksums to compare with.
+    pub(super) fn has_checksums(&self) -> bool {
         self.manifest.is_some() || self.contents.is_some()
     }
 
-    /// Is this the checksum that the manifest or, without one, the run has of the chunk?
+    /// Compares a chunk's checksum with the manifest or, without one, with the run's contents.
     pub(super) fn compare(
         &self,
         at: BlockAt,
         column: &Column,
         computed: Checksum,
-        note: Note<'_>,
+        note: ChecksumSlots<'_>,
     ) -> Result<(), ShardsError> {
-        // None: identifiers, which training does not read.
-        let number = self.files[at.file].columns().position(|known| known.leaf == column.leaf);
+        // `None` for identifiers, which training does not read.
+        let number = self.files[at.file].columns().position(|other| other.leaf == column.leaf);
         if let Some((note, number)) = note.zip(number) {
             note[number] = computed;
         }
         let Some(manifest) = &self.manifest else {
-            let known = self.contents.as_ref().zip(number);
-            let wanted = known.and_then(|(then, number)| then.xxh3.get(at.number * self.columns() + number));
-            return wanted.map_or(Ok(()), |wanted| self.same_chunk(at, column, computed, *wanted));
+            let recorded = self.contents.as_ref().zip(number);
+            let wanted = recorded.and_then(|(then, number)| then.xxh3.get(at.number * self.columns() + number));
+            return wanted.map_or(Ok(()), |wanted| self.check_chunk(at, column, computed, *wanted));
         };
         let row_group = manifest.files[at.file].row_groups.get(at.row_group);
         let listed = row_group.and_then(|row_group| row_group.xxh3.get(&column.name));
@@ -88,7 +94,7 @@ impl Dataset {
         self.spot(at.number as u32, Some(column), None)
     }
 
-    /// Identifiers of a block's rows, or why one cannot be used; none at all where its file has no column of them.
+    /// Identifiers of a block's rows, or the reason why one is bad. `None` if the file has no identifier column.
     pub fn ids(&self, block: u32) -> Result<Option<Vec<Result<String, String>>>, ShardsError> {
         let at = self.blocks[block as usize];
         let Some(column) = &self.files[at.file].id else { return Ok(None) };
@@ -106,9 +112,9 @@ impl Dataset {
         ShardsError::corrupt(self.chunk_spot(at, &column.name), format!("cannot be decoded: {error}"))
     }
 
-    /// Decodes a chunk with `width` numbers per row: straight from its pages where it is of the kind that [`Chunk::decode`] takes
-    /// and `is_good` says yes of what came, else row by row with `carefully`, which may find rows that cannot be used.
-    fn decode<T: Decoded>(
+    /// Decodes a chunk with `width` numbers per row. Tries [`Chunk::decode`] first. If that does not support the chunk,
+    /// or `is_good` rejects the values, decodes row by row with `carefully`, which can report bad rows.
+    fn decode<T: DecodedNumber>(
         &self,
         (at, column, width): (BlockAt, &Column, usize),
         bytes: ChunkBytes,
@@ -136,7 +142,7 @@ impl Dataset {
         (limit, what): (f64, &str),
         into: &mut Vec<f64>,
         found: &mut Vec<BadValue>,
-        note: Note<'_>,
+        note: ChecksumSlots<'_>,
     ) -> Result<(), ShardsError> {
         let bytes = self.read_chunk(at, column, note)?;
         into.clear();
@@ -148,37 +154,37 @@ impl Dataset {
         Ok(())
     }
 
-    /// Embeddings of any kind of chunk.
+    /// Reads the embeddings of any kind of chunk.
     fn read_halves(
         &self,
         (at, column): (BlockAt, &Column),
         into: &mut Vec<u8>,
         found: &mut Vec<BadValue>,
-        note: Note<'_>,
+        note: ChecksumSlots<'_>,
     ) -> Result<(), ShardsError> {
         let bytes = self.read_chunk(at, column, note)?;
         into.clear();
-        // Bounded by the chunk: a footer that lies about its rows reserves no memory that the file does not have.
+        // Bounded by the size of the chunk, so that a footer with a wrong row count cannot reserve too much memory.
         let expanded = self.block_rows[at.number] as usize * self.width * ELEMENT_BYTES;
         into.reserve(expanded.min(bytes.bytes.len() * if column.number == Number::Float16 { 1 } else { 4 }));
         let carefully = |chunk: CarefulChunk<'_>, into: &mut Vec<u8>| chunk.halves(self.width, into, found);
         self.decode((at, column, self.width), bytes, into, all_finite_halves, carefully)
     }
 
-    /// Reads the coordinates of a block and no embedding; the first that is none is an error, unless its row is one of `skip`.
+    /// Reads the coordinates of a block, without embeddings. A bad coordinate is an error unless its row is in `skip`.
     pub(crate) fn read_coordinates(&self, block: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
         let mut found = Vec::new();
         self.read_degrees(block, into, &mut found, None)?;
-        self.refuse(block, found, skip)
+        self.check_bad_rows(block, found, skip)
     }
 
-    /// Latitudes and longitudes; zero where they are none, which is named in `found`.
+    /// Reads latitudes and longitudes. Bad ones are set to zero and added to `found`.
     fn read_degrees(
         &self,
         block: u32,
         into: &mut BlockRows,
         found: &mut Vec<BadValue>,
-        mut note: Note<'_>,
+        mut note: ChecksumSlots<'_>,
     ) -> Result<(), ShardsError> {
         let at = self.blocks[block as usize];
         let Footer { latitude, longitude, .. } = &self.files[at.file];
@@ -187,26 +193,26 @@ impl Dataset {
         self.read_doubles((at, longitude), limits.1, &mut into.longitudes, found, note)
     }
 
-    /// The first of the rows that cannot be used is an error, unless it is one of `skip` (ascending).
-    pub(super) fn refuse(&self, block: u32, found: Vec<BadValue>, skip: &[u32]) -> Result<(), ShardsError> {
+    /// Fails on the first bad row that is not in `skip` (ascending).
+    pub(super) fn check_bad_rows(&self, block: u32, found: Vec<BadValue>, skip: &[u32]) -> Result<(), ShardsError> {
         let is_skipped = |row: usize| u32::try_from(row).is_ok_and(|row| skip.binary_search(&row).is_ok());
         let first = found.into_iter().filter(|value| !is_skipped(value.row)).min_by_key(|value| value.row);
         first.map_or(Ok(()), |value| Err(self.bad_value(block, value)))
     }
 
-    /// The error that a row of a block is.
+    /// The error for a bad row of a block.
     pub(crate) fn bad_value(&self, block: u32, BadValue { column, row, reason }: BadValue) -> ShardsError {
         ShardsError::bad(self.spot(block, Some(&column), Some(row)), reason)
     }
 
-    /// Reads a block; rows that cannot be used are zeros, and named in `found` with their column.
+    /// Reads a block. Bad values are set to zero and added to `found`.
     pub(crate) fn read_block(
         &self,
         block: u32,
         view: u32,
         into: &mut BlockRows,
         found: &mut Vec<BadValue>,
-        mut note: Note<'_>,
+        mut note: ChecksumSlots<'_>,
     ) -> Result<(), ShardsError> {
         self.read_degrees(block, into, found, note.as_deref_mut())?;
         let at = self.blocks[block as usize];
@@ -217,8 +223,8 @@ impl Dataset {
         self.read_halves((at, column), &mut into.embeddings, found, note)
     }
 
-    /// Reads the coordinates of a block into `into`, and the embeddings that are wanted into their places, by way of
-    /// `into.embeddings` where the chunk cannot be read straight.
+    /// Reads the coordinates of a block into `into` and the wanted embeddings into their places. Chunks that the fast
+    /// path does not support are decoded to `into.embeddings` first.
     pub(super) fn place_block(
         &self,
         (block, view): (u32, u32),

@@ -1,4 +1,4 @@
-//! Reading everything once: statistics, checksums, rows that cannot be used.
+//! Reads all data once, to find statistics, checksums and bad rows.
 
 use std::collections::BTreeSet;
 
@@ -8,56 +8,57 @@ use super::block::{BlockRows, Blocks};
 use super::contents::Contents;
 use super::dataset::Dataset;
 use crate::shards::error::{ShardsError, Spot};
-use crate::shards::format::{Checksum, ELEMENT_BYTES, Moments, Statistics};
+use crate::shards::format::{Checksum, ELEMENT_BYTES, MomentSums, Statistics};
 
-/// A row that cannot be used, found by a scan.
+/// A bad row that a scan found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadRow {
-    /// Its block.
+    /// Number of its block.
     pub block: u32,
-    /// Its row in the block.
+    /// Row within the block.
     pub row: u32,
-    /// Where it is.
+    /// Location, for error messages.
     pub spot: Spot,
-    /// What is wrong with it.
+    /// Why the row cannot be used.
     pub reason: String,
 }
 
-/// What reading everything once tells.
+/// The result of [`Dataset::scan`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scan {
-    /// Over view 0 of the rows that can be used in every view.
+    /// Statistics over view 0 of the rows that are usable in every view.
     pub statistics: Statistics,
-    /// What was read.
+    /// Checksums of the data.
     pub contents: Contents,
-    /// Rows that cannot be used in some view, in the order of the data.
+    /// Rows that are bad in some view, in data set order.
     pub bad_rows: Vec<BadRow>,
 }
 
 impl Dataset {
-    /// Reads everything once. Rows that cannot be used are found, not refused.
+    /// Reads all data once. Bad rows are collected and are not an error.
     pub fn scan(&self) -> Result<Scan, ShardsError> {
-        // Before the first byte: what changes meanwhile has another version afterwards.
+        // Take versions before reading, so that a file that changes during the scan has another version afterwards.
         let versions = self.versions()?;
-        let mut moments = Moments::new(self.width);
+        let mut moments = MomentSums::new(self.width);
         let (mut xxh3, mut bad_rows) = (vec![Checksum(0); self.blocks.len() * self.columns()], Vec::new());
         let mut rows = BlockRows::default();
-        for (block, of_block) in (0_u32..).zip(xxh3.chunks_exact_mut(self.columns())) {
-            let bad = self.scan_block(block, &mut rows, of_block)?;
+        for (block, block_xxh3) in (0_u32..).zip(xxh3.chunks_exact_mut(self.columns())) {
+            let bad = self.scan_block(block, &mut rows, block_xxh3)?;
             add_usable(&mut moments, &rows, self.width, &bad);
             bad_rows.extend(bad);
         }
         Ok(Scan { statistics: moments.statistics(), contents: Contents { versions, xxh3 }, bad_rows })
     }
 
-    /// View 0 last, whose rows stay in `rows`: by then it is known which of them can be used.
+    /// Finds the bad rows of a block and leaves view 0 in `rows`. View 0 is read last, when the bad rows of the other
+    /// views are known.
     fn scan_block(&self, block: u32, rows: &mut BlockRows, xxh3: &mut [Checksum]) -> Result<Vec<BadRow>, ShardsError> {
         let mut found = Vec::new();
         for view in (0..self.views()).rev() {
-            let mut of_view = Vec::new();
-            self.read_block(block, view, rows, &mut of_view, Some(&mut *xxh3))?;
-            of_view.append(&mut found);
-            found = of_view;
+            let mut in_view = Vec::new();
+            self.read_block(block, view, rows, &mut in_view, Some(&mut *xxh3))?;
+            in_view.append(&mut found);
+            found = in_view;
         }
         let bad = found.into_iter().map(|value| {
             let spot = self.spot(block, Some(&value.column), Some(value.row));
@@ -70,7 +71,7 @@ impl Dataset {
     }
 }
 
-fn add_usable(moments: &mut Moments, rows: &BlockRows, width: usize, bad: &[BadRow]) {
+fn add_usable(moments: &mut MomentSums, rows: &BlockRows, width: usize, bad: &[BadRow]) {
     let bad: BTreeSet<usize> = bad.iter().map(|bad| bad.row as usize).collect();
     let embeddings = rows.embeddings.as_chunks::<ELEMENT_BYTES>().0.chunks_exact(width.max(1));
     let mut halves = vec![f16::ZERO; width];

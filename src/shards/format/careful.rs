@@ -1,5 +1,5 @@
-//! One column chunk through the `parquet` crate's own Arrow reader, row by row: for encodings that [`super::decode`] leaves, and
-//! to find out which rows of a chunk cannot be used and why.
+//! Decodes a column chunk row by row with the Arrow reader of the `parquet` crate. Used for encodings that
+//! [`super::decode`] does not support, and to find out which rows of a chunk are bad and why.
 
 use std::collections::BTreeMap;
 
@@ -17,28 +17,28 @@ use super::columns::ELEMENT_BYTES;
 use super::decode::ChunkBytes;
 use super::footer::Column;
 
-/// Rows that are expanded at a time.
+/// Rows decoded at a time.
 const BATCH_ROWS: usize = 1024;
 
-/// A row that cannot be used.
+/// A bad value: its row cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BadValue {
     /// Name of the column.
     pub(crate) column: String,
     /// Row within the row group.
     pub(crate) row: usize,
-    /// Got and wanted.
+    /// What was found and what was expected.
     pub(crate) reason: String,
 }
 
 impl Column {
-    /// A row of it that cannot be used.
+    /// Describes a bad value in this column.
     pub(crate) fn bad(&self, row: usize, reason: String) -> BadValue {
         BadValue { column: self.name.clone(), row, reason }
     }
 }
 
-/// Which chunk, of which file.
+/// A column chunk to decode.
 pub(crate) struct CarefulChunk<'a> {
     pub(crate) bytes: ChunkBytes,
     pub(crate) metadata: &'a ArrowReaderMetadata,
@@ -47,7 +47,7 @@ pub(crate) struct CarefulChunk<'a> {
 }
 
 impl CarefulChunk<'_> {
-    /// Hands the column to `take`, some rows at a time, with the number of the first.
+    /// Passes the column to `take` in pieces, each with the number of its first row. Returns the number of rows.
     fn each(&self, mut take: impl FnMut(usize, &ArrayRef) -> Result<(), ParquetError>) -> Result<usize, ParquetError> {
         let mask = ProjectionMask::roots(self.metadata.parquet_schema(), [self.column.root]);
         let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(self.bytes.clone(), self.metadata.clone())
@@ -64,7 +64,7 @@ impl CarefulChunk<'_> {
         Ok(rows)
     }
 
-    /// Embeddings as float16; zeros where a row is bad. The count is of rows.
+    /// Decodes embeddings to float16, with zeros for bad rows. Returns the number of rows.
     pub(crate) fn halves(
         &self,
         width: usize,
@@ -84,7 +84,7 @@ impl CarefulChunk<'_> {
         })
     }
 
-    /// Coordinates; zero where a row is bad.
+    /// Decodes coordinates, with zero for bad rows. Returns the number of rows.
     pub(crate) fn doubles(&self, into: &mut Vec<f64>, bad: &mut Vec<BadValue>) -> Result<usize, ParquetError> {
         self.each(|first, column| {
             for index in 0..column.len() {
@@ -97,7 +97,7 @@ impl CarefulChunk<'_> {
         })
     }
 
-    /// The commonest length of the lists that are there and not empty; of equals, the longest.
+    /// The most common list length, ignoring nulls and empty lists. The longest one in a tie.
     pub(crate) fn commonest_width(&self) -> Result<Option<usize>, ParquetError> {
         let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
         self.each(|_, column| {
@@ -108,7 +108,7 @@ impl CarefulChunk<'_> {
         Ok(counts.into_iter().max_by_key(|(_, count)| *count).map(|(length, _)| length))
     }
 
-    /// Identifiers, or why a row has none.
+    /// Decodes identifiers, or the reason why a row has none. Returns the number of rows.
     pub(crate) fn ids(&self, into: &mut Vec<Result<String, String>>) -> Result<usize, ParquetError> {
         self.each(|_, column| {
             into.extend((0..column.len()).map(|row| tables::id(column.as_ref(), row)));

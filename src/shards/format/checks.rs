@@ -1,34 +1,34 @@
-//! What a value must be to be used: a latitude, a longitude, a finite float16.
+//! Checks of single values: latitudes, longitudes and finite float16 numbers.
 
 use half::f16;
 
-/// Exponent bits of a float16; all ones is infinity or NaN.
+/// Exponent bits of a float16. All ones means infinity or NaN.
 const EXPONENT: u16 = 0x7c00;
 
-/// The first number beyond its limit, and why that is none.
+/// Index of the first value beyond the limit, with an error text.
 pub(super) fn first_outside(degrees: &[f64], limit: f64, what: &str) -> Option<(usize, String)> {
     let index = degrees.iter().position(|value| !is_within(*value, limit))?;
     Some((index, outside(degrees[index], limit, what)))
 }
 
-/// NaN is nowhere.
+/// Whether a coordinate is within its limit. False for NaN.
 pub(crate) fn is_within(degrees: f64, limit: f64) -> bool {
     degrees.abs() <= limit
 }
 
-/// Got and wanted.
+/// The error text for a coordinate beyond its limit.
 pub(crate) fn outside(degrees: f64, limit: f64, what: &str) -> String {
     format!("{what} {degrees}, expected -{limit} to {limit}")
 }
 
-/// Are all of these finite? Without a branch per number, so that it runs at the speed of memory.
+/// Whether all values are finite. Has no branch per number, so that it runs at memory speed.
 fn all_finite(values: &[f16]) -> bool {
     let worst =
         |values: &[f16]| values.iter().fold(0_i16, |worst, value| worst.max((value.to_bits() & EXPONENT) as i16));
     values.chunks(4096).all(|part| worst(part) != EXPONENT as i16)
 }
 
-/// The first number that is not finite, and why.
+/// Index of the first number that is not finite, with an error text.
 pub(crate) fn first_not_finite(values: &[f16]) -> Option<(usize, String)> {
     if all_finite(values) {
         return None;

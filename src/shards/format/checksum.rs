@@ -1,17 +1,17 @@
-//! Checksums of bytes at rest: xxh3 (64 bits), sixteen hexadecimal digits in text.
+//! Checksums of stored data: 64-bit xxh3, written as sixteen hexadecimal digits.
 //!
-//! They find damage, not forgery: whoever can write the data can write the manifest.
+//! They detect damage but not tampering: anyone who can change the data can change the manifest too.
 
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-/// xxh3 of some bytes.
+/// A 64-bit xxh3 checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Checksum(pub u64);
 
 impl Checksum {
-    /// Of these bytes.
+    /// Computes the checksum of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Self(XxHash3_64::oneshot(bytes))
     }
@@ -33,7 +33,7 @@ impl TryFrom<String> for Checksum {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        // The digits are looked at one by one because `from_str_radix` takes a sign too.
+        // Check each digit, because `from_str_radix` also accepts a sign.
         let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = u64::from_str_radix(&text, 16).ok().filter(|_| digits);
         number.map(Self).ok_or_else(|| format!("checksum {text:?} is not sixteen hexadecimal digits"))
@@ -48,11 +48,11 @@ mod tests {
 
     use super::*;
 
-    /// Numbers of the reference implementation, xxHash 0.8.4, which has a way of its own for each of these lengths.
+    /// Values from the reference implementation, xxHash 0.8.4. It has a separate code path for each of these lengths.
     #[test]
-    fn checksums_are_those_of_the_reference_in_one_piece_or_many() {
+    fn checksums_match_the_reference_in_one_piece_or_many() {
         let bytes: Vec<u8> = (0..5000).map(|at| (at * 31 % 251) as u8).collect();
-        for (length, known) in [
+        for (length, expected) in [
             (0, 0x2d06_8005_38d3_94c2),
             (3, 0x3698_b801_91e6_25f9),
             (16, 0x8626_370b_70d8_ac70),
@@ -62,11 +62,11 @@ mod tests {
             (1024, 0xcbdf_f56b_050f_2c1c),
             (5000, 0xa092_d731_1629_1201),
         ] {
-            assert_eq!(Checksum::of(&bytes[..length]), Checksum(known), "{length} bytes");
+            assert_eq!(Checksum::of(&bytes[..length]), Checksum(expected), "{length} bytes");
             for piece in [1, 64, 100, 1536] {
                 let mut hasher = XxHash3_64::new();
                 bytes[..length].chunks(piece).for_each(|part| hasher.write(part));
-                assert_eq!(Checksum(hasher.finish()), Checksum(known), "{length} bytes, {piece} at a time");
+                assert_eq!(Checksum(hasher.finish()), Checksum(expected), "{length} bytes, {piece} at a time");
             }
         }
         assert_eq!(XxHash3_64::oneshot_with_seed(7, &bytes[..300]), 0xca08_5b48_7d0e_d7ed);

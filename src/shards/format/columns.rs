@@ -1,9 +1,9 @@
-//! What an embedding is made of, and how the columns of further views are called.
+//! The element size of embeddings, and the column names of views.
 
-/// Bytes of one number of an embedding in memory.
+/// Bytes per number of an embedding in memory (float16).
 pub const ELEMENT_BYTES: usize = 2;
 
-/// Name of a view's column.
+/// Column name of a view: NAME, NAME_1, NAME_2, ...
 pub(super) fn view_column(name: &str, view: usize) -> String {
     if view == 0 { name.to_owned() } else { format!("{name}_{view}") }
 }

@@ -1,7 +1,7 @@
-//! Values straight from the pages of one column chunk.
+//! Decodes values directly from the pages of a column chunk.
 //!
-//! Takes chunks without nulls whose lists all have the right width: PLAIN or dictionary pages, version 1 or 2, any codec of
-//! the `parquet` crate. Says so of anything else, and [`super::careful`] reads that.
+//! Supports chunks without nulls whose lists all have the right width: PLAIN or dictionary pages, version 1 or 2, any
+//! codec of the `parquet` crate. Reports any other chunk as unsupported, for [`super::careful`] to read.
 
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::ColumnDescriptor;
 
-use super::levels::{Run, Runs, all_defined, lists_are, unpacked};
+use super::levels::{Run, Runs, all_defined, lists_have_width, unpacked};
 
-/// How a column stores a number.
+/// The number type that a column stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Number {
     Float16,
@@ -38,11 +38,11 @@ impl Number {
     }
 }
 
-/// The bytes of one column chunk, at their place in the file.
+/// The bytes of one column chunk, addressed by their offset in the file.
 #[derive(Debug, Clone)]
 pub(crate) struct ChunkBytes {
     pub(crate) bytes: Bytes,
-    /// Offset of the first of them in the file.
+    /// File offset of the first byte.
     pub(crate) start: u64,
     /// Size of the whole file.
     pub(crate) file_bytes: u64,
@@ -53,7 +53,7 @@ impl ChunkBytes {
         let begin = start.checked_sub(self.start).and_then(|begin| usize::try_from(begin).ok());
         match begin {
             Some(begin) if begin <= self.bytes.len() => Ok(self.bytes.slice(begin..)),
-            _ => Err(ParquetError::General(format!("byte {start} is outside of its column chunk"))),
+            _ => Err(ParquetError::General(format!("byte {start} is outside its column chunk"))),
         }
     }
 }
@@ -74,26 +74,26 @@ impl ChunkReader for ChunkBytes {
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
         let bytes = self.from(start)?;
         if length > bytes.len() {
-            return Err(ParquetError::General(format!("{length} bytes from {start} on leave their column chunk")));
+            return Err(ParquetError::General(format!("{length} bytes from {start} reach beyond their column chunk")));
         }
         Ok(bytes.slice(..length))
     }
 }
 
-/// What numbers are decoded to.
-pub(crate) trait Decoded: Copy {
-    /// An entry of a dictionary.
+/// A type that numbers are decoded to.
+pub(crate) trait DecodedNumber: Copy {
+    /// A dictionary entry.
     type Entry: Copy;
-    /// Decodes PLAIN numbers; false where they cannot be had from what the column stores.
+    /// Decodes PLAIN numbers. Returns false if the column's number type is not supported.
     fn append(number: Number, body: &[u8], into: &mut Vec<Self>) -> bool;
-    /// The numbers of a dictionary.
+    /// Turns decoded numbers into dictionary entries.
     fn entries(decoded: &[Self]) -> Vec<Self::Entry>;
-    /// Appends entries of a dictionary.
+    /// Appends dictionary entries.
     fn extend(entries: &[Self::Entry], into: &mut Vec<Self>);
 }
 
-/// Embeddings: the bytes of little-endian float16.
-impl Decoded for u8 {
+/// Embeddings, as bytes of little-endian float16.
+impl DecodedNumber for u8 {
     type Entry = [u8; 2];
 
     fn append(number: Number, body: &[u8], into: &mut Vec<u8>) -> bool {
@@ -130,7 +130,7 @@ impl Decoded for u8 {
 }
 
 /// Coordinates.
-impl Decoded for f64 {
+impl DecodedNumber for f64 {
     type Entry = f64;
 
     fn append(number: Number, body: &[u8], into: &mut Vec<f64>) -> bool {
@@ -155,7 +155,7 @@ impl Decoded for f64 {
     }
 }
 
-/// One column chunk on its way from pages to numbers.
+/// A column chunk to decode.
 pub(crate) struct Chunk<'a> {
     pub(crate) bytes: ChunkBytes,
     pub(crate) metadata: &'a ColumnChunkMetaData,
@@ -166,8 +166,8 @@ pub(crate) struct Chunk<'a> {
 }
 
 impl Chunk<'_> {
-    /// Decodes the chunk; false: it is not of the kind that this module takes, and `into` holds nothing of use.
-    pub(crate) fn decode<T: Decoded>(&self, into: &mut Vec<T>) -> Result<bool, ParquetError> {
+    /// Decodes the chunk. Returns false if this module does not support it; `into` is then undefined.
+    pub(crate) fn decode<T: DecodedNumber>(&self, into: &mut Vec<T>) -> Result<bool, ParquetError> {
         let mut pages = SerializedPageReader::new(Arc::new(self.bytes.clone()), self.metadata, self.rows, None)?;
         let (mut dictionary, mut place, mut values) = (None, 0, 0);
         while let Some(page) = pages.get_next_page()? {
@@ -183,26 +183,26 @@ impl Chunk<'_> {
                 return Ok(false);
             }
             let Some(body) = self.body(&page, &mut place) else { return Ok(false) };
-            let taken = match page.encoding() {
+            let is_decoded = match page.encoding() {
                 Encoding::PLAIN => {
                     let body = body.get(..count * self.number.bytes());
                     body.is_some_and(|body| T::append(self.number, body, into))
                 }
-                #[allow(deprecated, reason = "old files name it so")]
+                #[allow(deprecated, reason = "old files use this name")]
                 Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY => {
                     let push = |entries: &[T::Entry]| T::extend(entries, into);
                     dictionary.as_ref().is_some_and(|table| look_up(body, count, table, push))
                 }
                 _ => false,
             };
-            if !taken {
+            if !is_decoded {
                 return Ok(false);
             }
         }
         Ok(values == self.rows * self.width && place == 0)
     }
 
-    /// The page's values, once its levels are seen to be those of full lists without nulls.
+    /// The values of a page. `None` unless its levels are those of full lists without nulls.
     fn body<'b>(&self, page: &'b Page, place: &mut usize) -> Option<&'b [u8]> {
         let descriptor = self.metadata.column_descr();
         let count = page.num_values() as usize;
@@ -223,7 +223,7 @@ impl Chunk<'_> {
     }
 }
 
-/// Takes version 1's run-length levels off the front of a page, where they are those of full lists without nulls.
+/// Splits the levels off the front of a version 1 page. `None` unless they are those of full lists without nulls.
 pub(crate) fn split_levels<'a>(
     descriptor: &ColumnDescriptor,
     width: usize,
@@ -237,7 +237,7 @@ pub(crate) fn split_levels<'a>(
     are_full(descriptor, width, place, (repetition, definition), count).then_some(rest)
 }
 
-/// Version 1's levels: their length, then they.
+/// Splits off the levels of a version 1 page: a length, then the bytes.
 fn level_bytes<'a>(rest: &mut &'a [u8], present: bool) -> Option<&'a [u8]> {
     if !present {
         return Some(&[]);
@@ -248,7 +248,7 @@ fn level_bytes<'a>(rest: &mut &'a [u8], present: bool) -> Option<&'a [u8]> {
     Some(levels)
 }
 
-/// Are these levels, of repetition and definition, those of full lists without nulls?
+/// Whether these repetition and definition levels are those of full lists without nulls.
 fn are_full(
     descriptor: &ColumnDescriptor,
     width: usize,
@@ -259,13 +259,13 @@ fn are_full(
     let Ok(definition_max) = u32::try_from(descriptor.max_def_level()) else { return false };
     let full = match descriptor.max_rep_level() {
         0 => width == 1,
-        1 => lists_are(width, place, repetition, count),
+        1 => lists_have_width(width, place, repetition, count),
         _ => false,
     };
     full && (definition_max == 0 || all_defined(definition, definition_max, count))
 }
 
-/// Numbers that are rounded at a time: both forms stay in the fastest cache.
+/// Numbers converted at a time, few enough to stay in the L1 cache.
 const TILE: usize = 1024;
 
 fn append_rounded(rounded: &[f16], halves: &mut Vec<u8>) {
@@ -274,7 +274,7 @@ fn append_rounded(rounded: &[f16], halves: &mut Vec<u8>) {
     halves.extend_from_slice(bytes[..rounded.len()].as_flattened());
 }
 
-/// A page of indices into a dictionary; false where one points outside of it.
+/// Decodes a page of dictionary indices. Returns false if an index is outside the dictionary.
 fn look_up<T: Copy>(body: &[u8], count: usize, table: &[T], mut push: impl FnMut(&[T])) -> bool {
     let Some((&bits, body)) = body.split_first() else { return count == 0 };
     let bits = u32::from(bits);
@@ -293,7 +293,7 @@ fn look_up<T: Copy>(body: &[u8], count: usize, table: &[T], mut push: impl FnMut
                     let indices = &mut indices[..TILE.min(count - first)];
                     let unpacked = unpacked(bytes, bits, first, indices.len());
                     indices.iter_mut().zip(unpacked).for_each(|(index, value)| *index = value);
-                    // One look at the largest, so that no index has a branch of its own.
+                    // Check only the largest index, to avoid a branch per index.
                     if indices.iter().fold(0, |largest, index| largest.max(*index)) as usize >= table.len() {
                         return false;
                     }

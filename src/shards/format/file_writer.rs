@@ -1,11 +1,11 @@
-//! One Parquet file of a folder of shards, row group by row group.
+//! Writes one Parquet file of a folder of shards, row group by row group.
 //!
-//! Invariant: a checksum is of the bytes on their way to the disk, never of bytes that were read back. Each row group passes
-//! through memory whole, which is what a row group is sized for.
+//! Invariant: checksums are computed over the bytes as they are written, never over bytes read back. Each row group is
+//! held in memory completely.
 //!
-//! The `parquet` crate handles every float16 as an object of its own, 60 ns each. So it writes the embeddings of the first row
-//! group, and every later one of as many rows is the same chunk with other values: a [`Template`]. The bytes are those that the
-//! crate would have written. (`templates_change_no_byte`)
+//! The `parquet` crate handles every float16 as a separate object, at 60 ns each. So it encodes only the first row
+//! group. Later row groups of the same size reuse that chunk's header and levels as a [`Template`] and only replace the
+//! values. The bytes are the same as those the crate would write (test `templates_change_no_byte`).
 
 use std::fs::File;
 use std::hash::Hasher as _;
@@ -34,10 +34,10 @@ use super::columns::{ELEMENT_BYTES, view_column};
 use super::manifest::{ManifestFile, ManifestRowGroup};
 use crate::shards::error::ShardsError;
 
-/// Larger than any row group: a column chunk is one page.
+/// Larger than any row group, so that a column chunk is one page.
 const PAGE_BYTES: usize = 1 << 30;
 
-/// Rows to write: as many of each.
+/// Rows to write. All columns have the same number of rows.
 #[derive(Debug, Clone, Default)]
 pub struct WriterRows {
     /// Identifiers.
@@ -46,12 +46,12 @@ pub struct WriterRows {
     pub latitudes: Vec<f64>,
     /// Longitudes, degrees, -180 to 180.
     pub longitudes: Vec<f64>,
-    /// For each view, the embeddings one after the other.
+    /// Embeddings of each view, concatenated row by row.
     pub views: Vec<Vec<f16>>,
 }
 
 impl WriterRows {
-    /// None yet, of so many views.
+    /// Starts with no rows, for the given number of views.
     pub fn new(views: usize) -> Self {
         Self { views: vec![Vec::new(); views], ..Self::default() }
     }
@@ -69,7 +69,7 @@ impl WriterRows {
         }
     }
 
-    /// Identifiers and coordinates as Arrow has them; the group has none afterwards.
+    /// Moves identifiers and coordinates out of the group as Arrow arrays.
     fn take_front(&mut self) -> [ArrayRef; FRONT_COLUMNS] {
         [
             Arc::new(StringArray::from_iter_values(self.ids.drain(..))),
@@ -78,7 +78,7 @@ impl WriterRows {
         ]
     }
 
-    /// A view as Arrow has it; the group has it no more.
+    /// Moves a view out of the group as an Arrow array.
     fn take_view(&mut self, view: usize, width: i32) -> Result<ArrayRef, ParquetError> {
         let values = Arc::new(Float16Array::from(std::mem::take(&mut self.views[view])));
         Ok(Arc::new(FixedSizeListArray::try_new(item(), width, values, None)?))
@@ -88,7 +88,7 @@ impl WriterRows {
 /// Columns before the views: `id`, `lat`, `lon`.
 const FRONT_COLUMNS: usize = 3;
 
-/// The column chunks of the views of a row group, without their values: the same for every row group of as many rows.
+/// The embedding chunks of a row group without their values. They are the same for every row group with as many rows.
 #[derive(Debug, Clone)]
 pub(super) struct Template {
     rows: usize,
@@ -97,14 +97,14 @@ pub(super) struct Template {
 
 #[derive(Debug, Clone)]
 struct ChunkTemplate {
-    /// What the crate says of the chunk.
+    /// Metadata of the chunk, from the `parquet` crate.
     close: ColumnCloseResult,
     /// Page header and levels.
     front: Vec<u8>,
 }
 
 impl ChunkTemplate {
-    /// A chunk with these values, which are taken.
+    /// Builds a chunk with these values, leaving `values` empty.
     fn fill(&self, values: &mut Vec<f16>) -> Bytes {
         let mut bytes = Vec::with_capacity(self.front.len() + values.len() * ELEMENT_BYTES);
         bytes.extend_from_slice(&self.front);
@@ -117,8 +117,8 @@ fn item() -> Arc<Field> {
     Arc::new(Field::new("element", DataType::Float16, false))
 }
 
-/// A file on its way.
-pub(super) struct FileWriter {
+/// A Parquet file that is being written.
+pub(super) struct ShardFileWriter {
     path: PathBuf,
     name: String,
     width: i32,
@@ -132,11 +132,11 @@ pub(super) struct FileWriter {
     pub(super) row_groups: Vec<ManifestRowGroup>,
 }
 
-impl FileWriter {
+impl ShardFileWriter {
     pub(super) fn create(folder: &Path, name: String, width: u32, views: u32) -> Result<Self, ShardsError> {
         let path = folder.join(&name);
         let width = i32::try_from(width)
-            .map_err(|_| ShardsError::Argument(format!("embeddings of width {width} cannot be written")))?;
+            .map_err(|_| ShardsError::Argument(format!("embeddings of width {width} are too wide")))?;
         let file = File::create_new(&path).map_err(|error| ShardsError::io(&path, error))?;
         let mut fields = vec![
             Field::new("id", DataType::Utf8, false),
@@ -148,20 +148,21 @@ impl FileWriter {
         let schema = Arc::new(Schema::new(fields));
         let (writer, factory) = ArrowWriter::try_new(Vec::new(), Arc::clone(&schema), Some(properties()))
             .and_then(ArrowWriter::into_serialized_writer)
-            .map_err(|error| refused(&path, error))?;
+            .map_err(|error| write_error(&path, error))?;
         let (hasher, row_groups) = (XxHash3_64::new(), Vec::new());
         Ok(Self { path, name, width, schema, writer, factory, file, hasher, bytes: 0, rows: 0, row_groups })
     }
 
-    /// Writes the waiting rows as one row group, by the template where it is of as many rows; else there is one afterwards.
+    /// Writes the rows as one row group. Uses the template if it has the same number of rows, and replaces it
+    /// otherwise.
     pub(super) fn write(&mut self, group: &mut WriterRows, template: &mut Option<Template>) -> Result<(), ShardsError> {
         let rows = group.rows();
-        let known = template.take_if(|template| template.rows == rows);
-        let closed = self.encode(group, known.as_ref()).map_err(|error| refused(&self.path, error))?;
+        let matching = template.take_if(|template| template.rows == rows);
+        let closed = self.encode(group, matching.as_ref()).map_err(|error| write_error(&self.path, error))?;
         self.writer.flush().map_err(|error| ShardsError::io(&self.path, error))?;
         let bytes = std::mem::take(self.writer.inner_mut());
-        *template = Some(match known {
-            Some(known) => known,
+        *template = Some(match matching {
+            Some(matching) => matching,
             None => Template { rows, views: self.templates(&bytes, rows, closed) },
         });
         let written = self.writer.flushed_row_groups().last();
@@ -178,7 +179,7 @@ impl FileWriter {
         self.put(&bytes)
     }
 
-    /// Puts all columns of a row group behind each other. What the crate says of the views that it has encoded comes back.
+    /// Encodes all columns of a row group. Returns the metadata of the views that the `parquet` crate encoded.
     fn encode(
         &mut self,
         group: &mut WriterRows,
@@ -192,8 +193,8 @@ impl FileWriter {
                 (None, _) => Arc::clone(&front[column]),
                 (Some(view), None) => group.take_view(view, self.width)?,
                 (Some(view), Some(template)) => {
-                    let known = &template.views[view];
-                    row_group.append_column(&known.fill(&mut group.views[view]), known.close.clone())?;
+                    let chunk = &template.views[view];
+                    row_group.append_column(&chunk.fill(&mut group.views[view]), chunk.close.clone())?;
                     continue;
                 }
             };
@@ -208,7 +209,7 @@ impl FileWriter {
         Ok(closed)
     }
 
-    /// What comes before the values in the chunks of the last row group, whose bytes these are.
+    /// Makes templates from the last row group. `bytes` are its bytes.
     fn templates(&self, bytes: &[u8], rows: usize, closed: Vec<ColumnCloseResult>) -> Vec<ChunkTemplate> {
         let written = self.writer.flushed_row_groups().last();
         let columns = written.map(|row_group| &row_group.columns()[FRONT_COLUMNS..]).unwrap_or_default();
@@ -226,9 +227,9 @@ impl FileWriter {
         self.file.write_all(bytes).map_err(|error| ShardsError::io(&self.path, error))
     }
 
-    /// Writes the footer and makes the file last.
+    /// Writes the footer and syncs the file to disk.
     pub(super) fn finish(mut self) -> Result<ManifestFile, ShardsError> {
-        self.writer.finish().map_err(|error| refused(&self.path, error))?;
+        self.writer.finish().map_err(|error| write_error(&self.path, error))?;
         let footer = std::mem::take(self.writer.inner_mut());
         let footer_xxh3 = Checksum::of(&footer);
         self.put(&footer)?;
@@ -239,7 +240,7 @@ impl FileWriter {
     }
 }
 
-/// Uncompressed, plain, without dictionaries; minima and maxima for coordinates only, where other programs filter by them.
+/// Uncompressed, plain, without dictionaries. Only coordinates get minima and maxima, for programs that filter by them.
 fn properties() -> WriterProperties {
     let mut properties = WriterProperties::builder()
         .set_created_by(format!("locdiff {}", env!("CARGO_PKG_VERSION")))
@@ -257,8 +258,8 @@ fn properties() -> WriterProperties {
     properties.build()
 }
 
-/// What the `parquet` crate would not write.
-fn refused(path: &Path, error: ParquetError) -> ShardsError {
+/// Wraps an error of the `parquet` crate.
+fn write_error(path: &Path, error: ParquetError) -> ShardsError {
     ShardsError::io(path, io::Error::other(error))
 }
 
@@ -266,7 +267,7 @@ fn refused(path: &Path, error: ParquetError) -> ShardsError {
 mod tests {
     use super::*;
 
-    /// Five rows of three numbers in two views, told apart by `first`.
+    /// `rows` rows of three numbers in two views. `first` makes the values of each group different.
     fn group(first: usize, rows: usize) -> WriterRows {
         let value = |at: usize, view: usize| f16::from_f64((first * 100 + view * 1000 + at) as f64 / 8.0);
         WriterRows {
@@ -282,7 +283,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let sizes = [(0, 5), (5, 5), (10, 2), (12, 2), (14, 5), (19, 5)];
         let write = |name: &str, forget: bool| {
-            let mut file = FileWriter::create(folder.path(), name.to_owned(), 3, 2).expect("created");
+            let mut file = ShardFileWriter::create(folder.path(), name.to_owned(), 3, 2).expect("created");
             let mut template = None;
             for (first, rows) in sizes {
                 file.write(&mut group(first, rows), &mut template).expect("written");

@@ -1,4 +1,4 @@
-//! The footer of a Parquet file: which columns it has, where their chunks are.
+//! The footer of a Parquet file: its columns and where their chunks are.
 
 use std::sync::Arc;
 
@@ -12,21 +12,21 @@ use super::columns::view_column;
 use super::decode::Number;
 use crate::shards::error::{ShardsError, Spot};
 
-/// Length and magic number at the very end.
+/// Bytes of the footer length and magic number at the end of the file.
 const END_BYTES: usize = 8;
 
-/// A column that is read.
+/// A column of the file.
 #[derive(Debug, Clone)]
 pub(crate) struct Column {
     pub(crate) name: String,
-    /// Its number among the columns of the top level.
+    /// Index among the top-level columns.
     pub(crate) root: usize,
-    /// Its number among the leaves, which have the chunks.
+    /// Index among the leaf columns, which hold the chunks.
     pub(crate) leaf: usize,
     pub(crate) number: Number,
 }
 
-/// What is known of a file.
+/// A parsed footer.
 #[derive(Debug, Clone)]
 pub(crate) struct Footer {
     pub(crate) name: String,
@@ -35,11 +35,11 @@ pub(crate) struct Footer {
     pub(crate) latitude: Column,
     pub(crate) longitude: Column,
     pub(crate) views: Vec<Column>,
-    /// Identifiers, which are no numbers, whatever `number` says.
+    /// The identifier column. Its `number` is unused.
     pub(crate) id: Option<Column>,
 }
 
-/// Bytes of the footer of a file of so many, whose last bytes are `tail`; `first` reads the first four.
+/// Size of the footer of a file of `bytes` bytes that ends in `tail`. `first` reads the first four bytes of the file.
 pub(crate) fn footer_bytes(
     name: &str,
     bytes: u64,
@@ -49,9 +49,9 @@ pub(crate) fn footer_bytes(
     let end = tail.last_chunk::<END_BYTES>().and_then(|end| FooterTail::try_new(end).ok());
     let Some(end) = end.filter(|_| bytes > END_BYTES as u64 + 4) else {
         if bytes < 4 || first() != Some(*b"PAR1") {
-            return Err(ShardsError::bad(Spot::file(name), "is no Parquet file"));
+            return Err(ShardsError::bad(Spot::file(name), "is not a Parquet file"));
         }
-        let reason = format!("begins as Parquet but has no footer at its end, byte {bytes}: it was cut short");
+        let reason = format!("starts like Parquet but has no footer at its end, byte {bytes}: it was cut short");
         return Err(ShardsError::corrupt(Spot::file(name), reason));
     };
     if end.is_encrypted_footer() {
@@ -59,7 +59,7 @@ pub(crate) fn footer_bytes(
     }
     let length = end.metadata_length() + END_BYTES;
     if length as u64 > bytes - 4 {
-        let reason = format!("its footer would be {length} bytes, the file has {bytes}");
+        let reason = format!("its footer claims {length} bytes, but the file has {bytes}");
         return Err(ShardsError::corrupt(Spot::file(name), reason));
     }
     Ok(length)
@@ -71,11 +71,11 @@ impl Footer {
         [&self.latitude, &self.longitude].into_iter().chain(&self.views)
     }
 
-    /// Reads what the raw footer says, and finds the columns by the names that the configuration gives them.
+    /// Parses a raw footer and finds the columns by their configured names.
     pub(crate) fn parse(name: String, bytes: u64, raw: &[u8], names: &ShardsConfig) -> Result<Self, ShardsError> {
         let unreadable = |error| ShardsError::corrupt(Spot::file(&name), format!("its footer cannot be read: {error}"));
         let metadata = ParquetMetaDataReader::decode_metadata(&raw[..raw.len() - END_BYTES]).map_err(unreadable)?;
-        // Lists are lists, whatever the writer called them in Arrow's own schema.
+        // Ignore the embedded Arrow schema, so that all kinds of lists look the same.
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let metadata = ArrowReaderMetadata::try_new(Arc::new(metadata), options).map_err(unreadable)?;
         let header: Vec<String> = metadata.schema().fields().iter().map(|field| field.name().clone()).collect();
@@ -85,46 +85,46 @@ impl Footer {
             (0..schema.num_columns()).find(|&leaf| schema.get_column_root_idx(leaf) == root)
         };
         let column = |wanted: &str, is_list: bool| {
-            let root = find(wanted).ok_or_else(|| missing(&name, wanted, &header))?;
+            let root = find(wanted).ok_or_else(|| missing_column(&name, wanted, &header))?;
             let got = metadata.schema().field(root).data_type();
-            let number = if is_list { list_of(got) } else { coordinate(got) };
-            let want = if is_list { "a list of float16, float32 or float64" } else { "a floating-point number" };
+            let number = if is_list { list_element(got) } else { number_type(got) };
+            let want = if is_list { "a list of float16, float32 or float64" } else { "a float or an integer" };
             let leaf = leaf(root).filter(|_| number.is_some());
             let (Some(number), Some(leaf)) = (number, leaf) else {
                 return Err(ShardsError::bad(Spot::file(&name).column(wanted), format!("is {got}, expected {want}")));
             };
             Ok(Column { name: wanted.to_owned(), root, leaf, number })
         };
-        // A coordinate goes by any accepted name unless the configuration has another; an id only by the configured one, because
+        // Coordinate columns may have any of the accepted names. The id column must have the configured name, because
         // columns such as `image` or `file` often hold the photo itself.
-        let place = |accepted: &[&str], given: &String| match tables::columns_named(&header, accepted, Some(given))[..]
+        let named = |accepted: &[&str], given: &String| match tables::columns_named(&header, accepted, Some(given))[..]
         {
             [root] => column(&header[root], false),
             _ => column(given, false),
         };
-        let latitude = place(tables::LATITUDE_NAMES, &names.latitude_column)?;
-        let longitude = place(tables::LONGITUDE_NAMES, &names.longitude_column)?;
+        let latitude = named(tables::LATITUDE_NAMES, &names.latitude_column)?;
+        let longitude = named(tables::LONGITUDE_NAMES, &names.longitude_column)?;
         let mut views = vec![column(&names.embedding_column, true)?];
         while find(&view_column(&names.embedding_column, views.len())).is_some() {
             views.push(column(&view_column(&names.embedding_column, views.len()), true)?);
         }
-        let name_of_ids = names.id_column.clone();
-        let id = find(&name_of_ids)
-            .and_then(|root| Some(Column { name: name_of_ids, root, leaf: leaf(root)?, number: Number::Float64 }));
+        let id_name = names.id_column.clone();
+        let id = find(&id_name)
+            .and_then(|root| Some(Column { name: id_name, root, leaf: leaf(root)?, number: Number::Float64 }));
         Ok(Self { bytes, latitude, longitude, views, id, metadata: metadata.clone(), name })
     }
 }
 
-fn list_of(kind: &DataType) -> Option<Number> {
+fn list_element(kind: &DataType) -> Option<Number> {
     match kind {
         DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
-            coordinate(item.data_type()).filter(|number| !matches!(number, Number::Int32 | Number::Int64))
+            number_type(item.data_type()).filter(|number| !matches!(number, Number::Int32 | Number::Int64))
         }
         _ => None,
     }
 }
 
-fn coordinate(kind: &DataType) -> Option<Number> {
+fn number_type(kind: &DataType) -> Option<Number> {
     match kind {
         DataType::Float16 => Some(Number::Float16),
         DataType::Float32 => Some(Number::Float32),
@@ -135,8 +135,7 @@ fn coordinate(kind: &DataType) -> Option<Number> {
     }
 }
 
-fn missing(name: &str, wanted: &str, header: &[String]) -> ShardsError {
-    let reason =
-        format!("is not there, only {}; `shards.*_column` in the configuration names columns", header.join(", "));
+fn missing_column(name: &str, wanted: &str, header: &[String]) -> ShardsError {
+    let reason = format!("not found; the file has {}; set `shards.*_column` in the configuration", header.join(", "));
     ShardsError::bad(Spot::file(name).column(wanted), reason)
 }

@@ -1,18 +1,20 @@
-//! Parquet's run-length and bit-packed hybrid: the levels of a list column, and indices into a dictionary.
+//! Parquet's hybrid of run-length encoding and bit packing, used for the levels of list columns and for dictionary
+//! indices.
 //!
-//! Levels are checked without being expanded: a list of 768 numbers is one bit-packed group and one run. The encoding is that of
-//! <https://parquet.apache.org/docs/file-format/data-pages/encodings/>.
+//! Levels are checked without expanding them: a list of 768 numbers is one bit-packed group and one run. The encoding
+//! is specified at <https://parquet.apache.org/docs/file-format/data-pages/encodings/>.
 
-/// A piece of a hybrid stream.
+/// One run of a hybrid stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Run<'a> {
-    /// So many times this value.
+    /// `count` times the same value.
     Repeated { value: u32, count: usize },
-    /// So many values, packed from the lowest bit on.
+    /// `count` bit-packed values, lowest bit first.
     Packed { bytes: &'a [u8], count: usize },
 }
 
-/// The runs of a stream of `left` values of `bits` bits; ends early where the bytes do.
+/// Iterates over the runs of a stream with `left` values of `bits` bits. Ends early if the bytes are malformed or run
+/// out.
 #[derive(Debug, Clone)]
 pub(super) struct Runs<'a> {
     bytes: &'a [u8],
@@ -50,7 +52,7 @@ impl<'a> Iterator for Runs<'a> {
         let size = (header >> 1) as usize;
         if header & 1 == 1 {
             let length = size.checked_mul(self.bits as usize)?;
-            // The last group may be cut: only the bytes of values that count must be there.
+            // The last group may be truncated after the bytes of the values that are used.
             let (bytes, rest) = self.bytes.split_at(length.min(self.bytes.len()));
             let count = (size * 8).min(self.left);
             if count == 0 || bytes.len() * 8 < count * self.bits as usize {
@@ -70,7 +72,7 @@ impl<'a> Iterator for Runs<'a> {
     }
 }
 
-/// Values of a packed run from the `first` on: each from the eight bytes that it begins in.
+/// Unpacks `count` values of a packed run, starting with value `first`. Each value is extracted from a 64-bit load.
 pub(super) fn unpacked(bytes: &[u8], bits: u32, first: usize, count: usize) -> impl Iterator<Item = u32> + '_ {
     let mask = if bits == 32 { u32::MAX } else { (1 << bits) - 1 };
     (first..first + count).map(move |index| {
@@ -85,7 +87,7 @@ pub(super) fn unpacked(bytes: &[u8], bits: u32, first: usize, count: usize) -> i
     })
 }
 
-/// Are all of the definition levels the highest, so that no value is null?
+/// Whether all definition levels are the highest, which means that no value is null.
 pub(super) fn all_defined(bytes: &[u8], level_max: u32, values: usize) -> bool {
     let bits = u32::BITS - level_max.leading_zeros();
     let mut runs = Runs::new(bytes, bits, values);
@@ -96,9 +98,9 @@ pub(super) fn all_defined(bytes: &[u8], level_max: u32, values: usize) -> bool {
     runs.all(is_highest) && runs.left == 0
 }
 
-/// Do the repetition levels begin a list exactly every `width` values? `place` is where in its list the first value is, and
-/// becomes where the next page's first value is.
-pub(super) fn lists_are(width: usize, place: &mut usize, bytes: &[u8], values: usize) -> bool {
+/// Whether the repetition levels start a list exactly every `width` values. `place` is the position of the first value
+/// within its list. It is updated to the position of the next page's first value.
+pub(super) fn lists_have_width(width: usize, place: &mut usize, bytes: &[u8], values: usize) -> bool {
     let mut runs = Runs::new(bytes, 1, values);
     for run in &mut runs {
         match run {
@@ -125,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hybrid_streams_are_read_as_the_specification_writes_them() {
+    fn hybrid_streams_decode_as_in_the_specification() {
         // The specification's example: 0 to 7 in three bits each, then a run of five fours.
         let stream = [0b11, 0b1000_1000, 0b1100_0110, 0b1111_1010, 5 << 1, 4];
         let mut values = Vec::new();
@@ -136,11 +138,11 @@ mod tests {
             }
         }
         assert_eq!(values, [0, 1, 2, 3, 4, 5, 6, 7, 4, 4, 4, 4, 4]);
-        assert_eq!(Runs::new(&stream[..3], 3, 13).count(), 0, "a cut stream ends early");
+        assert_eq!(Runs::new(&stream[..3], 3, 13).count(), 0, "a truncated stream ends early");
     }
 
     #[test]
-    fn values_are_unpacked_alike_from_any_place() {
+    fn values_unpack_the_same_from_any_offset() {
         let bytes: Vec<u8> = (0..96_u32).map(|byte| (byte * 151 % 256) as u8).collect();
         for bits in 0..=32_u32 {
             let count = bytes.len() * 8 / bits.max(8) as usize;
@@ -155,16 +157,16 @@ mod tests {
     }
 
     #[test]
-    fn only_lists_of_the_width_pass() {
+    fn only_lists_of_the_right_width_pass() {
         // 0 1 1 1 1 1 1 1, then four ones: one list of twelve.
         let twelve = [0b11, 0b1111_1110, 4 << 1, 1];
         for (width, fits) in [(12, true), (11, false), (6, false), (1, false)] {
-            assert_eq!(lists_are(width, &mut 0, &twelve, 12), fits, "width {width}");
+            assert_eq!(lists_have_width(width, &mut 0, &twelve, 12), fits, "width {width}");
         }
         let mut place = 0;
-        assert!(lists_are(24, &mut place, &twelve, 12) && place == 12, "a list may go on in the next page");
-        assert!(lists_are(1, &mut 0, &[12 << 1, 0], 12), "lists of one number");
-        assert!(!lists_are(12, &mut 0, &twelve, 13), "too few levels");
+        assert!(lists_have_width(24, &mut place, &twelve, 12) && place == 12, "a list may continue in the next page");
+        assert!(lists_have_width(1, &mut 0, &[12 << 1, 0], 12), "lists of one number");
+        assert!(!lists_have_width(12, &mut 0, &twelve, 13), "too few levels");
         assert!(all_defined(&[12 << 1, 3], 3, 12) && !all_defined(&[12 << 1, 2], 3, 12));
         assert!(!all_defined(&[0b11, 0b1111_1111, 0b1111_0111], 3, 8), "a null among eight");
     }

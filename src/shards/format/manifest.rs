@@ -1,7 +1,7 @@
-//! `manifest.json`: what is in a folder of shards, with a checksum for every file and every column of every row group.
+//! `manifest.json`: lists the contents of a folder of shards, with a checksum for every file and every column chunk.
 //!
-//! Invariant: a manifest that was read agrees with itself (sums of rows, fingerprint), names only files of its own folder, and
-//! is of a version that this program knows. Specified in `shards/README.md`.
+//! Invariant: a parsed manifest is consistent (row counts, fingerprint), names only files in its own folder, and has a
+//! supported schema version. The format is specified in `shards/README.md`.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher as _;
@@ -15,27 +15,27 @@ use super::checksum::Checksum;
 use super::statistics::{Statistics, digits};
 use crate::shards::error::{ShardsError, Spot};
 
-/// Version of the format that this program writes, and the newest that it reads.
+/// Schema version that this program writes, and the newest that it reads.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// Name of the manifest in its folder.
+/// File name of the manifest.
 pub const MANIFEST_NAME: &str = "manifest.json";
 
-/// What is in a folder of shards.
+/// The manifest of a folder of shards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// Version of the format.
     pub schema_version: u32,
-    /// xxh3 of everything below.
+    /// xxh3 of all other fields.
     pub fingerprint: Checksum,
-    /// Rows of all files.
+    /// Total rows of all files.
     pub rows: u64,
     /// Numbers per embedding.
     pub width: u32,
     /// Embeddings per row.
     pub views: u32,
-    /// Where the rows came from, in words.
+    /// Description of where the rows came from.
     pub source: String,
     /// What maps photos to the space of the embeddings.
     pub image_head: ImageHead,
@@ -43,7 +43,7 @@ pub struct Manifest {
     pub mean: Vec<f64>,
     /// Standard deviation of every dimension over the rows of view 0.
     pub standard_deviation: Vec<f64>,
-    /// The files, in the order of the rows.
+    /// The files, in row order.
     pub files: Vec<ManifestFile>,
 }
 
@@ -51,17 +51,17 @@ pub struct Manifest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestFile {
-    /// Its name in the folder.
+    /// File name within the folder.
     pub name: String,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Its rows.
+    /// Number of rows.
     pub rows: u64,
     /// xxh3 of the whole file.
     pub xxh3: Checksum,
-    /// xxh3 of the footer: all bytes behind the last column chunk.
+    /// xxh3 of the footer: all bytes after the last column chunk.
     pub footer_xxh3: Checksum,
-    /// Its row groups, in order.
+    /// Row groups, in order.
     pub row_groups: Vec<ManifestRowGroup>,
 }
 
@@ -69,20 +69,20 @@ pub struct ManifestFile {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestRowGroup {
-    /// Its rows.
+    /// Number of rows.
     pub rows: u32,
-    /// xxh3 of every column chunk, by the column's name.
+    /// xxh3 of every column chunk, by column name.
     pub xxh3: BTreeMap<String, Checksum>,
 }
 
 impl Manifest {
-    /// Mean and standard deviation.
+    /// Mean and standard deviation of every dimension.
     pub fn statistics(&self) -> Statistics {
         let (mean, standard_deviation) = (self.mean.clone(), self.standard_deviation.clone());
         Statistics { rows: self.rows, mean, standard_deviation }
     }
 
-    /// xxh3 of everything but the fingerprint itself; statistics count with nine significant digits.
+    /// Computes the xxh3 of all fields except the fingerprint. Statistics are hashed with nine significant digits.
     pub fn compute_fingerprint(&self) -> Checksum {
         let mut hasher = XxHash3_64::new();
         let mut text = |part: &str| {
@@ -109,52 +109,52 @@ impl Manifest {
         Checksum(hasher.finish())
     }
 
-    /// The text of `manifest.json`.
+    /// Serializes the manifest to JSON.
     pub fn to_json(&self) -> Result<Vec<u8>, ShardsError> {
         let text = serde_json::to_vec_pretty(self);
-        text.map_err(|error| ShardsError::Argument(format!("a manifest that is no JSON: {error}")))
+        text.map_err(|error| ShardsError::Argument(format!("cannot write the manifest as JSON: {error}")))
     }
 
-    /// Reads the text of the manifest that `location` names in messages.
+    /// Parses and checks a manifest. `location` names it in error messages.
     pub fn parse(text: &[u8], location: &str) -> Result<Self, ShardsError> {
         let corrupt = |reason: String| ShardsError::corrupt(Spot::file(location), reason);
-        let no_manifest = |error| corrupt(format!("is no manifest: {error}"));
+        let not_a_manifest = |error| corrupt(format!("is not a manifest: {error}"));
         #[derive(Deserialize)]
-        struct Version {
+        struct VersionOnly {
             schema_version: u32,
         }
-        let version: Version = serde_json::from_slice(text).map_err(no_manifest)?;
+        let version: VersionOnly = serde_json::from_slice(text).map_err(not_a_manifest)?;
         if version.schema_version == 0 || version.schema_version > SCHEMA_VERSION {
             let reason = format!(
-                "schema version {}, this program reads up to {SCHEMA_VERSION}; use the program that wrote it, or a newer one",
+                "schema version {}, this program reads up to {SCHEMA_VERSION}; use the program that wrote it",
                 version.schema_version
             );
             return Err(ShardsError::bad(Spot::file(location), reason));
         }
-        let manifest: Self = serde_json::from_slice(text).map_err(no_manifest)?;
+        let manifest: Self = serde_json::from_slice(text).map_err(not_a_manifest)?;
         manifest.check().map_err(corrupt)?;
         Ok(manifest)
     }
 
-    /// Does it agree with itself?
+    /// Checks that the fields are consistent.
     fn check(&self) -> Result<(), String> {
         let computed = self.compute_fingerprint();
         if computed != self.fingerprint {
-            return Err(format!("its fingerprint is {computed}, expected {}: it was changed", self.fingerprint));
+            return Err(format!("its fingerprint is {computed}, expected {}: it was edited", self.fingerprint));
         }
         let width = self.width as usize;
         if width == 0 || self.views == 0 || self.mean.len() != width || self.standard_deviation.len() != width {
             return Err(format!(
-                "width {width}, views {}, {} means and {} standard deviations do not fit together",
+                "width {width}, views {}, {} means and {} standard deviations are inconsistent",
                 self.views,
                 self.mean.len(),
                 self.standard_deviation.len()
             ));
         }
         for file in &self.files {
-            let plain = Path::new(&file.name).file_name().is_some_and(|name| name == file.name.as_str());
-            if !plain {
-                return Err(format!("lists {:?}, which is no plain file name", file.name));
+            let is_plain_name = Path::new(&file.name).file_name().is_some_and(|name| name == file.name.as_str());
+            if !is_plain_name {
+                return Err(format!("lists {:?}, expected a file name without a path", file.name));
             }
             let rows: u64 = file.row_groups.iter().map(|row_group| u64::from(row_group.rows)).sum();
             if rows != file.rows {

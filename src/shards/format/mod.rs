@@ -1,7 +1,9 @@
-//! The format: Parquet files and their manifest, written and decoded. Bytes in memory only; where they come from is `source`'s.
+//! The shard format: writes and decodes Parquet files and their manifest. Decoding works on bytes in memory, which
+//! `source` reads.
 //!
-//! In reading order: `columns`, `manifest` (`checksum`, `statistics`), `writer` (`file_writer`, `checks`), `footer`, then a column chunk from
-//! bytes to numbers: `levels` and `page_header` below `decode`, and `careful` for what `decode` leaves.
+//! In reading order: `columns`, `manifest` (`checksum`, `statistics`), `writer` (`file_writer`, `checks`), `footer`.
+//! Then the decoding of a column chunk: `decode` (with `levels` and `page_header`), and `careful` for chunks that
+//! `decode` does not support.
 
 mod careful;
 mod checks;
@@ -20,11 +22,11 @@ pub use checksum::Checksum;
 pub use columns::ELEMENT_BYTES;
 pub use file_writer::WriterRows;
 pub use manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, ManifestRowGroup, SCHEMA_VERSION};
-pub use statistics::{Moments, Statistics};
+pub use statistics::{MomentSums, Statistics};
 pub use writer::{FILE_BYTES, ROWS_PER_GROUP, ShardWriter, WriterOptions};
 
 pub(super) use careful::{BadValue, CarefulChunk};
 pub(super) use checks::{first_not_finite, is_within, outside};
-pub(super) use decode::{Chunk, ChunkBytes, Decoded, Number, split_levels};
+pub(super) use decode::{Chunk, ChunkBytes, DecodedNumber, Number, split_levels};
 pub(super) use footer::{Column, Footer, footer_bytes};
 pub(super) use page_header::split_plain_page;

@@ -1,29 +1,31 @@
-//! The header of a version 1 data page, for readers that want its values without its bytes passing through memory twice.
+//! Parses the header of a version 1 data page, so that the values can be read directly from the file into place.
 //!
-//! Takes what a plain page of numbers has and answers none to anything else, which the `parquet` crate then reads or refuses.
-//! Thrift's compact protocol: <https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md>; the fields:
+//! Accepts only plain pages of numbers. For any other page the caller falls back to the `parquet` crate.
+//!
+//! Sources: Thrift's compact protocol
+//! <https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md> and Parquet's fields
 //! <https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift>.
 
 /// A data page of PLAIN values with run-length levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlainPage {
-    /// Values, nulls among them.
+    /// Number of values, including nulls.
     pub(crate) values: usize,
     /// Bytes of levels and values.
     pub(crate) bytes: usize,
 }
 
-/// Thrift's numbers of its types: the only ones that are read.
+/// Thrift type codes of the fields that are read.
 const I32: u8 = 5;
 const STRUCT: u8 = 12;
 
-/// What Parquet numbers so: `PageType::DATA_PAGE`, `Encoding::PLAIN`, twice `Encoding::RLE`.
+/// Parquet's codes of `PageType::DATA_PAGE`, `Encoding::PLAIN`, and `Encoding::RLE` twice.
 const PLAIN_DATA_PAGE: (i64, i64, i64, i64) = (0, 0, 3, 3);
 
-/// Structs within structs; a page header has two.
+/// Maximum nesting of structs. A page header needs two levels.
 const DEPTH_MAX: u32 = 4;
 
-/// Takes the header off the front of a page that is not compressed.
+/// Splits the header off the front of an uncompressed page. `None` if the page is of another kind.
 pub(crate) fn split_plain_page(bytes: &[u8]) -> Option<(PlainPage, &[u8])> {
     let mut thrift = Compact(bytes);
     let (mut kind, mut unpacked, mut packed, mut data) = (None, None, None, [None; 4]);
@@ -49,7 +51,7 @@ pub(crate) fn split_plain_page(bytes: &[u8]) -> Option<(PlainPage, &[u8])> {
     (plain && packed == unpacked).then_some((page, thrift.0))
 }
 
-/// What is left of a message.
+/// The unread rest of a message in Thrift's compact protocol.
 struct Compact<'a>(&'a [u8]);
 
 impl Compact<'_> {
@@ -76,7 +78,7 @@ impl Compact<'_> {
         Some((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64))
     }
 
-    /// Hands the number and type of every field to `take`, which takes its value.
+    /// Calls `take` with the id and type of each field. `take` must consume the value.
     fn fields(&mut self, mut take: impl FnMut(&mut Self, i64, u8) -> Option<()>) -> Option<()> {
         let mut id = 0_i64;
         loop {
@@ -91,11 +93,11 @@ impl Compact<'_> {
 
     fn skip(&mut self, kind: u8, depth: u32) -> Option<()> {
         match kind {
-            // The type of a boolean is its value.
+            // A boolean's value is encoded in its type.
             1 | 2 => {}
             // Integers of 16, 32 and 64 bits.
             4..=6 => drop(self.varint()?),
-            // Bytes behind their number.
+            // Binary: a length, then the bytes.
             8 => {
                 let length = usize::try_from(self.varint()?).ok()?;
                 self.0 = self.0.get(length..)?;
@@ -114,14 +116,15 @@ impl Compact<'_> {
 mod tests {
     use super::*;
 
-    /// Type, both sizes, a checksum, then values, encodings and statistics of a maximum; two bytes of a body.
+    /// Page type, both sizes, a checksum, then the number of values and the encodings. The last two bytes belong to the
+    /// body.
     const PAGE: [u8; 24] = [
         0x15, 0, 0x15, 0x90, 0x03, 0x15, 0x90, 0x03, 0x15, 7, 0x1c, 0x15, 0x80, 0x02, 0x15, 0, 0x15, 6, 0x15, 6, 0x00,
         0x00, 0xaa, 0xbb,
     ];
 
     #[test]
-    fn plain_pages_are_told_from_all_others() {
+    fn only_plain_pages_are_accepted() {
         let page = PlainPage { values: 128, bytes: 200 };
         assert_eq!(split_plain_page(&PAGE), Some((page, &PAGE[22..])));
         let mut with_statistics = PAGE[..20].to_vec();
@@ -135,9 +138,9 @@ mod tests {
             assert_eq!(split_plain_page(&other), None, "{what}");
         }
         for length in 0..22 {
-            assert_eq!(split_plain_page(&PAGE[..length]), None, "cut after {length}");
+            assert_eq!(split_plain_page(&PAGE[..length]), None, "truncated after {length} bytes");
         }
         let deep = [0x1c; 64];
-        assert_eq!(split_plain_page(&deep), None, "structs in structs");
+        assert_eq!(split_plain_page(&deep), None, "deeply nested structs");
     }
 }

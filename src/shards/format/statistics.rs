@@ -1,27 +1,28 @@
 //! Mean and standard deviation of every dimension of the embeddings, over view 0.
 //!
-//! Sums are float64 and taken row by row in the order of the data, so that neither row groups nor files change a bit of them.
+//! Sums are float64 and added row by row in data order, so the split into row groups and files does not affect the
+//! result.
 
 use half::slice::HalfFloatSliceExt;
 pub use locdiff_core::protocol::Statistics;
 
-/// Sums on the way to [`Statistics`].
+/// Running sums for [`Statistics`].
 #[derive(Debug, Clone)]
-pub struct Moments {
+pub struct MomentSums {
     rows: u64,
     sums: Vec<f64>,
     squares: Vec<f64>,
     row: Vec<f32>,
 }
 
-impl Moments {
-    /// Of rows so wide; none yet.
+impl MomentSums {
+    /// Starts with no rows, for embeddings of the given width.
     pub fn new(width: usize) -> Self {
         let (sums, squares) = (vec![0.0; width], vec![0.0; width]);
         Self { rows: 0, sums, squares, row: vec![0.0; width] }
     }
 
-    /// Takes rows of float16 in.
+    /// Adds rows of float16 numbers.
     pub fn add(&mut self, values: &[half::f16]) {
         for row in values.chunks_exact(self.row.len().max(1)) {
             row.convert_to_f32_slice(&mut self.row);
@@ -34,7 +35,7 @@ impl Moments {
         }
     }
 
-    /// What the sums say, rounded to nine significant digits: a text form that every JSON reader gives back.
+    /// Computes the statistics, rounded to nine significant digits, which every JSON reader preserves.
     pub fn statistics(&self) -> Statistics {
         let count = (self.rows as f64).max(1.0);
         let mean: Vec<f64> = self.sums.iter().map(|sum| sum / count).collect();
@@ -44,12 +45,12 @@ impl Moments {
     }
 }
 
-/// The number as its text with nine significant digits has it.
+/// Rounds to nine significant digits.
 fn rounded(value: f64) -> f64 {
     digits(value).parse().unwrap_or(value)
 }
 
-/// Nine significant digits.
+/// Formats with nine significant digits.
 pub(super) fn digits(value: f64) -> String {
     format!("{value:.8e}")
 }

@@ -1,7 +1,8 @@
-//! Writes a folder of shards: checked rows in, Parquet files and their manifest out.
+//! Writes a folder of shards: checks rows, and writes Parquet files and their manifest.
 //!
-//! Invariant: the folder under its final name is whole. Everything is written into `OUT.partial-PID` beside it, synced, the
-//! manifest last, and renamed; whatever goes wrong before leaves no OUT. The format is specified in `shards/README.md`.
+//! Invariant: the folder under its final name is complete. Everything is written to `OUT.partial-PID` in the same
+//! parent folder, the manifest last, synced, and then renamed. A failure before that leaves no OUT. The format is
+//! specified in `shards/README.md`.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,38 +13,38 @@ use locdiff_core::files::{self, Files};
 use super::checks;
 use super::checksum::Checksum;
 use super::columns::{ELEMENT_BYTES, view_column};
-use super::file_writer::{FileWriter, Template, WriterRows};
+use super::file_writer::{ShardFileWriter, Template, WriterRows};
 use super::manifest::{ImageHead, MANIFEST_NAME, Manifest, ManifestFile, SCHEMA_VERSION};
-use super::statistics::Moments;
+use super::statistics::MomentSums;
 use crate::shards::error::{ShardsError, Spot};
 
-/// Rows of a row group unless the caller says otherwise: `shards/README.md` has the reason.
+/// Default number of rows in a row group. `shards/README.md` explains the choice.
 pub const ROWS_PER_GROUP: u32 = 1024;
 
-/// Embedding bytes of a file unless the caller says otherwise.
+/// Default size of a file, in bytes of embeddings.
 pub const FILE_BYTES: u64 = 512 << 20;
 
-/// What a folder of shards is to be.
+/// Options of [`ShardWriter`].
 #[derive(Debug, Clone)]
 pub struct WriterOptions {
     /// Numbers per embedding.
     pub width: u32,
     /// Embeddings per row.
     pub views: u32,
-    /// Where the rows come from, in words, for the manifest.
+    /// Description of where the rows come from, for the manifest.
     pub source: String,
     /// What maps photos to the space of the embeddings.
     pub image_head: ImageHead,
-    /// Replace the folder of shards that is there.
+    /// Whether to replace an existing folder of shards.
     pub overwrite: bool,
-    /// Rows of a row group.
+    /// Rows per row group.
     pub rows_per_group: u32,
-    /// Rows of a file; rounded down to whole row groups, at least one.
+    /// Rows per file. Rounded down to whole row groups, at least one.
     pub rows_per_file: u64,
 }
 
 impl WriterOptions {
-    /// The usual: row groups of [`ROWS_PER_GROUP`] rows, files of about [`FILE_BYTES`].
+    /// The defaults: row groups of [`ROWS_PER_GROUP`] rows, files of about [`FILE_BYTES`].
     pub fn new(width: u32, views: u32, source: impl Into<String>, image_head: ImageHead) -> Self {
         let row_bytes = (u64::from(width) * u64::from(views) * ELEMENT_BYTES as u64).max(1);
         let rows_per_file = (FILE_BYTES / row_bytes).max(u64::from(ROWS_PER_GROUP));
@@ -62,38 +63,38 @@ impl WriterOptions {
     }
 }
 
-/// A folder of shards on its way.
+/// A folder of shards that is being written.
 pub struct ShardWriter {
     out: PathBuf,
     partial: PathBuf,
     options: WriterOptions,
     group: WriterRows,
-    file: Option<FileWriter>,
+    file: Option<ShardFileWriter>,
     template: Option<Template>,
     files: Vec<ManifestFile>,
-    moments: Moments,
+    moments: MomentSums,
     rows: u64,
 }
 
 impl ShardWriter {
-    /// Begins a folder at `out`.
+    /// Starts a folder at `out`.
     pub fn create(out: &Path, options: WriterOptions) -> Result<Self, ShardsError> {
         options.check()?;
         let name = out
             .file_name()
-            .ok_or_else(|| ShardsError::Argument(format!("{} names no folder that could be made", out.display())))?;
+            .ok_or_else(|| ShardsError::Argument(format!("{} is not a valid folder name", out.display())))?;
         check_target(out, options.overwrite)?;
-        let partial = beside(out, name, &format!(".partial-{}", std::process::id()));
+        let partial = with_suffix(out, name, &format!(".partial-{}", std::process::id()));
         let parent = files::parent(out);
         fs::create_dir_all(parent).map_err(|error| ShardsError::io(parent, error))?;
         fs::create_dir(&partial).map_err(|error| ShardsError::io(&partial, error))?;
-        let moments = Moments::new(options.width as usize);
+        let moments = MomentSums::new(options.width as usize);
         let group = WriterRows::new(options.views as usize);
         let (out, files) = (out.to_owned(), Vec::new());
         Ok(Self { out, partial, options, group, file: None, template: None, files, moments, rows: 0 })
     }
 
-    /// Takes rows in; what cannot be used is an error that names it, and nothing of `rows` counts then.
+    /// Adds rows. A bad row is an error that names it, and then none of `rows` is added.
     pub fn push(&mut self, rows: &WriterRows) -> Result<(), ShardsError> {
         self.check(rows)?;
         let width = self.options.width as usize;
@@ -114,10 +115,10 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Ends the folder: the last row group, the manifest, the rename.
+    /// Writes the last row group and the manifest, and renames the folder to its final name.
     pub fn finish(mut self) -> Result<Manifest, ShardsError> {
         if self.rows == 0 {
-            return Err(ShardsError::Argument(format!("no rows for {}", self.out.display())));
+            return Err(ShardsError::Argument(format!("no rows to write to {}", self.out.display())));
         }
         if self.group.rows() > 0 {
             self.write_group()?;
@@ -143,14 +144,14 @@ impl ShardWriter {
         Ok(manifest)
     }
 
-    /// Are these rows such as may be written?
+    /// Checks that the rows can be written.
     fn check(&self, rows: &WriterRows) -> Result<(), ShardsError> {
         let count = rows.ids.len();
         let argument = |reason: String| Err(ShardsError::Argument(format!("{}: {reason}", self.out.display())));
         if rows.latitudes.len() != count || rows.longitudes.len() != count {
             let (latitudes, longitudes) = (rows.latitudes.len(), rows.longitudes.len());
             return argument(format!(
-                "{count} ids, {latitudes} latitudes and {longitudes} longitudes, expected as many"
+                "{count} ids, {latitudes} latitudes and {longitudes} longitudes, expected the same number"
             ));
         }
         if rows.views.len() != self.options.views as usize {
@@ -178,7 +179,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Where a row that is pushed would come to stand.
+    /// Location that a pushed row would get, for error messages.
     fn spot(&self, row: usize, column: String) -> Spot {
         let per_group = u64::from(self.options.rows_per_group);
         let groups_per_file = (self.options.rows_per_file / per_group).max(1);
@@ -194,7 +195,7 @@ impl ShardWriter {
         let width = self.options.width;
         if self.file.is_none() {
             self.file =
-                Some(FileWriter::create(&self.partial, file_name(self.files.len()), width, self.options.views)?);
+                Some(ShardFileWriter::create(&self.partial, file_name(self.files.len()), width, self.options.views)?);
         }
         let file = self.file.as_mut().expect("made above");
         file.write(&mut self.group, &mut self.template)?;
@@ -211,18 +212,18 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Puts the whole folder under its final name, and what was there out of the way.
+    /// Renames the complete folder to its final name, and removes the folder that it replaces.
     fn rename(&self) -> Result<(), ShardsError> {
         let io = |error| ShardsError::io(&self.out, error);
         check_target(&self.out, self.options.overwrite)?;
-        let replaced = beside(&self.partial, self.partial.file_name().unwrap_or_default(), ".replaced");
+        let replaced = with_suffix(&self.partial, self.partial.file_name().unwrap_or_default(), ".replaced");
         let exists = self.out.exists();
         if exists {
             fs::rename(&self.out, &replaced).map_err(io)?;
         }
         if let Err(error) = fs::rename(&self.partial, &self.out) {
             if exists {
-                // The old folder is whole: better that than none. A second failure leaves it where `replaced` says.
+                // Restore the old folder. If that fails too, it stays at `replaced`.
                 let _ = fs::rename(&replaced, &self.out);
             }
             return Err(io(error));
@@ -237,15 +238,15 @@ impl ShardWriter {
 
 impl Drop for ShardWriter {
     fn drop(&mut self) {
-        // After `finish` it is no longer there; before, nothing of it is of use.
+        // Removes an unfinished folder. After `finish` it does not exist.
         let _ = fs::remove_dir_all(&self.partial);
     }
 }
 
-/// What lies beside a path of this name, with more behind the name.
-fn beside(path: &Path, name: &OsStr, more: &str) -> PathBuf {
+/// Replaces the last component of a path by `name` plus `suffix`.
+fn with_suffix(path: &Path, name: &OsStr, suffix: &str) -> PathBuf {
     let mut name = name.to_owned();
-    name.push(more);
+    name.push(suffix);
     path.with_file_name(name)
 }
 
@@ -253,22 +254,22 @@ fn file_name(index: usize) -> String {
     format!("part-{index:05}.parquet")
 }
 
-/// May a folder be made here? Only shards, or an empty folder, are ever replaced.
+/// Checks that `out` may be written. With `overwrite`, only a folder of shards or an empty folder is replaced.
 fn check_target(out: &Path, overwrite: bool) -> Result<(), ShardsError> {
     let Ok(found) = fs::symlink_metadata(out) else { return Ok(()) };
     if !overwrite {
         return Err(ShardsError::Exists(out.to_owned()));
     }
     let empty = || fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
-    // Other folders of this project have a manifest.json too: only one of shards will do, be it of another version.
-    let is_of_shards = |text: Vec<u8>| {
+    // Other folders of this project have a manifest.json too. Accept only that of shards, in any version.
+    let is_shard_manifest = |text: Vec<u8>| {
         let value: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
         value["schema_version"].is_u64() && value["files"].is_array()
     };
-    let is_shards = fs::read(out.join(MANIFEST_NAME)).is_ok_and(is_of_shards);
+    let is_shards = fs::read(out.join(MANIFEST_NAME)).is_ok_and(is_shard_manifest);
     if !found.is_dir() || !(is_shards || empty()) {
         let reason =
-            "is no folder of shards (it has no manifest.json of shards), and --overwrite replaces nothing else";
+            "is not a folder of shards (it has no manifest.json of shards), and --overwrite replaces nothing else";
         return Err(ShardsError::Argument(format!("{} {reason}", out.display())));
     }
     Ok(())

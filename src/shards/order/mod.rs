@@ -1,7 +1,7 @@
-//! Which row comes when: a function of the data, the seed and the epoch, whoever reads.
+//! The order of rows: a function of the data, the seed and the epoch, independent of the number of workers.
 //!
-//! In reading order: `permutation`, `mask` (rows that are left out), `plan` (pure: index to row), `position` (where training stands),
-//! `replay` (the proof of the plan).
+//! In reading order: `permutation`, `mask` (rows to skip), `plan` (maps an index to a row; pure), `position` (the
+//! progress of training), `replay` (verifies the plan).
 
 mod mask;
 mod permutation;
@@ -10,8 +10,8 @@ mod position;
 mod replay;
 
 pub use mask::Mask;
-pub use plan::{Epoch, Layout, Plan, PlanOptions, Sample, Samples, Share, WINDOW_BYTES_MAX};
+pub use plan::{DataLayout, Epoch, Plan, PlanOptions, Sample, Samples, Share, WINDOW_BYTES_MAX};
 pub use position::{Bookmark, Position};
 pub use replay::Replay;
 
-pub(super) use mask::{caught, panic_text};
+pub(super) use mask::{catch_panic, panic_text};

@@ -1,37 +1,38 @@
-//! Keyed permutations: orders that are a function of (seed, epoch, place), not of what was drawn before.
+//! Keyed permutations: orders that depend only on (seed, epoch, place), not on earlier draws.
 //!
-//! [`shuffled`] lists a whole order (Fisher-Yates), for things that are counted in thousands. [`Permutation`] answers for
-//! one position at a time without a table: a Feistel network over the smallest power of two that holds the positions,
-//! walked until it lands inside (cycle walking), which takes less than two passes on average.
+//! [`shuffled`] lists a whole order (Fisher-Yates), for up to thousands of items. [`Permutation`] maps one position at
+//! a time without a table. It is a Feistel network over the smallest power of two that holds all positions, applied
+//! until the result is in range (cycle walking), which takes less than two passes on average.
 //!
 //! ```text
-//! (left, right) -> (right, left ^ round(right, key))      invertible whatever `round` is
+//! (left, right) -> (right, left ^ round(right, key))      invertible for any `round`
 //! ```
 //!
 //! Both draw their keys from [`random`](locdiff_core::random), stream `Shuffle`. Pure: no I/O, no state.
-//! Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002; eight rounds, as shuffling wants
-//! orders that look random, not secrets.
+//!
+//! Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002. Eight rounds are enough, because
+//! shuffling needs orders that look random but not cryptographic strength.
 
 use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 
-/// An even number, so that the halves are back in their places.
+/// Must be even, so that the two halves end up in their original places.
 const ROUNDS: usize = 8;
-/// Fewer bits than this make a network of few different orders; cycle walking pays for the rest.
+/// With fewer bits the network has too few different orders. For small counts, cycle walking bridges the difference.
 const BITS_MIN: u32 = 6;
 
-/// Index of the stream that orders listed things.
+/// Stream index of [`shuffled`].
 const LISTED: u16 = 0;
-/// Index of the stream that keys permutations.
+/// Stream index of the keys of [`Permutation`].
 const KEYED: u16 = 1;
 
-/// The numbers `0..count` in the order of (seed, epoch).
+/// The numbers `0..count`, shuffled by (seed, epoch).
 pub(super) fn shuffled(seed: u64, epoch: u64, count: u32) -> Result<Vec<u32>, RangeError> {
     let mut order: Vec<u32> = (0..count).collect();
     let mut bits = vec![0; order.len()];
     let draw = Draw { stream: Stream::Shuffle(LISTED), step: epoch, first_sample: 0, elements: bits.len().max(1) };
     Philox::new(seed).fill_bits(draw, &mut bits)?;
     for last in (1..order.len()).rev() {
-        // Multiply and shift: each place with a probability within 2⁻³² of 1 / (last + 1).
+        // Multiply and shift: the probability of each place is within 2⁻³² of 1 / (last + 1).
         let other = (u64::from(bits[last]) * (last as u64 + 1)) >> 32;
         order.swap(last, other as usize);
     }
@@ -58,7 +59,7 @@ impl Permutation {
         Ok(Self { count, left_bits: bits / 2, right_bits: bits - bits / 2, keys })
     }
 
-    /// Where `position` (below `count`) goes.
+    /// Maps `position`, which must be below `count`.
     pub(super) fn apply(&self, position: u64) -> u64 {
         assert!(position < self.count, "position {position} of {}", self.count);
         let mut value = self.network(position);
@@ -68,7 +69,7 @@ impl Permutation {
         value
     }
 
-    /// One pass over all `2^(left_bits + right_bits)` values.
+    /// One pass of the network, a permutation of `2^(left_bits + right_bits)` values.
     fn network(&self, value: u64) -> u64 {
         let (mut left, mut right) = ((value >> self.right_bits) as u32, (value & mask(self.right_bits)) as u32);
         let (mut left_bits, mut right_bits) = (self.left_bits, self.right_bits);
@@ -84,7 +85,7 @@ const fn mask(bits: u32) -> u64 {
     (1 << bits) - 1
 }
 
-/// Mixes every bit of `value` into the low bits; multipliers of MurmurHash3's finaliser.
+/// Mixes every bit of `value` into the low bits, with the multipliers of MurmurHash3's finaliser.
 fn scramble(value: u32, [first, second]: [u32; 2]) -> u32 {
     let mut hash = (value ^ first).wrapping_mul(0x85eb_ca6b);
     hash = (hash ^ hash >> 13).wrapping_add(second).wrapping_mul(0xc2b2_ae35);
@@ -113,12 +114,12 @@ mod tests {
             assert!(listed.into_iter().eq(0..count as u32), "{count} listed");
         }
         assert!(shuffled(1, 2, 0).expect("nothing to order").is_empty());
-        assert!(Permutation::new(1, 1 << 40, 0, 5).is_err() && shuffled(1, 1 << 40, 5).is_err(), "no such epoch");
+        assert!(Permutation::new(1, 1 << 40, 0, 5).is_err() && shuffled(1, 1 << 40, 5).is_err(), "epoch out of range");
     }
 
-    /// Chi-square of where each position goes, over many keys: 99.9 % of fair orders lie below the bound.
+    /// Chi-square test of where each position goes, over many keys. 99.9 % of fair orders are below the bound.
     #[test]
-    fn every_place_is_as_likely_as_any_other() {
+    fn every_position_is_equally_likely() {
         for (count, keys) in [(2, 2000), (3, 3000), (7, 7000), (16, 16_000), (40, 20_000)] {
             let (mut keyed, mut listed) = (vec![0_u32; count * count], vec![0_u32; count * count]);
             for key in 0..keys {
@@ -134,12 +135,13 @@ mod tests {
             for (name, seen) in [("keyed", keyed), ("listed", listed)] {
                 let expected = keys as f64 / count as f64;
                 let square: f64 = seen.iter().map(|seen| (f64::from(*seen) - expected).powi(2) / expected).sum();
-                // Rows and columns of the table add up to the number of keys, which raises the sum by this factor.
+                // Rows and columns of the table both sum to the number of keys, so the statistic needs this correction
+                // factor.
                 let square = square * (count - 1) as f64 / count as f64;
                 assert!(square < bound, "{name}, {count} positions: chi-square {square:.1}, wanted below {bound:.1}");
             }
         }
-        // All 24 orders of four things come up, about as often as each other.
+        // All 24 orders of four items occur, about equally often.
         let mut seen = std::collections::HashMap::new();
         for key in 0..24_000 {
             *seen.entry(order(8, key, 4)).or_insert(0_u32) += 1;
@@ -150,9 +152,10 @@ mod tests {
         assert!(square < 49.7, "chi-square {square:.1}");
     }
 
-    /// A random order moves a thing by a third of the length on average, and keeps one neighbour in `count / 2`.
+    /// A random order moves an item by a third of the length on average, and keeps about two pairs of neighbours
+    /// together.
     #[test]
-    fn large_orders_move_things_far_and_part_neighbours() {
+    fn large_orders_move_items_far_and_separate_neighbours() {
         let count = 50_000;
         let found = order(11, 0, count);
         let moved: u64 = found.iter().enumerate().map(|(position, place)| place.abs_diff(position as u64)).sum();
@@ -164,6 +167,6 @@ mod tests {
         assert!(neighbours < 12, "{neighbours} pairs of neighbours stayed together");
         let other = order(11, 1, count);
         let kept = found.iter().zip(&other).filter(|(one, other)| one == other).count();
-        assert!(kept < 10, "{kept} places are the same in the next epoch");
+        assert!(kept < 10, "{kept} items have the same place in the next epoch");
     }
 }

@@ -1,19 +1,19 @@
-//! Which row comes when: a pure function of (seed, epoch, index).
+//! The order of rows: a pure function of (seed, epoch, index).
 //!
 //! ```text
 //! blocks of the data set, without empty ones
 //!   -> shuffled by (seed, epoch)
-//!   -> cut into windows of `shuffle_row_groups` blocks, or fewer where more would pass `window_bytes_max`
+//!   -> cut into windows of `shuffle_row_groups` blocks, or fewer if more would exceed `window_bytes_max`
 //!   -> rows of each window permuted by (seed, epoch, window)
-//!   -> index 0, 1, 2, ... of the epoch; every `global_batch` of them are one step
+//!   -> numbered 0, 1, 2, ... within the epoch; each `global_batch` of them are one step
 //! ```
 //!
-//! Workers do not appear in it: worker w of W takes positions `w B / W .. (w + 1) B / W` of every global batch of B rows,
-//! so that all have equally many steps and slices differ by one row at most. Whoever averages over workers weighs each
-//! by its slice.
+//! The order does not depend on the number of workers. Worker w of W takes positions `w B / W .. (w + 1) B / W` of
+//! every global batch of B rows, so all workers have the same number of steps and their slices differ by at most one
+//! row. An average over workers must weight each worker by the size of its slice.
 //!
-//! A block shows one view per epoch, because a view is read without reading the others: view `(start + epoch) % views`
-//! with a random start for each block. Over `views` epochs, every row shows each of its views once.
+//! In each epoch a block uses only one view, so the other views need not be read: view `(start + epoch) % views` with a
+//! random start for each block. Over `views` epochs, every row uses each of its views once.
 //!
 //! Pure: no I/O, no tensors.
 
@@ -29,56 +29,56 @@ use crate::shards::blocks::Blocks;
 use crate::shards::error::ShardsError;
 use crate::shards::format::ELEMENT_BYTES;
 
-/// Windows close before they grow beyond this, so that foreign files with huge row groups take bounded memory: readers
-/// hold two windows. A block that is larger is a window of its own.
+/// Maximum bytes per window. Bounds memory for files with huge row groups, because readers hold two windows. A larger
+/// block becomes a window by itself.
 pub const WINDOW_BYTES_MAX: u64 = 192 << 20;
-/// Bytes of a row beside its embedding: latitude and longitude.
+/// Bytes of a row's latitude and longitude.
 const COORDINATE_BYTES: u64 = 16;
 
-/// What the order depends on beside the data.
+/// Options that the order depends on, in addition to the data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanOptions {
     /// Seed of the order.
     pub seed: u64,
-    /// Rows of one step over all workers.
+    /// Rows per step, over all workers.
     pub global_batch: u32,
-    /// What becomes of the rows that do not fill the last batch.
+    /// How to handle rows that do not fill the last batch.
     pub tail: Tail,
-    /// Blocks of one window.
+    /// Maximum blocks per window.
     pub shuffle_row_groups: u32,
-    /// Bytes of one window, of one view.
+    /// Maximum bytes per window, for one view.
     pub window_bytes_max: u64,
 }
 
 impl PlanOptions {
-    /// As configured.
+    /// Takes the options from the configuration.
     pub fn new(config: &ShardsConfig, seed: u64, global_batch: u32) -> Self {
         let shuffle_row_groups = config.shuffle_row_groups;
         Self { seed, global_batch, tail: config.tail, shuffle_row_groups, window_bytes_max: WINDOW_BYTES_MAX }
     }
 }
 
-/// What the plan must know about the data.
+/// The properties of the data that the plan depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout {
-    /// Rows of each block, those that are left out included.
+pub struct DataLayout {
+    /// Rows of each block, including skipped rows.
     pub block_rows: Vec<u32>,
     /// Numbers per embedding.
     pub width: usize,
     /// Views per row.
     pub views: u32,
-    /// What the data is.
+    /// Identifies the data.
     pub fingerprint: u64,
 }
 
-impl Layout {
-    /// That of `blocks`.
+impl DataLayout {
+    /// The layout of `blocks`.
     pub fn of(blocks: &dyn Blocks) -> Self {
         let block_rows = blocks.block_rows().to_vec();
         Self { block_rows, width: blocks.width(), views: blocks.views(), fingerprint: blocks.fingerprint() }
     }
 
-    /// The first row of each block among all rows, and the end.
+    /// Number of each block's first row among all rows, followed by the total.
     pub(crate) fn first_rows(&self) -> Vec<u64> {
         let mut first_rows = vec![0];
         for (block, rows) in self.block_rows.iter().enumerate() {
@@ -87,27 +87,27 @@ impl Layout {
         first_rows
     }
 
-    /// Bytes of one row of one view in memory.
+    /// Bytes in memory of one view of a row.
     pub(crate) fn row_bytes(&self) -> u64 {
         (self.width * ELEMENT_BYTES) as u64 + COORDINATE_BYTES
     }
 }
 
-/// One of `workers` that share every batch.
+/// Identifies one of the workers that share every batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Which, from 0.
+    /// Number of the worker, from 0.
     pub worker: u32,
-    /// Of how many.
+    /// Number of workers.
     pub workers: u32,
 }
 
 impl Share {
-    /// A worker that reads everything.
+    /// A single worker that reads everything.
     pub const WHOLE: Self = Self { worker: 0, workers: 1 };
 }
 
-/// A row of the data set, and which of its views is shown.
+/// A row of the data set, and the view to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Sample {
     /// Block of the data set.
@@ -127,59 +127,59 @@ pub struct Plan {
 #[derive(Debug)]
 struct Data {
     options: PlanOptions,
-    layout: Layout,
+    layout: DataLayout,
     mask: Mask,
-    /// Rows of each block that are left.
-    left: Vec<u32>,
-    /// Blocks with rows left.
+    /// Usable rows of each block.
+    usable: Vec<u32>,
+    /// Blocks that have usable rows.
     blocks: Vec<u32>,
     /// View of each block in epoch 0.
     first_views: Vec<u32>,
-    /// Sum of `left`.
+    /// Sum of `usable`.
     rows: u64,
 }
 
 impl Plan {
-    /// A plan for the rows of `layout` that `mask` leaves.
-    pub fn new(layout: Layout, mask: Mask, options: PlanOptions) -> Result<Self, ShardsError> {
+    /// Makes a plan for the rows of `layout` that `mask` does not skip.
+    pub fn new(layout: DataLayout, mask: Mask, options: PlanOptions) -> Result<Self, ShardsError> {
         check(&layout, &options)?;
         let numbered = || layout.block_rows.iter().zip(0_u32..);
-        let left: Vec<u32> = numbered().map(|(rows, block)| rows - mask.skipped(block).len() as u32).collect();
-        let blocks: Vec<u32> = numbered().map(|(_, block)| block).filter(|block| left[*block as usize] > 0).collect();
-        let rows = left.iter().map(|rows| u64::from(*rows)).sum();
+        let usable: Vec<u32> = numbered().map(|(rows, block)| rows - mask.skipped(block).len() as u32).collect();
+        let blocks: Vec<u32> = numbered().map(|(_, block)| block).filter(|block| usable[*block as usize] > 0).collect();
+        let rows = usable.iter().map(|rows| u64::from(*rows)).sum();
         let first_views = first_views(options.seed, &layout).map_err(out_of_range)?;
-        let plan = Self { data: Arc::new(Data { options, layout, mask, left, blocks, first_views, rows }) };
+        let plan = Self { data: Arc::new(Data { options, layout, mask, usable, blocks, first_views, rows }) };
         if plan.steps() == 0 {
             let (batch, skipped) = (plan.options().global_batch, plan.mask().count());
             return Err(ShardsError::Config(format!(
-                "{rows} usable rows ({skipped} left out) do not fill one batch of {batch}; \
-                 lower train.global_batch, or set shards.tail = \"pad\" where there are rows"
+                "{rows} usable rows ({skipped} skipped) do not fill one batch of {batch}; \
+                 lower train.global_batch, or set shards.tail = \"pad\" if there are any rows"
             )));
         }
         Ok(plan)
     }
 
-    /// What the order depends on beside the data.
+    /// The options of the plan.
     pub fn options(&self) -> &PlanOptions {
         &self.data.options
     }
 
-    /// What the plan knows about the data.
-    pub fn layout(&self) -> &Layout {
+    /// The layout of the data.
+    pub fn layout(&self) -> &DataLayout {
         &self.data.layout
     }
 
-    /// Rows that are left out of every epoch.
+    /// Rows that are skipped in every epoch.
     pub fn mask(&self) -> &Mask {
         &self.data.mask
     }
 
-    /// Rows that can be used.
+    /// Number of usable rows.
     pub fn rows(&self) -> u64 {
         self.data.rows
     }
 
-    /// Steps of every epoch, for every worker.
+    /// Steps per epoch, the same for every worker.
     pub fn steps(&self) -> u64 {
         let batch = u64::from(self.data.options.global_batch);
         match self.data.options.tail {
@@ -188,27 +188,27 @@ impl Plan {
         }
     }
 
-    /// Rows that an epoch leaves out because they do not fill a batch; other rows in every epoch.
+    /// Rows that an epoch drops because they do not fill a batch. They differ from epoch to epoch.
     pub fn dropped_rows(&self) -> u64 {
         self.data.rows.saturating_sub(self.indices())
     }
 
-    /// Rows that an epoch shows again, from its start, to fill the last batch.
+    /// Rows that an epoch repeats, from its start, to fill the last batch.
     pub fn padded_rows(&self) -> u64 {
         self.indices().saturating_sub(self.data.rows)
     }
 
-    /// Indices of an epoch: steps times global batch.
+    /// Number of indices per epoch: steps times global batch.
     pub fn indices(&self) -> u64 {
         self.steps() * u64::from(self.data.options.global_batch)
     }
 
-    /// Positions of every global batch that a worker takes.
+    /// The positions in every global batch that a worker takes.
     pub fn slice(&self, share: Share) -> Result<Range<u64>, ShardsError> {
         let Share { worker, workers } = share;
         let batch = self.data.options.global_batch;
         if worker >= workers {
-            return Err(ShardsError::Config(format!("worker {worker} of {workers}, wanted one below {workers}")));
+            return Err(ShardsError::Config(format!("worker {worker} of {workers}, wanted a number below {workers}")));
         }
         if workers > batch {
             return Err(ShardsError::Config(format!(
@@ -219,13 +219,13 @@ impl Plan {
         Ok(cut(worker)..cut(worker + 1))
     }
 
-    /// The order of one epoch: takes time in proportion to the number of blocks, once.
+    /// Computes the order of one epoch, in time proportional to the number of blocks.
     pub fn epoch(&self, epoch: u64) -> Result<Epoch, ShardsError> {
         Epoch::new(Arc::clone(&self.data), epoch).map_err(out_of_range)
     }
 }
 
-fn check(layout: &Layout, options: &PlanOptions) -> Result<(), ShardsError> {
+fn check(layout: &DataLayout, options: &PlanOptions) -> Result<(), ShardsError> {
     let positive = [
         ("the global batch is", u64::from(options.global_batch)),
         ("shards.shuffle_row_groups is", u64::from(options.shuffle_row_groups)),
@@ -243,7 +243,7 @@ fn check(layout: &Layout, options: &PlanOptions) -> Result<(), ShardsError> {
     Ok(())
 }
 
-fn first_views(seed: u64, layout: &Layout) -> Result<Vec<u32>, RangeError> {
+fn first_views(seed: u64, layout: &DataLayout) -> Result<Vec<u32>, RangeError> {
     let mut views = vec![0; layout.block_rows.len()];
     let draw = Draw { stream: Stream::Views, step: 0, first_sample: 0, elements: 1 };
     Philox::new(seed).fill_int(draw, layout.views, &mut views)?;
@@ -259,11 +259,11 @@ fn out_of_range(error: RangeError) -> ShardsError {
 pub struct Epoch {
     data: Arc<Data>,
     epoch: u64,
-    /// Blocks as they come.
+    /// Blocks in the order of the epoch.
     order: Vec<u32>,
-    /// Index of the first row of each block of `order`, and the end.
+    /// Index of the first row of each block in `order`, followed by the end.
     starts: Vec<u64>,
-    /// First block of each window, as a position in `order`, and the end.
+    /// Position in `order` of each window's first block, followed by the end.
     windows: Vec<u32>,
 }
 
@@ -273,25 +273,25 @@ impl Epoch {
         let order: Vec<u32> = order.into_iter().map(|place| data.blocks[place as usize]).collect();
         let mut starts = vec![0];
         for (place, block) in order.iter().enumerate() {
-            starts.push(starts[place] + u64::from(data.left[*block as usize]));
+            starts.push(starts[place] + u64::from(data.usable[*block as usize]));
         }
         let windows = windows(&data, &order);
         Ok(Self { data, epoch, order, starts, windows })
     }
 
-    /// The rows at the indices of a range; beyond the last row it begins again from the first, as `pad` wants it. The first row
-    /// of a window takes time in proportion to the logarithm of the number of blocks.
+    /// The rows at a range of indices. Indices beyond the last row wrap around to the first, as `pad` requires. The
+    /// first row of each window takes time logarithmic in the number of blocks.
     pub fn samples(&self, indices: Range<u64>) -> Samples<'_> {
         Samples { epoch: self, indices, window: None }
     }
 
-    /// The rows of one worker's slice (see [`Plan::slice`]) of one step.
+    /// The rows of one step that belong to one worker's slice (see [`Plan::slice`]).
     pub fn step(&self, step: u64, slice: &Range<u64>) -> Samples<'_> {
         let first = step * u64::from(self.data.options.global_batch);
         self.samples(first + slice.start..first + slice.end)
     }
 
-    /// The window that holds an index below the number of rows.
+    /// The window of an index, which must be below the number of rows.
     pub(crate) fn window_of(&self, index: u64) -> Result<Window<'_>, ShardsError> {
         let number = self.windows.partition_point(|first| self.starts[*first as usize] <= index) - 1;
         let (first, end) = (self.windows[number] as usize, self.windows[number + 1] as usize);
@@ -325,7 +325,7 @@ fn windows(data: &Data, order: &[u32]) -> Vec<u32> {
     windows
 }
 
-/// Blocks among whose rows the order is random.
+/// Consecutive blocks of an epoch whose rows are shuffled together.
 #[derive(Debug)]
 pub(crate) struct Window<'epoch> {
     epoch: &'epoch Epoch,
@@ -335,17 +335,18 @@ pub(crate) struct Window<'epoch> {
 }
 
 impl Window<'_> {
-    /// Indices of the epoch that it holds.
+    /// The window's range of epoch indices.
     pub(crate) fn indices(&self) -> Range<u64> {
         self.starts[0]..self.starts[self.blocks.len()]
     }
 
-    /// Its blocks, in the order of the epoch.
+    /// The window's blocks, in the order of the epoch.
     pub(crate) fn blocks(&self) -> &[u32] {
         self.blocks
     }
 
-    /// The row at an index of the epoch that lies in this window: place of the block among [`Window::blocks`], and row.
+    /// The row at an epoch index of this window: the position of its block in [`Window::blocks`], and the row within
+    /// the block.
     pub(crate) fn place(&self, index: u64) -> (usize, u32) {
         let first = self.starts[0];
         let inside = first + self.permutation.apply(index - first);

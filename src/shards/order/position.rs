@@ -1,8 +1,8 @@
-//! Where training stands in the data: four integers, and what they are worth only together with.
+//! The position of training in the data: four integers, stored with everything that the order of rows depends on.
 //!
-//! A position names the next step, so that resuming neither repeats nor skips one: the plan finds its rows without
-//! reading what came before. The [`Bookmark`] of a checkpoint also holds what the order depends on; resuming with
-//! anything else is an error that names got and wanted. The number of workers is not part of it.
+//! A position names the next step, so that resuming neither repeats nor skips a step. The plan finds the rows of a step
+//! without reading earlier data. The [`Bookmark`] in a checkpoint also stores what the order depends on. Resuming with
+//! a different value is an error that names both. The number of workers does not matter.
 
 use locdiff_core::config::Tail;
 use serde::{Deserialize, Serialize};
@@ -21,11 +21,11 @@ pub struct Position {
     pub epoch: u64,
     /// Step within the epoch, from 0.
     pub step: u64,
-    /// Rows of one step.
+    /// Rows per step.
     pub global_batch: u32,
 }
 
-/// A position, and what the order depends on.
+/// A position, with everything that the order of rows depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bookmark {
@@ -33,27 +33,27 @@ pub struct Bookmark {
     pub position: Position,
     /// Fingerprint of the data, 16 hexadecimal digits.
     pub fingerprint: String,
-    /// Digest of the rows that are left out, 16 hexadecimal digits; zeros: none.
+    /// Digest of the skipped rows, 16 hexadecimal digits. All zeros if no row is skipped.
     pub skipped_digest: String,
-    /// Rows that are left out.
+    /// Number of skipped rows.
     pub skipped_rows: u64,
-    /// Rows that are not.
+    /// Number of usable rows.
     pub rows: u64,
     /// Views per row.
     pub views: u32,
-    /// Blocks of one window.
+    /// Maximum blocks per window.
     pub shuffle_row_groups: u32,
-    /// Bytes of one window.
+    /// Maximum bytes per window.
     pub window_bytes_max: u64,
-    /// What becomes of the rows that do not fill the last batch.
+    /// How to handle rows that do not fill the last batch.
     pub tail: Tail,
-    /// What data without a manifest was; none: the fingerprint, which is the manifest's, says it all.
+    /// Checksums of data without a manifest. `None` with a manifest, whose fingerprint covers all data.
     #[serde(default)]
     pub contents: Option<Contents>,
 }
 
 impl Bookmark {
-    /// That the data at `location` has the fingerprint that it had.
+    /// Checks that the fingerprint of the data at `location` is unchanged.
     pub(crate) fn check_fingerprint(&self, now: u64, location: &str) -> Result<(), ShardsError> {
         let now = format!("{now:016x}");
         if now == self.fingerprint {
@@ -65,13 +65,13 @@ impl Bookmark {
 }
 
 impl Plan {
-    /// The first step.
+    /// The position of the first step.
     pub fn start(&self) -> Position {
         let options = self.options();
         Position { seed: options.seed, epoch: 0, step: 0, global_batch: options.global_batch }
     }
 
-    /// The position one step on.
+    /// The position one step later.
     pub fn after(&self, position: Position) -> Position {
         let step = position.step + 1;
         if step < self.steps() {
@@ -81,7 +81,7 @@ impl Plan {
         }
     }
 
-    /// What a checkpoint keeps; where data has no manifest, its [`Contents`] too.
+    /// The bookmark for a checkpoint. Its `contents` are empty; the caller sets them for data without a manifest.
     pub fn bookmark(&self, position: Position) -> Bookmark {
         let (options, layout, mask) = (self.options(), self.layout(), self.mask());
         Bookmark {
@@ -98,7 +98,8 @@ impl Plan {
         }
     }
 
-    /// The position to go on from, if data and order are those of the bookmark; `location` names the data in messages.
+    /// Returns the position to resume from. It is an error if the data or the order differs from the bookmark.
+    /// `location` names the data in messages.
     pub fn resume(&self, bookmark: &Bookmark, location: &str) -> Result<Position, ShardsError> {
         let now = self.bookmark(bookmark.position);
         bookmark.check_fingerprint(self.layout().fingerprint, location)?;
@@ -108,20 +109,20 @@ impl Plan {
         Ok(bookmark.position)
     }
 
-    /// That the position is one of this plan.
+    /// Checks that a position belongs to this plan.
     pub fn check_position(&self, position: Position) -> Result<(), ShardsError> {
         let (options, steps) = (self.options(), self.steps());
-        same("train.seed", options.seed, position.seed)?;
-        same("train.global_batch", options.global_batch, position.global_batch)?;
+        check_equal("train.seed", options.seed, position.seed)?;
+        check_equal("train.global_batch", options.global_batch, position.global_batch)?;
         if position.step >= steps {
-            let reason = format!("the position is step {} of an epoch that has {steps}", position.step);
+            let reason = format!("the position is step {} of an epoch of {steps} steps", position.step);
             return Err(ShardsError::Config(reason));
         }
         Ok(())
     }
 }
 
-/// The rows themselves.
+/// Checks that the rows are the same.
 fn check_data(now: &Bookmark, then: &Bookmark, location: &str) -> Result<(), ShardsError> {
     let changed = |reason| Err(ShardsError::Changed { location: location.to_owned(), reason });
     if (&now.skipped_digest, now.skipped_rows) != (&then.skipped_digest, then.skipped_rows) {
@@ -139,20 +140,20 @@ fn check_data(now: &Bookmark, then: &Bookmark, location: &str) -> Result<(), Sha
     Ok(())
 }
 
-/// What the configuration says about their order.
+/// Checks that the configuration gives the same order.
 fn check_order(now: &Bookmark, then: &Bookmark) -> Result<(), ShardsError> {
-    same("shards.shuffle_row_groups", now.shuffle_row_groups, then.shuffle_row_groups)?;
-    same("the bound of a window in bytes", now.window_bytes_max, then.window_bytes_max)?;
+    check_equal("shards.shuffle_row_groups", now.shuffle_row_groups, then.shuffle_row_groups)?;
+    check_equal("the maximum bytes per window", now.window_bytes_max, then.window_bytes_max)?;
     let name = |tail| if tail == Tail::Drop { "drop" } else { "pad" };
-    same("shards.tail", name(now.tail), name(then.tail))
+    check_equal("shards.tail", name(now.tail), name(then.tail))
 }
 
-fn same<T: PartialEq + std::fmt::Display>(field: &str, got: T, wanted: T) -> Result<(), ShardsError> {
+fn check_equal<T: PartialEq + std::fmt::Display>(field: &str, got: T, wanted: T) -> Result<(), ShardsError> {
     if got == wanted {
         return Ok(());
     }
     Err(ShardsError::Config(format!(
-        "{field} is {got}, but the run that is resumed began with {wanted}, and the order of its rows depends on it; \
-         set it back, or begin a new run"
+        "{field} is {got}, but the resumed run began with {wanted}, and the order of rows depends on it; \
+         set it back, or start a new run"
     )))
 }

@@ -1,7 +1,7 @@
-//! The plan replayed for every number of workers: the proof behind `shards verify --epochs`.
+//! Replays the plan for different numbers of workers, for `shards verify --epochs`.
 //!
-//! Nothing is believed: every worker's every step is walked through, as training would do it, and every row is ticked off
-//! in a set of bits. What breaks the law is an error that names size, epoch, step and row.
+//! It goes through every step of every worker, as training would, and ticks off every row in a bit set. A violation,
+//! such as a row that comes twice, is an error that names the number of workers, epoch, step and row.
 
 use std::hash::Hasher as _;
 
@@ -10,25 +10,25 @@ use locdiff_core::protocol::{ReplayReport, ReplayedSize};
 use twox_hash::XxHash3_64;
 
 use super::mask::Mask;
-use super::plan::{Layout, Plan, PlanOptions, Sample, Share};
+use super::plan::{DataLayout, Plan, PlanOptions, Sample, Share};
 use crate::shards::blocks::Blocks;
 use crate::shards::error::ShardsError;
 
-/// What to replay.
+/// Options of a replay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replay {
-    /// Epochs from the first.
+    /// Number of epochs, starting with the first.
     pub epochs: u32,
-    /// Numbers of workers.
+    /// Numbers of workers to replay.
     pub world_sizes: Vec<u32>,
-    /// Rows of one step; a smaller data set is replayed with batches of all its rows.
+    /// Rows per step. A smaller data set is replayed with one batch of all its rows.
     pub global_batch: u32,
     /// Seed of the order.
     pub seed: u64,
 }
 
 impl Replay {
-    /// That it can be meant.
+    /// Checks the options.
     pub fn check(&self) -> Result<(), ShardsError> {
         if self.world_sizes.contains(&0) {
             return Err(ShardsError::Config("--world-sizes has 0, wanted at least 1 worker".to_owned()));
@@ -36,9 +36,9 @@ impl Replay {
         Ok(())
     }
 
-    /// Replays the plan of `blocks` as `config` would have it, without the rows of `mask`.
+    /// Replays the plan of `blocks` under `config`, without the rows of `mask`.
     pub fn run(&self, blocks: &dyn Blocks, mask: Mask, config: &ShardsConfig) -> Result<ReplayReport, ShardsError> {
-        let layout = Layout::of(blocks);
+        let layout = DataLayout::of(blocks);
         let rows: u64 = layout.block_rows.iter().map(|rows| u64::from(*rows)).sum();
         let global_batch = u64::from(self.global_batch).min(rows - mask.count().min(rows)).max(1) as u32;
         let plan = Plan::new(layout, mask, PlanOptions::new(config, self.seed, global_batch))?;
@@ -53,7 +53,7 @@ impl Replay {
             let size = replay_size(plan, self.epochs, *workers)?;
             if let Some(first) = world_sizes.first().filter(|first| first.order != size.order) {
                 return Err(ShardsError::Internal(format!(
-                    "{} workers have another global order than {}: {}, wanted {}",
+                    "{} workers have a different global order than {}: {}, wanted {}",
                     size.workers, first.workers, size.order, first.order
                 )));
             }
@@ -105,16 +105,16 @@ fn replay_size(plan: &Plan, epochs: u32, workers: u32) -> Result<ReplayedSize, S
     Ok(ReplayedSize { workers, slice_rows_min, slice_rows_max, order: format!("{:016x}", order.finish()) })
 }
 
-/// Which rows, and which views of them, have been seen.
+/// The rows and views that have been seen.
 struct Ticks<'plan> {
     plan: &'plan Plan,
-    /// First row of each block among all rows.
+    /// Number of each block's first row among all rows.
     first_rows: Vec<u64>,
-    /// One bit per row, in this epoch.
+    /// One bit per row, for this epoch.
     rows: Vec<u64>,
-    /// One bit per row and view, in this round of `views` epochs.
+    /// One bit per row and view, for this round of `views` epochs.
     views: Vec<u64>,
-    /// Indices seen in this epoch.
+    /// Number of indices seen in this epoch.
     seen: u64,
 }
 
@@ -138,25 +138,25 @@ impl<'plan> Ticks<'plan> {
     fn tick(&mut self, sample: Sample) -> Result<(), String> {
         let Sample { block, row, view } = sample;
         let layout = self.plan.layout();
-        let known = layout.block_rows.get(block as usize).is_some_and(|rows| row < *rows) && view < layout.views;
-        if !known {
-            return Err(format!("{sample:?} is no row of the data"));
+        let exists = layout.block_rows.get(block as usize).is_some_and(|rows| row < *rows) && view < layout.views;
+        if !exists {
+            return Err(format!("{sample:?} does not exist"));
         }
         if self.plan.mask().skipped(block).binary_search(&row).is_ok() {
-            return Err(format!("{sample:?} is left out, and came"));
+            return Err(format!("{sample:?} should be skipped"));
         }
         let number = self.first_rows[block as usize] + u64::from(row);
-        let fill = self.seen >= self.plan.rows();
+        let is_padding = self.seen >= self.plan.rows();
         self.seen += 1;
         let fresh = set(&mut self.rows, number);
-        if fill {
+        if is_padding {
             return Ok(());
         }
         if !fresh {
             return Err(format!("{sample:?} came twice"));
         }
         if !set(&mut self.views, number * u64::from(layout.views) + u64::from(view)) {
-            return Err(format!("{sample:?} shows a view again before it has shown all"));
+            return Err(format!("{sample:?} repeats a view before all views were used"));
         }
         Ok(())
     }
@@ -167,11 +167,11 @@ impl<'plan> Ticks<'plan> {
         if (self.seen, different) == (self.plan.indices(), wanted) {
             return Ok(());
         }
-        Err(format!("{different} rows came in {} places, wanted {wanted} in {}", self.seen, self.plan.indices()))
+        Err(format!("{different} rows at {} indices, wanted {wanted} at {}", self.seen, self.plan.indices()))
     }
 }
 
-/// Sets a bit; whether it was clear.
+/// Sets a bit and returns whether it was clear.
 fn set(words: &mut [u64], bit: u64) -> bool {
     let (word, mask) = (&mut words[(bit / 64) as usize], 1 << (bit % 64));
     let clear = *word & mask == 0;
@@ -190,24 +190,24 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_the_law_is_noticed() {
-        let layout = Layout { block_rows: vec![2, 0, 3], width: 1, views: 2, fingerprint: 0 };
+    fn violations_are_detected() {
+        let layout = DataLayout { block_rows: vec![2, 0, 3], width: 1, views: 2, fingerprint: 0 };
         let mask = Mask::new([(2, vec![1])].into(), &layout.block_rows).expect("in range");
         let options = PlanOptions::new(&ShardsConfig { tail: Tail::Pad, ..ShardsConfig::default() }, 1, 3);
         let plan = Plan::new(layout, mask, options).expect("a plan");
         assert_eq!((plan.rows(), plan.steps(), plan.padded_rows()), (4, 2, 2));
         let mut ticks = Ticks::new(&plan);
-        let mut tick = |sample| ticks.tick(sample).expect_err("against the law");
-        assert!(tick(sample(0, 2, 0)).contains("is no row of the data"));
-        assert!(tick(sample(3, 0, 0)).contains("is no row of the data"));
-        assert!(tick(sample(0, 0, 2)).contains("is no row of the data"));
-        assert!(tick(sample(2, 1, 0)).contains("is left out, and came"));
+        let mut tick = |sample| ticks.tick(sample).expect_err("a violation");
+        assert!(tick(sample(0, 2, 0)).contains("does not exist"));
+        assert!(tick(sample(3, 0, 0)).contains("does not exist"));
+        assert!(tick(sample(0, 0, 2)).contains("does not exist"));
+        assert!(tick(sample(2, 1, 0)).contains("should be skipped"));
         ticks.tick(sample(0, 0, 0)).expect("the first time");
         assert!(ticks.tick(sample(0, 0, 0)).expect_err("a second time").contains("came twice"));
-        assert!(ticks.end().expect_err("rows are missing").contains("1 rows came in 2 places, wanted 4 in 6"));
+        assert!(ticks.end().expect_err("rows are missing").contains("1 rows at 2 indices, wanted 4 at 6"));
         ticks.begin(1);
         let again = ticks.tick(sample(0, 0, 0)).expect_err("the view of epoch 0");
-        assert!(again.contains("shows a view again"), "{again}");
+        assert!(again.contains("repeats a view"), "{again}");
         ticks.begin(2);
         for (block, row) in [(0, 0), (0, 1), (2, 0), (2, 2), (0, 0), (0, 1)] {
             ticks.tick(sample(block, row, 1)).expect("each once, then padding");

@@ -1,51 +1,52 @@
-//! Numbered files that any thread reads at any offset, and memory to read them into.
+//! A trait for numbered files that any thread can read at any offset, and a pool of read buffers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::shards::error::ShardsError;
 
-/// Numbered files: on disk, or behind URLs.
+/// Numbered files, on disk or on a server.
 pub trait ByteSource: Send + Sync {
-    /// How many files there are.
+    /// Number of files.
     fn files(&self) -> usize;
-    /// A file's path or URL, for messages.
+    /// Path or URL of a file, for messages.
     fn name(&self, file: usize) -> String;
-    /// A file's size.
+    /// Size of a file in bytes.
     fn len(&self, file: usize) -> Result<u64, ShardsError>;
-    /// Fills `into` from an offset; fewer bytes are an error.
+    /// Fills `into` with the bytes at an offset. A file that ends too early is an error.
     fn read_at(&self, file: usize, offset: u64, into: &mut [u8]) -> Result<(), ShardsError>;
-    /// Does reading a chunk in several pieces cost no more than reading it at once?
+    /// Whether reading a chunk in several pieces costs no more than reading it at once.
     fn reads_pieces(&self) -> bool {
         false
     }
-    /// How many files are worth reading at the same time while a data set is opened.
+    /// Number of files to read concurrently while opening a data set.
     fn files_at_once(&self) -> usize {
         1
     }
-    /// What an index keeps of a file, so that it need not be looked for again; none where the name suffices.
+    /// What an index stores about a file, so that opening from the index needs no request. `None` if the name is
+    /// enough.
     fn indexed(&self, file: usize) -> Option<String> {
         let _ = file;
         None
     }
-    /// Changes whenever the file does, and may change when it does not.
+    /// Version of a file. It changes whenever the file does, and may change when the file does not.
     fn version(&self, file: usize) -> Result<String, ShardsError>;
 }
 
-/// Files, and the text of the manifest that lists them, where one does.
+/// Files, and the text of the manifest that lists them, if there is one.
 pub(super) type Listed = (Arc<dyn ByteSource>, Option<Vec<u8>>);
 
-/// Buffers that are kept for the next read.
+/// Maximum number of buffers kept for reuse.
 const POOLED_MAX: usize = 16;
 
-/// Memory that goes from read to read, so that a stream of blocks allocates nothing.
+/// A pool of reusable buffers, so that reading many blocks does not allocate each time.
 #[derive(Debug, Default)]
 pub(crate) struct BufferPool(Mutex<Vec<Vec<u8>>>);
 
 impl BufferPool {
-    /// A buffer of so many bytes, whatever they are.
+    /// Takes a buffer of the given size. Its contents are undefined.
     pub(crate) fn take(self: &Arc<Self>, bytes: usize) -> PooledBuffer {
         let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // The smallest that is large enough, lest one large read make every buffer large.
+        // Take the smallest buffer that fits. Otherwise one large read could make all buffers large.
         let fitting =
             (0..free.len()).filter(|&index| free[index].len() >= bytes).min_by_key(|&index| free[index].len());
         let memory = fitting.map_or_else(|| vec![0; bytes], |index| free.swap_remove(index));
@@ -53,7 +54,7 @@ impl BufferPool {
     }
 }
 
-/// A buffer that goes back to its pool.
+/// A buffer that returns to its pool when dropped.
 #[derive(Debug)]
 pub(crate) struct PooledBuffer {
     memory: Vec<u8>,
@@ -77,7 +78,7 @@ impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let mut free = self.pool.0.lock().unwrap_or_else(PoisonError::into_inner);
         if free.len() == POOLED_MAX {
-            // The smallest makes room: it is the cheapest to make again.
+            // Replace the smallest buffer: it is the cheapest to allocate again.
             let smallest = (0..free.len()).min_by_key(|&index| free[index].len());
             if let Some(index) = smallest.filter(|&index| free[index].len() < self.memory.len()) {
                 free[index] = std::mem::take(&mut self.memory);

@@ -1,7 +1,8 @@
-//! What opening a data set reads, in one piece that can be sent: names, sizes and versions of files, their footers, the manifest.
+//! Everything needed to open a data set, in a form that can be sent: names, sizes, versions and footers of files, and
+//! the manifest.
 //!
-//! One process reads an index and broadcasts it; the others open the same data from it without listing or reading anything, so
-//! that a server is asked once and not once per worker.
+//! One process reads the index and broadcasts it. The others open the same data from it without listing or reading
+//! anything, so a server gets these requests once instead of once per worker.
 
 use std::hash::Hasher as _;
 use std::path::PathBuf;
@@ -13,30 +14,30 @@ use twox_hash::XxHash3_64;
 
 use super::bytes::ByteSource;
 use super::local::LocalFiles;
-use super::locate::{self, Found};
+use super::locate::{self, FoundFiles};
 use super::origin::Origin;
 use super::s3::{self, S3Options};
 use crate::shards::error::{ShardsError, Spot};
 use crate::shards::format::{Checksum, MANIFEST_NAME, Manifest, ManifestFile, footer_bytes};
 use crate::shards::parallel::in_order;
 
-/// Bytes at the end of a file that are read at once: nearly every footer is in them.
+/// Bytes read from the end of a file. Nearly every footer fits in them.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// Bytes at the beginning of a file that count in the fingerprint of data without a manifest.
+/// Bytes at the start of a file that enter the fingerprint of data without a manifest.
 const HEAD_BYTES: u64 = 64 << 10;
 
-/// First bytes of an index, with the version of its layout.
+/// Magic number of a serialized index, with the version of its layout.
 const MAGIC: [u8; 8] = *b"LDINDEX1";
 
-/// Magic number, xxh3 of what follows, length of the table.
+/// Bytes of the magic number, the xxh3 of the rest, and the length of the table.
 const PREFIX_BYTES: usize = 24;
 
-/// All that opening a data set needs.
+/// Everything needed to open a data set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DatasetIndex {
     pub(crate) table: IndexTable,
-    /// The footers of all files, one behind the other.
+    /// The footers of all files, concatenated.
     footers: Vec<u8>,
 }
 
@@ -44,9 +45,9 @@ pub struct DatasetIndex {
 #[serde(deny_unknown_fields)]
 pub(crate) struct IndexTable {
     location: String,
-    /// The text and not the parsed manifest: every process reads the same numbers from the same text.
+    /// The text of the manifest, not its parsed form, so that every process parses the same numbers.
     manifest_text: Option<String>,
-    /// What is known of data without a manifest.
+    /// Where the rows came from, for data without a manifest.
     pub(crate) origin: Option<Origin>,
     pub(crate) fingerprint: u64,
     files: Vec<IndexedFile>,
@@ -58,7 +59,7 @@ struct IndexedFile {
     name: String,
     bytes: u64,
     footer_bytes: usize,
-    /// What its source says of it; none for local files.
+    /// The entry of an S3 object. `None` for local files.
     object: Option<String>,
 }
 
@@ -68,24 +69,24 @@ impl DatasetIndex {
         Self::open(location, config).map(|(index, _)| index)
     }
 
-    /// The same, with the files.
+    /// As [`DatasetIndex::read`], but also returns the source of the files.
     pub(crate) fn open(location: &str, config: &ShardsConfig) -> Result<(Self, Arc<dyn ByteSource>), ShardsError> {
         let found = locate::locate(location, config)?;
         Ok((Self::of(location, &found)?, found.source))
     }
 
-    /// The same with given access to the server.
+    /// As [`DatasetIndex::read`], with explicit S3 options.
     pub fn read_s3(location: &str, options: &S3Options) -> Result<Self, ShardsError> {
         Self::of(location, &locate::locate_s3(location, options)?)
     }
 
-    /// Reads the footers of what was located, and checks them against the manifest.
-    fn of(location: &str, found: &Found) -> Result<Self, ShardsError> {
+    /// Reads the footers of the located files and checks them against the manifest.
+    fn of(location: &str, found: &FoundFiles) -> Result<Self, ShardsError> {
         let source = found.source.as_ref();
         let manifest = parse_manifest(location, found.manifest_text.as_deref())?;
-        // Several at once where that helps.
+
         let ends =
-            in_order(source.files_at_once(), source.files(), |file| Ends::read(source, file, manifest.is_none()))?;
+            in_order(source.files_at_once(), source.files(), |file| FileEnds::read(source, file, manifest.is_none()))?;
         let (mut files, mut footers) = (Vec::with_capacity(ends.len()), Vec::new());
         let mut hasher = XxHash3_64::new();
         for (file, ends) in ends.iter().enumerate() {
@@ -105,10 +106,10 @@ impl DatasetIndex {
         Ok(Self { table, footers })
     }
 
-    /// The form that is broadcast.
+    /// Serializes the index for the broadcast.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ShardsError> {
         let table = serde_json::to_vec(&self.table)
-            .map_err(|error| ShardsError::Argument(format!("an index that is no JSON: {error}")))?;
+            .map_err(|error| ShardsError::Argument(format!("cannot write the index as JSON: {error}")))?;
         let mut bytes = vec![0; 16];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes.extend_from_slice(&(table.len() as u64).to_le_bytes());
@@ -119,15 +120,15 @@ impl DatasetIndex {
         Ok(bytes)
     }
 
-    /// Reads what [`DatasetIndex::to_bytes`] made.
+    /// Reads the output of [`DatasetIndex::to_bytes`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ShardsError> {
         let wrong = |reason: &str| ShardsError::corrupt(Spot::file("the index of a data set"), reason);
         let Some((prefix, rest)) = bytes.split_at_checked(PREFIX_BYTES).filter(|(prefix, _)| prefix[..8] == MAGIC)
         else {
-            return Err(wrong("is none of this version"));
+            return Err(wrong("has another format or version"));
         };
         if prefix[8..16] != XxHash3_64::oneshot(&bytes[16..]).to_le_bytes() {
-            return Err(wrong("is damaged: its xxh3 differs"));
+            return Err(wrong("is damaged: its xxh3 does not match"));
         }
         let table_bytes = u64::from_le_bytes(prefix[16..24].try_into().expect("eight bytes"));
         let parts = usize::try_from(table_bytes).ok().and_then(|table_bytes| rest.split_at_checked(table_bytes));
@@ -136,12 +137,12 @@ impl DatasetIndex {
         let index = Self { table, footers: footers.to_vec() };
         let footer_bytes = index.table.files.iter().try_fold(0_usize, |sum, file| sum.checked_add(file.footer_bytes));
         if footer_bytes != Some(index.footers.len()) {
-            return Err(wrong("has footers of other lengths than it says"));
+            return Err(wrong("has footers whose lengths do not match its table"));
         }
         Ok(index)
     }
 
-    /// Where the data is.
+    /// Path, glob or URL of the data.
     pub fn location(&self) -> &str {
         &self.table.location
     }
@@ -154,13 +155,13 @@ impl DatasetIndex {
     pub(crate) fn files(&self) -> impl Iterator<Item = (String, u64, &[u8])> {
         let mut rest = self.footers.as_slice();
         self.table.files.iter().map(move |file| {
-            let (footer, behind) = rest.split_at(file.footer_bytes.min(rest.len()));
-            rest = behind;
+            let (footer, after) = rest.split_at(file.footer_bytes.min(rest.len()));
+            rest = after;
             (file.name.clone(), file.bytes, footer)
         })
     }
 
-    /// The files, without looking for them; objects with the access that the environment gives.
+    /// Opens the files without listing them. S3 credentials come from the environment.
     pub(crate) fn source(&self, config: &ShardsConfig) -> Result<Arc<dyn ByteSource>, ShardsError> {
         if self.table.files.iter().any(|file| file.object.is_some()) {
             return self.source_s3(&S3Options::from_env(config));
@@ -169,10 +170,10 @@ impl DatasetIndex {
         Ok(Arc::new(LocalFiles::new(paths)))
     }
 
-    /// The objects, with given access to the server.
+    /// Opens the S3 objects with explicit options.
     pub(crate) fn source_s3(&self, options: &S3Options) -> Result<Arc<dyn ByteSource>, ShardsError> {
         let objects: Option<Vec<String>> = self.table.files.iter().map(|file| file.object.clone()).collect();
-        let objects = objects.ok_or_else(|| ShardsError::Argument("an index of local files, expected s3://".into()))?;
+        let objects = objects.ok_or_else(|| ShardsError::Argument("index of local files, expected s3://".into()))?;
         s3::from_index(&objects, options)
     }
 }
@@ -182,15 +183,15 @@ fn parse_manifest(location: &str, text: Option<&[u8]>) -> Result<Option<Manifest
     text.map(|text| Manifest::parse(text, &name)).transpose()
 }
 
-/// Both ends of a file.
-struct Ends {
+/// The first and last bytes of a file.
+struct FileEnds {
     bytes: u64,
     footer: Vec<u8>,
-    /// Empty where a manifest tells the data apart.
+    /// Empty if there is a manifest, whose fingerprint identifies the data.
     head: Vec<u8>,
 }
 
-impl Ends {
+impl FileEnds {
     fn read(source: &dyn ByteSource, file: usize, with_head: bool) -> Result<Self, ShardsError> {
         let (name, bytes) = (source.name(file), source.len(file)?);
         let tail_bytes = bytes.min(TAIL_BYTES);
@@ -211,7 +212,8 @@ impl Ends {
         Ok(Self { bytes, footer, head })
     }
 
-    /// Size, footer and the first bytes of a file: what tells data without a manifest apart without reading it.
+    /// Hashes size, footer and first bytes of a file: these identify data without a manifest, without reading all of
+    /// it.
     fn hash(&self, hasher: &mut XxHash3_64) {
         hasher.write(&self.bytes.to_le_bytes());
         hasher.write(&(self.footer.len() as u64).to_le_bytes());
@@ -220,8 +222,8 @@ impl Ends {
     }
 }
 
-/// Is the file of the size and with the footer that the manifest knows?
-fn check_footer(name: &str, ends: &Ends, listed: &ManifestFile) -> Result<(), ShardsError> {
+/// Checks the size and the footer of a file against the manifest.
+fn check_footer(name: &str, ends: &FileEnds, listed: &ManifestFile) -> Result<(), ShardsError> {
     let damaged = |reason: String| Err(ShardsError::corrupt(Spot::file(name), reason));
     if ends.bytes != listed.bytes {
         return damaged(format!("has {} bytes, the manifest says {}", ends.bytes, listed.bytes));

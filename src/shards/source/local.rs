@@ -1,7 +1,7 @@
 //! Files on disk.
 //!
-//! Nothing is mapped into memory, so that a file that shrinks or fails is an error and not a signal. Few files are open at once,
-//! however many there are.
+//! Files are not memory-mapped, so that a truncated file or a failing disk is an error and not a signal. The number of
+//! open files is bounded.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::bytes::ByteSource;
 use crate::shards::error::{ShardsError, Spot};
 
-/// Files that are open at once.
+/// Maximum number of open files.
 const OPEN_FILES_MAX: usize = 64;
 
 /// Files on disk.
@@ -24,12 +24,12 @@ pub struct LocalFiles {
 }
 
 impl LocalFiles {
-    /// These, in this order.
+    /// Numbers the files in the given order.
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, open: Mutex::default() }
     }
 
-    /// The open file, which becomes the last to be closed.
+    /// Returns an open file and marks it as most recently used. The least recently used file is closed first.
     fn file(&self, file: usize) -> Result<Arc<File>, ShardsError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = open.iter().position(|(number, _)| *number == file) {
@@ -60,7 +60,7 @@ impl ByteSource for LocalFiles {
     fn len(&self, file: usize) -> Result<u64, ShardsError> {
         let found = self.file(file)?.metadata();
         let is_file =
-            |found: fs::Metadata| if found.is_file() { Ok(found) } else { Err(io::Error::other("is no file")) };
+            |found: fs::Metadata| if found.is_file() { Ok(found) } else { Err(io::Error::other("is not a file")) };
         let found = found.and_then(is_file).map_err(|error| ShardsError::io(&self.paths[file], error))?;
         Ok(found.len())
     }
@@ -79,7 +79,7 @@ impl ByteSource for LocalFiles {
         true
     }
 
-    /// Which file it is, and when it was last touched in any way: the time of modification can be set back, this cannot.
+    /// Inode and ctime. Unlike the modification time, ctime cannot be set back.
     fn version(&self, file: usize) -> Result<String, ShardsError> {
         let found = fs::metadata(&self.paths[file]).map_err(|error| ShardsError::io(&self.paths[file], error))?;
         Ok(format!("{}-{}.{:09}", found.ino(), found.ctime(), found.ctime_nsec()))

@@ -1,4 +1,5 @@
-//! From what the user wrote to files: a folder with a manifest, a folder of Parquet, a file, a glob, a URL.
+//! Resolves a location to files. It can be a folder with a manifest, a folder of Parquet files, a file, a glob or a
+//! URL.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,46 +14,46 @@ use super::s3::{self, S3Options};
 use crate::shards::error::ShardsError;
 use crate::shards::format::{MANIFEST_NAME, Manifest};
 
-/// What a location holds.
-pub(super) struct Found {
+/// The files at a location.
+pub(super) struct FoundFiles {
     pub(super) source: Arc<dyn ByteSource>,
-    /// The text of the manifest that was read and found to agree with itself.
+    /// The text of the manifest. It has been parsed and is consistent.
     pub(super) manifest_text: Option<Vec<u8>>,
-    /// What is known of files without one.
+    /// Where the rows came from, for files without a manifest.
     pub(super) origin: Option<Origin>,
 }
 
-/// Finds the files of a location.
-pub(super) fn locate(location: &str, config: &ShardsConfig) -> Result<Found, ShardsError> {
+/// Finds the files at a location.
+pub(super) fn locate(location: &str, config: &ShardsConfig) -> Result<FoundFiles, ShardsError> {
     match location.split_once("://") {
         Some(("s3", _)) => locate_s3(location, &S3Options::from_env(config)),
-        // Not the whole URL: it may hold a password.
+        // Do not print the whole URL: it may contain a password.
         Some((scheme, _)) => Err(ShardsError::Argument(format!(
-            "no way to read `{scheme}://`; shards are in a folder, a file, a glob or s3://BUCKET/PREFIX"
+            "cannot read `{scheme}://`; shards are in a folder, a file, a glob or s3://BUCKET/PREFIX"
         ))),
         None => local(location),
     }
 }
 
-/// Finds the objects of an `s3://` URL with given access to the server.
-pub(super) fn locate_s3(location: &str, options: &S3Options) -> Result<Found, ShardsError> {
+/// Finds the objects of an `s3://` URL, with explicit options.
+pub(super) fn locate_s3(location: &str, options: &S3Options) -> Result<FoundFiles, ShardsError> {
     let Some(rest) = location.strip_prefix("s3://") else {
         return Err(ShardsError::Argument("expected s3://BUCKET/PREFIX".into()));
     };
     let (source, manifest_text) = s3::open(rest, options)?;
-    Ok(Found { source, manifest_text, origin: None })
+    Ok(FoundFiles { source, manifest_text, origin: None })
 }
 
-fn local(location: &str) -> Result<Found, ShardsError> {
+fn local(location: &str) -> Result<FoundFiles, ShardsError> {
     let path = Path::new(location);
     let missing = |reason: String| ShardsError::Missing { location: location.to_owned(), reason };
     let found = match fs::metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let paths = globbed(location)?;
+            let paths = glob_files(location)?;
             if paths.is_empty() {
                 let is_glob = location.contains(['*', '?', '[']);
-                return Err(missing(if is_glob { "the glob matches nothing" } else { "nothing is there" }.into()));
+                return Err(missing(if is_glob { "the glob matches nothing" } else { "it does not exist" }.into()));
             }
             return Ok(files(paths, None));
         }
@@ -67,10 +68,10 @@ fn local(location: &str) -> Result<Found, ShardsError> {
             let manifest = Manifest::parse(&text, &manifest_path.display().to_string())?;
             let paths: Vec<PathBuf> = manifest.files.iter().map(|file| path.join(&file.name)).collect();
             if let Some(absent) = paths.iter().find(|path| !path.exists()) {
-                return Err(missing(format!("its manifest lists {}, which is not there", absent.display())));
+                return Err(missing(format!("its manifest lists {}, which does not exist", absent.display())));
             }
             if paths.is_empty() {
-                return Err(missing("its manifest lists no file".into()));
+                return Err(missing("its manifest lists no files".into()));
             }
             Ok(files(paths, Some(text)))
         }
@@ -85,12 +86,12 @@ fn local(location: &str) -> Result<Found, ShardsError> {
     }
 }
 
-fn files(paths: Vec<PathBuf>, manifest_text: Option<Vec<u8>>) -> Found {
-    let origin = if manifest_text.is_none() { Origin::beside(&paths) } else { None };
-    Found { source: Arc::new(LocalFiles::new(paths)), manifest_text, origin }
+fn files(paths: Vec<PathBuf>, manifest_text: Option<Vec<u8>>) -> FoundFiles {
+    let origin = if manifest_text.is_none() { Origin::from_manifests(&paths) } else { None };
+    FoundFiles { source: Arc::new(LocalFiles::new(paths)), manifest_text, origin }
 }
 
-/// The folder's Parquet files by name.
+/// The Parquet files of a folder, sorted by name.
 fn parquet_files(folder: &Path) -> Result<Vec<PathBuf>, ShardsError> {
     let io = |error| ShardsError::io(folder, error);
     let mut paths = Vec::new();
@@ -104,9 +105,9 @@ fn parquet_files(folder: &Path) -> Result<Vec<PathBuf>, ShardsError> {
     Ok(paths)
 }
 
-/// The files that a glob matches, by name.
-fn globbed(pattern: &str) -> Result<Vec<PathBuf>, ShardsError> {
-    let wrong = |error: glob::PatternError| ShardsError::Argument(format!("{pattern} is no glob: {error}"));
+/// The files that match a glob, sorted by name.
+fn glob_files(pattern: &str) -> Result<Vec<PathBuf>, ShardsError> {
+    let wrong = |error: glob::PatternError| ShardsError::Argument(format!("{pattern} is not a valid glob: {error}"));
     let mut paths = Vec::new();
     for path in glob::glob(pattern).map_err(wrong)? {
         let path = path.map_err(|error| ShardsError::io(error.path().to_owned(), error.into()))?;

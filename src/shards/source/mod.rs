@@ -1,7 +1,7 @@
-//! Where bytes come from: numbered files on disk or behind `s3://`, and how a location becomes files.
+//! Reads bytes from numbered files on disk or on S3, and resolves a location to files.
 //!
-//! In reading order: `bytes` (what a source is), `local`, `s3`, `origin`, `locate` (from a location to a source), `index` (all that opening
-//! needs, in one piece that can be sent).
+//! In reading order: `bytes` (the trait of a source), `local`, `s3`, `origin`, `locate` (from a location to a source),
+//! `index` (everything needed to open a data set, in a form that can be sent to other processes).
 
 mod bytes;
 mod index;

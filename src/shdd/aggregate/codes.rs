@@ -1,10 +1,12 @@
-//! Several codes into one place: their mean, or the mode of their mixture.
+//! Combines several codes into one place: the place of their mean, or the mode of their mixture.
 //!
-//! The mixture is `q(a) = Σ_k softmax_a(tempering · score_k(a))`: each sample has the same weight, however sharp it is. Densities
-//! are never computed, only their logarithms: `log q` by log-softmax over the anchors and log-sum-exp over the samples.
+//! The mixture is `q(a) = Σ_k softmax_a(tempering · score_k(a))`, so each sample has the same weight, however sharp its
+//! density is. Only logarithms of densities are computed: `log q` by log-softmax over the anchors and log-sum-exp over the
+//! samples.
 //!
-//! Neighbourhood and refinement of the decoder apply to the mixture as they do to one code: a neighbourhood sums q over a radius,
-//! and refinement climbs `log Σ_k exp(tempering · f_k(p)) / Z_k` on the continuous sphere, Z_k being sample k's sum over the anchors.
+//! The decoder's neighbourhood and refinement apply to the mixture as to a single code. A neighbourhood sums q over a radius.
+//! Refinement climbs `log Σ_k exp(tempering · f_k(p)) / Z_k` on the continuous sphere, where Z_k is the sum of sample k over
+//! the anchors.
 
 use locdiff_core::geo::UnitVector;
 use tch::{Kind, TchError, Tensor};
@@ -16,24 +18,24 @@ use crate::shdd::{Local, ShddError};
 
 // i images · k samples of each · c coefficients · a anchors
 
-/// What scores are multiplied with before they become densities: an inverse temperature, which widens the peak of a clean code
-/// at L = 47 from 20 to 36 km. The value behind the recipe's figures.
+/// Factor of scores before they become densities, an inverse temperature. It widens the peak of a clean code at L = 47 from
+/// 20 to 36 km. No other value was measured.
 pub const TEMPERING: f64 = 0.3;
 
-/// The place of the mean of each image's codes `codes_ikc`.
+/// Decodes the mean of each image's codes `codes_ikc`.
 pub fn mean_code(codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<Decoded>, ShddError> {
     shape(codes_ikc, decoder.anchors())?;
     decoder.decode(&codes_ikc.f_to_kind(Kind::Float)?.f_mean_dim([1_i64].as_slice(), false, None)?)
 }
 
-/// What each image's code `expected_ic` says of the places of its samples, image after image.
+/// The value of each image's code `expected_ic` at the places of its samples, image by image.
 pub(super) fn values_at(
     expected_ic: &Tensor,
     points: &[UnitVector],
     samples: usize,
     anchors: &Anchors,
 ) -> Result<Vec<f64>, ShddError> {
-    let (basis, codes) = (anchors.basis(), anchors.lifted(expected_ic)?);
+    let (basis, codes) = (anchors.basis(), anchors.whole_codes(expected_ic)?);
     let images: Vec<_> = codes.chunks_exact(basis.dims()).zip(points.chunks_exact(samples)).collect();
     let values = in_parallel(threads(), &images, |(code, points)| {
         let values = basis.encode_f64(points);
@@ -43,10 +45,10 @@ pub(super) fn values_at(
     Ok(values.concat())
 }
 
-/// The place where the mixture of each image's densities is largest, and its log density there.
+/// The place where the mixture of each image's densities is largest, and the log density there.
 ///
-/// As the decoder does with one code: the best anchor, or the anchor whose neighbourhood has the largest sum of the mixture, and
-/// from there, where the decoder refines, the mode of the mixture on the continuous sphere.
+/// Works like the decoder on a single code: it finds the best anchor, or the anchor whose neighbourhood has the largest sum
+/// of the mixture. If the decoder refines, it continues from there to the mode of the mixture on the continuous sphere.
 pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<Vec<Decoded>, ShddError> {
     if !(tempering > 0.0 && tempering.is_finite()) {
         let text = format!("aggregator: tempering is {tempering}, wanted more than 0 and finite");
@@ -55,7 +57,7 @@ pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<
     let anchors = decoder.anchors();
     let [images, samples] = shape(codes_ikc, anchors)?;
     let mut found = Vec::new();
-    // Scores, their log-softmax and one temporary are held at once.
+    // Divided by 3, because scores, their log-softmax and one temporary are in memory at once.
     let per_pass = (anchors.codes_per_pass() / 3 / samples).max(1) as i64;
     for first in (0..images as i64).step_by(per_pass as usize) {
         let count = per_pass.min(images as i64 - first);
@@ -67,11 +69,11 @@ pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<
     Ok(found)
 }
 
-/// Log densities over the anchors for some images.
+/// Log densities of some images over the anchors.
 struct Densities {
-    /// Of the mixture, f32.
+    /// Log density of the mixture, f32.
     log_ia: Tensor,
-    /// Logarithms of what each sample's density was divided by, image after image.
+    /// Log of the normalising sum of each sample, image by image.
     log_totals: Vec<f64>,
     samples: usize,
     tempering: f64,
@@ -91,7 +93,7 @@ impl Densities {
         })
     }
 
-    /// The best anchor of each image, by itself or by its neighbourhood; of equals the first.
+    /// The best anchor of each image, by its own density or by its neighbourhood's. Ties go to the first.
     fn modes(&self, decoder: &Decoder) -> Result<Vec<Decoded>, TchError> {
         let points = decoder.anchors().points();
         let decoded = |(anchor, score)| Decoded { point: points[anchor], anchor, score, converged: true };
@@ -107,7 +109,7 @@ impl Densities {
     }
 }
 
-/// From the best anchors to the modes of the mixtures on the continuous sphere.
+/// Climbs from the best anchors to the modes of the mixtures on the continuous sphere.
 fn refined(
     codes_bc: &Tensor,
     decoder: &Decoder,
@@ -115,11 +117,12 @@ fn refined(
     starts: &[Decoded],
 ) -> Result<Vec<Decoded>, ShddError> {
     let (basis, samples, tempering) = (decoder.anchors().basis(), densities.samples, densities.tempering);
-    let codes = decoder.anchors().lifted(codes_bc)?;
+    let codes = decoder.anchors().whole_codes(codes_bc)?;
     let images = codes.chunks_exact(samples * basis.dims()).zip(densities.log_totals.chunks_exact(samples));
     let tasks: Vec<_> = starts.iter().zip(images).collect();
     let results = in_parallel(threads(), &tasks, |(start, (codes, log_totals))| {
-        // Taken off again at the end: a value near 0 would leave no room for rounding.
+        // Offset the function by `least` and subtract it again at the end. The tolerance for rounding is relative to the
+        // value, so a value near 0 would leave no tolerance.
         let least = log_totals.iter().copied().fold(f64::INFINITY, f64::min);
         let end = ascend(basis.degree(), start.point, |point| {
             let of_sample =
@@ -133,8 +136,8 @@ fn refined(
     results.into_iter().collect()
 }
 
-/// log Σ_k exp(s·f_k − c_k) near a point. With weights w = softmax and g, H those of s·f: its gradient is Σ w g, its Hessian
-/// Σ w (H + g gᵀ) less the gradient's own g gᵀ.
+/// log Σ_k exp(s·f_k − c_k) and its derivatives at a point. With weights w = softmax_k(s·f_k − c_k), and g_k and H_k the
+/// gradient and Hessian of s·f_k, the gradient is ḡ = Σ w_k g_k and the Hessian is Σ w_k (H_k + g_k g_kᵀ) − ḡ ḡᵀ.
 fn log_sum(terms: &[(Local, f64)], tempering: f64) -> Local {
     let exponents: Vec<f64> = terms.iter().map(|(local, offset)| tempering * local.value - offset).collect();
     let most = exponents.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -159,7 +162,7 @@ fn log_sum(terms: &[(Local, f64)], tempering: f64) -> Local {
     Local { value: most + total.ln(), gradient: in_space, hessian, basis: terms[0].0.basis }
 }
 
-/// Images and samples of `[i, k, c]`.
+/// Checks that codes have shape `[i, k, c]`, and returns the numbers of images and samples.
 pub(super) fn shape(codes_ikc: &Tensor, anchors: &Anchors) -> Result<[usize; 2], ShddError> {
     let dims = anchors.dims();
     match codes_ikc.size().as_slice() {

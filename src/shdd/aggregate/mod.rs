@@ -1,8 +1,8 @@
-//! The samples of one image into one place, in each of the ways that [`Aggregator`] names.
+//! Combines the samples of one image into one place, by any method of [`Aggregator`].
 //!
-//! - [`points`]: from places.
-//! - [`codes`]: from codes.
-//! - [`aggregate`]: either, for many images at once; [`aggregate_decoded`] where the samples are decoded already.
+//! - [`points`]: methods that work on decoded places.
+//! - [`codes`]: methods that work on codes.
+//! - [`aggregate`]: any method, for many images at once. [`aggregate_decoded`] is for samples that are already decoded.
 
 pub mod codes;
 pub mod points;
@@ -17,17 +17,18 @@ use tch::Tensor;
 use super::ShddError;
 use super::decode::{Decoded, Decoder};
 
-/// What is known of some images, in codes.
+/// The codes of some images.
 #[derive(Debug, Clone, Copy)]
 pub struct Ensemble<'a> {
-    /// Their samples, `[images, samples, c]`.
+    /// The samples of each image, `[images, samples, c]`.
     pub codes_ikc: &'a Tensor,
-    /// What is expected from each image alone, before any sample is drawn, `[images, c]`: the posterior medoid asks for it.
+    /// The code that the network predicts from each image alone, before any sample is drawn, `[images, c]`. Used by the
+    /// posterior medoid.
     pub expected_ic: &'a Tensor,
 }
 
-/// One place per image. A code that is not finite is named by its row, image · samples + sample (by its image alone for the mean of
-/// codes).
+/// Returns one place per image. An error about a code that is not finite names its row, image · samples + sample. For the
+/// mean of codes, the row is the image.
 pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     if matches!(how, Aggregator::MeanCode | Aggregator::Mixture) {
         return aggregate_decoded(how, of, &[], decoder);
@@ -37,7 +38,8 @@ pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result
     aggregate_decoded(how, of, &points_of(&decoder.decode(&codes_bc)?), decoder)
 }
 
-/// The same where the place of each sample, image after image, is known already. From codes alone, `points` are not looked at.
+/// Like [`aggregate`], with the place of each sample already known, image by image. Methods that work on codes ignore
+/// `points`.
 pub fn aggregate_decoded(
     how: Aggregator,
     of: Ensemble<'_>,

@@ -1,43 +1,44 @@
-//! Several places into one: mean of unit vectors, geometric median, kernel medoid.
+//! Combines several places into one: mean of unit vectors, geometric median, kernel medoid, posterior medoid.
 //!
-//! Everything happens on unit vectors and great circles: the date line and the poles are places like any other. No function
-//! returns NaN. Where an answer is not unique (antipodal samples, ties), the earliest sample that is among the best is taken.
-//! Sources: Vardi and Zhang, "The multivariate L1-median", PNAS 2000; Fletcher, Venkatasubramanian, Joshi, "The geometric median
-//! on Riemannian manifolds", NeuroImage 2009.
+//! Everything is computed on unit vectors and great circles, so the date line and the poles need no special treatment. No
+//! function returns NaN. If the answer is not unique (antipodal samples, ties), the earliest of the best samples wins.
+//!
+//! Sources: Vardi and Zhang, "The multivariate L1-median", PNAS 2000; Fletcher, Venkatasubramanian, Joshi, "The geometric
+//! median on Riemannian manifolds", NeuroImage 2009.
 
 use locdiff_core::geo::UnitVector;
 
 use crate::shdd::ShddError;
 
-/// Widths of the kernel medoid's two exponentials, km: a town and a country.
+/// Widths of the kernel medoid's two exponentials, km: about the sizes of a town and of a country.
 pub const KERNEL_WIDTHS_KM: [f64; 2] = [50.0, 500.0];
-/// A sample of which less than this share of the most expected one's is expected has this share's say in a posterior medoid.
+/// Lower limit of a sample's expected density in the posterior medoid, relative to the largest among the samples.
 const EXPECTED_MIN: f64 = 0.02;
-/// A mean vector per sample that is shorter than this has no direction worth the name.
+/// If the mean of the unit vectors is shorter than this, its direction is meaningless.
 const MEAN_LENGTH_MIN: f64 = 1e-9;
-/// The median has converged when a step is shorter, radians: 6 micrometres.
+/// The median has converged when a step is shorter than this, radians. 6 micrometres on Earth.
 const MEDIAN_STEP_RAD: f64 = 1e-12;
-/// Weiszfeld's steps converge linearly, slowly only where nearly all samples lie on one line.
+/// Limit of Weiszfeld's steps. They converge linearly, and slowly only if nearly all samples lie on one line.
 const MEDIAN_STEPS_MAX: usize = 1000;
-/// Samples nearer than this to the current median coincide with it, radians.
+/// Samples closer than this to the current median count as coincident with it, radians.
 const COINCIDENT_RAD: f64 = 1e-13;
-/// Sums that differ by less than this part differ by rounding: a tie.
+/// Sums with a smaller relative difference count as tied, because rounding explains it.
 const TIE: f64 = 1e-12;
 
-/// The direction of the sum of all unit vectors. Where the sum vanishes (antipodal samples) it is the kernel medoid.
+/// The direction of the sum of all unit vectors, or the kernel medoid if the sum vanishes (antipodal samples).
 pub fn mean_vector(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
     let medoid = kernel_medoid(points)?;
     let sum = points.iter().fold([0.0; 3], |sum, point| add(sum, point.xyz(), 1.0));
     if norm(sum) < MEAN_LENGTH_MIN * points.len() as f64 {
         return Ok(points[medoid]);
     }
-    Ok(UnitVector::new(sum).expect("a vector of known length has a direction"))
+    Ok(UnitVector::new(sum).expect("the length was checked above"))
 }
 
-/// The place with the least sum of great-circle distances to the samples, near the best of the samples.
+/// The place with the least sum of great-circle distances to the samples, searched from the best sample.
 ///
-/// Weiszfeld's iteration in the tangent plane, with Vardi and Zhang's step where the current place is itself a sample. It
-/// starts from the best sample and never goes uphill. On a line of optimal places (two samples) the earliest sample is kept.
+/// This is Weiszfeld's iteration in the tangent plane, with Vardi and Zhang's step if the current place is itself a sample.
+/// The sum never increases. If a whole line of places is optimal (two samples), the earliest sample is returned.
 pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
     let costs: Vec<f64> = points.iter().map(|point| cost(points, *point)).collect();
     let start = first_best(&costs, |cost, best| cost < best * (1.0 - TIE)).ok_or_else(no_samples)?;
@@ -51,15 +52,17 @@ pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, ShddError> 
     Ok(place)
 }
 
-/// The sample with the most neighbours: the largest `Σ exp(-d / 50 km) + exp(-d / 500 km)`; of equals the earliest.
+/// The index of the sample with the densest neighbourhood: the largest `Σ exp(-d / 50 km) + exp(-d / 500 km)`. Ties go to the
+/// earliest sample.
 pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, ShddError> {
     weighted_medoid(points, |_| 1.0)
 }
 
-/// The same with neighbours that count by the square of `expected`, the density at each sample that is known beside the samples.
+/// Like [`kernel_medoid`], with each neighbour weighted by the square of `expected`, the density the network expects at it.
 ///
-/// Sixteen draws tell a region badly where several are probable. What the network predicts from the image before anything is
-/// drawn is the mean of the codes over all places: coarse, but without luck. It tells which draws to believe.
+/// If several regions are probable, sixteen samples are too few to find the most probable one. Before any sample is drawn,
+/// the network predicts the mean code over all places. That prediction is coarse but has no sampling error, so it tells
+/// which samples to trust.
 pub fn posterior_medoid(points: &[UnitVector], expected: &[f64]) -> Result<usize, ShddError> {
     let most = expected.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     weighted_medoid(points, |sample| (expected[sample] / most).max(EXPECTED_MIN).powi(2))
@@ -77,7 +80,6 @@ fn weighted_medoid(points: &[UnitVector], weight: impl Fn(usize) -> f64) -> Resu
     first_best(&scores, |score, best| score > best * (1.0 + TIE)).ok_or_else(no_samples)
 }
 
-/// Nothing to put together.
 pub(super) fn no_samples() -> ShddError {
     ShddError::Bad("aggregator: 0 samples, wanted at least 1".to_owned())
 }
@@ -92,11 +94,11 @@ fn first_best(values: &[f64], better: impl Fn(f64, f64) -> bool) -> Option<usize
     best
 }
 
-/// The next place of the median and its cost; none where no step leads down.
+/// The next place of the median iteration and its cost, or `None` if no step lowers the cost.
 fn downhill(points: &[UnitVector], place: UnitVector, least: f64) -> Option<(UnitVector, f64)> {
     let mut step = median_step(points, place);
     while norm(step) > MEDIAN_STEP_RAD {
-        let next = place.walk(step).expect("a sum of unit vectors over weights above 0 is finite");
+        let next = place.walk(step).expect("a sum of unit vectors divided by a positive weight is finite");
         let cost = cost(points, next);
         if cost < least {
             return Some((next, cost));
@@ -118,7 +120,7 @@ fn median_step(points: &[UnitVector], place: UnitVector) -> [f64; 3] {
         weights += 1.0 / distance;
         let along = add(point.xyz(), place.xyz(), -place.dot(*point));
         let length = norm(along);
-        // The antipode pulls in no direction.
+        // An antipodal sample has no direction to pull in.
         if length > COINCIDENT_RAD {
             pull = add(pull, along, 1.0 / length);
         }

@@ -1,39 +1,39 @@
 //! Scores of fixed points: `code · Y(anchor)` by matrix products over tiles of anchors.
 //!
-//! Memory: a million anchors at L = 47 are 4.6 GB even in 16 bits. Their harmonics are therefore kept only where they fit
-//! [`Budget::kept_bytes_max`]; otherwise each tile is computed anew for each pass, at a few microseconds per anchor, which a
-//! pass over many codes pays once. The most that a call holds beside its codes: points, kept harmonics, scores twice (one tile
-//! and what is collected), and a tile four times: as computed, as a tensor, and both factors of a product or of a rescoring.
+//! Memory: the harmonics of a million anchors at L = 47 take 4.6 GB even in 16 bits. They are therefore kept only if they fit
+//! [`Budget::kept_bytes_max`]. Otherwise each tile is recomputed in every pass, at a few microseconds per anchor. A pass over
+//! many codes pays this once. Besides its codes, a call holds at most: the points, the kept harmonics, scores twice (one tile
+//! and the collected ones), and a tile four times (as computed, as a tensor, and both factors of a product or rescoring).
 //!
-//! Precision: on CUDA the coarse pass multiplies f16 factors with sums in f32, after each code has been divided by its largest
-//! value so that none overflows. 16 bits alone pick a wrong point of a dense gallery (at L = 47 and 1 km between points bf16 is
-//! over 1 km off for 87 % of clean codes), so the best [`CANDIDATES`] are rescored in f32 by products and sums outside the
-//! matrix units, where no setting can turn them into TF32. f16 and not bf16: harmonics lie within √((2L+1)/4π), 2.8 at L = 47
-//! and 9.1 at L = 511, so that bits of mantissa are worth more than bits of exponent, and the best 64 by bf16 lack the right
-//! point in 1 % of those cases. On the CPU, where 16 bits are no faster, the coarse pass is in f32 already and is the last word.
-//! (`decode_rescored_finds_what_16_bits_miss` has the figures.)
+//! Precision: on CUDA, the coarse pass multiplies f16 factors with sums in f32. Each code is first divided by its largest
+//! value, so that nothing overflows. 16 bits alone pick the wrong point of a dense gallery: at L = 47 and 1 km between
+//! points, bf16 is over 1 km off for 87 % of clean codes. The best [`CANDIDATES`] are therefore rescored in f32, by
+//! elementwise products and sums that no setting can turn into TF32. The coarse pass uses f16 rather than bf16, because
+//! harmonics lie within √((2L+1)/4π) (2.8 at L = 47, 9.1 at L = 511), so mantissa bits matter more than exponent bits. With
+//! bf16, the best 64 miss the right point in 1 % of those cases. On the CPU, 16 bits are no faster, so the coarse pass is
+//! in f32 and nothing is rescored. (Figures: `decode_rescoring_finds_what_16_bits_miss`.)
 //!
-//! Invariant: the best come in the order of score, then of index. libtorch's `topk` says nothing about equal scores, so that at
-//! least [`CANDIDATES`] are taken from it and put in order here: of anchors with equal scores the first wins, unless so many
-//! are equal that they fill the candidates (a gallery with one place more than 64 times).
+//! Invariant: the best anchors are ordered by score, then by index. libtorch's `topk` does not define the order of equal
+//! scores, so at least [`CANDIDATES`] are taken from it and sorted here. Among anchors with equal scores, the first wins,
+//! unless more than [`CANDIDATES`] of them are equal (a gallery with the same place more than 64 times).
 
 use std::ops::Range;
 
 use locdiff_core::geo::{UnitVector, fibonacci_grid};
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::source::{Source, flat};
+use super::source::{SourcePoints, flat};
 use crate::native::gemm::mm_f32;
 use crate::shdd::{Basis, Filter, ShddError};
 
-// b codes · c coefficients, (L+1)² or those that a filter keeps · a anchors · k candidates
+// b codes · c coefficients, (L+1)² or those kept by a filter · a anchors · k candidates
 
-/// Anchors that are put in order, and after a pass in 16 bits rescored in f32.
+/// Number of anchors that are sorted exactly and, if the coarse pass is not exact, rescored in f32.
 pub const CANDIDATES: usize = 64;
-/// Why a code is refused.
+/// Why a code is rejected, for the error message.
 const NOT_FINITE: &str = "has a value that is NaN, infinite or too large for scores in f32";
 
-/// Numbers of the coarse pass.
+/// Number format of the coarse pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coarse {
     /// f16 factors, f32 sums.
@@ -43,7 +43,7 @@ pub enum Coarse {
 }
 
 impl Coarse {
-    /// What is fastest there.
+    /// The fastest format on a device.
     pub fn of(device: Device) -> Self {
         if device.is_cuda() { Self::F16 } else { Self::F32 }
     }
@@ -56,14 +56,14 @@ impl Coarse {
     }
 }
 
-/// How much memory decoding may take.
+/// Memory limits of decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Harmonics of all anchors are kept on the device if they need no more.
+    /// The harmonics of all anchors are kept on the device if they take at most this much.
     pub kept_bytes_max: usize,
-    /// Harmonics of one tile in f32.
+    /// Size of the f32 harmonics of one tile.
     pub tile_bytes: usize,
-    /// Scores that are held at once.
+    /// Size of the scores held at once.
     pub scores_bytes: usize,
 }
 
@@ -74,8 +74,9 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// What suits a device. On the CPU tiles are small enough for the allocator to hand out the same memory again: larger ones
-    /// are mapped anew for every tile, and the kernel's clearing of their pages takes as long as the harmonics.
+    /// The limits that suit a device. On the CPU, tiles are small enough for the allocator to reuse their memory. Larger
+    /// tiles would be mapped anew each time, and clearing their pages in the kernel takes as long as computing the
+    /// harmonics.
     pub fn of(device: Device) -> Self {
         if device.is_cuda() { Self::default() } else { Self { tile_bytes: 8 << 20, ..Self::default() } }
     }
@@ -83,31 +84,31 @@ impl Budget {
 
 /// The best anchors of each code, best first.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Best {
-    /// Anchors and their scores, for one code after another.
+pub struct BestAnchors {
+    /// For each code, the anchors and their scores.
     pub rows: Vec<Vec<(usize, f32)>>,
 }
 
-/// Points that codes are compared with.
+/// The points for which scores are computed, with their harmonics.
 #[derive(Debug)]
 pub struct Anchors {
-    source: Source,
+    source: SourcePoints,
     coarse: Coarse,
     budget: Budget,
     kept_ac: Option<Tensor>,
 }
 
-/// Grid points from which refinement reaches the mode: 4 (L+1)².
+/// The least number of grid points from which refinement reliably reaches the mode: 4 (L+1)².
 ///
-/// The score of a clean code falls off as 2 J₁(x)/x in x = (L+1)·angle: the main lobe ends at x = 3.8, the Hessian stays
-/// negative definite to 2.3, side lobes reach 0.064. With 4 (L+1)² Fibonacci points the nearest is within x = 1.4 of any place,
-/// where the score is still 0.77 of the peak. The configuration holds `eval.grid_points` to the same number.
+/// The score of a clean code falls off as 2 J₁(x)/x with x = (L+1)·angle. The main lobe ends at x = 3.8, the Hessian stays
+/// negative definite up to x = 2.3, and side lobes reach 0.064. With 4 (L+1)² Fibonacci points, the nearest is within
+/// x = 1.4 of any place, where the score is still 0.77 of the peak. The configuration requires as many for `eval.grid_points`.
 pub fn grid_points_min(degree: u32) -> usize {
     locdiff_core::config::grid_points_min(degree) as usize
 }
 
 impl Anchors {
-    /// Any points, such as a gallery, for whole codes. A CUDA device must be the current one.
+    /// Anchors at any points, such as a gallery, for whole codes. A CUDA device must be the current one.
     pub fn new(
         basis: Basis,
         points: Vec<UnitVector>,
@@ -118,7 +119,7 @@ impl Anchors {
         Self::filtered(basis, None, points, device, coarse, budget)
     }
 
-    /// The same for codes of which a filter keeps some dimensions.
+    /// The same for codes that hold only the dimensions kept by `filter`.
     pub fn filtered(
         basis: Basis,
         filter: Option<Filter>,
@@ -130,7 +131,7 @@ impl Anchors {
         if points.is_empty() {
             return Err(ShddError::Bad("decoder: 0 anchors, wanted at least 1".to_owned()));
         }
-        let source = Source::new(basis, points, filter, device)?;
+        let source = SourcePoints::new(basis, points, filter, device)?;
         let mut anchors = Self { source, coarse, budget, kept_ac: None };
         let (count, dims) = (anchors.points().len(), anchors.dims());
         if count * dims * coarse.kind().elt_size_in_bytes() <= budget.kept_bytes_max {
@@ -144,12 +145,12 @@ impl Anchors {
         Ok(anchors)
     }
 
-    /// An even grid; see [`grid_points_min`] for how fine it must be.
+    /// Anchors on a uniform grid. See [`grid_points_min`] for the number of points needed.
     pub fn grid(basis: Basis, count: usize, device: Device) -> Result<Self, ShddError> {
         Self::new(basis, fibonacci_grid(count), device, Coarse::of(device), Budget::of(device))
     }
 
-    /// The anchors.
+    /// The points of the anchors.
     pub fn points(&self) -> &[UnitVector] {
         self.source.points()
     }
@@ -159,18 +160,18 @@ impl Anchors {
         self.source.basis()
     }
 
-    /// Numbers of a code: (L+1)², or those that the filter keeps.
+    /// Dimensions of a code: (L+1)², or those kept by the filter.
     pub fn dims(&self) -> usize {
         self.source.dims()
     }
 
-    /// Where scores are computed.
+    /// The device on which scores are computed.
     pub fn device(&self) -> Device {
         self.source.device()
     }
 
     /// The `count` best anchors of each code in `codes_bc`.
-    pub fn best(&self, codes_bc: &Tensor, count: usize) -> Result<Best, ShddError> {
+    pub fn best(&self, codes_bc: &Tensor, count: usize) -> Result<BestAnchors, ShddError> {
         let codes_bc = self.checked(codes_bc)?;
         let wanted = count.max(CANDIDATES).min(self.points().len());
         let per_chunk = (self.budget.scores_bytes / 4 / (self.tile_rows() + 2 * wanted)).max(1);
@@ -180,16 +181,17 @@ impl Anchors {
             let (scores_bk, anchors_bk) = self.coarse_best(&chunk_bc, wanted)?;
             rows.extend(self.sorted(&chunk_bc, &scores_bk, &anchors_bk, count)?);
         }
-        Ok(Best { rows })
+        Ok(BestAnchors { rows })
     }
 
-    /// Codes whose scores over all anchors fit the budget.
+    /// Number of codes whose scores over all anchors fit the budget. At least 1.
     pub fn codes_per_pass(&self) -> usize {
         (self.budget.scores_bytes / 4 / self.points().len()).max(1)
     }
 
-    /// The scores of all anchors, `[b, a]` in f32 on the CPU, for at most [`codes_per_pass`](Self::codes_per_pass) codes, or a
-    /// few more. After a pass in 16 bits the best [`CANDIDATES`] of each code have their f32 scores.
+    /// The scores of all anchors, `[b, a]` in f32 on the CPU. To stay within the budget, pass about
+    /// [`codes_per_pass`](Self::codes_per_pass) codes at most. If the coarse pass is not exact, the best [`CANDIDATES`] of
+    /// each code are rescored in f32.
     pub fn scores(&self, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
         let codes_bc = self.checked(codes_bc)?;
         let shape = [codes_bc.size()[0], self.points().len() as i64];
@@ -208,12 +210,12 @@ impl Anchors {
         Ok(scores_ba.f_scatter(1, &best_bk, &fine_bk)?)
     }
 
-    /// A coarse pass on CUDA is never the last word, not even in f32: TF32 may be switched on for the whole process.
+    /// On CUDA, even an f32 coarse pass is rescored, because TF32 may be enabled for the whole process.
     fn rescores(&self) -> bool {
         self.coarse != Coarse::F32 || self.device().is_cuda()
     }
 
-    /// By the size of whole codes: a filter is applied to a tile of them.
+    /// Anchors per tile. Counts the size of whole codes, because the filter is applied after a tile is computed.
     fn tile_rows(&self) -> usize {
         (self.budget.tile_bytes / 4 / self.basis().dims()).clamp(1, self.points().len())
     }
@@ -222,7 +224,7 @@ impl Anchors {
         ranges(self.points().len(), self.tile_rows())
     }
 
-    /// Codes as f32 on the device, each of them finite and small enough for scores to be.
+    /// Codes as f32 on the device. An error if a code is not finite or so large that scores could overflow.
     fn checked(&self, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
         let dims = self.dims();
         if codes_bc.dim() != 2 || codes_bc.size()[1] != dims as i64 {
@@ -230,7 +232,7 @@ impl Anchors {
             return Err(ShddError::Bad(format!("decoder: codes have shape {got:?}, wanted [.., {dims}]")));
         }
         let codes_bc = codes_bc.f_detach()?.f_to_device(self.device())?.f_to_kind(Kind::Float)?;
-        // No score and no part of its sum is larger than this, and what is not finite makes it so.
+        // An upper bound of every score and partial sum. It is not finite if any value is not.
         let most_b = codes_bc.f_abs()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Float)?;
         let finite_b = most_b.f_mul_scalar(self.basis().value_max())?.f_isfinite()?.f_to_device(Device::Cpu)?;
         let finite: Vec<bool> = Vec::try_from(&finite_b)?;
@@ -240,9 +242,9 @@ impl Anchors {
         }
     }
 
-    /// Codes as whole ones in f64, row after row: where refinement begins.
-    pub(in crate::shdd) fn lifted(&self, codes_bc: &Tensor) -> Result<Vec<f64>, ShddError> {
-        self.source.lifted(codes_bc)
+    /// Whole codes in f64 in row-major order, for refinement. Dimensions that the filter dropped are zero.
+    pub(in crate::shdd) fn whole_codes(&self, codes_bc: &Tensor) -> Result<Vec<f64>, ShddError> {
+        self.source.whole_codes(codes_bc)
     }
 
     fn tile_scores(&self, codes_bc: &Tensor, range: &Range<usize>) -> Result<Tensor, ShddError> {
@@ -260,13 +262,13 @@ impl Anchors {
         Ok(mm_f32(&narrow_bc, &tile_ca)?.f_mul_(&largest_b1)?)
     }
 
-    /// Scores and indices of the best `count`, tile after tile.
+    /// Scores and indices of the best `count` anchors, merged tile by tile.
     fn coarse_best(&self, codes_bc: &Tensor, count: usize) -> Result<(Tensor, Tensor), ShddError> {
         let mut best: Option<(Tensor, Tensor)> = None;
         for range in self.tiles() {
             let tile_ba = self.tile_scores(codes_bc, &range)?;
-            let (scores_bk, places_bk) = tile_ba.f_topk(count.min(range.len()) as i64, 1, true, true)?;
-            let anchors_bk = places_bk.f_add_scalar(range.start as i64)?;
+            let (scores_bk, positions_bk) = tile_ba.f_topk(count.min(range.len()) as i64, 1, true, true)?;
+            let anchors_bk = positions_bk.f_add_scalar(range.start as i64)?;
             let Some((old_scores, old_anchors)) = &best else {
                 best = Some((scores_bk, anchors_bk));
                 continue;
@@ -322,12 +324,12 @@ impl Anchors {
     }
 }
 
-/// `0..count` in pieces of `size`.
+/// Splits `0..count` into ranges of `size`.
 pub(super) fn ranges(count: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).step_by(size).map(move |start| start..(start + size).min(count))
 }
 
-/// Rows of a matrix, as a view.
+/// A view of some rows of a matrix.
 pub(super) fn rows_of(matrix: &Tensor, range: &Range<usize>) -> Result<Tensor, TchError> {
     matrix.f_narrow(0, range.start as i64, range.len() as i64)
 }

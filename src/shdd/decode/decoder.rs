@@ -1,4 +1,4 @@
-//! Codes into places: best anchor, neighbourhood, refinement.
+//! Decodes codes into places: best anchor, neighbourhood, refinement.
 
 use locdiff_core::geo::UnitVector;
 use tch::Tensor;
@@ -9,20 +9,20 @@ use super::refine::refine;
 use super::source::flat;
 use crate::shdd::ShddError;
 
-/// Where a code was found to point.
+/// A decoded place.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Decoded {
     /// The place.
     pub point: UnitVector,
-    /// The anchor that it was found from.
+    /// Index of the anchor from which it was found.
     pub anchor: usize,
-    /// Score of the anchor, of its neighbourhood (a log sum), or of the refined place, whichever was last.
+    /// Score after the last stage: of the anchor, of its neighbourhood (a log sum), or of the refined place.
     pub score: f64,
-    /// Refinement converged, or was not asked for.
+    /// Whether refinement converged. Also true without refinement.
     pub converged: bool,
 }
 
-/// What to do with codes.
+/// Decodes codes into places.
 #[derive(Debug)]
 pub struct Decoder {
     anchors: Anchors,
@@ -31,7 +31,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// `neighbourhood_km` of 0: the best anchor alone. With `refines`, from there to the mode on the continuous sphere.
+    /// If `neighbourhood_km` is 0, scores are not summed, and the best single anchor wins. With `refines`, the result is the
+    /// mode on the continuous sphere, searched from the best anchor.
     pub fn new(anchors: Anchors, neighbourhood_km: f64, refines: bool) -> Result<Self, ShddError> {
         let neighbourhood =
             if neighbourhood_km == 0.0 { None } else { Some(Neighbourhood::new(anchors.points(), neighbourhood_km)?) };
@@ -43,17 +44,17 @@ impl Decoder {
         &self.anchors
     }
 
-    /// What scores are summed over; none: the anchor alone.
+    /// The neighbourhoods over which scores are summed, or `None` if they are not summed.
     pub fn neighbourhood(&self) -> Option<&Neighbourhood> {
         self.neighbourhood.as_ref()
     }
 
-    /// Whether a place is refined on the continuous sphere.
+    /// Whether places are refined on the continuous sphere.
     pub fn refines(&self) -> bool {
         self.refines
     }
 
-    /// The place of each code in `codes_bc`.
+    /// Decodes each row of `codes_bc`.
     pub fn decode(&self, codes_bc: &Tensor) -> Result<Vec<Decoded>, ShddError> {
         let best = match &self.neighbourhood {
             None => self.best_points(codes_bc)?,
@@ -85,7 +86,7 @@ impl Decoder {
         let basis = self.anchors.basis();
         let mut refined = Vec::new();
         for range in ranges(found.len(), self.anchors.codes_per_pass()) {
-            let codes = self.anchors.lifted(&rows_of(codes_bc, &range)?)?;
+            let codes = self.anchors.whole_codes(&rows_of(codes_bc, &range)?)?;
             let tasks: Vec<(&Decoded, &[f64])> = found[range].iter().zip(codes.chunks_exact(basis.dims())).collect();
             let results: Vec<Result<Decoded, ShddError>> = in_parallel(threads(), &tasks, |(start, code)| {
                 let end = refine(basis, code, start.point)?;
@@ -99,18 +100,18 @@ impl Decoder {
     }
 }
 
-/// The first of the largest values.
+/// The index and value of the largest element. Ties go to the first.
 pub(in crate::shdd) fn largest(values: &[f64]) -> (usize, f64) {
     let start = (0, f64::NEG_INFINITY);
     values.iter().enumerate().fold(start, |best, (index, value)| if *value > best.1 { (index, *value) } else { best })
 }
 
-/// As many as libtorch uses.
+/// The number of threads that libtorch uses.
 pub(in crate::shdd) fn threads() -> usize {
     usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1)
 }
 
-/// Applies `work` to each task on so many threads; results in the order of the tasks.
+/// Applies `work` to each task on `threads` threads. Results are in the order of the tasks.
 pub(crate) fn in_parallel<T: Sync, R: Send>(threads: usize, tasks: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let share = tasks.len().div_ceil(threads.max(1)).max(1);
     std::thread::scope(|scope| {

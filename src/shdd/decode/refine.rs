@@ -1,38 +1,40 @@
-//! The mode of a code on the continuous sphere: damped Newton in f64.
+//! Finds the mode of a code on the continuous sphere, by damped Newton in f64.
 //!
-//! Where the Hessian is negative definite a Newton step, elsewhere a step along the gradient; no step is longer than a quarter of
-//! the resolution π / L, and each is halved until the value does not fall. Hence the value never falls by more than rounding, and
-//! the mode found is that of the hill on which the start lies. A code with a number that is none is an error. Source: Absil, Mahony, Sepulchre, "Optimization
-//! Algorithms on Matrix Manifolds", 2008, chapters 4 and 6.
+//! If the Hessian is negative definite, it takes a Newton step, else a step along the gradient. No step is longer than a
+//! quarter of the resolution π / L, and each is halved until the value does not decrease. The value therefore never
+//! decreases by more than rounding, and the search ends at the top of the hill on which it started. A code with a value
+//! that is not finite is an error.
+//!
+//! Source: Absil, Mahony, Sepulchre, "Optimization Algorithms on Matrix Manifolds", 2008, chapters 4 and 6.
 
 use locdiff_core::geo::UnitVector;
 
 use crate::shdd::{Basis, Local, ShddError};
 
-/// A Newton step shorter than this ends the search, radians: 6 mm on Earth.
+/// The search ends at a Newton step shorter than this, radians. 6 mm on Earth.
 pub const STEP_RAD_MIN: f64 = 1e-9;
-/// Longest step as a part of the resolution π / L.
+/// Longest step as a fraction of the resolution π / L.
 const STEP_OF_RESOLUTION: f64 = 0.25;
-/// From a start on the right hill 4 to 8 are enough.
+/// Limit of steps. From a start on the right hill, 4 to 8 are enough.
 const STEPS_MAX: u32 = 100;
 const HALVINGS_MAX: u32 = 40;
-/// A value may fall by this part of its size, which is what rounding does.
+/// Relative decrease of the value that is accepted, because rounding explains it.
 const ROUNDING: f64 = 1e-12;
 
-/// Where a search ended.
+/// The result of a search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Refined {
-    /// The mode, or the best place on the way to it.
+    /// The mode, or the last place of a search that did not converge.
     pub point: UnitVector,
     /// The score there.
     pub value: f64,
-    /// Steps taken.
+    /// Number of steps taken.
     pub steps: u32,
-    /// The last Newton step was shorter than [`STEP_RAD_MIN`]. False on a plateau, at a saddle, or when steps ran out.
+    /// Whether the last Newton step was shorter than [`STEP_RAD_MIN`]. False on a plateau, at a saddle, or at the step limit.
     pub converged: bool,
 }
 
-/// Climbs from `start` to the nearest mode of Σ `code`_i Y_i. Every number of the code must be finite.
+/// Climbs from `start` to the nearest mode of Σ `code`_i Y_i. Every value of the code must be finite.
 pub fn refine(basis: &Basis, code: &[f64], start: UnitVector) -> Result<Refined, ShddError> {
     if let Some(index) = code.iter().position(|value| !value.is_finite()) {
         return Err(ShddError::Bad(format!("coefficient {index} is {}, wanted a finite number", code[index])));
@@ -40,7 +42,7 @@ pub fn refine(basis: &Basis, code: &[f64], start: UnitVector) -> Result<Refined,
     ascend(basis.degree(), start, |point| basis.value_gradient_hessian(code, point))
 }
 
-/// Climbs from `start` to the nearest mode of any function that varies no faster than harmonics to `degree`.
+/// Climbs from `start` to the nearest mode of any function that varies no faster than harmonics up to `degree`.
 pub(in crate::shdd) fn ascend(
     degree: u32,
     start: UnitVector,
@@ -65,7 +67,7 @@ pub(in crate::shdd) fn ascend(
     Ok(Refined { point, value: local.value, steps: STEPS_MAX, converged: false })
 }
 
-/// The first of step, step / 2, step / 4, ... that does not lead down; none where all do.
+/// Takes the first of step, step / 2, step / 4, ... that does not lower the value. `None` if all do.
 fn climb(
     function: impl Fn(UnitVector) -> Result<Local, ShddError>,
     point: UnitVector,
@@ -86,11 +88,11 @@ fn climb(
     Ok(None)
 }
 
-/// −H⁻¹ g along east and north, where H is negative definite.
+/// The Newton step −H⁻¹ g along east and north, or `None` if H is not negative definite.
 fn newton_step(local: &Local) -> Option<[f64; 2]> {
     let [[a, b], [_, d]] = local.hessian;
     let determinant = a * d - b * b;
-    // Compared with the squares of its entries: a plateau's determinant is rounding alone.
+    // Relative to the squared entries, because on a plateau the determinant is nothing but rounding errors.
     if !(a + d < 0.0 && determinant > 1e-10 * (a * a + d * d + 2.0 * b * b)) {
         return None;
     }
@@ -98,7 +100,7 @@ fn newton_step(local: &Local) -> Option<[f64; 2]> {
     Some([(b * north - d * east) / determinant, (b * east - a * north) / determinant])
 }
 
-/// Along the gradient, as far as is allowed.
+/// A step of the greatest allowed length along the gradient.
 fn uphill(local: &Local, longest: f64) -> [f64; 2] {
     let gradient = gradient(local);
     let steepness = length(gradient);
@@ -110,7 +112,7 @@ fn limited(step: [f64; 2], longest: f64) -> [f64; 2] {
     if length > longest { step.map(|part| part / length * longest) } else { step }
 }
 
-/// The gradient along east and north.
+/// The components of the gradient along east and north.
 pub(in crate::shdd) fn gradient(local: &Local) -> [f64; 2] {
     let along = |axis: [f64; 3]| axis.iter().zip(local.gradient).map(|(a, g)| a * g).sum();
     [along(local.basis.east), along(local.basis.north)]

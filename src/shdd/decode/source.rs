@@ -1,8 +1,8 @@
-//! Where the harmonics of anchors come from: computed beside the scores, whole or filtered.
+//! The harmonics of anchors, computed on the device of the scores, whole or filtered.
 //!
-//! On CUDA the points are uploaded once and encoded by the kernel of [`gpu`](crate::shdd::gpu): neither a tile nor the candidates of a
-//! rescoring pass through the host. On the CPU the fast form of [`Basis`] does it. A filter, where there is one, is applied
-//! where the harmonics are. Invariant: both ways give the same codes to 1e-6 of the largest.
+//! On CUDA, the points are uploaded once and encoded by the kernel of [`gpu`](crate::shdd::gpu), so neither tiles nor the
+//! candidates of rescoring pass through the host. On the CPU, [`Basis`] encodes them. The filter, if any, is applied on the
+//! same device. Invariant: codes from both agree to 1e-6 of the largest value.
 
 use std::ops::Range;
 
@@ -12,21 +12,21 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::shdd::gpu::{Encoder, upload};
 use crate::shdd::{Basis, Filter, Selection, ShddError};
 
-// a anchors · c coefficients that are kept · n points
+// a anchors · c kept coefficients · n points
 
-/// Points and the harmonics there.
+/// The anchors and their harmonics.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct SourcePoints {
     basis: Basis,
     points: Vec<UnitVector>,
     device: Device,
     filter: Option<(Filter, Selection)>,
-    /// The kernel and the points beside it; none on the CPU.
+    /// The kernel and the points on the device. `None` on the CPU.
     kernel: Option<(Encoder, Tensor)>,
 }
 
-impl Source {
-    /// On CUDA `device` must be the current one, for which the kernel is compiled.
+impl SourcePoints {
+    /// On CUDA, `device` must be the current device, because the kernel is compiled for that one.
     pub(super) fn new(
         basis: Basis,
         points: Vec<UnitVector>,
@@ -39,7 +39,7 @@ impl Source {
         }
         let filter = match filter {
             Some(filter) => {
-                let selection = filter.on(device)?;
+                let selection = filter.to_device(device)?;
                 Some((filter, selection))
             }
             None => None,
@@ -65,7 +65,7 @@ impl Source {
         self.filter.as_ref().map(|(filter, _)| filter)
     }
 
-    /// Numbers of a code: those that the filter keeps, or all.
+    /// Dimensions of a code: those that the filter keeps, or all.
     pub(super) fn dims(&self) -> usize {
         self.filter().map_or(self.basis.dims(), Filter::kept)
     }
@@ -78,10 +78,10 @@ impl Source {
             }
             None => self.basis.tensor(&self.points[range.clone()], self.device)?,
         };
-        self.kept(whole_ac)
+        self.filtered(whole_ac)
     }
 
-    /// Harmonics of the anchors with these numbers (i64, any shape), `[a, c]` in f32 on the device.
+    /// Harmonics of the anchors with these indices (i64, any shape), `[a, c]` in f32 on the device.
     pub(super) fn rows(&self, anchors: &Tensor) -> Result<Tensor, ShddError> {
         let whole_ac = match &self.kernel {
             Some((encoder, points_n3)) => {
@@ -89,16 +89,16 @@ impl Source {
                 encoder.encode_unchecked(&points_n3.f_index_select(0, &anchors)?)?
             }
             None => {
-                let numbers: Vec<i64> = flat(anchors)?;
-                let points: Vec<UnitVector> = numbers.iter().map(|anchor| self.points[*anchor as usize]).collect();
+                let indices: Vec<i64> = flat(anchors)?;
+                let points: Vec<UnitVector> = indices.iter().map(|anchor| self.points[*anchor as usize]).collect();
                 self.basis.tensor(&points, self.device)?
             }
         };
-        self.kept(whole_ac)
+        self.filtered(whole_ac)
     }
 
-    /// Codes `[b, c]` as whole ones in f64, row after row, with zeros where nothing was kept.
-    pub(super) fn lifted(&self, codes_bc: &Tensor) -> Result<Vec<f64>, ShddError> {
+    /// Expands codes `[b, c]` to whole ones in f64, in row-major order, with zeros in the dimensions that are not kept.
+    pub(super) fn whole_codes(&self, codes_bc: &Tensor) -> Result<Vec<f64>, ShddError> {
         let wide_bc = codes_bc.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
         let whole = match self.filter() {
             Some(filter) => filter.scatter(&wide_bc)?,
@@ -107,7 +107,7 @@ impl Source {
         Ok(flat(&whole)?)
     }
 
-    fn kept(&self, whole_ac: Tensor) -> Result<Tensor, ShddError> {
+    fn filtered(&self, whole_ac: Tensor) -> Result<Tensor, ShddError> {
         match &self.filter {
             Some((_, selection)) => Ok(selection.apply(&whole_ac)?),
             None => Ok(whole_ac),
@@ -115,7 +115,7 @@ impl Source {
     }
 }
 
-/// All values of a tensor, row after row.
+/// All values of a tensor in row-major order.
 pub(super) fn flat<T: tch::kind::Element>(tensor: &Tensor) -> Result<Vec<T>, TchError>
 where
     Vec<T>: TryFrom<Tensor, Error = TchError>,

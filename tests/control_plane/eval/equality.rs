@@ -1,4 +1,4 @@
-//! What must not change an answer: the number of workers, the rows beside it, how often a view is stored.
+//! An answer does not depend on the number of workers, on the other rows, or on how often a view is stored.
 
 use std::process::Stdio;
 
@@ -10,13 +10,15 @@ use crate::small_shards;
 use crate::stage::Ran;
 
 #[test]
-fn workers_change_no_digit_of_any_answer() {
+fn number_of_workers_does_not_change_any_answer() {
     let stage = stage();
     let mut first = None;
-    // 150 rows are three blocks: of four workers one has nothing to do.
+    // 150 rows are three blocks, so one of four workers has nothing to do.
     for workers in [1, 2, 4] {
         let ran = stage.run(&format!("--json --workers {workers} eval --hybrid"));
-        ran.ends_with(ExitCode::Success).says("checkpoints/small").says("step-00000040 (the newest that is whole)");
+        ran.exits_with(ExitCode::Success)
+            .stderr_has("checkpoints/small")
+            .stderr_has("step-00000040 (newest whole checkpoint)");
         let files = [
             "truth.csv",
             "samples.csv",
@@ -41,20 +43,20 @@ fn workers_change_no_digit_of_any_answer() {
         assert_eq!(found.1["rows"], first.1["rows"], "{workers} workers");
         assert_eq!(found.1["differences"], first.1["differences"], "{workers} workers");
     }
-    // The model has learnt something (chance is 4 %), or all this would say little.
+    // The model must have learnt something (chance is 4 %), or the comparison would mean little.
     let (_, result) = first.expect("evaluated");
     let accuracy = row(&result, "locdiff")["acc_2500km"].as_f64().expect("a number");
     assert!(accuracy > 15.0, "{accuracy} % within 2500 km");
 }
 
 #[test]
-fn rows_beside_it_and_doubled_views_do_not_change_an_answer() {
+fn other_rows_and_duplicated_views_do_not_change_an_answer() {
     let stage = stage();
     small_shards::build(&stage, "alone", 1000..1100, 1, false);
     small_shards::build(&stage, "fewer", 1000..1070, 1, false);
     small_shards::build(&stage, "doubled", 1000..1100, 2, false);
     let answers = |name: &str| {
-        stage.run(&format!("--json --set shards.test=shards/{name} eval")).ends_with(ExitCode::Success);
+        stage.run(&format!("--json --set shards.test=shards/{name} eval")).exits_with(ExitCode::Success);
         let text = read(&stage, "predictions-locdiff.csv");
         text.lines().map(str::to_owned).collect::<Vec<_>>()
     };
@@ -62,16 +64,16 @@ fn rows_beside_it_and_doubled_views_do_not_change_an_answer() {
     assert_eq!(alone.len(), 101);
     assert_eq!(answers("fewer"), alone[..71]);
     assert_eq!(answers("doubled"), alone);
-    assert!(!folder(&stage).join("predictions-locdiff-h.csv").exists(), "of no evaluation that was asked for");
+    assert!(!folder(&stage).join("predictions-locdiff-h.csv").exists(), "--hybrid was not given");
 }
 
 #[test]
-fn another_seed_and_another_sampler_give_other_samples() {
+fn different_seed_or_sampler_gives_different_samples() {
     let stage = stage();
     let ran = stage.run("--json --set eval.checkpoint=best eval");
-    ran.ends_with(ExitCode::NoData).says("no checkpoint with a validation score");
+    ran.exits_with(ExitCode::NoData).stderr_has("no checkpoint with a validation score");
     let samples = |more: &str| {
-        stage.run(&format!("--json {more} eval")).ends_with(ExitCode::Success);
+        stage.run(&format!("--json {more} eval")).exits_with(ExitCode::Success);
         read(&stage, "samples.csv")
     };
     let first = samples("");
@@ -80,14 +82,14 @@ fn another_seed_and_another_sampler_give_other_samples() {
     assert_eq!(samples(""), first);
 }
 
-/// Each prints what it has computed itself, and what stands in the folder afterwards is one of them, whole.
+/// Each evaluation prints its own results, and the folder holds the complete results of one of them afterwards.
 #[test]
-fn evaluations_of_one_run_at_once_do_not_mix() {
+fn concurrent_evaluations_of_one_run_do_not_mix() {
     let stage = stage();
     let line = |seed: u32| format!("--json --set train.seed={seed} eval");
     let rows = |ran: &Ran| ran.json()["rows"].clone();
     let alone = [1, 2].map(|seed| rows(&stage.run(&line(seed))));
-    assert_ne!(alone[0], alone[1], "other seeds draw other samples");
+    assert_ne!(alone[0], alone[1], "different seeds gave the same samples");
     for _ in 0..4 {
         let started = [1, 2].map(|seed| {
             let mut command = stage.command(&line(seed));
@@ -95,7 +97,7 @@ fn evaluations_of_one_run_at_once_do_not_mix() {
         });
         let ended = started.map(|child| Ran::from(child.wait_with_output().expect("ends")));
         for (ran, alone) in ended.iter().zip(&alone) {
-            ran.ends_with(ExitCode::Success);
+            ran.exits_with(ExitCode::Success);
             assert_eq!(rows(ran), *alone);
         }
         let table: Value = serde_json::from_str(&read(&stage, "table.json")).expect("JSON");

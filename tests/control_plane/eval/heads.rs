@@ -1,4 +1,5 @@
-//! GeoCLIP's head and that of simulated photos, with GeoCLIP's real weights: which data go through which, however they are named.
+//! Which retrieval head is used for which data, with GeoCLIP's real weights: GeoCLIP's own head for CLIP features, the linear
+//! head for simulated photos. Naming shards by folder or by glob makes no difference.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,48 +10,50 @@ use super::support::{read, row, train};
 use crate::small_shards;
 use crate::stage::{Stage, Worker};
 
-/// Numbers of a CLIP feature.
+/// Length of a CLIP feature vector.
 const WIDTH: usize = 768;
 
-/// A model that was trained on simulated photos, simulated photos to test it on, and a gallery of their places.
+/// A stage with a model trained on simulated photos, simulated photos to test it on, and a gallery of their places.
 fn stage() -> Stage {
     let wheel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.geoclip/geoclip-1.3.0-py3-none-any.whl");
     assert!(wheel.exists(), "{} is missing: run `make setup`", wheel.display());
     let stage = Stage::new(Worker::Real);
-    stage.run(&format!("geoclip import --device cpu --wheel {}", wheel.display())).ends_with(ExitCode::Success);
+    stage.run(&format!("geoclip import --device cpu --wheel {}", wheel.display())).exits_with(ExitCode::Success);
     for (name, rows, seed) in [("train", 256, 5), ("test", 96, 6)] {
         let line = format!("shards simulate --rows {rows} --views 1 --seed {seed} --out shards/{name} --device cpu");
-        stage.run(&line).ends_with(ExitCode::Success);
+        stage.run(&line).exits_with(ExitCode::Success);
     }
     let more = "--set train.steps=4 --set eval.after_train=false --set retrieval.head=linear --set retrieval.gallery=gallery.csv";
-    train(&stage, more).ends_with(ExitCode::Success);
-    stage.run("--json eval").ends_with(ExitCode::Success);
+    train(&stage, more).exits_with(ExitCode::Success);
+    stage.run("--json eval").exits_with(ExitCode::Success);
     std::fs::write(stage.path().join("gallery.csv"), read(&stage, "truth.csv")).expect("written");
     stage
 }
 
 #[test]
-fn simulated_photos_go_through_their_own_head_alone_however_they_are_named() {
+fn simulated_photos_use_only_their_own_head_by_folder_or_glob() {
     let stage = stage();
     let mut first = None;
     for location in ["shards/test", "shards/test/*.parquet"] {
         let ran = stage.run(&format!("--json --set shards.test={location} eval --hybrid"));
-        let found = ran.ends_with(ExitCode::Success).says("96 simulated photos").json();
+        let found = ran.exits_with(ExitCode::Success).stderr_has("96 simulated photos").json();
         assert!(found["rows"].as_array().expect("rows").iter().all(|row| row["simulated"] == true), "{found}");
-        // Each photo was simulated from its own place's embedding, which is in the gallery; chance is 1 %.
+        // Each photo was simulated from the embedding of its own place, which is in the gallery. Chance is 1 %.
         let accuracy = row(&found, "retrieval")["acc_1km"].as_f64().expect("a number");
-        assert!(accuracy > 10.0, "{accuracy} % of the places are found");
+        assert!(accuracy > 10.0, "only {accuracy} % of the places were found");
         let answers = read(&stage, "predictions-retrieval.csv");
         assert_eq!(&answers, first.get_or_insert_with(|| answers.clone()), "{location}");
         let ran = stage.run(&format!("--set retrieval.head=geoclip --set shards.test={location} eval --hybrid"));
-        ran.ends_with(ExitCode::Config).says("its photos are simulated").says("retrieval.head = \"linear\"");
+        ran.exits_with(ExitCode::Config)
+            .stderr_has("its photos are simulated")
+            .stderr_has("retrieval.head = \"linear\"");
     }
 }
 
 #[test]
-fn neighbours_are_asked_among_training_photos_only() {
+fn neighbour_count_does_not_affect_gallery_retrieval() {
     let stage = stage();
-    // Points so near each other that several of them would outvote the best.
+    // The points are so close together that several of them would outvote the best one.
     let mut gallery = String::from("lat,lon\n");
     for line in read(&stage, "truth.csv").lines().skip(1) {
         let numbers: Vec<f64> = line.split(',').skip(1).map(|number| number.parse().expect("degrees")).collect();
@@ -63,14 +66,14 @@ fn neighbours_are_asked_among_training_photos_only() {
     std::fs::write(stage.path().join("dense.csv"), gallery).expect("written");
     let answers = |neighbours: u32| {
         let set = format!("--set retrieval.gallery=dense.csv --set retrieval.knn_neighbours={neighbours}");
-        stage.run(&format!("{set} eval --hybrid")).ends_with(ExitCode::Success);
+        stage.run(&format!("{set} eval --hybrid")).exits_with(ExitCode::Success);
         read(&stage, "predictions-retrieval.csv")
     };
     assert_eq!(answers(1), answers(32));
 }
 
 #[test]
-fn clip_features_go_through_geoclips_head_and_normalised_ones_do_not() {
+fn geoclip_head_takes_clip_features_and_refuses_normalised_ones() {
     let stage = stage();
     build(&stage, "clip", 10.0);
     build(&stage, "unit", 1.0);
@@ -78,21 +81,21 @@ fn clip_features_go_through_geoclips_head_and_normalised_ones_do_not() {
     let mut first = None;
     for (folder, files) in [("shards/clip", "shards/unit"), ("shards/clip/*.parquet", "shards/unit/*.parquet")] {
         let ran = stage.run(&format!("{head} --set shards.test={folder} eval --hybrid"));
-        let found = ran.ends_with(ExitCode::Success).says("GeoCLIP retrieval").json();
+        let found = ran.exits_with(ExitCode::Success).stderr_has("GeoCLIP retrieval").json();
         assert_eq!((&found["data"]["is_simulated"], &found["data"]["head"]), (&false.into(), &"geoclip".into()));
         let answers = read(&stage, "predictions-retrieval.csv");
         assert_eq!(&answers, first.get_or_insert_with(|| answers.clone()), "{folder}");
         let ran = stage.run(&format!("{head} --set shards.test={files} eval --hybrid"));
-        ran.ends_with(ExitCode::Config).says("mean length 1.000").says("not normalised");
+        ran.exits_with(ExitCode::Config).stderr_has("mean length 1.000").stderr_has("not normalised");
     }
-    // Photos that differ are not all at one place.
+    // Different photos must not all get the same answer.
     let answers = first.expect("answers");
     let places: std::collections::HashSet<&str> =
         answers.lines().skip(1).filter_map(|line| Some(line.split_once(',')?.1)).collect();
     assert!(places.len() > 1, "{answers}");
 }
 
-/// Builds `shards/NAME` of features that are this long.
+/// Builds `shards/NAME` with feature vectors of norm `length`.
 fn build(stage: &Stage, name: &str, length: f64) {
     let (mut table, mut numbers) = (String::from("id,lat,lon\n"), Vec::new());
     for row in 0..40_usize {
@@ -105,5 +108,5 @@ fn build(stage: &Stage, name: &str, length: f64) {
     std::fs::write(stage.path().join("clip.csv"), table).expect("written");
     std::fs::write(stage.path().join("clip.npy"), small_shards::npy(&numbers, WIDTH)).expect("written");
     let line = format!("--device cpu shards build --table clip.csv --embeddings clip.npy --out shards/{name}");
-    stage.run(&line).ends_with(ExitCode::Success);
+    stage.run(&line).exits_with(ExitCode::Success);
 }

@@ -1,4 +1,4 @@
-//! `eval --predictions`: anybody's answers, scored by the code that scores ours.
+//! `eval --predictions`: predictions from other tools, scored by the code that scores LocDiff.
 
 use std::fmt::Write as _;
 use std::process::Stdio;
@@ -10,17 +10,17 @@ use super::support::{ACCURACIES, read, row, stage};
 use crate::stage::{Ran, Stage, Worker, eventually, has_thread, signal, wait};
 
 #[test]
-fn own_predictions_score_as_the_table_says_and_wrong_ones_are_refused() {
+fn own_predictions_reproduce_the_table_and_invalid_ones_are_refused() {
     let stage = stage();
     let table = stage.run("--json eval");
-    table.ends_with(ExitCode::Success);
+    table.exits_with(ExitCode::Success);
     let answers = "checkpoints/small/eval/predictions-locdiff.csv";
     let by_shards = format!("--json --device cpu --set shards.test=shards/test eval --predictions {answers}");
     let ran = stage.run(&by_shards);
-    ran.ends_with(ExitCode::Success);
+    ran.exits_with(ExitCode::Success);
     let by_truth = "--json --device cpu --set eval.truth=checkpoints/small/eval/truth.csv eval --predictions";
     let again = stage.run(&format!("{by_truth} {answers}"));
-    again.ends_with(ExitCode::Success);
+    again.exits_with(ExitCode::Success);
     let (table, ran, again) = (table.json(), ran.json(), again.json());
     for key in ACCURACIES.iter().chain(&["acc_25km_lo", "median_km", "mean_km_hi", "geo_score"]) {
         let want = &row(&table, "locdiff")[*key];
@@ -42,15 +42,15 @@ fn own_predictions_score_as_the_table_says_and_wrong_ones_are_refused() {
     for (name, text, reason) in wrong {
         std::fs::write(stage.path().join(format!("{name}.csv")), text).expect("written");
         let ran = stage.run(&format!("{by_truth} {name}.csv"));
-        ran.ends_with(ExitCode::BadData).says(&format!("{name}.csv")).says(reason);
+        ran.exits_with(ExitCode::BadData).stderr_has(&format!("{name}.csv")).stderr_has(reason);
     }
-    stage.run(&format!("{by_truth} none.csv")).ends_with(ExitCode::Io).says("none.csv");
+    stage.run(&format!("{by_truth} none.csv")).exits_with(ExitCode::Io).stderr_has("none.csv");
 }
 
 #[test]
-fn ids_under_another_name_are_found_or_asked_for_and_an_order_is_said() {
+fn id_column_has_many_accepted_names_and_matching_by_order_is_reported() {
     let stage = stage();
-    stage.run("--json eval").ends_with(ExitCode::Success);
+    stage.run("--json eval").exits_with(ExitCode::Success);
     let text = read(&stage, "predictions-locdiff.csv");
     let (_, rows) = text.split_once('\n').expect("a header");
     let shuffled: Vec<&str> = rows.lines().rev().collect();
@@ -59,7 +59,7 @@ fn ids_under_another_name_are_found_or_asked_for_and_an_order_is_said() {
         stage.run(&format!("--json --device cpu --set shards.test=shards/test eval --predictions {name}"))
     };
     let score = |ran: &Ran| {
-        let found = ran.ends_with(ExitCode::Success).json();
+        let found = ran.exits_with(ExitCode::Success).json();
         (found["matched_by"].clone(), found["rows"][0]["geo_score"].clone())
     };
     let want = score(&scored("own.csv", "id,lat,lon", rows.trim_end().to_owned()));
@@ -69,38 +69,38 @@ fn ids_under_another_name_are_found_or_asked_for_and_an_order_is_said() {
         assert!(!ran.stderr.contains("matched by order"), "{}", ran.stderr);
     }
     let ran = scored("unknown.csv", "photograph,lat,lon", shuffled.join("\n"));
-    ran.ends_with(ExitCode::BadData).says("unknown.csv").says("`photograph`").says("image_id or");
+    ran.exits_with(ExitCode::BadData).stderr_has("unknown.csv").stderr_has("`photograph`").stderr_has("image_id or");
     let bare = rows.lines().map(|line| line.split_once(',').expect("an id").1).collect::<Vec<_>>().join("\n");
     let ran = scored("bare.csv", "lat,lon", bare);
     assert_eq!(score(&ran), ("order".into(), want.1.clone()));
-    ran.says("matched by order");
+    ran.stderr_has("matched by order");
 }
 
 #[test]
-fn predictions_beside_a_truth_of_their_own_need_no_worker() {
+fn predictions_with_a_truth_file_need_no_worker() {
     let stage = Stage::new(Worker::None);
     std::fs::write(stage.path().join("truth.csv"), "id,lat,lon\na,0,0\nb,10,10\nc,-20,50\n").expect("written");
     std::fs::write(stage.path().join("mine.csv"), "id,lat,lon\nc,-20,50\na,0,0\nb,10,11\n").expect("written");
     let score = "--json eval --predictions mine.csv --set";
     let ran = stage.run(&format!("{score} eval.truth=truth.csv"));
-    let found = ran.ends_with(ExitCode::Success).json();
+    let found = ran.exits_with(ExitCode::Success).json();
     assert_eq!((&found["ok"], &found["matched_by"]), (&true.into(), &"id".into()), "{found}");
     let row = &found["rows"][0];
     assert!(row["acc_1km"].as_f64().is_some_and(|percent| (percent - 66.667).abs() < 0.001), "{found}");
     assert_eq!(
         (&row["density"], &row["dataset"]),
         (&serde_json::Value::Null, &"truth.csv".into()),
-        "three rows are too few"
+        "three rows are too few for a density"
     );
-    // Shards are read by a worker.
+    // Truth in shards needs a worker to read it.
     std::fs::create_dir(stage.path().join("shards")).expect("made");
-    stage.run(&format!("{score} shards.test=shards")).ends_with(ExitCode::WorkerMissing);
+    stage.run(&format!("{score} shards.test=shards")).exits_with(ExitCode::WorkerMissing);
 }
 
 #[test]
-fn interrupt_ends_scoring_at_once() {
+fn interrupt_stops_scoring_at_once() {
     let stage = Stage::new(Worker::None);
-    // With a thousand resamples many times longer than a signal takes.
+    // Enough rows that a thousand resamples take much longer than a signal.
     let mut text = String::from("id,lat,lon\n");
     for row in 0..300_000 {
         let _ = writeln!(text, "{row},{},{}", row % 179 - 89, row % 359 - 179);
@@ -109,7 +109,7 @@ fn interrupt_ends_scoring_at_once() {
     for interrupt in [Signal::SIGINT, Signal::SIGTERM] {
         let mut command = stage.command("--json --set eval.truth=truth.csv eval --predictions truth.csv");
         let mut launcher = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("runs");
-        eventually("it computes", || has_thread(launcher.id(), "computing"));
+        eventually("scoring begins", || has_thread(launcher.id(), "computing"));
         signal(launcher.id(), interrupt);
         assert_eq!(wait(&mut launcher), Some(ExitCode::Interrupted.code().into()), "{interrupt}");
     }

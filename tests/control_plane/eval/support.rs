@@ -1,4 +1,4 @@
-//! A trained small model and what it is evaluated on.
+//! A small trained model and small shards to evaluate it on.
 
 use std::path::PathBuf;
 
@@ -8,35 +8,35 @@ use serde_json::Value;
 use crate::small_shards;
 use crate::stage::{Ran, Stage, Worker};
 
-/// Rows to train on.
+/// Number of training rows.
 const TRAIN_ROWS: usize = 512;
 
-/// Small enough for a second, large enough for several blocks of images: retrieval among the training rows needs no GeoCLIP.
+/// Trains in about a second and still has several blocks of test images. Retrieval among the training rows needs no GeoCLIP.
 const BASE: &str = "--device cpu --json --run small --set model.degree=8 --set model.dropout=0 --set loss.anchors=64 \
     --set train.steps=40 --set train.global_batch=256 --set train.warmup_steps=0 --set train.learning_rate=1e-3 \
     --set shards.train=shards/train --set shards.test=shards/test --set shards.validation=\"\" --set eval.samples=4 \
     --set eval.sampler_steps=4 --set eval.anchors=grid --set eval.grid_points=2000 --set eval.every=0 --set retrieval.head=knn \
     --set retrieval.radius_km=2000";
 
-/// The columns of a table.
+/// The accuracy columns of a result table.
 pub(super) const ACCURACIES: [&str; 5] = ["acc_1km", "acc_25km", "acc_200km", "acc_750km", "acc_2500km"];
 
-/// A stage with shards and a run that is trained; `more` goes to `train`.
+/// A stage with shards and a trained run, and the output of `train`. `more` is passed to `train`.
 pub(super) fn trained(more: &str) -> (Stage, Ran) {
     let stage = Stage::new(Worker::Real);
     small_shards::build(&stage, "train", 0..TRAIN_ROWS, 1, false);
     small_shards::build(&stage, "test", 1000..1150, 2, true);
     let ran = train(&stage, more);
-    ran.ends_with(ExitCode::Success);
+    ran.exits_with(ExitCode::Success);
     (stage, ran)
 }
 
-/// Trains on the shards that are there.
+/// Trains on the existing shards.
 pub(super) fn train(stage: &Stage, more: &str) -> Ran {
     stage.run(&format!("{BASE} --workers 1 {more} train"))
 }
 
-/// The same without an evaluation after training.
+/// A stage with shards and a run that was trained without a final evaluation.
 pub(super) fn stage() -> Stage {
     trained("--set eval.after_train=false").0
 }
@@ -49,7 +49,7 @@ pub(super) fn read(stage: &Stage, name: &str) -> String {
     std::fs::read_to_string(folder(stage).join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// The row of a method.
+/// The row of a method in a result.
 #[track_caller]
 pub(super) fn row<'a>(result: &'a Value, method: &str) -> &'a Value {
     let rows = result["rows"].as_array().expect("rows");

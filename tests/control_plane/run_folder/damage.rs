@@ -1,4 +1,4 @@
-//! Damaged checkpoints are set aside and named; what cannot be read is left alone.
+//! Damaged checkpoints are set aside and reported. Unreadable ones stop the run and are left alone.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,10 @@ use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::Files;
 use locdiff_launch::run_folder::{Depth, RunFolder, checkpoints, newest_whole, whole_checkpoint};
 
-use super::{Home, is_what_was_written, save};
+use super::{Home, assert_contents, save};
 
 /// A run with the checkpoints 10 and 20.
-fn two() -> (Home, RunFolder) {
+fn run_with_two_checkpoints() -> (Home, RunFolder) {
     let home = Home::new();
     let folder = home.open();
     save(&Files::real(), &folder, 10, Some(3.5)).expect("committed");
@@ -21,27 +21,27 @@ fn newest(home: &Home) -> PathBuf {
     home.run().join("step-00000020")
 }
 
-/// Does something to the newest checkpoint, and says what the reason must tell.
+/// A description, a function that damages a checkpoint folder, and a part of the reason that must be reported.
 type Damage = (&'static str, fn(PathBuf), &'static str);
 
 const DAMAGES: [Damage; 6] = [
-    ("a flipped bit", |folder| change(folder.join("part-1"), |bytes| bytes[7] ^= 1), "part-1: xxh3 is "),
-    ("a file cut short", |folder| change(folder.join("part-1"), |bytes| bytes.truncate(9)), "part-1 has 9 bytes"),
+    ("a flipped bit", |folder| change(folder.join("part-1"), |bytes| bytes[7] ^= 1), "part-1 has checksum "),
+    ("a truncated file", |folder| change(folder.join("part-1"), |bytes| bytes.truncate(9)), "part-1 has 9 bytes"),
     ("a missing file", |folder| std::fs::remove_file(folder.join("part-0")).expect("removed"), "part-0 is missing"),
     (
         "half a manifest",
         |folder| change(folder.join("manifest.json"), |bytes| bytes.truncate(30)),
-        "manifest.json cannot be understood",
+        "manifest.json cannot be parsed",
     ),
     ("no manifest", |folder| std::fs::remove_file(folder.join("manifest.json")).expect("removed"), "no manifest.json"),
     (
-        "a name that leads elsewhere",
+        "a file name that leads out of the folder",
         |folder| {
             let path = folder.join("manifest.json");
             let text = std::fs::read_to_string(&path).expect("readable").replace("part-0", "../lock");
             std::fs::write(path, text).expect("written");
         },
-        "is no plain name",
+        "is not a valid file name",
     ),
 ];
 
@@ -52,55 +52,55 @@ fn change(path: PathBuf, change: impl FnOnce(&mut Vec<u8>)) {
 }
 
 #[test]
-fn damage_is_set_aside_and_named_and_the_one_before_is_used() {
+fn damaged_checkpoint_is_set_aside_and_the_previous_one_is_used() {
     for (what, damage, reason) in DAMAGES {
-        let (home, folder) = two();
+        let (home, folder) = run_with_two_checkpoints();
         damage(newest(&home));
-        // Reading verbs first: they rename nothing.
-        let (found, passed_over) = newest_whole(&home.run()).expect("one is whole");
+        // Functions that only read come first. They rename nothing.
+        let (found, passed_over) = newest_whole(&home.run()).expect("one checkpoint is whole");
         assert_eq!((found.manifest.step, passed_over.len()), (10, 1), "{what}");
         assert!(passed_over[0].contains(reason), "{what}: {passed_over:?}");
         let rows = checkpoints(&home.run(), Depth::Checksums).expect("readable");
-        let (found, _) = whole_checkpoint(&home.run()).expect("of a run, the newest whole one");
+        let (found, _) = whole_checkpoint(&home.run()).expect("the newest whole checkpoint of the run");
         assert_eq!(found.manifest.step, 10, "{what}");
-        let (found, _) = whole_checkpoint(&home.run().join("step-00000010")).expect("itself");
+        let (found, _) = whole_checkpoint(&home.run().join("step-00000010")).expect("the checkpoint itself");
         assert_eq!(found.manifest.step, 10, "{what}");
-        let error = whole_checkpoint(&newest(&home)).expect_err("itself, whatever lies beside it");
+        let error = whole_checkpoint(&newest(&home)).expect_err("a damaged checkpoint, named directly");
         assert!(error.exit_code() == ExitCode::Corrupt && error.to_string().contains(reason), "{what}: {error}");
         assert_eq!(rows.iter().map(|row| row.state).collect::<Vec<_>>(), ["whole", "damaged"], "{what}");
-        assert!(newest(&home).exists(), "{what}: nothing is renamed");
+        assert!(newest(&home).exists(), "{what}: the damaged checkpoint was renamed");
 
-        let point = folder.resume_point().expect("one is whole");
+        let point = folder.resume_point().expect("one checkpoint is whole");
         let checkpoint = point.checkpoint.clone().expect("one");
-        is_what_was_written(&checkpoint);
+        assert_contents(&checkpoint);
         assert_eq!((checkpoint.manifest.step, point.best_score), (10, Some(3.5)), "{what}");
         assert!(point.set_aside[0].contains(reason) && point.set_aside[0].contains("step-00000020"), "{point:?}");
         assert_eq!(home.names("step-"), ["step-00000010", "step-00000020.corrupt"], "{what}");
         let latest = std::fs::read_to_string(home.run().join("latest")).expect("readable");
         assert_eq!(latest, "step-00000010\n", "{what}");
 
-        // The same step again, damaged again: both are kept, whatever is pruned.
+        // The same step is saved and damaged again. Pruning keeps both damaged copies.
         save(&Files::real(), &folder, 20, None).expect("committed");
         damage(newest(&home));
-        folder.resume_point().expect("one is whole");
+        folder.resume_point().expect("one checkpoint is whole");
         for step in [30, 40, 50] {
             save(&Files::real(), &folder, step, None).expect("committed");
         }
         let aside = ["step-00000020.corrupt", "step-00000020.corrupt.1"];
         let kept = [&["step-00000010"][..], &aside, &["step-00000040", "step-00000050"]].concat();
-        assert_eq!(home.names("step-"), kept, "{what}: 10 is the best");
+        assert_eq!(home.names("step-"), kept, "{what}: step 10 has the best score");
     }
 }
 
 #[test]
-fn a_run_whose_checkpoints_are_all_damaged_never_begins_anew() {
-    let (home, folder) = two();
+fn run_with_only_damaged_checkpoints_never_starts_over() {
+    let (home, folder) = run_with_two_checkpoints();
     for step in ["step-00000010", "step-00000020"] {
         change(home.run().join(step).join("part-0"), |bytes| bytes[0] ^= 1);
     }
     assert_eq!(newest_whole(&home.run()).expect_err("none").exit_code(), ExitCode::Corrupt);
     for time in ["first", "second"] {
-        let error = folder.resume_point().expect_err("none is whole");
+        let error = folder.resume_point().expect_err("no checkpoint is whole");
         assert_eq!(error.exit_code(), ExitCode::Corrupt, "{time}: {error}");
         for part in ["step-00000010", "step-00000020", "--run NAME"] {
             assert!(error.to_string().contains(part), "{time}: {error}");
@@ -110,9 +110,9 @@ fn a_run_whose_checkpoints_are_all_damaged_never_begins_anew() {
 }
 
 #[test]
-fn what_cannot_be_read_stops_the_run_and_nothing_is_renamed() {
+fn unreadable_checkpoint_stops_the_run_and_is_not_renamed() {
     for name in ["part-1", "manifest.json"] {
-        let (home, folder) = two();
+        let (home, folder) = run_with_two_checkpoints();
         let path = newest(&home).join(name);
         std::fs::remove_file(&path).expect("removed");
         std::fs::create_dir(&path).expect("made");
@@ -125,13 +125,13 @@ fn what_cannot_be_read_stops_the_run_and_nothing_is_renamed() {
 }
 
 #[test]
-fn a_checkpoint_of_a_later_version_is_refused_not_condemned() {
-    let (home, folder) = two();
+fn checkpoint_of_a_later_version_is_refused_but_not_set_aside() {
+    let (home, folder) = run_with_two_checkpoints();
     let path = newest(&home).join("manifest.json");
     let text = std::fs::read_to_string(&path).expect("readable").replace("\"format\": 1", "\"format\": 2");
     std::fs::write(path, text.replace("\"attempt\"", "\"generation\"")).expect("written");
     let error = folder.resume_point().expect_err("refused");
     assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
-    assert!(error.to_string().contains("format 2 is that of a later version, wanted 1"), "{error}");
+    assert!(error.to_string().contains("format 2 is from a later version, wanted 1"), "{error}");
     assert_eq!(home.names("step-"), ["step-00000010", "step-00000020"]);
 }

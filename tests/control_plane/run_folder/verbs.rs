@@ -1,4 +1,4 @@
-//! `checkpoint list` and `verify` through the real binary; the run may be held by somebody else.
+//! `checkpoint list`, `verify` and `export` through the real binary, and the lock of a run.
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::Files;
@@ -24,52 +24,54 @@ fn run_in(stage: &Stage, name: &str) -> RunFolder {
 #[test]
 fn checkpoints_are_listed_and_verified_without_a_worker() {
     let stage = Stage::new(Worker::None);
-    stage.run("checkpoint list").ends_with(ExitCode::NoData).says("no runs in checkpoints");
-    stage.run("checkpoint verify nowhere").ends_with(ExitCode::NoData).says("nowhere is no run");
-    // Held all the while: reading needs no lock.
+    stage.run("checkpoint list").exits_with(ExitCode::NoData).stderr_has("no runs in checkpoints");
+    stage.run("checkpoint verify nowhere").exits_with(ExitCode::NoData).stderr_has("nowhere is not a run");
+    // The run stays locked throughout: reading needs no lock.
     let held = run_in(&stage, "first");
     for named in ["", "first", "checkpoints/first", "--run first"] {
         let ran = stage.run(&format!("checkpoint list {named} --json"));
-        let json = ran.ends_with(ExitCode::Success).json();
+        let json = ran.exits_with(ExitCode::Success).json();
         let rows = json["rows"].as_array().expect("rows");
         assert_eq!(rows.iter().map(|row| row["step"].as_u64()).collect::<Vec<_>>(), [Some(10), Some(20), Some(30)]);
         assert_eq!((&rows[1]["best"], &rows[1]["score"]), (&true.into(), &9.0.into()), "{json}");
         assert_eq!((&rows[0]["best"], &rows[0]["state"]), (&false.into(), &"present".into()), "{json}");
         assert!(rows[0]["bytes"].as_u64() > Some(500) && rows[0]["committed_unix_s"].as_u64() > Some(0), "{json}");
     }
-    stage.run("checkpoint list").ends_with(ExitCode::Success);
-    let verified = stage.run("checkpoint verify --json").ends_with(ExitCode::Success).json();
+    stage.run("checkpoint list").exits_with(ExitCode::Success);
+    let verified = stage.run("checkpoint verify --json").exits_with(ExitCode::Success).json();
     assert_eq!((&verified["ok"], &verified["rows"][2]["state"]), (&true.into(), &"whole".into()), "{verified}");
 
     let part = held.path().join("step-00000020/part-0");
     let mut bytes = std::fs::read(&part).expect("readable");
     bytes[3] ^= 16;
     std::fs::write(&part, bytes).expect("written");
-    let listed = stage.run("checkpoint list --json").ends_with(ExitCode::Success).json();
-    assert_eq!(listed["rows"][1]["state"], "present", "a list looks at lengths: {listed}");
+    let listed = stage.run("checkpoint list --json").exits_with(ExitCode::Success).json();
+    assert_eq!(listed["rows"][1]["state"], "present", "`list` compares only file lengths: {listed}");
     let ran = stage.run("checkpoint verify");
-    ran.ends_with(ExitCode::Corrupt).says("1 of 3 checkpoints are damaged").says("step-00000020: part-0: xxh3 is ");
-    assert!(held.path().join("step-00000020").exists(), "reading verbs rename nothing");
+    ran.exits_with(ExitCode::Corrupt)
+        .stderr_has("1 of 3 checkpoints are damaged")
+        .stderr_has("step-00000020: part-0 has checksum ");
+    assert!(held.path().join("step-00000020").exists(), "the damaged checkpoint was renamed");
 }
 
 #[test]
-fn an_export_needs_a_whole_checkpoint_and_a_free_name() {
+fn export_needs_a_whole_checkpoint_and_an_unused_name() {
     let stage = Stage::new(Worker::None);
     let held = run_in(&stage, "first");
     std::fs::write(stage.path().join("there"), "mine").expect("written");
-    stage.run("checkpoint export first --out there").ends_with(ExitCode::Exists).says("--overwrite");
-    stage.run("checkpoint export none --out x").ends_with(ExitCode::NoData).says("none is no run");
+    stage.run("checkpoint export first --out there").exits_with(ExitCode::Exists).stderr_has("--overwrite");
+    stage.run("checkpoint export none --out x").exits_with(ExitCode::NoData).stderr_has("none is not a run");
     std::fs::remove_file(held.path().join("step-00000030/part-0")).expect("removed");
     let damaged = held.path().join("step-00000030");
     let ran = stage.run(&format!("checkpoint export {} --out x", damaged.display()));
-    ran.ends_with(ExitCode::Corrupt).says("part-0 is missing");
+    ran.exits_with(ExitCode::Corrupt).stderr_has("part-0 is missing");
     let ran = stage.run("checkpoint export first --out x --device cpu");
-    ran.ends_with(ExitCode::WorkerMissing).says("step-00000030: part-0 is missing; passed over");
+    ran.exits_with(ExitCode::WorkerMissing).stderr_has("step-00000030: part-0 is missing; skipped");
     assert_eq!(std::fs::read(stage.path().join("there")).expect("readable"), b"mine");
     assert!(damaged.exists());
 }
 
-/// A file of one tensor, written by hand.
+/// A safetensors file with one f32 tensor.
 fn safetensors(name: &str, numbers: &[f32]) -> Vec<u8> {
     let info = json!({ "dtype": "F32", "shape": [numbers.len()], "data_offsets": [0, 4 * numbers.len()] });
     let mut header = json!({ name: info }).to_string();
@@ -81,7 +83,7 @@ fn safetensors(name: &str, numbers: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn the_newest_whole_checkpoint_is_exported_by_a_worker() {
+fn newest_whole_checkpoint_is_exported() {
     let stage = Stage::new(Worker::Real);
     let mut config = locdiff_core::config::RunConfig::default();
     config.model.degree = 23;
@@ -99,7 +101,7 @@ fn the_newest_whole_checkpoint_is_exported_by_a_worker() {
     }
     std::fs::write(folder.path().join("step-00000002/ema-00-of-01.safetensors"), "damaged").expect("written");
     let ran = stage.run("checkpoint export first --out out/model.safetensors --json --device cpu");
-    let json = ran.ends_with(ExitCode::Success).says("step-00000002: ").says("passed over").json();
+    let json = ran.exits_with(ExitCode::Success).stderr_has("step-00000002: ").stderr_has("skipped").json();
     assert_eq!((&json["step"], &json["degree"], &json["tensors"]), (&1.into(), &23.into(), &1.into()), "{json}");
     let bytes = std::fs::read(stage.path().join("out/model.safetensors")).expect("readable");
     assert_eq!(bytes[bytes.len() - 8..], [1_f32.to_le_bytes(), 0.5_f32.to_le_bytes()].concat());
@@ -107,15 +109,15 @@ fn the_newest_whole_checkpoint_is_exported_by_a_worker() {
     for part in ["\"input.weight\"", "locdiff-export-1", "\\\"degree\\\":23"] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert!(folder.path().join("step-00000002").exists(), "reading verbs rename nothing");
-    stage.run("checkpoint export first --out out/model.safetensors --device cpu").ends_with(ExitCode::Exists);
+    assert!(folder.path().join("step-00000002").exists(), "the damaged checkpoint was renamed");
+    stage.run("checkpoint export first --out out/model.safetensors --device cpu").exits_with(ExitCode::Exists);
     let one = "checkpoint export checkpoints/first/step-00000001 --out out/model.safetensors --overwrite --device cpu";
-    stage.run(one).ends_with(ExitCode::Success);
+    stage.run(one).exits_with(ExitCode::Success);
 }
 
-/// Two launchers, two processes.
+/// The lock is held by another process, which is then killed.
 #[test]
-fn a_lock_ends_with_its_process_however_that_ends() {
+fn run_lock_is_released_when_its_process_is_killed() {
     let stage = Stage::new(Worker::None);
     drop(run_in(&stage, "first"));
     let lock = stage.path().join("checkpoints/first/lock");

@@ -1,4 +1,4 @@
-//! What a run shows in TensorBoard, read by Python's own package.
+//! The TensorBoard events of a run, read with TensorBoard's own Python package.
 
 use locdiff_core::exit_code::ExitCode;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use super::support::{BASE, run_dir, stage, train};
 use crate::python_support::run_python;
 use crate::stage::Stage;
 
-fn shown(stage: &Stage, run: &str) -> Value {
+fn read_events(stage: &Stage, run: &str) -> Value {
     let printed = run_python("tests/data_plane/read_events.py", &[&run_dir(stage, run).join("tensorboard")]);
     serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
 }
@@ -18,20 +18,20 @@ fn steps(series: &Value) -> Vec<u64> {
 }
 
 #[track_caller]
-fn assert_shown(found: &Value, last: u64, histograms: &[u64], images: &[u64]) {
+fn assert_events(found: &Value, last: u64, histograms: &[u64], images: &[u64]) {
     for tag in ["loss/total", "device/tflops", "device/memory_resident_gib", "device/percent_of_peak"] {
         assert_eq!(steps(&found["scalars"][tag]), (1..=last).collect::<Vec<_>>(), "{tag}");
     }
     let weights = found["histograms"].as_object().expect("histograms");
-    assert_eq!(weights.len(), 62, "ten parameters of six modules, two of the head");
+    assert_eq!(weights.len(), 62, "six modules have ten parameters each, the head has two");
     for (tag, series) in weights {
         assert_eq!(steps(series), histograms, "{tag}");
     }
-    // down1.x: from 144 dimensions to 144.
-    let counted = |event: &Value| -> f64 {
+    // down1.x.weight is a 144 x 144 matrix.
+    let total_count = |event: &Value| -> f64 {
         event[1].as_array().expect("rows").iter().map(|row| row[2].as_f64().expect("a count")).sum()
     };
-    let counts = found["histograms"]["weights/down1.x.weight"].as_array().expect("a series").iter().map(counted);
+    let counts = found["histograms"]["weights/down1.x.weight"].as_array().expect("a series").iter().map(total_count);
     assert!(counts.into_iter().all(|count| count == 144.0 * 144.0));
     for (tag, size) in [("validation/answers", [1280, 680]), ("validation/density_of_first_row", [1618, 200])] {
         let series = &found["images"][tag];
@@ -52,15 +52,15 @@ fn assert_shown(found: &Value, last: u64, histograms: &[u64], images: &[u64]) {
 }
 
 #[test]
-fn every_kind_is_shown_once_after_a_kill_and_a_longer_run() {
+fn tensorboard_has_no_duplicates_after_a_kill_and_an_extension() {
     let stage = stage();
     let settings = "--workers 2 --set shards.validation=shards/small --set eval.every=5 --set eval.quick_rows=10 \
         --set eval.sampler_steps=4 --set train.histogram_every=4 --set checkpoint.every=3 --set train.peak_tflops=0.1";
-    // Rank 0 writes the file; it goes back to step 6.
+    // Rank 0, which writes the event file, is killed at step 9. Training resumes at step 6.
     let ran =
         stage.run(&format!("{BASE} --run shown {settings} --set train.steps=10 train --inject kill@rank=0,step=9"));
-    ran.ends_with(ExitCode::Success);
-    assert_shown(&shown(&stage, "shown"), 10, &[4, 8, 10], &[5, 10]);
-    train(&stage, "shown", &format!("{settings} --set train.steps=13")).ends_with(ExitCode::Success);
-    assert_shown(&shown(&stage, "shown"), 13, &[4, 8, 10, 12, 13], &[5, 10, 13]);
+    ran.exits_with(ExitCode::Success);
+    assert_events(&read_events(&stage, "shown"), 10, &[4, 8, 10], &[5, 10]);
+    train(&stage, "shown", &format!("{settings} --set train.steps=13")).exits_with(ExitCode::Success);
+    assert_events(&read_events(&stage, "shown"), 13, &[4, 8, 10, 12, 13], &[5, 10, 13]);
 }

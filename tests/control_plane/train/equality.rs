@@ -1,4 +1,4 @@
-//! Whatever the number of workers, and wherever a run was interrupted, it is the same run.
+//! The number of workers, restarts and resumes do not change the results of a run.
 
 use std::collections::BTreeMap;
 
@@ -6,18 +6,20 @@ use locdiff_core::exit_code::ExitCode;
 
 use super::support::{BASE, assert_close, events, run_dir, stage, tensors, trace, train};
 
-const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/train/trace.json");
+/// Losses and gradient norms of an earlier build of this program.
+const SNAPSHOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/snapshots/train_trace.json");
 
-/// f32 sums in another order differ in their last bits; fifty steps of Adam make 2e-7 of that in the loss, 4e-6 in the norm.
+/// f32 sums in another order differ in their last bits. After fifty steps of Adam that is 2e-7 of the loss and 4e-6 of the
+/// gradient norm.
 const SAME: f64 = 1e-5;
 
 #[test]
-fn workers_change_neither_losses_nor_gradients() {
+fn number_of_workers_changes_neither_losses_nor_gradients() {
     let stage = stage();
-    train(&stage, "one", "--workers 1 --set train.steps=50").ends_with(ExitCode::Success);
+    train(&stage, "one", "--workers 1 --set train.steps=50").exits_with(ExitCode::Success);
     let one = trace(&stage, "one");
     assert_eq!(one.len(), 50);
-    assert!(one[&50][0] < 0.98 * one[&1][0], "it learns: {:?} to {:?}", one[&1], one[&50]);
+    assert!(one[&50][0] < 0.98 * one[&1][0], "the loss does not fall: {:?} to {:?}", one[&1], one[&50]);
     for (run, more) in [
         ("two", "--workers 2 --set train.steps=50"),
         ("three", "--workers 3 --set train.steps=50"),
@@ -27,71 +29,72 @@ fn workers_change_neither_losses_nor_gradients() {
         ("two-of-two", "--workers 4 --tensor-parallel 2 --set train.steps=50"),
         ("micro", "--workers 2 --set train.steps=50 --set train.micro_batch=50"),
     ] {
-        train(&stage, run, more).ends_with(ExitCode::Success);
+        train(&stage, run, more).exits_with(ExitCode::Success);
         assert_close(&trace(&stage, run), &one, SAME, run);
     }
-    // The golden trace: a change that moves it says why, and writes a new one with LOCDIFF_WRITE_GOLDEN=1.
-    if std::env::var_os("LOCDIFF_WRITE_GOLDEN").is_some() {
-        std::fs::write(GOLDEN, serde_json::to_string_pretty(&one).expect("numbers")).expect("written");
+    // A snapshot of this program's own output: it shows that the numbers changed, not that they are right. A change that moves
+    // them must explain why. LOCDIFF_WRITE_SNAPSHOT=1 writes a new snapshot.
+    if std::env::var_os("LOCDIFF_WRITE_SNAPSHOT").is_some() {
+        std::fs::write(SNAPSHOT, serde_json::to_string_pretty(&one).expect("numbers")).expect("written");
     }
-    let golden = std::fs::read_to_string(GOLDEN).expect("the golden trace");
-    let golden: BTreeMap<u64, [f64; 2]> = serde_json::from_str(&golden).expect("numbers");
-    assert_close(&one, &golden, 1e-4, "golden");
+    let snapshot = std::fs::read_to_string(SNAPSHOT).expect("the snapshot");
+    let snapshot: BTreeMap<u64, [f64; 2]> = serde_json::from_str(&snapshot).expect("numbers");
+    assert_close(&one, &snapshot, 1e-4, "snapshot");
 }
 
 #[test]
-fn run_goes_on_with_other_numbers_of_workers() {
+fn run_resumes_with_a_different_number_of_workers() {
     let stage = stage();
-    // The filter is chosen once and kept with the checkpoint.
-    let kept = "--set model.low_pass_dims=96 --set diffusion.condition_drop=0.1";
-    train(&stage, "whole", &format!("{kept} --workers 1 --set train.steps=30")).ends_with(ExitCode::Success);
+    // The dimensions of the low-pass filter are chosen once and stored in the checkpoint.
+    let settings = "--set model.low_pass_dims=96 --set diffusion.condition_drop=0.1";
+    train(&stage, "whole", &format!("{settings} --workers 1 --set train.steps=30")).exits_with(ExitCode::Success);
     for (workers, steps) in [(4, 10), (1, 20), (2, 30)] {
-        let ran = train(&stage, "changing", &format!("{kept} --workers {workers} --set train.steps={steps}"));
-        ran.ends_with(ExitCode::Success);
+        let ran = train(&stage, "changing", &format!("{settings} --workers {workers} --set train.steps={steps}"));
+        ran.exits_with(ExitCode::Success);
         assert_eq!(ran.json()["from_step"], steps - 10);
     }
     assert_close(&trace(&stage, "changing"), &trace(&stage, "whole"), SAME, "4, 1, 2 workers");
-    // Data x tensor: 4 x 1, 1 x 1, 1 x 2, 2 x 2. Moments that were cut or joined wrongly would show in the next steps.
+    // Data x tensor: 4 x 1, 1 x 1, 1 x 2, 2 x 2. Moments that were split or joined wrongly would change the following steps.
     for (workers, tensor, steps) in [(4, 1, 7), (1, 1, 14), (2, 2, 21), (4, 2, 30)] {
-        let layout = format!("{kept} --workers {workers} --tensor-parallel {tensor} --set train.steps={steps}");
+        let layout = format!("{settings} --workers {workers} --tensor-parallel {tensor} --set train.steps={steps}");
         let ran = train(&stage, "layouts", &layout);
-        ran.ends_with(ExitCode::Success);
+        ran.exits_with(ExitCode::Success);
     }
     assert_close(&trace(&stage, "layouts"), &trace(&stage, "whole"), SAME, "other layouts");
     let last = stage.run("--json checkpoint verify checkpoints/layouts");
-    last.ends_with(ExitCode::Success);
-    assert_eq!(tensors(&run_dir(&stage, "layouts")).len(), 8, "two pieces of four parts");
+    last.exits_with(ExitCode::Success);
+    assert_eq!(tensors(&run_dir(&stage, "layouts")).len(), 8, "four kinds of tensors, two pieces of each");
 }
 
 #[test]
-fn killed_worker_is_replaced_and_leaves_no_trace_in_the_numbers() {
+fn killed_worker_is_replaced_without_changing_the_numbers() {
     let stage = stage();
     let settings = "--workers 2 --set train.steps=24 --set checkpoint.every=5";
-    train(&stage, "calm", settings).ends_with(ExitCode::Success);
+    train(&stage, "undisturbed", settings).exits_with(ExitCode::Success);
     let faults = "--inject kill@rank=1,step=13 --inject kill@rank=0,step=3";
     let ran = stage.run(&format!("{BASE} --run killed {settings} --max-restarts 2 train {faults}"));
-    ran.ends_with(ExitCode::Success).says("was killed by SIGKILL").says("restart 2 of 2");
+    ran.exits_with(ExitCode::Success).stderr_has("was killed by SIGKILL").stderr_has("restart 2 of 2");
     assert_eq!(ran.json()["restarts"], 2);
-    assert_eq!(trace(&stage, "killed"), trace(&stage, "calm"));
-    assert_eq!(tensors(&run_dir(&stage, "killed")), tensors(&run_dir(&stage, "calm")));
-    assert_eq!(tensors(&run_dir(&stage, "calm")).len(), 4);
+    assert_eq!(trace(&stage, "killed"), trace(&stage, "undisturbed"));
+    assert_eq!(tensors(&run_dir(&stage, "killed")), tensors(&run_dir(&stage, "undisturbed")));
+    assert_eq!(tensors(&run_dir(&stage, "undisturbed")).len(), 4);
 }
 
 #[test]
-fn split_run_evaluates_exports_and_begins_others_as_a_whole_one_does() {
+fn split_run_evaluates_exports_and_initialises_like_an_unsplit_one() {
     let stage = stage();
     let settings = "--set shards.validation=shards/small --set eval.quick_rows=64 --set eval.quick_samples=2 --set eval.every=6 \
         --set eval.sampler_steps=4 --set train.micro_batch=70 --set train.steps=12";
-    train(&stage, "whole", &format!("--workers 1 {settings}")).ends_with(ExitCode::Success);
-    train(&stage, "split", &format!("--workers 4 --tensor-parallel 2 {settings}")).ends_with(ExitCode::Success);
+    train(&stage, "whole", &format!("--workers 1 {settings}")).exits_with(ExitCode::Success);
+    train(&stage, "split", &format!("--workers 4 --tensor-parallel 2 {settings}")).exits_with(ExitCode::Success);
     assert_close(&trace(&stage, "split"), &trace(&stage, "whole"), SAME, "micro-batches");
     let score = |run: &str| events(&stage, run, "evaluated")[1]["score"].as_f64().expect("a score");
     let (whole, split) = (score("whole"), score("split"));
     assert!((whole - split).abs() < 1e-3 * whole, "{whole} against {split}");
-    // The header of a safetensors file says names, kinds, shapes and places of all tensors.
+    // The header of a safetensors file lists names, types, shapes and offsets of all tensors.
     let header = |run: &str| {
         let export = format!("--json checkpoint export checkpoints/{run} --out {run}.safetensors");
-        stage.run(&export).ends_with(ExitCode::Success);
+        stage.run(&export).exits_with(ExitCode::Success);
         let bytes = std::fs::read(stage.path().join(format!("{run}.safetensors"))).expect("an export");
         let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight")) as usize;
         let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).expect("JSON");
@@ -100,49 +103,49 @@ fn split_run_evaluates_exports_and_begins_others_as_a_whole_one_does() {
     };
     assert_eq!(header("split"), header("whole"));
     let from = "--workers 1 --set train.steps=2 --set train.init_from=checkpoints";
-    train(&stage, "from-whole", &format!("{from}/whole")).ends_with(ExitCode::Success);
-    train(&stage, "from-split", &format!("{from}/split")).ends_with(ExitCode::Success);
-    // Adam's first steps are of the same size however small a gradient is: what differed by 1e-6 differs by more.
-    assert_close(&trace(&stage, "from-split"), &trace(&stage, "from-whole"), 1e-4, "begun from a split run");
+    train(&stage, "from-whole", &format!("{from}/whole")).exits_with(ExitCode::Success);
+    train(&stage, "from-split", &format!("{from}/split")).exits_with(ExitCode::Success);
+    // Adam's first steps have the same size however small the gradient is, so a difference of 1e-6 grows.
+    assert_close(&trace(&stage, "from-split"), &trace(&stage, "from-whole"), 1e-4, "initialised from a split run");
 }
 
 #[test]
-fn killed_rank_of_a_split_model_leaves_no_trace_in_the_numbers() {
+fn killed_rank_of_a_split_model_does_not_change_the_numbers() {
     let stage = stage();
     let settings = "--workers 2 --tensor-parallel 2 --set train.steps=16 --set checkpoint.every=5";
-    train(&stage, "calm", settings).ends_with(ExitCode::Success);
+    train(&stage, "undisturbed", settings).exits_with(ExitCode::Success);
     let ran = stage.run(&format!("{BASE} --run killed {settings} --max-restarts 1 train --inject kill@rank=1,step=13"));
-    ran.ends_with(ExitCode::Success).says("was killed by SIGKILL");
-    assert_eq!(trace(&stage, "killed"), trace(&stage, "calm"));
-    assert_eq!(tensors(&run_dir(&stage, "killed")), tensors(&run_dir(&stage, "calm")));
+    ran.exits_with(ExitCode::Success).stderr_has("was killed by SIGKILL");
+    assert_eq!(trace(&stage, "killed"), trace(&stage, "undisturbed"));
+    assert_eq!(tensors(&run_dir(&stage, "killed")), tensors(&run_dir(&stage, "undisturbed")));
 }
 
 #[test]
-fn same_command_on_a_finished_run_does_nothing_more() {
+fn repeated_command_on_a_finished_run_does_nothing() {
     let stage = stage();
     let settings = "--workers 2 --set train.steps=6";
-    train(&stage, "again", settings).ends_with(ExitCode::Success);
+    train(&stage, "again", settings).exits_with(ExitCode::Success);
     let before = tensors(&run_dir(&stage, "again"));
     let ran = train(&stage, "again", settings);
-    ran.ends_with(ExitCode::Success);
+    ran.exits_with(ExitCode::Success);
     assert_eq!((&ran.json()["from_step"], &ran.json()["step"]), (&6.into(), &6.into()));
     assert_eq!(tensors(&run_dir(&stage, "again")), before);
 }
 
 #[test]
-fn workers_change_no_digit_of_the_quick_evaluation() {
+fn number_of_workers_does_not_change_the_quick_evaluation() {
     let stage = stage();
-    train(&stage, "taught", "--workers 1 --set train.steps=30").ends_with(ExitCode::Success);
+    train(&stage, "trained", "--workers 1 --set train.steps=30").exits_with(ExitCode::Success);
     let mut first = None;
-    // 130 rows are three blocks, the last of two rows: of four workers one has nothing to do. Products of other numbers of rows
-    // would change the score by one part in a billion.
+    // 130 rows are three blocks, the last with two rows, so one of four workers has nothing to do. Matrix products over a
+    // different number of rows would change the score by one part in a billion.
     for workers in 1..=4 {
         let run = format!("by-{workers}");
-        // Updates that are far below the last digit of any weight: every run evaluates the same network.
-        let settings = "--set train.init_from=checkpoints/taught --set train.steps=1 --set train.learning_rate=1e-30 \
+        // The updates are far below the last digit of any weight, so every run evaluates the same network.
+        let settings = "--set train.init_from=checkpoints/trained --set train.steps=1 --set train.learning_rate=1e-30 \
             --set shards.validation=shards/small --set eval.quick_rows=130 --set eval.quick_samples=1 --set eval.sampler_steps=4";
-        train(&stage, &run, &format!("--workers {workers} {settings}")).ends_with(ExitCode::Success);
-        let [found] = &events(&stage, &run, "evaluated")[..] else { panic!("{workers} workers: one evaluation") };
+        train(&stage, &run, &format!("--workers {workers} {settings}")).exits_with(ExitCode::Success);
+        let [found] = &events(&stage, &run, "evaluated")[..] else { panic!("{workers} workers: not one evaluation") };
         assert_eq!(found["rows"], 130);
         let found = ["score", "within_percent"].map(|key| found[key].clone());
         assert_eq!(first.get_or_insert_with(|| found.clone()), &found, "{workers} workers");

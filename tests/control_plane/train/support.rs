@@ -1,4 +1,4 @@
-//! Small shards that a small model can learn, and runs on them.
+//! Runs of a small model on small shards.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,26 +10,26 @@ use crate::stage::{Ran, Stage, Worker};
 
 const ROWS: usize = 512;
 
-/// Everything that the tests of bits and losses share: f32, no warm-up, dropout on, every step in the trace, and a KL ten times as
-/// heavy as by default. With that one layouts differ by up to 4e-5 of the gradient's norm: Adam's first steps go by the mere sign
-/// of gradients near 0.
+/// Settings that all tests share: f32, no warm-up, dropout, every step in the trace, and ten times the default weight of the KL.
+/// With the default weight, gradient norms differ between layouts by up to 4e-5, because Adam's first steps depend only on the
+/// sign of gradients near 0.
 pub(super) const BASE: &str = "--device cpu --json --set model.degree=11 --set model.dropout=0.2 --set loss.anchors=64 \
     --set loss.kl_weight=0.4 --set train.global_batch=240 --set train.warmup_steps=0 --set train.learning_rate=5e-4 --set train.log_every=1 \
     --set train.schedule=\"constant\" --set shards.train=shards/small --set shards.validation=\"\" --set shards.reader_threads=1";
 
-/// A stage with shards.
+/// A stage with shards of the default size.
 pub(super) fn stage() -> Stage {
     stage_of(ROWS)
 }
 
-/// A stage with shards of so many rows.
+/// A stage with shards of `rows` rows.
 pub(super) fn stage_of(rows: usize) -> Stage {
     let stage = Stage::new(Worker::Real);
     small_shards::build(&stage, "small", 0..rows, 1, false);
     stage
 }
 
-/// `train` with the shared settings and some more.
+/// Runs `train` with the shared settings and those in `more`.
 pub(super) fn train(stage: &Stage, run: &str, more: &str) -> Ran {
     stage.run(&format!("{BASE} --run {run} {more} train"))
 }
@@ -38,14 +38,14 @@ pub(super) fn run_dir(stage: &Stage, run: &str) -> PathBuf {
     stage.path().join("checkpoints").join(run)
 }
 
-/// Lines of `events.jsonl` of one kind, in order.
+/// The events of one kind from `events.jsonl`, in order.
 pub(super) fn events(stage: &Stage, run: &str, kind: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(run_dir(stage, run).join("events.jsonl")).expect("events");
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a JSON line"));
     lines.filter(|line| line["event"] == kind).collect()
 }
 
-/// Loss and gradient norm of every step. A step that was made again after a restart must have come out the same, to the bit.
+/// Loss and gradient norm of every step. A step that was repeated after a restart must be equal to the bit.
 pub(super) fn trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
     let mut trace = BTreeMap::new();
     for line in events(stage, run, "progress") {
@@ -54,7 +54,7 @@ pub(super) fn trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
         let before = trace.insert(step, found);
         assert!(
             before.is_none_or(|before| before == found),
-            "step {step} came out as {before:?} and then as {found:?}"
+            "step {step} gave {before:?}, and {found:?} when repeated"
         );
     }
     trace
@@ -71,7 +71,7 @@ pub(super) fn assert_close(got: &BTreeMap<u64, [f64; 2]>, want: &BTreeMap<u64, [
     }
 }
 
-/// Checksums of the tensors of the newest checkpoint.
+/// Checksums of the tensor files of the newest checkpoint, by file name.
 pub(super) fn tensors(run_dir: &Path) -> BTreeMap<String, String> {
     let latest = std::fs::read_to_string(run_dir.join("latest")).expect("a checkpoint");
     let manifest = std::fs::read_to_string(run_dir.join(latest.trim()).join("manifest.json")).expect("a manifest");

@@ -1,4 +1,4 @@
-//! The export of averaged weights: one file that anyone's safetensors library reads.
+//! Export of the averaged weights: one file that any safetensors library can read.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use tch::Tensor;
 
 use crate::checkpoint::{assert_same, tensors};
 
-/// A run with one checkpoint, whose state has a configuration of its own.
+/// A run with one checkpoint. The configuration in its state differs from that of the run.
 fn run(dir: &Path) -> PathBuf {
     let mut config = RunConfig::default();
     let mut run = RunFolder::open(Files::real(), dir, "run", &config).expect("opened").folder;
@@ -44,22 +44,22 @@ fn metadata(path: &Path) -> Value {
 }
 
 #[test]
-fn an_export_has_the_averaged_weights_and_the_configuration() {
+fn export_has_the_averaged_weights_and_the_configuration() {
     let home = tempfile::tempdir().expect("temporary folder");
     let (checkpoint, out) = (run(home.path()), home.path().join("new/model.safetensors"));
     let result = export(&Files::real(), &job(&checkpoint, &out, false)).expect("exported");
     assert_eq!((result.step, result.tensors, result.degree), (9, 7, 23));
-    assert_same(&Tensor::read_safetensors(&out).expect("as the crate sees it"), &tensors(4));
+    assert_same(&Tensor::read_safetensors(&out).expect("readable by the safetensors crate"), &tensors(4));
     let metadata = metadata(&out);
     assert_eq!((&metadata["format"], &metadata["step"]), (&json!("locdiff-export-1"), &json!("9")));
     assert_eq!((&metadata["degree"], &metadata["score"]), (&json!("23"), &json!("12.5")));
     assert_eq!(metadata["revision"], locdiff_core::REVISION);
-    let config: RunConfig = serde_json::from_str(metadata["config"].as_str().expect("a text")).expect("ours");
-    assert_eq!(config.model.degree, 23, "the checkpoint's own, not that of the job");
+    let config: RunConfig = serde_json::from_str(metadata["config"].as_str().expect("a text")).expect("a config");
+    assert_eq!(config.model.degree, 23, "the configuration must come from the checkpoint, not from the job");
 }
 
 #[test]
-fn an_export_replaces_nothing_unasked_and_is_whole_or_not_there() {
+fn export_is_atomic_and_replaces_a_file_only_with_overwrite() {
     let home = tempfile::tempdir().expect("temporary folder");
     let (checkpoint, out) = (run(home.path()), home.path().join("model.safetensors"));
     std::fs::write(&out, "mine").expect("written");
@@ -72,7 +72,7 @@ fn an_export_replaces_nothing_unasked_and_is_whole_or_not_there() {
             let files = Files::failing(fault, operation);
             let ended = export(&files, &job(&checkpoint, &out, true));
             let whole = Tensor::read_safetensors(&out).is_ok();
-            assert!(whole || std::fs::read(&out).expect("there") == b"mine", "{fault:?} at {operation}");
+            assert!(whole || std::fs::read(&out).expect("readable") == b"mine", "{fault:?} at {operation}");
             if ended.is_ok() {
                 assert!(whole && operation >= 3, "{fault:?} at {operation}");
                 break;
@@ -83,7 +83,7 @@ fn an_export_replaces_nothing_unasked_and_is_whole_or_not_there() {
 }
 
 #[test]
-fn a_damaged_part_is_not_exported() {
+fn damaged_part_is_not_exported() {
     let home = tempfile::tempdir().expect("temporary folder");
     let (checkpoint, out) = (run(home.path()), home.path().join("model.safetensors"));
     let path = checkpoint.join(piece_name(EMA, 0, 1));

@@ -1,4 +1,4 @@
-//! `docs/examples/load_export.py` reproduces our network from an export.
+//! `docs/examples/load_export.py` rebuilds the network from an export and gives the same output.
 // b batch · d dimensions of the code · e embedding
 
 use std::collections::BTreeMap;
@@ -21,15 +21,15 @@ const BATCH: i64 = 7;
 const EMBEDDING: u32 = 24;
 const STEP: u64 = 1500;
 
-/// A network none of whose weights is left at 0, with a standardisation that matters.
+/// A network with no weight left at 0 and a standardisation that changes its input.
 fn network(config: &RunConfig) -> CsUnet {
     let architecture = Architecture::new(&config.model, EMBEDDING, config.diffusion.timesteps);
     let placement = Placement::on(Device::Cpu, Precision::F32);
     let mut network = CsUnet::new(architecture, placement, Philox::new(3)).expect("a network");
-    let moved = |(index, (name, tensor)): (usize, (String, Tensor))| {
+    let perturbed = |(index, (name, tensor)): (usize, (String, Tensor))| {
         (name, tensor.detach() + normals(100 + index as i64, &tensor.size(), Kind::Float) * 0.05)
     };
-    let weights: Vec<_> = named(&network).into_iter().enumerate().map(moved).collect();
+    let weights: Vec<_> = named(&network).into_iter().enumerate().map(perturbed).collect();
     network.parameters_mut().load(&weights).expect("fits");
     let width = [i64::from(EMBEDDING)];
     network
@@ -38,7 +38,7 @@ fn network(config: &RunConfig) -> CsUnet {
     network
 }
 
-/// A checkpoint of the network, exported.
+/// Writes a checkpoint of the network and exports it.
 fn export(network: &CsUnet, config: &RunConfig, home: &Path, out: &Path) {
     let files = Files::real();
     let mut run = RunFolder::open(files.clone(), home, "run", config).expect("opened").folder;
@@ -57,7 +57,7 @@ fn export(network: &CsUnet, config: &RunConfig, home: &Path, out: &Path) {
     checkpoint::export(&files, &job).expect("exported");
 }
 
-fn python_predicts_what_we_do(config: &RunConfig) {
+fn assert_python_agrees(config: &RunConfig) {
     let folder = tempfile::tempdir().expect("a folder");
     let [file, codes, times, images, predicted] =
         ["export.safetensors", "codes.npy", "timesteps.npy", "embeddings.npy", "predicted.npy"]
@@ -76,19 +76,19 @@ fn python_predicts_what_we_do(config: &RunConfig) {
 
     let (time, image) = (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));
     let want = network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, None).expect("forward");
-    let got = Tensor::read_npy(&predicted).expect("what Python wrote");
-    // f32 on both sides, added in different orders.
+    let got = Tensor::read_npy(&predicted).expect("the output of Python");
+    // Both sides use f32 and add in different orders.
     let difference = relative(&got, &want);
     println!("degree {}: Python differs by {difference:e} of the norm", config.model.degree);
     assert!(difference <= 1e-4, "{difference:e}");
 }
 
 #[test]
-fn python_file_reproduces_our_output() {
+fn python_example_reproduces_our_output() {
     let mut config = RunConfig::default();
     config.model.degree = 7;
-    python_predicts_what_we_do(&config);
+    assert_python_agrees(&config);
     config.model.bottleneck = 20;
     config.model.width_factor = 0.5;
-    python_predicts_what_we_do(&config);
+    assert_python_agrees(&config);
 }

@@ -1,8 +1,8 @@
-//! Headers that nobody of ours has written: errors, never panics, and never more memory than the file has bytes.
+//! Malformed safetensors headers give errors, never panics, and never allocate more memory than the file has bytes.
 
 use std::collections::BTreeMap;
 
-use locdiff::checkpoint::{Entry, Header, HeaderError, load_tensors};
+use locdiff::checkpoint::{Header, HeaderError, TensorEntry, load_tensors};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::Files;
 use locdiff_core::protocol::CheckpointFile;
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use tch::Kind;
 
-fn refused(header: &serde_json::Value, data_bytes: u64) -> String {
+fn refusal(header: &serde_json::Value, data_bytes: u64) -> String {
     match Header::parse(header.to_string().as_bytes(), data_bytes) {
         Err(HeaderError::Malformed(text)) => text,
         other => panic!("{header}: {other:?}"),
@@ -22,34 +22,34 @@ fn tensor(shape: &serde_json::Value, begin: u64, end: u64) -> serde_json::Value 
 }
 
 #[test]
-fn every_rule_of_the_format_is_kept() {
+fn every_rule_of_the_format_is_enforced() {
     let two = json!([2]);
     for (header, part) in [
         (json!({ "a": tensor(&two, 0, 8), "b": tensor(&two, 4, 12) }), "begins at 4, wanted 8"),
         (json!({ "a": tensor(&two, 0, 8), "b": tensor(&two, 12, 20) }), "begins at 12, wanted 8"),
-        (json!({ "a": tensor(&two, 0, 8) }), "tensors end at 8, the data at 16"),
-        (json!({ "a": tensor(&json!([8]), 0, 32) }), "ends behind the file"),
-        (json!({ "a": tensor(&two, 0, 12) }), "its shape says 8 bytes"),
-        (json!({ "a": tensor(&two, 8, 0) }), "its shape says 8 bytes"),
+        (json!({ "a": tensor(&two, 0, 8) }), "tensors end at 8, the data ends at 16"),
+        (json!({ "a": tensor(&json!([8]), 0, 32) }), "ends beyond the end of the file"),
+        (json!({ "a": tensor(&two, 0, 12) }), "its shape needs 8 bytes"),
+        (json!({ "a": tensor(&two, 8, 0) }), "its shape needs 8 bytes"),
         (json!({ "a": tensor(&json!([u64::MAX]), 0, 8) }), "tensor `a` has the impossible shape"),
         (json!({ "a": tensor(&json!([i64::MAX, 4]), 0, 8) }), "impossible shape"),
         (json!({ "a": tensor(&json!([-2]), 0, 8) }), "tensor `a`: invalid value: integer `-2`, expected usize"),
-        (json!({ "a": tensor(&json!([4]), u64::MAX, 7) }), "its shape says 16 bytes"),
-        (json!({ "a/b": tensor(&two, 0, 8) }), "is no name for a tensor"),
-        (json!({ "": tensor(&two, 0, 8) }), "is no name for a tensor"),
+        (json!({ "a": tensor(&json!([4]), u64::MAX, 7) }), "its shape needs 16 bytes"),
+        (json!({ "a/b": tensor(&two, 0, 8) }), "is not a valid tensor name"),
+        (json!({ "": tensor(&two, 0, 8) }), "is not a valid tensor name"),
         (json!({ "__metadata__": { "x": 3 } }), "__metadata__: invalid type: integer `3`, expected a string"),
         (json!({ "__metadata__": 3 }), "__metadata__: invalid type: integer `3`, expected a map"),
         (json!([1, 2]), "header: "),
     ] {
-        let text = refused(&header, 16);
+        let text = refusal(&header, 16);
         assert!(text.contains(part), "{header}: {text}");
     }
     let unknown = json!({ "a": { "dtype": "F8_E4M3", "shape": [16], "data_offsets": [0, 16] } });
-    let error = Header::parse(unknown.to_string().as_bytes(), 16).expect_err("not for us");
+    let error = Header::parse(unknown.to_string().as_bytes(), 16).expect_err("an unsupported type");
     assert!(matches!(&error, HeaderError::Unsupported(text) if text.contains("F8_E4M3")), "{error}");
 }
 
-/// Loads a file of these bytes whose checksum is right.
+/// Loads a file with these bytes and a matching checksum.
 fn load(bytes: &[u8]) -> Result<(), ExitCode> {
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("temporary folder");
     let written = Files::real().write_new(&folder.path().join("x"), bytes).expect("written");
@@ -58,7 +58,7 @@ fn load(bytes: &[u8]) -> Result<(), ExitCode> {
 }
 
 #[test]
-fn a_header_longer_than_the_file_allocates_nothing() {
+fn header_longer_than_the_file_is_refused() {
     for length in [9, 100_000_000, 100_000_001, u64::MAX / 2, u64::MAX] {
         let mut bytes = length.to_le_bytes().to_vec();
         bytes.extend(b"{}      ");
@@ -69,23 +69,23 @@ fn a_header_longer_than_the_file_allocates_nothing() {
     assert_eq!(load(b"\x08\0\0\0\0\0\0\0{}      "), Ok(()), "no tensors");
 }
 
-fn entries() -> impl Strategy<Value = Vec<Entry>> {
+fn entries() -> impl Strategy<Value = Vec<TensorEntry>> {
     let kinds = prop::sample::select(vec![Kind::Double, Kind::Int64, Kind::Float, Kind::BFloat16, Kind::Half]);
     let shapes = prop::collection::vec(0_i64..5, 0..4);
     prop::collection::btree_map("[a-z.]{1,6}", (kinds, shapes), 0..6).prop_map(|named| {
-        named.into_iter().map(|(name, (kind, shape))| Entry::new(&name, kind, shape).expect("valid")).collect()
+        named.into_iter().map(|(name, (kind, shape))| TensorEntry::new(&name, kind, shape).expect("valid")).collect()
     })
 }
 
 proptest! {
     #[test]
-    fn a_header_reads_back_as_itself(tensors in entries(), key in "[^\"]{0,5}", text in ".{0,9}") {
+    fn header_round_trips(tensors in entries(), key in "[^\"]{0,5}", text in ".{0,9}") {
         let header = Header { metadata: BTreeMap::from([(key, text)]), tensors };
         let bytes = header.encode();
         let data_bytes = header.tensors.iter().map(|entry| entry.bytes).sum();
-        let mut parsed = Header::parse(&bytes[8..], data_bytes).expect("ours");
-        // Tensors of no length may change places.
-        let by_name = |a: &Entry, b: &Entry| a.name.cmp(&b.name);
+        let mut parsed = Header::parse(&bytes[8..], data_bytes).expect("a valid header");
+        // Empty tensors may change their order.
+        let by_name = |a: &TensorEntry, b: &TensorEntry| a.name.cmp(&b.name);
         let mut header = header;
         parsed.tensors.sort_by(by_name);
         header.tensors.sort_by(by_name);
@@ -111,7 +111,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_errors_not_panics(bytes: Vec<u8>) {
+    fn random_bytes_are_errors_not_panics(bytes: Vec<u8>) {
         let _ = Header::parse(&bytes, 8);
         prop_assert!(load(&bytes).is_err());
     }

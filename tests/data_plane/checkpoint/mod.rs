@@ -1,4 +1,4 @@
-//! Checkpoints of real tensors: written in the background, committed, read back bit by bit, whatever fails.
+//! Checkpoints of real tensors: written in the background, committed, and read back bit for bit after any failure.
 
 mod export;
 mod export_python;
@@ -20,10 +20,10 @@ use locdiff_launch::run_folder::RunFolder;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-pub(crate) type Named = Vec<(String, Tensor)>;
+pub(crate) type NamedTensors = Vec<(String, Tensor)>;
 
-/// Numbers that tell seed and name; of every kind that can be written, of odd shapes.
-pub(crate) fn tensors(seed: i64) -> Named {
+/// Tensors of every supported type and of odd shapes. Their values depend on the seed.
+pub(crate) fn tensors(seed: i64) -> NamedTensors {
     let numbers = |shape: &[i64], kind| {
         let count: i64 = shape.iter().product();
         (Tensor::arange(count, (Kind::Double, Device::Cpu)) * 0.37 + seed).reshape(shape).to_kind(kind)
@@ -39,12 +39,12 @@ pub(crate) fn tensors(seed: i64) -> Named {
     ]
 }
 
-/// The same names, kinds, shapes and bits, in any order.
+/// Asserts that names, types, shapes and bits are equal, in any order.
 #[track_caller]
 pub(crate) fn assert_same(got: &[(String, Tensor)], want: &[(String, Tensor)]) {
     assert_eq!(got.len(), want.len());
     for (name, want) in want {
-        let (_, got) = got.iter().find(|(known, _)| known == name).unwrap_or_else(|| panic!("no {name}"));
+        let (_, got) = got.iter().find(|(other, _)| other == name).unwrap_or_else(|| panic!("no {name}"));
         assert_eq!((got.kind(), got.size()), (want.kind(), want.size()), "{name}");
         assert!(got.equal(want), "{name}");
     }
@@ -55,24 +55,24 @@ fn folder() -> tempfile::TempDir {
 }
 
 #[test]
-fn tensors_come_back_bit_by_bit_and_the_safetensors_crate_reads_them() {
+fn tensors_round_trip_bit_for_bit_and_the_safetensors_crate_reads_them() {
     let folder = folder();
     let metadata = BTreeMap::from([("step".to_owned(), "7 \"quoted\"".to_owned())]);
     let written =
         write_tensors(&Files::real(), folder.path(), "x.safetensors", &tensors(3), &metadata).expect("written");
     assert_same(&load_tensors(folder.path(), &written).expect("whole"), &tensors(3));
     let path = folder.path().join("x.safetensors");
-    assert_same(&Tensor::read_safetensors(&path).expect("as the crate sees it"), &tensors(3));
+    assert_same(&Tensor::read_safetensors(&path).expect("readable by the safetensors crate"), &tensors(3));
     let bytes = std::fs::read(&path).expect("readable");
     assert_eq!(written.bytes, bytes.len() as u64);
     let header = u64::from_le_bytes(bytes[..8].try_into().expect("eight"));
-    assert_eq!(header % 8, 0, "the data is aligned");
+    assert_eq!(header % 8, 0, "the data are not aligned");
     assert!(String::from_utf8_lossy(&bytes).contains("\"step\":\"7 \\\"quoted\\\"\""));
 }
 
-/// Larger than any buffer on the way, and not a multiple of one.
+/// The tensor is larger than any buffer on the way, and not a multiple of a buffer size.
 #[test]
-fn large_tensors_pass_in_pieces() {
+fn tensors_larger_than_any_buffer_round_trip() {
     let folder = folder();
     let large = Tensor::arange(1_300_003, (Kind::Float, Device::Cpu)).sin();
     let tensors = [("large".to_owned(), large.shallow_clone()), ("after".to_owned(), large.narrow(0, 5, 3))];
@@ -81,7 +81,7 @@ fn large_tensors_pass_in_pieces() {
 }
 
 #[test]
-fn what_cannot_be_written_is_refused_before_a_file_is_made() {
+fn invalid_tensors_are_refused_before_a_file_is_created() {
     let folder = folder();
     let zeros = |kind| Tensor::zeros([2], (kind, Device::Cpu));
     let refused = |tensors: &[(String, Tensor)]| {
@@ -91,12 +91,12 @@ fn what_cannot_be_written_is_refused_before_a_file_is_made() {
         error.to_string()
     };
     assert!(refused(&[("flags".into(), zeros(Kind::Bool))]).contains("`flags` is Bool"));
-    assert!(refused(&[("a/b".into(), zeros(Kind::Float))]).contains("no name for a tensor"));
+    assert!(refused(&[("a/b".into(), zeros(Kind::Float))]).contains("not a valid tensor name"));
     let twice = [("a".to_owned(), zeros(Kind::Float)), ("a".to_owned(), zeros(Kind::Half))];
     assert!(refused(&twice).contains("two tensors are named `a`"));
 }
 
-/// Two ranks; rank 1 writes the moments.
+/// The snapshot of one of two ranks. Rank 1 writes the moments, rank 0 everything else.
 fn snapshot(step: u64, attempt: u32, rank: u32) -> Snapshot {
     let seed = (step * 10) as i64;
     let part = |name: &str, seed| Part::Tensors {
@@ -115,7 +115,7 @@ fn snapshot(step: u64, attempt: u32, rank: u32) -> Snapshot {
     Snapshot { step, attempt, score: Some(step as f64), parts, ready: None }
 }
 
-/// Both ranks write in their threads, then the launcher commits.
+/// Both ranks write in background threads, then the launcher commits.
 fn save(files: &Files, run: &RunFolder, step: u64) -> Result<(), SaveError> {
     let attempt = run.attempt().expect("begun");
     let writer = |_| Background::new(files.clone(), run.path().to_owned(), Device::Cpu).expect("a writer");
@@ -162,10 +162,11 @@ fn assert_loads(folder: &Path, step: u64) {
     assert_eq!(checkpoint.json(STATE).expect("whole"), json!({ "step": step }));
 }
 
-/// The newest whole one loads, bit by bit, and is N or N-1; the next save works.
+/// Saves with a fault at each file operation in turn. The newest checkpoint is N or N-1 and loads bit for bit. The next save
+/// works.
 fn fail_everywhere(fault: Fault) {
     for operation in 0_u64.. {
-        assert!(operation < 500, "a save never passes");
+        assert!(operation < 500, "every save fails");
         let home = folder();
         let run = open(home.path(), Files::real()).expect("opened");
         save(&Files::real(), &run, 1).expect("saved");
@@ -179,36 +180,36 @@ fn fail_everywhere(fault: Fault) {
         let run = open(home.path(), Files::real()).expect("opened again");
         let point = run.resume_point().expect("readable");
         assert!(point.set_aside.is_empty(), "{fault:?} at {operation}: {:?}", point.set_aside);
-        let newest = point.checkpoint.expect("never none");
+        let newest = point.checkpoint.expect("there is always a checkpoint");
         let step = newest.manifest.step;
         assert!(step == 3 || (step == 2 && ended.is_err()), "{fault:?} at {operation}: step {step}");
         assert_loads(&newest.path, step);
         save(&Files::real(), &run, 4).expect("the next save works");
         assert_loads(&home.path().join("run/step-00000004"), 4);
         if !files.has_failed() {
-            assert!(operation > 30 && ended.is_ok(), "only {operation} operations were tried");
+            assert!(operation > 30 && ended.is_ok(), "the save ended after only {operation} operations");
             return;
         }
     }
 }
 
 #[test]
-fn a_crash_at_any_operation_leaves_the_newest_whole_one_loadable() {
+fn crash_at_any_operation_leaves_the_newest_whole_checkpoint_loadable() {
     fail_everywhere(Fault::Crash);
 }
 
 #[test]
-fn a_power_loss_at_any_operation_leaves_the_newest_whole_one_loadable() {
+fn power_loss_at_any_operation_leaves_the_newest_whole_checkpoint_loadable() {
     fail_everywhere(Fault::PowerLoss);
 }
 
 #[test]
-fn a_full_disk_at_any_operation_leaves_the_newest_whole_one_loadable() {
+fn full_disk_at_any_operation_leaves_the_newest_whole_checkpoint_loadable() {
     fail_everywhere(Fault::DiskFull);
 }
 
 #[test]
-fn the_background_writes_one_snapshot_at_a_time_and_reports_each_once() {
+fn background_writer_takes_one_snapshot_at_a_time_and_reports_each_once() {
     let home = folder();
     let mut background = Background::new(Files::real(), home.path().to_owned(), Device::Cpu).expect("a writer");
     assert_eq!(background.wait().expect("nothing"), None);
@@ -229,7 +230,7 @@ fn the_background_writes_one_snapshot_at_a_time_and_reports_each_once() {
 }
 
 #[test]
-fn a_failure_in_the_background_is_reported_and_leaves_no_part() {
+fn failed_background_write_is_reported_and_leaves_no_part() {
     let home = folder();
     let files = Files::failing(Fault::DiskFull, 4);
     let mut background = Background::new(files, home.path().to_owned(), Device::Cpu).expect("a writer");
@@ -238,11 +239,11 @@ fn a_failure_in_the_background_is_reported_and_leaves_no_part() {
     assert_eq!(error.exit_code(), ExitCode::Io);
     assert!(error.to_string().contains("No space left on device"), "{error}");
     let left = std::fs::read_dir(home.path().join(partial_name(1, 0))).expect("made").count();
-    assert_eq!(left, 0, "a full disk is not left fuller");
+    assert_eq!(left, 0, "files were left on the full disk");
 }
 
-/// What a reader makes of a file that was changed after the manifest was written.
-fn damaged(change: impl FnOnce(&Path)) -> CheckpointError {
+/// The error of reading a file that was changed after its checksum was recorded.
+fn error_after(change: impl FnOnce(&Path)) -> CheckpointError {
     let folder = folder();
     let want = write_tensors(&Files::real(), folder.path(), "x", &tensors(1), &BTreeMap::new()).expect("written");
     change(&folder.path().join("x"));
@@ -250,7 +251,7 @@ fn damaged(change: impl FnOnce(&Path)) -> CheckpointError {
 }
 
 #[test]
-fn damage_is_found_on_the_very_read() {
+fn damage_is_detected_while_reading() {
     let edit = |at: usize| {
         move |path: &Path| {
             let mut bytes = std::fs::read(path).expect("readable");
@@ -260,24 +261,24 @@ fn damage_is_found_on_the_very_read() {
         }
     };
     for at in [0, 3, 9, 40, 700, 900, usize::MAX] {
-        assert_eq!(damaged(edit(at)).exit_code(), ExitCode::Corrupt, "byte {at}");
+        assert_eq!(error_after(edit(at)).exit_code(), ExitCode::Corrupt, "byte {at}");
     }
     let error =
-        damaged(|path| std::fs::File::options().write(true).open(path).expect("there").set_len(50).expect("cut"));
+        error_after(|path| std::fs::File::options().write(true).open(path).expect("there").set_len(50).expect("cut"));
     assert!(error.exit_code() == ExitCode::Corrupt && error.to_string().contains("50 bytes"), "{error}");
-    let error = damaged(|path| std::fs::remove_file(path).expect("removed"));
+    let error = error_after(|path| std::fs::remove_file(path).expect("removed"));
     assert!(error.exit_code() == ExitCode::Corrupt && error.to_string().contains("is missing"), "{error}");
-    let error = damaged(|path| {
+    let error = error_after(|path| {
         std::fs::remove_file(path).expect("removed");
         std::fs::create_dir(path).expect("made");
     });
     assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
     let elsewhere = CheckpointFile { name: "../x".into(), bytes: 1, xxh3: String::new() };
-    assert_eq!(load_tensors(Path::new("/tmp"), &elsewhere).expect_err("no plain name").exit_code(), ExitCode::Corrupt);
+    assert_eq!(load_tensors(Path::new("/tmp"), &elsewhere).expect_err("a bad name").exit_code(), ExitCode::Corrupt);
 }
 
 #[test]
-fn pieces_are_joined_and_missing_ones_named() {
+fn pieces_are_joined_and_missing_ones_are_named() {
     let home = folder();
     let run = open(home.path(), Files::real()).expect("opened");
     let partial = run.path().join(partial_name(1, 0));
@@ -300,26 +301,26 @@ fn pieces_are_joined_and_missing_ones_named() {
     let parts = locdiff_core::protocol::PartsWritten { step: 1, attempt: 0, files, score: None };
     run.commit(0, 1, &[parts]).expect("committed");
     let checkpoint = Checkpoint::open(&run.path().join("step-00000001")).expect("whole");
-    let joined = checkpoint.tensors(WEIGHTS).expect("both pieces are there");
+    let joined = checkpoint.tensors(WEIGHTS).expect("both pieces exist");
     let want = Tensor::arange(8, (Kind::Float, Device::Cpu)).view([4, 2]);
     assert!(joined.len() == 1 && joined[0].0 == "x" && joined[0].1.equal(&want), "{joined:?}");
-    let error = checkpoint.tensors(EMA).expect_err("half of it");
+    let error = checkpoint.tensors(EMA).expect_err("a piece is missing");
     assert!(error.to_string().contains("does not list ema-00-of-02.safetensors"), "{error}");
-    let error = checkpoint.tensors(FIRST_MOMENTS).expect_err("not there");
+    let error = checkpoint.tensors(FIRST_MOMENTS).expect_err("all pieces are missing");
     assert!(error.to_string().contains("does not list first-moments-00-of-01.safetensors"), "{error}");
     assert_eq!(error.exit_code(), ExitCode::BadData);
 }
 
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
-fn tensors_of_a_gpu_are_fetched_beside_training() {
+fn gpu_tensors_are_copied_in_the_background() {
     let home = folder();
     let gpu = Device::Cuda(0);
     let mut background = Background::new(Files::real(), home.path().to_owned(), gpu).expect("a writer");
-    // Larger than the memory that it passes through.
+    // Larger than the pinned buffer that it is copied through.
     let large = Tensor::arange(5_000_001, (Kind::Float, gpu));
-    let mut ready = locdiff::native::cuda::Event::new().expect("an event");
-    ready.record(&locdiff::native::cuda::Stream::current().expect("a stream")).expect("recorded");
+    let mut ready = locdiff::native::cuda::CudaEvent::new().expect("an event");
+    ready.record(&locdiff::native::cuda::CudaStream::current().expect("a stream")).expect("recorded");
     let part = Part::Tensors {
         name: piece_name(WEIGHTS, 0, 1),
         tensors: vec![("large".into(), large.shallow_clone()), ("small".into(), large.narrow(0, 7, 3))],

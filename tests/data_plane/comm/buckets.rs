@@ -1,6 +1,6 @@
 //! Gradients reduced in buckets equal those of the whole batch in one process.
 //!
-//! f64, to 1e-10: the mean of shares differs from the whole only in the order of its sums.
+//! Compared in f64 to 1e-10: the mean over shares differs from the whole only in the order of the sums.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,40 +8,40 @@ use locdiff::comm::{Buckets, Communicator};
 use tch::{Device, Kind, Tensor};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
-use super::harness::ranks;
+use super::harness::run_ranks;
 
-/// What the buckets say of a step, in order: `gradient`, `reduction started 0`, ..., `finish`.
+/// Records the trace events of the buckets in order: `gradient`, `reduction started 0`, ..., `finish`.
 #[derive(Clone, Default)]
 struct Events(Arc<Mutex<Vec<String>>>);
 
 impl<S: tracing::Subscriber> Layer<S> for Events {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        let mut said = String::new();
+        let mut text = String::new();
         event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| match field.name() {
-            "message" => said.insert_str(0, &format!("{value:?}")),
-            "bucket" => said.push_str(&format!(" {value:?}")),
+            "message" => text.insert_str(0, &format!("{value:?}")),
+            "bucket" => text.push_str(&format!(" {value:?}")),
             _ => {}
         });
-        self.0.lock().expect("one thread").push(said);
+        self.0.lock().expect("one thread").push(text);
     }
 }
 
-/// Runs a step and says what happened in it. On the CPU hooks run on the thread of backward.
+/// Runs a step and returns its events. On the CPU, hooks run on the thread that calls backward.
 fn events_of(step: impl FnOnce()) -> Vec<String> {
     let events = Events::default();
     tracing::subscriber::with_default(tracing_subscriber::registry().with(events.clone()), step);
     std::mem::take(&mut *events.0.lock().expect("one thread"))
 }
 
-/// Every bucket's start, in order.
-fn starts(buckets: &Buckets) -> Vec<String> {
+/// The start events of all buckets, in order.
+fn start_events(buckets: &Buckets) -> Vec<String> {
     (0..buckets.flats().len()).map(|bucket| format!("reduction started {bucket}")).collect()
 }
 
 const TOLERANCE: f64 = 1e-10;
 const ROWS: i64 = 24;
 
-/// Five layers of 6×6, of which number 2 is never used, and a bias.
+/// Five layers of 6×6 and a bias. Layer 2 is never used.
 fn parameters() -> Vec<Tensor> {
     tch::manual_seed(7);
     let mut all: Vec<Tensor> = (0..5).map(|_| Tensor::randn([6, 6], (Kind::Double, Device::Cpu)) * 0.3).collect();
@@ -56,7 +56,7 @@ fn batch() -> Tensor {
     Tensor::randn([ROWS, 6], (Kind::Double, Device::Cpu))
 }
 
-/// A mean over rows, so that the mean over equal shares is the mean over all.
+/// A mean over rows, so the mean over equal shares is the mean over all rows.
 fn loss(parameters: &[Tensor], rows: &Tensor) -> Tensor {
     let mut x = rows.shallow_clone();
     for (index, weight) in parameters[..5].iter().enumerate() {
@@ -85,13 +85,13 @@ fn assert_gradients(parameters: &[Tensor], what: &str) {
     }
 }
 
-/// One 6×6 layer of f64, padded: every layer has a bucket of its own.
+/// Size of a padded 6×6 layer of f64. With this bucket size every layer has its own bucket.
 const ONE_LAYER_BYTES: usize = 40 * 8;
 
 #[test]
 fn gradients_equal_those_of_the_whole_batch() {
     for world in [1, 2, 4] {
-        ranks(gradients_equal_those_of_the_whole_batch, world, |me| {
+        run_ranks(gradients_equal_those_of_the_whole_batch, world, |me| {
             let communicator = me.connect(1);
             for bucket_bytes in [1, ONE_LAYER_BYTES, 2 * ONE_LAYER_BYTES, usize::MAX] {
                 let parameters = parameters();
@@ -108,9 +108,9 @@ fn gradients_equal_those_of_the_whole_batch() {
 }
 
 #[test]
-fn accumulation_reduces_once_and_gives_the_same() {
+fn accumulation_reduces_once_and_gives_the_same_gradients() {
     for world in [2, 4] {
-        ranks(accumulation_reduces_once_and_gives_the_same, world, |me| {
+        run_ranks(accumulation_reduces_once_and_gives_the_same_gradients, world, |me| {
             let communicator = me.connect(1);
             let parameters = parameters();
             let buckets = Buckets::new(communicator.data(), &parameters, 2 * ONE_LAYER_BYTES).expect("buckets");
@@ -126,7 +126,7 @@ fn accumulation_reduces_once_and_gives_the_same() {
                     buckets.finish().expect("finish");
                 });
                 events.retain(|event| event.starts_with("reduction"));
-                assert_eq!(events, starts(&buckets), "each bucket once");
+                assert_eq!(events, start_events(&buckets), "every bucket is reduced once");
                 assert_gradients(&parameters, "accumulated");
             }
         });
@@ -135,7 +135,7 @@ fn accumulation_reduces_once_and_gives_the_same() {
 
 #[test]
 fn reductions_start_in_order_while_backward_runs() {
-    ranks(reductions_start_in_order_while_backward_runs, 2, |me| {
+    run_ranks(reductions_start_in_order_while_backward_runs, 2, |me| {
         let communicator = me.connect(1);
         let used: Vec<Tensor> =
             parameters().into_iter().enumerate().filter(|(index, _)| *index != UNUSED).map(|(_, p)| p).collect();
@@ -148,26 +148,26 @@ fn reductions_start_in_order_while_backward_runs() {
             (x + &used[4]).square().mean(Kind::Double).f_backward().expect("backward");
             buckets.finish().expect("finish");
         });
-        // The hooks run inside backward, so a start before the last gradient is a start before backward's end.
+        // The hooks run inside backward, so a reduction that starts before the last gradient starts before backward ends.
         let last_gradient = events.iter().rposition(|event| event == "gradient");
-        let starts = starts(&buckets);
+        let starts = start_events(&buckets);
         let place = |start: &String| events.iter().position(|event| event == start).expect("started");
         let starts: Vec<usize> = starts.iter().map(place).collect();
         assert!(starts.is_sorted(), "{events:?}");
         assert!(starts[0] < last_gradient.expect("gradients"), "{events:?}");
         let before = starts.iter().filter(|start| **start < last_gradient.expect("gradients")).count();
-        assert_eq!(before, starts.len() - 1, "all but the last: {events:?}");
-        assert_eq!(events.last().expect("events"), "finish", "nothing was left to finish: {events:?}");
+        assert_eq!(before, starts.len() - 1, "not all but the last started during backward: {events:?}");
+        assert_eq!(events.last().expect("events"), "finish", "`finish` started a reduction: {events:?}");
     });
 }
 
 #[test]
-fn unreached_parameter_holds_back_its_bucket_until_the_finish() {
-    ranks(unreached_parameter_holds_back_its_bucket_until_the_finish, 2, |me| {
+fn unused_parameter_delays_its_bucket_until_finish() {
+    run_ranks(unused_parameter_delays_its_bucket_until_finish, 2, |me| {
         let communicator = me.connect(1);
         let parameters = parameters();
         let buckets = Buckets::new(communicator.data(), &parameters, ONE_LAYER_BYTES).expect("buckets");
-        // Rank 1 does not reach layer 0 either: the order of reductions must not depend on that.
+        // Rank 1 does not use the first four layers. The order of reductions must not depend on that.
         let rows = share(&communicator);
         let loss = if me.rank == 0 {
             loss(&parameters, &rows)
@@ -179,15 +179,15 @@ fn unreached_parameter_holds_back_its_bucket_until_the_finish() {
             buckets.finish().expect("finish");
         });
         events.retain(|event| event.starts_with("reduction"));
-        assert_eq!(events, starts(&buckets));
+        assert_eq!(events, start_events(&buckets));
         let zeros = parameters[UNUSED].grad().abs().max().double_value(&[]);
         assert_eq!(zeros, 0.0);
     });
 }
 
 #[test]
-fn misuse_is_an_error_of_finish() {
-    ranks(misuse_is_an_error_of_finish, 2, |me| {
+fn misuse_is_an_error_in_finish() {
+    run_ranks(misuse_is_an_error_in_finish, 2, |me| {
         let communicator = me.connect(1);
         let parameters = parameters();
         let buckets = Buckets::new(communicator.data(), &parameters, usize::MAX).expect("buckets");
@@ -197,7 +197,7 @@ fn misuse_is_an_error_of_finish() {
         let error = buckets.finish().expect_err("two backwards");
         assert!(error.to_string().contains("second gradient; run all but the last in accumulate()"), "{error}");
 
-        // After an error the next step is a clean one.
+        // The next step after an error works.
         buckets.zero().expect("zero");
         loss(&parameters, &rows).f_backward().expect("backward");
         buckets.finish().expect("finish");
@@ -211,15 +211,15 @@ fn misuse_is_an_error_of_finish() {
 }
 
 #[test]
-fn ranks_with_other_parameters_are_refused() {
-    ranks(ranks_with_other_parameters_are_refused, 2, |me| {
+fn ranks_with_different_parameters_are_refused() {
+    run_ranks(ranks_with_different_parameters_are_refused, 2, |me| {
         let communicator = me.connect(1);
         let mut parameters = parameters();
         if me.rank == 1 {
             parameters.swap(0, 5);
         }
-        let error = Buckets::new(communicator.data(), &parameters, usize::MAX).expect_err("another order");
-        assert!(error.to_string().contains("the list of parameters differs here from rank(s)"), "{error}");
+        let error = Buckets::new(communicator.data(), &parameters, usize::MAX).expect_err("a different order");
+        assert!(error.to_string().contains("the list of parameters on this rank differs from"), "{error}");
         let constant = [Tensor::zeros([6], (Kind::Double, Device::Cpu))];
         let error = Buckets::new(communicator.data(), &constant, usize::MAX).expect_err("no gradient");
         assert!(error.to_string().contains("parameter 0 is not a leaf that requires a gradient"), "{error}");
@@ -227,8 +227,8 @@ fn ranks_with_other_parameters_are_refused() {
 }
 
 #[test]
-fn dropped_buckets_leave_backward_alone() {
-    ranks(dropped_buckets_leave_backward_alone, 1, |me| {
+fn dropped_buckets_do_not_affect_backward() {
+    run_ranks(dropped_buckets_do_not_affect_backward, 1, |me| {
         let communicator = me.connect(1);
         let parameters = parameters();
         let buckets = Buckets::new(communicator.data(), &parameters, usize::MAX).expect("buckets");

@@ -1,11 +1,11 @@
-//! Each collective gives what its formula says.
+//! Every collective computes its defined result.
 
-use locdiff::comm::{CommError, Failure, Group, ReduceOp, differentiable};
+use locdiff::comm::{CollectiveFailure, CommError, Group, ReduceOp, differentiable};
 use tch::{Device, Kind, Tensor};
 
-use super::harness::ranks;
+use super::harness::run_ranks;
 
-/// Small whole numbers, so that sums and means are exact in bf16, and fit into 8 bits.
+/// Small integers, so that sums and means are exact in bf16 and fit into 8 bits.
 fn values(rank: u32, kind: Kind) -> Tensor {
     (Tensor::arange(24, (Kind::Double, Device::Cpu)).remainder(3.0) + 1.0).view([4, 6]).to_kind(kind)
         * i64::from(rank + 1)
@@ -58,9 +58,9 @@ fn check_every_collective(group: &Group, kind: Kind) {
 }
 
 #[test]
-fn every_collective_is_right_for_every_type() {
+fn every_collective_is_correct_for_every_type() {
     for world in [2, 4] {
-        ranks(every_collective_is_right_for_every_type, world, |me| {
+        run_ranks(every_collective_is_correct_for_every_type, world, |me| {
             let communicator = me.connect(1);
             for kind in
                 [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16, Kind::Int64, Kind::Int, Kind::Int8, Kind::Uint8]
@@ -72,8 +72,8 @@ fn every_collective_is_right_for_every_type() {
 }
 
 #[test]
-fn data_and_tensor_groups_are_apart() {
-    ranks(data_and_tensor_groups_are_apart, 4, |me| {
+fn data_and_tensor_groups_are_separate() {
+    run_ranks(data_and_tensor_groups_are_separate, 4, |me| {
         let communicator = me.connect(2);
         let place = communicator.place();
         assert_eq!((communicator.data().rank(), communicator.tensor().rank()), (place.data_rank, place.tensor_rank));
@@ -93,7 +93,7 @@ fn data_and_tensor_groups_are_apart() {
 
 #[test]
 fn world_of_one_needs_no_peers() {
-    ranks(world_of_one_needs_no_peers, 1, |me| {
+    run_ranks(world_of_one_needs_no_peers, 1, |me| {
         let communicator = me.connect(1);
         check_every_collective(communicator.world(), Kind::Float);
         check_every_collective(communicator.tensor(), Kind::Float);
@@ -101,8 +101,8 @@ fn world_of_one_needs_no_peers() {
 }
 
 #[test]
-fn several_collectives_are_under_way_at_once() {
-    ranks(several_collectives_are_under_way_at_once, 3, |me| {
+fn several_collectives_can_be_pending_at_once() {
+    run_ranks(several_collectives_can_be_pending_at_once, 3, |me| {
         let communicator = me.connect(1);
         let group = communicator.world();
         let mut tensors: Vec<Tensor> =
@@ -118,12 +118,12 @@ fn several_collectives_are_under_way_at_once() {
 }
 
 #[test]
-fn dropped_handle_leaves_the_collective_alone() {
-    ranks(dropped_handle_leaves_the_collective_alone, 2, |me| {
+fn dropped_handle_does_not_disturb_the_collective() {
+    run_ranks(dropped_handle_does_not_disturb_the_collective, 2, |me| {
         let communicator = me.connect(1);
         let group = communicator.world();
         for _ in 0..20 {
-            // Handle and tensor go while Gloo is still at it.
+            // Handle and tensor are dropped while Gloo is still working on them.
             let mut tensor = Tensor::ones([1 << 18], (Kind::Float, Device::Cpu));
             drop(group.start_all_reduce(&mut tensor, ReduceOp::Mean).expect("started"));
         }
@@ -131,8 +131,8 @@ fn dropped_handle_leaves_the_collective_alone() {
     });
 }
 
-/// The bits of what three kinds of sums gave, for the parent to compare.
-fn say_bits_of_sums(me: &super::harness::Rank) {
+/// Reports a hash of the bits of several sums for the parent to compare.
+fn report_bits_of_sums(me: &super::harness::Rank) {
     let communicator = me.connect(1);
     let group = communicator.world();
     tch::manual_seed(i64::from(me.rank));
@@ -142,7 +142,7 @@ fn say_bits_of_sums(me: &super::harness::Rank) {
             group.all_reduce(&mut tensor, op).expect("reduced");
             let bits: Vec<f32> = Vec::try_from(&tensor).expect("floats");
             let hash = bits.iter().fold(0_u64, |hash, x| hash.rotate_left(5) ^ u64::from(x.to_bits()).wrapping_mul(31));
-            me.say(&format!("bits {hash:016x}"));
+            me.report(&format!("bits {hash:016x}"));
         }
     }
 }
@@ -151,8 +151,8 @@ fn say_bits_of_sums(me: &super::harness::Rank) {
 fn sums_are_bit_equal_from_run_to_run() {
     for world in [3, 4] {
         let bits = || {
-            let said = ranks(sums_are_bit_equal_from_run_to_run, world, say_bits_of_sums);
-            said.into_iter().map(|lines| lines.into_iter().filter(|l| l.starts_with("bits")).collect::<Vec<_>>())
+            let reports = run_ranks(sums_are_bit_equal_from_run_to_run, world, report_bits_of_sums);
+            reports.into_iter().map(|lines| lines.into_iter().filter(|l| l.starts_with("bits")).collect::<Vec<_>>())
         };
         let first: Vec<_> = bits().collect();
         assert_eq!(first[0].len(), 6);
@@ -163,14 +163,14 @@ fn sums_are_bit_equal_from_run_to_run() {
 
 fn refusal(result: Result<(), CommError>) -> String {
     match result.expect_err("refused") {
-        CommError::Collective { failure: Failure::Refused { problem }, .. } => problem,
+        CommError::Collective { failure: CollectiveFailure::Refused { problem }, .. } => problem,
         other => panic!("not a refusal: {other}"),
     }
 }
 
 #[test]
-fn bad_arguments_are_refused_before_the_peers_hear_of_them() {
-    ranks(bad_arguments_are_refused_before_the_peers_hear_of_them, 2, |me| {
+fn bad_arguments_are_refused_before_any_communication() {
+    run_ranks(bad_arguments_are_refused_before_any_communication, 2, |me| {
         let communicator = me.connect(1);
         let group = communicator.world();
         if me.rank == 0 {
@@ -194,14 +194,14 @@ fn bad_arguments_are_refused_before_the_peers_hear_of_them() {
 
 #[test]
 fn cpp_exception_becomes_an_error_with_its_text() {
-    ranks(cpp_exception_becomes_an_error_with_its_text, 2, |me| {
+    run_ranks(cpp_exception_becomes_an_error_with_its_text, 2, |me| {
         let communicator = me.connect(2);
         let odd = Tensor::zeros([3, 5], (Kind::Float, Device::Cpu));
         let error = differentiable::split(communicator.tensor(), &odd, -1).expect_err("5 does not divide by 2");
         assert_eq!(
             error.to_string(),
             format!(
-                "split of group tensor, rank {} of 2: dimension 1 of [3, 5] does not divide among 2 ranks",
+                "split of group tensor, rank {} of 2: dimension 1 of [3, 5] cannot be divided among 2 ranks",
                 me.rank
             )
         );

@@ -1,21 +1,21 @@
-//! What the others see when a rank dies, stops, stays away or gives up.
+//! Errors on the other ranks when a rank dies, stops, never connects or aborts.
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, TcpStream};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use locdiff::comm::{Buckets, CommError, Communicator, Failure, ReduceOp, StoreEnd};
+use locdiff::comm::{Buckets, CollectiveFailure, CommError, Communicator, ReduceOp, StoreEnd};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tch::{Device, Kind, Tensor};
 
-use super::harness::{PATIENCE, ranks, ranks_but};
+use super::harness::{PATIENCE, run_ranks, run_ranks_with_losses};
 
-/// What a timeout may be overrun by.
+/// How far a timeout may be exceeded.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long a rank that never comes is waited for: long enough for a loaded machine to start those that do.
+/// Timeout for a rank that never connects. Long enough for a loaded machine to start the other ranks.
 const ABSENCE: Duration = Duration::from_secs(5);
 
 fn signal_self(signal: Signal) {
@@ -27,24 +27,25 @@ fn floats(elements: i64) -> Tensor {
 }
 
 #[test]
-fn peer_killed_in_the_middle_of_a_collective_is_an_error_for_all_others() {
-    let outcomes = ranks_but(peer_killed_in_the_middle_of_a_collective_is_an_error_for_all_others, 4, &[2], |me| {
-        let communicator = me.connect(1);
-        let timeout = Duration::from_secs(5);
-        let group = communicator.world().with_timeout(timeout);
-        // 64 MB take far longer to exchange than a process needs to die.
-        let mut tensor = floats(16 << 20);
-        group.barrier().expect("all are there");
-        let started = Instant::now();
-        let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("started");
-        if me.rank == 2 {
-            signal_self(Signal::SIGKILL);
-        }
-        let error = pending.wait().expect_err("rank 2 is dead").to_string();
-        let elapsed = started.elapsed();
-        assert!(error.starts_with(&format!("all_reduce of group world, rank {} of 4: ", me.rank)), "{error}");
-        assert!(elapsed < timeout + GRACE, "{elapsed:?}: {error}");
-    });
+fn peer_killed_during_a_collective_is_an_error_on_all_other_ranks() {
+    let outcomes =
+        run_ranks_with_losses(peer_killed_during_a_collective_is_an_error_on_all_other_ranks, 4, &[2], |me| {
+            let communicator = me.connect(1);
+            let timeout = Duration::from_secs(5);
+            let group = communicator.world().with_timeout(timeout);
+            // 64 MB take far longer to exchange than a process needs to die.
+            let mut tensor = floats(16 << 20);
+            group.barrier().expect("all ranks take part");
+            let started = Instant::now();
+            let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("started");
+            if me.rank == 2 {
+                signal_self(Signal::SIGKILL);
+            }
+            let error = pending.wait().expect_err("rank 2 is dead").to_string();
+            let elapsed = started.elapsed();
+            assert!(error.starts_with(&format!("all_reduce of group world, rank {} of 4: ", me.rank)), "{error}");
+            assert!(elapsed < timeout + GRACE, "{elapsed:?}: {error}");
+        });
     assert_eq!(outcomes[2].signal(), Some(Signal::SIGKILL as i32));
     for rank in [0, 1, 3] {
         outcomes[rank].assert_success(rank);
@@ -52,11 +53,11 @@ fn peer_killed_in_the_middle_of_a_collective_is_an_error_for_all_others() {
 }
 
 #[test]
-fn peer_that_has_stopped_is_a_timeout() {
-    let outcomes = ranks_but(peer_that_has_stopped_is_a_timeout, 2, &[1], |me| {
+fn stopped_peer_is_a_timeout() {
+    let outcomes = run_ranks_with_losses(stopped_peer_is_a_timeout, 2, &[1], |me| {
         let communicator = me.connect(1);
         let timeout = Duration::from_secs(2);
-        communicator.world().barrier().expect("all have met");
+        communicator.world().barrier().expect("all ranks take part");
         if me.rank == 1 {
             signal_self(Signal::SIGSTOP);
         }
@@ -68,7 +69,7 @@ fn peer_that_has_stopped_is_a_timeout() {
                 _ => group.all_reduce(&mut floats(4), ReduceOp::Sum),
             };
             let elapsed = started.elapsed();
-            let error = result.expect_err("rank 1 stands still").to_string();
+            let error = result.expect_err("rank 1 is stopped").to_string();
             let name = group.name();
             let wanted = format!("{operation} of group {name}, rank 0 of 2: timed out after 2.0 s: ");
             assert!(error.starts_with(&wanted), "{error}");
@@ -79,26 +80,26 @@ fn peer_that_has_stopped_is_a_timeout() {
 }
 
 #[test]
-fn group_that_failed_once_fails_at_once_ever_after() {
-    let outcomes = ranks_but(group_that_failed_once_fails_at_once_ever_after, 3, &[2], |me| {
+fn failed_group_fails_every_later_call_at_once() {
+    let outcomes = run_ranks_with_losses(failed_group_fails_every_later_call_at_once, 3, &[2], |me| {
         let communicator = me.connect(1);
         let group = communicator.world().with_timeout(Duration::from_secs(1));
-        communicator.data().barrier().expect("all have met");
+        communicator.data().barrier().expect("all ranks take part");
         if me.rank == 2 {
             signal_self(Signal::SIGSTOP);
         }
-        group.all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("rank 2 stands still");
+        group.all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("rank 2 is stopped");
         let started = Instant::now();
         group.with_timeout(PATIENCE).all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("closed");
-        assert!(started.elapsed() < PATIENCE / 4, "not by its timeout: {:?}", started.elapsed());
+        assert!(started.elapsed() < PATIENCE / 4, "it failed only at its timeout: {:?}", started.elapsed());
     });
     outcomes[0].assert_success(0);
     outcomes[1].assert_success(1);
 }
 
 #[test]
-fn abort_from_another_thread_frees_pending_collectives_here_and_at_the_peers() {
-    ranks(abort_from_another_thread_frees_pending_collectives_here_and_at_the_peers, 2, |me| {
+fn abort_from_another_thread_ends_pending_collectives_on_all_ranks() {
+    run_ranks(abort_from_another_thread_ends_pending_collectives_on_all_ranks, 2, |me| {
         let communicator = me.connect(1);
         let group = communicator.world();
         let mut tensor = floats(4);
@@ -107,32 +108,35 @@ fn abort_from_another_thread_frees_pending_collectives_here_and_at_the_peers() {
             let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("started");
             let (waiting, is_waiting) = channel();
             let waiter = std::thread::spawn(move || {
-                waiting.send(()).expect("somebody listens");
+                waiting.send(()).expect("the main thread waits");
                 pending.wait()
             });
-            is_waiting.recv().expect("it waits");
+            is_waiting.recv().expect("the thread has started");
             communicator.data().barrier().expect("rank 1 waits too");
             group.abort().expect("abort");
             let error = waiter.join().expect("no panic").expect_err("aborted");
-            assert!(matches!(&error, CommError::Collective { failure: Failure::Aborted { .. }, .. }), "{error}");
+            assert!(
+                matches!(&error, CommError::Collective { failure: CollectiveFailure::Aborted { .. }, .. }),
+                "{error}"
+            );
             assert!(error.to_string().starts_with("all_reduce of group world, rank 0 of 2: aborted: "), "{error}");
-            group.abort().expect("twice does no harm");
+            group.abort().expect("a second abort is harmless");
         } else {
-            // A collective that rank 0 never joins, so that only the abort can end it.
+            // Rank 0 never joins this collective, so only the abort can end it.
             let pending = group.start_broadcast(&mut tensor, 0).expect("started");
             communicator.data().barrier().expect("rank 0 may abort");
             let error = pending.wait().expect_err("rank 0 has aborted").to_string();
             assert!(error.starts_with("broadcast of group world, rank 1 of 2: "), "{error}");
         }
-        assert!(started.elapsed() < PATIENCE / 4, "not by its timeout: {:?}", started.elapsed());
-        // The other groups have connections of their own.
-        communicator.data().barrier().expect("data is as before");
+        assert!(started.elapsed() < PATIENCE / 4, "it failed only at its timeout: {:?}", started.elapsed());
+        // The other groups have their own connections.
+        communicator.data().barrier().expect("the data group still works");
     });
 }
 
 #[test]
-fn failed_reduction_in_a_hook_is_an_error_of_finish() {
-    ranks(failed_reduction_in_a_hook_is_an_error_of_finish, 2, |me| {
+fn failed_reduction_in_a_hook_is_an_error_in_finish() {
+    run_ranks(failed_reduction_in_a_hook_is_an_error_in_finish, 2, |me| {
         let communicator = me.connect(1);
         let parameter = floats(4).set_requires_grad(true);
         let parameters = [parameter.shallow_clone()];
@@ -146,51 +150,51 @@ fn failed_reduction_in_a_hook_is_an_error_of_finish() {
 
 #[test]
 fn missing_rank_is_named() {
-    ranks(missing_rank_is_named, 3, |me| {
+    run_ranks(missing_rank_is_named, 3, |me| {
         let mut rendezvous = me.rendezvous(1);
         rendezvous.connect_timeout = ABSENCE;
         if me.rank == 2 {
             return;
         }
-        let error = Communicator::connect(rendezvous).expect_err("rank 2 does not come");
-        // Rank 1 may find the store gone, once rank 0 has given up.
+        let error = Communicator::connect(rendezvous).expect_err("rank 2 does not connect");
+        // Rank 1 may find the store gone after rank 0 has given up.
         if me.rank == 0 {
-            assert_eq!(error.to_string(), "rendezvous of rank 0: no sign of rank(s) 2 after 5.0 s");
+            assert_eq!(error.to_string(), "rendezvous of rank 0: rank(s) 2 did not join within 5.0 s");
         }
     });
 }
 
 #[test]
-fn rank_that_comes_twice_is_refused() {
-    let said = ranks(rank_that_comes_twice_is_refused, 2, |me| {
+fn duplicate_rank_is_refused() {
+    let reports = run_ranks(duplicate_rank_is_refused, 2, |me| {
         let mut rendezvous = me.rendezvous(1);
         rendezvous.connect_timeout = ABSENCE;
         if me.rank == 1 {
             rendezvous.rank = 0;
         }
-        let error = Communicator::connect(rendezvous).expect_err("two of rank 0").to_string();
-        me.say(&error);
+        let error = Communicator::connect(rendezvous).expect_err("two processes with rank 0").to_string();
+        me.report(&error);
     });
-    // The one that came first waits for rank 1 in vain, or finds the store gone.
-    let refused = said.iter().flatten().filter(|text| text.contains("another process has come as rank 0 already"));
-    assert_eq!(refused.count(), 1, "{said:?}");
+    // The process that connected first times out waiting for rank 1, or finds the store gone.
+    let refused = reports.iter().flatten().filter(|text| text.contains("another process has already joined as rank 0"));
+    assert_eq!(refused.count(), 1, "{reports:?}");
 }
 
 #[test]
 fn ranks_that_disagree_on_the_layout_are_refused() {
-    ranks(ranks_that_disagree_on_the_layout_are_refused, 2, |me| {
+    run_ranks(ranks_that_disagree_on_the_layout_are_refused, 2, |me| {
         let error = Communicator::connect(me.rendezvous(me.rank + 1)).expect_err("two layouts").to_string();
-        // Rank 1 may find the store gone, once rank 0 has given up.
+        // Rank 1 may find the store gone after rank 0 has given up.
         if me.rank == 0 {
             assert!(
-                error.ends_with("rank 1 has come for a world of 1 data x 2 tensor, this one for 2 data x 1 tensor"),
+                error.ends_with("rank 1 joined with layout 1 data x 2 tensor, this rank has 2 data x 1 tensor"),
                 "{error}"
             );
         }
     });
 }
 
-/// The local addresses on which this process listens.
+/// The local addresses that this process listens on.
 fn listening_addresses() -> Vec<Ipv4Addr> {
     let sockets: HashSet<String> = std::fs::read_dir("/proc/self/fd")
         .expect("linux")
@@ -204,7 +208,7 @@ fn listening_addresses() -> Vec<Ipv4Addr> {
             // Columns: local address 1, state 3 (0A listens), inode 9.
             if fields[3] == "0A" && sockets.contains(fields[9]) {
                 let address = fields[1].split(':').next().expect("address:port");
-                // An IPv6 address ends in the IPv4 one that it maps, if any; neither may be the wildcard.
+                // An IPv6 address ends in the IPv4 address that it maps, if any. Neither may be the wildcard.
                 let address = u32::from_str_radix(&address[address.len() - 8..], 16).expect("hexadecimal");
                 found.push(Ipv4Addr::from(address.to_le_bytes()));
             }
@@ -214,21 +218,21 @@ fn listening_addresses() -> Vec<Ipv4Addr> {
 }
 
 #[test]
-fn store_and_gloo_listen_on_the_named_address_only() {
-    ranks(store_and_gloo_listen_on_the_named_address_only, 2, |me| {
+fn store_and_gloo_listen_only_on_the_given_address() {
+    run_ranks(store_and_gloo_listen_only_on_the_given_address, 2, |me| {
         let rendezvous = me.rendezvous(1);
         let port = match &rendezvous.store {
             StoreEnd::Serve(listener) => Some(listener.local_addr().expect("bound").port()),
             StoreEnd::Join { .. } => None,
         };
-        let communicator = Communicator::connect(rendezvous).expect("all ranks come");
+        let communicator = Communicator::connect(rendezvous).expect("all ranks connect");
         let addresses = listening_addresses();
         assert!(!addresses.is_empty());
         assert!(addresses.iter().all(|address| *address == Ipv4Addr::LOCALHOST), "{addresses:?}");
         if let Some(port) = port {
-            TcpStream::connect(("127.0.0.1", port)).expect("the store listens here");
-            TcpStream::connect(("127.0.0.2", port)).expect_err("and not there");
+            TcpStream::connect(("127.0.0.1", port)).expect("the store listens on 127.0.0.1");
+            TcpStream::connect(("127.0.0.2", port)).expect_err("the store must not listen on 127.0.0.2");
         }
-        communicator.world().barrier().expect("the store stays until both have looked");
+        communicator.world().barrier().expect("the store stays until both ranks have checked");
     });
 }

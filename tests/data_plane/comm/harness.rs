@@ -1,7 +1,8 @@
-//! Several real processes: the test binary runs itself again, once for each rank, with the name of the calling test.
+//! Runs a test body in several real processes. The test binary starts itself again once for each rank, with the name of the
+//! calling test.
 //!
-//! Rank 0 binds port 0 and says which port it got; the parent passes it on to the others. A child dies with its
-//! parent, and the parent kills what is left when its deadline has passed.
+//! Rank 0 binds port 0 and reports the port it got, and the parent passes it on to the other ranks. A child dies with its
+//! parent, and the parent kills the remaining children at its deadline.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,14 +19,14 @@ use locdiff::comm::{Backend, Communicator, Layout, Rendezvous, StoreEnd};
 const RANK: &str = "LOCDIFF_TEST_RANK";
 const WORLD: &str = "LOCDIFF_TEST_WORLD";
 const PORT: &str = "LOCDIFF_TEST_PORT";
-/// Before what a child says to its parent; libtest writes to stdout too.
-const MARK: &str = "@said ";
-/// Generous, for machines with more processes than cores.
+/// Precedes the lines that a child reports to its parent, because libtest writes to stdout too.
+const MARK: &str = "@report ";
+/// Long enough for machines with more processes than cores.
 const DEADLINE: Duration = Duration::from_secs(240);
-/// For collectives that are meant to succeed.
+/// Timeout of collectives that should succeed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a child process knows about itself.
+/// Rank, world size and rendezvous of a child process.
 pub(crate) struct Rank {
     pub(crate) rank: u32,
     pub(crate) world: u32,
@@ -36,32 +37,38 @@ pub(crate) struct Rank {
 /// How a child ended.
 pub(crate) struct Outcome {
     pub(crate) status: ExitStatus,
-    pub(crate) said: Vec<String>,
+    /// The lines that it reported.
+    pub(crate) reports: Vec<String>,
     stderr: String,
 }
 
-/// Runs `body` in `world` processes, all of which must succeed; what each of them said.
-pub(crate) fn ranks<F: Fn()>(test: F, world: u32, body: impl FnOnce(&Rank)) -> Vec<Vec<String>> {
-    let outcomes = ranks_but(test, world, &[], body);
+/// Runs `body` in `world` processes, all of which must succeed. Returns the lines that each of them reported.
+pub(crate) fn run_ranks<F: Fn()>(test: F, world: u32, body: impl FnOnce(&Rank)) -> Vec<Vec<String>> {
+    let outcomes = run_ranks_with_losses(test, world, &[], body);
     let failed = outcomes.iter().enumerate().filter(|(_, outcome)| !outcome.status.success());
     let report: Vec<_> =
         failed.map(|(rank, outcome)| format!("rank {rank}: {}\n{}", outcome.status, outcome.stderr)).collect();
-    assert!(report.is_empty(), "of {world} ranks:\n{}", report.join("\n"));
-    outcomes.into_iter().map(|outcome| outcome.said).collect()
+    assert!(report.is_empty(), "failures among {world} ranks:\n{}", report.join("\n"));
+    outcomes.into_iter().map(|outcome| outcome.reports).collect()
 }
 
-/// The same, where the ranks in `lost` need not end by themselves: they are killed when the others have.
-pub(crate) fn ranks_but<F: Fn()>(test: F, world: u32, lost: &[u32], body: impl FnOnce(&Rank)) -> Vec<Outcome> {
+/// Like [`run_ranks`], but the ranks in `lost` need not exit. They are killed when the others have exited.
+pub(crate) fn run_ranks_with_losses<F: Fn()>(
+    test: F,
+    world: u32,
+    lost: &[u32],
+    body: impl FnOnce(&Rank),
+) -> Vec<Outcome> {
     if let Ok(rank) = std::env::var(RANK) {
-        be_a_rank(&rank, body);
+        run_as_rank(&rank, body);
     }
     let deadline = Instant::now() + DEADLINE;
-    let name = name_of(&test);
+    let name = test_name(&test);
     let mut fleet = Fleet { children: Vec::new() };
     let first = fleet.spawn(name, 0, world, 0);
     let port = loop {
         let line = first.recv_timeout(deadline.saturating_duration_since(Instant::now()));
-        let line = line.expect("rank 0 says its port");
+        let line = line.expect("rank 0 reports its port");
         if let Some(port) = line.strip_prefix("port ") {
             break port.parse().expect("a port");
         }
@@ -72,13 +79,13 @@ pub(crate) fn ranks_but<F: Fn()>(test: F, world: u32, lost: &[u32], body: impl F
     fleet.wait(lost, deadline)
 }
 
-/// The name by which libtest knows a test function: its path without the crate.
-fn name_of<F: Fn()>(_test: &F) -> &'static str {
+/// The name that libtest gives to a test function: its path without the crate.
+fn test_name<F: Fn()>(_test: &F) -> &'static str {
     let path = std::any::type_name::<F>();
     path.split_once("::").map_or(path, |(_, name)| name)
 }
 
-fn be_a_rank(rank: &str, body: impl FnOnce(&Rank)) -> ! {
+fn run_as_rank(rank: &str, body: impl FnOnce(&Rank)) -> ! {
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("linux");
     tch::set_num_threads(1);
     let number = |name: &str| std::env::var(name).expect("set by the parent").parse::<u32>().expect("a number");
@@ -90,18 +97,18 @@ fn be_a_rank(rank: &str, body: impl FnOnce(&Rank)) -> ! {
     };
     let me = Rank { rank, world: number(WORLD), listener: RefCell::new(listener), port };
     if rank == 0 {
-        me.say(&format!("port {port}"));
+        me.report(&format!("port {port}"));
     }
     let outcome = catch_unwind(AssertUnwindSafe(|| body(&me)));
     std::process::exit(if outcome.is_ok() { 0 } else { 101 })
 }
 
 impl Rank {
-    /// Tells the parent.
-    pub(crate) fn say(&self, text: &str) {
+    /// Sends a line to the parent.
+    pub(crate) fn report(&self, text: &str) {
         let mut stdout = std::io::stdout().lock();
-        writeln!(stdout, "{MARK}{text}").expect("the parent listens");
-        stdout.flush().expect("the parent listens");
+        writeln!(stdout, "{MARK}{text}").expect("the parent reads stdout");
+        stdout.flush().expect("the parent reads stdout");
     }
 
     pub(crate) fn rendezvous(&self, tensor_parallel: u32) -> Rendezvous {
@@ -119,21 +126,21 @@ impl Rank {
         }
     }
 
-    /// Over NCCL, with every rank on the first GPU. NCCL refuses that unless each rank poses as a host of its own.
+    /// Connects over NCCL with every rank on the first GPU. NCCL refuses that unless each rank poses as a separate host.
     pub(crate) fn connect_on_one_gpu(&self, tensor_parallel: u32, collective_timeout: Duration) -> Communicator {
         let backend = Backend::Nccl { device: 0 };
         let rendezvous = Rendezvous { backend, collective_timeout, ..self.rendezvous(tensor_parallel) };
-        Communicator::connect(rendezvous).expect("all ranks come")
+        Communicator::connect(rendezvous).expect("all ranks connect")
     }
 
     pub(crate) fn connect(&self, tensor_parallel: u32) -> Communicator {
-        Communicator::connect(self.rendezvous(tensor_parallel)).expect("all ranks come")
+        Communicator::connect(self.rendezvous(tensor_parallel)).expect("all ranks connect")
     }
 }
 
 struct Running {
     child: Child,
-    /// The said lines and the whole of stderr, once both streams have ended.
+    /// Threads that return the reported lines and all of stderr when the streams end.
     readers: Option<(JoinHandle<Vec<String>>, JoinHandle<String>)>,
 }
 
@@ -159,13 +166,13 @@ impl Fleet {
         let (sender, receiver) = channel();
         let stdout = child.stdout.take().expect("piped");
         let mut stderr = child.stderr.take().expect("piped");
-        let said = std::thread::spawn(move || listen(BufReader::new(stdout), &sender));
+        let reports = std::thread::spawn(move || read_reports(BufReader::new(stdout), &sender));
         let errors = std::thread::spawn(move || {
             let mut text = Vec::new();
             let _ = stderr.read_to_end(&mut text);
             String::from_utf8_lossy(&text).into_owned()
         });
-        self.children.push(Running { child, readers: Some((said, errors)) });
+        self.children.push(Running { child, readers: Some((reports, errors)) });
         receiver
     }
 
@@ -175,7 +182,7 @@ impl Fleet {
             self.children[rank].wait(deadline);
         }
         for rank in lost {
-            // One that has already died of itself keeps its own status.
+            // A rank that has already died keeps its own status.
             let _ = self.children[*rank as usize].child.kill();
         }
         self.children.iter_mut().map(Running::outcome).collect()
@@ -183,7 +190,7 @@ impl Fleet {
 }
 
 impl Running {
-    /// A thread of its own waits, so that nobody has to poll; at the deadline the child is killed.
+    /// Waits for the child and kills it at the deadline. A separate thread waits, so no polling is needed.
     fn wait(&mut self, deadline: Instant) {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
         let (sender, receiver) = channel();
@@ -201,13 +208,13 @@ impl Running {
 
     fn outcome(&mut self) -> Outcome {
         let status = self.child.wait().expect("a child");
-        let (said, errors) = self.readers.take().expect("taken once");
-        Outcome { status, said: said.join().expect("a reader"), stderr: errors.join().expect("a reader") }
+        let (reports, errors) = self.readers.take().expect("taken once");
+        Outcome { status, reports: reports.join().expect("a reader"), stderr: errors.join().expect("a reader") }
     }
 }
 
 impl Outcome {
-    /// The signal that ended it.
+    /// The signal that killed the process, if any.
     pub(crate) fn signal(&self) -> Option<i32> {
         self.status.signal()
     }
@@ -226,15 +233,15 @@ impl Drop for Fleet {
     }
 }
 
-fn listen(stdout: impl BufRead, sender: &Sender<String>) -> Vec<String> {
-    let mut said = Vec::new();
+fn read_reports(stdout: impl BufRead, sender: &Sender<String>) -> Vec<String> {
+    let mut reports = Vec::new();
     for line in stdout.lines().map_while(Result::ok) {
-        // libtest may have left the beginning of a line there.
+        // libtest may have written to the beginning of the same line.
         if let Some((_, text)) = line.split_once(MARK) {
             println!("{text}");
             let _ = sender.send(text.to_owned());
-            said.push(text.to_owned());
+            reports.push(text.to_owned());
         }
     }
-    said
+    reports
 }

@@ -1,21 +1,21 @@
 //! NCCL between two real processes that share one GPU: values, gradients, captured collectives, dead peers.
 //!
-//! Ignored in the CPU variant; in the CUDA variant they need a GPU.
+//! These tests are ignored in the CPU variant. In the CUDA variant they need a GPU.
 
 use std::time::{Duration, Instant};
 
 use locdiff::comm::{Buckets, Communicator, ReduceOp, differentiable};
-use locdiff::native::cuda::{self, Event, Graph, Stream, WaitError};
+use locdiff::native::cuda::{self, CudaEvent, CudaStream, Graph, WaitError};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tch::{Device, Kind, Tensor};
 
-use super::harness::{PATIENCE, Rank, ranks, ranks_but};
+use super::harness::{PATIENCE, Rank, run_ranks, run_ranks_with_losses};
 
 const GPU: Device = Device::Cuda(0);
-/// Between a kill and the errors of the others.
+/// Timeout of the surviving rank after a kill.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// What a timeout may be overrun by: NCCL's abort waits for its threads.
+/// How far a timeout may be exceeded: NCCL's abort waits for its threads.
 const GRACE: Duration = Duration::from_secs(2);
 
 fn connect(me: &Rank, timeout: Duration) -> Communicator {
@@ -35,8 +35,8 @@ fn die() -> ! {
 
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
-fn nccl_collectives_and_gradients_are_right() {
-    ranks(nccl_collectives_and_gradients_are_right, 2, |me| {
+fn nccl_collectives_and_gradients_are_correct() {
+    run_ranks(nccl_collectives_and_gradients_are_correct, 2, |me| {
         let communicator = connect(me, PATIENCE);
         let group = communicator.world();
         let (zero, one) = (numbers(0, 1 << 20), numbers(1, 1 << 20));
@@ -49,7 +49,7 @@ fn nccl_collectives_and_gradients_are_right() {
         let gathered = group.all_gather(&numbers(me.rank, 1 << 10)).expect("gathered");
         assert!(gathered.reshape([-1]).equal(&Tensor::cat(&[numbers(0, 1 << 10), numbers(1, 1 << 10)], 0)));
 
-        // The gradient of sum(w * x) over both ranks' halves of a batch, reduced by hooks, is the mean of the halves.
+        // Each rank has half of a batch. The gradient of sum(w * x), reduced by hooks, is the mean of the halves.
         let weight = Tensor::ones([1 << 10], (Kind::Float, GPU)).set_requires_grad(true);
         let buckets = Buckets::new(communicator.data(), &[weight.shallow_clone()], 1 << 20).expect("buckets");
         (&weight * numbers(me.rank, 1 << 10)).sum(Kind::Float).f_backward().expect("backward");
@@ -63,7 +63,7 @@ fn nccl_collectives_and_gradients_are_right() {
     });
 }
 
-/// A step with a collective inside: gradient of a small linear model, its mean over ranks, an update in place.
+/// A training step with a collective: the gradient of a small linear model, its mean over ranks, an in-place update.
 struct Step {
     weight: Tensor,
     input: Tensor,
@@ -87,18 +87,18 @@ impl Step {
     }
 }
 
-/// Launches the step and waits for its end, but no longer than `limit`.
+/// Launches the step and waits at most `limit` for it to finish.
 fn replay_within(graph: &mut Graph, limit: Duration) -> Result<(), WaitError> {
     graph.replay().expect("launched");
-    let mut finished = Event::new()?;
-    finished.record(&Stream::current()?)?;
+    let mut finished = CudaEvent::new()?;
+    finished.record(&CudaStream::current()?)?;
     finished.wait_for(limit)
 }
 
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn captured_step_with_an_all_reduce_replays_to_the_eager_result() {
-    ranks(captured_step_with_an_all_reduce_replays_to_the_eager_result, 2, |me| {
+    run_ranks(captured_step_with_an_all_reduce_replays_to_the_eager_result, 2, |me| {
         let communicator = connect(me, PATIENCE);
         let (mut eager, mut captured) = (Step::new(me.rank), Step::new(me.rank));
         for _ in 0..3 {
@@ -110,24 +110,24 @@ fn captured_step_with_an_all_reduce_replays_to_the_eager_result() {
             eager.run(&communicator).expect("a step");
             replay_within(&mut graph, PATIENCE).expect("replayed");
         }
-        cuda::synchronize().expect("all is done");
+        cuda::synchronize().expect("all work is done");
         let difference = (&eager.weight - &captured.weight).abs().max().double_value(&[]);
         assert_eq!(difference, 0.0, "eager and replayed weights differ");
         assert!(eager.weight.isfinite().all().int64_value(&[]) == 1);
-        me.say(&format!("{} nodes, 20 replays bit-equal to eager", graph.nodes()));
+        me.report(&format!("{} nodes, 20 replays bit-equal to eager", graph.nodes()));
     });
 }
 
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
-fn peer_killed_in_the_middle_of_an_nccl_collective_is_an_error_for_the_other() {
+fn peer_killed_during_an_nccl_collective_is_an_error_on_the_other_rank() {
     let outcomes =
-        ranks_but(peer_killed_in_the_middle_of_an_nccl_collective_is_an_error_for_the_other, 2, &[1], |me| {
+        run_ranks_with_losses(peer_killed_during_an_nccl_collective_is_an_error_on_the_other_rank, 2, &[1], |me| {
             let communicator = connect(me, TIMEOUT);
             let group = communicator.world();
             let mut tensor = numbers(me.rank, 64 << 20);
             group.all_reduce(&mut tensor, ReduceOp::Sum).expect("reduced once");
-            cuda::synchronize().expect("all is done");
+            cuda::synchronize().expect("all work is done");
             let started = Instant::now();
             let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("started");
             if me.rank == 1 {
@@ -137,7 +137,7 @@ fn peer_killed_in_the_middle_of_an_nccl_collective_is_an_error_for_the_other() {
             let elapsed = started.elapsed();
             assert!(error.starts_with("all_reduce of group world, rank 0 of 2: "), "{error}");
             assert!(elapsed < TIMEOUT + GRACE, "{elapsed:?}: {error}");
-            me.say(&format!("after {:.2} s: {error}", elapsed.as_secs_f64()));
+            me.report(&format!("after {:.2} s: {error}", elapsed.as_secs_f64()));
         });
     outcomes[0].assert_success(0);
     assert_eq!(outcomes[1].signal(), Some(Signal::SIGKILL as i32));
@@ -145,8 +145,8 @@ fn peer_killed_in_the_middle_of_an_nccl_collective_is_an_error_for_the_other() {
 
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
-fn peer_killed_in_the_middle_of_a_replay_is_found_by_the_poll() {
-    let outcomes = ranks_but(peer_killed_in_the_middle_of_a_replay_is_found_by_the_poll, 2, &[1], |me| {
+fn peer_killed_during_a_replay_is_detected_by_polling() {
+    let outcomes = run_ranks_with_losses(peer_killed_during_a_replay_is_detected_by_polling, 2, &[1], |me| {
         let communicator = connect(me, PATIENCE);
         let mut step = Step::new(me.rank);
         for _ in 0..3 {
@@ -159,7 +159,7 @@ fn peer_killed_in_the_middle_of_a_replay_is_found_by_the_poll() {
             die();
         }
         let mut started = Instant::now();
-        // The peer may still have taken part in some replays: what it had launched goes on for a moment.
+        // Work that the peer launched before it died may still complete, so some replays may succeed.
         let error = loop {
             match replay_within(&mut graph, TIMEOUT) {
                 Ok(()) => started = Instant::now(),
@@ -168,15 +168,15 @@ fn peer_killed_in_the_middle_of_a_replay_is_found_by_the_poll() {
         };
         let aborting = communicator.abort_handle().abort_in_background();
         let elapsed = started.elapsed();
-        me.say(&format!("after {:.2} s: {error}", elapsed.as_secs_f64()));
+        me.report(&format!("after {:.2} s: {error}", elapsed.as_secs_f64()));
         drop(graph);
-        me.say(&format!("graph dropped after {:.2} s", started.elapsed().as_secs_f64()));
+        me.report(&format!("graph dropped after {:.2} s", started.elapsed().as_secs_f64()));
         aborting.join().expect("no panic").expect("aborted");
-        me.say(&format!("aborted after {:.2} s", started.elapsed().as_secs_f64()));
-        assert!(started.elapsed() < TIMEOUT + GRACE, "the abort took until {:?}", started.elapsed());
+        me.report(&format!("aborted after {:.2} s", started.elapsed().as_secs_f64()));
+        assert!(started.elapsed() < TIMEOUT + GRACE, "the abort ended only after {:?}", started.elapsed());
         assert_eq!(error, WaitError::TimedOut(TIMEOUT));
         assert!(elapsed < TIMEOUT + GRACE, "{elapsed:?}: {error}");
-        // The abort has freed the stream: the device can be used again.
+        // The abort has freed the stream, so the device can be used again.
         cuda::synchronize().expect("the stream is free");
         assert_eq!(Tensor::ones([8], (Kind::Float, GPU)).sum(Kind::Float).double_value(&[]), 8.0);
     });

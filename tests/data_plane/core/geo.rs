@@ -1,11 +1,11 @@
-//! Points on the sphere obey the laws of the sphere.
+//! Geometry on the sphere: distances, displacements, grids and the point index.
 
 use locdiff_core::geo::{
     Degrees, EARTH_RADIUS_KM, GeoError, Km, Place, SphereIndex, UnitVector, fibonacci_grid, places,
 };
 use proptest::prelude::*;
 
-/// One micrometre: unit vectors round at 1e-16 of the radius, 0.6 nm; some steps add up.
+/// One micrometre. Unit vectors round at 1e-16 of the radius, which is 0.6 nm, and several operations add up.
 const ROUNDING_KM: f64 = 1e-9;
 
 fn place(latitude: f64, longitude: f64) -> Place {
@@ -24,7 +24,7 @@ fn any_point() -> impl Strategy<Value = UnitVector> {
 
 proptest! {
     #[test]
-    fn geo_place_survives_the_way_to_a_vector_and_back(there in any_place()) {
+    fn geo_place_round_trips_through_a_vector(there in any_place()) {
         let back = Place::from(UnitVector::from(there));
         prop_assert!(there.distance(back).0 <= ROUNDING_KM, "{there:?} {back:?}");
         prop_assert!((back.latitude().0 - there.latitude().0).abs() < 1e-13 * 180.0);
@@ -32,7 +32,7 @@ proptest! {
     }
 
     #[test]
-    fn geo_vectors_have_length_one(point in any_point(), bearing in -720.0..720.0, distance in 0.0..50_000.0) {
+    fn geo_vectors_have_unit_length(point in any_point(), bearing in -720.0..720.0, distance in 0.0..50_000.0) {
         for point in [point, point.displace(Degrees(bearing), Km(distance)).expect("finite")] {
             prop_assert!((point.dot(point) - 1.0).abs() < 1e-15);
         }
@@ -40,7 +40,7 @@ proptest! {
 
     #[test]
     fn geo_longitude_wraps_by_whole_turns(latitude in -90.0..=90.0, longitude in -180.0..180.0, turns in -1000_i32..1000) {
-        // Far from zero, a longitude itself is rounded: to 360000 * 1.1e-16 degrees.
+        // A longitude far from zero is itself rounded to 360000 * 1.1e-16 degrees.
         let wrapped: f64 = place(latitude, longitude + 360.0 * f64::from(turns)).longitude().0;
         let difference = f64::abs(wrapped - longitude);
         prop_assert!(difference < 1e-10 || (difference - 360.0).abs() < 1e-10);
@@ -49,12 +49,12 @@ proptest! {
     }
 
     #[test]
-    fn geo_any_finite_longitude_is_taken(longitude in any::<f64>().prop_filter("finite", |value| value.is_finite())) {
+    fn geo_any_finite_longitude_is_accepted(longitude in any::<f64>().prop_filter("finite", |value| value.is_finite())) {
         prop_assert!((-180.0..180.0).contains(&place(0.0, longitude).longitude().0));
     }
 
     #[test]
-    fn geo_triangle_inequality(a in any_point(), b in any_point(), c in any_point()) {
+    fn geo_distances_obey_the_triangle_inequality(a in any_point(), b in any_point(), c in any_point()) {
         prop_assert_eq!(a.distance(b), b.distance(a));
         prop_assert_eq!(a.distance(a).0, 0.0);
         prop_assert!(a.distance(c).0 <= a.distance(b).0 + b.distance(c).0 + ROUNDING_KM);
@@ -62,7 +62,7 @@ proptest! {
     }
 
     #[test]
-    fn geo_displacement_goes_as_far_as_asked(point in any_point(), bearing in 0.0..360.0, exponent in -6.0..4.3) {
+    fn geo_displacement_covers_the_given_distance(point in any_point(), bearing in 0.0..360.0, exponent in -6.0..4.3) {
         // From 1 mm to 20,000 km.
         let distance = 10.0_f64.powf(exponent);
         let there = point.displace(Degrees(bearing), Km(distance)).expect("finite");
@@ -73,15 +73,15 @@ proptest! {
     fn geo_antipodes_are_half_a_turn_apart(point in any_point(), bearing in 0.0..360.0) {
         let half = std::f64::consts::PI * EARTH_RADIUS_KM;
         prop_assert!((point.distance(point.antipode()).0 - half).abs() <= ROUNDING_KM);
-        // One metre short of it, where an arccosine has lost half its digits.
+        // One metre short of the antipode, where an arccosine would lose half its digits.
         let near = point.antipode().displace(Degrees(bearing), Km(0.001)).expect("finite");
         prop_assert!((half - point.distance(near).0 - 0.001).abs() <= ROUNDING_KM);
     }
 }
 
 #[test]
-fn geo_known_distances() {
-    // A degree of latitude, and across the date line.
+fn geo_known_distances_are_reproduced() {
+    // A degree of latitude, a degree across the date line, and a degree across the north pole.
     let degree = EARTH_RADIUS_KM.to_radians();
     assert!((place(10.0, 20.0).distance(place(11.0, 20.0)).0 - degree).abs() < ROUNDING_KM);
     assert!((place(0.0, 179.5).distance(place(0.0, -179.5)).0 - degree).abs() < ROUNDING_KM);
@@ -103,7 +103,7 @@ fn geo_bearing_is_clockwise_from_north() {
 }
 
 #[test]
-fn geo_poles_are_exact_and_longitude_there_means_nothing() {
+fn geo_poles_are_exact_at_any_longitude() {
     for longitude in [-180.0, 0.0, 37.0, 179.0] {
         assert_eq!(UnitVector::from(place(90.0, longitude)).distance(UnitVector::NORTH_POLE).0, 0.0);
         assert_eq!(UnitVector::from(place(-90.0, longitude)).distance(UnitVector::SOUTH_POLE).0, 0.0);
@@ -124,12 +124,12 @@ fn geo_bad_coordinates_name_their_row() {
         assert_eq!(error.to_string(), format!("latitude is {bad}, wanted -90 to 90"));
     }
     assert!(places(&[0.0], &[f64::NEG_INFINITY]).is_err());
-    assert_eq!(places(&[0.0], &[]).expect_err("ragged").to_string(), "1 latitudes but 0 longitudes");
+    assert_eq!(places(&[0.0], &[]).expect_err("different lengths").to_string(), "1 latitudes but 0 longitudes");
     assert!(UnitVector::new([0.0; 3]).is_err() && UnitVector::new([f64::NAN, 1.0, 0.0]).is_err());
 }
 
 #[test]
-fn geo_what_is_no_number_is_an_error_and_nothing_is_clamped() {
+fn geo_non_finite_or_out_of_range_input_is_an_error() {
     let text = |result: Result<UnitVector, GeoError>| result.expect_err("refused").to_string();
     let above = 1.0 + f64::EPSILON;
     assert_eq!(text(UnitVector::from_height(above, 0.0)), format!("height is {above}, wanted -1 to 1"));
@@ -137,7 +137,7 @@ fn geo_what_is_no_number_is_an_error_and_nothing_is_clamped() {
     assert_eq!(text(UnitVector::from_height(0.5, f64::INFINITY)), "angle is inf rad, wanted a finite number");
     let point = UnitVector::from_height(-1.0, 2.0).expect("the south pole");
     assert_eq!(point.distance(UnitVector::SOUTH_POLE).0, 0.0);
-    // The last is finite, but its length is not.
+    // The last tangent is finite, but its squared length is not.
     for tangent in [[f64::NAN, 0.0, 0.0], [0.0, f64::INFINITY, 0.0], [1e200, 0.0, 0.0]] {
         assert!(text(point.walk(tangent)).starts_with("tangent is ["), "{tangent:?}");
     }
@@ -163,11 +163,11 @@ fn geo_grids_are_even() {
     for count in [21_000, 1_000_000] {
         let grid = fibonacci_grid(count);
         assert_eq!(grid.len(), count);
-        // The sum of an even grid vanishes but for its edge effects.
+        // The points of an even grid sum to zero except for edge effects.
         let sum: [f64; 3] = std::array::from_fn(|axis| grid.iter().map(|point| point.xyz()[axis]).sum());
         assert!(sum.iter().all(|sum| sum.abs() < 1.0), "{sum:?}");
     }
-    // Each point has its own area: the nearest neighbour is nowhere closer than 0.8 of a square cell's side.
+    // No two points are too close: the nearest neighbour is 0.8 to 1.2 times the side of a square cell away.
     let grid = fibonacci_grid(2_000);
     let side_km = EARTH_RADIUS_KM * (4.0 * std::f64::consts::PI / 2_000.0).sqrt();
     for (index, point) in grid.iter().enumerate() {
@@ -177,7 +177,7 @@ fn geo_grids_are_even() {
     }
 }
 
-/// Points that crowd: few spots, many of them twice, so that distances tie and radii are met to the bit.
+/// Clusters of points with duplicates, so that distances tie and some points lie exactly on a radius.
 fn any_crowd() -> impl Strategy<Value = Vec<UnitVector>> {
     proptest::collection::vec((any_point(), proptest::collection::vec((0.0..360.0, 0.0..300.0), 0..8)), 1..60).prop_map(
         |spots| {
@@ -194,7 +194,7 @@ fn any_crowd() -> impl Strategy<Value = Vec<UnitVector>> {
 
 proptest! {
     #[test]
-    fn geo_index_finds_what_a_pass_over_all_points_finds(
+    fn geo_index_agrees_with_a_linear_scan(
         crowd in any_crowd(), elsewhere in any_point(), pick in any::<prop::sample::Index>(), radius in 0.0..25_000.0_f64,
         count in 0_usize..12
     ) {
@@ -202,13 +202,13 @@ proptest! {
         prop_assert_eq!(index.points(), &crowd[..]);
         let tie = crowd[pick.index(crowd.len())];
         for query in [elsewhere, crowd[0]] {
-            // A radius that some point has to the bit, one that none has, and none at all.
+            // A radius that a point lies on exactly, a random one, zero, and a negative one.
             for radius in [query.distance(tie), Km(radius), Km(0.0), Km(-1.0)] {
-                let pass = |holds: &dyn Fn(Km) -> bool| -> Vec<u32> {
+                let scan = |holds: &dyn Fn(Km) -> bool| -> Vec<u32> {
                     (0_u32..).zip(&crowd).filter(|(_, point)| holds(query.distance(**point))).map(|(at, _)| at).collect()
                 };
-                prop_assert_eq!(index.within(query, radius), pass(&|distance| distance <= radius));
-                prop_assert_eq!(index.count_nearer(query, radius), pass(&|distance| distance < radius).len());
+                prop_assert_eq!(index.within(query, radius), scan(&|distance| distance <= radius));
+                prop_assert_eq!(index.count_nearer(query, radius), scan(&|distance| distance < radius).len());
             }
             let mut sorted: Vec<f64> = crowd.iter().map(|point| query.distance(*point).0).collect();
             sorted.sort_by(f64::total_cmp);
@@ -219,14 +219,14 @@ proptest! {
                 prop_assert!((distance.0 - want).abs() <= ROUNDING_KM);
             }
             let first = index.nearest(query).expect("not empty").0;
-            let same = crowd.iter().position(|point| *point == crowd[first as usize]).expect("it is there");
-            prop_assert_eq!(same as u32, first, "of points on one spot the first");
+            let same = crowd.iter().position(|point| *point == crowd[first as usize]).expect("a point of the crowd");
+            prop_assert_eq!(same as u32, first, "wanted the first of several equal points");
         }
     }
 }
 
 #[test]
-fn geo_index_of_nothing_finds_nothing() {
+fn geo_empty_index_finds_nothing() {
     let index = SphereIndex::new(Vec::new());
     assert!(index.within(UnitVector::NORTH_POLE, Km(30_000.0)).is_empty());
     assert_eq!((index.nearest(UnitVector::NORTH_POLE), index.count_nearer(UnitVector::NORTH_POLE, Km(1.0))), (None, 0));

@@ -1,4 +1,4 @@
-//! Scores, their intervals, density and coverage, each against the plain way to compute it.
+//! Scores, confidence intervals, density and coverage, each compared with a naive computation or a reference package.
 
 use std::path::Path;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use tch::Tensor;
 
 const FEW: Bootstrap = Bootstrap { seed: 11, resamples: 200 };
 
-/// Errors from metres to half the Earth.
+/// Random errors from 10 m to about half the circumference of the Earth.
 fn errors(seed: u64, rows: usize) -> Vec<f64> {
     let mut uniform = vec![0.0_f32; rows];
     let draw = Draw { stream: Stream::Test(1), step: 0, first_sample: 0, elements: rows };
@@ -19,9 +19,9 @@ fn errors(seed: u64, rows: usize) -> Vec<f64> {
     uniform.into_iter().map(|unit| 0.01 * (14.0 * f64::from(unit)).exp()).collect()
 }
 
-fn numbers(scores: &Scores) -> Vec<f64> {
-    let besides = [scores.median_km, scores.mean_km, scores.geo_score];
-    let all = scores.within.iter().map(|within| within.percent).chain(besides);
+fn flatten(scores: &Scores) -> Vec<f64> {
+    let others = [scores.median_km, scores.mean_km, scores.geo_score];
+    let all = scores.within.iter().map(|within| within.percent).chain(others);
     all.flat_map(|interval| [interval.value, interval.lo, interval.hi]).collect()
 }
 
@@ -29,8 +29,8 @@ fn mean(values: impl Iterator<Item = f64>, rows: usize) -> f64 {
     values.sum::<f64>() / rows as f64
 }
 
-/// The statistics of a list of errors, written down as they are defined.
-fn plain(errors: &[f64]) -> Vec<f64> {
+/// The statistics of a list of errors, computed directly from their definitions.
+fn naive_statistics(errors: &[f64]) -> Vec<f64> {
     let rows = errors.len();
     let mut sorted = errors.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -42,13 +42,13 @@ fn plain(errors: &[f64]) -> Vec<f64> {
     all
 }
 
-/// Scores by really drawing the rows again, for the difference of two lists.
-fn plain_intervals(one: &[f64], other: Option<&[f64]>) -> Vec<f64> {
+/// Values and intervals by resampling the rows explicitly. With `other`, those of the difference of the two lists.
+fn naive_intervals(one: &[f64], other: Option<&[f64]>) -> Vec<f64> {
     let rows = one.len();
     let statistics = |pick: &dyn Fn(&[f64]) -> Vec<f64>| {
-        let mut found = plain(&pick(one));
+        let mut found = naive_statistics(&pick(one));
         if let Some(other) = other {
-            found.iter_mut().zip(plain(&pick(other))).for_each(|(value, less)| *value -= less);
+            found.iter_mut().zip(naive_statistics(&pick(other))).for_each(|(value, less)| *value -= less);
         }
         found
     };
@@ -73,62 +73,62 @@ fn plain_intervals(one: &[f64], other: Option<&[f64]>) -> Vec<f64> {
 }
 
 #[test]
-fn metrics_are_those_of_rows_that_are_really_drawn_again() {
+fn metrics_match_a_naive_bootstrap() {
     for rows in [1, 2, 7, 100, 501] {
         let (one, other) = (errors(1, rows), errors(2, rows));
         let close = |got: Vec<f64>, want: Vec<f64>| {
             for (got, want) in got.iter().zip(&want) {
-                // Sums of up to 501 numbers in another order.
+                // Sums of up to 501 numbers, added in another order.
                 assert!((got - want).abs() <= 1e-11 * (1.0 + want.abs()), "{rows} rows: {got} {want}");
             }
         };
-        close(numbers(&score(&one, &THRESHOLDS_KM, &FEW).expect("scored")), plain_intervals(&one, None));
+        close(flatten(&score(&one, &THRESHOLDS_KM, &FEW).expect("scored")), naive_intervals(&one, None));
         let difference = compare(&one, &other, &THRESHOLDS_KM, &FEW).expect("compared");
-        close(numbers(&difference), plain_intervals(&one, Some(&other)));
+        close(flatten(&difference), naive_intervals(&one, Some(&other)));
     }
 }
 
 #[test]
-fn metrics_intervals_hold_the_truth_in_nineteen_of_twenty_worlds() {
-    let (worlds, rows, share) = (400, 300, 0.3);
-    let mut held = 0;
-    for world in 0..worlds {
+fn metrics_intervals_cover_the_true_value_in_95_percent_of_trials() {
+    let (trials, rows, share) = (400, 300, 0.3);
+    let mut covered = 0;
+    for trial in 0..trials {
         let mut uniform = vec![0.0_f32; rows];
-        let draw = Draw { stream: Stream::Test(2), step: 0, first_sample: world, elements: rows };
+        let draw = Draw { stream: Stream::Test(2), step: 0, first_sample: trial, elements: rows };
         Philox::new(1).fill_uniform(draw, &mut uniform).expect("in range");
         let errors: Vec<f64> = uniform.iter().map(|unit| if f64::from(*unit) < share { 0.5 } else { 5.0 }).collect();
         let found =
-            score(&errors, &[1.0], &Bootstrap { seed: world, resamples: 200 }).expect("scored").within[0].percent;
-        held += u32::from((found.lo..=found.hi).contains(&(100.0 * share)));
+            score(&errors, &[1.0], &Bootstrap { seed: trial, resamples: 200 }).expect("scored").within[0].percent;
+        covered += u32::from((found.lo..=found.hi).contains(&(100.0 * share)));
     }
     // 380 expected, standard deviation 4.4.
-    assert!((362..=396).contains(&held), "{held} of {worlds}");
+    assert!((362..=396).contains(&covered), "{covered} of {trials}");
 }
 
 #[test]
-fn metrics_of_pairs_see_what_intervals_of_each_hide() {
+fn metrics_paired_intervals_detect_small_differences() {
     let one = errors(3, 800);
     let other: Vec<f64> =
         one.iter().enumerate().map(|(row, km)| if row % 20 == 0 { km + 9000.0 } else { *km }).collect();
     let same = compare(&one, &one, &THRESHOLDS_KM, &FEW).expect("compared");
-    assert!(numbers(&same).iter().all(|value| *value == 0.0));
+    assert!(flatten(&same).iter().all(|value| *value == 0.0));
     let paired = compare(&one, &other, &THRESHOLDS_KM, &FEW).expect("compared").within[2].percent;
     assert!(paired.lo > 0.0, "{paired:?}");
     let [alone, worse] = [&one, &other].map(|km| score(km, &THRESHOLDS_KM, &FEW).expect("scored").within[2].percent);
-    assert!(alone.lo < worse.hi, "each interval alone would not tell: {alone:?} {worse:?}");
+    assert!(alone.lo < worse.hi, "the separate intervals do not overlap: {alone:?} {worse:?}");
 }
 
 #[test]
-fn metrics_refuse_what_is_no_distance() {
+fn metrics_refuse_invalid_distances() {
     let refused = |km: &[f64]| score(km, &THRESHOLDS_KM, &FEW).expect_err("refused").to_string();
     assert_eq!(refused(&[]), "0 answers, wanted at least 1");
-    assert!(refused(&[1.0, f64::NAN]).contains("answer 1: its error is NaN km"));
+    assert!(refused(&[1.0, f64::NAN]).contains("answer 1: error is NaN km"));
     assert!(refused(&[f64::INFINITY]).contains("answer 0"));
     assert!(refused(&[-1.0]).contains("-1 km"));
     let text = score(&[1.0], &[f64::NAN], &FEW).expect_err("refused").to_string();
     assert_eq!(text, "threshold NaN km, wanted a finite number of at least 0");
     let text = compare(&[1.0], &[1.0, 2.0], &[], &FEW).expect_err("refused").to_string();
-    assert_eq!(text, "1 answers against 2, wanted the same rows from both");
+    assert_eq!(text, "1 answers compared with 2, wanted the same rows in both");
 }
 
 #[test]
@@ -139,14 +139,6 @@ fn metrics_have_names_with_units() {
         assert!(names.contains(&name), "{name} in {names:?}");
     }
     assert_eq!(fields["acc_1km"], 50.0);
-}
-
-#[test]
-fn metrics_of_ten_thousand_rows_take_a_moment() {
-    let errors = errors(4, 10_000);
-    let start = Instant::now();
-    score(&errors, &THRESHOLDS_KM, &Bootstrap::default()).expect("scored");
-    println!("10,000 rows x 1000 resamples: {:.3} s", start.elapsed().as_secs_f64());
 }
 
 fn golden(name: &str) -> Tensor {
@@ -161,7 +153,7 @@ fn points(name: &str) -> Vec<UnitVector> {
 }
 
 #[test]
-fn density_and_coverage_are_those_of_the_authors_package() {
+fn density_and_coverage_match_the_authors_package() {
     for name in ["uniform", "near", "repeated"] {
         let found =
             density_coverage(&points(&format!("{name}.truth")), &points(&format!("{name}.predicted")), NEAREST_K);
@@ -174,15 +166,15 @@ fn density_and_coverage_are_those_of_the_authors_package() {
 }
 
 #[test]
-fn density_and_coverage_of_many_need_no_matrix() {
+fn density_and_coverage_need_no_distance_matrix() {
     let truth = uniform_points(1, 0, 0, 30_000).expect("in range");
     let predicted = uniform_points(1, 1, 0, 30_000).expect("in range");
     let (start, before) = (Instant::now(), crate::resident_bytes());
     let found = density_coverage(&truth, &predicted, NEAREST_K).expect("enough");
     println!("30,000 points: {:.2} s, {found:?}", start.elapsed().as_secs_f64());
-    // Of independent uniform points: density 1; coverage 1 - E[(1 + r)^-1...] = 1 - 2^-3 for k = 3.
+    // Independent uniform points have density 1 and, for k = 3, coverage 1 - 2^-3.
     assert!((found.density - 1.0).abs() < 0.02 && (found.coverage - 0.875).abs() < 0.01, "{found:?}");
-    assert!(crate::resident_bytes().saturating_sub(before) < 100 << 20, "30,000² distances would take 7 GB");
+    assert!(crate::resident_bytes().saturating_sub(before) < 100 << 20, "a matrix of 30,000² takes 7 GB");
     assert!(density_coverage(&truth[..3], &predicted, NEAREST_K).is_err());
     assert!(density_coverage(&truth, &[], NEAREST_K).is_err());
     assert!(density_coverage(&truth, &predicted, 0).is_err());

@@ -1,4 +1,4 @@
-//! The core crate as the data plane uses it.
+//! The core crate: geography, metrics, random numbers, tables, TensorBoard files.
 
 mod geo;
 mod metrics;

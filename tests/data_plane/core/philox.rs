@@ -1,9 +1,9 @@
-//! Statistics of the counter-based random numbers: moments, tails and bit balance on fixed seeds, so that a test never
-//! fails by chance; and what a number costs.
+//! Statistics of the counter-based random numbers: moments, tails and bit balance, and the time per number. The seeds are
+//! fixed, so a test never fails by chance.
 
 use locdiff_core::random::{Draw, Philox, Stream};
 
-/// Rows that are no multiple of a block, over several samples.
+/// Number of samples. The row length is not a multiple of a Philox block.
 const ROWS: usize = 500;
 const ELEMENTS: usize = 2011;
 const N: f64 = (ROWS * ELEMENTS) as f64;
@@ -22,7 +22,7 @@ fn deviations(got: f64, want: f64, variance: f64) -> f64 {
 }
 
 #[test]
-fn uniforms_have_the_moments_of_the_uniform() {
+fn uniforms_have_the_moments_of_the_uniform_distribution() {
     let mut values = vec![0.0; ROWS * ELEMENTS];
     for step in 0..4 {
         Philox::new(11).fill_uniform(draw(Stream::Test(0), step), &mut values).expect("in range");
@@ -33,7 +33,7 @@ fn uniforms_have_the_moments_of_the_uniform() {
 }
 
 #[test]
-fn normals_have_the_moments_of_the_normal() {
+fn normals_have_the_moments_of_the_normal_distribution() {
     let mut values = vec![0.0; ROWS * ELEMENTS];
     for step in 0..4 {
         Philox::new(12).fill_normal(draw(Stream::Noise, step), &mut values).expect("in range");
@@ -66,13 +66,13 @@ fn bits_pass_chi_square() {
         words.iter().for_each(|word| counts[(word >> shift & 0xff) as usize] += 1);
         let expected = N / 256.0;
         let chi_square: f64 = counts.iter().map(|count| (*count as f64 - expected).powi(2) / expected).sum();
-        // 255 degrees of freedom: mean 255, standard deviation 22.6; four of them on either side.
+        // With 255 degrees of freedom: mean 255, standard deviation 22.6. The range is four deviations on either side.
         assert!((165.0..345.0).contains(&chi_square), "byte at bit {shift}: {chi_square}");
     }
 }
 
 #[test]
-fn bounded_integers_and_masks_have_their_shares() {
+fn bounded_integers_and_masks_have_the_right_frequencies() {
     let mut integers = vec![0; ROWS * ELEMENTS];
     Philox::new(15).fill_int(draw(Stream::Timestep, 0), 7, &mut integers).expect("in range");
     for value in 0..7 {

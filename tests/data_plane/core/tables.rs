@@ -1,4 +1,4 @@
-//! Tables of ids and coordinates: one list of accepted names for every kind of file.
+//! Tables of ids and coordinates: every file format accepts the same column names.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ fn parquet(folder: &Path, names: [&str; 3]) -> PathBuf {
 }
 
 #[test]
-fn every_accepted_name_is_found_in_every_kind_of_file() {
+fn every_accepted_column_name_is_found_in_every_file_format() {
     let scratch = tempfile::tempdir().expect("a folder");
     let most = ID_NAMES.len().max(LATITUDE_NAMES.len()).max(LONGITUDE_NAMES.len());
     for number in 0..most {
@@ -61,7 +61,7 @@ fn every_accepted_name_is_found_in_every_kind_of_file() {
 }
 
 #[test]
-fn the_readme_shows_the_accepted_names() {
+fn readme_lists_the_accepted_column_names() {
     let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("readable");
     for (column, names) in [("id", ID_NAMES), ("latitude", LATITUDE_NAMES), ("longitude", LONGITUDE_NAMES)] {
         let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
@@ -71,14 +71,14 @@ fn the_readme_shows_the_accepted_names() {
 }
 
 #[test]
-fn a_given_name_wins_and_no_other_will_do() {
+fn explicit_column_name_overrides_the_accepted_names() {
     let scratch = tempfile::tempdir().expect("a folder");
     let path = scratch.path().join("t.csv");
     std::fs::write(&path, "id,who,lat,latitude,north,lon\na,b,1,2,3,4\n").expect("written");
     let open = |id, latitude| {
         let names = ColumnNames { id: Some(id), latitude: Some(latitude), longitude: Some("lon") };
         let mut reader = TableReader::open(&path, names, true)?;
-        let row = reader.next().expect("a row").expect("a good one");
+        let row = reader.next().expect("a row").expect("a valid row");
         Ok::<_, tables::TableError>((row.id, row.place.latitude().0))
     };
     assert_eq!(open("id", "lat").expect("read"), (Some("a".to_owned()), 1.0));
@@ -88,6 +88,6 @@ fn a_given_name_wins_and_no_other_will_do() {
     let text = error.to_string();
     assert!(text.contains("no column `south` for latitude; found: id, who, lat, latitude, north, lon"), "{text}");
     assert_eq!(error.exit_code().code(), 20);
-    let error = tables::read(&path).expect_err("two could be meant").to_string();
+    let error = tables::read(&path).expect_err("two matching columns").to_string();
     assert!(error.contains("2 of them could be `lat`, wanted one"), "{error}");
 }

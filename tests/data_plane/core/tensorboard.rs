@@ -1,4 +1,4 @@
-//! Event files as Python's `tensorboard` package reads them.
+//! Event files, read back with Python's `tensorboard` package.
 
 use std::path::Path;
 
@@ -13,18 +13,18 @@ fn read_by_tensorboard(folder: &Path) -> Value {
     serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
 }
 
-/// A loss that f32 cannot hold.
+/// A loss that f32 cannot represent exactly.
 fn loss(step: u64) -> f64 {
     1.0 / (step as f64 + 3.0)
 }
 
-fn train(board: &mut Board, steps: std::ops::RangeInclusive<u64>) {
+fn write_steps(board: &mut Board, steps: std::ops::RangeInclusive<u64>) {
     for step in steps {
         board.scalars(step, &[("loss", loss(step)), ("learning_rate", 5e-4)]).expect("written");
     }
 }
 
-/// What TensorBoard should find of steps 1 to `last`.
+/// The points that TensorBoard should show for steps 1 to `last`.
 fn points(last: u64, value: impl Fn(u64) -> f64) -> Vec<(u64, u32)> {
     (1..=last).map(|step| (step, (value(step) as f32).to_bits())).collect()
 }
@@ -35,7 +35,7 @@ fn tensorboard_reads_scalars_and_text() {
     let mut board = Board::open(folder.path(), None).expect("opens");
     let config = "```toml\n[model]\ndegree = 47 # °\n```";
     board.text(0, "config", config).expect("written");
-    train(&mut board, 1..=20);
+    write_steps(&mut board, 1..=20);
     board.scalars(21, &[("overflow", 1e300), ("norm", f64::INFINITY)]).expect("written");
     let found = read_by_tensorboard(folder.path());
     let infinity = f32::INFINITY.to_bits();
@@ -54,7 +54,7 @@ fn pixels_crc(rgb: &[u8]) -> u32 {
     crc.sum()
 }
 
-/// Rows that each filter suits: even, from left to right, from top to bottom, and none.
+/// Rows for which different PNG filters are best: constant, a horizontal gradient, equal to the row above, and noise.
 fn pixels(width: u32, height: u32) -> Vec<u8> {
     let channel = |x: u32, y: u32, channel: u32| match y / 8 {
         0 => 7,
@@ -99,12 +99,12 @@ fn tensorboard_reads_histograms_and_pictures() {
 }
 
 #[test]
-fn tensorboard_reads_what_a_run_was_made_with() {
+fn tensorboard_reads_hyperparameters() {
     let folder = tempfile::tempdir().expect("a folder");
     hyperparameters(1e-3).save(folder.path()).expect("saved");
     let mut board = Board::open(folder.path(), Some(0)).expect("opens");
-    train(&mut board, 1..=3);
-    board.ended().expect("written");
+    write_steps(&mut board, 1..=3);
+    board.mark_ended().expect("written");
     let found = read_by_tensorboard(folder.path());
     let names = ["eval.refine", "loss.kl_weight", "train.learning_rate"];
     let values = json!({ "eval.refine": true, "loss.kl_weight": "auto", "train.learning_rate": 1e-3 });
@@ -112,53 +112,53 @@ fn tensorboard_reads_what_a_run_was_made_with() {
     assert_eq!((&hparams["names"], &hparams["values"]), (&json!(names), &values));
     assert_eq!(hparams["shown_first"], json!(["train.learning_rate"]));
     assert_eq!((&hparams["metrics"], &hparams["status"]), (&json!(["loss"]), &json!(1)));
-    // It goes on after all, with another learning rate: the new value counts, and nothing says that it has ended.
+    // The run is extended with another learning rate: the new value replaces the old one, and the end mark is removed.
     hyperparameters(5e-4).save(folder.path()).expect("saved");
     let mut board = Board::open(folder.path(), Some(3)).expect("opens");
-    train(&mut board, 4..=5);
+    write_steps(&mut board, 4..=5);
     let found = read_by_tensorboard(folder.path());
     assert_eq!(found["hparams"]["values"]["train.learning_rate"], 5e-4);
     assert_eq!(found["hparams"]["status"], Value::Null);
     let steps = json!({ "_hparams_/experiment": [0], "_hparams_/session_start_info": [0] });
     assert_eq!(found["hparams"]["steps"], steps);
-    board.ended().expect("written");
+    board.mark_ended().expect("written");
     let found = read_by_tensorboard(folder.path());
     assert_eq!((&found["hparams"]["status"], &found["scalars"]["loss"]), (&json!(1), &json!(points(5, loss))));
 }
 
 #[test]
-fn no_step_is_doubled_after_a_crash() {
+fn no_step_is_duplicated_after_a_crash() {
     let folder = tempfile::tempdir().expect("a folder");
-    // Died before the first checkpoint: the run begins anew.
-    train(&mut Board::open(folder.path(), None).expect("opens"), 1..=7);
+    // The run dies before the first checkpoint and starts over.
+    write_steps(&mut Board::open(folder.path(), None).expect("opens"), 1..=7);
     let mut board = Board::open(folder.path(), None).expect("opens");
     board.text(0, "config", "first").expect("written");
-    train(&mut board, 1..=12);
-    show(&mut board, 12);
-    // Killed in the middle of a record, with a checkpoint at step 10.
+    write_steps(&mut board, 1..=12);
+    write_pictures(&mut board, 12);
+    // It is killed in the middle of a record, with a checkpoint at step 10.
     let bytes = std::fs::read(board.path()).expect("readable");
     std::fs::write(board.path(), &bytes[..bytes.len() - 5]).expect("writable");
     for _ in 0..2 {
         let mut board = Board::open(folder.path(), Some(10)).expect("opens");
-        train(&mut board, 11..=13);
-        show(&mut board, 13);
-        train(&mut board, 14..=15);
-        show(&mut board, 15);
-        board.ended().expect("written");
+        write_steps(&mut board, 11..=13);
+        write_pictures(&mut board, 13);
+        write_steps(&mut board, 14..=15);
+        write_pictures(&mut board, 15);
+        board.mark_ended().expect("written");
     }
-    train(&mut Board::open(folder.path(), Some(15)).expect("opens"), 16..=18);
+    write_steps(&mut Board::open(folder.path(), Some(15)).expect("opens"), 16..=18);
     let found = read_by_tensorboard(folder.path());
     assert_eq!(found["scalars"], json!({ "loss": points(18, loss), "learning_rate": points(18, |_| 5e-4) }));
     assert_eq!(found["texts"], json!({ "config": [[0, "first"]] }));
-    assert_eq!(found["hparams"]["steps"], json!({}), "the end is taken back");
+    assert_eq!(found["hparams"]["steps"], json!({}), "the end mark was not removed");
     for (kind, tag) in [("histograms", "weights/a"), ("images", "map")] {
         let steps: Vec<&Value> = found[kind][tag].as_array().expect("there").iter().map(|event| &event[0]).collect();
         assert_eq!(steps, [13, 15], "{kind}");
     }
 }
 
-/// A histogram and a picture.
-fn show(board: &mut Board, step: u64) {
+/// Writes a histogram and an image.
+fn write_pictures(board: &mut Board, step: u64) {
     board.histograms(step, &[("weights/a".to_owned(), Histogram::even(0.0, 1.0, &[step]))]).expect("written");
     board.image(step, "map", &Picture::new(8, 1, &[step as u8; 24])).expect("written");
 }

@@ -1,4 +1,4 @@
-//! Evaluation: predictions, perturbation.
+//! Evaluation: scoring of prediction files, and the perturbation suite.
 
 mod perturbation;
 mod predictions;

@@ -1,20 +1,20 @@
-//! `eval --suite perturbation`: the same drift, whoever computes it. That it is what theory says is shown through the launcher, in
+//! `eval --suite perturbation`: the drift does not depend on the number of workers. The comparison with theory is in
 //! `tests/control_plane/perturbation.rs`.
 
 use locdiff::eval::perturbation::{BLOCK_POINTS, SEARCHED_PER_BLOCK, run_degree, theory_km};
-use locdiff_core::protocol::Place;
+use locdiff_core::protocol::WorkerSlot;
 
 #[test]
-fn perturbation_theory_is_the_recipe() {
+fn perturbation_theory_matches_its_formula() {
     // sqrt(pi/2) * 0.1 * 6371 / sqrt(47 * 48² * 49 / 16 pi)
     assert!((theory_km(47) - 2.46).abs() < 0.005, "{}", theory_km(47));
 }
 
 #[test]
-fn perturbation_does_not_depend_on_who_computes_it() {
+fn perturbation_does_not_depend_on_the_number_of_workers() {
     let points = 2 * BLOCK_POINTS + 7;
     let share = |rank, world| {
-        let worker = Place { rank, world, local_rank: rank, gpu: None, threads: world };
+        let worker = WorkerSlot { rank, world, local_rank: rank, gpu: None, threads: world };
         run_degree(15, points, &worker).expect("measured")
     };
     let alone = share(0, 1);

@@ -1,4 +1,4 @@
-//! Anybody's predictions and galleries: right ones are scored, wrong ones refused by file, row and reason.
+//! Prediction, truth and gallery files from users: valid ones are read, invalid ones are refused with file, row and reason.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,8 @@ fn parquet(folder: &Path, name: &str, columns: Vec<(&str, ArrayRef)>) -> PathBuf
 fn predictions_are_scored_in_any_order_and_format() {
     let scratch = tempfile::tempdir().expect("a folder");
     let truth = Truth::read(&file(scratch.path(), "truth.csv", TRUTH.as_bytes())).expect("read");
-    // a is right, b lies across the date line, 22 km away; c is 111 km off, d in the antipodes, e on the pole whatever its longitude.
+    // a is exact, b is 22 km off across the date line, c is 111 km off, d is at the antipode. e is the pole, where longitude
+    // does not matter.
     let text = "\u{feff}ID,score,Longitude,LATITUDE\nb.jpg,1,-179.9,-5.5\na.jpg,1,20,10\ne.jpg,1,77,-90\nd.jpg,1,-177.7,-48.8\nc.jpg,1,0,1\n";
     let csv = file(scratch.path(), "mine.csv", text.as_bytes());
     let names: ArrayRef = Arc::new(StringArray::from(vec!["b.jpg", "a.jpg", "e.jpg", "d.jpg", "c.jpg"]));
@@ -62,16 +63,16 @@ fn predictions_are_scored_in_any_order_and_format() {
 }
 
 #[test]
-fn predictions_that_do_not_fit_the_truth_are_refused() {
+fn predictions_that_do_not_match_the_truth_are_refused() {
     let scratch = tempfile::tempdir().expect("a folder");
     let truth = Truth::read(&file(scratch.path(), "truth.csv", TRUTH.as_bytes())).expect("read");
     let rows = "id,lat,lon\na.jpg,1,1\nb.jpg,1,1\nc.jpg,1,1\nd.jpg,1,1\ne.jpg,1,1\n";
     let without = |row: &str| rows.replace(row, "");
-    for (text, words) in [
+    for (text, reason) in [
         (without("c.jpg,1,1\n"), "no prediction for 1 of the 5 rows of"),
         ("id,lat,lon\na.jpg,1,1\n".to_owned(), "no prediction for 4 of the 5 rows of"),
         (format!("{rows}x.jpg,1,1\n"), "1 of its 6 rows are not in"),
-        (format!("{rows}b.jpg,1,1\n"), "rows 1 and 5 are both `b.jpg`"),
+        (format!("{rows}b.jpg,1,1\n"), "rows 1 and 5 both have the id `b.jpg`"),
         (rows.replace("c.jpg,1", "c.jpg,nan"), "row 2: latitude is NaN, wanted -90 to 90"),
         (rows.replace("c.jpg,1,1", "c.jpg,1,"), "row 2: `lon` is ``, wanted a number"),
         (rows.replace("c.jpg,1,1", "c.jpg,1,east"), "row 2: `lon` is `east`, wanted a number"),
@@ -79,7 +80,7 @@ fn predictions_that_do_not_fit_the_truth_are_refused() {
         (rows.replace("c.jpg,1,1", "c.jpg,-91,1"), "row 2: latitude is -91, wanted -90 to 90"),
         (rows.replace("c.jpg,1,1", "c.jpg,inf,1"), "row 2: latitude is inf"),
         (rows.replace("c.jpg,1,1", "c.jpg,1"), "row 2:"),
-        (rows.replace("c.jpg,1,1", ",1,1"), "row 2: its id is empty"),
+        (rows.replace("c.jpg,1,1", ",1,1"), "row 2: id is empty"),
         ("lat,lon\n1,1\n1,1\n".to_owned(), "2 rows without ids"),
         ("id,lat,lon\n".to_owned(), "has no rows"),
         (String::new(), "no column for latitude; found: none; accepted: lat, latitude"),
@@ -88,34 +89,34 @@ fn predictions_that_do_not_fit_the_truth_are_refused() {
     ] {
         let path = file(scratch.path(), "mine.csv", text.as_bytes());
         let error = score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).expect_err("refused");
-        assert!(error.to_string().contains(words) && error.to_string().contains("mine.csv"), "{words}: {error}");
+        assert!(error.to_string().contains(reason) && error.to_string().contains("mine.csv"), "{reason}: {error}");
         assert_eq!(error.exit_code().code(), 20, "{error}");
     }
     let error = score_predictions(&scratch.path().join("none.csv"), &truth, &THRESHOLDS_KM, &FEW).expect_err("refused");
     assert_eq!(error.exit_code().code(), 16, "{error}");
     let path = file(scratch.path(), "text.csv", b"id,lat,lon\n\xff\xfe,1,1\n");
-    assert!(score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).is_err(), "bytes that are no text");
+    assert!(score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).is_err(), "invalid UTF-8 was accepted");
 }
 
 #[test]
-fn truths_that_cannot_be_meant_are_refused() {
+fn invalid_truth_files_are_refused() {
     let scratch = tempfile::tempdir().expect("a folder");
-    let refused = |text: &str| {
+    let refusal = |text: &str| {
         let error = Truth::read(&file(scratch.path(), "truth.csv", text.as_bytes())).expect_err("refused");
         (error.exit_code().code(), error.to_string())
     };
-    assert!(refused("lat,lon\n1,1\n").1.contains("no column of ids, wanted one of id, path, image_id"));
-    assert!(refused("path,lat,lon\na,1,1\na,2,2\n").1.contains("rows 0 and 1 are both `a`"));
-    let (code, text) = refused("path,lat,lon\n");
+    assert!(refusal("lat,lon\n1,1\n").1.contains("no id column; accepted names: id, path, image_id"));
+    assert!(refusal("path,lat,lon\na,1,1\na,2,2\n").1.contains("rows 0 and 1 both have the id `a`"));
+    let (code, text) = refusal("path,lat,lon\n");
     assert!(code == 20 && text.contains("has no rows"), "{code}: {text}");
 }
 
 #[test]
-fn tables_are_read_as_people_have_them() {
+fn tables_are_read_in_common_variants() {
     let scratch = tempfile::tempdir().expect("a folder");
     let place = |latitude, longitude| Place::new(Degrees(latitude), Degrees(longitude)).expect("a place");
     let want = [place(37.09024, -95.712891), place(-90.0, -180.0)];
-    // The header of the gallery that comes with GeoCLIP; spaces and Windows line ends; a path beside other columns.
+    // First the header of GeoCLIP's gallery, then one with spaces and Windows line endings.
     for text in ["LAT,LON\n37.09024,-95.712891\n-90,180\n", " Lat , Long \r\n37.09024, -95.712891\r\n-90,180\r\n"] {
         let table = tables::read(&file(scratch.path(), "gallery.csv", text.as_bytes())).expect("read");
         assert_eq!((table.places, table.ids), (want.to_vec(), None));
@@ -131,7 +132,7 @@ fn tables_are_read_as_people_have_them() {
 }
 
 #[test]
-fn ids_in_dictionaries_are_read_and_galleries_need_none() {
+fn dictionary_ids_are_read_and_galleries_need_no_ids() {
     let scratch = tempfile::tempdir().expect("a folder");
     let coordinates = || -> ArrayRef { Arc::new(Float64Array::from(vec![1.0, 2.0])) };
     let columns = |ids: ArrayRef| vec![("name", ids), ("lat", coordinates()), ("lon", coordinates())];
@@ -142,7 +143,7 @@ fn ids_in_dictionaries_are_read_and_galleries_need_none() {
     let booleans: ArrayRef = Arc::new(BooleanArray::from(vec![true, false]));
     for (name, ids) in [("nulls.parquet", nulls), ("booleans.parquet", booleans)] {
         let path = parquet(scratch.path(), name, columns(ids));
-        assert!(tables::read(&path).is_err(), "{name}: no ids");
+        assert!(tables::read(&path).is_err(), "{name}: invalid ids were accepted");
         assert_eq!(tables::read_places(&path).expect("places").len(), 2, "{name}");
     }
     let path = file(scratch.path(), "gallery.csv", b"id,lat,lon\n,1,2\n,3,4\n");
@@ -150,7 +151,7 @@ fn ids_in_dictionaries_are_read_and_galleries_need_none() {
 }
 
 #[test]
-fn text_that_may_be_ids_is_not_passed_over() {
+fn unknown_text_column_is_refused_instead_of_matching_by_order() {
     let scratch = tempfile::tempdir().expect("a folder");
     let truth = Truth::read(&file(scratch.path(), "truth.csv", b"id,lat,lon\na,1,2\nb,3,4\n")).expect("read");
     let numbers = || -> ArrayRef { Arc::new(Float64Array::from(vec![1.0, 2.0])) };
@@ -163,7 +164,7 @@ fn text_that_may_be_ids_is_not_passed_over() {
     for path in wrong {
         let error = score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).expect_err("refused");
         let text = error.to_string();
-        assert!(error.exit_code().code() == 20 && text.contains("text (`photograph`)"), "{text}");
+        assert!(error.exit_code().code() == 20 && text.contains("text columns (`photograph`)"), "{text}");
         assert!(text.contains("filename") && text.contains("mine."), "{text}");
     }
     let path = file(scratch.path(), "numbers.csv", b"score,lat,lon\n0.5,1,2\n,3,4\n");
@@ -172,7 +173,7 @@ fn text_that_may_be_ids_is_not_passed_over() {
 }
 
 #[test]
-fn tables_of_hostile_parquet_are_refused() {
+fn malformed_parquet_tables_are_refused() {
     let scratch = tempfile::tempdir().expect("a folder");
     let floats = |values: Vec<Option<f64>>| -> ArrayRef { Arc::new(Float64Array::from(values)) };
     let (good, ids): (ArrayRef, ArrayRef) =
@@ -184,15 +185,15 @@ fn tables_of_hostile_parquet_are_refused() {
         (vec![("lat", good.clone()), ("lon", good.clone()), ("id", ids)], "row 1: `id` is null"),
         (vec![("lat", good.clone())], "no column for longitude; found: lat; accepted: lon, lng, long, longitude"),
     ];
-    for (columns, words) in cases {
+    for (columns, reason) in cases {
         let path = parquet(scratch.path(), "gallery.parquet", columns);
         let error = tables::read(&path).expect_err("refused");
-        assert!(error.to_string().contains(words) && error.exit_code().code() == 20, "{words}: {error}");
+        assert!(error.to_string().contains(reason) && error.exit_code().code() == 20, "{reason}: {error}");
     }
     let columns = vec![("lat", good.clone()), ("lon", good)];
     let whole = std::fs::read(parquet(scratch.path(), "gallery.parquet", columns)).expect("read");
     for cut in [0, 3, whole.len() / 2, whole.len() - 1] {
-        let error = tables::read(&file(scratch.path(), "cut.parquet", &whole[..cut])).expect_err("cut short");
+        let error = tables::read(&file(scratch.path(), "cut.parquet", &whole[..cut])).expect_err("truncated");
         assert_eq!(error.exit_code().code(), 22, "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! GeoCLIP against its own outputs, with its real weights, and its files against damage.
+//! GeoCLIP with its real weights reproduces its published outputs, and damaged files are refused.
 
 pub(crate) mod support;
 
@@ -13,7 +13,7 @@ use crate::geoclip::support::{folder, wheel};
 fn golden(name: &str) -> Tensor {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/geoclip.safetensors");
     let all = Tensor::read_safetensors(path).expect("the golden file");
-    all.into_iter().find(|(own, _)| own == name).unwrap_or_else(|| panic!("no golden {name}")).1
+    all.into_iter().find(|(other, _)| other == name).unwrap_or_else(|| panic!("no golden {name}")).1
 }
 
 fn difference_max(got: &Tensor, want: &Tensor) -> f64 {
@@ -22,7 +22,7 @@ fn difference_max(got: &Tensor, want: &Tensor) -> f64 {
 }
 
 #[test]
-fn geoclip_gives_its_own_published_outputs() {
+fn geoclip_reproduces_its_published_outputs() {
     let geoclip = Geoclip::open(&folder()).expect("real weights");
     let devices = if tch::Cuda::is_available() { vec![Device::Cpu, Device::Cuda(0)] } else { vec![Device::Cpu] };
     for device in devices {
@@ -32,7 +32,7 @@ fn geoclip_gives_its_own_published_outputs() {
             let got = encoder.encode(&golden(&format!("{name}_latlon"))).expect("encoded").to_device(Device::Cpu);
             let difference = difference_max(&got, &want);
             println!("{name} on {device:?}: {difference:e} of at most {}", want.abs().max().double_value(&[]));
-            // On a GPU another order of rounding, magnified by the frequencies of the finest capsule.
+            // A GPU rounds in another order, and the frequencies of the finest capsule magnify the difference.
             assert!(difference < if device.is_cuda() { 1e-3 } else { 1e-5 }, "{name}: {difference:e}");
         }
         let head = geoclip.image_head(device).expect("a head");
@@ -44,7 +44,7 @@ fn geoclip_gives_its_own_published_outputs() {
 }
 
 #[test]
-fn an_embedding_does_not_depend_on_its_company() {
+fn embedding_does_not_depend_on_its_batch() {
     let geoclip = Geoclip::open(&folder()).expect("real weights");
     let places = &geoclip.places()[..700];
     let embedder = |threads| Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), threads);
@@ -52,9 +52,9 @@ fn an_embedding_does_not_depend_on_its_company() {
     let reversed: Vec<_> = places.iter().rev().copied().collect();
     let reversed = embedder(1).embed(&reversed).expect("embedded");
     let rows = |values: &[f32]| values.chunks_exact(EMBEDDING_WIDTH).map(<[f32]>::to_vec).collect::<Vec<_>>();
-    assert!(rows(&together) == rows(&reversed).into_iter().rev().collect::<Vec<_>>(), "the order changes bits");
+    assert!(rows(&together) == rows(&reversed).into_iter().rev().collect::<Vec<_>>(), "the order of rows changes bits");
     let alone = embedder(2).embed(&places[300..301]).expect("embedded");
-    assert!(alone == together[300 * EMBEDDING_WIDTH..301 * EMBEDDING_WIDTH], "company changes bits");
+    assert!(alone == together[300 * EMBEDDING_WIDTH..301 * EMBEDDING_WIDTH], "other rows of the batch change bits");
     assert!(embedder(2).embed(&[]).expect("nothing").is_empty());
 }
 
@@ -81,7 +81,7 @@ fn damaged_wheels_and_folders_are_refused() {
     assert_eq!(Geoclip::open(&out).expect("whole").places().len(), 100_000);
     let left: Vec<_> =
         std::fs::read_dir(scratch.path()).expect("readable").map(|entry| entry.expect("one").file_name()).collect();
-    assert_eq!(left.len(), 2, "something is left behind: {left:?}");
+    assert_eq!(left.len(), 2, "unexpected files: {left:?}");
     let weights = out.join("geoclip.safetensors");
     let mut bytes = std::fs::read(&weights).expect("readable");
     bytes[20_000_000] ^= 1;

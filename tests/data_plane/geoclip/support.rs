@@ -1,11 +1,11 @@
-//! GeoCLIP's weights for tests: imported once from the wheel that the set-up fetched, shared by all test processes.
+//! GeoCLIP's weights for tests: imported once from the wheel that `make setup` downloads, and shared by all test processes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use locdiff::geoclip::{self, Geoclip, GeoclipError};
 
-/// The wheel that the set-up put into `.geoclip/`, or that LOCDIFF_GEOCLIP_WHEEL names.
+/// Path of the wheel: LOCDIFF_GEOCLIP_WHEEL, or the file that `make setup` puts into `.geoclip/`.
 pub(crate) fn wheel() -> PathBuf {
     let named = std::env::var_os("LOCDIFF_GEOCLIP_WHEEL").map(PathBuf::from);
     let path =
@@ -14,7 +14,7 @@ pub(crate) fn wheel() -> PathBuf {
     path
 }
 
-/// A folder of real weights with the first 4,096 places of the gallery, so that all its embeddings take half a second.
+/// A folder with the real weights and the first 4,096 places of the gallery, few enough to embed all in half a second.
 pub(crate) fn folder() -> PathBuf {
     let base = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let folder = base.join(format!("geoclip-{}-4096", &geoclip::WHEEL_SHA256[..8]));
@@ -24,14 +24,14 @@ pub(crate) fn folder() -> PathBuf {
         }
         make(base, &folder);
     }
-    panic!("{} cannot be made", folder.display());
+    panic!("cannot create {}", folder.display());
 }
 
-/// Several test processes may do this at once: the first rename wins, and the others take what it made.
+/// Creates the folder. Several test processes may do this at once: the first rename wins and the others use its result.
 fn make(base: &Path, folder: &Path) {
     let scratch = tempfile::tempdir_in(base).expect("a folder");
     let whole = scratch.path().join("whole");
-    geoclip::import(&wheel(), &whole, false).expect("the wheel of the set-up");
+    geoclip::import(&wheel(), &whole, false).expect("a valid wheel");
     let tensors = tch::Tensor::read_safetensors(whole.join("geoclip.safetensors")).expect("just written");
     let text = std::fs::read_to_string(whole.join("gallery.csv")).expect("just written");
     let short: String = text.split_inclusive('\n').take(4097).collect();

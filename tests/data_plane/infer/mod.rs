@@ -1,3 +1,3 @@
-//! From embeddings to places: rows in blocks.
+//! Inference: reading the rows to locate, in blocks.
 
 mod rows;

@@ -1,4 +1,4 @@
-//! Which rows are located, in which blocks, and what they are called.
+//! Rows to locate: their blocks, their ids and their truth.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow_array::builder::{FixedSizeListBuilder, Float32Builder};
 use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use locdiff::eval::truth::TruthFile;
-use locdiff::infer::{BLOCK_IMAGES, ImageBlock, InferError, Rows};
+use locdiff::infer::{BLOCK_IMAGES, ImageBlock, ImageRows, InferError};
 use locdiff::shards::{Dataset, Mask};
 use locdiff_core::config::{OnBadRows, RunConfig};
 use locdiff_core::exit_code::HasExitCode;
@@ -15,7 +15,7 @@ use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use tch::Device;
 
-/// A row for each identifier: at latitude row + 1, longitude row + 4.
+/// Writes a file with one row for each id, at latitude row % 80 + 1 and longitude row % 80 + 4.
 fn write(path: &Path, ids: Vec<Option<&str>>) {
     let mut embeddings = FixedSizeListBuilder::new(Float32Builder::new(), 2);
     let rows = 0..ids.len();
@@ -39,7 +39,7 @@ fn write(path: &Path, ids: Vec<Option<&str>>) {
     writer.close().expect("closed");
 }
 
-fn ids(rows: &Rows) -> Result<Vec<(u64, String)>, InferError> {
+fn ids(rows: &ImageRows) -> Result<Vec<(u64, String)>, InferError> {
     let mut found = Vec::new();
     for block in rows.blocks(rows.share(0, 1)) {
         found.extend(block?.images.into_iter().map(|image| (image.row, image.id)));
@@ -48,31 +48,31 @@ fn ids(rows: &Rows) -> Result<Vec<(u64, String)>, InferError> {
 }
 
 #[test]
-fn row_without_an_id_is_refused_or_left_out_and_never_renamed() {
+fn row_without_an_id_is_refused_or_skipped() {
     let scratch = tempfile::tempdir().expect("a folder");
     let path = scratch.path().join("rows.parquet");
     write(&path, vec![Some("a"), None, Some("c")]);
     let location = path.display().to_string();
     let mut config = RunConfig::default();
-    let error = ids(&Rows::open(&location, &config).expect("opens")).expect_err("refused");
+    let error = ids(&ImageRows::open(&location, &config).expect("opens")).expect_err("refused");
     let text = error.to_string();
     assert!(error.exit_code().code() == 20 && text.contains("rows.parquet") && text.contains("row 1"), "{text}");
     assert!(text.contains("is null") && text.contains("shards.id_column"), "{text}");
 
     config.shards.on_bad_rows = OnBadRows::Skip;
-    let rows = Rows::open(&location, &config).expect("opens");
+    let rows = ImageRows::open(&location, &config).expect("opens");
     assert_eq!((rows.count, rows.mask.count()), (2, 1));
     assert_eq!(ids(&rows).expect("read"), [(0, "a".to_owned()), (2, "c".to_owned())]);
 
-    // What the message says is a way out.
+    // The way out that the message suggests works: without an id column, rows are identified by their number.
     config.shards.on_bad_rows = OnBadRows::Error;
     config.shards.id_column = "nowhere".to_owned();
-    let found = ids(&Rows::open(&location, &config).expect("opens")).expect("read");
+    let found = ids(&ImageRows::open(&location, &config).expect("opens")).expect("read");
     assert_eq!(found, [(0, "0".to_owned()), (1, "1".to_owned()), (2, "2".to_owned())]);
 }
 
 #[test]
-fn truth_belongs_to_the_test_rows_alone_and_has_no_others() {
+fn truth_applies_only_to_the_test_rows_and_must_match_them() {
     let scratch = tempfile::tempdir().expect("a folder");
     let path = scratch.path().join("rows.parquet");
     write(&path, vec![Some("a"), Some("b"), Some("c")]);
@@ -81,8 +81,8 @@ fn truth_belongs_to_the_test_rows_alone_and_has_no_others() {
     let location = path.display().to_string();
     let mut config = RunConfig::default();
     config.eval.truth = truth.display().to_string();
-    let rows = Rows::open(&location, &config).expect("opens");
-    assert!(TruthFile::open(&location, &rows, &config).expect("other rows than shards.test").is_none());
+    let rows = ImageRows::open(&location, &config).expect("opens");
+    assert!(TruthFile::open(&location, &rows, &config).expect("not the rows of shards.test").is_none());
     config.shards.test = location.clone();
     let error = TruthFile::open(&location, &rows, &config).expect_err("refused");
     assert!(error.exit_code().code() == 20 && error.to_string().contains("1 of its 4 rows are not in"), "{error}");
@@ -90,45 +90,45 @@ fn truth_belongs_to_the_test_rows_alone_and_has_no_others() {
     let mut block = rows.blocks(rows.share(0, 1)).next().expect("a block").expect("read");
     assert_eq!(block.images[0].truth.latitude().0, 1.0);
     std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,8,8\na,9,9\n").expect("written");
-    let known = TruthFile::open(&location, &rows, &config).expect("of these rows").expect("named");
-    known.apply(&mut block).expect("every row");
+    let truth_file = TruthFile::open(&location, &rows, &config).expect("matching rows").expect("a truth file");
+    truth_file.apply(&mut block).expect("a truth for every row");
     assert_eq!(block.images.iter().map(|image| image.truth.latitude().0).collect::<Vec<_>>(), [9.0, 8.0, 7.0]);
     std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,8,8\n").expect("written");
-    let known = TruthFile::open(&location, &rows, &config).expect("of these rows").expect("named");
-    let error = known.apply(&mut block).expect_err("a row is missing");
+    let truth_file = TruthFile::open(&location, &rows, &config).expect("matching rows").expect("a truth file");
+    let error = truth_file.apply(&mut block).expect_err("a row is missing");
     assert!(error.exit_code().code() == 20 && error.to_string().contains("no row \"a\""), "{error}");
 }
 
 #[test]
-fn blocks_are_the_same_whoever_reads_them() {
+fn blocks_do_not_depend_on_the_number_of_workers() {
     let scratch = tempfile::tempdir().expect("a folder");
     let path = scratch.path().join("rows.parquet");
     let names: Vec<String> = (0..200).map(|row| format!("photo-{row}")).collect();
-    // Row 70 has no name.
+    // Row 70 has no id.
     write(&path, names.iter().enumerate().map(|(row, name)| (row != 70).then_some(name.as_str())).collect());
     let location = path.display().to_string();
     let mut config = RunConfig::default();
     config.shards.on_bad_rows = OnBadRows::Skip;
-    let rows = Rows::open(&location, &config).expect("opens");
-    let of_all = |rows: &Rows, world: u32| -> Vec<ImageBlock> {
+    let rows = ImageRows::open(&location, &config).expect("opens");
+    let read_all = |rows: &ImageRows, world: u32| -> Vec<ImageBlock> {
         let shares = (0..world).map(|rank| rows.share(rank, world));
         shares.flat_map(|share| rows.blocks(share).map(|block| block.expect("read")).collect::<Vec<_>>()).collect()
     };
-    let blocks = of_all(&rows, 1);
+    let blocks = read_all(&rows, 1);
     let sizes: Vec<_> = blocks.iter().map(|block| (block.first, block.images.len())).collect();
     assert_eq!(sizes, [(0, 64), (64, 64), (128, 64), (192, 7)]);
     for world in 2..7 {
-        assert_eq!(of_all(&rows, world), blocks, "{world} workers");
+        assert_eq!(read_all(&rows, world), blocks, "{world} workers");
         assert!(rows.share(0, world).contains(&0), "rank 0 of {world} draws the first block");
     }
     let numbers: Vec<u64> = blocks.iter().flat_map(|block| &block.images).map(|image| image.row).collect();
     assert_eq!(numbers, (0..200).filter(|row| *row != 70).collect::<Vec<u64>>());
     assert_eq!(blocks[3].embeddings(Device::Cpu).expect("filled up").size(), [BLOCK_IMAGES as i64, 2]);
 
-    // The first of the rows, whatever they are called.
+    // The first 130 rows, identified by their numbers.
     let dataset = Dataset::open(&location, &config.shards).expect("opens");
-    let first = Rows::first(130, dataset, Mask::none());
-    let found = of_all(&first, 3);
+    let first = ImageRows::first(130, dataset, Mask::none());
+    let found = read_all(&first, 3);
     let named: Vec<_> =
         found.iter().flat_map(|block| &block.images).map(|image| (image.row, image.id.clone())).collect();
     assert_eq!((first.count, found.len()), (130, 3));

@@ -1,9 +1,9 @@
-//! The imports of a crate, read from its sources: which file uses what another file defines.
+//! The imports of a crate, read from its sources: which module uses items that another module defines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// A module by its path from the root; the root is empty.
+/// The path of a module from the crate root. The root itself is empty.
 type ModulePath = Vec<String>;
 
 /// The modules of a crate.
@@ -15,14 +15,14 @@ pub(super) struct Crate {
 #[derive(Default)]
 struct Module {
     file: PathBuf,
-    /// Names that the file defines.
+    /// Names of the items that the file defines.
     items: BTreeSet<String>,
     uses: Vec<Use>,
-    /// Paths in the code itself, such as `crate::geo::Place::new`.
+    /// Paths outside of `use`, such as `crate::geo::Place::new`.
     paths: Vec<Vec<String>>,
 }
 
-/// One name of a `use`.
+/// One name that a `use` imports.
 struct Use {
     path: Vec<String>,
     name: String,
@@ -47,24 +47,24 @@ impl Crate {
         self.modules.values().map(|module| module.file.as_path())
     }
 
-    /// Who imports whom, in order, each pair once. A public re-export of something in the same module of the root is a name for
-    /// others and no import; of another module's it is one.
-    pub(super) fn arrows(&self) -> Vec<(ModulePath, ModulePath)> {
-        let mut arrows = BTreeSet::new();
+    /// Pairs of importing and imported module, sorted, each pair once. A public re-export counts as an import only if it is not
+    /// in the crate root and the item comes from another top-level module.
+    pub(super) fn imports(&self) -> Vec<(ModulePath, ModulePath)> {
+        let mut imports = BTreeSet::new();
         for (own, module) in self.modules.iter().filter(|(own, _)| !is_test(own)) {
             let used = module.uses.iter().map(|used| (&used.path, used.is_public));
             for (path, is_public) in used.chain(module.paths.iter().map(|path| (path, false))) {
                 let defined = self.absolute(own, path).and_then(|path| self.defining(&path, 0));
                 let is_import = |to: &ModulePath| !is_public || !own.is_empty() && to.first() != own.first();
                 if let Some(to) = defined.filter(|to| to != own && !is_test(to) && is_import(to)) {
-                    arrows.insert((own.clone(), to));
+                    imports.insert((own.clone(), to));
                 }
             }
         }
-        arrows.into_iter().collect()
+        imports.into_iter().collect()
     }
 
-    /// A path from the root of this crate; none for one of another crate.
+    /// Resolves a path to one from the root of this crate. `None` for a path into another crate.
     fn absolute(&self, own: &[String], path: &[String]) -> Option<Vec<String>> {
         let mut base = match path.first()?.as_str() {
             "crate" => Vec::new(),
@@ -86,7 +86,7 @@ impl Crate {
         Some(base)
     }
 
-    /// The module whose file defines what an absolute path names.
+    /// The module whose file defines the item at an absolute path. Follows re-exports.
     fn defining(&self, path: &[String], depth: usize) -> Option<ModulePath> {
         let length = (0..=path.len()).rev().find(|length| self.modules.contains_key(&path[..*length]))?;
         let (own, rest) = (&path[..length], &path[length..]);
@@ -113,7 +113,7 @@ pub(super) fn sources(folder: &Path) -> Vec<PathBuf> {
     files_below(folder, &["rs"])
 }
 
-/// Every file below a folder whose name ends so.
+/// Every file below a folder with one of these extensions.
 pub(super) fn files_below(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).expect("readable").map(|entry| entry.expect("readable").path()) {
@@ -127,7 +127,7 @@ pub(super) fn files_below(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     files
 }
 
-/// The module at the root of the crate that a file belongs to; none for the root itself.
+/// The top-level module that a file belongs to. `None` for the crate root itself.
 pub(super) fn top_module(root: &Path, file: &Path) -> Option<String> {
     module_path(root, file).into_iter().next()
 }
@@ -145,12 +145,12 @@ fn is_test(path: &[String]) -> bool {
     path.iter().any(|part| part.ends_with("tests"))
 }
 
-/// The code without comments and without what is compiled for tests alone.
+/// The code without comments and without `#[cfg(test)]` items.
 fn without_tests(text: &str) -> String {
     let (mut kept, mut lines) = (String::new(), text.lines());
     while let Some(line) = lines.next() {
         if line.starts_with("#[cfg(test)]") {
-            // To the end of the item: a line that ends it, or the brace in the first column.
+            // Skip to the end of the item: a line that ends with a semicolon, or a brace in the first column.
             for line in lines.by_ref() {
                 if line.starts_with('}') || (!line.starts_with([' ', '#']) && line.ends_with(';')) {
                     break;
@@ -164,16 +164,16 @@ fn without_tests(text: &str) -> String {
     kept
 }
 
-fn words(text: &str) -> impl Iterator<Item = &str> {
+fn identifiers(text: &str) -> impl Iterator<Item = &str> {
     text.split(|character: char| !character.is_alphanumeric() && character != '_').filter(|word| !word.is_empty())
 }
 
-/// Names of the items that are defined at the top of a file.
+/// Names of the items that are defined at the top level of a file.
 fn items(text: &str) -> BTreeSet<String> {
     const KINDS: [&str; 9] = ["struct", "enum", "fn", "trait", "type", "const", "static", "macro_rules", "union"];
     let heads = text.lines().filter(|line| !line.starts_with([' ', '#', '}', ')']));
     let named = heads.filter_map(|line| {
-        let mut words = words(line).skip_while(|word| !KINDS.contains(word));
+        let mut words = identifiers(line).skip_while(|word| !KINDS.contains(word));
         words.next()?;
         words.find(|word| !matches!(*word, "fn" | "unsafe" | "extern" | "C")).map(str::to_owned)
     });
@@ -196,7 +196,7 @@ fn uses(text: &str) -> Vec<Use> {
     found
 }
 
-/// Every path of a tree such as `a::{b, c::{self, d as e}}`, with the name that it gets.
+/// Calls `found` with every path of a use tree such as `a::{b, c::{self, d as e}}` and the name it introduces.
 fn expand(prefix: &[String], tree: &str, found: &mut impl FnMut(Vec<String>, String)) {
     let tree = tree.trim();
     let (path, group) = match tree.split_once('{') {
@@ -205,7 +205,7 @@ fn expand(prefix: &[String], tree: &str, found: &mut impl FnMut(Vec<String>, Str
     };
     let (path, alias) = path.split_once(" as ").map_or((path, None), |(path, alias)| (path, Some(alias.trim())));
     let mut full = prefix.to_vec();
-    full.extend(words(path).map(str::to_owned));
+    full.extend(identifiers(path).map(str::to_owned));
     let Some(group) = group else {
         if path.trim_end().ends_with('*') {
             return found(full, "*".to_owned());

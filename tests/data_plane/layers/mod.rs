@@ -1,7 +1,8 @@
-//! Who may import whom, in all three crates. The tables are the design; the tests read the sources.
+//! Which modules may import which, in all three crates. The tables below are the design, and the tests check the sources
+//! against them.
 //!
-//! Two rules: a module imports only modules of rows above its own, and the files of one folder do not import each other in a
-//! circle. A name is followed through re-exports to the file that defines it. Test modules are left out.
+//! There are two rules: a module imports only modules of rows above its own, and the files of one folder have no import
+//! cycles. A name is followed through re-exports to the file that defines it. Test modules are ignored.
 
 mod imports;
 
@@ -10,7 +11,7 @@ use std::path::Path;
 
 use imports::Crate;
 
-/// A crate and its rows: a module may import its own row's members never, rows above always.
+/// A crate and the rows of its layer table. A module may import modules of the rows above its own, but not of its own row.
 struct Design {
     name: &'static str,
     source: &'static str,
@@ -57,19 +58,19 @@ const LOCDIFF: Design = Design {
     ],
 };
 
-/// I/O never knows the numbers that it carries.
+/// Imports that are forbidden although the rows allow them: I/O and retrieval must not depend on the numerics.
 const NEVER: &[(&[&str], &[&str])] = &[(&["checkpoint", "retrieval", "shards"], &["diffusion", "loss", "model"])];
 
-/// Folders whose files may import each other in a circle, each with the reason.
-const CIRCLES: &[(&str, &str)] = &[];
+/// Folders whose files may have import cycles, each with the reason.
+const ALLOWED_CYCLES: &[(&str, &str)] = &[];
 
 fn read(design: &Design) -> Crate {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(design.source);
     Crate::read(design.name, &root)
 }
 
-/// What is wrong with an import of `to` by `from`.
-fn wrong_arrow(design: &Design, from: &str, to: &str) -> Option<String> {
+/// The violation, if `from` may not import `to`.
+fn forbidden_import(design: &Design, from: &str, to: &str) -> Option<String> {
     let row = |module: &str| design.rows.iter().position(|row| row.contains(&module));
     let Some(own) = row(from) else { return Some(format!("{from} is in no row")) };
     let is_never = NEVER.iter().any(|(modules, others)| modules.contains(&from) && others.contains(&to));
@@ -78,37 +79,37 @@ fn wrong_arrow(design: &Design, from: &str, to: &str) -> Option<String> {
 }
 
 #[test]
-fn imports_point_up_the_tables() {
+fn imports_follow_the_layer_tables() {
     let mut wrong = Vec::new();
     for design in [&CORE, &LAUNCHER, &LOCDIFF] {
-        for (from, to) in read(design).arrows() {
-            // The root re-exports everything; what it defines itself (the version) is for everybody.
+        for (from, to) in read(design).imports() {
+            // The root re-exports everything, and any module may use what the root itself defines (the version).
             let (Some(from_module), Some(to_module)) = (from.first(), to.first()) else { continue };
-            let arrow = wrong_arrow(design, from_module, to_module);
+            let violation = forbidden_import(design, from_module, to_module);
             wrong.extend(
-                arrow.map(|arrow| format!("{}: {arrow} ({} -> {})", design.name, from.join("::"), to.join("::"))),
+                violation.map(|pair| format!("{}: {pair} ({} -> {})", design.name, from.join("::"), to.join("::"))),
             );
         }
     }
-    assert!(wrong.is_empty(), "arrows the wrong way:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "forbidden imports:\n{}", wrong.join("\n"));
 }
 
 #[test]
-fn files_of_a_folder_import_each_other_in_no_circle() {
-    let mut circles = Vec::new();
+fn files_of_a_folder_have_no_import_cycles() {
+    let mut cycles = Vec::new();
     for design in [&CORE, &LAUNCHER, &LOCDIFF] {
-        for (folder, circle) in circles_of(&read(design)) {
+        for (folder, cycle) in cycles_of(&read(design)) {
             let folder = format!("{}::{}", design.name, folder.join("::"));
-            if !CIRCLES.iter().any(|(known, _)| *known == folder) {
-                circles.push(format!("{folder}: {}", circle.join(" -> ")));
+            if !ALLOWED_CYCLES.iter().any(|(allowed, _)| *allowed == folder) {
+                cycles.push(format!("{folder}: {}", cycle.join(" -> ")));
             }
         }
     }
-    assert!(circles.is_empty(), "circles:\n{}", circles.join("\n"));
+    assert!(cycles.is_empty(), "import cycles:\n{}", cycles.join("\n"));
 }
 
 #[test]
-fn every_source_file_is_read() {
+fn every_source_file_is_checked() {
     for design in [&CORE, &LAUNCHER, &LOCDIFF] {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(design.source);
         let on_disk: BTreeSet<_> = imports::sources(&root).into_iter().collect();
@@ -120,7 +121,7 @@ fn every_source_file_is_read() {
             .filter_map(|file| imports::top_module(&root, file))
             .filter(|module| !module.ends_with("_tests"))
             .collect();
-        assert_eq!(in_rows, modules.iter().map(String::as_str).collect(), "{}: rows and modules", design.name);
+        assert_eq!(in_rows, modules.iter().map(String::as_str).collect(), "{}: rows and modules differ", design.name);
     }
 }
 
@@ -155,31 +156,31 @@ fn unsafe_code_stays_in_native_and_random() {
     }
 }
 
-/// Circles among the direct members of each folder: one for each folder that has any.
-fn circles_of(found: &Crate) -> Vec<(Vec<String>, Vec<String>)> {
+/// Import cycles among the direct members of each folder, one for each folder that has any.
+fn cycles_of(found: &Crate) -> Vec<(Vec<String>, Vec<String>)> {
     let mut graphs: BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
-    for (from, to) in found.arrows() {
+    for (from, to) in found.imports() {
         let shared = from.iter().zip(&to).take_while(|(one, other)| one == other).count();
-        // A module that is the folder of the other stands for the folder's own `mod.rs`.
+        // If one module contains the other, it stands for the `mod.rs` of the folder.
         let member = |path: &[String]| path.get(shared).cloned().unwrap_or_else(|| "mod".to_owned());
         let graph = graphs.entry(from[..shared].to_vec()).or_default();
         graph.entry(member(&from)).or_default().insert(member(&to));
     }
-    graphs.into_iter().filter_map(|(folder, graph)| Some((folder, circle_in(&graph)?))).collect()
+    graphs.into_iter().filter_map(|(folder, graph)| Some((folder, cycle_in(&graph)?))).collect()
 }
 
-/// Some way from a member back to itself.
-fn circle_in(graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
+/// Some path from a member back to itself.
+fn cycle_in(graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     graph.keys().find_map(|start| {
-        let (mut ways, mut seen) = (vec![vec![start.clone()]], BTreeSet::new());
-        while let Some(way) = ways.pop() {
-            for next in graph.get(way.last().expect("begins with the start")).into_iter().flatten() {
-                let longer: Vec<String> = way.iter().chain([next]).cloned().collect();
+        let (mut paths, mut seen) = (vec![vec![start.clone()]], BTreeSet::new());
+        while let Some(path) = paths.pop() {
+            for next in graph.get(path.last().expect("begins with the start")).into_iter().flatten() {
+                let longer: Vec<String> = path.iter().chain([next]).cloned().collect();
                 if next == start && longer.len() > 2 {
                     return Some(longer);
                 }
                 if seen.insert(next.clone()) {
-                    ways.push(longer);
+                    paths.push(longer);
                 }
             }
         }
@@ -188,7 +189,7 @@ fn circle_in(graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> 
 }
 
 #[test]
-fn tests_see_wrong_arrows_and_circles() {
+fn layer_checks_detect_wrong_imports_and_cycles() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -204,10 +205,10 @@ fn tests_see_wrong_arrows_and_circles() {
         "// use crate::worker::Nothing;\npub struct Feed;\nfn step() -> super::Step {}\n#[cfg(test)]\nmod tests {\n    use crate::geo;\n}\n",
     );
     let found = Crate::read("example", folder.path());
-    let arrows: Vec<String> =
-        found.arrows().iter().map(|(from, to)| from.join("::") + " -> " + &to.join("::")).collect();
+    let imports: Vec<String> =
+        found.imports().iter().map(|(from, to)| from.join("::") + " -> " + &to.join("::")).collect();
     assert_eq!(
-        arrows,
+        imports,
         [
             "geo -> train::feed",
             "geo -> train::step",
@@ -217,10 +218,10 @@ fn tests_see_wrong_arrows_and_circles() {
             "train::step -> train::feed"
         ]
     );
-    let circles: Vec<String> = circles_of(&found).iter().map(|(folder, _)| folder.join("::")).collect();
-    assert_eq!(circles, ["", "train"]);
-    assert_eq!(wrong_arrow(&LOCDIFF, "native", "comm").as_deref(), Some("native -> comm"));
-    assert_eq!(wrong_arrow(&LOCDIFF, "shards", "model").as_deref(), Some("shards -> model"));
-    assert_eq!(wrong_arrow(&LOCDIFF, "elsewhere", "comm").as_deref(), Some("elsewhere is in no row"));
-    assert_eq!(wrong_arrow(&LOCDIFF, "train", "model"), None);
+    let cycles: Vec<String> = cycles_of(&found).iter().map(|(folder, _)| folder.join("::")).collect();
+    assert_eq!(cycles, ["", "train"]);
+    assert_eq!(forbidden_import(&LOCDIFF, "native", "comm").as_deref(), Some("native -> comm"));
+    assert_eq!(forbidden_import(&LOCDIFF, "shards", "model").as_deref(), Some("shards -> model"));
+    assert_eq!(forbidden_import(&LOCDIFF, "elsewhere", "comm").as_deref(), Some("elsewhere is in no row"));
+    assert_eq!(forbidden_import(&LOCDIFF, "train", "model"), None);
 }

@@ -1,16 +1,16 @@
-//! The KL with its anchors split over ranks is the whole KL: value and gradient.
+//! With the anchors split over ranks, the KL divergence has the same value and gradient as on one rank.
 // b batch · a anchors · d dimensions of the code
 
 use locdiff::loss::{Inputs, Loss};
 use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
 use tch::{Kind, Tensor};
 
-use crate::comm::harness::ranks;
+use crate::comm::harness::run_ranks;
 use crate::model::support::{assert_close, normals};
 
 const BATCH: i64 = 6;
 const DIMS: i64 = 16;
-/// Not divisible by 2 or 4 alike: the last rank has more anchors than the others.
+/// Divisible neither by 2 nor by 4, so the last rank has more anchors than the others.
 const ANCHORS: i64 = 37;
 
 /// This rank's anchors.
@@ -23,11 +23,11 @@ fn own(basis_ad: &Tensor, rank: u32, world: u32) -> Tensor {
 #[test]
 fn anchors_split_over_ranks_give_the_whole_loss() {
     for world in [2, 4] {
-        ranks(anchors_split_over_ranks_give_the_whole_loss, world, |me| {
+        run_ranks(anchors_split_over_ranks_give_the_whole_loss, world, |me| {
             let communicator = me.connect(me.world);
-            // f32 to 2e-4 of the norm: logits of order 50 are known to 3e-6, and so are the logarithms of q and p.
+            // In f32, logits of about 50 are off by 3e-6, and so are log q and log p. 2e-4 of the norm allows for that.
             for (kind, tolerance) in [(Kind::Double, 1e-10), (Kind::Float, 2e-4)] {
-                // Logits of order 50, so that the ranks' shares differ by many powers of ten.
+                // Logits of about 50 make the sums of the ranks differ by many powers of ten.
                 let (truth_bd, basis_ad) =
                     (normals(1, &[BATCH, DIMS], kind) * 4.0, normals(2, &[ANCHORS, DIMS], kind) * 3.0);
                 let start_bd = normals(3, &[BATCH, DIMS], kind) * 14.0;

@@ -1,6 +1,6 @@
-//! Network, loss and sampler against the PyTorch reference, on the tensors of `tests/golden/make_reference.py`.
+//! Network, loss and sampler equal the PyTorch reference, on the tensors of `tests/golden/make_reference.py`.
 //!
-//! To 1e-4 of each tensor's norm: both sides compute in f32 and add in different orders.
+//! The tolerance is 1e-4 of each tensor's norm, because both sides compute in f32 and sum in different orders.
 // b batch · d dimensions of the code
 
 use locdiff::diffusion::{Forward, NoiseSchedule, Sampler};
@@ -21,7 +21,7 @@ fn network(golden: &Golden) -> CsUnet {
     let placement = Placement::on(Device::Cpu, Precision::F32);
     let mut network =
         CsUnet::new(Architecture::new(&config, width, 200), placement, Philox::new(0)).expect("a network");
-    network.parameters_mut().load(&golden.below("weight.")).expect("every name and shape of the reference");
+    network.parameters_mut().load(&golden.with_prefix("weight.")).expect("the reference has every name and shape");
     network
 }
 
@@ -33,16 +33,16 @@ fn schedule() -> NoiseSchedule {
 }
 
 #[test]
-fn schedule_is_that_of_the_reference() {
+fn schedule_equals_the_reference() {
     let golden = Golden::read();
     let alphas_bar = Tensor::from_slice(schedule().alphas_bar()).to_kind(Kind::Float);
     let difference = ((alphas_bar - golden.get("alphas_bar")) / golden.get("alphas_bar")).abs().max().double_value(&[]);
-    // Both are f64 rounded to f32 at the end.
+    // Both are computed in f64 and rounded to f32 at the end.
     assert!(difference < 1.2e-7, "{difference:e}");
 }
 
 #[test]
-fn loss_and_gradients_are_those_of_the_reference() {
+fn loss_and_gradients_equal_the_reference() {
     let golden = Golden::read();
     let network = network(&golden);
     let [x0_bd, t_b, noise_bd] = ["x0", "t", "noise"].map(|name| golden.get(name));
@@ -67,7 +67,7 @@ fn loss_and_gradients_are_those_of_the_reference() {
 }
 
 #[test]
-fn chains_are_those_of_the_reference() {
+fn sampling_chains_equal_the_reference() {
     let golden = Golden::read();
     let network = network(&golden);
     let (time, image) =

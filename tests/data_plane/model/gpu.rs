@@ -1,4 +1,4 @@
-//! Network, loss, sampler and decoder on a GPU against the CPU. Ignored in the CPU variant.
+//! Network, loss, sampler and decoder give the same results on a GPU as on the CPU. Ignored in the CPU variant.
 // b batch · d dimensions of the code · a anchors
 
 use locdiff::diffusion::{ChainNoise, Forward, NoiseSchedule, Sampler, TrainingDraws};
@@ -29,7 +29,7 @@ fn network(device: Device, precision: Precision, degree: u32) -> CsUnet {
         .expect("a network")
 }
 
-/// One training step's loss and gradients, from the same names of the same random numbers.
+/// Loss and gradients of one training step, with the same random numbers on every device.
 fn step(device: Device, precision: Precision) -> (f64, Vec<(String, Tensor)>) {
     let network = network(device, precision, DEGREE);
     let basis = Basis::new(DEGREE).expect("in range");
@@ -67,11 +67,11 @@ fn step_on_the_gpu_equals_the_step_on_the_cpu() {
         assert!(worst <= gradient_tolerance, "{worst}");
         grads
     };
-    // Sums of thousands of products in another order.
+    // The devices add thousands of products in different orders.
     compare(Precision::F32, 1e-5, 2e-4);
-    // 16 bits of what goes into a sine are an error of its phase, and there are six modules of them: 12 % was measured.
+    // Rounding the input of a sine to 16 bits shifts its phase, in each of six modules. 12 % was measured.
     let (once, again) = (compare(Precision::Bf16, 0.01, 0.2), compare(Precision::Bf16, 0.01, 0.2));
-    assert!(once.iter().zip(&again).all(|((_, once), (_, again))| once.equal(again)), "two runs differ");
+    assert!(once.iter().zip(&again).all(|((_, once), (_, again))| once.equal(again)), "two runs on the GPU differ");
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn chain_on_the_gpu_equals_the_chain_on_the_cpu() {
     };
     let difference = relative(&chain(GPU), &chain(Device::Cpu));
     println!("20 steps differ by {difference:.2e} of the norm");
-    // Twenty steps, each to some units in the last place of f32, through sines that amplify them.
+    // Each of twenty steps is off by some units in the last place of f32, and the sines amplify the difference.
     assert!(difference < 1e-3, "{difference:e}");
 }
 
@@ -100,7 +100,7 @@ fn chain_on_the_gpu_equals_the_chain_on_the_cpu() {
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn decoding_on_the_gpu_finds_the_right_points() {
     let basis = Basis::new(DEGREE).expect("in range");
-    // Some 50 km apart; harmonics kept, or made tile by tile.
+    // The points are about 50 km apart. Their harmonics are kept in memory, or computed tile by tile.
     let gallery: Vec<UnitVector> = fibonacci_grid(200_000);
     let chosen: Vec<usize> = (0..gallery.len()).step_by(400).collect();
     let points: Vec<UnitVector> = chosen.iter().map(|index| gallery[*index]).collect();
@@ -120,7 +120,7 @@ fn decoding_on_the_gpu_finds_the_right_points() {
     assert!(worst < 0.001, "{worst} km");
 }
 
-/// Tiles and candidates are encoded where they are scored, whole or filtered, and come out as on the CPU.
+/// Tiles and candidates are encoded on the device that scores them. Whole or filtered, they get the CPU's scores.
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
@@ -132,7 +132,7 @@ fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
     for filter in [None, Some(filter)] {
         let codes_bc = filter.as_ref().map_or_else(
             || whole_bc.shallow_clone(),
-            |f| f.on(whole_bc.device()).and_then(|f| f.apply(&whole_bc)).expect("filtered"),
+            |kept| kept.to_device(whole_bc.device()).and_then(|kept| kept.apply(&whole_bc)).expect("filtered"),
         );
         for kept_bytes_max in [0, Budget::default().kept_bytes_max] {
             let best = |device: Device| {
@@ -147,12 +147,12 @@ fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
             let (got, want) = (best(GPU), best(Device::Cpu));
             for (got, want) in got.0.iter().zip(&want.0) {
                 for ((anchor, score), (same, wanted)) in got.iter().zip(want) {
-                    // Sums of 2304 products in f32, in another order; equal scores may change places.
+                    // Sums of 2304 products in f32, in a different order. Equal scores may swap places.
                     assert!((score - wanted).abs() < 1e-3, "{anchor} {same}: {score} {wanted}");
                 }
                 assert_eq!(got[0].0, want[0].0);
             }
-            // Beyond the best 64 scores are those of f16 factors.
+            // All but the best 64 scores are computed from f16 factors.
             let difference = relative(&got.1, &want.1);
             println!("scores differ by {difference:.2e} of their norm");
             assert!(difference < 2e-3, "{difference:e}");
@@ -162,15 +162,15 @@ fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
 
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
-fn encoder_names_the_row_that_is_no_point_unless_told_not_to_look() {
+fn only_the_checked_encoder_names_an_invalid_point() {
     let encoder = Encoder::new(&Basis::new(7).expect("in range"), GPU).expect("compiles");
     let points_n3 = upload(&uniform_points(3, 0, 0, 100).expect("drawn"), GPU).expect("uploaded");
     let (checked, unchecked) = (encoder.encode(&points_n3), encoder.encode_unchecked(&points_n3));
     assert!(checked.expect("points").equal(&unchecked.expect("points")));
     let _ = points_n3.get(41).fill_(f64::NAN);
-    let error = encoder.encode(&points_n3).expect_err("no point").to_string();
+    let error = encoder.encode(&points_n3).expect_err("not a unit vector").to_string();
     assert!(error.starts_with("points to encode: row 41 is [NaN, "), "{error}");
-    let codes = encoder.encode_unchecked(&points_n3).expect("not looked at");
+    let codes = encoder.encode_unchecked(&points_n3).expect("not checked");
     let finite = codes.isfinite().all_dim(1, false).to_device(Device::Cpu);
     let finite: Vec<bool> = Vec::try_from(&finite).expect("booleans");
     assert!(finite.iter().enumerate().all(|(row, finite)| *finite == (row != 41)));

@@ -1,4 +1,4 @@
-//! Laws of the network on one rank.
+//! The network on one rank.
 
 mod golden;
 mod gpu;
@@ -26,7 +26,7 @@ fn placement() -> Placement {
     Placement { kind: Kind::Double, ..Placement::on(Device::Cpu, Precision::F32) }
 }
 
-/// A small network in f64, all of whose parameters matter: none is left at 0.
+/// A small network in f64. No parameter is 0, so every parameter affects the output.
 fn network() -> CsUnet {
     let architecture = Architecture::new(&config(3), EMBEDDING, TIMESTEPS);
     let mut network = CsUnet::new(architecture, placement(), Philox::new(1)).expect("a network");
@@ -58,7 +58,7 @@ fn predict(
 }
 
 #[test]
-fn parameters_are_as_many_as_the_configuration_counts() {
+fn parameter_count_equals_that_of_the_configuration() {
     let count = |config: &ModelConfig| Architecture::new(config, 768, 200).parameter_count() as u64;
     assert_eq!(count(&config(47)), 75_870_720);
     for degree in [4, 23, 47] {
@@ -73,7 +73,7 @@ fn parameters_are_as_many_as_the_configuration_counts() {
 }
 
 #[test]
-fn first_weights_are_those_of_the_recipe() {
+fn initial_weights_follow_the_recipe() {
     let architecture = Architecture::new(&config(7), 32, TIMESTEPS);
     let network =
         CsUnet::new(architecture, Placement::on(Device::Cpu, Precision::F32), Philox::new(1)).expect("a network");
@@ -98,19 +98,19 @@ fn first_weights_are_those_of_the_recipe() {
 }
 
 #[test]
-fn one_timestep_for_all_is_that_timestep_for_each() {
+fn shared_timestep_equals_the_same_timestep_for_each_row() {
     let network = network();
     let image = network.prepare(&image(4), None).expect("prepared");
     let each = predict(&network, &code(4), Timesteps::Each(&Tensor::from_slice(&[7_i64; 4])), &image, None);
     assert_close(&predict(&network, &code(4), Timesteps::All(7), &image, None), &each, 1e-14, "prediction");
     let other = predict(&network, &code(4), Timesteps::All(2), &image, None);
-    assert!((other - each).norm().double_value(&[]) > 1e-3, "time matters");
+    assert!((other - each).norm().double_value(&[]) > 1e-3, "the timestep has no effect");
     let time = network.time_table().expect("a table");
     let error = network.forward(&code(4), Timesteps::All(10), &time, &image, None).expect_err("outside");
-    assert_eq!(error.to_string(), "timestep 10 is not one of the network's 10");
+    assert_eq!(error.to_string(), "timestep 10 is not in 0..10");
     let t_b = Tensor::from_slice(&[0_i64, 9, 10, -1]);
     let error = network.forward(&code(4), Timesteps::Each(&t_b), &time, &image, None).expect_err("outside");
-    assert_eq!(error.to_string(), "row 2: timestep 10 is not one of the network's 10");
+    assert_eq!(error.to_string(), "row 2: timestep 10 is not in 0..10");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn image_terms_can_be_prepared_once_for_an_ensemble() {
 }
 
 #[test]
-fn dropped_condition_is_the_unconditional_one() {
+fn dropped_condition_gives_the_unconditional_prediction() {
     let network = network();
     let kept = Tensor::from_slice(&[true, false]).unsqueeze(1);
     let mixed = network.prepare(&image(2), Some(&kept)).expect("prepared");
@@ -134,16 +134,16 @@ fn dropped_condition_is_the_unconditional_one() {
     let unconditional = predict(&network, &code(2), Timesteps::All(3), &unconditional, None);
     assert_close(&mixed.get(0), &conditional.get(0), 1e-13, "kept");
     assert_close(&mixed.get(1), &unconditional.get(1), 1e-13, "dropped");
-    // Whatever the image held.
+    // The content of a dropped image does not matter.
     let broken = image(2);
     let _ = broken.get(1).fill_(f64::NAN);
     let broken = network.prepare(&broken, Some(&kept)).expect("prepared");
     let broken = predict(&network, &code(2), Timesteps::All(3), &broken, None);
-    assert!(broken.equal(&mixed), "a dropped image that is no number is dropped");
+    assert!(broken.equal(&mixed), "NaN in a dropped image reaches the prediction");
 }
 
 #[test]
-fn standardised_embeddings_are_what_the_network_sees() {
+fn network_sees_standardised_embeddings() {
     let mut network = network();
     let want =
         predict(&network, &code(4), Timesteps::All(3), &network.prepare(&image(4), None).expect("prepared"), None);
@@ -152,11 +152,11 @@ fn standardised_embeddings_are_what_the_network_sees() {
     let raw = network.prepare(&(image(4) * &deviation + &mean), None).expect("prepared");
     assert_close(&predict(&network, &code(4), Timesteps::All(3), &raw, None), &want, 1e-12, "prediction");
     let error = network.standardise(&mean, &deviation.zeros_like()).expect_err("zero");
-    assert_eq!(error.to_string(), "standard deviation of embedding dimension 0 is 0, wanted above 0");
+    assert_eq!(error.to_string(), "standard deviation of embedding dimension 0 is 0, wanted a finite number above 0");
     for (wrong, text) in [(f64::NAN, "NaN"), (f64::NEG_INFINITY, "-inf")] {
         let means = mean.copy();
         let _ = means.get(4).fill_(wrong);
-        let error = network.standardise(&means, &deviation).expect_err("no mean").to_string();
+        let error = network.standardise(&means, &deviation).expect_err("a mean that is not finite").to_string();
         assert_eq!(error, format!("mean of embedding dimension 4 is {text}, wanted a finite number"));
     }
 }
@@ -164,7 +164,7 @@ fn standardised_embeddings_are_what_the_network_sees() {
 #[test]
 fn dropout_keeps_the_mean() {
     let mut network = network();
-    // With no weight on the way up, the output is linear in what dropout leaves of the first module.
+    // Without the weights of the upward path, the output is linear in the output of the first module after dropout.
     let mut weights = named(&network);
     for (_, tensor) in weights.iter_mut().filter(|(name, _)| name == "out.weight") {
         *tensor = tensor.detach().copy();
@@ -181,12 +181,12 @@ fn dropout_keeps_the_mean() {
         Kind::Double,
     );
     let want = predict(&network, &x, Timesteps::All(3), &image, None).get(0);
-    // One draw differs by about √(0.3 / 0.7) = 65 % of what it sums; 4096 draws by 1 %.
+    // A single draw deviates by about √(0.3 / 0.7) = 65 % of the sum, the mean of 4096 draws by 1 %.
     assert_close(&mean, &want, 0.05, "mean");
 }
 
 #[test]
-fn no_layout_changes_what_dropout_drops() {
+fn dropout_does_not_depend_on_how_the_batch_is_split() {
     let network = network();
     let predict = |first: i64, rows: i64| {
         let draws = DropoutDraws { philox: Philox::new(2), step: Step::At(4), first_sample: 100 + first as u64 };
@@ -197,25 +197,25 @@ fn no_layout_changes_what_dropout_drops() {
 }
 
 #[test]
-fn tensors_that_do_not_fit_change_nothing_and_are_named() {
+fn loading_mismatched_tensors_names_them_and_changes_nothing() {
     let mut network = network();
     let before = named(&network)[0].1.detach().copy();
     let mut weights: Vec<_> =
         named(&network).iter().map(|(name, tensor)| (name.clone(), tensor.detach() * 2.0)).collect();
     let last = weights.pop().expect("not empty");
     let error = network.parameters_mut().load(&weights).expect_err("missing");
-    assert_eq!(error.to_string(), "no tensor `out.bias` among those to be loaded");
+    assert_eq!(error.to_string(), "missing tensor `out.bias`");
     weights.push((last.0.clone(), normals(1, &[3], Kind::Double)));
     let error = network.parameters_mut().load(&weights).expect_err("shape");
-    assert_eq!(error.to_string(), "out.bias is [3], wanted [16]");
+    assert_eq!(error.to_string(), "out.bias has shape [3], wanted [16]");
     weights.push(("extra".to_owned(), last.1));
     let error = network.parameters_mut().load(&weights).expect_err("unexpected");
-    assert_eq!(error.to_string(), "tensor `extra` has no place in this network");
+    assert_eq!(error.to_string(), "unknown tensor `extra`: the network has no such parameter");
     assert!(named(&network)[0].1.equal(&before));
 }
 
 #[test]
-fn sixteen_bit_products_stay_near() {
+fn bf16_prediction_is_close_to_f32() {
     let architecture = Architecture::new(&config(7), 32, TIMESTEPS);
     let predict = |precision| {
         let network = CsUnet::new(architecture.clone(), Placement::on(Device::Cpu, precision), Philox::new(1))

@@ -1,4 +1,4 @@
-//! A network split over tensor-parallel ranks is the whole network: predictions, losses and gradients.
+//! A network split over tensor-parallel ranks has the same predictions, losses and gradients as the whole network.
 // b batch · a anchors · d dimensions of the code
 
 use locdiff::comm::Group;
@@ -9,7 +9,7 @@ use locdiff_core::config::{LossConfig, ModelConfig, Precision};
 use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
-use crate::comm::harness::ranks;
+use crate::comm::harness::run_ranks;
 use crate::model::support::{assert_close, named, normals};
 
 const BATCH: i64 = 5;
@@ -24,7 +24,7 @@ fn network(bottleneck: u32, kind: Kind, group: Option<&Group>) -> CsUnet {
     CsUnet::new(Architecture::new(&config, EMBEDDING, TIMESTEPS), placement, Philox::new(1)).expect("a network")
 }
 
-/// Weights none of which is left at 0.
+/// Weights of the network plus noise, so that none is 0.
 fn moved(network: &CsUnet) -> Vec<(String, Tensor)> {
     let moved = |(index, (name, tensor)): (usize, (String, Tensor))| {
         let noise = normals(100 + index as i64, &tensor.size(), Kind::Double) * 0.05;
@@ -33,7 +33,7 @@ fn moved(network: &CsUnet) -> Vec<(String, Tensor)> {
     named(network).into_iter().enumerate().map(moved).collect()
 }
 
-/// Prediction and loss of one training step, after backward.
+/// Prediction and loss of one training step. Runs backward.
 fn step(network: &CsUnet, kind: Kind, basis_ad: &Tensor, anchors_split: Option<&Group>) -> (Tensor, Tensor) {
     let dims = network.architecture().dims;
     let t_b = Tensor::from_slice(&[0_i64, 9, 3, 3, 7]);
@@ -54,12 +54,12 @@ fn split_equals_whole(group: &Group, bottleneck: u32, kind: Kind, tolerance: f64
     let (mut whole, mut split) = (network(bottleneck, kind, None), network(bottleneck, kind, Some(group)));
     for ((name, first), (_, want)) in split
         .parameters()
-        .gathered_of(&split.parameters().tensors(), Some(group))
+        .gather_whole(&split.parameters().tensors(), Some(group))
         .expect("gathered")
         .iter()
         .zip(named(&whole))
     {
-        assert!(first.equal(&want), "first value of {name}");
+        assert!(first.equal(&want), "initial value of {name}");
     }
     let weights = moved(&whole);
     whole.parameters_mut().load(&weights).expect("fits");
@@ -84,9 +84,9 @@ fn split_equals_whole(group: &Group, bottleneck: u32, kind: Kind, tolerance: f64
 #[test]
 fn split_network_equals_the_whole() {
     for world in [2, 4] {
-        ranks(split_network_equals_the_whole, world, |me| {
+        run_ranks(split_network_equals_the_whole, world, |me| {
             let communicator = me.connect(me.world);
-            // f32: 24 bits, and sums of hundreds of terms in another order.
+            // In f32 (24 bits) sums of hundreds of terms are added in different orders.
             for (kind, tolerance) in [(Kind::Double, 1e-10), (Kind::Float, 2e-4)] {
                 for bottleneck in [0, 8] {
                     split_equals_whole(communicator.tensor(), bottleneck, kind, tolerance);
@@ -98,7 +98,7 @@ fn split_network_equals_the_whole() {
 
 #[test]
 fn replicated_gradients_are_the_same_on_every_rank() {
-    ranks(replicated_gradients_are_the_same_on_every_rank, 2, |me| {
+    run_ranks(replicated_gradients_are_the_same_on_every_rank, 2, |me| {
         let communicator = me.connect(me.world);
         let group = communicator.tensor();
         let mut network = network(0, Kind::Float, Some(group));
@@ -107,7 +107,7 @@ fn replicated_gradients_are_the_same_on_every_rank() {
         let _ = step(&network, Kind::Float, &normals(5, &[ANCHORS, 64], Kind::Float), None);
         let replicated: Vec<_> =
             network.parameters().iter().filter(|parameter| parameter.split == Split::Replicated).collect();
-        // Two of the time MLP and a bias for each module, and the head's bias.
+        // Two parameters of the time MLP and a bias in each module, and the bias of the head.
         assert_eq!(replicated.len(), 6 * 3 + 1);
         for parameter in replicated {
             let all = group.all_gather(&parameter.tensor.grad()).expect("gathered");
@@ -117,12 +117,12 @@ fn replicated_gradients_are_the_same_on_every_rank() {
 }
 
 #[test]
-fn width_that_cannot_be_divided_is_named() {
+fn indivisible_width_is_named() {
     let whole = normals(1, &[25, 4], Kind::Float);
     let error = Split::Rows.piece("down1.x.weight", &whole, 0, 2).expect_err("odd").to_string();
     assert_eq!(
         error,
-        "down1.x.weight: 25 units cannot be divided among 2 tensor-parallel ranks; choose another number"
+        "down1.x.weight: 25 units cannot be divided among 2 tensor-parallel ranks; choose another number of ranks"
     );
     let pieces: Vec<Tensor> =
         (0..2).map(|rank| Split::RowHalves.piece("x", &whole.narrow(0, 0, 8), rank, 2).expect("even")).collect();

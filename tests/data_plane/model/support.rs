@@ -1,4 +1,4 @@
-//! What the tests of network, diffusion, loss and harmonics share.
+//! Helpers for the tests of network, diffusion, loss and harmonics.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ pub(crate) fn relative(got: &Tensor, want: &Tensor) -> f64 {
 
 pub(crate) fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64, what: &str) {
     let difference = relative(got, want);
-    assert!(difference <= tolerance, "{what}: differs by {difference:e} of its norm, wanted {tolerance:e}");
+    assert!(difference <= tolerance, "{what}: differs by {difference:e} of its norm, wanted at most {tolerance:e}");
 }
 
-/// The same normals everywhere.
+/// Normally distributed numbers that depend only on seed and shape.
 pub(crate) fn normals(seed: i64, shape: &[i64], kind: Kind) -> Tensor {
     tch::manual_seed(seed);
     Tensor::randn(shape, (kind, Device::Cpu))
@@ -29,7 +29,7 @@ pub(crate) fn named(network: &CsUnet) -> Vec<(String, Tensor)> {
     network.parameters().iter().map(|own| (own.name.clone(), own.tensor.shallow_clone())).collect()
 }
 
-/// What a chain through the network can fail of.
+/// The errors of a sampling chain.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChainError {
     #[error(transparent)]
@@ -38,27 +38,27 @@ pub(crate) enum ChainError {
     Model(#[from] ModelError),
 }
 
-/// Tensors of `tests/golden`.
+/// Named tensors of a golden file.
 pub(crate) struct Golden(Vec<(String, Tensor)>);
 
 impl Golden {
-    /// What `make_reference.py` wrote.
+    /// The output of `make_reference.py`.
     pub(crate) fn read() -> Self {
         Self::of("reference.safetensors")
     }
 
-    /// The tensors of a file.
+    /// The tensors of a file in `tests/golden`.
     pub(crate) fn of(file: &str) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
         Self(Tensor::read_safetensors(path).expect("the golden file"))
     }
 
     pub(crate) fn get(&self, name: &str) -> &Tensor {
-        &self.0.iter().find(|(own, _)| own == name).unwrap_or_else(|| panic!("no golden {name}")).1
+        &self.0.iter().find(|(own, _)| own == name).unwrap_or_else(|| panic!("the golden file has no tensor {name}")).1
     }
 
-    /// Those whose name begins so, without that beginning.
-    pub(crate) fn below(&self, prefix: &str) -> Vec<(String, Tensor)> {
+    /// The tensors whose names start with `prefix`, with the prefix removed.
+    pub(crate) fn with_prefix(&self, prefix: &str) -> Vec<(String, Tensor)> {
         let named = self.0.iter().filter_map(|(name, tensor)| Some((name.strip_prefix(prefix)?, tensor)));
         named.map(|(name, tensor)| (name.to_owned(), tensor.shallow_clone())).collect()
     }

@@ -1,4 +1,4 @@
-//! bf16 products with f32 results: exact sums where a bf16 result would round, and the gradient.
+//! Matrix products of bf16 factors with f32 results: precision, gradient and errors.
 
 use locdiff::native::gemm::mm_f32;
 use tch::{Device, Kind, Tensor};
@@ -16,13 +16,13 @@ fn result_is_f32_and_near_the_f64_product() {
     assert_eq!(wide.kind(), Kind::Float);
     let exact = a.to_kind(Kind::Double).matmul(&b.to_kind(Kind::Double));
     let error = |product: Tensor| (product.to_kind(Kind::Double) - &exact).abs().max().double_value(&[]);
-    // Products of bf16 are exact in f32; the sum of 64 terms of size 1 rounds each time: 64 × 2⁻²⁴ × |sum|.
+    // Products of two bf16 numbers are exact in f32. Each of 64 additions of terms of size 1 rounds: 64 × 2⁻²⁴ × |sum|.
     assert!(error(wide) < 1e-4);
-    assert!(error(a.matmul(&b)) > 1e-3, "a bf16 result rounds to 8 bits");
+    assert!(error(a.matmul(&b)) > 1e-3, "a bf16 result has only 8 bits, so its error must be larger");
 }
 
 #[test]
-fn gradient_is_that_of_the_product() {
+fn gradient_equals_that_of_a_plain_product() {
     let (a, b) = factors();
     let (a, b) = (a.set_requires_grad(true), b.set_requires_grad(true));
     let weights = Tensor::arange(17 * 9, (Kind::Float, Device::Cpu)).view([17, 9]) / 100.0;
@@ -38,8 +38,8 @@ fn gradient_is_that_of_the_product() {
 }
 
 #[test]
-fn shapes_and_kinds_that_do_not_match_are_an_error() {
+fn mismatched_shapes_and_kinds_are_an_error() {
     let (a, b) = factors();
     assert!(mm_f32(&a, &a).expect_err("17x64 by 17x64").to_string().contains("cannot be multiplied"));
-    assert!(mm_f32(&a, &b.to_kind(Kind::Float)).expect_err("two kinds").to_string().contains("wanted one kind"));
+    assert!(mm_f32(&a, &b.to_kind(Kind::Float)).expect_err("two kinds").to_string().contains("wanted the same type"));
 }

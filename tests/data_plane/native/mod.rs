@@ -1,4 +1,4 @@
-//! The shim's safe face.
+//! Tests of the safe wrappers around the C++ shim.
 
 mod gemm;
 mod optim;

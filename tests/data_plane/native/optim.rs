@@ -1,6 +1,6 @@
-//! Fused AdamW against algorithm 2 of Loshchilov and Hutter written out, and the pieces around it.
+//! Fused AdamW against algorithm 2 of Loshchilov and Hutter in plain Rust; gradient norm, clipping and moving average.
 
-use locdiff::native::optim::{AdamW, Control, Moments, clip_divisor, ema_update, not_finite, squared_norm};
+use locdiff::native::optim::{AdamW, Moments, UpdateInputs, clip_divisor, ema_update, not_finite, squared_norm};
 use tch::{Device, Kind, Tensor};
 
 const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.01 };
@@ -14,17 +14,18 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.flatten(0, -1).to_kind(Kind::Double)).expect("a flat tensor")
 }
 
-/// Two parameters of different shapes, and gradients that change with the step.
+/// Two parameters of different shapes.
 fn params(kind: Kind) -> Vec<Tensor> {
     let ramp = Tensor::arange(12, (Kind::Double, Device::Cpu)) / 7.0 - 0.6;
     vec![ramp.view([3, 4]).to_kind(kind), (ramp.narrow(0, 0, 5) * -1.3).to_kind(kind)]
 }
 
+/// Gradients that change with the step.
 fn grads(params: &[Tensor], step: i64) -> Vec<Tensor> {
     params.iter().map(|param| (param.copy() * (step as f64 * 0.7) + 0.2).sin()).collect()
 }
 
-/// AdamW on one number in f64.
+/// AdamW for one number in f64.
 struct Scalar {
     value: f64,
     first: f64,
@@ -52,7 +53,7 @@ fn largest_difference(kind: Kind, divisor: Option<f32>) -> f64 {
     for step in 1..=25 {
         let grads = grads(&tensors, step);
         let flat: Vec<f64> = grads.iter().flat_map(values).collect();
-        let control = Control { learning_rate: &rate, grad_divisor: grad_divisor.as_ref(), found_inf: None };
+        let control = UpdateInputs { learning_rate: &rate, grad_divisor: grad_divisor.as_ref(), found_inf: None };
         ADAMW.update(&tensors, &grads, &mut moments, control).expect("updates");
         for (number, grad) in plain.iter_mut().zip(flat) {
             number.update(grad / f64::from(divisor.unwrap_or(1.0)), step as i32, f64::from(LEARNING_RATE));
@@ -64,8 +65,8 @@ fn largest_difference(kind: Kind, divisor: Option<f32>) -> f64 {
 }
 
 #[test]
-fn fused_adamw_equals_the_written_algorithm() {
-    // f64 leaves only the rounding of 25 updates; f32 has 2⁻²⁴ for each.
+fn fused_adamw_equals_the_published_algorithm() {
+    // In f64 only the rounding of 25 updates remains. In f32 each update rounds by 2⁻²⁴.
     assert!(largest_difference(Kind::Double, None) < 1e-13);
     assert!(largest_difference(Kind::Float, None) < 25.0 * 6e-8);
 }
@@ -80,7 +81,7 @@ fn found_inf_leaves_everything_untouched() {
     let tensors = params(Kind::Float);
     let mut moments = Moments::zeros(&tensors);
     let (rate, keep, skip) = (scalar(LEARNING_RATE), scalar(0.0), scalar(1.0));
-    let with = |flag| Control { learning_rate: &rate, grad_divisor: None, found_inf: Some(flag) };
+    let with = |flag| UpdateInputs { learning_rate: &rate, grad_divisor: None, found_inf: Some(flag) };
     ADAMW.update(&tensors, &grads(&tensors, 1), &mut moments, with(&keep)).expect("updates");
     assert_eq!(values(&moments.step), [1.0]);
     let all = |moments: &Moments| -> Vec<f64> {
@@ -97,11 +98,11 @@ fn found_inf_leaves_everything_untouched() {
 }
 
 #[test]
-fn lists_that_do_not_match_are_named() {
+fn mismatched_lists_are_named() {
     let tensors = params(Kind::Float);
     let mut moments = Moments::zeros(&tensors);
     let rate = scalar(LEARNING_RATE);
-    let control = Control { learning_rate: &rate, grad_divisor: None, found_inf: None };
+    let control = UpdateInputs { learning_rate: &rate, grad_divisor: None, found_inf: None };
     let mut refused = |grads: &[Tensor]| {
         ADAMW.update(&tensors, grads, &mut moments, control).expect_err("does not match").to_string()
     };
@@ -112,11 +113,11 @@ fn lists_that_do_not_match_are_named() {
     let mut wide = grads(&tensors, 1);
     wide[1] = wide[1].to_kind(Kind::Double);
     assert!(refused(&wide).contains("gradient 1"));
-    assert_eq!(values(&moments.step), [0.0], "a refused update must not count");
+    assert_eq!(values(&moments.step), [0.0], "a refused update was counted");
 }
 
 #[test]
-fn norm_clip_and_flag_stay_tensors() {
+fn norm_clip_divisor_and_finite_flag_are_tensors() {
     let tensors = vec![Tensor::from_slice(&[3.0_f32, 0.0]), Tensor::from_slice(&[0.0_f32, 4.0]).view([1, 2])];
     let squares = squared_norm(&tensors).expect("has a norm");
     assert_eq!((squares.kind(), values(&squares)), (Kind::Float, vec![25.0]));
@@ -129,7 +130,7 @@ fn norm_clip_and_flag_stay_tensors() {
         assert_eq!(values(&not_finite(&squares).expect("checks")), [1.0]);
     }
     let huge = squared_norm(&[Tensor::from_slice(&[3e38_f32, -3e38])]).expect("has a norm");
-    assert_eq!(values(&not_finite(&huge).expect("checks")), [1.0], "its norm overflows");
+    assert_eq!(values(&not_finite(&huge).expect("checks")), [1.0], "the norm overflows");
     let half = [tensors[0].to_kind(Kind::BFloat16)];
     assert_eq!(squared_norm(&half).expect("has a norm").kind(), Kind::Float);
 }
@@ -141,12 +142,12 @@ fn moving_average_moves_by_its_weight() {
     ema_update(&averages, &params, &weight).expect("moves");
     assert_eq!(values(&averages[0]), [1.5, 1.5]);
     assert!(ema_update(&averages, &[], &weight).is_err());
-    assert!(ema_update(&averages, &params, &Tensor::from_slice(&[0.1_f64, 0.2])).is_err(), "one weight for all");
+    assert!(ema_update(&averages, &params, &Tensor::from_slice(&[0.1_f64, 0.2])).is_err(), "two weights were accepted");
 }
 
-/// Tensors cross the boundary by pointer in both directions: a leak of one small tensor per call would show here.
+/// Tensors are passed to and from C++ by pointer. A leak of one small tensor per call would fail this test.
 #[test]
-fn ten_thousand_calls_keep_the_memory() {
+fn ten_thousand_calls_do_not_leak() {
     let tensors = params(Kind::Float);
     let mut moments = Moments::zeros(&tensors);
     let rate = scalar(1e-6);
@@ -154,10 +155,10 @@ fn ten_thousand_calls_keep_the_memory() {
     let mut round = || {
         let squares = squared_norm(&grads).expect("has a norm");
         let (divisor, flag) = (clip_divisor(&squares, 1.0).expect("divides"), not_finite(&squares).expect("checks"));
-        let control = Control { learning_rate: &rate, grad_divisor: Some(&divisor), found_inf: Some(&flag) };
+        let control = UpdateInputs { learning_rate: &rate, grad_divisor: Some(&divisor), found_inf: Some(&flag) };
         ADAMW.update(&tensors, &grads, &mut moments, control).expect("updates");
     };
-    // Tests beside this one take memory too; a leak would grow in every attempt, by 2 MB for each tensor per call.
+    // Tests that run at the same time allocate memory too. A leak would show in every attempt: 2 MB per leaked tensor.
     let grown: Vec<u64> = (0..5)
         .map(|_| {
             let before = crate::resident_bytes();
@@ -165,5 +166,5 @@ fn ten_thousand_calls_keep_the_memory() {
             crate::resident_bytes().saturating_sub(before)
         })
         .collect();
-    assert!(grown.iter().any(|bytes| *bytes < 1 << 20), "grew by {grown:?} bytes");
+    assert!(grown.iter().any(|bytes| *bytes < 1 << 20), "memory grew by {grown:?} bytes");
 }

@@ -1,4 +1,4 @@
-// Runs one kernel of philox.cu on the host, a thread at a time, and writes what it wrote to standard output.
+// Runs one kernel of philox.cu on the host, one thread after another, and writes its output to standard output.
 // Input: kernel seed stream counter step first_sample samples elements extra. A counter of 0 is passed as null.
 #include <cmath>
 #include <cstdio>
@@ -32,7 +32,7 @@ static unsigned __float_as_uint(float value) {
 template <typename Value, typename Kernel>
 void run(u64 samples, u64 elements, Kernel kernel) {
   std::vector<char> out(samples * elements * sizeof(Value));
-  // A few threads more than there are blocks, as in any launch.
+  // A few more threads than blocks of numbers, as in a real launch.
   const u64 threads = samples * ((elements + 3) / 4) + 5;
   blockDim.x = 2;
   for (u64 i = 0; i < threads; ++i) {

@@ -1,22 +1,23 @@
-//! Random tensors: the same numbers as the slices, the kernels' source run on the host, and a clear error without CUDA.
+//! Random tensors have the same numbers as slices, kernels compiled for the host equal Rust, and calls without a GPU
+//! are errors.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use locdiff::native::cuda::{self, Event, Graph, Stream as CudaStream};
+use locdiff::native::cuda::{self, CudaEvent, CudaStream, Graph};
 use locdiff::native::nvrtc::Kernel;
-use locdiff::native::random::{DeviceCounter, RandomTensors, Rows, Step};
+use locdiff::native::random::{DeviceCounter, RandomTensors, RowDraw, Step};
 use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
 const PHILOX: Philox = Philox::new(0xfeed_0123_4567_89ab);
 
-fn rows(step: Step<'_>) -> Rows<'_> {
-    Rows { stream: Stream::Noise, step, first_sample: 5, samples: 3, elements: 7 }
+fn rows(step: Step<'_>) -> RowDraw<'_> {
+    RowDraw { stream: Stream::Noise, step, first_sample: 5, samples: 3, elements: 7 }
 }
 
 #[test]
-fn tensors_hold_what_slices_hold() {
+fn tensors_have_the_same_numbers_as_slices() {
     let draw = Draw { stream: Stream::Noise, step: 9, first_sample: 5, elements: 7 };
     let mut normals = vec![0.0; 21];
     PHILOX.fill_normal(draw, &mut normals).expect("in range");
@@ -31,7 +32,7 @@ fn tensors_hold_what_slices_hold() {
 }
 
 #[test]
-fn a_counter_stands_for_its_step() {
+fn counter_draws_the_numbers_of_its_step_on_the_cpu() {
     let mut counter = DeviceCounter::new(Device::Cpu, 8).expect("counts");
     counter.set(9).expect("in range");
     assert_eq!(counter.get().expect("reads"), 9);
@@ -40,9 +41,10 @@ fn a_counter_stands_for_its_step() {
     assert!(counter.set(1 << 40).is_err());
 }
 
-/// Compiles the kernels' source as C++, one thread after the other, and compares with Rust: all but the GPU itself.
+/// Compiles the kernel source as C++, runs its threads one after another, and compares the output with Rust. This tests
+/// everything but the GPU itself.
 #[test]
-fn kernel_source_equals_rust_on_the_host() {
+fn kernel_source_run_on_the_host_equals_rust() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let program = folder.path().join("philox_host");
     let root = env!("CARGO_MANIFEST_DIR");
@@ -51,7 +53,7 @@ fn kernel_source_equals_rust_on_the_host() {
         .args(["-std=c++17", "-O1", "-ffp-contract=off", "-I", &format!("{root}/src/native/kernels"), "-o"])
         .args([program.as_os_str(), format!("{root}/tests/data_plane/native/philox_host.cpp").as_ref()])
         .status();
-    assert!(compiled.expect("the compiler that built the shim").success());
+    assert!(compiled.expect("the compiler that built the shim is installed").success());
     let draws = [
         (Draw { stream: Stream::Noise, step: 0, first_sample: 0, elements: 96 }, 40, 0),
         (Draw { stream: Stream::Dropout(7), step: 0x12_3456_789a, first_sample: 0xab_cdef_0123, elements: 1003 }, 9, 5),
@@ -78,7 +80,7 @@ fn bytes<T: Copy, const N: usize>(values: &[T], convert: impl Fn(T) -> [u8; N]) 
     values.iter().flat_map(|value| convert(*value)).collect()
 }
 
-/// What one kernel writes; `counter` of the draw's step come from the counter, the rest from the host.
+/// The output of one kernel. It gets the draw's step in two parts: `counter` in the counter, the rest as an argument.
 fn host_kernel(
     program: &std::path::Path,
     kernel: &str,
@@ -105,7 +107,7 @@ fn host_kernel(
 }
 
 #[test]
-fn without_a_gpu_everything_answers_and_nothing_crashes() {
+fn without_a_gpu_every_call_returns_an_error() {
     if tch::Cuda::device_count() > 0 {
         return;
     }
@@ -120,7 +122,7 @@ fn without_a_gpu_everything_answers_and_nothing_crashes() {
     let graph = Graph::capture("x", || -> Result<(), std::convert::Infallible> { Ok(()) }).expect_err("no GPU");
     refusals.push(std::error::Error::source(&graph).expect("a cause").to_string());
     if !cfg!(locdiff_cuda) {
-        refusals.push(Event::new().expect_err("no CUDA").to_string());
+        refusals.push(CudaEvent::new().expect_err("no CUDA").to_string());
         for refusal in &refusals {
             assert!(refusal.contains("this build has no CUDA: set LOCDIFF_CUDA=1 and `make build`"), "{refusal}");
         }

@@ -1,4 +1,4 @@
-//! Retrieval against plain cosines, on whatever head, and its bits against company.
+//! Retrieval scores equal plain cosines for every head, and do not depend on the other images of a batch.
 
 mod hybrid;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 use locdiff::geoclip::{Embedder, FEATURE_WIDTH, Geoclip};
 use locdiff::infer::retrieval_data;
 use locdiff::retrieval::{
-    DataFacts, DataHead, Gallery, Hybrid, QueryHead, Retriever, Samples, Scored, check_head, knn_place, locate,
+    DataFacts, DataHead, Gallery, Hybrid, ImageSamples, QueryHead, Retriever, Scored, check_head, knn_place, locate,
 };
 use locdiff::shards::{Blocks as _, Dataset, ImageHead, Mask, PROJECTION_SEED, WriterOptions, projection};
 use locdiff::shdd::uniform_points;
@@ -33,7 +33,7 @@ fn points(count: usize) -> Vec<UnitVector> {
     uniform_points(9, 0, 0, count).expect("in range")
 }
 
-/// More points than two tiles hold, in f16 as training photos are.
+/// A gallery in f16, like training photos. With 9000 points it needs more than two tiles.
 fn gallery(count: usize) -> Gallery {
     let embeddings = normals(1, &[count as i64, WIDTH as i64]).to_kind(Kind::Half);
     Gallery::of_embeddings("test".into(), points(count), embeddings).expect("a gallery")
@@ -68,7 +68,7 @@ fn retrieval_logits_are_mean_cosines_of_the_views() {
         };
         assert_eq!(scored.logits.len(), wanted.len());
         for (got, point) in scored.logits.iter().zip(wanted) {
-            // Sums of 24 products in f32, of a magnitude of 40.
+            // Sums of 24 products in f32, of magnitude 40.
             assert!((f64::from(*got) - logit(*point as usize)).abs() < 1e-4, "image {image}, point {point}: {got}");
         }
         let mut all: Vec<(usize, f64)> = (0..count).map(|point| (point, logit(point))).collect();
@@ -81,32 +81,32 @@ fn retrieval_logits_are_mean_cosines_of_the_views() {
 }
 
 #[test]
-fn retrieval_bits_depend_neither_on_company_nor_on_threads() {
+fn retrieval_scores_do_not_depend_on_other_images_order_or_threads() {
     let gallery = gallery(9000);
     let embeddings = normals(2, &[300, 2, WIDTH as i64]);
     let wanted: Vec<Vec<u32>> = (0..300).map(|image| vec![image, 4095, 4096, 8999]).collect();
-    let ask = |chosen: &[i64], threads: usize| -> Vec<Scored> {
+    let score = |chosen: &[i64], threads: usize| -> Vec<Scored> {
         let chosen_embeddings = embeddings.index_select(0, &Tensor::from_slice(chosen));
         let queries = QueryHead::knn(40.0, Device::Cpu).queries(&chosen_embeddings).expect("queries");
         let wanted: Vec<Vec<u32>> = chosen.iter().map(|image| wanted[*image as usize].clone()).collect();
         Retriever::new(&gallery, Device::Cpu, threads).expect("made").score(&queries, &wanted, 2).expect("scored")
     };
     let all: Vec<i64> = (0..300).collect();
-    let together = ask(&all, 1);
-    assert!(together == ask(&all, 3), "threads change bits");
+    let together = score(&all, 1);
+    assert!(together == score(&all, 3), "the number of threads changes bits");
     let backwards: Vec<i64> = all.iter().rev().copied().collect();
-    assert!(together == ask(&backwards, 2).into_iter().rev().collect::<Vec<_>>(), "the order changes bits");
-    assert_eq!(ask(&[157], 1)[0], together[157], "company changes bits");
+    assert!(together == score(&backwards, 2).into_iter().rev().collect::<Vec<_>>(), "the order changes bits");
+    assert_eq!(score(&[157], 1)[0], together[157], "other images change bits");
 }
 
-/// GeoCLIP's real weights: the head of the test's photos, and the gallery's embeddings on disk.
+/// Uses GeoCLIP's real weights, and checks that the embeddings of the gallery are cached on disk.
 #[test]
-fn retrieval_with_geoclip_finds_the_place_that_a_photo_shows() {
+fn retrieval_with_geoclip_finds_the_place_of_a_photo() {
     let config = RetrievalConfig { geoclip: folder().display().to_string(), ..RetrievalConfig::default() };
     let geoclip = Geoclip::open(Path::new(&config.geoclip)).expect("real weights");
     let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), 2);
     let gallery = Gallery::open(&config, &geoclip, &embedder, |_| ()).expect("a gallery");
-    let again = Gallery::open(&config, &geoclip, &embedder, |_| panic!("the embeddings were kept")).expect("a gallery");
+    let again = Gallery::open(&config, &geoclip, &embedder, |_| panic!("not cached")).expect("a gallery");
     assert_eq!(gallery.points(), again.points());
     let shown = [17_usize, 2000, 4095];
     let places: Vec<_> = shown.iter().map(|point| geoclip.places()[*point]).collect();
@@ -118,10 +118,10 @@ fn retrieval_with_geoclip_finds_the_place_that_a_photo_shows() {
     let queries = head.queries(&photos).expect("queries");
     let retriever = Retriever::new(&again, Device::Cpu, 2).expect("made");
     for (scored, point) in retriever.score(&queries, &vec![Vec::new(); 3], 1).expect("scored").iter().zip(shown) {
-        assert_eq!(again.points()[scored.best[0].0 as usize], again.points()[point], "its own place");
-        assert!((f64::from(scored.best[0].1) - head.factor()).abs() < 1e-3, "at a cosine of 1");
+        assert_eq!(again.points()[scored.best[0].0 as usize], again.points()[point], "the best point is another place");
+        assert!((f64::from(scored.best[0].1) - head.factor()).abs() < 1e-3, "the cosine is not 1");
     }
-    // GeoCLIP's own head, ten crops: the mean of the crops' logits.
+    // With GeoCLIP's own head, the logit of ten crops is the mean of their logits.
     let crops = normals(5, &[2, 10, FEATURE_WIDTH as i64]) * 10.0;
     let queries = QueryHead::geoclip(&geoclip, Device::Cpu).expect("a head").queries(&crops).expect("queries");
     let own = geoclip.image_head(Device::Cpu).expect("a head");
@@ -135,46 +135,48 @@ fn retrieval_with_geoclip_finds_the_place_that_a_photo_shows() {
 }
 
 #[test]
-fn retrieval_among_training_photos_asks_as_many_neighbours_as_it_is_told() {
+fn retrieval_among_training_photos_weighs_all_given_neighbours() {
     let found = points(4);
     let near = found[3].displace(locdiff_core::geo::Degrees(0.0), locdiff_core::geo::Km(2.0)).expect("a place");
     let places = [found[0], found[3], near, found[2]];
     let best = [(0, 10.0), (1, 9.9), (2, 9.9), (3, 5.0)];
     assert_eq!(knn_place(&places, &best[..1]), Some(0));
-    assert_eq!(knn_place(&places, &best), Some(1), "two neighbours in one town outweigh one elsewhere");
+    assert_eq!(knn_place(&places, &best), Some(1), "two neighbours in one town must outweigh one elsewhere");
     assert_eq!(knn_place(&places, &[]), None);
     let gallery = Gallery::of_embeddings("test".into(), places.to_vec(), normals(1, &[4, 8])).expect("a gallery");
     let retriever = Retriever::new(&gallery, Device::Cpu, 1).expect("made");
     let queries = QueryHead::knn(40.0, Device::Cpu).queries(&normals(1, &[4, 1, 8])).expect("queries");
-    let images: Vec<Samples> =
-        places.iter().map(|place| Samples { aggregate: place.antipode(), samples: vec![place.antipode()] }).collect();
+    let images: Vec<ImageSamples> = places
+        .iter()
+        .map(|place| ImageSamples { aggregate: place.antipode(), samples: vec![place.antipode()] })
+        .collect();
     let hybrid = Hybrid { mode: HybridMode::Aggregate, radius_km: 1.0, density_weight: 0.0, density_km: 1.0 };
     let located = locate(&retriever, &queries, &images, &hybrid, 1).expect("located");
     for (located, place) in located.iter().zip(&places) {
-        assert_eq!(located.retrieval, *place, "a photo is most like itself");
-        assert_eq!((located.hybrid, located.hybrid_or(*place)), (None, *place), "nothing is in range");
+        assert_eq!(located.retrieval, *place, "a photo must retrieve itself");
+        assert_eq!((located.hybrid, located.hybrid_or(*place)), (None, *place), "no gallery point is in range");
     }
 }
 
 #[test]
-fn retrieval_refuses_what_points_nowhere() {
-    let nowhere = |row: usize| {
+fn retrieval_refuses_zero_and_non_finite_embeddings() {
+    let with_zero_row = |row: usize| {
         let embeddings = normals(1, &[5, 8]);
         let _ = embeddings.get(row as i64).zero_();
         embeddings
     };
-    let error = Gallery::of_embeddings("here".into(), points(5), nowhere(3)).expect_err("refused");
+    let error = Gallery::of_embeddings("here".into(), points(5), with_zero_row(3)).expect_err("refused");
     assert_eq!((error.exit_code().code(), error.to_string().contains("gallery point 3")), (20, true), "{error}");
     let error = Gallery::of_embeddings("here".into(), Vec::new(), normals(1, &[0, 8])).expect_err("refused");
     assert_eq!(error.to_string(), "here: no gallery points, wanted at least 1");
-    let error = QueryHead::knn(1.0, Device::Cpu).queries(&nowhere(2).unsqueeze(1)).expect_err("refused");
+    let error = QueryHead::knn(1.0, Device::Cpu).queries(&with_zero_row(2).unsqueeze(1)).expect_err("refused");
     assert!(error.to_string().contains("image 2"), "{error}");
     let broken = normals(1, &[2, 1, 8]) * f64::NAN;
     assert!(QueryHead::knn(1.0, Device::Cpu).queries(&broken).is_err());
 }
 
 #[test]
-fn retrieval_heads_that_do_not_fit_say_why() {
+fn retrieval_heads_that_do_not_fit_the_data_are_refused() {
     let facts = |width: usize, image_head: DataHead, mean_length: Option<f64>| DataFacts {
         location: "shards/x".into(),
         width,
@@ -187,7 +189,7 @@ fn retrieval_heads_that_do_not_fit_say_why() {
     assert!(fits(Geoclip, &facts(768, DataHead::Unknown, None)));
     assert!(fits(Linear, &facts(768, DataHead::Linear, Some(1.0))));
     assert!(fits(Knn, &facts(5, DataHead::Unknown, None)));
-    for (head, facts, words) in [
+    for (head, facts, message) in [
         (Geoclip, facts(768, DataHead::Linear, None), "photos are simulated"),
         (Geoclip, facts(512, DataHead::Unknown, None), "width 512, GeoCLIP's image head takes 768"),
         (Geoclip, facts(768, DataHead::Unknown, Some(1.001)), "mean length 1.001"),
@@ -197,20 +199,20 @@ fn retrieval_heads_that_do_not_fit_say_why() {
     ] {
         let error = check_head(head, &facts).expect_err("refused");
         assert_eq!(error.exit_code().code(), 10);
-        assert!(error.to_string().contains(words) && error.to_string().contains("shards/x"), "{error}");
+        assert!(error.to_string().contains(message) && error.to_string().contains("shards/x"), "{error}");
     }
 }
 
-/// A folder of shards and the files in it are the same photos.
+/// A folder of shards and the files in it have the same origin.
 #[test]
-fn files_named_one_by_one_are_known_as_their_folder_is() {
+fn files_given_one_by_one_have_the_origin_of_their_folder() {
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path().join("simulated");
     crate::shards::support::write(&folder);
     let config = ShardsConfig::default();
     let open = |location: &str| Dataset::open(location, &config).expect("opens");
     let whole = open(&folder.display().to_string());
-    let origin = whole.origin().expect("of the manifest");
+    let origin = whole.origin().expect("the manifest has it");
     assert_eq!((origin.source.as_str(), origin.image_head), ("sixty-four rows", ImageHead::Linear));
     let mut files: Vec<_> =
         std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("a file").path()).collect();
@@ -220,12 +222,12 @@ fn files_named_one_by_one_are_known_as_their_folder_is() {
     for location in named.iter().chain([&format!("{}/link.parquet", scratch.path().display())]) {
         let found = open(location);
         assert_eq!(found.origin(), Some(origin), "{location}");
-        // What training knows of them is as it was.
+        // Training still treats the files as data without a manifest.
         assert!(found.manifest().is_none() && found.fingerprint() != whole.fingerprint(), "{location}");
         let facts = retrieval_data::data_facts(location, &found, &Mask::none(), RetrievalHead::Linear).expect("facts");
         assert_eq!(facts.image_head, DataHead::Linear, "{location}");
     }
-    // A file that the manifest does not list is one that nothing is known of; nor is a manifest of another program ours.
+    // A file that the manifest does not list has no origin. A manifest of another program is ignored.
     std::fs::copy(&files[0], folder.join("other.parquet")).expect("copied");
     assert_eq!(open(&folder.join("other.parquet").display().to_string()).origin(), None);
     std::fs::write(folder.join("manifest.json"), "{}").expect("written");
@@ -233,7 +235,7 @@ fn files_named_one_by_one_are_known_as_their_folder_is() {
 }
 
 #[test]
-fn lengths_are_measured_where_no_manifest_tells_them() {
+fn mean_length_is_measured_if_there_is_no_manifest() {
     let scratch = tempfile::tempdir().expect("a folder");
     for (name, length) in [("unit", 1.0), ("long", 12.0)] {
         let folder = scratch.path().join(name);
@@ -248,13 +250,13 @@ fn lengths_are_measured_where_no_manifest_tells_them() {
         for location in [folder.display().to_string(), format!("{}/*.parquet", folder.display())] {
             let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("opens");
             let facts = retrieval_data::data_facts(&location, &dataset, &Mask::none(), RetrievalHead::Geoclip);
-            let found = facts.expect("facts").mean_length.expect("known");
+            let found = facts.expect("facts").mean_length.expect("measured");
             assert!((found - length).abs() < 1e-6, "{location}: {found}");
         }
     }
 }
 
-/// The door that evaluation comes through: shards on disk, a head, training photos as the gallery.
+/// The entry point of evaluation: shards on disk, a head, and training photos as the gallery.
 #[test]
 fn retrieval_opens_training_photos_as_a_gallery() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -272,6 +274,6 @@ fn retrieval_opens_training_photos_as_a_gallery() {
     assert_eq!((gallery.points().len() as u64, head.factor()), (dataset.rows(), config.knn_scale));
     let error = open(&config, &DataFacts { width: 7, ..facts.clone() }).expect_err("another width");
     assert!(error.to_string().contains("width 7") && error.to_string().contains("one encoder"), "{error}");
-    let error = open(&RetrievalConfig::default(), &facts).expect_err("no CLIP features");
+    let error = open(&RetrievalConfig::default(), &facts).expect_err("not CLIP features");
     assert_eq!(error.exit_code().code(), 10, "{error}");
 }

@@ -1,4 +1,4 @@
-//! `shards build`: tables and matrices of every kind in, the same numbers out, and what cannot be used named or left out.
+//! `shards build` keeps the numbers of every kind of table and matrix, and names or skips rows that cannot be used.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ fn csv(path: &Path, id: bool, change: impl Fn(usize) -> Option<&'static str>) {
     std::fs::write(path, text).expect("written");
 }
 
-/// The table of [`ROWS`] rows, as it must come out.
+/// Latitude and longitude of each of the [`ROWS`] rows, as they must be read back.
 fn table() -> impl Iterator<Item = (f64, f64)> {
     (0..ROWS).map(|row| (latitude(row), (row % 360) as f64 - 180.0))
 }
@@ -61,7 +61,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A folder with a good table, `t.csv`, and good embeddings for it, `a.npy`.
+    /// A folder with a valid table, `t.csv`, and valid embeddings for it, `a.npy`.
     fn new(on_bad_rows: OnBadRows) -> Self {
         let config = ShardsConfig { id_column: "who".into(), on_bad_rows, ..ShardsConfig::default() };
         let bench = Self { scratch: tempfile::tempdir().expect("a folder"), config };
@@ -81,7 +81,7 @@ impl Bench {
         build(&inputs, &self.path(out))
     }
 
-    /// Tables and matrices in which one row, or more, cannot be used.
+    /// Adds tables and matrices that each have one bad row.
     fn add_bad_rows(&self) {
         csv(&self.path("91.csv"), true, |row| (row == 4321).then_some("x,0,91"));
         csv(&self.path("text.csv"), true, |row| (row == 7).then_some("x,east,1"));
@@ -92,7 +92,7 @@ impl Bench {
         npy(&self.path("big.npy"), &matrix(|row, _, value| if row == 2 { 65_520.0 } else { value }));
     }
 
-    /// The table as Parquet, with integers as identifiers and float32 longitudes.
+    /// Adds the table as Parquet, with integer identifiers and float32 longitudes.
     fn add_parquet(&self) {
         let columns: [(&str, ArrayRef); 3] = [
             ("who", Arc::new(Int64Array::from_iter_values(0..ROWS as i64))),
@@ -106,20 +106,20 @@ impl Bench {
         writer.close().expect("closed");
     }
 
-    /// That a build is refused with these words, and leaves nothing.
-    fn refuses(&self, table: &str, matrices: &[&str], code: ExitCode, words: &[&str]) {
+    /// Asserts that a build fails with an error that contains `parts`, and leaves no folder.
+    fn assert_refused(&self, table: &str, matrices: &[&str], code: ExitCode, parts: &[&str]) {
         let error = self.build(table, matrices, "never").expect_err(table);
         let text = error.to_string();
         assert!(
-            error.exit_code() == code && words.iter().all(|part| text.contains(part)),
+            error.exit_code() == code && parts.iter().all(|part| text.contains(part)),
             "{table} {matrices:?}: {text}"
         );
-        assert!(!self.path("never").exists(), "{table}: a folder is left");
+        assert!(!self.path("never").exists(), "{table}: the failed build left a folder");
     }
 }
 
 #[test]
-fn what_was_built_is_what_was_given() {
+fn built_shards_hold_the_input_rows() {
     let bench = Bench::new(OnBadRows::Error);
     let second = -Tensor::from_slice(&matrix(|_, _, value| value)).view([-1, WIDTH as i64]);
     let other = Tensor::zeros([3], (Kind::Float, tch::Device::Cpu));
@@ -135,12 +135,12 @@ fn what_was_built_is_what_was_given() {
     let mut numbered = rows.iter().zip(table()).enumerate();
     let same = numbered.all(|(row, (got, want))| got.0 == format!("row {row}") && (got.1, got.2) == want);
     assert!(same && rows.len() == ROWS);
-    let error = bench.build("t.csv", &["a.npy"], "out").expect_err("it exists");
+    let error = bench.build("t.csv", &["a.npy"], "out").expect_err("the folder exists");
     assert_eq!(error.exit_code(), ExitCode::Exists);
 }
 
 #[test]
-fn tables_of_parquet_and_without_identifiers_are_read_too() {
+fn parquet_tables_and_tables_without_identifiers_are_read() {
     let bench = Bench::new(OnBadRows::Error);
     bench.add_parquet();
     csv(&bench.path("noid.csv"), false, |_| None);
@@ -154,7 +154,7 @@ fn tables_of_parquet_and_without_identifiers_are_read_too() {
 }
 
 #[test]
-fn tables_with_any_accepted_names_are_built_from() {
+fn alternative_column_names_are_found_and_other_names_refused() {
     let bench = Bench { config: ShardsConfig::default(), ..Bench::new(OnBadRows::Error) };
     let text = std::fs::read_to_string(bench.path("t.csv")).expect("read");
     std::fs::write(bench.path("names.csv"), text.replacen("who,lon,lat", "IMG_ID,Lng,Latitude", 1)).expect("written");
@@ -163,12 +163,12 @@ fn tables_with_any_accepted_names_are_built_from() {
     let mut numbered = rows.iter().zip(table()).enumerate();
     assert!(numbered.all(|(row, (got, want))| got.0 == format!("row {row}") && (got.1, got.2) == want));
     std::fs::write(bench.path("none.csv"), text.replacen("who,lon,lat", "who,lon,y", 1)).expect("written");
-    let words = ["none.csv: no column for latitude; found: who, lon, y; accepted: lat, latitude"];
-    bench.refuses("none.csv", &["a.npy"], ExitCode::BadData, &words);
+    let parts = ["none.csv: no column for latitude; found: who, lon, y; accepted: lat, latitude"];
+    bench.assert_refused("none.csv", &["a.npy"], ExitCode::BadData, &parts);
 }
 
 #[test]
-fn what_cannot_be_built_is_named_and_leaves_nothing() {
+fn bad_input_is_named_and_leaves_no_folder() {
     let bench = Bench::new(OnBadRows::Error);
     bench.add_bad_rows();
     bench.add_parquet();
@@ -180,11 +180,11 @@ fn what_cannot_be_built_is_named_and_leaves_nothing() {
     std::fs::write(bench.path("cut.npy"), &bytes[..bytes.len() - 1]).expect("written");
     let parquet = std::fs::read(bench.path("t.parquet")).expect("readable");
     std::fs::write(bench.path("cut.parquet"), &parquet[..parquet.len() / 2]).expect("written");
-    for (table, matrix, code, words) in [
+    for (table, matrix, code, parts) in [
         ("91.csv", "a.npy", ExitCode::BadData, ["91.csv: row 4321", "latitude is 91, wanted -90 to 90"]),
         ("text.csv", "a.npy", ExitCode::BadData, ["text.csv: row 7", "`lon` is `east`"]),
         ("ragged.csv", "a.npy", ExitCode::BadData, ["ragged.csv: row 9", "2 field"]),
-        ("again.csv", "a.npy", ExitCode::BadData, ["again.csv: row 4999", "\"row 12\" again, first in row 12"]),
+        ("again.csv", "a.npy", ExitCode::BadData, ["again.csv: row 4999", "\"row 12\", first seen in row 12"]),
         ("short.csv", "a.npy", ExitCode::BadData, ["short.csv: 1 rows", "a.npy has 5000"]),
         ("t.csv", "few.npy", ExitCode::BadData, ["t.csv: more than 10", "few.npy has 10"]),
         ("t.csv", "nan.npy", ExitCode::BadData, ["nan.npy: row 4999", "element 3 is NaN"]),
@@ -195,13 +195,13 @@ fn what_cannot_be_built_is_named_and_leaves_nothing() {
         ("t.csv", "t.csv", ExitCode::BadData, ["t.csv", ".safetensors"]),
         ("none.csv", "a.npy", ExitCode::Io, ["none.csv", ""]),
     ] {
-        bench.refuses(table, &[matrix], code, &words);
+        bench.assert_refused(table, &[matrix], code, &parts);
     }
-    bench.refuses("t.csv", &["a.npy", "few.npy"], ExitCode::BadData, &["10 x 8 numbers, but"]);
+    bench.assert_refused("t.csv", &["a.npy", "few.npy"], ExitCode::BadData, &["10 x 8 numbers, but"]);
 }
 
 #[test]
-fn bad_rows_are_left_out_where_that_is_wanted() {
+fn bad_rows_are_skipped_if_configured() {
     let bench = Bench::new(OnBadRows::Skip);
     bench.add_bad_rows();
     let want = view();

@@ -1,4 +1,5 @@
-//! Files that pyarrow, Polars and DuckDB wrote give the same batches as ours (`tests/golden/shards/make_fixtures.py`).
+//! Files written by pyarrow, Polars and DuckDB (`tests/golden/shards/make_fixtures.py`) give the same rows as our own
+//! shards.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,14 +11,14 @@ use locdiff_core::config::ShardsConfig;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use parquet::arrow::ArrowWriter;
 
-use crate::shards::support::{WIDTH, all, expected, problems, write};
+use crate::shards::support::{WIDTH, expected, problems, read_all, write};
 
 fn golden(name: &str) -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/shards").join(name).display().to_string()
 }
 
 #[test]
-fn shards_of_every_engine_give_the_same_batches_as_ours() {
+fn files_of_every_engine_give_the_same_rows_as_our_shards() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let own = folder.path().join("own");
     let manifest = write(&own);
@@ -34,20 +35,20 @@ fn shards_of_every_engine_give_the_same_batches_as_ours() {
             Dataset::open(&golden(name), &ShardsConfig::default()).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!((dataset.width(), dataset.views(), dataset.rows()), (WIDTH, 2, 64), "{name}");
         for view in 0..2 {
-            let got = all(&dataset, view).unwrap_or_else(|error| panic!("{name}: {error}"));
+            let got = read_all(&dataset, view).unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_eq!(got, expected(view as usize), "{name}, view {view}");
-            assert_eq!(got, all(&own, view).expect("ours reads"), "{name} beside ours");
+            assert_eq!(got, read_all(&own, view).expect("ours reads"), "{name} and our shards differ in view {view}");
         }
         let found = dataset.scan().expect("scanned").statistics;
-        assert_eq!(found, manifest.statistics(), "{name}: a scan tells what a manifest tells");
+        assert_eq!(found, manifest.statistics(), "{name}: scan and manifest differ");
         assert!(problems(&dataset).is_empty(), "{name}");
     }
 }
 
 #[test]
-fn shards_of_others_that_cannot_be_used_are_named_by_row() {
+fn bad_rows_of_foreign_files_are_named_and_can_be_skipped() {
     let config = ShardsConfig::default();
-    for (name, block, row, words) in [
+    for (name, block, row, message) in [
         ("bad_null_list", 0, 5, "row group 0: column `embedding`: row 5: null, expected a list of numbers"),
         ("bad_ragged_list", 0, 7, "row group 0: column `embedding`: row 7: a list of 3 numbers, expected 8"),
         ("bad_null_number", 0, 9, "row group 0: column `embedding`: row 9: number 4 is null, expected a number"),
@@ -56,20 +57,20 @@ fn shards_of_others_that_cannot_be_used_are_named_by_row() {
     ] {
         let path = golden(&format!("{name}.parquet"));
         let dataset = Dataset::open(&path, &config).expect("opens");
-        let error = all(&dataset, 0).expect_err(name);
+        let error = read_all(&dataset, 0).expect_err(name);
         assert_eq!(error.exit_code(), ExitCode::BadData, "{name}");
-        assert!(error.to_string().contains(words) && error.to_string().starts_with(&path), "{name}: {error}");
+        assert!(error.to_string().contains(message) && error.to_string().starts_with(&path), "{name}: {error}");
         let problems = problems(&dataset);
         assert_eq!(problems.iter().map(|problem| problem.message.clone()).collect::<Vec<_>>(), [error.to_string()]);
-        // A scan names it, and whoever skips it reads all others.
+        // A scan finds the row. A reader that skips it gets all other rows.
         let scan = dataset.scan().expect("scanned");
         let found: Vec<(u32, u32)> = scan.bad_rows.iter().map(|bad| (bad.block, bad.row)).collect();
         assert_eq!(found, [(block, row)], "{name}");
-        assert_eq!(scan.statistics.rows, 63, "{name}: the bad row counts in no mean");
+        assert_eq!(scan.statistics.rows, 63, "{name}: the statistics include the bad row");
         assert_eq!(dataset.bad_rows(block).expect("found"), [row], "{name}");
         let mut rows = BlockRows::default();
-        dataset.read_except(block, 0, &[row + 1], &mut rows).expect_err("another row is skipped");
-        dataset.read_except(block, 0, &[row], &mut rows).expect("skipped, not refused");
+        dataset.read_except(block, 0, &[row + 1], &mut rows).expect_err("skips another row");
+        dataset.read_except(block, 0, &[row], &mut rows).expect("skips the bad row");
         let mut want = expected(0);
         let (first, at) = ((block * 24) as usize, row as usize);
         let mut want = BlockRows {
@@ -83,13 +84,13 @@ fn shards_of_others_that_cannot_be_used_are_named_by_row() {
         }
         assert_eq!(rows, want, "{name}");
     }
-    let error = Dataset::open(&golden("bad_no_rows.parquet"), &config).err().expect("no rows");
+    let error = Dataset::open(&golden("bad_no_rows.parquet"), &config).err().expect("a file without rows");
     assert_eq!(error.exit_code(), ExitCode::NoData);
     assert!(error.to_string().contains("hold no rows"), "{error}");
 }
 
 #[test]
-fn shards_of_others_have_the_names_that_the_configuration_says() {
+fn column_names_come_from_the_configuration() {
     let path = golden("pyarrow_f32_list_default.parquet");
     let named = ShardsConfig {
         embedding_column: "embedding_1".into(),
@@ -98,13 +99,13 @@ fn shards_of_others_have_the_names_that_the_configuration_says() {
         ..ShardsConfig::default()
     };
     let dataset = Dataset::open(&path, &named).expect("opens");
-    assert_eq!(dataset.views(), 1, "there is no embedding_1_1");
-    let error = all(&dataset, 0).expect_err("longitudes are no latitudes");
+    assert_eq!(dataset.views(), 1, "embedding_1_1 does not exist, so there is one view");
+    let error = read_all(&dataset, 0).expect_err("longitudes used as latitudes");
     assert!(error.to_string().contains("column `lon`: row 0: latitude -170"), "{error}");
-    for (config, words) in [
+    for (config, message) in [
         (
             ShardsConfig { embedding_column: "clip".into(), ..ShardsConfig::default() },
-            "column `clip`: is not there, only id, lat, lon, embedding, embedding_1",
+            "column `clip`: not found; the file has id, lat, lon, embedding, embedding_1",
         ),
         (
             ShardsConfig { embedding_column: "lat".into(), ..ShardsConfig::default() },
@@ -112,14 +113,14 @@ fn shards_of_others_have_the_names_that_the_configuration_says() {
         ),
         (
             ShardsConfig { latitude_column: "id".into(), ..ShardsConfig::default() },
-            "column `id`: is Utf8, expected a floating-point number",
+            "column `id`: is Utf8, expected a float or an integer",
         ),
     ] {
         let error = Dataset::open(&path, &config).err().expect("refused");
         assert_eq!(error.exit_code(), ExitCode::BadData);
-        assert!(error.to_string().contains(words), "{error}");
+        assert!(error.to_string().contains(message), "{error}");
     }
-    // A glob takes many files, and all must agree.
+    // A glob opens many files as one data set.
     let many = Dataset::open(&golden("p*_f32_*.parquet"), &ShardsConfig::default()).expect("a glob");
     assert!(many.file_count() >= 5 && many.rows() == 64 * many.file_count() as u64);
     let one = Dataset::open(&path, &ShardsConfig::default()).expect("opens");
@@ -129,7 +130,7 @@ fn shards_of_others_have_the_names_that_the_configuration_says() {
 }
 
 #[test]
-fn shards_of_others_may_spell_coordinates_out() {
+fn common_names_of_coordinate_columns_are_found() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("foreign.parquet");
     let degrees = |values: [f64; 2]| Arc::new(Float64Array::from(values.to_vec())) as ArrayRef;
@@ -151,6 +152,6 @@ fn shards_of_others_may_spell_coordinates_out() {
     dataset.read(0, 0, &mut rows).expect("read");
     assert_eq!((rows.latitudes, rows.longitudes), (vec![47.0, -33.0], vec![8.0, 151.0]));
     let other = ShardsConfig { latitude_column: "northing".into(), ..ShardsConfig::default() };
-    let error = Dataset::open(&location, &other).err().expect("a configured name is the only one").to_string();
-    assert!(error.contains("column `northing`: is not there, only Latitude, lng, embedding"), "{error}");
+    let error = Dataset::open(&location, &other).err().expect("a configured name excludes all others").to_string();
+    assert!(error.contains("column `northing`: not found; the file has Latitude, lng, embedding"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! Footers that lie and lists that do not fit: an error that names the place, or rows that are left out; never memory for what is
-//! not there.
+//! False footers and lists of the wrong length give an error that names the place, or skipped rows. They never make the
+//! reader allocate memory for rows that do not exist.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -21,15 +21,15 @@ fn open(path: &Path, on_bad_rows: OnBadRows) -> Result<Dataset, ShardsError> {
     Dataset::open(&path.display().to_string(), &ShardsConfig { on_bad_rows, ..ShardsConfig::default() })
 }
 
-/// What a footer says of a row group: its rows, and one of its column chunks.
+/// A false statement in a footer: the number of rows of a row group, and one of its column chunks.
 struct Lie {
     rows: Option<i64>,
     column: usize,
     chunk: fn(ColumnChunkMetaDataBuilder) -> ColumnChunkMetaDataBuilder,
 }
 
-/// Writes the file again with a footer that lies about row group 1.
-fn lie(path: &Path, lie: &Lie) {
+/// Rewrites the file with a footer that is false about row group 1.
+fn write_false_footer(path: &Path, lie: &Lie) {
     let bytes = fs::read(path).expect("read");
     let length = u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().expect("four bytes")) as usize;
     let (pages, footer) = bytes.split_at(bytes.len() - 8 - length);
@@ -47,7 +47,7 @@ fn lie(path: &Path, lie: &Lie) {
 }
 
 #[test]
-fn footers_that_lie_are_errors_that_name_file_row_group_and_column() {
+fn false_footer_is_refused_with_file_and_row_group() {
     let (id, lat, embedding) = (0, 1, 3);
     let lies = [
         ("a negative size", Lie { rows: None, column: embedding, chunk: |chunk| chunk.set_total_compressed_size(-5) }),
@@ -57,26 +57,27 @@ fn footers_that_lie_are_errors_that_name_file_row_group_and_column() {
             "sizes that wrap around",
             Lie { rows: None, column: lat, chunk: |chunk| chunk.set_total_compressed_size(i64::MAX) },
         ),
-        ("as many rows as u32 counts", Lie { rows: Some(u32::MAX.into()), column: embedding, chunk: |chunk| chunk }),
+        ("u32::MAX rows", Lie { rows: Some(u32::MAX.into()), column: embedding, chunk: |chunk| chunk }),
         (
-            "as many rows, and values for them",
+            "u32::MAX rows and 2^40 values",
             Lie { rows: Some(u32::MAX.into()), column: embedding, chunk: |chunk| chunk.set_num_values(1 << 40) },
         ),
-        ("more rows than u32 counts", Lie { rows: Some(1 << 40), column: embedding, chunk: |chunk| chunk }),
-        ("fewer rows than none", Lie { rows: Some(-1), column: embedding, chunk: |chunk| chunk }),
+        ("more rows than fit in u32", Lie { rows: Some(1 << 40), column: embedding, chunk: |chunk| chunk }),
+        ("a negative number of rows", Lie { rows: Some(-1), column: embedding, chunk: |chunk| chunk }),
         ("wide rows", Lie { rows: None, column: embedding, chunk: |chunk| chunk.set_num_values(24 << 21) }),
     ];
-    for (name, what) in lies {
+    for (name, lie) in lies {
         let scratch = tempfile::tempdir().expect("temporary folder");
         let folder = scratch.path().join("data");
         write(&folder);
         fs::remove_file(folder.join(MANIFEST_NAME)).expect("removed");
-        lie(&folder.join("part-00000.parquet"), &what);
+        write_false_footer(&folder.join("part-00000.parquet"), &lie);
         let error = open(&folder, OnBadRows::Error).err().unwrap_or_else(|| panic!("{name} was opened"));
         let (code, text) = (error.exit_code(), error.to_string());
         assert!(matches!(code, ExitCode::Corrupt | ExitCode::BadData), "{name}: {code:?}: {text}");
         assert!(text.contains("part-00000.parquet") && text.contains("row group 1"), "{name}: {text}");
-        // Nor may leaving rows out open it, except where only lists would be of another length: then none of them is.
+        // Skipping bad rows must not open the file either. The exception is a false length of the lists: the width then
+        // comes from the lists themselves, and no row is bad.
         match open(&folder, OnBadRows::Skip) {
             Ok(dataset) => {
                 assert_eq!((name, dataset.width()), ("wide rows", 8));
@@ -88,7 +89,7 @@ fn footers_that_lie_are_errors_that_name_file_row_group_and_column() {
 }
 
 #[test]
-fn width_that_nobody_can_mean_is_refused() {
+fn absurd_width_is_refused() {
     let scratch = tempfile::tempdir().expect("temporary folder");
     let folder = scratch.path().join("data");
     write(&folder);
@@ -115,11 +116,11 @@ fn width_that_nobody_can_mean_is_refused() {
     }
     let error = open(&folder, OnBadRows::Error).err().expect("too wide");
     assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
-    assert!(error.to_string().contains("embeddings of width 2097152, at most 1048576"), "{error}");
+    assert!(error.to_string().contains("embeddings of width 2097152, expected at most 1048576"), "{error}");
 }
 
-/// A file with row groups of lists of these lengths, and identifiers of any kind.
-fn ragged(path: &Path, groups: &[&[usize]], ids: impl Fn(usize, usize) -> ArrayRef) {
+/// Writes a file whose row groups have lists of these lengths, with identifiers of any type.
+fn write_ragged(path: &Path, groups: &[&[usize]], ids: impl Fn(usize, usize) -> ArrayRef) {
     let mut writer = None;
     let mut first = 0;
     for lengths in groups {
@@ -151,11 +152,12 @@ fn numbers(first: usize, count: usize) -> ArrayRef {
 }
 
 #[test]
-fn lists_of_other_lengths_are_left_out_wherever_they_stand() {
+fn lists_of_the_wrong_length_are_skipped_in_every_row_group() {
     let scratch = tempfile::tempdir().expect("temporary folder");
     let path = scratch.path().join("ragged.parquet");
-    // A row group of one row, which divides by anything; one whose lists make a whole number on average; the largest.
-    ragged(&path, &[&[3], &[4, 12], &[8, 8, 8, 5]], numbers);
+    // A single row, whose length alone cannot be wrong; two rows whose mean length is a whole number; and the largest
+    // row group, which determines the width.
+    write_ragged(&path, &[&[3], &[4, 12], &[8, 8, 8, 5]], numbers);
     let error = open(&path, OnBadRows::Error).err().expect("ragged");
     assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
     let dataset = open(&path, OnBadRows::Skip).expect("opens");
@@ -163,20 +165,20 @@ fn lists_of_other_lengths_are_left_out_wherever_they_stand() {
     let mask = Mask::scan(&dataset, 1).expect("scanned");
     assert_eq!((mask.skipped(0), mask.skipped(1), mask.skipped(2)), (&[0][..], &[0, 1][..], &[3][..]));
     let (found_problems, found) = verify(&dataset, OnBadRows::Skip).expect("verified");
-    assert_eq!((found_problems, found), (Vec::new(), mask), "verify leaves out what training leaves out");
+    assert_eq!((found_problems, found), (Vec::new(), mask), "verify and training skip different rows");
     let strict = problems(&dataset);
     assert_eq!(strict.len(), 4, "{strict:?}");
     assert!(strict[0].message.contains("row group 0: column `embedding`: row 0: a list of 3 numbers, expected 8"));
-    // One row group alone, whose average is a whole number that no list has.
-    ragged(&path, &[&[8, 8, 8, 4, 2]], numbers);
+    // A single row group whose mean length is a whole number, but not the length of any list.
+    write_ragged(&path, &[&[8, 8, 8, 4, 2]], numbers);
     assert_eq!(open(&path, OnBadRows::Skip).expect("opens").width(), 8);
 }
 
 #[test]
-fn identifiers_are_verified_whatever_they_are() {
+fn identifiers_of_every_type_are_verified() {
     let scratch = tempfile::tempdir().expect("temporary folder");
     let path = scratch.path().join("ids.parquet");
-    ragged(&path, &[&[2, 2, 2]], numbers);
+    write_ragged(&path, &[&[2, 2, 2]], numbers);
     assert!(problems(&open(&path, OnBadRows::Error).expect("opens")).is_empty(), "uint64");
     let digests = |same: bool| {
         move |first: usize, count: usize| -> ArrayRef {
@@ -184,10 +186,10 @@ fn identifiers_are_verified_whatever_they_are() {
             Arc::new(FixedSizeBinaryArray::try_from_iter((first..first + count).map(digest)).expect("digests"))
         }
     };
-    ragged(&path, &[&[2, 2]], digests(false));
+    write_ragged(&path, &[&[2, 2]], digests(false));
     assert!(problems(&open(&path, OnBadRows::Error).expect("opens")).is_empty(), "fixed-size binary");
-    ragged(&path, &[&[2, 2]], digests(true));
+    write_ragged(&path, &[&[2, 2]], digests(true));
     let problems = problems(&open(&path, OnBadRows::Error).expect("opens"));
     assert_eq!(problems.len(), 1, "{problems:?}");
-    assert!(problems[0].message.contains("column `id`: row 1: \"0x07ff\" again"), "{problems:?}");
+    assert!(problems[0].message.contains("column `id`: row 1: duplicate identifier \"0x07ff\""), "{problems:?}");
 }

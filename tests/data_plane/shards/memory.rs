@@ -1,33 +1,33 @@
-//! A data set in memory whose reads can be counted, delayed, held up, and made to fail.
+//! A data set in memory whose reads can be counted, delayed, stalled, and made to fail.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use locdiff::shards::{BlockRows, Blocks, Layout, Sample, ShardsError, Spot};
+use locdiff::shards::{BlockRows, Blocks, DataLayout, Sample, ShardsError, Spot};
 
-/// What a read of one block does instead of what it should.
+/// How the read of one block goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// A flipped byte.
+    /// Reports a checksum mismatch.
     Corrupt,
-    /// A bug.
+    /// Panics, as a bug would.
     Panic,
-    /// A row too few.
+    /// Returns one row too few.
     Short,
-    /// Waits until [`Memory::open`].
+    /// Waits until [`Memory::release_stalled`] is called.
     Stall,
 }
 
-/// Rows whose every number tells where it comes from.
+/// A data set whose numbers are functions of block, row and view.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    pub(crate) layout: Layout,
-    /// Rows that cannot be used: (block, row).
+    pub(crate) layout: DataLayout,
+    /// Bad rows: (block, row).
     pub(crate) bad: BTreeSet<(u32, u32)>,
     pub(crate) fault: Option<(u32, Fault)>,
-    /// Reads take longer, each another time.
+    /// Delays reads by varying times.
     pub(crate) slow: bool,
     /// Every read so far: (block, view).
     pub(crate) reads: Mutex<Vec<(u32, u32)>>,
@@ -38,7 +38,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(block_rows: &[u32], width: usize, views: u32) -> Self {
         Self {
-            layout: Layout { block_rows: block_rows.to_vec(), width, views, fingerprint: 77 },
+            layout: DataLayout { block_rows: block_rows.to_vec(), width, views, fingerprint: 77 },
             bad: BTreeSet::new(),
             fault: None,
             slow: false,
@@ -52,8 +52,8 @@ impl Memory {
         Arc::new(self)
     }
 
-    /// Lets stalled reads go on.
-    pub(crate) fn open(&self) {
+    /// Lets stalled reads continue.
+    pub(crate) fn release_stalled(&self) {
         *self.gate.0.lock().expect("not poisoned") = true;
         self.gate.1.notify_all();
     }
@@ -62,7 +62,7 @@ impl Memory {
         self.reads.lock().expect("not poisoned").len()
     }
 
-    /// Bits of an embedding, float16 of an exponent that is never that of infinity or NaN.
+    /// The bytes of an embedding: finite float16 numbers.
     pub(crate) fn embedding(&self, sample: Sample) -> Vec<u8> {
         let number = |element: usize| {
             let mixed = (sample.block.wrapping_mul(7919) ^ sample.row.wrapping_mul(104_729))
@@ -86,7 +86,7 @@ impl Memory {
         Box::new(Spot { file, row_group: Some(block), column, row: row.map(u64::from) })
     }
 
-    fn misbehave(&self, block: u32) -> Result<(), ShardsError> {
+    fn apply_fault(&self, block: u32) -> Result<(), ShardsError> {
         let Some((_, fault)) = self.fault.filter(|(at, _)| *at == block) else { return Ok(()) };
         match fault {
             Fault::Corrupt => {
@@ -134,7 +134,7 @@ impl Blocks for Memory {
         if self.slow {
             std::thread::sleep(Duration::from_micros([0, 900, 100, 400][count % 4]));
         }
-        self.misbehave(block)?;
+        self.apply_fault(block)?;
         into.latitudes.clear();
         into.longitudes.clear();
         into.embeddings.clear();
@@ -154,7 +154,7 @@ impl Blocks for Memory {
 
     fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError> {
         self.scans.fetch_add(1, Ordering::Relaxed);
-        self.misbehave(block)?;
+        self.apply_fault(block)?;
         Ok(self.bad.range((block, 0)..=(block, u32::MAX)).map(|(_, row)| *row).collect())
     }
 }

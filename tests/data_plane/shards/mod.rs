@@ -1,4 +1,4 @@
-//! Shards: format, order, reading, hostile files, S3.
+//! Tests of shards: format, order of rows, reading, damaged and malicious files, S3.
 
 mod build;
 mod contents;

@@ -1,4 +1,5 @@
-//! Rows go from files straight to their places in batches: the bits that whole blocks have, and never one that was not checked.
+//! Rows are copied from files straight into batches. They have the same bits as rows of whole blocks, and no batch with
+//! an unchecked row is returned.
 
 use std::fs;
 use std::path::Path;
@@ -8,16 +9,16 @@ use half::f16;
 use locdiff::native::host::HostRows;
 use locdiff::native::places::RowPlaces;
 use locdiff::shards::{
-    Batch, BatchOptions, Batches, BlockRows, Blocks, Cache, Dataset, ImageHead, InlineBatches, Layout, MANIFEST_NAME,
-    Mask, Plan, PlanOptions, Position, ShardWriter, ShardsError, Share, WriterOptions, WriterRows,
+    Batch, BatchOptions, Batches, BlockRows, Blocks, Cache, DataLayout, Dataset, ImageHead, InlineBatches,
+    MANIFEST_NAME, Mask, Plan, PlanOptions, Position, ShardWriter, ShardsError, Share, WriterOptions, WriterRows,
 };
 use locdiff_core::config::{ShardsConfig, Tail};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use tch::{Device, Kind};
 
-use crate::shards::support::all;
+use crate::shards::support::read_all;
 
-/// Two views of `rows` rows, no two of them equal.
+/// Writes two views of `rows` rows, no two of which are equal.
 fn write(out: &Path, rows: usize, width: usize, rows_per_group: u32) {
     let options = WriterOptions::new(width as u32, 2, "placed", ImageHead::None);
     let options = WriterOptions { rows_per_group, rows_per_file: 3 * u64::from(rows_per_group), ..options };
@@ -44,7 +45,7 @@ fn open(path: &Path) -> Arc<Dataset> {
 
 fn plan(dataset: &Dataset, mask: Mask, batch: u32) -> Plan {
     let config = ShardsConfig { shuffle_row_groups: 3, tail: Tail::Pad, ..ShardsConfig::default() };
-    Plan::new(Layout::of(dataset), mask, PlanOptions::new(&config, 5, batch)).expect("a plan")
+    Plan::new(DataLayout::of(dataset), mask, PlanOptions::new(&config, 5, batch)).expect("a plan")
 }
 
 fn threaded(dataset: &Arc<Dataset>, plan: &Plan, share: Share, cache: Cache) -> Batches {
@@ -52,10 +53,10 @@ fn threaded(dataset: &Arc<Dataset>, plan: &Plan, share: Share, cache: Cache) -> 
     Batches::new(dataset.clone(), plan.clone(), plan.start(), share, &options).expect("batches")
 }
 
-/// What the general reader has of every view: bytes of a block's rows.
-fn blocks(dataset: &Dataset) -> Vec<Vec<Vec<u8>>> {
+/// The bytes of every block of every view, from the general reader.
+fn read_blocks(dataset: &Dataset) -> Vec<Vec<Vec<u8>>> {
     let read = |view: u32| {
-        let whole = all(dataset, view).expect("reads").embeddings;
+        let whole = read_all(dataset, view).expect("reads").embeddings;
         let mut rest = whole.as_slice();
         let of_block = |rows: &u32| {
             let (block, after) = rest.split_at(*rows as usize * dataset.width() * 2);
@@ -67,13 +68,13 @@ fn blocks(dataset: &Dataset) -> Vec<Vec<Vec<u8>>> {
     (0..dataset.views()).map(read).collect()
 }
 
-/// That a batch holds the plan's rows, and their coordinates.
-fn check(batch: &Batch, plan: &Plan, blocks: &[Vec<Vec<u8>>], position: Position) {
+/// Asserts that a batch holds the rows of the plan and their coordinates.
+fn assert_batch(batch: &Batch, plan: &Plan, blocks: &[Vec<Vec<u8>>], position: Position) {
     let row_bytes = plan.layout().width * 2;
     let (mut bytes, mut degrees) = (Vec::new(), Vec::new());
     let rows: u32 = plan.layout().block_rows.iter().sum();
     for sample in plan.epoch(position.epoch).expect("in range").step(position.step, &batch.slice) {
-        let sample = sample.expect("there");
+        let sample = sample.expect("in range");
         let (view, block, row) = (sample.view as usize, sample.block as usize, sample.row as usize);
         bytes.extend_from_slice(&blocks[view][block][row * row_bytes..][..row_bytes]);
         let before: u32 = plan.layout().block_rows[..block].iter().sum();
@@ -85,8 +86,8 @@ fn check(batch: &Batch, plan: &Plan, blocks: &[Vec<Vec<u8>>], position: Position
 }
 
 #[test]
-fn placed_rows_are_those_of_whole_blocks_for_every_share_and_cache() {
-    // Several pieces to a block; more rows than one call scatters; one wide row that is a piece by itself.
+fn batches_equal_rows_of_whole_blocks_for_every_share_and_cache() {
+    // Several pieces per block; more rows than one call scatters; rows so wide that each is a piece of its own.
     for (rows, width, rows_per_group, batch) in [(2500, 300, 900, 700), (7000, 3, 3000, 700), (9, 200_000, 4, 5)] {
         let folder = tempfile::tempdir().expect("temporary folder");
         let out = folder.path().join("out");
@@ -96,7 +97,7 @@ fn placed_rows_are_those_of_whole_blocks_for_every_share_and_cache() {
                 fs::remove_file(out.join(MANIFEST_NAME)).expect("removed");
             }
             let dataset = open(&out);
-            let (plan, blocks) = (plan(&dataset, Mask::none(), batch), blocks(&dataset));
+            let (plan, blocks) = (plan(&dataset, Mask::none(), batch), read_blocks(&dataset));
             for (worker, workers) in [(0, 1), (2, 3)] {
                 let share = Share { worker, workers };
                 let mut inline =
@@ -105,10 +106,10 @@ fn placed_rows_are_those_of_whole_blocks_for_every_share_and_cache() {
                 let mut threaded = caches.map(|cache| threaded(&dataset, &plan, share, cache));
                 let mut position = plan.start();
                 while position.epoch < 3 {
-                    check(&inline.next().expect("a batch"), &plan, &blocks, position);
+                    assert_batch(&inline.next().expect("a batch"), &plan, &blocks, position);
                     threaded
                         .iter_mut()
-                        .for_each(|made| check(&made.next().expect("a batch"), &plan, &blocks, position));
+                        .for_each(|made| assert_batch(&made.next().expect("a batch"), &plan, &blocks, position));
                     position = plan.after(position);
                 }
             }
@@ -117,25 +118,25 @@ fn placed_rows_are_those_of_whole_blocks_for_every_share_and_cache() {
 }
 
 #[test]
-fn a_chunk_of_ours_passes_through_no_block_in_memory() {
+fn rows_of_own_shards_are_copied_straight_into_batches() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let out = folder.path().join("out");
     write(&out, 50, 8, 50);
     let dataset = open(&out);
-    let want = all(dataset.as_ref(), 1).expect("reads");
+    let want = read_all(dataset.as_ref(), 1).expect("reads");
     let (mut memory, mut places) = (HostRows::new(2, 8, false).expect("memory"), RowPlaces::new(50, 16));
-    memory.give(&mut places, 41);
-    memory.give(&mut places, 7);
+    memory.assign(&mut places, 41);
+    memory.assign(&mut places, 7);
     let mut rows = BlockRows::default();
     dataset.read_placed((0, 1), &[], &mut rows, &mut places).expect("reads");
     places.finish();
-    assert_eq!((&rows.latitudes, rows.embeddings.capacity()), (&want.latitudes, 0), "embeddings went another way");
+    assert_eq!((&rows.latitudes, rows.embeddings.capacity()), (&want.latitudes, 0), "the block holds embeddings");
     let numbers = Vec::<i16>::try_from(memory.into_tensor().view_dtype(Kind::Int16).view(-1)).expect("float16");
     let bytes: Vec<u8> = numbers.into_iter().flat_map(i16::to_le_bytes).collect();
     assert_eq!(bytes, [&want.embeddings[41 * 16..][..16], &want.embeddings[7 * 16..][..16]].concat());
 }
 
-/// Writes other bytes into the middle of a row of a file.
+/// Overwrites two bytes in the middle of a row of a file.
 fn damage(path: &Path, row: &[u8], bytes: [u8; 2]) {
     let mut file = fs::read(path).expect("read");
     let at = file.windows(row.len()).position(|window| window == row).expect("the row") + row.len() / 2;
@@ -143,7 +144,7 @@ fn damage(path: &Path, row: &[u8], bytes: [u8; 2]) {
     fs::write(path, file).expect("written");
 }
 
-/// The first batch that is not made, and why not.
+/// The number of batches before the first error, and that error.
 fn first_error(mut next: impl FnMut() -> Result<Batch, ShardsError>) -> (u64, ShardsError) {
     let mut count = 0;
     loop {
@@ -155,49 +156,49 @@ fn first_error(mut next: impl FnMut() -> Result<Batch, ShardsError>) -> (u64, Sh
 }
 
 #[test]
-fn no_batch_with_rows_of_a_damaged_block_is_ever_seen() {
+fn batch_with_rows_of_a_damaged_block_is_never_returned() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let out = folder.path().join("out");
     write(&out, 6000, 40, 400);
     let dataset = open(&out);
-    let (plan, blocks) = (plan(&dataset, Mask::none(), 700), blocks(&dataset));
+    let (plan, blocks) = (plan(&dataset, Mask::none(), 700), read_blocks(&dataset));
     // Block 3 is the first of the second file.
     let (file, view) = (out.join("part-00001.parquet"), plan.epoch(0).expect("in range"));
     let first = |share: Share| {
         let slice = plan.slice(share).expect("few workers");
-        let has = |step: u64| view.step(step, &slice).any(|sample| sample.expect("there").block == 3);
-        (0..plan.steps()).find(|step| has(*step)).expect("every block comes")
+        let has = |step: u64| view.step(step, &slice).any(|sample| sample.expect("in range").block == 3);
+        (0..plan.steps()).find(|step| has(*step)).expect("every block is used")
     };
-    let shown = view.samples(0..6000).map(|sample| sample.expect("there")).find(|sample| sample.block == 3);
-    let shown = &blocks[shown.expect("every block comes").view as usize];
+    let shown = view.samples(0..6000).map(|sample| sample.expect("in range")).find(|sample| sample.block == 3);
+    let shown = &blocks[shown.expect("every block is used").view as usize];
     damage(&file, &shown[3][100 * 80..][..80], [0x55, 0x05]);
-    // Of 35 workers each takes twenty rows of a batch: they want the damaged block, but hardly the damaged row.
+    // Each of 35 workers takes twenty rows of a batch: it needs rows of the damaged block, but rarely the damaged row.
     for share in [Share::WHOLE, Share { worker: 17, workers: 35 }] {
         let mut inline = InlineBatches::new(dataset.as_ref(), plan.clone(), plan.start(), share).expect("batches");
         let mut threads = threaded(&dataset, &plan, share, Cache::None);
         let mut cached = threaded(&dataset, &plan, share, Cache::Host { bytes_max: 1 << 30 });
         let failures = [first_error(|| threads.next()), first_error(|| cached.next()), first_error(|| inline.next())];
         for again in [threads.next(), inline.next()] {
-            let text = again.expect_err("nothing comes after an error").to_string();
-            assert!(text.contains("a batch was asked for after the error"), "{text}");
+            let text = again.expect_err("no batch after an error").to_string();
+            assert!(text.contains("a batch was requested after the error"), "{text}");
         }
         for (made, error) in &failures {
             assert_eq!(error.exit_code(), ExitCode::Corrupt, "{error}");
             for part in ["part-00001.parquet: row group 0: column `embedding", "the file is damaged"] {
                 assert!(error.to_string().contains(part), "{error}");
             }
-            assert_eq!(*made, first(share), "batches before the first with a row of the block");
+            assert_eq!(*made, first(share), "batches before the first one with a row of the block");
         }
     }
 }
 
 #[test]
-fn numbers_that_are_not_finite_are_named_or_left_out_and_the_rest_of_their_block_is_placed() {
+fn non_finite_row_is_named_or_skipped_and_the_rest_of_its_block_is_read() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let out = folder.path().join("out");
     write(&out, 2000, 40, 400);
     let whole = open(&out);
-    let blocks = blocks(&whole);
+    let blocks = read_blocks(&whole);
     let file = out.join("part-00001.parquet");
     for view in &blocks {
         damage(&file, &view[3][100 * 80..][..80], f16::NAN.to_le_bytes());
@@ -218,7 +219,7 @@ fn numbers_that_are_not_finite_are_named_or_left_out_and_the_rest_of_their_block
     let mut batches = threaded(&dataset, &plan, Share::WHOLE, Cache::None);
     let mut position = plan.start();
     while position.epoch < 2 {
-        check(&batches.next().expect("a batch"), &plan, &blocks, position);
+        assert_batch(&batches.next().expect("a batch"), &plan, &blocks, position);
         position = plan.after(position);
     }
 }

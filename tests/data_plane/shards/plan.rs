@@ -1,9 +1,9 @@
-//! Laws of the plan: each row once per epoch, whoever reads, wherever it resumes.
+//! The plan gives each row once per epoch, for any number of workers and after any resume.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use locdiff::shards::{
-    Blocks, Layout, Mask, Plan, PlanOptions, Position, Replay, Sample, ShardsError, Share, WINDOW_BYTES_MAX,
+    Blocks, DataLayout, Mask, Plan, PlanOptions, Position, Replay, Sample, ShardsError, Share, WINDOW_BYTES_MAX,
 };
 use locdiff_core::config::{ShardsConfig, Tail};
 use locdiff_core::exit_code::HasExitCode;
@@ -11,10 +11,10 @@ use proptest::prelude::*;
 
 use crate::shards::memory::{Fault, Memory};
 
-/// A data set, a configuration, and a place in it.
+/// A data set, a configuration, a number of workers and an epoch.
 #[derive(Debug, Clone)]
 struct Case {
-    layout: Layout,
+    layout: DataLayout,
     mask: Mask,
     options: PlanOptions,
     workers: u32,
@@ -32,10 +32,10 @@ fn cases() -> impl Strategy<Value = Case> {
             (block, (0..*rows).filter(skips).collect())
         });
         let mask = Mask::new(skipped.collect(), &block_rows).expect("ascending");
-        // Rows take 24 bytes: bounds that cut windows short, and one that never does.
+        // Rows take 24 bytes, so these bounds shorten windows. WINDOW_BYTES_MAX does not.
         let window_bytes_max = if bound == 0 { WINDOW_BYTES_MAX } else { bound * 600 };
         let options = PlanOptions { seed, global_batch, tail, shuffle_row_groups, window_bytes_max };
-        Case { layout: Layout { block_rows, width: 4, views, fingerprint: 1 }, mask, options, workers, epoch }
+        Case { layout: DataLayout { block_rows, width: 4, views, fingerprint: 1 }, mask, options, workers, epoch }
     })
 }
 
@@ -45,14 +45,14 @@ fn step(plan: &Plan, position: Position, workers: u32) -> Vec<Sample> {
     let slices = (0..workers).map(|worker| plan.slice(Share { worker, workers }).expect("fewer than rows"));
     slices
         .flat_map(|slice| epoch.step(position.step, &slice).collect::<Vec<_>>())
-        .map(|row| row.expect("there"))
+        .map(|row| row.expect("in range"))
         .collect()
 }
 
 /// The rows of a whole epoch.
 fn epoch(plan: &Plan, number: u64) -> Vec<Sample> {
     let epoch = plan.epoch(number).expect("in range");
-    epoch.samples(0..plan.indices()).map(|row| row.expect("there")).collect()
+    epoch.samples(0..plan.indices()).map(|row| row.expect("in range")).collect()
 }
 
 fn usable(case: &Case) -> HashSet<(u32, u32)> {
@@ -60,7 +60,8 @@ fn usable(case: &Case) -> HashSet<(u32, u32)> {
     rows.filter(|(block, row)| !case.mask.skipped(*block).contains(row)).collect()
 }
 
-/// Every usable row once, then padding from the start; or all but a tail; from any number of workers.
+/// Checks that an epoch has every usable row once, then padding from its start (or lacks only a tail), for any number
+/// of workers.
 fn whole_epochs(case: &Case) -> Result<(), TestCaseError> {
     let usable = usable(case);
     let (batch, rows) = (u64::from(case.options.global_batch), usable.len() as u64);
@@ -78,7 +79,7 @@ fn whole_epochs(case: &Case) -> Result<(), TestCaseError> {
     let first = &all[..all.len().min(usable.len())];
     let different: HashSet<(u32, u32)> = first.iter().map(|sample| (sample.block, sample.row)).collect();
     prop_assert_eq!(different.len(), first.len(), "a row came twice");
-    prop_assert!(different.is_subset(&usable), "a row came that is left out");
+    prop_assert!(different.is_subset(&usable), "a skipped row came");
     prop_assert_eq!(usable.len() as u64 - different.len() as u64, plan.dropped_rows());
     for (index, sample) in all[first.len()..].iter().enumerate() {
         prop_assert_eq!(*sample, all[index % usable.len()], "padding is not the start of the epoch");
@@ -99,7 +100,7 @@ fn several_workers(case: &Case, plan: &Plan, all: &[Sample]) -> Result<(), TestC
         .map(|slice| slice.end - slice.start)
         .collect();
     prop_assert!(lengths.iter().max().expect("one") - lengths.iter().min().expect("one") <= 1);
-    // From a step in the middle on, over the end of the epoch, with another number of workers for every step.
+    // From the middle of the epoch past its end, with a different number of workers at every step.
     let mut position = Position { epoch: case.epoch, step: plan.steps() / 2, ..plan.start() };
     let batch = case.options.global_batch as usize;
     for turn in 0..4 {
@@ -112,7 +113,7 @@ fn several_workers(case: &Case, plan: &Plan, all: &[Sample]) -> Result<(), TestC
     Ok(())
 }
 
-/// Over as many epochs as there are views, every block shows each once.
+/// Checks that in as many epochs as there are views, every block shows each view once.
 fn views(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
     if case.epoch > 1000 {
         return Ok(());
@@ -128,7 +129,7 @@ fn views(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
         }
     }
     for (block, views) in shown {
-        // A block that the tail dropped whole in one epoch was seen less often.
+        // A block that is entirely in the dropped tail of an epoch is seen less often.
         prop_assert_eq!(views.len() as u32, seen[&block], "block {} shows a view twice", block);
     }
     Ok(())
@@ -138,13 +139,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_row_comes_once_per_epoch_whoever_reads(case in cases()) {
+    fn every_row_comes_once_per_epoch_for_any_number_of_workers(case in cases()) {
         whole_epochs(&case)?;
     }
 }
 
 fn plan(block_rows: &[u32], config: &ShardsConfig, seed: u64, global_batch: u32) -> Plan {
-    let layout = Layout { block_rows: block_rows.to_vec(), width: 768, views: 3, fingerprint: 9 };
+    let layout = DataLayout { block_rows: block_rows.to_vec(), width: 768, views: 3, fingerprint: 9 };
     Plan::new(layout, Mask::none(), PlanOptions::new(config, seed, global_batch)).expect("a plan")
 }
 
@@ -156,32 +157,32 @@ fn epochs_differ_and_look_random() {
     let neighbours =
         |rows: &[Sample]| -> HashSet<_> { rows.windows(2).map(|pair| (row(&pair[0]), row(&pair[1]))).collect() };
     let kept = neighbours(&one).intersection(&neighbours(&other)).count();
-    // One pair in 8192 rows of a window stays together where two blocks share a window twice: 1.0 is expected.
+    // If two blocks share a window in both epochs, one pair of its 8192 rows is expected to stay together: 1 in total.
     assert!(kept < 12, "{kept} pairs of neighbours are the same in both epochs");
-    // A batch of 512 rows comes from all 16 blocks of its window: with 32 expected of each, 8 is 4.4 deviations away.
+    // A batch of 512 rows has rows of all 16 blocks of its window, 32 of each on average. 8 is 4.4 deviations less.
     for batch in one.chunks(512) {
         let mut counts = BTreeMap::new();
         batch.iter().for_each(|sample| *counts.entry(sample.block).or_insert(0) += 1);
         assert_eq!(counts.len(), 16);
         assert!(counts.values().all(|count| (8..64).contains(count)), "{counts:?}");
     }
-    // Windows of the next epoch hold other blocks together.
+    // Windows of the next epoch combine other blocks.
     let window = |rows: &[Sample]| -> HashSet<u32> { rows[..16 * 512].iter().map(|sample| sample.block).collect() };
     assert!(window(&one).intersection(&window(&other)).count() < 9);
-    // Views of one epoch are mixed over the blocks: 53 of each are expected, with a deviation of 6.
+    // The blocks of one epoch show different views: 53 blocks per view are expected, with a standard deviation of 6.
     for view in 0..3 {
         let blocks: HashSet<u32> = one.iter().filter(|row| row.view == view).map(|row| row.block).collect();
         assert!((25..80).contains(&blocks.len()), "{} of 160 blocks show view {view}", blocks.len());
     }
-    // Another seed is another order, and the same seed the same.
+    // The same seed gives the same order, another seed another one.
     let again = self::plan(&[512; 160], &ShardsConfig::default(), 3, 512);
     assert_eq!(epoch(&again, 1), other);
     assert_ne!(epoch(&self::plan(&[512; 160], &ShardsConfig::default(), 4, 512), 0)[..512], one[..512]);
 }
 
-/// What runs were trained with: an order that changes silently breaks every resumed run.
+/// A silent change of the order would break every run that is resumed.
 #[test]
-fn the_order_is_what_it_was() {
+fn order_of_rows_never_changes() {
     let plan = plan(&[5, 3, 0, 7, 4], &ShardsConfig { shuffle_row_groups: 2, ..ShardsConfig::default() }, 42, 4);
     let rows: Vec<_> = epoch(&plan, 1).iter().map(|sample| (sample.block, sample.row, sample.view)).collect();
     assert_eq!(rows[..9], GOLDEN, "{rows:?}");
@@ -191,19 +192,19 @@ const GOLDEN: [(u32, u32, u32); 9] =
     [(4, 1, 1), (1, 2, 1), (4, 0, 1), (1, 0, 1), (4, 3, 1), (1, 1, 1), (4, 2, 1), (0, 3, 1), (3, 4, 1)];
 
 #[test]
-fn a_bookmark_resumes_its_own_data_and_no_other() {
+fn bookmark_resumes_only_its_own_data() {
     let config = ShardsConfig::default();
     let plan = plan(&[100; 10], &config, 1, 64);
     let position = Position { epoch: 3, step: 7, ..plan.start() };
     let text = serde_json::to_string(&plan.bookmark(position)).expect("JSON");
     let bookmark = serde_json::from_str(&text).expect("a bookmark");
     assert_eq!(plan.resume(&bookmark, "shards/x").expect("the same data"), position);
-    let refused = |layout: Layout, mask: Mask, options: PlanOptions| -> ShardsError {
+    let refused = |layout: DataLayout, mask: Mask, options: PlanOptions| -> ShardsError {
         let other = Plan::new(layout, mask, options).expect("a plan");
-        other.resume(&bookmark, "shards/x").expect_err("not the same")
+        other.resume(&bookmark, "shards/x").expect_err("different data or options")
     };
     let (layout, options) = (plan.layout().clone(), plan.options().clone());
-    let error = refused(Layout { fingerprint: 10, ..layout.clone() }, Mask::none(), options.clone());
+    let error = refused(DataLayout { fingerprint: 10, ..layout.clone() }, Mask::none(), options.clone());
     assert_eq!(error.exit_code().code(), 23);
     let wanted = "shards/x: the data has changed since the run began: its fingerprint is 000000000000000a, wanted 0000000000000009";
     assert_eq!(error.to_string(), wanted);
@@ -223,52 +224,52 @@ fn a_bookmark_resumes_its_own_data_and_no_other() {
     }
     let beyond = plan.bookmark(Position { step: 15, ..position });
     let error = plan.resume(&beyond, "shards/x").expect_err("no such step").to_string();
-    assert_eq!(error, "the position is step 15 of an epoch that has 15");
+    assert_eq!(error, "the position is step 15 of an epoch of 15 steps");
     let error = plan.slice(Share { worker: 0, workers: 65 }).expect_err("too many").to_string();
     assert!(error.contains("65 workers cannot share a global batch of 64 rows"), "{error}");
     assert!(plan.slice(Share { worker: 2, workers: 2 }).is_err());
 }
 
 #[test]
-fn a_scan_finds_bad_rows_and_says_where() {
+fn scan_names_the_bad_rows() {
     let mut memory = Memory::new(&[5, 0, 6, 4, 9, 9], 3, 2);
     memory.bad = [(0, 4), (2, 0), (2, 5), (4, 1), (5, 0)].into();
     let masks: Vec<Mask> = (1..5).map(|threads| Mask::scan(&memory, threads).expect("a scan")).collect();
     assert!(masks.windows(2).all(|pair| pair[0] == pair[1]), "the number of threads changes the mask");
     let mask = &masks[0];
     assert_eq!((mask.count(), mask.skipped(2), mask.skipped(3)), (5, &[0, 5][..], &[][..]));
-    let said = mask.describe(&memory).expect("rows are left out");
+    let text = mask.describe(&memory).expect("rows are skipped");
     assert!(
-        said.starts_with("5 of 33 rows are left out: memory.parquet: row group 0: column `embedding`: row 4: got NaN"),
-        "{said}"
+        text.starts_with("5 of 33 rows are left out: memory.parquet: row group 0: column `embedding`: row 4: got NaN"),
+        "{text}"
     );
     assert!(
-        said.contains("row group 2: column `embedding`: row 0: got NaN, wanted finite numbers (and 1 more in"),
-        "{said}"
+        text.contains("row group 2: column `embedding`: row 0: got NaN, wanted finite numbers (and 1 more in"),
+        "{text}"
     );
-    assert!(said.ends_with("; ...") && !said.contains("row group 5"), "{said}");
+    assert!(text.ends_with("; ...") && !text.contains("row group 5"), "{text}");
     memory.bad.remove(&(5, 0));
     assert_ne!(Mask::scan(&memory, 2).expect("a scan").digest(), mask.digest());
     memory.bad.clear();
     let clean = Mask::scan(&memory, 2).expect("a scan");
     assert_eq!((clean.digest(), clean.describe(&memory)), (0, None));
     memory.fault = Some((3, Fault::Corrupt));
-    let error = Mask::scan(&memory, 3).expect_err("damage is no bad row");
+    let error = Mask::scan(&memory, 3).expect_err("damage is not skipped");
     assert_eq!((error.exit_code().code(), error.to_string().contains("row group 3")), (22, true));
     memory.fault = Some((3, Fault::Panic));
-    let error = Mask::scan(&memory, 3).expect_err("a panic is no hang").to_string();
+    let error = Mask::scan(&memory, 3).expect_err("a panic is an error").to_string();
     assert!(error.contains("the reader of block 3 panicked: the reader has a bug"), "{error}");
 }
 
 #[test]
-fn a_replay_proves_each_row_once_for_every_size() {
+fn replay_proves_each_row_once_for_every_world_size() {
     let mut memory = Memory::new(&[50, 0, 33, 47, 64, 1, 25], 2, 3);
     memory.bad = [(0, 4), (3, 0)].into();
     let mask = Mask::scan(&memory, 1).expect("a scan");
     let replay = Replay { epochs: 4, world_sizes: vec![1, 2, 3, 4, 7, 64], global_batch: 64, seed: 5 };
     let report = |tail| {
         let config = ShardsConfig { tail, shuffle_row_groups: 2, ..ShardsConfig::default() };
-        replay.run(&memory, mask.clone(), &config).expect("the law holds")
+        replay.run(&memory, mask.clone(), &config).expect("each row comes once")
     };
     let dropped = report(Tail::Drop);
     assert_eq!((dropped.rows, dropped.skipped_rows, dropped.blocks, dropped.steps_per_epoch), (218, 2, 6, 3));
@@ -285,12 +286,12 @@ fn a_replay_proves_each_row_once_for_every_size() {
     assert_eq!(memory.read_count(), 0, "a replay reads no data");
     let error =
         Replay { world_sizes: vec![1, 0], ..replay.clone() }.run(&memory, mask.clone(), &ShardsConfig::default());
-    let error = error.expect_err("no workers");
+    let error = error.expect_err("0 workers");
     assert_eq!((error.exit_code().code(), error.to_string().contains("--world-sizes has 0")), (10, true), "{error}");
     // A data set of fewer rows than a batch is replayed as one batch.
     let few = Memory::new(&[3, 2], 2, 1);
     let replay = Replay { epochs: 2, world_sizes: vec![1, 3], global_batch: 4096, seed: 5 };
-    let report = replay.run(&few, Mask::none(), &ShardsConfig::default()).expect("the law holds");
+    let report = replay.run(&few, Mask::none(), &ShardsConfig::default()).expect("each row comes once");
     assert_eq!((report.global_batch, report.steps_per_epoch), (5, 1));
     let none = Memory::new(&[0, 0], 2, 1);
     let error = replay.run(&none, Mask::none(), &ShardsConfig::default()).expect_err("no rows").to_string();

@@ -1,10 +1,11 @@
-//! Batches hold the bits that the plan says, for any threads, cache and fault; and they end when they should.
+//! Batches hold exactly the rows of the plan, for any number of threads and any cache. Read faults are reported, and
+//! dropping the batches stops the threads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use locdiff::shards::{
-    Batch, BatchOptions, Batches, Cache, Layout, Mask, Plan, PlanOptions, Position, Sample, ShardsError, Share,
+    Batch, BatchOptions, Batches, Cache, DataLayout, Mask, Plan, PlanOptions, Position, Sample, ShardsError, Share,
 };
 use locdiff_core::config::{ShardsConfig, Tail};
 use locdiff_core::exit_code::HasExitCode;
@@ -22,7 +23,7 @@ fn plan(memory: &Memory, config: &ShardsConfig, global_batch: u32) -> Plan {
     Plan::new(memory.layout.clone(), mask, PlanOptions::new(config, 11, global_batch)).expect("a plan")
 }
 
-/// Four blocks to a window.
+/// Windows of four blocks.
 fn config(tail: Tail) -> ShardsConfig {
     ShardsConfig { shuffle_row_groups: 4, tail, ..ShardsConfig::default() }
 }
@@ -32,9 +33,10 @@ fn start(memory: &Arc<Memory>, plan: &Plan, position: Position, share: Share, op
 }
 
 /// The rows that a worker's batch must hold.
-fn wanted(plan: &Plan, position: Position, share: Share) -> Vec<Sample> {
+fn planned(plan: &Plan, position: Position, share: Share) -> Vec<Sample> {
     let slice = plan.slice(share).expect("fewer workers than rows");
-    plan.epoch(position.epoch).expect("in range").step(position.step, &slice).map(|row| row.expect("there")).collect()
+    let epoch = plan.epoch(position.epoch).expect("in range");
+    epoch.step(position.step, &slice).map(|row| row.expect("in range")).collect()
 }
 
 fn bytes(batch: &Batch) -> Vec<u8> {
@@ -42,9 +44,9 @@ fn bytes(batch: &Batch) -> Vec<u8> {
     numbers.expect("float16").into_iter().flat_map(i16::to_le_bytes).collect()
 }
 
-/// That `batch` is the one that the plan has at `position`.
-fn check(memory: &Memory, plan: &Plan, position: Position, share: Share, batch: &Batch) {
-    let rows = wanted(plan, position, share);
+/// Asserts that `batch` is the one that the plan has at `position`.
+fn assert_batch(memory: &Memory, plan: &Plan, position: Position, share: Share, batch: &Batch) {
+    let rows = planned(plan, position, share);
     assert_eq!(batch.position, position);
     assert_eq!(batch.slice, plan.slice(share).expect("fewer workers than rows"));
     assert_eq!(batch.embeddings.size(), [rows.len() as i64, memory.layout.width as i64]);
@@ -56,9 +58,9 @@ fn check(memory: &Memory, plan: &Plan, position: Position, share: Share, batch: 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// From a random step on, over the end of the epoch, for every worker.
+    /// From a random step past the end of the epoch, for every worker.
     #[test]
-    fn batches_are_the_plans_rows(
+    fn batches_hold_the_rows_of_the_plan(
         block_rows in prop::collection::vec(0_u32..30, 1..20),
         (width, views, windows) in (1_usize..6, 1_u32..4, 1_u32..6),
         (batch, workers, pad) in (1_u32..50, 1_u32..5, any::<bool>()),
@@ -83,7 +85,7 @@ proptest! {
             let mut position = first;
             for _ in 0..plan.steps().min(4) + 2 {
                 assert_eq!(batches.position(), position);
-                check(&memory, &plan, position, share, &batches.next().expect("a batch"));
+                assert_batch(&memory, &plan, position, share, &batches.next().expect("a batch"));
                 position = plan.after(position);
             }
         }
@@ -91,7 +93,7 @@ proptest! {
 }
 
 #[test]
-fn a_fault_arrives_in_its_place_and_is_named() {
+fn read_fault_is_reported_at_its_batch() {
     for (fault, code, text) in [
         (Fault::Corrupt, 22, "memory.parquet: row group 13: column `embedding`: its xxh3 is 1, wanted 2"),
         (Fault::Panic, 1, "the reader of block 13 panicked: the reader has a bug in block 13; this is a bug"),
@@ -108,19 +110,19 @@ fn a_fault_arrives_in_its_place_and_is_named() {
             let memory = memory.shared();
             let mut batches = start(&memory, &plan, plan.start(), Share::WHOLE, &options(threads, Cache::None));
             let mut position = plan.start();
-            while wanted(&plan, position, Share::WHOLE).iter().all(|row| row.block != 13) {
-                check(&memory, &plan, position, Share::WHOLE, &batches.next().expect("before the fault"));
+            while planned(&plan, position, Share::WHOLE).iter().all(|row| row.block != 13) {
+                assert_batch(&memory, &plan, position, Share::WHOLE, &batches.next().expect("before the fault"));
                 position = plan.after(position);
             }
-            assert!(position.step > 2 && position.epoch == 0, "the fault is met too early to show anything");
+            assert!(position.step > 2 && position.epoch == 0, "the fault comes too early to prove anything");
             let error = batches.next().expect_err("the fault");
             assert_eq!((error.exit_code().code(), error.to_string().starts_with(text)), (code, true), "{error}");
-            assert_eq!(batches.position(), position, "the batch that failed is still to come");
-            let error = batches.next().expect_err("it is over").to_string();
+            assert_eq!(batches.position(), position, "the position must stay at the failed batch");
+            let error = batches.next().expect_err("no batch after an error").to_string();
             assert!(error.contains("after the error: ") && error.contains(text), "{error}");
         }
     }
-    // The device cache reads everything first.
+    // The device cache reads all blocks when it is created.
     let mut memory = Memory::new(&[10; 20], 2, 1);
     let plan = plan(&memory, &config(Tail::Drop), 8);
     memory.fault = Some((13, Fault::Corrupt));
@@ -128,8 +130,8 @@ fn a_fault_arrives_in_its_place_and_is_named() {
     assert_eq!(made.expect_err("the fault").exit_code().code(), 22);
 }
 
-/// Waits for what happens soon.
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+/// Waits until `done` returns true.
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < Duration::from_secs(20), "{what} did not happen");
@@ -138,30 +140,30 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[test]
-fn readers_stay_within_two_windows_and_resume_reads_nothing_again() {
+fn readers_stay_within_two_windows_and_resume_reads_only_the_rest() {
     // Windows of 4 blocks of 10 rows; batches of 10.
     let memory = Memory::new(&[10; 40], 3, 2).shared();
     let plan = plan(&memory, &config(Tail::Drop), 10);
     let mut batches = start(&memory, &plan, plan.start(), Share::WHOLE, &options(3, Cache::None));
-    eventually("reading two windows", || memory.read_count() == 8);
-    // Time enough for a reader that knows no bound.
+    wait_until("reading two windows", || memory.read_count() == 8);
+    // Enough time for an unbounded reader to read more.
     std::thread::sleep(Duration::from_millis(30));
     for taken in 0..30_usize {
-        // The gatherer has begun batch `taken + 3` at most: two are ahead, one waits to be.
+        // The gatherer has begun at most batch `taken + 3`: two are prefetched and one is waiting for a free slot.
         let bound = 4 * (taken.div_ceil(4) + 2);
         assert!(memory.read_count() <= bound, "{} reads after {taken} batches, wanted {bound}", memory.read_count());
         batches.next().expect("a batch");
     }
     drop(batches);
-    // From the last window on: its blocks, and those of the next epoch.
+    // Resume in the last window: its blocks are read, then those of the next epoch.
     memory.reads.lock().expect("not poisoned").clear();
     let last = Position { step: 37, ..plan.start() };
     let mut batches = start(&memory, &plan, last, Share::WHOLE, &options(1, Cache::None));
     (0..3).for_each(|_| drop(batches.next().expect("a batch")));
-    eventually("reading ahead", || memory.read_count() >= 8);
+    wait_until("reading ahead", || memory.read_count() >= 8);
     let epoch = plan.epoch(0).expect("in range");
     let rest: Vec<(u32, u32)> =
-        epoch.samples(370..400).map(|row| row.expect("there")).map(|row| (row.block, row.view)).collect();
+        epoch.samples(370..400).map(|row| row.expect("in range")).map(|row| (row.block, row.view)).collect();
     let reads = memory.reads.lock().expect("not poisoned").clone();
     assert!(reads[..4].iter().all(|read| rest.contains(read)), "{reads:?} of {rest:?}");
     assert!(rest.iter().all(|read| reads[..4].contains(read)), "{reads:?} of {rest:?}");
@@ -183,66 +185,66 @@ fn caches_change_no_bit_and_save_reads() {
         while position.epoch < epochs {
             let batch = batches.next().expect("a batch");
             waited += batch.waited;
-            check(&memory, &plan, position, Share::WHOLE, &batch);
+            assert_batch(&memory, &plan, position, Share::WHOLE, &batch);
             position = plan.after(position);
         }
         assert!(waited > Duration::ZERO);
         drop(batches);
         reads.push(memory.read_count());
     }
-    // Every view of every block once; a window that is read ahead twice before it is kept may add to it.
+    // Every view of every block once. A window that is prefetched twice before it is cached may add some.
     assert!((24..=32).contains(&reads[1]), "{reads:?}");
     assert_eq!(reads[3], 24, "{reads:?}");
     assert!(reads[0] >= 48 && reads[2] < reads[0] && reads[2] > reads[1], "{reads:?}");
 }
 
 #[test]
-fn memory_of_a_batch_is_used_again_unless_somebody_has_it() {
+fn batch_memory_is_reused_unless_a_tensor_still_holds_it() {
     let memory = Memory::new(&[10; 12], 5, 1).shared();
     let plan = plan(&memory, &config(Tail::Drop), 10);
     let mut batches = start(&memory, &plan, plan.start(), Share::WHOLE, &options(1, Cache::None));
     let kept = batches.next().expect("a batch");
     let (tensor, bits) = (kept.embeddings.shallow_clone(), bytes(&kept));
     drop(kept);
-    let mut places = std::collections::HashSet::new();
+    let mut buffers = std::collections::HashSet::new();
     for _ in 0..60 {
-        places.insert(batches.next().expect("a batch").embeddings.data_ptr() as usize);
+        buffers.insert(batches.next().expect("a batch").embeddings.data_ptr() as usize);
     }
-    // Two windows of four batches that are being filled, two ahead, one on its way there, one that is looked at here.
-    assert!(places.len() <= 12, "60 batches lay in {} places", places.len());
-    assert!(!places.contains(&(tensor.data_ptr() as usize)), "memory that somebody has is used again");
+    // Eight batches of two windows being filled, two prefetched, one being handed over, one held by this test.
+    assert!(buffers.len() <= 12, "60 batches used {} buffers", buffers.len());
+    assert!(!buffers.contains(&(tensor.data_ptr() as usize)), "memory that is still in use was reused");
     let now = Vec::<i16>::try_from(tensor.view_dtype(Kind::Int16).view(-1)).expect("float16");
     assert_eq!(now.into_iter().flat_map(i16::to_le_bytes).collect::<Vec<u8>>(), bits);
 }
 
 #[test]
-fn dropping_batches_ends_their_threads_at_once() {
-    // Nobody takes batches; then a read that hangs; then one that hangs while the trainer waits in another thread.
+fn dropping_batches_stops_their_threads_at_once() {
+    // First no batch is taken, then a read hangs.
     for fault in [None, Some((3, Fault::Stall))] {
         let mut memory = Memory::new(&[10; 8], 2, 1);
         let plan = plan(&memory, &config(Tail::Drop), 10);
         memory.fault = fault;
         let memory = memory.shared();
         let batches = start(&memory, &plan, plan.start(), Share::WHOLE, &options(2, Cache::None));
-        eventually("reading", || {
+        wait_until("reading", || {
             let reads = memory.reads.lock().expect("not poisoned");
             if fault.is_some() { reads.iter().any(|(block, _)| *block == 3) } else { reads.len() == 8 }
         });
         let begun = Instant::now();
         drop(batches);
-        assert!(begun.elapsed() < Duration::from_secs(1), "the end took {:?}", begun.elapsed());
-        memory.open();
-        eventually("the end of the threads", || Arc::strong_count(&memory) == 1);
+        assert!(begun.elapsed() < Duration::from_secs(1), "drop took {:?}", begun.elapsed());
+        memory.release_stalled();
+        wait_until("the end of all threads", || Arc::strong_count(&memory) == 1);
     }
 }
 
 #[test]
-fn what_cannot_be_started_is_refused() {
+fn impossible_starts_are_refused() {
     let memory = Memory::new(&[10; 8], 2, 1).shared();
     let plan = plan(&memory, &config(Tail::Drop), 4);
     let refused = |position, share| -> ShardsError {
         let made = Batches::new(memory.clone(), plan.clone(), position, share, &options(1, Cache::None));
-        made.expect_err("it cannot work")
+        made.expect_err("an impossible start")
     };
     let error = refused(plan.start(), Share { worker: 0, workers: 5 }).to_string();
     assert!(
@@ -250,15 +252,15 @@ fn what_cannot_be_started_is_refused() {
         "{error}"
     );
     let error = refused(Position { step: 20, ..plan.start() }, Share::WHOLE).to_string();
-    assert!(error.contains("step 20 of an epoch that has 20"), "{error}");
+    assert!(error.contains("step 20 of an epoch of 20 steps"), "{error}");
     let error = refused(Position { seed: 12, ..plan.start() }, Share::WHOLE).to_string();
-    assert!(error.contains("train.seed is 11, but the run that is resumed began with 12"), "{error}");
-    let wrong = Layout { width: 0, ..memory.layout.clone() };
-    let error = Plan::new(wrong, Mask::none(), plan.options().clone()).expect_err("no numbers").to_string();
+    assert!(error.contains("train.seed is 11, but the resumed run began with 12"), "{error}");
+    let wrong = DataLayout { width: 0, ..memory.layout.clone() };
+    let error = Plan::new(wrong, Mask::none(), plan.options().clone()).expect_err("width 0").to_string();
     assert!(error.contains("the width of the embeddings is 0"), "{error}");
 }
 
-/// Pinned memory, the host cache and the device cache give the bits that the CPU has.
+/// Pinned memory, the host cache and the device cache give the same bits as the CPU.
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn batches_for_a_gpu_hold_the_same_bits() {
@@ -273,7 +275,7 @@ fn batches_for_a_gpu_hold_the_same_bits() {
             let device = if cache == Cache::Device { Device::Cuda(0) } else { Device::Cpu };
             assert_eq!(batch.embeddings.device(), device);
             assert!(cache == Cache::Device || batch.embeddings.is_pinned(Device::Cuda(0)), "{cache:?} is not pinned");
-            check(&memory, &plan, position, Share { worker: 1, workers: 3 }, &batch);
+            assert_batch(&memory, &plan, position, Share { worker: 1, workers: 3 }, &batch);
             position = plan.after(position);
         }
     }

@@ -1,4 +1,4 @@
-//! What tests read back from a folder of shards, through the `parquet` crate alone.
+//! Reads shards with the `parquet` crate alone, independently of the code under test.
 
 use std::fs::File;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Shards behind `s3://`: the same rows as from disk whatever breaks, a cache that keeps its bound and heals, plain words for
-//! what cannot be had, and no secret in any of them.
+//! Shards behind `s3://`: a failing server gives the same rows as the disk, the cache stays within its bound and
+//! repairs damage, and error messages are clear and contain no secret.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use half::f16;
 use locdiff::shards::{
-    Batch, BatchOptions, Batches, BlockRows, Blocks, Cache, Dataset, DatasetIndex, ImageHead, Layout, Mask, Plan,
+    Batch, BatchOptions, Batches, BlockRows, Blocks, Cache, DataLayout, Dataset, DatasetIndex, ImageHead, Mask, Plan,
     PlanOptions, S3Options, ShardWriter, ShardsError, Share, Survey, WriterOptions, WriterRows,
 };
 use locdiff_core::config::ShardsConfig;
@@ -21,7 +21,7 @@ use tch::{Device, Kind};
 use crate::shards::s3_server::{BUCKET, Faults, SECRET_KEY, Server};
 use crate::shards::support::problems;
 
-/// Rows, width and views of the test's data: several files and row groups, and one row group larger than one request.
+/// Shape of the test data. [`SMALL`] has several files and row groups, [`LARGE`] a row group larger than one request.
 struct Shape {
     rows: usize,
     width: usize,
@@ -48,14 +48,14 @@ fn write_shards(out: &Path, shape: &Shape) {
     writer.finish().expect("a folder of shards");
 }
 
-/// A temporary folder with a server over it.
+/// A temporary folder, and an S3 server for it.
 struct Stage {
     folder: tempfile::TempDir,
     server: Server,
 }
 
 impl Stage {
-    /// Has `ours` (with a manifest) and `theirs` (the same without) in its bucket.
+    /// The bucket has `ours` (with a manifest) and `theirs` (the same files without a manifest).
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let server = Server::start(&folder.path().join("root"));
@@ -78,14 +78,14 @@ impl Stage {
         self.folder.path().join("cache")
     }
 
-    /// Quick to try again, and without a cache.
+    /// Short waits between tries, and no cache.
     fn options(&self) -> S3Options {
         with_cache(0, self.with_variable("AWS_REGION", "us-east-1"))
     }
 
     fn with_variable(&self, name: &str, value: &str) -> S3Options {
         let mut variables = self.server.variables();
-        variables.retain(|(known, _)| known != name);
+        variables.retain(|(other, _)| other != name);
         variables.push((name.to_owned(), value.to_owned()));
         with_tries(24, S3Options::from_variables(variables, &self.config()))
     }
@@ -112,7 +112,7 @@ fn all_rows(dataset: &Dataset) -> Vec<BlockRows> {
     all
 }
 
-/// The same from several threads at once.
+/// Like [`all_rows`], from several threads at once.
 fn all_rows_by(threads: usize, dataset: &Dataset) -> Vec<BlockRows> {
     let reads = dataset.block_rows().len() as u32 * dataset.views();
     let next = AtomicU32::new(0);
@@ -136,7 +136,7 @@ fn all_rows_by(threads: usize, dataset: &Dataset) -> Vec<BlockRows> {
     read.into_iter().map(|(_, rows)| rows).collect()
 }
 
-/// At most so many tries, quickly one after the other.
+/// The options with at most `tries_max` tries and short waits between them.
 fn with_tries(tries_max: usize, mut options: S3Options) -> S3Options {
     let wait = Duration::from_millis(1);
     options.retry.max_retries = tries_max - 1;
@@ -144,7 +144,7 @@ fn with_tries(tries_max: usize, mut options: S3Options) -> S3Options {
     options
 }
 
-/// Another bound of the cache.
+/// The options with another bound for the cache.
 fn with_cache(bytes_max: u64, mut options: S3Options) -> S3Options {
     options.cache_bytes_max = bytes_max;
     options
@@ -158,10 +158,10 @@ fn assert_same(got: &Dataset, want: &Dataset, threads: usize) {
     assert!(all_rows_by(threads, got) == all_rows(want), "the rows differ");
 }
 
-/// Batches as training makes them, embeddings as bits, with their coordinates.
+/// Two epochs of batches as training reads them: the bits of the embeddings, and the coordinates.
 fn batches(dataset: Dataset, threads: u32) -> Vec<(Vec<i16>, Vec<f64>)> {
     let config = ShardsConfig { shuffle_row_groups: 3, ..ShardsConfig::default() };
-    let plan = Plan::new(Layout::of(&dataset), Mask::none(), PlanOptions::new(&config, 3, 90)).expect("a plan");
+    let plan = Plan::new(DataLayout::of(&dataset), Mask::none(), PlanOptions::new(&config, 3, 90)).expect("a plan");
     let options =
         BatchOptions { reader_threads: threads, prefetch_batches: 2, cache: Cache::None, device: Device::Cpu };
     let mut made =
@@ -173,9 +173,9 @@ fn batches(dataset: Dataset, threads: u32) -> Vec<(Vec<i16>, Vec<f64>)> {
     (0..2 * plan.steps()).map(|_| batch(made.next().expect("a batch"))).collect()
 }
 
-/// What training does: rows into their places in batches, here by way of whole chunks that a server sends, there straight.
+/// The path of training. Rows from S3 come through whole chunks, rows from disk are copied straight into batches.
 #[test]
-fn batches_from_s3_are_those_from_disk_whatever_breaks() {
+fn batches_from_a_failing_s3_server_equal_those_from_disk() {
     let stage = Stage::new();
     let options = stage.options();
     let want = batches(stage.local("ours"), 1);
@@ -183,17 +183,17 @@ fn batches_from_s3_are_those_from_disk_whatever_breaks() {
     for key in ["ours", "theirs"] {
         assert!(batches(stage.open(key, &options).expect("opens"), 3) == want, "{key}: batches differ");
     }
-    assert!(stage.server.counts.failed() > 5, "the server was told to fail");
-    // What a run knows of objects without a manifest is what it knows of the same files on disk, but for their versions.
+    assert!(stage.server.counts.failed() > 5, "the server did not fail");
+    // The contents of objects without a manifest equal those of the same files on disk, except for the versions.
     let remote = stage.open("theirs", &options).expect("opens");
-    let known = remote.scan().expect("read").contents;
-    assert_eq!(remote.check_contents(&known).expect("the same"), known);
-    let moved = stage.local("theirs").check_contents(&known).expect("the same bytes elsewhere");
-    assert_ne!(moved, known);
+    let contents = remote.scan().expect("read").contents;
+    assert_eq!(remote.check_contents(&contents).expect("the same"), contents);
+    let moved = stage.local("theirs").check_contents(&contents).expect("the same bytes elsewhere");
+    assert_ne!(moved, contents);
 }
 
 #[test]
-fn the_same_rows_come_from_s3_as_from_disk_whatever_breaks() {
+fn rows_from_a_failing_s3_server_equal_those_from_disk() {
     let stage = Stage::new();
     write_shards(&stage.server.path("large"), &LARGE);
     let options = stage.options();
@@ -211,28 +211,28 @@ fn the_same_rows_come_from_s3_as_from_disk_whatever_breaks() {
         assert_same(&remote, &stage.local(local), threads);
     }
     let ours = stage.open("ours", &options).expect("shards");
-    assert!(problems(&ours).is_empty(), "identifiers and whole files are read too");
+    assert!(problems(&ours).is_empty(), "verify found problems");
     let counts = &stage.server.counts;
     println!("{} of {} requests failed", counts.failed(), counts.all());
-    assert!(counts.failed() > 50, "the server was told to fail");
+    assert!(counts.failed() > 50, "the server did not fail");
 
-    // A reader within a runtime neither panics nor deadlocks, nor does the end of the source.
+    // Reading, and dropping the data set, inside a runtime neither panics nor deadlocks.
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async { drop((all_rows(&ours), ours)) });
 }
 
-/// Bytes of the folder at one moment: what two looks in a row find alike. A single look sums files that were never there
-/// together, while others remove and add them; none where they do so all the time.
+/// Bytes in the folder, or `None` if two listings in a row differ. While other threads add and remove files, a single
+/// listing may include files that never existed at the same time.
 fn cache_bytes(folder: &Path) -> Option<u64> {
     let entries = |folder: &Path| -> Vec<PathBuf> {
         fs::read_dir(folder).map_or_else(|_| Vec::new(), |found| found.flatten().map(|entry| entry.path()).collect())
     };
-    let look = || -> BTreeMap<PathBuf, u64> {
+    let list = || -> BTreeMap<PathBuf, u64> {
         let files = entries(folder).into_iter().filter(|path| path.is_dir()).flat_map(|path| entries(&path));
         files.filter_map(|path| path.metadata().ok().map(|found| (path, found.len()))).collect()
     };
-    let first = look();
-    (first == look()).then(|| first.values().sum())
+    let first = list();
+    (first == list()).then(|| first.values().sum())
 }
 
 fn is_unfinished(path: &Path) -> bool {
@@ -245,7 +245,7 @@ fn cache_files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_warm_cache_asks_for_nothing_and_heals() {
+fn warm_cache_sends_no_requests_and_repairs_damage() {
     let stage = Stage::new();
     let options = with_cache(1 << 30, stage.options());
     let counts = &stage.server.counts;
@@ -256,9 +256,9 @@ fn a_warm_cache_asks_for_nothing_and_heals() {
     assert!(cold > 20, "{cold} requests");
     assert_same(&first, &want, 4);
     assert_same(&stage.open("ours", &options).expect("shards"), &want, 1);
-    assert_eq!(counts.gets(), cold, "the second pass and the second process ask for no bytes");
+    assert_eq!(counts.gets(), cold, "a second pass or a second data set sent requests");
 
-    // Damage of every kind: a flipped byte, a cut, a growth, an entry under another's name, nothing at all.
+    // Every kind of damage: a flipped byte, truncation, an extra byte, a wrong header, an empty file.
     let files = cache_files(&stage.cache());
     for (number, path) in files.iter().enumerate() {
         let mut bytes = fs::read(path).expect("an entry");
@@ -273,20 +273,20 @@ fn a_warm_cache_asks_for_nothing_and_heals() {
         fs::write(path, bytes).expect("damage");
     }
     assert_same(&stage.open("ours", &options).expect("shards"), &want, 4);
-    let healed = counts.gets() - cold;
-    assert!(healed >= files.len(), "{healed} requests for {} damaged entries", files.len());
+    let repaired = counts.gets() - cold;
+    assert!(repaired >= files.len(), "{repaired} requests for {} damaged entries", files.len());
     assert_same(&stage.open("ours", &options).expect("shards"), &want, 1);
-    assert_eq!(counts.gets(), cold + healed, "what was damaged is whole again");
+    assert_eq!(counts.gets(), cold + repaired, "the damaged entries were not repaired");
 
-    // The folder vanishes; then it cannot be one.
+    // The cache folder is removed, then a file takes its place.
     fs::remove_dir_all(stage.cache()).expect("removed");
     assert_same(&first, &want, 4);
-    fs::remove_dir_all(stage.cache()).expect("it was made again");
+    fs::remove_dir_all(stage.cache()).expect("it was created again");
     fs::write(stage.cache(), "a file").expect("a file in its place");
     assert_same(&first, &want, 4);
     assert_same(&stage.open("ours", &options).expect("shards"), &want, 1);
 
-    // An object that was replaced before opening is another version: nothing of the old one is used.
+    // An object that was replaced before opening has another version, so no entry of the old version is used.
     fs::remove_file(stage.cache()).expect("removed");
     drop(stage.open("theirs", &options).map(|theirs| all_rows(&theirs)));
     let path = stage.server.path("theirs/part-00000.parquet");
@@ -295,7 +295,7 @@ fn a_warm_cache_asks_for_nothing_and_heals() {
 }
 
 #[test]
-fn the_cache_keeps_its_bound_with_several_workers() {
+fn cache_stays_within_its_bound_with_several_workers() {
     let stage = Stage::new();
     let bytes_max = 60_000;
     let options = with_cache(bytes_max, stage.options());
@@ -317,18 +317,18 @@ fn the_cache_keeps_its_bound_with_several_workers() {
         let readers: Vec<_> = (0..workers).map(|_| scope.spawn(read)).collect();
         readers.into_iter().for_each(|reader| reader.join().expect("a worker"));
         done.store(true, Ordering::Relaxed);
-        watch.join().expect("the watch")
+        watch.join().expect("the watching thread")
     });
-    // On a busy machine the watch may have seen little; what is left at the end it would have seen.
-    let most = most.max(cache_bytes(&stage.cache()).expect("nobody works any more")) - 100_000;
+    // On a busy machine the watching thread may have seen little, so the final size counts too.
+    let most = most.max(cache_bytes(&stage.cache()).expect("all workers have ended")) - 100_000;
     println!("the cache held up to {most} of {bytes_max} bytes");
     assert!(most <= bytes_max && most > bytes_max / 2, "the cache held up to {most} of {bytes_max} bytes");
-    assert!(foreign.exists(), "what the cache did not write stays");
+    assert!(foreign.exists(), "a file that the cache did not write was removed");
     let entries = cache_files(&stage.cache());
-    assert!(entries.iter().all(|path| !is_unfinished(path)), "nothing is left half-written");
+    assert!(entries.iter().all(|path| !is_unfinished(path)), "an unfinished file is left");
 }
 
-/// The error of opening or reading; it must come quickly and name no secret.
+/// The error of opening or reading, after a check that it came quickly and contains no secret.
 fn failure(stage: &Stage, location: &str, options: &S3Options) -> (String, ExitCode) {
     let began = Instant::now();
     let read = DatasetIndex::read_s3(location, options).and_then(|index| {
@@ -347,38 +347,38 @@ fn failure(stage: &Stage, location: &str, options: &S3Options) -> (String, ExitC
 }
 
 #[test]
-fn what_cannot_be_had_is_said_soon_and_without_secrets() {
+fn s3_failures_are_reported_quickly_and_without_secrets() {
     let stage = Stage::new();
     let quick = with_tries(4, stage.options());
-    let says = |location: &str, options: &S3Options, wanted: &[&str], code: ExitCode| {
+    let fails = |location: &str, options: &S3Options, wanted: &[&str], code: ExitCode| {
         let (text, got) = failure(&stage, location, options);
         assert!(wanted.iter().all(|part| text.contains(part)), "{text}, wanted {wanted:?}");
         assert_eq!(got, code, "{text}");
     };
-    says("s3://bucket/nowhere", &quick, &["s3://bucket/nowhere", "neither an object nor a folder"], ExitCode::NoData);
-    says("s3://bucket/ours/x.parquet", &quick, &["ours/x.parquet"], ExitCode::NoData);
-    says("s3://bucket/no*", &quick, &["the glob matches nothing"], ExitCode::NoData);
-    says("s3://no-bucket/x", &quick, &["s3://no-bucket/x", "404", "NoSuchBucket", "AWS_ENDPOINT"], ExitCode::NoData);
+    fails("s3://bucket/nowhere", &quick, &["s3://bucket/nowhere", "neither an object nor a folder"], ExitCode::NoData);
+    fails("s3://bucket/ours/x.parquet", &quick, &["ours/x.parquet"], ExitCode::NoData);
+    fails("s3://bucket/no*", &quick, &["the glob matches nothing"], ExitCode::NoData);
+    fails("s3://no-bucket/x", &quick, &["s3://no-bucket/x", "404", "NoSuchBucket", "AWS_ENDPOINT"], ExitCode::NoData);
     let wrong = with_cache(0, stage.with_variable("AWS_SECRET_ACCESS_KEY", "hunter2-but-wrong"));
-    says("s3://bucket/ours", &wrong, &["403", "SignatureDoesNotMatch", "AWS_ACCESS_KEY_ID"], ExitCode::Io);
+    fails("s3://bucket/ours", &wrong, &["403", "SignatureDoesNotMatch", "AWS_ACCESS_KEY_ID"], ExitCode::Io);
     let none = stage.with_variable("AWS_ACCESS_KEY_ID", "");
-    says("s3://bucket/ours", &none, &["no credentials", "AWS_SECRET_ACCESS_KEY"], ExitCode::Io);
+    fails("s3://bucket/ours", &none, &["no credentials", "AWS_SECRET_ACCESS_KEY"], ExitCode::Io);
     let closed = with_tries(3, stage.with_variable("AWS_ENDPOINT", "http://127.0.0.1:1"));
-    says("s3://bucket/ours", &closed, &["listing", "3 tries", "refused"], ExitCode::Io);
+    fails("s3://bucket/ours", &closed, &["listing", "3 tries", "refused"], ExitCode::Io);
     let endpoint = format!("https://{}", stage.server.address);
     let tls = with_tries(2, stage.with_variable("AWS_ENDPOINT", &endpoint));
-    says("s3://bucket/ours", &tls, &["listing", "2 tries"], ExitCode::Io);
-    says("s3://key:hunter2@bucket/ours", &quick, &["credentials"], ExitCode::Usage);
+    fails("s3://bucket/ours", &tls, &["listing", "2 tries"], ExitCode::Io);
+    fails("s3://key:hunter2@bucket/ours", &quick, &["credentials"], ExitCode::Usage);
 
     stage.server.fail(Faults::Always503);
-    says("s3://bucket/ours", &quick, &["listing: gave up after 4 tries: 503", "SlowDown", "***"], ExitCode::Io);
+    fails("s3://bucket/ours", &quick, &["listing: gave up after 4 tries: 503", "SlowDown", "***"], ExitCode::Io);
     stage.server.fail(Faults::AlwaysReset);
-    says("s3://bucket/ours", &quick, &["s3://bucket/ours", "listing"], ExitCode::Io);
+    fails("s3://bucket/ours", &quick, &["s3://bucket/ours", "listing"], ExitCode::Io);
 
-    // The same in the middle of reading: range, tries and answer are named.
+    // Failures while reading name the byte range, the number of tries and the response.
     stage.server.fail(Faults::None);
     let dataset = stage.open("ours", &quick).expect("shards");
-    let read = |wanted: &[&str], code: ExitCode| {
+    let assert_read_fails = |wanted: &[&str], code: ExitCode| {
         let error = dataset.read(1, 0, &mut BlockRows::default()).expect_err("a failure");
         let text = error.to_string();
         println!("{text}");
@@ -386,39 +386,39 @@ fn what_cannot_be_had_is_said_soon_and_without_secrets() {
         assert_eq!((error.exit_code(), text.contains("hunter2")), (code, false), "{text}");
     };
     stage.server.fail(Faults::Always503);
-    let asked = stage.server.counts.all();
-    read(&["s3://bucket/ours/part-00000.parquet", "bytes ", "after 4 tries: 503"], ExitCode::Io);
-    assert_eq!(stage.server.counts.all() - asked, 4, "tries are counted right");
+    let requests = stage.server.counts.all();
+    assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "bytes ", "after 4 tries: 503"], ExitCode::Io);
+    assert_eq!(stage.server.counts.all() - requests, 4, "the error states another number of tries");
     stage.server.fail(Faults::AlwaysReset);
-    read(&["s3://bucket/ours/part-00000.parquet", "bytes "], ExitCode::Io);
+    assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "bytes "], ExitCode::Io);
     stage.server.fail(Faults::None);
     let path = stage.server.path("ours/part-00000.parquet");
     let whole = fs::read(&path).expect("a file");
     let mut flipped = whole.clone();
     flipped[100] ^= 1;
     fs::write(&path, &flipped).expect("changed");
-    read(&["s3://bucket/ours/part-00000.parquet", "the data has changed", "ETag"], ExitCode::DataChanged);
+    assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "the data has changed", "ETag"], ExitCode::DataChanged);
     fs::write(&path, &whole[..50]).expect("cut short");
-    read(&["s3://bucket/ours/part-00000.parquet", "the data has changed"], ExitCode::DataChanged);
+    assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "the data has changed"], ExitCode::DataChanged);
     fs::remove_file(&path).expect("removed");
-    read(&["s3://bucket/ours/part-00000.parquet", "404"], ExitCode::NoData);
-    says("s3://bucket/ours", &quick, &["its manifest lists part-00000.parquet, which is not there"], ExitCode::NoData);
+    assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "404"], ExitCode::NoData);
+    fails("s3://bucket/ours", &quick, &["manifest lists part-00000.parquet, which does not exist"], ExitCode::NoData);
 }
 
 #[test]
-fn a_data_set_from_an_index_asks_for_nothing_but_rows() {
+fn dataset_from_an_index_requests_only_rows() {
     let stage = Stage::new();
     let (options, counts) = (stage.options(), &stage.server.counts);
     for key in ["ours", "theirs"] {
         let index = DatasetIndex::read_s3(&format!("s3://{BUCKET}/{key}"), &options).expect("an index");
         let bytes = index.to_bytes().expect("bytes");
-        let (asked, listed) = (counts.all(), counts.lists());
+        let (requests, lists) = (counts.all(), counts.lists());
         let received = DatasetIndex::from_bytes(&bytes).expect("the same index");
         assert_eq!(received, index);
         let dataset = Dataset::from_index_s3(&received, &options, &stage.config()).expect("shards");
-        assert_eq!(counts.all(), asked, "opening from an index asks for nothing");
+        assert_eq!(counts.all(), requests, "opening from an index sent requests");
         assert_same(&dataset, &stage.local(key), 1);
-        assert_eq!(counts.lists(), listed);
+        assert_eq!(counts.lists(), lists);
 
         let mut damaged = bytes.clone();
         damaged[bytes.len() / 2] ^= 1;
@@ -433,7 +433,7 @@ fn a_data_set_from_an_index_asks_for_nothing_but_rows() {
     }
 }
 
-/// Set for the process that the next test starts.
+/// Set in the environment of the process that the next test starts.
 const CHILD: &str = "LOCDIFF_TEST_S3_LOCATION";
 
 #[test]
@@ -454,7 +454,7 @@ fn credentials_and_cache_come_from_the_environment() {
     };
     let text = child(stage.server.variables());
     assert!(text.contains(&format!("fingerprint {:016x}", stage.local("ours").fingerprint())), "{text}");
-    assert!(!cache_files(&stage.folder.path().join("locdiff/s3")).is_empty(), "fetched bytes are kept");
+    assert!(!cache_files(&stage.folder.path().join("locdiff/s3")).is_empty(), "the cache is empty");
     let mut variables = stage.server.variables();
     variables.retain(|(name, _)| name != "AWS_ACCESS_KEY_ID");
     let text = child(variables);

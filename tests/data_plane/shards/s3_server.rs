@@ -1,4 +1,4 @@
-//! A real S3 server (`s3s-fs`) over a temporary folder, which counts requests and fails as it is told.
+//! A real S3 server (`s3s-fs`) for a temporary folder. It counts requests and injects faults.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,18 +20,18 @@ pub(crate) const ACCESS_KEY: &str = "AKIDEXAMPLE";
 pub(crate) const SECRET_KEY: &str = "hunter2-is-no-secret-key";
 pub(crate) const BUCKET: &str = "bucket";
 
-/// How the server fails.
+/// The faults that the server injects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Faults {
     None,
-    /// Every second request: 503, closed before the answer, closed or reset in the middle of it.
+    /// Every second request fails: 503, or the connection is closed before the response, or closed or reset within it.
     Mixed,
     Always503,
-    /// Reset after half of every answer.
+    /// Resets the connection after half of every response.
     AlwaysReset,
 }
 
-/// What happens to one request.
+/// The fault of one request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
@@ -46,7 +46,7 @@ enum Fault {
 pub(crate) struct Counts {
     pub(crate) all: AtomicUsize,
     pub(crate) lists: AtomicUsize,
-    /// GETs of Parquet.
+    /// GET requests for Parquet files.
     pub(crate) gets: AtomicUsize,
     pub(crate) failed: AtomicUsize,
     faults: AtomicUsize,
@@ -81,7 +81,7 @@ impl Server {
     pub(crate) fn start(root: &Path) -> Self {
         std::fs::create_dir_all(root.join(BUCKET)).expect("a bucket");
         let counts = Arc::<Counts>::default();
-        let (of_server, folder) = (Arc::clone(&counts), root.to_owned());
+        let (server_counts, folder) = (Arc::clone(&counts), root.to_owned());
         let (send, receive) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -93,7 +93,7 @@ impl Server {
                 send.send(listener.local_addr().expect("an address")).expect("the test waits");
                 loop {
                     let (stream, _) = listener.accept().await.expect("a connection");
-                    tokio::spawn(serve(stream, service.clone(), Arc::clone(&of_server)));
+                    tokio::spawn(serve(stream, service.clone(), Arc::clone(&server_counts)));
                 }
             });
         });
@@ -108,7 +108,7 @@ impl Server {
         self.root.join(BUCKET).join(key)
     }
 
-    /// What the environment would hold.
+    /// Environment variables for a client of this server.
     pub(crate) fn variables(&self) -> Vec<(String, String)> {
         [
             ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
@@ -128,7 +128,7 @@ async fn serve(stream: TcpStream, service: SharedS3Service, counts: Arc<Counts>)
     let twin = Arc::new(twin);
     let stream = TcpStream::from_std(stream).expect("a socket");
     let answer = service_fn(move |request| respond(request, service.clone(), Arc::clone(&counts), Arc::clone(&twin)));
-    // Connections that were told to break end with an error.
+    // Injected faults end the connection with an error.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
 }
 
@@ -170,7 +170,7 @@ async fn respond(
             return Ok(Response::builder().status(503).body(answer).expect("a response"));
         }
         Fault::CloseBefore => return Err(std::io::Error::other("closed")),
-        // A socket that does not linger says RST and not FIN when it is closed.
+        // With zero linger, closing the socket sends RST instead of FIN.
         Fault::ResetAmid => socket.set_zero_linger().expect("a socket option"),
         Fault::None | Fault::CloseAmid => {}
     }
@@ -185,7 +185,7 @@ async fn respond(
     Ok(Response::from_parts(parts, Answer { bytes, breaks }))
 }
 
-/// A body, or half of one and then the end of the connection.
+/// A whole body, or half of one before the connection breaks.
 struct Answer {
     bytes: Bytes,
     breaks: bool,

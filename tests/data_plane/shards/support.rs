@@ -1,4 +1,4 @@
-//! Small shards for tests: numbers that float16, float32 and float64 all hold exactly.
+//! Small shards for tests. float16, float32 and float64 all represent their numbers exactly.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use locdiff_core::protocol::Problem;
 pub(crate) const ROWS: usize = 64;
 pub(crate) const WIDTH: usize = 8;
 
-/// The law of `tests/golden/shards/make_fixtures.py`.
+/// The same formula as `value` in `tests/golden/shards/make_fixtures.py`.
 pub(crate) fn value(row: usize, index: usize, view: usize) -> f16 {
     f16::from_f64((((row * 37 + index * 11 + view * 5) % 512) as f64 - 256.0) / 32.0)
 }
@@ -34,7 +34,7 @@ pub(crate) fn options() -> WriterOptions {
     WriterOptions { rows_per_group: 24, rows_per_file: 48, ..options }
 }
 
-/// Writes the sixty-four rows, with what `change` makes of coordinates and first view.
+/// Writes the sixty-four rows. `change` may first modify latitudes, longitudes and the first view.
 pub(crate) fn write_with(
     out: &Path,
     options: WriterOptions,
@@ -46,7 +46,7 @@ pub(crate) fn write_with(
     let (mut first, second) = (embeddings(0), embeddings(1));
     change(&mut latitudes, &mut longitudes, &mut first);
     let mut writer = ShardWriter::create(out, options)?;
-    // Pieces of any size: they are none of the row groups' business.
+    // The pieces do not match the row groups: the writer must accept any size.
     for (start, end) in [(0, 5), (5, 60), (60, ROWS)] {
         let values = |view: &'_ [f16]| view[start * WIDTH..end * WIDTH].to_vec();
         writer.push(&WriterRows {
@@ -59,10 +59,10 @@ pub(crate) fn write_with(
     writer.finish()
 }
 
-/// Everything that is wrong with a data set whose rows must all be usable.
+/// All problems of a data set if no row may be skipped.
 pub(crate) fn problems(dataset: &Dataset) -> Vec<Problem> {
     let (problems, mask) = verify(dataset, OnBadRows::Error).expect("verified");
-    assert_eq!(mask, Mask::none(), "nothing is skipped");
+    assert_eq!(mask, Mask::none(), "rows were skipped");
     problems
 }
 
@@ -70,8 +70,8 @@ pub(crate) fn write(out: &Path) -> Manifest {
     write_with(out, options(), |_, _, _| {}).expect("written")
 }
 
-/// All rows of a view, in the order of the data.
-pub(crate) fn all(blocks: &dyn Blocks, view: u32) -> Result<BlockRows, ShardsError> {
+/// All rows of a view, in the order in which they are stored.
+pub(crate) fn read_all(blocks: &dyn Blocks, view: u32) -> Result<BlockRows, ShardsError> {
     let (mut whole, mut part) = (BlockRows::default(), BlockRows::default());
     for block in 0..blocks.block_rows().len() as u32 {
         blocks.read(block, view, &mut part)?;
@@ -83,7 +83,7 @@ pub(crate) fn all(blocks: &dyn Blocks, view: u32) -> Result<BlockRows, ShardsErr
     Ok(whole)
 }
 
-/// What every reader of the sixty-four rows must give.
+/// The sixty-four rows, as every reader must return them.
 pub(crate) fn expected(view: usize) -> BlockRows {
     BlockRows {
         latitudes: (0..ROWS).map(latitude).collect(),

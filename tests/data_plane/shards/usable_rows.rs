@@ -1,4 +1,4 @@
-//! The one reader of usable rows gives what is left of a block, in its order.
+//! Reading usable rows returns the rows of a block that the mask keeps, in order.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use locdiff_core::config::ShardsConfig;
 use super::support::{WIDTH, write};
 
 #[test]
-fn usable_rows_are_those_that_the_mask_leaves() {
+fn usable_rows_are_those_that_the_mask_keeps() {
     let scratch = tempfile::tempdir().expect("a folder");
     let folder = scratch.path().join("shards");
     write(&folder);
@@ -22,7 +22,7 @@ fn usable_rows_are_those_that_the_mask_leaves() {
             dataset.read(block, view, &mut all).expect("read");
             dataset.read_usable(&mask, block, view, &mut left).expect("read");
             dataset.read_usable_coordinates(&mask, block, &mut places).expect("read");
-            let kept: Vec<usize> = mask.left(block, rows[block as usize]).map(|row| row as usize).collect();
+            let kept: Vec<usize> = mask.usable_rows(block, rows[block as usize]).map(|row| row as usize).collect();
             assert_eq!(kept.len(), rows[block as usize] as usize - mask.skipped(block).len());
             let of_row = |row: &usize| all.embeddings[row * WIDTH * 2..(row + 1) * WIDTH * 2].to_vec();
             let want = BlockRows {

@@ -1,4 +1,4 @@
-//! Samples of one image into one place.
+//! Aggregating the samples of one image into one place.
 
 use locdiff::shdd::aggregate::{
     Ensemble, TEMPERING, aggregate, geometric_median, kernel_medoid, mean_vector, mixture, posterior_medoid,
@@ -22,8 +22,8 @@ fn place(latitude: f64, longitude: f64) -> UnitVector {
     Place::new(Degrees(latitude), Degrees(longitude)).expect("on Earth").into()
 }
 
-/// Of places alone.
-fn of_places(points: &[UnitVector]) -> [UnitVector; 3] {
+/// The answers of the aggregators that need only places: medoid, mean and median.
+fn aggregate_places(points: &[UnitVector]) -> [UnitVector; 3] {
     let medoid = points[kernel_medoid(points).expect("samples")];
     [medoid, mean_vector(points).expect("samples"), geometric_median(points).expect("samples")]
 }
@@ -40,8 +40,8 @@ fn codes(decoder: &Decoder, points: &[UnitVector]) -> Tensor {
     decoder.anchors().basis().tensor(points, Device::Cpu).expect("encoded").unsqueeze(0)
 }
 
-/// Where nothing but the samples is known: what is expected is their mean.
-fn together(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
+/// Aggregates samples, with their mean as the expected code.
+fn aggregate_samples(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     let expected_ic = match codes_ikc.dim() {
         3 => codes_ikc.mean_dim([1_i64].as_slice(), false, None::<Kind>),
         _ => codes_ikc.shallow_clone(),
@@ -55,11 +55,11 @@ fn aggregate_of_one_or_equal_samples_is_that_place() {
         let decoder = decoder(&[point]);
         for count in [1, 5] {
             let points = vec![point; count];
-            for found in of_places(&points) {
+            for found in aggregate_places(&points) {
                 assert!(found.distance(point).0 < 1e-6, "{count} at {point:?}: {found:?}");
             }
             for how in ALL {
-                let found = together(how, &codes(&decoder, &points), &decoder).expect("samples")[0];
+                let found = aggregate_samples(how, &codes(&decoder, &points), &decoder).expect("samples")[0];
                 assert!(found.distance(point).0 < 1e-6, "{how:?}, {count} at {point:?}: {found:?}");
             }
         }
@@ -72,12 +72,12 @@ fn aggregate_across_date_line_and_pole_stays_between_the_samples() {
         let around: Vec<UnitVector> =
             (0..8).map(|turn| center.displace(Degrees(45.0 * f64::from(turn)), Km(100.0)).expect("finite")).collect();
         let decoder = decoder(&[center]);
-        let [medoid, mean, median] = of_places(&around);
+        let [medoid, mean, median] = aggregate_places(&around);
         assert!((medoid.distance(center).0 - 100.0).abs() < 1e-6);
         assert!(mean.distance(center).0 < 1e-6 && median.distance(center).0 < 1e-3, "{center:?}: {mean:?} {median:?}");
         for how in ALL {
-            let found = together(how, &codes(&decoder, &around), &decoder).expect("samples")[0];
-            // Samples are decoded to anchors first, which lie up to 200 km apart.
+            let found = aggregate_samples(how, &codes(&decoder, &around), &decoder).expect("samples")[0];
+            // Samples are first decoded to anchors, which are up to 200 km apart.
             assert!(found.distance(center).0 < 250.0, "{how:?} at {center:?}: {} km", found.distance(center).0);
         }
     }
@@ -89,16 +89,16 @@ fn aggregate_by_medoid_median_and_mixture_ignores_outliers() {
     let mut points: Vec<UnitVector> =
         (0..11).map(|turn| center.displace(Degrees(33.0 * f64::from(turn)), Km(20.0)).expect("finite")).collect();
     points.extend([place(-33.0, 151.0), place(40.0, -74.0), place(35.0, 139.0), place(-23.0, -46.0)]);
-    let [medoid, mean, median] = of_places(&points);
+    let [medoid, mean, median] = aggregate_places(&points);
     assert!(medoid.distance(center).0 < 21.0);
     assert!(median.distance(center).0 < 60.0, "{} km", median.distance(center).0);
-    assert!(mean.distance(center).0 > 200.0, "the mean gives way");
+    assert!(mean.distance(center).0 > 200.0, "the mean must move towards the outliers");
     let decoder = decoder(&points);
     let found = mixture(&codes(&decoder, &points), &decoder, TEMPERING).expect("samples")[0];
     assert!(found.point.distance(center).0 < 100.0 && found.score < 0.0, "{found:?}");
 }
 
-/// log Σ_k exp(s f_k(p)) / Z_k, term by term: Z from the anchors, f from the codes.
+/// log of the mean over k of exp(s f_k(p)) / Z_k, term by term: Z from the anchors, f from the codes.
 fn log_mixture(decoder: &Decoder, samples: &[UnitVector], at: UnitVector) -> f64 {
     let basis = decoder.anchors().basis();
     let score = |one: UnitVector, other: UnitVector| {
@@ -113,7 +113,8 @@ fn log_mixture(decoder: &Decoder, samples: &[UnitVector], at: UnitVector) -> f64
     (samples.iter().map(density).sum::<f64>() / samples.len() as f64).ln()
 }
 
-/// What the decoder does with one code it does with a mixture: of one sample the same place, of several a mode of their mixture.
+/// The mixture of one sample is refined to the place of that sample, and the mixture of several to a mode of their
+/// density.
 #[test]
 fn aggregate_by_mixture_refines_to_the_mode_of_the_mixture() {
     let basis = Basis::new(15).expect("in range");
@@ -122,7 +123,7 @@ fn aggregate_by_mixture_refines_to_the_mode_of_the_mixture() {
     let center = place(48.0, 11.0);
     let alone = mixture(&codes(&decoder, &[center; 3]), &decoder, TEMPERING).expect("samples")[0];
     assert!(alone.converged && alone.point.distance(center).0 < 0.001, "{alone:?}");
-    // Unevenly spread within the resolution of 1300 km, and one far away.
+    // Samples spread unevenly within the resolution of 1300 km, and one far away.
     let mut samples: Vec<UnitVector> = [(0.0, 100.0), (80.0, 500.0), (200.0, 300.0), (290.0, 700.0)]
         .map(|(bearing, distance)| center.displace(Degrees(bearing), Km(distance)).expect("finite"))
         .to_vec();
@@ -130,18 +131,18 @@ fn aggregate_by_mixture_refines_to_the_mode_of_the_mixture() {
     let found = mixture(&codes(&decoder, &samples), &decoder, TEMPERING).expect("samples")[0];
     let nearest = decoder.anchors().points()[found.anchor];
     assert!(found.converged && found.point.distance(center).0 < 600.0 && found.point != nearest, "{found:?}");
-    // Codes and normalisation are in f32.
+    // Codes and normalisation are computed in f32.
     let height = log_mixture(&decoder, &samples, found.point);
     assert!((found.score - height).abs() < 1e-4, "{} {height}", found.score);
     assert!(height > log_mixture(&decoder, &samples, nearest));
     for turn in 0..8 {
         let beside = found.point.displace(Degrees(45.0 * f64::from(turn)), Km(1.0)).expect("finite");
-        // A kilometre from the mode the density is lower by more than f32 codes blur it.
+        // One kilometre from the mode, the density is lower by more than the rounding error of f32 codes.
         assert!(log_mixture(&decoder, &samples, beside) < height, "bearing {}", 45 * turn);
     }
 }
 
-/// A crowd of anchors, each a little lower in the mixture, outweighs one alone.
+/// Many anchors with slightly lower density outweigh a single one.
 #[test]
 fn aggregate_by_mixture_sums_over_a_neighbourhood() {
     let (crowd, alone) = (place(40.0, 20.0), place(-30.0, -60.0));
@@ -160,15 +161,15 @@ fn aggregate_by_mixture_sums_over_a_neighbourhood() {
     assert!(found.point.distance(crowd).0 < 200.0 && found.score > -1.0, "{found:?}");
 }
 
-/// No direction is better than another: a sample is the answer, the first.
+/// The mean of antipodes has no direction, so the answer is the first sample.
 #[test]
 fn aggregate_of_antipodes_is_a_sample_and_never_nan() {
     for point in [place(12.0, 34.0), UnitVector::NORTH_POLE] {
         let pair = [point, point.antipode()];
-        assert_eq!(of_places(&pair), [point; 3]);
+        assert_eq!(aggregate_places(&pair), [point; 3]);
         let decoder = decoder(&pair);
         for how in ALL {
-            let found = together(how, &codes(&decoder, &pair), &decoder).expect("samples")[0];
+            let found = aggregate_samples(how, &codes(&decoder, &pair), &decoder).expect("samples")[0];
             assert!(found.xyz().iter().all(|value| value.is_finite()), "{how:?}: {found:?}");
         }
     }
@@ -182,9 +183,10 @@ fn aggregate_ties_go_to_the_earliest_sample() {
     assert_eq!(kernel_medoid(&[place(-40.0, 7.0), one, other, one]), Ok(1));
 }
 
-/// Seven draws in one region and nine in another: what is expected from the image alone turns the scale, to the code as to the values.
+/// With nine samples in one region and seven in another, the code expected from the image decides between them. So do
+/// values that are given directly.
 #[test]
-fn aggregate_believes_the_draws_that_were_expected() {
+fn aggregate_favours_samples_near_the_expected_code() {
     let around = |latitude: f64, count: u32| (0..count).map(move |step| place(latitude, 20.0 + 0.1 * f64::from(step)));
     let points: Vec<UnitVector> = around(50.0, 9).chain(around(-30.0, 7)).collect();
     let expecting = |first: f64, second: f64| [vec![first; 9], vec![second; 7]].concat();
@@ -203,13 +205,13 @@ fn aggregate_believes_the_draws_that_were_expected() {
     }
 }
 
-/// Least by its own measure: no step in any direction lowers the sum of distances, also where the median is a sample.
+/// No step in any direction lowers the sum of distances, even if the median is one of the samples.
 #[test]
 fn aggregate_median_has_the_least_sum_of_distances() {
     for step in 0..40 {
         let mut points = uniform_points(9, step, 0, 16).expect("drawn");
         if step % 2 == 0 {
-            // All within some 30 degrees, where the median is unique.
+            // All samples within about 30 degrees, where the median is unique.
             let walked = |point: &UnitVector| place(20.0, 170.0).walk(point.xyz().map(|x| x * 0.5)).expect("finite");
             points = points.iter().map(walked).collect();
         }
@@ -226,7 +228,7 @@ fn aggregate_median_has_the_least_sum_of_distances() {
 }
 
 #[test]
-fn aggregate_refuses_what_is_no_set_of_samples() {
+fn aggregate_refuses_invalid_samples() {
     let no_samples = ShddError::Bad("aggregator: 0 samples, wanted at least 1".to_owned());
     assert_eq!(kernel_medoid(&[]), Err(no_samples.clone()));
     assert_eq!(mean_vector(&[]), Err(no_samples.clone()));
@@ -234,23 +236,23 @@ fn aggregate_refuses_what_is_no_set_of_samples() {
     let decoder = decoder(&[]);
     let right = codes(&decoder, &[place(1.0, 2.0)]);
     for how in ALL {
-        let error = together(how, &right.squeeze(), &decoder).expect_err("no samples");
+        let error = aggregate_samples(how, &right.squeeze(), &decoder).expect_err("no samples");
         assert!(error.to_string().contains("wanted [images, samples, 576]"), "{error}");
-        assert_eq!(together(how, &right.narrow(1, 0, 0), &decoder), Err(no_samples.clone()));
+        assert_eq!(aggregate_samples(how, &right.narrow(1, 0, 0), &decoder), Err(no_samples.clone()));
     }
-    let error = mixture(&right, &decoder, 0.0).expect_err("no density");
+    let error = mixture(&right, &decoder, 0.0).expect_err("a tempering of 0");
     assert_eq!(error.to_string(), "aggregator: tempering is 0, wanted more than 0 and finite");
 }
 
 #[test]
-fn aggregate_of_many_images_is_that_of_each() {
+fn aggregate_of_many_images_equals_that_of_each() {
     let decoder = decoder(&[]);
     let points = uniform_points(10, 0, 0, 12).expect("drawn");
     let codes_ikc = decoder.anchors().basis().tensor(&points, Device::Cpu).expect("encoded").view([3, 4, 576]);
     for how in ALL {
-        let of_all = together(how, &codes_ikc, &decoder).expect("samples");
+        let of_all = aggregate_samples(how, &codes_ikc, &decoder).expect("samples");
         for image in 0..3 {
-            let alone = together(how, &codes_ikc.narrow(0, image, 1), &decoder).expect("samples");
+            let alone = aggregate_samples(how, &codes_ikc.narrow(0, image, 1), &decoder).expect("samples");
             assert_eq!(alone[0], of_all[image as usize], "{how:?}");
         }
     }

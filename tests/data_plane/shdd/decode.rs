@@ -1,4 +1,4 @@
-//! Codes back into places: anchors in tiles, neighbourhoods in log space, refinement.
+//! Decoding codes into places: tiles of anchors, neighbourhoods in log space, refinement.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ fn place(latitude: f64, longitude: f64) -> UnitVector {
     Place::new(Degrees(latitude), Degrees(longitude)).expect("on Earth").into()
 }
 
-/// `side`² points around a place, `spacing_km` apart.
+/// A square grid of `side`² points around a place, `spacing_km` apart.
 fn dense_gallery(center: UnitVector, side: i32, spacing_km: f64) -> Vec<UnitVector> {
     let axes = center.tangent_basis();
     let step = spacing_km / EARTH_RADIUS_KM;
@@ -21,11 +21,12 @@ fn dense_gallery(center: UnitVector, side: i32, spacing_km: f64) -> Vec<UnitVect
     (0..side * side).map(walked).collect()
 }
 
-/// Tiles, no kept harmonics, so that all of the machinery is used.
+/// Small tiles and no harmonics kept in memory, so that every code path runs.
 const SMALL: Budget = Budget { kept_bytes_max: 0, tile_bytes: 4 << 20, scores_bytes: 4 << 20 };
 
-/// The least grid from which refinement is to work. At high degrees, where harmonics of all of it take seconds, it is whole within
-/// five resolutions of each point, and of the rest there is every eighth: beyond that side lobes are below 2 % of the peak.
+/// The coarsest grid from which refinement must converge. At high degrees the harmonics of the whole grid take seconds,
+/// so farther than five resolutions from every target only every eighth point is kept. Side lobes are below 2 % of the
+/// peak there.
 fn grid(degree: u32, targets: &[UnitVector]) -> Vec<UnitVector> {
     let whole = fibonacci_grid(grid_points_min(degree));
     if degree <= 47 {
@@ -83,18 +84,18 @@ fn decode_in_tiles_equals_decode_at_once() {
     let (tiled, whole) = (best(SMALL), best(all));
     for (one, other) in tiled.rows.iter().zip(&whole.rows) {
         for ((anchor, score), (same, close)) in one.iter().zip(other) {
-            // Sums of 576 products may be taken in another order.
+            // Sums of 576 products may be added in a different order.
             assert!((score - close).abs() < 1e-3, "{anchor} {same}: {score} {close}");
         }
         assert_eq!(one[0].0, other[0].0);
     }
 }
 
-/// libtorch says nothing about the order of equal scores: here the first anchors win.
+/// libtorch does not define the order of equal scores. Our decoder takes the first anchors.
 #[test]
 fn decode_of_equal_scores_takes_the_first_anchors() {
     let basis = Basis::new(3).expect("in range");
-    // The mean alone: every anchor has the same score to the bit.
+    // Only the constant harmonic: every anchor has exactly the same score.
     let codes_bc = Tensor::zeros([2, 16], (Kind::Float, Device::Cpu));
     let _ = codes_bc.narrow(1, 0, 1).fill_(1.0);
     for (coarse, tile_bytes) in [(Coarse::F32, 4 << 20), (Coarse::F32, 16 * 4 * 7), (Coarse::F16, 4 << 20)] {
@@ -109,9 +110,9 @@ fn decode_of_equal_scores_takes_the_first_anchors() {
     }
 }
 
-/// A filtered decoder finds what the whole one finds for the same code with zeros where nothing was kept.
+/// A filtered decoder gives the same answers as a whole decoder whose code has zeros in the removed dimensions.
 #[test]
-fn decode_of_filtered_codes_equals_that_of_whole_codes_with_zeros() {
+fn decode_of_filtered_codes_equals_decode_of_zero_filled_codes() {
     let basis = Basis::new(23).expect("in range");
     let training = dense_gallery(place(40.0, 10.0), 20, 250.0);
     let codes = basis.tensor(&training, Device::Cpu).expect("encoded").to_kind(Kind::Double);
@@ -127,12 +128,13 @@ fn decode_of_filtered_codes_equals_that_of_whole_codes_with_zeros() {
     assert_eq!((whole.anchors().dims(), filtered.anchors().dims()), (576, 400));
     let truth: Vec<UnitVector> = training.iter().step_by(23).copied().collect();
     let codes_bc = basis.tensor(&truth, Device::Cpu).expect("encoded");
-    let kept_bc = filter.on(Device::Cpu).and_then(|kept| kept.apply(&codes_bc)).expect("filtered");
+    let kept_bc = filter.to_device(Device::Cpu).and_then(|kept| kept.apply(&codes_bc)).expect("filtered");
     let found = filtered.decode(&kept_bc).expect("decoded");
     let want = whole.decode(&filter.scatter(&kept_bc).expect("whole again")).expect("decoded");
     for ((found, want), truth) in found.iter().zip(&want).zip(&truth) {
         assert_eq!((found.anchor, found.point, found.converged), (want.anchor, want.point, true));
-        // What was left out hardly varies where the filter was made, so that the mode stays near: the resolution is 870 km.
+        // The removed dimensions hardly vary over the training points, so the mode moves less than the resolution of
+        // 870 km.
         assert!(found.point.distance(*truth).0 < 200.0, "{} km", found.point.distance(*truth).0);
     }
     let mean = mean_code(&kept_bc.unsqueeze(0), &filtered).expect("decoded");
@@ -145,21 +147,22 @@ fn decode_of_filtered_codes_equals_that_of_whole_codes_with_zeros() {
     assert_eq!(wrong.to_string(), "decoder: the filter is for codes of 16 dimensions, wanted 576");
 }
 
-/// 16 bits alone miss by more than a kilometre for most clean codes; the best 64 of them, rescored, hold the right one.
+/// With scores in 16 bits alone, most clean codes are decoded more than a kilometre off. The best 64 anchors, rescored,
+/// contain the right one.
 #[test]
-fn decode_rescored_finds_what_16_bits_miss() {
+fn decode_rescoring_finds_what_16_bits_miss() {
     let points = dense_gallery(place(48.86, 2.35), 61, 1.05);
     let basis = Basis::new(47).expect("in range");
     let truth: Vec<usize> = (0..points.len()).step_by(17).collect();
     let chosen: Vec<UnitVector> = truth.iter().map(|index| points[*index]).collect();
-    // The second half is far beyond what f16 holds; the factor changes no order.
+    // The second half is far outside the range of f16. The factor does not change the order of scores.
     let codes_bc = basis.tensor(&chosen, Device::Cpu).expect("encoded");
     let _ = codes_bc.narrow(0, 110, truth.len() as i64 - 110).g_mul_scalar_(1e6);
     let share = |found: &[usize]| {
         let far = |(found, truth): &(&usize, &usize)| points[**found].distance(points[**truth]).0 > 1.0;
         found.iter().zip(&truth).filter(far).count() as f64 / truth.len() as f64
     };
-    // The coarse pass alone: codes divided by their largest values, factors in 16 bits, sums in f32.
+    // The coarse pass alone: codes divided by their largest value, factors in 16 bits, sums in f32.
     let basis_ac = basis.tensor(&points, Device::Cpu).expect("encoded");
     let small_bc = &codes_bc / codes_bc.abs().amax([1_i64].as_slice(), true);
     let alone = |kind: Kind| {
@@ -194,18 +197,18 @@ fn decode_names_the_row_that_is_not_finite() {
         assert!(error.starts_with("decoder: row 2: the code has a value that is NaN, infinite"), "{error}");
     };
     refused(&codes_bc);
-    // Finite, but sums of it with both signs are not: scores would be infinite or NaN.
+    // The values are finite, but their sums overflow, so scores would be infinite or NaN.
     let _ = codes_bc.get(2).fill_(3e38);
     refused(&codes_bc);
     let _ = codes_bc.get(2).fill_(1e36);
-    assert!(anchors.best(&codes_bc, 1).expect("large, but no more").rows.iter().all(|row| row[0].1.is_finite()));
+    assert!(anchors.best(&codes_bc, 1).expect("large, but finite").rows.iter().all(|row| row[0].1.is_finite()));
     let wrong = anchors.best(&codes_bc.narrow(1, 0, 9), 1).expect_err("another degree");
     assert_eq!(wrong.to_string(), "decoder: codes have shape [4, 9], wanted [.., 16]");
     let none = Anchors::new(Basis::new(3).expect("in range"), vec![], Device::Cpu, Coarse::F32, SMALL);
-    assert_eq!(none.expect_err("nothing").to_string(), "decoder: 0 anchors, wanted at least 1");
+    assert_eq!(none.expect_err("no anchors").to_string(), "decoder: 0 anchors, wanted at least 1");
 }
 
-fn log_sums_by_force(points: &[UnitVector], scores: &[f32], radius_km: f64) -> Vec<f64> {
+fn brute_force_log_sums(points: &[UnitVector], scores: &[f32], radius_km: f64) -> Vec<f64> {
     let around = |center: &UnitVector| {
         let near = points.iter().zip(scores).filter(|(point, _)| center.distance(**point).0 <= radius_km);
         let near: Vec<f64> = near.map(|(_, score)| f64::from(*score)).collect();
@@ -216,7 +219,7 @@ fn log_sums_by_force(points: &[UnitVector], scores: &[f32], radius_km: f64) -> V
 }
 
 #[test]
-fn decode_neighbourhoods_equal_sums_by_force() {
+fn decode_neighbourhood_sums_equal_brute_force() {
     let mut points = fibonacci_grid(800);
     points.extend(dense_gallery(place(89.9, 30.0), 9, 40.0));
     points.extend(dense_gallery(place(0.0, 180.0), 9, 40.0));
@@ -225,19 +228,19 @@ fn decode_neighbourhoods_equal_sums_by_force() {
     for (target, radius_km) in [(place(89.9, 0.0), 90.0), (place(0.0, 179.9), 500.0), (place(10.0, 20.0), 25_000.0)] {
         let codes_bc = basis.tensor(&[target], Device::Cpu).expect("encoded") * 9.0;
         let scores: Vec<f32> = anchors.scores(&codes_bc).expect("scored").view([-1]).try_into().expect("f32");
-        let wanted = log_sums_by_force(&points, &scores, radius_km);
+        let wanted = brute_force_log_sums(&points, &scores, radius_km);
         let largest = wanted.iter().copied().fold(0.0, f64::max);
-        assert!(largest > 150.0, "scores of {largest} would not overflow");
+        assert!(largest > 150.0, "scores of {largest} are too small to overflow f32");
         let found = Neighbourhood::new(&points, radius_km).expect("radius").log_sums(&scores);
         for (anchor, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-            // What is left out is below e⁻³² of the largest term, for each of fewer than a thousand anchors.
+            // Each of fewer than a thousand omitted terms is below e⁻³² of the largest one.
             let close = (found - wanted).abs() < 1e-4 || *wanted < largest - 20.0;
-            assert!(close, "anchor {anchor} within {radius_km} km: {found}, by force {wanted}");
+            assert!(close, "anchor {anchor} within {radius_km} km: {found}, brute force {wanted}");
         }
     }
 }
 
-/// A crowd of anchors with scores a little lower outweighs one alone.
+/// Many anchors with slightly lower scores outweigh a single one.
 #[test]
 fn decode_with_a_neighbourhood_prefers_the_crowd() {
     let basis = Basis::new(23).expect("in range");
@@ -251,14 +254,14 @@ fn decode_with_a_neighbourhood_prefers_the_crowd() {
         Decoder::new(anchors, radius_km, false).expect("decoder").decode(&codes_bc).expect("decoded")[0].point
     };
     assert_eq!(decode(0.0), alone);
-    // Several of the crowd see all of it within 30 km.
+    // Several anchors have the whole crowd within 30 km.
     assert!(decode(30.0).distance(crowd).0 < 15.0);
 }
 
 #[test]
-fn decode_refuses_a_radius_that_is_none() {
+fn decode_refuses_an_invalid_radius() {
     for radius_km in [-1.0, f64::NAN, f64::INFINITY] {
-        let error = Neighbourhood::new(&fibonacci_grid(10), radius_km).expect_err("no radius");
+        let error = Neighbourhood::new(&fibonacci_grid(10), radius_km).expect_err("an invalid radius");
         assert!(error.to_string().contains("wanted more than 0"), "{error}");
     }
 }
@@ -267,7 +270,7 @@ fn decode_refuses_a_radius_that_is_none() {
 fn decode_neighbourhoods_of_100k_anchors_are_fast() {
     let points = fibonacci_grid(100_000);
     let target = place(12.0, 34.0);
-    // The shape of a clean code's scores at L = 47.
+    // The scores of a clean code at L = 47.
     let score = |point: &UnitVector| (183.3 - 0.5 * 105_560.0 * point.angle(target).powi(2)).max(-5.0) as f32;
     let scores: Vec<f32> = points.iter().map(score).collect();
     let began = Instant::now();
@@ -278,20 +281,21 @@ fn decode_neighbourhoods_of_100k_anchors_are_fast() {
     println!("100k anchors, 200 km: built in {built:?}, summed in {:?}", began.elapsed());
     let best = (0..sums.len()).max_by(|a, b| sums[*a].total_cmp(&sums[*b])).expect("not empty");
     assert!(points[best].distance(target).0 < 200.0);
-    // Milliseconds; the bound only catches a sum over all pairs, which takes a minute.
+    // It takes milliseconds. The bound only catches a sum over all pairs, which would take a minute.
     assert!(began.elapsed().as_secs_f64() < 5.0);
 }
 
-/// The most that a decode may hold beside its codes, where no harmonics are kept: points, scores twice, a tile four times.
+/// Upper bound for the memory of a decode without its codes, if no harmonics are kept: the points, the scores twice and
+/// a tile four times.
 fn bytes_bound(anchors: usize, budget: Budget) -> usize {
     anchors * 24 + 2 * budget.scores_bytes.max(4 * anchors) + 4 * budget.tile_bytes
 }
 
-/// The bound for a million anchors at L = 47, and a smaller decode that stays within its own.
+/// Checks the bound for a million anchors at L = 47, and that a smaller decode stays within its own bound.
 #[test]
 fn decode_of_a_million_anchors_stays_below_two_gigabytes() {
     let basis = Basis::new(47).expect("in range");
-    // With a neighbourhood, and 16 threads that sum over it.
+    // With a neighbourhood that 16 threads sum over.
     let bound = bytes_bound(1_000_000, Budget::of(Device::Cpu)) + neighbourhood_bytes(1_000_000, 16);
     println!("a million anchors at L = 47: at most {} MB", bound >> 20);
     assert!(bound < 2_000_000_000);
@@ -299,7 +303,7 @@ fn decode_of_a_million_anchors_stays_below_two_gigabytes() {
     let codes_bc = basis.tensor(&uniform_points(5, 0, 0, 64).expect("drawn"), Device::Cpu).expect("encoded");
     let budget = Budget { kept_bytes_max: 0, tile_bytes: 32 << 20, scores_bytes: 16 << 20 };
     let anchors = Anchors::new(basis, fibonacci_grid(60_000), Device::Cpu, Coarse::F32, budget).expect("anchors");
-    // What the libraries take at their first use is not the decoder's.
+    // A first decode, so that memory that libraries allocate once is not counted.
     anchors.best(&codes_bc.narrow(0, 0, 1), 1).expect("decoded");
     let before = crate::resident_bytes();
     reset_peak();
@@ -311,14 +315,14 @@ fn decode_of_a_million_anchors_stays_below_two_gigabytes() {
     assert!(grown < bytes_bound(60_000, budget) as u64, "{grown} bytes");
 }
 
-/// Two numbers and a vector for each anchor, and for each thread a sum and its logarithm.
+/// Two numbers and a vector per anchor, and a sum and its logarithm per anchor and thread.
 fn neighbourhood_bytes(anchors: usize, threads: usize) -> usize {
     anchors * (40 + 16 * threads)
 }
 
-/// Lets the kernel forget the largest resident size so far.
+/// Resets the peak of resident memory that the kernel keeps for this process.
 fn reset_peak() {
-    std::fs::write("/proc/self/clear_refs", "5").expect("one's own peak can be reset");
+    std::fs::write("/proc/self/clear_refs", "5").expect("a process may reset its own peak");
 }
 
 fn peak_bytes() -> u64 {
@@ -328,17 +332,17 @@ fn peak_bytes() -> u64 {
 }
 
 #[test]
-fn decode_refinement_says_where_it_cannot_converge() {
+fn decode_refinement_reports_failure_to_converge() {
     let basis = Basis::new(8).expect("in range");
     let flat = refine(&basis, &vec![0.0; basis.dims()], place(1.0, 2.0)).expect("right length");
     assert!(!flat.converged && flat.steps == 0, "{flat:?}");
     for wrong in [f64::NAN, f64::INFINITY] {
         let mut code = vec![0.5; basis.dims()];
         code[7] = wrong;
-        let error = refine(&basis, &code, place(1.0, 2.0)).expect_err("no code");
+        let error = refine(&basis, &code, place(1.0, 2.0)).expect_err("a code that is not finite");
         assert_eq!(error.to_string(), format!("coefficient 7 is {wrong}, wanted a finite number"));
     }
-    // From the antipode of a clean code, far from its hill, some hill is climbed and the value never falls.
+    // Starting far from the peak of a clean code, refinement climbs some other hill, and the value never decreases.
     let point = place(33.0, 44.0);
     let code = basis.encode_f64(&[point]);
     let start = place(-30.0, -130.0);

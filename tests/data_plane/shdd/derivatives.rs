@@ -1,4 +1,4 @@
-//! Derivatives along the sphere against finite differences and against what is known in closed form.
+//! Derivatives along the sphere equal finite differences, and closed forms at the peak of a clean code.
 
 use std::f64::consts::PI;
 
@@ -29,7 +29,7 @@ fn shdd_derivatives_equal_finite_differences() {
         let local = basis.value_gradient_hessian(&coefficients, point).expect("fits");
         let value = |point: UnitVector| dot(&coefficients, &basis.encode_f64(&[point]));
         assert!((local.value - value(point)).abs() < 1e-12);
-        assert!(dot(&local.gradient, &point.xyz()).abs() < 1e-11, "the gradient leaves the tangent plane");
+        assert!(dot(&local.gradient, &point.xyz()).abs() < 1e-11, "the gradient is not in the tangent plane");
         for direction in [[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [0.8, -0.6]] {
             let tangent = local.basis.combine(direction);
             let at = |steps: f64| {
@@ -51,14 +51,14 @@ fn shdd_derivatives_equal_finite_differences() {
 }
 
 #[test]
-fn shdd_a_clean_code_peaks_at_its_point_with_the_known_curvature() {
+fn shdd_clean_code_peaks_at_its_point_with_the_known_curvature() {
     for degree in [15, 47, 127, 255] {
         let basis = Basis::new(degree).expect("in range");
         let l = f64::from(degree);
         let (height, curvature) = ((l + 1.0).powi(2) / (4.0 * PI), l * (l + 1.0).powi(2) * (l + 2.0) / (16.0 * PI));
         for point in points() {
             let local = basis.value_gradient_hessian(&basis.encode_f64(&[point]), point).expect("fits");
-            // The point itself is rounded to 1e-16 radians, which moves the slope by that times the curvature.
+            // The point is rounded to 1e-16 radians, which changes the slope by 1e-16 times the curvature.
             let slope = dot(&local.gradient, &local.gradient).sqrt() / curvature;
             let [[ee, en], [_, nn]] = local.hessian.map(|row| row.map(|value| value / curvature));
             assert!((local.value / height - 1.0).abs() < 1e-11, "degree {degree}, {point:?}");

@@ -1,4 +1,4 @@
-//! Harmonics obey their theorems, in every form they are computed in.
+//! Spherical harmonics obey their theorems in every implementation.
 
 mod aggregate;
 mod decode;
@@ -19,7 +19,7 @@ fn points(count: usize) -> Vec<UnitVector> {
     uniform_points_of(Stream::Test(1), 11, 0, 0, count).expect("in range")
 }
 
-/// Points where formulas with angles break: poles, next to them, equator, date line.
+/// Points where formulas with angles fail: the poles and points near them, the equator, the date line.
 fn hard_points() -> Vec<UnitVector> {
     let latitudes = [90.0, -90.0, 89.999_999_9, -89.999, 0.0, 0.0, 45.0, 1e-12];
     let longitudes = [0.0, 77.0, 12.0, -180.0, -180.0, 179.999_999, 90.0, 0.0];
@@ -30,7 +30,7 @@ fn basis(degree: u32) -> Basis {
     Basis::new(degree).expect("in range")
 }
 
-/// Σ_l (2l+1)/4π P_l(t), by the recursion of the Legendre polynomials.
+/// Σ_l (2l+1)/4π P_l(t), with the recursion for Legendre polynomials.
 fn kernel(degree: u32, t: f64) -> f64 {
     let (mut older, mut old, mut sum) = (0.0, 1.0, 1.0);
     for l in 1..=degree {
@@ -61,11 +61,12 @@ fn shdd_addition_theorem_at_degree_127() {
         largest = largest.max((dot(code_p, code_q) - kernel(degree, p.dot(q))).abs() / scale);
     }
     println!("addition theorem at degree {degree}: off by {largest:e} of (L+1)^2/4pi");
-    // The kernel's slope in t = cos g is up to L²/2 times its size, and t is rounded to 1e-16: 1e-12 is in the question.
+    // The slope of the kernel in t = p·q is up to L²/2 times its size, and t is rounded to 1e-16. Rounding alone gives
+    // 1e-12.
     assert!(largest <= 1e-11, "{largest:e}");
 }
 
-/// Nodes and weights on [-1, 1], by Newton's method from Tricomi's guess.
+/// Nodes and weights of Gauss-Legendre quadrature on [-1, 1], by Newton's method from Tricomi's initial guess.
 fn gauss_legendre(count: usize) -> Vec<(f64, f64)> {
     let node = |index: usize| {
         let mut z = (PI * (index as f64 + 0.75) / (count as f64 + 0.5)).cos();
@@ -87,7 +88,7 @@ fn gauss_legendre(count: usize) -> Vec<(f64, f64)> {
 #[test]
 fn shdd_harmonics_are_orthonormal_at_degree_47() {
     let basis = basis(47);
-    // Exact for products of two harmonics: polynomials of degree 94 in z, frequencies to 94 in longitude.
+    // Exact for products of two harmonics, which have degree 94 in z and frequencies up to 94 in longitude.
     let (heights, turns) = (48, 96);
     let mut nodes = Vec::new();
     let mut weights = Vec::new();
@@ -104,7 +105,7 @@ fn shdd_harmonics_are_orthonormal_at_degree_47() {
     let gram = codes.tr().matmul(&codes);
     let error = (gram - Tensor::eye(dims, (Kind::Double, Device::Cpu))).abs().max().double_value(&[]);
     println!("orthonormality at degree 47: off by {error:e}");
-    // Sums of 4608 products below 1e-3 each; the nodes are good to 1e-15.
+    // Sums of 4608 products below 1e-3 each. The nodes are exact to 1e-15.
     assert!(error <= 1e-10, "{error:e}");
 }
 
@@ -112,7 +113,7 @@ fn shdd_harmonics_are_orthonormal_at_degree_47() {
 fn shdd_fast_form_equals_the_scalar_form() {
     for degree in [0, 1, 2, 7, 22, 23, 47, 95, 127, 255] {
         let basis = basis(degree);
-        // Whole and broken blocks of points.
+        // Full and partial blocks of points.
         for count in [1, 7, 8, 29] {
             let mut all = hard_points();
             all.extend(points(count));
@@ -123,7 +124,7 @@ fn shdd_fast_form_equals_the_scalar_form() {
                 all.iter().zip(wide.chunks_exact(basis.dims())).zip(narrow.chunks_exact(basis.dims()))
             {
                 basis.encode_scalar(*point, &mut want).expect("fits");
-                // The same operations in the same order: the same bits, so no tolerance.
+                // The same operations in the same order give the same bits, so there is no tolerance.
                 assert!(wide == want, "degree {degree}, {count} points, {point:?}");
                 assert!(narrow.iter().zip(&want).all(|(narrow, want)| *narrow == *want as f32), "degree {degree}");
             }
@@ -132,7 +133,7 @@ fn shdd_fast_form_equals_the_scalar_form() {
 }
 
 #[test]
-fn shdd_threads_change_no_bit() {
+fn shdd_number_of_threads_changes_no_bit() {
     let (basis, points) = (basis(23), points(103));
     let one = basis.encode_f32(&points, 1);
     for threads in [0, 2, 3, 16, 500] {
@@ -145,8 +146,8 @@ fn shdd_threads_change_no_bit() {
 }
 
 #[test]
-fn shdd_each_degree_has_its_share_at_every_point() {
-    // Σ_m Y_lm² = (2l+1)/4π everywhere: no value is lost at poles and none is above the root of it.
+fn shdd_squares_of_each_degree_have_the_same_sum_everywhere() {
+    // Σ_m Y_lm² = (2l+1)/4π everywhere, also at the poles. So no value exceeds the square root of that.
     let mut all = points(200);
     all.extend(hard_points());
     for degree in [47, 127, 255, 511] {
@@ -158,7 +159,8 @@ fn shdd_each_degree_has_its_share_at_every_point() {
                 let part = &code[l * l..(l + 1) * (l + 1)];
                 let share = (2 * l + 1) as f64 / (4.0 * PI);
                 let error = (dot(part, part) / share - 1.0).abs();
-                // Rounding of z to 1e-16 next to a pole, times the slope l², over l steps: 1e-9 covers degree 511.
+                // z is rounded to 1e-16, which is multiplied by the slope l² near a pole in each of l steps. 1e-9 is
+                // enough for degree 511.
                 assert!(error < 1e-9, "degree {degree}, l = {l}: {error:e}");
                 largest = part.iter().fold(largest, |largest, value| largest.max(value.abs()));
             }
@@ -170,8 +172,8 @@ fn shdd_each_degree_has_its_share_at_every_point() {
 
 #[test]
 fn shdd_largest_value_at_random_points_grows_slowly_with_the_degree() {
-    // The largest values are next to the poles, where the zonal harmonics reach √((2L+1)/4π), so that the maximum over
-    // random points depends on how close to a pole one of them falls. A recursion that breaks is off by powers of ten.
+    // The largest values are near the poles, where the zonal harmonics reach √((2L+1)/4π). So the maximum over random
+    // points depends on how close to a pole the closest one is. A broken recursion is off by powers of ten.
     let all: Vec<_> = points(2_000);
     for (degree, want) in [(47, 1.8), (127, 2.2), (255, 2.4)] {
         let basis = basis(degree);
@@ -182,7 +184,7 @@ fn shdd_largest_value_at_random_points_grows_slowly_with_the_degree() {
 }
 
 #[test]
-fn shdd_first_harmonics_are_those_of_the_textbook() {
+fn shdd_first_harmonics_equal_the_textbook() {
     let point = UnitVector::from(Place::new(Degrees(25.0), Degrees(-70.0)).expect("a place"));
     let [x, y, z] = point.xyz();
     let (one, three) = ((1.0 / (4.0 * PI)).sqrt(), (3.0 / (4.0 * PI)).sqrt());
@@ -204,9 +206,10 @@ fn shdd_first_harmonics_are_those_of_the_textbook() {
     }
 }
 
-/// The paper's closed form in 80 digits, by `tests/golden/make_harmonics.py`: sign, order and size of each of 2304 dimensions.
+/// The closed form from the paper, in 80 digits (`tests/golden/make_harmonics.py`). It checks sign, order and size of
+/// each of 2304 dimensions.
 #[test]
-fn shdd_harmonics_are_those_of_the_closed_form_at_degree_47() {
+fn shdd_harmonics_equal_the_closed_form_at_degree_47() {
     let golden = Golden::of("harmonics.safetensors");
     let points: Vec<f64> = golden.get("points").contiguous().view([-1]).try_into().expect("f64");
     let wants: Vec<f64> = golden.get("harmonics").contiguous().view([-1]).try_into().expect("f64");
@@ -218,7 +221,7 @@ fn shdd_harmonics_are_those_of_the_closed_form_at_degree_47() {
         let code = basis.encode_f64(&[point]);
         for (index, (got, want)) in code.iter().zip(want).enumerate() {
             largest = largest.max((got - want).abs());
-            // Slopes reach 47 times values of 2.8, coordinates are rounded to 1e-16, and 47 steps of a recursion add up.
+            // Slopes reach 47 × 2.8, coordinates are rounded to 1e-16, and the errors of 47 recursion steps add up.
             assert!((got - want).abs() < 1e-12, "{xyz:?}, dimension {index}: {got}, closed form {want}");
         }
     }
@@ -233,7 +236,7 @@ fn shdd_degrees_and_lengths_are_checked() {
 }
 
 #[test]
-fn shdd_random_points_depend_on_seed_step_and_index_alone() {
+fn shdd_random_points_depend_only_on_seed_step_and_index() {
     let whole = uniform_points(5, 3, 0, 100).expect("in range");
     assert_eq!(uniform_points(5, 3, 40, 60).expect("in range"), whole[40..]);
     assert_ne!(uniform_points(5, 4, 0, 100).expect("in range"), whole);
@@ -241,30 +244,30 @@ fn shdd_random_points_depend_on_seed_step_and_index_alone() {
     let many = uniform_points(1, 0, 0, 100_000).expect("in range");
     for axis in 0..3 {
         let mean = |power: i32| many.iter().map(|point| point.xyz()[axis].powi(power)).sum::<f64>() / 1e5;
-        // Standard errors: √(1/3 / 1e5) = 0.0018 and √(4/45 / 1e5) = 0.00094; five of each.
+        // Five standard errors, which are √(1/3 / 1e5) = 0.0018 and √(4/45 / 1e5) = 0.00094.
         assert!(mean(1).abs() < 0.0092 && (mean(2) - 1.0 / 3.0).abs() < 0.0048, "axis {axis}");
     }
 }
 
 #[test]
-fn shdd_filter_keeps_what_varies_most() {
+fn shdd_filter_keeps_the_dimensions_of_largest_variance() {
     let filter = Filter::choose(&[1.0, 3.0, 2.0, 3.0, 0.0, 2.0], 3).expect("a filter");
-    // Of the two dimensions with variance 2, the first.
+    // Two dimensions have variance 2: the first one is kept.
     assert_eq!(filter.indices(), [1, 2, 3]);
     assert_eq!(Filter::from_indices(&filter.indices(), 6).expect("saved"), filter);
     let codes = Tensor::arange(12, (Kind::Float, Device::Cpu)).view([2, 6]);
-    let selection = filter.on(Device::Cpu).expect("a selection");
+    let selection = filter.to_device(Device::Cpu).expect("a selection");
     let kept = selection.apply(&codes).expect("applies");
     assert_eq!(Vec::<f32>::try_from(kept.view([-1])).expect("floats"), [1.0, 2.0, 3.0, 7.0, 8.0, 9.0]);
     let back = filter.scatter(&kept).expect("scatters");
     let want = [0.0, 1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 7.0, 8.0, 9.0, 0.0, 0.0];
     assert_eq!(Vec::<f32>::try_from(back.view([-1])).expect("floats"), want);
-    let error = selection.apply(&kept).expect_err("kept already");
+    let error = selection.apply(&kept).expect_err("already filtered");
     assert_eq!(error.to_string(), "last dimension of codes: length is 3, wanted 6");
 }
 
 #[test]
-fn shdd_filters_that_cannot_be_are_refused() {
+fn shdd_invalid_filters_are_refused() {
     let text = |result: Result<Filter, ShddError>| result.expect_err("refused").to_string();
     assert_eq!(text(Filter::choose(&[1.0; 4], 5)), "filter: 5 dimensions kept, wanted 1 to 4");
     assert_eq!(text(Filter::choose(&[1.0; 4], 0)), "filter: 0 dimensions kept, wanted 1 to 4");

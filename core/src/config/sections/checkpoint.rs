@@ -1,17 +1,18 @@
-//! `[checkpoint]`: where runs are kept.
+//! `[checkpoint]`: where runs are stored.
 
 use crate::config::errors::Checker;
 
 section! {
-    /// Where runs are kept and how many checkpoints of each.
+    /// Where runs are stored, and how many checkpoints are kept.
     pub struct CheckpointConfig {
-        /// Folder of all runs; nodes share it.
+        /// Folder of all runs. All nodes must share it.
         pub dir: String = "checkpoints".into(),
-        /// Name of the run, a folder below `dir`; "": made from the preset and the time, or the newest run where one is read.
+        /// Name of the run: a folder in `dir`. "": `train` makes a name from the preset and the time, other commands use
+        /// the newest run.
         pub run: String = String::new(),
-        /// Steps between two checkpoints.
+        /// Steps between checkpoints.
         pub every: u64 = 1000,
-        /// Checkpoints that are kept beside the best one.
+        /// Number of latest checkpoints to keep. The one with the best validation score is always kept.
         pub keep: u32 = 3,
     }
 }

@@ -1,34 +1,35 @@
-//! `[diffusion]`: the noise schedule.
+//! `[diffusion]`: timesteps and noise schedule.
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::AutoOr;
 use crate::config::errors::Checker;
 
-/// How noise grows over the timesteps.
+/// How the noise grows over the timesteps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Schedule {
-    /// The squared cosine of Nichol and Dhariwal.
+    /// Squared cosine (Nichol and Dhariwal).
     Cosine,
-    /// The same with less signal everywhere, `shift` says how much less.
+    /// The cosine schedule with less signal at every timestep; see `shift`.
     ShiftedCosine,
-    /// Variances growing linearly, as in DDPM.
+    /// Linearly growing variances, as in DDPM.
     Linear,
 }
 
 section! {
-    /// The diffusion process.
+    /// The diffusion process: timesteps and noise schedule.
     pub struct DiffusionConfig {
-        /// Timesteps T of the forward process.
+        /// Number of timesteps T of the forward process.
         pub timesteps: u32 = 200,
         /// Noise schedule.
         pub schedule: Schedule = Schedule::ShiftedCosine,
-        /// The shifted cosine multiplies the ratio of signal to noise by the square of this; "auto" is √(23 / d) for codes of d
-        /// dimensions, at most 1. The more dimensions tell of one place, the more noise it takes to hide it.
+        /// The shifted cosine schedule multiplies the signal-to-noise ratio by the square of this number. "auto":
+        /// √(23 / d) for codes of d dimensions, at most 1. Codes with more dimensions need more noise to hide the
+        /// location.
         pub shift: AutoOr<f64> = AutoOr::Auto,
-        /// Probability with which training drops the image, which guidance needs; 0: no guidance.
+        /// Probability of dropping the image in training. Must be above 0 to use `eval.guidance`.
         pub condition_drop: f64 = 0.0,
     }
 }
@@ -39,7 +40,7 @@ impl DiffusionConfig {
         if let AutoOr::Value(shift) = self.shift {
             checker.within("diffusion.shift", shift, 1e-4..=1.0);
             if self.schedule != Schedule::ShiftedCosine {
-                checker.push("diffusion.shift", "is for schedule = \"shifted-cosine\", wanted \"auto\" with any other");
+                checker.push("diffusion.shift", "applies only to schedule = \"shifted-cosine\", wanted \"auto\"");
             }
         }
         checker.within("diffusion.condition_drop", self.condition_drop, 0.0..1.0);

@@ -5,105 +5,108 @@ use serde::{Deserialize, Serialize};
 use crate::config::AutoOr;
 use crate::config::errors::Checker;
 
-/// Points of an automatic grid, where the degree asks for no more.
+/// Fewest points of an automatic grid.
 const GRID_POINTS_AUTO_MIN: u32 = 21_000;
 
-/// Grid points from which refinement reaches the mode of a code: 4 (L + 1)². `shdd::decode` has the reason.
+/// Fewest grid points with which refinement reaches the mode of a code: 4 (L + 1)². `shdd::decode` explains why.
 pub fn grid_points_min(degree: u32) -> u32 {
     4 * (degree + 1).pow(2)
 }
 
-/// How the samples of one image become one place.
+/// How the samples of one image are combined into one location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Aggregator {
-    /// The sample with the most neighbours, which count by what the network expects from the image before anything is drawn.
+    /// The sample with the most neighbours, each weighted by the density that the network predicts from the image alone,
+    /// before sampling.
     PosteriorMedoid,
-    /// The sample with the most neighbours.
+    /// The sample with the most neighbours, all weighted equally.
     KernelMedoid,
-    /// The mean of the unit vectors.
+    /// The direction of the mean unit vector.
     MeanVector,
     /// The geometric median on the sphere.
     GeometricMedian,
-    /// The mean of the codes, decoded.
+    /// The decoded mean of the codes.
     MeanCode,
-    /// The mode of the samples' mixture density.
+    /// The mode of the mixture of the samples' densities.
     Mixture,
 }
 
-/// Which checkpoint of a run is evaluated.
+/// Which checkpoint of a run to evaluate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckpointChoice {
-    /// The newest that is whole.
+    /// The newest intact checkpoint.
     Newest,
-    /// The one with the highest validation score.
+    /// The checkpoint with the highest validation score.
     Best,
 }
 
-/// Among which points a code is decoded.
+/// The points that codes are decoded to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum DecodeAnchors {
-    /// An even grid on the sphere.
+    /// An even grid of `grid_points` points on the sphere.
     Grid,
-    /// The points of `retrieval.gallery`.
+    /// The points of `retrieval.gallery`; with head = "knn" and no gallery, the locations of the training rows.
     Gallery,
 }
 
 section! {
-    /// Sampling and scoring.
+    /// Sampling, decoding and scoring.
     pub struct EvalConfig {
-        /// CSV with path, lat and lon of the truth; "": the coordinates of the test shards.
+        /// CSV or Parquet file with ids and true coordinates of the test rows. "": the coordinates in the shards.
         pub truth: String = String::new(),
-        /// Which checkpoint of a run is evaluated.
+        /// Which checkpoint of a run to evaluate.
         pub checkpoint: CheckpointChoice = CheckpointChoice::Newest,
-        /// Distances within which answers are counted, km, rising.
+        /// Distances at which accuracy is reported, km, in increasing order.
         pub thresholds_km: Vec<f64> = vec![1.0, 25.0, 200.0, 750.0, 2500.0],
-        /// Samples per image, spread over its views.
+        /// Samples per image, distributed over its views.
         pub samples: u32 = 16,
-        /// Steps of a sampling chain.
+        /// Denoising steps per sample, at most `diffusion.timesteps`.
         pub sampler_steps: u32 = 20,
-        /// Share of fresh noise in each step: 1 is ancestral sampling, 0 deterministic.
+        /// Amount of fresh noise in each step (η of DDIM): 1 is ancestral sampling, 0 is deterministic.
         pub sampler_eta: f64 = 1.0,
-        /// Strength of guidance; 0: none. Needs `diffusion.condition_drop` above 0.
+        /// Strength of classifier-free guidance; 0: off. Requires `diffusion.condition_drop` above 0.
         pub guidance: f64 = 0.0,
-        /// How the samples of one image become one place.
+        /// How the samples of one image are combined into one location.
         pub aggregator: Aggregator = Aggregator::PosteriorMedoid,
-        /// Among which points a code is decoded.
+        /// The points that codes are decoded to.
         pub anchors: DecodeAnchors = DecodeAnchors::Gallery,
-        /// Points of the grid; "auto" is 21000, or 4 (L + 1)² where that is more. With `refine`, at least 4 (L + 1)².
+        /// Number of grid points. "auto": 21000, or 4 (L + 1)² if that is more. `refine` requires at least 4 (L + 1)².
         pub grid_points: AutoOr<u32> = AutoOr::Auto,
-        /// Radius of the neighbourhood that a decoder sums over, km; 0: the point alone.
+        /// Score each point by the sum of the density over the points within this radius, km. 0: by its own density.
         pub neighbourhood_km: f64 = 0.0,
-        /// Refine a decoded place on the continuous sphere.
+        /// Move each decoded point to the nearest mode on the continuous sphere.
         pub refine: bool = false,
-        /// Steps between two quick evaluations on `shards.validation` while training; 0: none.
+        /// Steps between quick evaluations on `shards.validation` during training; 0: none.
         pub every: u64 = 1000,
-        /// Validation rows that a quick evaluation locates: the first so many.
+        /// Number of rows in a quick evaluation, from the start of the validation data.
         pub quick_rows: u32 = 1024,
         /// Samples per image in a quick evaluation.
         pub quick_samples: u32 = 4,
-        /// Evaluate on `shards.test` when training ends, with LocDiff-H, tuned on `shards.validation`, where GeoCLIP is there.
+        /// Evaluate on `shards.test` when training ends. Includes LocDiff-H, tuned on `shards.validation`, if the
+        /// retrieval data is available.
         pub after_train: bool = false,
     }
 }
 
 impl EvalConfig {
-    /// Points of the grid for codes of degree `degree`, worked out where the configuration says "auto".
+    /// Number of grid points for codes of degree `degree`, with "auto" resolved.
     pub fn grid_points(&self, degree: u32) -> u32 {
         self.grid_points.value().unwrap_or_else(|| grid_points_min(degree).max(GRID_POINTS_AUTO_MIN))
     }
 
-    /// `degree` is `model.degree`, which may itself be out of range.
+    /// Checks the section. `degree` is `model.degree`, which may itself be out of range.
     pub(in crate::config) fn check(&self, degree: u32, checker: &mut Checker) {
-        let rising = self.thresholds_km.windows(2).all(|pair| pair[0] < pair[1]);
+        let increasing = self.thresholds_km.windows(2).all(|pair| pair[0] < pair[1]);
         let usable = self.thresholds_km.iter().all(|km| *km > 0.0 && km.is_finite());
-        if self.thresholds_km.is_empty() || !rising || !usable {
-            checker.push("eval.thresholds_km", format!("is {:?}, wanted rising numbers above 0", self.thresholds_km));
+        if self.thresholds_km.is_empty() || !increasing || !usable {
+            let message = format!("is {:?}, wanted increasing numbers above 0", self.thresholds_km);
+            checker.push("eval.thresholds_km", message);
         }
         checker.within("eval.samples", self.samples, 1..=4096);
         checker.within("eval.quick_rows", self.quick_rows, 1..=10_000_000);
@@ -113,7 +116,7 @@ impl EvalConfig {
         checker.not_negative("eval.guidance", self.guidance);
         if let Some(points) = self.grid_points.value() {
             checker.within("eval.grid_points", points, 100..=10_000_000);
-            // A degree out of range has its own error, and its square might not fit.
+            // A degree out of range is reported on its own, and its square could overflow.
             let wanted = grid_points_min(degree.min(1023));
             if self.refine && points < wanted {
                 let message = format!(
@@ -134,12 +137,12 @@ mod tests {
         Layer::Set(text.into())
     }
 
-    fn refused(layers: &[Layer]) -> String {
+    fn error_text(layers: &[Layer]) -> String {
         load(layers).expect_err("wanted errors").to_string()
     }
 
     #[test]
-    fn grid_is_fine_enough_for_refinement_or_refused() {
+    fn grid_too_coarse_for_refinement_is_refused() {
         let points = |degree: u32| {
             let found = load(&[set(&format!("model.degree={degree}")), set("eval.refine=true")]).expect("valid");
             found.config.eval.grid_points(degree)
@@ -149,9 +152,9 @@ mod tests {
         assert_eq!(load(&layers(21_000)).expect("no refinement").config.eval.grid_points(95), 21_000);
         let refined = |points| [&layers(points)[..], &[set("eval.refine=true")]].concat();
         assert!(load(&refined(36_864)).is_ok());
-        let text = refused(&refined(36_863));
+        let text = error_text(&refined(36_863));
         let want = "eval.grid_points: is 36863, too few for eval.refine at model.degree = 95, wanted \"auto\" or at least 36864";
         assert!(text.contains(want), "{text}");
-        assert!(refused(&[set("model.degree=4294967295"), refined(100)[1].clone()]).contains("model.degree"));
+        assert!(error_text(&[set("model.degree=4294967295"), refined(100)[1].clone()]).contains("model.degree"));
     }
 }

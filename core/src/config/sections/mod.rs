@@ -1,6 +1,9 @@
-//! The sections of a configuration, one file each: fields, units, defaults, limits.
+//! The sections of the configuration, one file each, with fields, units, defaults and limits.
+//!
+//! The doc comments of sections, fields and enum variants are user documentation. They appear in `config schema` and in
+//! `configs/README.md`.
 
-/// A section: each field with its meaning, type and default.
+/// Defines a section: each field with its documentation, type and default.
 macro_rules! section {
     ($(#[$about:meta])* pub struct $name:ident { $($(#[$meaning:meta])* pub $field:ident: $type:ty = $default:expr,)* }) => {
         $(#[$about])*

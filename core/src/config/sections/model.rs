@@ -1,51 +1,51 @@
-//! `[model]`: the CS-UNet and its input.
+//! `[model]`: the size of the CS-UNet and the preparation of its input.
 
 use crate::config::AutoOr;
 use crate::config::errors::Checker;
 
 section! {
-    /// The network.
+    /// The denoising network (CS-UNet) and the encoding of locations.
     pub struct ModelConfig {
-        /// Degree L of the spherical harmonics; the model works in (L + 1)² dimensions. 1 to 255.
+        /// Degree L of the spherical harmonics, 1 to 255. A location is encoded in (L + 1)² dimensions.
         pub degree: u32 = 47,
-        /// Width of an image embedding, numbers; "auto" takes the width of the shards.
+        /// Width of the image embeddings. "auto": the width in the shards.
         pub embedding_width: AutoOr<u32> = AutoOr::Auto,
-        /// Share of activations dropped in training, 0 to below 1.
+        /// Dropout probability in training, at least 0 and below 1.
         pub dropout: f64 = 0.0,
-        /// Hidden width of every C-Siren module, units; 0: as wide as its output.
+        /// Hidden width of every C-Siren module. 0: the module's output width.
         pub bottleneck: u32 = 0,
-        /// Factor on the widths of the CS-UNet's modules.
+        /// Scales the widths of the CS-UNet's modules.
         pub width_factor: f64 = 1.0,
-        /// Subtract the shards' mean from embeddings and divide by their standard deviation.
+        /// Standardise embeddings with the mean and standard deviation of the training shards.
         pub standardise: bool = true,
-        /// Keep only this many dimensions of the code, those that vary most over the training set; 0: all.
+        /// Keep only this many dimensions of the code: those with the largest variance over the training data. 0: all.
         pub low_pass_dims: u32 = 0,
     }
 }
 
 impl ModelConfig {
-    /// Dimensions of a whole code, (L + 1)².
+    /// Dimensions of an unfiltered code: (L + 1)².
     pub fn dims(&self) -> u64 {
         (u64::from(self.degree) + 1).saturating_pow(2)
     }
 
-    /// Dimensions of the code that the network sees: those that the low-pass filter keeps, or all.
+    /// Dimensions of the code that the network sees, after the low-pass filter.
     pub fn kept_dims(&self) -> u64 {
         if self.low_pass_dims > 0 { u64::from(self.low_pass_dims) } else { self.dims() }
     }
 
-    /// Widths of the CS-UNet's three levels, from the widest.
+    /// Widths of the CS-UNet's three levels, widest first.
     pub fn widths(&self) -> [u64; 3] {
         [1, 2, 4].map(|divisor| ((self.kept_dims() / divisor) as f64 * self.width_factor).round() as u64)
     }
 
-    /// Widths that tensor-parallel ranks divide among them: the hidden layers of the three levels, and the input of the head.
+    /// Widths that tensor parallelism splits over ranks: the hidden layers of the three levels, and the input of the head.
     pub fn split_widths(&self) -> [u64; 4] {
         let hidden = self.widths().map(|width| if self.bottleneck > 0 { u64::from(self.bottleneck) } else { width });
         [hidden[0], hidden[1], hidden[2], 2 * self.widths()[0]]
     }
 
-    /// Parameters of the CS-UNet for image embeddings of a given width.
+    /// Number of parameters of the CS-UNet for image embeddings of a given width.
     pub fn parameters(&self, embedding_width: u64) -> u64 {
         /// Width of the sinusoidal time embedding.
         const TIME: u64 = 200;
@@ -76,16 +76,18 @@ impl ModelConfig {
         self.check_narrowest(checker);
     }
 
-    /// A module without units would cut the network in two, and the scale of its first weights has no value.
+    /// Refuses a network with an empty module: it would block all signals, and its initial weight scale is undefined.
     fn check_narrowest(&self, checker: &mut Checker) {
         let units = self.kept_dims() / 4;
         if (1..4).contains(&self.low_pass_dims) {
-            let message =
-                format!("is {}, too few for a module of a quarter of them, wanted 0 or at least 4", self.low_pass_dims);
+            let message = format!(
+                "is {}, too few: the narrowest module has a quarter of them; wanted 0 or at least 4",
+                self.low_pass_dims
+            );
             checker.push("model.low_pass_dims", message);
         } else if units > 0 && (units as f64 * self.width_factor).round() < 1.0 {
             let message = format!(
-                "is {}, which leaves nothing of the narrowest module's {units} units, wanted at least {}",
+                "is {}, which scales the narrowest module from {units} units to 0, wanted at least {}",
                 self.width_factor,
                 0.5 / units as f64
             );
@@ -100,21 +102,21 @@ mod tests {
     use crate::config::{Layer, load};
 
     #[test]
-    fn every_module_has_units_or_the_network_is_refused() {
+    fn network_with_an_empty_module_is_refused() {
         let set = |texts: &[&str]| load(&texts.iter().map(|text| Layer::Set((*text).into())).collect::<Vec<_>>());
-        let refused = |texts: &[&str]| set(texts).expect_err("wanted errors").to_string();
-        let text = refused(&["model.low_pass_dims=3"]);
+        let error_text = |texts: &[&str]| set(texts).expect_err("wanted errors").to_string();
+        let text = error_text(&["model.low_pass_dims=3"]);
         assert!(text.contains("model.low_pass_dims: is 3, too few"), "{text}");
         assert!(set(&["model.low_pass_dims=4"]).is_ok());
-        let text = refused(&["model.degree=3", "model.width_factor=0.1"]);
+        let text = error_text(&["model.degree=3", "model.width_factor=0.1"]);
         let want =
-            "model.width_factor: is 0.1, which leaves nothing of the narrowest module's 4 units, wanted at least 0.125";
+            "model.width_factor: is 0.1, which scales the narrowest module from 4 units to 0, wanted at least 0.125";
         assert!(text.contains(want), "{text}");
         assert!(set(&["model.degree=3", "model.width_factor=0.125"]).is_ok());
     }
 
     #[test]
-    fn parameters_are_those_of_the_reference_network() {
+    fn parameter_count_equals_the_reference_network() {
         let count = |degree| ModelConfig { degree, ..ModelConfig::default() }.parameters(768);
         assert_eq!(count(47), 75_870_720);
         assert_eq!(count(23), 6_215_040);

@@ -1,25 +1,25 @@
-//! `[parallel]`: how many processes, and what each of them has.
+//! `[parallel]`: the worker processes and their devices.
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::AutoOr;
 use crate::config::errors::Checker;
 
-/// Where a worker computes.
+/// The device that workers compute on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceKind {
-    /// On a GPU where there is one, else on the CPU.
+    /// GPUs if the machine has any, else the CPU.
     Auto,
-    /// On the CPU.
+    /// The CPU.
     Cpu,
-    /// On a GPU.
+    /// GPUs.
     Cuda,
 }
 
 impl DeviceKind {
-    /// Whether workers compute on GPUs on a machine that has or has not any.
+    /// Whether workers compute on GPUs; `any_gpu` says whether the machine has one.
     pub fn on_cuda(self, any_gpu: bool) -> bool {
         match self {
             Self::Auto => any_gpu,
@@ -30,19 +30,19 @@ impl DeviceKind {
 }
 
 section! {
-    /// How many processes, on what, and how the model is split over them.
+    /// Number of worker processes, their devices, and how the model is split over them.
     pub struct ParallelConfig {
-        /// Worker processes on each node (`--gpus`, `--workers`); "auto": one per visible GPU, else one.
+        /// Worker processes per node (`--gpus`, `--workers`). "auto": one per visible GPU, or one without GPUs.
         pub workers: AutoOr<u32> = AutoOr::Auto,
-        /// Where they compute (`--device`).
+        /// The device that workers compute on (`--device`).
         pub device: DeviceKind = DeviceKind::Auto,
-        /// Let several workers share one GPU, for tests (`--share-gpu`).
+        /// Allow several workers on one GPU, for tests (`--share-gpu`).
         pub share_gpu: bool = false,
-        /// Processes that one replica of the model is split over (`--tensor-parallel`).
+        /// Workers that one replica of the model is split over (`--tensor-parallel`).
         pub tensor: u32 = 1,
-        /// Nodes of the run (`--nnodes`).
+        /// Number of nodes (`--nnodes`).
         pub nodes: u32 = 1,
-        /// Which of them this is, from 0 (`--node-rank`).
+        /// Index of this node, from 0 (`--node-rank`).
         pub node_rank: u32 = 0,
     }
 }

@@ -1,57 +1,58 @@
-//! `[retrieval]`: GeoCLIP's part in LocDiff-H.
+//! `[retrieval]`: the retrieval step of LocDiff-H.
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::errors::Checker;
 
-/// What turns a stored embedding into a query.
+/// How a stored embedding becomes a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RetrievalHead {
-    /// GeoCLIP's own head, for CLIP ViT-L/14 features.
+    /// GeoCLIP's image head, for CLIP ViT-L/14 features.
     Geoclip,
-    /// The transposed projection of simulated shards.
+    /// The transposed projection that made the embeddings, for simulated shards.
     Linear,
-    /// Nearest neighbours among the training shards, for any other embedding.
+    /// Nearest neighbours among the training photos, for any other embedding.
     Knn,
 }
 
-/// Where retrieval may look.
+/// Which gallery points LocDiff-H considers, and how it chooses one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum HybridMode {
-    /// Within the radius of any sample, the paper's form.
+    /// Points within the radius of any sample; the most similar wins. The paper's method.
     AnySample,
-    /// Within the radius of the aggregated sample.
+    /// Points within the radius of LocDiff's answer; the most similar wins.
     Aggregate,
-    /// Within the radius of the aggregate, with the samples' density added to the score.
+    /// Points within the radius of LocDiff's answer; the score adds the log density of the samples to the similarity.
     Fusion,
-    /// As fusion, but the place with the most weight near it instead of the one with the most weight.
+    /// Like "fusion", but the point with the most total weight near it wins, not the point with the highest score.
     Consensus,
 }
 
 section! {
-    /// The retrieval phase of LocDiff-H.
+    /// The retrieval step of LocDiff-H.
     pub struct RetrievalConfig {
-        /// Folder with GeoCLIP's weights and gallery, which `geoclip import` makes.
+        /// Folder with GeoCLIP's weights and gallery, made by `geoclip import`.
         pub geoclip: String = "shards/geoclip".into(),
-        /// CSV or Parquet of gallery points; "": the 100,000 points that come with GeoCLIP.
+        /// CSV, Parquet or .npy file of gallery points. "": the 100,000 points of GeoCLIP.
         pub gallery: String = String::new(),
-        /// Radius around LocDiff's answer within which retrieval looks, km.
+        /// Search radius, km.
         pub radius_km: f64 = 200.0,
-        /// What turns a stored embedding into a query.
+        /// How a stored embedding becomes a query.
         pub head: RetrievalHead = RetrievalHead::Geoclip,
-        /// Where retrieval may look.
+        /// Which gallery points LocDiff-H considers, and how it chooses one.
         pub mode: HybridMode = HybridMode::Fusion,
-        /// Weight of the samples' log density in the fused score.
+        /// Weight of the samples' log density in the score of "fusion" and "consensus".
         pub density_weight: f64 = 3.0,
-        /// Width of the kernel of that density, km.
+        /// Kernel width of that density, km.
         pub density_km: f64 = 25.0,
-        /// With head = "knn": training photos that are asked; 1 takes the place of the nearest, more the place with the most of them near it.
+        /// With head = "knn": number of nearest training photos to use. 1: the location of the nearest photo. More: the
+        /// location with the most of these photos near it.
         pub knn_neighbours: u32 = 1,
-        /// With head = "knn": what cosines of photos are multiplied by, as GeoCLIP's own are by 39.7.
+        /// With head = "knn": factor on the cosine similarities of photos. GeoCLIP's own factor is 39.7.
         pub knn_scale: f64 = 40.0,
     }
 }

@@ -1,4 +1,4 @@
-//! `[shards]`: where embeddings come from and how they are read.
+//! `[shards]`: where embeddings are read from, and how.
 
 use std::path::Path;
 
@@ -6,82 +6,82 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::errors::Checker;
 
-/// What to do with a row that cannot be used.
+/// What to do with unusable rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum OnBadRows {
-    /// Stop, naming it.
+    /// Stop with an error that names the row.
     Error,
-    /// Scan first, leave such rows out, say how many.
+    /// Scan all rows first, leave out the unusable ones, and log how many there were.
     Skip,
 }
 
-/// What to do with the rows at the end of an epoch that do not fill a batch.
+/// What to do with rows at the end of an epoch that do not fill a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Tail {
-    /// Leave them out of this epoch.
+    /// Leave them out of the epoch.
     Drop,
-    /// Fill the batch with rows from the start of the epoch.
+    /// Fill up the batch with rows from the start of the epoch.
     Pad,
 }
 
-/// Where rows are kept once they have been read.
+/// Where rows are cached after the first read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheMode {
-    /// The fastest that fits.
+    /// The fastest memory that has room.
     Auto,
-    /// Nowhere.
+    /// No cache.
     None,
-    /// In main memory.
+    /// Main memory.
     Host,
-    /// In the memory of the GPU.
+    /// GPU memory.
     Device,
 }
 
 section! {
-    /// Where embeddings come from.
+    /// Where embeddings are read from, and how.
     pub struct ShardsConfig {
         /// Training rows: a folder, a file, a glob or an s3:// URL.
         pub train: String = "shards/mp16".into(),
-        /// Rows for the quick evaluation while training; "": none.
+        /// Rows for the quick evaluation during training and for tuning. "": none.
         pub validation: String = String::new(),
         /// Rows for `eval`.
         pub test: String = "shards/test".into(),
-        /// Name of the column of identifiers; where the file has none, row numbers serve.
+        /// Name of the identifier column. Files without it use row numbers.
         pub id_column: String = "id".into(),
-        /// Name of the column of latitudes, degrees.
+        /// Name of the latitude column, degrees.
         pub latitude_column: String = "lat".into(),
-        /// Name of the column of longitudes, degrees.
+        /// Name of the longitude column, degrees.
         pub longitude_column: String = "lon".into(),
-        /// Name of the column of embeddings; further views are NAME_1, NAME_2, ...
+        /// Name of the embedding column. Columns of further views are NAME_1, NAME_2, ...
         pub embedding_column: String = "embedding".into(),
-        /// What to do with a row that cannot be used.
+        /// What to do with unusable rows.
         pub on_bad_rows: OnBadRows = OnBadRows::Error,
-        /// What to do with the rows that do not fill the last batch of an epoch.
+        /// What to do with rows at the end of an epoch that do not fill a batch.
         pub tail: Tail = Tail::Drop,
-        /// Where rows are kept once they have been read.
+        /// Where rows are cached after the first read.
         pub cache: CacheMode = CacheMode::Auto,
-        /// Threads of one worker that read ahead.
+        /// Reader threads per worker.
         pub reader_threads: u32 = 2,
-        /// Batches that are read ahead.
+        /// Number of batches to read ahead.
         pub prefetch_batches: u32 = 4,
-        /// Row groups that are open at once, among which rows are shuffled.
+        /// Number of row groups whose rows are shuffled together.
         pub shuffle_row_groups: u32 = 16,
-        /// Folder that keeps what was fetched from s3://; "": locdiff/s3 in XDG_CACHE_HOME or ~/.cache.
+        /// Cache folder for data from s3://. "": locdiff/s3 in XDG_CACHE_HOME or ~/.cache.
         pub cache_dir: String = String::new(),
-        /// The most that this folder holds, GiB; 0: nothing is kept.
+        /// Size limit of the cache folder, GiB. 0: no cache.
         pub cache_gib: u32 = 20,
     }
 }
 
 impl ShardsConfig {
-    /// Whether there may be shards at a location; only of a folder or a file it is known without looking further.
-    pub fn may_be_at(location: &str) -> bool {
+    /// Whether shards may exist at a location. Paths are checked; globs and URLs are assumed to exist.
+    pub fn may_exist_at(location: &str) -> bool {
         let is_plain = !location.contains("://") && !location.contains(['*', '?', '[']);
         !location.is_empty() && (!is_plain || Path::new(location).exists())
     }
@@ -102,7 +102,7 @@ impl ShardsConfig {
         checker.within("shards.shuffle_row_groups", self.shuffle_row_groups, 1..=65_536);
         checker.within("shards.cache_gib", self.cache_gib, 0..=1 << 20);
         if self.cache_dir.contains("://") {
-            checker.push("shards.cache_dir", "is a URL, expected a folder");
+            checker.push("shards.cache_dir", "is a URL, wanted a folder");
         }
     }
 }

@@ -1,19 +1,19 @@
-//! `[supervise]`: patience with workers.
+//! `[supervise]`: timeouts and restarts of workers.
 
 use crate::config::errors::Checker;
 
 section! {
-    /// How long to wait for workers, and how often to start them again.
+    /// Timeouts for workers, and how often failed workers are restarted.
     pub struct SuperviseConfig {
-        /// Until every worker has reported after its start, seconds.
+        /// Time limit for all workers to start and connect to the launcher, seconds.
         pub start_timeout_s: f64 = 60.0,
-        /// Until every worker has joined the process group, seconds.
+        /// Time limit for all workers to join the process group, seconds.
         pub rendezvous_timeout_s: f64 = 120.0,
-        /// Until a collective operation has ended, seconds.
+        /// Time limit of a collective operation, seconds.
         pub collective_timeout_s: f64 = 300.0,
-        /// Between asking workers to end and killing them, seconds.
+        /// Time between SIGTERM and SIGKILL when workers are stopped, seconds.
         pub stop_timeout_s: f64 = 5.0,
-        /// How often workers that failed are started again from the newest checkpoint (`--max-restarts`).
+        /// How often failed workers are restarted from the newest checkpoint (`--max-restarts`).
         pub max_restarts: u32 = 3,
     }
 }

@@ -5,85 +5,86 @@ use serde::{Deserialize, Serialize};
 use crate::config::AutoOr;
 use crate::config::errors::Checker;
 
-/// Steps of an automatic warm-up, where a tenth of all steps is no less. Part of the format: runs say "auto".
+/// Upper limit of an automatic warm-up, steps. Must not change: saved runs contain "auto" and rely on this value.
 const WARMUP_STEPS_AUTO_MAX: u64 = 500;
 
-/// What the learning rate does after the warm-up.
+/// Course of the learning rate after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum LearningRateSchedule {
-    /// Falls to zero along half a cosine.
+    /// Decays to zero along half a cosine.
     Cosine,
-    /// Stays.
+    /// Stays constant.
     Constant,
 }
 
-/// Numbers in which matrices are multiplied.
+/// Number format of matrix products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
     /// `bf16` on CUDA, `f32` on the CPU.
     Auto,
-    /// 32 bits everywhere.
+    /// 32-bit floats everywhere.
     F32,
-    /// 16-bit products with 32-bit master weights.
+    /// Products in bfloat16, with 32-bit master weights.
     Bf16,
 }
 
 section! {
     /// Optimisation with AdamW.
     pub struct TrainConfig {
-        /// Optimiser steps.
+        /// Number of optimiser steps.
         pub steps: u64 = 40_000,
-        /// Rows per step over all workers, whatever their number.
+        /// Rows per step over all workers. Does not depend on the number of workers.
         pub global_batch: u32 = 4096,
-        /// Rows that one worker takes through the network at once; a larger share of the batch is accumulated from several.
-        /// 0: its whole share.
+        /// Most rows that a worker passes through the network at once. If its share of the batch is larger, gradients
+        /// are accumulated over several passes. 0: no limit.
         pub micro_batch: u32 = 0,
-        /// Seed of everything random. 0 to 2⁶³ - 1.
+        /// Seed of all random numbers, 0 to 2⁶³ - 1.
         pub seed: u64 = 0,
-        /// Folder of a run, or a checkpoint of one, whose weights a new run starts from; "": random weights.
+        /// Run or checkpoint folder whose weights a new run starts from. "": random weights.
         pub init_from: String = String::new(),
         /// Learning rate after the warm-up.
         pub learning_rate: f64 = 8e-4,
-        /// Steps over which the learning rate rises from zero; "auto" is 500, or a tenth of `steps` where that is less.
+        /// Steps over which the learning rate rises from zero. "auto": 500, or a tenth of `steps` if that is less.
         pub warmup_steps: AutoOr<u64> = AutoOr::Auto,
-        /// What the learning rate does then.
+        /// Course of the learning rate after the warm-up.
         pub schedule: LearningRateSchedule = LearningRateSchedule::Cosine,
-        /// Decay of AdamW's first moment.
+        /// Decay rate of AdamW's first moment.
         pub beta1: f64 = 0.9,
-        /// Decay of AdamW's second moment.
+        /// Decay rate of AdamW's second moment.
         pub beta2: f64 = 0.99,
-        /// Added to the root of AdamW's second moment.
+        /// Added to the square root of AdamW's second moment.
         pub epsilon: f64 = 1e-8,
         /// Decoupled weight decay.
         pub weight_decay: f64 = 0.1,
-        /// Largest norm of the whole gradient; it is scaled down to this. 0: no limit.
+        /// Gradients with a larger global norm are scaled down to this norm. 0: no clipping.
         pub clip_norm: f64 = 1.0,
-        /// Decay of the moving average of the weights, which evaluation uses.
+        /// Decay rate of the moving average of the weights. Evaluation uses the averaged weights.
         pub ema_decay: f64 = 0.999,
-        /// Numbers in which matrices are multiplied.
+        /// Number format of matrix products.
         pub precision: Precision = Precision::Auto,
-        /// On CUDA: record the whole step once and replay it as one graph. false: launch every kernel anew, for debugging.
+        /// On CUDA, record the training step once and replay it as a CUDA graph. false: launch each kernel separately, for
+        /// debugging.
         pub cuda_graph: bool = true,
-        /// CPU threads of one worker. Results depend on it in the last bits, so a run keeps it.
+        /// CPU threads per worker. Affects results in the last bits, so a resumed run cannot change it.
         pub threads: u32 = 1,
-        /// Steps in a row whose gradient is not finite, and which are therefore skipped, before the run ends.
+        /// Steps with a gradient that is not finite are skipped. This many in a row end the run.
         pub nonfinite_steps_max: u32 = 20,
-        /// Steps between two lines of the log and two points in TensorBoard.
+        /// Steps between log lines and between points in TensorBoard.
         pub log_every: u64 = 20,
-        /// Steps between two histograms of the weights in TensorBoard; 0: none.
+        /// Steps between histograms of the weights in TensorBoard. 0: none.
         pub histogram_every: u64 = 500,
-        /// What one GPU can do at most in the numbers of `precision`, TFLOP/s, for the share of it that TensorBoard shows. "auto":
-        /// by the GPU's name, where it is known.
+        /// Peak speed of one GPU in the number format of `precision`, TFLOP/s. TensorBoard shows the utilisation relative
+        /// to it. "auto": looked up by the name of the GPU, if known.
         pub peak_tflops: AutoOr<f64> = AutoOr::Auto,
     }
 }
 
 impl TrainConfig {
-    /// Steps over which the learning rate rises, worked out where the configuration says "auto".
+    /// Steps over which the learning rate rises, with "auto" resolved.
     pub fn warmup_steps(&self) -> u64 {
         self.warmup_steps.value().unwrap_or_else(|| WARMUP_STEPS_AUTO_MAX.min(self.steps / 10))
     }
@@ -116,7 +117,7 @@ mod tests {
     use crate::config::{Layer, load};
 
     #[test]
-    fn warm_up_is_given_or_a_tenth_of_the_steps_but_no_more_than_500() {
+    fn automatic_warm_up_is_a_tenth_of_the_steps_but_at_most_500() {
         let set = |texts: &[&str]| load(&texts.iter().map(|text| Layer::Set((*text).into())).collect::<Vec<_>>());
         let steps = |texts: &[&str]| set(texts).expect("valid").config.train.warmup_steps();
         assert_eq!(steps(&[]), 500);

@@ -1,13 +1,13 @@
-//! `RUN/eval/`: what the last evaluation left. Each file is whole or not there; a new evaluation replaces them.
+//! `RUN/eval/`: the files of the last evaluation. Each file is written atomically. A new evaluation replaces them.
 //!
 //! ```text
-//! truth.csv               id,lat,lon of every row that was evaluated, in the order of the data
-//! predictions-METHOD.csv  id,lat,lon of the answers, same rows, same order
-//! samples.csv             id,lat,lon of each row's first sample, for density and coverage
-//! table.json              what `--json` prints
-//! report.txt              the table and the settings that it was made with
-//! lock                    held by the evaluation that writes here
-//! tuned.toml              settings of LocDiff-H that `eval --tune` has chosen: `eval --hybrid` uses them
+//! truth.csv               id,lat,lon of every evaluated row, in the order of the data
+//! predictions-METHOD.csv  id,lat,lon of the answers of a method, same rows, same order
+//! samples.csv             id,lat,lon of the first sample of each row, for density and coverage
+//! table.json              the JSON result, as `--json` prints it
+//! report.txt              the table and the configuration
+//! lock                    locked by the evaluation that writes here
+//! tuned.toml              settings of LocDiff-H chosen by `eval --tune` and used by `eval --hybrid`
 //! ```
 
 use std::fmt::Write as _;
@@ -25,13 +25,13 @@ use super::score::Answers;
 use crate::error::{LaunchError, reported};
 use crate::run_folder::{CONFIG, Hold};
 
-/// How the names of files of answers begin.
+/// Prefix of the files with answers.
 const PREDICTIONS: &str = "predictions-";
 
-/// Name of the file with tuned settings.
+/// Name of the file with tuned settings of LocDiff-H.
 pub(super) const TUNED: &str = "tuned.toml";
 
-/// The folder, of which this process alone writes the files.
+/// The folder `RUN/eval/`, locked by this process.
 pub(super) struct EvalFolder {
     path: PathBuf,
     files: Files,
@@ -39,7 +39,8 @@ pub(super) struct EvalFolder {
 }
 
 impl EvalFolder {
-    /// Makes it where it is missing; an error where another evaluation holds it, or where the run has gone.
+    /// Creates the folder if it is missing, and locks it. Fails if another evaluation holds the lock or the run was
+    /// removed.
     pub(super) fn create(run: &Path) -> Result<Self, LaunchError> {
         let (path, files) = (run.join("eval"), Files::real());
         let configuration = run.join(CONFIG);
@@ -48,8 +49,8 @@ impl EvalFolder {
         Ok(Self { _hold: Hold::take(&path)?, path, files })
     }
 
-    /// Writes what was gathered; answers of an earlier evaluation go. The truth and the answers of each method come back as they
-    /// stand in the files, to the digit.
+    /// Writes the gathered rows and removes the answers of an earlier evaluation. Returns the truth and the answers of
+    /// each method exactly as they are in the files, with the same rounding.
     pub(super) fn write_answers(&self, gather: &Gather) -> Result<(Vec<UnitVector>, Vec<Answers>), LaunchError> {
         for entry in self.files.entries(&self.path)? {
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -57,14 +58,14 @@ impl EvalFolder {
                 self.files.remove_file(&entry)?;
             }
         }
-        // The truth as the data has it, to the last digit; answers to a millimetre.
+        // The truth keeps all its digits. Answers are rounded to about a millimetre.
         let truth = self.write_csv("truth.csv", gather, |row| row.truth.map(|degrees| degrees.to_string()))?;
         let rounded = |degrees: f64| format!("{degrees:.8}");
         let samples = self.write_csv("samples.csv", gather, |row| row.sample.map(rounded))?;
-        let known: Vec<Method> =
+        let methods: Vec<Method> =
             gather.rows().next().map(|row| row.answers.iter().map(|(method, _)| *method).collect()).unwrap_or_default();
         let mut answers = Vec::new();
-        for (place, method) in known.into_iter().enumerate() {
+        for (place, method) in methods.into_iter().enumerate() {
             let name = format!("{PREDICTIONS}{}.csv", method.name());
             let places = self.write_csv(&name, gather, |row| row.answers[place].1.map(rounded))?;
             let samples = (method == Method::Locdiff).then(|| samples.clone());
@@ -73,7 +74,7 @@ impl EvalFolder {
         Ok((truth, answers))
     }
 
-    /// Writes one place for every row; the places as the text has them.
+    /// Writes one place per row. Returns the places as they are in the file.
     fn write_csv(
         &self,
         name: &str,
@@ -93,7 +94,7 @@ impl EvalFolder {
         Ok(places)
     }
 
-    /// Writes table and settings; the paths, for people.
+    /// Writes the table and the configuration. Returns the paths of the files.
     pub(super) fn write_report(
         &self,
         result: &Value,
@@ -107,20 +108,20 @@ impl EvalFolder {
         Ok(vec![self.write("table.json", json.as_bytes())?, self.write("report.txt", report.as_bytes())?])
     }
 
-    /// Keeps settings of LocDiff-H; the first line says where they came from.
-    pub(super) fn write_tuned(&self, words: &str, setting: &Hybrid) -> Result<PathBuf, LaunchError> {
+    /// Writes settings of LocDiff-H. The first line is a comment that describes their origin.
+    pub(super) fn write_tuned(&self, origin: &str, setting: &Hybrid) -> Result<PathBuf, LaunchError> {
         let values = toml::to_string(setting).expect("a setting is plain TOML values");
-        self.write(TUNED, format!("# {words}\n\n[retrieval]\n{values}").as_bytes())
+        self.write(TUNED, format!("# {origin}\n\n[retrieval]\n{values}").as_bytes())
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, LaunchError> {
         let path = self.path.join(name);
-        self.files.write_whole(&path, bytes)?;
+        self.files.write_atomically(&path, bytes)?;
         Ok(path)
     }
 }
 
-/// A field of CSV: in quotes where it must be.
+/// A CSV field, quoted if necessary.
 fn quoted(text: &str) -> String {
     if text.contains(['"', ',', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
@@ -130,7 +131,7 @@ mod tests {
     use super::quoted;
 
     #[test]
-    fn identifiers_of_any_kind_are_one_field() {
+    fn ids_with_commas_or_quotes_stay_one_field() {
         assert_eq!(quoted("a b/c.jpg"), "a b/c.jpg");
         assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
     }

@@ -1,4 +1,4 @@
-//! What the paper's Table 1 says, from `table1.toml`.
+//! Table 1 of the paper, from `table1.toml`.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +16,12 @@ struct Table1 {
 #[derive(Debug, Deserialize)]
 struct Table1Row {
     method: String,
-    /// By data set, for each of [`THRESHOLDS_KM`].
+    /// Percent within each of [`THRESHOLDS_KM`], by data set.
     #[serde(flatten)]
     percents: BTreeMap<String, [f64; 5]>,
 }
 
-/// A method's numbers for one data set, as the paper has them.
+/// The published numbers of a method on one data set.
 #[derive(Debug, Serialize)]
 pub(super) struct Published {
     pub(super) method: String,
@@ -33,7 +33,7 @@ pub(super) struct Published {
 }
 
 impl Published {
-    /// Percent within a distance, where the paper reports it.
+    /// Percent within a distance, if the paper reports it.
     pub(super) fn within(&self, km: f64) -> Option<f64> {
         THRESHOLDS_KM.iter().position(|known| *known == km).map(|place| self.percents[place])
     }
@@ -43,20 +43,20 @@ fn accuracies<S: Serializer>(percents: &[f64; 5], serializer: S) -> Result<S::Ok
     serializer.collect_map(THRESHOLDS_KM.iter().zip(percents).map(|(km, percent)| (format!("acc_{km}km"), percent)))
 }
 
-/// The paper's rows, or a line about why there are none: at distances that the paper does not report it has nothing to compare.
-pub(super) fn beside(thresholds_km: &[f64]) -> Vec<Published> {
+/// The paper's rows. If a threshold is not reported in the paper, warns and returns no rows.
+pub(super) fn rows_for(thresholds_km: &[f64]) -> Vec<Published> {
     if thresholds_km.iter().all(|km| THRESHOLDS_KM.contains(km)) {
         return table1();
     }
     tracing::warn!(
-        "no published rows: eval.thresholds_km is {thresholds_km:?}, the paper reports {THRESHOLDS_KM:?} alone"
+        "published rows are left out: eval.thresholds_km is {thresholds_km:?}, the paper reports only {THRESHOLDS_KM:?}"
     );
     Vec::new()
 }
 
-/// One row for each method and data set that the paper reports, data set after data set.
+/// One row per method and data set that the paper reports, ordered by data set.
 fn table1() -> Vec<Published> {
-    let table: Table1 = toml::from_str(TABLE1).expect("the file that is built in is TOML of this shape");
+    let table: Table1 = toml::from_str(TABLE1).expect("the embedded table is valid");
     let mut rows = Vec::new();
     for dataset in &table.datasets {
         for row in &table.rows {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_of_the_paper_is_whole() {
+    fn table_of_the_paper_is_complete_and_increasing() {
         let rows = table1();
         let of = |dataset: &str| rows.iter().filter(|row| row.dataset == dataset).count();
         assert_eq!(["Im2GPS3k", "YFCC-26k", "GWS15k"].map(of), [10, 8, 7]);

@@ -1,4 +1,5 @@
-//! The table: rows for programs, and for people a line of values and, where they are known, a line of intervals for each row.
+//! The results table, as rows for JSON and as text. In the text each row has a line of values and, if known, a line of
+//! intervals.
 
 use std::fmt::Write as _;
 
@@ -9,12 +10,12 @@ use serde::Serialize;
 
 use super::gather::Gather;
 use super::published::Published;
-use super::score::{Difference, Scored};
+use super::score::{Difference, MethodScore};
 
 /// Width of the first column.
 const NAME: usize = 30;
 
-/// Headings and decimals of the columns beside the accuracies.
+/// Headings and decimals of the columns after the accuracies.
 const BESIDES: [(&str, usize); 5] =
     [("median km", 1), ("mean km", 0), ("GeoScore", 0), ("density", 3), ("coverage", 3)];
 
@@ -26,10 +27,10 @@ pub(super) enum Row {
     Published(Published),
 }
 
-/// What was computed, with what it was computed on.
+/// Computed scores, and the data that they were computed on.
 #[derive(Debug, Serialize)]
 pub(super) struct Computed {
-    /// A method, or a file of predictions.
+    /// Name of the method, or path of a file of predictions.
     pub(super) method: String,
     #[serde(flatten)]
     pub(super) rating: Rating,
@@ -43,9 +44,14 @@ pub(super) struct Computed {
 }
 
 /// The rows of an evaluation.
-pub(super) fn computed(found: Vec<Scored>, summary: &EvalSummary, gather: &Gather, config: &RunConfig) -> Vec<Row> {
+pub(super) fn computed(
+    found: Vec<MethodScore>,
+    summary: &EvalSummary,
+    gather: &Gather,
+    config: &RunConfig,
+) -> Vec<Row> {
     let out_of_range = gather.rows().filter(|row| row.out_of_range).count();
-    let row = |Scored { method, rating, .. }: Scored| {
+    let row = |MethodScore { method, rating, .. }: MethodScore| {
         Row::Computed(Computed {
             method: method.name().to_owned(),
             rating,
@@ -68,7 +74,7 @@ fn name(method: Method, summary: &EvalSummary) -> String {
     }
 }
 
-/// The table as people read it, below a line about the data.
+/// The table as text, below a line about the data.
 pub(super) fn text(data: &str, thresholds_km: &[f64], rows: &[Row]) -> String {
     let mut text = format!("{data}\n{:<NAME$}", "method");
     let accuracies = thresholds_km.iter().map(|km| format!("{km} km %"));
@@ -80,23 +86,23 @@ pub(super) fn text(data: &str, thresholds_km: &[f64], rows: &[Row]) -> String {
     text
 }
 
-/// What was evaluated.
-pub(super) fn data_words(summary: &EvalSummary) -> String {
-    let kind = photos(summary.is_simulated);
+/// A line about the evaluated data.
+pub(super) fn data_summary(summary: &EvalSummary) -> String {
+    let kind = photo_kind(summary.is_simulated);
     let source = summary.source.as_ref().map_or_else(String::new, |source| format!(" ({source})"));
     let skipped = match summary.skipped_rows {
         0 => String::new(),
-        skipped => format!("; {skipped} rows that cannot be used are left out"),
+        skipped => format!("; left out {skipped} invalid rows"),
     };
     format!("{} {kind} of {} views{source}{skipped}", summary.rows, summary.views)
 }
 
-/// What rows are.
-pub(super) fn photos(is_simulated: bool) -> &'static str {
+/// How to call the rows of the data.
+pub(super) fn photo_kind(is_simulated: bool) -> &'static str {
     if is_simulated { "simulated photos" } else { "photos" }
 }
 
-/// The text of one column of a row, and that of its interval.
+/// One column of a row: the value and its interval.
 struct Cell {
     value: String,
     bounds: Option<String>,
@@ -115,7 +121,7 @@ impl Cell {
         value.map_or_else(Self::none, |value| Self { value: format!("{value:.decimals$}"), bounds: None })
     }
 
-    /// What was published has at least as many digits as were published.
+    /// A published number keeps all its digits.
     fn published(value: Option<f64>) -> Self {
         let digits = |value: f64| {
             if format!("{value:.1}").parse() == Ok(value) { format!("{value:.1}") } else { value.to_string() }
@@ -167,7 +173,7 @@ impl Row {
     }
 }
 
-/// How LocDiff-H compares with its parts, and how often it had nothing to say.
+/// Lines below the table: LocDiff-H compared with its parts, and how often it fell back to LocDiff's answer.
 pub(super) fn notes(rows: &[Row], differences: &[Difference]) -> String {
     let mut text = String::new();
     for Difference { less, within, .. } in differences {

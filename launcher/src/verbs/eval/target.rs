@@ -1,4 +1,4 @@
-//! What is evaluated: the run that is named, or the newest; its newest whole checkpoint, or its best.
+//! Selects what to evaluate: the named run or the newest, and its newest or best whole checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -8,33 +8,33 @@ use super::files::TUNED;
 use crate::cli::Global;
 use crate::error::{LaunchError, reported};
 use crate::output::Output;
-use crate::run_folder::{CONFIG, Checkpoint, Depth, checkpoints, newest_whole, whole_checkpoint};
+use crate::run_folder::{CONFIG, Depth, WholeCheckpoint, checkpoints, newest_whole, whole_checkpoint};
 use crate::verbs::checkpoint::find_run;
 use crate::verbs::resolve;
 
-/// Finds the run and its checkpoint, and says both. The configuration is the run's, unless `--config` names another.
+/// Finds the run and its checkpoint, and prints both. The configuration is the run's own, unless `--config` is given.
 pub(super) fn find(
     global: &Global,
     is_hybrid: bool,
     output: Output,
-) -> anyhow::Result<(PathBuf, Checkpoint, Resolved)> {
+) -> anyhow::Result<(PathBuf, WholeCheckpoint, Resolved)> {
     let run = find_run(None, global, output)?;
     let resolved = match &global.config {
         Some(_) => {
             let tuned = run.join("eval").join(TUNED);
             if is_hybrid && tuned.exists() {
-                output.people(&format!("settings as --config has them: {} is not used with it", tuned.display()));
+                output.print(&format!("using the settings of --config, not {}", tuned.display()));
             }
             resolve(global)?
         }
         None => config::load(&layers(&run, global, is_hybrid, output)?).map_err(LaunchError::from)?,
     };
-    let (checkpoint, words) = choose(&run, resolved.config.eval.checkpoint)?;
-    output.people(&format!("checkpoint {} ({words})", checkpoint.path.display()));
+    let (checkpoint, reason) = choose(&run, resolved.config.eval.checkpoint)?;
+    output.print(&format!("checkpoint {} ({reason})", checkpoint.path.display()));
     Ok((run, checkpoint, resolved))
 }
 
-/// The run's own configuration; for LocDiff-H what was tuned for it on top; then flags.
+/// The run's own configuration, then the tuned settings if LocDiff-H is evaluated, then flags.
 fn layers(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Result<Vec<Layer>, LaunchError> {
     let mut layers = global.layers_over(Layer::File(run.join(CONFIG)));
     if !is_hybrid {
@@ -43,44 +43,44 @@ fn layers(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Resul
     let path = run.join("eval").join(TUNED);
     match std::fs::read_to_string(&path) {
         Ok(text) => {
-            let words = text.lines().next().unwrap_or_default().trim_start_matches("# ").to_owned();
-            output.people(&format!("settings of {} ({words})", path.display()));
+            let origin = text.lines().next().unwrap_or_default().trim_start_matches("# ").to_owned();
+            output.print(&format!("settings of {} ({origin})", path.display()));
             layers.insert(1, Layer::File(path));
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            output.people("settings as configured: `eval --tune` has not chosen any for this run");
+            output.print("using the configured settings: `eval --tune` has not been run for this run");
         }
         Err(error) => return Err(LaunchError::at(path)(error)),
     }
     Ok(layers)
 }
 
-/// The checkpoint of a run that is wanted, and which it is.
+/// The checkpoint to evaluate, and why it was chosen.
 pub(in crate::verbs) fn choose(
     run: &Path,
     choice: CheckpointChoice,
-) -> Result<(Checkpoint, &'static str), LaunchError> {
-    let (checkpoint, passed_over, words) = match choice {
+) -> Result<(WholeCheckpoint, &'static str), LaunchError> {
+    let (checkpoint, skipped, reason) = match choice {
         CheckpointChoice::Newest => {
-            let (checkpoint, passed_over) = newest_whole(run)?;
-            (checkpoint, passed_over, "the newest that is whole")
+            let (checkpoint, skipped) = newest_whole(run)?;
+            (checkpoint, skipped, "newest whole checkpoint")
         }
         CheckpointChoice::Best => {
             let rows = checkpoints(run, Depth::Lengths)?;
             let best = rows.iter().find(|row| row.best).ok_or_else(|| no_score(run))?;
-            let (checkpoint, passed_over) = whole_checkpoint(&run.join(&best.name))?;
-            (checkpoint, passed_over, "the best by its validation score")
+            let (checkpoint, skipped) = whole_checkpoint(&run.join(&best.name))?;
+            (checkpoint, skipped, "best validation score")
         }
     };
-    passed_over.iter().for_each(|line| tracing::warn!("{line}"));
-    Ok((checkpoint, words))
+    skipped.iter().for_each(|line| tracing::warn!("{line}"));
+    Ok((checkpoint, reason))
 }
 
 fn no_score(run: &Path) -> LaunchError {
     reported!(
         NoData,
         "run {} has no checkpoint with a validation score (eval.checkpoint is \"best\"); train with shards.validation and \
-         eval.every, or say `--set eval.checkpoint=newest`",
+         eval.every, or use `--set eval.checkpoint=newest`",
         run.display()
     )
 }

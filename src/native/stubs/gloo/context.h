@@ -1,4 +1,4 @@
-// Stub: c10d holds it by shared pointer; an inline member of ProcessGroupGloo names setTimeout.
+// Stub: c10d holds a shared pointer to it, and an inline member of ProcessGroupGloo calls setTimeout.
 #pragma once
 
 #include <chrono>

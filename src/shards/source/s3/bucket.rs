@@ -1,4 +1,4 @@
-//! A bucket: its server, and the threads that talk to it.
+//! A connection to a bucket, with the runtime that drives it.
 
 use std::future::Future;
 
@@ -11,14 +11,14 @@ use super::options::S3Options;
 use super::url::Url;
 use crate::shards::error::ShardsError;
 
-/// Threads that drive the connections.
+/// Threads of the runtime that drives the connections.
 const RUNTIME_THREADS: usize = 2;
 
-/// A bucket, and the threads that talk to its server.
+/// A connection to a bucket, with the runtime that drives it.
 pub(super) struct Bucket {
     pub(super) name: String,
     pub(super) store: AmazonS3,
-    /// Always there but while it is dropped.
+    /// `None` only while the bucket is being dropped.
     runtime: Option<Runtime>,
     pub(super) secrets: Secrets,
     pub(super) retry: RetryConfig,
@@ -30,7 +30,7 @@ impl Bucket {
         if !options.has_credentials() {
             return Err(failure::no_credentials(&url));
         }
-        // Another part of the process may have chosen already: that one stands.
+        // If another part of the process has already installed a provider, that one stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let secrets = options.secrets();
         let wrong = |error: object_store::Error| failure::describe(&url, "connecting", &error, &secrets);
@@ -44,13 +44,14 @@ impl Bucket {
         Ok(Self { name: name.to_owned(), store, runtime: Some(runtime), secrets, retry: options.retry.clone() })
     }
 
-    /// Waits for an answer. A caller that is itself within a runtime must not block it: another thread waits then.
+    /// Blocks until a future is ready. A caller inside a tokio runtime must not block it, so another thread waits in
+    /// that case.
     pub(super) fn wait<F>(&self, answer: F) -> F::Output
     where
         F: Future + Send,
         F::Output: Send,
     {
-        let runtime = self.runtime.as_ref().expect("it is taken by drop alone");
+        let runtime = self.runtime.as_ref().expect("only `drop` takes it");
         if Handle::try_current().is_err() {
             return runtime.block_on(answer);
         }
@@ -62,7 +63,8 @@ impl Bucket {
 impl Drop for Bucket {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // Does not block, and so may happen anywhere; nothing is under way, for who waits holds the bucket.
+            // Does not block, so it is safe in any context. No request is in flight, because every waiter borrows the
+            // bucket.
             runtime.shutdown_background();
         }
     }

@@ -1,10 +1,12 @@
-//! Bytes of objects that were fetched, on disk, up to a bound.
+//! A disk cache of fetched bytes, with a size limit.
 //!
-//! Invariant: what [`Cache::read`] hands out are the bytes that were stored under the same URL, version and range: the checksum,
-//! which is seeded with the key, is checked on every read, and an entry that fails is dropped. Entries and those that are being
-//! written never sum to more than the bound: room is reserved first, under a lock that all processes on the folder share.
+//! Invariant: [`ObjectCache::read`] returns exactly the bytes that were stored under the same URL, version and range. A
+//! checksum seeded with the key is verified on every read, and an entry that fails is deleted. The total size,
+//! including entries that are being written, never exceeds the limit: space is reserved first, under a lock that all
+//! processes using the folder share.
 //!
-//! The cache is never a reason to fail: what cannot be kept is fetched again, and why is said once.
+//! The cache never causes a failure. If bytes cannot be stored they are fetched again later, and a warning is logged
+//! once.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -17,42 +19,42 @@ use nix::fcntl::{Flock, FlockArg};
 use tracing::warn;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-/// First bytes of an entry: what it is, and the version of its layout.
+/// Magic number of an entry, with the version of its layout.
 const MAGIC: [u8; 8] = *b"LDCACHE1";
 
-/// Magic number and xxh3.
+/// Bytes of the magic number and the xxh3.
 const HEADER_BYTES: u64 = 16;
 
-/// File that is locked while room is reserved; it holds the bytes that are in use, as text.
+/// File that is locked while space is reserved. It holds the number of bytes in use, as text.
 const USAGE_NAME: &str = "usage";
 
-/// Share of the bound that is left in use after old entries were removed, so that not every entry removes one.
+/// Share of the limit to keep when old entries are removed, so that not every new entry triggers a removal.
 const KEPT_SHARE: f64 = 0.9;
 
-/// A hit makes an entry young again at most this often.
+/// Minimum time between updates of an entry's time of use.
 const TOUCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is older and was never renamed was left by a process that died.
+/// Temporary files older than this were left by a process that died.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
-/// Stands for what an entry holds: so many bytes from an offset of a version of the object at a URL.
+/// Key of an entry: a hash of URL, version, offset and length.
 pub(super) fn key(url: &str, version: &str, offset: u64, bytes: usize) -> u128 {
     XxHash3_128::oneshot(format!("{}:{url}{}:{version}{offset}+{bytes}", url.len(), version.len()).as_bytes())
 }
 
-/// A folder of entries.
+/// A disk cache in a folder.
 #[derive(Debug)]
-pub(super) struct Cache {
+pub(super) struct ObjectCache {
     folder: PathBuf,
     bytes_max: u64,
-    /// Numbers the files that are being written.
+    /// Counter for the names of temporary files.
     written: AtomicU64,
-    /// Nothing is stored any more.
+    /// Set after a failure; nothing more is stored.
     given_up: AtomicBool,
 }
 
-impl Cache {
-    /// A cache in a folder, which need not exist.
+impl ObjectCache {
+    /// Creates a cache in a folder. The folder need not exist.
     pub(super) fn new(folder: PathBuf, bytes_max: u64) -> Self {
         Self { folder, bytes_max, written: AtomicU64::new(0), given_up: AtomicBool::new(false) }
     }
@@ -62,12 +64,12 @@ impl Cache {
         self.folder.join(&name[..2]).join(&name[2..])
     }
 
-    /// Fills `into` if the bytes are there and whole.
+    /// Fills `into` if the cache has an intact entry.
     pub(super) fn read(&self, hash: u128, into: &mut [u8]) -> bool {
         let path = self.path(hash);
         let Ok(mut file) = File::open(&path) else { return false };
         if read_entry(&mut file, hash, into).is_err() {
-            warn!("{} is damaged, its bytes are fetched again", path.display());
+            warn!("cache entry {} is damaged; fetching it again", path.display());
             if let Ok(bytes) = file.metadata().map(|found| found.len())
                 && fs::remove_file(&path).is_ok()
             {
@@ -78,13 +80,13 @@ impl Cache {
         let now = SystemTime::now();
         let modified = file.metadata().and_then(|found| found.modified());
         if modified.is_ok_and(|modified| now.duration_since(modified).is_ok_and(|age| age > TOUCH_INTERVAL)) {
-            // Where the folder cannot be written the order of use is unknown, which costs speed alone.
+            // In a read-only folder the times of use are not updated. That only makes eviction less effective.
             let _ = file.set_modified(now);
         }
         true
     }
 
-    /// Keeps bytes that were fetched, as far as possible.
+    /// Stores fetched bytes if possible.
     pub(super) fn store(&self, hash: u128, bytes: &[u8]) {
         let entry_bytes = bytes.len() as u64 + HEADER_BYTES;
         if entry_bytes > self.bytes_max || self.given_up.load(Ordering::Relaxed) {
@@ -92,45 +94,45 @@ impl Cache {
         }
         match self.write(hash, bytes) {
             Ok(()) => {}
-            // Somebody is emptying the folder at this moment.
+            // Another process is deleting the folder.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => {
                 if !self.given_up.swap(true, Ordering::Relaxed) {
                     let folder = self.folder.display();
-                    warn!("{folder}: {error}; nothing more is kept there (shards.cache_dir, shards.cache_gib)");
+                    warn!("{folder}: {error}; caching is now off (see shards.cache_dir, shards.cache_gib)");
                 }
             }
         }
     }
 
-    /// Writes beside the entry and renames, so that no reader sees half of it.
+    /// Writes a temporary file and renames it, so that readers never see a partial entry.
     fn write(&self, hash: u128, bytes: &[u8]) -> io::Result<()> {
         let path = self.path(hash);
         let number = self.written.fetch_add(1, Ordering::Relaxed);
-        let beside = path.with_file_name(format!(".{}-{number}", std::process::id()));
+        let temporary = path.with_file_name(format!(".{}-{number}", std::process::id()));
         let entry_bytes = bytes.len() as u64 + HEADER_BYTES;
-        let mut file = self.reserve(&beside, entry_bytes)?;
+        let mut file = self.reserve(&temporary, entry_bytes)?;
         let mut header = [0; HEADER_BYTES as usize];
         header[..8].copy_from_slice(&MAGIC);
         header[8..].copy_from_slice(&checksum(hash, bytes).to_le_bytes());
         let written = file.write_all(&header).and_then(|()| file.write_all(bytes)).and_then(|()| {
             self.update_usage(|used| {
-                // Another worker may have fetched the same bytes: its entry is replaced, and counts no more.
+                // Another worker may have stored the same bytes. Its entry is replaced, so subtract its size.
                 let replaced = fs::metadata(&path).map_or(0, |found| found.len());
-                fs::rename(&beside, &path)?;
-                self.less(used, replaced)
+                fs::rename(&temporary, &path)?;
+                self.subtract(used, replaced)
             })
         });
         if written.is_err() {
-            let _ = fs::remove_file(&beside);
+            let _ = fs::remove_file(&temporary);
             self.release(entry_bytes);
         }
         written
     }
 
-    /// Makes the file that is about to be written, at its full size, so that all who count see it; removes the entries that
-    /// were used longest ago where there is no room.
-    fn reserve(&self, beside: &Path, bytes: u64) -> io::Result<File> {
+    /// Creates the temporary file at its full size, so that other processes count it. Removes the least recently used
+    /// entries if there is not enough space.
+    fn reserve(&self, temporary: &Path, bytes: u64) -> io::Result<File> {
         let mut reserved = None;
         self.update_usage(|used| {
             let used = match used {
@@ -138,8 +140,8 @@ impl Cache {
                 None => entries(&self.folder)?.0,
             };
             let used = if used + bytes <= self.bytes_max { used } else { self.make_room(bytes)? };
-            make_folder(beside.parent().unwrap_or(&self.folder))?;
-            let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(beside)?;
+            make_folder(temporary.parent().unwrap_or(&self.folder))?;
+            let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(temporary)?;
             file.set_len(bytes)?;
             reserved = Some(file);
             Ok(used + bytes)
@@ -148,18 +150,18 @@ impl Cache {
     }
 
     fn release(&self, bytes: u64) {
-        // Where this fails the cache believes itself fuller than it is, until it looks.
-        let _ = self.update_usage(|used| self.less(used, bytes));
+        // If this fails, the recorded usage is too high until the next recount.
+        let _ = self.update_usage(|used| self.subtract(used, bytes));
     }
 
-    fn less(&self, used: Option<u64>, bytes: u64) -> io::Result<u64> {
+    fn subtract(&self, used: Option<u64>, bytes: u64) -> io::Result<u64> {
         match used {
             Some(used) => Ok(used.saturating_sub(bytes)),
             None => entries(&self.folder).map(|(used, _)| used),
         }
     }
 
-    /// Removes entries, those used longest ago first; says what is left.
+    /// Removes the least recently used entries until `bytes` fit. Returns the bytes still in use.
     fn make_room(&self, bytes: u64) -> io::Result<u64> {
         let (mut used, mut entries) = entries(&self.folder)?;
         let kept = (self.bytes_max as f64 * KEPT_SHARE) as u64;
@@ -182,12 +184,12 @@ impl Cache {
             }
         }
         if used > self.bytes_max - bytes {
-            return Err(io::Error::other(format!("{used} of {} bytes are being written", self.bytes_max)));
+            return Err(io::Error::other(format!("full: unfinished writes use {used} of {} bytes", self.bytes_max)));
         }
         Ok(used)
     }
 
-    /// Reads and writes the count of bytes in use while no other process does.
+    /// Updates the number of bytes in use, under a lock shared with other processes.
     fn update_usage(&self, update: impl FnOnce(Option<u64>) -> io::Result<u64>) -> io::Result<()> {
         make_folder(&self.folder)?;
         let path = self.folder.join(USAGE_NAME);
@@ -197,7 +199,7 @@ impl Cache {
         file.read_to_string(&mut text)?;
         let used = update(text.trim().parse().ok())?;
         file.seek(SeekFrom::Start(0))?;
-        // Padded, so that a shorter number leaves nothing of a longer one behind.
+        // Padded, so that a shorter number overwrites a longer one completely.
         file.write_all(format!("{used:<20}\n").as_bytes())
     }
 }
@@ -220,15 +222,15 @@ fn read_entry(file: &mut File, hash: u128, into: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// When an entry was used, where it is, how large it is.
-type Entry = (SystemTime, PathBuf, u64);
+/// Time of last use, path and size of an entry.
+type CachedObject = (SystemTime, PathBuf, u64);
 
-/// The bytes of all entries, and the entries. What vanishes meanwhile was not there; what is not called like an entry is
-/// somebody else's, and is neither counted nor removed.
-fn entries(folder: &Path) -> io::Result<(u64, Vec<Entry>)> {
+/// Lists all entries with their total size. Files that vanish during the listing are ignored. Files with other names do
+/// not belong to the cache, and are neither counted nor removed.
+fn entries(folder: &Path) -> io::Result<(u64, Vec<CachedObject>)> {
     let mut found = Vec::new();
-    for parent in list(folder)?.into_iter().filter(|path| is_called(path, 2, false)) {
-        for path in list(&parent)?.into_iter().filter(|path| is_called(path, 30, true)) {
+    for parent in list(folder)?.into_iter().filter(|path| is_entry_name(path, 2, false)) {
+        for path in list(&parent)?.into_iter().filter(|path| is_entry_name(path, 30, true)) {
             let Ok(about) = fs::symlink_metadata(&path) else { continue };
             if about.is_file() {
                 found.push((about.modified().unwrap_or(SystemTime::UNIX_EPOCH), path, about.len()));
@@ -238,13 +240,13 @@ fn entries(folder: &Path) -> io::Result<(u64, Vec<Entry>)> {
     Ok((found.iter().map(|(_, _, bytes)| bytes).sum(), found))
 }
 
-/// So many hexadecimal digits, or `.PROCESS-NUMBER` while it is being written.
-fn is_called(path: &Path, digits: usize, or_unfinished: bool) -> bool {
+/// Whether a name has the given number of hexadecimal digits, or is `.PROCESS-NUMBER`, a temporary file.
+fn is_entry_name(path: &Path, digits: usize, or_temporary: bool) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
     let unfinished = name.strip_prefix('.').and_then(|name| name.split_once('-'));
     let is_number = |text: &str| text.parse::<u64>().is_ok();
     (name.len() == digits && name.bytes().all(|digit| digit.is_ascii_hexdigit()))
-        || (or_unfinished && unfinished.is_some_and(|(process, number)| is_number(process) && is_number(number)))
+        || (or_temporary && unfinished.is_some_and(|(process, number)| is_number(process) && is_number(number)))
 }
 
 fn list(folder: &Path) -> io::Result<Vec<PathBuf>> {
@@ -255,7 +257,7 @@ fn list(folder: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// What is kept may be private.
+/// Creates a folder that only the user can read, because cached data may be private.
 fn make_folder(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }

@@ -1,4 +1,5 @@
-//! What is said when a server cannot be had or refuses: URL, range, number of tries, the server's answer, and no secret.
+//! Error messages for S3 failures, with URL, byte range, number of tries and the server's response, but without
+//! secrets.
 
 use std::error::Error as _;
 use std::io::{self, ErrorKind};
@@ -8,37 +9,37 @@ use object_store::client::HttpError;
 
 use crate::shards::error::ShardsError;
 
-/// Where credentials come from.
+/// Environment variables for credentials and server.
 const VARIABLES: &str = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT";
 
-/// Values that no message may show.
+/// Values that must not appear in messages.
 #[derive(Clone, Default)]
 pub(super) struct Secrets(pub(super) Vec<String>);
 
 impl Secrets {
     fn hide(&self, text: &str) -> String {
-        // A secret of a letter or two would garble every message, and is none.
+        // Replacing a very short value would garble every message, and is not a real secret.
         let secrets = self.0.iter().filter(|secret| secret.len() > 3);
         secrets.fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), "***"))
     }
 }
 
-/// What kind of failure it is.
+/// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// No such object or bucket.
     Missing,
-    /// Not with these credentials.
+    /// The server rejected the credentials.
     Refused,
-    /// The object is not the one that was opened.
+    /// The object has changed since it was opened.
     Changed,
-    /// The answer began and broke off.
+    /// The response broke off.
     BrokeOff,
     /// Anything else.
     Other,
 }
 
-/// Sorts an error by what the server answered.
+/// Classifies an error by the server's response.
 pub(super) fn kind(error: &Error) -> Kind {
     let direct = match error {
         Error::NotFound { .. } => Kind::Missing,
@@ -57,11 +58,11 @@ pub(super) fn kind(error: &Error) -> Kind {
         }
         let text = link.to_string();
         requested |= text.starts_with("Error performing");
-        // A listing's error has its status in the text alone.
+        // Errors of listings have the status only in their text.
         match text.split_once("status code: ").map(|(_, status)| status.get(..3).unwrap_or_default()) {
             Some("404") => return Kind::Missing,
             Some("401" | "403") => return Kind::Refused,
-            // The size was known: a range outside of it was inside before.
+            // The requested range was within the object when it was opened, so 416 means that the object has changed.
             Some("412" | "416") => return Kind::Changed,
             _ => {}
         }
@@ -73,7 +74,7 @@ pub(super) fn kind(error: &Error) -> Kind {
     Kind::Other
 }
 
-/// The error for the user. `what` is what was asked for, such as a range.
+/// Builds the error message. `what` describes the request, such as a byte range.
 pub(super) fn describe(url: &str, what: &str, error: &Error, secrets: &Secrets) -> ShardsError {
     let text = error.to_string();
     let tries = tries(&text);
@@ -99,7 +100,7 @@ pub(super) fn describe(url: &str, what: &str, error: &Error, secrets: &Secrets) 
     ShardsError::io(url, io::Error::new(io_kind, format!("{what}: gave up after {tries}: {answer}")))
 }
 
-/// No credentials at all.
+/// The error for missing credentials.
 pub(super) fn no_credentials(url: &str) -> ShardsError {
     let message = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, \
                    AWS_SKIP_SIGNATURE=true for a public bucket, or \
@@ -107,13 +108,13 @@ pub(super) fn no_credentials(url: &str) -> ShardsError {
     ShardsError::io(url, io::Error::new(ErrorKind::PermissionDenied, message))
 }
 
-/// How often it was tried: the client says it in its text alone.
+/// Number of tries. The client reports it only in its error text.
 fn tries(text: &str) -> u64 {
     let retries = text.split_once(", after ").and_then(|(_, rest)| rest.split_once(" retries"));
     retries.and_then(|(number, _)| number.parse::<u64>().ok()).unwrap_or(0) + 1
 }
 
-/// The server's answer in one line; where there was none, the innermost cause.
+/// The server's response in one line, or the innermost cause if there was none.
 fn answer(error: &Error, text: &str) -> String {
     let status = text.split_once("status code: ").or_else(|| text.split_once("error response: "));
     if let Some((_, status)) = status {
@@ -129,7 +130,7 @@ fn answer(error: &Error, text: &str) -> String {
     innermost.to_string()
 }
 
-/// The text of an XML element, cut to a length that a message bears.
+/// The text of an XML element, truncated for use in a message.
 fn element(body: &str, name: &str) -> Option<String> {
     let (_, rest) = body.split_once(&format!("<{name}>"))?;
     let (text, _) = rest.split_once('<')?;

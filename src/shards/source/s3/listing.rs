@@ -1,4 +1,5 @@
-//! From a URL to objects: a folder with a manifest, a folder of Parquet, an object, a glob. The rules are those of local files.
+//! Resolves a URL to objects: a folder with a manifest, a folder of Parquet files, an object or a glob. The rules are
+//! the same as for local files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,20 +17,20 @@ use crate::shards::error::ShardsError;
 use crate::shards::format::{MANIFEST_NAME, Manifest, ManifestFile};
 use crate::shards::source::bytes::{ByteSource, Listed};
 
-/// Finds the objects of the URL behind `s3://`, with the text of the manifest where there is one.
+/// Finds the objects of an S3 URL, given without `s3://`, and the text of the manifest if there is one.
 pub(in crate::shards::source) fn open(rest: &str, options: &S3Options) -> Result<Listed, ShardsError> {
     let url = Url::parse(rest)?;
     let bucket = Bucket::connect(&url.bucket, options)?;
     let location = Url::of(&url.bucket, &url.key);
     let missing = |reason: &str| Err(ShardsError::Missing { location: location.clone(), reason: reason.to_owned() });
     let (objects, manifest_text) = if let Some(base) = url.glob_base() {
-        (bucket.globbed(base, &url.key)?, None)
+        (bucket.glob_objects(base, &url.key)?, None)
     } else {
         bucket.folder_or_object(&url)?
     };
     if objects.is_empty() {
         return match (&manifest_text, url.glob_base()) {
-            (Some(_), _) => missing("its manifest lists no file"),
+            (Some(_), _) => missing("its manifest lists no files"),
             (None, Some(_)) => missing("the glob matches nothing"),
             (None, None) => missing("neither an object nor a folder with a manifest.json or a *.parquet object"),
         };
@@ -42,12 +43,12 @@ fn files(bucket: Bucket, objects: Vec<Object>, options: &S3Options) -> Arc<dyn B
     Arc::new(S3Files { bucket, objects, cache: options.cache() })
 }
 
-/// The objects of an index, without asking the server.
+/// Opens the objects of an index without any request to the server.
 pub(in crate::shards::source) fn from_index(
     entries: &[String],
     options: &S3Options,
 ) -> Result<Arc<dyn ByteSource>, ShardsError> {
-    let wrong = |reason: &str| ShardsError::Argument(format!("an index of shards on S3: {reason}"));
+    let wrong = |reason: &str| ShardsError::Argument(format!("bad index of shards on S3: {reason}"));
     let mut name = None;
     let mut objects = Vec::with_capacity(entries.len());
     for entry in entries {
@@ -55,20 +56,20 @@ pub(in crate::shards::source) fn from_index(
         if name.get_or_insert_with(|| entry.0.clone()) != &entry.0 {
             return Err(wrong("more than one bucket"));
         }
-        objects.push(Object::known(entry).map_err(|error| wrong(&error.to_string()))?);
+        objects.push(Object::from_index(entry).map_err(|error| wrong(&error.to_string()))?);
     }
-    let bucket = Bucket::connect(&name.ok_or_else(|| wrong("no object"))?, options)?;
+    let bucket = Bucket::connect(&name.ok_or_else(|| wrong("no objects"))?, options)?;
     Ok(files(bucket, objects, options))
 }
 
 impl Bucket {
     fn key(&self, text: &str) -> Result<Key, ShardsError> {
         Key::parse(text).map_err(|error| {
-            ShardsError::Argument(format!("{} is no key that can be asked for: {error}", Url::of(&self.name, text)))
+            ShardsError::Argument(format!("{} is not a valid key: {error}", Url::of(&self.name, text)))
         })
     }
 
-    /// Objects beneath a prefix: directly beneath, or at any depth. A listing that breaks off is begun again.
+    /// Lists the objects under a prefix, directly under it or at any depth. A listing that breaks off is restarted.
     fn list(&self, prefix: &str, any_depth: bool) -> Result<Vec<ObjectMeta>, ShardsError> {
         let key = self.key(prefix)?;
         let mut retries_left = self.retry.max_retries;
@@ -96,10 +97,10 @@ impl Bucket {
         failure::describe(&Url::of(&self.name, key), what, error, &self.secrets)
     }
 
-    /// The objects that a glob matches, in the order of local paths.
-    fn globbed(&self, base: &str, pattern: &str) -> Result<Vec<ObjectMeta>, ShardsError> {
+    /// The objects that match a glob, sorted like local paths.
+    fn glob_objects(&self, base: &str, pattern: &str) -> Result<Vec<ObjectMeta>, ShardsError> {
         let wrong = |error: glob::PatternError| {
-            ShardsError::Argument(format!("{} is no glob: {error}", Url::of(&self.name, pattern)))
+            ShardsError::Argument(format!("{} is not a valid glob: {error}", Url::of(&self.name, pattern)))
         };
         let pattern = glob::Pattern::new(pattern).map_err(wrong)?;
         let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
@@ -109,7 +110,7 @@ impl Bucket {
         Ok(found)
     }
 
-    /// What a key without wildcards means, with the text of the manifest where there is one.
+    /// Finds the objects of a key without wildcards, and the text of the manifest if there is one.
     fn folder_or_object(&self, url: &Url) -> Result<(Vec<ObjectMeta>, Option<Vec<u8>>), ShardsError> {
         let is_likely_object = !url.is_folder && url.key.ends_with(".parquet");
         if is_likely_object && let Some(object) = self.object(&url.key)? {
@@ -127,7 +128,7 @@ impl Bucket {
         match self.wait(self.store.head(&path)) {
             Ok(found) => Ok(Some(found)),
             Err(error) if failure::kind(&error) == Kind::Missing => Ok(None),
-            Err(error) => Err(self.describe(key, "asking for it", &error)),
+            Err(error) => Err(self.describe(key, "looking it up", &error)),
         }
     }
 
@@ -152,7 +153,7 @@ impl Bucket {
         let object = |file: &ManifestFile| {
             let index = named.binary_search_by(|(name, _)| name.as_str().cmp(&file.name));
             index.map(|index| named[index].1.clone()).map_err(|_| {
-                let reason = format!("its manifest lists {}, which is not there", file.name);
+                let reason = format!("its manifest lists {}, which does not exist", file.name);
                 ShardsError::Missing { location: Url::of(&self.name, prefix), reason }
             })
         };

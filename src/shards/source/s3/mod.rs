@@ -1,13 +1,14 @@
-//! Objects behind `s3://bucket/key` as numbered files.
+//! S3 objects (`s3://bucket/key`) as numbered files.
 //!
-//! Invariant: every byte that is handed out is of the object as it was when the data set was opened: each request names its ETag,
-//! and each answer is compared with it. Credentials come from the environment alone, and no message shows them.
+//! Invariant: all bytes come from the objects as they were when the data set was opened. Each request names the ETag,
+//! and each response is compared with it. Credentials come only from the environment and never appear in messages.
 //!
-//! Requests that fail for a reason that passes (5xx, connections that break, in the middle of an answer too) are made again by
-//! `object_store`, with growing waits and a bound on both tries and time. The waiting threads are those that read; a small tokio
-//! runtime drives the connections.
+//! `object_store` retries transient failures (5xx, broken connections, also in the middle of a response) with
+//! exponential backoff and a limit on both tries and time. Reader threads block while they wait; a small tokio runtime
+//! drives the connections.
 //!
-//! In reading order: `url`, `options`, `failure` (what went wrong, without secrets), `bucket`, `cache` (bytes on disk), `objects`, `listing`.
+//! In reading order: `url`, `options`, `failure` (error messages without secrets), `bucket`, `cache` (fetched bytes on
+//! disk), `objects`, `listing`.
 
 mod bucket;
 mod cache;

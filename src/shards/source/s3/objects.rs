@@ -1,4 +1,4 @@
-//! Objects of a bucket as numbered files: what was opened is what is read.
+//! Objects of a bucket as numbered files. Reads fail if an object has changed since it was opened.
 
 use std::sync::OnceLock;
 
@@ -7,22 +7,22 @@ use object_store::path::Path as Key;
 use object_store::{GetOptions, ObjectMeta, ObjectStore};
 
 use super::bucket::Bucket;
-use super::cache::{self, Cache};
+use super::cache::{self, ObjectCache};
 use super::failure;
 use super::url::Url;
 use crate::shards::error::{ShardsError, Spot};
 use crate::shards::source::bytes::ByteSource;
 
-/// The longest range that is asked for at once: it bounds what a broken connection costs.
+/// Largest byte range per request. Limits how much a broken connection loses.
 const PART_BYTES: usize = 8 << 20;
 
-/// Parts of one read that are under way at once.
+/// Concurrent requests of one read.
 const PARTS_AT_ONCE: usize = 4;
 
-/// Files whose footers are read at once while a data set is opened.
+/// Footers read concurrently while a data set is opened.
 const FOOTERS_AT_ONCE: usize = 16;
 
-/// What an index keeps of an object: bucket, key, bytes, version, ETag.
+/// The entry of an object in an index: bucket, key, bytes, version, ETag.
 pub(super) type Indexed = (String, String, u64, String, Option<String>);
 
 /// An object as it was when it was opened.
@@ -30,9 +30,9 @@ pub(super) struct Object {
     key: Key,
     url: String,
     bytes: u64,
-    /// What tells its version in the cache.
+    /// Identifies the version in the cache.
     version: String,
-    /// From the listing, or from the first answer where a server's listings have none.
+    /// From the listing, or from the first response if the server's listings have no ETags.
     etag: OnceLock<String>,
 }
 
@@ -44,27 +44,27 @@ impl Object {
         Self { url: Url::of(bucket, key.as_ref()), key, bytes, version, etag }
     }
 
-    /// One that was opened before, by another process.
-    pub(super) fn known((bucket, key, bytes, version, etag): Indexed) -> Result<Self, object_store::path::Error> {
+    /// Restores an object that another process opened.
+    pub(super) fn from_index((bucket, key, bytes, version, etag): Indexed) -> Result<Self, object_store::path::Error> {
         let etag = etag.map_or_else(OnceLock::new, OnceLock::from);
         Ok(Self { url: Url::of(&bucket, &key), key: Key::parse(key)?, bytes, version, etag })
     }
 
-    /// Is the object that answered the one that was opened?
-    fn check(&self, answered: &ObjectMeta) -> Result<(), ShardsError> {
+    /// Checks that a response comes from the object that was opened.
+    fn check(&self, received: &ObjectMeta) -> Result<(), ShardsError> {
         let changed = |reason: String| Err(ShardsError::Changed { location: self.url.clone(), reason });
-        if answered.size != self.bytes {
-            return changed(format!("it has {} bytes, it had {}", answered.size, self.bytes));
+        if received.size != self.bytes {
+            return changed(format!("it has {} bytes, wanted {}", received.size, self.bytes));
         }
-        let Some(got) = &answered.e_tag else { return Ok(()) };
-        let had = self.etag.get_or_init(|| got.clone());
-        if got != had {
-            return changed(format!("its ETag is {got}, it was {had}"));
+        let Some(got) = &received.e_tag else { return Ok(()) };
+        let wanted = self.etag.get_or_init(|| got.clone());
+        if got != wanted {
+            return changed(format!("its ETag is {got}, wanted {wanted}"));
         }
         Ok(())
     }
 
-    /// A condition that the server checks too; a weak ETag would match nothing.
+    /// The ETag for the server to check. `None` for a weak ETag, which would never match.
     fn condition(&self) -> Option<String> {
         self.etag.get().filter(|etag| !etag.starts_with("W/")).cloned()
     }
@@ -74,7 +74,7 @@ impl Object {
 pub(super) struct S3Files {
     pub(super) bucket: Bucket,
     pub(super) objects: Vec<Object>,
-    pub(super) cache: Option<Cache>,
+    pub(super) cache: Option<ObjectCache>,
 }
 
 impl S3Files {
@@ -86,13 +86,13 @@ impl S3Files {
         let answer = self.bucket.store.get_opts(&object.key, options).await.map_err(failed)?;
         object.check(&answer.meta)?;
         let wrong = |reason: String| {
-            Err(ShardsError::io(&object.url, std::io::Error::other(format!("{what}: the answer is {reason}"))))
+            Err(ShardsError::io(&object.url, std::io::Error::other(format!("{what}: the response is {reason}"))))
         };
         let mut rest = &mut *into;
         let mut body = answer.into_stream();
         while let Some(piece) = body.try_next().await.map_err(failed)? {
             let Some((filled, empty)) = std::mem::take(&mut rest).split_at_mut_checked(piece.len()) else {
-                return wrong("longer".to_owned());
+                return wrong("too long".to_owned());
             };
             filled.copy_from_slice(&piece);
             rest = empty;

@@ -1,4 +1,4 @@
-//! How a server is reached and what is kept on disk: from the environment and the configuration.
+//! S3 options from the environment and the configuration: server, credentials, retries and disk cache.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use object_store::aws::AmazonS3ConfigKey;
 use object_store::{BackoffConfig, RetryConfig};
 use tracing::warn;
 
-use super::cache::Cache;
+use super::cache::ObjectCache;
 use super::failure::Secrets;
 
-/// How a server is reached and what is kept on disk.
+/// Server, credentials, retries and disk cache.
 #[derive(Clone)]
 pub struct S3Options {
     pub(super) variables: Vec<(AmazonS3ConfigKey, String)>,
-    /// How often a request is tried, and with what waits.
+    /// Number of retries and the waits between them.
     pub retry: RetryConfig,
     cache_folder: Option<PathBuf>,
-    /// Bound of the cache; 0: no cache.
+    /// Maximum size of the disk cache. 0: no cache.
     pub cache_bytes_max: u64,
 }
 
@@ -30,22 +30,22 @@ impl std::fmt::Debug for S3Options {
 }
 
 impl S3Options {
-    /// Credentials and server from the environment, the cache from the configuration.
+    /// Takes credentials and server from the environment, and the cache from the configuration.
     pub fn from_env(config: &ShardsConfig) -> Self {
         let utf8 =
             std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         Self::from_variables(utf8, config)
     }
 
-    /// The same from variables that need not be in the environment.
+    /// As [`S3Options::from_env`], with explicit variables instead of the environment.
     pub fn from_variables(variables: impl IntoIterator<Item = (String, String)>, config: &ShardsConfig) -> Self {
-        let (mut known, mut cache_home, mut home) = (Vec::new(), None, None);
+        let (mut aws, mut cache_home, mut home) = (Vec::new(), None, None);
         for (name, value) in variables.into_iter().filter(|(_, value)| !value.is_empty()) {
             match name.as_str() {
                 "XDG_CACHE_HOME" => cache_home = Some(PathBuf::from(value)),
                 "HOME" => home = Some(PathBuf::from(value).join(".cache")),
                 _ if name.starts_with("AWS_") => {
-                    known.extend(name.to_ascii_lowercase().parse().ok().map(|key: AmazonS3ConfigKey| (key, value)));
+                    aws.extend(name.to_ascii_lowercase().parse().ok().map(|key: AmazonS3ConfigKey| (key, value)));
                 }
                 _ => {}
             }
@@ -53,7 +53,7 @@ impl S3Options {
         let default_folder = || Some(cache_home.filter(|path| path.is_absolute()).or(home)?.join("locdiff").join("s3"));
         let cache_folder = Some(PathBuf::from(&config.cache_dir)).filter(|path| !path.as_os_str().is_empty());
         Self {
-            variables: known,
+            variables: aws,
             retry: RetryConfig {
                 backoff: BackoffConfig::default(),
                 max_retries: 9,
@@ -68,7 +68,7 @@ impl S3Options {
         self.variables.iter().find(|(key, _)| *key == wanted).map(|(_, value)| value.as_str())
     }
 
-    /// Is there anything to sign with, or nothing to be signed?
+    /// Whether there are credentials, or requests need no signature.
     pub(super) fn has_credentials(&self) -> bool {
         use AmazonS3ConfigKey::{
             AccessKeyId, ContainerCredentialsFullUri, ContainerCredentialsRelativeUri, MetadataEndpoint,
@@ -85,13 +85,13 @@ impl S3Options {
         Secrets(keys.into_iter().filter_map(|key| self.value(key).map(str::to_owned)).collect())
     }
 
-    pub(super) fn cache(&self) -> Option<Cache> {
+    pub(super) fn cache(&self) -> Option<ObjectCache> {
         if self.cache_bytes_max == 0 {
             return None;
         }
         if self.cache_folder.is_none() {
-            warn!("neither shards.cache_dir nor XDG_CACHE_HOME nor HOME names a folder: fetched shards are not kept");
+            warn!("shards from S3 are not cached: set shards.cache_dir, XDG_CACHE_HOME or HOME to name a folder");
         }
-        Some(Cache::new(self.cache_folder.clone()?, self.cache_bytes_max))
+        Some(ObjectCache::new(self.cache_folder.clone()?, self.cache_bytes_max))
     }
 }

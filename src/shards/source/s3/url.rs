@@ -2,18 +2,18 @@
 
 use crate::shards::error::ShardsError;
 
-/// A URL in its parts.
+/// A parsed URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Url {
     pub(super) bucket: String,
-    /// Without slashes at either end.
+    /// Without leading and trailing slashes.
     pub(super) key: String,
-    /// It ended in a slash, or is a whole bucket.
+    /// The URL ended in a slash or names a whole bucket.
     pub(super) is_folder: bool,
 }
 
 impl Url {
-    /// Parses what stands behind `s3://`. Credentials in a URL are refused, and not repeated.
+    /// Parses the part after `s3://`. A URL with credentials is an error that does not repeat them.
     pub(super) fn parse(rest: &str) -> Result<Self, ShardsError> {
         let refuse = |reason: &str| Err(ShardsError::Argument(format!("an s3:// URL {reason}")));
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
@@ -21,7 +21,7 @@ impl Url {
             key.split_once('?').is_some_and(|(_, query)| query.contains("X-Amz-") || query.contains("Signature="));
         if bucket.contains(['@', ':']) || signed {
             return refuse(
-                "with credentials is refused (it would end in logs and saved configurations); \
+                "must not contain credentials (they would appear in logs and saved configurations); \
                  set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
             );
         }
@@ -33,12 +33,12 @@ impl Url {
         Ok(Self { bucket: bucket.to_owned(), key: key.trim_matches('/').to_owned(), is_folder })
     }
 
-    /// An object's URL.
+    /// Formats the URL of an object.
     pub(super) fn of(bucket: &str, key: &str) -> String {
         format!("s3://{bucket}/{key}")
     }
 
-    /// The key's beginning that has no wildcard, up to a slash; none if there is no wildcard at all.
+    /// The longest folder prefix of the key without wildcards. `None` if the key has no wildcard.
     pub(super) fn glob_base(&self) -> Option<&str> {
         let wild = self.key.find(['*', '?', '['])?;
         Some(self.key[..wild].rsplit_once('/').map_or("", |(base, _)| base))
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_has_a_bucket_and_a_key_and_no_credentials() {
+    fn urls_split_into_bucket_and_key_and_must_not_have_credentials() {
         let parsed = |rest| Url::parse(rest).map(|url| (url.bucket, url.key, url.is_folder)).ok();
         let url = |bucket: &str, key: &str, is_folder| Some((bucket.to_owned(), key.to_owned(), is_folder));
         assert_eq!(parsed("data/mp16"), url("data", "mp16", false));

@@ -1,2 +1,2 @@
-// Stub: ProcessGroupGloo.hpp includes it and names nothing from it.
+// Stub: ProcessGroupGloo.hpp includes this header but uses nothing from it.
 #pragma once

@@ -1,4 +1,4 @@
-// Stub: the base of ProcessGroupGloo::GlooStore, which the shim never constructs.
+// Stub: the base class of ProcessGroupGloo::GlooStore, which the shim never constructs.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// Stub: c10d hands devices about by shared pointer.
+// Stub: c10d passes devices around as shared pointers.
 #pragma once
 
 namespace gloo::transport {

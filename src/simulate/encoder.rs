@@ -1,6 +1,8 @@
-//! Photos of a world into embeddings: drawn, embedded, mixed, turned by Q.
+//! Computes the embeddings of a world's photos: draws the photos, embeds their places, mixes them and projects the mix
+//! with Q.
 //!
-//! Bits depend on the seed, the places, the weights and the kind of device, not on chunks or threads.
+//! The output depends on the seed, the places, the weights and the kind of device, but not on chunk size or thread
+//! count.
 
 use std::time::{Duration, Instant};
 
@@ -11,19 +13,20 @@ use tch::{Device, Kind, Tensor};
 
 use super::options::Simulation;
 use super::world::{BLOCK_PHOTOS, Candidates, Photo, SOURCES, Source, World};
-use crate::geoclip::{EMBEDDING_WIDTH, Embedder, FEATURE_WIDTH, Gallery, Geoclip, for_each_tile, tile_rows};
+use crate::geoclip::{EMBEDDING_WIDTH, Embedder, FEATURE_WIDTH, GalleryEmbeddings, Geoclip, for_each_tile, tile_rows};
 use crate::shards::{PROJECTION_SEED, ShardsError, WriterRows, projection};
 
-/// Most photos worth computing without the whole gallery: more need most of it anyway, and the next run finds it on disk.
+/// Up to this many photos, only the gallery points they need are embedded. More photos need most of the gallery anyway,
+/// so all of it is embedded and saved on disk for the next run.
 const FEW_PHOTOS: u64 = 20_000;
 /// Photos that one thread draws or mixes at a time.
 const SHARE_PHOTOS: usize = 64;
-const SAY_EVERY: Duration = Duration::from_secs(5);
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Encoder, gallery and Q on a device.
-pub(super) struct Studio {
+/// GeoCLIP's location encoder, its gallery, and Q on a device.
+pub(super) struct PhotoEncoder {
     embedder: Embedder,
-    gallery: Gallery,
+    gallery: GalleryEmbeddings,
     projection_we: Tensor,
     device: Device,
     threads: usize,
@@ -31,13 +34,13 @@ pub(super) struct Studio {
     seed: u64,
 }
 
-impl Studio {
+impl PhotoEncoder {
     pub(super) fn new(simulation: &Simulation, geoclip: &Geoclip, rows: u64) -> Result<Self, ShardsError> {
         let embedder = Embedder::new(geoclip.location_encoder(simulation.device)?, simulation.threads);
-        let mut gallery = Gallery::open(geoclip, &embedder);
+        let mut gallery = GalleryEmbeddings::open(geoclip, &embedder);
         if rows > FEW_PHOTOS {
-            let mut progress = Progress::new("gallery points", gallery.places().len() as u64);
-            gallery.complete(&embedder, |done| progress.say(done as u64))?;
+            let mut progress = ProgressLog::new("gallery points", gallery.places().len() as u64);
+            gallery.complete(&embedder, |done| progress.report(done as u64))?;
         }
         let projection_we = projection(PROJECTION_SEED)?.f_tr()?.f_contiguous()?.f_to_device(simulation.device)?;
         let (device, threads) = (simulation.device, simulation.threads.max(1));
@@ -45,15 +48,15 @@ impl Studio {
         Ok(Self { embedder, gallery, projection_we, device, threads, views, seed })
     }
 
-    /// Makes photos `range`.
-    pub(super) fn shoot(&mut self, world: &World<'_>, range: std::ops::Range<u64>) -> Result<WriterRows, ShardsError> {
+    /// Computes the rows of the photos with indices `range`.
+    pub(super) fn encode(&mut self, world: &World<'_>, range: std::ops::Range<u64>) -> Result<WriterRows, ShardsError> {
         let photos = self.draw(world, range.clone())?;
         let of_gallery = photos.iter().flat_map(|photo| &photo.sources).filter_map(|source| match source {
             Source::Gallery(index) => Some(*index),
             Source::Place(_) => None,
         });
-        self.gallery.need(of_gallery, &self.embedder)?;
-        // Where each photo's own places begin among those that are embedded for this chunk alone.
+        self.gallery.ensure(of_gallery, &self.embedder)?;
+        // `firsts` holds the index in `fresh` of each photo's first place that is not in the gallery.
         let (mut fresh, mut firsts): (Vec<Place>, Vec<usize>) = (Vec::new(), Vec::new());
         for photo in &photos {
             firsts.push(fresh.len());
@@ -66,7 +69,7 @@ impl Studio {
         let mut views = Vec::new();
         for view in 0..self.views {
             let looks = self.mix(world, &range, &photos, view, &fresh, &firsts)?;
-            views.push(self.turn(&looks)?);
+            views.push(self.project(&looks)?);
         }
         Ok(WriterRows {
             ids: range.map(|index| format!("sim-{}-{index}", self.seed)).collect(),
@@ -97,7 +100,7 @@ impl Studio {
         Ok(photos.into_iter().flatten().collect())
     }
 
-    /// Unit vectors of GeoCLIP's space, one per photo.
+    /// Mixes the sources of each photo into one unit vector in GeoCLIP's space.
     fn mix(
         &self,
         world: &World<'_>,
@@ -127,8 +130,8 @@ impl Studio {
         Ok(looks)
     }
 
-    /// Q y for every row, rounded to float16.
-    fn turn(&self, looks: &[f32]) -> Result<Vec<f16>, ShardsError> {
+    /// Computes Q y for every row, rounded to float16.
+    fn project(&self, looks: &[f32]) -> Result<Vec<f16>, ShardsError> {
         let device = self.device;
         let tile = tile_rows(device);
         let mut out = vec![f16::ZERO; looks.len() / EMBEDDING_WIDTH * FEATURE_WIDTH];
@@ -138,16 +141,16 @@ impl Studio {
             let mut padded = vec![0.0_f32; tile * EMBEDDING_WIDTH];
             padded[..looks.len()].copy_from_slice(looks);
             let looks = Tensor::f_from_slice(&padded)?.f_view([tile as i64, EMBEDDING_WIDTH as i64])?;
-            let turned = looks.f_to_device(device)?.f_matmul(projection_we)?.f_to_kind(Kind::Half)?;
-            Ok(turned.f_to_device(Device::Cpu)?.f_copy_data(out, out.len())?)
+            let projected = looks.f_to_device(device)?.f_matmul(projection_we)?.f_to_kind(Kind::Half)?;
+            Ok(projected.f_to_device(Device::Cpu)?.f_copy_data(out, out.len())?)
         };
         for_each_tile(threads, tiles, || self.projection_we.shallow_clone(), work)?;
         Ok(out)
     }
 }
 
-/// The embeddings of what a photo looks like; those of no gallery point begin at `first` of `fresh`.
-fn sources<'a>(gallery: &'a Gallery, photo: &Photo, first: usize, fresh: &'a [f32]) -> [&'a [f32]; SOURCES] {
+/// Embeddings of a photo's sources. Sources outside the gallery are in `fresh`, starting at index `first`.
+fn sources<'a>(gallery: &'a GalleryEmbeddings, photo: &Photo, first: usize, fresh: &'a [f32]) -> [&'a [f32]; SOURCES] {
     let mut next = first;
     photo.sources.map(|source| match source {
         Source::Gallery(index) => gallery.embedding(index),
@@ -162,22 +165,22 @@ fn out_of_range(error: RangeError) -> ShardsError {
     ShardsError::Argument(error.to_string())
 }
 
-/// Says now and then how far it is.
-pub(super) struct Progress {
+/// Logs progress every few seconds.
+pub(super) struct ProgressLog {
     what: &'static str,
     total: u64,
     start: Instant,
-    said: Instant,
+    last_report: Instant,
 }
 
-impl Progress {
+impl ProgressLog {
     pub(super) fn new(what: &'static str, total: u64) -> Self {
-        Self { what, total, start: Instant::now(), said: Instant::now() }
+        Self { what, total, start: Instant::now(), last_report: Instant::now() }
     }
 
-    pub(super) fn say(&mut self, done: u64) {
-        if self.said.elapsed() >= SAY_EVERY {
-            self.said = Instant::now();
+    pub(super) fn report(&mut self, done: u64) {
+        if self.last_report.elapsed() >= REPORT_INTERVAL {
+            self.last_report = Instant::now();
             let per_second = done as f64 / self.start.elapsed().as_secs_f64();
             tracing::info!("{done} of {} {}, {per_second:.0} per second", self.total, self.what);
         }
