@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Loads what `locdiff-launch checkpoint export` writes, and predicts clean codes. Needs numpy only.
+"""Loads a file written by `locdiff-launch checkpoint export` and predicts clean codes. Needs only numpy.
 
     python3 load_export.py EXPORT.safetensors CODES.npy TIMESTEPS.npy EMBEDDINGS.npy PREDICTED.npy
 
-For a batch of b: noised codes [b, dimensions], timesteps [b] from 0, image embeddings [b, width] as they are in the
-shards (they are standardised here). The prediction is the clean code in the scale that the network was trained in.
+Inputs for a batch of b: noised codes [b, dimensions], timesteps [b] from 0, image embeddings [b, width] as stored in the
+shards (they are standardised here). The prediction is the clean code, in the scale used in training.
 """
 import json
 import struct
@@ -17,7 +17,7 @@ TIME_WIDTH = 200
 
 
 def read_safetensors(path):
-    """Tensors by name, and the metadata: eight bytes of length, that much JSON, then the numbers."""
+    """Returns the tensors by name and the metadata. A file has eight bytes of header length, a JSON header, then the data."""
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
@@ -31,7 +31,7 @@ def read_safetensors(path):
 
 
 class CsUnet:
-    """Three C-Siren modules down, three up, with skips; every size follows from the weights."""
+    """Three C-Siren modules down and three up, with skip connections. All sizes follow from the weights."""
 
     def __init__(self, tensors):
         self.tensors = tensors
@@ -40,7 +40,7 @@ class CsUnet:
         return x @ self.tensors[name + ".weight"].T + self.tensors[name + ".bias"]
 
     def module(self, name, x, time, image):
-        """sin(W_o h) with h = (1 + scale) * W_x x + shift + W_I e, scale and shift from the time."""
+        """sin(W_o h) with h = (1 + scale) * W_x x + shift + W_I e; scale and shift depend on the time."""
         hidden = self.linear(name + ".time.0", time)
         scale, shift = np.split(self.linear(name + ".time.2", hidden / (1 + np.exp(-hidden))), 2, axis=1)
         h = (1 + scale) * self.linear(name + ".x", x) + shift + self.linear(name + ".image", image)

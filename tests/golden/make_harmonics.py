@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Golden harmonics: the paper's closed form, which needs no recursion, in 80 digits.
+"""Makes golden harmonics from the closed form of the paper, which needs no recursion, in 80 digits.
 
 Run from the repository root, with mpmath, numpy and safetensors installed:
 
     python3 tests/golden/make_harmonics.py tests/golden/harmonics.safetensors
 
-Y_lm is the paper's appendix "Computation of Spherical Harmonics": P_l^m by its sum of binomials, exact fractions but for the
-powers of x; a_lm = sqrt((2l + 1) / 4 pi * (l - |m|)! / (l + |m|)!), and
+Y_lm follows the paper's appendix "Computation of Spherical Harmonics". P_l^m is a sum of binomials, computed in exact
+fractions except for the powers of x. With a_lm = sqrt((2l + 1) / 4 pi * (l - |m|)! / (l + |m|)!), Y_lm is
     m < 0: (-1)^m sqrt(2) a_lm P_l^|m|(cos theta) sin |m| phi
     m = 0:                a_lm P_l^0  (cos theta)
     m > 0: (-1)^m sqrt(2) a_lm P_l^m  (cos theta) cos m phi
-with P's own factor (-1)^m, so that the signs cancel: Y_11 is sqrt(3 / 4 pi) x, Y_1-1 is sqrt(3 / 4 pi) y. The order is
-l * l + l + m. x points to longitude 0, z to the north pole. In f64 that sum has lost every digit at l = 47; in 80 it has not.
-The file holds
+P_l^m has another factor (-1)^m, so the signs cancel: Y_11 is sqrt(3 / 4 pi) x, Y_1-1 is sqrt(3 / 4 pi) y. Y_lm has the
+index l * l + l + m. x points to longitude 0, z to the north pole. At l = 47 the sum has no correct digit in f64, so it is
+computed in 80 digits. The file holds
   points      [n, 3] f64 unit vectors: ordinary places, one on the date line, one 10 m from the north pole, the south pole
-  harmonics   [n, 2304] f64 at L = 47, each rounded once
+  harmonics   [n, 2304] f64 at L = 47, rounded to f64 at the end
 """
 import sys
 from fractions import Fraction
@@ -31,7 +31,7 @@ mp.dps = 80
 
 
 def half_binomial(numerator, count):
-    """The binomial of numerator / 2 over count, for any sign of what is above."""
+    """The binomial coefficient of numerator / 2 over count. The numerator may be negative."""
     result = Fraction(1)
     for i in range(count):
         result *= Fraction(numerator - 2 * i, 2 * (i + 1))

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Golden density and coverage: the code of PyPI's `prdc` 0.2 on great-circle distances.
+"""Makes golden density and coverage with the PyPI package `prdc` 0.2 on great-circle distances.
 
 Run from the repository root, with prdc, numpy and safetensors installed:
 
     python3 tests/golden/make_prdc.py tests/golden/prdc.safetensors
 
-`prdc.compute_prdc` is called as published; only its `compute_pairwise_distance`, which is Euclidean, is replaced by the angle
-between the unit vectors of (latitude, longitude) in degrees. For each case the file holds NAME.truth and NAME.predicted
-([n, 2] f64, degrees) and NAME.result ([2] f64: density, coverage; k = 3):
+`prdc.compute_prdc` is called as published. Only its Euclidean `compute_pairwise_distance` is replaced, by the great-circle
+angle between places. For each case the file holds NAME.truth and NAME.predicted ([n, 2] f64, latitude and longitude in
+degrees) and NAME.result ([2] f64: density, coverage; k = 3):
   uniform    uniform on the sphere, independent
-  near       predictions some 50 to 5000 km from truth that lies in clusters
-  repeated   truth and predictions drawn from a hundred spots: ties at every distance, radii of 0, other numbers of each
+  near       truth in clusters, predictions about 50 to 5000 km from it
+  repeated   truth and predictions drawn from a hundred places: ties at every distance, radii of 0, different counts
 """
 import sys
 

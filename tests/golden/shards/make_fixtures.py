@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes the files of this folder: the same 64 rows of 8 numbers, written by pyarrow, Polars and DuckDB.
+"""Makes the files in this folder: the same 64 rows of 8 numbers, written by pyarrow, Polars and DuckDB.
 
     python3 -m venv VENV && VENV/bin/pip install pyarrow numpy polars duckdb
     VENV/bin/python tests/golden/shards/make_fixtures.py
 
-Every number is a multiple of 1/32 below 8, so that float16, float32 and float64 hold it exactly: `value` below is the law that
-`tests/data_plane/shards/foreign.rs` has as well.
+Every number is a multiple of 1/32 of at most 8 in magnitude, which float16, float32 and float64 represent exactly. `value`
+is the same formula as in `tests/data_plane/shards/support.rs`.
 """
 
 from pathlib import Path
@@ -71,7 +71,7 @@ def main():
     write_arrow("pyarrow_f64_large_list_brotli.parquet", arrow_table(of_large_lists, double, pyarrow.float32()), compression="brotli")
     write_arrow("pyarrow_f32_byte_stream_split.parquet", arrow_table(of_fixed_lists, single), compression="lz4",
                 use_dictionary=False, use_byte_stream_split=["embedding.list.element", "embedding_1.list.element"])
-    # Pages of a few numbers: a list goes on in the next page.
+    # Pages of a few numbers, so that lists continue in the next page.
     write_arrow("pyarrow_f32_small_pages.parquet", arrow_table(of_lists, single), data_page_size=64, write_batch_size=5,
                 use_dictionary=False, compression="none")
     frame = polars.DataFrame({
@@ -89,7 +89,7 @@ def main():
     connection.execute(
         "COPY (SELECT id, lat::FLOAT AS lat, lon::FLOAT AS lon, embedding::DOUBLE[] AS embedding,"
         f" embedding_1::DOUBLE[] AS embedding_1 FROM source) TO '{target}' (FORMAT parquet, PARQUET_VERSION v2)")
-    # What cannot be used, each in its own way.
+    # Files with one bad row each, and a file without rows.
     nulls = embeddings(0, single).tolist()
     nulls[5] = None
     ragged = embeddings(0, single).tolist()
