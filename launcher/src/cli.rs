@@ -52,19 +52,19 @@ pub struct Global {
     /// Name of the run.
     #[arg(long, global = true, value_name = "NAME")]
     pub run: Option<String>,
-    /// Number of nodes in the run.
+    /// Number of nodes in the run (above 1: not implemented yet).
     #[arg(long, global = true, value_name = "N")]
     pub nnodes: Option<u32>,
-    /// Rank of this node, counting from 0.
+    /// Rank of this node, counting from 0 (above 0: not implemented yet).
     #[arg(long, global = true, value_name = "K")]
     pub node_rank: Option<u32>,
-    /// Address of the first node's coordinator.
+    /// Address of the first node's coordinator (not implemented yet).
     #[arg(long, global = true, value_name = "HOST:PORT")]
     pub rendezvous: Option<String>,
     /// How many times to restart the workers after a failure.
     #[arg(long, global = true, value_name = "N")]
     pub max_restarts: Option<u32>,
-    /// File that contains the run's token.
+    /// File that contains the run's token (not implemented yet).
     #[arg(long, global = true, value_name = "FILE")]
     pub token_file: Option<String>,
     /// Print the result as one JSON object on the last line of stdout; all other output goes to stderr.
@@ -83,7 +83,7 @@ pub enum Verb {
     },
     /// Score a run, or a file of predictions.
     Eval(EvalRequest),
-    /// Predict a location for each row of INPUT.
+    /// Predict a location for each row of INPUT (not implemented yet).
     Predict {
         /// Shards or Parquet file with embeddings.
         input: PathBuf,
@@ -113,7 +113,7 @@ pub enum Verb {
     SelfCheck,
     /// Check whether training can start on this machine, and report what is missing.
     Doctor,
-    /// Show the state of the runs on this machine.
+    /// Show the state of the runs on this machine (not implemented yet).
     Status,
     /// Show or check the configuration.
     #[command(subcommand)]
@@ -160,8 +160,8 @@ pub enum ShardsVerb {
         /// Number of views per photo.
         #[arg(long, value_name = "V", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
         views: u32,
-        /// Places to use instead of GeoCLIP's gallery: a CSV file with lat and lon, or an N x 2 .npy file.
-        #[arg(long, value_name = "CSV_OR_NPY")]
+        /// Places to use instead of GeoCLIP's gallery: a CSV or Parquet table, or an N x 2 .npy file.
+        #[arg(long, value_name = "FILE")]
         coordinates: Option<PathBuf>,
         /// Replace DIR if it exists.
         #[arg(long)]
@@ -182,7 +182,7 @@ pub enum ShardsVerb {
         #[arg(long)]
         overwrite: bool,
     },
-    /// Embed photos with CLIP and write them as shards.
+    /// Embed photos with CLIP and write them as shards (not implemented yet).
     Embed {
         /// Folder of photos.
         photos: PathBuf,
@@ -240,9 +240,9 @@ pub enum CheckpointVerb {
 /// Verbs of `bench`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchVerb {
-    /// Benchmark training steps.
+    /// Benchmark training steps (not implemented yet).
     Train,
-    /// Benchmark sampling.
+    /// Benchmark sampling (not implemented yet).
     Sample {
         /// Number of images.
         #[arg(long, value_name = "N", default_value_t = 512)]
@@ -303,7 +303,7 @@ impl Cli {
         if self.global.gpus.is_some() && self.global.device.as_deref() == Some("cpu") {
             return fail(
                 ErrorKind::ArgumentConflict,
-                "--gpus asks for GPUs, --device cpu for none; say --workers N --device cpu",
+                "--gpus cannot be combined with --device cpu; use --workers N --device cpu",
             );
         }
         if self.verb.is_none() && !self.version {

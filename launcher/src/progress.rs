@@ -239,8 +239,8 @@ mod tests {
 
     #[test]
     fn skipped_steps_and_non_finite_numbers_are_shown() {
-        let strange = Progress { loss: f64::NAN, gradient_norm: f64::INFINITY, skipped_steps: 2, ..progress() };
-        let text = report_line(&strange, None);
+        let non_finite = Progress { loss: f64::NAN, gradient_norm: f64::INFINITY, skipped_steps: 2, ..progress() };
+        let text = report_line(&non_finite, None);
         assert!(text.contains("loss NaN, gradient norm inf,") && text.ends_with("data wait 3 %, 2 skipped"), "{text}");
     }
 

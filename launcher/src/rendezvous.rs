@@ -10,7 +10,7 @@ use crate::gpus::Inventory;
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeWorkers {
     /// One entry per worker, in rank order.
-    pub places: Vec<WorkerSlot>,
+    pub slots: Vec<WorkerSlot>,
     /// Several workers share a GPU. NCCL allows that only if each worker claims to be a different host.
     pub share_gpu: bool,
 }
@@ -30,35 +30,35 @@ impl NodeWorkers {
         }
         check_tensor_split(workers, parallel.tensor)?;
         check_interface(&config.network.interface)?;
-        let place = |rank| WorkerSlot {
+        let slot = |rank| WorkerSlot {
             rank,
             world: workers,
             local_rank: rank,
             gpu: on_cuda.then(|| rank % gpus),
             threads: config.train.threads,
         };
-        Ok(Self { places: (0..workers).map(place).collect(), share_gpu: on_cuda && workers > gpus })
+        Ok(Self { slots: (0..workers).map(slot).collect(), share_gpu: on_cuda && workers > gpus })
     }
 
     /// One worker on the CPU.
     pub fn one_cpu_worker(threads: u32) -> Self {
-        let place = WorkerSlot { rank: 0, world: 1, local_rank: 0, gpu: None, threads };
-        Self { places: vec![place], share_gpu: false }
+        let slot = WorkerSlot { rank: 0, world: 1, local_rank: 0, gpu: None, threads };
+        Self { slots: vec![slot], share_gpu: false }
     }
 
     /// Keeps only the first worker, with this many threads.
     pub fn first_worker_only(mut self, threads: u32) -> Self {
-        self.places.truncate(1);
-        self.places.iter_mut().for_each(|place| (place.world, place.threads) = (1, threads));
+        self.slots.truncate(1);
+        self.slots.iter_mut().for_each(|slot| (slot.world, slot.threads) = (1, threads));
         Self { share_gpu: false, ..self }
     }
 
     /// Divides the cores of the machine among workers on GPUs. The number of threads does not change what a GPU
     /// computes.
     pub fn with_all_cores(mut self) -> Self {
-        let workers = u32::try_from(self.places.len()).unwrap_or(u32::MAX).max(1);
-        for place in self.places.iter_mut().filter(|place| place.gpu.is_some()) {
-            place.threads = (cores() / workers).max(1);
+        let workers = u32::try_from(self.slots.len()).unwrap_or(u32::MAX).max(1);
+        for slot in self.slots.iter_mut().filter(|slot| slot.gpu.is_some()) {
+            slot.threads = (cores() / workers).max(1);
         }
         self
     }
@@ -66,7 +66,7 @@ impl NodeWorkers {
     /// Checks that the replicas can divide the batch, and that the ranks of a replica can divide the model and the
     /// anchors. The error names values that would work.
     pub fn check_divisible(&self, config: &RunConfig) -> Result<(), LaunchError> {
-        let (workers, tensor) = (self.places.len() as u64, u64::from(config.parallel.tensor));
+        let (workers, tensor) = (self.slots.len() as u64, u64::from(config.parallel.tensor));
         let (replicas, batch) = (workers / tensor, u64::from(config.train.global_batch));
         let alternatives = possible_layouts(config, workers);
         if !batch.is_multiple_of(replicas) {
@@ -216,9 +216,9 @@ mod tests {
     #[test]
     fn bare_command_takes_every_gpu_else_one_cpu_worker() {
         let world = NodeWorkers::plan(&config(None, DeviceKind::Auto), &inventory(3)).expect("fits");
-        assert_eq!(world.places.iter().map(|place| place.gpu).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
+        assert_eq!(world.slots.iter().map(|slot| slot.gpu).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
         let world = NodeWorkers::plan(&config(None, DeviceKind::Auto), &inventory(0)).expect("fits");
-        assert_eq!(world.places.iter().map(|place| place.gpu).collect::<Vec<_>>(), [None]);
+        assert_eq!(world.slots.iter().map(|slot| slot.gpu).collect::<Vec<_>>(), [None]);
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
         let mut config = config(Some(3), DeviceKind::Cuda);
         config.parallel.share_gpu = true;
         let world = NodeWorkers::plan(&config, &inventory(2)).expect("shared");
-        assert_eq!(world.places.iter().map(|place| place.gpu).collect::<Vec<_>>(), [Some(0), Some(1), Some(0)]);
+        assert_eq!(world.slots.iter().map(|slot| slot.gpu).collect::<Vec<_>>(), [Some(0), Some(1), Some(0)]);
         assert!(world.share_gpu);
     }
 

@@ -78,10 +78,15 @@ fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
             format!("{} is incompatible with this launcher: {reason}; build both with `make build`", worker(*rank))
         }
         Cause::Late { ranks, limit } => {
-            let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
+            let (workers, output) = match ranks[..] {
+                [rank] => (format!("worker rank {rank}"), "its output"),
+                _ => {
+                    let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
+                    (format!("workers of ranks {}", ranks.join(", ")), "their output")
+                }
+            };
             format!(
-                "worker rank {} did not report within {} (supervise.start_timeout_s)",
-                ranks.join(", "),
+                "{workers} did not report within {}; look at {output}, or raise supervise.start_timeout_s",
                 seconds(*limit)
             )
         }

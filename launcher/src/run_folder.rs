@@ -28,7 +28,7 @@ use locdiff_core::files::Files;
 use crate::error::{LaunchError, refuse, reported};
 
 pub use commit::Commit;
-pub use lock::Hold;
+pub use lock::RunLock;
 pub use names::{CONFIG, LATEST, new_run_name, newest_run, utc_text};
 pub use resume::ResumePoint;
 pub use scan::{
@@ -44,7 +44,7 @@ pub struct RunFolder {
     attempt: Option<u32>,
     /// The configuration of this start, if it differs from the one in the folder and has not replaced it yet.
     next_configuration: Option<String>,
-    _lock: Hold,
+    _lock: RunLock,
 }
 
 /// A run that was opened.
@@ -67,7 +67,7 @@ impl RunFolder {
         }
         let path = dir.join(name);
         files.create_folders(&path)?;
-        let lock = Hold::take(&path)?;
+        let lock = RunLock::take(&path)?;
         let keep = config.checkpoint.keep as usize;
         let mut folder = Self { path, files, keep, attempt: None, next_configuration: None, _lock: lock };
         let (is_new, changes) = folder.configure(name, config)?;

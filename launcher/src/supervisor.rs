@@ -206,7 +206,7 @@ impl Supervisor {
         work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
     ) -> anyhow::Result<T> {
         let (done, result) = oneshot::channel();
-        // After an interrupt nobody receives the result.
+        // After an interrupt there is no receiver.
         let work = move || drop(done.send(work()));
         std::thread::Builder::new().name(COMPUTING_THREAD.into()).spawn(work).context("cannot start a thread")?;
         let signals = &mut self.signals;
@@ -363,8 +363,8 @@ fn spawn_all(
     control: &ControlSocket,
     events: &mpsc::Sender<Notice>,
 ) -> anyhow::Result<Vec<WorkerHandle>> {
-    let mut members = Vec::with_capacity(gang.world.places.len());
-    for rank in 0..gang.world.places.len() {
+    let mut members = Vec::with_capacity(gang.world.slots.len());
+    for rank in 0..gang.world.slots.len() {
         // On an error, the children spawned so far are dropped, which kills them.
         let mut child =
             command(gang, rank, &control.path()).spawn().map_err(|error| spawn_error(&gang.worker, error))?;
@@ -388,15 +388,15 @@ fn spawn_error(worker: &Path, error: std::io::Error) -> LaunchError {
 }
 
 fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
-    let place = &gang.world.places[rank];
+    let slot = &gang.world.slots[rank];
     let mut command = Command::new(&gang.worker);
     command
         .env(CONTROL_VARIABLE, control)
         .env(LAUNCHER_PID_VARIABLE, std::process::id().to_string())
-        .env("RANK", place.rank.to_string())
-        .env("WORLD_SIZE", place.world.to_string())
-        .env("LOCAL_RANK", place.local_rank.to_string())
-        .env("OMP_NUM_THREADS", place.threads.to_string())
+        .env("RANK", slot.rank.to_string())
+        .env("WORLD_SIZE", slot.world.to_string())
+        .env("LOCAL_RANK", slot.local_rank.to_string())
+        .env("OMP_NUM_THREADS", slot.threads.to_string())
         // Number GPUs as NVML does, in the order of the PCI bus. By default CUDA puts the fastest first.
         .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         .stdin(Stdio::null())
@@ -406,7 +406,7 @@ fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
         // workers.
         .process_group(0)
         .kill_on_drop(true);
-    if place.gpu.is_some() && std::env::var_os("NCCL_SOCKET_IFNAME").is_none() {
+    if slot.gpu.is_some() && std::env::var_os("NCCL_SOCKET_IFNAME").is_none() {
         let interface = if gang.meeting.interface.is_empty() { "lo" } else { &gang.meeting.interface };
         command.env("NCCL_SOCKET_IFNAME", interface);
     }
@@ -538,9 +538,9 @@ fn carry_out(
             }
         }
         Action::StartAll => {
-            for (member, place) in members.iter().zip(&gang.world.places) {
-                let (place, meeting, job) = (place.clone(), gang.meeting.clone(), gang.job.clone());
-                member.send(ToWorker::Start { place, meeting, job });
+            for (member, slot) in members.iter().zip(&gang.world.slots) {
+                let (slot, meeting, job) = (slot.clone(), gang.meeting.clone(), gang.job.clone());
+                member.send(ToWorker::Start { place: slot, meeting, job });
             }
         }
         Action::Announce(address) => {

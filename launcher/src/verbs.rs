@@ -156,7 +156,7 @@ fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow:
     let pids: Vec<u32> = found.hellos.iter().map(|hello| hello.pid).collect();
     let rows: Vec<CollectiveRow> = found.first()?;
     let ok = rows.iter().all(|row| row.ok);
-    let device = if world.places.iter().any(|place| place.gpu.is_some()) { "NCCL" } else { "Gloo" };
+    let device = if world.slots.iter().any(|slot| slot.gpu.is_some()) { "NCCL" } else { "Gloo" };
     output.print(&format!("{} workers over {device}, pids {pids:?}", pids.len()));
     output.print(&format!("{:<16} {:>9} {:>10} {:>8}  values", "operation", "KiB", "us", "GB/s"));
     for row in &rows {
@@ -166,7 +166,7 @@ fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow:
     }
     if !ok {
         let wrong: Vec<&str> = rows.iter().filter(|row| !row.ok).map(|row| row.op.as_str()).collect();
-        refuse!(WorkerFailed, "wrong values from collective operations {}", wrong.join(", "));
+        refuse!(WorkerFailed, "wrong values from collective operations {}; this is a bug", wrong.join(", "));
     }
     Ok(json!({ "ok": ok, "pids": pids, "rows": rows }))
 }

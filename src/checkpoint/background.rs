@@ -20,7 +20,7 @@ use crate::native::cuda::{self, CudaEvent, CudaStream, Priority, with_stream};
 /// One file of a snapshot.
 #[derive(Debug)]
 pub enum Part {
-    /// A safetensors file. Nobody else may write to these tensors.
+    /// A safetensors file. Nothing else may write to these tensors.
     Tensors {
         /// Name of the file.
         name: String,

@@ -146,7 +146,7 @@ impl Group {
         Ok((pending, output))
     }
 
-    /// Checks that every rank passes the same `fingerprint`. `what` says in the error what the fingerprint is of.
+    /// Checks that every rank passes the same `fingerprint`. `what` names the compared data in the error.
     pub fn check_agreement(&self, what: &str, fingerprint: u64) -> Result<(), CommError> {
         const OPERATION: &str = "agreement check";
         let mine = Tensor::from_slice(&[fingerprint.cast_signed()]).to_device(self.device());

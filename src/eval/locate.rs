@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use locdiff_core::geo::{Place, UnitVector};
-use locdiff_core::protocol::{EvalJob, EvalSummary, LocatedRow, LocatedRows, Method, WorkerSlot as Worker};
+use locdiff_core::protocol::{EvalJob, EvalSummary, LocatedRow, LocatedRows, Method, WorkerSlot};
 use tch::Device;
 
 use super::truth::TruthFile;
@@ -17,25 +17,25 @@ use crate::retrieval::{Grid, ImageSamples, Retriever};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
 
 /// The device of a worker.
-pub fn device(worker: &Worker) -> Device {
+pub fn device(worker: &WorkerSlot) -> Device {
     worker.gpu.map_or(Device::Cpu, |gpu| Device::Cuda(gpu as usize))
 }
 
 /// Makes this worker's GPU the current device and opens the rows of the job.
-fn open_rows(job: &EvalJob, worker: &Worker) -> Result<ImageRows, InferError> {
+fn open_rows(job: &EvalJob, worker: &WorkerSlot) -> Result<ImageRows, InferError> {
     if let Device::Cuda(index) = device(worker) {
         cuda::set_device(index)?;
     }
     ImageRows::open(&job.data, &job.config)
 }
 
-fn open_retrieval(job: &EvalJob, worker: &Worker, rows: &ImageRows) -> Result<Option<Retrieval>, InferError> {
+fn open_retrieval(job: &EvalJob, worker: &WorkerSlot, rows: &ImageRows) -> Result<Option<Retrieval>, InferError> {
     Retrieval::open(job, rows, (device(worker), worker.threads as usize), worker.rank == 0)
 }
 
 /// Embeds the gallery of an evaluation, so that the workers find the embeddings on disk. Returns the number of gallery
 /// points; `None` if the evaluation runs without retrieval.
-pub fn embed_gallery(job: &EvalJob, worker: &Worker) -> Result<Option<usize>, InferError> {
+pub fn embed_gallery(job: &EvalJob, worker: &WorkerSlot) -> Result<Option<usize>, InferError> {
     let rows = open_rows(job, worker)?;
     // Check the truth first: embedding the gallery can take minutes.
     TruthFile::open(&job.data, &rows, &job.config)?;
@@ -46,7 +46,7 @@ pub fn embed_gallery(job: &EvalJob, worker: &Worker) -> Result<Option<usize>, In
 /// Locates this worker's rows and calls `send` with the answers of each block.
 pub fn run(
     job: &EvalJob,
-    worker: &Worker,
+    worker: &WorkerSlot,
     send: &mut dyn FnMut(LocatedRows) -> Result<(), InferError>,
 ) -> Result<EvalSummary, InferError> {
     let (config, rows) = (&job.config, open_rows(job, worker)?);

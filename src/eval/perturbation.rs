@@ -27,7 +27,7 @@ pub const DEGREES: [u32; 4] = [23, 47, 63, 95];
 pub const SIGMA: f64 = 0.1;
 /// Points per block.
 pub const BLOCK_POINTS: u32 = 250;
-/// Points of each block whose mode is also searched over the whole sphere.
+/// For this many points per block, the mode is also searched on the whole sphere, to confirm the local search.
 pub const SEARCHED_PER_BLOCK: u32 = 2;
 const SEED: u64 = 20_240_047;
 /// Two searches found the same mode if their results are at most this far apart, radians: 6 cm on Earth. Each search is

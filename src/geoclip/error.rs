@@ -42,7 +42,9 @@ pub enum GeoclipError {
     #[error(transparent)]
     Io(#[from] FileError),
     /// The output folder exists and holds something else.
-    #[error("{0} does not hold GeoCLIP weights, and --overwrite replaces nothing else; choose another --out")]
+    #[error(
+        "{0} exists and is not a folder of GeoCLIP weights, so --overwrite does not replace it; choose another --out"
+    )]
     NotOurs(PathBuf),
     /// The output folder exists.
     #[error("{0} exists; use --overwrite to replace it")]

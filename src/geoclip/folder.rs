@@ -125,15 +125,15 @@ fn verified_checksum(folder: &Path, name: &str, entry: &Written) -> Result<u64, 
         }
         _ => error.into(),
     })?;
-    let way_out = "; import again with `locdiff-launch geoclip import --overwrite`";
+    let advice = "; import again with `locdiff-launch geoclip import --overwrite`";
     if got.bytes != entry.bytes {
-        let reason = format!("{} bytes, {MANIFEST} says {}{way_out}", got.bytes, entry.bytes);
+        let reason = format!("{} bytes, {MANIFEST} says {}{advice}", got.bytes, entry.bytes);
         return Err(GeoclipError::damaged(&path, reason));
     }
     match u64::from_str_radix(&got.xxh3, 16) {
         Ok(checksum) if got == *entry => Ok(checksum),
         _ => {
-            let reason = format!("xxh3 is {}, {MANIFEST} says {}{way_out}", got.xxh3, entry.xxh3);
+            let reason = format!("xxh3 is {}, {MANIFEST} says {}{advice}", got.xxh3, entry.xxh3);
             Err(GeoclipError::damaged(&path, reason))
         }
     }

@@ -51,11 +51,11 @@ impl Retrieval {
                 let (hybrid, location) = (Hybrid::from(config), job.data.clone());
                 Ok(Some(Self { head, gallery, hybrid, neighbours, location, device, threads }))
             }
-            Err(InferError::Retrieval(misfit @ RetrievalError::Head { .. }))
+            Err(InferError::Retrieval(error @ RetrievalError::Head { .. }))
                 if job.hybrid == HybridRequest::IfItFits =>
             {
                 if is_logging {
-                    tracing::warn!("no retrieval and no LocDiff-H: {misfit}");
+                    tracing::warn!("retrieval and LocDiff-H are skipped: {error}");
                 }
                 Ok(None)
             }

@@ -50,7 +50,7 @@ impl SavedState {
     }
 }
 
-/// A checkpoint and its state.
+/// A checkpoint on disk with its parsed `state.json`.
 #[derive(Debug)]
 pub struct Saved {
     /// Folder of the checkpoint.

@@ -146,10 +146,11 @@ impl Losses {
         }
         let what = if self.kl.is_some() { "logit over the anchors" } else { "value of the prediction" };
         let largest = match self.largest.f_double_value(&[])? {
-            largest if largest >= 0.0 => format!("largest finite {what} {largest}"),
+            largest if largest >= 0.0 => format!("the largest finite {what} is {largest}"),
             _ => format!("no {what} is finite"),
         };
-        Err(LossError::Bad(format!("step {step}, rank {rank}: the loss is {loss}; {largest}")))
+        let advice = "lower train.learning_rate, or set train.precision = \"f32\"";
+        Err(LossError::Bad(format!("step {step}, rank {rank}: the loss is {loss}; {largest}; {advice}")))
     }
 }
 

@@ -201,7 +201,7 @@ impl CsUnet {
         Ok(self.placement.row_parallel_linear(&own, weight, bias)?.f_to_kind(self.placement.kind)?)
     }
 
-    /// How to find the samples' timesteps in the time tables.
+    /// Maps each sample to the row of its timestep in the time tables.
     fn row_lookup(&self, timesteps: Timesteps<'_>) -> Result<RowLookup, ModelError> {
         let count = self.architecture.timesteps;
         match timesteps {

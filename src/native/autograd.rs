@@ -73,7 +73,7 @@ pub fn differentiable(
     // SAFETY: group and input are alive, the autograd graph takes its own references, and `out` has room for one
     // pointer.
     let call = |out| unsafe { locdiff_differentiable(group.as_ptr(), pointer(input), function, dim, timeout_ms, out) };
-    // SAFETY: on success the shim hands over a new tensor that nobody else frees.
+    // SAFETY: on success the shim hands over a new tensor that nothing else frees.
     unsafe { out_tensor("differentiable collective", call) }
 }
 

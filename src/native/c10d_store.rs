@@ -141,10 +141,10 @@ impl Store {
         let value = if length == 0 {
             Vec::new()
         } else {
-            // SAFETY: a vector that is not empty has `length` bytes at `data`, and nobody else has access to it.
+            // SAFETY: a vector that is not empty has `length` bytes at `data`, and nothing else has access to it.
             unsafe { std::slice::from_raw_parts(data, length) }.to_vec()
         };
-        // SAFETY: handed over by the call above, owned here and not used afterwards.
+        // SAFETY: the call above returned the pointer to us; nothing else frees or uses it.
         unsafe { locdiff_bytes_free(bytes) };
         Ok(value)
     }

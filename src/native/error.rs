@@ -44,13 +44,13 @@ pub(super) fn out_pointer(
 /// Runs a shim call that returns a tensor through its last argument.
 ///
 /// # Safety
-/// If the call succeeds, it must hand over a new `at::Tensor` that nobody else frees.
+/// If the call succeeds, it must hand over a new `at::Tensor` that nothing else frees.
 pub(super) unsafe fn out_tensor(
     operation: &'static str,
     call: impl FnOnce(*mut *mut c_void) -> c_int,
 ) -> Result<Tensor, NativeError> {
     let out = out_pointer(operation, call)?;
-    // SAFETY: the caller guarantees a new `at::Tensor` that nobody else frees, and tch's pointer is an `at::Tensor*`.
+    // SAFETY: the caller guarantees a new `at::Tensor` that nothing else frees, and tch's pointer is an `at::Tensor*`.
     Ok(unsafe { Tensor::from_ptr(out.as_ptr().cast()) })
 }
 

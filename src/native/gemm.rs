@@ -18,6 +18,6 @@ unsafe extern "C" {
 pub fn mm_f32(a_mk: &Tensor, b_kn: &Tensor) -> Result<Tensor, NativeError> {
     // SAFETY: both factors are live tensors, and `out` has room for one pointer.
     let call = |out| unsafe { locdiff_mm_f32(pointer(a_mk), pointer(b_kn), out) };
-    // SAFETY: on success the shim hands over a new tensor that nobody else frees.
+    // SAFETY: on success the shim hands over a new tensor that nothing else frees.
     unsafe { out_tensor("matrix product with f32 result", call) }
 }

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use tch::{Device, Kind, Tensor};
 
 use super::error::{NativeError, check, out_tensor};
-use super::places::{RowPlaces, RowPool};
+use super::row_pool::{RowPlaces, RowPool};
 
 /// Bytes per float16.
 const HALF_BYTES: usize = 2;
@@ -18,7 +18,7 @@ unsafe extern "C" {
 }
 
 /// A `[rows, width]` float16 tensor that is filled row by row through [`RowPlaces`]. Each row is assigned once, and
-/// nobody else can access the tensor before all rows are finished: see [`super::places`].
+/// nothing else can access the tensor before all rows are finished: see [`super::row_pool`].
 pub struct HostRows {
     rows: RowPool<Tensor>,
 }
@@ -92,7 +92,7 @@ fn allocate(rows: usize, width: usize, pinned: bool) -> Result<Tensor, NativeErr
     let (rows, width) = (size(rows)?, size(width)?);
     // SAFETY: takes plain numbers; `out` has room for one pointer.
     let call = |out| unsafe { locdiff_host_rows(rows, width, c_int::from(pinned), out) };
-    // SAFETY: on success the shim hands over a new tensor that nobody else frees.
+    // SAFETY: on success the shim hands over a new tensor that nothing else frees.
     unsafe { out_tensor(OPERATION, call) }
 }
 
@@ -137,7 +137,7 @@ mod tests {
         assert!(HostRows::reuse(tensor, 2, 3).is_none(), "a second handle is alive");
         assert!(HostRows::reuse(other, 3, 2).is_none(), "another shape");
         let tensor = filled();
-        let again = HostRows::reuse(tensor, 2, 3).expect("nobody else has it");
+        let again = HostRows::reuse(tensor, 2, 3).expect("nothing else has it");
         assert_eq!(again.unassigned(), 2);
     }
 

@@ -17,8 +17,8 @@ pub mod harmonics;
 pub mod host;
 pub mod nvrtc;
 pub mod optim;
-pub mod places;
 pub mod random;
+pub mod row_pool;
 mod version;
 
 pub use c10d_store::Store;

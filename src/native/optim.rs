@@ -130,7 +130,7 @@ pub fn squared_norm(tensors: &[Tensor]) -> Result<Tensor, NativeError> {
     let list = pointers(tensors);
     // SAFETY: the list holds `tensors.len()` live tensors, and `out` has room for one pointer.
     let call = |out| unsafe { locdiff_squared_norm(list.len(), list.as_ptr(), out) };
-    // SAFETY: on success the shim hands over a new tensor that nobody else frees.
+    // SAFETY: on success the shim hands over a new tensor that nothing else frees.
     unsafe { out_tensor("squared norm", call) }
 }
 

@@ -29,7 +29,7 @@ struct TileSize {
 
 impl TileSize {
     /// 2 MiB of logits on the CPU, 256 MiB on a GPU.
-    fn of(device: Device) -> Self {
+    fn for_device(device: Device) -> Self {
         if device.is_cuda() { Self { images: 1024, points: 65_536 } } else { Self { images: 128, points: 4096 } }
     }
 }
@@ -80,7 +80,7 @@ impl<'a> Retriever<'a> {
             let (got, want) = (format!("{:?}", queries.size()), format!("[{images}, {width}]"));
             return Err(RetrievalError::Shape { what: "queries", got, want });
         }
-        let size = TileSize::of(self.device);
+        let size = TileSize::for_device(self.device);
         let mut scored = Vec::with_capacity(wanted.len());
         for (first, wanted) in (0..).step_by(size.images).zip(wanted.chunks(size.images)) {
             let tile_iw = padded(queries.f_narrow(0, first, wanted.len() as i64)?, size.images)?;

@@ -52,7 +52,7 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<(Manifest, u64), ShardsEr
             ..WriterOptions::new(width_small, matrices.len() as u32, format!("built from {name}"), ImageHead::None)
         },
     )?;
-    let (mut first, mut skipped, mut seen_ids) = (0_u64, 0, RowsById::default());
+    let (mut first, mut skipped, mut seen_ids) = (0_u64, SkippedRows::default(), RowsById::default());
     loop {
         let chunk: Vec<_> = table.by_ref().take(CHUNK_ROWS).collect();
         if chunk.is_empty() {
@@ -71,17 +71,24 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<(Manifest, u64), ShardsEr
     if first != rows {
         return Err(length_mismatch(inputs, first.to_string(), rows));
     }
-    if skipped > 0 {
-        tracing::warn!("skipped {skipped} of {rows} rows: they cannot be used");
+    if let Some(first) = &skipped.first_reason {
+        tracing::warn!("skipped {} of {rows} rows that cannot be used; the first: {first}", skipped.count);
     }
-    if skipped == rows {
+    if skipped.count == rows {
         return Err(TableError::file(inputs.table, "no usable rows").into());
     }
-    Ok((writer.finish()?, skipped))
+    Ok((writer.finish()?, skipped.count))
 }
 
 /// Maps each identifier seen so far to its row. The key is a 128-bit hash, wide enough to rule out chance collisions.
 type RowsById = HashMap<u128, u64>;
+
+/// Rows that were skipped because they cannot be used.
+#[derive(Default)]
+struct SkippedRows {
+    count: u64,
+    first_reason: Option<String>,
+}
 
 fn length_mismatch(inputs: &Build<'_>, got: String, rows: u64) -> ShardsError {
     let matrix = inputs.embeddings[0].display();
@@ -108,7 +115,7 @@ fn usable_rows(
     views: &[Vec<f16>],
     first: u64,
     seen_ids: &mut RowsById,
-    skipped: &mut u64,
+    skipped: &mut SkippedRows,
 ) -> Result<WriterRows, TableError> {
     let mut good = WriterRows::new(views.len());
     let width = matrices[0].width();
@@ -135,7 +142,10 @@ fn usable_rows(
                 good.longitudes.push(place.longitude().0);
                 (0..views.len()).for_each(|view| good.views[view].extend_from_slice(embedding(view)));
             }
-            Err(TableError::Row { .. }) if inputs.config.on_bad_rows == OnBadRows::Skip => *skipped += 1,
+            Err(error @ TableError::Row { .. }) if inputs.config.on_bad_rows == OnBadRows::Skip => {
+                skipped.count += 1;
+                skipped.first_reason.get_or_insert_with(|| error.to_string());
+            }
             Err(error) => return Err(error),
         }
     }

@@ -64,7 +64,7 @@ pub enum ShardsError {
     Bad {
         /// Where the problem is.
         spot: Box<Spot>,
-        /// What was found and what was expected.
+        /// What was found and what was wanted.
         reason: String,
     },
     /// The data is damaged: bytes differ from those that were written.
@@ -72,7 +72,7 @@ pub enum ShardsError {
     Corrupt {
         /// Where the problem is.
         spot: Box<Spot>,
-        /// What was found and what was expected.
+        /// What was found and what was wanted.
         reason: String,
     },
     /// The data differs from what it was when the resumed run started.
@@ -80,7 +80,7 @@ pub enum ShardsError {
     Changed {
         /// The file or data set that changed.
         location: String,
-        /// What was found and what was expected.
+        /// What was found and what was wanted.
         reason: String,
     },
     /// A file operation failed.

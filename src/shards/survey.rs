@@ -40,16 +40,16 @@ impl Survey {
         Ok(Self { mask, statistics: Some(statistics), contents: Some(contents) })
     }
 
-    /// Surveys the data of a run that resumes from the bookmark `then`. It is an error if the data at `location` has
-    /// changed. From here on `dataset` checks every read against the checksums of the run.
+    /// Surveys the data of a run that resumes from `bookmark`. It is an error if the data at `location` has changed.
+    /// From here on `dataset` checks every read against the checksums of the run.
     pub fn resume(
         dataset: &mut Dataset,
         config: &ShardsConfig,
-        then: &Bookmark,
+        bookmark: &Bookmark,
         location: &str,
     ) -> Result<Self, ShardsError> {
-        then.check_fingerprint(dataset.fingerprint(), location)?;
-        let contents = match (dataset.manifest(), &then.contents) {
+        bookmark.check_fingerprint(dataset.fingerprint(), location)?;
+        let contents = match (dataset.manifest(), &bookmark.contents) {
             (Some(_), _) => None,
             (None, Some(contents)) => Some(dataset.check_contents(contents)?),
             // The checkpoint has no checksums. Compute them here, so that later changes are detected.

@@ -121,7 +121,13 @@ impl PhotoEncoder {
                 for (offset, look) in looks.chunks_exact_mut(EMBEDDING_WIDTH).enumerate() {
                     let row = share * SHARE_PHOTOS + offset;
                     let embeddings = sources(gallery, &photos[row], firsts[row], fresh);
-                    world.look(range.start + row as u64, &photos[row], view, |source| embeddings[source], look)?;
+                    world.embed_view(
+                        range.start + row as u64,
+                        &photos[row],
+                        view,
+                        |source| embeddings[source],
+                        look,
+                    )?;
                 }
                 Ok(())
             },

@@ -54,14 +54,14 @@ pub enum Source {
     Place(Place),
 }
 
-/// A photo without its embedding.
+/// A simulated photo before it is embedded: its place and its sources.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Photo {
     /// Where it was taken.
     pub place: Place,
     /// Scale of the distance to its look-alikes, km.
     pub scale_km: f64,
-    /// The places that it looks like, its own first.
+    /// The places mixed into its embedding: its own, then the look-alikes.
     pub sources: [Source; SOURCES],
     /// Weight of each source. The weights sum to 1.
     pub weights: [f64; SOURCES],
@@ -134,7 +134,7 @@ impl<'a> World<'a> {
 
     /// Computes the embedding of one view of a photo in GeoCLIP's space and writes the unit vector to `out`.
     /// `embedding` returns the embedding of the photo's n-th source.
-    pub fn look<'e>(
+    pub fn embed_view<'e>(
         &self,
         index: u64,
         photo: &Photo,

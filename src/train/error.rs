@@ -24,7 +24,7 @@ pub enum TrainError {
     Diverged(String),
     /// The checkpoint does not fit the configuration, the data or the network.
     #[error("{0}")]
-    Misfit(String),
+    Mismatch(String),
     /// The configuration does not fit the data, or is not supported.
     #[error("{0}")]
     Config(String),
@@ -75,7 +75,7 @@ pub enum TrainError {
 impl HasExitCode for TrainError {
     fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Misfit(_) => ExitCode::RunDiffers,
+            Self::Mismatch(_) => ExitCode::RunDiffers,
             Self::Diverged(_) => ExitCode::Diverged,
             Self::Config(_) => ExitCode::Config,
             Self::Shards(error) => error.exit_code(),

@@ -44,7 +44,7 @@ impl Saved {
             return Ok(());
         }
         let checkpoint = self.folder.display();
-        Err(TrainError::Misfit(format!(
+        Err(TrainError::Mismatch(format!(
             "{checkpoint}: {field} is {got}, this run has {want}; use another checkpoint, or start a new --run"
         )))
     }
@@ -136,7 +136,7 @@ impl Trainer {
         for (own, whole) in
             [(&work.ema, averages), (&work.moments.exp_avgs, firsts), (&work.moments.exp_avg_sqs, seconds)]
         {
-            let pieces = parameters.pieces(&whole).map_err(|error| network_misfit(saved, &error))?;
+            let pieces = parameters.pieces(&whole).map_err(|error| network_mismatch(saved, &error))?;
             copy_into(own, &pieces)?;
         }
         let _ = self.work.moments.step.f_fill_(saved.state.updates as f64)?;
@@ -153,7 +153,7 @@ impl Trainer {
 
     fn load(&mut self, saved: &Saved, part: &str) -> Result<(), TrainError> {
         let network = &mut self.work.network;
-        saved.weights(part, network)?.load_into(network).map_err(|error| network_misfit(saved, &error))
+        saved.weights(part, network)?.load_into(network).map_err(|error| network_mismatch(saved, &error))
     }
 }
 
@@ -197,9 +197,9 @@ fn copied(tensors: &NamedTensors) -> Result<NamedTensors, TrainError> {
     tensors.iter().map(&mut copy).collect()
 }
 
-fn network_misfit(saved: &Saved, error: &ModelError) -> TrainError {
+fn network_mismatch(saved: &Saved, error: &ModelError) -> TrainError {
     let checkpoint = saved.folder.display();
-    TrainError::Misfit(format!("{checkpoint}: its tensors do not fit this run's network: {error}"))
+    TrainError::Mismatch(format!("{checkpoint}: its tensors do not fit this run's network: {error}"))
 }
 
 fn copy_into(own: &[Tensor], pieces: &[Tensor]) -> Result<(), TrainError> {

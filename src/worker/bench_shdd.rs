@@ -26,9 +26,9 @@ const RUNS: usize = 15;
 const GPU_ERROR_MAX: f64 = 1e-6;
 
 /// Measures every degree.
-pub(super) fn run(place: &WorkerSlot) -> anyhow::Result<Vec<ShddRow>> {
+pub(super) fn run(slot: &WorkerSlot) -> anyhow::Result<Vec<ShddRow>> {
     let points = uniform_points_of(Stream::Test(0), 0, 0, 0, POINTS)?;
-    DEGREES.iter().map(|degree| measure(*degree, &points, place.gpu)).collect()
+    DEGREES.iter().map(|degree| measure(*degree, &points, slot.gpu)).collect()
 }
 
 fn measure(degree: u32, points: &[UnitVector], gpu: Option<u32>) -> anyhow::Result<ShddRow> {

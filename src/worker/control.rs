@@ -66,7 +66,7 @@ impl Control {
         let (inbox, messages) = channel();
         std::thread::Builder::new().name("control".into()).spawn(move || {
             while let Ok(Some(message)) = read_message::<ToWorker>(&mut socket) {
-                // Nobody reads these messages once the workers are connected.
+                // Nothing reads these messages once the workers are connected.
                 let _ = inbox.send(message);
             }
             std::process::exit(ExitCode::Interrupted.code().into());

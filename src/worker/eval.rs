@@ -17,15 +17,15 @@ use crate::eval::locate;
 use crate::infer::{ImageRows, InferError};
 
 /// Locates this worker's rows.
-pub(super) fn run(job: &EvalJob, control: &mut Control, place: &WorkerSlot) -> Result<EvalSummary, JobError> {
+pub(super) fn run(job: &EvalJob, control: &mut Control, slot: &WorkerSlot) -> Result<EvalSummary, JobError> {
     let mut send =
         |located| control.send(&ToLauncher::Located(located)).map_err(|error| InferError::Launcher(error.to_string()));
-    Ok(locate::run(job, place, &mut send)?)
+    Ok(locate::run(job, slot, &mut send)?)
 }
 
 /// Embeds the gallery, once for all workers.
-pub(super) fn embed_gallery(job: &EvalJob, place: &WorkerSlot) -> Result<GalleryEmbedded, JobError> {
-    Ok(GalleryEmbedded { points: locate::embed_gallery(job, place)? })
+pub(super) fn embed_gallery(job: &EvalJob, slot: &WorkerSlot) -> Result<GalleryEmbedded, JobError> {
+    Ok(GalleryEmbedded { points: locate::embed_gallery(job, slot)? })
 }
 
 /// Writes id, lat and lon of the usable test rows as a Parquet file, in row order.

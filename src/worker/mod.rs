@@ -6,7 +6,7 @@ mod bench_shdd;
 mod control;
 mod error;
 mod eval;
-mod meet;
+mod rendezvous;
 mod self_check;
 mod shards;
 
@@ -47,27 +47,27 @@ pub fn run() -> ExitCode {
 
 fn work(control: &mut Control) -> anyhow::Result<()> {
     control.send_hello(&native::versions()?)?;
-    let ToWorker::Start { place, meeting, job } = control.receive()? else {
+    let ToWorker::Start { place: slot, meeting, job } = control.receive()? else {
         bail!("the first message of the launcher is not `Start`");
     };
     let messages = control.watch_launcher()?;
-    tch::set_num_threads(i32::try_from(place.threads)?);
+    tch::set_num_threads(i32::try_from(slot.threads)?);
     let result: JobResult = match job {
         Job::Probe => Probed {}.into(),
-        Job::SelfCheck => self_check::run(&place)?.into(),
+        Job::SelfCheck => self_check::run(&slot)?.into(),
         Job::BenchCollectives { bytes_max } => {
-            bench_collectives::run(&meet::connect(control, &messages, &place, &meeting)?, bytes_max)?.into()
+            bench_collectives::run(&rendezvous::connect(control, &messages, &slot, &meeting)?, bytes_max)?.into()
         }
-        Job::Shards(job) => shards::run(&job, &place)?,
+        Job::Shards(job) => shards::run(&job, &slot)?,
         Job::Export(job) => checkpoint::export(&Files::real(), &job).map_err(JobError::from)?.into(),
         Job::Train(job) => {
-            let ranks = meet::connect(control, &messages, &place, &meeting)?;
+            let ranks = rendezvous::connect(control, &messages, &slot, &meeting)?;
             train(&job, meeting.attempt, control, ranks)?.into()
         }
-        Job::Eval(job) => eval::run(&job, control, &place)?.into(),
-        Job::Gallery(job) => eval::embed_gallery(&job, &place)?.into(),
-        Job::BenchShdd => bench_shdd::run(&place)?.into(),
-        Job::Perturbation { points } => perturbation::run(points, &place)?.into(),
+        Job::Eval(job) => eval::run(&job, control, &slot)?.into(),
+        Job::Gallery(job) => eval::embed_gallery(&job, &slot)?.into(),
+        Job::BenchShdd => bench_shdd::run(&slot)?.into(),
+        Job::Perturbation { points } => perturbation::run(points, &slot)?.into(),
     };
     Ok(control.send(&ToLauncher::Result(Box::new(result)))?)
 }

@@ -10,14 +10,14 @@ use crate::eval::locate::device;
 const SIZE: u32 = 256;
 
 /// Multiplies matrices of small integers, whose product is exact in f32, and compares the result with a plain loop.
-pub(super) fn run(place: &WorkerSlot) -> anyhow::Result<SelfCheck> {
-    let device = device(place);
+pub(super) fn run(slot: &WorkerSlot) -> anyhow::Result<SelfCheck> {
+    let device = device(slot);
     if let Device::Cuda(index) = device {
         let gpus = tch::Cuda::device_count();
         ensure!((index as i64) < gpus, "no GPU {index}: this worker can use {gpus}");
     }
     let size = SIZE as usize;
-    let entry = |row: usize, column: usize| ((row * 7 + column * 3 + place.rank as usize) % 11) as f32 - 5.0;
+    let entry = |row: usize, column: usize| ((row * 7 + column * 3 + slot.rank as usize) % 11) as f32 - 5.0;
     let values: Vec<f32> = (0..size * size).map(|index| entry(index / size, index % size)).collect();
     let matrix = Tensor::f_from_slice(&values)?.f_reshape([SIZE.into(), SIZE.into()])?.f_to_device(device)?;
     let product = matrix.f_matmul(&matrix)?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;

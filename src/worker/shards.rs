@@ -15,7 +15,7 @@ use crate::shards::{self, Blocks, Build, Dataset, Manifest, Replay};
 use crate::simulate::{Simulation, simulate};
 
 /// Runs the job.
-pub(super) fn run(job: &ShardsJob, place: &WorkerSlot) -> anyhow::Result<JobResult> {
+pub(super) fn run(job: &ShardsJob, slot: &WorkerSlot) -> anyhow::Result<JobResult> {
     let start = Instant::now();
     Ok(match job {
         ShardsJob::Bench { python } => bench_shards::run(python.as_deref())?.into(),
@@ -37,8 +37,8 @@ pub(super) fn run(job: &ShardsJob, place: &WorkerSlot) -> anyhow::Result<JobResu
                 coordinates: coordinates.clone(),
                 geoclip: geoclip.clone(),
                 overwrite: *overwrite,
-                device: device(place),
-                threads: place.threads as usize,
+                device: device(slot),
+                threads: slot.threads as usize,
                 chunk_rows: None,
             };
             let manifest = simulate(&simulation, out).map_err(JobError::from)?;

@@ -48,7 +48,7 @@ fn wait(child: &mut Child) -> Option<i32> {
     panic!("the worker did not exit within {PATIENCE:?}");
 }
 
-fn start(place: WorkerSlot, job: Job) -> ToWorker {
+fn start(slot: WorkerSlot, job: Job) -> ToWorker {
     let meeting = Meeting {
         interface: String::new(),
         attempt: 0,
@@ -56,7 +56,7 @@ fn start(place: WorkerSlot, job: Job) -> ToWorker {
         rendezvous_timeout_s: 30.0,
         collective_timeout_s: 30.0,
     };
-    ToWorker::Start { place, meeting, job }
+    ToWorker::Start { place: slot, meeting, job }
 }
 
 fn read_hello(socket: &mut UnixStream) -> locdiff_core::protocol::Hello {
@@ -72,8 +72,8 @@ fn worker_introduces_itself_does_its_job_and_exits() {
     let hello = read_hello(&mut worker.socket);
     assert_eq!((hello.protocol, hello.rank, hello.pid), (PROTOCOL_VERSION, 3, worker.child.id()));
     assert_eq!((hello.libtorch_built.as_str(), hello.libtorch_loaded.as_str()), ("2.11.0", "2.11.0"));
-    let place = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
-    write_message(&mut worker.socket, &start(place, Job::SelfCheck)).expect("sent");
+    let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
+    write_message(&mut worker.socket, &start(slot, Job::SelfCheck)).expect("sent");
     let result = read_message::<ToLauncher>(&mut worker.socket).expect("readable");
     let Some(ToLauncher::Result(answer)) = result else { panic!("{result:?}") };
     assert!(matches!(&*answer, JobResult::SelfCheck(check) if check.error_max == 0.0), "{answer:?}");
@@ -85,8 +85,8 @@ fn missing_gpu_is_an_error_instead_of_a_run_on_the_cpu() {
     let mut worker = launch();
     read_hello(&mut worker.socket);
     let missing = u32::try_from(tch::Cuda::device_count()).expect("few");
-    let place = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: Some(missing), threads: 1 };
-    write_message(&mut worker.socket, &start(place, Job::SelfCheck)).expect("sent");
+    let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: Some(missing), threads: 1 };
+    write_message(&mut worker.socket, &start(slot, Job::SelfCheck)).expect("sent");
     let result = read_message::<ToLauncher>(&mut worker.socket).expect("readable");
     assert!(
         matches!(&result, Some(ToLauncher::Failed(failure)) if failure.message.contains(&format!("no GPU {missing}"))),
@@ -108,9 +108,9 @@ fn worker_exits_when_its_launcher_disconnects() {
 fn worker_exits_when_its_launcher_disconnects_during_a_job() {
     let mut worker = launch();
     read_hello(&mut worker.socket);
-    let place = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
+    let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
     // Rank 3 waits for the address of the store, which never comes.
-    write_message(&mut worker.socket, &start(place, Job::BenchCollectives { bytes_max: 1024 })).expect("sent");
+    write_message(&mut worker.socket, &start(slot, Job::BenchCollectives { bytes_max: 1024 })).expect("sent");
     drop(worker.socket);
     assert_eq!(wait(&mut worker.child), Some(ExitCode::Interrupted.code().into()));
 }

@@ -6,9 +6,10 @@ Run from the repository root:
     python3 -m venv VENV && VENV/bin/pip install geoclip==1.3.0 torch==2.11.0 safetensors==0.8.0
     VENV/bin/python tests/golden/make_geoclip.py tests/golden/geoclip.safetensors
 
-The script reads the inputs from the existing file and keeps them. It recomputes the outputs in float32 on the CPU. The file
+The script reads the inputs from the existing file and keeps them. It recomputes the outputs in float32 on the CPU, where another
+processor may differ in the last bits. The file
 holds
-  probe_latlon, probe_out        six hand-picked places (poles, date line, cities), and the location encoder's output
+  probe_latlon, probe_out        New York, Los Angeles, 0/0, the north pole, Sydney, London, and the location encoder's output
   gallery_latlon, gallery_out    the first 24 places of the package's gallery, and the location encoder's output
   image_in, image_out            six random CLIP features, and the output of the image encoder's MLP
   logit_scale                    the logarithm of the factor by which logits are multiplied

@@ -7,7 +7,7 @@ use arrow_schema::DataType;
 /// The identifier in `row`. The error is the end of a sentence that starts with the column's name.
 pub fn id(column: &dyn Array, row: usize) -> Result<String, String> {
     if column.is_null(row) {
-        return Err("is null, expected an identifier".to_owned());
+        return Err("is null, wanted an identifier".to_owned());
     }
     downcast_integer_array!(
         column => Ok(column.value(row).to_string()),
@@ -18,7 +18,7 @@ pub fn id(column: &dyn Array, row: usize) -> Result<String, String> {
         DataType::LargeBinary => Ok(text(column.as_binary::<i64>().value(row))),
         DataType::BinaryView => Ok(text(column.as_binary_view().value(row))),
         DataType::FixedSizeBinary(_) => Ok(hexadecimal(column.as_fixed_size_binary().value(row))),
-        other => Err(format!("is {other}, expected text, bytes or integers")),
+        other => Err(format!("is {other}, wanted text, bytes or integers")),
     )
 }
 
@@ -58,8 +58,8 @@ mod tests {
             assert_eq!(id(column.as_ref(), 1).as_deref(), Ok(want), "{}", column.data_type());
         }
         let null = UInt64Array::from(vec![Some(1), None]);
-        assert_eq!(id(&null, 1), Err("is null, expected an identifier".to_owned()));
+        assert_eq!(id(&null, 1), Err("is null, wanted an identifier".to_owned()));
         let error = id(&BooleanArray::from(vec![true]), 0).expect_err("not an identifier");
-        assert_eq!(error, "is Boolean, expected text, bytes or integers");
+        assert_eq!(error, "is Boolean, wanted text, bytes or integers");
     }
 }

@@ -18,7 +18,7 @@ pub struct Table {
     pub places: Vec<Place>,
 }
 
-/// Reads the ids and places of a table. A table without rows and an empty id are errors.
+/// Reads the ids and places of a table. Fails if the table has no rows or an id is empty.
 pub fn read(path: &Path) -> Result<Table, TableError> {
     read_columns(path, true)
 }

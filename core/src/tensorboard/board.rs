@@ -135,10 +135,10 @@ impl Board {
         Ok(())
     }
 
-    fn append(&mut self, step: u64, what: EventContent) -> Result<(), BoardError> {
+    fn append(&mut self, step: u64, content: EventContent) -> Result<(), BoardError> {
         let wall_time = since_1970().as_secs_f64();
         let step = i64::try_from(step).unwrap_or(i64::MAX);
-        let record = frame(&Event { wall_time, step, what: Some(what) }.encode_to_vec());
+        let record = frame(&Event { wall_time, step, content: Some(content) }.encode_to_vec());
         let written = self.file.write_all_at(&record, self.bytes);
         if written.is_err() {
             // Remove a partial record, so that no whole record follows it. If this fails too, the next resume trims it.

@@ -35,7 +35,7 @@ fn read_back(mut bytes: &[u8]) -> Vec<Event> {
         events.push(Event::decode(data).expect("an event"));
         bytes = &bytes[16 + length..];
     }
-    assert!(matches!(&events[0].what, Some(EventContent::FileVersion(version)) if version == "brain.Event:2"));
+    assert!(matches!(&events[0].content, Some(EventContent::FileVersion(version)) if version == "brain.Event:2"));
     events
 }
 
@@ -45,7 +45,7 @@ fn all_values(folder: &Path) -> Vec<(i64, String)> {
     let mut values = Vec::new();
     for path in event_files(folder).expect("readable") {
         for event in read_back(&std::fs::read(path).expect("readable")) {
-            if let Some(EventContent::Summary(summary)) = event.what {
+            if let Some(EventContent::Summary(summary)) = event.content {
                 values.extend(summary.value.into_iter().map(|value| (event.step, value.tag)));
             }
         }
@@ -77,11 +77,11 @@ fn values_are_read_back_unchanged() {
     board.scalars(7, &[("loss", 0.1), ("norm", f64::NAN), ("best", f64::INFINITY)]).expect("written");
     let events = read_back(&std::fs::read(board.path()).expect("readable"));
     let [_, text, scalars] = events.as_slice() else { panic!("{events:?}") };
-    let Some(EventContent::Summary(text)) = &text.what else { panic!("{text:?}") };
+    let Some(EventContent::Summary(text)) = &text.content else { panic!("{text:?}") };
     assert_eq!(text.value, [summary_value("config", Value::Text("**L** = 47"))]);
     assert_eq!(scalars.step, 7);
     assert!((scalars.wall_time - since_1970().as_secs_f64()).abs() < 60.0);
-    let Some(EventContent::Summary(scalars)) = &scalars.what else { panic!("{scalars:?}") };
+    let Some(EventContent::Summary(scalars)) = &scalars.content else { panic!("{scalars:?}") };
     let numbers: Vec<u32> = scalars
         .value
         .iter()
@@ -101,7 +101,7 @@ fn a_resumed_run_tells_a_running_tensorboard_which_steps_to_forget() {
     assert_eq!(board.step(), 5);
     let events = read_back(&std::fs::read(board.path()).expect("readable"));
     assert_eq!(events[1].step, 5);
-    assert_eq!(events[1].what, Some(EventContent::SessionLog(SessionLog { status: SESSION_START })));
+    assert_eq!(events[1].content, Some(EventContent::SessionLog(SessionLog { status: SESSION_START })));
     assert_eq!(steps(&folder), [1, 2, 3, 4]);
 }
 
@@ -154,7 +154,7 @@ fn damaged_and_foreign_files_are_renamed() {
     let last_bytes = frame(&read_back(&good)[4].encode_to_vec()).len();
     let mut changed = good.clone();
     changed[30] ^= 1;
-    let mut other = frame(&Event { wall_time: 1.0, step: 3, what: None }.encode_to_vec());
+    let mut other = frame(&Event { wall_time: 1.0, step: 3, content: None }.encode_to_vec());
     other.extend_from_slice(&good);
     let cases: [(&[u8], &str); 6] = [
         (b"hello", "not a TensorBoard event file"),

@@ -33,7 +33,7 @@ pub(super) struct Event {
     #[prost(int64, tag = "2")]
     pub(super) step: i64,
     #[prost(oneof = "EventContent", tags = "3, 5, 7")]
-    pub(super) what: Option<EventContent>,
+    pub(super) content: Option<EventContent>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]

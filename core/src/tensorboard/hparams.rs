@@ -66,7 +66,8 @@ impl Hyperparameters {
         let start = Content::Start(SessionStart { hparams: self.session_values(), start_time_secs: wall_time });
         let value = vec![value(EXPERIMENT, experiment), value(SESSION_START, start)];
         let events = [EventContent::FileVersion(FILE_VERSION.to_owned()), EventContent::Summary(Summary { value })];
-        let records = events.map(|what| frame(&Event { wall_time, step: 0, what: Some(what) }.encode_to_vec()));
+        let records =
+            events.map(|content| frame(&Event { wall_time, step: 0, content: Some(content) }.encode_to_vec()));
         std::fs::write(&temporary, records.concat()).map_err(FileError::at(&temporary))?;
         Ok(std::fs::rename(&temporary, &path).map_err(FileError::at(&path))?)
     }

@@ -128,7 +128,7 @@ impl RunFolder {
         if let Err(error) = self.files.remove_folder(folder)
             && error.error.kind() != std::io::ErrorKind::NotFound
         {
-            tracing::warn!("{error}: not removed");
+            tracing::warn!("cannot remove a folder that is no longer needed: {error}");
         }
     }
 }

@@ -7,10 +7,10 @@ use locdiff_core::config::{AutoOr, RunConfig};
 use toml::{Table, Value};
 
 /// Sections that must not change within a run.
-const KEPT_SECTIONS: [&str; 2] = ["model", "diffusion"];
+const FIXED_SECTIONS: [&str; 2] = ["model", "diffusion"];
 
-/// Other fields that must not change within a run. [`is_kept`] adds the columns of the shards.
-const KEPT_FIELDS: [&str; 7] = [
+/// Other fields that must not change within a run. [`is_fixed`] adds the columns of the shards.
+const FIXED_FIELDS: [&str; 7] = [
     "train.seed",
     "train.global_batch",
     "train.threads",
@@ -34,7 +34,7 @@ pub(super) fn compare(was: &RunConfig, is: &RunConfig) -> Differences {
     let (was, is) = (leaves(was), leaves(is));
     let mut found = Differences::default();
     for ((key, was), (_, is)) in was.iter().zip(&is).filter(|((_, was), (_, is))| was != is) {
-        if is_kept(key) && !is_automatic_width(key, [was, is]) {
+        if is_fixed(key) && !is_automatic_width(key, [was, is]) {
             found.refused.push(format!("{key} is {is}, but the run has {was}"));
         } else {
             found.allowed.push(format!("{key} changed from {was} to {is}"));
@@ -43,10 +43,10 @@ pub(super) fn compare(was: &RunConfig, is: &RunConfig) -> Differences {
     found
 }
 
-fn is_kept(key: &str) -> bool {
+fn is_fixed(key: &str) -> bool {
     let section = key.split('.').next().unwrap_or_default();
     let column = section == "shards" && key.ends_with("_column");
-    column || KEPT_SECTIONS.contains(&section) || KEPT_FIELDS.contains(&key)
+    column || FIXED_SECTIONS.contains(&section) || FIXED_FIELDS.contains(&key)
 }
 
 /// "auto" stands for the width of the shards. A difference is found when the weights are loaded.
@@ -104,12 +104,12 @@ mod tests {
     }
 
     #[test]
-    fn kept_fields_exist() {
+    fn fixed_fields_exist() {
         let keys: Vec<String> = leaves(&RunConfig::default()).into_iter().map(|(key, _)| key).collect();
-        for key in KEPT_FIELDS {
+        for key in FIXED_FIELDS {
             assert!(keys.iter().any(|known| known == key), "{key}");
         }
-        assert_eq!(keys.iter().filter(|key| key.ends_with("_column") && is_kept(key)).count(), 4);
+        assert_eq!(keys.iter().filter(|key| key.ends_with("_column") && is_fixed(key)).count(), 4);
     }
 
     #[test]

@@ -15,11 +15,11 @@ const LOCK: &str = "lock";
 
 /// Holds the lock of a run, or of a folder in it. Dropping it releases the lock.
 #[derive(Debug)]
-pub struct Hold {
+pub struct RunLock {
     _held: Flock<File>,
 }
 
-impl Hold {
+impl RunLock {
     /// Takes the lock, or returns `None` if another launcher holds it.
     pub fn try_take(run: &Path) -> Result<Option<Self>, LaunchError> {
         match Self::take(run) {

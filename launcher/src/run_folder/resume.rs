@@ -46,7 +46,7 @@ impl RunFolder {
     }
 
     /// Removes parts that were never committed and checkpoints whose removal was interrupted. No worker of the run may
-    /// be alive. This process holds the lock, so nobody else can be writing these files.
+    /// be alive. This process holds the lock, so no other process is writing these files.
     pub fn clean(&self) -> Result<(), LaunchError> {
         for entry in self.files.entries(&self.path)? {
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -73,7 +73,7 @@ impl RunFolder {
         let mut damaged = set_aside.to_vec();
         if damaged.is_empty() {
             let earlier = scan::set_aside(&self.path)?.into_iter();
-            damaged.extend(earlier.map(|(_, folder)| format!("{}: set aside earlier", folder.display())));
+            damaged.extend(earlier.map(|(_, folder)| format!("{}: found damaged earlier", folder.display())));
         }
         if let (true, Ok(latest)) = (damaged.is_empty(), std::fs::read_to_string(self.path.join(LATEST))) {
             damaged.push(format!("{}: missing, but named in {LATEST}", self.path.join(latest.trim()).display()));

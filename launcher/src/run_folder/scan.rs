@@ -173,8 +173,9 @@ fn check_manifest(folder: &Path, manifest: &CheckpointManifest) -> Result<(), La
     }
     let named = folder.file_name().and_then(|name| name.to_str());
     let step = named.and_then(|name| step_of(name).or_else(|| set_aside_step_of(name)));
-    if step.is_some_and(|step| step != manifest.step) {
-        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} is of step {}", manifest.step);
+    if let Some(step) = step.filter(|step| *step != manifest.step) {
+        let got = manifest.step;
+        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} is for step {got}, wanted {step} as in the folder's name");
     }
     if manifest.files.is_empty() {
         refuse!(Corrupt, "{CHECKPOINT_MANIFEST} lists no files");
@@ -262,7 +263,8 @@ pub fn newest_whole(run: &Path) -> Result<(WholeCheckpoint, Vec<String>), Launch
             Condition::Gone => {}
         }
     }
-    let set_aside = set_aside(run)?.into_iter().map(|(_, folder)| format!("{}: set aside", folder.display()));
+    let set_aside =
+        set_aside(run)?.into_iter().map(|(_, folder)| format!("{}: found damaged earlier", folder.display()));
     skipped.extend(set_aside);
     Err(no_whole_checkpoint(run, &skipped))
 }
@@ -283,9 +285,13 @@ pub fn whole_checkpoint(target: &Path) -> Result<(WholeCheckpoint, Vec<String>),
 
 /// The error for a run that has no whole checkpoint.
 pub(super) fn no_whole_checkpoint(run: &Path, damaged: &[String]) -> LaunchError {
+    let name = run.file_name().unwrap_or_default().display();
     let run = run.display();
     if damaged.is_empty() {
-        return reported!(NoData, "run {run} has no checkpoint yet");
+        return reported!(
+            NoData,
+            "run {run} has no checkpoint yet; train it first with `locdiff-launch --run {name} train`"
+        );
     }
     reported!(
         Corrupt,

@@ -30,8 +30,8 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         "degree", "dims", "fast", "scalar", "GPU", "limit"
     ));
     rows.iter().for_each(|row| output.print(&line(row)));
-    if let Some(wrong) = rows.iter().find(|row| !row.ok) {
-        refuse!(WorkerFailed, "the fast and the scalar harmonics differ at degree {}", wrong.degree);
+    if let Some(ShddRow { degree, .. }) = rows.iter().find(|row| !row.ok) {
+        refuse!(WorkerFailed, "the fast and the scalar harmonics differ at degree {degree}; this is a bug");
     }
     Ok(json!({ "ok": true, "rows": rows.iter().map(with_limit).collect::<Vec<_>>() }))
 }

@@ -14,7 +14,7 @@ use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 
-/// Number of training photos: enough that the model does not overfit within its three minutes of training.
+/// Number of training photos: enough that the model does not overfit within its short training.
 const TRAIN_ROWS: u64 = 60_000;
 /// Number of photos for validation during training, and for the test after it.
 const VALIDATION_ROWS: u64 = 1000;
@@ -53,7 +53,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
         };
         shards::run(&verb, global, output)?;
     }
-    output.print(&format!("training with {} workers ...", world.places.len()));
+    output.print(&format!("training with {} workers ...", world.slots.len()));
     let trained = train::run_resolved(&resolved, &world, Vec::new(), "demo", output)?;
     Ok(json!({ "ok": true, "train": trained }))
 }

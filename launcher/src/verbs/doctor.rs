@@ -116,8 +116,8 @@ fn gpu_list(inventory: &Inventory) -> Finding {
 fn layout(config: &RunConfig, inventory: &Inventory) -> Finding {
     match NodeWorkers::plan(config, inventory) {
         Ok(world) => {
-            let device = if world.places.iter().any(|place| place.gpu.is_some()) { "GPU" } else { "CPU" };
-            (Level::Ok, format!("{} {device} worker(s)", world.places.len()))
+            let device = if world.slots.iter().any(|slot| slot.gpu.is_some()) { "GPU" } else { "CPU" };
+            (Level::Ok, format!("{} {device} worker(s)", world.slots.len()))
         }
         Err(error) => (Level::Error, error.to_string()),
     }
@@ -219,7 +219,7 @@ struct Fit {
 
 /// Which presets fit into the memory available to one worker.
 fn presets(config: &RunConfig, inventory: &Inventory) -> Vec<Fit> {
-    let workers = NodeWorkers::plan(config, inventory).map_or(1, |world| world.places.len() as u64);
+    let workers = NodeWorkers::plan(config, inventory).map_or(1, |world| world.slots.len() as u64);
     let on_gpu = config.parallel.device != DeviceKind::Cpu;
     let room = match inventory.gpus.iter().map(|gpu| gpu.memory_free_bytes).min().filter(|_| on_gpu) {
         Some(free) => free,

@@ -2,16 +2,16 @@
 //! them to the run's folder, computes the scores, and prints the table.
 //!
 //! - `target`: selects run, checkpoint and configuration.
-//! - `phase`: one evaluation or one tuning. `train` uses it too.
+//! - `evaluation`: one evaluation or one tuning. `train` uses it too.
 //! - `gather`: collects the rows from the workers.
 //! - `files`: the files in `RUN/eval/`.
 //! - `score`: computes metrics from answers.
 //! - `table`: the table as JSON and as text. `published`: the rows of the paper.
 //! - `predictions`: scores a file of predictions.
 
+mod evaluation;
 mod files;
 mod gather;
-mod phase;
 mod predictions;
 mod published;
 mod score;
@@ -26,10 +26,10 @@ use crate::error::refuse;
 use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
-use crate::run_folder::Hold;
+use crate::run_folder::RunLock;
 use crate::supervisor::Supervisor;
 
-pub(super) use phase::{Phase, after_training, require_shards};
+pub(super) use evaluation::{Evaluation, after_training, require_shards};
 pub(super) use target::choose;
 
 /// Runs `eval`.
@@ -46,22 +46,22 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     let (run, checkpoint, resolved) = target::find(global, request.hybrid, output)?;
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
     // Without the lock, another launcher is training this run, and only that one may write its TensorBoard files.
-    let held = Hold::try_take(&run)?;
-    let mut phase = Phase {
+    let lock = RunLock::try_take(&run)?;
+    let mut evaluation = Evaluation {
         supervisor: &mut Supervisor::new()?,
         resolved,
         world: world.with_all_cores(),
         run: &run,
         checkpoint: &checkpoint,
-        is_held: held.is_some(),
+        is_held: lock.is_some(),
         output,
     };
     if request.tune {
-        let tuned = phase.tune()?;
+        let tuned = evaluation.tune()?;
         if !request.hybrid && !is_table1 {
             return Ok(tuned);
         }
     }
-    let wish = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
-    phase.evaluate(wish, is_table1)
+    let hybrid = if request.hybrid { HybridRequest::Wanted } else { HybridRequest::No };
+    evaluation.evaluate(hybrid, is_table1)
 }

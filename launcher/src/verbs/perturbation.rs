@@ -48,12 +48,13 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     print_table(&rows, output);
     let degrees: Vec<u32> = rows.iter().map(|row| row.degree).collect();
     if degrees != DEGREES {
-        refuse!(WorkerFailed, "measured degrees {degrees:?}, wanted {DEGREES:?}");
+        refuse!(WorkerFailed, "measured degrees {degrees:?}, wanted {DEGREES:?}; this is a bug");
     }
     if let Some(row) = rows.iter().find(|row| !row.is_near_theory() || row.points != POINTS) {
         refuse!(
             WorkerFailed,
-            "degree {}: mean drift is {:.3} km over {} points, wanted {:.3} km within {} % over {POINTS} points",
+            "degree {}: mean drift is {:.3} km over {} points, wanted {:.3} km within {} % over {POINTS} points; this is \
+             a bug",
             row.degree,
             row.drift_km,
             row.points,

@@ -13,7 +13,7 @@ use locdiff_core::protocol::{InjectedFault, Job, PartsWritten, ToLauncher, Train
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::eval::{self, Phase};
+use super::eval::{self, Evaluation};
 use crate::cli::Global;
 use crate::error::{LaunchError, exit_code_of, refuse, reported};
 use crate::gpus;
@@ -104,7 +104,7 @@ impl HeldRun<'_> {
             Some(checkpoint) => tracing::info!("resuming from {}", checkpoint.path.display()),
             None => tracing::info!("starting at the first step"),
         }
-        let workers = self.world.places.len();
+        let workers = self.world.slots.len();
         self.run.event("attempt", &json!({ "attempt": attempt, "step": step, "workers": workers }))?;
         let job = TrainJob {
             config: self.resolved.config.clone(),
@@ -115,7 +115,7 @@ impl HeldRun<'_> {
             restarts: attempt,
             faults: self.faults.clone(),
         };
-        let mut observer = Watch::new(&mut self.run, attempt, workers, &mut self.faults)?;
+        let mut observer = AttemptObserver::new(&mut self.run, attempt, workers, &mut self.faults)?;
         let job = Job::Train(Box::new(job));
         let result = self.supervisor.run(&self.resolved.config, self.world, job, attempt, &mut observer);
         observer.display.finish();
@@ -155,7 +155,7 @@ impl HeldRun<'_> {
         }
         let (checkpoint, reason) = eval::choose(self.run.path(), config.eval.checkpoint)?;
         output.print(&format!("evaluating {} ({reason})", checkpoint.path.display()));
-        let phase = Phase {
+        let evaluation = Evaluation {
             supervisor: &mut self.supervisor,
             resolved: self.resolved.clone(),
             world: self.world.clone().with_all_cores(),
@@ -164,13 +164,13 @@ impl HeldRun<'_> {
             is_held: true,
             output,
         };
-        let evaluated = eval::after_training(phase);
+        let evaluated = eval::after_training(evaluation);
         evaluated.with_context(|| format!("{} was trained, but its evaluation failed", self.run.path().display()))
     }
 }
 
 /// Observes one attempt: writes logs and events, shows progress, commits checkpoints.
-struct Watch<'a> {
+struct AttemptObserver<'a> {
     run: &'a mut RunFolder,
     attempt: u32,
     logs: Vec<File>,
@@ -180,7 +180,7 @@ struct Watch<'a> {
     has_warned: bool,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> AttemptObserver<'a> {
     fn new(
         run: &'a mut RunFolder,
         attempt: u32,
@@ -208,7 +208,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-impl GangObserver for Watch<'_> {
+impl GangObserver for AttemptObserver<'_> {
     fn line(&mut self, rank: usize, line: &str) {
         tracing::info!("[rank {rank}] {line}");
         let path = self.run.log_path(self.attempt, rank as u32);
@@ -243,7 +243,7 @@ impl GangObserver for Watch<'_> {
         match self.run.commit(self.attempt, step, parts)? {
             Commit::Done { checkpoint, pruned } => {
                 let path = checkpoint.path.display();
-                tracing::info!("checkpoint {path}");
+                tracing::info!("committed checkpoint {path}");
                 self.event(
                     "checkpoint",
                     &json!({ "step": step, "score": checkpoint.manifest.score, "pruned": pruned }),
@@ -260,7 +260,7 @@ impl GangObserver for Watch<'_> {
 /// Logs a failed write as a warning.
 fn warn_on_error(written: Result<(), LaunchError>) {
     if let Err(error) = written {
-        tracing::warn!("cannot write: {error}");
+        tracing::warn!("cannot write to the run's folder: {error}");
     }
 }
 
@@ -277,8 +277,8 @@ fn parse_fault(text: &str, world: &NodeWorkers) -> Result<InjectedFault, LaunchE
         }
     }
     let (Some(rank), Some(step)) = (rank, step) else { return Err(usage("rank or step is missing or not a number")) };
-    if rank as usize >= world.places.len() || step == 0 {
-        return Err(usage(&format!("ranks are 0 to {}, steps count from 1", world.places.len() - 1)));
+    if rank as usize >= world.slots.len() || step == 0 {
+        return Err(usage(&format!("ranks are 0 to {}, steps count from 1", world.slots.len() - 1)));
     }
     Ok(InjectedFault::Kill { rank, step })
 }
@@ -313,8 +313,8 @@ mod tests {
     use super::*;
 
     fn world(workers: u32) -> NodeWorkers {
-        let place = |rank| WorkerSlot { rank, world: workers, local_rank: rank, gpu: None, threads: 1 };
-        NodeWorkers { places: (0..workers).map(place).collect(), share_gpu: false }
+        let slot = |rank| WorkerSlot { rank, world: workers, local_rank: rank, gpu: None, threads: 1 };
+        NodeWorkers { slots: (0..workers).map(slot).collect(), share_gpu: false }
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl CudaEvent {
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        // SAFETY: the event is live, and nobody uses it afterwards.
+        // SAFETY: the event is live, and nothing uses it afterwards.
         let status = unsafe { locdiff_cuda_event_free(self.0) };
         if let Err(error) = check("free an event", status) {
             tracing::error!(%error, "cannot free a CUDA event");

@@ -62,7 +62,7 @@ struct Handle(*mut c_void);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the graph is live, and nobody uses it afterwards.
+        // SAFETY: the graph is live, and nothing uses it afterwards.
         let status = unsafe { locdiff_cuda_graph_free(self.0) };
         if let Err(error) = check("free a graph", status) {
             tracing::error!(%error, "cannot free a CUDA graph");

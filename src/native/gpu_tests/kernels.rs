@@ -9,7 +9,7 @@ use super::{CheckOutcome, GPU};
 use crate::native::cuda::{self, CudaEvent, CudaStream, Priority, WaitError, with_stream};
 use crate::native::host::{HostRows, pinned_bytes};
 use crate::native::nvrtc::{Arg, Kernel};
-use crate::native::places::RowPlaces;
+use crate::native::row_pool::RowPlaces;
 
 /// Two kernels: one adds, the other keeps one thread busy for some time.
 const SOURCE: &str = r#"

@@ -39,7 +39,7 @@ struct Graph : at::cuda::CUDAGraph {
   void begin() {
     c10::cuda::device_synchronize();
     try {
-      // cuBLAS must take its workspace from this graph's pool, and nobody else may use it: two graphs that share a
+      // cuBLAS must take its workspace from this graph's pool, and nothing else may use it: two graphs that share a
       // workspace could not be replayed concurrently.
       at::cuda::clearCublasWorkspaces();
       capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);

@@ -13,13 +13,13 @@ use super::delivery::{Batch, TensorPool};
 use super::readers::BlockResult;
 use super::segments::Segment;
 use crate::native::host::HostRows;
-use crate::native::places::RowPlaces;
+use crate::native::row_pool::RowPlaces;
 use crate::shards::error::ShardsError;
 use crate::shards::format::ELEMENT_BYTES;
 use crate::shards::order::{Plan, Position};
 
 /// A batch that is not complete yet.
-struct Open {
+struct OpenBatch {
     position: Position,
     rows: HostRows,
     latitudes: Vec<f64>,
@@ -32,7 +32,7 @@ pub(super) struct Filling {
     slice: Range<u64>,
     pinned: bool,
     spare: Arc<TensorPool>,
-    open: VecDeque<Open>,
+    open: VecDeque<OpenBatch>,
 }
 
 impl Filling {
@@ -60,14 +60,14 @@ impl Filling {
         Ok(places)
     }
 
-    fn begin(&self, position: Position) -> Result<Open, ShardsError> {
+    fn begin(&self, position: Position) -> Result<OpenBatch, ShardsError> {
         let (count, width) = (self.count(), self.plan.layout().width);
         let reused = self.spare.take().and_then(|tensor| HostRows::reuse(tensor, count, width));
         let rows = match reused {
             Some(rows) => rows,
             None => HostRows::new(count, width, self.pinned)?,
         };
-        Ok(Open { position, rows, latitudes: Vec::with_capacity(count), longitudes: Vec::with_capacity(count) })
+        Ok(OpenBatch { position, rows, latitudes: Vec::with_capacity(count), longitudes: Vec::with_capacity(count) })
     }
 
     /// Rows per batch.
@@ -98,7 +98,7 @@ impl Filling {
             if open.latitudes.len() == count
                 && let Some(full) = self.open.pop_front()
             {
-                let Open { position, rows, latitudes, longitudes } = full;
+                let OpenBatch { position, rows, latitudes, longitudes } = full;
                 let (slice, embeddings, spare) = (self.slice.clone(), rows.into_tensor(), Arc::clone(&self.spare));
                 send(Batch { embeddings, latitudes, longitudes, position, slice, waited: Duration::ZERO, spare })?;
             }

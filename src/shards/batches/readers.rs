@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::cache::{Cache, HostCache};
 use super::segments::Segment;
-use crate::native::places::RowPlaces;
+use crate::native::row_pool::RowPlaces;
 use crate::shards::blocks::{BlockRows, Blocks};
 use crate::shards::error::ShardsError;
 use crate::shards::order::{Plan, catch_panic};

@@ -4,7 +4,7 @@
 //! without gaps. Rows returned by a reader have been checked: finite numbers, valid coordinates, and the checksum if
 //! one is known.
 
-use crate::native::places::RowPlaces;
+use crate::native::row_pool::RowPlaces;
 use crate::shards::error::ShardsError;
 use crate::shards::format::ELEMENT_BYTES;
 

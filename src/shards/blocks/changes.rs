@@ -24,18 +24,18 @@ impl Dataset {
 
     /// Checks that the data has not changed. Only files whose version differs are read. Returns the contents with the
     /// current versions.
-    pub fn check_contents(&self, then: &Contents) -> Result<Contents, ShardsError> {
-        self.check_shape_of(then)?;
+    pub fn check_contents(&self, recorded: &Contents) -> Result<Contents, ShardsError> {
+        self.check_shape_of(recorded)?;
         let versions = self.versions()?;
-        for (at, wanted) in self.blocks.iter().zip(then.xxh3.chunks_exact(self.columns())) {
-            if versions[at.file] == then.versions[at.file] {
+        for (at, wanted) in self.blocks.iter().zip(recorded.xxh3.chunks_exact(self.columns())) {
+            if versions[at.file] == recorded.versions[at.file] {
                 continue;
             }
             for (column, (got, wanted)) in self.files[at.file].columns().zip(self.hash(*at)?.iter().zip(wanted)) {
                 self.check_chunk(*at, column, *got, *wanted)?;
             }
         }
-        Ok(Contents { versions, xxh3: then.xxh3.clone() })
+        Ok(Contents { versions, xxh3: recorded.xxh3.clone() })
     }
 
     /// Number of columns that training reads.
@@ -68,13 +68,13 @@ impl Dataset {
         columns.map(|column| Ok(Checksum::of(&self.read_chunk(at, column, None)?.bytes))).collect()
     }
 
-    fn check_shape_of(&self, then: &Contents) -> Result<(), ShardsError> {
+    fn check_shape_of(&self, recorded: &Contents) -> Result<(), ShardsError> {
         let now = (self.files.len(), self.blocks.len() * self.columns());
-        let then = (then.versions.len(), then.xxh3.len());
-        if now == then {
+        let recorded = (recorded.versions.len(), recorded.xxh3.len());
+        if now == recorded {
             return Ok(());
         }
-        let reason = format!("{} files with {} column chunks, wanted {} with {}", now.0, now.1, then.0, then.1);
+        let reason = format!("{} files with {} column chunks, wanted {} with {}", now.0, now.1, recorded.0, recorded.1);
         Err(ShardsError::Changed { location: self.files[0].name.clone(), reason })
     }
 }

@@ -11,7 +11,7 @@ use parquet::basic::Compression;
 
 use super::block::{BlockRows, Blocks};
 use super::contents::Contents;
-use crate::native::places::RowPlaces;
+use crate::native::row_pool::RowPlaces;
 use crate::shards::error::{ShardsError, Spot};
 use crate::shards::format::{Footer, Manifest};
 use crate::shards::source::{BufferPool, ByteSource, DatasetIndex, Origin, S3Options};
@@ -46,7 +46,7 @@ pub struct Dataset {
     pub(super) width: usize,
     views: u32,
     fingerprint: u64,
-    /// Checksums that the run has of data without a manifest.
+    /// Checksums recorded by the run, if any. `None` if the data has a manifest.
     pub(super) contents: Option<Contents>,
     pub(super) pool: Arc<BufferPool>,
 }
@@ -164,7 +164,7 @@ impl Dataset {
             if footer.views.len() != self.views as usize {
                 let (got, want) = (footer.views.len(), self.views);
                 let other = if self.manifest.is_some() { "the manifest" } else { &first.name };
-                let reason = format!("has {got} views, expected {want} as in {other}");
+                let reason = format!("has {got} views, wanted {want} as in {other}");
                 return Err(ShardsError::bad(Spot::file(&footer.name), reason));
             }
         }
@@ -175,7 +175,7 @@ impl Dataset {
             self.width = self.find_width(on_bad_rows)?;
         }
         if self.width > WIDTH_MAX {
-            let reason = format!("has embeddings of width {}, expected at most {WIDTH_MAX}", self.width);
+            let reason = format!("has embeddings of width {}, wanted at most {WIDTH_MAX}", self.width);
             return Err(ShardsError::bad(self.first_view(), reason));
         }
         // With `skip`, a list of another length is a bad row to skip. With a manifest it is always an error.
@@ -256,7 +256,7 @@ impl Dataset {
         for column in &self.files[at.file].views {
             let values = self.chunk_metadata(at, column).num_values();
             if values % rows == 0 && values > rows && values / rows != self.width as i64 {
-                let reason = format!("embeddings of width {}, expected {}", values / rows, self.width);
+                let reason = format!("embeddings of width {}, wanted {}", values / rows, self.width);
                 return Err(ShardsError::bad(self.chunk_spot(at, &column.name), reason));
             }
         }

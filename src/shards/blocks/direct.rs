@@ -2,7 +2,7 @@
 //! them.
 //!
 //! The destination is a block, or the places of rows in a batch. Rows are copied to a batch from a piece that is still
-//! in the CPU cache, with non-temporal stores (`native::places`), so each byte is read from memory once and written
+//! in the CPU cache, with non-temporal stores (`native::row_pool`), so each byte is read from memory once and written
 //! once.
 //!
 //! Invariant: these chunks get the same checks as all others (checksum, levels, finite numbers), piece by piece while
@@ -17,7 +17,7 @@ use twox_hash::XxHash3_64;
 use super::dataset::{BlockAt, Dataset};
 use super::reading::ChecksumSlots;
 use crate::native::finite::all_finite_halves;
-use crate::native::places::RowPlaces;
+use crate::native::row_pool::RowPlaces;
 use crate::shards::error::ShardsError;
 use crate::shards::format::{Checksum, Column, ELEMENT_BYTES, Number, split_levels, split_plain_page};
 

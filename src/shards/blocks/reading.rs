@@ -11,7 +11,7 @@ use parquet::file::metadata::ColumnChunkMetaData;
 use super::block::BlockRows;
 use super::dataset::{BlockAt, Dataset};
 use crate::native::finite::all_finite_halves;
-use crate::native::places::RowPlaces;
+use crate::native::row_pool::RowPlaces;
 use crate::shards::error::{ShardsError, Spot};
 use crate::shards::format::{
     BadValue, CarefulChunk, Checksum, Chunk, ChunkBytes, Column, DecodedNumber, ELEMENT_BYTES, Footer, Number,
@@ -77,7 +77,7 @@ impl Dataset {
         }
         let Some(manifest) = &self.manifest else {
             let recorded = self.contents.as_ref().zip(number);
-            let wanted = recorded.and_then(|(then, number)| then.xxh3.get(at.number * self.columns() + number));
+            let wanted = recorded.and_then(|(contents, number)| contents.xxh3.get(at.number * self.columns() + number));
             return wanted.map_or(Ok(()), |wanted| self.check_chunk(at, column, computed, *wanted));
         };
         let row_group = manifest.files[at.file].row_groups.get(at.row_group);

@@ -37,7 +37,8 @@ pub struct Scan {
 impl Dataset {
     /// Reads all data once. Bad rows are collected and are not an error.
     pub fn scan(&self) -> Result<Scan, ShardsError> {
-        // Take versions before reading, so that a file that changes during the scan has another version afterwards.
+        // Record versions before reading: if a file changes during the scan, its recorded version is then out of date,
+        // and a resumed run reads it again.
         let versions = self.versions()?;
         let mut moments = MomentSums::new(self.width);
         let (mut xxh3, mut bad_rows) = (vec![Checksum(0); self.blocks.len() * self.columns()], Vec::new());

@@ -27,7 +27,7 @@ pub(crate) struct BadValue {
     pub(crate) column: String,
     /// Row within the row group.
     pub(crate) row: usize,
-    /// What was found and what was expected.
+    /// What was found and what was wanted.
     pub(crate) reason: String,
 }
 
@@ -119,25 +119,25 @@ impl CarefulChunk<'_> {
 
 fn list(column: &ArrayRef, index: usize) -> Result<ArrayRef, String> {
     if column.is_null(index) {
-        return Err("null, expected a list of numbers".to_owned());
+        return Err("null, wanted a list of numbers".to_owned());
     }
     match column.data_type() {
         DataType::List(_) => Ok(column.as_list::<i32>().value(index)),
         DataType::LargeList(_) => Ok(column.as_list::<i64>().value(index)),
         DataType::FixedSizeList(..) => Ok(column.as_fixed_size_list().value(index)),
-        other => Err(format!("{other}, expected a list of numbers")),
+        other => Err(format!("{other}, wanted a list of numbers")),
     }
 }
 
 fn append(list: &ArrayRef, width: usize, into: &mut Vec<u8>) -> Result<(), String> {
     if list.len() != width {
-        return Err(format!("a list of {} numbers, expected {width}", list.len()));
+        return Err(format!("a list of {} numbers, wanted {width}", list.len()));
     }
     for index in 0..width {
         let value = number(list, index).map_err(|reason| format!("number {index} is {reason}"))?;
         let rounded = f16::from_f64(value);
         if !value.is_finite() {
-            return Err(format!("number {index} is {value}, expected a finite number"));
+            return Err(format!("number {index} is {value}, wanted a finite number"));
         }
         if !rounded.is_finite() {
             return Err(format!("number {index} is {value}, beyond float16's range of -65504 to 65504"));
@@ -149,7 +149,7 @@ fn append(list: &ArrayRef, width: usize, into: &mut Vec<u8>) -> Result<(), Strin
 
 fn number(column: &ArrayRef, index: usize) -> Result<f64, String> {
     if column.is_null(index) {
-        return Err("null, expected a number".to_owned());
+        return Err("null, wanted a number".to_owned());
     }
     match column.data_type() {
         DataType::Float16 => Ok(column.as_primitive::<Float16Type>().value(index).to_f64()),
@@ -157,6 +157,6 @@ fn number(column: &ArrayRef, index: usize) -> Result<f64, String> {
         DataType::Float64 => Ok(column.as_primitive::<Float64Type>().value(index)),
         DataType::Int32 => Ok(column.as_primitive::<Int32Type>().value(index).into()),
         DataType::Int64 => Ok(column.as_primitive::<Int64Type>().value(index) as f64),
-        other => Err(format!("{other}, expected a number")),
+        other => Err(format!("{other}, wanted a number")),
     }
 }

@@ -18,7 +18,7 @@ pub(crate) fn is_within(degrees: f64, limit: f64) -> bool {
 
 /// The error text for a coordinate beyond its limit.
 pub(crate) fn outside(degrees: f64, limit: f64, what: &str) -> String {
-    format!("{what} {degrees}, expected -{limit} to {limit}")
+    format!("{what} {degrees}, wanted -{limit} to {limit}")
 }
 
 /// Whether all values are finite. Has no branch per number, so that it runs at memory speed.
@@ -34,5 +34,5 @@ pub(crate) fn first_not_finite(values: &[f16]) -> Option<(usize, String)> {
         return None;
     }
     let index = values.iter().position(|value| !value.is_finite())?;
-    Some((index, format!("{}, expected a finite number", values[index])))
+    Some((index, format!("{}, wanted a finite number", values[index])))
 }

@@ -55,7 +55,7 @@ pub(crate) fn footer_bytes(
         return Err(ShardsError::corrupt(Spot::file(name), reason));
     };
     if end.is_encrypted_footer() {
-        return Err(ShardsError::bad(Spot::file(name), "is encrypted, expected plain Parquet"));
+        return Err(ShardsError::bad(Spot::file(name), "is encrypted, wanted plain Parquet"));
     }
     let length = end.metadata_length() + END_BYTES;
     if length as u64 > bytes - 4 {
@@ -91,7 +91,7 @@ impl Footer {
             let want = if is_list { "a list of float16, float32 or float64" } else { "a float or an integer" };
             let leaf = leaf(root).filter(|_| number.is_some());
             let (Some(number), Some(leaf)) = (number, leaf) else {
-                return Err(ShardsError::bad(Spot::file(&name).column(wanted), format!("is {got}, expected {want}")));
+                return Err(ShardsError::bad(Spot::file(&name).column(wanted), format!("is {got}, wanted {want}")));
             };
             Ok(Column { name: wanted.to_owned(), root, leaf, number })
         };

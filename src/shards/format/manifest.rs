@@ -140,7 +140,7 @@ impl Manifest {
     fn check(&self) -> Result<(), String> {
         let computed = self.compute_fingerprint();
         if computed != self.fingerprint {
-            return Err(format!("its fingerprint is {computed}, expected {}: it was edited", self.fingerprint));
+            return Err(format!("its fingerprint is {computed}, wanted {}: it was edited", self.fingerprint));
         }
         let width = self.width as usize;
         if width == 0 || self.views == 0 || self.mean.len() != width || self.standard_deviation.len() != width {
@@ -154,16 +154,16 @@ impl Manifest {
         for file in &self.files {
             let is_plain_name = Path::new(&file.name).file_name().is_some_and(|name| name == file.name.as_str());
             if !is_plain_name {
-                return Err(format!("lists {:?}, expected a file name without a path", file.name));
+                return Err(format!("lists {:?}, wanted a file name without a path", file.name));
             }
             let rows: u64 = file.row_groups.iter().map(|row_group| u64::from(row_group.rows)).sum();
             if rows != file.rows {
-                return Err(format!("{}: its row groups have {rows} rows, expected {}", file.name, file.rows));
+                return Err(format!("{}: its row groups have {rows} rows, wanted {}", file.name, file.rows));
             }
         }
         let rows: u64 = self.files.iter().map(|file| file.rows).sum();
         if rows != self.rows {
-            return Err(format!("its files have {rows} rows, expected {}", self.rows));
+            return Err(format!("its files have {rows} rows, wanted {}", self.rows));
         }
         Ok(())
     }

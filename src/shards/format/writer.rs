@@ -53,11 +53,11 @@ impl WriterOptions {
     }
 
     fn check(&self) -> Result<(), ShardsError> {
-        let wrong = |text: &str| Err(ShardsError::Argument(text.to_owned()));
+        let fail = |text: &str| Err(ShardsError::Argument(text.to_owned()));
         match self {
-            Self { width: 0, .. } => wrong("embeddings of width 0 cannot be written"),
-            Self { views: 0, .. } => wrong("rows without a view cannot be written"),
-            Self { rows_per_group: 0, .. } => wrong("row groups of 0 rows cannot be written"),
+            Self { width: 0, .. } => fail("embeddings of width 0 cannot be written"),
+            Self { views: 0, .. } => fail("rows without a view cannot be written"),
+            Self { rows_per_group: 0, .. } => fail("row groups of 0 rows cannot be written"),
             _ => Ok(()),
         }
     }
@@ -151,17 +151,17 @@ impl ShardWriter {
         if rows.latitudes.len() != count || rows.longitudes.len() != count {
             let (latitudes, longitudes) = (rows.latitudes.len(), rows.longitudes.len());
             return argument(format!(
-                "{count} ids, {latitudes} latitudes and {longitudes} longitudes, expected the same number"
+                "{count} ids, {latitudes} latitudes and {longitudes} longitudes, wanted the same number"
             ));
         }
         if rows.views.len() != self.options.views as usize {
-            return argument(format!("{} views, expected {}", rows.views.len(), self.options.views));
+            return argument(format!("{} views, wanted {}", rows.views.len(), self.options.views));
         }
         for (view, values) in rows.views.iter().enumerate() {
             let want = count * self.options.width as usize;
             if values.len() != want {
                 let (got, width) = (values.len(), self.options.width);
-                return argument(format!("view {view} has {got} numbers, expected {count} rows of {width} = {want}"));
+                return argument(format!("view {view} has {got} numbers, wanted {count} rows of {width} = {want}"));
             }
         }
         let bad = |row: usize, column: String, reason: String| Err(ShardsError::bad(self.spot(row, column), reason));
@@ -269,7 +269,7 @@ fn check_target(out: &Path, overwrite: bool) -> Result<(), ShardsError> {
     let is_shards = fs::read(out.join(MANIFEST_NAME)).is_ok_and(is_shard_manifest);
     if !found.is_dir() || !(is_shards || empty()) {
         let reason =
-            "is not a folder of shards (it has no manifest.json of shards), and --overwrite replaces nothing else";
+            "is not a folder of shards (it has no manifest.json of shards), so --overwrite does not replace it";
         return Err(ShardsError::Argument(format!("{} {reason}", out.display())));
     }
     Ok(())

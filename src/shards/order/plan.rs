@@ -232,9 +232,9 @@ fn check(layout: &DataLayout, options: &PlanOptions) -> Result<(), ShardsError> 
         ("the number of views is", u64::from(layout.views)),
         ("the width of the embeddings is", layout.width as u64),
     ];
-    for (name, value) in positive {
+    for (subject, value) in positive {
         if value == 0 {
-            return Err(ShardsError::Config(format!("{name} 0, wanted at least 1")));
+            return Err(ShardsError::Config(format!("{subject} 0, wanted at least 1")));
         }
     }
     if u32::try_from(layout.block_rows.len()).is_err() {

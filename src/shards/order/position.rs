@@ -123,29 +123,29 @@ impl Plan {
 }
 
 /// Checks that the rows are the same.
-fn check_data(now: &Bookmark, then: &Bookmark, location: &str) -> Result<(), ShardsError> {
+fn check_data(now: &Bookmark, recorded: &Bookmark, location: &str) -> Result<(), ShardsError> {
     let changed = |reason| Err(ShardsError::Changed { location: location.to_owned(), reason });
-    if (&now.skipped_digest, now.skipped_rows) != (&then.skipped_digest, then.skipped_rows) {
+    if (&now.skipped_digest, now.skipped_rows) != (&recorded.skipped_digest, recorded.skipped_rows) {
         return changed(format!(
             "{} rows are left out (digest {}), wanted {} (digest {})",
-            now.skipped_rows, now.skipped_digest, then.skipped_rows, then.skipped_digest
+            now.skipped_rows, now.skipped_digest, recorded.skipped_rows, recorded.skipped_digest
         ));
     }
-    if (now.rows, now.views) != (then.rows, then.views) {
+    if (now.rows, now.views) != (recorded.rows, recorded.views) {
         return changed(format!(
             "it has {} usable rows of {} views, wanted {} of {}",
-            now.rows, now.views, then.rows, then.views
+            now.rows, now.views, recorded.rows, recorded.views
         ));
     }
     Ok(())
 }
 
 /// Checks that the configuration gives the same order.
-fn check_order(now: &Bookmark, then: &Bookmark) -> Result<(), ShardsError> {
-    check_equal("shards.shuffle_row_groups", now.shuffle_row_groups, then.shuffle_row_groups)?;
-    check_equal("the maximum bytes per window", now.window_bytes_max, then.window_bytes_max)?;
+fn check_order(now: &Bookmark, recorded: &Bookmark) -> Result<(), ShardsError> {
+    check_equal("shards.shuffle_row_groups", now.shuffle_row_groups, recorded.shuffle_row_groups)?;
+    check_equal("the maximum bytes per window", now.window_bytes_max, recorded.window_bytes_max)?;
     let name = |tail| if tail == Tail::Drop { "drop" } else { "pad" };
-    check_equal("shards.tail", name(now.tail), name(then.tail))
+    check_equal("shards.tail", name(now.tail), name(recorded.tail))
 }
 
 fn check_equal<T: PartialEq + std::fmt::Display>(field: &str, got: T, wanted: T) -> Result<(), ShardsError> {

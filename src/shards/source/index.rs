@@ -69,13 +69,13 @@ impl DatasetIndex {
         Self::open(location, config).map(|(index, _)| index)
     }
 
-    /// As [`DatasetIndex::read`], but also returns the source of the files.
+    /// Like [`DatasetIndex::read`], but also returns the source of the files.
     pub(crate) fn open(location: &str, config: &ShardsConfig) -> Result<(Self, Arc<dyn ByteSource>), ShardsError> {
         let found = locate::locate(location, config)?;
         Ok((Self::of(location, &found)?, found.source))
     }
 
-    /// As [`DatasetIndex::read`], with explicit S3 options.
+    /// Like [`DatasetIndex::read`], with explicit S3 options.
     pub fn read_s3(location: &str, options: &S3Options) -> Result<Self, ShardsError> {
         Self::of(location, &locate::locate_s3(location, options)?)
     }
@@ -122,22 +122,23 @@ impl DatasetIndex {
 
     /// Reads the output of [`DatasetIndex::to_bytes`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ShardsError> {
-        let wrong = |reason: &str| ShardsError::corrupt(Spot::file("the index of a data set"), reason);
+        let fail = |reason: &str| ShardsError::corrupt(Spot::file("the index of the data set"), reason);
         let Some((prefix, rest)) = bytes.split_at_checked(PREFIX_BYTES).filter(|(prefix, _)| prefix[..8] == MAGIC)
         else {
-            return Err(wrong("has another format or version"));
+            return Err(fail("its format or version is not that of this program"));
         };
         if prefix[8..16] != XxHash3_64::oneshot(&bytes[16..]).to_le_bytes() {
-            return Err(wrong("is damaged: its xxh3 does not match"));
+            return Err(fail("it is damaged: its xxh3 does not match"));
         }
         let table_bytes = u64::from_le_bytes(prefix[16..24].try_into().expect("eight bytes"));
         let parts = usize::try_from(table_bytes).ok().and_then(|table_bytes| rest.split_at_checked(table_bytes));
-        let (table, footers) = parts.ok_or_else(|| wrong("is cut short"))?;
-        let table: IndexTable = serde_json::from_slice(table).map_err(|error| wrong(&error.to_string()))?;
+        let (table, footers) = parts.ok_or_else(|| fail("it is cut short"))?;
+        let table: IndexTable = serde_json::from_slice(table).map_err(|error| fail(&error.to_string()))?;
         let index = Self { table, footers: footers.to_vec() };
-        let footer_bytes = index.table.files.iter().try_fold(0_usize, |sum, file| sum.checked_add(file.footer_bytes));
-        if footer_bytes != Some(index.footers.len()) {
-            return Err(wrong("has footers whose lengths do not match its table"));
+        let (got, files) = (index.footers.len(), &index.table.files);
+        let want = files.iter().map(|file| file.footer_bytes).fold(0, usize::saturating_add);
+        if got != want {
+            return Err(fail(&format!("it is damaged: its footers have {got} bytes, its table says {want}")));
         }
         Ok(index)
     }
@@ -173,7 +174,7 @@ impl DatasetIndex {
     /// Opens the S3 objects with explicit options.
     pub(crate) fn source_s3(&self, options: &S3Options) -> Result<Arc<dyn ByteSource>, ShardsError> {
         let objects: Option<Vec<String>> = self.table.files.iter().map(|file| file.object.clone()).collect();
-        let objects = objects.ok_or_else(|| ShardsError::Argument("index of local files, expected s3://".into()))?;
+        let objects = objects.ok_or_else(|| ShardsError::Argument("index of local files, wanted s3://".into()))?;
         s3::from_index(&objects, options)
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn locate(location: &str, config: &ShardsConfig) -> Result<FoundFiles
 /// Finds the objects of an `s3://` URL, with explicit options.
 pub(super) fn locate_s3(location: &str, options: &S3Options) -> Result<FoundFiles, ShardsError> {
     let Some(rest) = location.strip_prefix("s3://") else {
-        return Err(ShardsError::Argument("expected s3://BUCKET/PREFIX".into()));
+        return Err(ShardsError::Argument("the location is not on S3, wanted s3://BUCKET/PREFIX".into()));
     };
     let (source, manifest_text) = s3::open(rest, options)?;
     Ok(FoundFiles { source, manifest_text, origin: None })
@@ -107,9 +107,9 @@ fn parquet_files(folder: &Path) -> Result<Vec<PathBuf>, ShardsError> {
 
 /// The files that match a glob, sorted by name.
 fn glob_files(pattern: &str) -> Result<Vec<PathBuf>, ShardsError> {
-    let wrong = |error: glob::PatternError| ShardsError::Argument(format!("{pattern} is not a valid glob: {error}"));
+    let fail = |error: glob::PatternError| ShardsError::Argument(format!("{pattern} is not a valid glob: {error}"));
     let mut paths = Vec::new();
-    for path in glob::glob(pattern).map_err(wrong)? {
+    for path in glob::glob(pattern).map_err(fail)? {
         let path = path.map_err(|error| ShardsError::io(error.path().to_owned(), error.into()))?;
         if path.is_file() {
             paths.push(path);

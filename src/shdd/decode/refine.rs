@@ -11,7 +11,7 @@ use locdiff_core::geo::UnitVector;
 
 use crate::shdd::{Basis, Local, ShddError};
 
-/// The search ends at a Newton step shorter than this, radians. 6 mm on Earth.
+/// The search ends when a Newton step is shorter than this, in radians (6 mm on Earth).
 pub const STEP_RAD_MIN: f64 = 1e-9;
 /// Longest step as a fraction of the resolution π / L.
 const STEP_OF_RESOLUTION: f64 = 0.25;

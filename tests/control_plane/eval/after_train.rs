@@ -34,7 +34,7 @@ fn missing_data_after_training_are_reported_and_the_rest_is_evaluated() {
     assert!(ran.json()["eval"].is_null() && !folder(&stage).exists());
     // If the head does not fit the data or its weights are missing, only LocDiff is evaluated.
     for (head, reason) in [
-        ("--set retrieval.head=linear --set retrieval.geoclip=shards/train", "no retrieval and no LocDiff-H"),
+        ("--set retrieval.head=linear --set retrieval.geoclip=shards/train", "retrieval and LocDiff-H are skipped"),
         ("--set retrieval.head=linear --set retrieval.geoclip=shards/nowhere", "shards/nowhere does not exist"),
     ] {
         let (_, ran) = trained(&format!("--set eval.after_train=true {head}"));

@@ -115,7 +115,7 @@ fn settings_are_never_tuned_on_test_data() {
     ran.exits_with(ExitCode::Success);
     let tuned = std::fs::read_to_string(stage.path().join("checkpoints/small/eval/tuned.toml")).expect("settings");
     assert!(
-        tuned.starts_with("# tuned on 100 photos of shards/validation") && tuned.contains("[retrieval]"),
+        tuned.starts_with("# tuned on 100 photos from shards/validation") && tuned.contains("[retrieval]"),
         "{tuned}"
     );
     let ran = stage.run("--json eval --hybrid");

@@ -170,18 +170,21 @@ fn non_finite_loss_names_step_rank_and_largest_logit() {
     let logits = (&others / CODE_SCALE).matmul(&normals(3, &[32, 16], Kind::Double).tr());
     let want = logits.abs().max().double_value(&[]);
     let text = check(&LossConfig::default(), &predicted).to_string();
-    let named = "step 12, rank 3: the loss is NaN; largest finite logit over the anchors ";
-    let got: f64 = text.strip_prefix(named).and_then(|got| got.parse().ok()).unwrap_or_else(|| panic!("{text}"));
+    let named = "step 12, rank 3: the loss is NaN; the largest finite logit over the anchors is ";
+    let advice = "; lower train.learning_rate, or set train.precision = \"f32\"";
+    let got = text.strip_prefix(named).and_then(|rest| rest.strip_suffix(advice));
+    let got: f64 = got.and_then(|got| got.parse().ok()).unwrap_or_else(|| panic!("{text}"));
     assert!((got - want).abs() < 1e-12 * want, "{got} {want}");
     let text = check(&LossConfig::default(), &(predicted.ones_like() * f64::INFINITY)).to_string();
-    assert_eq!(text, "step 12, rank 3: the loss is NaN; no logit over the anchors is finite");
+    assert_eq!(text, format!("step 12, rank 3: the loss is NaN; no logit over the anchors is finite{advice}"));
     // Without a KL there are no logits.
     let only_l2 = config([0.0, 1.0, 0.0, 0.0]);
     let largest = others.abs().max().double_value(&[]);
     let text = check(&only_l2, &predicted).to_string();
-    assert_eq!(text, format!("step 12, rank 3: the loss is NaN; largest finite value of the prediction {largest}"));
+    let named = format!("the largest finite value of the prediction is {largest}");
+    assert_eq!(text, format!("step 12, rank 3: the loss is NaN; {named}{advice}"));
     let text = check(&only_l2, &(predicted.ones_like() * f64::NAN)).to_string();
-    assert_eq!(text, "step 12, rank 3: the loss is NaN; no value of the prediction is finite");
+    assert_eq!(text, format!("step 12, rank 3: the loss is NaN; no value of the prediction is finite{advice}"));
 }
 
 #[test]

@@ -49,11 +49,11 @@ fn files_of_every_engine_give_the_same_rows_as_our_shards() {
 fn bad_rows_of_foreign_files_are_named_and_can_be_skipped() {
     let config = ShardsConfig::default();
     for (name, block, row, message) in [
-        ("bad_null_list", 0, 5, "row group 0: column `embedding`: row 5: null, expected a list of numbers"),
-        ("bad_ragged_list", 0, 7, "row group 0: column `embedding`: row 7: a list of 3 numbers, expected 8"),
-        ("bad_null_number", 0, 9, "row group 0: column `embedding`: row 9: number 4 is null, expected a number"),
+        ("bad_null_list", 0, 5, "row group 0: column `embedding`: row 5: null, wanted a list of numbers"),
+        ("bad_ragged_list", 0, 7, "row group 0: column `embedding`: row 7: a list of 3 numbers, wanted 8"),
+        ("bad_null_number", 0, 9, "row group 0: column `embedding`: row 9: number 4 is null, wanted a number"),
         ("bad_beyond_float16", 0, 11, "row 11: number 2 is 70000, beyond float16's range of -65504 to 65504"),
-        ("bad_latitude", 1, 6, "row group 1: column `lat`: row 6: latitude 91, expected -90 to 90"),
+        ("bad_latitude", 1, 6, "row group 1: column `lat`: row 6: latitude 91, wanted -90 to 90"),
     ] {
         let path = golden(&format!("{name}.parquet"));
         let dataset = Dataset::open(&path, &config).expect("opens");
@@ -109,11 +109,11 @@ fn column_names_come_from_the_configuration() {
         ),
         (
             ShardsConfig { embedding_column: "lat".into(), ..ShardsConfig::default() },
-            "column `lat`: is Float64, expected a list of float16, float32 or float64",
+            "column `lat`: is Float64, wanted a list of float16, float32 or float64",
         ),
         (
             ShardsConfig { latitude_column: "id".into(), ..ShardsConfig::default() },
-            "column `id`: is Utf8, expected a float or an integer",
+            "column `id`: is Utf8, wanted a float or an integer",
         ),
     ] {
         let error = Dataset::open(&path, &config).err().expect("refused");

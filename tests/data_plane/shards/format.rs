@@ -174,13 +174,13 @@ fn locations_without_valid_shards_are_refused() {
         manifest.mean.push(0.0);
         manifest.standard_deviation.push(0.0);
     });
-    assert_refused(open(&wide), ExitCode::BadData, &["row group 0: column `embedding`", "width 8, expected 9"]);
+    assert_refused(open(&wide), ExitCode::BadData, &["row group 0: column `embedding`", "width 8, wanted 9"]);
     let views = change("views", &|manifest| manifest.views = 3);
-    assert_refused(open(&views), ExitCode::BadData, &["has 2 views, expected 3"]);
+    assert_refused(open(&views), ExitCode::BadData, &["has 2 views, wanted 3"]);
     let outside = change("outside", &|manifest| manifest.files[0].name = "../other.parquet".into());
-    assert_refused(open(&outside), ExitCode::Corrupt, &["expected a file name without a path"]);
+    assert_refused(open(&outside), ExitCode::Corrupt, &["wanted a file name without a path"]);
     let short = change("short", &|manifest| manifest.rows = 63);
-    assert_refused(open(&short), ExitCode::Corrupt, &["64 rows, expected 63"]);
+    assert_refused(open(&short), ExitCode::Corrupt, &["64 rows, wanted 63"]);
     let lost = change("lost", &|_| {});
     fs::remove_file(lost.join("part-00001.parquet")).expect("removed");
     assert_refused(open(&lost), ExitCode::NoData, &["manifest lists", "part-00001.parquet", "does not exist"]);
@@ -208,7 +208,7 @@ fn locations_without_valid_shards_are_refused() {
     writer.finish().expect("written");
     fs::copy(at("other/part-00000.parquet"), at("mixed/part-00001.parquet")).expect("copied");
     fs::remove_file(at("mixed").join(MANIFEST_NAME)).expect("removed");
-    assert_refused(open(&at("mixed")), ExitCode::BadData, &["part-00001.parquet", "width 8, expected 4"]);
+    assert_refused(open(&at("mixed")), ExitCode::BadData, &["part-00001.parquet", "width 8, wanted 4"]);
 }
 
 #[test]
@@ -217,10 +217,10 @@ fn writer_refuses_bad_rows_and_leaves_no_partial_folder() {
     let out = folder.path().join("out");
     let nan = write_with(&out, options(), |_, _, values| values[50 * WIDTH + 2] = f16::NAN).expect_err("NaN");
     assert_eq!(nan.exit_code(), ExitCode::BadData);
-    assert!(nan.to_string().contains("column `embedding`: row 2: NaN, expected a finite number"), "{nan}");
+    assert!(nan.to_string().contains("column `embedding`: row 2: NaN, wanted a finite number"), "{nan}");
     assert!(nan.to_string().contains("part-00001.parquet: row group 0"), "the error must name the file: {nan}");
     let high = write_with(&out, options(), |latitudes, _, _| latitudes[0] = 91.0).expect_err("latitude 91");
-    assert!(high.to_string().contains("row group 0: column `lat`: row 0: latitude 91, expected -90 to 90"), "{high}");
+    assert!(high.to_string().contains("row group 0: column `lat`: row 0: latitude 91, wanted -90 to 90"), "{high}");
     let far = write_with(&out, options(), |_, longitudes, _| longitudes[3] = f64::NAN).expect_err("longitude NaN");
     assert!(far.to_string().contains("column `lon`: row 3: longitude NaN"), "{far}");
     let none = ShardWriter::create(&out, options()).expect("begun").finish().expect_err("no rows");
@@ -257,7 +257,7 @@ fn writer_refuses_bad_rows_and_leaves_no_partial_folder() {
         let views = vec![vec![f16::ONE; 7], vec![f16::ONE; 8]];
         writer.push(&WriterRows { ids: vec!["a".to_owned()], latitudes: vec![0.0], longitudes: vec![0.0], views })
     });
-    assert!(wrong.expect_err("width 7").to_string().contains("view 0 has 7 numbers, expected 1 rows of 8 = 8"));
+    assert!(wrong.expect_err("width 7").to_string().contains("view 0 has 7 numbers, wanted 1 rows of 8 = 8"));
 }
 
 /// Streams much more data than the process may hold in memory.

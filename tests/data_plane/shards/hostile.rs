@@ -116,7 +116,7 @@ fn absurd_width_is_refused() {
     }
     let error = open(&folder, OnBadRows::Error).err().expect("too wide");
     assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
-    assert!(error.to_string().contains("embeddings of width 2097152, expected at most 1048576"), "{error}");
+    assert!(error.to_string().contains("embeddings of width 2097152, wanted at most 1048576"), "{error}");
 }
 
 /// Writes a file whose row groups have lists of these lengths, with identifiers of any type.
@@ -168,7 +168,7 @@ fn lists_of_the_wrong_length_are_skipped_in_every_row_group() {
     assert_eq!((found_problems, found), (Vec::new(), mask), "verify and training skip different rows");
     let strict = problems(&dataset);
     assert_eq!(strict.len(), 4, "{strict:?}");
-    assert!(strict[0].message.contains("row group 0: column `embedding`: row 0: a list of 3 numbers, expected 8"));
+    assert!(strict[0].message.contains("row group 0: column `embedding`: row 0: a list of 3 numbers, wanted 8"));
     // A single row group whose mean length is a whole number, but not the length of any list.
     write_ragged(&path, &[&[8, 8, 8, 4, 2]], numbers);
     assert_eq!(open(&path, OnBadRows::Skip).expect("opens").width(), 8);

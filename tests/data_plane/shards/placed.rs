@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use half::f16;
 use locdiff::native::host::HostRows;
-use locdiff::native::places::RowPlaces;
+use locdiff::native::row_pool::RowPlaces;
 use locdiff::shards::{
     Batch, BatchOptions, Batches, BlockRows, Blocks, Cache, DataLayout, Dataset, ImageHead, InlineBatches,
     MANIFEST_NAME, Mask, Plan, PlanOptions, Position, ShardWriter, ShardsError, Share, WriterOptions, WriterRows,
@@ -149,6 +149,7 @@ fn first_error(mut next: impl FnMut() -> Result<Batch, ShardsError>) -> (u64, Sh
     let mut count = 0;
     loop {
         match next() {
+            Ok(_) if count == 1000 => panic!("no error in 1000 batches"),
             Ok(_) => count += 1,
             Err(error) => return (count, error),
         }

@@ -3,5 +3,5 @@
 
 #[path = "../../../core/src/random/philox.rs"]
 pub mod philox;
-#[path = "../../../src/native/places.rs"]
-pub mod places;
+#[path = "../../../src/native/row_pool.rs"]
+pub mod row_pool;

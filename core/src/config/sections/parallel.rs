@@ -40,9 +40,9 @@ section! {
         pub share_gpu: bool = false,
         /// Workers that one replica of the model is split over (`--tensor-parallel`).
         pub tensor: u32 = 1,
-        /// Number of nodes (`--nnodes`).
+        /// Number of nodes (`--nnodes`). Only 1 is implemented.
         pub nodes: u32 = 1,
-        /// Index of this node, from 0 (`--node-rank`).
+        /// Index of this node, from 0 (`--node-rank`). Only 0 is implemented.
         pub node_rank: u32 = 0,
     }
 }

@@ -3,7 +3,7 @@
 use crate::config::errors::Checker;
 
 section! {
-    /// Timeouts for workers, and how often failed workers are restarted.
+    /// Timeouts for workers, and how many times failed workers are restarted.
     pub struct SuperviseConfig {
         /// Time limit for all workers to start and connect to the launcher, seconds.
         pub start_timeout_s: f64 = 60.0,
@@ -13,7 +13,7 @@ section! {
         pub collective_timeout_s: f64 = 300.0,
         /// Time between SIGTERM and SIGKILL when workers are stopped, seconds.
         pub stop_timeout_s: f64 = 5.0,
-        /// How often failed workers are restarted from the newest checkpoint (`--max-restarts`).
+        /// How many times failed workers are restarted from the newest checkpoint, per command (`--max-restarts`).
         pub max_restarts: u32 = 3,
     }
 }

@@ -23,7 +23,7 @@ use serde_json::Value;
 use super::gather::Gather;
 use super::score::Answers;
 use crate::error::{LaunchError, reported};
-use crate::run_folder::{CONFIG, Hold};
+use crate::run_folder::{CONFIG, RunLock};
 
 /// Prefix of the files with answers.
 const PREDICTIONS: &str = "predictions-";
@@ -35,7 +35,7 @@ pub(super) const TUNED: &str = "tuned.toml";
 pub(super) struct EvalFolder {
     path: PathBuf,
     files: Files,
-    _hold: Hold,
+    _lock: RunLock,
 }
 
 impl EvalFolder {
@@ -46,7 +46,7 @@ impl EvalFolder {
         let configuration = run.join(CONFIG);
         std::fs::metadata(&configuration).map_err(LaunchError::at(configuration))?;
         files.create_folders(&path)?;
-        Ok(Self { _hold: Hold::take(&path)?, path, files })
+        Ok(Self { _lock: RunLock::take(&path)?, path, files })
     }
 
     /// Writes the gathered rows and removes the answers of an earlier evaluation. Returns the truth and the answers of

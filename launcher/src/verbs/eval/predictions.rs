@@ -9,7 +9,7 @@ use locdiff_core::predictions::{MatchedBy, PredictionScores, Truth, score_predic
 use locdiff_core::protocol::{Job, ShardsJob, TruthWritten};
 use serde_json::{Value, json};
 
-use super::phase::require_shards;
+use super::evaluation::require_shards;
 use super::table::{self, Computed, Row};
 use crate::cli::Global;
 use crate::error::LaunchError;

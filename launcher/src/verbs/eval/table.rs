@@ -16,7 +16,7 @@ use super::score::{Difference, MethodScore};
 const NAME: usize = 30;
 
 /// Headings and decimals of the columns after the accuracies.
-const BESIDES: [(&str, usize); 5] =
+const OTHER_SCORES: [(&str, usize); 5] =
     [("median km", 1), ("mean km", 0), ("GeoScore", 0), ("density", 3), ("coverage", 3)];
 
 /// A row of the table.
@@ -78,7 +78,7 @@ fn name(method: Method, summary: &EvalSummary) -> String {
 pub(super) fn text(data: &str, thresholds_km: &[f64], rows: &[Row]) -> String {
     let mut text = format!("{data}\n{:<NAME$}", "method");
     let accuracies = thresholds_km.iter().map(|km| format!("{km} km %"));
-    for heading in accuracies.chain(BESIDES.map(|(heading, _)| heading.to_owned())) {
+    for heading in accuracies.chain(OTHER_SCORES.map(|(heading, _)| heading.to_owned())) {
         let _ = write!(text, " {heading:>11}");
     }
     let _ = writeln!(text, "  source");
@@ -157,19 +157,19 @@ impl Row {
             Self::Computed(row) => &row.rating,
             Self::Published(row) => {
                 let accuracies = thresholds_km.iter().map(|km| Cell::published(row.within(*km)));
-                return accuracies.chain(BESIDES.map(|_| Cell::none())).collect();
+                return accuracies.chain(OTHER_SCORES.map(|_| Cell::none())).collect();
             }
         };
         let accuracies = row.scores.within.iter().map(|within| Cell::interval(within.percent, 1));
-        let [median, mean, geo_score, density, coverage] = BESIDES.map(|(_, decimals)| decimals);
-        let besides = [
+        let [median, mean, geo_score, density, coverage] = OTHER_SCORES.map(|(_, decimals)| decimals);
+        let other_scores = [
             Cell::interval(row.scores.median_km, median),
             Cell::interval(row.scores.mean_km, mean),
             Cell::interval(row.scores.geo_score, geo_score),
             Cell::number(row.density, density),
             Cell::number(row.coverage, coverage),
         ];
-        accuracies.chain(besides).collect()
+        accuracies.chain(other_scores).collect()
     }
 }
 

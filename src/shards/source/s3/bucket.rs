@@ -33,11 +33,11 @@ impl Bucket {
         // If another part of the process has already installed a provider, that one stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let secrets = options.secrets();
-        let wrong = |error: object_store::Error| failure::describe(&url, "connecting", &error, &secrets);
+        let fail = |error: object_store::Error| failure::describe(&url, "connecting", &error, &secrets);
         let builder = AmazonS3Builder::new().with_retry(options.retry.clone());
         let variables = options.variables.iter();
         let builder = variables.fold(builder, |builder, (key, value)| builder.with_config(*key, value));
-        let store = builder.with_bucket_name(name).build().map_err(wrong)?;
+        let store = builder.with_bucket_name(name).build().map_err(fail)?;
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(RUNTIME_THREADS).thread_name("locdiff-s3").enable_all().build();
         let runtime = runtime.map_err(|error| ShardsError::io(&url, error))?;

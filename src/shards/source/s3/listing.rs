@@ -48,17 +48,17 @@ pub(in crate::shards::source) fn from_index(
     entries: &[String],
     options: &S3Options,
 ) -> Result<Arc<dyn ByteSource>, ShardsError> {
-    let wrong = |reason: &str| ShardsError::Argument(format!("bad index of shards on S3: {reason}"));
+    let fail = |reason: &str| ShardsError::Argument(format!("bad index of shards on S3: {reason}"));
     let mut name = None;
     let mut objects = Vec::with_capacity(entries.len());
     for entry in entries {
-        let entry: Indexed = serde_json::from_str(entry).map_err(|error| wrong(&error.to_string()))?;
+        let entry: Indexed = serde_json::from_str(entry).map_err(|error| fail(&error.to_string()))?;
         if name.get_or_insert_with(|| entry.0.clone()) != &entry.0 {
-            return Err(wrong("more than one bucket"));
+            return Err(fail("more than one bucket"));
         }
-        objects.push(Object::from_index(entry).map_err(|error| wrong(&error.to_string()))?);
+        objects.push(Object::from_index(entry).map_err(|error| fail(&error.to_string()))?);
     }
-    let bucket = Bucket::connect(&name.ok_or_else(|| wrong("no objects"))?, options)?;
+    let bucket = Bucket::connect(&name.ok_or_else(|| fail("no objects"))?, options)?;
     Ok(files(bucket, objects, options))
 }
 
@@ -99,10 +99,10 @@ impl Bucket {
 
     /// The objects that match a glob, sorted like local paths.
     fn glob_objects(&self, base: &str, pattern: &str) -> Result<Vec<ObjectMeta>, ShardsError> {
-        let wrong = |error: glob::PatternError| {
+        let fail = |error: glob::PatternError| {
             ShardsError::Argument(format!("{} is not a valid glob: {error}", Url::of(&self.name, pattern)))
         };
-        let pattern = glob::Pattern::new(pattern).map_err(wrong)?;
+        let pattern = glob::Pattern::new(pattern).map_err(fail)?;
         let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
         let mut found = self.list(base, true)?;
         found.retain(|object| pattern.matches_with(object.location.as_ref(), options));

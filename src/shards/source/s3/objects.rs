@@ -25,7 +25,7 @@ const FOOTERS_AT_ONCE: usize = 16;
 /// The entry of an object in an index: bucket, key, bytes, version, ETag.
 pub(super) type Indexed = (String, String, u64, String, Option<String>);
 
-/// An object as it was when it was opened.
+/// An S3 object, with the size and ETag it had when it was opened.
 pub(super) struct Object {
     key: Key,
     url: String,
@@ -85,20 +85,20 @@ impl S3Files {
         let failed = |error| failure::describe(&object.url, &what, &error, &self.bucket.secrets);
         let answer = self.bucket.store.get_opts(&object.key, options).await.map_err(failed)?;
         object.check(&answer.meta)?;
-        let wrong = |reason: String| {
+        let fail = |reason: String| {
             Err(ShardsError::io(&object.url, std::io::Error::other(format!("{what}: the response is {reason}"))))
         };
         let mut rest = &mut *into;
         let mut body = answer.into_stream();
         while let Some(piece) = body.try_next().await.map_err(failed)? {
             let Some((filled, empty)) = std::mem::take(&mut rest).split_at_mut_checked(piece.len()) else {
-                return wrong("too long".to_owned());
+                return fail("too long".to_owned());
             };
             filled.copy_from_slice(&piece);
             rest = empty;
         }
         if !rest.is_empty() {
-            return wrong(format!("{} bytes short", rest.len()));
+            return fail(format!("{} bytes short", rest.len()));
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ impl Url {
         }
         let legal = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
         if bucket.len() < 3 || bucket.len() > 63 || !bucket.chars().all(legal) {
-            return refuse(&format!("needs a bucket, got {bucket:?}, expected s3://BUCKET/PREFIX"));
+            return refuse(&format!("needs a bucket, got {bucket:?}, wanted s3://BUCKET/PREFIX"));
         }
         let is_folder = key.is_empty() || key.ends_with('/');
         Ok(Self { bucket: bucket.to_owned(), key: key.trim_matches('/').to_owned(), is_folder })

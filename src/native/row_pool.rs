@@ -4,7 +4,7 @@
 //! destinations for one block. Only its owner can write them, and [`RowPlaces::finish`] gives them up for good.
 //! Invariants:
 //! - `RowPool::into_owner` releases the memory only when all rows are finished and no `RowPlaces` refers to it. So
-//!   nobody reads a row that was not written completely and declared good, and nobody writes memory that others can
+//!   no thread reads a row that was not written completely and declared good, and none writes memory that others can
 //!   read.
 //! - A `RowPlaces` that is dropped unfinished, because a read failed or was given up, leaves its rows unfinished for
 //!   ever. While it exists it keeps the memory alive.
@@ -46,7 +46,7 @@ impl<Owner: Send + 'static> RowPool<Owner> {
     ///
     /// # Safety
     /// `base` must point to `rows * row_bytes` bytes that stay in place while `owner` lives, even if it is moved, and
-    /// that nobody else reads or writes until [`RowPool::into_owner`] has returned `owner`.
+    /// that nothing else reads or writes until [`RowPool::into_owner`] has returned `owner`.
     pub(super) unsafe fn new(owner: Owner, base: *mut u8, rows: usize, row_bytes: usize) -> Self {
         let missing = AtomicUsize::new(rows);
         Self { memory: Arc::new(RowMemory { base, rows, row_bytes, missing, owner }), assigned: 0 }
@@ -128,7 +128,7 @@ impl RowPlaces {
         assert!(whole, "got {} bytes, wanted at most {left} rows of {} bytes", rows.len(), self.row_bytes);
         let slots = &self.slots[self.written..][..count];
         for (slot, row) in slots.iter().zip(rows.chunks_exact(self.row_bytes)).filter(|(slot, _)| !slot.is_null()) {
-            // SAFETY: `slot` has room for one row. Nobody else reads or writes that memory, so `row` cannot overlap it.
+            // SAFETY: `slot` has room for one row. No other thread reads or writes that memory, so `row` cannot overlap it.
             // `fence` is called below.
             unsafe { copy_streaming(row, *slot) };
         }
@@ -215,7 +215,7 @@ mod tests {
         let alive = Arc::new(());
         let mut owner = Owner { bytes: vec![0; count * row_bytes], _alive: Arc::clone(&alive) };
         let base = owner.bytes.as_mut_ptr();
-        // SAFETY: the vector's heap memory stays in place when `owner` moves, and nobody touches it before it is
+        // SAFETY: the vector's heap memory stays in place when `owner` moves, and nothing touches it before it is
         // returned.
         (unsafe { RowPool::new(owner, base, count, row_bytes) }, alive)
     }

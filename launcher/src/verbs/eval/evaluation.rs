@@ -27,7 +27,7 @@ const FOLDER_TIMEOUT: Duration = Duration::from_secs(60);
 const FOLDS: u32 = 5;
 
 /// The evaluation of one checkpoint.
-pub(in crate::verbs) struct Phase<'a> {
+pub(in crate::verbs) struct Evaluation<'a> {
     pub(in crate::verbs) supervisor: &'a mut Supervisor,
     pub(in crate::verbs) resolved: Resolved,
     pub(in crate::verbs) world: NodeWorkers,
@@ -38,7 +38,7 @@ pub(in crate::verbs) struct Phase<'a> {
     pub(in crate::verbs) output: Output,
 }
 
-impl Phase<'_> {
+impl Evaluation<'_> {
     /// Locates the test rows, writes answers and table, and prints the table.
     pub(in crate::verbs) fn evaluate(&mut self, hybrid: HybridRequest, is_table1: bool) -> anyhow::Result<Value> {
         let config = self.resolved.config.clone();
@@ -83,7 +83,7 @@ impl Phase<'_> {
         apply_setting(setting, &mut self.resolved);
         let summary_text = choice_summary(&chosen);
         let origin = format!(
-            "tuned on {} {} of {} at step {} of {}: {summary_text}",
+            "tuned on {} {} from {}, checkpoint at step {} of run {}: {summary_text}",
             summary.rows,
             table::photo_kind(summary.is_simulated),
             config.shards.validation,
@@ -138,7 +138,7 @@ impl Phase<'_> {
     }
 }
 
-/// Describes the chosen settings and their accuracies, also on places that they were not chosen on.
+/// Describes the chosen settings with their accuracies on all photos and, from cross-validation, on held-out ones.
 fn choice_summary(choice: &Choice) -> String {
     let list =
         |percents: &[f64]| percents.iter().map(|percent| format!("{percent:.1}")).collect::<Vec<_>>().join(" / ");
@@ -169,8 +169,8 @@ fn apply_setting(setting: Hybrid, resolved: &mut Resolved) {
 
 /// `eval.after_train`: evaluates with the data that exists, and warns about data that is missing. `None` without test
 /// rows.
-pub(in crate::verbs) fn after_training(mut phase: Phase<'_>) -> anyhow::Result<Option<Value>> {
-    let config = &mut phase.resolved.config;
+pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow::Result<Option<Value>> {
+    let config = &mut evaluation.resolved.config;
     if let Err(missing) = require_shards("shards.test", &config.shards.test) {
         tracing::warn!("not evaluated: {missing}");
         return Ok(None);
@@ -186,12 +186,12 @@ pub(in crate::verbs) fn after_training(mut phase: Phase<'_>) -> anyhow::Result<O
     }
     let has_validation = require_shards("shards.validation", &config.shards.validation).is_ok();
     if hybrid != HybridRequest::No && has_validation {
-        match phase.tune() {
+        match evaluation.tune() {
             Err(error) if is_unsuitable(&error) => tracing::warn!("not tuned: {error:#}"),
             tuned => drop(tuned?),
         }
     }
-    phase.evaluate(hybrid, false).map(Some)
+    evaluation.evaluate(hybrid, false).map(Some)
 }
 
 /// The first path that retrieval needs and that does not exist.

@@ -19,12 +19,12 @@ use crate::comm::{Backend, Communicator, Layout, Rendezvous, StoreEnd};
 pub(super) fn connect(
     control: &mut Control,
     messages: &Receiver<ToWorker>,
-    place: &WorkerSlot,
+    slot: &WorkerSlot,
     meeting: &Meeting,
 ) -> anyhow::Result<Communicator> {
     let connect_timeout = Duration::from_secs_f64(meeting.rendezvous_timeout_s);
     let address = interface_address(&meeting.interface)?;
-    let store = if place.rank == 0 {
+    let store = if slot.rank == 0 {
         let listener =
             TcpListener::bind((address, 0)).with_context(|| format!("cannot bind the store to {address}"))?;
         let address = listener.local_addr().context("address of the store")?.to_string();
@@ -34,13 +34,13 @@ pub(super) fn connect(
         let address = wait_for_store(messages, connect_timeout)?;
         StoreEnd::Join { host: address.ip().to_string(), port: address.port() }
     };
-    let backend = match place.gpu {
+    let backend = match slot.gpu {
         Some(device) => Backend::Nccl { device },
         None => Backend::Gloo(address.to_string()),
     };
     let rendezvous = Rendezvous {
-        rank: place.rank,
-        layout: Layout::new(place.world, meeting.tensor_parallel).map_err(JobError::from)?,
+        rank: slot.rank,
+        layout: Layout::new(slot.world, meeting.tensor_parallel).map_err(JobError::from)?,
         attempt: meeting.attempt,
         store,
         backend,
