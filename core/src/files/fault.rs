@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub enum Fault {
     /// The process is killed. Half of the current write reaches the file, and every later operation fails.
     Crash,
-    /// The machine loses power. As for a crash, and files that were not synced become empty.
+    /// The machine loses power. As for a crash, files that were not synced become empty, and renames in folders that were
+    /// not synced are undone.
     PowerLoss,
     /// The disk is full. This write and all later ones fail; files can still be renamed and removed.
     DiskFull,
@@ -28,6 +29,15 @@ pub(super) enum FileOperation {
 #[derive(Debug, Clone)]
 pub(super) struct Faults(Arc<Mutex<FaultState>>);
 
+/// A rename that a power loss undoes.
+#[derive(Debug)]
+struct UnsyncedRename {
+    from: PathBuf,
+    to: PathBuf,
+    /// Contents of the file that the rename replaced.
+    replaced: Option<Vec<u8>>,
+}
+
 #[derive(Debug)]
 struct FaultState {
     fault: Fault,
@@ -35,11 +45,19 @@ struct FaultState {
     left: u64,
     triggered: bool,
     unsynced: BTreeSet<PathBuf>,
+    /// Renames whose folder was not synced since, oldest first.
+    unsynced_renames: Vec<UnsyncedRename>,
 }
 
 impl Faults {
     pub(super) fn new(fault: Fault, operation: u64) -> Self {
-        Self(Arc::new(Mutex::new(FaultState { fault, left: operation, triggered: false, unsynced: BTreeSet::new() })))
+        Self(Arc::new(Mutex::new(FaultState {
+            fault,
+            left: operation,
+            triggered: false,
+            unsynced: BTreeSet::new(),
+            unsynced_renames: Vec::new(),
+        })))
     }
 
     fn state(&self) -> MutexGuard<'_, FaultState> {
@@ -58,7 +76,7 @@ impl Faults {
         self.state().unsynced.remove(path);
     }
 
-    pub(super) fn renamed(&self, from: &Path, to: &Path) {
+    pub(super) fn renamed(&self, from: &Path, to: &Path, replaced: Option<Vec<u8>>) {
         let mut state = self.state();
         let moved = |path: PathBuf| match path.strip_prefix(from) {
             Ok(rest) if rest.as_os_str().is_empty() => to.to_owned(),
@@ -66,6 +84,11 @@ impl Faults {
             Err(_) => path,
         };
         state.unsynced = std::mem::take(&mut state.unsynced).into_iter().map(moved).collect();
+        state.unsynced_renames.push(UnsyncedRename { from: from.to_owned(), to: to.to_owned(), replaced });
+    }
+
+    pub(super) fn synced_folder(&self, path: &Path) {
+        self.state().unsynced_renames.retain(|rename| rename.to.parent() != Some(path));
     }
 
     /// Counts one operation, and returns an error if the fault affects it.
@@ -77,6 +100,12 @@ impl Faults {
             state.triggered = true;
             if state.fault == Fault::PowerLoss {
                 state.unsynced.iter().for_each(|path| drop(std::fs::File::create(path)));
+                for UnsyncedRename { from, to, replaced } in state.unsynced_renames.iter().rev() {
+                    let _ = std::fs::rename(to, from);
+                    if let Some(bytes) = replaced {
+                        let _ = std::fs::write(to, bytes);
+                    }
+                }
             }
         }
         match state.fault {

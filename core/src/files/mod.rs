@@ -160,7 +160,11 @@ impl Files {
     /// Makes the names in a folder durable.
     pub fn sync_folder(&self, path: &Path) -> Result<(), FileError> {
         self.allow(FileOperation::Other, path)?;
-        File::open(path).and_then(|folder| folder.sync_all()).map_err(FileError::at(path))
+        File::open(path).and_then(|folder| folder.sync_all()).map_err(FileError::at(path))?;
+        if let Some(faults) = &self.faults {
+            faults.synced_folder(path);
+        }
+        Ok(())
     }
 
     /// Replaces a small file atomically and durably. After an error, the file has its old or its new contents, never a
@@ -190,9 +194,10 @@ impl Files {
     /// Renames a file or folder. The new name is durable once its folder is synced.
     pub fn rename(&self, from: &Path, to: &Path) -> Result<(), FileError> {
         self.allow(FileOperation::Other, from)?;
+        let replaced = self.faults.as_ref().and_then(|_| std::fs::read(to).ok());
         std::fs::rename(from, to).map_err(FileError::at(from))?;
         if let Some(faults) = &self.faults {
-            faults.renamed(from, to);
+            faults.renamed(from, to, replaced);
         }
         Ok(())
     }
