@@ -221,6 +221,7 @@ fn mismatch_names_got_and_wanted() {
     assert_eq!(reason(|hello| hello.protocol = 99), want);
     let want = format!("version {VERSION} (old), this launcher is {VERSION} ({REVISION})");
     assert!(reason(|hello| hello.revision = "old".into()).contains(&want));
+    assert!(reason(|hello| hello.version = "0.0.0".into()).contains("it is version 0.0.0 ("));
     assert!(reason(|hello| hello.libtorch_loaded = "2.10.0".into()).contains("libtorch 2.11.0, but 2.10.0 is loaded"));
 }
 
@@ -248,14 +249,16 @@ fn any_event(workers: u32) -> impl Strategy<Value = GangEvent> {
 }
 
 proptest! {
-    /// For any sequence of events: a gang that is stopping gets one Terminate, and a Kill by the deadline. A gang whose
-    /// processes have all ended has an outcome. A successful gang has a result from every rank.
+    /// For any sequence of events: a failure stops the gang. A gang that is stopping gets one Terminate, and a Kill by
+    /// the deadline. A gang whose processes have all ended has an outcome. A successful gang has a result from every
+    /// rank.
     #[test]
-    fn every_gang_ends(events in proptest::collection::vec(any_event(3), 0..40)) {
-        let mut gang = Coordinator::new(3, 7, LIMITS, at(0));
+    fn every_gang_ends(is_running in any::<bool>(), events in proptest::collection::vec(any_event(3), 0..40)) {
+        let mut gang = if is_running { running(3) } else { Coordinator::new(3, 7, LIMITS, at(0)) };
         let mut actions = Vec::new();
         for (second, event) in events.into_iter().enumerate() {
             actions.extend(gang.step(event, at(second as u64)));
+            prop_assert!(gang.causes.is_empty() || matches!(gang.phase, Phase::Stopping { .. }), "{:?}", gang.causes);
         }
         for _ in 0..6 {
             if let Some(deadline) = gang.deadline() {
@@ -264,6 +267,9 @@ proptest! {
         }
         prop_assert!(gang.deadline().is_none());
         prop_assert!(actions.iter().filter(|action| **action == Action::Terminate).count() <= 1);
+        if !gang.causes.is_empty() {
+            prop_assert!(actions.contains(&Action::Terminate), "{:?}", gang.causes);
+        }
         if matches!(gang.phase, Phase::Stopping { .. }) {
             prop_assert!(actions.contains(&Action::Kill));
         }
