@@ -1,8 +1,10 @@
-# The commands of the README. Each target sets up what it needs; `make help` lists them.
+# The commands that the README describes. Each target first sets up the tools and libraries that it needs. `make help`
+# lists the targets.
 #
-# There are two variants. CPU: cargo takes LIBTORCH from .cargo/config.toml and builds in target/. CUDA (if the machine
-# has a GPU, or with LOCDIFF_CUDA=1): LIBTORCH is .libtorch/cuda, and the target folder is target/cuda, because a change of
-# LIBTORCH rebuilds torch-sys, which takes minutes. A LIBTORCH set by the user takes precedence.
+# There are two variants. In the CPU variant, cargo takes LIBTORCH from .cargo/config.toml and builds in target/. In the
+# CUDA variant, LIBTORCH is .libtorch/cuda and cargo builds in target/cuda: with a common target folder, each change of
+# LIBTORCH would rebuild torch-sys, which takes minutes. The variant is CUDA if the machine has a GPU; LOCDIFF_CUDA=1 or
+# 0 overrides this. If the user sets LIBTORCH to another libtorch, it is used instead and determines the variant.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -17,7 +19,8 @@ ifeq ($(LIBTORCH),)
 unexport LIBTORCH
 endif
 
-# Evaluated once, and only by targets that need it. Errors are discarded: if this fails, the set-up fails too and prints why.
+# The variant, cpu or cuda. It is determined at most once, and only by targets that need it. Error messages are
+# discarded: if this command fails, the set-up fails with the same error and prints it.
 VARIANT = $(eval VARIANT := $$(shell LOCDIFF_CUDA='$$(LOCDIFF_CUDA)' LIBTORCH='$$(LIBTORCH)' $$(PYTHON) setup/libtorch.py --print-variant 2>/dev/null))$(VARIANT)
 TARGET_BASE := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 TARGET = $(TARGET_BASE)$(if $(filter cuda,$(VARIANT)),/cuda)
@@ -39,15 +42,16 @@ setup: tools ## download libtorch to .libtorch/ (CUDA if there is a GPU, else CP
 	@$(PYTHON) setup/libtorch.py --set auto
 	@$(PYTHON) setup/geoclip.py
 
-# The project has no examples. --examples enables the dependency features that the tests need, so that `make test` does not
-# rebuild dependencies.
+# The project has no examples. The option --examples only makes cargo enable the dependency features that the tests
+# need, so that `make test` does not rebuild dependencies.
 build: setup ## build both binaries
 	$(CARGO) build --release --workspace --bins --examples
 
 demo: build ## build and run the demo
 	'$(LAUNCH)' $(if $(filter cuda,$(VARIANT)),,--workers 2 --device cpu) demo
 
-# The CPU variant also compiles and links the CUDA variant. With a user's own LIBTORCH it does not: nothing is downloaded.
+# In the CPU variant, the tests also compile and link the CUDA variant. They do not if the user sets LIBTORCH, because
+# then no libtorch is downloaded.
 test: CUDA_LINK = $(if $(LIBTORCH)$(filter cuda,$(VARIANT)),,yes)
 test: tools ## run all checks: format, lints, docs, audit, tests, linking the CUDA variant
 	@$(ENVIRONMENT) $(PYTHON) -B setup/run_tests.py $(if $(CUDA_LINK),--libtorch link --cuda-link)

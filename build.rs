@@ -1,16 +1,16 @@
 //! Compiles the C++ shim against `LIBTORCH` and sets the run path of every binary.
 //!
-//! This is the CUDA variant if `LIBTORCH/lib/libtorch_cuda.so` exists. torch-sys uses the same rule, so that the two
-//! always agree. The CUDA variant sets `cfg(locdiff_cuda)`.
+//! If `LIBTORCH/lib/libtorch_cuda.so` exists, the script builds the CUDA variant and sets `cfg(locdiff_cuda)`.
+//! torch-sys follows the same rule, so both crates always build the same variant.
 
 use std::path::{Path, PathBuf};
 
-/// The version that torch-sys is generated for.
+/// The libtorch version that torch-sys is generated for.
 const LIBTORCH_VERSION: &str = "2.11.0";
 
 fn main() {
     println!("cargo::rerun-if-env-changed=LIBTORCH");
-    // For a folder, cargo checks every file in it.
+    // If the path is a folder, cargo checks every file in the folder.
     println!("cargo::rerun-if-changed=src/native/stubs");
     println!("cargo::rerun-if-changed=src/native/shim");
     let libtorch = PathBuf::from(std::env::var("LIBTORCH").unwrap_or_default());
@@ -22,14 +22,16 @@ fn main() {
     if cuda {
         println!("cargo::rustc-cfg=locdiff_cuda");
     }
-    // Clippy does not link, and runs this script in a separate folder, where compiling the shim again would be wasted.
+    // Clippy does not need the compiled shim. It runs this script with a separate output folder, so the shim would be
+    // compiled a second time for nothing.
     if std::env::var_os("CLIPPY_ARGS").is_none() {
         compile_shim(&libtorch, cuda);
     }
     link(&libtorch, cuda);
 }
 
-/// Reads the version from the headers, which exist in wheels, zips and slim prefixes alike.
+/// Checks the version of libtorch. The version is read from the headers, because wheels, zip archives and slim prefixes
+/// all have them.
 fn check_version(libtorch: &Path) -> Result<(), String> {
     let header = libtorch.join("include/torch/headeronly/version.h");
     let text = std::fs::read_to_string(&header)
@@ -68,8 +70,8 @@ fn compile_shim(libtorch: &Path, cuda: bool) {
     build.file(unity_source(cuda)).compile("locdiff_shim");
 }
 
-/// Writes one file that includes all the sources. Most of the compile time is libtorch's headers, which are then parsed
-/// once.
+/// Writes one C++ file that includes all sources of the shim. The compiler then parses libtorch's headers, which take
+/// most of the compile time, only once.
 fn unity_source(cuda: bool) -> PathBuf {
     let here = std::env::current_dir().expect("cargo runs build scripts in the crate's folder");
     let lines: Vec<String> =
@@ -79,7 +81,7 @@ fn unity_source(cuda: bool) -> PathBuf {
     unit
 }
 
-/// Every C++ file in `src/native/shim`. Files named `cuda*` are for the CUDA variant only.
+/// Lists the C++ files in `src/native/shim`. Files whose names begin with `cuda` are listed only for the CUDA variant.
 fn sources(cuda: bool) -> Vec<PathBuf> {
     let is_cuda = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cuda"));
     let folder = std::fs::read_dir("src/native/shim").expect("src/native/shim is part of the crate");
@@ -91,8 +93,8 @@ fn sources(cuda: bool) -> Vec<PathBuf> {
     files
 }
 
-/// The folder that holds the actual libraries. A slim prefix has only links to them, and through a link the `$ORIGIN`
-/// run paths of libtorch's own libraries would point nowhere.
+/// The folder that holds the library files. A slim prefix holds only links to these files. If the libraries were loaded
+/// through the links, their `$ORIGIN` run paths would point to the wrong folder.
 fn real_lib_dir(libtorch: &Path) -> PathBuf {
     let library = libtorch.join("lib/libtorch_cpu.so");
     let real = library.canonicalize().unwrap_or(library);
@@ -104,18 +106,19 @@ fn link(libtorch: &Path, cuda: bool) {
     for library in ["torch_cpu", "c10"] {
         println!("cargo::rustc-link-lib=dylib={library}");
     }
-    // The first path is for an installed binary, with the libraries that `make install` put beside it. The second is
-    // for a binary in the target folder.
+    // An installed binary uses the first run path, where `make install` puts the libraries. A binary in the target
+    // folder uses the second run path.
     println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib/locdiff/torch/lib");
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", real_lib_dir(libtorch).display());
     if cuda {
-        // libtorch_cuda registers its kernels when it is loaded. Nothing refers to it, so the linker must be told to
-        // keep it.
         let cudart = real_lib_dir(libtorch).join("../../nvidia/cu13/lib");
         println!("cargo::rustc-link-arg=-L{}", cudart.display());
-        // The worker itself needs libcudart, and run paths are not inherited.
+        // The worker needs libcudart directly, and the run paths of libtorch's libraries do not apply to the worker's
+        // direct dependencies.
         println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib/locdiff/nvidia/cu13/lib");
         println!("cargo::rustc-link-arg=-Wl,-rpath,{}", cudart.display());
+        // libtorch_cuda registers its kernels when it is loaded. No symbol of the library is referenced, so without
+        // `--no-as-needed` the linker would drop the library.
         for argument in [
             "--allow-shlib-undefined",
             "--no-as-needed",

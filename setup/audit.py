@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Audits the dependencies against `deny.toml`.
 
-setup/policy.py checks bans, licences and sources. A pinned cargo-deny repeats these checks and adds advisories. Building cargo-deny
-takes minutes, so `make test` (--installed) runs it only if it is installed, while `make audit` builds it if needed.
+setup/policy.py checks bans, licences and sources. cargo-deny, in a pinned version, repeats these checks and also checks advisories.
+Building cargo-deny takes minutes, so `make test` (which uses --installed) runs it only if it is installed. `make audit` builds it if
+needed.
 
-The advisory database is a git repository that some machines cannot reach. Then the audit passes, but prints that advisories were not
-checked.
+The advisory database is a git repository that some machines cannot reach. On such a machine the audit prints that advisories were not
+checked, and passes.
 """
 
 import argparse
@@ -39,7 +40,7 @@ def find_cargo_deny():
 
 
 def install_cargo_deny(environment):
-    """Builds without optimisation: the build takes a third of the time, and a run still takes only two seconds."""
+    """Builds cargo-deny without optimisation. The build takes a third of the time, and cargo-deny still runs in two seconds."""
     log("building cargo-deny %s in .tools/ (once, about 2 minutes)" % CARGO_DENY_VERSION)
     command = ["cargo", "install", "cargo-deny", "--version", CARGO_DENY_VERSION, "--locked", "--quiet", "--force"]
     command += ["--profile", "dev", "--config", "profile.dev.debug=false", "--root", str(TOOLS)]
@@ -54,7 +55,7 @@ def fetch_database(cargo_deny, environment):
         status = children.wait(fetch, FETCH_TIMEOUT_S)
     if status == 0:
         return True
-    # An incomplete copy would break every later fetch.
+    # An incomplete copy of the database would make every later fetch fail.
     shutil.rmtree(TOOLS / "advisory-db", ignore_errors=True)
     lines = [line.strip() for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
     log("advisories not checked: database unreachable (%s)" % ("no response within %d s" % FETCH_TIMEOUT_S if status is None else lines[-1]))

@@ -1,6 +1,7 @@
 """Child processes that never outlive the script that started them.
 
-Each child runs in its own session, so that a signal reaches all of its descendants (cargo, rustc, the C++ compiler).
+Each child runs in a separate session, so that a signal to the session reaches all descendants of the child (cargo, rustc, the C++
+compiler).
 """
 
 import ctypes
@@ -16,7 +17,7 @@ _libc = ctypes.CDLL(None)
 
 
 def start(command, **options):
-    """Starts a command without stdin. The kernel terminates it if this process is killed."""
+    """Starts a command without standard input. The kernel terminates the command if this process dies."""
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, start_new_session=True,
         preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM), **options
@@ -26,7 +27,7 @@ def start(command, **options):
 
 
 def wait(child, timeout_s=None):
-    """Returns the exit status. After a timeout, ends the child with its descendants and returns None."""
+    """Waits for a child and returns its exit status. After a timeout, ends the child and its descendants and returns None."""
     try:
         status = child.wait(timeout_s)
     except subprocess.TimeoutExpired:

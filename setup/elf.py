@@ -1,4 +1,4 @@
-"""Finds the shared libraries of a binary: the names in its dynamic section, and the files that the loader resolves them to."""
+"""Finds the shared libraries of a binary: their names in the dynamic section, and the files that the loader finds for them."""
 
 import struct
 import subprocess
@@ -8,7 +8,7 @@ DT_NEEDED, DT_STRTAB = 1, 5
 
 
 def needed(path):
-    """Returns the direct dependencies of a 64-bit little-endian ELF file, not those of its libraries."""
+    """Returns the names of the libraries that a 64-bit little-endian ELF file needs directly, without the libraries that these need."""
     data = path.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("%s is not a 64-bit little-endian ELF file" % path)
@@ -31,7 +31,10 @@ def needed(path):
 
 
 def resolve(path):
-    """Returns `(name, path or None)` for all libraries of a binary, as the loader finds them with an empty environment."""
+    """Returns `(name, path)` for all direct and indirect libraries of a binary. The path is None if the loader does not find the library.
+
+    The environment is empty except for PATH, so that no variable changes the search.
+    """
     listing = subprocess.run(["ldd", str(path)], env={"PATH": "/usr/bin:/bin"}, stdout=subprocess.PIPE, universal_newlines=True, check=True)
     pairs = (line.strip().split(" => ") for line in listing.stdout.splitlines() if " => " in line)
     return [(name, None if place == "not found" else place.rpartition(" (")[0]) for name, place in pairs]

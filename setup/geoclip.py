@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Downloads the wheel with GeoCLIP's weights and gallery into `.geoclip/`, pinned by `geoclip.lock`.
 
-The hash of the wheel is checked every time (30 ms); a truncated or modified wheel is downloaded again. The script may be killed at any
-moment: pip writes into `.geoclip/download/`, and the wheel gets its final name only when its hash is correct.
+Every run checks the hash of the wheel, which takes 30 ms. A truncated or modified wheel is downloaded again. The script may be killed at
+any moment: pip writes into `.geoclip/download/`, and the wheel is moved to its final place only if its hash is correct.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Installs the two binaries and the worker's libraries, so that they work without the checkout.
+"""Installs the two binaries and the worker's libraries, so that the binaries work without the checkout.
 
     PREFIX/bin/{locdiff-launch,locdiff-worker}
-    PREFIX/lib/locdiff/{torch/lib,nvidia/...}     first on the worker's run path, as a relative path
+    PREFIX/lib/locdiff/{torch/lib,nvidia/...}     the worker's run path starts with these folders, relative to the worker
 
-The layout is that of the site folder, because libtorch's libraries find each other by run paths relative to `$ORIGIN`.
+`lib/locdiff` has the same layout as `.libtorch/site`, because libtorch's libraries find each other by run paths relative to `$ORIGIN`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ BINARIES = ("locdiff-launch", "locdiff-worker")
 
 
 def install_file(source, target, mode):
-    """Copies to a temporary name and renames, so that a running worker keeps its open file."""
+    """Copies a file under a temporary name and then renames it, so that a running worker keeps the old file open."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(target.name + ".new")
     shutil.copyfile(source, temporary)
@@ -34,7 +34,7 @@ def libraries(worker):
     lib = places["libtorch_cpu.so"].resolve().parent
     nvidia = lib.parent.parent / "nvidia"
     if "libtorch_cuda.so" in places:
-        # libtorch opens some libraries by name at run time (cuDNN's engines, NVRTC's builtins). ldd does not list them.
+        # libtorch opens some libraries by name at run time (cuDNN's engines, NVRTC's builtins). ldd does not list them, so copy all.
         found = [path for path in lib.glob("*.so*") if path.name != "libtorch_python.so"] + list(nvidia.glob("*/lib/*.so*"))
     else:
         found = [place.resolve() for place in places.values()]

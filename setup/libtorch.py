@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Installs libtorch in `.libtorch/` from the wheels pinned by the lock files. Needs pip, but no CUDA toolkit.
 
-The script may be killed at any moment. A wheel counts as installed only if all files listed in its marker, which is written last,
-exist with the right sizes. Anything else is a leftover of an interrupted run, and the next run repairs it.
+The script may be killed at any moment. Each wheel has a marker, which lists its files and is written last. A wheel counts as installed
+only if the marker exists and all files in the list exist with the right sizes. Otherwise the next run installs the wheel again.
 
     .libtorch/site/{torch,nvidia}/   contents of the wheels: libraries, headers, licences
     .libtorch/cpu/                   LIBTORCH of the CPU variant: links without libtorch_cuda.so
     .libtorch/cuda/                  LIBTORCH of the CUDA variant: the folders of the wheel
     .libtorch/installed/NAME.json    one marker per wheel: its hash, its files and their sizes
 
-torch-sys enables CUDA if `lib/libtorch_cuda.so` exists, so the CPU variant needs a separate prefix.
+torch-sys enables CUDA if `lib/libtorch_cuda.so` exists in LIBTORCH, so the CPU variant needs a separate folder without this file.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from locks import SETS, WANTED_MEMBER, load_set, sha256_of  # noqa: E402 (the li
 LIBTORCH_VERSION = "2.11.0"
 PROJECT = Path(__file__).resolve().parent.parent
 
-# Always the wheels for CPython 3.11, whichever Python runs pip: the libraries inside do not depend on Python.
+# pip always downloads the wheels for CPython 3.11, even if another Python runs it: the libraries in the wheels do not depend on Python.
 # The platform tags are those of the locked wheels.
 PLATFORMS = ["manylinux_2_28", "manylinux_2_27", "manylinux_2_25", "manylinux_2_18", "manylinux2014", "manylinux2010", "manylinux1"]
 PIP_DOWNLOAD = ["download", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--require-hashes"]
@@ -140,7 +140,7 @@ class Store:
         return self.markers / (wheel.name + ".json")
 
     def problem(self, wheel):
-        """Returns why the wheel must be installed, or None if it is intact. Checks sizes only, because this runs before every build."""
+        """Returns why the wheel must be installed, or None if it is intact. Checks only sizes, because it runs before every build."""
         marker = read_marker(self.marker(wheel))
         if marker is None or marker["sha256"] != wheel.sha256:
             return "not installed"
@@ -171,7 +171,7 @@ class Store:
 
     def install(self, wheel, archive):
         """Unpacks into a temporary folder, moves the files to the site folder, and writes the marker last."""
-        import zipfile  # Slow to import, and most runs unpack nothing.
+        import zipfile  # Imported only here: the import is slow, and most runs unpack nothing.
 
         self.marker(wheel).unlink(missing_ok=True)
         shutil.rmtree(self.unpack, ignore_errors=True)
@@ -224,7 +224,7 @@ def write_prefixes(base):
     link_atomically(base / "cuda/lib", "../site/torch/lib")
     for library in ("libtorch_cpu.so", "libc10.so", "libgomp.so.1"):
         link_atomically(base / "cpu/lib" / library, "../../site/torch/lib/" + library)
-    # The wheel's libtorch.so needs libtorch_cuda.so. torch-sys links `-ltorch`, for which a linker script is enough.
+    # The libtorch.so of the wheel needs libtorch_cuda.so. In the CPU variant, a linker script replaces it: torch-sys only links `-ltorch`.
     for name, text in (("lib/libtorch.so", "INPUT(-ltorch_cpu -lc10)\n"), ("build-version", LIBTORCH_VERSION + "\n")):
         path = base / "cpu" / name
         if not path.is_file() or path.read_text(errors="replace") != text:
@@ -235,7 +235,7 @@ def write_prefixes(base):
 
 
 def fetch(wheel, store):
-    """Returns the file of a wheel, with its hash checked: one from an earlier run, or a new download."""
+    """Returns the file of a wheel, left by an earlier run or newly downloaded. The hash of the file has been checked."""
     for archive in store.download.glob("*.whl"):
         if archive.stat().st_size == wheel.download_bytes and sha256_of(archive) == wheel.sha256:
             return archive
@@ -259,7 +259,7 @@ def run_pip(arguments, scratch):
     scratch.mkdir(parents=True, exist_ok=True)
     environment = dict(os.environ, TMPDIR=str(scratch), PIP_REQUIRE_VIRTUALENV="0", PIP_DISABLE_PIP_VERSION_CHECK="1", LC_ALL="C.UTF-8")
     libc = ctypes.CDLL(None)
-    # Show pip's progress bar on a terminal only. stderr is captured for the error message.
+    # pip shows its progress bar only if stderr is a terminal. The stderr of pip is captured for the error message.
     on_terminal = sys.stderr.isatty()
     pip = subprocess.run(
         [sys.executable, "-m", "pip"] + ([] if on_terminal else ["--quiet"]) + arguments,
@@ -280,7 +280,7 @@ def explain_pip(wheel, output):
     if "No space left on device" in output or "Disk quota exceeded" in output:
         raise OSError(errno.ENOSPC, "no space left")
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("[notice]")]
-    # pip's last line only says that it found nothing. The reason is in its warnings about retries.
+    # The last line of pip's output only says that pip found nothing. The reason is in the warnings about retries.
     broken = re.search(r"broken by '(?:.*: )?(.+)'", output)
     detail = " (%s)" % broken.group(1).rstrip("')") if broken else ""
     detail = (lines[-1] if lines else "nothing") + detail
@@ -289,7 +289,7 @@ def explain_pip(wheel, output):
 
 
 def check_space(base, missing):
-    """Checks the free space. Wheels are downloaded one at a time, and pip holds two copies of the current one."""
+    """Checks the free space. Wheels are downloaded one at a time, and pip needs space for two copies of a wheel."""
     needed = sum(wheel.unpacked_bytes for wheel in missing) + 2 * max(wheel.download_bytes for wheel in missing)
     free = shutil.disk_usage(base).free
     if free < needed:

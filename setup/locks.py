@@ -1,4 +1,4 @@
-"""Reads the lock files: pip's requirements format with one wheel per entry, and its sizes in a comment above the entry.
+"""Reads the lock files. They have pip's requirements format. Each entry is one wheel, and a comment above it gives the sizes of the wheel.
 
     # bytes: download 530604548, unpacked 1034743808
     torch==2.11.0 --hash=sha256:7aa2f9bb...
@@ -33,7 +33,7 @@ class Wheel(NamedTuple):
 
 
 def load_set(folder, set_name, whole=True):
-    """Returns the wheels of a set; with `whole=False`, only those in the set's own lock file."""
+    """Returns the wheels of a set. With `whole=False`, returns only the wheels that the set adds to the previous set."""
     names = SETS[: SETS.index(set_name) + 1] if whole else (set_name,)
     return [wheel for name in names for wheel in load_lock(folder / (name + ".lock"))]
 
@@ -44,7 +44,7 @@ def load_lock(path):
         Wheel(path.name, name, version, sha256, int(download), int(unpacked))
         for download, unpacked, name, version, sha256 in ENTRY.findall(text)
     ]
-    # An entry that the pattern does not match would be left out of the set silently.
+    # Compare the number of entries: an entry that the pattern does not match would otherwise be ignored silently.
     if len(wheels) != sum("==" in line for line in text.splitlines() if not line.startswith("#")):
         raise OSError(0, "an entry has no `# bytes:` line or no hash", str(path))
     return wheels

@@ -4,7 +4,7 @@
     python3 setup/passages.py [--count 30] [--seed 1]
 
 A passage is a paragraph of a document, a run of comment lines, or a string of at least four words in the sources (a message, a help
-text). Every file that git tracks has a chance in proportion to its passages.
+text). All passages in all documents and sources that git tracks are equally likely to be drawn.
 """
 import argparse
 import random

@@ -1,7 +1,7 @@
-"""Checks `cargo metadata` against the bans, licences and sources in `deny.toml`. Takes a second and needs no tool.
+"""Checks `cargo metadata` against the bans, licences and sources in `deny.toml`. The check takes a second and needs only cargo.
 
-Reads the same policy as cargo-deny and refuses every crate that cargo-deny would refuse, including dev-dependencies. An unknown setting
-is an error, so that no setting is silently ignored. Advisories are checked by cargo-deny only.
+This module reads the same policy as cargo-deny. It refuses every crate whose name, licence or source cargo-deny would refuse, including
+dev-dependencies. An unknown setting is an error, so that no setting is silently ignored. Only cargo-deny checks advisories.
 """
 
 import json
@@ -9,7 +9,7 @@ import re
 import subprocess
 
 CRATES_IO = ("registry+https://github.com/rust-lang/crates.io-index", "sparse+https://index.crates.io/")
-# The supported settings with their supported values; the first is the default. None means a list.
+# The supported settings and their supported values. The first value is the default. None means that the value is a list.
 KNOWN = {
     "graph": {"targets": None},
     "licenses": {"allow": None, "unused-allowed-license": ("allow",)},
@@ -29,7 +29,7 @@ def load_toml(path):
     try:
         import tomllib
     except ImportError:
-        # Python before 3.11 has no tomllib. pip contains a copy, and the set-up needs pip anyway.
+        # Python before 3.11 has no tomllib. pip contains the same parser under the name tomli, and the set-up needs pip anyway.
         try:
             from pip._vendor import tomli as tomllib
         except ImportError:
@@ -41,7 +41,7 @@ def load_toml(path):
 
 
 def load_policy(path):
-    """Reads the policy. A setting that this file does not enforce is an error."""
+    """Reads the policy. A setting that this module does not enforce is an error."""
     policy = load_toml(path)
     for section, settings in policy.items():
         if section in ELSEWHERE:
@@ -128,7 +128,7 @@ class Licence:
 
 
 def metadata(project, targets):
-    """Returns the `cargo metadata` of all crates that a target needs."""
+    """Returns the `cargo metadata` of all crates that the targets need."""
     command = ["cargo", "metadata", "--locked", "--format-version", "1"]
     command += [word for target in targets for word in ("--filter-platform", target)]
     result = subprocess.run(command, cwd=project, stdout=subprocess.PIPE, universal_newlines=True)
@@ -140,7 +140,7 @@ def metadata(project, targets):
 
 
 def refusals_of(package, policy):
-    """Yields the reasons why the policy refuses a crate; none if it is allowed."""
+    """Yields the reasons why the policy refuses a crate. Yields nothing if the crate is allowed."""
     if any(entry["crate"] == package["name"] for entry in policy["bans"]["deny"]):
         yield "is banned by `bans.deny`"
     for dependency in package["dependencies"]:
@@ -155,7 +155,7 @@ def refusals_of(package, policy):
 
 
 def check(project):
-    """Returns the number of crates checked, and a line for each reason to refuse one."""
+    """Returns the number of crates checked, and a line for each reason to refuse a crate."""
     policy = load_policy(project / "deny.toml")
     packages = metadata(project, policy["graph"]["targets"])
     refusals = ["%s %s %s" % (package["name"], package["version"], reason) for package in packages for reason in refusals_of(package, policy)]

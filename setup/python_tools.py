@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Installs the Python packages for the tests into `.tools/python/`, pinned by `python.lock`.
 
-The script may be killed at any moment. pip installs into a temporary folder; the list of its files is written last, and then the folder
-is renamed. The packages are installed again if the lock or the Python version has changed, or if a file is missing.
+The script may be killed at any moment. pip installs into a temporary folder. When pip has finished, the script writes the list of
+installed files and renames the folder. The packages are installed again if the lock or the Python version has changed, or if a file is
+missing or has another size.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from locks import sha256_of  # noqa: E402
 
 LIST = "installed.json"
 PIP_INSTALL = ["install", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--require-hashes", "--no-warn-conflicts"]
-# 30 MB of wheels, 100 MB unpacked, plus compiled files.
+# The wheels have 30 MB and their contents 100 MB. The compiled files need some space too.
 SPACE_BYTES = 200 * 10**6
 
 
@@ -35,7 +36,7 @@ def sizes(folder):
 
 
 def problem(target, wanted):
-    """Returns why the packages must be installed, or None if they are intact. Checks sizes only, to be fast."""
+    """Returns why the packages must be installed, or None if they are intact. Checks only the sizes of the files, to be fast."""
     try:
         found = json.loads((target / LIST).read_text())
         if found["for"] != wanted:
@@ -75,7 +76,7 @@ def install(base, target, lock, wanted):
 
 
 def explain_pip(output, lock):
-    """Returns the cause of a failure from pip's output, and what to do about it."""
+    """Returns a message that gives the cause of a failure, from pip's output, and says what to do."""
     if "No space left on device" in output or "Disk quota exceeded" in output:
         raise OSError(28, "no space left")
     got = re.search(r"^\s*Got\s+([0-9a-f]{64})", output, re.MULTILINE)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs all checks, for `make test`.
 
-Most stages run one after the other. Crates that do not need libtorch compile during its download. The audit, the tests of the set-up
+Most stages run one after the other. Some crates that do not need libtorch compile during its download. The audit, the tests of the set-up
 scripts and the installation of Python packages run in the background during the build. After the build, the CUDA variant compiles and
 links in the background.
 
@@ -30,7 +30,7 @@ LOG_LINES_SHOWN = 200
 LONG_MODULES = ("eval", "long", "comm", "split", "perturbation", "train", "gang", "world")
 # Slow crates that do not need libtorch.
 EARLY_LIBRARIES = ("parquet", "rustls", "arrow-array")
-# The project has no examples. --examples enables the dependency features that the tests need, so that nothing is built twice.
+# The project has no examples. --examples only makes cargo enable the dependency features of the tests, so that nothing is built twice.
 AS_FOR_TESTS = ("--examples",)
 
 
@@ -43,7 +43,7 @@ def log(text):
 
 
 def timed(name, work):
-    """Runs one stage and prints how long it took. `work` returns a reason to fail, or None."""
+    """Runs one stage and prints how long it took. `work` returns the reason if the stage failed, or None if it passed."""
     start = time.monotonic()
     log("%s ..." % name)
     reason = work()
@@ -73,7 +73,7 @@ def whole_project():
 
 
 class Stamp:
-    """Records the inputs with which a stage last passed. LOCDIFF_TEST_ALL=1 ignores the record."""
+    """Records the inputs with which a stage last passed. If LOCDIFF_TEST_ALL=1 is set, the record is ignored."""
 
     def __init__(self, name, inputs):
         digest = hashlib.sha256()
@@ -106,12 +106,12 @@ class BackgroundStage:
         self.log_path = TARGET / (name + ".log")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log_path, "w") as log_file:
-            # The build has priority, because everything else waits for it.
+            # `nice` gives the build priority, because everything else waits for the build.
             self.child = children.start(("nice", *arguments), stdout=log_file, stderr=subprocess.STDOUT)
 
     def finish(self):
         status = children.wait(self.child)
-        # Print the log even if the stage passed: it says what could not be checked.
+        # Print the log even if the stage passed, because the log says which checks were skipped.
         print(self.log_path.read_text(errors="replace"), file=sys.stderr, flush=True)
         return "see the log above (%s)" % self.log_path if status else None
 
@@ -120,7 +120,7 @@ class BackgroundStage:
 
 
 class CudaLink:
-    """Compiles and links the CUDA variant in the background, without optimisation, in a separate folder."""
+    """Compiles and links the CUDA variant in the background, in a separate folder. The main crate is not optimised."""
 
     def __init__(self):
         self.target = TARGET / "cuda-link"
@@ -176,7 +176,7 @@ def check_binaries():
 
 
 def test_commands():
-    """Returns the tests that always run, and the long ones, which run only if something has changed."""
+    """Returns two stages: the tests that always run, and the long tests, which run only if the project has changed since they passed."""
     if shutil.which("cargo-nextest"):
         nextest = ["cargo", "nextest", "run", "--release", "--locked", "--workspace", "-E"]
         long = " or ".join("test(/(^|::)%s::/)" % module for module in LONG_MODULES)
@@ -187,7 +187,7 @@ def test_commands():
 
 
 def prepare(libtorch_set):
-    """Downloads libtorch and GeoCLIP's weights. Crates that need neither compile meanwhile; the build finishes what is left."""
+    """Downloads libtorch and GeoCLIP's weights. Meanwhile compiles slow crates that need neither. The main build compiles the rest."""
     arguments = ["cargo", "build", "--release", "--locked", "--lib"] + [word for name in EARLY_LIBRARIES for word in ("--package", name)]
     TARGET.mkdir(parents=True, exist_ok=True)
     with open(TARGET / "early.log", "w") as log_file:
@@ -195,7 +195,7 @@ def prepare(libtorch_set):
     for name, options in (("libtorch", ["--set", libtorch_set]), ("geoclip", [])):
         if children.wait(children.start([sys.executable, "-B", "setup/%s.py" % name, *options])) != 0:
             raise Failed("cannot prepare %s; see the error above" % name)
-    # Stop the early build: torch-sys has priority in the main build, because the model crate waits for it.
+    # Stop the early build, so that the main build can compile torch-sys first: the main crate waits for torch-sys.
     children.wait(early, 0)
 
 
@@ -219,7 +219,7 @@ def run(libtorch_set, cuda_link):
     timed("audit", audit.finish)
     timed("Python packages", packages.finish)
     timed("binaries", check_binaries)
-    # Wait before the tests: some of them measure time and need an idle machine.
+    # Wait for the CUDA build before the tests, because some tests measure time and need an idle machine.
     if cuda:
         timed("CUDA link", cuda.finish)
     else:
@@ -236,7 +236,7 @@ def main():
     parser.add_argument("--libtorch", default="auto", help="the set that setup/libtorch.py installs first")
     arguments = parser.parse_args()
     os.chdir(PROJECT)
-    # Tests must run the Python that the packages are installed for.
+    # The tests must use the Python for which the packages are installed.
     os.environ["PYTHON"] = sys.executable
     children.end_all_on_signals()
     start = time.monotonic()

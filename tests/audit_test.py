@@ -31,7 +31,7 @@ class AuditTest(unittest.TestCase):
         return self.folder / name
 
     def cargo(self, *arguments):
-        """Runs cargo offline: no registry is needed."""
+        """Runs cargo offline, because the local crates need no registry."""
         subprocess.run(["cargo", *arguments, "--offline", "--quiet"], cwd=self.root, check=True)
 
     def depend_on(self, dependency):
@@ -85,7 +85,7 @@ class AuditTest(unittest.TestCase):
         self.addCleanup(os.environ.pop, "CARGO_HOME")
         url = crate.as_uri()
         self.write_crate("project", dependencies='elsewhere = { git = "%s" }' % url)
-        # Not --offline: to cargo, a local git repository is the network too.
+        # Without --offline, because cargo treats a local git repository as a network source.
         subprocess.run(["cargo", "generate-lockfile", "--quiet"], cwd=self.root, check=True)
         self.assert_refused("elsewhere 0.1.0 comes from git+%s" % url, "project 0.1.0 accepts any version of elsewhere; name one")
 

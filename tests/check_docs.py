@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the documents against the sources: links, paths, names of tests, numbers of decisions; and one meaning for every type name."""
+"""Checks links, paths, names of tests, numbers of decisions and commands in the documents, and that no type name is defined twice."""
 import re
 import subprocess
 import unittest
@@ -7,9 +7,9 @@ from collections import defaultdict
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-# Definitions of one type for two builds.
+# Types with two definitions, for builds with and without a feature.
 DEFINED_TWICE = {"S3Options"}
-# Phrases of a dialect that a reader must read twice.
+# Phrases that readers had to read twice.
 BANNED = re.compile(r"\b(what is no|that is none|is said\b|of before\b|is what it was|in vain\b|[Ww]hoever\b|speaks\b|as it was\b)")
 
 
@@ -25,7 +25,7 @@ def without_code(text):
 
 
 def anchors(text):
-    """The anchors of the headings, as GitHub makes them."""
+    """The anchors that GitHub makes for the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", without_code(text), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

@@ -29,7 +29,7 @@ LOCKS = {"cpu": ["torch", "nvidia-cuda-runtime"], "link": ["nvidia-nccl-cu13"], 
 
 
 def make_wheel(folder, name, files, version="2.11.0"):
-    """Makes a wheel that pip accepts: right name and tags, METADATA and WHEEL, and a licence."""
+    """Makes a wheel that pip accepts, with the right name and tags, METADATA, WHEEL and a licence."""
     stem = "%s-%s" % (name.replace("-", "_"), version)
     tags = "cp311-cp311-manylinux_2_28_x86_64" if name == "torch" else "py3-none-manylinux2014_x86_64"
     path = folder / ("%s-%s.whl" % (stem, tags))
@@ -132,7 +132,7 @@ class SetupTest(unittest.TestCase):
         shutil.rmtree(self.wheels)
         start = time.monotonic()
         self.assert_ready(self.run_setup(python=(sys.executable, "-S")))
-        # 0.1 s on an idle machine. Starting pip would exceed the limit.
+        # The run takes 0.1 s on an idle machine. Starting pip would take longer than the limit.
         self.assertLess(time.monotonic() - start, 1.0)
         after = {path: path.lstat().st_mtime_ns for path in self.libtorch.rglob("*") if path.is_file()}
         before.pop(self.libtorch / "lock"), after.pop(self.libtorch / "lock")
@@ -202,7 +202,7 @@ class SetupTest(unittest.TestCase):
         run.send_signal(signal.SIGKILL)
         run.wait()
         self.assertFalse((self.libtorch / "installed/torch.json").exists(), "the marker exists before all files are in place")
-        # The wheel was complete, so it is not downloaded again.
+        # The download was complete before the run was killed, so the wheel is not downloaded again.
         for torch in self.wheels.glob("torch-*"):
             torch.unlink()
         self.assert_ready(self.run_setup())
@@ -232,7 +232,7 @@ class SetupTest(unittest.TestCase):
         self.assert_ready(self.run_setup())
 
     def test_missing_pip_error_says_what_to_install(self):
-        # -S hides site-packages and so pip.
+        # The option -S hides site-packages, which contains pip.
         self.assert_refused(self.run_setup(python=(sys.executable, "-S")), "has no pip", "python3-pip", "ensurepip")
 
     def test_too_little_space_is_reported_before_the_download(self):
@@ -291,7 +291,7 @@ class SetupTest(unittest.TestCase):
 
 
 class GeoclipTest(unittest.TestCase):
-    """GeoCLIP's wheel is downloaded once, checked every time, and downloaded again if it is damaged."""
+    """GeoCLIP's wheel is downloaded once and checked by every run. If it is damaged, it is downloaded again."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="locdiff-geoclip-")
@@ -343,7 +343,7 @@ class GeoclipTest(unittest.TestCase):
 
 
 class PythonToolsTest(unittest.TestCase):
-    """The Python packages for the tests are installed once, and again if the lock or a file has changed."""
+    """The Python packages for the tests are installed once. They are installed again if the lock or a file has changed."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="locdiff-python-")

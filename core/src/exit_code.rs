@@ -19,7 +19,7 @@ macro_rules! exit_codes {
 exit_codes! {
     /// Success.
     Success = 0,
-    /// A bug, or an error without a code of its own.
+    /// A bug, or an error that no other code describes.
     Internal = 1,
     /// Invalid command line (clap's exit code).
     Usage = 2,
@@ -29,7 +29,8 @@ exit_codes! {
     Device = 11,
     /// `locdiff-worker` is not in the launcher's folder, or cannot be executed.
     WorkerMissing = 12,
-    /// `locdiff-worker` does not work with this launcher: wrong libtorch, a library that fails to load, another build.
+    /// `locdiff-worker` does not work with this launcher: it has the wrong libtorch, fails to load a library, or is
+    /// from another build.
     WorkerIncompatible = 13,
     /// A worker failed or died during its job.
     WorkerFailed = 14,
@@ -53,7 +54,7 @@ exit_codes! {
     DataChanged = 23,
     /// Another launcher is using the run.
     RunHeld = 24,
-    /// The run to resume has a different model, data order or precision in its configuration.
+    /// The configuration differs from that of the run to resume in the model, the data order or the precision.
     RunDiffers = 25,
     /// Training diverged: too many gradients in a row were not finite. A restart would not help.
     Diverged = 26,
@@ -67,18 +68,18 @@ impl ExitCode {
         self as u8
     }
 
-    /// The code with a given exit status; `None` if the status is not in this list.
+    /// The exit code whose status is `code`; `None` if no exit code has this status.
     pub fn from_code(code: i32) -> Option<Self> {
         Self::ALL.iter().copied().find(|known| i32::from(known.code()) == code)
     }
 }
 
-/// An expected failure with the exit code for the whole command.
+/// An expected error, which determines the exit code of the whole command.
 pub trait HasExitCode: std::error::Error {
-    /// The documented exit code.
+    /// The exit code of the command.
     fn exit_code(&self) -> ExitCode;
 
-    /// Whether another worker caused the failure: it died, stopped or never connected.
+    /// Whether the error was caused by another worker, which died, stopped or never connected.
     fn is_caused_by_peer(&self) -> bool {
         false
     }

@@ -1,19 +1,19 @@
 //! Code shared by the control plane (launcher) and the data plane (worker).
 //!
-//! No libtorch, no async runtime, no command line.
+//! This crate uses no libtorch and no async runtime, and it has no command line.
 //!
-//! In reading order:
+//! The modules in reading order:
 //! - [`config`]: merges TOML and flags into one validated [`config::RunConfig`] and records where each value came from.
 //! - [`protocol`]: the messages between launcher and worker.
 //! - [`exit_code`]: the exit codes that scripts see.
 //! - [`files`]: crash-safe file writing, with fault injection for tests.
 //! - [`geo`]: points on the Earth, distances, grids.
-//! - [`random`]: counter-based random numbers, addressed by where they are used. The only unsafe code outside
-//!   `locdiff::native`.
+//! - [`random`]: counter-based random numbers. Each number is a function of the seed and of its position (stream, step,
+//!   sample, element). This module contains the only unsafe code outside `locdiff::native`.
 //! - [`metrics`]: scores and their confidence intervals.
 //! - [`tables`]: CSV and Parquet files with ids and coordinates.
 //! - [`predictions`]: matches predictions from a file with the true locations.
-//! - [`tuning`]: the settings of LocDiff-H that tuning tries, and the choice of the best.
+//! - [`tuning`]: the LocDiff-H settings that `eval --tune` tries, and the choice of the best one.
 //! - [`draw`]: draws maps as PNG images.
 //! - [`tensorboard`]: reads and writes event files.
 
@@ -35,5 +35,5 @@ pub mod tuning;
 /// Version of the crate, from `Cargo.toml`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Git revision of the build; "unknown" if it was not built in a checkout.
+/// Git revision of the source code; "unknown" if the program was not built in a git checkout.
 pub const REVISION: &str = env!("LOCDIFF_REVISION");

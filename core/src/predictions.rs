@@ -1,9 +1,11 @@
 //! `eval --predictions`: scores a file of predictions from any source against the truth.
 //!
-//! Predictions are a CSV or Parquet file with coordinates and an id per row, in any order. The rows of a file without ids are
-//! matched with the truth by their order, and the result says so. No row is dropped. Every true row needs exactly one
-//! prediction, every prediction needs a true row, and all coordinates must be valid. Otherwise there is an error that names
-//! the file and the row or id.
+//! The predictions are a table of coordinates: CSV, Parquet or `.npy`. If the table has an id column, predictions and
+//! true places are matched by id, so the rows may be in any order. If the table has no id column, they are matched by
+//! the order of the rows, and the result says so. A table without an id column but with other text columns is refused,
+//! because one of them probably holds the ids. No row is dropped: every true place needs exactly one prediction, every
+//! prediction needs a true place, and all coordinates must be valid. Every error names the file, and also the rows or
+//! ids if single rows are at fault.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,7 +17,7 @@ use crate::geo::{Place, UnitVector};
 use crate::metrics::{Bootstrap, MetricsError, Rating, rate};
 use crate::tables::{self, TableError};
 
-/// Largest number of ids listed in a message.
+/// Largest number of ids listed in an error message.
 const NAMED_MAX: usize = 3;
 
 /// Why predictions cannot be scored.
@@ -24,10 +26,11 @@ pub enum PredictionsError {
     /// A file cannot be read as a table.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// Rows do not match those of the other file. Holds the file and the reason.
+    /// The rows of the predictions do not match the rows of the truth, or ids are missing or repeated. Holds the name
+    /// of the file at fault and the reason.
     #[error("{0}: {1}")]
     Rows(String, String),
-    /// The errors cannot be scored.
+    /// The metrics cannot be computed.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
 }
@@ -37,7 +40,8 @@ impl PredictionsError {
         Self::Rows(file.to_owned(), reason)
     }
 
-    /// Some rows of `file` are not in `truth`. `extra` holds their ids, `rows` is the number of rows in `file`.
+    /// The error for a `file` with rows that are not in `truth`. `extra` holds the ids of these rows, and `rows` is the
+    /// number of all rows in `file`.
     pub fn extra_rows(file: &str, truth: &str, rows: usize, extra: &[&String]) -> Self {
         Self::rows(file, format!("{} of its {rows} rows are not in {truth}: {}", extra.len(), first_few(extra)))
     }
@@ -52,10 +56,10 @@ impl HasExitCode for PredictionsError {
     }
 }
 
-/// The places where photos were taken, by id.
+/// The true place of every photo, with the id of the photo.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Truth {
-    /// Where the truth was read from, for messages.
+    /// Where the truth was read from, for error messages.
     pub source: String,
     /// Ids of the rows, all different.
     pub ids: Vec<String>,
@@ -64,12 +68,12 @@ pub struct Truth {
 }
 
 impl Truth {
-    /// Reads a CSV or Parquet file with columns for ids, latitudes and longitudes.
+    /// Reads a CSV or Parquet file with columns for ids, latitudes and longitudes. The ids must be unique.
     pub fn read(path: &Path) -> Result<Self, PredictionsError> {
         Self::read_as(path.display().to_string(), path)
     }
 
-    /// Reads `path`, but calls it `source` in messages.
+    /// Like [`Truth::read`], but error messages name `source` instead of the path.
     pub fn read_as(source: String, path: &Path) -> Result<Self, PredictionsError> {
         let table = tables::read(path)?;
         let no_ids = || format!("no id column; accepted names: {}", tables::ID_NAMES.join(", "));
@@ -85,14 +89,14 @@ impl Truth {
 pub enum MatchedBy {
     /// By id.
     Id,
-    /// By the order of the rows, because the file has no ids.
+    /// By the order of the rows, because the predictions have no id column.
     Order,
 }
 
 /// The metrics of a file of predictions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PredictionScores {
-    /// How the rows were matched with those of the truth.
+    /// How the rows of the predictions were matched with the rows of the truth.
     pub matched_by: MatchedBy,
     /// The metrics.
     pub rating: Rating,
@@ -133,7 +137,7 @@ pub fn score_predictions(
     Ok(PredictionScores { matched_by, rating: rate(&errors_km, &truth, &predicted, thresholds_km, bootstrap)? })
 }
 
-/// Maps each id to its row. Ids must be unique.
+/// Maps each id to its row number. A repeated id is an error.
 fn by_id<'a>(file: &str, ids: &'a [String]) -> Result<HashMap<&'a str, usize>, PredictionsError> {
     let mut rows = HashMap::with_capacity(ids.len());
     for (row, id) in ids.iter().enumerate() {
@@ -166,7 +170,7 @@ fn in_order_of_truth(
     Ok(truth.ids.iter().map(|id| places[rows[id.as_str()]]).collect())
 }
 
-/// The first few ids, for messages.
+/// Lists the first [`NAMED_MAX`] ids for an error message.
 fn first_few(ids: &[&String]) -> String {
     let named: Vec<String> = ids.iter().take(NAMED_MAX).map(|id| format!("`{id}`")).collect();
     let rest = if ids.len() > NAMED_MAX { ", ..." } else { "" };

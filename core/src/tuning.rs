@@ -1,15 +1,18 @@
-//! Tuning of LocDiff-H: the settings to try, and the choice of the best on photos that are not in the test set.
+//! Tuning of LocDiff-H: the settings to try, and the choice of the best setting on validation photos.
 //!
-//! The objective is the mean accuracy over the thresholds, minus a penalty. The penalty is ten times the mean accuracy that
-//! LocDiff-H loses against the better of LocDiff and retrieval alone at each threshold. LocDiff-H should be at least as
-//! good as the better of the two at every scale, so a point lost at one scale weighs more than a point won at another. This
-//! is a penalty rather than a hard constraint, because small losses on these photos are mostly chance.
+//! The objective is the mean accuracy over the thresholds, minus a penalty. The loss at a threshold is the number of
+//! percentage points by which LocDiff-H is less accurate than the better of LocDiff and retrieval alone. The penalty is
+//! ten times the mean loss over the thresholds. LocDiff-H should be at least as good as the better of the two at every
+//! threshold, so a point lost at one threshold weighs more than a point won at another. A loss is penalised rather than
+//! forbidden, because small losses on the validation photos are mostly chance.
 //!
-//! The choice is made on all rows. Cross-validation estimates how good it is on other photos: a setting chosen on all folds
-//! but one is scored on that one. Nearby photos must be in the same fold, because they are not independent. The sphere is
-//! therefore divided into cells about 550 km wide, and a hash assigns each cell to a fold.
+//! The setting is chosen on all validation photos. Cross-validation estimates how accurate the chosen setting is on
+//! other photos: for each fold, a setting is chosen on all other folds and scored on this fold. Nearby photos must be
+//! in the same fold, because they are not independent. The sphere is therefore divided into cells about 550 km wide,
+//! and a hash assigns each cell to a fold.
 //!
-//! Pure: the workers compute the errors of every setting for each photo, and the choice needs nothing else.
+//! This module is pure. The workers compute the error of every setting on every photo, and the choice depends only on
+//! these errors and the places of the photos.
 
 use serde::Serialize;
 
@@ -18,12 +21,12 @@ use crate::exit_code::{ExitCode, HasExitCode};
 use crate::geo::{Place, UnitVector};
 use crate::protocol::TuningErrors;
 
-/// Height of a cell, degrees. Its width on the ground is about the same.
+/// Height of a cell, in degrees of latitude. A cell is about as wide as high, measured in km.
 const CELL_DEGREES: f64 = 5.0;
-/// How many points won are needed to make up for one point lost against the better of LocDiff and retrieval.
+/// Factor of the penalty on accuracy lost against the better of LocDiff and retrieval alone.
 const LOSS_WEIGHT: f64 = 10.0;
 
-/// Invalid input: nothing to choose from, or errors that do not match the settings.
+/// Invalid input: nothing to choose from, too few folds, or errors that are not finite or do not match the settings.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("tuning: {0}")]
 pub struct TuningError(String);
@@ -37,13 +40,13 @@ impl HasExitCode for TuningError {
 /// The settings of LocDiff-H.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Hybrid {
-    /// The form of LocDiff-H.
+    /// Which gallery points are considered, and how one is chosen.
     pub mode: HybridMode,
-    /// Gallery points within this distance of LocDiff's answer or samples are considered, km.
+    /// Search radius around LocDiff's answer or samples, km. Only gallery points within this radius are considered.
     pub radius_km: f64,
-    /// λ, the weight of the samples' density.
+    /// Weight of the samples' log density in the score of a gallery point (λ).
     pub density_weight: f64,
-    /// h, the width of the density's kernel, km.
+    /// Width of the kernel of the samples' density, km (h).
     pub density_km: f64,
 }
 
@@ -75,13 +78,14 @@ impl std::fmt::Display for Hybrid {
 }
 
 impl Hybrid {
-    /// The fused score of a gallery point.
+    /// The fused score of a gallery point: its retrieval logit plus its weighted log density.
     pub fn fused(&self, logit: f64, log_density: f64) -> f64 {
         logit + self.density_weight * log_density
     }
 }
 
-/// All settings to try: 5 of the paper's form, 6 of retrieval around the aggregate, 6·6·4 of fusion and 5·5·4 of consensus.
+/// All settings to try: 5 of the mode `any-sample` (the paper's method), 6 of `aggregate`, 6·6·4 of `fusion` and 5·5·4
+/// of `consensus`.
 pub fn settings() -> Vec<Hybrid> {
     let radii = [10.0, 25.0, 50.0, 100.0, 200.0, 400.0];
     let mut settings = Vec::new();
@@ -95,7 +99,8 @@ pub fn settings() -> Vec<Hybrid> {
             }
         }
     };
-    // Not wider than the paper's 200 km: sixteen discs of 400 km would cover most of a continent.
+    // `any-sample` is not tried with a radius above the paper's 200 km: with 400 km, the discs around sixteen samples
+    // could cover most of a continent.
     cross(HybridMode::AnySample, &radii[..5], &[0.0], &[25.0]);
     cross(HybridMode::Aggregate, &radii, &[0.0], &[25.0]);
     cross(HybridMode::Fusion, &radii, &[0.5, 1.0, 2.0, 3.0, 5.0, 8.0], &[10.0, 25.0, 50.0, 100.0]);
@@ -110,7 +115,7 @@ pub struct Choice {
     pub setting: Hybrid,
     /// Number of validation photos.
     pub rows: usize,
-    /// The objective on all rows.
+    /// The objective of the chosen setting, on all rows.
     pub objective: f64,
     /// Accuracy of LocDiff-H with the chosen setting, on all rows.
     pub hybrid_percent: Vec<f64>,
@@ -118,7 +123,8 @@ pub struct Choice {
     pub own_percent: Vec<f64>,
     /// Accuracy of retrieval alone.
     pub retrieval_percent: Vec<f64>,
-    /// Accuracy of LocDiff-H with settings chosen on the other folds. `None` if all rows are in one fold.
+    /// Accuracy of LocDiff-H by cross-validation: each fold is scored with the setting chosen on the other folds.
+    /// `None` if all rows are in one fold.
     pub held_out_percent: Option<Vec<f64>>,
     /// Number of folds.
     pub folds: u32,
@@ -138,7 +144,8 @@ pub fn fold_of(place: UnitVector, folds: u32) -> u32 {
     ((hash ^ hash >> 31) % u64::from(folds.max(1))) as u32
 }
 
-/// Number of answers within each threshold, for every predictor: LocDiff, retrieval, then the settings.
+/// Number of answers within each threshold, for every predictor. The predictors are LocDiff, retrieval alone, and
+/// LocDiff-H with each setting, in this order.
 #[derive(Clone)]
 struct Counts {
     rows: f64,
@@ -175,7 +182,7 @@ impl Counts {
         (0..hybrid.len()).map(value).sum::<f64>() / hybrid.len() as f64
     }
 
-    /// The setting with the best objective. Ties go to the first.
+    /// The setting with the highest objective. If several are equal, the first of them.
     fn best(&self) -> usize {
         let objectives: Vec<f64> = (0..self.within.len() - 2).map(|setting| self.objective(setting)).collect();
         let better = |best: usize, next: usize| if objectives[next] > objectives[best] { next } else { best };
@@ -183,13 +190,13 @@ impl Counts {
     }
 }
 
-/// The errors of LocDiff, of retrieval, then of the settings.
+/// The errors of LocDiff, of retrieval alone, and of LocDiff-H with each setting, in this order.
 fn errors_km(row: &TuningErrors) -> impl Iterator<Item = f32> {
     [row.own_km, row.retrieval_km].into_iter().chain(row.settings_km.iter().copied())
 }
 
-/// Chooses the best of `settings` by the errors on photos with known places. The accuracy on other photos is estimated by
-/// cross-validation with `folds` folds, at least 2.
+/// Chooses the best of `settings` by the errors in `rows`, which are photos with known places. The accuracy on other
+/// photos is estimated by cross-validation with `folds` folds; `folds` must be at least 2.
 pub fn choose(
     settings: &[Hybrid],
     rows: &[(UnitVector, TuningErrors)],
@@ -215,7 +222,8 @@ pub fn choose(
     })
 }
 
-/// Accuracy over all folds, each scored with the setting that is best on the other folds.
+/// Accuracy over the rows of all folds. Each fold is scored with the setting that is best on the other folds. `None` if
+/// all rows are in one fold.
 fn held_out(by_fold: &[Counts], empty: &Counts) -> Option<Vec<f64>> {
     let (mut within, mut rows) = (vec![0.0; empty.within[0].len()], 0.0);
     for (own, fold) in by_fold.iter().enumerate().filter(|(_, fold)| fold.rows > 0.0) {

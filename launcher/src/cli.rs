@@ -1,5 +1,5 @@
-//! The command line, defined with clap. Most global flags are shorthand for `--set`: [`Global::layers`] maps them to
-//! keys.
+//! The command line, defined with clap. Most global flags are shorthand for `--set`. [`Global::layers`] maps these
+//! flags to fields of the configuration.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ pub struct Cli {
     /// The verb to run.
     #[command(subcommand)]
     pub verb: Option<Verb>,
-    /// Print version and git revision, and the versions of libtorch, CUDA and NCCL.
+    /// Print the version, the git revision, and the versions of libtorch, CUDA and NCCL.
     #[arg(short = 'V', long)]
     pub version: bool,
 }
@@ -28,10 +28,10 @@ pub struct Cli {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Global flags")]
 pub struct Global {
-    /// Number of workers on this node, one GPU each.
+    /// Number of workers on this node; each worker uses one GPU.
     #[arg(long, global = true, value_name = "N", conflicts_with = "workers")]
     pub gpus: Option<u32>,
-    /// Number of workers on this node, on any device.
+    /// Number of workers on this node, on CPU or GPU.
     #[arg(long, global = true, value_name = "N")]
     pub workers: Option<u32>,
     /// Device that workers compute on.
@@ -43,7 +43,8 @@ pub struct Global {
     /// Number of workers that share one replica of the model.
     #[arg(long, global = true, value_name = "N")]
     pub tensor_parallel: Option<u32>,
-    /// Preset (demo, l23, l47, paper-l47, l95) or TOML file. Default: l47 on CUDA, demo on the CPU.
+    /// Preset (demo, l23, l47, paper-l47, l95) or TOML file; default: the run's own when a run is evaluated, else l47
+    /// on CUDA and demo on the CPU.
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Set one field of the configuration; may be repeated.
@@ -106,9 +107,9 @@ pub enum Verb {
     /// Import GeoCLIP's weights.
     #[command(subcommand)]
     Geoclip(GeoclipVerb),
-    /// Run everything from data to evaluation, small enough for two CPU cores.
+    /// Run everything from data to evaluation, with a model that is small enough for two CPU cores.
     Demo,
-    /// Start every worker and check that libtorch computes correctly in it.
+    /// Start all workers and check that libtorch computes correctly in each.
     #[command(hide = true)]
     SelfCheck,
     /// Check whether training can start on this machine, and report what is missing.
@@ -132,13 +133,13 @@ pub struct EvalRequest {
     /// Also evaluate retrieval, and LocDiff-H, which combines retrieval with LocDiff.
     #[arg(long)]
     pub hybrid: bool,
-    /// Table of the paper to reproduce: main or perturbation.
+    /// Experiment of the paper to reproduce: main or perturbation.
     #[arg(long, value_name = "NAME")]
     pub suite: Option<String>,
     /// Score this file of predictions instead of a run.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hybrid", "suite", "tune"])]
     pub predictions: Option<PathBuf>,
-    /// First choose the settings of LocDiff-H on the validation split.
+    /// Choose the settings of LocDiff-H on the validation rows; evaluate afterwards only with --hybrid or --suite main.
     #[arg(long)]
     pub tune: bool,
 }
@@ -193,14 +194,14 @@ pub enum ShardsVerb {
         #[arg(long)]
         overwrite: bool,
     },
-    /// Check checksums, schema and values; with --epochs, also that each row occurs once per epoch.
+    /// Check checksums, schema and values; with --epochs, also how often each row occurs in an epoch.
     Verify {
         /// Folder of shards.
         dir: PathBuf,
         /// Replay the order of the rows for this many epochs.
         #[arg(long, value_name = "E")]
         epochs: Option<u32>,
-        /// Numbers of workers to replay the order for.
+        /// Numbers of workers to replay the order for; default: 1.
         #[arg(long, value_name = "1,3,4", value_delimiter = ',', requires = "epochs")]
         world_sizes: Vec<u32>,
     },
@@ -216,12 +217,12 @@ pub enum ShardsVerb {
 pub enum CheckpointVerb {
     /// List the checkpoints of a run.
     List {
-        /// Folder or name of the run; default: the newest run.
+        /// Folder or name of the run; default: the run that --run names, else the newest run.
         run_dir: Option<PathBuf>,
     },
     /// Check the checksums of all checkpoints of a run.
     Verify {
-        /// Folder or name of the run; default: the newest run.
+        /// Folder or name of the run; default: the run that --run names, else the newest run.
         run_dir: Option<PathBuf>,
     },
     /// Export averaged weights and configuration as one safetensors file.
@@ -269,10 +270,11 @@ pub enum BenchVerb {
 pub enum GeoclipVerb {
     /// Import GeoCLIP's weights and gallery from its Python package.
     Import {
-        /// Wheel of the package; default: the one fetched by `make setup`, else downloaded from PyPI with pip.
+        /// Wheel of the package; default: the wheel that `make setup` fetched, else a wheel downloaded from PyPI with
+        /// pip.
         #[arg(long, value_name = "FILE")]
         wheel: Option<PathBuf>,
-        /// Folder to create; default: retrieval.geoclip.
+        /// Folder to create; default: the value of retrieval.geoclip.
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
         /// Replace DIR if it exists.
@@ -290,7 +292,7 @@ pub enum ConfigVerb {
     Check,
     /// Print the JSON schema of a configuration file.
     Schema {
-        /// Print the reference page in Markdown instead.
+        /// Print the reference page in Markdown instead of the schema.
         #[arg(long)]
         markdown: bool,
     },
@@ -314,7 +316,8 @@ impl Cli {
 }
 
 impl Global {
-    /// The configuration layers that the flags set, weakest first. `fallback` is the preset to use without `--config`.
+    /// The layers of the configuration, weakest first: `--config` (or the preset `fallback` if it is not given),
+    /// `--set`, and the other flags.
     pub fn layers(&self, fallback: &str) -> Vec<Layer> {
         let base = match &self.config {
             None => Layer::Preset(fallback.to_owned()),
@@ -326,7 +329,8 @@ impl Global {
         self.layers_over(base)
     }
 
-    /// The layers that the flags set on top of `base`, such as the configuration file of a run.
+    /// The layers of the configuration, weakest first: `base` (such as the configuration file of a run), `--set`, and
+    /// the other flags.
     pub fn layers_over(&self, base: Layer) -> Vec<Layer> {
         let mut layers = vec![base];
         layers.extend(self.set.iter().cloned().map(Layer::Set));

@@ -1,11 +1,11 @@
-//! State machine of a gang, the workers of one attempt: (state, event, now) -> actions. Pure: no clock, no process, no
-//! socket.
+//! The state machine of a gang (the workers of one attempt). [`Coordinator::step`] takes an event and the time, changes
+//! the state, and returns actions. It uses no clock, process or socket.
 //!
-//! The phases are Starting, Running and, after a failure or an interrupt, Stopping. A gang always ends: every wait
-//! except the one for the job itself has a deadline, and the last resort is SIGKILL.
+//! The phases are Starting, Running and, after a failure or an interrupt, Stopping. Every wait has a deadline, except
+//! the wait for the job itself. The last resort is SIGKILL, so a gang that is being stopped always ends.
 //!
 //! A checkpoint is committed when every rank of this attempt has written its parts. Parts from another attempt are
-//! rejected.
+//! rejected and stop the gang.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use locdiff_core::{REVISION, VERSION};
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// It exited with this code.
+    /// The process exited with this code.
     Code(i32),
-    /// It was killed by this signal.
+    /// The process was killed by this signal.
     Signal(i32),
 }
 
@@ -43,42 +43,43 @@ pub enum GangEvent {
     Garbled {
         /// Rank of the worker.
         rank: u32,
-        /// Why it cannot be parsed.
+        /// Why the message cannot be parsed.
         reason: String,
     },
-    /// A worker closed its control socket.
+    /// The worker of this rank closed its control socket.
     Closed(u32),
     /// A worker process ended.
     Exited {
         /// Rank of the worker.
         rank: u32,
-        /// How it ended.
+        /// How the process ended.
         exit: Exit,
     },
     /// A checkpoint could not be committed.
     CommitFailed(Failure),
     /// The user asked to stop (Ctrl-C, SIGTERM).
     Interrupted,
-    /// A deadline may have passed.
+    /// Time has passed, and a deadline may have been reached.
     Tick,
 }
 
-/// What the supervisor must do next.
+/// An action that the supervisor must carry out.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Send every worker its job.
     StartAll,
-    /// Send the store's address (HOST:PORT) to every worker except rank 0.
+    /// Send the address (HOST:PORT) of rank 0's store to all other workers. The workers connect to each other through
+    /// the store.
     Announce(String),
     /// Pass a worker's report about its job to the observer.
     Report(ToLauncher),
-    /// Commit a checkpoint. The parts of all ranks are in rank order.
+    /// Commit a checkpoint that consists of these parts, one entry per rank in rank order.
     Commit(Vec<PartsWritten>),
     /// Send SIGTERM to all running workers.
     Terminate,
     /// Send SIGKILL to all running workers.
     Kill,
-    /// Send SIGKILL to a worker that sent its result but did not exit.
+    /// Send SIGKILL to the worker of this rank, which sent its result but did not exit.
     KillOne(u32),
 }
 
@@ -89,37 +90,37 @@ pub enum Cause {
     Incompatible {
         /// Rank of the worker.
         rank: u32,
-        /// What differs: got and wanted.
+        /// Why the worker is incompatible, such as a different version.
         reason: String,
     },
-    /// Workers did not say hello in time.
+    /// Some workers did not say hello in time.
     Late {
-        /// Ranks of the workers.
+        /// Ranks of the workers that were late.
         ranks: Vec<u32>,
-        /// The time that they had.
+        /// The time limit for all hellos.
         limit: Duration,
     },
     /// A worker reported a failure.
     Failed {
         /// Rank of the worker.
         rank: u32,
-        /// Its report.
+        /// The worker's report.
         failure: Failure,
     },
     /// A worker ended without a result.
     Died {
         /// Rank of the worker.
         rank: u32,
-        /// How it ended.
+        /// How the process ended.
         exit: Exit,
     },
-    /// A worker closed its control socket but kept running.
+    /// The worker of this rank closed its control socket but kept running.
     Deserted(u32),
-    /// A worker did not exit after SIGTERM, because it was stopped or hung, and was killed.
+    /// A worker did not exit after SIGTERM and was killed with SIGKILL. It was probably stopped or hung.
     Unresponsive {
         /// Rank of the worker.
         rank: u32,
-        /// How long the launcher waited for it.
+        /// The time limit between SIGTERM and SIGKILL.
         limit: Duration,
     },
     /// A checkpoint could not be committed.
@@ -129,7 +130,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Whether the failure of another worker must have caused this one.
+    /// Whether this cause is a consequence of the failure of another worker.
     fn is_consequence(&self) -> bool {
         matches!(self, Self::Failed { failure: Failure { of_peer: true, .. }, .. })
     }
@@ -138,18 +139,19 @@ impl Cause {
 /// How a gang ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// The result of every rank, in order.
+    /// The results of all ranks, in rank order.
     Done(Vec<JobResult>),
-    /// Everything that went wrong, the root cause first.
+    /// All causes of the failure. The first is the root cause.
     Failed(Vec<Cause>),
 }
 
-/// Time limits.
+/// Time limits of a gang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// For every worker to say hello.
+    /// Time from the start of the gang until all workers have said hello.
     pub start: Duration,
-    /// Between SIGTERM and SIGKILL, and for a worker to exit after its result.
+    /// Time from SIGTERM to SIGKILL. Also the time that a worker has to exit after it has sent its result or closed its
+    /// socket.
     pub stop: Duration,
 }
 
@@ -158,18 +160,18 @@ struct Member {
     hello: Option<Hello>,
     result: Option<JobResult>,
     exit: Option<Exit>,
-    /// The process has ended, but its socket may still hold messages.
+    /// How the process ended, if its socket may still hold messages that are handled before the exit.
     pending_exit: Option<Exit>,
-    /// The socket is closed: all messages have been handled.
+    /// Whether the socket is closed and all messages from it have been handled.
     is_closed: bool,
-    /// It sent its result or closed its socket, and must have exited by then.
+    /// When the worker must have exited, because it has sent its result or closed its socket.
     exit_by: Option<Duration>,
-    /// It sent its result, did not exit in time, and was killed.
+    /// Whether the worker sent its result, did not exit in time, and was killed.
     killed_after_result: bool,
 }
 
 impl Member {
-    /// Whether it should exit but has not done so.
+    /// Whether the worker must exit by a deadline, but has neither exited nor been killed yet.
     fn should_exit(&self) -> bool {
         self.exit_by.is_some() && self.exit.is_none() && !self.killed_after_result
     }
@@ -190,13 +192,14 @@ pub struct Coordinator {
     started_at: Duration,
     phase: Phase,
     members: Vec<Member>,
-    /// Parts of incomplete checkpoints by step, with one slot per rank.
+    /// The parts of incomplete checkpoints, by step. Each list has one entry per rank.
     parts: BTreeMap<u64, Vec<Option<PartsWritten>>>,
     causes: Vec<Cause>,
 }
 
 impl Coordinator {
-    /// Starts with `workers` processes that were just spawned for this attempt of the run.
+    /// Creates the state of a gang of `workers` processes that were spawned at the time `now`. `attempt` is the number
+    /// of this attempt of the run.
     pub fn new(workers: usize, attempt: u32, limits: Limits, now: Duration) -> Self {
         let members = vec![Member::default(); workers];
         let (phase, parts, causes) = (Phase::Starting, BTreeMap::new(), Vec::new());
@@ -216,7 +219,7 @@ impl Coordinator {
         }
     }
 
-    /// When [`GangEvent::Tick`] is due at the latest, if there is a deadline.
+    /// The time at which [`GangEvent::Tick`] must be sent at the latest. `None` if no deadline is pending.
     pub fn deadline(&self) -> Option<Duration> {
         match self.phase {
             Phase::Starting => Some(self.started_at + self.limits.start),
@@ -227,7 +230,7 @@ impl Coordinator {
         }
     }
 
-    /// How the gang ended, once every process has ended.
+    /// How the gang ended. `None` until all processes have ended and all their messages have been handled.
     pub fn outcome(&self) -> Option<Outcome> {
         if !self.members.iter().all(|member| member.exit.is_some()) {
             return None;
@@ -235,7 +238,8 @@ impl Coordinator {
         if self.causes.is_empty() {
             return Some(Outcome::Done(self.members.iter().filter_map(|member| member.result.clone()).collect()));
         }
-        // Peers often report a broken collective before the launcher sees the death of the worker that broke it.
+        // When a worker dies during a collective operation, its peers often report the broken operation before the
+        // launcher notices the death. So reports that blame a peer go to the end of the list.
         let (consequences, mut causes): (Vec<_>, Vec<_>) = self.causes.iter().cloned().partition(Cause::is_consequence);
         causes.extend(consequences);
         Some(Outcome::Failed(causes))
@@ -280,7 +284,7 @@ impl Coordinator {
         }
     }
 
-    /// Records the parts of one rank. The parts of the last rank complete the checkpoint.
+    /// Records the parts of one rank. Commits the checkpoint when the parts of all ranks are recorded.
     fn written(&mut self, rank: u32, written: PartsWritten, now: Duration) -> Vec<Action> {
         if written.attempt != self.attempt {
             let (got, want) = (written.attempt, self.attempt);
@@ -297,7 +301,8 @@ impl Coordinator {
         vec![Action::Commit(parts)]
     }
 
-    /// Not a failure yet: the exit status that should follow tells the reason.
+    /// Handles a closed socket. This is not a failure yet, because the worker's exit status should follow and tells the
+    /// reason.
     fn closed(&mut self, rank: u32, now: Duration) -> Vec<Action> {
         let Some(member) = self.members.get_mut(rank as usize) else { return Vec::new() };
         member.is_closed = true;
@@ -320,7 +325,7 @@ impl Coordinator {
         let reported =
             self.causes.iter().any(|cause| matches!(cause, Cause::Failed { rank: known, .. } if *known == rank));
         if let (Phase::Stopping { killed: true, .. }, Exit::Signal(SIGKILL)) = (self.phase, exit) {
-            // A worker that was able to run would have ended on SIGTERM.
+            // This worker did not end between SIGTERM and SIGKILL, so it was probably stopped or hung.
             self.causes.push(Cause::Unresponsive { rank, limit: self.limits.stop });
             return Vec::new();
         }
@@ -334,8 +339,8 @@ impl Coordinator {
         self.stop(Cause::Died { rank, exit }, now)
     }
 
-    /// Whether the launcher's own signals explain this exit. A worker that dies of another signal while the gang is
-    /// being stopped may be the root cause.
+    /// Whether the launcher caused this exit by stopping the gang. It causes exits with any code, by SIGTERM and, once
+    /// it has killed the workers, by SIGKILL. A worker that dies of another signal may be the root cause.
     fn is_caused_by_launcher(&self, exit: Exit) -> bool {
         match self.phase {
             Phase::Stopping { killed, .. } => match exit {
@@ -350,7 +355,7 @@ impl Coordinator {
         if let Phase::Stopping { killed, .. } = &mut self.phase
             && self.causes.contains(&Cause::Interrupted)
         {
-            // The user asked twice, so do not wait for the deadline.
+            // The user has interrupted twice, so kill the workers before the deadline.
             *killed = true;
             return vec![Action::Kill];
         }
@@ -373,8 +378,8 @@ impl Coordinator {
         }
     }
 
-    /// Kills workers that sent their result but did not exit in time. A worker that closed its socket without a result
-    /// is a failure.
+    /// Kills workers that sent their result but did not exit in time. Stops the gang if a worker closed its socket
+    /// without a result and did not exit in time.
     fn kill_overdue(&mut self, now: Duration) -> Vec<Action> {
         let mut actions = Vec::new();
         for rank in 0..self.members.len() {
@@ -402,7 +407,7 @@ impl Coordinator {
     }
 }
 
-/// Why a worker is incompatible with this launcher, if it is.
+/// The reason why a worker is incompatible with this launcher. `None` if it is compatible.
 fn mismatch(hello: &Hello) -> Option<String> {
     if hello.protocol != PROTOCOL_VERSION {
         return Some(format!("it uses protocol {}, this launcher uses {PROTOCOL_VERSION}", hello.protocol));

@@ -43,7 +43,7 @@ fn exited(rank: u32, exit: Exit) -> GangEvent {
     GangEvent::Exited { rank, exit }
 }
 
-/// Ends a process. Its socket closes after the exit is seen.
+/// Sends the exit of a process to the coordinator, and then the close of the process's socket.
 fn end_process(gang: &mut Coordinator, rank: u32, exit: Exit, now: Duration) -> Vec<Action> {
     let mut actions = gang.step(exited(rank, exit), now);
     actions.extend(gang.step(GangEvent::Closed(rank), now));
@@ -59,7 +59,7 @@ fn parts(rank: u32, step: u64, attempt: u32) -> GangEvent {
 fn checkpoint_is_committed_when_the_last_rank_of_this_attempt_has_written() {
     let mut gang = running(2);
     assert_eq!(gang.step(parts(1, 10, 7), at(2)), []);
-    assert_eq!(gang.step(parts(1, 20, 7), at(2)), [], "another step is another checkpoint");
+    assert_eq!(gang.step(parts(1, 20, 7), at(2)), [], "parts of another step belong to another checkpoint");
     let actions = gang.step(parts(0, 10, 7), at(3));
     assert!(matches!(&actions[..], [Action::Commit(parts)] if parts.len() == 2 && parts[0].step == 10), "{actions:?}");
     assert_eq!(gang.step(parts(0, 20, 6), at(4)), [Action::Terminate], "parts from an older attempt");
@@ -70,7 +70,7 @@ fn checkpoint_is_committed_when_the_last_rank_of_this_attempt_has_written() {
 fn messages_sent_before_the_exit_are_still_handled() {
     let mut gang = running(1);
     assert_eq!(gang.step(exited(0, Exit::Code(0)), at(2)), []);
-    assert!(gang.outcome().is_none(), "its socket may hold more messages");
+    assert!(gang.outcome().is_none(), "the socket of the worker may hold more messages");
     gang.step(result(0), at(2));
     gang.step(GangEvent::Closed(0), at(2));
     assert!(matches!(gang.outcome(), Some(Outcome::Done(results)) if results.len() == 1));
@@ -249,9 +249,9 @@ fn any_event(workers: u32) -> impl Strategy<Value = GangEvent> {
 }
 
 proptest! {
-    /// For any sequence of events: a failure stops the gang. A gang that is stopping gets one Terminate, and a Kill by
-    /// the deadline. A gang whose processes have all ended has an outcome. A successful gang has a result from every
-    /// rank.
+    /// These rules hold for any sequence of events. A failure stops the gang. The coordinator terminates a gang once,
+    /// and kills it at the deadline at the latest. A gang whose processes have all ended has an outcome. A gang that
+    /// succeeded has a result from every rank.
     #[test]
     fn every_gang_ends(is_running in any::<bool>(), events in proptest::collection::vec(any_event(3), 0..40)) {
         let mut gang = if is_running { running(3) } else { Coordinator::new(3, 7, LIMITS, at(0)) };

@@ -22,12 +22,12 @@ macro_rules! refuse {
 
 pub(crate) use {refuse, reported};
 
-/// An expected failure of the launcher. Any other error is a bug and stays an `anyhow::Error`.
+/// An expected failure of the launcher, with its exit code. An error of any other type is a bug.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct LaunchError {
     code: ExitCode,
-    /// The message. For a failed worker, the whole report.
+    /// The message. If a worker failed, the message is the whole report about the gang.
     text: String,
 }
 
@@ -37,12 +37,12 @@ impl LaunchError {
         Self { code, text: text.into() }
     }
 
-    /// Converts an expected error of `locdiff_core`.
+    /// Converts an expected error of `locdiff_core` to a `LaunchError` with the same exit code and message.
     pub fn reported(error: impl HasExitCode) -> Self {
         Self::new(error.exit_code(), error.to_string())
     }
 
-    /// Returns a closure that converts an I/O error and adds the path.
+    /// Returns a closure that converts an I/O error to a `LaunchError` whose message begins with `path`.
     pub fn at(path: impl AsRef<Path>) -> impl Fn(std::io::Error) -> Self {
         move |error| reported!(Io, "{}: {error}", path.as_ref().display())
     }
@@ -58,7 +58,7 @@ impl LaunchError {
     }
 }
 
-/// The exit code of any error. An unexpected error is a bug: `Internal`.
+/// The exit code of an error. An error that is not a `LaunchError` is a bug and has the code `Internal`.
 pub fn exit_code_of(error: &anyhow::Error) -> ExitCode {
     error.downcast_ref().map_or(ExitCode::Internal, LaunchError::exit_code)
 }

@@ -1,6 +1,7 @@
-//! The GPUs of this machine, listed through NVML. Creates no CUDA context and loads no libtorch.
+//! Lists the GPUs of this machine with NVML, without a CUDA context and without libtorch.
 //!
-//! `CUDA_VISIBLE_DEVICES` is interpreted as in CUDA: the list ends before the first entry that matches no GPU.
+//! `CUDA_VISIBLE_DEVICES` has the same meaning as in CUDA: the first entry that matches no GPU, and all entries after
+//! it, are ignored.
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
@@ -26,13 +27,13 @@ pub struct Gpu {
 pub struct Inventory {
     /// Visible GPUs, in the order in which CUDA numbers them.
     pub gpus: Vec<Gpu>,
-    /// Version of the NVIDIA driver, if one is installed.
+    /// Version of the NVIDIA driver. `None` if NVML cannot be queried.
     pub driver: Option<String>,
-    /// Why `gpus` is empty, if it is.
+    /// The reason why `gpus` is empty. `None` if there are GPUs.
     pub absent_because: Option<String>,
 }
 
-/// Queries NVML. A machine without a driver has no GPUs, which is not an error.
+/// Queries NVML. A machine without an NVIDIA driver has an inventory without GPUs. This is not an error.
 pub fn inventory() -> Inventory {
     let found = Nvml::init().and_then(|nvml| {
         let driver = nvml.sys_driver_version()?;
@@ -73,7 +74,8 @@ fn describe(nvml: &Nvml, index: u32) -> Result<Gpu, NvmlError> {
     })
 }
 
-/// Applies `CUDA_VISIBLE_DEVICES`, a list of indices or UUID prefixes, up to the first entry that matches no GPU.
+/// The GPUs that `selection`, the value of `CUDA_VISIBLE_DEVICES`, names by index or by the beginning of their UUID.
+/// The first entry that matches no GPU, and all entries after it, are ignored. Without a value, all GPUs are visible.
 fn visible(all: &[Gpu], selection: Option<&str>) -> Vec<Gpu> {
     let Some(selection) = selection else { return all.to_vec() };
     let find = |entry: &str| match entry.parse::<usize>() {

@@ -1,16 +1,16 @@
-//! LocDiff's control plane: starts, supervises and stops workers. It never links libtorch.
+//! LocDiff's control plane. It starts, supervises and stops the worker processes, and never links libtorch.
 //!
-//! Configuration, messages, exit codes and file access are in `locdiff_core`. Modules in reading order:
+//! Configuration, messages, exit codes and file access are in `locdiff_core`. The modules, in reading order:
 //! - [`cli`]: the command line, defined with clap.
 //! - [`error`]: expected errors and their exit codes.
 //! - [`gpus`]: the GPUs of this machine, listed without libtorch.
 //! - [`rendezvous`]: assigns ranks to devices.
-//! - [`coordinator`]: the state machine of a gang, the workers of one attempt. Pure.
+//! - [`coordinator`]: the state machine of a gang (the workers of one attempt). It does no I/O.
 //! - [`supervisor`]: the processes and sockets that the coordinator controls.
-//! - [`progress`]: training progress, on a terminal or in a log.
+//! - [`progress`]: shows training progress, as a bar on a terminal or as lines in a log.
 //! - [`report`]: the error report of a failed gang.
-//! - [`run_folder`]: a run on disk: its lock, configuration, attempts and checkpoints.
-//! - [`verbs`]: one function per verb. They print through [`output`].
+//! - [`run_folder`]: the folder of a run, with its lock, configuration, attempts and checkpoints.
+//! - [`verbs`]: one function per verb of the command line. The verbs print through [`output`].
 
 #![forbid(unsafe_code)]
 

@@ -41,8 +41,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints help to stdout with code 0, or a usage error to stderr with code 2. With `--json` the error also goes to
-/// stdout.
+/// Prints help to stdout and returns code 0, or prints a usage error to stderr and returns code 2. With `--json`, the
+/// JSON result on stdout also contains the usage error.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         let _ = error.print();
@@ -54,7 +54,8 @@ fn usage(error: &clap::Error) -> ExitCode {
     fail(output, exit_code::ExitCode::Usage, text)
 }
 
-/// Prints the error and returns its exit code. `doctor` (`NotReady`) has already printed its JSON result.
+/// Prints the error and returns its exit code. With `--json`, also prints the error as the JSON result, except for the
+/// code `NotReady`: in this case `doctor` has already printed its JSON result.
 fn fail(output: Output, code: exit_code::ExitCode, text: &str) -> ExitCode {
     output.error(text);
     if code != exit_code::ExitCode::NotReady {

@@ -1,5 +1,5 @@
-//! Output of commands: text to stdout, errors to stderr. With `--json`, text also goes to stderr, and stdout gets one
-//! JSON object.
+//! Output of commands. Text goes to stdout, and errors go to stderr. With `--json`, text and errors both go to stderr,
+//! and stdout gets one JSON object.
 
 use std::io::{self, Write};
 
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::progress::with_bar_hidden;
 
-/// Where a command writes its text and its result.
+/// The destination of a command's text and result.
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
-    /// `--json` was given.
+    /// Whether `--json` was given.
     pub json: bool,
 }
 
@@ -43,13 +43,13 @@ struct Successful<'a, T> {
     result: &'a T,
 }
 
-/// Converts a struct to the JSON result and puts `"ok": true` first.
+/// Converts a struct to the JSON result of a verb, with `"ok": true` as the first field.
 pub fn ok(result: &impl Serialize) -> anyhow::Result<Value> {
     Ok(serde_json::to_value(Successful { ok: true, result })?)
 }
 
-/// A closed pipe (`| head`) is not an error. Any other write error ends the process, so that a lost result does not
-/// look like a success.
+/// Writes `text` and, if it is missing, a newline. A closed pipe (`| head`) is not an error. Any other write error ends
+/// the process with the exit code `Io`, so that a command whose result was lost does not look successful.
 fn write(mut stream: impl Write, text: &str) {
     let newline = if text.ends_with('\n') { "" } else { "\n" };
     let written = with_bar_hidden(|| write!(stream, "{text}{newline}").and_then(|()| stream.flush()));

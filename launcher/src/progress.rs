@@ -1,8 +1,9 @@
 //! Progress of training: a bar if stderr is a terminal, otherwise one line per report.
 //!
-//! Log lines do not tear the bar, because all other output to the terminal goes through [`with_bar_hidden`] or
-//! [`LogWriter`]. The remaining time is estimated from the pace since the first report of this attempt, so earlier
-//! attempts and the start of the workers do not count. Text is formatted by pure functions; only [`Display`] writes.
+//! All other output to the terminal goes through [`with_bar_hidden`] or [`LogWriter`], which hide the bar while text is
+//! written. So log lines and the bar never mix. The remaining time is estimated from the pace since the first report of
+//! this attempt. So it does not depend on earlier attempts or on the time that the workers took to start. Pure
+//! functions format the text that [`Display`] writes.
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
@@ -17,13 +18,13 @@ use tracing_subscriber::fmt::MakeWriter;
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 thread_local! {
-    /// This thread has already hidden the bar. Hiding it again would deadlock on the bar's own lock.
+    /// Whether this thread has hidden the bar. Hiding the bar again would deadlock, because the bar has a lock.
     static IS_BAR_HIDDEN: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs `work`, which may write to the terminal, while the bar is hidden.
 pub fn with_bar_hidden<T>(work: impl FnOnce() -> T) -> T {
-    // Clone the bar, so that `BAR` is not locked while `work` runs.
+    // Clone the bar so that `BAR` is not locked while `work` runs.
     let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let Some(bar) = bar.filter(|_| !IS_BAR_HIDDEN.get()) else { return work() };
     bar.suspend(|| {
@@ -57,21 +58,22 @@ impl MakeWriter<'_> for LogWriter {
     }
 }
 
-/// The pace of an attempt, for the remaining time.
+/// The pace of an attempt, from which the remaining time is estimated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Pace {
-    /// Time and step of the first report.
+    /// Time and step of the attempt's first report.
     first: Option<(Instant, u64)>,
 }
 
 impl Pace {
     const NEW: Self = Self { first: None };
 
-    /// Takes a report and returns the remaining time, once there are two reports.
+    /// Handles the report that `step` of `steps` steps are done at the time `now`. Returns the remaining time, or
+    /// `None` if no step has been made since the first report.
     fn time_left(&mut self, step: u64, steps: u64, now: Instant) -> Option<Duration> {
         let (begun, first_step) = *self.first.get_or_insert((now, step));
         if step < first_step {
-            // The step went back: another attempt has begun.
+            // The step is lower than in the first report, so another attempt has begun.
             self.first = Some((now, step));
         }
         let made = step.checked_sub(first_step).filter(|made| *made > 0)?;
@@ -102,7 +104,7 @@ impl Display {
                 bar.set_position(progress.step);
                 bar.set_message(bar_message(progress, left));
                 bar.tick();
-                // Register the bar only here: before the first report there is nothing to draw.
+                // Register the bar only now, because before the first report no bar is drawn.
                 BAR.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| bar.clone());
             }
             None => line(&report_line(progress, left)),
@@ -135,12 +137,12 @@ fn bar(target: ProgressDrawTarget) -> ProgressBar {
     ProgressBar::with_draw_target(Some(0), target).with_style(style.progress_chars("=> "))
 }
 
-/// A write error is ignored: a closed terminal must not stop a run.
+/// Writes a line to stderr. Ignores write errors, because a closed terminal must not stop a run.
 fn line(text: &str) {
     let _ = LogWriter.write_all(format!("{text}\n").as_bytes());
 }
 
-/// `step 120 of 1500: loss 1.2345, ...`.
+/// Formats a progress report as a line, such as `step 120 of 1500: loss 1.2345, ...`.
 fn report_line(progress: &Progress, left: Option<Duration>) -> String {
     format!(
         "step {} of {}: loss {:.4}, gradient norm {:.3}, {} samples/s, data wait {:.0} %{}{}",
@@ -155,7 +157,8 @@ fn report_line(progress: &Progress, left: Option<Duration>) -> String {
     )
 }
 
-/// The text beside the bar. The most important parts come first, because a narrow terminal cuts off the end.
+/// Formats the text to the right of the bar. The most important values come first, because a narrow terminal cuts off
+/// the end.
 fn bar_message(progress: &Progress, left: Option<Duration>) -> String {
     format!(
         "loss {:.4}, {} samples/s{}, data wait {:.0} %{}",
@@ -176,7 +179,7 @@ fn time_left_text(progress: &Progress, left: Option<Duration>) -> String {
     left.map_or_else(String::new, |left| format!(", {} left", duration_text(left)))
 }
 
-/// `step 500: score 3120, 12.5 % of 512 rows within 1 km, ...`.
+/// Formats a quick evaluation as a line, such as `step 500: score 3120; 0.0, 2.3, ...`.
 fn evaluation_line(evaluation: &QuickEvaluation) -> String {
     let within = evaluation.within_percent.map(|percent| format!("{percent:.1}")).join(", ");
     format!(
@@ -185,12 +188,12 @@ fn evaluation_line(evaluation: &QuickEvaluation) -> String {
     )
 }
 
-/// One decimal below 10, none above.
+/// Formats a rate, with one decimal if it is below 10, else without decimals.
 fn rate_text(per_s: f64) -> String {
     if per_s < 10.0 { format!("{per_s:.1}") } else { format!("{per_s:.0}") }
 }
 
-/// At most two units, such as `1 h 30 min`.
+/// Formats a duration with at most two units, such as `1 h 30 min`.
 fn duration_text(duration: Duration) -> String {
     let minutes = (duration.as_secs() + 30) / 60;
     match (duration.as_secs(), minutes) {
@@ -270,15 +273,15 @@ mod tests {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         let mut pace = Pace::NEW;
-        // Resumed at step 1000: the steps before it do not count.
+        // The run was resumed at step 1000. The steps before it do not affect the estimate.
         assert_eq!(pace.time_left(1010, 2000, after(60)), None);
         assert_eq!(pace.time_left(1020, 2000, after(70)), Some(Duration::from_secs(980)));
         assert_eq!(pace.time_left(1030, 2000, after(80)), Some(Duration::from_secs(970)));
         assert_eq!(pace.time_left(2000, 2000, after(1050)), Some(Duration::ZERO));
-        // Restarted from step 1005.
+        // The step goes back to 1005, because the workers were restarted.
         assert_eq!(pace.time_left(1005, 2000, after(1100)), None);
         assert_eq!(pace.time_left(1015, 2000, after(1120)), Some(Duration::from_secs(1970)));
-        // A repeated report, and a clock that goes backwards.
+        // Two reports with the same step, and then a clock that goes backwards.
         let mut pace = Pace::NEW;
         assert_eq!([pace.time_left(5, 10, after(0)), pace.time_left(5, 10, after(1))], [None, None]);
         let mut pace = Pace { first: Some((after(9), 0)) };
@@ -336,7 +339,7 @@ mod tests {
         let drawn = bar(ProgressDrawTarget::term_like(Box::new(terminal.clone())));
         let mut display = Display { bar: Some(drawn), pace: Pace::NEW };
         display.report(&progress());
-        // Calls may be nested.
+        // Calls of `with_bar_hidden` may be nested.
         with_bar_hidden(|| with_bar_hidden(|| terminal.add("a log line")));
         drop(display);
         assert!(BAR.lock().expect("not poisoned").is_none());

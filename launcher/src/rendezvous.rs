@@ -1,4 +1,4 @@
-//! Assigns ranks to devices, and checks that batch and model can be split across the workers.
+//! Assigns ranks to devices, and checks that the batch and the model can be divided among the workers.
 
 use locdiff_core::config::{AutoOr, RunConfig};
 use locdiff_core::protocol::WorkerSlot;
@@ -11,7 +11,7 @@ use crate::gpus::Inventory;
 pub struct NodeWorkers {
     /// One entry per worker, in rank order.
     pub slots: Vec<WorkerSlot>,
-    /// Several workers share a GPU. NCCL allows that only if each worker claims to be a different host.
+    /// Whether several workers share a GPU. NCCL allows this only if each worker claims to be on a different host.
     pub share_gpu: bool,
 }
 
@@ -40,21 +40,21 @@ impl NodeWorkers {
         Ok(Self { slots: (0..workers).map(slot).collect(), share_gpu: on_cuda && workers > gpus })
     }
 
-    /// One worker on the CPU.
+    /// One worker on the CPU with this many threads.
     pub fn one_cpu_worker(threads: u32) -> Self {
         let slot = WorkerSlot { rank: 0, world: 1, local_rank: 0, gpu: None, threads };
         Self { slots: vec![slot], share_gpu: false }
     }
 
-    /// Keeps only the first worker, with this many threads.
+    /// Keeps only the first worker and gives it this many threads.
     pub fn first_worker_only(mut self, threads: u32) -> Self {
         self.slots.truncate(1);
         self.slots.iter_mut().for_each(|slot| (slot.world, slot.threads) = (1, threads));
         Self { share_gpu: false, ..self }
     }
 
-    /// Divides the cores of the machine among workers on GPUs. The number of threads does not change what a GPU
-    /// computes.
+    /// Divides the cores of the machine among the workers that use a GPU, whose results do not depend on the number of
+    /// threads. Workers on the CPU keep their number of threads.
     pub fn with_all_cores(mut self) -> Self {
         let workers = u32::try_from(self.slots.len()).unwrap_or(u32::MAX).max(1);
         for slot in self.slots.iter_mut().filter(|slot| slot.gpu.is_some()) {
@@ -63,8 +63,8 @@ impl NodeWorkers {
         self
     }
 
-    /// Checks that the replicas can divide the batch, and that the ranks of a replica can divide the model and the
-    /// anchors. The error names values that would work.
+    /// Checks that the batch can be divided evenly among the replicas, and that the model and the anchors can be
+    /// divided evenly among the ranks of a replica. The error names values that would work.
     pub fn check_divisible(&self, config: &RunConfig) -> Result<(), LaunchError> {
         let (workers, tensor) = (self.slots.len() as u64, u64::from(config.parallel.tensor));
         let (replicas, batch) = (workers / tensor, u64::from(config.train.global_batch));
@@ -103,12 +103,14 @@ pub fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
 }
 
-/// Number of anchors that tensor-parallel ranks divide; 0 without the KL loss.
+/// Number of anchors that are divided among the tensor-parallel ranks. 0 without the KL loss, because only this loss
+/// uses anchors.
 fn shared_anchors(config: &RunConfig) -> u64 {
     if config.loss.kl_weight == AutoOr::Value(0.0) { 0 } else { u64::from(config.loss.anchors) }
 }
 
-/// The values of `--tensor-parallel` that work with this many workers, else the nearest numbers of workers that work.
+/// Names the values of `--tensor-parallel` that work with this many workers. If no value works, names the nearest
+/// numbers of workers for which some value works.
 fn possible_layouts(config: &RunConfig, workers: u64) -> String {
     let splits = |workers: u64| -> Vec<String> {
         let batch = u64::from(config.train.global_batch);
@@ -130,7 +132,7 @@ fn possible_layouts(config: &RunConfig, workers: u64) -> String {
     format!("{} workers", near.join(" or "))
 }
 
-/// The multiples of `of` nearest to `near`.
+/// Names the multiples of `of` that are nearest to `near`, which is not a multiple itself.
 fn nearest_multiples(near: u64, of: u64) -> String {
     match near / of * of {
         0 => of.to_string(),
@@ -170,7 +172,8 @@ fn check_tensor_split(workers: u32, tensor: u32) -> Result<(), LaunchError> {
     )
 }
 
-/// Finds an unknown interface before any worker starts. The workers look up its address themselves.
+/// Refuses a network interface that this machine does not have, before any worker starts. The workers look up the
+/// address of the interface themselves.
 fn check_interface(name: &str) -> Result<(), LaunchError> {
     if name.is_empty() {
         return Ok(());

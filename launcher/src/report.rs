@@ -1,5 +1,5 @@
-//! The error report of a failed gang: the root cause, its consequences, and the last output of the worker that caused
-//! it.
+//! The error report of a failed gang (the workers of one attempt): the root cause, the other causes, and the last
+//! output of the workers that the root cause names.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::error::{LaunchError, reported};
 /// The last lines of output of each worker, in rank order.
 pub type LastLines = Vec<Vec<String>>;
 
-/// Turns the causes, root cause first, into the error that the launcher exits with.
+/// Builds the error of a failed gang. The first of `causes` is the root cause.
 pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_lines: &LastLines) -> LaunchError {
     let Some((first, rest)) = causes.split_first() else {
         return reported!(WorkerFailed, "`{job}` failed without a cause: this is a bug");
@@ -34,7 +34,8 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_lines: &LastLines
         }
     }
     if causes.contains(&Cause::Interrupted) {
-        // The user asked to stop, so this takes precedence: no further attempt is made.
+        // An interrupt takes precedence over all other causes, because the user does not want the workers to be
+        // restarted.
         if causes.len() > 1 {
             tracing::warn!("{text}");
         }
@@ -48,8 +49,8 @@ pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_lines: &LastLines
     LaunchError::new(code, text)
 }
 
-/// An expected error of a worker, such as bad data, is reported by its message alone. The rank that found it and its
-/// output would not help the user.
+/// The error for a root cause that is an expected failure, such as bad data. It contains only the message of the
+/// failure, because the rank and its output would not help the user. `None` for any other root cause.
 fn reported(first: &Cause) -> Option<LaunchError> {
     let (Cause::Failed { failure, .. } | Cause::CommitFailed(failure)) = first else { return None };
     let code = ExitCode::from_code(failure.exit_code.into()).filter(|code| *code != ExitCode::WorkerFailed)?;

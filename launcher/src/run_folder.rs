@@ -1,16 +1,19 @@
-//! A run on disk: its lock, configuration, attempts and checkpoints.
+//! The folder of a run: its lock, configuration, attempts and checkpoints. `RUN` stands for the path of the folder.
 //!
 //! ```text
 //! RUN/config.toml         resolved configuration
-//! RUN/lock                locked by the launcher of the run; contains its process id
-//! RUN/attempt             number of the last attempt
+//! RUN/lock                locked by the launcher that trains the run; contains the launcher's process id
+//! RUN/attempt             number of the newest attempt
 //! RUN/step-NNNNNNNN/      a committed checkpoint (checkpoints/README.md)
 //! RUN/latest              name of the newest checkpoint, for people and scripts
 //! RUN/logs/ATTEMPT/  RUN/tensorboard/  RUN/events.jsonl  RUN/failure.json
 //! ```
-//! Only a [`RunFolder`], which holds the lock, changes the run. Readers ([`checkpoints`], [`newest_whole`]) need no
-//! lock and rename nothing. The launcher gives a checkpoint its name `step-NNNNNNNN` once all files in its manifest are
-//! on disk. So a checkpoint is whole unless it was damaged later. The number of an attempt is never used twice.
+//! A [`RunFolder`] holds the lock. Only the launcher that holds the lock, and its workers, change these files.
+//! Functions that only read, such as [`checkpoints`] and [`newest_whole`], need no lock. `eval` writes to `RUN/eval/`,
+//! which has its own lock.
+//!
+//! The launcher gives a checkpoint the name `step-NNNNNNNN` after all files in its manifest are on disk. So a
+//! checkpoint with this name is whole, unless it was damaged later. No two attempts of a run have the same number.
 
 mod commit;
 mod compare;
@@ -35,32 +38,33 @@ pub use scan::{
     CheckpointRow, Condition, Depth, WholeCheckpoint, checkpoints, examine, newest_whole, whole_checkpoint,
 };
 
-/// A run that this process holds.
+/// A run whose lock this process holds.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
     files: Files,
     keep: usize,
     attempt: Option<u32>,
-    /// The configuration of this start, if it differs from the one in the folder and has not replaced it yet.
+    /// The configuration that the run was opened with, as TOML. `None` if `config.toml` already contains it.
     next_configuration: Option<String>,
     _lock: RunLock,
 }
 
-/// A run that was opened.
+/// Result of [`RunFolder::open`].
 #[derive(Debug)]
 pub struct OpenedRun {
     /// The run, locked by this process.
     pub folder: RunFolder,
-    /// Whether the run is new.
+    /// Whether the run is new, that is, had no `config.toml` before.
     pub is_new: bool,
-    /// Fields that differ from the previous configuration, one line each.
+    /// One line for each field that differs from the previous configuration.
     pub changes: Vec<String>,
 }
 
 impl RunFolder {
-    /// Creates the run `name` in `dir`, or opens it again. Fails if another launcher holds it, or if the configuration
-    /// differs in a field that must not change within a run.
+    /// Creates the run `name` in `dir`, or opens it if it exists. Fails if another launcher holds the run. If the run
+    /// has checkpoints, also fails if its configuration is missing, or differs from `config` in a field that must not
+    /// change.
     pub fn open(files: Files, dir: &Path, name: &str, config: &RunConfig) -> Result<OpenedRun, LaunchError> {
         if !names::is_plain(name) {
             refuse!(Config, "checkpoint.run: is \"{name}\", wanted a folder name without slashes or a leading dot");
@@ -74,8 +78,9 @@ impl RunFolder {
         Ok(OpenedRun { folder, is_new, changes })
     }
 
-    /// Compares the configuration with the one in the folder. A run without checkpoints adopts the new one at once, any
-    /// other run when [`RunFolder::keep_configuration`] is called.
+    /// Compares `config` with the configuration in the folder. If the run has no checkpoints, writes `config` to the
+    /// folder at once. Otherwise, [`RunFolder::keep_configuration`] writes it later. Returns whether the run is new,
+    /// and one line for each field that changed.
     fn configure(&mut self, name: &str, config: &RunConfig) -> Result<(bool, Vec<String>), LaunchError> {
         let mut config = config.clone();
         name.clone_into(&mut config.checkpoint.run);
@@ -113,7 +118,7 @@ impl RunFolder {
         Ok((previous.is_none(), changes))
     }
 
-    /// Writes the configuration that the run was opened with to the folder.
+    /// Writes the configuration that the run was opened with to `config.toml`, unless the file already contains it.
     pub fn keep_configuration(&mut self) -> Result<(), LaunchError> {
         if let Some(text) = &self.next_configuration {
             self.files.write_atomically(&self.path.join(CONFIG), text.as_bytes())?;
@@ -143,12 +148,12 @@ impl RunFolder {
         &self.path
     }
 
-    /// The number that [`RunFolder::begin_attempt`] returned last.
+    /// The number that the last call of [`RunFolder::begin_attempt`] returned. `None` before the first call.
     pub fn attempt(&self) -> Option<u32> {
         self.attempt
     }
 
-    /// The checkpoints of the run, oldest first.
+    /// All checkpoints of the run, oldest first. The lengths of their files are checked, but not the checksums.
     pub fn checkpoints(&self) -> Result<Vec<CheckpointRow>, LaunchError> {
         checkpoints(&self.path, Depth::Lengths)
     }

@@ -1,9 +1,10 @@
-//! Worker processes and their sockets: spawns a gang (the workers of one attempt), passes events to the
-//! [`Coordinator`], and carries out its actions until all workers have ended.
+//! Runs the processes and sockets of a gang (the workers of one attempt). The supervisor spawns the workers, passes
+//! events to the [`Coordinator`], and carries out the coordinator's actions until all workers have ended.
 //!
-//! No worker outlives its gang: the children are killed and waited for, however the gang ends. Each worker also asks
-//! the kernel for a signal when its parent dies. That signal fires when the spawning thread ends, so workers are
-//! spawned on the main thread.
+//! No worker outlives the launcher. The supervisor waits until all workers have ended, and kills workers that do not
+//! end in time. If the supervisor itself fails, dropping it kills the workers. Each worker also asks the kernel to kill
+//! it when its parent dies. The kernel does so when the thread that spawned the worker ends, so workers are spawned on
+//! the main thread.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -38,17 +39,18 @@ use crate::error::{LaunchError, reported};
 use crate::rendezvous::NodeWorkers;
 use crate::report::{self, LastLines};
 
-/// Number of lines of a worker's output that an error report quotes.
+/// Largest number of lines of a worker's output that an error report quotes.
 const LAST_LINES_MAX: usize = 20;
 
-/// Longer lines of a worker's output are split.
+/// Largest length of a line of a worker's output, bytes. Longer lines are split.
 const LINE_BYTES_MAX: u64 = 8 << 10;
 
-/// Capacity of the queue of lines and messages. A worker that writes faster has to wait.
+/// Capacity of the queue of lines and messages from the workers. While the queue is full, workers that write output
+/// have to wait.
 const NOTICES_MAX: usize = 1024;
 
-/// How long to wait for output after every worker has ended. A process that a worker started may hold its pipes open
-/// forever.
+/// How long to wait for remaining output and messages after a worker has ended. A process that the worker started may
+/// hold the worker's pipes and socket open forever.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 
 /// Name of the thread that computes while the main thread waits for signals.
@@ -56,13 +58,13 @@ const COMPUTING_THREAD: &str = "computing";
 
 /// A gang to run: the workers of one attempt.
 struct Gang<'a> {
-    /// The worker program.
+    /// Path of the worker program.
     worker: PathBuf,
     /// Rank and device of each worker.
     world: &'a NodeWorkers,
     /// How the workers connect to each other.
     meeting: Meeting,
-    /// The job of all workers.
+    /// The job that every worker gets.
     job: Job,
     /// Time limits.
     limits: Limits,
@@ -76,20 +78,20 @@ pub trait GangObserver {
     }
     /// A worker sent a report about its job.
     fn report(&mut self, _: ToLauncher) {}
-    /// Every rank has written its parts of a checkpoint. An error stops the gang.
+    /// Every rank has written its parts of a checkpoint. The observer must commit them. An error stops the gang.
     fn commit(&mut self, _: &[PartsWritten]) -> Result<(), LaunchError> {
         let text = "a worker wrote a checkpoint in a job without checkpoints: this is a bug";
         Err(LaunchError::new(ExitCode::WorkerFailed, text))
     }
 }
 
-/// Logs the output of workers. For jobs without reports.
+/// An observer that logs the output of workers and ignores their reports.
 #[derive(Debug)]
 pub struct Echo;
 
 impl GangObserver for Echo {}
 
-/// Discards the output of workers.
+/// An observer that ignores the output and the reports of workers.
 #[derive(Debug)]
 pub struct Silence;
 
@@ -133,7 +135,7 @@ fn worker_missing(path: impl AsRef<Path>, reason: impl Display) -> LaunchError {
 }
 
 /// Runs gangs one after another on this thread. A signal that arrives between two gangs is not lost: it interrupts the
-/// next one.
+/// next gang.
 #[derive(Debug)]
 pub struct Supervisor {
     runtime: Runtime,
@@ -164,8 +166,8 @@ impl Supervisor {
         Ok(Self { runtime, signals: Signals { interrupts, terminations } })
     }
 
-    /// Starts the workers, gives them a job as this attempt of a run, and waits for their results. Fails if a worker
-    /// returns the result of another job.
+    /// Starts the workers of `world`, gives each of them `job`, and waits for all results. `attempt` is the number of
+    /// this attempt of the run. Fails if a worker returns a result that does not belong to `job`.
     pub fn run<T: TypedResult>(
         &mut self,
         config: &RunConfig,
@@ -199,14 +201,14 @@ impl Supervisor {
         Ok(GangResult { hellos, results })
     }
 
-    /// Runs `work` on its own thread, so that Ctrl-C and SIGTERM take effect at once. An interrupted thread ends with
-    /// the process.
+    /// Runs `work` on another thread and returns its result. Ctrl-C and SIGTERM make this function fail at once. They
+    /// do not stop the thread, which ends with the process at the latest.
     pub fn compute<T: Send + 'static>(
         &mut self,
         work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
     ) -> anyhow::Result<T> {
         let (done, result) = oneshot::channel();
-        // After an interrupt there is no receiver.
+        // Sending fails after an interrupt, because the receiver is gone. Ignore this.
         let work = move || drop(done.send(work()));
         std::thread::Builder::new().name(COMPUTING_THREAD.into()).spawn(work).context("cannot start a thread")?;
         let signals = &mut self.signals;
@@ -218,7 +220,7 @@ impl Supervisor {
         })
     }
 
-    /// Fails if the user has asked to stop since the last gang.
+    /// Fails if SIGINT or SIGTERM has arrived since the last gang ended.
     pub fn check_interrupted(&mut self) -> Result<(), LaunchError> {
         let signals = &mut self.signals;
         let was_interrupted = async { tokio::time::timeout(Duration::from_millis(1), signals.recv()).await.is_ok() };
@@ -278,7 +280,8 @@ async fn supervise(
     }
 }
 
-/// A socket in a folder that only this user can access. Dropping it removes the folder.
+/// The socket that workers connect to, in a folder that only this user can access. Dropping the `ControlSocket` removes
+/// the folder.
 struct ControlSocket {
     listener: UnixListener,
     folder: PathBuf,
@@ -288,7 +291,7 @@ impl ControlSocket {
     fn bind() -> anyhow::Result<Self> {
         let base = runtime_folder()?;
         let folder = base.join(std::process::id().to_string());
-        // Process ids are reused: a launcher that was killed may have left this folder.
+        // Process ids are reused, so an earlier launcher that was killed may have left a folder with this name.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(LaunchError::at(&folder))?;
         let path = folder.join("control");
@@ -307,8 +310,8 @@ impl Drop for ControlSocket {
     }
 }
 
-/// `$XDG_RUNTIME_DIR/locdiff`, else `$TMPDIR/locdiff-UID` or `/tmp/locdiff-UID`. Must be owned by this user with mode
-/// 0700.
+/// The folder for control sockets: `$XDG_RUNTIME_DIR/locdiff`, else `$TMPDIR/locdiff-UID`, else `/tmp/locdiff-UID`.
+/// Creates the folder if it is missing. Fails if another user owns the folder or can access it.
 fn runtime_folder() -> Result<PathBuf, LaunchError> {
     let user = nix::unistd::getuid();
     let folder = match std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()) {
@@ -328,7 +331,7 @@ fn runtime_folder() -> Result<PathBuf, LaunchError> {
     Ok(folder)
 }
 
-/// Notices from the tasks that watch the processes.
+/// A notice to the supervisor from a task that watches a worker.
 enum Notice {
     Line { rank: usize, line: String },
     OutputEnded { rank: usize },
@@ -345,7 +348,8 @@ struct WorkerHandle {
 }
 
 impl WorkerHandle {
-    /// Sends a message. If the worker has closed its socket, the message is dropped: its exit status tells the reason.
+    /// Sends a message to the worker. If the worker has closed its socket, drops the message, because the worker's exit
+    /// status will tell the reason.
     fn send(&self, message: ToWorker) {
         if let Some(replies) = &self.replies {
             let _ = replies.send(message);
@@ -365,7 +369,8 @@ fn spawn_all(
 ) -> anyhow::Result<Vec<WorkerHandle>> {
     let mut members = Vec::with_capacity(gang.world.slots.len());
     for rank in 0..gang.world.slots.len() {
-        // On an error, the children spawned so far are dropped, which kills them.
+        // On an error, the launcher drops the runtime, and so the children that were spawned before. Dropping a child
+        // kills it.
         let mut child =
             command(gang, rank, &control.path()).spawn().map_err(|error| spawn_error(&gang.worker, error))?;
         let pid = child.id().context("a child that was just spawned has a process id")?;
@@ -397,13 +402,14 @@ fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
         .env("WORLD_SIZE", slot.world.to_string())
         .env("LOCAL_RANK", slot.local_rank.to_string())
         .env("OMP_NUM_THREADS", slot.threads.to_string())
-        // Number GPUs as NVML does, in the order of the PCI bus. By default CUDA puts the fastest first.
+        // Make CUDA number the GPUs in the order of the PCI bus, as NVML does. By default, CUDA puts the fastest GPU
+        // first.
         .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // In its own process group a worker does not get Ctrl-C from the terminal. The launcher gets it, and stops the
-        // workers.
+        // A worker in its own process group does not receive Ctrl-C from the terminal. The launcher receives Ctrl-C and
+        // stops the workers.
         .process_group(0)
         .kill_on_drop(true);
     if slot.gpu.is_some() && std::env::var_os("NCCL_SOCKET_IFNAME").is_none() {
@@ -424,7 +430,8 @@ async fn wait(rank: usize, mut child: Child, events: mpsc::Sender<Notice>) {
     };
     let rank = rank as u32;
     let _ = events.send(Notice::Happened(GangEvent::Exited { rank, exit })).await;
-    // The socket closes with the process. If another process holds it open, do not wait forever.
+    // The socket usually closes when the process ends. If another process holds the socket open, report it as closed
+    // nevertheless.
     tokio::time::sleep(OUTPUT_GRACE).await;
     let _ = events.send(Notice::Happened(GangEvent::Closed(rank))).await;
 }
@@ -432,7 +439,8 @@ async fn wait(rank: usize, mut child: Child, events: mpsc::Sender<Notice>) {
 async fn read_lines(rank: usize, pipe: impl AsyncRead + Unpin, events: mpsc::Sender<Notice>) {
     let mut pipe = BufReader::new(pipe);
     let mut bytes = Vec::new();
-    // Bytes, not `lines()`: a crashing library may write invalid UTF-8. `take` splits lines that are too long.
+    // Read bytes instead of `lines()`, because a crashing library may write invalid UTF-8. `take` splits lines that are
+    // too long.
     while matches!((&mut pipe).take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes).await, Ok(count) if count > 0) {
         let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
         let _ = events.send(Notice::Line { rank, line }).await;
@@ -441,7 +449,8 @@ async fn read_lines(rank: usize, pipe: impl AsyncRead + Unpin, events: mpsc::Sen
     let _ = events.send(Notice::OutputEnded { rank }).await;
 }
 
-/// Identifies the worker at the other end by the process id from the kernel, and starts to serve it.
+/// Identifies the worker at the other end of `stream` by the process id that the kernel reports, and starts a task that
+/// exchanges messages with the worker. Rejects a process that is not a worker.
 fn accept_worker(stream: UnixStream, members: &[WorkerHandle], events: &mpsc::Sender<Notice>) {
     let pid = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
     let rank = members.iter().position(|member| i32::try_from(member.pid).ok() == pid);
@@ -468,7 +477,7 @@ async fn serve_worker(rank: usize, stream: UnixStream, events: mpsc::Sender<Noti
                 Err(error) if error.kind() == ErrorKind::InvalidData => {
                     GangEvent::Garbled { rank, reason: error.to_string() }
                 }
-                // A broken socket counts as closed: the worker's exit status tells the reason.
+                // A broken socket counts as closed. The worker's exit status will tell the reason.
                 Err(_) => break,
             };
             let _ = events.send(Notice::Happened(event)).await;
@@ -479,17 +488,18 @@ async fn serve_worker(rank: usize, stream: UnixStream, events: mpsc::Sender<Noti
         while let Some(message) = outbox.recv().await {
             let bytes = serde_json::to_vec(&message).expect("messages to workers are plain data");
             if sink.send(Bytes::from(bytes)).await.is_err() {
-                // The worker has closed its socket: its exit status tells the reason.
+                // The worker has closed its socket. Its exit status will tell the reason.
                 break;
             }
         }
-        // Keep the socket open: if it closes, a worker assumes that the launcher has died.
+        // Keep the socket open. If it closed, the worker would assume that the launcher has died.
         std::future::pending::<()>().await;
     };
     tokio::select! { () = receive => {}, () = transmit => {} }
 }
 
-/// Updates the state of the processes. Returns the event to pass to the coordinator, if there is one.
+/// Updates `members` and informs the observer. Returns the event to pass to the coordinator, if the notice contains
+/// one.
 fn handle_notice(notice: Notice, members: &mut [WorkerHandle], observer: &mut dyn GangObserver) -> Option<GangEvent> {
     match notice {
         Notice::Line { rank, line } => {
@@ -513,7 +523,7 @@ fn handle_notice(notice: Notice, members: &mut [WorkerHandle], observer: &mut dy
             if let GangEvent::Exited { rank, .. } = event {
                 let member = &mut members[rank as usize];
                 member.running = false;
-                // Kill the processes that the worker started: they must not outlive it or keep its pipes open.
+                // Kill the processes that the worker started. They must not outlive the worker or keep its pipes open.
                 send_signal(member.pid, Signal::SIGKILL);
             }
             Some(event)
@@ -521,7 +531,7 @@ fn handle_notice(notice: Notice, members: &mut [WorkerHandle], observer: &mut dy
     }
 }
 
-/// Carries out an action of the coordinator. Returns the event that results, if there is one.
+/// Carries out an action of the coordinator. Returns [`GangEvent::CommitFailed`] if a commit failed.
 fn carry_out(
     action: Action,
     gang: &Gang<'_>,
@@ -561,7 +571,8 @@ fn signal_running(members: &[WorkerHandle], signal: Signal) {
     }
 }
 
-/// Sends a signal to a worker and all processes that it started. It is not an error if they have ended.
+/// Sends a signal to the process group of a worker, that is, to the worker and the processes that it started. It is not
+/// an error if all of them have ended.
 fn send_signal(pid: u32, signal: Signal) {
     if let Ok(group) = i32::try_from(pid) {
         let _ = killpg(Pid::from_raw(group), signal);

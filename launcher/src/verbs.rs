@@ -1,4 +1,4 @@
-//! Runs the verb of the command line. Each verb has its own function, most of them in their own module.
+//! Runs the verb of the command line. Each verb has one function, and most verbs have a module.
 
 mod bench_shdd;
 mod checkpoint;
@@ -67,13 +67,14 @@ pub(crate) fn plan(global: &Global) -> Result<(Resolved, NodeWorkers), LaunchErr
     Ok((resolved, world))
 }
 
-/// The preset to use without `--config`. It depends on the device, which flags may set.
+/// The preset that is used without `--config`: `l47` on CUDA, `demo` on the CPU. The device comes from the flags, else
+/// from the GPUs in `inventory`.
 fn default_preset(global: &Global, inventory: &Inventory) -> &'static str {
     let named = config::load(&global.layers("demo")).map_or(DeviceKind::Auto, |found| found.config.parallel.device);
     if named.on_cuda(!inventory.gpus.is_empty()) { "l47" } else { "demo" }
 }
 
-/// Starts workers, gives them a job, and waits for their results. Logs their output.
+/// Starts the workers of `world`, gives each of them `job`, and waits for all results. Logs the output of the workers.
 pub(crate) fn run_gang<T: TypedResult>(
     resolved: &Resolved,
     world: &NodeWorkers,
@@ -82,7 +83,7 @@ pub(crate) fn run_gang<T: TypedResult>(
     Supervisor::new()?.run(&resolved.config, world, job, 0, &mut Echo)
 }
 
-/// Starts one worker to get its versions.
+/// Starts one CPU worker and returns its hello, which contains the versions of its libraries.
 pub(crate) fn probe() -> anyhow::Result<Hello> {
     let (config, world) = (RunConfig::default(), NodeWorkers::one_cpu_worker(1));
     let found = Supervisor::new()?.run::<Probed>(&config, &world, Job::Probe, 0, &mut Silence)?;
@@ -128,7 +129,8 @@ fn completions(shell: clap_complete::Shell, output: Output) -> anyhow::Result<Va
     Ok(json!({ "script": script }))
 }
 
-/// Starts every worker, without connecting them, and checks that libtorch computes correctly in each.
+/// Starts all workers without connecting them to each other, and checks that libtorch computes correctly in each
+/// worker.
 fn self_check(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let found = run_gang::<SelfCheck>(&resolved, &world, Job::SelfCheck)?;
@@ -149,7 +151,7 @@ fn self_check(global: &Global, output: Output) -> anyhow::Result<Value> {
     Ok(json!({ "ok": true, "rows": rows }))
 }
 
-/// Runs every collective operation between real processes: checks values, measures time and bandwidth.
+/// Runs every collective operation between the workers, checks the values, and measures time and bandwidth.
 fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let found = run_gang(&resolved, &world, Job::BenchCollectives { bytes_max })?;
@@ -171,7 +173,7 @@ fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow:
     Ok(json!({ "ok": ok, "pids": pids, "rows": rows }))
 }
 
-/// A verb that is not implemented. Its configuration is checked first.
+/// The error for a verb that is not implemented. An invalid configuration is reported first.
 fn not_yet(name: &str, global: &Global) -> anyhow::Result<Value> {
     plan(global)?;
     Err(LaunchError::not_yet(name).into())

@@ -1,7 +1,7 @@
-//! `locdiff-worker`: the process of one rank. It reports to its launcher, does one job and exits.
+//! `locdiff-worker`: the process of one rank. It connects to its launcher, runs one job and exits.
 //!
-//! It never outlives the launcher: it asks the kernel for SIGKILL when the launcher dies, and it exits when the control
-//! socket closes.
+//! The worker never outlives the launcher. It asks the kernel to kill it when the launcher dies, and it exits when the
+//! control socket closes.
 
 use std::process::ExitCode;
 

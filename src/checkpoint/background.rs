@@ -1,7 +1,7 @@
 //! Writes a snapshot in a background thread while training continues, one snapshot at a time.
 //!
-//! A rank reports its parts only after the files and the folder are fsynced. Tensors on a GPU are fetched on the
-//! thread's own stream, so that training does not wait for the copy.
+//! The result of a snapshot is returned only after the files and their folder have been fsynced. The thread copies
+//! tensors from a GPU on a separate CUDA stream, so that training does not wait for the copy.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::native::cuda::{self, CudaEvent, CudaStream, Priority, with_stream};
 /// One file of a snapshot.
 #[derive(Debug)]
 pub enum Part {
-    /// A safetensors file. Nothing else may write to these tensors.
+    /// A safetensors file. No other code may write to these tensors.
     Tensors {
         /// Name of the file.
         name: String,
@@ -41,15 +41,15 @@ pub enum Part {
 /// A rank's share of a checkpoint.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// Steps done.
+    /// Training steps done.
     pub step: u64,
-    /// Attempt of this worker.
+    /// The attempt that this worker belongs to.
     pub attempt: u32,
     /// Validation score at this step, if it was measured.
     pub score: Option<f64>,
-    /// The files that this rank writes; may be empty.
+    /// The files that this rank writes. The list may be empty.
     pub parts: Vec<Part>,
-    /// Signalled when the tensors are complete; `None` on the CPU.
+    /// Event that the GPU signals when the tensors are complete; `None` on the CPU.
     pub ready: Option<CudaEvent>,
 }
 
@@ -59,7 +59,7 @@ pub struct Background {
     files: Files,
     run_dir: PathBuf,
     writing: Option<JoinHandle<Result<PartsWritten, CheckpointError>>>,
-    /// For tensors on a GPU; `None` on the CPU.
+    /// Stream and buffer for copies from the GPU; `None` if the tensors are on the CPU.
     fetch: Option<Arc<Mutex<Fetch>>>,
 }
 
@@ -84,7 +84,8 @@ impl Background {
         Ok(Self { files, run_dir, writing: None, fetch })
     }
 
-    /// Starts to write a snapshot. Waits for the previous one first and returns its result.
+    /// Waits for the previous snapshot, then starts to write this one. Returns the result of the previous snapshot;
+    /// `None` if no result was pending.
     pub fn submit(&mut self, snapshot: Snapshot) -> Result<Option<PartsWritten>, CheckpointError> {
         let previous = self.wait()?;
         let (files, run_dir) = (self.files.clone(), self.run_dir.clone());
@@ -92,7 +93,8 @@ impl Background {
         let thread = std::thread::Builder::new().name("checkpoint".into());
         let writing = thread.spawn(move || match fetch {
             Some(fetch) => {
-                // Only one thread runs at a time, and a panic leaves the buffer usable.
+                // Only one checkpoint thread runs at a time, so the lock is free. If an earlier thread panicked, the
+                // lock is poisoned, but the buffer is still usable.
                 let fetch = fetch.lock().unwrap_or_else(PoisonError::into_inner);
                 cuda::set_device(fetch.gpu)?;
                 with_stream(fetch.stream, || write(&files, run_dir, &snapshot, Some(&fetch.staging)))?
@@ -103,12 +105,12 @@ impl Background {
         Ok(previous)
     }
 
-    /// The result of the snapshot being written, if it is finished. Does not wait.
+    /// The result of the snapshot that is being written, if the thread has finished; `None` otherwise. Does not wait.
     pub fn poll(&mut self) -> Result<Option<PartsWritten>, CheckpointError> {
         if self.writing.as_ref().is_some_and(JoinHandle::is_finished) { self.wait() } else { Ok(None) }
     }
 
-    /// Waits for the snapshot being written and returns its result; `None` if there is none.
+    /// Waits for the snapshot that is being written and returns its result; `None` if no snapshot is being written.
     pub fn wait(&mut self) -> Result<Option<PartsWritten>, CheckpointError> {
         let Some(writing) = self.writing.take() else { return Ok(None) };
         let written = writing.join().map_err(|_| CheckpointError::Internal("the checkpoint thread panicked".into()))?;
@@ -117,7 +119,7 @@ impl Background {
 }
 
 impl Drop for Background {
-    /// Waits: libtorch must not shut down while the thread still reads tensors.
+    /// Waits for the thread, because libtorch must not shut down while the thread still reads tensors.
     fn drop(&mut self) {
         if let Err(error) = self.wait() {
             tracing::error!("{error}");
@@ -144,7 +146,8 @@ fn write(
         match write_part(files, &folder, part, staging) {
             Ok(file) => written.push(file),
             Err(error) => {
-                // Free the space: the disk may be full. The folder stays: it may hold parts of other ranks.
+                // The disk may be full, so remove the files of this rank. Keep the folder, because it may contain files
+                // of other ranks.
                 for part in parts {
                     let _ = files.remove_file(&folder.join(part.name()));
                 }

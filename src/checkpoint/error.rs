@@ -14,20 +14,20 @@ pub enum CheckpointError {
     /// The file is damaged.
     #[error("{path}: {reason}")]
     Corrupt {
-        /// Which file.
+        /// The damaged file.
         path: PathBuf,
-        /// Got and wanted.
+        /// What was found and what was expected.
         reason: String,
     },
-    /// The file is intact but cannot be used.
+    /// The file is not damaged, but cannot be used.
     #[error("{path}: {reason}")]
     Bad {
-        /// Which file.
+        /// The file or checkpoint folder that cannot be used.
         path: PathBuf,
-        /// Got and wanted.
+        /// What was found and what was expected.
         reason: String,
     },
-    /// The output file exists.
+    /// The output file exists, and `--overwrite` was not given.
     #[error("{0} exists; use --overwrite to replace it")]
     Exists(PathBuf),
     /// libtorch or the device failed.

@@ -1,4 +1,5 @@
-//! Exports the averaged weights of a checkpoint as one safetensors file, with the metadata needed to use it elsewhere.
+//! Exports the averaged weights of a checkpoint as one safetensors file, with the metadata that other programs need to
+//! use the file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,10 +13,12 @@ use super::reader::Checkpoint;
 use super::writer::write_tensors;
 use super::{EMA, STATE};
 
-/// Format of the export, stored in its metadata.
+/// Name and version of the export format, stored in the metadata of the file.
 const FORMAT: &str = "locdiff-export-1";
 
-/// Writes the export. The file is written under a temporary name and renamed, so it is either complete or absent.
+/// Writes the export to `job.out`. An existing file is replaced only if `job.overwrite` is set. The export is written
+/// under a temporary name and then renamed, so a failure never leaves an incomplete file at `job.out`, and an existing
+/// file is kept.
 pub fn export(files: &Files, job: &ExportJob) -> Result<Exported, CheckpointError> {
     let out = &job.out;
     match out.symlink_metadata() {
@@ -64,7 +67,7 @@ fn put_in_place(
     Ok((written.bytes, written.xxh3))
 }
 
-/// The configuration in the checkpoint's state, else that of the job.
+/// The configuration in the checkpoint's `state.json`, or the configuration of the job if the checkpoint has none.
 fn configuration(checkpoint: &Checkpoint, job: &ExportJob) -> Result<RunConfig, CheckpointError> {
     if checkpoint.file(STATE).is_none() {
         return Ok(job.config.clone());

@@ -1,11 +1,11 @@
-//! The header of a safetensors file: 8 bytes of length, little-endian, then JSON, padded with spaces to 8
-//! (github.com/huggingface/safetensors, "Format").
+//! The header of a safetensors file: the length of the JSON text in 8 little-endian bytes, then the JSON text, padded
+//! with spaces to a multiple of 8 bytes (github.com/huggingface/safetensors, "Format").
 //!
-//! The entry of a tensor is the `safetensors` crate's own [`TensorInfo`]. The crate's reader and writer are not used:
-//! they need the whole file in memory and verify no checksum.
+//! In the JSON text, each tensor is a [`TensorInfo`] of the `safetensors` crate. The reader and writer of that crate
+//! are not used, because they need the whole file in memory and do not verify a checksum.
 //!
-//! Pure. A parsed header covers the data exactly: tensors follow each other without gaps or overlaps, and the length of
-//! each matches its shape.
+//! All functions are pure. A parsed header covers the data of the file exactly: tensors follow each other without gaps
+//! or overlaps, and the length of each matches its shape.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use serde_json::{Map, Value, json};
 use tch::Kind;
 
-/// The largest header accepted, bytes (the limit of the safetensors library).
+/// The largest header that is accepted, in bytes. The safetensors library has the same limit.
 pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 const METADATA: &str = "__metadata__";
@@ -30,26 +30,26 @@ pub struct TensorEntry {
     pub kind: Kind,
     /// Shape of the tensor.
     pub shape: Vec<i64>,
-    /// Length of its data.
+    /// Length of the tensor's data in the file.
     pub bytes: u64,
 }
 
-/// The contents of a file, in the order of the data.
+/// The metadata and the tensors of a safetensors file.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Header {
-    /// Free-form text values by key.
+    /// Metadata of the file: free-form text by key.
     pub metadata: BTreeMap<String, String>,
-    /// The tensors, in file order.
+    /// The tensors, in the order in which the file stores their data.
     pub tensors: Vec<TensorEntry>,
 }
 
 /// Why a header cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// It violates the format.
+    /// The header violates the format.
     #[error("{0}")]
     Malformed(String),
-    /// It is valid, but uses a feature that is not supported.
+    /// The header is valid, but uses a feature that is not supported.
     #[error("{0}")]
     Unsupported(String),
 }
@@ -59,7 +59,7 @@ fn malformed<T>(reason: impl Into<String>) -> Result<T, HeaderError> {
 }
 
 impl TensorEntry {
-    /// A tensor of this name, kind and shape.
+    /// The entry of a tensor. Fails if the name is not valid, the kind is not supported, or the shape is impossible.
     pub fn new(name: &str, kind: Kind, shape: Vec<i64>) -> Result<Self, HeaderError> {
         if name.is_empty() || name == METADATA || name.contains(|c: char| c == '/' || c.is_control()) {
             return malformed(format!("{name:?} is not a valid tensor name"));
@@ -102,7 +102,7 @@ impl Header {
         [(text.len() as u64).to_le_bytes().to_vec(), text].concat()
     }
 
-    /// Parses the JSON of a header. `data_bytes` is the length of the data after it.
+    /// Parses the JSON of a header. `data_bytes` is the length of the data after the header.
     pub fn parse(text: &[u8], data_bytes: u64) -> Result<Self, HeaderError> {
         let map: Map<String, Value> = parsed("header", serde_json::from_slice(text))?;
         let mut header = Self::default();
@@ -137,9 +137,9 @@ fn parsed<T>(what: &str, result: serde_json::Result<T>) -> Result<T, HeaderError
     result.map_err(|error| HeaderError::Malformed(format!("{what}: {error}")))
 }
 
-/// Parses one tensor. Returns the offset of its data and the entry.
+/// Parses the entry of one tensor. Returns the offset of the tensor's data and the entry.
 fn entry(name: &str, value: Value) -> Result<(u64, TensorEntry), HeaderError> {
-    // An element type that the crate does not know is unsupported, not damage.
+    // If the `safetensors` crate does not know the element type, the file is unsupported, not damaged.
     let unsupported = |error: String| HeaderError::Unsupported(format!("tensor `{name}`: {error}"));
     let dtype: Dtype =
         serde_json::from_value(value["dtype"].clone()).map_err(|error| unsupported(error.to_string()))?;

@@ -1,9 +1,12 @@
 //! Writes and reads the parts of a checkpoint. `checkpoints/README.md` specifies the format.
 //!
-//! A rank writes its parts into a hidden folder and fsyncs them. The launcher commits them as a checkpoint
-//! (`launcher/src/run_folder`). Every read verifies the checksum. This module does not interpret the tensors.
+//! Each rank writes its parts into a hidden folder and fsyncs them. The launcher then commits the parts of all ranks as
+//! a checkpoint (`launcher/src/run_folder`). Every read of a file verifies the checksum of the file. This module does
+//! not interpret the tensors.
 //!
-//! In reading order: `header` (of a safetensors file; pure), `writer`, `background`, `pieces`, `reader`, `export`.
+//! In reading order: `header` (encodes and parses the header of a safetensors file), `writer` (writes one part),
+//! `background` (writes parts while training continues), `pieces` (joins the pieces of a part), `reader` (reads a
+//! committed checkpoint), `export` (writes averaged weights to one file).
 
 mod background;
 mod error;
@@ -32,7 +35,7 @@ pub const SECOND_MOMENTS: &str = "second-moments";
 /// Everything that is not a tensor: position in the data, counters, configuration.
 pub const STATE: &str = "state.json";
 
-/// Name of one piece of a part, such as `weights-00-of-01.safetensors`.
+/// File name of one piece of a part, such as `weights-00-of-01.safetensors`.
 pub fn piece_name(part: &str, piece: u32, pieces: u32) -> String {
     format!("{part}-{piece:02}-of-{pieces:02}.safetensors")
 }

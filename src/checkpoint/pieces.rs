@@ -1,28 +1,28 @@
 //! Joins the pieces of a part that tensor-parallel ranks wrote.
 //!
-//! The metadata of every piece says under [`DIVISIONS`] how each split tensor was divided. A tensor that is not listed
-//! there is whole and in the first piece only.
+//! In the metadata of every piece, the key [`DIVISIONS`] lists the split tensors and says how each was divided. A
+//! tensor that is not listed under this key is whole, and only the first piece contains it.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-/// Metadata key of a piece. Its value is a JSON object from tensor names to [`Division`]s.
+/// Key in the metadata of every piece. The value is a JSON object that maps tensor names to [`Division`]s.
 pub const DIVISIONS: &str = "divisions";
 
-/// How a tensor was divided: dimension `dim` has `sections` equal parts, and each part is cut into equal pieces in the
-/// order of ranks.
+/// How a tensor was divided. Dimension `dim` of the whole tensor has `sections` equal parts. Each part is cut into
+/// equal pieces, one per rank, in the order of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Division {
     /// The dimension that is cut.
     pub dim: i64,
-    /// How many parts of that dimension are cut separately.
+    /// The number of parts of dimension `dim`. Each part is cut separately.
     pub sections: i64,
 }
 
-/// The metadata of a piece with these divisions.
+/// The metadata of a piece whose tensors are divided as `divisions` says.
 pub fn divisions_metadata(divisions: &BTreeMap<String, Division>) -> BTreeMap<String, String> {
     let text = serde_json::to_string(divisions).expect("names and small numbers are JSON");
     BTreeMap::from([(DIVISIONS.to_owned(), text)])
@@ -31,7 +31,8 @@ pub fn divisions_metadata(divisions: &BTreeMap<String, Division>) -> BTreeMap<St
 /// Tensors with their names, in file order.
 pub type NamedTensors = Vec<(String, Tensor)>;
 
-/// Joins all pieces into whole tensors, in the order of the first piece. The error says which piece does not fit.
+/// Joins all pieces into whole tensors and returns them in the order of the first piece. The error names the piece or
+/// the tensor that does not match.
 pub(super) fn join(metadata: &[BTreeMap<String, String>], pieces: Vec<NamedTensors>) -> Result<NamedTensors, String> {
     let first = metadata.first().and_then(|metadata| metadata.get(DIVISIONS));
     let text = first.ok_or_else(|| format!("the metadata has no `{DIVISIONS}`"))?;
@@ -105,7 +106,7 @@ mod tests {
         let rows = |first: i64| whole.narrow(0, first, 3);
         let columns = |first: i64| whole.narrow(1, first, 4);
         let wide = Tensor::cat(&[&whole, &whole, &whole, &whole], 0);
-        // Halves of 12 rows: the first piece has rows 0..6 and 12..18.
+        // `wide` consists of two halves of 12 rows. The first piece has rows 0..6 and 12..18.
         let halves = |first: i64| Tensor::cat(&[wide.narrow(0, first, 6), wide.narrow(0, 12 + first, 6)], 0);
         let bias = Tensor::from_slice(&[1.0_f32]);
         let (first, second) = (

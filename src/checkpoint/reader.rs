@@ -23,7 +23,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads the manifest. The listed files are verified when they are read.
+    /// Opens the checkpoint in `folder` and reads its manifest. A listed file is verified when it is read.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(CHECKPOINT_MANIFEST);
         let text = std::fs::read(&path).map_err(FileError::at(&path))?;
@@ -45,7 +45,7 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// The manifest entry of a file, if the checkpoint has it.
+    /// The manifest entry of the file `name`; `None` if the manifest does not list the file.
     pub fn file(&self, name: &str) -> Option<&CheckpointFile> {
         self.manifest.files.iter().find(|file| file.name == name)
     }
@@ -80,7 +80,7 @@ impl Checkpoint {
         join(&metadata, tensors).map(Some).map_err(|reason| CheckpointError::bad(&first, reason))
     }
 
-    /// The whole tensors of a part; an error if the checkpoint does not have it.
+    /// The whole tensors of a part; an error if the checkpoint does not have the part.
     pub fn tensors(&self, part: &str) -> Result<Vec<(String, Tensor)>, CheckpointError> {
         let found = self.find_tensors(part)?;
         let missing = || {
@@ -90,14 +90,15 @@ impl Checkpoint {
         found.ok_or_else(missing)
     }
 
-    /// A JSON file, such as `state.json`.
+    /// Reads and parses a JSON file of the checkpoint, such as `state.json`.
     pub fn json(&self, name: &str) -> Result<Value, CheckpointError> {
         let bytes = load_bytes(&self.folder, self.required_file(name)?)?;
         serde_json::from_slice(&bytes).map_err(|error| CheckpointError::corrupt(&self.folder.join(name), error))
     }
 }
 
-/// The number of pieces of a part, from the name of one piece. `None` if the file is not a piece of it.
+/// The number of pieces of `part`, taken from the file name of one piece. `None` if the file `name` is not a piece of
+/// `part`.
 fn pieces_of(part: &str, name: &str) -> Option<u32> {
     let rest = name.strip_prefix(part)?.strip_prefix('-')?.strip_suffix(".safetensors")?;
     let (piece, pieces) = rest.split_once("-of-")?;
@@ -109,7 +110,7 @@ fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
 }
 
-/// A file whose bytes are counted and hashed as they are read.
+/// An open file of a checkpoint. Reads count and hash the bytes, so that [`Checked::finish`] can verify the checksum.
 struct Checked<'a> {
     path: PathBuf,
     want: &'a CheckpointFile,
@@ -139,7 +140,7 @@ impl<'a> Checked<'a> {
         Ok(Self { path, want, file, hasher: Xxh3::default(), left: want.bytes })
     }
 
-    /// Reads exactly this many bytes. Never allocates more than the file has left.
+    /// Reads exactly `bytes` bytes. Fails before it allocates memory if the file has fewer bytes left.
     fn take(&mut self, bytes: u64) -> Result<Vec<u8>, CheckpointError> {
         if bytes > self.left {
             let reason = format!("needs {bytes} more bytes, has {}", self.left);
@@ -166,12 +167,12 @@ impl<'a> Checked<'a> {
     }
 }
 
-/// The tensors of a safetensors file, in the order of their data, on the CPU.
+/// Reads the tensors of a safetensors file into main memory, in the order in which the file stores them.
 pub fn load_tensors(folder: &Path, want: &CheckpointFile) -> Result<Vec<(String, Tensor)>, CheckpointError> {
     load(folder, want).map(|(_, tensors)| tensors)
 }
 
-/// Like [`load_tensors`], with the header.
+/// Like [`load_tensors`], but also returns the header of the file.
 fn load(folder: &Path, want: &CheckpointFile) -> Result<(Header, NamedTensors), CheckpointError> {
     let mut file = Checked::open(folder, want)?;
     let size = file.take(8)?.iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
@@ -193,7 +194,7 @@ fn load(folder: &Path, want: &CheckpointFile) -> Result<(Header, NamedTensors), 
     Ok((header, tensors))
 }
 
-/// All bytes of a file.
+/// Reads all bytes of a file.
 pub fn load_bytes(folder: &Path, want: &CheckpointFile) -> Result<Vec<u8>, CheckpointError> {
     let mut file = Checked::open(folder, want)?;
     let bytes = file.take(want.bytes)?;

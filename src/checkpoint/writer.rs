@@ -1,8 +1,8 @@
-//! Writes the parts of a checkpoint and returns the length and checksum of each. Tensors are copied through a small
-//! buffer.
+//! Writes the parts of a checkpoint and returns the length and checksum of each file. Tensors are written piece by
+//! piece through a small buffer.
 //!
-//! Tensors on a GPU are fetched through pinned memory: a copy into pageable memory would keep every other thread from
-//! launching kernels.
+//! The background writer copies tensors from a GPU through pinned memory, because a copy into pageable memory would
+//! keep all other threads from launching kernels.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,13 +16,13 @@ use super::error::CheckpointError;
 use super::header::{Header, TensorEntry};
 use crate::native::host::pinned_bytes;
 
-/// Bytes of a tensor that are copied and written at once.
+/// Number of bytes of a tensor that are copied and written at once.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Bytes that are fetched from a GPU at once.
+/// Number of bytes that are copied from a GPU at once.
 const FETCHED_BYTES: i64 = 16 << 20;
 
-/// Pinned buffer for tensors fetched from a GPU.
+/// Pinned buffer through which tensors are copied from a GPU.
 #[derive(Debug)]
 pub(super) struct Staging(Tensor);
 
@@ -43,7 +43,7 @@ pub fn write_tensors(
     write_fetched(files, folder, (name, tensors), metadata, None)
 }
 
-/// Like [`write_tensors`]. Tensors on a GPU are fetched through `staging` on the current stream.
+/// Like [`write_tensors`]. If `staging` is given, tensors on a GPU are copied through it on the current stream.
 pub(super) fn write_fetched(
     files: &Files,
     folder: &Path,
@@ -53,7 +53,8 @@ pub(super) fn write_fetched(
 ) -> Result<CheckpointFile, CheckpointError> {
     let path = folder.join(name);
     let mut order: Vec<&(String, Tensor)> = tensors.iter().collect();
-    // Wide element types first, so that all tensors are aligned. The sort is stable.
+    // Tensors with wide elements come first, so that the data of every tensor is aligned. The sort is stable, so
+    // tensors with equally wide elements keep their order.
     order.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.kind().elt_size_in_bytes()));
     let mut header = Header { metadata: metadata.clone(), tensors: Vec::with_capacity(order.len()) };
     for (name, tensor) in &order {
@@ -74,7 +75,7 @@ pub(super) fn write_fetched(
     Ok(file_entry(name, writer.finish()?))
 }
 
-/// Fetches a tensor from the GPU in pieces and writes them.
+/// Copies a tensor from the GPU piece by piece and writes each piece.
 fn put_from_gpu(writer: &mut FileWriter, tensor: &Tensor, staging: &Staging) -> Result<(), CheckpointError> {
     let bytes = tensor.f_detach()?.f_contiguous()?.f_view([-1])?.f_view_dtype(Kind::Uint8)?;
     let length = bytes.size()[0];

@@ -1,9 +1,10 @@
-//! Gradients in flat buffers that are reduced while backward is still running.
+//! Gradients in flat buffers (buckets) that are averaged over ranks while backward is still running.
 //!
-//! The order of the parameters determines the buckets, which are never rebuilt: with three or more ranks the bits of a
-//! sum depend on how it is divided, so a restarted run must divide it the same way. Each gradient is a view into its
-//! bucket, where backward accumulates it. When the last gradient of a bucket is ready, its mean over ranks starts.
-//! Every rank starts the buckets in the same order, so that ranks never wait for different ones.
+//! The buckets follow from the order of the parameters alone and never change. With three or more ranks, the rounding
+//! of a sum over ranks depends on how the gradients are divided into buckets, so a restarted run must divide them in
+//! the same way. Each gradient is a view into its bucket, and backward accumulates into this view. When all gradients
+//! of a bucket are ready, the reduction of the bucket to its mean over ranks starts. Every rank starts the buckets in
+//! the same order, so that no two ranks wait for different buckets.
 //!
 //! ```text
 //! buckets.zero()?;
@@ -22,7 +23,7 @@ use super::group::{Group, Pending};
 use crate::native::autograd::{GradientHook, set_gradient};
 use crate::native::c10d::ReduceOp;
 
-/// Each gradient begins at a multiple of this within its bucket, so that kernels can load whole cache lines.
+/// Each gradient begins at a multiple of this many bytes within its bucket, so that kernels can load whole cache lines.
 const ALIGNMENT_BYTES: usize = 64;
 
 /// Position of a gradient in the buckets.
@@ -36,11 +37,11 @@ struct Slot {
 #[derive(Debug)]
 struct State {
     flats: Vec<Tensor>,
-    /// For each bucket, the number of its gradients that are not ready yet.
+    /// For each bucket, the number of gradients that are not ready yet.
     awaited: Vec<usize>,
     arrived: Vec<bool>,
     pending: Vec<Pending>,
-    /// The bucket whose reduction starts next. Those before it have started.
+    /// The bucket whose reduction starts next. The reductions of all earlier buckets have started.
     next: usize,
     synchronize: bool,
     error: Option<CommError>,
@@ -53,7 +54,7 @@ struct Shared {
     state: Mutex<State>,
 }
 
-/// The gradients of a list of parameters, reduced over a group.
+/// The gradients of a list of parameters, averaged over the ranks of a group.
 #[derive(Debug)]
 pub struct Buckets {
     shared: Arc<Shared>,
@@ -62,10 +63,12 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// Moves the gradients of `parameters` into zeroed buckets of about `bucket_bytes` and registers a hook on each.
+    /// Replaces the gradients of `parameters` with views into zeroed buckets, and registers a hook on each parameter. A
+    /// bucket has at most `bucket_bytes`, unless a single gradient is larger.
     ///
-    /// The first bucket holds the last parameters, whose gradients are ready first. Every rank must pass the same
-    /// shapes in the same order; this is checked across the group.
+    /// The first bucket holds the last parameters, because backward computes their gradients first. Every rank must
+    /// pass parameters of the same shapes and types in the same order, and the same `bucket_bytes`. The ranks of the
+    /// group check that they agree on this.
     pub fn new(group: &Group, parameters: &[Tensor], bucket_bytes: usize) -> Result<Self, CommError> {
         let fail = |problem: String| bucket_error(group, &problem);
         for (index, parameter) in parameters.iter().enumerate() {
@@ -96,7 +99,7 @@ impl Buckets {
         Ok(Self { shared, parameters, hooks })
     }
 
-    /// Sets every gradient to zero. Use this instead of the optimizer's method, which may move the gradients out of the
+    /// Sets every gradient to zero. Do not zero the gradients in another way, because that may move them out of the
     /// buckets.
     pub fn zero(&self) -> Result<(), CommError> {
         let mut state = self.shared.lock();
@@ -106,7 +109,7 @@ impl Buckets {
         Ok(())
     }
 
-    /// Runs `backward` without reducing. For all micro-batches of a step but the last.
+    /// Runs `backward` without averaging over ranks. Use this for every micro-batch of a step except the last one.
     pub fn accumulate<T>(&self, backward: impl FnOnce() -> T) -> T {
         struct Resume<'a>(&'a Shared);
         impl Drop for Resume<'_> {
@@ -119,15 +122,17 @@ impl Buckets {
         backward()
     }
 
-    /// Reduces the remaining buckets (those with parameters that backward did not reach, and those after them) and
-    /// waits for all. Every gradient is then the mean over ranks. Returns the first error of the step, including errors
-    /// in hooks.
+    /// Starts the reduction of the remaining buckets and waits for the reductions of all buckets. Every gradient is
+    /// then the mean over ranks. Buckets remain if backward did not reach all of their parameters or those of an
+    /// earlier bucket. Returns the first error of the step, including errors in hooks. On NCCL, the current stream
+    /// waits, not the host.
     pub fn finish(&self) -> Result<(), CommError> {
         tracing::trace!("finish");
         let (pending, error) = self.shared.close_step();
         let mut result = error.map_or(Ok(()), Err);
         for work in pending {
-            // Wait for every reduction, even after an error: an unfinished one would write into the next step.
+            // Wait for every reduction, even after an error. An unfinished reduction would write into the gradients of
+            // the next step.
             let outcome = work.wait_stream();
             result = result.and(outcome);
         }
@@ -135,7 +140,8 @@ impl Buckets {
         self.check_in_place()
     }
 
-    /// The flat buffers, with the gradients of the last parameters first. Padding between gradients is zero.
+    /// The flat buffers, in the order of the buckets. The first buffer holds the gradients of the last parameters. The
+    /// padding between gradients is zero.
     pub fn flats(&self) -> Vec<Tensor> {
         self.shared.lock().flats.iter().map(Tensor::shallow_clone).collect()
     }
@@ -163,12 +169,13 @@ impl Buckets {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic under the lock is reported by the hook. The guarded data are counters and handles, which stay usable.
+        // If a hook panics while it holds the lock, `GradientHook::panicked` reports it. The lock guards only counters
+        // and handles, which remain usable.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The hook of one parameter. Runs on the thread that accumulated the gradient. A hook cannot return an error, so
-    /// errors are kept for `finish`.
+    /// The hook of one parameter. It runs on the thread that accumulated the gradient. A hook cannot return an error,
+    /// so the error is stored and `finish` returns it.
     fn gradient_arrived(&self, parameter: usize) {
         let mut state = self.lock();
         tracing::trace!(parameter, "gradient");
@@ -215,7 +222,7 @@ impl Shared {
     }
 }
 
-/// An error about gradients that cannot be put into buckets, or did not stay there.
+/// An error about gradients that cannot be put into buckets or were moved out of their buckets.
 fn bucket_error(group: &Group, problem: &str) -> CommError {
     CommError::Bad(format!("gradient buckets of group {}: {problem}", group.name()))
 }
@@ -233,9 +240,9 @@ fn check_parameter(group: &Group, parameter: &Tensor) -> Result<(), String> {
     Ok(())
 }
 
-/// Assigns each parameter its position, from the last to the first. A bucket closes when the next gradient would not
-/// fit or has another type; a gradient that is larger than a bucket gets its own. Also returns the kind and length of
-/// each bucket.
+/// Assigns each parameter a position in a bucket, from the last parameter to the first. A new bucket begins if the next
+/// gradient does not fit into the current bucket or has another type. A gradient that is larger than `bucket_bytes` has
+/// a bucket for itself. Returns the positions, and the kind and length of each bucket.
 fn plan(parameters: &[(Kind, usize)], bucket_bytes: usize) -> (Vec<Slot>, Vec<(Kind, usize)>) {
     let mut slots = Vec::with_capacity(parameters.len());
     let mut buckets: Vec<(Kind, usize)> = Vec::new();

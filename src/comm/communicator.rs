@@ -1,7 +1,8 @@
-//! The rendezvous: connects this rank to all groups, given the address of the store.
+//! The rendezvous: connects this rank with the other ranks of its groups, through the key-value store.
 //!
-//! Rank 0 serves the store on its listener; the others know its address. The keys of each attempt have their own
-//! prefix, so that keys left behind by a failed attempt cannot be mistaken for a peer.
+//! Rank 0 serves the store on a listening socket, and the other ranks connect to the address of that socket. Each
+//! attempt of a run has its own prefix for keys, so that the keys of a failed attempt cannot be mistaken for those of a
+//! rank of the current attempt.
 
 use std::net::TcpListener;
 use std::thread::JoinHandle;
@@ -15,12 +16,12 @@ use super::layout::{Layout, LayoutPosition};
 use crate::native::c10d::ProcessGroup;
 use crate::native::{NativeError, Store};
 
-/// This rank's connection to the store: as server or as client.
+/// How this rank connects to the store: as the server or as a client.
 #[derive(Debug)]
 pub enum StoreEnd {
-    /// Rank 0: a listening socket, bound to the interface on which the store is reachable.
+    /// For rank 0, which serves the store: a listening socket, bound to an address that the other ranks can reach.
     Serve(TcpListener),
-    /// The other ranks: where rank 0 listens.
+    /// For all other ranks: the address on which rank 0 listens.
     Join {
         /// Host name or address.
         host: String,
@@ -32,38 +33,38 @@ pub enum StoreEnd {
 /// The library that runs the collectives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Backend {
-    /// For CPU tensors, over TCP. Holds the address of this host to listen on and connect from.
+    /// For CPU tensors, over TCP. Holds the address of this host on which Gloo listens and from which it connects.
     Gloo(String),
-    /// For CUDA tensors on one GPU. NCCL's own setting `NCCL_SOCKET_IFNAME` chooses the network interface between
-    /// nodes.
+    /// For CUDA tensors, with one GPU per rank. NCCL's environment variable `NCCL_SOCKET_IFNAME` chooses the network
+    /// interface between nodes.
     Nccl {
         /// Index of the GPU among those visible to this process.
         device: u32,
     },
 }
 
-/// What a rank needs to find the others.
+/// The settings with which a rank joins the other ranks.
 #[derive(Debug)]
 pub struct Rendezvous {
     /// This process's rank in the world.
     pub rank: u32,
-    /// How the world is divided; the same on every rank.
+    /// How the ranks of the world are divided into groups. Must be the same on every rank.
     pub layout: Layout,
-    /// Number of restarts so far; the same on every rank.
+    /// The attempt of this run: the number of restarts so far. Must be the same on every rank.
     pub attempt: u32,
     /// This rank's connection to the store.
     pub store: StoreEnd,
     /// The library that runs the collectives.
     pub backend: Backend,
-    /// How long to wait for the other ranks to join and connect.
+    /// How long to wait until all other ranks have joined, and then for each group until it is connected.
     pub connect_timeout: Duration,
     /// Default timeout of each collective.
     pub collective_timeout: Duration,
 }
 
-/// The groups that this rank belongs to.
+/// The groups to which this rank belongs, and its position in the layout.
 ///
-/// Each group has its own connections: collectives of two groups may run at the same time, in any order.
+/// Each group has its own connections, so collectives of two groups may run at the same time and in any order.
 #[derive(Debug)]
 pub struct Communicator {
     layout: Layout,
@@ -72,12 +73,13 @@ pub struct Communicator {
     world: Group,
     data: Group,
     tensor: Group,
-    /// Keeps the store alive as long as the groups.
+    /// The store must exist as long as the groups do.
     _store: Store,
 }
 
 impl Communicator {
-    /// Waits for every rank and connects the groups. On failure the error names the missing ranks.
+    /// Waits until every rank has joined, and connects the groups of this rank. If some ranks do not join in time, the
+    /// error names them.
     pub fn connect(rendezvous: Rendezvous) -> Result<Self, CommError> {
         let Rendezvous { rank, layout, attempt, store, backend, connect_timeout, collective_timeout } = rendezvous;
         let place = layout.place(rank)?;
@@ -96,7 +98,7 @@ impl Communicator {
                 .map(|group| Group::new(group, name, members, backend.device(), collective_timeout))
                 .map_err(|source| connect_error(rank, name, source))
         };
-        // Every rank connects the groups in the same order, so that ranks do not wait for each other in a circle.
+        // Every rank connects its groups in the same order. Otherwise, ranks could wait for each other in a circle.
         let world = connect("world", "world", (rank, layout.world()))?;
         let data = connect("data", &format!("data-{}", place.tensor_rank), (place.data_rank, layout.data_parallel()))?;
         let tensor =
@@ -106,7 +108,7 @@ impl Communicator {
         Ok(Self { layout, rank, place, world, data, tensor, _store: store })
     }
 
-    /// How the world is divided.
+    /// How the ranks of the world are divided into groups.
     pub fn layout(&self) -> Layout {
         self.layout
     }
@@ -121,17 +123,18 @@ impl Communicator {
         self.place
     }
 
-    /// All ranks.
+    /// The group of all ranks.
     pub fn world(&self) -> &Group {
         &self.world
     }
 
-    /// The ranks that hold the same slice of the model. Gradients are reduced over this group.
+    /// The group of the ranks that hold the same part of the model as this rank. Gradients are averaged over this
+    /// group.
     pub fn data(&self) -> &Group {
         &self.data
     }
 
-    /// The ranks that together hold one replica.
+    /// The group of the ranks that together hold one replica of the model.
     pub fn tensor(&self) -> &Group {
         &self.tensor
     }
@@ -152,9 +155,9 @@ impl AbortHandle {
         self.0[2].size()
     }
 
-    /// Makes every pending collective of every group fail, on a background thread. If CUDA graphs hold NCCL
-    /// collectives, this frees their streams at once, but the thread ends only when the graphs are gone: drop them
-    /// before joining it.
+    /// Makes every pending collective of this rank's groups fail, on a background thread. If a CUDA graph contains NCCL
+    /// collectives, its stream is freed at once, but the background thread does not end before the graph is dropped.
+    /// Drop all such graphs before you join the thread.
     pub fn abort_in_background(&self) -> JoinHandle<Result<(), CommError>> {
         let groups = self.0.clone();
         std::thread::spawn(move || {
@@ -166,7 +169,7 @@ impl AbortHandle {
 }
 
 impl Backend {
-    /// Device of the tensors that it exchanges.
+    /// Device of the tensors that the backend exchanges.
     pub fn device(&self) -> Device {
         match self {
             Self::Gloo(_) => Device::Cpu,
@@ -175,8 +178,8 @@ impl Backend {
     }
 }
 
-/// Announces this rank in the store and waits until all ranks have done so. Connecting without this would hang if a
-/// rank never joins, and could not say which one.
+/// Announces this rank in the store and waits until all ranks have announced themselves. Without this step, connecting
+/// would hang if a rank never joins, and no error could name that rank.
 fn join_rendezvous(store: &Store, rank: u32, layout: Layout, timeout: Duration) -> Result<(), CommError> {
     let started = Instant::now();
     let store_error = |source| connect_error(rank, "store", source);
@@ -205,7 +208,7 @@ fn missing_ranks(store: &Store, rank: u32, layout: Layout, after: Duration) -> C
         match store.contains(&arrival_key(peer)) {
             Ok(true) => {}
             Ok(false) => missing.push(peer.to_string()),
-            // The store is gone, and rank 0 with it.
+            // The store cannot be reached, which means that rank 0 has ended.
             Err(source) => return connect_error(rank, "store", source),
         }
     }

@@ -1,13 +1,15 @@
 //! Collectives with a backward pass, for layers that are split across ranks.
 //!
-//! Each is a pair of a forward operation and the operation that backward applies to the gradient. Which pair is right
-//! depends on what follows. *Replicated*: every rank continues with the same values, and the loss that all of them
-//! compute counts once. *Partial*: each rank continues with its own values, and the loss is the sum over ranks.
+//! Each function applies one operation in the forward pass and another operation to the gradient in the backward pass.
+//! Which function is right depends on whether a tensor is replicated or partial. *Replicated*: every rank has the same
+//! values, and the loss that all ranks compute counts once. *Partial*: each rank has other values, and the loss is the
+//! sum over ranks.
 //!
-//! A column-parallel layer followed by a row-parallel one (Megatron-LM, Shoeybi et al. 2019, section 3):
-//! `reduce(gelu(copy(x)·Aᵣ)·Bᵣ)`, with the bias of the row-parallel layer added after the reduce.
+//! Example, after Megatron-LM (Shoeybi et al. 2019, section 3): rank r computes a column-parallel layer with its share
+//! Aᵣ of the weights, and then a row-parallel layer with its share Bᵣ, as `reduce(gelu(copy(x)·Aᵣ)·Bᵣ)`. The bias of
+//! the row-parallel layer is added after `reduce`.
 //!
-//! None of them can be differentiated twice. In a group of one rank, each returns its input.
+//! None of these functions can be differentiated twice. In a group of one rank, each function returns its input.
 
 use std::time::Instant;
 
@@ -17,25 +19,27 @@ use super::error::CommError;
 use super::group::Group;
 use crate::native::autograd::{self, Function};
 
-/// Identity; backward sums the gradient over ranks. For a replicated tensor that enters computations that differ
-/// between ranks.
+/// Returns the input. The backward pass sums the gradient over ranks. Use this for a replicated tensor with which each
+/// rank computes something else.
 pub fn copy(group: &Group, input: &Tensor) -> Result<Tensor, CommError> {
     apply(group, "copy", input, Function::IdentityAllReduce, 0)
 }
 
-/// Sums over ranks; backward is the identity. For partial sums that become a replicated tensor.
+/// Sums the inputs of all ranks. The backward pass returns the gradient unchanged. Use this to turn partial sums into a
+/// replicated tensor.
 pub fn reduce(group: &Group, input: &Tensor) -> Result<Tensor, CommError> {
     apply(group, "reduce", input, Function::AllReduceIdentity, 0)
 }
 
-/// Concatenates the ranks' pieces along `dim`; backward keeps this rank's piece of the gradient. For results whose
-/// further use is replicated: each rank already has the whole gradient, and a sum would count it `size` times.
+/// Concatenates the inputs of all ranks along `dim`. The backward pass keeps this rank's piece of the gradient. Use
+/// this if every rank then computes the same with the result. Each rank already has the whole gradient, and a sum over
+/// ranks would count it once per rank.
 pub fn gather_replicated(group: &Group, input: &Tensor, dim: i64) -> Result<Tensor, CommError> {
     apply(group, "gather_replicated", input, Function::GatherSplit, dim)
 }
 
-/// Returns this rank's piece along `dim`; backward concatenates the pieces of the gradient. For a replicated tensor
-/// that is divided among ranks.
+/// Returns this rank's piece of the input along `dim`. The backward pass concatenates the gradients of all pieces. Use
+/// this to divide a replicated tensor among ranks.
 pub fn split(group: &Group, input: &Tensor, dim: i64) -> Result<Tensor, CommError> {
     apply(group, "split", input, Function::SplitGather, dim)
 }

@@ -1,4 +1,4 @@
-//! Errors of communication between ranks. Every failed collective names operation, group and rank.
+//! Errors of communication between ranks. The error of a collective names the operation, the group and the rank.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use locdiff_core::exit_code::{ExitCode, HasExitCode};
 /// An error of [`crate::comm`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
-    /// A collective failed. Its group cannot be used afterwards, unless the call was refused.
+    /// A collective failed. Its group cannot be used afterwards, unless `failure` is [`CollectiveFailure::Refused`].
     #[error("{operation} of group {group}, rank {rank} of {size}: {failure}")]
     Collective {
         /// Name of the operation, such as `all_reduce`.
@@ -21,12 +21,12 @@ pub enum CommError {
         /// The cause.
         failure: CollectiveFailure,
     },
-    /// Other ranks did not join the rendezvous, or could not be connected to. The text says who waited, for whom and
-    /// how long.
+    /// Other ranks did not join the rendezvous, or this rank could not connect to the store or to a group. The text
+    /// names this rank, and the missing ranks or the group.
     #[error("{0}")]
     Unreached(String),
-    /// Invalid arguments on this rank: a layout, a rendezvous that other ranks see differently, or gradients outside
-    /// their buckets.
+    /// An invalid argument on this rank: an impossible layout, a rendezvous in which the ranks disagree, or gradients
+    /// that are not in their buckets.
     #[error("{0}")]
     Bad(String),
 }
@@ -36,7 +36,7 @@ impl HasExitCode for CommError {
         ExitCode::WorkerFailed
     }
 
-    /// A failed collective means that a peer failed, unless this worker's own call was refused.
+    /// A failed collective or rendezvous means that a peer failed, unless this rank's own arguments were invalid.
     fn is_caused_by_peer(&self) -> bool {
         match self {
             Self::Collective { failure, .. } => !matches!(failure, CollectiveFailure::Refused { .. }),
@@ -57,13 +57,13 @@ pub enum CollectiveFailure {
         /// The error text of c10d.
         text: String,
     },
-    /// [`super::Group::abort`] was called on this rank.
+    /// The collective failed after [`super::Group::abort`] was called on this rank.
     #[error("aborted: {text}")]
     Aborted {
         /// The error text of c10d.
         text: String,
     },
-    /// A peer died, or closed its connections after an error of its own.
+    /// c10d reported another error. Usually a peer died, or closed its connections after an error.
     #[error("{text}")]
     Failed {
         /// The error text of c10d.

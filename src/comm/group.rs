@@ -1,7 +1,7 @@
 //! Collectives of one group, each with a timeout.
 //!
 //! All ranks of a group must start the same collectives in the same order, with tensors of the same shape and type.
-//! Each rank checks its own arguments before it starts one.
+//! Each rank checks its own arguments before it starts a collective.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,8 @@ struct GroupState {
     aborted: AtomicBool,
 }
 
-/// A group of ranks that run collectives together, as seen by one of them. Clones refer to the same group.
+/// A group of ranks that run collectives together. Each rank of the group has its own `Group`, and clones of it refer
+/// to the same group.
 #[derive(Debug, Clone)]
 pub struct Group {
     shared: Arc<GroupState>,
@@ -68,13 +69,13 @@ impl Group {
         self.timeout
     }
 
-    /// The same group with another timeout.
+    /// The same group, with `timeout` as the timeout of its collectives.
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { shared: Arc::clone(&self.shared), timeout }
     }
 
-    /// Reduces in place. Every rank gets the same result.
+    /// Combines the tensors of all ranks with `op`. Every rank gets the same result, in place of `tensor`.
     pub fn all_reduce(&self, tensor: &mut Tensor, op: ReduceOp) -> Result<(), CommError> {
         self.start_all_reduce(tensor, op)?.wait()
     }
@@ -84,21 +85,23 @@ impl Group {
         self.start_broadcast(tensor, root)?.wait()
     }
 
-    /// Gathers the inputs of all ranks into `[size, ..]`, in the order of ranks. All inputs must have the same shape.
+    /// Returns the inputs of all ranks as one tensor `[size, ..]`, in the order of ranks. All inputs must have the same
+    /// shape.
     pub fn all_gather(&self, input: &Tensor) -> Result<Tensor, CommError> {
         let (pending, output) = self.start_all_gather(input)?;
         pending.wait()?;
         Ok(output)
     }
 
-    /// Reduces `input` of shape `[size, ..]` and returns this rank's piece `[..]`.
+    /// Combines the inputs of all ranks, each of shape `[size, ..]`, with `op`. Returns this rank's piece `[..]` of the
+    /// result.
     pub fn reduce_scatter(&self, input: &Tensor, op: ReduceOp) -> Result<Tensor, CommError> {
         let (pending, output) = self.start_reduce_scatter(input, op)?;
         pending.wait()?;
         Ok(output)
     }
 
-    /// Returns when every rank has called it.
+    /// Returns when every rank of the group has called `barrier`.
     pub fn barrier(&self) -> Result<(), CommError> {
         self.start("barrier", || self.shared.process_group.start_barrier(self.timeout))?.wait()
     }
@@ -120,7 +123,7 @@ impl Group {
         self.start(OPERATION, || self.shared.process_group.start_broadcast(tensor, root, self.timeout))
     }
 
-    /// Starts [`Group::all_gather`]; the tensor holds the result once the wait has succeeded.
+    /// Starts [`Group::all_gather`]. The returned tensor holds the result after a successful wait.
     pub fn start_all_gather(&self, input: &Tensor) -> Result<(Pending, Tensor), CommError> {
         const OPERATION: &str = "all_gather";
         self.check(OPERATION, input, None)?;
@@ -131,7 +134,7 @@ impl Group {
         Ok((pending, output))
     }
 
-    /// Starts [`Group::reduce_scatter`]; the tensor holds the result once the wait has succeeded.
+    /// Starts [`Group::reduce_scatter`]. The returned tensor holds the result after a successful wait.
     pub fn start_reduce_scatter(&self, input: &Tensor, op: ReduceOp) -> Result<(Pending, Tensor), CommError> {
         const OPERATION: &str = "reduce_scatter";
         self.check(OPERATION, input, Some(op))?;
@@ -146,7 +149,7 @@ impl Group {
         Ok((pending, output))
     }
 
-    /// Checks that every rank passes the same `fingerprint`. `what` names the compared data in the error.
+    /// Checks that every rank of the group passes the same `fingerprint`. The error calls the compared data `what`.
     pub fn check_agreement(&self, what: &str, fingerprint: u64) -> Result<(), CommError> {
         const OPERATION: &str = "agreement check";
         let mine = Tensor::from_slice(&[fingerprint.cast_signed()]).to_device(self.device());
@@ -159,9 +162,10 @@ impl Group {
         Err(self.refused(OPERATION, format!("{what} on this rank differs from that of rank(s) {differing:?}")))
     }
 
-    /// Makes every pending collective of the group fail, from any thread. The group cannot be used afterwards.
+    /// Makes every pending collective of the group fail. Any thread may call this. The group cannot be used afterwards.
     ///
-    /// NCCL aborts its communicators. Gloo closes its connections, so that the collectives of the peers fail as well.
+    /// On NCCL, the communicators of this rank are aborted. On Gloo, the connections of this rank are closed, so that
+    /// the collectives of its peers fail as well.
     pub fn abort(&self) -> Result<(), CommError> {
         self.shared.aborted.store(true, Ordering::Release);
         self.shared.process_group.abort().map_err(|error| self.failed("abort", Instant::now(), error.text))
@@ -206,7 +210,8 @@ impl Group {
         Ok(Pending { group: self.clone(), operation, started, work })
     }
 
-    /// Refuses arguments that could make the peers hang or corrupt their data, before the collective starts.
+    /// Refuses invalid arguments before the collective starts, because they could make the peers hang or corrupt their
+    /// data.
     fn check(&self, operation: &'static str, tensor: &Tensor, op: Option<ReduceOp>) -> Result<(), CommError> {
         let refuse = |problem: String| Err(self.refused(operation, problem));
         if !tensor.defined() {
@@ -230,10 +235,10 @@ impl Group {
     }
 }
 
-/// A collective that was started. The result is valid only after a successful wait. Do not touch its tensors until
-/// then, because another thread writes to them.
+/// A collective that was started. Its result is valid only after a successful wait. Do not access its tensors before
+/// that, because another thread writes to them.
 ///
-/// Dropping it early is safe, but its outcome is lost.
+/// It is safe to drop this value without a wait, but then nothing reports whether the collective failed.
 #[derive(Debug)]
 #[must_use = "only a wait tells whether the collective succeeded"]
 pub struct Pending {
@@ -244,12 +249,13 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Blocks until the result is ready, at most for the rest of the collective's timeout.
+    /// Blocks until the result is ready, at most until the timeout of the collective.
     pub fn wait(mut self) -> Result<(), CommError> {
         self.work.wait().map_err(|error| self.group.failed(self.operation, self.started, error.text))
     }
 
-    /// On NCCL, makes the current stream wait and returns at once. On Gloo, the same as [`Pending::wait`].
+    /// On NCCL, makes the current stream wait for the result and returns at once. On Gloo, this is the same as
+    /// [`Pending::wait`].
     pub fn wait_stream(mut self) -> Result<(), CommError> {
         self.work.wait_stream().map_err(|error| self.group.failed(self.operation, self.started, error.text))
     }

@@ -1,10 +1,13 @@
-//! The position of each rank: world = data parallel × tensor parallel.
+//! Divides the ranks of the world into replicas of the model (data parallel), and each replica into parts (tensor
+//! parallel).
 //!
-//! Tensor-parallel ranks are adjacent, because they exchange the most data and adjacent ranks share a node. Pure.
+//! The ranks of one replica have adjacent numbers. They exchange the most data, and ranks with adjacent numbers usually
+//! run on the same node. Pure.
 
 use super::error::CommError;
 
-/// How the world is divided. Rank = data rank × tensor parallel + tensor rank.
+/// How the ranks of the world are divided. The rank at a position is data rank × number of tensor-parallel ranks +
+/// tensor rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     data_parallel: u32,
@@ -14,14 +17,14 @@ pub struct Layout {
 /// Position of one rank in the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayoutPosition {
-    /// Which rows the rank gets. Ranks with the same data rank get the same rows.
+    /// Index of the replica to which the rank belongs. All ranks of a replica get the same rows of data.
     pub data_rank: u32,
-    /// Which slice of the split layers the rank holds.
+    /// Index of the rank within its replica. It selects the part of the split layers that the rank holds.
     pub tensor_rank: u32,
 }
 
 impl Layout {
-    /// Divides `world` ranks into `world / tensor_parallel` replicas.
+    /// Divides `world` ranks into replicas of `tensor_parallel` ranks each.
     pub fn new(world: u32, tensor_parallel: u32) -> Result<Self, CommError> {
         if world == 0 || tensor_parallel == 0 || !world.is_multiple_of(tensor_parallel) {
             let text = format!("{world} ranks cannot be divided into tensor-parallel groups of {tensor_parallel}");
@@ -30,7 +33,7 @@ impl Layout {
         Ok(Self { data_parallel: world / tensor_parallel, tensor_parallel })
     }
 
-    /// Number of ranks.
+    /// Number of ranks in the world.
     pub fn world(&self) -> u32 {
         self.data_parallel * self.tensor_parallel
     }
@@ -40,7 +43,7 @@ impl Layout {
         self.data_parallel
     }
 
-    /// Number of ranks that together hold one replica.
+    /// Number of ranks that together hold one replica of the model.
     pub fn tensor_parallel(&self) -> u32 {
         self.tensor_parallel
     }
@@ -64,7 +67,7 @@ impl std::fmt::Display for Layout {
 mod tests {
     use super::*;
 
-    /// Every layout of up to 64 ranks, which covers more than a random sample.
+    /// All layouts of up to 64 ranks.
     fn every_layout() -> impl Iterator<Item = Layout> {
         (1..=64).flat_map(|world| (1..=world).filter_map(move |tensor| Layout::new(world, tensor).ok()))
     }
@@ -83,11 +86,11 @@ mod tests {
 
     #[test]
     fn impossible_layouts_are_errors_that_name_the_numbers() {
-        let error = Layout::new(6, 4).expect_err("4 does not divide 6");
+        let error = Layout::new(6, 4).expect_err("6 is not divisible by 4");
         assert_eq!(error.to_string(), "6 ranks cannot be divided into tensor-parallel groups of 4");
         assert!(Layout::new(0, 1).is_err());
         assert!(Layout::new(4, 0).is_err());
-        let error = Layout::new(4, 2).expect("it divides").place(4).expect_err("outside");
+        let error = Layout::new(4, 2).expect("4 is divisible by 2").place(4).expect_err("outside");
         assert_eq!(error.to_string(), "rank 4 is not one of 4 ranks");
     }
 }

@@ -1,13 +1,13 @@
-//! Communication between ranks: which groups there are, and what they exchange.
+//! Communication between ranks: the groups of ranks, and the collectives that they run.
 //!
 //! In reading order:
-//! - [`Layout`]: world = data parallel × tensor parallel, and the groups that follow from it. Pure.
-//! - [`Communicator`]: finds the other ranks through the store and connects the groups.
-//! - [`Group`]: collectives with timeouts, whose errors name operation, group and rank.
+//! - [`Layout`]: divides the ranks of the world into data-parallel replicas of tensor-parallel ranks. Pure.
+//! - [`Communicator`]: finds the other ranks through the key-value store and connects the groups of this rank.
+//! - [`Group`]: runs collectives with timeouts. Their errors name the operation, the group and the rank.
 //! - [`differentiable`]: collectives with a backward pass, for layers that are split across ranks.
-//! - [`Buckets`]: gradients in flat buffers that are reduced while backward is still running.
+//! - [`Buckets`]: keeps gradients in flat buffers and averages them over ranks while backward is still running.
 //!
-//! Of this crate it imports only [`crate::native`].
+//! Within this crate, this module depends only on [`crate::native`].
 
 mod buckets;
 mod communicator;

@@ -5,7 +5,7 @@ use crate::native::random::RandomError;
 /// An error of [`crate::diffusion`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DiffusionError {
-    /// An invalid timestep, number of steps or eta, with the value and the allowed range.
+    /// An invalid timestep, number of steps or eta. The text contains the value and the allowed range.
     #[error("{0}")]
     Bad(String),
     /// Random numbers could not be drawn.

@@ -1,7 +1,9 @@
-//! Forward diffusion: x_t = √ᾱ_t · s · x_0 + √(1 − ᾱ_t) · ε, s = √(4π)   (DDPM eq. 4 on scaled codes).
+//! Forward diffusion: x_t = √ᾱ_t · s · x_0 + √(1 − ᾱ_t) · ε (DDPM eq. 4 on scaled codes). Here x_0 is an unscaled code,
+//! s = √(4π) is [`CODE_SCALE`], and ε is standard normal noise.
 //!
-//! Pure: the caller passes the noise. The network predicts s · x_0 from x_t, so its target has unit variance.
-// b batch · d dimensions of the code · t timesteps
+//! Pure: the caller passes the noise. The network predicts s · x_0 from x_t, so its target has about unit variance in
+//! each dimension.
+// Suffixes: b batch · d dimensions of the code · t timesteps
 
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
@@ -14,14 +16,14 @@ use crate::native::random::{RandomTensors, RowDraw, Step};
 /// The forward process, with its coefficients on a device.
 #[derive(Debug)]
 pub struct Forward {
-    /// s·√ᾱ, `[t, 1]`.
+    /// s · √ᾱ at every timestep, `[t, 1]`.
     signal_t1: Tensor,
-    /// √(1 − ᾱ), `[t, 1]`.
+    /// √(1 − ᾱ) at every timestep, `[t, 1]`.
     noise_t1: Tensor,
 }
 
 impl Forward {
-    /// Computes the coefficients of the schedule in f64 and rounds them once to `kind`.
+    /// Computes the coefficients of the schedule in f64 and then rounds them to the type `kind`.
     pub fn new(schedule: &NoiseSchedule, kind: Kind, device: Device) -> Result<Self, DiffusionError> {
         let table = |value: &dyn Fn(f64) -> f64| -> Result<Tensor, DiffusionError> {
             let values: Vec<f64> = schedule.alphas_bar().iter().map(|alpha_bar| value(*alpha_bar)).collect();
@@ -33,7 +35,7 @@ impl Forward {
         })
     }
 
-    /// Adds noise to the unscaled codes `x0_bd` for timesteps `t_b` (i64). `noise_bd` is standard normal.
+    /// Returns x_t for the unscaled codes `x0_bd`, the timesteps `t_b` (i64) and the standard normal noise `noise_bd`.
     pub fn noised(&self, x0_bd: &Tensor, t_b: &Tensor, noise_bd: &Tensor) -> Result<Tensor, DiffusionError> {
         let signal_bd = self.signal_t1.f_index_select(0, t_b)?.f_mul(x0_bd)?;
         let noise_bd = self.noise_t1.f_index_select(0, t_b)?.f_mul(noise_bd)?;
@@ -41,14 +43,15 @@ impl Forward {
     }
 }
 
-/// The random numbers of consecutive samples of a training step. They do not depend on which rank computes the samples.
+/// Draws the random numbers for consecutive samples of a training step. The numbers do not depend on which rank
+/// computes the samples.
 #[derive(Debug, Clone, Copy)]
 pub struct TrainingDraws<'a> {
-    /// The random source of the run.
+    /// The random generator of the run.
     pub philox: Philox,
     /// The training step.
     pub step: Step<'a>,
-    /// Index of the first sample within the global batch.
+    /// Index of the first sample within the global batch, the batch of all ranks together.
     pub first_sample: u64,
     /// Number of samples.
     pub samples: usize,
@@ -68,8 +71,8 @@ impl TrainingDraws<'_> {
         Ok(self.philox.normal(self.device, self.rows(Stream::Noise, dims))?)
     }
 
-    /// Which samples keep their condition, the image, for classifier-free guidance: bool `[b, 1]`, false with probability
-    /// `drop`.
+    /// Which samples keep their image, for classifier-free guidance: bool `[b, 1]`. Each value is false with
+    /// probability `drop`.
     pub fn kept_conditions(&self, drop: f64) -> Result<Tensor, DiffusionError> {
         Ok(self.philox.mask(self.device, 1.0 - drop, self.rows(Stream::Guidance, 1))?)
     }

@@ -1,12 +1,14 @@
 //! The diffusion process over location codes: the forward process and the sampler that reverses it.
 //!
 //! In reading order:
-//! - [`NoiseSchedule`]: how much of the signal is left at each timestep.
+//! - [`NoiseSchedule`]: determines how much of the signal is left at each timestep.
 //! - [`Forward`]: adds noise to codes in training. [`TrainingDraws`] draws the random numbers of a mini-batch.
-//! - [`Sampler`]: turns noise into codes, over all timesteps or a subset. [`guided`] strengthens the condition.
+//! - [`Sampler`]: turns noise into codes, in steps over all timesteps or over some of them. [`guided`] strengthens the
+//!   influence of the image.
 //!
-//! Pure: no I/O, no global random generator. Random numbers come from Philox and depend on the global index of the sample, so
-//! they are the same for every layout of ranks. The sampler gets the network as a closure.
+//! Pure: no I/O, no global random generator. Random numbers come from Philox and depend on the global index of the
+//! sample, so they do not depend on how samples are divided among ranks. The caller passes the network to the sampler
+//! as a closure.
 //!
 //! Sources: Ho, Jain, Abbeel, "Denoising diffusion probabilistic models", 2020 (DDPM); Song, Meng, Ermon, "Denoising
 //! diffusion implicit models", 2021 (DDIM).

@@ -1,16 +1,18 @@
-//! Reverse diffusion: from noise x_{T-1} to a code, with a network that predicts x_0.
+//! Reverse diffusion: turns noise x_{T-1} into a code, with a network that predicts the clean code x_0.
 //!
-//! A step goes from timestep t to u < t of the grid. With a = ᾱ_t, c = ᾱ_u (1 after the last timestep) and
-//! ε = (x − √a·x̂_0) / √(1 − a):
+//! The sampler visits a decreasing sequence of timesteps. A step goes from timestep t to the next timestep u < t. Let x
+//! be the noised code at t, x̂_0 the network's prediction from x, n standard normal noise, and η between 0 and 1. With
+//! a = ᾱ_t, c = ᾱ_u (c = 1 in the last step) and ε = (x − √a·x̂_0) / √(1 − a), a step is:
 //! ```text
 //! x ← √c · x̂_0 + √(1 − c − σ²) · ε + σ · n,    σ² = η² · (1 − c) / (1 − a) · (1 − a / c)
 //! ```
-//! (DDIM eq. 12 and 16). η = 1 on the grid of all timesteps is DDPM's ancestral sampling; η = 0 is deterministic.
-//! The coefficients are computed in f64. ε is never computed explicitly: x ← (√c − r·√a) · x̂_0 + r · x + σ · n with
-//! r = √(1 − c − σ²) / √(1 − a).
+//! (DDIM eq. 12 and 16). With η = 1 and all timesteps, this is DDPM's ancestral sampling. With η = 0, the steps are
+//! deterministic. The coefficients are computed in f64. ε is not computed explicitly. Instead, a step is computed as x
+//! ← (√c − r·√a) · x̂_0 + r · x + σ · n, with r = √(1 − c − σ²) / √(1 − a).
 //!
-//! All codes here are scaled by [`CODE_SCALE`](super::CODE_SCALE), as the network sees and predicts them.
-// n samples · d dimensions of the code
+//! All codes in this module are scaled by [`CODE_SCALE`](super::CODE_SCALE), like the input and the output of the
+//! network.
+// Suffixes: n samples · d dimensions of the code
 
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
@@ -19,7 +21,7 @@ use super::error::DiffusionError;
 use super::schedule::NoiseSchedule;
 use crate::native::random::{RandomTensors, RowDraw, Step};
 
-/// The coefficients of one denoising step: x ← predicted · x̂_0 + kept · x + fresh · n.
+/// The coefficients of one denoising step x ← predicted · x̂_0 + kept · x + fresh · n.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Update {
     predicted: f64,
@@ -42,8 +44,9 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A chain of `steps` timesteps, spread evenly from T - 1 to 0, with `eta` times the ancestral noise. All timesteps with an
-    /// `eta` of 1 are DDPM.
+    /// A chain of `steps` steps. Their timesteps are spread evenly from T - 1 to 0, where T is the number of timesteps
+    /// in the schedule. A chain of one step has only timestep T - 1. `eta` is η, the factor of the ancestral noise. A
+    /// chain of T steps with an `eta` of 1 is DDPM's ancestral sampling.
     pub fn few_steps(schedule: &NoiseSchedule, steps: usize, eta: f64) -> Result<Self, DiffusionError> {
         let timesteps = schedule.timesteps();
         if steps == 0 || steps > timesteps {
@@ -62,9 +65,9 @@ impl Sampler {
         Ok(Self { steps: chain })
     }
 
-    /// Runs the chain and returns a scaled code for each sample. `predict` gets x_t and t and returns x̂_0. `noise(0)` is the
-    /// starting noise, and `noise(k + 1)` is the noise that step k adds. It is not called for steps that add none. See
-    /// [`ChainNoise::draw`].
+    /// Runs the chain and returns a scaled code for each sample. `predict` receives x_t and t, and returns x̂_0.
+    /// `noise(0)` returns the noise at which the chain starts, and `noise(k + 1)` returns the noise that step k adds.
+    /// `noise` is not called for a step that adds no noise. [`ChainNoise::draw`] can serve as `noise`.
     pub fn run_with<E: From<DiffusionError>>(
         &self,
         mut noise: impl FnMut(usize) -> Result<Tensor, DiffusionError>,
@@ -85,14 +88,15 @@ impl Sampler {
 }
 
 fn apply_update(x_nd: &Tensor, predicted_nd: &Tensor, update: Update) -> Result<Tensor, DiffusionError> {
-    // The last step keeps nothing of x. Its result must equal the prediction to the bit.
+    // The last step uses nothing of x. Its result must be exactly the prediction.
     if update.kept == 0.0 && update.predicted == 1.0 {
         return Ok(predicted_nd.shallow_clone());
     }
     Ok(predicted_nd.f_mul_scalar(update.predicted)?.f_add(&x_nd.f_mul_scalar(update.kept)?)?)
 }
 
-/// linspace(T - 1, 0, steps) in f32, rounded half to even. Uses libtorch's linspace, so that the grid equals the reference's.
+/// The timesteps of a chain: linspace(T - 1, 0, steps) in f32, rounded half to even. libtorch's linspace is used, so
+/// that the timesteps are the same as in the PyTorch reference implementation.
 fn grid(timesteps: usize, steps: usize) -> Result<Vec<usize>, DiffusionError> {
     let last = timesteps.saturating_sub(1) as f64;
     let grid = Tensor::f_linspace(last, 0.0, steps as i64, (Kind::Float, Device::Cpu))?.f_round()?;
@@ -100,8 +104,8 @@ fn grid(timesteps: usize, steps: usize) -> Result<Vec<usize>, DiffusionError> {
     Ok(grid.into_iter().map(|t| t as usize).collect())
 }
 
-/// Classifier-free guidance: x̂_0 = unconditional + (1 + g) · (conditional − unconditional)   (Ho and Salimans, 2022,
-/// eq. 6, on x_0). Computed as an offset from the conditional prediction, which strength 0 returns to the bit.
+/// Classifier-free guidance of strength g: x̂_0 = unconditional + (1 + g) · (conditional − unconditional) (Ho and
+/// Salimans, 2022, eq. 6, applied to x_0). With a strength of 0, the result is exactly the conditional prediction.
 pub fn guided(conditional_nd: &Tensor, unconditional_nd: &Tensor, strength: f64) -> Result<Tensor, DiffusionError> {
     if strength == 0.0 {
         return Ok(conditional_nd.shallow_clone());
@@ -110,25 +114,26 @@ pub fn guided(conditional_nd: &Tensor, unconditional_nd: &Tensor, strength: f64)
     Ok(conditional_nd.f_add(&difference_nd.f_mul_scalar(strength)?)?)
 }
 
-/// The random numbers of consecutive chains. They do not depend on which rank runs the chains.
+/// Draws the random numbers for consecutive chains. The numbers do not depend on which rank runs the chains.
 #[derive(Debug, Clone, Copy)]
 pub struct ChainNoise {
-    /// The random source of the evaluation.
+    /// The random generator of the evaluation.
     pub philox: Philox,
-    /// Global index of the first chain, such as image × ensemble + member.
+    /// Global index of the first chain. If each image has `k` chains, the index of a chain is image × k + its number
+    /// within the image.
     pub first_sample: u64,
     /// Number of chains.
     pub samples: usize,
-    /// Dimensions of a code.
+    /// Number of dimensions of a code.
     pub dims: usize,
-    /// Kind of the resulting tensors. The numbers are drawn in f32.
+    /// Type of the resulting tensors. The numbers are drawn in f32 and then converted.
     pub kind: Kind,
     /// Device of the resulting tensors.
     pub device: Device,
 }
 
 impl ChainNoise {
-    /// Standard normals `[n, d]`; draw 0 is the start of the chains.
+    /// Standard normals `[n, d]`. Draw 0 is the noise at which the chains start, and draw k + 1 is the noise of step k.
     pub fn draw(&self, draw: usize) -> Result<Tensor, DiffusionError> {
         let step = Step::At(draw as u64);
         let (first_sample, samples, elements) = (self.first_sample, self.samples, self.dims);

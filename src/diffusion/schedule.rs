@@ -1,12 +1,14 @@
 //! Noise schedules: ᾱ_t, the share of the signal's variance that is left at timestep t.
 //!
-//! Timesteps count from 0 (least noise) to T - 1 (almost pure noise), and ᾱ is strictly decreasing. f64 throughout.
+//! Timesteps count from 0 (least noise) to T - 1 (almost pure noise), and ᾱ is strictly decreasing. All values are
+//! computed in f64.
 //!
 //! Sources:
 //! - Cosine: Nichol and Dhariwal, "Improved denoising diffusion probabilistic models", 2021, eq. 17.
-//! - Linear: DDPM, section 4. The range of β there is for 1000 steps and is rescaled to T, as in Nichol and Dhariwal's code.
-//! - Shifted cosine: Hoogeboom, Heek and Salimans, "simple diffusion", 2023, section 3.1, with the number of dimensions in
-//!   place of the number of pixels.
+//! - Linear: DDPM, section 4. The paper gives the range of β for 1000 timesteps. It is rescaled to T timesteps, as in
+//!   the code of Nichol and Dhariwal.
+//! - Shifted cosine: Hoogeboom, Heek and Salimans, "simple diffusion", 2023, section 3.1, with the number of dimensions
+//!   in place of the number of pixels.
 
 use std::f64::consts::FRAC_PI_2;
 
@@ -18,13 +20,13 @@ use super::error::DiffusionError;
 const COSINE_OFFSET: f64 = 0.008;
 /// Upper limit of β, the share of the signal's variance that one step removes (Nichol and Dhariwal, section 3.2).
 const BETA_MAX: f64 = 0.999;
-/// First and last β of the linear schedule at 1000 steps (DDPM, section 4).
+/// First and last β of the linear schedule with 1000 timesteps (DDPM, section 4).
 const LINEAR_BETAS: [f64; 2] = [1e-4, 0.02];
-/// The number of steps for which [`LINEAR_BETAS`] are meant.
+/// The number of timesteps for which [`LINEAR_BETAS`] are defined.
 const LINEAR_STEPS: f64 = 1000.0;
-/// Ratio of the signal's squared length to the noise variance halfway through the automatically shifted schedule. It is about
-/// twice the logarithm of the number of distinguishable places. At that ratio, a noised code starts to reveal its place. Part
-/// of the format, because checkpoints store "auto" instead of the value.
+/// The ratio of the signal's squared length to the noise variance in the middle of a schedule with the shift "auto". A
+/// noised code starts to reveal its place at about this ratio, which is twice the logarithm of the number of
+/// distinguishable places. This value must not change, because checkpoints store "auto" and not the resulting shift.
 const SIGNAL_HALFWAY: f64 = 23.0;
 
 /// ᾱ at every timestep.
@@ -34,7 +36,8 @@ pub struct NoiseSchedule {
 }
 
 impl NoiseSchedule {
-    /// The schedule of a validated configuration. The automatic shift depends on the number of dimensions that `model` keeps.
+    /// The schedule of a validated configuration. If the shift is "auto", it depends on the number of dimensions that
+    /// `model` keeps.
     pub fn new(config: &DiffusionConfig, model: &ModelConfig) -> Self {
         let timesteps = config.timesteps;
         let beta = |t: u32| match config.schedule {
@@ -55,7 +58,7 @@ impl NoiseSchedule {
         }
     }
 
-    /// T, the number of timesteps.
+    /// The number of timesteps T.
     pub fn timesteps(&self) -> usize {
         self.alphas_bar.len()
     }
@@ -72,7 +75,8 @@ impl NoiseSchedule {
     }
 }
 
-/// The cosine schedule's ᾱ after `t` of `timesteps` steps, up to a constant factor and before β is limited.
+/// ᾱ of the cosine schedule after `t` of `timesteps` timesteps, except for a constant factor and without the limit of
+/// β.
 fn cosine(t: u32, timesteps: u32) -> f64 {
     let passed = f64::from(t) / f64::from(timesteps);
     ((passed + COSINE_OFFSET) / (1.0 + COSINE_OFFSET) * FRAC_PI_2).cos().powi(2)

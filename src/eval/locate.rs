@@ -1,5 +1,5 @@
-//! The evaluation job of one worker: it locates its share of the rows and sends the answers to the launcher block by
-//! block.
+//! The evaluation job of one worker. The worker locates its share of the rows and sends the answers to the launcher,
+//! block by block.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -16,7 +16,7 @@ use crate::native::cuda;
 use crate::retrieval::{Grid, ImageSamples, Retriever};
 use crate::shards::{Blocks, ELEMENT_BYTES, ShardsError};
 
-/// The device of a worker.
+/// The device that a worker computes on: its GPU, or the CPU if the worker has no GPU.
 pub fn device(worker: &WorkerSlot) -> Device {
     worker.gpu.map_or(Device::Cpu, |gpu| Device::Cuda(gpu as usize))
 }
@@ -33,11 +33,11 @@ fn open_retrieval(job: &EvalJob, worker: &WorkerSlot, rows: &ImageRows) -> Resul
     Retrieval::open(job, rows, (device(worker), worker.threads as usize), worker.rank == 0)
 }
 
-/// Embeds the gallery of an evaluation, so that the workers find the embeddings on disk. Returns the number of gallery
-/// points; `None` if the evaluation runs without retrieval.
+/// Embeds the gallery of an evaluation and caches the embeddings on disk, so that the workers of the evaluation only
+/// load them. Returns the number of gallery points; `None` if the evaluation runs without retrieval.
 pub fn embed_gallery(job: &EvalJob, worker: &WorkerSlot) -> Result<Option<usize>, InferError> {
     let rows = open_rows(job, worker)?;
-    // Check the truth first: embedding the gallery can take minutes.
+    // Check the truth file before the gallery is embedded, which can take minutes.
     TruthFile::open(&job.data, &rows, &job.config)?;
     let opened = open_retrieval(job, worker, &rows)?;
     Ok(opened.map(|opened| opened.gallery().points().len()))
@@ -113,13 +113,13 @@ impl Methods<'_> {
     }
 }
 
-/// Refuses to tune on photos of the test set. Photos are compared by their embeddings, because the same photo may have
-/// different identifiers.
+/// Fails if `rows`, on which settings are to be tuned, has photos in common with the test rows (`shards.test`). Photos
+/// are compared by their embeddings, because the same photo may have different identifiers.
 fn check_no_test_photos(job: &EvalJob, rows: &ImageRows) -> Result<(), InferError> {
     let (test, config) = (&job.config.shards.test, &job.config);
     let tested = match ImageRows::open(test, config) {
         Ok(tested) => photo_hashes(&tested)?,
-        // Without test rows there is no overlap.
+        // No test rows exist, so no validation photo can be a test photo.
         Err(InferError::Shards(ShardsError::Missing { .. }) | InferError::Empty(_)) => return Ok(()),
         Err(error) => return Err(error),
     };
@@ -134,7 +134,7 @@ fn check_no_test_photos(job: &EvalJob, rows: &ImageRows) -> Result<(), InferErro
     Ok(())
 }
 
-/// A hash of the first view of each photo.
+/// Hashes the embedding of the first view of each photo.
 fn photo_hashes(rows: &ImageRows) -> Result<HashSet<u64>, InferError> {
     let mut hashes = HashSet::new();
     for block in rows.blocks(rows.share(0, 1)) {
@@ -163,7 +163,7 @@ fn located(block: &ImageBlock, samples: &[ImageSamples]) -> Vec<LocatedRow> {
     (block.first..).zip(block.images.iter().zip(samples)).map(row).collect()
 }
 
-/// Latitude and longitude in degrees.
+/// The latitude and longitude of `point`, in degrees.
 fn degrees(point: UnitVector) -> [f64; 2] {
     let place = Place::from(point);
     [place.latitude().0, place.longitude().0]

@@ -2,10 +2,10 @@
 //!
 //! In reading order:
 //! - [`locate`]: one worker's share of an evaluation.
-//! - [`truth`]: true places of the rows from a file that overrides the shards.
-//! - [`perturbation`]: how far noise on a code moves the mode of its density.
+//! - [`truth`]: reads the true places of the test rows from a file. They override the coordinates in the shards.
+//! - [`perturbation`]: measures how far noise that is added to a code moves the mode of the code's density.
 //!
-//! Invariant: answers come from [`crate::infer`] and do not depend on the number of workers.
+//! Invariant: all answers come from [`crate::infer`]. They do not depend on the number of workers.
 
 pub mod locate;
 pub mod perturbation;

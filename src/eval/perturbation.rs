@@ -1,16 +1,20 @@
-//! `eval --suite perturbation`: the mean drift of the mode when noise of variance 0.01 is added to unscaled codes.
+//! `eval --suite perturbation`: adds noise of variance 0.01 to unscaled codes and measures the mean drift, the distance
+//! by which the mode of the density moves.
 //!
-//! To first order the mode moves by `g / I`. The gradient g of the noise has variance σ² I along each axis, and
-//! `I = Σ_l l(l+1)(2l+1) / 8π = L (L+1)² (L+2) / 16π` is the curvature of a clean code's peak. The drift is Rayleigh
-//! distributed with mean `√(π/2) σ R / √I`: 2.46 km at L = 47, where the paper reports 5.3.
+//! Theory predicts the drift. Let L be the degree, σ the standard deviation of the noise, R the radius of the Earth,
+//! and g the gradient of the noise at the true point. The curvature at the peak of a code without noise is `I = Σ_l
+//! l(l+1)(2l+1) / 8π = L (L+1)² (L+2) / 16π`. To first order the mode moves by the angle `g / I`, and g has variance σ²
+//! I along each axis. The drift is therefore Rayleigh distributed with mean `√(π/2) σ R / √I`. At L = 47 the mean is
+//! 2.46 km, whereas the paper reports 5.3 km.
 //!
-//! The mode is searched on the continuous sphere in f64, starting at the true point. This start is a shortcut, not an
-//! assumption: for the first [`SEARCHED_PER_BLOCK`] points of each block a second search covers a grid of the whole
-//! sphere and does not use the true point. A different mode is an error. (It should not happen: at L = 47 the noise has
-//! a standard deviation of 1.4 everywhere on the sphere, while the peak is 183 and the side lobes are 12.)
+//! The mode is searched on the continuous sphere in f64, starting at the true point, which saves time. For the first
+//! [`SEARCHED_PER_BLOCK`] points of each block, a second search over a grid of the whole sphere, which does not use the
+//! true point, must find the same mode. A different mode is an error. No such error is expected: at L = 47 the noise
+//! has a standard deviation of 1.4 everywhere on the sphere, while the peak has a height of 183 and the side lobes have
+//! a height of 12.
 //!
-//! Points and noise are functions of seed, degree and index, and the blocks are fixed. The result is bit-identical for
-//! any number of workers and threads.
+//! Each point and its noise are functions of the seed, the degree and the index of the point, and the division into
+//! blocks is fixed. The result is therefore bit-identical for any number of workers and threads.
 
 use anyhow::{Context, ensure};
 use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
@@ -21,27 +25,27 @@ use tch::{Device, Kind, Tensor};
 use crate::shdd::decode::{Anchors, grid_points_min, in_parallel, refine};
 use crate::shdd::{Basis, uniform_points};
 
-/// Degrees in the table.
+/// The degrees to measure, one per row of the table.
 pub const DEGREES: [u32; 4] = [23, 47, 63, 95];
-/// Standard deviation of the noise: a variance of 0.01.
+/// Standard deviation of the noise. Its variance is 0.01.
 pub const SIGMA: f64 = 0.1;
 /// Points per block.
 pub const BLOCK_POINTS: u32 = 250;
 /// For this many points per block, the mode is also searched on the whole sphere, to confirm the local search.
 pub const SEARCHED_PER_BLOCK: u32 = 2;
 const SEED: u64 = 20_240_047;
-/// Two searches found the same mode if their results are at most this far apart, radians: 6 cm on Earth. Each search is
-/// accurate to 6 mm.
+/// Two searches found the same mode if their results are at most this many radians apart, which is 6 cm on Earth. Each
+/// search is accurate to 6 mm.
 const SAME_MODE_RAD: f64 = 1e-8;
 
-/// The expected mean drift to first order, km.
+/// The mean drift in km that theory predicts, to first order.
 pub fn theory_km(degree: u32) -> f64 {
     let degree = f64::from(degree);
     let curvature = degree * (degree + 1.0).powi(2) * (degree + 2.0) / (16.0 * std::f64::consts::PI);
     (std::f64::consts::FRAC_PI_2).sqrt() * SIGMA * EARTH_RADIUS_KM / curvature.sqrt()
 }
 
-/// Measures this worker's blocks of all degrees. `points` counts the points per degree over all workers.
+/// Measures this worker's blocks of all degrees. `points` is the number of points per degree, over all workers.
 pub fn run(points: u32, worker: &WorkerSlot) -> anyhow::Result<Vec<PerturbationBlock>> {
     let mut blocks = Vec::new();
     for degree in DEGREES {
@@ -50,7 +54,7 @@ pub fn run(points: u32, worker: &WorkerSlot) -> anyhow::Result<Vec<PerturbationB
     Ok(blocks)
 }
 
-/// Measures this worker's blocks of one degree, in order.
+/// Measures this worker's blocks of one degree. The results are in the order of the blocks.
 pub fn run_degree(degree: u32, points: u32, worker: &WorkerSlot) -> anyhow::Result<Vec<PerturbationBlock>> {
     let basis = Basis::new(degree)?;
     let mine: Vec<u32> = (worker.rank..points.div_ceil(BLOCK_POINTS)).step_by(worker.world as usize).collect();
@@ -60,7 +64,7 @@ pub fn run_degree(degree: u32, points: u32, worker: &WorkerSlot) -> anyhow::Resu
     Ok(blocks.into_iter().map(|block| block.sums).collect())
 }
 
-/// A point whose mode is confirmed by a search over the whole sphere.
+/// A point whose mode is to be confirmed by a search over the whole sphere.
 struct ModePoint {
     index: u64,
     code: Vec<f64>,
@@ -102,7 +106,7 @@ impl Block {
     }
 }
 
-/// The code of `point` plus the noise of `index`.
+/// The code of `point` plus noise. `index` is the index of the point and selects the random numbers.
 fn noisy_code(basis: &Basis, point: UnitVector, index: u64) -> anyhow::Result<Vec<f64>> {
     let draw =
         Draw { stream: Stream::Noise, step: u64::from(basis.degree()), first_sample: index, elements: basis.dims() };
@@ -112,7 +116,7 @@ fn noisy_code(basis: &Basis, point: UnitVector, index: u64) -> anyhow::Result<Ve
     Ok(clean.into_iter().zip(noise).map(|(clean, noise)| clean + SIGMA * f64::from(noise)).collect())
 }
 
-/// Confirms that the modes found are the highest on the whole sphere.
+/// Fails unless a search over the whole sphere finds the same mode for every sample of the blocks.
 fn confirm_modes(basis: &Basis, blocks: &[Block]) -> anyhow::Result<()> {
     let samples: Vec<&ModePoint> = blocks.iter().flat_map(|block| &block.samples).collect();
     if samples.is_empty() {

@@ -1,4 +1,5 @@
-//! `eval.truth`: true places of the test rows by identifier. They override the coordinates in the shards.
+//! The file `eval.truth`: the true places of the test rows, by row identifier. These places override the coordinates in
+//! the shards.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -9,7 +10,7 @@ use locdiff_core::predictions::{PredictionsError, Truth};
 
 use crate::infer::{ImageBlock, ImageRows, InferError};
 
-/// The truth file and its places.
+/// The places in the truth file.
 #[derive(Debug)]
 pub struct TruthFile {
     path: String,
@@ -19,8 +20,9 @@ pub struct TruthFile {
 }
 
 impl TruthFile {
-    /// Reads the truth file; `None` if none is configured or `location` is not `shards.test`. A row of the file that is
-    /// not in the data is an error: the file probably belongs to other data.
+    /// Reads the truth file. Returns `None` if `eval.truth` is not set, or if `location`, the data to evaluate, is not
+    /// `shards.test`. Fails if the file has an identifier that no row of the data has, because the file then probably
+    /// belongs to different data.
     pub fn open(location: &str, rows: &ImageRows, config: &RunConfig) -> Result<Option<Self>, InferError> {
         let path = config.eval.truth.clone();
         if path.is_empty() || location != config.shards.test {
@@ -36,7 +38,8 @@ impl TruthFile {
         Ok(Some(Self { path, location: location.to_owned(), places }))
     }
 
-    /// Replaces the places of a block by those of the file.
+    /// Replaces the true places of the images in a block with the places in the file. Fails if the file has no place
+    /// for an image.
     pub fn apply(&self, block: &mut ImageBlock) -> Result<(), InferError> {
         for image in &mut block.images {
             let (truth, location, id) = (&self.path, &self.location, &image.id);

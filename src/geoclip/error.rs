@@ -17,12 +17,12 @@ pub enum GeoclipError {
         /// The file that is missing.
         reason: String,
     },
-    /// A file differs from what was published or written.
+    /// A file does not match its published hash or its manifest.
     #[error("{path}: {reason}")]
     Damaged {
-        /// Which file.
+        /// The damaged file.
         path: PathBuf,
-        /// Got and wanted.
+        /// What was found and what was expected.
         reason: String,
     },
     /// The gallery file cannot be read.
@@ -31,9 +31,9 @@ pub enum GeoclipError {
     /// A tensor is missing or has the wrong shape.
     #[error("{name} is {got:?}, wanted {want:?}")]
     Shape {
-        /// Which tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its shape; empty if the tensor is missing.
+        /// Shape of the tensor; empty if the tensor is missing.
         got: Vec<i64>,
         /// The expected shape.
         want: Vec<i64>,
@@ -41,12 +41,12 @@ pub enum GeoclipError {
     /// A file operation failed.
     #[error(transparent)]
     Io(#[from] FileError),
-    /// The output folder exists and holds something else.
+    /// The output folder exists and holds something other than GeoCLIP weights.
     #[error(
         "{0} exists and is not a folder of GeoCLIP weights, so --overwrite does not replace it; choose another --out"
     )]
     NotOurs(PathBuf),
-    /// The output folder exists.
+    /// The output folder exists, and `--overwrite` was not given.
     #[error("{0} exists; use --overwrite to replace it")]
     Exists(PathBuf),
     /// libtorch failed.

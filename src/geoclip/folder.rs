@@ -3,12 +3,12 @@
 //! ```text
 //! geoclip.safetensors   the tensors of the wheel, f32: location.LocEnc{0,1,2}.*, image.{0,2}.*, logit_scale
 //! gallery.csv           lat,lon: 100,000 places
-//! LICENSE               GeoCLIP's (MIT)
-//! manifest.json         version and source; bytes and xxh3 of each file above
+//! LICENSE               GeoCLIP's licence (MIT)
+//! manifest.json         format version, source of the weights, and length and xxh3 of each file above
 //! gallery-*.f32         cached embeddings of a gallery
 //! ```
 //!
-//! The checksums are verified every time the folder is opened, which takes 20 ms.
+//! Opening the folder verifies all checksums in the manifest, which takes 20 ms.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -32,18 +32,18 @@ pub(super) const GALLERY: &str = "gallery.csv";
 const LICENCE: &str = "LICENSE";
 const MANIFEST: &str = "manifest.json";
 
-/// The contents of the folder.
+/// The contents of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GeoclipManifest {
-    /// Version of this format.
+    /// Version of the folder's format.
     pub version: u32,
     /// Origin of the weights.
     pub source: String,
-    /// The files by name.
+    /// Length and checksum of each file, by file name.
     pub files: BTreeMap<String, Written>,
 }
 
-/// GeoCLIP's weights and gallery, verified.
+/// GeoCLIP's weights and gallery, whose checksums have been verified.
 #[derive(Debug)]
 pub struct Geoclip {
     folder: PathBuf,
@@ -71,17 +71,17 @@ impl Geoclip {
         })
     }
 
-    /// The folder.
+    /// The folder that was opened.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The gallery's places.
+    /// The places of GeoCLIP's gallery.
     pub fn places(&self) -> &[Place] {
         &self.places
     }
 
-    /// A checksum of all files of the folder.
+    /// A checksum of all files that the manifest lists.
     pub fn checksum(&self) -> u64 {
         self.checksum
     }
@@ -116,7 +116,7 @@ fn read_manifest(folder: &Path) -> Result<GeoclipManifest, GeoclipError> {
     Ok(manifest)
 }
 
-/// The checksum of a file; an error if the file does not match the manifest.
+/// The checksum of a file. Fails if the file does not match the manifest.
 fn verified_checksum(folder: &Path, name: &str, entry: &Written) -> Result<u64, GeoclipError> {
     let path = folder.join(name);
     let got = measure(&path).map_err(|error| match error.error.kind() {
@@ -139,7 +139,9 @@ fn verified_checksum(folder: &Path, name: &str, entry: &Written) -> Result<u64, 
     }
 }
 
-/// Writes a folder under a temporary name and renames it, so it is either complete or absent.
+/// Writes a folder of GeoCLIP weights. The folder is written under a temporary name and then renamed, so `folder` is
+/// never incomplete. Fails if `folder` exists, unless `overwrite` is set and the folder is empty or holds GeoCLIP
+/// weights.
 pub fn write_folder(
     folder: &Path,
     source: &str,
@@ -170,7 +172,8 @@ pub fn write_folder(
     Ok(manifest)
 }
 
-/// Checks that the folder may be written here. Only an empty folder or one that holds GeoCLIP weights is ever replaced.
+/// Checks that `folder` may be written. An existing folder is replaced only if `overwrite` is set, and only if the
+/// folder is empty or holds GeoCLIP weights.
 fn check_target(folder: &Path, overwrite: bool) -> Result<(), GeoclipError> {
     if folder.symlink_metadata().is_err() {
         return Ok(());
@@ -186,7 +189,8 @@ fn check_target(folder: &Path, overwrite: bool) -> Result<(), GeoclipError> {
     Err(GeoclipError::NotOurs(folder.to_owned()))
 }
 
-/// Moves the old folder away and the new one into place. If that fails, the old one is moved back.
+/// Moves an existing folder away and renames the new folder to `folder`. If the rename fails, the existing folder is
+/// moved back.
 fn put_in_place(disk: &Files, temporary: tempfile::TempDir, folder: &Path) -> Result<(), GeoclipError> {
     let parent = parent(folder);
     let aside = tempfile::Builder::new().prefix(".geoclip-old-").tempdir_in(parent).map_err(FileError::at(parent))?;
@@ -197,12 +201,12 @@ fn put_in_place(disk: &Files, temporary: tempfile::TempDir, folder: &Path) -> Re
     }
     if let Err(error) = disk.rename(temporary.path(), folder) {
         if existed && disk.rename(&old, folder).is_err() {
-            // The old folder cannot be moved back: keep it under its temporary name.
+            // The existing folder cannot be moved back, so keep it under its temporary name.
             let _ = aside.keep();
         }
         return Err(error.into());
     }
-    // The folder has moved, so its guard has nothing to remove.
+    // The temporary folder has been renamed, so the guard must not remove it.
     let _ = temporary.keep();
     Ok(disk.sync_folder(parent)?)
 }

@@ -1,9 +1,12 @@
-//! Embeddings of a gallery: of the 100,000 MP16 places that come with GeoCLIP, or of any other list of places.
+//! The embeddings of a gallery. A gallery is a list of places: the 100,000 MP16 places that come with GeoCLIP, or any
+//! other list.
 //!
-//! Embeddings are computed once and cached beside the weights in `gallery-cpu.f32` or `gallery-cuda.f32`. Another list
-//! of places has a cache file of its own, named by a checksum of the places. A cache file has a magic number, a key,
-//! the checksum of the rows, then rows of 512 little-endian f32. The key is a checksum of weights, gallery and kind of
-//! device. A file that does not match is ignored and recomputed. Cached embeddings are bit-identical to computed ones.
+//! Embeddings are computed once and cached in the folder of the weights. The cache file of GeoCLIP's gallery is
+//! `gallery-cpu.f32` or `gallery-cuda.f32`. For any other list, the file name also contains a checksum of the places. A
+//! cache file has a magic number, a key, the checksum of the rows, and then the rows, each of 512 little-endian f32.
+//! The key is a checksum of the weights, the gallery and the kind of device. If the length, the key or the checksum of
+//! a cache file is wrong, the file is ignored and the embeddings are computed again. Cached embeddings are
+//! bit-identical to computed ones.
 
 use std::fs::File;
 use std::hash::Hasher as _;
@@ -20,10 +23,10 @@ use super::tiles::Embedder;
 
 const MAGIC: [u8; 8] = *b"LOCDGAL1";
 const HEADER_BYTES: usize = 24;
-/// Rows that are read or written at once.
+/// Number of rows that are read or written at once.
 const PIECE_ROWS: usize = 2048;
 
-/// The places of a gallery and those of their embeddings that have been computed.
+/// The places of a gallery, and the embeddings that have been computed so far.
 #[derive(Debug)]
 pub struct GalleryEmbeddings {
     places: Vec<Place>,
@@ -34,16 +37,17 @@ pub struct GalleryEmbeddings {
 }
 
 impl GalleryEmbeddings {
-    /// GeoCLIP's own gallery. Embeddings cached by an earlier run are loaded.
+    /// Opens GeoCLIP's own gallery. If an earlier run cached the embeddings, they are loaded.
     pub fn open(geoclip: &Geoclip, embedder: &Embedder) -> Self {
         Self::with_cache(geoclip, embedder, geoclip.places().to_vec(), "gallery", geoclip.checksum())
     }
 
-    /// A gallery of other places, cached in `gallery-<checksum of the places>-{cpu,cuda}.f32`.
+    /// Opens a gallery of other places. Its cache file is `gallery-<checksum of the places>-{cpu,cuda}.f32`. If an
+    /// earlier run cached the embeddings, they are loaded.
     pub fn of_places(geoclip: &Geoclip, embedder: &Embedder, places: Vec<Place>) -> Self {
         let mut digest = XxHash3_64::new();
         for place in &places {
-            // In f32, as they are encoded.
+            // The encoder takes f32, so the checksum covers the f32 values.
             for degrees in [place.latitude().0, place.longitude().0] {
                 digest.write(&(degrees as f32).to_le_bytes());
             }
@@ -71,29 +75,31 @@ impl GalleryEmbeddings {
         gallery
     }
 
-    /// The places.
+    /// The places of the gallery.
     pub fn places(&self) -> &[Place] {
         &self.places
     }
 
-    /// Whether all embeddings have been computed.
+    /// Whether all embeddings have been computed or loaded.
     pub fn is_whole(&self) -> bool {
         self.computed.iter().all(|computed| *computed)
     }
 
-    /// The embedding of a place. [`Self::ensure`] or [`Self::complete`] must have computed it.
+    /// The embedding of the place with this index. Panics if the embedding was neither loaded nor computed by
+    /// [`Self::ensure`] or [`Self::complete`].
     pub fn embedding(&self, index: usize) -> &[f32] {
         assert!(self.computed[index], "the embedding of gallery point {index} has not been computed");
         &self.embeddings[index * EMBEDDING_WIDTH..(index + 1) * EMBEDDING_WIDTH]
     }
 
-    /// All embeddings in rows of 512. [`Self::complete`] must have computed them.
+    /// All embeddings, in rows of 512. Panics unless [`Self::is_whole`].
     pub fn into_embeddings(self) -> Vec<f32> {
         assert!(self.is_whole(), "not all embeddings of the gallery have been computed");
         self.embeddings
     }
 
-    /// Computes those embeddings of these places that are missing.
+    /// Computes the embeddings of the places with these indices, except those that have already been computed or
+    /// loaded.
     pub fn ensure(
         &mut self,
         indices: impl IntoIterator<Item = usize>,
@@ -121,7 +127,7 @@ impl GalleryEmbeddings {
             self.ensure(first..end, embedder)?;
             progress(end);
         }
-        // Not an error: the next run only has to compute the embeddings again.
+        // A failed write is not an error, because the next run can compute the embeddings again.
         if let Err(error) = self.write_cache() {
             tracing::warn!("{}: {error}; the gallery embeddings are not cached", self.cache.display());
         }
@@ -159,7 +165,7 @@ impl GalleryEmbeddings {
         let temporary = self.cache.with_extension(format!("new-{}", std::process::id()));
         let written = self.write_rows(&temporary).and_then(|()| std::fs::rename(&temporary, &self.cache));
         if written.is_err() {
-            // Best effort: the write error is reported.
+            // Ignore a failed removal, because the caller reports the write error.
             let _ = std::fs::remove_file(&temporary);
         }
         written

@@ -1,6 +1,8 @@
-//! GeoCLIP's image head: maps a CLIP ViT-L/14 feature into the embedding space of places. Layers: 768-768-ReLU-512.
+//! GeoCLIP's image head maps a CLIP ViT-L/14 feature of width 768 into the embedding space of places. It has a linear
+//! layer of width 768, a ReLU, and a linear layer of width 512.
 //!
-//! Frozen, f32. The logit of an image and a place is `exp(logit_scale)` times the cosine of their embeddings.
+//! The weights are frozen and in f32. The logit of an image and a place is `exp(logit_scale)` times the cosine of their
+//! embeddings.
 
 use std::collections::HashMap;
 
@@ -19,7 +21,7 @@ pub struct GeoclipHead {
 }
 
 impl GeoclipHead {
-    /// Takes the tensors that have GeoCLIP's names with the prefix `image.`, and `logit_scale`.
+    /// Creates the head from the tensor `logit_scale` and the tensors whose names begin with `image.`.
     pub fn new(tensors: &HashMap<String, Tensor>, device: Device) -> Result<Self, GeoclipError> {
         let (features, width) = (FEATURE_WIDTH as i64, EMBEDDING_WIDTH as i64);
         let logit_scale = take(tensors, "logit_scale", &[], Device::Cpu)?.f_double_value(&[])?;
@@ -35,7 +37,7 @@ impl GeoclipHead {
         tch::no_grad(|| self.second.forward(&self.first.forward(features)?.f_relu_()?))
     }
 
-    /// The factor from cosines to logits: `exp(logit_scale)`.
+    /// The factor `exp(logit_scale)`, which turns a cosine into a logit.
     pub fn logit_factor(&self) -> f64 {
         self.logit_scale.exp()
     }

@@ -2,13 +2,18 @@
 //!
 //! ```text
 //! v = equal_earth(latitude, longitude)
-//! features = [cos 2π B v, sin 2π B v]                                       B is 256 x 2, σ = 1, 16, 256
-//! capsule = head(relu(W3 relu(W2 relu(W1 features))))                        512-1024-1024-1024, head 512
+//! features = [cos 2π B v, sin 2π B v]
+//! capsule = head(relu(W3 relu(W2 relu(W1 features))))
 //! embedding = capsule_0 + capsule_1 + capsule_2
 //! ```
 //!
-//! Frozen: no gradients. Always f32: TF32 would change the features of the finest scale.
-// n places · f frequencies · w embedding width
+//! Each capsule has different frequencies and layers. The frequencies B are a 256 x 2 matrix of normally distributed
+//! numbers with a standard deviation of 1, 16 and 256 in the three capsules. W1, W2 and W3 are linear layers with 1024
+//! outputs, and `head` is a linear layer with 512 outputs.
+//!
+//! The weights are frozen, so no gradients are computed. Everything is computed in f32, because TF32 would change the
+//! features of the finest scale.
+// Letters in tensor names: n places, f frequencies, w embedding width.
 
 use std::collections::HashMap;
 use std::f64::consts::TAU;
@@ -22,7 +27,8 @@ use super::projection::equal_earth;
 const CAPSULES: usize = 3;
 const FREQUENCIES: i64 = 256;
 const HIDDEN: i64 = 1024;
-/// Names and sizes of the linear layers. GeoCLIP numbers the ReLUs between them too.
+/// Name, inputs and outputs of each linear layer. The numbers in the names have gaps, because GeoCLIP also numbers the
+/// ReLUs between the layers.
 const LAYERS: [(&str, i64, i64); 4] = [
     ("capsule.1", 2 * FREQUENCIES, HIDDEN),
     ("capsule.3", HIDDEN, HIDDEN),
@@ -50,7 +56,7 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    /// The layer with the tensors `name.weight` and `name.bias`.
+    /// Creates a layer from the tensors `{name}.weight` and `{name}.bias`.
     pub(super) fn take(
         tensors: &HashMap<String, Tensor>,
         name: &str,
@@ -71,7 +77,7 @@ impl Linear {
     }
 }
 
-/// The tensor with this name as f32 on `device`; an error if it does not have the shape `want`.
+/// The tensor with this name as f32 on `device`; an error if the tensor is missing or does not have the shape `want`.
 pub(super) fn take(
     tensors: &HashMap<String, Tensor>,
     name: &str,
@@ -87,7 +93,7 @@ pub(super) fn take(
 }
 
 impl LocationEncoder {
-    /// Takes the tensors that have GeoCLIP's names with the prefix `location.`.
+    /// Creates the encoder from the tensors whose names begin with `location.`.
     pub fn new(tensors: &HashMap<String, Tensor>, device: Device) -> Result<Self, GeoclipError> {
         let capsules = (0..CAPSULES).map(|index| Capsule::new(tensors, index, device)).collect::<Result<_, _>>()?;
         Ok(Self { capsules, device })
@@ -107,7 +113,8 @@ impl LocationEncoder {
         Self { capsules: capsules.collect(), device: self.device }
     }
 
-    /// Embeddings `[n, 512]` of latitudes and longitudes `[n, 2]` in degrees, not normalised.
+    /// Encodes n places, given as latitudes and longitudes `[n, 2]` in degrees. The embeddings `[n, 512]` are not
+    /// normalised.
     pub fn encode(&self, degrees_n2: &Tensor) -> Result<Tensor, GeoclipError> {
         tch::no_grad(|| {
             let angle_n2 = equal_earth(&degrees_n2.f_to_device(self.device)?)?.f_mul_scalar(TAU)?;

@@ -1,13 +1,14 @@
-//! GeoCLIP 1.3.0: frozen encoders that embed places and images in one space of 512 dimensions, and its gallery.
+//! GeoCLIP 1.3.0: frozen encoders that embed places and images in one space of 512 dimensions, and a gallery of places.
 //!
-//! In reading order: `projection` (degrees to the plane), `location` (places to embeddings), `tiles` (embeds many
-//! places with bits that do not depend on threads or batches), `head` (CLIP features to the same space), `gallery`,
-//! `folder` (weights and gallery on disk), `wheel` (imports the Python package into that folder).
+//! In reading order: `projection` (projects places to the plane), `location` (encodes places), `tiles` (encodes many
+//! places, bit-identically for any number of threads and any batch), `head` (maps CLIP features of images to the same
+//! space), `gallery` (the embeddings of a list of places), `folder` (stores weights and gallery on disk), `wheel`
+//! (imports the Python package `geoclip` into such a folder).
 //!
-//! Invariant: all weights in use were verified against the checksums of the folder, and the folder came from a wheel
-//! with the pinned hash. Source: Vivanco Cepeda, Nayak, Shah, "GeoCLIP: Clip-inspired alignment between locations and
-//! images for effective worldwide geo-localization", NeurIPS 2023; weights and gallery from PyPI's `geoclip` 1.3.0
-//! (MIT).
+//! Invariant: all weights in use were verified against the checksums in the folder's manifest. [`import`] writes the
+//! folder only from a wheel with the pinned hash. Source: Vivanco Cepeda, Nayak, Shah, "GeoCLIP: Clip-inspired
+//! alignment between locations and images for effective worldwide geo-localization", NeurIPS 2023; weights and gallery
+//! from PyPI's `geoclip` 1.3.0 (MIT).
 
 mod error;
 mod folder;

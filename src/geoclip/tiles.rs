@@ -1,8 +1,8 @@
-//! Embeds many places. The bits of an embedding depend only on the place.
+//! Embeds many places. On one kind of device, the bits of an embedding depend only on the weights and the place.
 //!
-//! Matrix products round differently for different numbers of rows and threads. Places are therefore encoded in tiles
-//! with a fixed number of rows, one thread per tile, and the last tile is padded. On one kind of device, neither the
-//! batch nor the number of threads changes an embedding.
+//! The rounding of a matrix product depends on the number of rows and threads. Places are therefore encoded in tiles
+//! with a fixed number of rows. Each tile is computed by one thread, and the last tile is padded. An embedding then
+//! depends neither on the batch nor on the number of threads.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,9 +13,9 @@ use super::EMBEDDING_WIDTH;
 use super::error::GeoclipError;
 use super::location::LocationEncoder;
 
-/// Rows of a tile on the CPU. The activations of a layer, half a MiB, fit in the L2 cache.
+/// Rows of a tile on the CPU. With this number, the activations of a layer take half a MiB and fit in the L2 cache.
 const CPU_TILE_ROWS: usize = 128;
-/// Rows of a tile on a GPU. Enough to keep it busy.
+/// Rows of a tile on a GPU. This number is enough to keep the GPU busy.
 const CUDA_TILE_ROWS: usize = 4096;
 
 /// Rows of a tile on this device.
@@ -23,9 +23,9 @@ pub fn tile_rows(device: Device) -> usize {
     if device.is_cuda() { CUDA_TILE_ROWS } else { CPU_TILE_ROWS }
 }
 
-/// Calls `work` for every tile on up to `threads` threads. Each thread has its own context from `share`. libtorch's
-/// intra-op threads are switched off meanwhile. With one thread everything runs on the caller's thread. After the first
-/// failure no further tiles are started.
+/// Calls `work` for every tile on up to `threads` threads, or on the caller's thread if `threads` is 1 or there is only
+/// one tile. `share` creates a context for each thread. libtorch's intra-op threads are switched off during the call.
+/// After the first failure no further tiles are started.
 pub fn for_each_tile<Tile: Send, Context: Send, Error: Send>(
     threads: usize,
     tiles: Vec<Tile>,
@@ -76,7 +76,7 @@ pub struct Embedder {
 }
 
 impl Embedder {
-    /// On the CPU, up to `threads` tiles are computed at once.
+    /// On the CPU, up to `threads` tiles are computed at once. On a GPU, `threads` is ignored.
     pub fn new(encoder: LocationEncoder, threads: usize) -> Self {
         let threads = if encoder.device().is_cuda() { 1 } else { threads.max(1) };
         Self { encoder, threads }
@@ -87,7 +87,7 @@ impl Embedder {
         self.encoder.device()
     }
 
-    /// L2-normalised embeddings in rows of 512.
+    /// Computes the L2-normalised embeddings of `places`, in rows of 512.
     pub fn embed(&self, places: &[Place]) -> Result<Vec<f32>, GeoclipError> {
         let mut out = vec![0.0_f32; places.len() * EMBEDDING_WIDTH];
         let rows = tile_rows(self.encoder.device());

@@ -1,7 +1,8 @@
 //! Imports the PyPI wheel `geoclip` 1.3.0 into a folder of weights and gallery.
 //!
-//! The sha256 of the wheel is pinned and verified before anything is parsed, so only known bytes are parsed. The `.pth`
-//! files are zip archives of pickles; libtorch reads them from temporary files.
+//! The SHA-256 hash of the wheel is pinned. It is verified before anything is parsed, so only known bytes are parsed.
+//! The `.pth` files in the wheel are zip archives of pickles. libtorch reads the weights of both encoders from
+//! temporary files.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -15,21 +16,23 @@ use zip::ZipArchive;
 use super::error::GeoclipError;
 use super::folder::{GeoclipManifest, write_folder};
 
-/// Hash of the published wheel `geoclip-1.3.0-py3-none-any.whl`.
+/// SHA-256 hash of the published wheel `geoclip-1.3.0-py3-none-any.whl`.
 pub const WHEEL_SHA256: &str = "08a93791166a279d52b95c466a952c75f17f654cc61bdf6ab20355325b564dec";
 
 const SOURCE: &str = "PyPI geoclip 1.3.0";
 const LICENCE: &str = "geoclip-1.3.0.dist-info/licenses/LICENSE";
 const PLACES: &str = "geoclip/model/gps_gallery/coordinates_100K.csv";
-/// Weight files of the wheel, and the prefix that their tensor names get.
+/// Weight files in the wheel, each with the prefix that is added to the names of its tensors.
 const WEIGHTS: [(&str, &str); 2] = [
     ("geoclip/model/weights/location_encoder_weights.pth", "location."),
     ("geoclip/model/weights/image_encoder_mlp_weights.pth", "image."),
 ];
-/// A single number. Its archive holds a pickle of the shape and, in this member, the four bytes of the value.
+/// The file in the wheel that holds the logit scale, a single number. The file is a zip archive, and its member with
+/// the second name holds the four bytes of the number.
 const LOGIT_SCALE: (&str, &str) = ("geoclip/model/weights/logit_scale_weights.pth", "logit_scale/data/0");
 
-/// Reads the wheel and writes the folder `out`. Any wheel with another hash is refused.
+/// Reads the wheel and writes the folder `out`. Fails if the hash of the wheel is not [`WHEEL_SHA256`], or if `out`
+/// exists and may not be replaced (see [`write_folder`]).
 pub fn import(wheel: &Path, out: &Path, overwrite: bool) -> Result<GeoclipManifest, GeoclipError> {
     if !overwrite && out.symlink_metadata().is_ok() {
         return Err(GeoclipError::Exists(out.to_owned()));
@@ -83,7 +86,7 @@ fn logit_scale(wheel: &Path, archive: &mut ZipArchive<File>) -> Result<Tensor, G
     Ok(Tensor::f_from_slice(&[f32::from_le_bytes(value)])?.f_squeeze()?)
 }
 
-/// Changes the header `LAT,LON` to `lat,lon`, the column names used elsewhere.
+/// Changes the header `LAT,LON` to `lat,lon`, the column names that all other tables use.
 fn lower_header(csv: &[u8]) -> Vec<u8> {
     let end = csv.iter().position(|byte| *byte == b'\n').unwrap_or(csv.len());
     let mut lower = csv.to_vec();

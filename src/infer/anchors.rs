@@ -1,4 +1,4 @@
-//! The candidate points of decoding: an even grid, or the places of a gallery.
+//! The anchors, which are the points among which codes are decoded: an even grid, or the places of a gallery.
 
 use std::path::Path;
 
@@ -12,8 +12,8 @@ use super::trained::Trained;
 use crate::geoclip::Geoclip;
 use crate::shards::{BlockRows, Blocks, Dataset, Mask};
 
-/// The points that codes are decoded among. The grid must suit the degree of the checkpoint, which may differ from the
-/// configured one.
+/// The anchors that `eval.anchors` selects. With `eval.refine`, a grid must have enough points for the degree of the
+/// checkpoint, which may differ from the configured degree.
 pub fn anchors(
     config: &RunConfig,
     trained: &Trained,
@@ -36,8 +36,8 @@ pub fn anchors(
     }
 }
 
-/// The points of the gallery. With the head "knn" and no configured gallery, these are the places of the training
-/// photos.
+/// The points of the gallery. If `retrieval.gallery` is empty, these are the places of the training photos with the
+/// head "knn", and the places of GeoCLIP's gallery with any other head.
 fn gallery_points(config: &RunConfig, opened: Option<&Retrieval>) -> Result<Vec<UnitVector>, InferError> {
     let RetrievalConfig { gallery, head, geoclip, .. } = &config.retrieval;
     let is_photos = *head == RetrievalHead::Knn;

@@ -1,9 +1,11 @@
-//! From embeddings to samples to one place per image: weights, sampler, decoder, aggregate.
+//! Locates images. For each image, the engine draws samples, decodes every sample to a point, and aggregates the points
+//! into one place.
 //!
-//! Sample k of an image is conditioned on view k modulo the number of views. Its random numbers are a function of the
-//! seed, the index of the image and k, so they do not depend on the other images. ([`super::rows`] makes matrix
-//! products reproducible.)
-// i images of a block · v views · k samples · n = i k chains · d dimensions of the code
+//! Sample k of an image is conditioned on view k modulo the number of views. The random numbers of a sample are a
+//! function of the seed, the index of the image, k and the number of samples, so they do not depend on the other
+//! images. ([`super::rows`] explains how matrix products become reproducible.)
+// Letters in tensor names: i images of a block, v views, k samples of an image, n = i·k denoising chains (one per
+// sample), d dimensions of the code.
 
 use locdiff_core::config::EvalConfig;
 use locdiff_core::geo::UnitVector;
@@ -21,11 +23,11 @@ use crate::shdd::Basis;
 use crate::shdd::aggregate::{Ensemble, aggregate_decoded};
 use crate::shdd::decode::{Anchors, Budget, Coarse, Decoder};
 
-/// Locates images: weights, sampler and decoder.
+/// Locates images with a network, a sampler and a decoder.
 #[derive(Debug)]
 pub struct Engine {
     network: CsUnet,
-    /// Depends only on the weights, so it is computed once for all images.
+    /// Results that depend only on the weights, so they are computed once for all images.
     prepared: Prepared,
     sampler: Sampler,
     decoder: Decoder,
@@ -48,7 +50,8 @@ impl Prepared {
 }
 
 impl Engine {
-    /// Codes are decoded among `anchors`. If the network is on a GPU, that GPU must be the current device.
+    /// Creates an engine that decodes codes among the points `anchors`. If the network is on a GPU, that GPU must be
+    /// the current device.
     pub fn new(
         denoiser: Denoiser,
         config: &EvalConfig,
@@ -70,14 +73,14 @@ impl Engine {
         })
     }
 
-    /// Replaces the weights.
+    /// Replaces the weights of the network.
     pub fn load(&mut self, weights: &Weights) -> Result<(), InferError> {
         weights.load_into(&mut self.network)?;
         self.prepared = Prepared::new(&self.network, &self.config)?;
         Ok(())
     }
 
-    /// The number of points that codes are decoded among.
+    /// The number of anchors, among which codes are decoded.
     pub fn anchors(&self) -> usize {
         self.decoder.anchors().points().len()
     }
@@ -87,7 +90,8 @@ impl Engine {
         self.network.placement().device
     }
 
-    /// Locates the images of a block. Calls `watch` at every timestep with the predictions x̂_0 of all chains, scaled.
+    /// Locates the images of a block. At every sampler step, `watch` is called with the timestep and the scaled
+    /// predictions x̂_0 of all chains, before guidance.
     pub fn locate(
         &self,
         block: &ImageBlock,
@@ -106,7 +110,8 @@ impl Engine {
         Ok(located.map(|(samples, aggregate)| ImageSamples { aggregate, samples: samples.to_vec() }).collect())
     }
 
-    /// The codes of all samples, and the first prediction x̂_0 of each, made from pure noise. Both are unscaled.
+    /// Draws all samples. Returns the code of each sample, and the prediction x̂_0 that the first sampler step made for
+    /// it from pure noise, before guidance. Both are unscaled.
     fn sample(
         &self,
         block: &ImageBlock,
@@ -138,7 +143,7 @@ impl Engine {
         Ok((codes_nd.f_div_scalar(CODE_SCALE)?, expected_nd.f_div_scalar(CODE_SCALE)?))
     }
 
-    /// The row of the embeddings that each chain is conditioned on.
+    /// For each chain, the index of the row of embeddings that the chain is conditioned on.
     fn views_of_chains(&self, views: usize) -> Result<Tensor, InferError> {
         let of_image =
             |image: usize| (0..self.config.samples as usize).map(move |k| (image * views + k % views) as i64);

@@ -17,43 +17,43 @@ use crate::shdd::ShddError;
 /// An error of [`crate::infer`] and [`crate::eval`].
 #[derive(Debug, thiserror::Error)]
 pub enum InferError {
-    /// The configuration asks for something that the checkpoint does not support.
+    /// The checkpoint does not support a setting of the configuration.
     #[error("{0}")]
     Config(String),
     /// The checkpoint or the rows cannot be used.
     #[error("{0}")]
     BadData(String),
-    /// No usable rows.
+    /// The data has no usable rows.
     #[error("{0}")]
     Empty(String),
-    /// Reading the shards.
+    /// The shards cannot be read.
     #[error(transparent)]
     Shards(#[from] ShardsError),
-    /// Reading the checkpoint.
+    /// The checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// GeoCLIP's weights or gallery.
+    /// GeoCLIP's weights or gallery cannot be used.
     #[error(transparent)]
     Geoclip(#[from] GeoclipError),
-    /// Gallery, head or query.
+    /// The gallery, the head or a query cannot be used.
     #[error(transparent)]
     Retrieval(#[from] RetrievalError),
-    /// A table of coordinates.
+    /// A table of coordinates cannot be read.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// The true places of the rows.
+    /// The file with the true places of the rows cannot be used.
     #[error(transparent)]
     Predictions(#[from] PredictionsError),
-    /// The network.
+    /// The network failed.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The sampler.
+    /// The sampler failed.
     #[error(transparent)]
     Diffusion(#[from] DiffusionError),
-    /// Encoding, decoding or aggregating codes.
+    /// Encoding, decoding or aggregating codes failed.
     #[error(transparent)]
     Shdd(#[from] ShddError),
-    /// Coordinates.
+    /// Coordinates are not valid.
     #[error(transparent)]
     Geo(#[from] GeoError),
     /// libtorch failed.

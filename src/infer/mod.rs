@@ -1,18 +1,17 @@
-//! From embeddings to places. [`crate::eval::locate`] calls this module with a checkpoint, the quick evaluation of
-//! [`crate::train`] with the current weights.
+//! Turns embeddings into places. [`crate::eval::locate`] calls this module with the weights of a checkpoint. The quick
+//! evaluation of [`crate::train`] calls it with the current averaged weights.
 //!
 //! In reading order:
-//! - [`rows`]: a data set in fixed blocks of images. `Dataset::read_usable` of [`crate::shards`] leaves out unusable
-//!   rows.
-//! - [`saved`]: the state and the weights of a checkpoint. Training and evaluation both read them here.
+//! - [`rows`]: divides the usable rows of a data set into fixed blocks of images.
+//! - [`saved`]: reads the state and the weights of a checkpoint, for training and for evaluation.
 //! - [`trained`]: the network of a checkpoint, or a network that gets its weights later.
 //! - [`engine`]: combines weights, sampler, decoder and aggregator to locate a block of images.
-//! - [`retrieve`]: retrieval and LocDiff-H on top of it. [`retrieval_data`] opens the gallery and the head that they
-//!   need.
-//! - [`anchors`]: the candidate points of decoding.
+//! - [`retrieve`]: answers with retrieval and with LocDiff-H, which uses the samples of [`engine`]. [`retrieval_data`]
+//!   opens the gallery and the head for both.
+//! - [`anchors`]: the points among which codes are decoded.
 //!
-//! Invariant: the answer for an image is a function of weights, settings, seed, the image and its block. It does not
-//! depend on the number of workers.
+//! Invariant: the answer for an image is a function of the weights, the settings, the seed, the image and the block of
+//! the image. It does not depend on the number of workers.
 
 pub mod anchors;
 pub mod engine;

@@ -1,5 +1,5 @@
-//! What retrieval needs from shards: facts about their embeddings, the head that fits them, training photos as a
-//! gallery.
+//! Prepares retrieval for a data set: collects facts about the embeddings, and opens the gallery and the head. Training
+//! photos can serve as a gallery.
 
 use std::path::Path;
 
@@ -12,8 +12,8 @@ use crate::geoclip::{Embedder, Geoclip};
 use crate::retrieval::{DataFacts, DataHead, Gallery, QueryHead, RetrievalError, check_head};
 use crate::shards::{BlockRows, Blocks, Dataset, ImageHead, Manifest, Mask, PROJECTION_SEED, ShardsError, projection};
 
-/// Facts about the embeddings of a data set. If there is no manifest and `head` needs their mean length, it is measured
-/// on some rows.
+/// Facts about the embeddings of a data set. If the data set has no manifest and `head` needs the mean length of the
+/// embeddings, the length is measured on some rows.
 pub fn data_facts(
     location: &str,
     dataset: &Dataset,
@@ -25,7 +25,7 @@ pub fn data_facts(
         Some(ImageHead::Linear) => DataHead::Linear,
         Some(ImageHead::None) | None => DataHead::Unknown,
     };
-    // The root mean square, from the means and standard deviations of the manifest.
+    // The root mean square length of the embeddings, from the means and standard deviations in the manifest.
     let length = |manifest: &Manifest| {
         let squares = manifest.mean.iter().chain(&manifest.standard_deviation).map(|value| value * value);
         squares.sum::<f64>().sqrt()
@@ -38,7 +38,7 @@ pub fn data_facts(
     Ok(DataFacts { location: location.to_owned(), width: dataset.width(), image_head, mean_length })
 }
 
-/// The mean length of view 0 in the first block with usable rows.
+/// The mean length of the embeddings of view 0 in the first block that has usable rows.
 fn measured_length(dataset: &Dataset, mask: &Mask) -> Result<f64, InferError> {
     let is_usable = |(block, rows): &(u32, &u32)| mask.skipped(*block).len() < **rows as usize;
     let found = (0_u32..).zip(dataset.block_rows()).find(is_usable);
@@ -51,8 +51,9 @@ fn measured_length(dataset: &Dataset, mask: &Mask) -> Result<f64, InferError> {
     Ok(lengths_r.f_mean(Kind::Double)?.f_double_value(&[])?)
 }
 
-/// Opens the configured gallery and head. A head that does not fit the test data is an error. `threads` threads embed
-/// gallery points that are not cached; `progress` is called with the number of points done.
+/// Opens the configured gallery and head. Fails if the head cannot be used with `test`, the data to evaluate. Gallery
+/// points whose embeddings are not cached are embedded with `threads` threads, and `progress` is called with the number
+/// of points done.
 pub fn open(
     config: &RetrievalConfig,
     shards: &ShardsConfig,
@@ -85,7 +86,7 @@ pub fn open(
     Ok((gallery, head))
 }
 
-/// Training photos as a gallery: view 0 of every usable row, in f16 as stored.
+/// A gallery of the training photos. It has the embedding of view 0 of every usable row, in f16 as stored.
 fn training_gallery(config: &ShardsConfig) -> Result<Gallery, InferError> {
     let dataset = Dataset::open(&config.train, config)?;
     let mask = Mask::for_config(&dataset, config)?;

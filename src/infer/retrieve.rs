@@ -1,5 +1,5 @@
-//! Retrieval and LocDiff-H on top of LocDiff's samples: opens the gallery and the head, and answers for a block of
-//! images.
+//! Opens the gallery and the head of an evaluation. Answers for a block of images with retrieval, and with LocDiff-H,
+//! which also uses LocDiff's samples.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ use crate::retrieval::{
     Gallery, Grid, Hybrid, ImageSamples, LocatedPlaces, QueryHead, RetrievalError, Retriever, locate, try_settings,
 };
 
-/// Time between two progress lines.
+/// Minimum time between two progress lines in the log.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A head that turns photos into queries, and the gallery that they are compared with.
+/// A head that turns photos into queries, and the gallery that the queries are compared with.
 pub struct Retrieval {
     head: QueryHead,
     gallery: Gallery,
@@ -31,8 +31,9 @@ pub struct Retrieval {
 }
 
 impl Retrieval {
-    /// Opens the gallery and the head of a job. `None` if the job wants no retrieval, or if retrieval is optional and
-    /// the head does not fit the data. `is_logging` says whether this worker logs a warning about the latter.
+    /// Opens the gallery and the head of a job. Returns `None` if the job does not ask for retrieval, or if retrieval
+    /// is optional and the head cannot be used with the data. In the second case, this worker logs a warning if
+    /// `is_logging` is true.
     pub fn open(
         job: &EvalJob,
         rows: &ImageRows,
@@ -46,7 +47,8 @@ impl Retrieval {
         let facts = data_facts(&job.data, &rows.dataset, &rows.mask, config.head)?;
         match open(config, &job.config.shards, &facts, device, threads, progress()) {
             Ok((gallery, head)) => {
-                // Among photos several neighbours vote. Among GeoCLIP's gallery points the best one is the answer.
+                // In a gallery of photos, several neighbours vote on the answer. In a gallery of places, the best
+                // gallery point is the answer.
                 let neighbours = if config.head == RetrievalHead::Knn { config.knn_neighbours as usize } else { 1 };
                 let (hybrid, location) = (Hybrid::from(config), job.data.clone());
                 Ok(Some(Self { head, gallery, hybrid, neighbours, location, device, threads }))
@@ -73,7 +75,7 @@ impl Retrieval {
         Ok(Retriever::new(&self.gallery, self.device, self.threads)?)
     }
 
-    /// Retrieval's and LocDiff-H's answers for the images of a block.
+    /// The answers of retrieval and of LocDiff-H for each image of a block.
     pub fn answers(
         &self,
         retriever: &Retriever<'_>,
@@ -84,7 +86,7 @@ impl Retrieval {
         Ok(locate(retriever, &queries, samples, &self.hybrid, self.neighbours)?)
     }
 
-    /// The errors of every setting of a grid for the images of a block.
+    /// For each image of a block, the errors of LocDiff, of retrieval, and of LocDiff-H under every setting of `grid`.
     pub fn errors(
         &self,
         retriever: &Retriever<'_>,
@@ -97,7 +99,8 @@ impl Retrieval {
         Ok(try_settings(retriever, &queries, samples, &truths, grid, self.neighbours)?)
     }
 
-    /// The queries of the images of a block, without its padding: padding is zero and has no direction.
+    /// The queries of the images of a block. The padding of the block is left out, because embeddings of zeros have no
+    /// direction.
     fn queries(&self, block: &ImageBlock, embeddings_ive: &Tensor) -> Result<Tensor, InferError> {
         let (images, views) = (block.images.len() as i64, block.views as i64);
         let own = embeddings_ive.f_narrow(0, 0, images * views)?.f_view([images, views, block.width as i64])?;
@@ -114,7 +117,7 @@ impl Retrieval {
     }
 }
 
-/// Logs from time to time how many gallery points are embedded.
+/// Returns a function that logs the number of embedded gallery points, at most once per [`PROGRESS_INTERVAL`].
 fn progress() -> impl FnMut(usize) {
     let mut last_logged = Instant::now();
     move |done| {

@@ -1,8 +1,8 @@
 //! The rows of a data set in blocks with a fixed number of images.
 //!
-//! Matrix products round differently for different numbers of rows, and even the position of a row may matter. The
-//! blocks are therefore a function of the data alone, and the last one is padded with zeros. A worker takes whole
-//! blocks, so results are bit-identical for any number of workers.
+//! The rounding of a matrix product depends on the number of rows, and may even depend on the position of a row. The
+//! division into blocks therefore depends only on the data, and the last block is padded with zeros. Each worker takes
+//! whole blocks, so results are bit-identical for any number of workers.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,26 +14,26 @@ use tch::{Device, Kind, Tensor};
 use super::error::InferError;
 use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask, ShardsError};
 
-/// Images per block. With sixteen samples each, a block has 1024 chains, enough to keep a GPU busy.
+/// Images per block. With sixteen samples per image, a block has 1024 denoising chains, enough to keep a GPU busy.
 pub const BLOCK_IMAGES: usize = 64;
 
-/// A row to locate.
+/// A row of the data, with its photo to locate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Image {
-    /// Index among all rows of the data, from 0.
+    /// Index of the row among all rows of the data, from 0.
     pub row: u64,
-    /// Identifier; the row index if the data has no identifiers or they were not read.
+    /// Identifier of the row. It is the index of the row if the data has no identifiers or they were not read.
     pub id: String,
-    /// True place.
+    /// True place of the photo.
     pub truth: Place,
-    /// Embeddings of the views, one after the other, float16.
+    /// Embeddings of all views in float16, one view after the other.
     pub views: Vec<u8>,
 }
 
 /// Up to [`BLOCK_IMAGES`] consecutive images.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImageBlock {
-    /// Index of the first image among the usable rows.
+    /// Index of the first image of the block among all usable rows.
     pub first: u64,
     /// The images.
     pub images: Vec<Image>,
@@ -44,7 +44,8 @@ pub struct ImageBlock {
 }
 
 impl ImageBlock {
-    /// Embeddings `[BLOCK_IMAGES * views, width]` in float16, image after image, padded with zeros.
+    /// The embeddings of the block in float16, `[BLOCK_IMAGES * views, width]`, one image after the other. If the block
+    /// has fewer than [`BLOCK_IMAGES`] images, the remaining rows are zeros.
     pub fn embeddings(&self, device: Device) -> Result<Tensor, InferError> {
         let row_bytes = self.views * self.width * ELEMENT_BYTES;
         let mut bytes = vec![0; BLOCK_IMAGES * row_bytes];
@@ -56,24 +57,25 @@ impl ImageBlock {
     }
 }
 
-/// An open data set with a choice of its rows and views.
+/// An open data set, and the rows and views to read from it.
 pub struct ImageRows {
     /// The data set.
     pub dataset: Dataset,
     /// The rows that are left out.
     pub mask: Mask,
-    /// For each block the index of its first usable row among all usable rows; at the end their total number.
+    /// For each block of the data set, the index of the block's first usable row among all usable rows. The last entry
+    /// is the number of all usable rows.
     firsts: Vec<u64>,
-    /// The number of rows: all usable ones, or the first few.
+    /// The number of rows to read: all usable rows, or only the first ones.
     pub count: u64,
-    /// Views to read.
+    /// Number of views to read per row.
     views: u32,
     has_ids: bool,
 }
 
 impl ImageRows {
-    /// All views of all rows, with their identifiers. If the configuration says to skip bad rows, unusable rows and
-    /// rows without an identifier are left out.
+    /// Opens a data set to read all views of all rows, with identifiers. If `shards.on_bad_rows` is "skip", unusable
+    /// rows and rows without an identifier are left out. Fails if no row is left.
     pub fn open(location: &str, config: &RunConfig) -> Result<Self, InferError> {
         let dataset = Dataset::open(location, &config.shards)?;
         let mask = Mask::for_config(&dataset, &config.shards)?;
@@ -95,7 +97,8 @@ impl ImageRows {
         Ok(rows)
     }
 
-    /// View 0 of the first usable rows, at most `count`, identified by their row indices.
+    /// Selects view 0 of the first `count` usable rows, or of all usable rows if there are fewer. Row indices serve as
+    /// identifiers.
     pub fn first(count: u64, dataset: Dataset, mask: Mask) -> Self {
         let mut firsts = vec![0];
         for (block, rows) in (0_u32..).zip(dataset.block_rows()) {
@@ -110,8 +113,9 @@ impl ImageRows {
         self.dataset.origin().is_some_and(|origin| origin.image_head == ImageHead::Linear)
     }
 
-    /// The rows of one worker: whole blocks, distributed as evenly as possible. Rank 0 always has the first block,
-    /// because it draws that block's answers in TensorBoard.
+    /// The rows that worker `rank` of `world` workers locates. Workers get whole blocks, and the blocks are distributed
+    /// as evenly as possible. Rank 0 always gets the first block, because rank 0 draws the answers of the first block
+    /// in TensorBoard.
     pub fn share(&self, rank: u32, world: u32) -> Range<u64> {
         let blocks = self.count.div_ceil(BLOCK_IMAGES as u64);
         let first = |rank: u32| (blocks * u64::from(rank)).div_ceil(u64::from(world));
@@ -119,7 +123,7 @@ impl ImageRows {
         bound(rank)..bound(rank + 1)
     }
 
-    /// Reads a share of the rows, block by block.
+    /// Reads the rows with indices in `share`, block by block.
     pub fn blocks(&self, share: Range<u64>) -> impl Iterator<Item = Result<ImageBlock, InferError>> + '_ {
         let (first, end) = (share.start, share.end);
         let holds_some = move |(_, own): &(u32, &[u64])| own[0] < end && own[1] > first;
@@ -142,7 +146,7 @@ impl ImageRows {
         })
     }
 
-    /// The usable rows of a block of the data, each with its index among all usable rows.
+    /// Reads the usable rows of one block of the data set. Each comes with its index among all usable rows.
     fn read(&self, block: u32) -> Result<impl Iterator<Item = (u64, Image)> + use<>, InferError> {
         let mut views = vec![BlockRows::default(); self.views as usize];
         for (view, rows) in (0_u32..).zip(&mut views) {
@@ -167,7 +171,7 @@ impl ImageRows {
         Ok((self.firsts[block as usize]..).zip(images))
     }
 
-    /// The identifiers of all rows, including those that are left out.
+    /// The identifiers of all rows that have one, including rows that are left out.
     pub fn ids(&self) -> Result<Vec<String>, InferError> {
         let mut found = Vec::new();
         for block in 0..self.dataset.block_rows().len() as u32 {
@@ -177,13 +181,13 @@ impl ImageRows {
     }
 }
 
-/// Index of a block's first row among all rows of the data.
+/// Index of the first row of a block among all rows of the data set.
 fn first_row(dataset: &Dataset, block: u32) -> u64 {
     dataset.block_rows()[..block as usize].iter().map(|rows| u64::from(*rows)).sum()
 }
 
-/// The identifier of each row of a block, or why it has none. If the data has no identifiers or they are not `wanted`,
-/// these are the row indices.
+/// For each row of a block, its identifier, or the reason why it has none. If the data has no identifiers or `wanted`
+/// is false, row indices serve as identifiers.
 fn row_ids(dataset: &Dataset, block: u32, wanted: bool) -> Result<Vec<Result<String, String>>, InferError> {
     let (first, rows) = (first_row(dataset, block), dataset.block_rows()[block as usize]);
     let numbers = || (first..first + u64::from(rows)).map(|number| Ok(number.to_string())).collect();
@@ -202,7 +206,7 @@ fn missing_id(dataset: &Dataset, block: u32, row: usize, reason: &str) -> Shards
     ShardsError::Bad { spot: Box::new(dataset.spot(block, Some(&column), Some(row))), reason }
 }
 
-/// Also leaves out rows that have no identifier in the identifier column.
+/// Extends `mask` so that rows without an identifier in the identifier column are left out, too.
 fn skip_rows_without_id(dataset: &Dataset, mask: Mask) -> Result<Mask, InferError> {
     let (mut skipped, mut count, mut first) = (mask.into_skipped(), 0_u64, None);
     for block in 0..dataset.block_rows().len() as u32 {

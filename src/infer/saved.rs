@@ -1,5 +1,4 @@
-//! The contents of a checkpoint: the state of its run, and weights by name. Training and evaluation both read them
-//! here.
+//! Reads the contents of a checkpoint, for training and for evaluation: the state of the run, and the weights by name.
 
 use std::path::{Path, PathBuf};
 
@@ -18,32 +17,32 @@ use crate::shdd::{Filter, ShddError};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedState {
-    /// Steps done.
+    /// Training steps done.
     pub step: u64,
     /// Optimiser updates done: steps that were not skipped.
     pub updates: u64,
     /// Steps skipped in total.
     pub skipped_steps: u64,
-    /// Consecutive steps skipped up to this one.
+    /// Number of consecutive steps skipped up to and including the last step. It is 0 if the last step was not skipped.
     pub skipped_in_a_row: u32,
     /// Degree of the codes.
     pub degree: u32,
     /// Width of the embeddings.
     pub embedding_width: u32,
-    /// Dimensions of the code that the low-pass filter keeps; `None` keeps all.
+    /// Dimensions of the code that the low-pass filter keeps; `None` if all dimensions are kept.
     pub kept_dimensions: Option<Vec<u32>>,
     /// Position of the next batch, and everything that the order of rows depends on.
     pub bookmark: Bookmark,
     /// Seed of all random numbers.
     pub seed: u64,
-    /// CPU threads of each worker. The last bits of results depend on them.
+    /// CPU threads of each worker. The last bits of results depend on this number.
     pub threads: u32,
     /// The configuration at this step.
     pub config: Value,
 }
 
 impl SavedState {
-    /// The low-pass filter of the run.
+    /// The low-pass filter of the run; `None` if all dimensions are kept.
     pub fn filter(&self) -> Result<Option<Filter>, ShddError> {
         let dims = (self.degree as usize + 1).pow(2);
         self.kept_dimensions.as_ref().map(|kept| Filter::from_indices(kept, dims)).transpose()
@@ -55,26 +54,28 @@ impl SavedState {
 pub struct Saved {
     /// Folder of the checkpoint.
     pub folder: PathBuf,
-    /// Manifest and files.
+    /// Gives access to the manifest and the files.
     pub checkpoint: Checkpoint,
     /// State of the run.
     pub state: SavedState,
 }
 
 impl Saved {
-    /// Reads the manifest and the state. Tensors are read on demand.
+    /// Reads the manifest and `state.json`. Tensors are read on demand.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let checkpoint = Checkpoint::open(folder)?;
         let state = parse_state(folder, checkpoint.json(STATE)?)?;
         Ok(Self { folder: folder.to_owned(), checkpoint, state })
     }
 
-    /// The configuration, parsed. This fails if a checkpoint of another version has a different configuration.
+    /// Parses the configuration in `state.json`. Fails if another version of the program wrote the checkpoint and its
+    /// configuration has different fields.
     pub fn config(&self) -> Result<RunConfig, CheckpointError> {
         parse_state(&self.folder, self.state.config.clone())
     }
 
-    /// The weights of a part, for a network with the buffers of `network`.
+    /// The weights of a part such as `ema`. Tensors with the names of `network`'s buffers are the standardisation, and
+    /// all other tensors are parameters.
     pub fn weights(&self, part: &str, network: &CsUnet) -> Result<Weights, CheckpointError> {
         self.split_buffers(self.checkpoint.tensors(part)?, network)
     }
@@ -101,10 +102,10 @@ fn parse_state<Found: DeserializeOwned>(folder: &Path, value: Value) -> Result<F
     serde_json::from_value(value).map_err(bad)
 }
 
-/// The weights of a network: its parameters and its standardisation of embeddings.
+/// The weights of a network: the parameters, and the statistics that standardise embeddings.
 #[derive(Debug)]
 pub struct Weights {
-    /// Whole parameters by name.
+    /// Parameters by name. A parameter that is split over ranks is stored whole.
     pub parameters: Vec<(String, Tensor)>,
     /// Mean and standard deviation of the embeddings.
     pub standardisation: [Tensor; 2],

@@ -1,6 +1,7 @@
 //! The network of a checkpoint, with its averaged weights.
 //!
-//! Its sizes, schedule and filter come from the checkpoint's `state.json`, never from the current configuration.
+//! The sizes of the network, the noise schedule and the low-pass filter come from the checkpoint's `state.json`, never
+//! from the current configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -15,21 +16,22 @@ use crate::diffusion::NoiseSchedule;
 use crate::model::{Architecture, CsUnet, Placement};
 use crate::shdd::Filter;
 
-/// A network with the format of its codes. It may not have trained weights yet.
+/// A network, together with the degree, the filter and the noise schedule of its codes. The network may not have
+/// trained weights yet.
 #[derive(Debug)]
 pub struct Denoiser {
-    /// The network, whole on one device.
+    /// The whole network, on one device.
     pub network: CsUnet,
     /// Degree of the codes.
     pub degree: u32,
-    /// Dimensions of the codes that are kept; `None` keeps all.
+    /// The low-pass filter of the codes; `None` if all dimensions are kept.
     pub filter: Option<Filter>,
-    /// The noise schedule of training.
+    /// The noise schedule that the network is trained with.
     pub schedule: NoiseSchedule,
 }
 
 impl Denoiser {
-    /// The network that a run with this configuration trains. Its weights are loaded later.
+    /// Creates the network that a run with this configuration trains. The caller loads the weights later.
     pub fn new(
         config: &RunConfig,
         embedding_width: u32,
@@ -46,8 +48,8 @@ impl Denoiser {
         })
     }
 
-    /// Checks that the embeddings at `location` have the width that the network takes. `name` is the network in the
-    /// message.
+    /// Checks that `got`, the width of the embeddings at `location`, is the width that the network takes. The error
+    /// message calls the network `name`.
     pub fn check_width(&self, name: &str, location: &str, got: usize) -> Result<(), InferError> {
         let want = self.network.architecture().embedding_width as usize;
         if got == want {
@@ -68,12 +70,13 @@ pub struct Trained {
     pub denoiser: Denoiser,
     /// Training steps done.
     pub step: u64,
-    /// Whether training dropped the embedding of some rows, which guidance needs.
+    /// Whether training dropped the embeddings of some rows. Only then can the network predict without an image, as
+    /// guidance requires.
     pub supports_guidance: bool,
 }
 
 impl Trained {
-    /// Reads a checkpoint onto a device.
+    /// Loads the network of a checkpoint, with averaged weights, onto a device.
     pub fn open(folder: &Path, device: Device) -> Result<Self, InferError> {
         let saved = Saved::open(folder)?;
         let config = saved.config()?;

@@ -1,27 +1,32 @@
 //! KL divergence between two softmax distributions over anchors, for each row of a mini-batch.
 //!
-//! With logits z (prediction) and y (truth) over anchors a: q = softmax z, p = softmax y. Logits reach 183 at L = 47, so
-//! the log-sum-exp is always subtracted before exponentiating.
+//! Let z be the logits of the prediction and y the logits of the truth over the anchors a. Then q = softmax z and p =
+//! softmax y are the two distributions. Logits reach 183 at L = 47, which f32 cannot exponentiate, so the log-sum-exp
+//! is always subtracted first.
 //!
-//! When split over ranks, rank r holds the logits of its own anchors A_r. Let Z_r and Y_r be their log-sum-exps, q_r and p_r
-//! the distributions within A_r, K_r = KL(q_r ‖ p_r), w = softmax_r Z_r and v = softmax_r Y_r. Because q = w_r · q_r on
-//! A_r, the chain rule of relative entropy gives
+//! If the anchors are split over ranks, rank r holds the logits of its own anchors A_r. Let Z_r be the log-sum-exp of z
+//! over A_r, and Y_r that of y. Let q_r and p_r be the distributions within A_r, and K_r = KL(q_r ‖ p_r). Let w =
+//! softmax_r Z_r and v = softmax_r Y_r. Because q = w_r · q_r and p = v_r · p_r on A_r, the chain rule of relative
+//! entropy gives
 //! ```text
 //! KL(q ‖ p) = Σ_r w_r · (K_r + log w_r − log v_r)      reverse
 //! KL(p ‖ q) = Σ_r v_r · (K_r + log v_r − log w_r)      forward, with K_r = KL(p_r ‖ q_r)
 //! ```
-//! The forward pass therefore gathers three numbers per row, (Z_r, Y_r, K_r), and every rank computes the same divergence.
+//! The forward pass therefore gathers three numbers per row from every rank, (Z_r, Y_r, K_r), and every rank computes
+//! the same divergence from them.
 //!
-//! Gradient: every rank evaluates this formula, so each already has the whole derivative for its own (Z_r, K_r). The backward
-//! pass of the gather therefore just keeps the rank's own piece. For the reverse divergence D,
+//! Gradient: every rank evaluates this formula, so every rank already has the whole derivative with respect to its own
+//! (Z_r, K_r). The backward pass of the gather therefore only keeps the rank's own piece. For the reverse divergence D,
+//! the derivatives are
 //! ```text
 //! ∂D/∂K_r = w_r,   ∂D/∂Z_r = w_r · (K_r + log w_r − log v_r − D),
 //! ```
-//! and with ∂K_r/∂z_a = q_ra · (log q_ra − log p_ra − K_r), ∂Z_r/∂z_a = q_ra the sum is q_a · (log q_a − log p_a − D), the
-//! gradient of the unsplit divergence. For the forward divergence, ∂D/∂Z_r = w_r − v_r and the sum is q_a − p_a. From the exact
-//! derivative of its own logits, each rank gets its share of the gradient of the prediction. The shares are summed by a single
-//! all-reduce of `[batch, d]`, in the backward pass of `differentiable::copy`.
-// b batch · a this rank's anchors · d dimensions of the code · r ranks
+//! and within A_r they are ∂K_r/∂z_a = q_ra · (log q_ra − log p_ra − K_r) and ∂Z_r/∂z_a = q_ra. By the chain rule,
+//! ∂D/∂z_a = q_a · (log q_a − log p_a − D), which is the gradient of the divergence that is not split. For the forward
+//! divergence, ∂D/∂Z_r = w_r − v_r and ∂D/∂z_a = q_a − p_a. From these exact derivatives of its own logits, each rank
+//! computes its share of the gradient of the prediction. A single all-reduce of `[batch, d]` sums the shares, in the
+//! backward pass of `differentiable::copy`.
+// Suffixes: b batch · a this rank's anchors · d dimensions of the code · r ranks
 
 use locdiff_core::config::KlDirection;
 use tch::{Kind, Tensor};
@@ -30,7 +35,8 @@ use super::error::LossError;
 use crate::comm::{Group, differentiable};
 use crate::native::gemm::mm_f32;
 
-/// The divergence of each row `[b]`, over the anchors of all ranks of `group`.
+/// The divergence of each row, `[b]`. If `group` is set, the anchors are split over its ranks, and the divergence is
+/// over the anchors of all ranks.
 pub(super) fn divergence(
     logits_ba: &Tensor,
     truth_ba: &Tensor,
@@ -46,7 +52,8 @@ pub(super) fn divergence(
     weighted_difference(&log_w_rb, &log_v_rb, Some(&own_rb?), direction, 0)
 }
 
-/// Σ exp(log q) · (inner + log q − log p) along `dim` (reverse), or the same with p and q swapped (forward).
+/// For the reverse direction, Σ exp(log q) · (inner + log q − log p) along `dim`. For the forward direction, p and q
+/// are swapped. If `inner` is `None`, 0 takes its place.
 fn weighted_difference(
     log_q: &Tensor,
     log_p: &Tensor,
@@ -63,7 +70,8 @@ fn weighted_difference(
     Ok(log_weight.f_exp()?.f_mul(&difference)?.f_sum_dim_intlist([dim].as_slice(), false, None::<Kind>)?)
 }
 
-/// Logits `codes · basisᵀ`: from bf16 factors with f32 results, or entirely in the kind of the codes.
+/// The logits `codes · basisᵀ`. If `bf16` is true, the factors are rounded to bf16 and the result is f32. Otherwise,
+/// factors and result have the type of the codes.
 pub(super) fn logits(codes_bd: &Tensor, basis_ad: &Tensor, bf16: bool) -> Result<Tensor, LossError> {
     if bf16 {
         let (codes_bd, basis_ad) = (codes_bd.f_to_kind(Kind::BFloat16)?, basis_ad.f_to_kind(Kind::BFloat16)?);

@@ -1,10 +1,12 @@
-//! The training loss: a KL divergence between distributions over anchors on the sphere, plus distances between codes.
+//! The training loss: a weighted sum of a KL divergence, between distributions over anchors on the sphere, and
+//! distances between codes.
 //!
 //! In reading order:
-//! - [`Loss`]: the weighted sum that the configuration describes. [`Losses`] holds its terms.
-//! - `kl`: the divergence over anchors, all on one rank or split over ranks.
+//! - [`Loss`]: computes the weighted sum. The configuration sets its weights. [`Losses`] holds the sum and its terms.
+//! - `kl`: computes the KL divergence over anchors, which may be split over ranks.
 //!
-//! Pure: no I/O, no random numbers. The caller draws new anchors for every mini-batch and passes their harmonics.
+//! This module draws no random numbers: the caller draws new anchors for every mini-batch and passes their harmonics.
+//! If the anchors are split over ranks, the ranks exchange values through [`crate::comm`].
 
 mod error;
 mod kl;

@@ -1,15 +1,16 @@
-//! The weighted sum of the loss terms in the configuration.
+//! The loss: a weighted sum of terms, with the weights of the configuration.
 //!
-//! The prediction comes from the network and is scaled by [`CODE_SCALE`]. The truth is not scaled. L1, L2 and cosine compare
-//! scaled codes; the KL uses unscaled ones. Terms of weight 0 are not computed. The host does not wait for the device before
-//! [`Losses::check`].
+//! The prediction of the network is scaled by [`CODE_SCALE`], and the truth is passed without this scale. L1, L2 and
+//! cosine compare scaled codes. The KL divergence uses unscaled codes. Terms of weight 0 are not computed. The host
+//! waits for the device only in [`Losses::check`].
 //!
-//! With a low-pass filter, the prediction, the truth and the harmonics of the anchors hold only the kept dimensions. The
-//! logits equal those of whole codes with zeros in the other dimensions. Only the automatic weight of the KL changes
-//! ([`Loss::filtered`]).
+//! With a low-pass filter, the prediction, the truth and the harmonics of the anchors hold only the kept dimensions.
+//! The logits equal those of whole codes with zeros in the dropped dimensions. Only the automatic weight of the KL
+//! divergence is different ([`Loss::filtered`]).
 //!
-//! If the KL's anchors are split over ranks, every rank computes the same values of the other terms, and they count once.
-// b batch · a this rank's anchors · d dimensions of the code
+//! If the anchors of the KL divergence are split over ranks, every rank still computes the whole of the other terms.
+//! Their values and gradients are the same on every rank and are not summed over ranks.
+// Suffixes: b batch · a this rank's anchors · d dimensions of the code
 
 use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
 use tch::{Kind, Reduction, Tensor};
@@ -20,10 +21,10 @@ use super::kl::{divergence, logits};
 use crate::comm::{Group, differentiable};
 use crate::shdd::Filter;
 
-/// The automatic weight of the KL, times the number of dimensions. The weight is 0.01 at L = 23 and 0.0025 at L = 47. Part of
-/// the format, because runs store "auto" instead of the value.
+/// The weight "auto" of the KL divergence is this number divided by the number of dimensions: 0.01 at L = 23, and
+/// 0.0025 at L = 47. This number must not change, because runs store "auto" and not the resulting weight.
 const KL_WEIGHT_AUTO: f64 = 5.76;
-/// Lower limit of norms in the cosine similarity, as in PyTorch.
+/// Lower limit of the norms in the cosine similarity. PyTorch uses the same limit.
 const COSINE_EPSILON: f64 = 1e-8;
 
 /// The loss function: its terms and their weights.
@@ -44,18 +45,19 @@ pub struct Inputs<'a> {
     pub predicted_bd: &'a Tensor,
     /// The unscaled codes of the true places.
     pub truth_bd: &'a Tensor,
-    /// The harmonics of all anchors, or of this rank's share if they are split.
+    /// The harmonics of all anchors or, if the anchors are split over ranks, of this rank's share.
     pub basis_ad: &'a Tensor,
-    /// The ranks over which the anchors are split. They all have the same prediction and truth.
+    /// The group of ranks over which the anchors are split, or `None` if they are not split. All ranks of the group
+    /// have the same prediction and truth.
     pub anchors_split: Option<&'a Group>,
 }
 
 /// The loss and its terms, as scalars on the device.
 #[derive(Debug)]
 pub struct Losses {
-    /// The weighted sum, which is differentiated.
+    /// The weighted sum of the terms. Call backward on this tensor.
     pub total: Tensor,
-    /// Mean KL divergence.
+    /// Mean KL divergence. This and the other terms have no gradient, and are `None` if their weight is 0.
     pub kl: Option<Tensor>,
     /// Mean squared error of scaled codes.
     pub l2: Option<Tensor>,
@@ -63,18 +65,20 @@ pub struct Losses {
     pub l1: Option<Tensor>,
     /// One minus the mean cosine similarity.
     pub cosine: Option<Tensor>,
-    /// The largest finite magnitude of this rank's logits, or of the prediction if there is no KL. -1 if no value is finite.
+    /// The largest finite magnitude of this rank's logits or, if the weight of the KL divergence is 0, of the
+    /// prediction. -1 if no value is finite.
     largest: Tensor,
 }
 
 impl Loss {
-    /// The loss of a validated configuration, for whole codes of degree `degree`.
+    /// The loss of a validated configuration, for codes of degree `degree` without a filter.
     pub fn new(config: &LossConfig, degree: u32, precision: Precision) -> Self {
         Self::of_dims(config, (f64::from(degree) + 1.0).powi(2), precision)
     }
 
-    /// The same for codes filtered by `filter`. The automatic weight of the KL depends on the number of kept dimensions: each
-    /// has a mean square of 1 / 4π over the sphere, so logits reach `kept` / 4π on average instead of (L + 1)² / 4π.
+    /// The loss of a validated configuration, for codes filtered by `filter`. The automatic weight of the KL divergence
+    /// depends on the number of kept dimensions. Each dimension has a mean square of 1 / 4π over the sphere, so the
+    /// largest logits are `kept` / 4π on average, and not (L + 1)² / 4π.
     pub fn filtered(config: &LossConfig, filter: &Filter, precision: Precision) -> Self {
         Self::of_dims(config, filter.kept() as f64, precision)
     }
@@ -88,7 +92,7 @@ impl Loss {
         Self { direction, kl_weight, l2_weight, l1_weight, cosine_weight, precision }
     }
 
-    /// Computes the loss of one mini-batch. Terms are means over its rows.
+    /// Computes the loss of one mini-batch. Each term is a mean over the rows of the mini-batch.
     pub fn compute(&self, inputs: Inputs<'_>) -> Result<Losses, LossError> {
         check_shapes(inputs)?;
         let predicted_bd = widened(inputs.predicted_bd)?;
@@ -117,7 +121,7 @@ impl Loss {
         })
     }
 
-    /// The mean divergence and the largest finite magnitude of the logits.
+    /// Returns the mean KL divergence and the largest finite magnitude of the prediction's logits.
     fn kl(&self, predicted_bd: &Tensor, inputs: Inputs<'_>) -> Result<(Tensor, Tensor), LossError> {
         let bf16 = match self.precision {
             Precision::Auto => predicted_bd.device().is_cuda() && predicted_bd.kind() == Kind::Float,
@@ -125,7 +129,8 @@ impl Loss {
             Precision::Bf16 => true,
         };
         let unscaled_bd = predicted_bd.f_mul_scalar(1.0 / CODE_SCALE)?;
-        // Each rank's anchors contribute a share of the prediction's gradient, so the backward pass must sum the shares.
+        // Each rank's anchors contribute a share of the prediction's gradient, so the backward pass must sum the
+        // shares.
         let unscaled_bd = match inputs.anchors_split {
             Some(group) => differentiable::copy(group, &unscaled_bd)?,
             None => unscaled_bd,
@@ -138,7 +143,8 @@ impl Loss {
 }
 
 impl Losses {
-    /// Returns the total, or an error if it is not finite. The host waits for the device.
+    /// Returns the total, or an error that names `step` and `rank` if the total is not finite. The host waits for the
+    /// device.
     pub fn check(&self, step: u64, rank: u32) -> Result<f64, LossError> {
         let loss = self.total.f_double_value(&[])?;
         if loss.is_finite() {
@@ -154,14 +160,14 @@ impl Losses {
     }
 }
 
-/// The largest finite magnitude, as a scalar on the device. -1 if no value is finite.
+/// The largest magnitude among the finite values, as a scalar on the device. -1 if no value is finite.
 fn largest_finite(values: &Tensor) -> Result<Tensor, LossError> {
     let magnitudes = values.f_detach()?.f_abs()?;
     let others = magnitudes.f_isfinite()?.f_logical_not()?;
     Ok(magnitudes.f_masked_fill(&others, -1.0)?.f_max()?)
 }
 
-/// Converts 16-bit numbers to f32, because their sums would lose too much precision.
+/// Converts 16-bit numbers to f32, because sums of 16-bit numbers would lose too much precision.
 fn widened(predicted_bd: &Tensor) -> Result<Tensor, LossError> {
     match predicted_bd.kind() {
         Kind::Float | Kind::Double => Ok(predicted_bd.shallow_clone()),

@@ -1,7 +1,7 @@
-//! The parameters of the network: name, shape, split and initial value of each.
+//! The parameters of the network: the name, shape, split and initial distribution of each parameter.
 //!
-//! The order of the parameters is part of the format: the index of a parameter selects the random numbers of its
-//! initial value. It is the order of `named_parameters` in the PyTorch reference.
+//! The order of the parameters must not change, because the index of a parameter selects the random numbers of its
+//! initial values. The order is the same as that of `named_parameters` in the PyTorch reference implementation.
 
 use locdiff_core::config::ModelConfig;
 
@@ -9,17 +9,17 @@ use super::split::Split;
 
 /// Width of the sinusoidal time embedding.
 pub(super) const TIME_WIDTH: i64 = 200;
-/// Standard deviation of the head's initial weights.
+/// Standard deviation of the initial weights of the head, the last layer of the network.
 const HEAD_DEVIATION: f64 = 0.02;
 
 /// The sizes of a CS-UNet.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Architecture {
-    /// Dimensions of the code.
+    /// Number of dimensions of a code.
     pub dims: i64,
     /// Width of an image embedding.
     pub embedding_width: i64,
-    /// Timesteps T of the diffusion.
+    /// Number of timesteps of the diffusion.
     pub timesteps: i64,
     /// Fraction of activations dropped in training.
     pub dropout: f64,
@@ -40,9 +40,9 @@ pub(super) struct ModuleShape {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Init {
     Zero,
-    /// Uniform between minus and plus this.
+    /// Uniform between −bound and +bound, where bound is the field.
     Uniform(f64),
-    /// Normal with this standard deviation.
+    /// Normal with mean 0. The field is the standard deviation.
     Normal(f64),
 }
 
@@ -56,8 +56,8 @@ pub(super) struct Spec {
 }
 
 impl Architecture {
-    /// The architecture for a validated configuration, embeddings of the given width and a diffusion of `timesteps`
-    /// steps.
+    /// The architecture for a validated configuration, image embeddings of width `embedding_width`, and a diffusion
+    /// with `timesteps` timesteps.
     pub fn new(config: &ModelConfig, embedding_width: u32, timesteps: u32) -> Self {
         Self {
             dims: config.kept_dims() as i64,
@@ -69,7 +69,7 @@ impl Architecture {
         }
     }
 
-    /// The six modules in the order they run.
+    /// The six modules in the order in which they run.
     pub(super) fn modules(&self) -> [ModuleShape; 6] {
         let [a, b, c] = self.widths;
         let module = |name, input, output| {
@@ -86,7 +86,7 @@ impl Architecture {
         ]
     }
 
-    /// Every parameter: ten for each module, two for the head.
+    /// All parameters: ten for each module, and two for the head.
     pub(super) fn specs(&self) -> Vec<Spec> {
         let mut specs: Vec<Spec> =
             self.modules().iter().flat_map(|module| module_specs(module, self.embedding_width)).collect();
@@ -95,14 +95,15 @@ impl Architecture {
         specs
     }
 
-    /// Total number of weights and biases.
+    /// Total number of numbers in all weights and biases.
     pub fn parameter_count(&self) -> i64 {
         self.specs().iter().map(|spec| spec.shape.iter().product::<i64>()).sum()
     }
 }
 
-/// W_x and W_o are initialised as in Siren with ω₀ = 1. The last time layer is 0, so that all timesteps start alike.
-/// The rest is initialised as in PyTorch.
+/// The ten parameters of one module. The weights of the layers `x` and `out` are initialised as in Siren with ω₀ = 1.
+/// The layer `time.2` is initialised to 0, so that at first the timestep has no influence. All other parameters are
+/// initialised as in PyTorch.
 fn module_specs(module: &ModuleShape, embedding_width: i64) -> Vec<Spec> {
     let ModuleShape { name, input, hidden, output } = *module;
     let layer =
@@ -124,8 +125,8 @@ fn module_specs(module: &ModuleShape, embedding_width: i64) -> Vec<Spec> {
     .concat()
 }
 
-/// Weight and bias of a linear layer. If it is split by columns, its bias is added after the sum over ranks and is
-/// therefore replicated.
+/// The weight and the bias of a linear layer. If the weight is split by columns, the bias is added after the sum over
+/// ranks, so every rank holds the whole bias.
 fn linear(name: &str, from: i64, to: i64, split: Split, weight: Init, bias: Init) -> Vec<Spec> {
     let bias_split = if split == Split::Columns { Split::Replicated } else { split };
     vec![
@@ -134,12 +135,13 @@ fn linear(name: &str, from: i64, to: i64, split: Split, weight: Init, bias: Init
     ]
 }
 
-/// Sitzmann et al., "Implicit neural representations with periodic activation functions", 2020, section 3.2, ω₀ = 1.
+/// Siren's initial weights with ω₀ = 1 (Sitzmann et al., "Implicit neural representations with periodic activation
+/// functions", 2020, section 3.2).
 fn siren_init(fan_in: i64) -> Init {
     Init::Uniform((6.0 / fan_in as f64).sqrt())
 }
 
-/// PyTorch's default for linear layers.
+/// PyTorch's default initial weights and biases of linear layers.
 fn pytorch_init(fan_in: i64) -> Init {
     Init::Uniform(1.0 / (fan_in as f64).sqrt())
 }

@@ -1,13 +1,15 @@
-//! C-Siren: a sine layer whose hidden values are scaled and shifted by the timestep, and shifted by the image.
+//! C-Siren: a sine layer. Its hidden values are scaled and shifted depending on the timestep, and shifted depending on
+//! the image.
 //!
 //! ```text
 //! h = (1 + scale_t) ⊙ (W_x x) + shift_t + W_I e,    out = dropout(sin(W_o h))
 //! ```
 //!
-//! with (scale, shift) = W_2 silu(W_0 τ(t)). When the layer is split over ranks, h is divided: each rank computes its
-//! share of W_x x, W_I e, scale and shift, and W_o sums over the shares. x, the output and the dropout mask are
-//! replicated.
-// b batch · i input · h hidden (this rank's) · o output · e embedding · t timesteps
+//! Here x is the input, h the hidden values, e the embedding of the image, τ(t) the sinusoidal embedding of timestep t,
+//! and (scale_t, shift_t) = W_2 silu(W_0 τ(t)). Biases are left out. If the layer is split over ranks, each rank holds
+//! a share of h: it computes this share of W_x x, W_I e, scale_t and shift_t, and the product with W_o is summed over
+//! ranks. x, the output and the dropout mask are the same on every rank.
+// Suffixes: b batch · i input · h hidden (this rank's share) · o output · e embedding · t timesteps
 
 use locdiff_core::random::{Philox, Stream};
 use tch::Tensor;
@@ -27,14 +29,14 @@ const OUT: usize = 4;
 const TIME_IN: usize = 6;
 const TIME_OUT: usize = 8;
 
-/// The random numbers of dropout for consecutive samples of a training step.
+/// Selects the random numbers of dropout for consecutive samples of a training step.
 #[derive(Debug, Clone, Copy)]
 pub struct DropoutDraws<'a> {
     /// The generator of the run.
     pub philox: Philox,
     /// The training step.
     pub step: Step<'a>,
-    /// Index of the first sample within the global batch of the step.
+    /// Index of the first sample within the global batch, the batch of all ranks together.
     pub first_sample: u64,
 }
 
@@ -47,7 +49,7 @@ pub(super) struct CSiren<'a> {
 }
 
 impl CSiren<'_> {
-    /// 1 + scale and shift, concatenated, for every timestep: `[t, 2h]`.
+    /// 1 + scale and shift for every timestep, concatenated to `[t, 2h]`.
     pub(super) fn time_table(&self, embedding_t: &Tensor) -> Result<Tensor, ModelError> {
         let (weight, bias) = self.layer(TIME_IN);
         let hidden = self.placement.linear(embedding_t, weight, bias)?.f_silu()?;
@@ -57,18 +59,19 @@ impl CSiren<'_> {
         Ok(Tensor::f_cat(&[scale.f_add_scalar(1.0)?, shift], 1)?)
     }
 
-    /// W_I e with its bias, `[b, h]`.
+    /// The product W_I e plus its bias, `[b, h]`.
     pub(super) fn image_term(&self, image_be: &Tensor) -> Result<Tensor, ModelError> {
         let (weight, bias) = self.layer(IMAGE);
         self.placement.linear(image_be, weight, bias)
     }
 
-    /// The image term of an all-zero embedding: its bias, `[1, h]`.
+    /// The image term of an embedding of zeros, which is the bias: `[1, h]`.
     pub(super) fn image_term_of_zero(&self) -> Result<Tensor, ModelError> {
         self.placement.cast(&self.layer(IMAGE).1.f_unsqueeze(0)?)
     }
 
-    /// Runs the module. `time` holds 1 + scale and shift, per sample or one row for all: `[b or 1, 2h]`.
+    /// Runs the module. `time` holds 1 + scale and shift, either `[b, 2h]` with one row per sample or `[1, 2h]` for all
+    /// samples. `dropout` holds the random numbers and the fraction to drop.
     pub(super) fn forward(
         &self,
         x_bi: &Tensor,
@@ -88,8 +91,8 @@ impl CSiren<'_> {
         }
     }
 
-    /// Sets a fraction of the activations to zero and divides the rest by the kept fraction, so that the mean does not
-    /// change.
+    /// Sets each activation to zero with probability `share`, and divides the others by 1 − `share`, so that the
+    /// expected value does not change.
     fn apply_dropout(&self, out_bo: &Tensor, draws: DropoutDraws<'_>, share: f64) -> Result<Tensor, ModelError> {
         let keep = 1.0 - share;
         let rows = RowDraw {

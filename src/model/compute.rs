@@ -1,10 +1,12 @@
-//! The device and precision of the network, and its linear layers, whole or split over ranks.
+//! The device and precision of the network, and its linear layers, which may be split over ranks.
 //!
-//! Master weights are kept in `kind` (f32, or f64 in tests). Matrix products run in `compute_kind`: either the same, or
-//! bf16, to which weights and activations are cast layer by layer.
+//! Master weights have the type [`Placement::kind`] (f32, or f64 in tests). Matrix products use the type
+//! [`Placement::compute_kind`]: either the type of the master weights, or bf16. For bf16, weights and activations are
+//! converted layer by layer.
 //!
-//! Split layers follow Megatron-LM (Shoeybi et al. 2019, section 3). A column-parallel layer turns a replicated input
-//! into this rank's share of the outputs. A row-parallel layer turns shares of the inputs into a replicated output.
+//! Split layers follow Megatron-LM (Shoeybi et al. 2019, section 3). A column-parallel layer takes an input that is the
+//! same on every rank and computes this rank's share of the outputs. A row-parallel layer takes this rank's share of
+//! the inputs and computes an output that is the same on every rank.
 
 use locdiff_core::config::Precision;
 use tch::{Device, Kind, Tensor};
@@ -15,23 +17,24 @@ use crate::comm::{Group, differentiable};
 /// Device, precision and tensor-parallel group of a network.
 #[derive(Debug, Clone)]
 pub struct Placement {
-    /// The device. If there is a group, it must be the group's device.
+    /// The device of the network. If `tensor_parallel` is set, this must be the device of that group.
     pub device: Device,
-    /// Kind of the master weights: f32, or f64 in tests.
+    /// Type of the master weights: f32, or f64 in tests.
     pub kind: Kind,
     /// Precision of the matrix products.
     pub precision: Precision,
-    /// The ranks that the wide layers are split over.
+    /// The group of ranks over which the wide layers are split. `None` if they are not split.
     pub tensor_parallel: Option<Group>,
 }
 
 impl Placement {
-    /// f32 master weights on one device, not split.
+    /// A network on one device, with f32 master weights and without a split.
     pub fn on(device: Device, precision: Precision) -> Self {
         Self { device, kind: Kind::Float, precision, tensor_parallel: None }
     }
 
-    /// The dtype of the matrix products.
+    /// The type of the matrix products. `Precision::Auto` means bf16 for f32 master weights on CUDA, and otherwise the
+    /// type of the master weights.
     pub fn compute_kind(&self) -> Kind {
         match self.precision {
             Precision::Auto if self.device.is_cuda() && self.kind == Kind::Float => Kind::BFloat16,
@@ -45,12 +48,14 @@ impl Placement {
         if tensor.kind() == kind { Ok(tensor.shallow_clone()) } else { Ok(tensor.f_to_kind(kind)?) }
     }
 
-    /// A linear layer with replicated weights, or with a share of the outputs (column-parallel).
+    /// Applies a linear layer. `weight` holds all outputs of the layer or, in a column-parallel layer, this rank's
+    /// share of them.
     pub(super) fn linear(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor, ModelError> {
         Ok(self.cast(input)?.f_linear(&self.cast(weight)?, Some(self.cast(bias)?))?)
     }
 
-    /// A linear layer whose inputs are divided among ranks. Its bias is added once, after the sum.
+    /// Applies a row-parallel linear layer. Each rank holds a share of the inputs and of the weights. The products are
+    /// summed over ranks, and then `bias` is added once.
     pub(super) fn row_parallel_linear(
         &self,
         input: &Tensor,
@@ -62,8 +67,8 @@ impl Placement {
         Ok(differentiable::reduce(group, &share)?.f_add(&self.cast(bias)?)?)
     }
 
-    /// Returns its input; backward sums the gradient over ranks. Required before a layer that holds a share of the
-    /// outputs.
+    /// Returns its input, and sums the gradient over ranks in the backward pass. The input of every column-parallel
+    /// layer must pass through this function.
     pub(super) fn sum_gradients(&self, replicated: &Tensor) -> Result<Tensor, ModelError> {
         match self.split() {
             Some(group) if replicated.requires_grad() => Ok(differentiable::copy(group, &replicated.f_contiguous()?)?),
@@ -71,7 +76,7 @@ impl Placement {
         }
     }
 
-    /// This rank's share of a replicated tensor's last dimension.
+    /// This rank's share of the last dimension of a tensor that is the same on every rank.
     pub(super) fn own_share(&self, replicated: &Tensor) -> Result<Tensor, ModelError> {
         match self.split() {
             Some(group) => Ok(differentiable::split(group, &replicated.f_contiguous()?, -1)?),

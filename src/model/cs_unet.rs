@@ -1,9 +1,10 @@
-//! CS-UNet: three C-Siren modules down and three up, with concatenated skip connections and a linear head.
+//! CS-UNet: a U-Net of three C-Siren modules on the way down and three on the way up, with concatenated skip
+//! connections and a linear layer (the head) at the end.
 //!
-//! The time MLP has only T distinct inputs. It runs on all of them once per step ([`CsUnet::time_table`]), and the rows
-//! of the samples are gathered from the table with a reproducible backward (`gather`). The image terms do not change
-//! along a sampling chain, so [`CsUnet::prepare`] computes them once.
-// b batch · d dimensions of the code · e embedding · t timesteps · h hidden (this rank's)
+//! The time layers have only T different inputs, one per timestep. [`CsUnet::time_table`] computes their outputs for
+//! all timesteps once per training step. Each sample then takes the row of its timestep from this table (`gather`). The
+//! image terms do not change along a sampling chain, so [`CsUnet::prepare`] computes them once.
+// Suffixes: b batch · d dimensions of the code · e embedding · t timesteps · h hidden (this rank's share)
 
 use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
@@ -15,9 +16,9 @@ use super::error::ModelError;
 use super::gather::RowLookup;
 use super::parameters::Parameters;
 
-/// Longest period of the time embedding, in units of 2π timesteps (Vaswani et al. 2017, section 3.5).
+/// Upper bound of the periods in the time embedding, in units of 2π timesteps (Vaswani et al. 2017, section 3.5).
 const TIME_PERIOD: f64 = 10_000.0;
-/// Names of the saved standardisation tensors.
+/// The names under which the mean and the standard deviation of the embeddings are saved.
 const BUFFERS: [&str; 2] = ["image_mean", "image_std"];
 
 /// The CS-UNet with its weights.
@@ -38,13 +39,15 @@ pub struct Conditioned {
 }
 
 impl Conditioned {
-    /// Repeats each image `times` times in a row, for an ensemble of chains per image.
+    /// Repeats the terms of each image `times` times, one directly after the other, for an ensemble of `times` chains
+    /// per image.
     pub fn repeated(&self, times: i64) -> Result<Self, ModelError> {
         let repeated = |term: &Tensor| term.f_repeat_interleave_self_int(times, 0, None::<i64>);
         Ok(Self { terms_bh: self.terms_bh.iter().map(repeated).collect::<Result<_, _>>()? })
     }
 
-    /// Selects images by index (i64, on the network's device), one per chain.
+    /// Selects the terms of one image per chain. `rows` holds the indices of the images, as i64 on the device of the
+    /// network.
     pub fn selected(&self, rows: &Tensor) -> Result<Self, ModelError> {
         let selected = |term: &Tensor| term.f_index_select(0, rows);
         Ok(Self { terms_bh: self.terms_bh.iter().map(selected).collect::<Result<_, _>>()? })
@@ -60,16 +63,17 @@ pub struct TimeTable {
 /// The timesteps of a mini-batch.
 #[derive(Debug, Clone, Copy)]
 pub enum Timesteps<'a> {
-    /// One per sample: i64 `[b]`. On the CPU each one is checked. On CUDA the host would have to wait for that, so
-    /// there a timestep outside the table makes the prediction of its sample NaN, which
-    /// [`Losses::check`](crate::loss::Losses::check) reports.
+    /// One timestep per sample: i64 `[b]`. On the CPU, a timestep outside the schedule is an error. On CUDA, the host
+    /// would have to wait for this check. There, a timestep outside the schedule makes the prediction of its sample
+    /// NaN, which [`Losses::check`](crate::loss::Losses::check) reports.
     Each(&'a Tensor),
     /// One timestep for all samples.
     All(usize),
 }
 
 impl CsUnet {
-    /// Creates a network with initial weights drawn from `philox`, and no standardisation.
+    /// Creates a network with initial weights drawn from `philox`. Until [`CsUnet::standardise`] is called, embeddings
+    /// are not standardised.
     pub fn new(architecture: Architecture, placement: Placement, philox: Philox) -> Result<Self, ModelError> {
         let options = (placement.kind, placement.device);
         let group = placement.tensor_parallel.as_ref();
@@ -80,12 +84,12 @@ impl CsUnet {
         Ok(Self { architecture, placement, parameters, time_embedding_t, mean_e, deviation_e })
     }
 
-    /// Sizes of the network.
+    /// The sizes of the network.
     pub fn architecture(&self) -> &Architecture {
         &self.architecture
     }
 
-    /// Device, precision and tensor-parallel group.
+    /// The device, precision and tensor-parallel group of the network.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
@@ -100,7 +104,7 @@ impl CsUnet {
         &mut self.parameters
     }
 
-    /// Sets the standardisation of embeddings: (e − mean) / deviation.
+    /// Sets the mean and the standard deviation with which each embedding e is standardised: (e − mean) / deviation.
     pub fn standardise(&mut self, mean_e: &Tensor, deviation_e: &Tensor) -> Result<(), ModelError> {
         let want = [self.architecture.embedding_width];
         for (name, tensor) in BUFFERS.into_iter().zip([mean_e, deviation_e]) {
@@ -119,7 +123,7 @@ impl CsUnet {
                 "mean of embedding dimension {dimension} is {got}, wanted a finite number"
             )));
         }
-        // Not `<= 0`, so that NaN is rejected too.
+        // The condition is not `deviation <= 0.0`, because NaN must be rejected too.
         let invalid = deviations.iter().position(|deviation| !(*deviation > 0.0 && deviation.is_finite()));
         if let Some(dimension) = invalid {
             let got = deviations[dimension];
@@ -131,20 +135,22 @@ impl CsUnet {
         Ok(self.deviation_e.f_copy_(deviation_e)?)
     }
 
-    /// The standardisation tensors with the names they are saved under.
+    /// The mean and the standard deviation of the embeddings, with the names under which they are saved.
     pub fn buffers(&self) -> Vec<(String, Tensor)> {
         let [mean, deviation] = BUFFERS.map(str::to_owned);
         vec![(mean, self.mean_e.shallow_clone()), (deviation, self.deviation_e.shallow_clone())]
     }
 
-    /// Computes scale and shift at every timestep. Call it once per training step, or once for all of sampling.
+    /// Computes the scale and shift of every module at every timestep. Call this once per training step, or once before
+    /// all sampling.
     pub fn time_table(&self) -> Result<TimeTable, ModelError> {
         let tables = self.modules().map(|module| module.time_table(&self.time_embedding_t));
         Ok(TimeTable { tables_t: tables.collect::<Result<_, _>>()? })
     }
 
-    /// Computes the image terms of embeddings. Where `kept_b1` is false the image is dropped, for guidance: the network
-    /// then sees zeros, which are the mean of standardised embeddings, whatever the image contained.
+    /// Computes the image terms of the embeddings `image_be`. `kept_b1` is for classifier-free guidance. If it is false
+    /// for a sample, the standardised embedding of that sample is replaced by zeros, which is the mean of standardised
+    /// embeddings, even if the embedding contains NaN.
     pub fn prepare(&self, image_be: &Tensor, kept_b1: Option<&Tensor>) -> Result<Conditioned, ModelError> {
         let (got, width) = (image_be.size(), self.architecture.embedding_width);
         if got.len() != 2 || got[1] != width {
@@ -152,7 +158,7 @@ impl CsUnet {
         }
         let image_be = image_be.f_to_kind(self.placement.kind)?.f_sub(&self.mean_e)?.f_div(&self.deviation_e)?;
         let image_be = match kept_b1 {
-            // Not a product: 0 * NaN is NaN.
+            // Filled with zeros and not multiplied by 0, because 0 · NaN is NaN.
             Some(kept_b1) => image_be.f_masked_fill(&kept_b1.f_to_kind(Kind::Bool)?.f_logical_not()?, 0.0)?,
             None => image_be,
         };
@@ -161,13 +167,15 @@ impl CsUnet {
         Ok(Conditioned { terms_bh: terms.collect::<Result<_, _>>()? })
     }
 
-    /// The image terms without an image, for any number of samples: the unconditional half of guidance.
+    /// The image terms without an image, for any number of samples. Classifier-free guidance uses them for its
+    /// unconditional prediction.
     pub fn prepare_unconditional(&self) -> Result<Conditioned, ModelError> {
         let terms = self.modules().map(|module| module.image_term_of_zero());
         Ok(Conditioned { terms_bh: terms.collect::<Result<_, _>>()? })
     }
 
-    /// Predicts the clean code, scaled, in the dtype of the master weights. `dropout` is for training only.
+    /// Predicts the clean codes, scaled by [`CODE_SCALE`](crate::shdd::CODE_SCALE), in the type of the master weights.
+    /// Pass `dropout` only in training.
     pub fn forward(
         &self,
         x_bd: &Tensor,
@@ -201,7 +209,7 @@ impl CsUnet {
         Ok(self.placement.row_parallel_linear(&own, weight, bias)?.f_to_kind(self.placement.kind)?)
     }
 
-    /// Maps each sample to the row of its timestep in the time tables.
+    /// How to find the row of each sample's timestep in the time tables.
     fn row_lookup(&self, timesteps: Timesteps<'_>) -> Result<RowLookup, ModelError> {
         let count = self.architecture.timesteps;
         match timesteps {
@@ -221,7 +229,8 @@ impl CsUnet {
     }
 }
 
-/// Sines, then cosines, of every timestep at decreasing frequencies: `[t, 200]`, f64.
+/// The sinusoidal embedding of every timestep, `[t, 200]` in f64. Each row holds 100 sines and then 100 cosines, both
+/// with decreasing frequencies.
 fn time_embedding(architecture: &Architecture) -> Result<Tensor, ModelError> {
     let half = TIME_WIDTH / 2;
     let mut values = Vec::with_capacity((architecture.timesteps * TIME_WIDTH) as usize);

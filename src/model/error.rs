@@ -6,7 +6,7 @@ use crate::native::random::RandomError;
 /// An error of [`crate::model`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ModelError {
-    /// A tensor, number or layout that does not fit the network. The text says what was got and wanted.
+    /// A tensor, a number or a layout of ranks that does not suit the network. The text describes the problem.
     #[error("{0}")]
     Bad(String),
     /// Random numbers could not be drawn.
@@ -15,7 +15,7 @@ pub enum ModelError {
     /// Communication between ranks failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// libtorch reported an error.
+    /// libtorch failed.
     #[error(transparent)]
     Native(#[from] crate::native::NativeError),
 }

@@ -1,21 +1,22 @@
-//! The number of floating-point operations of a training step: those of its matrix products, with a multiply-add as
-//! two.
+//! The number of floating-point operations of a training step. Only matrix products are counted, and a multiply-add
+//! counts as two operations.
 //!
-//! The backward pass of a layer costs two products on top of the one of its forward pass: the gradients of its weights
-//! and of its input. Inputs without a gradient (the noised code, the image, the time embedding) save the second. The KL
-//! has three products: the logits of the truth, the logits of the prediction, and the gradient of the prediction.
-//! Sines, norms, the optimiser and the harmonics of the anchors are left out, as is usual; they are bound by memory and
-//! not by computation.
+//! A layer needs one product in the forward pass and two in the backward pass: the gradient of its weights and the
+//! gradient of its input. If the input has no gradient (the noised code, the image, the time embedding), the second
+//! gradient is not computed. The KL divergence needs three products: the logits of the truth, the logits of the
+//! prediction, and the gradient of the prediction. Sines, norms, the optimiser and the harmonics of the anchors are not
+//! counted, as is usual, because memory bandwidth and not computation limits their speed.
 
 use super::architecture::Architecture;
 
-/// Operations of a multiply-add.
+/// Number of operations that a multiply-add counts as.
 const OPERATIONS: f64 = 2.0;
-/// Matrix products of the KL, forward and backward.
+/// Number of matrix products of the KL divergence, forward and backward.
 const KL_PRODUCTS: f64 = 3.0;
 
 impl Architecture {
-    /// Operations of one training step on `rows` rows with `anchors` anchors (0 if the loss has no KL).
+    /// Number of operations of one training step on `rows` rows with `anchors` anchors. `anchors` is 0 if the loss has
+    /// no KL divergence.
     pub fn step_flops(&self, rows: u64, anchors: u64) -> f64 {
         let rows = rows as f64;
         let layers: f64 = self
@@ -31,7 +32,7 @@ impl Architecture {
     }
 }
 
-/// Matrix products per step of a layer, given the name of its weight.
+/// Number of matrix products of a layer per training step. `weight` is the name of the layer's weight.
 fn products(weight: &str) -> f64 {
     let input_has_no_gradient = weight.ends_with(".image.weight") || weight.ends_with(".time.0.weight");
     if input_has_no_gradient || weight == "down1.x.weight" { 2.0 } else { 3.0 }
@@ -45,11 +46,11 @@ mod tests {
 
     #[test]
     fn operations_are_the_sum_over_the_layers() {
-        // 16 dimensions: widths 16, 8, 4.
+        // Degree 3 gives codes of 16 dimensions and layers of widths 16, 8 and 4.
         let architecture = Architecture::new(&ModelConfig { degree: 3, ..ModelConfig::default() }, 6, 10);
         let modules = [(16, 16), (16, 8), (8, 4), (4, 4), (8, 8), (16, 16)];
         let per_row: i64 = modules.iter().map(|(input, output)| 3 * output * (input + output) + 2 * 6 * output).sum();
-        // The input of down1 has no gradient. The head goes from 32 to 16.
+        // The input of `down1` has no gradient, which saves one product. The head has 32 inputs and 16 outputs.
         let per_row = per_row - 16 * 16 + 3 * 32 * 16;
         let per_timestep: i64 = modules.iter().map(|(_, hidden)| 2 * 200 * hidden + 3 * 2 * hidden * hidden).sum();
         let want = |rows: i64, anchors: i64| 2 * (rows * per_row + 10 * per_timestep + 3 * rows * anchors * 16);
@@ -63,7 +64,8 @@ mod tests {
         let architecture = Architecture::new(&ModelConfig { degree: 47, ..ModelConfig::default() }, 768, 200);
         let usual = 6.0 * architecture.parameter_count() as f64 * 4096.0;
         let share = architecture.step_flops(4096, 0) / usual;
-        // The time layers, 40 % of the weights, process 200 timesteps instead of 4096 rows.
+        // The share is below 1, because the time layers, which hold 40 % of the weights, process 200 timesteps instead
+        // of 4096 rows.
         assert!((0.5..0.7).contains(&share), "{share}");
     }
 }

@@ -1,33 +1,34 @@
-//! Gathers rows of a time table for the samples of a mini-batch, with a reproducible backward.
+//! Takes the rows of a time table for the samples of a mini-batch, with a reproducible backward pass.
 //!
-//! Several samples share a timestep, so backward adds several rows of the gradient into one, and the order of those
-//! sums must be fixed. `index_select` fixes it on the CPU but adds atomically on CUDA; indexing (`table[t]`) is the
-//! other way round (`torch.use_deterministic_algorithms` lists both). A product with a one-hot matrix is reproducible
-//! everywhere, exact in the forward pass (one term and zeros) and cheap with tensor cores, so it replaces
-//! `index_select` on CUDA.
+//! Several samples may have the same timestep. Their gradients are then added in the backward pass, and the order of
+//! additions must always be the same. The backward pass of `index_select` has a fixed order on the CPU, but uses atomic
+//! additions on CUDA. Indexing (`table[t]`) has a fixed order on CUDA, but not on the CPU. (The documentation of
+//! `torch.use_deterministic_algorithms` lists both.) A product with a one-hot matrix is reproducible on every device.
+//! It is exact in the forward pass, because all terms except one are 0, and it is cheap on tensor cores. On CUDA, this
+//! module therefore uses the product instead of `index_select`.
 //!
-//! Invariant: a timestep outside the table never goes unnoticed. On the CPU it is an error that names its row. On CUDA,
-//! where the host must not wait, its row of the product is NaN and not 0, so that the loss is not finite, which is an
-//! error.
-// b batch · t timesteps · h columns of the table
+//! Invariant: a timestep outside the table is always reported. On the CPU, it is an error that names its row. On CUDA,
+//! the host must not wait for a check. There, the row of the product is set to NaN, so that the loss is not finite,
+//! which is reported as an error.
+// Suffixes: b batch · t timesteps · h columns of the table
 
 use tch::{Kind, Tensor};
 
 use super::error::ModelError;
 
-/// How to find the rows of a mini-batch in a table.
+/// How to find the row of each sample in a time table.
 #[derive(Debug)]
 pub(super) enum RowLookup {
-    /// By index, i64 `[b]`.
+    /// By the index of each row: i64 `[b]`.
     Numbers(Tensor),
-    /// By a product with one-hot rows `[b, t]`, in the dtype of the tables.
+    /// By a product with a one-hot matrix `[b, t]`, which has the type of the tables.
     OneHot(Tensor),
-    /// One row for all samples.
+    /// The same row for all samples.
     One(i64),
 }
 
 impl RowLookup {
-    /// The lookup that is reproducible on the device of `t_b`.
+    /// The lookup for timesteps `t_b` that is reproducible on the device of `t_b`.
     pub(super) fn new(t_b: &Tensor, timesteps: i64, kind: Kind) -> Result<Self, ModelError> {
         if t_b.device().is_cuda() {
             return Self::one_hot(t_b, timesteps, kind);
@@ -36,7 +37,7 @@ impl RowLookup {
         Ok(Self::Numbers(t_b.shallow_clone()))
     }
 
-    // Not libtorch's own one_hot, which reads the values and makes the host wait.
+    // libtorch's own `one_hot` is not used, because it reads the values back and makes the host wait.
     fn one_hot(t_b: &Tensor, timesteps: i64, kind: Kind) -> Result<Self, ModelError> {
         let all_t = Tensor::f_arange(timesteps, (Kind::Int64, t_b.device()))?;
         let found_bt = t_b.f_unsqueeze(1)?.f_eq_tensor(&all_t)?;
@@ -44,7 +45,7 @@ impl RowLookup {
         Ok(Self::OneHot(found_bt.f_to_kind(kind)?.f_masked_fill(&lost_b1, f64::NAN)?))
     }
 
-    /// Gathers the rows from one table: `[b or 1, h]`.
+    /// Takes the rows from one table: `[b, h]`, or `[1, h]` for [`RowLookup::One`].
     pub(super) fn gather_from(&self, table_th: &Tensor) -> Result<Tensor, ModelError> {
         Ok(match self {
             Self::Numbers(t_b) => table_th.f_index_select(0, t_b)?,
@@ -54,7 +55,7 @@ impl RowLookup {
     }
 }
 
-/// Checks that every timestep is in `0..timesteps`. The error names the first one that is not.
+/// Checks that every timestep is in `0..timesteps`. The error names the first row whose timestep is not.
 fn check_in_table(t_b: &[i64], timesteps: i64) -> Result<(), ModelError> {
     match t_b.iter().position(|t| !(0..timesteps).contains(t)) {
         Some(row) => {

@@ -1,13 +1,15 @@
 //! The network: a U-Net of six C-Siren modules that predicts a clean code from a noised code, an image and a timestep.
 //!
 //! In reading order:
-//! - [`Architecture`]: the layer widths, and from them the name, shape, split and initial value of every parameter.
-//! - [`Parameters`]: the flat, ordered list of weights, with the part of each that this rank holds.
-//! - [`CsUnet`]: the network. Time and image terms are separate values ([`TimeTable`], [`Conditioned`]), so that a
-//!   sampling chain computes them only once.
+//! - [`Architecture`]: the widths of the layers. They determine the name, shape, split and initial values of every
+//!   parameter.
+//! - [`Parameters`]: the weights as a flat, ordered list. Of each weight, it holds the part that belongs to this rank.
+//! - [`CsUnet`]: the network. The terms that depend only on the timestep or only on the image are separate values
+//!   ([`TimeTable`], [`Conditioned`]), so that a sampling chain computes them only once.
 //!
-//! Pure computation: no files, no sockets, no global random generator. Names and shapes are those of the PyTorch
-//! reference.
+//! This module neither reads files nor uses a global random generator. If the network is split over ranks, it
+//! communicates through [`crate::comm`]. The parameters have the names and shapes of the PyTorch reference
+//! implementation (`tests/golden/make_reference.py`).
 
 mod architecture;
 mod c_siren;

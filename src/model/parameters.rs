@@ -1,6 +1,7 @@
-//! The weights: a flat, ordered list of named tensors, with the part of each that this tensor-parallel rank holds.
+//! The weights: a flat, ordered list of named tensors. Of each tensor, the list holds the part that belongs to this
+//! tensor-parallel rank.
 //!
-//! Invariant: on every rank the order is that of the architecture.
+//! Invariant: every rank lists the parameters in the order in which `architecture` defines them.
 
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
@@ -11,18 +12,18 @@ use super::split::Split;
 use crate::comm::Group;
 use crate::native::random::{RandomTensors, RowDraw, Step};
 
-/// One parameter of the network, as this rank holds it.
+/// The part of one network parameter that this rank holds.
 #[derive(Debug)]
 pub struct Parameter {
-    /// Name in the PyTorch reference.
+    /// Name of the parameter in the PyTorch reference implementation.
     pub name: String,
-    /// A leaf that requires a gradient.
+    /// The values of this part: a leaf tensor that requires a gradient.
     pub tensor: Tensor,
-    /// Which part of the whole parameter this rank holds.
+    /// How the whole parameter is split over ranks.
     pub split: Split,
 }
 
-/// All parameters, in the order of the architecture.
+/// All parameters of the network, in the order in which `architecture` defines them.
 #[derive(Debug)]
 pub struct Parameters {
     list: Vec<Parameter>,
@@ -31,7 +32,8 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Draws the initial values. They are drawn whole and then cut, so that they do not depend on the layout of ranks.
+    /// Draws the initial values. Every rank draws the whole parameter and then takes its part, so that the values do
+    /// not depend on the number of ranks.
     pub(super) fn initial(
         specs: Vec<Spec>,
         philox: Philox,
@@ -49,18 +51,21 @@ impl Parameters {
         Ok(Self { list, rank, ranks })
     }
 
-    /// Iterates over the parameters in order.
+    /// Iterates over the parameters in the order of the list.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Parameter> {
         self.list.iter()
     }
 
-    /// Handles to the tensors, in order. The optimiser updates them in place.
+    /// The tensors of all parameters, in the order of the list. They share memory with the parameters, so that the
+    /// optimiser can update the parameters in place.
     pub fn tensors(&self) -> Vec<Tensor> {
         self.list.iter().map(|parameter| parameter.tensor.shallow_clone()).collect()
     }
 
-    /// Gathers tensors that are split like the weights, such as their moving averages, and returns them whole with
-    /// their names, in order. If the network is split, this is a collective of its `group`.
+    /// Returns whole tensors and their names, in the order of the list. `tensors` holds this rank's parts of tensors
+    /// that are split like the parameters, such as their moving averages. If the network is split, `group` must be its
+    /// tensor-parallel group, and every rank of the group must call this. Without `group`, the tensors are returned
+    /// unchanged.
     pub fn gather_whole(&self, tensors: &[Tensor], group: Option<&Group>) -> Result<Vec<(String, Tensor)>, ModelError> {
         let _without_gradients = tch::no_grad_guard();
         let whole = |parameter: &Parameter, tensor: &Tensor| {
@@ -72,10 +77,10 @@ impl Parameters {
         both.map(|(parameter, tensor)| Ok((parameter.name.clone(), whole(parameter, tensor)?))).collect()
     }
 
-    /// Loads the values of whole tensors, which must have exactly the names of the parameters. Converts dtype and
-    /// device.
+    /// Copies this rank's parts of the whole tensors `tensors` into the parameters, and converts their type and device.
+    /// There must be a tensor for every parameter and no others.
     ///
-    /// Changes nothing unless every name and shape fits.
+    /// If a name or a shape does not match, this returns an error and changes nothing.
     pub fn load(&mut self, tensors: &[(String, Tensor)]) -> Result<(), ModelError> {
         let _without_gradients = tch::no_grad_guard();
         for (parameter, piece) in self.list.iter().zip(self.pieces(tensors)?) {
@@ -84,7 +89,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// The parts of whole tensors that this rank holds, in order. The names must be exactly those of the parameters.
+    /// This rank's parts of the whole tensors `tensors`, in the order of the list. There must be a tensor for every
+    /// parameter and no others.
     pub fn pieces(&self, tensors: &[(String, Tensor)]) -> Result<Vec<Tensor>, ModelError> {
         if let Some((name, _)) = tensors.iter().find(|(name, _)| self.list.iter().all(|own| own.name != *name)) {
             return Err(ModelError::Bad(format!("unknown tensor `{name}`: the network has no such parameter")));
@@ -92,7 +98,7 @@ impl Parameters {
         self.list.iter().map(|parameter| self.piece_for(parameter, tensors)).collect()
     }
 
-    /// The tensor at an index in the order of the architecture.
+    /// The tensor of the parameter at position `index` of the list.
     pub(super) fn at(&self, index: usize) -> &Tensor {
         &self.list[index].tensor
     }
@@ -113,7 +119,7 @@ impl Parameters {
     }
 }
 
-/// Draws the whole parameter with the given index, on the CPU in f32.
+/// Draws the whole parameter at position `index` of the list, on the CPU in f32.
 fn draw(philox: Philox, index: u64, shape: &[i64], init: Init) -> Result<Tensor, ModelError> {
     let elements = shape.iter().product::<i64>() as usize;
     let rows = RowDraw { stream: Stream::Weights, step: Step::At(0), first_sample: index, samples: 1, elements };
@@ -125,7 +131,7 @@ fn draw(philox: Philox, index: u64, shape: &[i64], init: Init) -> Result<Tensor,
     Ok(flat.f_view(shape)?)
 }
 
-/// A contiguous copy that shares no memory.
+/// A contiguous copy that shares no memory with `tensor`.
 fn contiguous_copy(tensor: &Tensor, kind: Kind, device: Device) -> Result<Tensor, ModelError> {
     let mut copy = Tensor::f_empty(tensor.size(), (kind, device))?;
     copy.f_copy_(tensor)?;

@@ -1,6 +1,7 @@
 //! How a parameter is split over tensor-parallel ranks.
 //!
-//! The pieces are equal and in the order of ranks. The pieces of all ranks together make up the whole tensor.
+//! A replicated parameter is whole on every rank. Any other parameter is divided into pieces of equal size, one per
+//! rank in the order of ranks.
 
 use tch::Tensor;
 
@@ -9,18 +10,19 @@ use super::error::ModelError;
 /// The part of a parameter that one rank of a tensor-parallel group holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// All of it. Its gradients are equal on all ranks and count once in a norm.
+    /// The whole parameter. Its gradient is the same on all ranks and must be counted once in a norm over ranks.
     Replicated,
-    /// A piece of the first dimension: some of the layer's outputs.
+    /// A piece of the first dimension, which holds some of the layer's outputs.
     Rows,
-    /// The same piece of both halves of the first dimension: some of two sets of outputs.
+    /// The same piece of each half of the first dimension. Used for a layer whose outputs are two vectors, one after
+    /// the other.
     RowHalves,
-    /// A piece of the second dimension: some of the layer's inputs.
+    /// A piece of the second dimension, which belongs to some of the layer's inputs.
     Columns,
 }
 
 impl Split {
-    /// The piece of rank `rank` of `ranks`. `name` is used in errors.
+    /// The piece of the tensor `whole` that rank `rank` of `ranks` holds. Errors mention the parameter by `name`.
     pub fn piece(self, name: &str, whole: &Tensor, rank: i64, ranks: i64) -> Result<Tensor, ModelError> {
         if ranks == 1 {
             return Ok(whole.shallow_clone());
@@ -37,7 +39,7 @@ impl Split {
         }
     }
 
-    /// Reassembles the whole tensor from the pieces of all ranks, in order.
+    /// Reassembles the whole tensor from the pieces of all ranks, in the order of ranks.
     pub fn whole(self, pieces: &[Tensor]) -> Result<Tensor, ModelError> {
         match (self, pieces) {
             (_, [only]) => Ok(only.shallow_clone()),

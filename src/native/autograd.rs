@@ -1,6 +1,7 @@
-//! Differentiable collectives, and hooks that run after a gradient was accumulated: tch has neither.
+//! Two features of libtorch that tch lacks: differentiable collectives, and hooks that run after a gradient was
+//! accumulated.
 //!
-//! A collective cannot be differentiated twice: a backward pass with `create_graph` through it is an error.
+//! A collective cannot be differentiated twice. A backward pass with `create_graph` through a collective is an error.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,29 +40,33 @@ unsafe extern "C" {
     fn locdiff_set_gradient(leaf: *const c_void, gradient: *const c_void) -> c_int;
 }
 
-/// A collective in the forward pass and its counterpart in the backward pass.
+/// A pair of operations: a collective of the forward pass and the counterpart that the backward pass applies to the
+/// gradient.
 ///
-/// Which one is right depends on what follows. *Replicated*: every rank continues with the same values, and the loss
-/// that they all compute counts once. *Partial*: each rank continues with its own values, and the loss is the sum over
-/// ranks.
+/// Which pair is right depends on whether the ranks then compute with a replicated or a partial tensor. *Replicated*:
+/// every rank has the same values, and the loss that all ranks compute counts once. *Partial*: each rank has other
+/// values, and the loss is the sum over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Function {
-    /// Forward: identity. Backward: all-reduce. For a replicated tensor that enters computations that differ between
-    /// ranks: each rank computes a share of its gradient.
+    /// Forward: identity. Backward: all-reduce. For a replicated tensor with which each rank computes something else.
+    /// Each rank then computes a share of the tensor's gradient.
     IdentityAllReduce = 0,
     /// Forward: all-reduce. Backward: identity. For partial sums that become a replicated tensor.
     AllReduceIdentity = 1,
-    /// Forward: all-gather. Backward: this rank's piece of the gradient. For results whose further use is replicated,
-    /// so that each rank already holds the whole gradient.
+    /// Forward: all-gather. Backward: this rank's piece of the gradient. For pieces that are gathered into a replicated
+    /// tensor. Each rank then already holds the whole gradient.
     GatherSplit = 2,
-    /// Forward: this rank's piece. Backward: all-gather. For a replicated tensor that is divided among ranks.
+    /// Forward: this rank's piece of the input. Backward: all-gather. For a replicated tensor that is divided among
+    /// ranks.
     SplitGather = 3,
 }
 
-/// Applies `function` to `input`. Gathers and splits work along `dim` (negative counts from the end), in equal pieces.
+/// Applies `function` to `input`. Gathers and splits work along dimension `dim`, with pieces of equal size. A negative
+/// `dim` counts from the last dimension.
 ///
-/// On Gloo it blocks until the result is ready; on NCCL the current stream waits. Backward runs the counterpart with
-/// the same `timeout`. If that fails, the backward call returns an error that names operation, group and rank.
+/// On Gloo, the call blocks until the result is ready. On NCCL, the call returns at once and the current stream waits.
+/// The backward pass runs the counterpart with the same `timeout`. If the counterpart fails, the backward call returns
+/// an error that names the operation, the group and the rank.
 pub fn differentiable(
     group: &ProcessGroup,
     input: &Tensor,
@@ -77,7 +82,7 @@ pub fn differentiable(
     unsafe { out_tensor("differentiable collective", call) }
 }
 
-/// Makes `gradient` itself, not a copy, the gradient of the leaf, so that backward accumulates into it.
+/// Makes `gradient` itself, not a copy, the gradient of `leaf`, so that backward accumulates into `gradient`.
 pub fn set_gradient(leaf: &Tensor, gradient: &Tensor) -> Result<(), NativeError> {
     // SAFETY: both tensors are alive; the leaf takes its own reference.
     let status = unsafe { locdiff_set_gradient(pointer(leaf), pointer(gradient)) };
@@ -89,10 +94,11 @@ struct HookContext {
     panicked: Arc<AtomicBool>,
 }
 
-/// A function that runs each time the gradient of a leaf has been accumulated, until the hook is dropped.
+/// Calls a function each time the gradient of a leaf has been accumulated, until the hook is dropped.
 ///
-/// It runs on the thread that accumulated the gradient: the caller of backward for CPU tensors, a thread of the
-/// autograd engine for CUDA. A leaf has one hook: a new one replaces the old one.
+/// The function runs on the thread that accumulated the gradient. For CPU tensors that is the thread that called
+/// backward, for CUDA tensors a thread of the autograd engine. A leaf has at most one hook. A new hook replaces the old
+/// one.
 #[derive(Debug)]
 pub struct GradientHook {
     raw: NonNull<c_void>,
@@ -105,8 +111,8 @@ unsafe impl Send for GradientHook {}
 unsafe impl Sync for GradientHook {}
 
 impl GradientHook {
-    /// Registers `call` on a leaf that requires a gradient. Must not be called while a backward pass over that leaf
-    /// runs.
+    /// Makes `call` the hook of `leaf`, which must require a gradient. Do not call this while a backward pass over
+    /// `leaf` is running.
     pub fn new(leaf: &Tensor, call: impl Fn() + Send + Sync + 'static) -> Result<Self, NativeError> {
         let panicked = Arc::new(AtomicBool::new(false));
         let context = Box::new(HookContext { call: Box::new(call), panicked: Arc::clone(&panicked) });
@@ -119,8 +125,8 @@ impl GradientHook {
         Ok(Self { raw, panicked })
     }
 
-    /// Whether the function ever panicked. The panic is caught in the hook, because it must not unwind through the
-    /// engine.
+    /// Whether the function has ever panicked. The hook catches the panic, because a panic must not unwind through the
+    /// autograd engine.
     pub fn panicked(&self) -> bool {
         self.panicked.load(Ordering::Acquire)
     }

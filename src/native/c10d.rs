@@ -1,8 +1,8 @@
 //! Process groups of c10d: collectives over Gloo (CPU) and NCCL (GPU), each with a timeout.
 //!
-//! A thin wrapper: [`crate::comm`] checks the arguments, and its errors name operation, group and rank. After a
-//! collective fails or times out, its group cannot be used again. Gloo then closes its connections, so that the peers
-//! fail soon too.
+//! This is a thin wrapper. [`crate::comm`] checks the arguments, and adds the operation, the group and the rank to
+//! errors. After a collective has failed or timed out, its group cannot be used again. On Gloo, a collective that times
+//! out also closes the connections of the group, so that the collectives of the peers fail soon as well.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -77,16 +77,16 @@ unsafe extern "C" {
 /// How the values of the ranks are combined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReduceOp {
-    /// Their sum.
+    /// The sum over ranks.
     Sum,
-    /// Their maximum.
+    /// The maximum over ranks.
     Max,
-    /// Their mean. Gloo has no mean, so the sum is divided afterwards, which always rounds the same way. NCCL divides
-    /// before it adds.
+    /// The mean over ranks. Gloo has no mean, so the shim divides the sum by the number of ranks. NCCL has its own
+    /// mean, which divides before it adds.
     Mean,
 }
 
-/// A group of ranks that run collectives together, as seen by one of them.
+/// A group of ranks that run collectives together. Each rank of the group has its own `ProcessGroup`.
 #[derive(Debug)]
 pub struct ProcessGroup {
     raw: NonNull<c_void>,
@@ -98,8 +98,9 @@ unsafe impl Send for ProcessGroup {}
 unsafe impl Sync for ProcessGroup {}
 
 impl ProcessGroup {
-    /// Connects the ranks of the group over Gloo. All of them must call this, with stores of the same prefix. Gloo
-    /// listens on `address` and connects from it: an address of this host, or a name that resolves to one.
+    /// Connects the ranks of the group over Gloo. Every rank of the group must call this, with a store of the same
+    /// prefix. Gloo listens on `address` and connects from it. `address` is an IP address of this host, or a name that
+    /// resolves to one.
     pub fn gloo(
         store: &Store,
         name: &str,
@@ -120,10 +121,10 @@ impl ProcessGroup {
         Ok(Self { raw })
     }
 
-    /// Connects the ranks of the group over NCCL, each with its own GPU. All of them must call this, with stores of the
-    /// same prefix.
+    /// Connects the ranks of the group over NCCL. Each rank needs its own GPU. Every rank of the group must call this,
+    /// with a store of the same prefix.
     ///
-    /// NCCL has no timeout for connecting: make sure beforehand that every rank is present.
+    /// NCCL has no timeout for connecting, so make sure beforehand that every rank is present.
     #[cfg(locdiff_cuda)]
     pub fn nccl(
         store: &Store,
@@ -143,7 +144,7 @@ impl ProcessGroup {
         Ok(Self { raw })
     }
 
-    /// Reduces in place. Every rank gets the same result.
+    /// Starts to combine the tensors of all ranks with `op`. Every rank gets the same result, in place of `tensor`.
     pub fn start_all_reduce(
         &self,
         tensor: &mut Tensor,
@@ -156,7 +157,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Copies the tensor of rank `root` to every rank.
+    /// Starts to copy the tensor of rank `root` to every rank.
     pub fn start_broadcast(
         &self,
         tensor: &mut Tensor,
@@ -170,7 +171,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Writes the inputs of all ranks, which must have the same size, one after the other into `output`.
+    /// Starts to write the inputs of all ranks into `output`, one after the other in the order of ranks. All inputs
+    /// must have the same size.
     pub fn start_all_gather(
         &self,
         output: &mut Tensor,
@@ -183,9 +185,11 @@ impl ProcessGroup {
         })
     }
 
-    /// Reduces `input`, which holds one piece per rank, and writes this rank's piece into `output`.
+    /// Starts to combine the inputs of all ranks with `op`, and to write this rank's piece of the result into `output`.
+    /// Every `input` holds one piece per rank, in the order of ranks.
     ///
-    /// Gloo has no reduce-scatter with a timeout, so there this is an all-reduce of a copy followed by a slice.
+    /// Gloo has no reduce-scatter with a timeout. On Gloo, this is therefore an all-reduce of a copy of `input`, of
+    /// which this rank keeps its piece.
     pub fn start_reduce_scatter(
         &self,
         output: &mut Tensor,
@@ -200,16 +204,18 @@ impl ProcessGroup {
         })
     }
 
-    /// Completes when every rank has started it. On NCCL it is an all-reduce of one element.
+    /// Starts a barrier, which completes when every rank has started it. On NCCL, the barrier is an all-reduce of one
+    /// element.
     pub fn start_barrier(&self, timeout: Duration) -> Result<CollectiveWork, NativeError> {
         // SAFETY: the group is alive.
         CollectiveWork::start("barrier", |out| unsafe { locdiff_start_barrier(self.as_ptr(), millis(timeout), out) })
     }
 
-    /// Makes every pending collective of the group fail, from any thread. The group cannot be used afterwards.
+    /// Makes every pending collective of the group fail. Any thread may call this. The group cannot be used afterwards.
     ///
-    /// NCCL's communicators are aborted. Gloo has no abort: a receive that times out closes its connections, which
-    /// fails what is pending here and, once they notice, at the peers.
+    /// On NCCL, the communicators are aborted. Gloo has no abort, so the shim starts a receive that times out, which
+    /// closes the connections of the group. The pending collectives of this rank then fail, and those of the peers fail
+    /// when they notice the closed connections.
     pub fn abort(&self) -> Result<(), NativeError> {
         // SAFETY: the group is alive, and the shim allows this call concurrently with any other.
         let status = unsafe { locdiff_group_abort(self.as_ptr()) };
@@ -222,7 +228,8 @@ impl ProcessGroup {
 }
 
 impl Drop for ProcessGroup {
-    /// Waits for pending collectives, at most until their timeouts.
+    /// Waits for pending collectives, at most until their timeouts. But if a collective over NCCL has failed in this
+    /// process, an NCCL group is neither waited for nor shut down.
     fn drop(&mut self) {
         // SAFETY: `self` owns this reference to the group and does not use it afterwards.
         unsafe { locdiff_group_free(self.raw.as_ptr()) };
@@ -231,8 +238,8 @@ impl Drop for ProcessGroup {
 
 /// A collective that was started.
 ///
-/// The result is valid only after a successful wait. Dropping this early is safe, because c10d keeps the tensors until
-/// the collective ends, but its outcome is lost.
+/// The result is valid only after a successful wait. It is safe to drop this value without a wait, because c10d keeps
+/// the tensors alive until the collective ends. But then nothing reports whether the collective failed.
 #[derive(Debug)]
 pub struct CollectiveWork {
     operation: &'static str,
@@ -247,15 +254,15 @@ impl CollectiveWork {
         Ok(Self { operation, raw: out_pointer(operation, call)? })
     }
 
-    /// Blocks until the result is ready, at most for the rest of the collective's own timeout.
+    /// Blocks until the result is ready, at most until the timeout of the collective.
     pub fn wait(&mut self) -> Result<(), NativeError> {
         // SAFETY: the work is alive and borrowed by this call alone.
         let status = unsafe { locdiff_work_wait(self.raw.as_ptr()) };
         check(self.operation, status)
     }
 
-    /// On NCCL, makes the current stream wait and returns at once, as a graph capture requires. On Gloo, the same as
-    /// [`CollectiveWork::wait`].
+    /// On NCCL, makes the current stream wait for the result and returns at once, as a graph capture requires. On Gloo,
+    /// this is the same as [`CollectiveWork::wait`].
     pub fn wait_stream(&mut self) -> Result<(), NativeError> {
         // SAFETY: the work is alive and borrowed by this call alone.
         let status = unsafe { locdiff_work_wait_stream(self.raw.as_ptr()) };

@@ -1,8 +1,8 @@
-//! c10d's key-value store, through which ranks find each other.
+//! c10d's key-value store, through which the ranks find each other.
 //!
-//! The server takes a socket that is already bound and listening: c10d on its own would listen on all interfaces, and a
-//! port chosen beforehand could be taken by the time it is used. The store has no access control: any process that can
-//! reach the socket can read and write it.
+//! The server takes a socket that is already bound and listening. If c10d opened the socket, it would listen on all
+//! interfaces, and another process could take the chosen port first. The store has no access control: any process that
+//! can connect to the socket can read and change the store.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
@@ -64,7 +64,7 @@ unsafe extern "C" {
 
 /// A client of the key-value store, and on the serving rank also its server.
 ///
-/// Calls from several threads run one at a time: a call that waits blocks the others.
+/// Calls from several threads run one at a time, so a call that waits also blocks the calls of other threads.
 #[derive(Debug)]
 pub struct Store {
     raw: NonNull<c_void>,
@@ -76,9 +76,10 @@ unsafe impl Send for Store {}
 unsafe impl Sync for Store {}
 
 impl Store {
-    /// Serves on `listener`, which must be bound and listening, and connects to it.
+    /// Serves the store on `listener`, which must be bound and listening, and connects to it as a client.
     ///
-    /// `timeout` limits the connection attempt and is the default timeout of groups that use the store.
+    /// `timeout` limits the connection attempt. It is also the default for waits on the store without a timeout, such
+    /// as those inside c10d.
     pub fn serve(listener: TcpListener, timeout: Duration) -> Result<Self, NativeError> {
         const OPERATION: &str = "serve the store";
         let address = listener.local_addr().map_err(|error| NativeError {
@@ -100,7 +101,8 @@ impl Store {
         Ok(Self { raw })
     }
 
-    /// Connects to a server, retrying until `timeout`, which is also the default timeout of groups that use the store.
+    /// Connects to the server at `host` and `port`, and retries until `timeout`. `timeout` is also the default for
+    /// waits on the store without a timeout, such as those inside c10d.
     pub fn join(host: &str, port: u16, timeout: Duration) -> Result<Self, NativeError> {
         let raw = out_pointer("join the store", |out| {
             // SAFETY: the host is valid for its length, and `out` has room for one pointer.
@@ -109,7 +111,7 @@ impl Store {
         Ok(Self { raw })
     }
 
-    /// The same store under a prefix: keys that were set under another prefix are not visible.
+    /// The same store, with `prefix` in front of every key. Keys with another prefix are not visible.
     pub fn with_prefix(&self, prefix: &str) -> Result<Self, NativeError> {
         let raw = out_pointer("prefix the store", |out| {
             // SAFETY: the store is alive, the prefix is valid for its length, and `out` has room for one pointer.
@@ -118,7 +120,7 @@ impl Store {
         Ok(Self { raw })
     }
 
-    /// Stores a value, replacing an older one.
+    /// Stores a value under `key`, in place of an older value.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<(), NativeError> {
         // SAFETY: the store is alive; key and value are valid for their lengths, and the shim copies them.
         let status = unsafe {
@@ -127,7 +129,7 @@ impl Store {
         check("set a key in the store", status)
     }
 
-    /// Waits until some rank has set the key, and returns its value.
+    /// Waits at most `timeout` until some rank has set `key`, and returns the value.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, NativeError> {
         let bytes = out_pointer("get a key from the store", |out| {
             // SAFETY: the store is alive; the key is valid for its length.
@@ -149,7 +151,7 @@ impl Store {
         Ok(value)
     }
 
-    /// Whether some rank has set the key.
+    /// Whether some rank has set `key`. Does not wait.
     pub fn contains(&self, key: &str) -> Result<bool, NativeError> {
         let mut found = 0;
         // SAFETY: the store is alive; the key is valid for its length; `found` is written on success.
@@ -159,7 +161,7 @@ impl Store {
         Ok(found != 0)
     }
 
-    /// Adds to a counter that starts at 0, and returns the sum.
+    /// Adds `amount` to the counter `key`, which starts at 0, and returns the sum.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64, NativeError> {
         let mut sum = 0;
         // SAFETY: the store is alive; the key is valid for its length; `sum` is written on success.
@@ -181,12 +183,12 @@ impl Drop for Store {
     }
 }
 
-/// Whole milliseconds, at least one, because c10d takes zero for "no timeout".
+/// The timeout in whole milliseconds. At least 1, because c10d interprets 0 as "no timeout".
 pub(super) fn millis(timeout: Duration) -> i64 {
     i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX / 2).clamp(1, MILLIS_MAX)
 }
 
-/// A hundred years. More would overflow c10d's deadlines, which count nanoseconds.
+/// A hundred years. c10d counts deadlines in nanoseconds, which would overflow with longer timeouts.
 const MILLIS_MAX: i64 = 100 * 365 * 24 * 3600 * 1000;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Errors of the shim: a status code, and the text of the C++ exception behind it.
+//! Errors of the shim. A failed call returns a status code and stores the text of the C++ exception that caused it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -9,13 +9,13 @@ unsafe extern "C" {
     fn locdiff_last_error() -> *const c_char;
 }
 
-/// A failure inside libtorch, c10d or CUDA.
+/// A failure of libtorch, c10d or CUDA, or arguments that they cannot take.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{operation}: {text}")]
 pub struct NativeError {
-    /// The operation that failed.
+    /// Name of the operation that failed.
     pub operation: &'static str,
-    /// The text of the C++ exception, without its stack trace.
+    /// Why the operation failed. For a C++ exception, its text without the stack trace.
     pub text: String,
 }
 

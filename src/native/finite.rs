@@ -1,13 +1,14 @@
 //! Checks that float16 numbers are finite.
 //!
-//! Every byte that is read goes through this check, so it is compiled for the CPU's vector instructions.
+//! Every embedding that is read from a shard is checked, so the check uses AVX2 instructions if the processor has them.
 
-/// Exponent bits of a float16. All ones mean infinity or NaN.
+/// The exponent bits of a float16. If all of them are 1, the number is infinite or NaN.
 const EXPONENT: u16 = 0x7c00;
 /// The lowest exponent bit.
 const EXPONENT_ONE: u16 = 0x0400;
 
-/// Whether all of these little-endian float16 numbers are finite. An odd byte at the end is ignored.
+/// Whether all numbers in `bytes` are finite. `bytes` holds little-endian float16 numbers. If its length is odd, the
+/// last byte is ignored.
 pub fn all_finite_halves(bytes: &[u8]) -> bool {
     if is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2, as checked on the line above.
@@ -22,7 +23,8 @@ fn all_finite_avx2(bytes: &[u8]) -> bool {
     all_finite(bytes)
 }
 
-/// Has no branch per number: adding `EXPONENT_ONE` carries into the sign bit only if the exponent is all ones.
+/// Needs no branch per number: adding `EXPONENT_ONE` to the exponent bits sets the sign bit only if all exponent bits
+/// are 1.
 #[inline(always)]
 fn all_finite(bytes: &[u8]) -> bool {
     let exponent = |value: &[u8; 2]| (u16::from_le_bytes(*value) & EXPONENT).wrapping_add(EXPONENT_ONE);

@@ -1,5 +1,5 @@
-//! Tests of the CUDA code against the CPU, on a real GPU. They are ignored in the CPU variant; in the CUDA variant they
-//! need a GPU.
+//! Tests of the CUDA code on a real GPU, many of which compare its results with the CPU. They are ignored in the CPU
+//! variant. In the CUDA variant they need a GPU.
 
 mod graphs;
 mod kernels;
@@ -10,7 +10,7 @@ use tch::{Device, Kind, Tensor};
 /// The device under test.
 const GPU: Device = Device::Cuda(0);
 
-/// A summary of what a check measured, or an error.
+/// The result of a check: a text with its measurements, or an error.
 type CheckOutcome = anyhow::Result<String>;
 
 macro_rules! checks {
@@ -46,7 +46,8 @@ checks! {
     nothing_leaks in graphs;
 }
 
-/// The largest absolute difference, computed in f64 on the CPU. NaN if any element is NaN.
+/// The largest absolute difference between the elements of `a` and `b`, computed in f64 on the CPU. NaN if any element
+/// is NaN.
 fn largest_difference(a: &Tensor, b: &Tensor) -> anyhow::Result<f64> {
     let wide = |tensor: &Tensor| tensor.detach().to_device(Device::Cpu).to_kind(Kind::Double);
     Ok(wide(a).f_sub(&wide(b))?.abs().max().f_double_value(&[])?)

@@ -1,38 +1,40 @@
 //! The inner loops of spherical harmonics, eight points at a time.
 //!
-//! The formulas are in `shdd::harmonics`. Here l is the outer loop and m the inner one: the recursions of all m advance
-//! side by side, their state stays in the L1 cache, and each degree adds 2l + 1 adjacent coefficients. They collect in
-//! a tile of coefficients × points, which is transposed into rows of points when it is full.
+//! `shdd::harmonics` explains the formulas. The outer loop runs over the degree l, the inner loop over the order m. The
+//! recursions of all orders advance together, and their state stays in the L1 cache. Each degree computes 2l + 1
+//! adjacent coefficients and writes them to a tile of coefficients × points. When the tile is full, it is transposed
+//! into the rows of the output, one row per point.
 //!
-//! Invariant: on every processor, each point goes through the operations of the scalar form in the same order, without
-//! fused multiply-add. The same code is compiled for several vector lengths. Only the transposition is written by hand,
-//! because the compiler assembles it from single elements where the processor has no permutation across a whole
-//! register.
+//! Invariant: on every processor, each point is computed by the operations of `Basis::encode_scalar`, in the same order
+//! and without fused multiply-add. The same code is compiled for several vector lengths. Only the transposition of f32
+//! has its own implementation for AVX, because the compiler would move single elements if the processor cannot permute
+//! a whole register.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over lanes by index are the ones that become vector instructions"
 )]
 
-/// Points computed together: one AVX-512 register of f64, two of AVX2.
+/// Number of points that are computed together. Their f64 values fill one register of AVX-512, or two of AVX2.
 const LANES: usize = 8;
-/// A tile is transposed once it holds this many coefficients: 16 KiB of f32, a third of the L1 cache.
+/// A tile is transposed when it holds at least this many coefficients of each point. In f32 these are 16 KiB, a third
+/// of an L1 cache of 48 KiB.
 const TILE: usize = 512;
 
 /// The coefficients of the recursion.
 #[derive(Debug, Clone, Copy)]
 pub struct Tables<'a> {
-    /// p_mm by m, for m = 0..=L.
+    /// p_mm at index m, for m = 0..=L.
     pub sectoral: &'a [f64],
-    /// `[a_lm, b_lm]` at l (l + 1) / 2 + m.
+    /// `[a_lm, b_lm]` at index l (l + 1) / 2 + m.
     pub recursion: &'a [[f64; 2]],
 }
 
 /// Number type of the codes.
 pub trait Element: Copy + Default + Send + Sync {
-    /// Rounds from f64.
+    /// Rounds an f64 to this type.
     fn narrow(value: f64) -> Self;
 
-    /// Transposes a square of numbers, with AVX where that is faster.
+    /// Transposes a square of numbers. Uses AVX if that is faster for this type.
     ///
     /// # Safety
     /// The processor must have AVX.
@@ -67,7 +69,7 @@ impl Element for f32 {
     }
 }
 
-/// Encodes points: row i of `out` gets the (L + 1)² coefficients of `point(i)`.
+/// Encodes points. Row i of `out` receives the (L + 1)² coefficients of `point(i)`.
 pub fn encode<T: Element>(tables: Tables<'_>, point: impl Fn(usize) -> [f64; 3], out: &mut [T]) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -97,26 +99,26 @@ fn encode_avx2<T: Element>(tables: Tables<'_>, point: impl Fn(usize) -> [f64; 3]
     encode_lanes(tables, point, |tile| unsafe { T::transpose_avx(tile) }, out);
 }
 
-/// One number per point. Aligned so that no load or store crosses a cache line.
+/// One f64 per point. The alignment ensures that no load or store crosses a cache line.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 struct Wide([f64; LANES]);
 
-/// One coefficient per point, in a tile. For f32 the alignment is the size.
+/// One coefficient per point, as stored in a tile. For f32, the size is 32 bytes, the same as the alignment.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(32))]
 struct Narrow<T>([T; LANES]);
 
-/// State of the recursion of one m.
+/// State of the recursion of one order m.
 #[derive(Debug, Clone, Copy)]
 struct OrderState {
     /// Re (x + iy)^m.
     cosine: Wide,
     /// Im (x + iy)^m.
     sine: Wide,
-    /// p_(l-1)m, then p_lm.
+    /// p_(l-1)m before the step to degree l, and p_lm after it.
     old: Wide,
-    /// p_(l-2)m, then p_(l-1)m.
+    /// p_(l-2)m before the step to degree l, and p_(l-1)m after it.
     older: Wide,
 }
 
@@ -154,7 +156,7 @@ fn encode_lanes<T: Element>(
     }
 }
 
-/// Computes the powers of x + iy and sets every recursion to its start.
+/// Computes (x + iy)^m for every order m, and sets the recursion of m to its start value p_mm.
 #[inline(always)]
 fn start_orders(orders: &mut [OrderState], sectoral: &[f64], x: &Wide, y: &Wide) {
     let (mut cosine, mut sine) = (Wide([1.0; LANES]), Wide([0.0; LANES]));
@@ -168,7 +170,8 @@ fn start_orders(orders: &mut [OrderState], sectoral: &[f64], x: &Wide, y: &Wide)
     }
 }
 
-/// One degree: advances the recursions of m < l, starts that of m = l, and writes 2l + 1 coefficients.
+/// Computes one degree l: advances the recursions of the orders m < l, starts the recursion of m = l, and writes 2l + 1
+/// coefficients into `tile`.
 #[inline(always)]
 fn degree<T: Element>(recursion: &[[f64; 2]], orders: &mut [OrderState], z: &Wide, tile: &mut [Narrow<T>]) {
     let l = recursion.len();
@@ -208,7 +211,7 @@ fn product<T: Element>(legendre: &Wide, power: &Wide) -> Narrow<T> {
     Narrow(out)
 }
 
-/// Transposes a tile into the rows, from coefficient `first` on.
+/// Transposes a tile into the rows of the output. The tile begins with coefficient `first`.
 #[inline(always)]
 fn write_rows<T: Element>(
     tile: &[Narrow<T>],
@@ -236,7 +239,8 @@ fn transpose<T: Element>(tile: &[[T; LANES]; LANES]) -> [[T; LANES]; LANES] {
     std::array::from_fn(|row| std::array::from_fn(|column| tile[column][row]))
 }
 
-/// Puts halves of rows i and i + 4 into one register, then shuffles twice within the halves.
+/// Each register first receives four elements of row i and four of row i + 4. Two rounds of shuffles within these
+/// halves then complete the transposition.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx")]

@@ -1,6 +1,6 @@
-//! Host memory for rows of float16 that becomes a tensor without another copy.
+//! Tensors of float16 rows in main memory that are filled in place, so that no further copy is needed.
 //!
-//! Pinned memory comes from torch's own allocator, which reuses a block only after the copies out of it are done.
+//! Pinned memory comes from torch's own allocator, which reuses memory only after all copies from it to a GPU are done.
 
 use std::ffi::{c_int, c_void};
 
@@ -18,13 +18,13 @@ unsafe extern "C" {
 }
 
 /// A `[rows, width]` float16 tensor that is filled row by row through [`RowPlaces`]. Each row is assigned once, and
-/// nothing else can access the tensor before all rows are finished: see [`super::row_pool`].
+/// nothing else can access the tensor before all rows are finished. [`super::row_pool`] explains how.
 pub struct HostRows {
     rows: RowPool<Tensor>,
 }
 
 impl HostRows {
-    /// Allocates the tensor without initialising it. `pinned` needs the CUDA variant and a GPU.
+    /// Allocates the tensor without initialising it. If `pinned` is true, this needs the CUDA variant and a GPU.
     pub fn new(rows: usize, width: usize, pinned: bool) -> Result<Self, NativeError> {
         let tensor = allocate(rows, width, pinned)?;
         // SAFETY: `allocate` made a new contiguous float16 tensor of this size in main memory; no other tensor refers
@@ -32,9 +32,10 @@ impl HostRows {
         Ok(unsafe { Self::from_tensor(tensor, rows, width) })
     }
 
-    /// Takes back a tensor from [`HostRows::into_tensor`] to fill it again. Returns `None` if its shape or type
-    /// differs, if another tensor still refers to its memory, or if it is pinned: a copy to a GPU may still read pinned
-    /// memory, so it goes back to torch's allocator, which knows when copies are done.
+    /// Takes back a tensor from [`HostRows::into_tensor`] to fill it again. Returns `None` if the tensor is not a
+    /// float16 tensor `[rows, width]` in main memory, if another tensor still refers to its memory, or if it is pinned.
+    /// A copy to a GPU may still be reading pinned memory, so pinned memory goes back to torch's allocator, which knows
+    /// when its copies are done.
     pub fn reuse(tensor: Tensor, rows: usize, width: usize) -> Option<Self> {
         let shape = [i64::try_from(rows).ok()?, i64::try_from(width).ok()?];
         let fits = tensor.device() == Device::Cpu && tensor.kind() == Kind::Half && tensor.is_contiguous();
@@ -65,7 +66,7 @@ impl HostRows {
         self.rows.unassigned()
     }
 
-    /// Makes the next row of this tensor the destination of row `row` of a block.
+    /// Makes the next row of this tensor the destination of row `row` of the block that `places` describes.
     ///
     /// # Panics
     /// If all rows are assigned, if the block has no row `row` or that row already has a destination, if rows of the
@@ -77,7 +78,7 @@ impl HostRows {
     /// Returns the tensor once all rows are finished.
     ///
     /// # Panics
-    /// If any row is not finished: its memory may be uninitialised or hold bad data.
+    /// If any row is not finished, because the memory of that row may be uninitialised or hold bad data.
     pub fn into_tensor(self) -> Tensor {
         self.rows.into_owner()
     }
@@ -96,8 +97,9 @@ fn allocate(rows: usize, width: usize, pinned: bool) -> Result<Tensor, NativeErr
     unsafe { out_tensor(OPERATION, call) }
 }
 
-/// Allocates pinned, uninitialised bytes; an odd `count` is rounded down. Needs the CUDA variant and a GPU. tch's own
-/// `pin_memory` is not used because it takes a device argument that libtorch reports as deprecated.
+/// Allocates `count` uninitialised bytes of pinned memory. An odd `count` is rounded down to an even number. Needs the
+/// CUDA variant and a GPU. tch's `pin_memory` is not used, because it requires a device argument that libtorch reports
+/// as deprecated.
 pub fn pinned_bytes(count: usize) -> Result<Tensor, NativeError> {
     Ok(allocate(1, count / HALF_BYTES, true)?.f_view([-1])?.f_view_dtype(Kind::Uint8)?)
 }
@@ -106,7 +108,8 @@ pub fn pinned_bytes(count: usize) -> Result<Tensor, NativeError> {
 mod tests {
     use super::*;
 
-    /// Two rows of three numbers, assigned to rows 1 and 0 of a block.
+    /// A tensor of two rows with three numbers each. Its first row is assigned to row 1 of a block, and its second row
+    /// to row 0.
     fn assigned() -> (HostRows, RowPlaces) {
         let mut rows = HostRows::new(2, 3, false).expect("memory");
         let mut places = RowPlaces::new(2, 6);

@@ -1,7 +1,8 @@
-//! The C++ shim over libtorch and its safe Rust wrapper. All unsafe code of the project is in this module.
+//! The C++ shim over libtorch and its safe Rust wrapper. All unsafe code of this crate is in this module.
 //!
-//! Every shim function has a C ABI, and every fallible one catches all C++ exceptions, so that none unwinds into Rust.
-//! The CUDA functions exist in the CPU variant too, where they return an error.
+//! Every function of the shim has a C ABI. Every function that can fail catches all C++ exceptions, so that no
+//! exception unwinds into Rust. The Rust functions for CUDA also exist in the CPU variant, where each call returns an
+//! error.
 
 pub mod autograd;
 pub mod c10d;

@@ -1,8 +1,9 @@
-//! Custom CUDA kernels: CUDA C that is compiled at start-up for the current device and launched on torch's current
-//! stream.
+//! Custom CUDA kernels. Their CUDA C source is compiled at run time for the current device, and they are launched on
+//! torch's current stream.
 //!
-//! Compiled modules are kept for the life of the process. Compile before a capture begins, because CUDA does not allow
-//! loading code during one. Why no crate does this: `docs/decisions/0005-nvrtc-without-a-crate.md`.
+//! Compiled modules are kept until the process ends. Compile kernels before a graph capture begins, because CUDA does
+//! not allow code to be loaded during a capture. `docs/decisions/0005-nvrtc-without-a-crate.md` explains why this
+//! module is not replaced by a crate.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_uint, c_void};
@@ -40,10 +41,10 @@ cuda_functions! {
     fn locdiff_cuda_tensor_address(tensor: *const c_void, out: *mut *mut c_void);
 }
 
-/// Limit on the parameters of a kernel; no kernel here has that many.
+/// Limit on the number of parameters of a kernel. Every kernel of this project has fewer.
 const PARAMETERS_MAX: usize = 32;
 
-/// Compiled code. It is never unloaded.
+/// A module of compiled code. Modules are never unloaded.
 #[derive(Debug, Clone, Copy)]
 struct Module(*mut c_void);
 
@@ -53,7 +54,8 @@ unsafe impl Send for Module {}
 type ModuleKey = (usize, String, Vec<String>);
 static MODULES: Mutex<Option<HashMap<ModuleKey, Module>>> = Mutex::new(None);
 
-/// One argument of a kernel. Its size is checked against the kernel's parameter; its type cannot be.
+/// One argument of a kernel. A launch checks that its size is the size of the kernel's parameter, but cannot check its
+/// type.
 #[derive(Debug, Clone, Copy)]
 pub enum Arg<'a> {
     /// The address of a contiguous tensor on the current device.
@@ -71,7 +73,7 @@ pub enum Arg<'a> {
 }
 
 impl Arg<'_> {
-    /// The bytes of the argument at the start of a `u64`, and their number.
+    /// Returns a `u64` that begins with the bytes of the argument, and the number of those bytes.
     fn encode(&self) -> Result<(u64, usize), NativeError> {
         let low = |bytes: [u8; 4]| u64::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3], 0, 0, 0, 0]);
         Ok(match self {
@@ -95,7 +97,8 @@ fn address(tensor: &Tensor) -> Result<usize, NativeError> {
 
 /// A `__global__` function with C linkage.
 ///
-/// The code is part of this program and trusted: a kernel must stay within the tensors that it is given.
+/// Nothing checks the memory accesses of a kernel. Its source is part of this program and must only access the tensors
+/// that it receives.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     name: String,
@@ -109,10 +112,11 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
-    /// Compiles `source` for the current device with NVRTC's `options` and returns its function `name`.
+    /// Compiles `source` for the current device with the NVRTC options `options`, and returns the function `name` of
+    /// `source`.
     ///
-    /// The same source with the same options is compiled once per process and device. If compilation fails, the error
-    /// holds the compiler's log.
+    /// Each combination of source and options is compiled only once per process and device. If compilation fails, the
+    /// error contains the compiler's log.
     pub fn compile(name: &str, source: &str, options: &[&str]) -> Result<Self, NativeError> {
         let module = module(name, source, options)?;
         let c_name = c_string(name)?;
@@ -150,7 +154,8 @@ impl Kernel {
 fn module(name: &str, source: &str, options: &[&str]) -> Result<Module, NativeError> {
     let device = current_device()?;
     let key = (device, source.to_owned(), options.iter().map(|option| (*option).to_owned()).collect());
-    // A panic elsewhere cannot leave the map inconsistent, because it only ever gains whole entries.
+    // A thread that panicked while holding the lock cannot have left the map inconsistent, because the only change ever
+    // made is to insert a whole entry.
     let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
     let modules = modules.get_or_insert_default();
     if let Some(module) = modules.get(&key) {

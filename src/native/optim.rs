@@ -1,7 +1,9 @@
-//! AdamW over lists of tensors in one fused kernel, with gradient norm, clipping, non-finite check and EMA.
+//! The optimizer: AdamW as one fused operation over a list of tensors, the norm, clipping and finiteness check of
+//! gradients, and moving averages of parameters.
 //!
-//! Nothing here waits for the device. Learning rate, step, clip divisor and skip flag are tensors, so that a captured
-//! graph can be replayed with other values. Each parameter group is a separate call.
+//! No function of this module waits for the device. The learning rate, the step, the clip divisor and the skip flag are
+//! tensors, so that a captured CUDA graph can be replayed with other values. Each group of parameters with its own
+//! hyperparameters needs a separate call of [`AdamW::update`].
 //!
 //! AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2.
 
@@ -43,9 +45,9 @@ pub struct AdamW {
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment, so that the division by it never divides by 0.
     pub eps: f64,
-    /// Decoupled weight decay: each update first multiplies the parameter by 1 − learning rate × this.
+    /// Decoupled weight decay: each update first multiplies the parameter by 1 − learning rate × `weight_decay`.
     pub weight_decay: f64,
 }
 
@@ -54,9 +56,9 @@ pub struct AdamW {
 pub struct Moments {
     /// Running means of the gradients.
     pub exp_avgs: Vec<Tensor>,
-    /// Running means of their squares.
+    /// Running means of the squared gradients.
     pub exp_avg_sqs: Vec<Tensor>,
-    /// Number of updates so far: one f32 on the device (exact up to 2²⁴).
+    /// Number of updates so far, as one f32 on the device. An f32 counts exactly up to 2²⁴.
     pub step: Tensor,
 }
 
@@ -69,22 +71,24 @@ impl Moments {
     }
 }
 
-/// Inputs of one update other than the gradients, all on the device.
+/// The inputs of one update besides parameters, gradients and moments. All are tensors on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct UpdateInputs<'a> {
     /// The learning rate, one f32.
     pub learning_rate: &'a Tensor,
-    /// Divides the gradients before they are used; the divided gradients are written back. One f32, such as the result
-    /// of [`clip_divisor`].
+    /// One f32, such as the result of [`clip_divisor`]. The update divides the gradients by it, in place, before using
+    /// them.
     pub grad_divisor: Option<&'a Tensor>,
-    /// One f32. If it is 1, parameters, moments and step stay unchanged.
+    /// One f32. If it is 1, the update changes neither parameters, moments nor step. `None` means that every update is
+    /// made.
     pub found_inf: Option<&'a Tensor>,
 }
 
 impl AdamW {
-    /// Makes one update of `params`, in place.
+    /// Updates `params` and `moments` once, in place.
     ///
-    /// All tensors must have one dtype and be on one device, and a gradient must have the strides of its parameter.
+    /// All parameters must have the same dtype and device. The gradient and both moments of a parameter must have its
+    /// shape, strides, dtype and device.
     pub fn update(
         &self,
         params: &[Tensor],
@@ -124,8 +128,8 @@ impl AdamW {
     }
 }
 
-/// The sum of all squares as one f32 on the device (f64 if all tensors are f64). The sums of shards can be added across
-/// ranks.
+/// The sum of the squares of all elements, as one f32 on the device (f64 if all tensors are f64). If each rank holds a
+/// part of the tensors, the results of all ranks add up to the squared norm of the whole.
 pub fn squared_norm(tensors: &[Tensor]) -> Result<Tensor, NativeError> {
     let list = pointers(tensors);
     // SAFETY: the list holds `tensors.len()` live tensors, and `out` has room for one pointer.
@@ -134,19 +138,20 @@ pub fn squared_norm(tensors: &[Tensor]) -> Result<Tensor, NativeError> {
     unsafe { out_tensor("squared norm", call) }
 }
 
-/// Returns 1 if the scalar is infinite or NaN, else 0, as one f32. Checking the squared norm saves a pass over the
-/// gradients, and also catches finite gradients whose norm overflows.
+/// Returns 1 if `scalar` is infinite or NaN, else 0, as one f32. Pass the squared norm of the gradients to check them:
+/// this needs no second pass over the gradients, and it also detects finite gradients whose norm overflows.
 pub fn not_finite(scalar: &Tensor) -> Result<Tensor, NativeError> {
     Ok(scalar.f_isfinite()?.f_logical_not()?.f_to_kind(Kind::Float)?)
 }
 
-/// The divisor that limits the norm of the gradients to `max_norm`: max(1, norm / max_norm), one f32.
+/// The number by which gradients must be divided so that their norm is at most `max_norm`: max(1, norm / max_norm), as
+/// one f32.
 pub fn clip_divisor(squared_norm: &Tensor, max_norm: f64) -> Result<Tensor, NativeError> {
     Ok(squared_norm.f_sqrt()?.f_div_scalar(max_norm)?.f_clamp_min(1.0)?.f_to_kind(Kind::Float)?)
 }
 
-/// Moves `averages` towards `params`: average = (1 − weight) × average + weight × parameter. `weight` is one f32 on the
-/// device.
+/// Moves each of `averages` towards its parameter, in place: average ← (1 − weight) × average + weight × parameter.
+/// `weight` is one f32 on the device.
 pub fn ema_update(averages: &[Tensor], params: &[Tensor], weight: &Tensor) -> Result<(), NativeError> {
     const OPERATION: &str = "moving average";
     if averages.len() != params.len() {
@@ -160,7 +165,7 @@ pub fn ema_update(averages: &[Tensor], params: &[Tensor], weight: &Tensor) -> Re
     check(OPERATION, status)
 }
 
-/// The `at::Tensor*` of a tensor, valid as long as the tensor lives.
+/// The `at::Tensor*` of a tensor. The pointer is valid as long as `tensor` is alive.
 pub(super) fn pointer(tensor: &Tensor) -> *mut c_void {
     tensor.as_ptr().cast_mut().cast()
 }

@@ -1,7 +1,8 @@
-//! Random tensors on CPU and GPU: the tensor interface of [`Philox`].
+//! Random tensors on CPU and GPU, drawn with [`Philox`].
 //!
-//! On the GPU the step can be read from a [`DeviceCounter`], so that a captured graph draws new numbers at each replay.
-//! Draw once before a capture, because the kernels are compiled at first use.
+//! A draw can read its step from a [`DeviceCounter`] on the GPU, so that a captured graph draws other numbers after the
+//! counter was changed. Make each kind of draw once before a capture: its kernel is compiled at first use, and a
+//! capture does not allow that.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -34,13 +35,13 @@ super::from_torch!(RandomError);
 /// Where the step of a draw comes from.
 #[derive(Debug, Clone, Copy)]
 pub enum Step<'a> {
-    /// A step that the host knows.
+    /// A step whose number the host passes.
     At(u64),
-    /// A step that is read on the device when the numbers are drawn.
+    /// A step that is read from a counter when the numbers are drawn. On the GPU, the host does not wait for it.
     Counter(&'a DeviceCounter),
 }
 
-/// Which numbers to draw, as a `[samples, elements]` tensor.
+/// Which numbers to draw. The result is a `[samples, elements]` tensor.
 #[derive(Debug, Clone, Copy)]
 pub struct RowDraw<'a> {
     /// What the numbers are for.
@@ -55,7 +56,7 @@ pub struct RowDraw<'a> {
     pub elements: usize,
 }
 
-/// A step counter on a device: an i64 that kernels read.
+/// A step counter on a device: one i64 that the kernels read.
 #[derive(Debug)]
 pub struct DeviceCounter(Tensor);
 
@@ -67,7 +68,7 @@ impl DeviceCounter {
         Ok(counter)
     }
 
-    /// Sets the counter to `step`, in the order of the current stream.
+    /// Sets the counter to `step`. On the GPU, the change takes effect in the order of the current stream.
     pub fn set(&mut self, step: u64) -> Result<(), RandomError> {
         check_below("step", step, STEP_END)?;
         let _ = self.0.f_fill_(step.cast_signed())?;
@@ -91,7 +92,7 @@ pub trait RandomTensors {
     /// Integers in `0..bound`, i64.
     fn int(&self, device: Device, bound: u32, rows: RowDraw<'_>) -> Result<Tensor, RandomError>;
 
-    /// True with probability `keep`. For dropout, divide the kept activations by `keep`.
+    /// Booleans, each true with probability `keep`. For dropout, divide the kept activations by `keep`.
     fn mask(&self, device: Device, keep: f64, rows: RowDraw<'_>) -> Result<Tensor, RandomError>;
 }
 
@@ -116,7 +117,8 @@ impl RandomTensors for Philox {
     }
 }
 
-/// Draws on the GPU with the kernel `name`, which takes `extra` after the output, and elsewhere with `fill`.
+/// Draws a tensor: on the GPU with the kernel `name`, on the CPU with `fill`. The kernel takes `extra` as its second
+/// argument, after the output.
 fn draw_tensor<T: Element + Clone + Default>(
     philox: Philox,
     device: Device,
@@ -163,7 +165,7 @@ fn draw_on_gpu(
 }
 
 impl RowDraw<'_> {
-    /// The draw for the CPU, where the counter can be read without waiting.
+    /// The draw on the CPU. A counter on the CPU can be read without waiting.
     fn draw(&self) -> Result<Draw, RandomError> {
         let step = match self.step {
             Step::At(step) => step,
@@ -173,11 +175,13 @@ impl RowDraw<'_> {
     }
 }
 
-/// The compiled kernel for the current device. This lookup does not hash the source, as [`Kernel::compile`] does.
+/// The compiled kernel for the current device. Unlike [`Kernel::compile`], the lookup here does not hash the whole
+/// source.
 fn kernel(name: &'static str) -> Result<Kernel, NativeError> {
     static COMPILED: Mutex<Option<HashMap<(usize, &'static str), Kernel>>> = Mutex::new(None);
     let device = super::cuda::current_device()?;
-    // A panic elsewhere cannot leave the map inconsistent, because it only ever gains whole entries.
+    // A thread that panicked while holding the lock cannot have left the map inconsistent, because the only change ever
+    // made is to insert a whole entry.
     let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
     let compiled = compiled.get_or_insert_default();
     if let Some(kernel) = compiled.get(&(device, name)) {

@@ -1,29 +1,30 @@
-//! Memory for rows that several threads fill.
+//! Memory for rows that several threads fill at the same time.
 //!
-//! A `RowPool` assigns each of its rows once, as the destination of one row of a block. A [`RowPlaces`] holds the
-//! destinations for one block. Only its owner can write them, and [`RowPlaces::finish`] gives them up for good.
-//! Invariants:
-//! - `RowPool::into_owner` releases the memory only when all rows are finished and no `RowPlaces` refers to it. So
-//!   no thread reads a row that was not written completely and declared good, and none writes memory that others can
-//!   read.
-//! - A `RowPlaces` that is dropped unfinished, because a read failed or was given up, leaves its rows unfinished for
-//!   ever. While it exists it keeps the memory alive.
+//! Rows are read in blocks: consecutive rows of a shard, of which only some are wanted. A `RowPool` owns the memory. It
+//! assigns each of its rows once, as the destination of one row of a block. A [`RowPlaces`] holds all destinations for
+//! one block. Only the owner of the `RowPlaces` can write to them. [`RowPlaces::finish`] consumes it, so that they
+//! cannot be written again. Invariants:
+//! - `RowPool::into_owner` releases the memory only when all rows are finished and no `RowPlaces` refers to it. So no
+//!   thread reads a row before it was written completely and declared good, and no thread writes to memory that another
+//!   thread can read.
+//! - If a `RowPlaces` is dropped without `finish`, because a read failed or was abandoned, its rows remain unfinished
+//!   for ever. As long as a `RowPlaces` exists, it keeps the memory alive.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of a cache line. Streaming stores are worthwhile only for whole lines.
+/// Bytes of a cache line. Streaming stores are only faster if they fill whole lines.
 const LINE_BYTES: usize = 64;
 
 /// Bytes of one streaming store.
 const LANE_BYTES: usize = 16;
 
-/// Memory for rows, with its owner.
+/// Memory for rows, and the value that owns this memory.
 struct RowMemory<Owner: ?Sized> {
     base: *mut u8,
     rows: usize,
     row_bytes: usize,
-    /// Rows that are not finished yet.
+    /// Number of rows that are not finished yet.
     missing: AtomicUsize,
     owner: Owner,
 }
@@ -35,7 +36,7 @@ unsafe impl<Owner: Send + ?Sized> Send for RowMemory<Owner> {}
 // last `Arc`, and the bytes only through `RowPlaces`, where each destination belongs to one thread.
 unsafe impl<Owner: Send + ?Sized> Sync for RowMemory<Owner> {}
 
-/// Memory whose rows are assigned in order.
+/// Memory whose rows are assigned from the first to the last.
 pub(super) struct RowPool<Owner> {
     memory: Arc<RowMemory<Owner>>,
     assigned: usize,
@@ -57,7 +58,7 @@ impl<Owner: Send + 'static> RowPool<Owner> {
         self.memory.rows - self.assigned
     }
 
-    /// Makes the next row of this memory the destination of row `row` of a block.
+    /// Makes the next row of this memory the destination of row `row` of the block that `places` describes.
     ///
     /// # Panics
     /// If all rows are assigned, if the block has no row `row` or that row already has a destination, if rows of the
@@ -80,26 +81,26 @@ impl<Owner: Send + 'static> RowPool<Owner> {
     /// Returns the owner of the memory once all rows are finished.
     ///
     /// # Panics
-    /// If any row is not finished, or if some thread has not yet returned from [`RowPlaces::finish`].
+    /// If any row is not finished, or if another thread is still inside [`RowPlaces::finish`].
     pub(super) fn into_owner(self) -> Owner {
-        // Pairs with the release in `finish`: the written bytes are visible from here on.
+        // This load synchronizes with the release in `finish`, so that all written bytes are visible from here on.
         let missing = self.memory.missing.load(Ordering::Acquire);
         assert!(missing == 0, "{missing} rows are not finished");
         Arc::into_inner(self.memory).expect("every finished `RowPlaces` is gone").owner
     }
 }
 
-/// Destinations of the wanted rows of one block. Rows are written in the order of the block ([`RowPlaces::write`]),
-/// from the first one again if a read is repeated ([`RowPlaces::restart`]), and then declared good
-/// ([`RowPlaces::finish`]).
+/// Destinations of the wanted rows of one block. [`RowPlaces::write`] takes the rows in the order of the block. If a
+/// read has to be repeated, [`RowPlaces::restart`] goes back to the first row. [`RowPlaces::finish`] declares all rows
+/// good.
 pub struct RowPlaces {
-    /// Destination of each row of the block; null if the row is not wanted. Each one lies in one of `memories` and
-    /// belongs to this value alone.
+    /// The destination of each row of the block, or null if the row is not wanted. Each destination lies in one of
+    /// `memories` and belongs to this value alone.
     slots: Vec<*mut u8>,
     row_bytes: usize,
-    /// Rows of the block that have been passed to `write`.
+    /// Number of rows of the block that have been passed to `write`.
     written: usize,
-    /// The memories that the destinations lie in, with the number of destinations in each.
+    /// The memories in which the destinations lie, each with the number of its destinations.
     memories: Vec<(Arc<RowMemory<dyn Send>>, usize)>,
 }
 
@@ -108,35 +109,37 @@ pub struct RowPlaces {
 unsafe impl Send for RowPlaces {}
 
 impl RowPlaces {
-    /// Creates destinations for a block of `rows` rows, none of them wanted yet.
+    /// Creates the destinations for a block of `rows` rows. No row is wanted until
+    /// [`HostRows::assign`](super::host::HostRows::assign) gives it a destination.
     pub fn new(rows: usize, row_bytes: usize) -> Self {
         Self { slots: vec![std::ptr::null_mut(); rows], row_bytes, written: 0, memories: Vec::new() }
     }
 
-    /// Starts over with the first row.
+    /// Makes the next [`RowPlaces::write`] start at the first row of the block again.
     pub fn restart(&mut self) {
         self.written = 0;
     }
 
-    /// Takes the next rows of the block and copies the wanted ones to their destinations.
+    /// Takes the next rows of the block and copies each wanted row to its destination.
     ///
     /// # Panics
-    /// If `rows` is not a whole number of rows, or holds more rows than are left.
+    /// If `rows` is not a whole number of rows, or holds more rows than the block has left.
     pub fn write(&mut self, rows: &[u8]) {
         let (count, left) = (rows.len() / self.row_bytes, self.slots.len() - self.written);
         let whole = count * self.row_bytes == rows.len() && count <= left;
         assert!(whole, "got {} bytes, wanted at most {left} rows of {} bytes", rows.len(), self.row_bytes);
         let slots = &self.slots[self.written..][..count];
         for (slot, row) in slots.iter().zip(rows.chunks_exact(self.row_bytes)).filter(|(slot, _)| !slot.is_null()) {
-            // SAFETY: `slot` has room for one row. No other thread reads or writes that memory, so `row` cannot overlap it.
-            // `fence` is called below.
+            // SAFETY: `slot` has room for one row. No other thread reads or writes that memory, so `row` cannot overlap
+            // it. `fence` is called below.
             unsafe { copy_streaming(row, *slot) };
         }
         fence();
         self.written += count;
     }
 
-    /// Declares every row written and good: from here on others may read them.
+    /// Declares that every row was written and is good. Other threads can read the memory once all of its rows are
+    /// finished.
     ///
     /// # Panics
     /// If not all rows of the block have been written.
@@ -148,7 +151,8 @@ impl RowPlaces {
     }
 }
 
-/// Copies a row past the caches: it will not be read soon, and the caches need not fetch lines that are overwritten.
+/// Copies a row with stores that bypass the caches. The row will not be read soon, and the processor need not fetch a
+/// cache line that is overwritten as a whole.
 ///
 /// # Safety
 /// `place` must have room for the row and must not overlap it, and this thread must call [`fence`] before anybody reads
@@ -185,14 +189,14 @@ unsafe fn stream_line(line: &[u8; LINE_BYTES], place: *mut u8) {
     }
 }
 
-/// Plain copy, because Miri does not support streaming stores.
+/// A plain copy, because Miri does not support streaming stores.
 #[cfg(miri)]
 unsafe fn stream_line(line: &[u8; LINE_BYTES], place: *mut u8) {
     // SAFETY: the caller guarantees that `place` has room for the line and does not overlap it.
     unsafe { std::ptr::copy_nonoverlapping(line.as_ptr(), place, LINE_BYTES) };
 }
 
-/// Orders streaming stores before all later stores, as ordinary stores are.
+/// Makes earlier streaming stores visible before all later stores. Ordinary stores need no fence for this.
 fn fence() {
     // SAFETY: every x86-64 processor has SSE.
     #[cfg(not(miri))]
@@ -228,8 +232,8 @@ mod tests {
 
     #[test]
     fn rows_written_by_several_threads_reach_their_destinations() {
-        // Two batches of three two-byte rows, filled with rows 1, 4, 2, 0 of a block of five and rows 1, 0 of a block
-        // of two.
+        // Two memories of three rows, two bytes each. They receive rows 1, 4, 2, 0 of a block of five rows, and rows 1,
+        // 0 of a block of two rows.
         let ((mut first, _), (mut second, _)) = (rows(3, 2), rows(3, 2));
         let (mut one, mut two) = (RowPlaces::new(5, 2), RowPlaces::new(2, 2));
         first.assign(&mut one, 1);
@@ -286,7 +290,7 @@ mod tests {
 
     #[test]
     fn rows_of_any_size_are_copied_whole_from_pieces_of_any_size() {
-        // More sizes would take Miri minutes.
+        // Miri is slow: more sizes would take it minutes.
         let sizes: &[usize] = if cfg!(miri) { &[6, 150] } else { &[1, 6, 63, 64, 65, 150, 600, 1536, 1550] };
         for &row_bytes in sizes {
             let block: Vec<u8> = (0..40 * row_bytes).map(|at| (at * 31 % 251) as u8).collect();
@@ -296,7 +300,7 @@ mod tests {
                 let (mut memory, _) = rows(wanted.len(), row_bytes);
                 let mut places = RowPlaces::new(40, row_bytes);
                 wanted.iter().for_each(|row| memory.assign(&mut places, *row));
-                // A read that is restarted leaves nothing of the first attempt.
+                // After a restart, no byte of the first attempt may remain.
                 places.write(&vec![255; 7 * row_bytes]);
                 places.restart();
                 block.chunks(piece_rows * row_bytes).for_each(|piece| places.write(piece));

@@ -1,6 +1,7 @@
 //! The versions of libtorch, CUDA and NCCL that this process has loaded.
 //!
-//! They are read from the loaded libraries, not from the build, so that a library replaced on disk shows up.
+//! These versions are read from the loaded libraries, so that a library that was replaced after the build is noticed.
+//! Only [`Versions::libtorch_built`] comes from the build.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -20,13 +21,13 @@ pub struct Versions {
     pub libtorch_built: String,
     /// Version of the loaded libtorch.
     pub libtorch_loaded: String,
-    /// Version of the CUDA runtime; `None` in the CPU variant.
+    /// Version of the CUDA runtime. `None` in the CPU variant, or if the runtime does not report its version.
     pub cuda: Option<String>,
-    /// Version of NCCL; `None` in the CPU variant.
+    /// Version of NCCL. `None` in the CPU variant, or if NCCL does not report its version.
     pub nccl: Option<String>,
 }
 
-/// Reads the versions of the loaded libraries.
+/// Reads the versions of the native libraries.
 pub fn versions() -> Result<Versions, NativeError> {
     // SAFETY: takes no arguments, returns a string literal.
     let built = unsafe { locdiff_built_against() };

@@ -8,33 +8,33 @@ use crate::geoclip::GeoclipError;
 /// An error of [`crate::retrieval`].
 #[derive(Debug, thiserror::Error)]
 pub enum RetrievalError {
-    /// The head does not fit the data.
+    /// The configured head cannot be used with the data.
     #[error("retrieval.head = \"{head}\" does not fit {location}: {reason}")]
     Head {
         /// The configured head.
         head: &'static str,
         /// Location of the data.
         location: String,
-        /// Why it does not fit, and what to do.
+        /// Why the head cannot be used, and what to do.
         reason: String,
     },
     /// The gallery has no points.
     #[error("{0}: no gallery points, wanted at least 1")]
     EmptyGallery(String),
-    /// An embedding that is zero or not finite.
+    /// An embedding is zero or not finite.
     #[error("{what} {row}: its embedding is zero or not finite, so it has no direction")]
     NoDirection {
-        /// `"gallery point"` or `"image"`.
+        /// What the embedding belongs to: `"gallery point"` or `"image"`.
         what: &'static str,
-        /// Its index, from 0.
+        /// Index of the gallery point or image, from 0.
         row: usize,
     },
-    /// Tensors or lists whose sizes do not match.
+    /// The sizes of tensors or lists do not match.
     #[error("{what}: got {got}, wanted {want}")]
     Shape {
-        /// The tensor or list.
+        /// Name of the tensor or list.
         what: &'static str,
-        /// Its size.
+        /// The actual size.
         got: String,
         /// The expected size.
         want: String,
@@ -42,7 +42,7 @@ pub enum RetrievalError {
     /// The gallery file cannot be read.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// GeoCLIP's weights or gallery.
+    /// GeoCLIP's weights or gallery cannot be used.
     #[error(transparent)]
     Geoclip(#[from] GeoclipError),
     /// libtorch failed.

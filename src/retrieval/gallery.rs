@@ -1,9 +1,9 @@
 //! A gallery: places with a spatial index, and an embedding for each place.
 //!
-//! GeoCLIP's embeddings of places are computed once and kept on disk ([`crate::geoclip::GalleryEmbeddings`]). Training
-//! photos serve as a gallery too, with their own embeddings. They stay in f16 as stored, so that millions of them fit
-//! in memory.
-// g gallery points · w width
+//! GeoCLIP embeds the places of a gallery once, and the embeddings are cached on disk
+//! ([`crate::geoclip::GalleryEmbeddings`]). Training photos can also serve as a gallery, with the stored embeddings of
+//! the photos. These embeddings stay in f16, so that millions of photos fit in memory.
+// Letters in tensor names: g gallery points, w width of an embedding, p rows of a piece.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ use tch::{Device, Kind, Tensor};
 use super::error::RetrievalError;
 use crate::geoclip::{self, EMBEDDING_WIDTH, Embedder, Geoclip};
 
-/// Rows whose norms are computed at once.
+/// Number of rows whose norms are computed at once.
 const PIECE_ROWS: i64 = 65_536;
 
-/// Places with embeddings.
+/// Places with their embeddings and a spatial index.
 #[derive(Debug)]
 pub struct Gallery {
     index: SphereIndex,
@@ -27,8 +27,8 @@ pub struct Gallery {
 }
 
 impl Gallery {
-    /// Opens the configured gallery, embedded by GeoCLIP. `progress` is called with the number of embeddings computed.
-    /// Cached embeddings are not recomputed.
+    /// Opens the configured gallery. Embeddings that are not cached are computed with GeoCLIP, and `progress` is called
+    /// with the number of places done.
     pub fn open(
         config: &RetrievalConfig,
         geoclip: &Geoclip,
@@ -48,8 +48,8 @@ impl Gallery {
         Self::of_embeddings(source, points, embeddings_gw)
     }
 
-    /// A gallery of points with these embeddings `[points, width]`, f16 or f32. They need not be normalised, but must
-    /// not be zero. `source` is the origin of the points in error messages.
+    /// A gallery of `points` with the embeddings `embeddings_gw`, `[points, width]` in f16 or f32. An embedding need
+    /// not be normalised, but must be finite and not zero. Error messages name `source` as the origin of the points.
     pub fn of_embeddings(
         source: String,
         points: Vec<UnitVector>,
@@ -75,7 +75,7 @@ impl Gallery {
         Ok(Self { index: SphereIndex::new(points), embeddings_gw, inverse_lengths_g })
     }
 
-    /// The places.
+    /// The places of the gallery.
     pub fn points(&self) -> &[UnitVector] {
         self.index.points()
     }
@@ -101,7 +101,8 @@ impl Gallery {
     }
 }
 
-/// The inverse norm of each row. Computed in pieces, because rows in f16 are converted to f32.
+/// The inverse norm of each row. Rows are converted from f16 to f32 in pieces, which bounds the memory for the
+/// conversion.
 fn inverse_lengths(embeddings_gw: &Tensor) -> Result<Tensor, RetrievalError> {
     let rows = embeddings_gw.size()[0];
     let piece = |first: i64| -> Result<Tensor, RetrievalError> {

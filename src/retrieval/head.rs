@@ -1,11 +1,14 @@
-//! Turns stored embeddings into queries, and checks which head fits which data.
+//! Turns stored embeddings into queries, and checks whether a head can be used with the data.
 //!
-//! A query is the mean of the views' unit vectors times `exp(logit_scale)`. Its dot product with the unit vector of a
-//! gallery point is the mean of the views' logits `exp(logit_scale) cos`. GeoCLIP averages its ten crops the same way.
+//! A head maps the stored embedding of each view into the space of the gallery. The query of an image is the mean of
+//! the unit vectors of its mapped views, times a factor. The factor is `exp(logit_scale)`, or `retrieval.knn_scale` for
+//! the head "knn". The dot product of a query with the unit vector of a gallery point is therefore the mean of the
+//! views' logits, where a logit is the factor times a cosine. GeoCLIP averages its ten crops in the same way.
 //!
-//! Embeddings go through a head in tiles with a fixed number of rows, on one thread, and views are summed in order. The
-//! bits of a query therefore depend only on its image.
-// i images · v views · e stored width · w width of the gallery · t rows of a tile
+//! The head processes embeddings in tiles with a fixed number of rows, on one thread, and views are summed in order. On
+//! one kind of device, the bits of a query therefore depend only on the head and the image.
+// Letters in tensor names: i images, v views, r = i·v rows, e width of a stored embedding, w width of a gallery
+// embedding, t rows of a tile.
 
 use locdiff_core::config::RetrievalHead;
 use tch::{Device, Kind, Tensor};
@@ -14,21 +17,21 @@ use super::error::RetrievalError;
 use super::retriever::padded;
 use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH, Geoclip, GeoclipHead, tile_rows};
 
-/// Features whose mean length is this close to 1 count as normalised.
+/// Features count as normalised if their mean length differs from 1 by less than this.
 const UNIT_LENGTH_SLACK: f64 = 0.02;
 
-/// The image head that the data declares.
+/// The image head that the manifest of the data declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataHead {
-    /// CLIP features, for GeoCLIP's image head.
+    /// GeoCLIP's image head: the embeddings are CLIP features.
     Geoclip,
-    /// Simulated photos, for the linear head.
+    /// The linear head: the photos are simulated.
     Linear,
-    /// No manifest, or the manifest names no head.
+    /// The data has no manifest, or the manifest names no head.
     Unknown,
 }
 
-/// Facts about the data that decide which head fits.
+/// Facts about the data that decide which head can be used.
 #[derive(Debug, Clone)]
 pub struct DataFacts {
     /// Location of the data, for error messages.
@@ -41,7 +44,8 @@ pub struct DataFacts {
     pub mean_length: Option<f64>,
 }
 
-/// Checks that a head fits the data. The error says why it does not and which head does.
+/// Checks that a head can be used with the data. The error gives the reason why not and, in most cases, a head that can
+/// be used.
 pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), RetrievalError> {
     let refuse = |name: &'static str, reason: String| {
         Err(RetrievalError::Head { head: name, location: data.location.clone(), reason })
@@ -94,9 +98,9 @@ pub struct QueryHead {
 #[derive(Debug)]
 enum HeadKind {
     Geoclip(GeoclipHead),
-    /// The projection Q, `[768, 512]`.
+    /// Multiplies embeddings by the projection Q of simulated photos, `[768, 512]`.
     Linear(Tensor),
-    /// The embedding itself is the query.
+    /// Uses the stored embeddings unchanged.
     Knn,
 }
 
@@ -108,7 +112,8 @@ impl QueryHead {
         Ok(Self { kind: HeadKind::Geoclip(head), factor, device })
     }
 
-    /// The head of simulated photos. `projection_ew` is Q, `[768, 512]`. Logits have GeoCLIP's scale.
+    /// The head for simulated photos. `projection_ew` is their projection Q, `[768, 512]`. The factor from cosines to
+    /// logits is GeoCLIP's.
     pub fn linear(geoclip: &Geoclip, projection_ew: &Tensor, device: Device) -> Result<Self, RetrievalError> {
         let want = [FEATURE_WIDTH as i64, EMBEDDING_WIDTH as i64];
         if projection_ew.size() != want {
@@ -120,17 +125,18 @@ impl QueryHead {
         Ok(Self { kind: HeadKind::Linear(projection_ew), factor, device })
     }
 
-    /// Compares photos with photos: logits are cosines of the embeddings times `scale`.
+    /// The head for a gallery of photos. A logit is the cosine of two stored embeddings times `scale`.
     pub fn knn(scale: f64, device: Device) -> Self {
         Self { kind: HeadKind::Knn, factor: scale, device }
     }
 
-    /// The factor from cosines to logits.
+    /// The factor that turns a cosine into a logit.
     pub fn factor(&self) -> f64 {
         self.factor
     }
 
-    /// Queries `[images, width]` of stored embeddings `[images, views, e]`, f32 in main memory.
+    /// The queries `[images, width]` of images with the stored embeddings `[images, views, stored width]`. Queries are
+    /// f32 in main memory.
     pub fn queries(&self, embeddings_ive: &Tensor) -> Result<Tensor, RetrievalError> {
         let shape = embeddings_ive.size();
         let &[images, views, width] = &shape[..] else {
@@ -151,7 +157,7 @@ impl QueryHead {
         Ok(Tensor::f_from_slice(&queries)?.f_view([images, width as i64])?)
     }
 
-    /// The mean of the unit vectors of an image's views, times the factor.
+    /// The query of one image: the mean of the unit vectors of its mapped views, times the factor.
     fn mean(&self, image: usize, views: &[f32], width: usize) -> Result<Vec<f32>, RetrievalError> {
         let mut sum = vec![0.0_f64; width];
         for view in views.chunks_exact(width) {

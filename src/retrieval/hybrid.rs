@@ -1,28 +1,31 @@
-//! LocDiff-H: which gallery point, if any, replaces LocDiff's answer.
+//! LocDiff-H chooses the gallery point, if any, that replaces LocDiff's answer.
 //!
-//! | mode         | candidates: gallery points within | the answer is the candidate with the largest                      |
-//! |--------------|-----------------------------------|-------------------------------------------------------------------|
-//! | `any-sample` | the radius of any sample          | logit (the paper's form)                                          |
-//! | `aggregate`  | the radius of LocDiff's answer    | logit                                                             |
-//! | `fusion`     | the radius of LocDiff's answer    | s = logit + λ log Σ_k exp(-d_k / h), d_k the distance to sample k |
-//! | `consensus`  | the radius of LocDiff's answer    | Σ_j exp(s_j) Σ_w exp(-d_j / w), over the best by s and widths w   |
+//! | mode         | candidates: gallery points within | the answer is the candidate with the largest              |
+//! |--------------|-----------------------------------|-----------------------------------------------------------|
+//! | `any-sample` | the radius of any sample          | logit (the paper's form)                                  |
+//! | `aggregate`  | the radius of LocDiff's answer    | logit                                                     |
+//! | `fusion`     | the radius of LocDiff's answer    | score s = logit + λ log Σ_k exp(-d_k / h)                 |
+//! | `consensus`  | the radius of LocDiff's answer    | sum of votes, Σ_j exp(s_j) Σ_w exp(-d_j / w)              |
 //!
-//! The logit is good at streets but confuses continents; the samples are good at the region. `fusion` adds their
-//! logarithms, as if both were densities. `consensus` treats the sum as a posterior over the gallery. It answers with
-//! the point that is expected to be close on the usual distance scales, whereas `fusion` answers with the single most
-//! probable point.
+//! In `fusion`, λ is `density_weight`, h is `density_km`, and d_k is the distance from the candidate to LocDiff's
+//! sample k. In `consensus`, the candidates with the highest scores s are the voters, and the answer is one of them.
+//! Voter j has the score s_j and is at distance d_j from the candidate, and w runs over `CONSENSUS_WIDTHS_KM`.
 //!
-//! Pure. Radii are inclusive, and ties go to the first gallery point. If no gallery point is in range, LocDiff's own
-//! answer stands.
-// λ `density_weight` · h `density_km`
+//! The logit distinguishes streets well but confuses continents. LocDiff's samples find the region well. `fusion` adds
+//! the logit to the log density of the samples, as if both were log probabilities, and answers with the most probable
+//! point. `consensus` treats exp(s) as a posterior over the gallery, and answers with the point that is expected to be
+//! close to the truth on the usual distance scales.
+//!
+//! All functions are pure. A point whose distance equals the radius is a candidate. Ties go to the first gallery point.
+//! If there are no candidates, LocDiff-H answers with LocDiff's answer.
 
 use locdiff_core::config::HybridMode;
 use locdiff_core::geo::{EARTH_RADIUS_KM, Km, SphereIndex, UnitVector};
 pub use locdiff_core::tuning::Hybrid;
 
-/// The most points that vote in a consensus: the best by fused score.
+/// The maximum number of voters in a consensus. The candidates with the highest fused scores vote.
 const CONSENSUS_POINTS: usize = 64;
-/// Points vote only if their weight is at least e⁻⁹ of the best one's.
+/// A candidate votes only if its weight is at least e⁻⁹ times the weight of the best candidate.
 const CONSENSUS_DEPTH: f64 = 9.0;
 /// Kernel widths of a consensus, km: the usual accuracy thresholds up to 750 km.
 const CONSENSUS_WIDTHS_KM: [f64; 4] = [1.0, 25.0, 200.0, 750.0];
@@ -37,7 +40,7 @@ pub struct ImageSamples {
 }
 
 impl ImageSamples {
-    /// The candidate gallery points under a setting, ascending.
+    /// The indices of the gallery points that are candidates under `setting`, ascending.
     pub fn candidates(&self, setting: &Hybrid, index: &SphereIndex) -> Vec<u32> {
         match setting.mode {
             HybridMode::AnySample => within_any(index, &self.samples, Km(setting.radius_km)),
@@ -45,7 +48,8 @@ impl ImageSamples {
         }
     }
 
-    /// The answer among `candidates` with these `logits`; `None` if there are no candidates.
+    /// The candidate that LocDiff-H answers with under `setting`; `None` if there are no candidates. `logits` holds the
+    /// logit of each candidate.
     pub fn answer(&self, setting: &Hybrid, points: &[UnitVector], candidates: &[u32], logits: &[f32]) -> Option<u32> {
         let logit = |place: usize| f64::from(logits[place]);
         let scores: Vec<f64> = match setting.mode {
@@ -67,7 +71,7 @@ impl ImageSamples {
     }
 }
 
-/// Points within a radius of any of several places, ascending, without duplicates.
+/// The indices of all points within `radius` of any of `places`, ascending, without duplicates.
 pub(super) fn within_any(index: &SphereIndex, places: &[UnitVector], radius: Km) -> Vec<u32> {
     let mut found: Vec<u32> = places.iter().flat_map(|place| index.within(*place, radius)).collect();
     found.sort_unstable();
@@ -75,18 +79,19 @@ pub(super) fn within_any(index: &SphereIndex, places: &[UnitVector], radius: Km)
     found
 }
 
-/// The distance computed from the chord. It is faster, and exact to a millimetre except near antipodes, where every
-/// kernel is zero.
+/// The distance in km, computed from the chord. This is faster than [`UnitVector::distance`]. It is exact to a
+/// millimetre except near antipodes, where every kernel is zero.
 pub(super) fn chord_km(one: UnitVector, other: UnitVector) -> f64 {
     2.0 * EARTH_RADIUS_KM * (0.5 * chord2(one, other).sqrt()).min(1.0).asin()
 }
 
-/// The squared chord, in Earth radii.
+/// The squared length of the chord between two points, in squared Earth radii.
 pub(super) fn chord2(one: UnitVector, other: UnitVector) -> f64 {
     one.xyz().iter().zip(other.xyz()).map(|(a, b)| (a - b).powi(2)).sum()
 }
 
-/// log Σ_k exp(-d_k / h). Without samples it is 0, so that scores do not change.
+/// log Σ_k exp(-d_k / h), where d_k is the distance to sample k and h is `width_km`. If there are no samples, the
+/// result is 0, so that a fused score equals the logit.
 pub(super) fn log_density(distances_km: &[f64], width_km: f64) -> f64 {
     let nearest = distances_km.iter().copied().fold(f64::INFINITY, f64::min);
     if nearest == f64::INFINITY {
@@ -94,19 +99,20 @@ pub(super) fn log_density(distances_km: &[f64], width_km: f64) -> f64 {
     }
     let term = |distance: &f64| {
         let exponent = (nearest - distance) / width_km;
-        // Too small to change the sum: the nearest sample contributes 1.
+        // The term is too small to change the sum, because the nearest sample contributes 1.
         if exponent < -37.0 { 0.0 } else { exponent.exp() }
     };
     distances_km.iter().map(term).sum::<f64>().ln() - nearest / width_km
 }
 
-/// Position of the largest score; the first one on a tie.
+/// The position of the largest score. On a tie, the first of the largest scores wins.
 fn first_best(scores: &[f64]) -> Option<usize> {
     let better = |best: usize, place: usize| if scores[place] > scores[best] { place } else { best };
     (0..scores.len()).reduce(better)
 }
 
-/// Position of the candidate with the most weight near it. On equal scores the first gallery points vote.
+/// The position in `candidates` of the voter that gets the largest sum of votes; `None` if there are no candidates. If
+/// scores are equal, the candidates that come first in the gallery vote.
 pub(super) fn consensus(points: &[UnitVector], candidates: &[u32], scores: &[f64]) -> Option<usize> {
     let mut best: Vec<usize> = (0..scores.len()).collect();
     let before = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(candidates[*a].cmp(&candidates[*b]));

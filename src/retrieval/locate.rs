@@ -1,6 +1,6 @@
-//! From photos to places: retrieval alone, LocDiff-H, and the errors of every setting tried in tuning.
+//! Locates photos with retrieval alone and with LocDiff-H, and computes the errors of all settings that tuning tries.
 //!
-//! Photos are processed in chunks to bound the memory for the logits of their candidates.
+//! Photos are processed in chunks, which bounds the memory for the logits of the candidates.
 
 use locdiff_core::geo::UnitVector;
 use locdiff_core::protocol::TuningErrors;
@@ -12,34 +12,35 @@ use super::retriever::{Retriever, Scored};
 use super::tune::Grid;
 use crate::shdd::decode::in_parallel;
 
-/// Photos per chunk: a multiple of the tile sizes of queries.
+/// Photos per chunk. The number is a multiple of the number of queries in a tile.
 const PHOTOS: usize = 1024;
 
-/// The places of one photo.
+/// The answers for one photo.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LocatedPlaces {
     /// Answer of retrieval alone.
     pub retrieval: UnitVector,
-    /// Answer of LocDiff-H; `None` if no gallery point was in range, so that LocDiff's own answer stands.
+    /// Answer of LocDiff-H; `None` if no gallery point was in range, in which case LocDiff's answer is used.
     pub hybrid: Option<UnitVector>,
 }
 
 impl LocatedPlaces {
-    /// LocDiff-H's answer, or LocDiff's own answer if no gallery point was in range.
+    /// The answer of LocDiff-H, or `own`, LocDiff's answer, if no gallery point was in range.
     pub fn hybrid_or(&self, own: UnitVector) -> UnitVector {
         self.hybrid.unwrap_or(own)
     }
 }
 
-/// The answer from the nearest neighbours `best` (best first): a single neighbour itself, or among several the one with
-/// the most weight near it. `None` if `best` is empty.
+/// Chooses the answer among `best`, the nearest neighbours as (gallery point, logit), best first. A single neighbour is
+/// the answer. Several neighbours vote as in the mode `consensus` of LocDiff-H. `None` if `best` is empty.
 pub fn knn_place(points: &[UnitVector], best: &[(u32, f32)]) -> Option<u32> {
     let (places, scores): (Vec<u32>, Vec<f64>) = best.iter().map(|(point, logit)| (*point, f64::from(*logit))).unzip();
     consensus(points, &places, &scores).map(|place| places[place])
 }
 
-/// Retrieval and LocDiff-H for photos with these queries `[photos, width]` and samples. `neighbours` is 1 unless the
-/// gallery consists of photos.
+/// Locates photos with retrieval and with LocDiff-H. `queries` has the shape `[photos, width]`, and `images` holds
+/// LocDiff's samples for each photo. Retrieval chooses among the best `neighbours` gallery points. This number is 1
+/// unless the gallery consists of photos.
 pub fn locate(
     retriever: &Retriever<'_>,
     queries: &Tensor,
@@ -57,7 +58,7 @@ pub fn locate(
     for_each_photo(retriever, queries, images, neighbours, candidates, finish)
 }
 
-/// The errors of LocDiff, of retrieval and of every setting of a grid, for each photo.
+/// For each photo, the errors of LocDiff, of retrieval, and of LocDiff-H under every setting of `grid`.
 pub fn try_settings(
     retriever: &Retriever<'_>,
     queries: &Tensor,
@@ -84,7 +85,8 @@ pub fn try_settings(
     for_each_photo(retriever, queries, &pairs, neighbours, candidates, finish)
 }
 
-/// For each photo, in chunks: finds the candidates, scores them, and calls `finish` with the result.
+/// Processes photos in chunks. For each photo, finds the candidates, scores them, and calls `finish` with the photo,
+/// the candidates, the scores and the answer of retrieval.
 fn for_each_photo<Photo: Sync, Found: Send>(
     retriever: &Retriever<'_>,
     queries: &Tensor,

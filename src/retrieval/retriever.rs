@@ -1,12 +1,13 @@
-//! Scores queries against a whole gallery with tiled matrix products. Keeps the best points and the logits of requested
-//! points.
+//! Scores queries against a whole gallery with tiled matrix products. For each query, keeps the best gallery points and
+//! the logits of the requested gallery points.
 //!
-//! Memory: one tile of the gallery and its logits, besides the gallery itself. On a GPU the embeddings of the gallery
-//! are kept there if they need at most [`KEPT_BYTES_MAX`], and are copied tile by tile otherwise.
+//! Besides the gallery, each thread needs memory for one tile of the gallery and the logits of the tile. When a GPU
+//! computes, the embeddings of the gallery stay in GPU memory if they need at most [`KEPT_BYTES_MAX`]. Otherwise they
+//! are copied to the GPU tile by tile.
 //!
-//! All tiles have the same size, the last ones are padded, and each product runs on one thread. The bits of a logit
-//! therefore depend only on its image and its gallery point.
-// i images of a tile · g gallery points of a tile · w width · k best
+//! On one kind of device, all tiles have the same size, because the last ones are padded, and each product runs on one
+//! thread. The bits of a logit therefore depend only on the query and the gallery point.
+// Letters in tensor names: i images of a tile, g gallery points, w width of an embedding.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +18,7 @@ use super::error::RetrievalError;
 use super::gallery::Gallery;
 use crate::geoclip::for_each_tile;
 
-/// The embeddings of a gallery stay on the GPU if they need at most this much memory.
+/// The embeddings of a gallery stay in GPU memory if they need at most this many bytes.
 const KEPT_BYTES_MAX: usize = 16 << 30;
 
 /// Size of a tile: images (queries) × gallery points.
@@ -28,7 +29,7 @@ struct TileSize {
 }
 
 impl TileSize {
-    /// 2 MiB of logits on the CPU, 256 MiB on a GPU.
+    /// The size of a tile on a device. The logits of a tile take 2 MiB on the CPU and 256 MiB on a GPU.
     fn for_device(device: Device) -> Self {
         if device.is_cuda() { Self { images: 1024, points: 65_536 } } else { Self { images: 128, points: 4096 } }
     }
@@ -39,7 +40,7 @@ impl TileSize {
 pub struct Scored {
     /// The best gallery points and their logits, best first.
     pub best: Vec<(u32, f32)>,
-    /// Logits of the requested points, in order.
+    /// Logits of the requested gallery points, in the order of the request.
     pub logits: Vec<f32>,
 }
 
@@ -53,7 +54,7 @@ pub struct Retriever<'a> {
 }
 
 impl<'a> Retriever<'a> {
-    /// Computes on `device`. `threads` is the number of threads for work on the CPU.
+    /// A retriever that computes on `device`. Work on the CPU uses `threads` threads.
     pub fn new(gallery: &'a Gallery, device: Device, threads: usize) -> Result<Self, RetrievalError> {
         let embeddings_gw = gallery.embeddings();
         let bytes = embeddings_gw.numel() * embeddings_gw.kind().elt_size_in_bytes();
@@ -62,18 +63,18 @@ impl<'a> Retriever<'a> {
         Ok(Self { gallery, device, threads: threads.max(1), kept_gw })
     }
 
-    /// The gallery.
+    /// The gallery that queries are compared with.
     pub fn gallery(&self) -> &'a Gallery {
         self.gallery
     }
 
-    /// Threads for work on the CPU.
+    /// Number of threads for work on the CPU.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// For each query `[images, width]`: the `top` best gallery points and the logits of its `wanted` points
-    /// (ascending).
+    /// Scores `queries`, `[images, width]`. For each query, returns the best `top` gallery points, and the logits of
+    /// the gallery points that `wanted` requests. The indices in `wanted` must be ascending.
     pub fn score(&self, queries: &Tensor, wanted: &[Vec<u32>], top: usize) -> Result<Vec<Scored>, RetrievalError> {
         let (images, width) = (wanted.len() as i64, self.gallery.width() as i64);
         if queries.size() != [images, width] {
@@ -123,7 +124,7 @@ impl<'a> Retriever<'a> {
             }
         }
         for one in &mut scored {
-            // Ties are in gallery order.
+            // Points with equal logits are in gallery order.
             one.best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
             one.best.truncate(top);
         }
@@ -131,7 +132,8 @@ impl<'a> Retriever<'a> {
     }
 }
 
-/// The inputs of one thread. Tensors can be sent to another thread but not shared with it.
+/// The inputs of one thread. Each thread gets separate handles, because a tensor can be sent to another thread but not
+/// shared between threads.
 struct Question {
     queries_iw: Tensor,
     embeddings_gw: Tensor,
@@ -162,7 +164,7 @@ impl Question {
         })
     }
 
-    /// Logits `[images, points]` of a tile; -∞ for padding.
+    /// The logits `[images, points]` of the queries and one tile of the gallery. The logits of padding are -∞.
     fn logits(&self, range: &Range<usize>) -> Result<Tensor, RetrievalError> {
         let (first, count) = (range.start as i64, range.len() as i64);
         let tile_gw = self.embeddings_gw.f_narrow(0, first, count)?.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
@@ -187,7 +189,7 @@ pub(super) fn padded(rows: Tensor, count: usize) -> Result<Tensor, tch::TchError
     rows.f_constant_pad_nd(pad)
 }
 
-/// The best points of a tile for each of the first `images` queries.
+/// The best `top` points of a tile for each of the first `images` queries. All further queries are padding.
 fn best_of(
     logits_ig: &Tensor,
     range: &Range<usize>,
@@ -207,7 +209,7 @@ fn best_of(
     Ok(rows.map(|(places, values)| places.iter().zip(values).map(pair).collect()).collect())
 }
 
-/// The part of the ascending positions that lies in a tile.
+/// The part of `wanted` that lies in the tile `range`. `wanted` must be ascending.
 fn slice<'w>(wanted: &'w [u32], range: &Range<usize>) -> &'w [u32] {
     let first = wanted.partition_point(|point| (*point as usize) < range.start);
     let end = wanted.partition_point(|point| (*point as usize) < range.end);

@@ -1,6 +1,6 @@
 //! The error of LocDiff-H for one photo under each setting that tuning chooses from (`locdiff_core::tuning`).
 //!
-//! Pure. Settings that differ only in their radius share one pass over the candidates.
+//! All functions are pure. Settings that differ only in their radius share one pass over the candidates.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use locdiff_core::tuning;
 
 use super::hybrid::{Hybrid, ImageSamples, chord_km, chord2, consensus, log_density, within_any};
 
-/// Settings to try.
+/// The settings of LocDiff-H that tuning tries.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid {
-    /// The settings, in the order of the errors.
+    /// The settings. [`Grid::errors_km`] returns the errors in the same order.
     pub settings: Vec<Hybrid>,
 }
 
@@ -24,7 +24,7 @@ impl Default for Grid {
 }
 
 impl Grid {
-    /// The gallery points that are candidates of an image under any setting, ascending.
+    /// The indices of the gallery points that are candidates of an image under at least one setting, ascending.
     pub fn candidates(&self, index: &SphereIndex, image: &ImageSamples) -> Vec<u32> {
         let mut found = within_any(index, &image.samples, Km(self.radius_max(|mode| mode == HybridMode::AnySample)));
         found.extend(index.within(image.aggregate, Km(self.radius_max(|mode| mode != HybridMode::AnySample))));
@@ -34,12 +34,12 @@ impl Grid {
     }
 
     fn radius_max(&self, of: impl Fn(HybridMode) -> bool) -> f64 {
-        // -1 if there is no such setting: then nothing is in range, not even a point at distance 0.
+        // If no setting has such a mode, the radius is -1. Then no point is in range, not even a point at distance 0.
         self.settings.iter().filter(|setting| of(setting.mode)).fold(-1.0, |most, setting| most.max(setting.radius_km))
     }
 
-    /// The error of an image under each setting. `candidates` come from [`Self::candidates`]; `logits` are their
-    /// logits.
+    /// The error of an image in km under each setting. `candidates` is the result of [`Self::candidates`], and `logits`
+    /// holds the logit of each candidate.
     pub fn errors_km(
         &self,
         truth: UnitVector,
@@ -83,7 +83,8 @@ impl Grid {
         answers.into_iter().map(|answer| error(answer).0 as f32).collect()
     }
 
-    /// Groups of settings that differ only in their radius, as (radius, position) with ascending radii.
+    /// Groups the settings that differ only in their radius. A group lists its settings as (radius, position in
+    /// `settings`), with ascending radii.
     fn groups(&self) -> Vec<Vec<(f64, usize)>> {
         let mut groups: BTreeMap<(u8, u64, u64), Vec<(f64, usize)>> = BTreeMap::new();
         for (at, setting) in self.settings.iter().enumerate() {
@@ -101,14 +102,14 @@ impl Grid {
     }
 }
 
-/// The candidates of one image by distance, up to the largest radius of any setting. A place is a position in
-/// `candidates`.
+/// The candidates of one image, sorted by distance, up to the largest radius of any setting. A "place" is a position in
+/// the list of candidates.
 struct NearestCandidates {
-    /// (distance to the aggregate, place), ascending.
+    /// Pairs (distance to the aggregate in km, place), with ascending distances.
     by_aggregate: Vec<(f64, usize)>,
-    /// (distance to the nearest sample, place), ascending.
+    /// Pairs (distance to the nearest sample in km, place), with ascending distances.
     by_sample: Vec<(f64, usize)>,
-    /// Distances to all samples, in the order of `by_aggregate`.
+    /// The distances of each candidate to all samples. The candidates are in the order of `by_aggregate`.
     distances_km: Vec<f64>,
     samples: usize,
     densities: BTreeMap<u64, Vec<f64>>,
@@ -123,7 +124,8 @@ impl NearestCandidates {
             all.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
             all
         };
-        // The chord is enough to find the nearest sample. The radius is compared with the exact distance.
+        // The nearest sample is found by chord, which is fast to compute. The exact distance to that sample is compared
+        // with the radius.
         let nearest = |point: UnitVector| {
             let nearer = |a: UnitVector, b: UnitVector| if chord2(b, point) < chord2(a, point) { b } else { a };
             image.samples.iter().copied().reduce(nearer).map_or(f64::INFINITY, |sample| sample.distance(point).0)
@@ -143,7 +145,8 @@ impl NearestCandidates {
         }
     }
 
-    /// Candidates by distance to the aggregate, and the log density of the samples at each. Cached per width.
+    /// The candidates sorted by distance to the aggregate, and the log density of the samples at each candidate for the
+    /// kernel width `width_km`. The densities of each width are computed once.
     fn density(&mut self, width_km: f64) -> (&[(f64, usize)], &[f64]) {
         let (samples, count) = (self.samples, self.by_aggregate.len());
         let distances_km = &self.distances_km;
@@ -153,8 +156,8 @@ impl NearestCandidates {
     }
 }
 
-/// Walks outwards and notes the best candidate so far at each radius. `score` gets the number of nearer candidates and
-/// the place.
+/// Finds the best candidate within each radius of `group` in one pass over `order`, whose distances ascend, and writes
+/// it to `answers`. `score` is called with the position of a candidate in `order` and its position in `candidates`.
 fn best_within(
     order: &[(f64, usize)],
     candidates: &[u32],

@@ -1,9 +1,9 @@
 //! `shards build`: makes shards from a table of ids and coordinates and one file of embeddings per view.
 //!
-//! Row n of the table belongs to row n of every matrix. All files are read a few thousand rows at a time. A row with
-//! bad values or a duplicate identifier is an error that names its file and row. With `on_bad_rows = skip` such rows
-//! are skipped and counted instead. Files whose lengths or widths differ are always an error, and then no output folder
-//! appears.
+//! Row n of the table and row n of every file of embeddings belong together. All files are read a few thousand rows at
+//! a time. A row with bad values or a duplicate identifier is an error that names its file and row. With `on_bad_rows =
+//! skip` these rows are skipped and counted instead. It is always an error if the files differ in their number of rows,
+//! or the embeddings in their width. After an error the output folder is unchanged: absent, or the old folder.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use twox_hash::XxHash3_128;
 use super::error::ShardsError;
 use super::format::{ImageHead, Manifest, ShardWriter, WriterOptions, WriterRows, first_not_finite};
 
-/// Rows read at a time.
+/// Number of rows to read at a time.
 const CHUNK_ROWS: usize = 4096;
 
 /// Inputs of [`build`].
 #[derive(Debug, Clone)]
 pub struct Build<'a> {
-    /// CSV or Parquet with ids and coordinates.
+    /// CSV or Parquet file with ids and coordinates.
     pub table: &'a Path,
     /// One `.npy` or safetensors file per view.
     pub embeddings: &'a [PathBuf],
@@ -80,7 +80,8 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<(Manifest, u64), ShardsEr
     Ok((writer.finish()?, skipped.count))
 }
 
-/// Maps each identifier seen so far to its row. The key is a 128-bit hash, wide enough to rule out chance collisions.
+/// Maps each identifier seen so far to the last row that has it. The key is a 128-bit hash of the identifier, so that
+/// two different identifiers practically never have the same key.
 type RowsById = HashMap<u128, u64>;
 
 /// Rows that were skipped because they cannot be used.
@@ -95,7 +96,7 @@ fn length_mismatch(inputs: &Build<'_>, got: String, rows: u64) -> ShardsError {
     TableError::file(inputs.table, format!("{got} rows, but {matrix} has {rows}")).into()
 }
 
-/// Returns the rows and width that all matrices share; it is an error if they differ.
+/// Returns the number of rows and the width of the matrices. It is an error if they are not the same in all matrices.
 fn common_shape(paths: &[PathBuf], matrices: &[Matrix]) -> Result<(u64, usize), TableError> {
     let (rows, width) = (matrices[0].rows(), matrices[0].width());
     for (path, matrix) in paths.iter().zip(matrices) {
@@ -107,7 +108,8 @@ fn common_shape(paths: &[PathBuf], matrices: &[Matrix]) -> Result<(u64, usize), 
     Ok((rows, width))
 }
 
-/// Returns the usable rows of a chunk. Bad rows are an error, or counted in `skipped`, as configured.
+/// Returns the usable rows of a chunk, whose first row has number `first`. Depending on `on_bad_rows`, a bad row is an
+/// error, or is left out and counted in `skipped`.
 fn usable_rows(
     inputs: &Build<'_>,
     chunk: Vec<Result<TableRow, TableError>>,

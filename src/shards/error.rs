@@ -1,4 +1,4 @@
-//! Errors of reading and writing shards, with their exit codes.
+//! Errors that occur while shards are read or written, with their exit codes.
 
 use std::path::PathBuf;
 
@@ -48,7 +48,7 @@ impl std::fmt::Display for Spot {
     }
 }
 
-/// An error of reading or writing shards.
+/// An error that occurred while shards were read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ShardsError {
     /// There are no shards at the location.
@@ -75,7 +75,7 @@ pub enum ShardsError {
         /// What was found and what was wanted.
         reason: String,
     },
-    /// The data differs from what it was when the resumed run started.
+    /// The data has changed since the run began, or since it was opened.
     #[error("{location}: the data has changed since the run began: {reason}")]
     Changed {
         /// The file or data set that changed.
@@ -92,7 +92,7 @@ pub enum ShardsError {
     /// An argument is invalid.
     #[error("{0}")]
     Argument(String),
-    /// A table of ids and coordinates, or a matrix beside it, cannot be used.
+    /// A table of ids and coordinates, or a matrix of embeddings, cannot be used.
     #[error(transparent)]
     Table(#[from] TableError),
     /// GeoCLIP's weights or gallery cannot be used.
@@ -144,7 +144,8 @@ impl HasExitCode for ShardsError {
     }
 }
 
-/// Suggests how to make shards at `location`. Empty for URLs and globs, where `shards simulate` cannot write.
+/// Suggests a command that makes shards at `location`. Returns an empty text for URLs and globs, because `shards
+/// simulate` can write only to a local folder.
 fn suggestion(location: &str) -> String {
     if location.contains("://") || location.contains(['*', '?', '[']) {
         return String::new();

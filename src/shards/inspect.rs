@@ -11,11 +11,11 @@ use super::survey::Survey;
 const MAP_COLUMNS: usize = 72;
 const MAP_LINES: usize = 24;
 
-/// Shades from no photos to the most, on a logarithmic scale.
+/// Characters of the map, from no photos to the largest number of photos, on a logarithmic scale.
 const SHADES: &[u8] = b" .:-=+*#%@";
 
-/// Summarizes a data set. Reads all coordinates, and embeddings only if there is no manifest with their statistics.
-/// Rows that `config` skips are counted in `skipped_rows` and otherwise ignored.
+/// Summarizes a data set. Reads all coordinates. Reads the embeddings only if the data set has no manifest with their
+/// statistics, or if `config` skips bad rows. Skipped rows are counted in `skipped_rows` and otherwise ignored.
 pub fn inspect(dataset: &Dataset, config: &ShardsConfig) -> Result<Inspection, ShardsError> {
     let Survey { mask, statistics, .. } = Survey::begin(dataset, config)?;
     let statistics = statistics.expect("`Survey::begin` always computes statistics");
@@ -69,7 +69,7 @@ fn draw(counts: &[u64]) -> Vec<String> {
     let most = counts.iter().copied().max().unwrap_or(0);
     let shade = |&count: &u64| match count {
         0 => ' ',
-        // Logarithmic because some places have a thousand times more photos than others.
+        // The scale is logarithmic because some places have a thousand times more photos than others.
         _ => {
             let part = ((count + 1) as f64).ln() / ((most + 1) as f64).ln();
             SHADES[((part * (SHADES.len() - 1) as f64).ceil() as usize).clamp(1, SHADES.len() - 1)] as char

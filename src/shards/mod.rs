@@ -1,16 +1,17 @@
-//! Sharded embeddings: Parquet files in, batches out, in an order that does not depend on the number of workers.
+//! Reads embeddings from sharded Parquet files and makes batches for training. The order of rows does not depend on the
+//! number of workers.
 //!
-//! Each module imports only the modules listed before it, `error` and `parallel`:
+//! Of the modules in this folder, each imports only `error`, `parallel` and the modules listed before it:
 //!
-//! 1. `format`: encodes and decodes Parquet files and their manifest, in memory;
-//! 2. `source`: resolves a location to numbered files and reads their bytes, local or on S3;
-//! 3. `blocks`: a data set as numbered blocks (row groups) that any thread can read, with checks;
-//! 4. `order`: the order of rows, the rows that are skipped, and the position of training;
+//! 1. `format`: writes Parquet files and their manifest, and decodes them from bytes in memory;
+//! 2. `source`: resolves a location to numbered files, on disk or on S3, and reads their bytes;
+//! 3. `blocks`: presents a data set as numbered blocks (row groups) that any thread can read, and checks every read;
+//! 4. `order`: defines the order of rows, the rows that are skipped, and the position of training;
 //! 5. `batches`: prefetches rows into batches for the trainer;
 //! 6. `usable_rows`: reads blocks without the skipped rows;
-//! 7. `survey`, `build`, `inspect`, `verify`, `linear_head`: used by training runs and the `shards` commands.
+//! 7. `survey`, `build`, `inspect`, `verify`, `linear_head`: serve training runs and the `shards` commands.
 //!
-//! The format is specified in `shards/README.md`.
+//! `shards/README.md` specifies the format.
 
 mod batches;
 mod blocks;

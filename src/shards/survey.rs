@@ -13,16 +13,17 @@ use super::order::{Bookmark, Mask};
 /// Facts about the data that a run needs before its first step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Survey {
-    /// Rows that are skipped.
+    /// The rows that training skips.
     pub mask: Mask,
-    /// Mean and standard deviation. `None` for a resumed run, which takes them from its checkpoint.
+    /// Mean and standard deviation of the embeddings. `None` for a resumed run, which takes them from its checkpoint.
     pub statistics: Option<Statistics>,
-    /// Checksums of the data. `None` if a manifest has them.
+    /// Checksums of the data. `None` if the data has a manifest, which holds the checksums.
     pub contents: Option<Contents>,
 }
 
 impl Survey {
-    /// Surveys the data of a new run. Data without a manifest is read completely, once.
+    /// Surveys the data of a new run. Data without a manifest is read completely, once. Data with a manifest is read
+    /// only if `config` skips bad rows, to find them.
     pub fn begin(dataset: &Dataset, config: &ShardsConfig) -> Result<Self, ShardsError> {
         if let Some(statistics) = dataset.manifest().map(Manifest::statistics) {
             let mask = Mask::for_config(dataset, config)?;
@@ -41,7 +42,7 @@ impl Survey {
     }
 
     /// Surveys the data of a run that resumes from `bookmark`. It is an error if the data at `location` has changed.
-    /// From here on `dataset` checks every read against the checksums of the run.
+    /// After this call, `dataset` compares every read with the checksums of the run or of the manifest.
     pub fn resume(
         dataset: &mut Dataset,
         config: &ShardsConfig,
@@ -52,7 +53,7 @@ impl Survey {
         let contents = match (dataset.manifest(), &bookmark.contents) {
             (Some(_), _) => None,
             (None, Some(contents)) => Some(dataset.check_contents(contents)?),
-            // The checkpoint has no checksums. Compute them here, so that later changes are detected.
+            // The checkpoint has no checksums. Compute them now, so that later changes are detected.
             (None, None) => Some(dataset.read_contents()?),
         };
         dataset.expect_contents(contents.clone())?;

@@ -1,11 +1,12 @@
 //! Reads blocks without the rows that a mask skips.
 //!
-//! Rows keep their order. The values of skipped rows are undefined, and callers of this module never see them.
+//! The remaining rows keep their order. A block holds undefined values for skipped rows; the functions of this module
+//! remove them.
 
 use super::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, Mask, ShardsError};
 
 impl Mask {
-    /// Numbers of the rows that are not skipped in a block of `rows` rows, ascending.
+    /// Numbers of the rows of a block that are not skipped, ascending. The block has `rows` rows.
     pub fn usable_rows(&self, block: u32, rows: u32) -> impl Iterator<Item = u32> + '_ {
         let skipped = self.skipped(block);
         (0..rows).filter(|row| skipped.binary_search(row).is_err())
@@ -13,14 +14,14 @@ impl Mask {
 }
 
 impl Dataset {
-    /// Reads the usable rows of one view of a block, in order.
+    /// Reads the coordinates of the usable rows of a block, and their embeddings in one view, in order.
     pub fn read_usable(&self, mask: &Mask, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
         self.read_except(block, view, mask.skipped(block), into)?;
         self.keep_usable(mask, block, into);
         Ok(())
     }
 
-    /// As [`Dataset::read_usable`], but reads only the coordinates.
+    /// Reads the coordinates of the usable rows of a block, in order. Leaves `into.embeddings` empty.
     pub fn read_usable_coordinates(&self, mask: &Mask, block: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
         into.embeddings.clear();
         self.read_coordinates(block, mask.skipped(block), into)?;
@@ -41,7 +42,7 @@ impl Dataset {
     }
 }
 
-/// Keeps only the given rows (ascending) of an array that has `per_row` values per row.
+/// Keeps only `rows` (ascending) of an array that has `per_row` values per row.
 fn keep<T: Copy>(values: &mut Vec<T>, per_row: usize, rows: impl Iterator<Item = u32>) {
     let mut end = 0;
     for row in rows {

@@ -1,4 +1,5 @@
-//! `shards verify`: reads every byte and reports all problems, up to a limit.
+//! `shards verify`: reads all data and reports all problems, up to a limit. With a manifest it reads every byte of
+//! every file. Without a manifest it reads the footers and the columns of coordinates, embeddings and identifiers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher as _;
@@ -13,10 +14,10 @@ use super::error::{ShardsError, Spot};
 use super::format::Checksum;
 use super::order::Mask;
 
-/// Maximum number of problems to report. The search stops there.
+/// Maximum number of problems to report. After that many problems the search stops.
 pub const PROBLEMS_MAX: usize = 20;
 
-/// Bytes of a file read at a time.
+/// Number of bytes of a file to read at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
 impl From<ShardsError> for Problem {
@@ -27,8 +28,8 @@ impl From<ShardsError> for Problem {
 
 /// Checks files, column chunks, values and identifiers. Returns the problems found, at most [`PROBLEMS_MAX`].
 ///
-/// A bad schema or manifest is reported earlier, by [`Dataset::open`]. With [`OnBadRows::Skip`], bad rows are returned
-/// as a mask and are not problems.
+/// A bad schema or manifest is not found here: [`Dataset::open`] returns it as an error. With [`OnBadRows::Skip`], bad
+/// rows are not problems but are returned as a mask.
 pub fn verify(dataset: &Dataset, on_bad_rows: OnBadRows) -> Result<(Vec<Problem>, Mask), ShardsError> {
     let mut problems = Vec::new();
     check_files(dataset, &mut problems);
@@ -70,8 +71,8 @@ fn file_checksum(dataset: &Dataset, file: usize) -> Result<Checksum, ShardsError
     Ok(Checksum(hasher.finish()))
 }
 
-/// Checks every view of every block: chunk checksums, nulls, widths, numbers, coordinates. Returns the skipped rows by
-/// block.
+/// Checks every view of every block: checksums of column chunks, nulls, list lengths, numbers and coordinates. Returns
+/// the rows to skip, by block.
 fn check_values(dataset: &Dataset, on_bad_rows: OnBadRows, problems: &mut Vec<Problem>) -> BTreeMap<u32, Vec<u32>> {
     let (mut rows, mut skipped) = (BlockRows::default(), BTreeMap::new());
     for block in 0..dataset.block_rows().len() as u32 {
@@ -94,7 +95,8 @@ fn check_values(dataset: &Dataset, on_bad_rows: OnBadRows, problems: &mut Vec<Pr
     skipped
 }
 
-/// Adds a problem unless it is already listed: coordinates are read again with every view.
+/// Adds a problem unless it is in `seen`. Coordinates are read again with every view, so the same problem can be found
+/// more than once.
 fn add_once(problem: Problem, seen: &mut Vec<String>, problems: &mut Vec<Problem>) {
     if problems.len() < PROBLEMS_MAX && !seen.contains(&problem.message) {
         seen.push(problem.message.clone());
@@ -102,8 +104,8 @@ fn add_once(problem: Problem, seen: &mut Vec<String>, problems: &mut Vec<Problem
     }
 }
 
-/// Checks that identifiers, if there are any, are neither null nor duplicate. They are compared by a 128-bit hash, wide
-/// enough to rule out chance collisions.
+/// Checks that no identifier is null or duplicate. Files without an identifier column are not checked. Identifiers are
+/// compared by a 128-bit hash, so that two different identifiers practically never count as equal.
 fn check_ids(dataset: &Dataset, problems: &mut Vec<Problem>) {
     let mut seen: HashMap<u128, (u32, u32)> = HashMap::new();
     for block in 0..dataset.block_rows().len() as u32 {

@@ -1,9 +1,10 @@
 //! Value, tangent gradient and Riemannian Hessian of f(p) = Σ c_i Y_i(p) on the sphere.
 //!
-//! Each harmonic p_lm(z) · (x + iy)^m is a smooth function on all of R³. Its derivatives there need no angles, so the poles
-//! need no special treatment. With gradient g and Hessian H in R³ and n = p, the tangent gradient is (I − nnᵀ) g, and the
-//! Riemannian Hessian is H restricted to the tangent plane, minus (n·g) I (Absil, Mahony, Sepulchre, "Optimization
-//! Algorithms on Matrix Manifolds", 2008, section 5.3). Neither depends on how f is extended off the sphere.
+//! Each harmonic is the real or imaginary part of p_lm(z) · (x + iy)^m, a smooth function on all of R³. Its derivatives
+//! in R³ need no angles, so the poles need no special treatment. Let g be the gradient and H the Hessian of f in R³,
+//! and n = p the normal of the sphere. The tangent gradient is (I − nnᵀ) g. The Riemannian Hessian is H restricted to
+//! the tangent plane, minus (n·g) I (Absil, Mahony, Sepulchre, "Optimization Algorithms on Matrix Manifolds", 2008,
+//! section 5.3). Neither depends on the values of f outside the sphere.
 
 use locdiff_core::geo::{TangentBasis, UnitVector};
 
@@ -13,32 +14,33 @@ use super::harmonics::{Basis, expect_length, triangle};
 /// Value and derivatives of a function on the sphere at one point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Local {
-    /// f(p).
+    /// The value f(p).
     pub value: f64,
-    /// The gradient per radian, a tangent vector in R³.
+    /// The gradient per radian, as a tangent vector in R³.
     pub gradient: [f64; 3],
     /// Second derivatives per radian², along the directions of `basis` (east, north).
     pub hessian: [[f64; 2]; 2],
-    /// The tangent basis of `hessian`.
+    /// The directions east and north in which `hessian` is expressed.
     pub basis: TangentBasis,
 }
 
-/// For one order m: Σ_l coefficient · p_lm(z) and its derivatives in z, for the cosine and the sine coefficients.
+/// The sums Σ_l coefficient · p_lm(z) of one order m and their derivatives in z: one sum over the cosine coefficients,
+/// and one over the sine coefficients.
 #[derive(Debug, Clone, Copy, Default)]
 struct OrderSums {
-    /// Derivatives 0, 1 and 2 of the sum that is multiplied by Re (x + iy)^m.
+    /// The sum that is multiplied by Re (x + iy)^m, and its first and second derivative.
     cosine: [f64; 3],
-    /// Derivatives 0, 1 and 2 of the sum that is multiplied by Im (x + iy)^m.
+    /// The sum that is multiplied by Im (x + iy)^m, and its first and second derivative.
     sine: [f64; 3],
 }
 
 impl Basis {
-    /// Value and derivatives of Σ `coefficients`_i Y_i at `point`. Costs as much as a few encodings of one point.
+    /// The value and derivatives of Σ_i coefficients\[i\] · Y_i at `point`. Takes as long as encoding a few points.
     pub fn value_gradient_hessian(&self, coefficients: &[f64], point: UnitVector) -> Result<Local, ShddError> {
         expect_length("coefficients", coefficients.len(), self.dims())?;
         let [x, y, z] = point.xyz();
         let (mut value, mut gradient, mut hessian) = (0.0, [0.0; 3], [[0.0; 3]; 3]);
-        // (x + iy) to the powers m, m − 1 and m − 2. Negative powers are multiplied by 0.
+        // (x + iy) to the powers m, m − 1 and m − 2. If a power is negative, its variable is 0 and is multiplied by 0.
         let (mut power, mut lower, mut lowest) = ([1.0, 0.0], [0.0; 2], [0.0; 2]);
         for m in 0..=self.degree() as usize {
             if m > 0 {
@@ -48,8 +50,8 @@ impl Basis {
             }
             let OrderSums { cosine: a, sine: b } = self.order_sums(coefficients, m, z);
             let (first, second) = (m as f64, (m * m.saturating_sub(1)) as f64);
-            // For a·Re + b·Im of the m-th power, ∂x is m times the same expression of the next lower power. ∂y is that
-            // expression turned by 90°.
+            // Let P_m = (x + iy)^m. The derivative of a·Re P_m + b·Im P_m in x is m·(a·Re P_(m-1) + b·Im P_(m-1)). Its
+            // derivative in y is m·(b·Re P_(m-1) − a·Im P_(m-1)). `mix` and `turn` compute the two parentheses.
             let mix = |k: usize, power: [f64; 2]| a[k] * power[0] + b[k] * power[1];
             let turn = |k: usize, power: [f64; 2]| b[k] * power[0] - a[k] * power[1];
             value += mix(0, power);
@@ -62,7 +64,7 @@ impl Basis {
             hessian[1][2] += first * turn(1, lower);
             hessian[2][2] += mix(2, power);
         }
-        // Powers of x + iy are harmonic in the plane, so ∂²/∂y² = −∂²/∂x².
+        // Powers of x + iy are harmonic in the plane, so their second derivatives satisfy ∂²/∂y² = −∂²/∂x².
         hessian[1][1] = -hessian[0][0];
         (hessian[1][0], hessian[2][0], hessian[2][1]) = (hessian[0][1], hessian[0][2], hessian[1][2]);
         Ok(on_sphere(point, value, gradient, hessian))

@@ -1,11 +1,12 @@
-//! The paper's low-pass filter, which keeps only the k dimensions of a code that vary most over the training set.
+//! The paper's low-pass filter, which keeps only those dimensions of a code that vary most over the training set.
 //!
-//! Training codes, harmonics of the anchors and predictions all go through the same filter. The dot product of two filtered
-//! codes therefore equals that of the whole codes with zeros in the other dimensions, and loss and decoder work on filtered
-//! codes directly.
+//! Training codes, harmonics of the anchors and predictions all hold the same kept dimensions. The dot product of two
+//! filtered codes equals the dot product of whole codes with zeros in the dropped dimensions. The loss and the decoder
+//! can therefore use filtered codes directly.
 //!
-//! Invariant: the kept dimensions are distinct, ascending and below the size of a code. To save a filter, store
-//! [`Filter::indices`] and [`Filter::dims`]. [`Filter::from_indices`] restores it.
+//! Invariant: the indices of the kept dimensions are ascending, and no index occurs twice or exceeds the dimensions of
+//! a code. To save a filter, store [`Filter::indices`] and [`Filter::dims`]. [`Filter::from_indices`] restores the
+//! filter.
 
 use tch::{Device, Tensor};
 
@@ -20,7 +21,8 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Keeps the `count` dimensions with the largest variances. Ties go to the lower index.
+    /// Keeps the `count` dimensions with the largest variances. Among equal variances, the dimension with the lower
+    /// index is kept.
     pub fn choose(variances: &[f64], count: usize) -> Result<Self, ShddError> {
         expect_kept(count, variances.len())?;
         if let Some(index) = variances.iter().position(|variance| !(variance.is_finite() && *variance >= 0.0)) {
@@ -35,7 +37,7 @@ impl Filter {
         Ok(Self { kept: order.into_iter().map(|index| index as i64).collect(), dims: variances.len() })
     }
 
-    /// Restores a saved filter. The indices must be ascending and below `dims`.
+    /// Restores a saved filter. The indices must be strictly ascending and below `dims`.
     pub fn from_indices(indices: &[u32], dims: usize) -> Result<Self, ShddError> {
         expect_kept(indices.len(), dims)?;
         if let Some(before) = indices.windows(2).position(|pair| pair[0] >= pair[1]) {
@@ -60,24 +62,24 @@ impl Filter {
         self.kept.len()
     }
 
-    /// Dimensions of a whole code.
+    /// Number of dimensions of a whole code.
     pub fn dims(&self) -> usize {
         self.dims
     }
 
-    /// The filter with its indices on a device, for use in a loop or in a CUDA graph capture.
+    /// Copies the indices to a device, so that the filter can be applied repeatedly or in a CUDA graph capture.
     pub fn to_device(&self, device: Device) -> Result<Selection, ShddError> {
         let index_k = Tensor::f_from_slice(&self.kept)?.f_to_device(device)?;
         Ok(Selection { index_k, kept: self.kept(), dims: self.dims })
     }
 
-    /// Expands filtered codes `[..., kept]` to whole ones `[..., dims]`, with zeros in the other dimensions.
+    /// Expands filtered codes `[..., kept]` to whole codes `[..., dims]`, with zeros in the dropped dimensions.
     pub fn scatter(&self, filtered: &Tensor) -> Result<Tensor, ShddError> {
         self.to_device(filtered.device())?.scatter(filtered)
     }
 }
 
-/// A [`Filter`] on a device. Applying it copies nothing from the host, and the host does not wait.
+/// A [`Filter`] whose indices are on a device. Applying it copies nothing from the host, and the host does not wait.
 #[derive(Debug)]
 pub struct Selection {
     index_k: Tensor,

@@ -1,12 +1,12 @@
-//! Harmonics on the GPU: one kernel that computes in f64 and returns f32.
+//! Harmonics on the GPU, by a kernel that computes in f64 and returns f32.
 //!
-//! The kernel performs the operations of the CPU in the same order, none of them fused. Callers should still rely on results
-//! being equal up to rounding only. [`Encoder::new`] compiles the kernel and uploads tables, so create it before a CUDA graph
-//! capture begins.
+//! The kernel performs the same operations as the CPU in the same order, without fused multiply-add. Callers should
+//! nevertheless assume that the results of GPU and CPU are equal only up to rounding. [`Encoder::new`] compiles the
+//! kernel and uploads tables, so call it before a CUDA graph capture begins.
 //!
-//! There are two entry points. [`Encoder::encode`] checks every point and names the first row that is not a unit vector.
-//! The host waits for this check. [`Encoder::encode_unchecked`] neither checks nor waits, so it can be used within a
-//! capture. It is for points that come from [`UnitVector`]s or from our own kernels. Other input gives meaningless numbers,
+//! There are two ways to encode points. [`Encoder::encode`] checks that every point is a unit vector, and the host
+//! waits for this check. [`Encoder::encode_unchecked`] does not check the points and does not wait, so it can be used
+//! within a capture. It is meant for points that are known to be unit vectors. Other points give meaningless numbers,
 //! but never an invalid memory access.
 
 use locdiff_core::geo::UnitVector;
@@ -17,18 +17,18 @@ use super::harmonics::Basis;
 use crate::native::nvrtc::{Arg, Kernel};
 
 const SOURCE: &str = include_str!("../native/kernels/harmonics.cu");
-/// Without fused multiply-add, every operation rounds as on the CPU.
+/// Without fused multiply-add, every operation rounds as it does on the CPU.
 const OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
 /// Threads per warp.
 const WARP: u32 = 32;
-/// Approximate number of threads per block. High degrees need more.
+/// Number of threads per block, unless a point of a high degree needs more.
 const THREADS: u32 = 256;
 
-/// Largest accepted difference of a length from 1. Rounding in f64 is about 1e-16. Points that were stored in f32 are off by
-/// 1e-8 or more and are rejected.
+/// Largest accepted difference between the length of a point and 1. Rounding in f64 causes differences of about 1e-16.
+/// Points that were stored in f32 differ by 1e-8 or more and are rejected.
 const LENGTH_ERROR_MAX: f64 = 1e-9;
 
-/// Encodes points on one GPU, up to one degree.
+/// Encodes points on one GPU with the harmonics of one [`Basis`].
 #[derive(Debug)]
 pub struct Encoder {
     kernel: Kernel,
@@ -39,8 +39,8 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Compiles the kernel for the current device and uploads the tables of `basis` to `device`, which must be the current
-    /// one.
+    /// Compiles the kernel for the current device and uploads the tables of `basis` to `device`. `device` must be the
+    /// current device.
     pub fn new(basis: &Basis, device: Device) -> Result<Self, ShddError> {
         let kernel = Kernel::compile("harmonics", SOURCE, OPTIONS)?;
         let sectoral = Tensor::f_from_slice(&basis.sectoral)?.f_to_device(device)?;
@@ -48,16 +48,16 @@ impl Encoder {
         Ok(Self { kernel, degree: basis.degree(), device, sectoral, recursion })
     }
 
-    /// Encodes unit vectors `[n, 3]` in f64 on the encoder's device as `[n, (L+1)²]` in f32. Each must be finite and of
-    /// length 1; the error names the first row that is not. The host waits for the device, so this cannot be used within a
-    /// capture.
+    /// Encodes the unit vectors `points_n3`, f64 `[n, 3]` on the encoder's device, as f32 `[n, (L+1)²]`. If a row is
+    /// not a finite vector of length 1, the error names the first such row. The host waits for the device, so this
+    /// cannot be used within a capture.
     pub fn encode(&self, points_n3: &Tensor) -> Result<Tensor, ShddError> {
         self.expect_points(points_n3)?;
         expect_unit(points_n3)?;
         self.encode_unchecked(points_n3)
     }
 
-    /// The same for points that are known to be unit vectors. The host does not wait.
+    /// Like [`Encoder::encode`], but does not check that the points are unit vectors. The host does not wait.
     pub fn encode_unchecked(&self, points_n3: &Tensor) -> Result<Tensor, ShddError> {
         self.expect_points(points_n3)?;
         let shape = points_n3.size();
@@ -97,12 +97,13 @@ fn mismatch(points: &Tensor, want: &str) -> ShddError {
     ShddError::Bad(format!("points to encode: tensor is {kind:?} {size:?} on {device:?}, wanted {want}"))
 }
 
-/// Checks that every row of `[n, 3]` is finite and of length 1. The error names the first row that is not. Works on any
-/// device. The host waits.
+/// Checks that every row of `points_n3` is a finite vector of length 1. The error names the first row that is not. The
+/// points may be on any device. The host waits for the device.
 pub fn expect_unit(points_n3: &Tensor) -> Result<(), ShddError> {
     let error_n =
         points_n3.f_square()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Double)?.f_sub_scalar(1.0)?;
-    // Twice the limit, because the square of a length is off by twice as much. `<=` and not `>`, so that NaN does not pass.
+    // Twice the limit, because the error of a squared length is twice the error of the length. The test is `<=` and not
+    // the negation of `>`, so that NaN does not pass.
     let right_n = error_n.f_abs()?.f_le(2.0 * LENGTH_ERROR_MAX)?;
     if right_n.f_all()?.f_int64_value(&[])? == 1 {
         return Ok(());
@@ -112,7 +113,7 @@ pub fn expect_unit(points_n3: &Tensor) -> Result<(), ShddError> {
     Err(ShddError::Bad(format!("points to encode: row {row} is {got:?}, wanted a finite vector of length 1")))
 }
 
-/// Uploads points as an f64 tensor `[n, 3]`, the input of an [`Encoder`].
+/// Copies points to `device` as an f64 tensor `[n, 3]`, the input of an [`Encoder`].
 pub fn upload(points: &[UnitVector], device: Device) -> Result<Tensor, ShddError> {
     let flat: Vec<f64> = points.iter().flat_map(|point| point.xyz()).collect();
     Ok(Tensor::f_from_slice(&flat)?.f_view([points.len() as i64, 3])?.f_to_device(device)?)
@@ -139,7 +140,8 @@ mod tests {
                 .to_device(Device::Cpu);
             let difference = (&got - &want).abs().max().double_value(&[]) / want.abs().max().double_value(&[]);
             println!("degree {degree}: max|dY| / max|Y| = {difference:e}");
-            // One unit in the last place of f32, for sums in f64 that land on the other side of a rounding boundary.
+            // Allow a few units in the last place of f32, in case small differences in f64 round to different f32
+            // values.
             assert!(difference <= 1e-6, "degree {degree}: {difference:e}");
         }
     }

@@ -1,19 +1,20 @@
 //! Orthonormal real spherical harmonics: Y_lm(p) for l = 0..=L and m = -l..=l, at index l² + l + m.
 //!
-//! Y_lm = p_lm(z) · Re (x + iy)^m for m ≥ 0 and p_l|m|(z) · Im (x + iy)^|m| for m < 0, where p_lm is the fully
-//! normalised associated Legendre function without its factor (1 − z²)^(m/2), times √2 if m ≠ 0. The powers of
-//! x + iy carry that factor, so the poles need no special case. p comes from the recursion in l at fixed m
+//! Y_lm is p_lm(z) · Re (x + iy)^m for m ≥ 0, and p_l|m|(z) · Im (x + iy)^|m| for m < 0. Here p_lm is the fully
+//! normalised associated Legendre function without its factor (1 − z²)^(m/2), multiplied by √2 if m ≠ 0. The powers of
+//! x + iy contain that factor, so the poles need no special case. p_lm is computed by a recursion over l at fixed m
 //! (Holmes, Featherstone, J. Geodesy 76, 2002, eq. 11):
 //!
 //!   p_mm = √((2m+1)/(2m)) p_(m-1)(m-1),   p_lm = a_lm z p_(l-1)m − b_lm p_(l-2)m
 //!
-//! which, unlike the closed form with factorials, loses no digits to cancellation. There is no Condon-Shortley phase.
+//! Unlike the closed form with factorials, this recursion loses no digits to cancellation. There is no Condon-Shortley
+//! phase.
 //!
-//! Invariant: the fast implementation performs the same operations in the same order as [`Basis::encode_scalar`], none of
-//! them fused, so both give the same bits on every processor.
+//! Invariant: the fast implementation performs the same operations in the same order as [`Basis::encode_scalar`],
+//! without fused multiply-add, so both give the same bits on every processor.
 //!
-//! Nothing overflows up to degree 511. p reaches about 1e98 near the poles, but the power of x + iy that multiplies it is so
-//! small there that the product stays below [`Basis::value_max`]. If the power underflows, the exact product is below 1e-200.
+//! No value overflows up to degree 511. p_lm reaches about 1e98 near the poles, but there the power of x + iy is so
+//! small that the product stays below [`Basis::value_max`]. If the power underflows, the exact product is below 1e-200.
 
 use std::f64::consts::{PI, SQRT_2};
 
@@ -26,17 +27,17 @@ use crate::native::harmonics;
 /// The largest supported degree.
 pub const DEGREE_MAX: u32 = 511;
 
-/// The harmonics up to a degree, with the coefficients of their recursion.
+/// The harmonics up to a degree L, with the coefficients of their recursion.
 #[derive(Debug, Clone)]
 pub struct Basis {
     degree: usize,
-    /// The constants p_mm by m, including the factor √2 for m ≥ 1.
+    /// The constant p_mm at index m, including the factor √2 for m ≥ 1.
     pub(super) sectoral: Vec<f64>,
-    /// `[a_lm, b_lm]` at [`triangle`] for m < l.
+    /// `[a_lm, b_lm]` at index `triangle(l, m)`. For m = l, both are 0 and unused.
     pub(super) recursion: Vec<[f64; 2]>,
 }
 
-/// Position of (l, m), 0 ≤ m ≤ l, in a triangular table.
+/// Index of the entry for (l, m), 0 ≤ m ≤ l, in a triangular table.
 pub(super) fn triangle(l: usize, m: usize) -> usize {
     l * (l + 1) / 2 + m
 }
@@ -60,17 +61,18 @@ impl Basis {
         Ok(Self { degree, sectoral, recursion })
     }
 
-    /// L, the largest degree.
+    /// The largest degree L.
     pub fn degree(&self) -> u32 {
         self.degree as u32
     }
 
-    /// Dimensions of a code: (L + 1)².
+    /// Number of dimensions of a code: (L + 1)².
     pub fn dims(&self) -> usize {
         (self.degree + 1).pow(2)
     }
 
-    /// An upper bound of every harmonic everywhere: √((2L+1)/4π), the value of the zonal harmonic of degree L at the pole.
+    /// An upper bound of all harmonics at all points: √((2L+1)/4π), which is the value of the zonal harmonic of degree
+    /// L at the pole.
     pub fn value_max(&self) -> f64 {
         ((2 * self.degree + 1) as f64 / (4.0 * PI)).sqrt()
     }
@@ -79,7 +81,7 @@ impl Basis {
         harmonics::Tables { sectoral: &self.sectoral, recursion: &self.recursion }
     }
 
-    /// Encodes one point, following the formula literally. The reference for the faster implementations.
+    /// Encodes one point directly by the formula. The faster implementations are tested against this function.
     pub fn encode_scalar(&self, point: UnitVector, out: &mut [f64]) -> Result<(), ShddError> {
         expect_length("code of one point", out.len(), self.dims())?;
         let [x, y, z] = point.xyz();
@@ -137,7 +139,7 @@ impl Basis {
     }
 }
 
-/// `[a_lm, b_lm]` of the recursion that computes p_lm. Zeros if l = m, where the recursion starts.
+/// The coefficients `[a_lm, b_lm]` of the recursion for p_lm. Both are 0 if l = m, because the recursion starts there.
 fn coefficients(l: usize, m: usize) -> [f64; 2] {
     if l == m {
         return [0.0, 0.0];

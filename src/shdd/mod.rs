@@ -1,13 +1,14 @@
-//! Spherical-harmonics Dirac delta: a point on the sphere as the coefficients of a delta function at that point.
+//! Spherical-harmonics Dirac delta: a point on the sphere is encoded as the coefficients of a delta function at that
+//! point.
 //!
 //! In reading order:
-//! - [`harmonics`]: encodes a point, at any degree up to 511.
-//! - [`derivatives`]: gradient and Hessian of a sum of harmonics on the sphere.
+//! - [`harmonics`]: encodes points on the CPU, at any degree up to 511.
+//! - [`derivatives`]: computes the gradient and the Hessian of a sum of harmonics on the sphere.
 //! - [`gpu`]: encodes points on the GPU.
-//! - [`filter`]: the paper's low-pass filter.
-//! - [`points`]: uniform random points, as a function of seed, step and index.
-//! - [`decode`]: from codes back to places.
-//! - [`aggregate`]: combines several samples into one place.
+//! - [`filter`]: the paper's low-pass filter, which keeps only some dimensions of a code.
+//! - [`points`]: uniform random points. Each point is a function of seed, step and index.
+//! - [`decode`]: decodes codes into places.
+//! - [`aggregate`]: combines the samples of one image into one place.
 
 pub mod aggregate;
 pub mod decode;
@@ -26,15 +27,15 @@ use locdiff_core::geo::GeoError;
 
 use crate::native::NativeError;
 
-/// √(4π). Codes are multiplied by it before unit noise is added, so that each dimension has about unit variance
-/// (Σ C² = (L+1)² / 4π over (L+1)² dimensions). The network and the loss work with scaled codes, harmonics and decoders with
-/// unscaled ones.
+/// √(4π). Codes are multiplied by this factor before unit noise is added, so that each dimension has about unit
+/// variance: an unscaled code of (L+1)² dimensions has the squared length (L+1)² / 4π. The network predicts scaled
+/// codes. Harmonics and decoders use unscaled codes.
 pub const CODE_SCALE: f64 = 3.544_907_701_811_032;
 
 /// An error of [`crate::shdd`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ShddError {
-    /// An invalid number, shape or filter, with the value it got and the value it wanted.
+    /// An invalid number, shape or filter. The text contains the value and what was wanted instead.
     #[error("{0}")]
     Bad(String),
     /// Coordinates that are not a point on the sphere.

@@ -1,7 +1,8 @@
 //! Uniform random points on the sphere, used as the anchors of the loss.
 //!
-//! A point is a function of (seed, step, index) alone, so it does not depend on how anchors are split over ranks. Each point
-//! takes four Philox words: two for 53 bits of height, two for 53 bits of angle.
+//! A point depends only on (stream, seed, step, index), so it does not depend on how the anchors are split over ranks.
+//! Each point uses four random words of 32 bits from Philox: two give 53 bits of the height, and two give 53 bits of
+//! the angle.
 
 use std::f64::consts::TAU;
 
@@ -11,12 +12,12 @@ use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 /// 2⁻⁵³.
 const UNIT_53: f64 = 1.0 / (1_u64 << 53) as f64;
 
-/// Points `first..first + count` of a step, from [`Stream::Anchors`].
+/// The points with the indices `first..first + count` of one step, drawn from [`Stream::Anchors`].
 pub fn uniform_points(seed: u64, step: u64, first: u64, count: usize) -> Result<Vec<UnitVector>, RangeError> {
     uniform_points_of(Stream::Anchors, seed, step, first, count)
 }
 
-/// Like [`uniform_points`], from any stream.
+/// Like [`uniform_points`], but drawn from any stream.
 pub fn uniform_points_of(
     stream: Stream,
     seed: u64,

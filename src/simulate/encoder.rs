@@ -1,8 +1,8 @@
-//! Computes the embeddings of a world's photos: draws the photos, embeds their places, mixes them and projects the mix
-//! with Q.
+//! Computes the embeddings of the photos of a simulated world. It draws the photos, embeds the places that each photo
+//! looks like, mixes these embeddings, and multiplies the mix by the projection matrix Q ([`projection`]).
 //!
-//! The output depends on the seed, the places, the weights and the kind of device, but not on chunk size or thread
-//! count.
+//! The output depends on the seed, the places, GeoCLIP's weights and the kind of device. It does not depend on the
+//! chunk size or the number of threads.
 
 use std::time::{Duration, Instant};
 
@@ -16,14 +16,14 @@ use super::world::{BLOCK_PHOTOS, Candidates, Photo, SOURCES, Source, World};
 use crate::geoclip::{EMBEDDING_WIDTH, Embedder, FEATURE_WIDTH, GalleryEmbeddings, Geoclip, for_each_tile, tile_rows};
 use crate::shards::{PROJECTION_SEED, ShardsError, WriterRows, projection};
 
-/// Up to this many photos, only the gallery points they need are embedded. More photos need most of the gallery anyway,
-/// so all of it is embedded and saved on disk for the next run.
+/// For up to this many photos, only the gallery points that the photos need are embedded. A larger number of photos
+/// needs most of the gallery, so all gallery points are embedded and saved on disk for the next run.
 const FEW_PHOTOS: u64 = 20_000;
-/// Photos that one thread draws or mixes at a time.
+/// Number of photos that one thread draws or mixes at a time.
 const SHARE_PHOTOS: usize = 64;
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// GeoCLIP's location encoder, its gallery, and Q on a device.
+/// Computes embeddings with GeoCLIP's location encoder, the gallery and the matrix Q on a device.
 pub(super) struct PhotoEncoder {
     embedder: Embedder,
     gallery: GalleryEmbeddings,
@@ -56,7 +56,8 @@ impl PhotoEncoder {
             Source::Place(_) => None,
         });
         self.gallery.ensure(of_gallery, &self.embedder)?;
-        // `firsts` holds the index in `fresh` of each photo's first place that is not in the gallery.
+        // `fresh` lists the places of all photos that are not in the gallery. `firsts` holds, for each photo, the index
+        // in `fresh` of its first such place.
         let (mut fresh, mut firsts): (Vec<Place>, Vec<usize>) = (Vec::new(), Vec::new());
         for photo in &photos {
             firsts.push(fresh.len());
@@ -100,7 +101,7 @@ impl PhotoEncoder {
         Ok(photos.into_iter().flatten().collect())
     }
 
-    /// Mixes the sources of each photo into one unit vector in GeoCLIP's space.
+    /// Mixes the embeddings of each photo's sources into one unit vector in GeoCLIP's space.
     fn mix(
         &self,
         world: &World<'_>,
@@ -136,7 +137,7 @@ impl PhotoEncoder {
         Ok(looks)
     }
 
-    /// Computes Q y for every row, rounded to float16.
+    /// Multiplies each vector of `looks` by Q and rounds the result to float16.
     fn project(&self, looks: &[f32]) -> Result<Vec<f16>, ShardsError> {
         let device = self.device;
         let tile = tile_rows(device);
@@ -155,7 +156,8 @@ impl PhotoEncoder {
     }
 }
 
-/// Embeddings of a photo's sources. Sources outside the gallery are in `fresh`, starting at index `first`.
+/// Embeddings of a photo's sources. The embeddings of sources that are not in the gallery are in `fresh`, starting with
+/// number `first`.
 fn sources<'a>(gallery: &'a GalleryEmbeddings, photo: &Photo, first: usize, fresh: &'a [f32]) -> [&'a [f32]; SOURCES] {
     let mut next = first;
     photo.sources.map(|source| match source {
@@ -171,7 +173,7 @@ fn out_of_range(error: RangeError) -> ShardsError {
     ShardsError::Argument(error.to_string())
 }
 
-/// Logs progress every few seconds.
+/// Logs progress, at most once per [`REPORT_INTERVAL`].
 pub(super) struct ProgressLog {
     what: &'static str,
     total: u64,

@@ -1,7 +1,7 @@
-//! Simulated data sets: shards with the embeddings of simulated photos.
+//! Makes simulated data sets: shards with the embeddings of simulated photos.
 //!
-//! In reading order: `world` (what each photo shows; pure), `options`, `encoder` (computes the embeddings of photos),
-//! `simulation` (writes a folder of shards).
+//! In reading order: `world` (decides what each photo shows, without I/O), `options`, `encoder` (computes the
+//! embeddings of photos), `simulation` (writes a folder of shards).
 
 mod encoder;
 mod options;

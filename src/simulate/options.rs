@@ -7,13 +7,13 @@ use tch::Device;
 /// Options of [`simulate`](super::simulate).
 #[derive(Debug, Clone)]
 pub struct Simulation {
-    /// Number of photos. `None`: one per place.
+    /// Number of photos. `None` means one photo per place.
     pub rows: Option<u64>,
-    /// Seed of all random numbers except those of Q.
+    /// Seed of all random numbers, except those of the projection matrix Q ([`crate::shards::projection`]).
     pub seed: u64,
     /// Views per photo.
     pub views: u32,
-    /// Table of places to use instead of GeoCLIP's gallery.
+    /// Table of the places where photos are taken. `None` means the places of GeoCLIP's gallery.
     pub coordinates: Option<PathBuf>,
     /// Folder with GeoCLIP's weights and gallery.
     pub geoclip: PathBuf,
@@ -23,6 +23,7 @@ pub struct Simulation {
     pub device: Device,
     /// Number of CPU threads.
     pub threads: usize,
-    /// Photos computed at a time. `None`: a default that bounds memory. Does not affect the output.
+    /// Number of photos to compute at a time. `None` means a default that bounds memory. The number does not affect the
+    /// output.
     pub chunk_rows: Option<usize>,
 }

@@ -1,9 +1,11 @@
-//! `shards simulate`: writes embeddings of simulated photos at real places, about as hard to locate as real photos.
+//! `shards simulate`: writes embeddings of simulated photos at real places. The photos are about as hard to locate as
+//! real photos.
 //!
-//! [`World`] decides what a photo shows. [`PhotoEncoder`] embeds and mixes its places and projects the result with Q. This
-//! module writes the shards. The output depends on the seed, the places, the weights and the kind of device, but not on
-//! chunk size or thread count: embeddings and products are computed in tiles ([`crate::geoclip::for_each_tile`]),
-//! everything else per photo.
+//! [`World`] decides what places a photo looks like. [`PhotoEncoder`] embeds these places, mixes their embeddings and
+//! multiplies the mix by the projection matrix Q. This module writes the shards. The output depends on the seed, the
+//! places, GeoCLIP's weights and the kind of device. It does not depend on the chunk size or the number of threads,
+//! because embeddings and matrix products are computed in tiles of a fixed size ([`crate::geoclip::for_each_tile`]),
+//! and everything else is computed separately for each photo.
 
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
@@ -16,9 +18,10 @@ use super::world::World;
 use crate::geoclip::{FEATURE_WIDTH, Geoclip};
 use crate::shards::{ImageHead, Manifest, PROJECTION_SEED, ShardWriter, ShardsError, WriterOptions, WriterRows};
 
-/// Views per chunk of photos, counted over all photos: 25 MB of embeddings, and twice that in intermediate results.
+/// Default number of views in a chunk of photos. The embeddings of a chunk take 25 MB, and intermediate results take
+/// twice as much.
 const CHUNK_VIEWS: usize = 16_384;
-/// Largest accepted `--views`; a larger number is surely a mistake.
+/// Largest accepted value of `--views`. A larger number is probably a mistake.
 const VIEWS_MAX: u32 = 256;
 
 /// Writes a folder of simulated shards and returns its manifest.
@@ -52,7 +55,8 @@ pub fn simulate(simulation: &Simulation, out: &Path) -> Result<Manifest, ShardsE
     write_all(writer, shots)?.finish()
 }
 
-/// Writes one chunk of photos while the next is computed. If either fails, the folder stays unfinished.
+/// Writes one chunk of photos while the next chunk is computed. If writing or computing fails, the unfinished folder is
+/// deleted.
 fn write_all(
     mut writer: ShardWriter,
     mut shots: impl Iterator<Item = Result<WriterRows, ShardsError>>,
@@ -63,7 +67,7 @@ fn write_all(
             arrivals.into_iter().try_for_each(|shot| writer.push(&shot))?;
             Ok(writer)
         });
-        // If the writer has failed, sending fails too. The writer's own error is returned below.
+        // If the writer has failed, sending fails too. Then the error of the writer is returned below.
         let mut send_all = || -> Result<(), ShardsError> {
             while let Some(shot) = shots.next().transpose()?
                 && sender.send(shot).is_ok()

@@ -1,7 +1,8 @@
-//! The simulated MP16 world: what each photo shows, as a function of (seed, index).
+//! A simulated world in the style of MP16. What a photo shows depends only on the seed, the index of the photo, and the
+//! places.
 //!
-//! A photo taken at p looks like five places: p itself and four look-alikes at distances on the order of the photo's
-//! scale r. Pure: all random numbers come from [`Stream::Simulation`]:
+//! A photo looks like five places: the place where it was taken and four look-alikes. Each photo has a scale r, and the
+//! distances of its look-alikes are of the order of r. All random numbers come from [`Stream::Simulation`]:
 //!
 //! | step | sample | elements |
 //! |---|---|---|
@@ -10,34 +11,38 @@
 //! | 2 + 2v | photo | noise of view v, 512 normals |
 //! | 3 + 2v | photo | 0-4: fresh weights of view v, for v >= 1 |
 //!
-//! Gallery points are drawn once per block of photos. Blocks are fixed ranges of photo indices, so the result does not
-//! depend on chunk size or thread count.
+//! Look-alikes are chosen from gallery points that are drawn once per block of photos. A block is a fixed range of
+//! photo indices, so the result does not depend on the chunk size or the number of threads.
 
 use locdiff_core::geo::{Degrees, Km, Place, UnitVector};
 use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 
 use crate::geoclip::EMBEDDING_WIDTH;
 
-/// Bin edges of the scale, km.
+/// Edges of the bins from which the scale of a photo is drawn, in km.
 const SCALE_EDGES_KM: [f64; 7] = [0.05, 1.0, 25.0, 200.0, 750.0, 2500.0, 20_000.0];
-/// Probability of each bin. Within a bin the scale is log-uniform.
+/// Probability of each bin. Within a bin the logarithm of the scale is uniform.
 const SCALE_PROBABILITIES: [f64; 6] = [0.06, 0.10, 0.16, 0.24, 0.22, 0.22];
-/// Number of places that a photo looks like, including its own.
+/// Number of places that a photo looks like, including the place where it was taken.
 pub(super) const SOURCES: usize = 5;
-/// Photos that share one draw of gallery points.
+/// Number of photos in a block. The photos of a block share the same random gallery points.
 pub const BLOCK_PHOTOS: u64 = 4096;
 
-/// Gallery points drawn per block as candidates for look-alikes.
+/// Number of gallery points that are drawn for each block, as candidates for look-alikes.
 const CANDIDATES: usize = 8192;
-/// Largest distance of a look-alike from the photo before it snaps to the gallery, in units of the photo's scale.
+/// Largest distance from the photo at which a look-alike is drawn, in units of the photo's scale. The look-alike is
+/// then moved to the nearest candidate.
 const DISPLACEMENT: f64 = 1.2;
-/// A look-alike snaps only to a gallery point within this distance of the photo, in units of the photo's scale.
+/// A look-alike is moved to the nearest candidate only if that candidate is within this distance of the photo, in units
+/// of the photo's scale.
 const SNAP: f64 = 1.6;
-/// Largest distance of a gallery point's second and later photos from that point.
+/// If photos are taken at gallery points, the first photo of a point is exactly at the point. All further photos are
+/// within this distance of the point.
 const JITTER_KM: f64 = 1.0;
 /// Length of the noise vector added to an embedding of unit length.
 const NOISE: f64 = 0.8;
-/// Share of the weights of views 1 and later that is drawn anew for the view; the rest are the photo's weights.
+/// In view 1 and later views, the weights are a mixture of the photo's weights and weights drawn for the view. This is
+/// the share of the latter.
 const VIEW_SHARE: f64 = 0.2;
 
 const STEP_PHOTO: u64 = 0;
@@ -50,18 +55,18 @@ const PHOTO_WORDS: usize = 17;
 pub enum Source {
     /// A gallery point, by index.
     Gallery(usize),
-    /// Any other place.
+    /// A place given by its coordinates.
     Place(Place),
 }
 
 /// A simulated photo before it is embedded: its place and its sources.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Photo {
-    /// Where it was taken.
+    /// The place where the photo was taken.
     pub place: Place,
-    /// Scale of the distance to its look-alikes, km.
+    /// The scale of the distances to the look-alikes, in km.
     pub scale_km: f64,
-    /// The places mixed into its embedding: its own, then the look-alikes.
+    /// The places whose embeddings are mixed: first the photo's own place, then the look-alikes.
     pub sources: [Source; SOURCES],
     /// Weight of each source. The weights sum to 1.
     pub weights: [f64; SOURCES],
@@ -71,17 +76,18 @@ pub struct Photo {
 #[derive(Debug)]
 pub struct Candidates(Vec<(f64, UnitVector, usize)>);
 
-/// A simulated world: a seed, a gallery and the places of its photos.
+/// A simulated world: the seed, the gallery, and the places where photos are taken.
 #[derive(Debug, Clone, Copy)]
 pub struct World<'a> {
     philox: Philox,
     gallery: &'a [Place],
-    /// Where photos are taken. `None`: at the gallery points.
+    /// The places where photos are taken. `None` means the gallery points.
     places: Option<&'a [Place]>,
 }
 
 impl<'a> World<'a> {
-    /// Creates the world of a seed. Photos cycle through `places`, or through the gallery without it.
+    /// Creates the world for a seed. Photos are taken at the places of `places` in order, or of the gallery if `places`
+    /// is `None`. After the last place, the photos start again with the first place.
     pub fn new(seed: u64, gallery: &'a [Place], places: Option<&'a [Place]>) -> Self {
         Self { philox: Philox::new(seed), gallery, places }
     }
@@ -104,7 +110,7 @@ impl<'a> World<'a> {
         Ok(Candidates(points))
     }
 
-    /// Draws photo `index`. `candidates` are those of its block.
+    /// Draws photo number `index`. `candidates` are the candidates of the photo's block.
     pub fn photo(&self, index: u64, candidates: &Candidates) -> Result<Photo, RangeError> {
         let mut words = [0; PHOTO_WORDS];
         self.philox.fill_bits(self.draw(STEP_PHOTO, index, PHOTO_WORDS), &mut words)?;
@@ -132,8 +138,8 @@ impl<'a> World<'a> {
         Ok(Photo { place, scale_km, sources, weights: dirichlet(&uniform[12..]) })
     }
 
-    /// Computes the embedding of one view of a photo in GeoCLIP's space and writes the unit vector to `out`.
-    /// `embedding` returns the embedding of the photo's n-th source.
+    /// Computes the embedding of one view of photo number `index` in GeoCLIP's space, a unit vector, and writes it to
+    /// `out`. `embedding(n)` must return the embedding of the photo's source n.
     pub fn embed_view<'e>(
         &self,
         index: u64,
@@ -171,8 +177,9 @@ impl<'a> World<'a> {
 }
 
 impl Candidates {
-    /// Finds the nearest candidate. The search goes up and down from the query's height (z) and stops where the height
-    /// difference exceeds the best chord so far: no point beyond can be nearer.
+    /// Finds the candidate nearest to `query`. Candidates are sorted by height (their z coordinate). The search goes up
+    /// and down from the height of `query`, and stops where the difference in height exceeds the distance to the best
+    /// candidate so far, because no candidate farther up or down can be nearer.
     pub fn nearest(&self, query: UnitVector) -> Option<(UnitVector, usize)> {
         let height = query.xyz()[2];
         let start = self.0.partition_point(|point| point.0 < height);
@@ -195,19 +202,20 @@ impl Candidates {
     }
 }
 
-/// Squared chord length. Summing squared differences avoids the cancellation that a dot product of near points suffers.
+/// Square of the straight-line distance of two points. The sum of squared differences is accurate for points that are
+/// close together; a formula with the dot product would not be.
 fn square_chord(a: UnitVector, b: UnitVector) -> f64 {
     let (a, b) = (a.xyz(), b.xyz());
     (0..3).map(|axis| (a[axis] - b[axis]) * (a[axis] - b[axis])).sum()
 }
 
-/// Maps a random word to (0, 1): the midpoint of one of 2³² equal intervals.
+/// Maps a random word to a number between 0 and 1: the midpoint of one of 2³² equal intervals.
 fn uniform(word: u32) -> f64 {
     (f64::from(word) + 0.5) / 4_294_967_296.0
 }
 
-/// A point in the disc of the given radius around a place, uniform by area in the flat-Earth approximation. `distance`
-/// and `bearing` are uniform numbers.
+/// A random point in the disc of the given radius around a place. `distance` and `bearing` are random numbers, uniform
+/// between 0 and 1. The point is then uniform by area, as far as the disc can be regarded as flat.
 fn displaced(place: Place, radius_km: f64, distance: f64, bearing: f64) -> UnitVector {
     let moved = UnitVector::from(place).displace(Degrees(360.0 * bearing), Km(radius_km * distance.sqrt()));
     moved.expect("bearing and distance are finite: they are uniform numbers times finite factors")
@@ -225,7 +233,8 @@ fn scale_km(bin: f64, within: f64) -> f64 {
     (low + within * (high - low)).exp()
 }
 
-/// A draw from Dirichlet(1, ..., 1): exponentials divided by their sum.
+/// Random weights with sum 1, from the distribution Dirichlet(1, ..., 1): exponential random numbers divided by their
+/// sum.
 fn dirichlet(uniform: &[f64]) -> [f64; SOURCES] {
     let exponentials: [f64; SOURCES] = std::array::from_fn(|index| -uniform[index].ln());
     let sum: f64 = exponentials.iter().sum();

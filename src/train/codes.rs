@@ -1,6 +1,6 @@
-//! Encodes points on the device of the network: with the fast CPU code or with the CUDA kernel. Applies the low-pass
-//! filter, if any.
-// n points · d dimensions of the code
+//! Encodes points on the device of the network, with the fast CPU code or the CUDA kernel. Applies the low-pass filter
+//! if there is one.
+// Letters in tensor names: n points, d dimensions of the code.
 
 use locdiff_core::geo::UnitVector;
 use tch::{Device, Tensor};
@@ -31,7 +31,7 @@ impl Points {
         Ok(())
     }
 
-    /// The points from `first` on, `count` of them.
+    /// `count` consecutive points, starting at index `first`.
     pub(super) fn narrow(&self, first: u64, count: u64) -> Result<Self, TrainError> {
         Ok(match self {
             Self::Host(points) => Self::Host(points[first as usize..(first + count) as usize].to_vec()),
@@ -51,7 +51,7 @@ pub(super) struct Codes {
 }
 
 impl Codes {
-    /// A GPU `device` must be the current device.
+    /// Creates the encoder for `device`. If `device` is a GPU, it must be the current device.
     pub(super) fn new(degree: u32, filter: Option<Filter>, device: Device, threads: usize) -> Result<Self, TrainError> {
         let basis = Basis::new(degree)?;
         let encoder = if device.is_cuda() { Some(Encoder::new(&basis, device)?) } else { None };

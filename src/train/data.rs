@@ -19,24 +19,24 @@ use crate::shards::{
 };
 use crate::shdd::{Basis, Filter, ShddError};
 
-/// How long ranks wait for rank 0, which may have to read every row once. If rank 0 dies, the launcher ends all workers
-/// at once.
+/// How long the other ranks wait for rank 0, which may have to read every row once. They do not wait this long if rank
+/// 0 dies, because the launcher then ends all workers.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
 /// The training rows and their order.
 pub(super) struct TrainingData {
     pub(super) plan: Plan,
     pub(super) width: u32,
-    /// Mean and standard deviation of every dimension of the embeddings, f32. `None` if embeddings are not standardised
-    /// or a checkpoint has the statistics.
+    /// Mean and standard deviation of every dimension of the embeddings, f32. `None` if embeddings are not
+    /// standardised, or if the statistics come from a checkpoint.
     pub(super) statistics: Option<[Tensor; 2]>,
-    /// The dimensions of a code that are kept. `None` if all are kept or a checkpoint has the filter.
+    /// The dimensions of a code that are kept. `None` if all are kept, or if the filter comes from a checkpoint.
     pub(super) filter: Option<Filter>,
     contents: Option<Contents>,
     blocks: Arc<dyn Blocks>,
 }
 
-/// The findings that rank 0 broadcasts. Floats travel as bits, because text would round them.
+/// The findings that rank 0 broadcasts. Floating-point numbers are sent as bits, because text could round them.
 #[derive(Serialize, Deserialize)]
 struct SurveyFindings {
     skipped: BTreeMap<u32, Vec<u32>>,
@@ -46,8 +46,8 @@ struct SurveyFindings {
 }
 
 impl TrainingData {
-    /// Opens the training rows. `is_new`: no checkpoint has the statistics and the filter. `bookmark` is set when a run
-    /// resumes.
+    /// Opens the training rows. If `is_new` is true, no checkpoint has the statistics and the filter, so they are
+    /// computed. `bookmark` comes from the checkpoint of a run that resumes, and is `None` for a new run.
     pub(super) fn open(
         config: &RunConfig,
         ranks: &Communicator,
@@ -81,7 +81,8 @@ impl TrainingData {
         Bookmark { contents: self.contents.clone(), ..self.plan.bookmark(position) }
     }
 
-    /// Starts to read this rank's slices from a position on. The string describes where rows are cached.
+    /// Starts to read this rank's slices of the batches, beginning at `position`. The returned text describes where
+    /// rows are cached.
     pub(super) fn batches(
         &self,
         config: &RunConfig,
@@ -128,7 +129,7 @@ fn open_together(location: &str, config: &RunConfig, world: &Group) -> Result<Da
     Ok(Dataset::from_index(&index, &config.shards)?)
 }
 
-/// Scans the rows. Only rank 0 does this.
+/// Scans the training rows. Only rank 0 calls this function.
 fn survey(
     config: &RunConfig,
     dataset: &mut Dataset,
@@ -161,8 +162,8 @@ fn statistics_bits(found: &Statistics) -> [Vec<u64>; 2] {
     [found.mean.iter().map(|mean| mean.to_bits()).collect(), deviations.map(f64::to_bits).collect()]
 }
 
-/// The code dimensions with the largest variance over the training rows. Uses two sums per dimension, so that memory
-/// does not grow with the data.
+/// The code dimensions with the largest variance over the training rows. Only two sums per dimension are kept, so that
+/// memory does not grow with the data.
 fn kept_dimensions(config: &RunConfig, dataset: &Dataset, mask: &Mask) -> Result<Vec<u32>, TrainError> {
     let basis = Basis::new(config.model.degree)?;
     let (mut rows, mut count) = (BlockRows::default(), 0_u64);
@@ -195,7 +196,7 @@ fn find_on_rank_0<Found: Serialize + DeserializeOwned>(
     serde_json::from_slice(&broadcast_bytes(world, found)?).map_err(internal)
 }
 
-/// Broadcasts the bytes of rank 0.
+/// Broadcasts `bytes` from rank 0, and returns them on every rank. `bytes` is `None` on all other ranks.
 fn broadcast_bytes(world: &Group, bytes: Option<Vec<u8>>) -> Result<Vec<u8>, TrainError> {
     let device = world.device();
     let length = bytes.as_ref().map_or(0, Vec::len) as i64;

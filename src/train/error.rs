@@ -22,46 +22,46 @@ pub enum TrainError {
     /// The gradients of too many consecutive steps were not finite.
     #[error("{0}")]
     Diverged(String),
-    /// The checkpoint does not fit the configuration, the data or the network.
+    /// The checkpoint does not match the configuration, the data or the network.
     #[error("{0}")]
     Mismatch(String),
-    /// The configuration does not fit the data, or is not supported.
+    /// The configuration does not match the data, or is not supported.
     #[error("{0}")]
     Config(String),
-    /// Reading the shards.
+    /// The shards cannot be read.
     #[error(transparent)]
     Shards(#[from] ShardsError),
-    /// Reading or writing checkpoints.
+    /// A checkpoint cannot be read or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Writing TensorBoard events.
+    /// TensorBoard events cannot be written.
     #[error(transparent)]
     Board(#[from] BoardError),
-    /// Collectives.
+    /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The network.
+    /// The network failed.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The loss.
+    /// The loss cannot be computed.
     #[error(transparent)]
     Loss(#[from] LossError),
-    /// The forward process.
+    /// The forward process of the diffusion failed.
     #[error(transparent)]
     Diffusion(#[from] DiffusionError),
-    /// Encoding points.
+    /// Points cannot be encoded.
     #[error(transparent)]
     Shdd(#[from] ShddError),
-    /// The quick evaluation.
+    /// The quick evaluation failed.
     #[error(transparent)]
     Infer(#[from] InferError),
     /// A random draw is out of range.
     #[error(transparent)]
     Range(#[from] RangeError),
-    /// Random numbers on a device.
+    /// Random numbers cannot be generated on the device.
     #[error(transparent)]
     Random(#[from] RandomError),
-    /// Recording or replaying a step as a CUDA graph.
+    /// A step cannot be recorded or replayed as a CUDA graph.
     #[error(transparent)]
     Graph(#[from] GraphError),
     /// libtorch failed.
@@ -86,7 +86,8 @@ impl HasExitCode for TrainError {
         }
     }
 
-    /// A collective can fail in the loop itself, in the loss, in the network or in the quick evaluation.
+    /// A peer can make a collective fail in the training loop, in the loss, in the network or in the quick evaluation.
+    /// All these cases are checked.
     fn is_caused_by_peer(&self) -> bool {
         match self {
             Self::Comm(error)

@@ -1,8 +1,8 @@
 //! The inputs of a step, in the memory where the device reads them.
 //!
-//! On CUDA the inputs of all steps with the same form use the same memory, so that a replayed graph reads the new
-//! values.
-// b rows of this rank's slice · e embedding
+//! On CUDA, all steps whose batches have the same form use the same memory for their inputs, so that a replayed graph
+//! reads the new values.
+// Letters in tensor names: b rows of this rank's slice, e width of an embedding.
 
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ use crate::shdd::ShddError;
 /// The properties of a batch that a recorded step depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Form {
-    /// Rows of the global batch that this rank takes.
+    /// The range of rows of the global batch that this rank takes.
     pub(super) slice: Range<u64>,
-    /// Rows of the global batch.
+    /// Number of rows of the global batch.
     pub(super) global_batch: u32,
 }
 
@@ -28,13 +28,13 @@ pub(super) struct Form {
 #[derive(Debug)]
 pub(super) struct Feed {
     device: Device,
-    /// The step, which selects the random numbers.
+    /// The number of the step. It selects the random numbers.
     pub(super) counter: DeviceCounter,
-    /// Learning rate; one f32.
+    /// Learning rate, as one f32.
     pub(super) learning_rate: Tensor,
-    /// Weight of the new parameters in the moving average; one f32.
+    /// Weight of the new parameters in the moving average, as one f32.
     pub(super) average_weight: Tensor,
-    /// Embeddings of the rows, float16.
+    /// Embeddings of the rows in float16.
     pub(super) image_be: Tensor,
     /// Places of the rows.
     pub(super) rows: Points,
@@ -60,7 +60,8 @@ impl Feed {
         })
     }
 
-    /// Drops the reference to the batch on the CPU, so that its memory can be reused.
+    /// On the CPU, drops the reference to the batch, so that the memory of the batch can be reused. Does nothing on
+    /// CUDA.
     pub(super) fn release(&mut self) {
         if !self.device.is_cuda() {
             self.image_be = Tensor::new();
@@ -77,7 +78,7 @@ impl Feed {
         if !self.device.is_cuda() {
             self.image_be = batch.embeddings.shallow_clone();
         } else {
-            // Copy: the memory of the batch is reused.
+            // Copy the embeddings, because the memory of the batch will be reused.
             if self.image_be.size() != batch.embeddings.size() {
                 self.image_be = Tensor::f_empty(batch.embeddings.size(), (batch.embeddings.kind(), self.device))?;
             }

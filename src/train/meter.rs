@@ -1,4 +1,4 @@
-//! Utilisation of the device: FLOP/s, their share of the peak, memory.
+//! Utilisation of the device: FLOP/s, their share of the peak rate, and memory.
 
 use locdiff_core::config::{AutoOr, RunConfig};
 use tch::{Device, Kind};
@@ -7,9 +7,9 @@ use super::step::Trainer;
 use crate::comm::Communicator;
 use crate::native::cuda;
 
-/// Dense peaks of GPUs in TFLOP/s: words of the name, bf16 on tensor cores (`None` if it has no bf16), f32 without
-/// tensor cores. The first entry whose words all occur in the name of the GPU applies. From NVIDIA's data sheets,
-/// without sparsity.
+/// Peak rates of GPUs in TFLOP/s without sparsity, from NVIDIA's data sheets. An entry has words of the GPU's name, the
+/// bf16 rate on tensor cores (`None` if the GPU has no bf16), and the f32 rate without tensor cores. The first entry
+/// whose words all occur in the name of the GPU applies.
 const PEAKS_TFLOPS: [(&str, Option<f64>, f64); 15] = [
     ("B200", Some(2250.0), 75.0),
     ("GH200", Some(989.0), 67.0),
@@ -39,12 +39,13 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// Assumes that ranks share each step evenly.
+    /// A meter for this rank. It assumes that all ranks do an equal share of each step.
     pub(super) fn new(config: &RunConfig, trainer: &Trainer, ranks: &Communicator) -> Self {
         let network = &trainer.work.network;
         let has_kl = !matches!(config.loss.kl_weight, AutoOr::Value(weight) if weight == 0.0);
         let anchors = if has_kl { u64::from(config.loss.anchors) } else { 0 };
-        // Every replica runs the time layers for all timesteps, regardless of its share of the rows.
+        // Count the operations of one replica, because every replica runs the time layers for all timesteps, regardless
+        // of its share of the rows.
         let rows = u64::from(config.train.global_batch / ranks.data().size());
         let replica = network.architecture().step_flops(rows, anchors);
         let (device, kind) = (ranks.world().device(), network.placement().compute_kind());
@@ -56,7 +57,7 @@ impl Meter {
         Self { device, step_flops, peak_flops: peak.map(|tflops| tflops * 1e12) }
     }
 
-    /// TensorBoard scalars for `steps` steps that took `seconds`.
+    /// TensorBoard scalars for `steps` steps that took `seconds` seconds together.
     pub(super) fn scalars(&self, steps: u64, seconds: f64) -> Vec<(&'static str, f64)> {
         let flops = self.step_flops * steps as f64 / seconds;
         let mut scalars = vec![("device/tflops", flops / 1e12)];
@@ -65,7 +66,8 @@ impl Meter {
         scalars
     }
 
-    /// Memory of this rank in GiB: from torch's allocator on a GPU, from the kernel on the CPU.
+    /// Memory of this rank in GiB. On a GPU, torch's allocator reports it. On the CPU, it is the resident memory of the
+    /// process.
     fn memory(&self) -> Vec<(&'static str, f64)> {
         let Device::Cuda(index) = self.device else {
             return resident_bytes()

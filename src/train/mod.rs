@@ -1,22 +1,22 @@
-//! Training: batches in, weights out. A run can be killed at any moment and loses only the steps since the last
-//! checkpoint.
+//! Training computes weights from batches of rows. A run can be killed at any moment and loses only the steps since the
+//! last checkpoint.
 //!
 //! In reading order:
-//! - [`run`]: the loop.
-//! - `data`: surveys the data on rank 0, shares the findings with all ranks, and makes the batches.
-//! - `step`: one optimiser step (`Trainer`). A step gives the same bits wherever the run was interrupted. On CUDA it is
-//!   replayed as a graph.
-//! - `work`: the device's part of a step. `feed` holds its inputs, `codes` encodes points.
+//! - [`run`]: the training loop.
+//! - `data`: scans the data on rank 0, broadcasts the findings to all ranks, and makes the batches.
+//! - `step`: one optimiser step (`Trainer`). The bits of a step do not depend on where the run was interrupted. On CUDA
+//!   a step can be recorded as a graph and replayed.
+//! - `work`: the part of a step that runs on the device. `feed` holds the inputs of a step, and `codes` encodes points.
 //! - `schedule`: learning rate and decay of the weight average, as functions of the step.
-//! - `saved`: writes the state as parts of a checkpoint and restores it.
+//! - `saved`: writes the state of a run as parts of a checkpoint, and restores it.
 //! - `quick`: evaluates the averaged weights on the validation rows during training.
-//! - `observe`: reports from rank 0 to TensorBoard and the launcher, with
-//!   - `meter`: FLOP/s, their share of the peak, memory;
+//! - `observe`: reports from rank 0 to TensorBoard and the launcher. It uses
+//!   - `meter`: FLOP/s of the device, their share of the peak rate, memory;
 //!   - `weights`: histograms of the weights;
 //!   - `pictures`: answers and densities on maps.
 //!
-//! Invariant: the state after step n is a function of the configuration, the data and the layout of workers. It does
-//! not depend on clocks or restarts.
+//! Invariant: the state after step n is a function of the configuration, the data, the initial weights, the kind of
+//! device and the layout of workers. It does not depend on clocks or restarts.
 
 mod codes;
 mod data;

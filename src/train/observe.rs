@@ -1,4 +1,4 @@
-//! Reports from rank 0 to TensorBoard and the launcher.
+//! Reports the progress of training to TensorBoard and the launcher. Only rank 0 reports.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ impl Observer {
         })
     }
 
-    /// Records a step. Reports progress every `log_every` steps and after the last.
+    /// Records a step. Reports progress every `train.log_every` steps and after the last step.
     pub(super) fn record(
         &mut self,
         outcome: &StepOutcome,
@@ -117,14 +117,16 @@ impl Observer {
         Ok(())
     }
 
-    /// Records the duration of a step without evaluation, and the `pause` after it for histograms, evaluation and
-    /// checkpoints. The pause does not count as training time.
+    /// Records two durations of an iteration of the training loop. `step` is the iteration without histograms and
+    /// evaluation. `pause` is the time for histograms, evaluation and checkpoint, which does not count as training
+    /// time.
     pub(super) fn add_times(&mut self, step: Duration, pause: Duration) {
         self.slowest_since = self.slowest_since.max(step);
         self.since += pause;
     }
 
-    /// Records histograms of the weights if they are due: every `histogram_every` steps and after the last.
+    /// Records histograms of the weights if they are due: every `train.histogram_every` steps and after the last step.
+    /// They are never due if that setting is 0.
     pub(super) fn maybe_record_weights(&mut self, step: u64, trainer: &Trainer) -> Result<(), TrainError> {
         let every = self.train.histogram_every;
         let is_due = every > 0 && (step.is_multiple_of(every) || step == self.train.steps);
@@ -154,13 +156,13 @@ fn scalars(outcome: &StepOutcome, progress: &Progress, restarts: u32) -> Vec<(&'
     scalars
 }
 
-/// Tags of a quick evaluation: the score and the accuracies.
+/// TensorBoard tags of a quick evaluation: the score and the accuracies.
 fn validation_tags() -> Vec<String> {
     let accuracies = THRESHOLDS_KM.iter().map(|threshold| format!("validation/acc_{threshold}km"));
     std::iter::once("validation/geo_score".to_owned()).chain(accuracies).collect()
 }
 
-/// Tags of the results of LocDiff and LocDiff-H on the test rows after training.
+/// TensorBoard tags of the evaluation on the test rows after training, for LocDiff and LocDiff-H.
 fn test_tags(thresholds_km: &[f64]) -> impl Iterator<Item = String> + '_ {
     [Method::Locdiff, Method::LocdiffH].into_iter().flat_map(|method| {
         let tag = move |name: &str| format!("test/{}/{name}", method.name());

@@ -1,5 +1,5 @@
 //! Pictures of the quick evaluation: answers on a map, and the density of one sample while it is denoised.
-// s steps of the chain · n points of the map · d dimensions of the code
+// Letters in tensor names: s sampler steps, n points of the map, d dimensions of the code.
 
 use locdiff_core::draw::{Answer, Frame, Picture, density_strip, field_points};
 use locdiff_core::geo::UnitVector;
@@ -9,23 +9,25 @@ use super::codes::{Codes, Points};
 use super::error::TrainError;
 use crate::diffusion::CODE_SCALE;
 
-/// The number of maps that show one sample.
+/// The maximum number of maps in the picture of one sample.
 const FRAMES: usize = 8;
-/// Points of the map that are encoded at once.
+/// Number of points of the map that are encoded at once.
 const POINTS_TOGETHER: usize = 2048;
 
-/// The data of this rank for the pictures.
+/// The data for the pictures, from the rows of this rank.
 #[derive(Debug)]
 pub(super) struct PictureData {
-    /// True places and answers of the first rows.
+    /// True places and answers of this rank's first rows.
     pub(super) answers: Vec<Answer>,
-    /// Timesteps of the first row's first sample, and the prediction x̂_0 `[1, d]` at each, scaled.
+    /// For each sampler step of the first sample of the first row: the timestep, and the scaled prediction x̂_0 `[1,
+    /// d]`.
     pub(super) chain: Vec<(usize, Tensor)>,
 }
 
-/// The density of the first sample at steps from the first to the last; `None` if this rank located nothing.
+/// Draws the density of the first sample at up to [`FRAMES`] sampler steps, from the first step to the last; `None` if
+/// this rank located no rows.
 ///
-/// The density is p ∝ exp(x̂_0 · Y), as in the KL loss.
+/// The density at a point is p ∝ exp(x̂_0 · Y), where Y is the code of the point. The KL loss uses the same density.
 pub(super) fn density(codes: &Codes, seen: &PictureData) -> Result<Option<Picture>, TrainError> {
     let (Some(first), false) = (seen.answers.first(), seen.chain.is_empty()) else { return Ok(None) };
     let _without_gradients = tch::no_grad_guard();
@@ -41,7 +43,7 @@ pub(super) fn density(codes: &Codes, seen: &PictureData) -> Result<Option<Pictur
     Ok(Some(density_strip(&frames, first.truth)))
 }
 
-/// x̂_0 · Y at every point, for each step.
+/// For each step, the dot product x̂_0 · Y at every point, where Y is the code of the point.
 fn scores(codes: &Codes, predicted_sd: &Tensor, points: &[UnitVector]) -> Result<Vec<Vec<f32>>, TrainError> {
     let mut tiles = Vec::new();
     for tile in points.chunks(POINTS_TOGETHER) {
@@ -51,7 +53,8 @@ fn scores(codes: &Codes, predicted_sd: &Tensor, points: &[UnitVector]) -> Result
     Ok(Vec::<Vec<f32>>::try_from(scores_sn)?)
 }
 
-/// `wanted` of `count` positions, or all if there are fewer, evenly spaced from the first to the last.
+/// Selects `wanted` of `count` positions, evenly spaced from the first to the last. Selects all positions if `count` is
+/// smaller.
 fn spread(count: usize, wanted: usize) -> impl Iterator<Item = usize> {
     let wanted = wanted.min(count);
     (0..wanted).map(move |index| if wanted == 1 { count - 1 } else { index * (count - 1) / (wanted - 1) })

@@ -1,8 +1,8 @@
-//! The quick evaluation during training. It locates the first validation rows with the averaged weights, few samples,
-//! view 0, and a grid with refinement. The engine is the same as in every other evaluation.
+//! The quick evaluation during training. It locates the first validation rows with the averaged weights, using few
+//! samples, view 0 only, no guidance, and a grid with refinement. The engine is the same as in every other evaluation.
 //!
-//! Ranks share the blocks of rows. The results do not depend on the number of ranks.
-// n chains · d dimensions of the code
+//! The blocks of rows are distributed over the ranks. The results do not depend on the number of ranks.
+// Letters in tensor names: n denoising chains (one per sample), d dimensions of the code.
 
 use locdiff_core::config::{EvalConfig, RunConfig};
 use locdiff_core::draw::{ANSWERS_MAX, Answer};
@@ -24,7 +24,7 @@ use crate::shdd::Filter;
 pub(super) struct Quick {
     engine: Engine,
     blocks: Vec<ImageBlock>,
-    /// Number of rows over all ranks.
+    /// Number of rows of all ranks together.
     rows: usize,
     group: Group,
 }
@@ -57,8 +57,8 @@ impl Quick {
         })
     }
 
-    /// Locates all rows with the given weights. The figures are the same on every rank; the data for pictures is this
-    /// rank's.
+    /// Locates all rows with the given weights. Every rank returns the same evaluation. The picture data covers only
+    /// the rows of this rank.
     pub(super) fn evaluate(
         &mut self,
         step: u64,
@@ -88,7 +88,8 @@ impl Quick {
         Ok((QuickEvaluation { step, rows: self.rows as u64, score, within_percent }, seen))
     }
 
-    /// The distances of all rows. Each distance is 0 on all ranks but one, so the sum is exact in any order.
+    /// The distances of all rows, as the sum of `own_km` over all ranks. For each row, all ranks but one contribute 0,
+    /// so the sum is exact in any order.
     fn sum_over_ranks(&self, own_km: &[f64]) -> Result<Vec<f64>, TrainError> {
         let mut sums = Tensor::f_from_slice(own_km)?.f_to_device(self.group.device())?;
         if !own_km.is_empty() {

@@ -20,7 +20,7 @@ use crate::infer::{Saved, SavedState};
 use crate::native::cuda::{self, CudaEvent, CudaStream};
 use crate::shards::{Batches, Position};
 
-/// Trains up to the last configured step. Every rank of `ranks` must call it.
+/// Trains up to the last step, `train.steps`. Every rank of `ranks` must call this function.
 pub fn run(
     job: &TrainJob,
     attempt: u32,
@@ -154,8 +154,8 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// Injects a fault that was requested with `--inject`. The launcher is notified first, so that the fault is not
-    /// repeated after a restart.
+    /// Injects the fault that `--inject` requested for the next step, if any. The launcher is notified first, so that
+    /// the fault is not repeated after a restart.
     fn inject_fault(&self, send: SendMessage<'_>) -> Result<(), TrainError> {
         let is_due = |fault: &&InjectedFault| match fault {
             InjectedFault::Kill { rank, step } => *rank == self.ranks.rank() && *step == self.step + 1,
@@ -190,7 +190,7 @@ impl<'a> Training<'a> {
         self.step == self.job.config.train.steps
     }
 
-    /// Runs the quick evaluation if it is due, and returns the validation score.
+    /// Runs the quick evaluation if it is due, and returns the validation score; `None` if it is not due.
     fn maybe_evaluate(&mut self, send: SendMessage<'_>) -> Result<Option<f64>, TrainError> {
         let (every, is_last) = (self.job.config.eval.every, self.is_last());
         let Some(quick) = self.quick.as_mut().filter(|_| is_last || self.step.is_multiple_of(every)) else {
@@ -212,7 +212,8 @@ impl<'a> Training<'a> {
             self.best_score = score;
         }
         if is_best || self.is_last() || self.step.is_multiple_of(self.job.config.checkpoint.every) {
-            // Wait before copying, so that there is never more than one copy of the state.
+            // Wait for the previous checkpoint before the state is copied, so that there is never more than one copy of
+            // the state.
             report_parts(self.writer.wait()?, send)?;
             self.trainer.work.check_replica_agrees()?;
             let parts = self.trainer.parts(&self.saved_state()?, self.ranks.place(), self.ranks.layout())?;

@@ -1,10 +1,10 @@
 //! Writes the state of a run as parts of a checkpoint, and restores it.
 //!
-//! There are four files of named tensors (weights, their average, first and second moments) and `state.json`.
-//! Data-parallel ranks hold the same tensors, so each part is written by one of them. Tensor-parallel ranks write a
-//! piece each, and replicated tensors are in the first piece. On reading, pieces are joined and cut again for the
-//! current layout, so a run can resume with any layout. Random numbers need no state: they are a function of seed and
-//! step.
+//! There are four parts with named tensors (the weights, their moving average, the first and the second moments) and
+//! `state.json`. Data-parallel ranks hold the same tensors, so only one of them writes each part. With tensor
+//! parallelism, each rank of a replica writes one piece of the part, and only the first piece contains the replicated
+//! tensors. A run that resumes joins the pieces and cuts the tensors again for its layout, so it can resume with any
+//! layout. Random numbers need no saved state, because they are a function of seed and step.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,8 @@ use crate::model::{ModelError, Split};
 use crate::native::cuda;
 
 impl Saved {
-    /// Checks that the configuration describes the network of the checkpoint.
+    /// Checks that the degree, the width of embeddings and the number of kept dimensions are the same in the checkpoint
+    /// and in this run.
     pub(super) fn check_network(&self, config: &RunConfig, embedding_width: u32) -> Result<(), TrainError> {
         let (state, dims) = (&self.state, (u64::from(self.state.degree) + 1).pow(2));
         let kept = state.kept_dimensions.as_ref().map_or(dims, |kept| kept.len() as u64);
@@ -49,7 +50,7 @@ impl Saved {
         )))
     }
 
-    /// A warning if these weights were trained with another noise schedule than this run uses.
+    /// A warning if the noise schedule of the checkpoint differs from the noise schedule of this run; else `None`.
     pub(super) fn noise_warning(&self, config: &RunConfig) -> Option<String> {
         let was: DiffusionConfig = serde_json::from_value(self.state.config.get("diffusion")?.clone()).ok()?;
         let is = &config.diffusion;
@@ -68,7 +69,7 @@ impl Saved {
 }
 
 impl Trainer {
-    /// The parts that this rank writes. They are copies, so that training can continue.
+    /// The parts that this rank writes. The tensors are copies, so that training can continue while they are written.
     pub(super) fn parts(
         &self,
         state: &SavedState,
@@ -117,7 +118,8 @@ impl Trainer {
         parameters.filter_map(|parameter| Some((parameter.name.clone(), division(parameter.split)?))).collect()
     }
 
-    /// The whole averaged weights. This is a collective of the ranks that share a replica.
+    /// The averaged weights, as whole tensors. All ranks of a replica must call this function, because each may hold
+    /// only pieces.
     pub(super) fn averaged(&self) -> Result<Weights, TrainError> {
         let network = &self.work.network;
         let group = network.placement().tensor_parallel.as_ref();
@@ -126,8 +128,8 @@ impl Trainer {
         Ok(Weights { parameters, standardisation })
     }
 
-    /// Restores the state from a checkpoint. With the same layout, the next step is bit-identical to that of the
-    /// interrupted run.
+    /// Restores the state from a checkpoint. With the same layout, the next step is bit-identical to the same step of a
+    /// run that was not interrupted.
     pub(super) fn restore(&mut self, saved: &Saved) -> Result<(), TrainError> {
         self.load(saved, WEIGHTS)?;
         let averages = saved.weights(EMA, &self.work.network)?.parameters;
@@ -157,8 +159,8 @@ impl Trainer {
     }
 }
 
-/// Allocates memory for a copy on the device of the tensors. If a GPU has no room, it is in main memory, and training
-/// has to wait for the copy.
+/// Allocates memory for a copy of `numbers` numbers, with the type and on the device of `like`. If the GPU has no room,
+/// the memory is allocated in main memory instead, and training has to wait for the copy.
 fn allocate_copy(numbers: i64, like: &Tensor) -> Result<Tensor, TrainError> {
     let on = |device: Device| Tensor::f_empty([numbers], (like.kind(), device));
     if !like.device().is_cuda() {
@@ -176,7 +178,7 @@ fn allocate_copy(numbers: i64, like: &Tensor) -> Result<Tensor, TrainError> {
     })
 }
 
-/// Copies tensors into one block of memory on their device. The checkpoint writer reads the copies from there.
+/// Copies tensors into one block of memory, on their device if it has room. The checkpoint writer reads the copies.
 fn copied(tensors: &NamedTensors) -> Result<NamedTensors, TrainError> {
     let _without_gradients = tch::no_grad_guard();
     let Some((_, first)) = tensors.first() else { return Ok(Vec::new()) };
@@ -185,7 +187,7 @@ fn copied(tensors: &NamedTensors) -> Result<NamedTensors, TrainError> {
         let text = format!("tensor {name} is {:?}, the others are {:?}", other.kind(), first.kind());
         return Err(CheckpointError::Internal(text).into());
     }
-    // One allocation: hundreds of allocations would stall the first step.
+    // Allocate one block, because hundreds of allocations would stall training at the first checkpoint.
     let block = allocate_copy(numbers, first)?;
     let mut begin = 0;
     let mut copy = |(name, tensor): &(String, Tensor)| {

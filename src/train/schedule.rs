@@ -1,8 +1,9 @@
-//! Learning rate and decay of the moving average, as functions of the step. Pure.
+//! Learning rate and decay of the moving average, as functions of the step or update. All functions are pure.
 
 use locdiff_core::config::{LearningRateSchedule, TrainConfig};
 
-/// The learning rate of step `step`, counted from 0: a linear warm-up, then the configured schedule until `steps`.
+/// The learning rate of step `step`, counted from 0: a linear warm-up, then the configured schedule until step
+/// `train.steps`.
 pub(super) fn learning_rate(config: &TrainConfig, step: u64) -> f64 {
     let (peak, warmup) = (config.learning_rate, config.warmup_steps());
     if step < warmup {
@@ -17,8 +18,8 @@ pub(super) fn learning_rate(config: &TrainConfig, step: u64) -> f64 {
     }
 }
 
-/// The decay of the moving average after update n, counted from 0: min(decay, (n + 1) / (n + 10)). It starts low, so
-/// that the random initial weights do not stay in the average.
+/// The decay of the moving average after update `update`, counted from 0: the smaller of `ema_decay` and (update + 1) /
+/// (update + 10). The decay starts low, so that the random initial weights soon vanish from the average.
 pub(super) fn ema_decay(config: &TrainConfig, update: u64) -> f64 {
     config.ema_decay.min((update + 1) as f64 / (update + 10) as f64)
 }

@@ -1,7 +1,9 @@
-//! The host's part of an optimiser step: feed the device, start the work, read six numbers back.
+//! The part of an optimiser step that runs on the host. It passes the inputs to the device, starts the work, and reads
+//! six numbers back.
 //!
-//! On CUDA the first steps run eagerly. Then the step, with its collectives, is recorded once as a graph and replayed.
-//! The host waits for either with a timeout: a peer that died in the middle would block the stream forever.
+//! On CUDA the first steps run eagerly. Then the step, with its collectives, is recorded as a graph and replayed,
+//! unless `train.cuda_graph` is off. The host waits for every step with a timeout, because a peer that dies during the
+//! step would block the stream forever.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +20,8 @@ use crate::native::cuda::{self, CudaEvent, CudaStream, Graph, WaitError};
 use crate::shards::Batch;
 use crate::shdd::{Filter, uniform_points};
 
-/// Eager steps before the step is recorded. Libraries that initialise themselves on first use must not do so in a
-/// recording.
+/// Number of eager steps before the step is recorded. Libraries that initialise themselves on first use must do so
+/// before the recording.
 const EAGER_STEPS: u32 = 5;
 /// How long to wait for aborted collectives to end.
 const ABORT_PATIENCE: Duration = Duration::from_secs(1);
@@ -37,22 +39,23 @@ pub(super) struct StepOutcome {
     pub(super) gradient_norm: f64,
     /// Learning rate of the step.
     pub(super) learning_rate: f64,
-    /// Why nothing was updated, if the gradient was not finite.
+    /// If the gradient was not finite, so that nothing was updated: the reason.
     pub(super) skipped: Option<String>,
 }
 
-/// Trains a replica of the model, or this rank's piece of one.
+/// Trains a replica of the model or, with tensor parallelism, this rank's piece of a replica.
 #[derive(Debug)]
 pub(super) struct Trainer {
-    /// Declared before `work`, so that it is dropped first: communicators can end only when no graph holds them.
+    /// The recorded step. This field is declared before `work`, so that the graph is dropped before the communicators:
+    /// a communicator can end only when no graph holds it.
     recorded: Option<Recorded>,
     pub(super) work: Work,
     pub(super) updates: u64,
-    /// The current batch form, and the number of eager steps done with it.
+    /// The form of the current batch, and the number of eager steps done with batches of this form.
     eager: (Form, u32),
-    /// Signals the end of a step; `None` on the CPU, where calls are synchronous.
+    /// Event that the GPU signals at the end of a step; `None` on the CPU, where calls are synchronous.
     finished: Option<CudaEvent>,
-    /// The number of anchors of this rank, and the index of the first.
+    /// The number of anchors of this rank, and the index of its first anchor among all anchors.
     anchors: (usize, u64),
     rank: u32,
     timeout: Duration,
@@ -74,7 +77,7 @@ impl Trainer {
         filter: Option<Filter>,
         ranks: &Communicator,
     ) -> Result<Self, TrainError> {
-        // Without a KL loss there may be fewer anchors than ranks, but then they are unused.
+        // Without a KL loss there may be fewer anchors than ranks. The anchors are not used then.
         let anchors = (config.loss.anchors as usize / ranks.tensor().size() as usize).max(1);
         let is_on_gpu = ranks.world().device().is_cuda();
         Ok(Self {
@@ -124,7 +127,8 @@ impl Trainer {
         Ok(outcome)
     }
 
-    /// Waits for the device, at most as long as a collective may take. Collectives on a stream have no other timeout.
+    /// Waits until the device has finished the step, at most as long as a collective may take. Collectives on a stream
+    /// have no other timeout.
     fn wait_for_device(&mut self) -> Result<(), WaitError> {
         let Some(finished) = &mut self.finished else { return Ok(()) };
         finished.record(&CudaStream::current()?)?;
@@ -134,7 +138,7 @@ impl Trainer {
     /// Aborts the collectives of a step that timed out because some peer did not take part.
     fn give_up(&self, recorded: Option<Recorded>, after: Duration) -> TrainError {
         let aborting = self.abort.abort_in_background();
-        // An abort of NCCL returns only when no graph holds its collectives.
+        // The abort of a NCCL communicator returns only when no graph holds its collectives.
         drop(recorded);
         let started = Instant::now();
         while !aborting.is_finished() && started.elapsed() < ABORT_PATIENCE {
@@ -150,7 +154,8 @@ impl Trainer {
         })
     }
 
-    /// Records the step as a graph once it has run eagerly for [`EAGER_STEPS`] steps. Recording computes nothing.
+    /// Records the step as a graph after [`EAGER_STEPS`] eager steps with batches of the same form. Does nothing on the
+    /// CPU, or if `train.cuda_graph` is off. Recording does not run the step.
     fn maybe_record_graph(&mut self) -> Result<(), TrainError> {
         let form = self.work.feed.form.clone();
         if form != self.eager.0 {
@@ -163,7 +168,7 @@ impl Trainer {
             self.eager.1 += 1;
             return Ok(());
         }
-        // Free the memory of the eager steps: the graph allocates its own.
+        // Free the memory of the eager steps, because the graph allocates separate memory.
         cuda::empty_cache()?;
         let (graph, report) = Graph::capture("training step", || self.work.run())?;
         tracing::info!("recorded the step as a CUDA graph of {} nodes", graph.nodes());
@@ -186,7 +191,7 @@ impl Trainer {
     }
 }
 
-/// Describes the losses of this rank when the gradient is not finite.
+/// Describes why the gradient is not finite, from the losses of this rank.
 fn why_not_finite(step: u64, rank: u32, last: &Losses) -> String {
     match last.check(step + 1, rank) {
         Err(error) => error.to_string(),

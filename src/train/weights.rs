@@ -1,19 +1,20 @@
-//! Histograms of the weights. They are counted on the device, and only the counts are copied to the host.
+//! Histograms of the weights. The values are counted on the device, and only their bounds and the counts are copied to
+//! the host.
 //!
-//! A tensor-parallel rank counts the pieces that it holds.
+//! With tensor parallelism, a rank counts only the pieces that it holds.
 
 use locdiff_core::tensorboard::Histogram;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::model::Parameter;
 
-/// The number of buckets of TensorBoard's own histograms.
+/// The number of buckets, as in TensorBoard's own histograms.
 const BUCKETS: i64 = 30;
-/// Values that are counted at once, which bounds the memory for their bucket indices.
+/// Number of values that are counted at once. This bounds the memory for the bucket indices.
 const VALUES_TOGETHER: i64 = 1 << 22;
 
-/// A histogram of each parameter. Values that are not finite are not counted, and a parameter with none that is finite
-/// is left out.
+/// A histogram of each parameter. Values that are not finite are not counted. A parameter that has no finite values is
+/// left out.
 pub(super) fn histograms<'a>(
     parameters: impl Iterator<Item = &'a Parameter>,
 ) -> Result<Vec<(String, Histogram)>, TchError> {
@@ -45,7 +46,7 @@ fn of_tensors(tensors: &[Tensor]) -> Result<Vec<Option<Histogram>>, TchError> {
     Ok(rows.map(histogram).collect())
 }
 
-/// The smallest and the largest finite value; ∞ and −∞ if there is none.
+/// The smallest and the largest finite value; ∞ and −∞ if no value is finite.
 fn bounds(values: &Tensor) -> Result<Tensor, TchError> {
     if values.numel() == 0 {
         return Tensor::f_from_slice(&[f64::INFINITY, f64::NEG_INFINITY])?.f_to_device(values.device());
@@ -56,8 +57,8 @@ fn bounds(values: &Tensor) -> Result<Tensor, TchError> {
     Tensor::f_stack(&[lowest, highest], 0)?.f_to_kind(Kind::Double)
 }
 
-/// The number of values in each of [`BUCKETS`] buckets from the lowest to the highest. Values that are not finite are
-/// in no bucket.
+/// The number of values in each of [`BUCKETS`] buckets between the values `lowest` and `highest`. Values that are not
+/// finite are in no bucket.
 fn counts_of(values: &Tensor, [lowest, highest]: [f64; 2]) -> Result<Tensor, TchError> {
     let mut counts = Tensor::f_zeros([BUCKETS], (Kind::Int64, values.device()))?;
     // If the range is so narrow that the scale overflows f32, all values go into the first bucket.
@@ -101,7 +102,8 @@ mod tests {
         for [left, right, count] in histogram.rows() {
             let here =
                 values.iter().map(|value| f64::from(*value)).filter(|value| left <= value && value < right).count();
-            // A value on the edge of a bucket may be rounded into the next: one of 3001 values, 2999 times.
+            // A value on the edge of a bucket may be rounded into the next bucket. A bucket has two edges, and each of
+            // the 3001 different values occurs about 2999 times.
             assert!((count - here as f64).abs() <= 6000.0, "{left} to {right}: {count}, wanted {here}");
         }
     }
@@ -122,7 +124,7 @@ mod tests {
         let histogram = of(&[0.0; 1000]).expect("finite");
         assert_eq!(histogram.rows()[29], [0.0, 0.0, 1000.0]);
         assert_eq!(counted(&histogram), 1000.0);
-        // Together with other tensors.
+        // Two tensors in one call.
         let both = of_tensors(&[Tensor::from_slice(&[2.0_f32]), Tensor::from_slice(&[1.0_f32, 3.0])]).expect("counted");
         assert_eq!(both.iter().flatten().map(counted).collect::<Vec<_>>(), [1.0, 2.0]);
     }

@@ -1,20 +1,21 @@
-//! The device's part of a step: encode, add noise, predict, loss, backward with overlapped reductions, clip, AdamW,
-//! moving average.
+//! The part of a step that runs on the device. It encodes the places, adds noise, predicts, and computes the loss. The
+//! backward pass overlaps with the reduction of the gradients. Then the gradient is clipped, AdamW updates the weights,
+//! and the moving average of the weights is updated.
 //!
-//! Every data-parallel rank takes its slice of the global batch. Its loss is weighted by its share of the rows times
-//! the number of ranks, because the buckets average over ranks and the result must be the mean over rows. Random
-//! numbers are a function of step and row of the global batch. They do not depend on the number of ranks or the size of
-//! a micro-batch.
+//! Every data-parallel rank takes a slice of the global batch. The gradient buckets average over ranks, but the result
+//! must be the mean over the rows of the global batch. Each rank therefore multiplies its loss by its share of the rows
+//! times the number of ranks. Random numbers are a function of the step and the row of the global batch. They do not
+//! depend on the number of ranks or the size of a micro-batch.
 //!
-//! Tensor-parallel ranks have the same slice. Each holds a piece of the wide layers and a share of the anchors. The
-//! loss, and everything computed from it, is the same on all of them.
+//! The tensor-parallel ranks of one replica take the same slice. Each of these ranks holds a piece of the wide layers
+//! and a share of the anchors, and all of them compute the same loss.
 //!
-//! Invariant: nothing here waits for the device, and everything that changes between steps comes from the [`Feed`]. The
-//! same calls can therefore run eagerly or be recorded as a graph.
+//! Invariant: [`Work::run`] never waits for the device, and everything that changes between steps comes from the
+//! [`Feed`]. A step can therefore run eagerly or be recorded as a graph.
 //!
-//! All ranks agree on whether a gradient is finite, because after the reduction every rank has the same norm. If it is
-//! not finite, nothing is updated.
-// b rows of a micro-batch · d dimensions of the code · a anchors · e embedding
+//! All ranks agree on whether a gradient is finite, because after the reduction every rank has the same norm. If the
+//! gradient is not finite, no rank updates anything.
+// Letters in tensor names: b rows of a micro-batch, d dimensions of the code, a anchors, e width of an embedding.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -33,7 +34,8 @@ use crate::native::optim::{AdamW, Moments, UpdateInputs, clip_divisor, ema_updat
 use crate::native::random::Step;
 use crate::shdd::Filter;
 
-/// Bytes of a gradient bucket. Large enough for good bandwidth, small enough that reductions start early in backward.
+/// Bytes of a gradient bucket. The size is large enough for good bandwidth, and small enough that reductions start
+/// early in the backward pass.
 const BUCKET_BYTES: usize = 25 << 20;
 
 /// The model with everything that training changes.
@@ -60,7 +62,8 @@ pub(super) struct Work {
 /// The results of a step, on the device.
 #[derive(Debug)]
 pub(super) struct Report {
-    /// Six f64: means over the global batch (total, KL, L2, L1, cosine), then the squared norm of the gradient.
+    /// Six f64 values: five mean losses over the global batch (total, KL, L2, L1, cosine), then the squared norm of the
+    /// gradient.
     pub(super) numbers: Tensor,
     /// Losses of this rank's last micro-batch.
     pub(super) last: Losses,
@@ -138,8 +141,9 @@ impl Work {
         Ok(Report { numbers: Tensor::f_cat(&[sums, squared], 0)?, last })
     }
 
-    /// A collective that fails in backward surfaces as a libtorch error whose text names the group. It becomes a
-    /// communication error, because the cause is a peer and not this rank.
+    /// Converts an error of the backward pass. If the text of the libtorch error names the tensor-parallel group, a
+    /// collective of this group failed. The result is then a communication error, because a peer caused the failure and
+    /// not this rank.
     fn backward_error(&self, error: tch::TchError) -> TrainError {
         let error = TrainError::from(error);
         let text = error.to_string();
@@ -155,7 +159,8 @@ impl Work {
         }
     }
 
-    /// Checks that the replicated parameters are equal on all ranks of this replica. This is a collective.
+    /// Checks that the replicated parameters are equal on all ranks of this replica, by comparing checksums. All ranks
+    /// of the replica must call this function.
     pub(super) fn check_replica_agrees(&self) -> Result<(), TrainError> {
         let Some(group) = &self.tensor else { return Ok(()) };
         let _without_gradients = tch::no_grad_guard();
@@ -169,7 +174,7 @@ impl Work {
         Ok(group.check_agreement("the checksum of the replicated parameters", digest.finish())?)
     }
 
-    /// The mean losses of a micro-batch: `count` rows of the slice, starting at its row `first`.
+    /// The mean losses of a micro-batch: `count` rows of this rank's slice, starting at row `first` of the slice.
     fn losses(&self, first: u64, count: u64, anchors_ad: &Tensor) -> Result<Losses, TrainError> {
         let device = self.data.device();
         // Random numbers are indexed by the row of the global batch.
@@ -210,7 +215,8 @@ impl Work {
         Ok(squared)
     }
 
-    /// The squared norm of the whole gradient. Split parameters are summed over ranks, replicated ones count once.
+    /// The squared norm of the whole gradient. With tensor parallelism, the pieces of split parameters are summed over
+    /// the ranks of the replica, and replicated parameters count once.
     fn squared_norm(&self, gradients: &[Tensor]) -> Result<Tensor, TrainError> {
         let Some(tensor) = &self.tensor else { return Ok(squared_norm(&self.buckets.flats())?) };
         let gradient_of = |replicated: bool| {
@@ -238,7 +244,7 @@ fn stacked(losses: &Losses) -> Result<Tensor, TrainError> {
     Ok(Tensor::f_stack(&parts, 0)?.f_to_kind(Kind::Double)?)
 }
 
-/// A detached copy with memory of its own.
+/// A detached copy in newly allocated memory.
 pub(super) fn duplicate(tensor: &Tensor) -> Result<Tensor, tch::TchError> {
     let _without_gradients = tch::no_grad_guard();
     let tensor = tensor.f_detach()?;

@@ -15,8 +15,8 @@ use crate::comm::{Communicator, Group, ReduceOp};
 /// Tensor sizes, bytes: 1 KiB to 64 MiB.
 const SIZES_BYTES: [usize; 9] = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26];
 
-/// Approximate volume of a measurement, bytes. It determines the number of repetitions, which is the same on every
-/// rank.
+/// Approximate number of bytes that a measurement transfers. It determines the number of repetitions, which is the same
+/// on every rank.
 const VOLUME_BYTES: usize = 16 << 20;
 
 const OPERATIONS: [Operation; 7] = [
@@ -51,8 +51,9 @@ impl Operation {
         }
     }
 
-    /// The largest error of a correct value. For a mean NCCL divides before it adds, which rounds values up to 50 if
-    /// the number of ranks is not a power of two. Everything else is exact.
+    /// The largest error that a correct result may have. To compute a mean, NCCL divides each value before it adds. The
+    /// values are at most 50, and the division rounds if the number of ranks is not a power of two. All other
+    /// operations are exact.
     fn rounding(self) -> f64 {
         match self {
             Self::AllReduce(ReduceOp::Mean) => 50.0 * f64::from(f32::EPSILON),
@@ -60,7 +61,7 @@ impl Operation {
         }
     }
 
-    /// One size is enough for a barrier, which carries no data.
+    /// The tensor sizes to measure. One size is enough for a barrier, which transfers no data.
     fn sizes_bytes(self) -> &'static [usize] {
         match self {
             Self::Barrier => &SIZES_BYTES[..1],
@@ -83,8 +84,8 @@ impl Operation {
         Ok(input)
     }
 
-    /// The expected result of `apply`, computed without other ranks. The values are small integers, exact in f32; only
-    /// a mean over three or more ranks rounds.
+    /// The expected result of `apply`, computed without the other ranks. The inputs are small integers, so every result
+    /// is exact in f32, except a mean if the number of ranks is not a power of two.
     fn expected(self, group: &Group, elements: usize) -> anyhow::Result<Tensor> {
         let ranks = || (0..group.size()).map(|rank| integers(rank, elements));
         let sum = || ranks().reduce(|sum, next| sum + next).unwrap_or_default();
@@ -158,7 +159,8 @@ fn integers(rank: u32, elements: usize) -> Tensor {
     ((index * 7 + i64::from(rank) * 13).remainder(101) - 50).to_kind(Kind::Float)
 }
 
-/// Fractions from a hash of rank and index. Their sums round, so the bits of a sum reveal its order of summation.
+/// Fractions from a hash of rank and index. Sums of these fractions round, so the bits of a sum reveal the order of
+/// summation.
 fn fractions(rank: u32, elements: usize) -> Tensor {
     let index = Tensor::arange(elements as i64, (Kind::Int64, Device::Cpu));
     let mixed = (index + (i64::from(rank) << 40)) * 0x9E37_79B9_7F4A_7C15_u64.cast_signed();

@@ -1,4 +1,5 @@
-"""The pyarrow part of `bench shards`: one thread reads with `iter_batches`, in file order, into one contiguous numpy array.
+"""The pyarrow part of `bench shards`. One thread reads batches with `iter_batches`, in file order, and copies each
+batch into a contiguous numpy array.
 
     bench_shards.py write FILE ROWS WIDTH     writes a list<float32> FILE, plain and uncompressed, and FILE.default with
                                               pyarrow's defaults

@@ -1,9 +1,9 @@
 //! `bench shards`: measures how fast one core reads embeddings, compared with pyarrow on the same files.
 //!
-//! Our reader shuffles as training does, with the same code: it reads windows of row groups, copies rows in random
-//! order into contiguous batches and verifies every checksum. pyarrow reads in file order. Both read from the page
-//! cache with one thread. They take turns, so that other load on the machine affects both. Results are medians of
-//! several runs, by wall-clock time and, for busy machines, by CPU time.
+//! Our reader runs the same code as training. It reads windows of row groups, copies rows in random order into
+//! contiguous batches, and verifies every checksum. pyarrow reads in file order. Both read from the page cache with one
+//! thread, and they take turns, so that other load on the machine affects both. Results are medians of several runs,
+//! once by wall-clock time and once by CPU time, which is more reliable on a busy machine.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ const ROWS: usize = 196_608;
 const FOREIGN_ROWS: usize = 65_536;
 const RUNS: usize = 9;
 const WINDOW_BLOCKS: u32 = 16;
-/// Divides the number of rows of every case, so that an epoch has all rows.
+/// Rows per batch. The rows of every case are a multiple of this number, so that an epoch has all rows.
 const BATCH_ROWS: usize = 4096;
 
 const SCRIPT: &str = include_str!("bench_shards.py");
@@ -49,7 +49,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Measures every case.
+/// Measures the reading speed for each kind of file.
 pub(super) fn run(python: Option<&Path>) -> anyhow::Result<ShardsBenched> {
     let scratch = Scratch::new()?;
     let peer = Peer::find(python, &scratch.0)?;
@@ -99,7 +99,7 @@ fn open(location: &Path) -> Result<(Dataset, Plan), JobError> {
     let config = ShardsConfig { shuffle_row_groups: WINDOW_BLOCKS, ..ShardsConfig::default() };
     let mut dataset = Dataset::open(&location.to_string_lossy(), &config)?;
     if dataset.manifest().is_none() {
-        // As in training: every chunk is compared with the checksums of the first scan.
+        // As in training, every chunk that is read is compared with the checksums of a first scan.
         dataset.expect_contents(Some(dataset.read_contents()?))?;
     }
     let plan = Plan::new(DataLayout::of(&dataset), Mask::none(), PlanOptions::new(&config, 0, BATCH_ROWS as u32))?;
@@ -135,7 +135,7 @@ fn median(seconds: impl Iterator<Item = f64>) -> Option<f64> {
     seconds.get(seconds.len() / 2).copied()
 }
 
-/// Writes rows of pseudo-random numbers in our own format, in one file.
+/// Writes rows of pseudo-random numbers to one file in our own format.
 fn write_own(out: &Path, rows: usize) -> Result<(), JobError> {
     let mut options = WriterOptions::new(WIDTH as u32, 1, "bench shards", ImageHead::None);
     options.rows_per_file = rows as u64;
@@ -153,7 +153,7 @@ fn write_own(out: &Path, rows: usize) -> Result<(), JobError> {
         let ids: Vec<String> = (first..first + count).map(|row| row.to_string()).collect();
         let latitudes: Vec<f64> = (0..count).map(|_| (random() % 180) as f64 - 90.0).collect();
         let longitudes: Vec<f64> = (0..count).map(|_| (random() % 360) as f64 - 180.0).collect();
-        // The mask clears bits of the exponent, so that every value is finite.
+        // The mask clears the highest bit of the exponent, so that every value is finite.
         let values: Vec<f16> = (0..count * WIDTH).map(|_| f16::from_bits(random() as u16 & 0xbbff)).collect();
         writer.push(&WriterRows { ids, latitudes, longitudes, views: vec![values] })?;
     }
@@ -169,7 +169,8 @@ struct Peer {
 }
 
 impl Peer {
-    /// Finds pyarrow. A Python given by the user must have it; without one, `python3` is used if it has pyarrow.
+    /// Finds a Python interpreter with pyarrow. An interpreter that the user named must have pyarrow. Otherwise
+    /// `python3` is tried, and the result is `None` if it does not have pyarrow.
     fn find(named: Option<&Path>, scratch: &Path) -> anyhow::Result<Option<Self>> {
         let python = named.unwrap_or(Path::new("python3")).to_owned();
         let probe = Command::new(&python).args(["-c", "import numpy, pyarrow; print(pyarrow.__version__)"]).output();
@@ -204,7 +205,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Starts a process that reads a file once per request.
+    /// Starts a pyarrow process that reads the file once per request.
     fn reader(&self, path: &Path) -> anyhow::Result<PyarrowReader> {
         let mut command = self.command("read", path);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -224,7 +225,7 @@ struct PyarrowReader {
 impl PyarrowReader {
     fn run(&mut self) -> anyhow::Result<TimedRun> {
         let mut line = String::new();
-        // If the process has ended, the write fails, and its stderr says why.
+        // If the process has ended, the write fails, and the stderr of the process says why.
         let is_requested = self.input.as_mut().is_some_and(|input| input.write_all(b"\n").is_ok());
         if !is_requested || self.output.read_line(&mut line)? == 0 {
             let mut message = String::new();
@@ -238,14 +239,15 @@ impl PyarrowReader {
 }
 
 impl Drop for PyarrowReader {
-    /// Closes the stdin of the process, which ends it.
+    /// Closes the stdin of the process, so that the process ends, and waits for its end.
     fn drop(&mut self) {
         self.input = None;
         let _ = self.child.wait();
     }
 }
 
-/// Writes a file like those of other programs, for when there is no pyarrow.
+/// Writes a file in a layout that other programs use. It replaces the file that pyarrow would write if there is no
+/// pyarrow.
 mod foreign {
     use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! `bench shdd`: compares the fast code for spherical harmonics with the scalar code on one core, in speed and values.
 //!
-//! Each time is the minimum of several runs over the same points into the same memory, because other load can only add
-//! time.
+//! Each reported time is the minimum over several runs with the same points and the same memory, because other load on
+//! the machine can only add time.
 
 use std::time::Instant;
 
@@ -20,12 +20,12 @@ const DEGREES: [u32; 3] = [23, 47, 95];
 const POINTS: usize = 2048;
 /// Locations per run on the GPU.
 const POINTS_GPU: usize = 1 << 18;
-/// Number of runs. The fastest counts.
+/// Number of runs. Only the fastest run counts.
 const RUNS: usize = 15;
 /// Largest difference allowed between GPU and CPU, relative to the largest value.
 const GPU_ERROR_MAX: f64 = 1e-6;
 
-/// Measures every degree.
+/// Measures encoding for every degree.
 pub(super) fn run(slot: &WorkerSlot) -> anyhow::Result<Vec<ShddRow>> {
     let points = uniform_points_of(Stream::Test(0), 0, 0, 0, POINTS)?;
     DEGREES.iter().map(|degree| measure(*degree, &points, slot.gpu)).collect()
@@ -59,7 +59,8 @@ fn encode_scalar(basis: &Basis, points: &[UnitVector], out: &mut [f32]) -> Resul
     Ok(())
 }
 
-/// Microseconds per location, and the largest difference from `want`, relative to the largest value.
+/// Measures encoding on a GPU. Returns the microseconds per location, and the largest difference of a result from
+/// `want`, relative to the largest value.
 fn measure_gpu(basis: &Basis, gpu: u32, points: &[UnitVector], want: &[f32]) -> anyhow::Result<(f64, f64)> {
     cuda::set_device(gpu as usize)?;
     let device = Device::Cuda(gpu as usize);
@@ -76,7 +77,7 @@ fn measure_gpu(basis: &Basis, gpu: u32, points: &[UnitVector], want: &[f32]) -> 
     Ok((us / POINTS_GPU as f64, error))
 }
 
-/// Microseconds of the fastest of several runs.
+/// The time of the fastest of several runs, in microseconds.
 fn best_us<E>(mut work: impl FnMut() -> Result<(), E>) -> anyhow::Result<f64>
 where
     anyhow::Error: From<E>,

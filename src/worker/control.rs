@@ -31,7 +31,7 @@ impl Control {
         Ok(Self { socket, rank })
     }
 
-    /// Sends the first message: rank, process and versions.
+    /// Sends the first message, which has the rank, the process id and the versions.
     pub(super) fn send_hello(&mut self, versions: &Versions) -> anyhow::Result<()> {
         let hello = Hello {
             protocol: PROTOCOL_VERSION,
@@ -51,7 +51,7 @@ impl Control {
         write_message(&mut self.socket, message)
     }
 
-    /// Waits for the next message of the launcher.
+    /// Waits for the next message from the launcher.
     pub(super) fn receive(&mut self) -> anyhow::Result<ToWorker> {
         match read_message(&mut self.socket)? {
             Some(message) => Ok(message),
@@ -59,14 +59,15 @@ impl Control {
         }
     }
 
-    /// Starts a thread that reads the socket and forwards its messages. The thread ends this process as soon as the
-    /// socket closes, even if the main thread hangs: a worker is of no use without its launcher.
+    /// Starts a thread that reads the control socket and forwards the messages to the returned receiver. The thread
+    /// ends this process as soon as the socket closes, even if the main thread hangs, because a worker must not outlive
+    /// its launcher.
     pub(super) fn watch_launcher(&self) -> anyhow::Result<Receiver<ToWorker>> {
         let mut socket = self.socket.try_clone().context("control socket")?;
         let (inbox, messages) = channel();
         std::thread::Builder::new().name("control".into()).spawn(move || {
             while let Ok(Some(message)) = read_message::<ToWorker>(&mut socket) {
-                // Nothing reads these messages once the workers are connected.
+                // Ignore a failed send, because messages are not read after the workers are connected.
                 let _ = inbox.send(message);
             }
             std::process::exit(ExitCode::Interrupted.code().into());
@@ -75,7 +76,7 @@ impl Control {
     }
 }
 
-/// Asks the kernel for SIGKILL when the launcher dies. Fails if the launcher is already gone.
+/// Asks the kernel to send SIGKILL to this process when the launcher dies. Fails if the launcher is already gone.
 fn die_with_launcher() -> anyhow::Result<()> {
     set_pdeathsig(Signal::SIGKILL).context("parent-death signal")?;
     let launcher = std::env::var(LAUNCHER_PID_VARIABLE).unwrap_or_default();

@@ -6,7 +6,8 @@ use std::fmt::{Display, Formatter, Result};
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::protocol::Failure;
 
-/// An expected error with an exit code. Any other error stays a plain `anyhow::Error` and exits as a failed worker.
+/// An expected error, which has an exit code. Any other error stays a plain `anyhow::Error`, and the worker exits with
+/// [`ExitCode::WorkerFailed`].
 #[derive(Debug)]
 pub(super) struct JobError(Box<dyn HasExitCode + Send + Sync>);
 

@@ -1,5 +1,5 @@
-//! Evaluation jobs. Each block of located rows is sent to the launcher as soon as it is ready, and a summary at the
-//! end.
+//! Evaluation jobs. A worker sends each block of located rows to the launcher as soon as the block is ready, and sends
+//! a summary at the end.
 
 use std::fs::File;
 use std::path::Path;
@@ -28,7 +28,7 @@ pub(super) fn embed_gallery(job: &EvalJob, slot: &WorkerSlot) -> Result<GalleryE
     Ok(GalleryEmbedded { points: locate::embed_gallery(job, slot)? })
 }
 
-/// Writes id, lat and lon of the usable test rows as a Parquet file, in row order.
+/// Writes the columns id, lat and lon of the usable test rows to the Parquet file `out`, in row order.
 pub(super) fn write_truth(config: &RunConfig, out: &Path) -> anyhow::Result<TruthWritten> {
     let rows = ImageRows::open(&config.shards.test, config).map_err(JobError::from)?;
     let (mut ids, mut latitudes, mut longitudes) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! The life cycle of a worker: connect to the launcher, receive a job, run it, send the result, exit.
+//! The life cycle of a worker: it connects to the launcher, receives a job, runs the job, sends the result, and exits.
 
 mod bench_collectives;
 mod bench_shards;
@@ -23,7 +23,8 @@ use crate::train::{self, TrainError};
 use control::Control;
 use error::JobError;
 
-/// Runs a worker. The launcher passes rank and control socket in environment variables.
+/// Runs a worker and returns the exit code of the process. The launcher passes the rank and the path of the control
+/// socket in environment variables.
 pub fn run() -> ExitCode {
     let mut control = match Control::connect() {
         Ok(control) => control,
@@ -38,7 +39,7 @@ pub fn run() -> ExitCode {
             tracing::error!("{error:#}");
             let failure = error::failure(&error);
             let code = ExitCode::from_code(failure.exit_code.into()).unwrap_or(ExitCode::WorkerFailed);
-            // Best effort: the launcher may be gone.
+            // Ignore a failed send, because the launcher may be gone.
             let _ = control.send(&ToLauncher::Failed(failure));
             code
         }

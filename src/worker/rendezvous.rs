@@ -1,8 +1,9 @@
-//! Rendezvous of the workers: rank 0 binds the socket of the store on the configured interface and announces its
-//! address, and the other ranks connect to it.
+//! Rendezvous of the workers. Rank 0 binds the socket of the store, through which the workers find each other, on the
+//! configured interface. It sends the address to the launcher, and the launcher forwards the address to the other
+//! ranks, which connect to the store.
 //!
-//! The socket is bound before its port is announced, and the store takes over the bound socket. So there is no race for
-//! a port.
+//! The socket is bound before the address is sent, and the store takes over the bound socket. No other process can
+//! therefore take the port in between.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::mpsc::Receiver;
@@ -15,7 +16,7 @@ use super::control::Control;
 use super::error::JobError;
 use crate::comm::{Backend, Communicator, Layout, Rendezvous, StoreEnd};
 
-/// Connects this worker with all others.
+/// Connects this worker with all other workers.
 pub(super) fn connect(
     control: &mut Control,
     messages: &Receiver<ToWorker>,
@@ -63,7 +64,8 @@ fn wait_for_store(messages: &Receiver<ToWorker>, timeout: Duration) -> anyhow::R
     }
 }
 
-/// The first address of an interface, IPv4 before IPv6; loopback if `name` is empty.
+/// The first address of the interface `name`, where IPv4 addresses come before IPv6 addresses. If `name` is empty, the
+/// loopback address.
 fn interface_address(name: &str) -> anyhow::Result<IpAddr> {
     if name.is_empty() {
         return Ok(Ipv4Addr::LOCALHOST.into());

@@ -1,5 +1,5 @@
-//! Jobs on shards. Each runs on one worker, calls [`crate::shards`] or a related module, and returns the result for the
-//! launcher.
+//! Jobs on shards. Each job runs on one worker, calls [`crate::shards`] or a related module, and returns the result for
+//! the launcher.
 
 use std::path::Path;
 use std::time::Instant;
@@ -57,8 +57,8 @@ pub(super) fn run(job: &ShardsJob, slot: &WorkerSlot) -> anyhow::Result<JobResul
     })
 }
 
-/// Verifies every byte and every value; `problems` is empty if all is well. Then replays the plan for the requested
-/// number of epochs.
+/// Verifies every byte and every value, and lists what is wrong in `problems`. If nothing is wrong, also replays the
+/// plan for the requested number of epochs.
 fn verify(location: &str, config: &ShardsConfig, replay: &Replay) -> Result<Verified, JobError> {
     replay.check()?;
     let dataset = Dataset::open(location, config)?;

@@ -1,4 +1,4 @@
-//! Messages and exit codes for common user errors.
+//! Tests of messages and exit codes for common user errors.
 
 use locdiff_core::exit_code::ExitCode;
 
@@ -7,7 +7,7 @@ use crate::stage::{Stage, Worker};
 #[test]
 fn missing_gpus_are_an_error_that_suggests_cpu_workers() {
     let stage = Stage::new(Worker::None);
-    // An empty list hides the GPUs of a machine that has some.
+    // An empty list hides all GPUs, in case the machine has GPUs.
     let output = stage.command("--gpus 4 train").env("CUDA_VISIBLE_DEVICES", "").output().expect("runs");
     let ran = crate::stage::Ran::from(output);
     ran.exits_with(ExitCode::Device).stderr_has("4 GPU(s) requested").stderr_has("`--workers 4 --device cpu`");

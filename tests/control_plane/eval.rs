@@ -1,4 +1,4 @@
-//! `eval` from the command line to the result table, with real workers and a small model on small shards.
+//! Tests of `eval` from the command line to the results table, with real workers, a small model and small shards.
 
 mod after_train;
 mod data;

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""A stand-in for locdiff-worker: it implements the protocol and misbehaves as FAKE_WORKER says (MODE or MODE@RANK)."""
+"""A replacement for locdiff-worker in tests. It implements the protocol and misbehaves as FAKE_WORKER says.
+
+The environment variable FAKE_WORKER is MODE for all ranks, or MODE@RANK for one rank.
+"""
 import json
 import os
 import signal

@@ -1,5 +1,5 @@
-//! Supervision of a gang (the workers of one attempt): workers that are correct, incompatible, silent, hung or dead, and what
-//! the launcher reports about them.
+//! Tests of the supervision of a gang (the workers of one attempt). The workers are correct, incompatible, silent, hung
+//! or dead, and the launcher must stop them and report the cause.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -72,7 +72,7 @@ fn libtorch_version_mismatch_is_reported() {
     assert_no_leftovers(&stage);
 }
 
-/// `LD_LIBRARY_PATH` puts a file that is not a library before the libtorch of the worker's run path.
+/// `LD_LIBRARY_PATH` makes the linker find a file that is not a library before it finds the real libtorch.
 #[test]
 fn unloadable_libtorch_is_named() {
     let stage = Stage::new(Worker::Real);
@@ -183,7 +183,8 @@ fn worker_that_closes_its_socket_but_stays_alive_has_failed() {
     assert_no_leftovers(&stage);
 }
 
-/// A process in its own session is outside the worker's process group, so it survives the worker and keeps its pipes open.
+/// The worker starts a process in a new session. This process is not in the worker's process group, so it survives the
+/// worker and keeps the worker's pipes open.
 #[test]
 fn pipes_held_open_by_a_daemon_do_not_block_the_launcher() {
     let stage = Stage::new(Worker::Fake("daemon"));
@@ -247,7 +248,8 @@ fn killed_launcher_leaves_no_worker() {
     let pid = launcher.id();
     eventually("all workers have joined", || workers_of(pid).len() == 2 && workers_of(pid).into_iter().all(has_joined));
     let workers = workers_of(pid);
-    // A stopped worker cannot end by itself: not by its job, and not because its control socket closes.
+    // A stopped worker cannot end by itself. It can neither finish its job nor notice that its control socket has
+    // closed.
     signal(workers[1], Signal::SIGSTOP);
     signal(pid, Signal::SIGKILL);
     wait(&mut launcher);
@@ -256,13 +258,13 @@ fn killed_launcher_leaves_no_worker() {
     }
 }
 
-/// Process ids of the launcher's children, from /proc.
+/// The process ids of the launcher's children, which are the workers.
 fn workers_of(launcher: u32) -> Vec<u32> {
     let text = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap_or_default();
     text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// Whether a worker has joined the others: Gloo starts a thread with the first group.
+/// Whether a worker has connected to the other workers. Gloo starts a thread when the first process group is created.
 fn has_joined(pid: u32) -> bool {
     has_thread(pid, "gloo")
 }
@@ -281,7 +283,7 @@ fn bench_shdd_times_vectorised_and_scalar_harmonics() {
             assert!(row[field].as_f64().is_some_and(|us| us > 0.0), "{row}");
         }
         let fast = row["us_per_location"].as_f64();
-        // Only check that the limit is reported correctly. Whether it is met depends on the machine.
+        // Check only that the limit is reported correctly. Whether the time is within the limit depends on the machine.
         let limited = row["degree"] == 47;
         assert_eq!(row["limit_us"].as_f64(), limited.then_some(3.0), "{row}");
         let within = fast.filter(|_| limited).map(|fast| fast <= 3.0);

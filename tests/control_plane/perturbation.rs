@@ -1,4 +1,5 @@
-//! `eval --suite perturbation` from the command line to the result table, with the real launcher and real workers.
+//! Test of `eval --suite perturbation` from the command line to the results table, with the real launcher and real
+//! workers.
 
 use locdiff_core::exit_code::ExitCode;
 
@@ -7,7 +8,8 @@ use crate::stage::{Stage, Worker};
 /// Mean Earth radius (IUGG), km.
 const EARTH_RADIUS_KM: f64 = 6371.0088;
 
-/// sqrt(pi / 2) * 0.1 * R / sqrt(L (L + 1)^2 (L + 2) / 16 pi), computed here independently of the worker.
+/// The mean drift according to the theory, km: sqrt(pi / 2) * 0.1 * R / sqrt(L (L + 1)^2 (L + 2) / (16 pi)), where R is
+/// the radius of the Earth and L is `degree`. The worker has its own implementation.
 fn theory_km(degree: f64) -> f64 {
     let curvature = degree * (degree + 1.0) * (degree + 1.0) * (degree + 2.0) / (16.0 * std::f64::consts::PI);
     (std::f64::consts::PI / 2.0).sqrt() * 0.1 * EARTH_RADIUS_KM / curvature.sqrt()
@@ -27,7 +29,8 @@ fn perturbation_drift_matches_theory() {
         assert!(row["searched"].as_u64().is_some_and(|searched| searched > 0), "{row}");
         let want = theory_km(row["degree"].as_f64().expect("a degree"));
         let drift = row["drift_km"].as_f64().expect("a drift");
-        // A Rayleigh variable's standard deviation is 0.523 of its mean: 0.5 % for 10,000 points.
+        // The standard deviation of a Rayleigh variable is 0.523 of its mean. So the standard error of the mean of
+        // 10,000 points is 0.5 %.
         assert!((drift / want - 1.0).abs() < 0.03, "{row}: theory says {want} km");
         assert!((row["theory_km"].as_f64().expect("a theory") / want - 1.0).abs() < 1e-9, "{row}");
     }

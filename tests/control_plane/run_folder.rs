@@ -1,4 +1,4 @@
-//! The run folder: locking, committing checkpoints, pruning, and recovery from crashes and damage.
+//! Tests of the run folder: locking, committing checkpoints, pruning, and recovery from crashes and damage.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ mod crash;
 mod damage;
 mod verbs;
 
-/// A temporary folder of runs, with the configuration to open them with.
+/// A temporary folder of runs, and the configuration with which the tests open a run.
 pub(crate) struct Home {
     folder: tempfile::TempDir,
     pub(crate) config: RunConfig,
@@ -26,7 +26,7 @@ impl Home {
     pub(crate) fn new() -> Self {
         let mut config = RunConfig::default();
         config.checkpoint.keep = 2;
-        // These tests call fsync thousands of times, so they use a file system in memory where there is one.
+        // These tests call fsync thousands of times, so they use a file system in memory if the machine has one.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         Self { folder: folder.expect("temporary folder"), config }
     }
@@ -58,12 +58,12 @@ impl Home {
     }
 }
 
-/// The bytes that a rank writes at a step. They identify both.
+/// The bytes that a rank writes at a step. Each rank and each step has different bytes.
 pub(crate) fn content(step: u64, rank: u32) -> Vec<u8> {
     format!("step {step} rank {rank} ").repeat(40).into_bytes()
 }
 
-/// Writes a rank's part as a worker would.
+/// Writes the part of one rank as a worker does.
 pub(crate) fn write_part(
     files: &Files,
     run: &Path,
@@ -221,7 +221,8 @@ fn second_launcher_is_refused_with_the_pid_of_the_first() {
 fn unwritable_run_folder_is_named() {
     let home = Home::new();
     std::fs::write(home.dir().join("file"), "").expect("written");
-    // A file where the folder should be, and a file system in which no folder can be created.
+    // The first path is a file where a folder should be. The second is in a file system in which no folder can be
+    // created.
     for dir in [home.dir().join("file"), PathBuf::from("/sys/locdiff")] {
         let error = RunFolder::open(Files::real(), &dir, "run", &home.config).expect_err("not writable");
         assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
@@ -269,7 +270,8 @@ fn events_are_appended_as_lines_and_failures_can_be_cleared() {
     assert!(!home.run().join("failure.json").exists());
 }
 
-/// The steps that pruning must keep, computed independently: replay the commits and drop the steps that no rule keeps.
+/// The steps that pruning must keep, computed independently of the launcher. Replays the commits and, after each
+/// commit, keeps only the last `keep` steps and the step with the best score.
 fn expected_steps(scores: &[Option<u32>], keep: usize) -> Vec<u64> {
     let mut kept: Vec<usize> = Vec::new();
     for index in 0..scores.len() {

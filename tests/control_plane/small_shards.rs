@@ -10,12 +10,12 @@ use crate::stage::Stage;
 /// Length of an embedding.
 pub(crate) const WIDTH: usize = 12;
 
-/// Latitude and longitude of row `row` in all of these shards, degrees.
+/// Latitude and longitude of row `row`, degrees. All small shards use these places.
 pub(crate) fn place(row: usize) -> (f64, f64) {
     (((row * 37) % 170) as f64 - 85.0, ((row * 101) % 359) as f64 - 179.0)
 }
 
-/// Builds `shards/NAME` with these rows. With `views_differ` false, all views of a row are the same.
+/// Builds the shards `shards/{name}` with these rows. If `views_differ` is false, all views of a row are equal.
 #[track_caller]
 pub(crate) fn build(stage: &Stage, name: &str, rows: Range<usize>, views: usize, views_differ: bool) {
     let mut table = String::from("id,lat,lon\n");

@@ -1,4 +1,5 @@
-//! A temporary folder for each test, with the launcher, the worker that the test asks for, and the control sockets.
+//! A temporary folder for each test. It contains the launcher, the kind of worker that the test needs, and the control
+//! sockets.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -12,15 +13,16 @@ use nix::unistd::Pid;
 
 const LAUNCHER: &str = env!("CARGO_BIN_EXE_locdiff-launch");
 
-/// Far longer than any of these commands takes, even on a busy machine.
+/// How long a test waits for a condition before it fails. This is far longer than any command takes, even on a busy
+/// machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The worker executable that is placed beside the launcher.
+/// The worker executable in the launcher's folder.
 pub(crate) enum Worker {
     None,
-    /// `fake_worker.py` with its `FAKE_WORKER` mode, such as `crash` or `crash@1` (rank 1 only).
+    /// `fake_worker.py` in this mode, such as `crash` for all ranks or `crash@1` for rank 1 alone.
     Fake(&'static str),
-    /// The real worker, which the workspace builds beside the launcher.
+    /// The real worker, which Cargo builds into the same folder as the launcher.
     Real,
 }
 
@@ -32,7 +34,8 @@ pub(crate) struct Stage {
 impl Stage {
     pub(crate) fn new(worker: Worker) -> Self {
         let folder = tempfile::tempdir().expect("temporary folder");
-        // A copy, because the launcher resolves links before it looks for the worker beside itself.
+        // Copy the launcher. A link would not do, because the launcher resolves links before it looks for the worker in
+        // its own folder.
         std::fs::copy(LAUNCHER, folder.path().join("locdiff-launch")).expect("copied");
         let beside = folder.path().join("locdiff-worker");
         let mode = match worker {
@@ -85,7 +88,7 @@ impl Stage {
         text.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
-    /// The number of sockets that a launcher left behind.
+    /// The number of socket folders that launchers left behind.
     pub(crate) fn leftover_sockets(&self) -> usize {
         std::fs::read_dir(self.path().join("locdiff")).map_or(0, Iterator::count)
     }

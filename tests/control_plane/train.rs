@@ -1,4 +1,4 @@
-//! Training through the command line, with real workers, real shards and real kills.
+//! Tests of `train` through the command line, with real workers and real shards. Some tests kill workers.
 
 mod board;
 mod equality;

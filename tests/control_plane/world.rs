@@ -1,4 +1,4 @@
-//! `geoclip import` and `shards simulate` through the real binaries, with GeoCLIP's real weights.
+//! Tests of `geoclip import` and `shards simulate` with the real binaries and GeoCLIP's real weights.
 
 use std::path::Path;
 

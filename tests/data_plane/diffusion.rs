@@ -1,5 +1,4 @@
 //! Properties of the diffusion process: schedules, forward noising, sampling chains, random draws.
-// b batch · d dimensions of the code
 
 use locdiff::diffusion::{
     CODE_SCALE, ChainNoise, DiffusionError, Forward, NoiseSchedule, Sampler, TrainingDraws, guided,
@@ -44,7 +43,8 @@ fn signal_falls_from_almost_one_to_almost_zero() {
     }
 }
 
-/// Hoogeboom and others, "simple diffusion", eq. 3: log SNR moves by 2 log shift at every timestep.
+/// Equation 3 of "simple diffusion" (Hoogeboom and others): the shift adds 2 log(shift) to the logarithm of the
+/// signal-to-noise ratio at every timestep.
 #[test]
 fn shift_scales_the_signal_to_noise_ratio_by_its_square() {
     let ratio = |schedule: &NoiseSchedule, t| {
@@ -80,7 +80,8 @@ fn shifted_signal_falls_strictly_for_extreme_settings() {
     }
 }
 
-/// DDPM uses β from 1e-4 to 0.02 over 1000 steps. With fewer steps, each β is scaled up by 1000 / steps.
+/// In DDPM, β grows linearly from 1e-4 to 0.02 over 1000 steps. A schedule with fewer steps multiplies each β by
+/// 1000 / steps.
 #[test]
 fn linear_schedule_matches_ddpm_for_any_number_of_steps() {
     let whole = schedule(Schedule::Linear, 1000);
@@ -118,7 +119,8 @@ fn every_chain_returns_the_output_of_a_perfect_predictor() {
     }
 }
 
-/// The input of the network at t has the distribution of the forward process: mean √ᾱ·x₀, variance 1 − ᾱ.
+/// At every timestep, the network's input in a sampling chain has the distribution of the forward process: its mean is
+/// √ᾱ·x₀ and its variance 1 − ᾱ.
 #[test]
 fn every_chain_keeps_the_forward_marginals() {
     let x0 = normals(1, &[128, 257], Kind::Double);
@@ -137,7 +139,8 @@ fn every_chain_keeps_the_forward_marginals() {
         });
         assert_eq!(result.expect("runs").size(), x0.size());
         assert_eq!(seen.len(), steps);
-        // 32,896 samples give the standard deviation to 0.4 %. The worst of 200 estimates may be off by four times that.
+        // Each standard deviation is estimated from 32,896 numbers, with an error of about 0.4 %. The largest error of
+        // 200 estimates may be four times as large.
         assert!(seen.iter().all(|ratio| (ratio - 1.0).abs() < 0.02), "eta {eta}: {seen:?}");
     }
 }
@@ -165,7 +168,7 @@ fn random_numbers_do_not_depend_on_the_layout() {
 #[test]
 fn conditions_are_dropped_with_the_given_probability() {
     let kept = draws(0, 20_000).kept_conditions(0.1).expect("drawn").to_kind(Kind::Double).mean(Kind::Double);
-    // Four standard errors.
+    // The share of kept conditions may differ from 0.9 by four standard errors.
     assert!((kept.double_value(&[]) - 0.9).abs() < 4.0 * (0.09_f64 / 20_000.0).sqrt());
     assert!(draws(0, 100).kept_conditions(0.0).expect("drawn").all().int64_value(&[]) == 1);
 }

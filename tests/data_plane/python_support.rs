@@ -1,9 +1,10 @@
-//! Runs Python scripts with the packages of `setup/python.lock`.
+//! Runs Python scripts of this project with the packages that `setup/python.lock` lists.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Runs a script of this project and returns its stdout. The variable `PYTHON` replaces the interpreter `python3`.
+/// Runs a script of this project and returns its standard output. The interpreter is `python3`, or the program that the
+/// environment variable `PYTHON` names.
 pub(crate) fn run_python(script: &str, arguments: &[&Path]) -> String {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let project =

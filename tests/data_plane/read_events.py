@@ -1,7 +1,7 @@
 """Reads a folder of event files with TensorBoard's own reader and prints the contents as JSON.
 
-A scalar is printed as the bits of its f32, an image as its size and the CRC of its pixels. Nothing is purged, so duplicates in the
-files show up in the output.
+A scalar is printed as the bits of its f32, and an image as its size and the CRC of its pixels. The reader is told not
+to remove duplicate events, so every duplicate in the files is printed.
 """
 import json
 import struct
@@ -37,7 +37,7 @@ def picture(event):
 
 
 def decode(png):
-    """Decodes a PNG into rows of RGB bytes and checks every checksum."""
+    """Decodes a PNG file into rows of RGB bytes and checks the CRC of every chunk."""
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     chunks, place = [], 8
     while place < len(png):

@@ -1,4 +1,5 @@
-//! `shards simulate` with GeoCLIP's real weights: reproducible bytes, statistics of the simulated photos, coordinate files.
+//! `shards simulate` with GeoCLIP's real weights. The tests check that the bytes are reproducible, that the simulated
+//! photos have the specified statistics, and that coordinate files are read.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -41,7 +42,8 @@ fn simulated_bytes_depend_only_on_the_seed() {
     };
     let plain = Simulation { views: 2, ..simulation(150) };
     let want = make("plain", &plain);
-    // With these chunk sizes the last tiles are nearly empty, and other threads process them.
+    // The chunk size determines which places share a tile of 128 rows, how full the last tile of a chunk is, and which
+    // thread processes each tile. None of this may change the bytes.
     for (chunk_rows, threads) in [(77, 1), (149, 3)] {
         let other = Simulation { chunk_rows: Some(chunk_rows), threads, ..plain.clone() };
         assert!(make(&format!("chunk{chunk_rows}"), &other) == want, "chunks of {chunk_rows} rows change the bytes");
@@ -64,7 +66,7 @@ fn gallery_embeddings_are_cached_and_a_damaged_cache_is_not_used() {
     let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), 2);
     let mut gallery = GalleryEmbeddings::open(&geoclip, &embedder);
     assert!(!gallery.is_whole());
-    // Embedding points one by one and out of order gives the same bits as all at once.
+    // Embedding gallery points one by one and out of order gives the same bits as embedding all of them at once.
     let few = [3000, 5, 4095];
     for index in few {
         gallery.ensure([index], &embedder).expect("embedded");
@@ -86,13 +88,13 @@ fn gallery_embeddings_are_cached_and_a_damaged_cache_is_not_used() {
     assert!(!GalleryEmbeddings::open(&geoclip, &embedder).is_whole(), "a truncated cache was used");
 }
 
-/// Cosine similarities of corresponding rows of two matrices.
+/// The cosine similarity of each row of `a` with the same row of `b`.
 fn cosines(a: &Tensor, b: &Tensor) -> Vec<f64> {
     Vec::try_from(Tensor::cosine_similarity(a, b, 1, 1e-9).to_kind(Kind::Double)).expect("numbers")
 }
 
-/// Scales fall into bins with the specified probabilities and are log-uniform within a bin. Each count is within four
-/// standard deviations.
+/// Asserts that scales fall into bins with the specified probabilities and are log-uniform within a bin. Each count may
+/// differ from its expected value by four standard deviations.
 fn assert_scale_statistics(photos: &[Photo]) {
     let edges_km = [0.05, 1.0, 25.0, 200.0, 750.0, 2500.0, 20_000.0_f64];
     let draws = photos.len() as f64;
@@ -109,9 +111,9 @@ fn assert_scale_statistics(photos: &[Photo]) {
     }
 }
 
-/// A look-alike lies at distance `1.2 r sqrt(u)` unless a gallery point is close enough to replace it, which is rare for
-/// scales below 400 m. The squared distance is then uniform, with mean 0.72 r² and standard deviation 0.416 r². One
-/// look-alike of each photo is enough.
+/// Asserts that the first look-alike of a photo with scale r lies at distance 1.2 r √u, where u is uniform in 0..1. The
+/// squared distance is then uniform, with mean 0.72 r² and standard deviation 0.416 r². Look-alikes that a nearby
+/// gallery point has replaced are left out. They are rare for scales below 400 m, and only such photos are used.
 fn assert_displacement_statistics(photos: &[Photo]) {
     let squares: Vec<f64> = photos
         .iter()
@@ -135,7 +137,7 @@ fn simulated_world_has_the_specified_statistics() {
     let photos: Vec<_> = (0..draws).map(|index| world.photo(index, &candidates).expect("drawn")).collect();
     assert_scale_statistics(&photos);
     let weight = |power: i32| photos.iter().map(|photo| photo.weights[2].powi(power)).sum::<f64>() / draws as f64;
-    // Dirichlet(1) over five: mean 1/5, mean square 1/15.
+    // Each of the five weights, drawn from Dirichlet(1, 1, 1, 1, 1), has mean 1/5 and mean square 1/15.
     assert!((weight(1) - 0.2).abs() < 0.005 && (weight(2) - 1.0 / 15.0).abs() < 0.004, "{} {}", weight(1), weight(2));
     assert_displacement_statistics(&photos);
     let mut farthest = 0.0;
@@ -154,18 +156,20 @@ fn simulated_world_has_the_specified_statistics() {
         }
     }
     assert!(farthest > 1.55, "no gallery point beyond {farthest} scales was used");
-    // Once every gallery place has a photo, further photos lie within 1 km of a place, but not exactly on it.
+    // The first photo of a gallery place lies exactly on the place. Later photos of the same place lie within 1 km of
+    // it.
     let spots = geoclip.places().len() as u64;
     let (first, second) = (&photos[17], &photos[17 + spots as usize]);
     assert!(matches!(first.sources[0], Source::Gallery(17)) && first.place == geoclip.places()[17]);
     assert!((1e-6..=1.0).contains(&first.place.distance(second.place).0));
-    // Photos of a coordinate file lie exactly on its places.
+    // With a coordinate file, every photo lies exactly on a place of the file.
     let list = &geoclip.places()[..3];
     let listed = World::new(7, geoclip.places(), Some(list));
     let again = [1, 4].map(|index| listed.photo(index, &candidates).expect("drawn"));
     assert!(again.iter().all(|photo| photo.place == list[1]) && again[0].weights != again[1].weights);
 
-    // Embeddings projected by Q have unit length. The smaller the scale, the closer they are to the embedding of their place.
+    // After projection by Q, the embedding of a photo has unit length. The smaller the scale of the photo, the closer
+    // its embedding is to that of its place.
     let scratch = tempfile::tempdir().expect("a folder");
     let out = scratch.path().join("out");
     let manifest = simulate(&Simulation { views: 2, ..simulation(800) }, &out).expect("simulated");
@@ -176,7 +180,7 @@ fn simulated_world_has_the_specified_statistics() {
     assert!(identity < 1e-6, "QᵀQ is off by {identity:e}");
     let projected: Vec<Tensor> = views.iter().map(|view| view.matmul(&q)).collect();
     let norms = projected[0].norm_scalaropt_dim(2.0, [1].as_slice(), false) - 1.0;
-    // Float16 stores 11 significant bits of each of the 768 numbers.
+    // The 768 numbers of an embedding are stored as float16, which has 11 significant bits.
     assert!(norms.abs().max().double_value(&[]) < 1e-3);
     let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), 2);
     let own = embedder.embed(&photos[..800].iter().map(|photo| photo.place).collect::<Vec<_>>()).expect("embedded");
@@ -192,7 +196,8 @@ fn simulated_world_has_the_specified_statistics() {
     assert!(near > middle + 0.02 && middle > far + 0.02 && near < 0.9, "{near} {middle} {far}");
     let between = cosines(&projected[0], &projected[1]);
     let between = between.iter().sum::<f64>() / between.len() as f64;
-    // The ratio of signal to noise is 1 to 0.8: two views with the same weights would have a cosine of 1 / 1.64.
+    // Each view adds its own noise of length 0.8 to a signal of length 1, so two views with the same weights would have
+    // a cosine of 1 / (1 + 0.8²) = 1 / 1.64.
     assert!((0.5..0.62).contains(&between), "views have a cosine of {between}");
 }
 

@@ -1,4 +1,4 @@
-//! The real worker, with the test in the role of the launcher.
+//! Tests of the real worker program. The test itself plays the launcher.
 
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,7 +13,8 @@ use locdiff_core::protocol::{
 
 const WORKER: &str = env!("CARGO_BIN_EXE_locdiff-worker");
 
-/// Far longer than a worker needs to load libtorch and exit, even on a busy machine.
+/// Time after which a worker that has not exited fails the test. Loading libtorch and exiting takes far less, even on a
+/// busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Launched {
@@ -103,13 +104,13 @@ fn worker_exits_when_its_launcher_disconnects() {
     assert_eq!(wait(&mut worker.child), Some(ExitCode::WorkerFailed.code().into()));
 }
 
-/// The launcher disconnects in the middle of a job, while the main thread waits for something else.
+/// The launcher disconnects while the worker's main thread waits for a message in the middle of a job.
 #[test]
 fn worker_exits_when_its_launcher_disconnects_during_a_job() {
     let mut worker = launch();
     read_hello(&mut worker.socket);
     let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
-    // Rank 3 waits for the address of the store, which never comes.
+    // In this job rank 3 waits for the address of the store, which this test never sends.
     write_message(&mut worker.socket, &start(slot, Job::BenchCollectives { bytes_max: 1024 })).expect("sent");
     drop(worker.socket);
     assert_eq!(wait(&mut worker.child), Some(ExitCode::Interrupted.code().into()));
@@ -137,7 +138,7 @@ fn worker_does_not_start_after_its_launcher_has_died() {
     assert_eq!(wait(&mut child), Some(ExitCode::Usage.code().into()));
 }
 
-/// Every library is found with an empty environment.
+/// Checks that the worker finds every library without any environment variable such as `LD_LIBRARY_PATH`.
 #[test]
 fn worker_finds_its_libraries_through_its_run_path() {
     let output = Command::new("ldd").arg(WORKER).env_clear().env("PATH", "/usr/bin:/bin").output().expect("ldd runs");

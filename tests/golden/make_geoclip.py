@@ -6,12 +6,13 @@ Run from the repository root:
     python3 -m venv VENV && VENV/bin/pip install geoclip==1.3.0 torch==2.11.0 safetensors==0.8.0
     VENV/bin/python tests/golden/make_geoclip.py tests/golden/geoclip.safetensors
 
-The script reads the inputs from the existing file and keeps them. It recomputes the outputs in float32 on the CPU, where another
-processor may differ in the last bits. The file
-holds
-  probe_latlon, probe_out        New York, Los Angeles, 0/0, the north pole, Sydney, London, and the location encoder's output
+The script reads the inputs from the existing file, keeps them, and computes the outputs again in float32 on the CPU.
+Different processors may give different last bits. The file holds
+  probe_latlon, probe_out        six places (New York, Los Angeles, latitude 0 and longitude 0, the north pole, Sydney,
+                                 London), and the location encoder's output for them
   gallery_latlon, gallery_out    the first 24 places of the package's gallery, and the location encoder's output
-  image_in, image_out            six random CLIP features, and the output of the image encoder's MLP
+                                 for them
+  image_in, image_out            six random CLIP features, and the output of the image encoder's MLP for them
   logit_scale                    the logarithm of the factor by which logits are multiplied
 """
 import sys
@@ -27,7 +28,7 @@ WEIGHTS = Path(geoclip.__file__).parent / "model" / "weights"
 
 
 def image_mlp():
-    """The trained MLP of the image encoder, without the encoder's constructor, which would download CLIP."""
+    """The trained MLP of the image encoder. The encoder's constructor is not called, because it would download CLIP."""
     encoder = ImageEncoder.__new__(ImageEncoder)
     torch.nn.Module.__init__(encoder)
     encoder.mlp = torch.nn.Sequential(torch.nn.Linear(768, 768), torch.nn.ReLU(), torch.nn.Linear(768, 512))

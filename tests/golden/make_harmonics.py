@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes golden harmonics from the closed form of the paper, which needs no recursion, in 80 digits.
+"""Makes golden spherical harmonics in 80 digits from the closed form of the paper, which needs no recursion.
 
 Run from the repository root, with mpmath, numpy and safetensors installed:
 
@@ -10,11 +10,12 @@ fractions except for the powers of x. With a_lm = sqrt((2l + 1) / 4 pi * (l - |m
     m < 0: (-1)^m sqrt(2) a_lm P_l^|m|(cos theta) sin |m| phi
     m = 0:                a_lm P_l^0  (cos theta)
     m > 0: (-1)^m sqrt(2) a_lm P_l^m  (cos theta) cos m phi
-P_l^m has another factor (-1)^m, so the signs cancel: Y_11 is sqrt(3 / 4 pi) x, Y_1-1 is sqrt(3 / 4 pi) y. Y_lm has the
-index l * l + l + m. x points to longitude 0, z to the north pole. At l = 47 the sum has no correct digit in f64, so it is
-computed in 80 digits. The file holds
-  points      [n, 3] f64 unit vectors: ordinary places, one on the date line, one 10 m from the north pole, the south pole
-  harmonics   [n, 2304] f64 at L = 47, rounded to f64 at the end
+P_l^m has another factor (-1)^m, so the signs cancel: Y_11 is sqrt(3 / 4 pi) x, and Y_1-1 is sqrt(3 / 4 pi) y. The x
+axis points to longitude 0 on the equator, the z axis to the north pole. Y_lm has the index l * l + l + m. At l = 47 the
+sum would have no correct digit in f64, so it is computed in 80 digits. The file holds
+  points      [5, 3] f64, unit vectors: two ordinary places, a place on the date line, a place 11 m from the north
+              pole, and the south pole
+  harmonics   [5, 2304] f64, all harmonics up to degree 47 at each point, rounded to f64 at the end
 """
 import sys
 from fractions import Fraction
@@ -25,7 +26,7 @@ from mpmath import atan2, cos, hypot, mp, mpf, pi, sin, sqrt
 from safetensors.numpy import save_file
 
 DEGREE = 47
-# Latitude and longitude, degrees.
+# Latitude and longitude in degrees.
 PLACES = [(48.858, 2.294), (-33.857, 151.215), (-16.8, 180.0), (89.9999, 45.0), (-90.0, 0.0)]
 mp.dps = 80
 
@@ -39,7 +40,7 @@ def half_binomial(numerator, count):
 
 
 def legendre_sum(l, m):
-    """The coefficients of x^(k - m) in the paper's sum, times 2^l."""
+    """The terms of the paper's sum for P_l^m: pairs of a power of x and the coefficient of that power."""
     return [(k - m, 2**l * factorial(k) // factorial(k - m) * comb(l, k) * half_binomial(l + k - 1, l)) for k in range(m, l + 1)]
 
 

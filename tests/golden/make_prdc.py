@@ -5,12 +5,15 @@ Run from the repository root, with prdc, numpy and safetensors installed:
 
     python3 tests/golden/make_prdc.py tests/golden/prdc.safetensors
 
-`prdc.compute_prdc` is called as published. Only its Euclidean `compute_pairwise_distance` is replaced, by the great-circle
-angle between places. For each case the file holds NAME.truth and NAME.predicted ([n, 2] f64, latitude and longitude in
-degrees) and NAME.result ([2] f64: density, coverage; k = 3):
-  uniform    uniform on the sphere, independent
-  near       truth in clusters, predictions about 50 to 5000 km from it
-  repeated   truth and predictions drawn from a hundred places: ties at every distance, radii of 0, different counts
+The script calls the published `prdc.compute_prdc` with k = 3. Only `compute_pairwise_distance`, which is Euclidean, is
+replaced: the new function returns the great-circle angle between places. For each case NAME the file holds
+  NAME.truth, NAME.predicted   [n, 2] f64, latitude and longitude in degrees
+  NAME.result                  [2] f64, density and coverage
+The cases are
+  uniform    truth and predictions are independent and uniform on the sphere
+  near       truth is in clusters, and each prediction is about 50 to 5000 km from its truth
+  repeated   truth is drawn from 100 places and predictions from 60 of these places, so that distances tie and radii
+             are 0; the numbers of true places and predictions differ
 """
 import sys
 

@@ -6,15 +6,15 @@ Run from the repository root:
     python3 -m venv VENV && VENV/bin/pip install torch==2.11.0 safetensors==0.8.0 numpy
     VENV/bin/python tests/golden/make_reference.py tests/golden/reference.safetensors
 
-The reference is `docs/examples/locdiff_torch.py`, in float32 without dropout. Degree 4 gives the uneven widths 25, 12 and 6,
-and a narrow embedding keeps the file small. The file holds
-  weight.NAME, grad.NAME         parameters of the network and their gradients
-  x0, image, t, noise, basis     the mini-batch and the harmonics of the anchors
-  kl_weight, loss                4.58 * 4 pi / (L + 1)^2, and the loss
-  alphas_bar, grid               the noise schedule and the timesteps of a chain of STEPS
+The reference is `docs/examples/locdiff_torch.py`, in float32 without dropout. Degree 4 gives layers of width 25, 12 and
+6, so that halving a width must round. A narrow embedding keeps the file small. The file holds
+  weight.NAME, grad.NAME         each parameter of the network, and its gradient
+  x0, image, t, noise, basis     the mini-batch, and the harmonics of the anchors
+  kl_weight, loss                the weight 4.58 * 4 pi / (DEGREE + 1)^2 of the KL term, and the loss
+  alphas_bar, grid               the noise schedule, and the timesteps of a chain with STEPS steps
   predicted                      the network's output for the noised mini-batch
-  chain.noise                    [STEPS, b, d]: the initial noise, then the noise that each step but the last adds
-  chain.eta0, chain.eta1         [STEPS, b, d]: x after each step with that eta
+  chain.noise                    [STEPS, BATCH, 25]: the initial noise, then the noise that each step but the last adds
+  chain.eta0, chain.eta1         [STEPS, BATCH, 25]: the code after each step of a chain with eta 0 and with eta 1
 """
 import math
 import sys

@@ -1,4 +1,4 @@
-//! A configuration value that may be `"auto"`: the program then chooses the value.
+//! A configuration value that may be `"auto"`, which means that the program chooses the value.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 

@@ -5,11 +5,13 @@ use std::fmt;
 /// One error in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Dotted name of the field, or the file if the error has no field.
+    /// Dotted name of the field. If the error is not about a field: the name of the file or preset, or the argument of
+    /// `--set`.
     pub key: String,
-    /// Where the value came from, such as `configs/l47.toml:3`, `--set` or `--gpus`. Empty for an error about a file.
+    /// Where the value came from, such as `configs/l47.toml:3`, `--set` or `--gpus`. Empty if the error is about a
+    /// whole file or preset.
     pub origin: String,
-    /// The error: the value found and the values accepted.
+    /// What is wrong, usually with the value found and the values accepted.
     pub message: String,
 }
 
@@ -23,7 +25,8 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// All errors of a configuration: unreadable layers and unknown or mistyped fields first, then values out of range.
+/// All errors of a configuration: unreadable layers and unknown or mistyped fields first, then values that are out of
+/// range or contradict each other.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", lines(.0))]
 pub struct ConfigErrors(pub Vec<ConfigError>);
@@ -38,7 +41,7 @@ fn lines(errors: &[ConfigError]) -> String {
     }
 }
 
-/// Collects the invalid values that the sections find.
+/// Collects the errors that the checks of the sections find.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     pub(super) found: Vec<(String, String)>,
@@ -49,7 +52,7 @@ impl Checker {
         self.found.push((key.to_owned(), message.into()));
     }
 
-    /// `value` must be in `range`. NaN is in no range.
+    /// Records an error unless `value` is in `range`. NaN is in no range.
     pub(super) fn within<T>(&mut self, key: &str, value: T, range: impl std::ops::RangeBounds<T> + fmt::Debug)
     where
         T: PartialOrd + fmt::Display,
@@ -59,14 +62,14 @@ impl Checker {
         }
     }
 
-    /// `value` must be finite and above zero.
+    /// Records an error unless `value` is finite and above zero.
     pub(super) fn positive(&mut self, key: &str, value: f64) {
         if !(value.is_finite() && value > 0.0) {
             self.push(key, format!("is {value}, wanted a finite number above 0"));
         }
     }
 
-    /// `value` must be finite and at least zero.
+    /// Records an error unless `value` is finite and at least zero.
     pub(super) fn not_negative(&mut self, key: &str, value: f64) {
         if !(value.is_finite() && value >= 0.0) {
             self.push(key, format!("is {value}, wanted a finite number, 0 or above"));

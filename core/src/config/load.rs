@@ -1,6 +1,7 @@
-//! Merges layers of values into one [`RunConfig`] and records the origin of each value. Later layers win.
+//! Merges layers of values into one [`RunConfig`] and records the origin of each value. If several layers set a field,
+//! the last of them wins.
 //!
-//! Each value is checked on its own, so that one bad field does not hide errors in the others.
+//! The name and type of each value are checked separately, so that one bad field does not hide errors in other fields.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +29,7 @@ pub enum Layer {
         flag: &'static str,
         /// Key that the flag sets, such as `parallel.workers`.
         key: &'static str,
-        /// Value for that key.
+        /// Value that the flag sets.
         value: Value,
     },
 }
@@ -36,7 +37,7 @@ pub enum Layer {
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ValueOrigin {
-    /// No layer set it.
+    /// The default, because no layer set the value.
     Default,
     /// A line of a preset or a file.
     Line {
@@ -77,7 +78,7 @@ impl Resolved {
     }
 }
 
-/// Larger files are refused unread.
+/// Size limit of a configuration file, bytes. Larger files are refused without being read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// A dotted key, its value, and the origin of the value.
@@ -87,14 +88,14 @@ type Leaf = (String, Value, ValueOrigin);
 static SECTIONS: LazyLock<Table> =
     LazyLock::new(|| Table::try_from(RunConfig::default()).expect("the defaults are plain TOML values"));
 
-/// All dotted keys with their default values, in the order of the structs.
+/// All fields as dotted keys with their default values, in the order in which the structs define them.
 static DEFAULTS: LazyLock<Vec<(String, Value)>> = LazyLock::new(|| {
     let mut leaves = Vec::new();
     flatten("", &SECTIONS, &mut leaves);
     leaves
 });
 
-/// Merges the layers and checks the result. The error lists everything that is wrong.
+/// Merges the layers and checks the result. The error lists all problems that were found.
 pub fn load(layers: &[Layer]) -> Result<Resolved, ConfigErrors> {
     let mut errors = Vec::new();
     let mut chosen: BTreeMap<String, (Value, ValueOrigin)> = BTreeMap::new();
@@ -154,7 +155,7 @@ fn read_layer(layer: &Layer) -> Result<Vec<Leaf>, ConfigError> {
     }
 }
 
-/// Reads a configuration file. Pipes, devices and very large files are refused unread.
+/// Reads a configuration file. Pipes, devices and very large files are refused without being read.
 fn read(path: &Path) -> Result<String, String> {
     let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => format!("{error}; not a preset either, presets: {}", preset_names()),
@@ -174,7 +175,7 @@ fn file_error(name: &str, message: String) -> ConfigError {
     ConfigError { key: name.to_owned(), origin: String::new(), message }
 }
 
-/// Parses TOML into leaves, each with its line number.
+/// Parses TOML into leaves. The origin of each leaf is `source` and the line number.
 fn parse(text: &str, source: &str) -> Result<Vec<Leaf>, ConfigError> {
     let malformed = |error: toml::de::Error| {
         let line = error.span().map_or(0, |span| line_of(text, span.start));
@@ -208,7 +209,7 @@ fn collect_lines(prefix: &str, table: &DeTable<'_>, text: &str, lines: &mut BTre
     }
 }
 
-/// Collects every leaf with its dotted path. An empty table counts as a leaf unless it is a known section, so that a
+/// Collects every value with its dotted path. An empty table counts as a value unless it is a known section, so that a
 /// misspelt section is reported even if all its fields are commented out.
 fn flatten(prefix: &str, table: &Table, leaves: &mut Vec<(String, Value)>) {
     for (key, value) in table {
@@ -221,13 +222,15 @@ fn flatten(prefix: &str, table: &Table, leaves: &mut Vec<(String, Value)>) {
     }
 }
 
-/// Joins a path. A quoted key with a dot in it (`"model.degree"`) keeps its quotes and is reported as unknown.
+/// Appends `key` to a dotted path. A key that contains a dot (`"model.degree"`, in quotes) keeps its quotes, so that it
+/// is reported as unknown.
 fn join(prefix: &str, key: &str) -> String {
     let key = if key.contains('.') { format!("\"{key}\"") } else { key.to_owned() };
     if prefix.is_empty() { key } else { format!("{prefix}.{key}") }
 }
 
-/// Checks that the key exists and that its value has the right type. No other field is looked at.
+/// Checks that the key exists and that its value has the right type, without regard to other fields. Returns the value,
+/// converted to a string if `--set` gave a number or boolean for a string field.
 fn check_leaf(key: &str, value: Value, origin: &ValueOrigin) -> Result<Value, ConfigError> {
     let fail = |message| ConfigError { key: key.to_owned(), origin: origin.to_string(), message };
     if !DEFAULTS.iter().any(|(known, _)| known == key) {
@@ -237,7 +240,7 @@ fn check_leaf(key: &str, value: Value, origin: &ValueOrigin) -> Result<Value, Co
         Ok(()) => return Ok(value),
         Err(error) => error,
     };
-    // `--set checkpoint.run=7` means the string "7".
+    // `checkpoint.run` is a string, so `--set checkpoint.run=7` means the string "7".
     if let (ValueOrigin::Set, Value::Integer(_) | Value::Float(_) | Value::Boolean(_)) = (origin, &value) {
         let text = Value::String(value.to_string());
         if parse_alone(key, &text).is_ok() {
@@ -274,7 +277,8 @@ fn unknown_field(key: &str) -> String {
     }
 }
 
-/// The right field in the wrong section, or without a section, is a better suggestion than a similar name.
+/// Similarity of two keys by their field names alone. The same field name in another section, or without a section,
+/// makes a better suggestion than a similar name.
 fn field_similarity(known: &str, key: &str) -> f64 {
     let field = |dotted: &str| dotted.rsplit('.').next().map(str::to_owned).unwrap_or_default();
     if field(known) == field(key) { 0.99 } else { 0.0 }

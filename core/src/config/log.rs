@@ -1,7 +1,7 @@
-//! The log filter `LOCDIFF_LOG` of both programs.
+//! The environment variable `LOCDIFF_LOG`: the log filter of both programs.
 //!
-//! It takes targets and levels only (`debug`, `locdiff_launch=trace,info`). Filters on fields and spans would pull in a
-//! regular-expression engine.
+//! The filter consists of targets and levels only (`debug`, `locdiff_launch=trace,info`). Filters on fields and spans
+//! are not supported, because they would need a regular-expression engine.
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 

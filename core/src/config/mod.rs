@@ -1,8 +1,8 @@
 //! Configuration: merges TOML presets, files, `--set` and flags into one validated [`RunConfig`].
 //!
-//! Each section has its own file with its fields, their units, defaults and limits. [`load`] merges the layers and
-//! records where each value came from; [`show`] prints the result. No process is spawned before the whole configuration
-//! has been checked, and all errors are reported together.
+//! Each section is defined in a separate source file, with the units, defaults and limits of its fields. [`load`]
+//! merges the layers and records where each value came from; [`show`] prints the result. No process is spawned before
+//! the whole configuration has been checked, and all errors are reported together.
 
 mod auto;
 mod errors;
@@ -58,7 +58,7 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
-    /// Checks each value, then the values that depend on each other.
+    /// Checks each section, then the values that depend on values of another section.
     fn check(&self, checker: &mut Checker) {
         self.model.check(checker);
         self.diffusion.check(checker);

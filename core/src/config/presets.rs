@@ -3,9 +3,9 @@
 /// A named configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
-    /// Name, as given to `--config`.
+    /// Name of the preset, as given to `--config`.
     pub name: &'static str,
-    /// Contents of its TOML file.
+    /// Contents of the TOML file of the preset.
     pub toml: &'static str,
 }
 

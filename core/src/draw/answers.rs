@@ -1,7 +1,7 @@
-//! Predictions against the truth: a line from each true place to the predicted place, coloured by the error.
+//! A map of predictions: a line from each true place to the predicted place, coloured by the error.
 //!
-//! The dark end of a line is the truth, the coloured end is the answer. Colours change at the accuracy thresholds from 25 km
-//! up. The legend below the map lists them.
+//! The dark end of a line is the truth, the coloured end is the answer. The colour changes at errors of 25, 200, 750
+//! and 2500 km. The legend below the map lists the colours.
 
 use tiny_skia::{Color, PathBuilder, Pixmap, Rect};
 
@@ -27,7 +27,7 @@ const COLORS: [(f64, &str, [u8; 3]); 5] = [
     (f64::INFINITY, ">2500 km", [0xc2, 0x1f, 0x3a]),
 ];
 
-/// The largest number of answers worth drawing. More would hide each other.
+/// The largest number of answers worth drawing. More answers would hide each other.
 pub const ANSWERS_MAX: usize = 300;
 
 /// The true and the predicted place of one row.
@@ -50,7 +50,7 @@ impl Answer {
     }
 }
 
-/// Draws a map of answers. Those closest to the truth lie on top.
+/// Draws a map of answers. Answers with small errors are drawn over answers with large errors.
 pub fn answers_map(answers: &[Answer]) -> Picture {
     let map = Map { left: 0.0, top: 0.0, width: WIDTH as f32, height: MAP_HEIGHT as f32 };
     let mut pixmap = canvas(WIDTH, MAP_HEIGHT + LEGEND_HEIGHT, SEA);

@@ -1,7 +1,7 @@
 //! The density of one sample at successive denoising steps: a strip of small maps, from noise to the answer.
 //!
-//! Each map shows √(p / peak), where the peak is that map's own maximum, so a quarter of the peak density is drawn at half
-//! brightness. The ring marks the truth.
+//! Each map shows √(p / peak), where p is the density at a point and peak is the highest density on the same map. A
+//! quarter of the peak density is therefore drawn at half brightness. A ring marks the true place.
 
 use tiny_skia::{Color, PathBuilder, Pixmap, PremultipliedColorU8};
 
@@ -10,20 +10,20 @@ use super::png::Picture;
 use super::world::{Map, canvas, picture, stroke};
 use crate::geo::{Degrees, Place, UnitVector};
 
-/// Grid points from west to east, 2 degrees apart. There are half as many from north to south.
+/// Number of grid points from west to east, 2 degrees apart. There are half as many from north to south.
 const FIELD_WIDTH: usize = 180;
 const FIELD_HEIGHT: usize = FIELD_WIDTH / 2;
-/// Size of one map and the gap between two maps, in pixels.
+/// Width and height of one map, and the gap between two maps, in pixels.
 const MAP_WIDTH: u32 = 400;
 const MAP_HEIGHT: u32 = MAP_WIDTH / 2;
 const GAP: u32 = 6;
 /// Maps per row.
 const COLUMNS: u32 = 4;
-/// Brightness levels. 64 are as many as the eye can distinguish, and they halve the file size.
+/// Number of brightness levels. The eye cannot distinguish more, and the limit halves the file size.
 const LEVELS: f32 = 64.0;
 const SHORE: [u8; 4] = [0xff, 0xff, 0xff, 0x60];
 const TRUTH: [u8; 4] = [0x3f, 0xff, 0xe0, 0xff];
-/// Drawn under the ring and the text, so that they stand out on both light and dark areas.
+/// Shadow under the ring and the text, which makes them stand out on both light and dark areas.
 const SHADOW: [u8; 4] = [0x10, 0x10, 0x20, 0xd0];
 /// Colours from zero density to the peak: matplotlib's "magma" (CC0), sampled evenly.
 const SHADES: [[f32; 3]; 7] = [
@@ -56,7 +56,7 @@ pub fn field_points() -> Vec<UnitVector> {
     rows.flat_map(|latitude| (0..FIELD_WIDTH).map(move |column| point(latitude, column))).collect()
 }
 
-/// Draws one map per frame, in the order of `frames`. Values that are not finite are drawn dark.
+/// Draws one map per frame, in the order of `frames`. Values that are not finite are drawn like zero density.
 ///
 /// # Panics
 /// If there are no frames, or a frame does not have one value per point of [`field_points`].
@@ -113,8 +113,8 @@ fn shade_color(value: f32) -> PremultipliedColorU8 {
     PremultipliedColorU8::from_rgba(red, green, blue, 255).expect("with opaque alpha every colour is valid")
 }
 
-/// Draws coastlines, the truth and the timestep. They go to a separate pixmap first, so that nothing spills into the next
-/// map.
+/// Draws coastlines, the true place and the timestep. They are drawn on a separate pixmap first, so that nothing spills
+/// into the next map.
 fn draw_overlay(pixmap: &mut Pixmap, timestep: usize, truth: UnitVector, [left, top]: [u32; 2]) {
     let map = Map { left: 0.0, top: 0.0, width: MAP_WIDTH as f32, height: MAP_HEIGHT as f32 };
     let mut overlay = Pixmap::new(MAP_WIDTH, MAP_HEIGHT).expect("the size is a positive constant");

@@ -1,8 +1,9 @@
-//! A tiny bitmap font of five by seven dots: just the characters that labels on maps need.
+//! A tiny bitmap font of five by seven dots: only the characters that labels on maps need.
 
 use tiny_skia::{Color, Paint, Pixmap, Rect, Transform};
 
-/// The dots of each character: rows from the top, five bits each, the leftmost dot in the highest bit.
+/// The dots of each character: seven rows from top to bottom, with five bits per row. The highest bit is the leftmost
+/// dot.
 const GLYPHS: [(char, [u8; 7]); 16] = [
     ('0', [0b01110, 0b10001, 0b10011, 0b10101, 0b11001, 0b10001, 0b01110]),
     ('1', [0b00100, 0b01100, 0b00100, 0b00100, 0b00100, 0b00100, 0b01110]),
@@ -21,12 +22,13 @@ const GLYPHS: [(char, [u8; 7]); 16] = [
     ('<', [0b00010, 0b00100, 0b01000, 0b10000, 0b01000, 0b00100, 0b00010]),
     ('>', [0b01000, 0b00100, 0b00010, 0b00001, 0b00010, 0b00100, 0b01000]),
 ];
-/// Dots from one character to the next.
+/// Distance from one character to the next, in dots.
 const ADVANCE: f32 = 6.0;
 /// Height of a character in dots.
 pub(super) const HEIGHT: f32 = 7.0;
 
-/// Writes `text` with its upper left corner at (x, y), each dot `dot` pixels wide. Unknown characters are left blank.
+/// Writes `text` with its upper left corner at (x, y). Each dot is `dot` pixels wide. Unknown characters are left
+/// blank.
 pub(super) fn write(pixmap: &mut Pixmap, text: &str, [x, y]: [f32; 2], dot: f32, color: Color) {
     let mut paint = Paint { anti_alias: false, ..Paint::default() };
     paint.set_color(color);
@@ -42,7 +44,7 @@ pub(super) fn write(pixmap: &mut Pixmap, text: &str, [x, y]: [f32; 2], dot: f32,
     }
 }
 
-/// Width of `text` in pixels.
+/// Width of `text` in pixels, if each dot is `dot` pixels wide.
 pub(super) fn width(text: &str, dot: f32) -> f32 {
     text.chars().count() as f32 * ADVANCE * dot
 }

@@ -1,14 +1,15 @@
-//! World maps as PNG: predictions against the truth, and the density of one sample as it is denoised.
+//! World maps as PNG: predictions compared with the truth, and the density of one sample at successive denoising steps.
 //!
-//! In reading order:
-//! - [`answers`]: predictions against the truth.
+//! The modules in reading order:
+//! - [`answers`]: predictions compared with the truth.
 //! - [`density`]: the density of one sample at successive denoising steps.
-//! - `world`: the projection, land, and lines that may cross the 180th meridian.
+//! - `world`: the map projection, land, and lines that may cross the 180th meridian.
 //! - `glyphs`: a tiny bitmap font.
 //! - [`png`]: the PNG encoder.
 //!
-//! Pure: no files, fonts or clocks. The same input always gives the same bytes. Maps are equirectangular, with north up and
-//! Greenwich in the middle. Land comes from Natural Earth (the header of `coastline.txt` names the source).
+//! The code is pure: it uses no files, fonts or clocks, and the same input always gives the same bytes. Maps are
+//! equirectangular, with north up and Greenwich in the middle. Land comes from Natural Earth (the header of
+//! `coastline.txt` names the source).
 
 pub mod answers;
 pub mod density;

@@ -1,4 +1,4 @@
-//! A minimal PNG encoder for eight-bit RGB. `docs/decisions/0010-pictures.md` says why no crate is used.
+//! A minimal PNG encoder for eight-bit RGB. `docs/decisions/0010-pictures.md` explains why no crate is used.
 //!
 //! Source: PNG specification, third edition (W3C, 2025), sections 5, 9 and 11.
 
@@ -10,7 +10,8 @@ use flate2::{Compression, Crc};
 const SIGNATURE: [u8; 8] = [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n'];
 /// Bytes per pixel.
 const PIXEL_BYTES: usize = 3;
-/// Bit depth 8, colour type RGB, the only compression and filter methods that PNG defines, not interlaced.
+/// The end of the image header: bit depth 8, colour type 2 (RGB), compression method 0 and filter method 0 (PNG defines
+/// no others), and interlace method 0 (none).
 const FORMAT: [u8; 5] = [8, 2, 0, 0, 0];
 
 /// An encoded PNG file and its size in pixels.
@@ -25,14 +26,15 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Encodes `rgb`: rows from the top, three bytes per pixel.
+    /// Encodes the pixels in `rgb`: rows from top to bottom, three bytes per pixel.
     ///
     /// # Panics
     /// If `rgb` does not hold exactly `width × height` pixels, or the picture is empty.
     pub fn new(width: u32, height: u32, rgb: &[u8]) -> Self {
         let row_bytes = width as usize * PIXEL_BYTES;
         assert!(row_bytes > 0 && rgb.len() == row_bytes * height as usize && height > 0, "{width} x {height}");
-        // Flat areas compress best unfiltered, gradients as differences. Try both.
+        // Flat areas compress best without a filter, and gradients compress best as differences. Try both, and keep the
+        // shorter result.
         let plain: Vec<u8> = rgb.chunks_exact(row_bytes).flat_map(|row| [&[0], row].concat()).collect();
         let candidates = [compressed(&plain), compressed(&filtered(rgb, row_bytes))];
         let data = candidates.iter().min_by_key(|data| data.len()).expect("there are two");
@@ -48,8 +50,8 @@ fn filtered(rgb: &[u8], row_bytes: usize) -> Vec<u8> {
     rgb.chunks_exact(row_bytes).zip(above).flat_map(|(row, above)| best_filter(row, &above)).collect()
 }
 
-/// The row unfiltered, or minus its left neighbours, or minus the row above: whichever has the least sum of absolute values.
-/// This heuristic is the specification's own (section 12.7).
+/// Filters a row in three ways: unchanged, minus the pixels to the left, and minus the row above. Returns the result
+/// with the smallest sum of absolute values. The specification recommends this heuristic (section 12.7).
 fn best_filter(row: &[u8], above: &[u8]) -> Vec<u8> {
     let left = [&[0; PIXEL_BYTES][..], row].concat();
     let filter_row = |kind: u8, other: &[u8]| -> Vec<u8> {

@@ -1,7 +1,7 @@
 //! The equirectangular projection, land, and lines that cross the 180th meridian.
 //!
-//! Invariant: longitudes along a line continue beyond ±180° instead of jumping. A line that leaves the map on one side is
-//! drawn a second time, shifted by 360°, so that it enters on the other side.
+//! Invariant: longitudes along a line continue beyond ±180° instead of jumping. A line that leaves the map on one side
+//! is drawn a second time, shifted by 360°, so that it enters the map on the other side.
 
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use crate::geo::{Place, UnitVector};
 
 /// Outlines of land as closed rings of (longitude, latitude) in degrees.
 static LAND: LazyLock<Vec<Vec<[f64; 2]>>> = LazyLock::new(|| rings(include_str!("coastline.txt")));
-/// Angle between successive points of a drawn great circle, radians. About 2 degrees.
+/// Angle between successive points of a drawn great circle, in radians: about 2 degrees.
 const ARC_STEP: f64 = 0.035;
 
 fn rings(text: &str) -> Vec<Vec<[f64; 2]>> {
@@ -35,7 +35,7 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// The pixel of a point.
+    /// The position of a point in the picture, in pixels.
     pub(super) fn pixel(&self, point: UnitVector) -> [f32; 2] {
         let place = Place::from(point);
         self.at([place.longitude().0, place.latitude().0])
@@ -46,7 +46,7 @@ impl Map {
         [self.left + east as f32 * self.width, self.top + south as f32 * self.height]
     }
 
-    /// The outlines of land. Parts that cross the 180th meridian appear on both sides.
+    /// The outlines of land. Land that crosses the 180th meridian appears on both sides of the map.
     pub(super) fn land(&self) -> Option<Path> {
         let mut builder = PathBuilder::new();
         for ring in LAND.iter() {
@@ -55,7 +55,8 @@ impl Map {
         builder.finish()
     }
 
-    /// The shorter great-circle arc between two points.
+    /// The shorter great-circle arc between two points. An arc that crosses the 180th meridian appears on both sides of
+    /// the map.
     pub(super) fn great_circle(&self, from: UnitVector, to: UnitVector) -> Option<Path> {
         let mut builder = PathBuilder::new();
         self.on_both_sides(&mut builder, &unwrapped(&arc(from, to)), false);
@@ -78,7 +79,8 @@ impl Map {
     }
 }
 
-/// Points along the great-circle arc between two points, both included. For antipodes the arc is arbitrary.
+/// Points along the shorter great-circle arc from `from` to `to`, including both. Between antipodes the arc is
+/// arbitrary.
 fn arc(from: UnitVector, to: UnitVector) -> Vec<UnitVector> {
     let angle = from.angle(to);
     let steps = (angle / ARC_STEP).ceil().max(1.0) as usize;
@@ -175,7 +177,7 @@ mod tests {
             let weight = ((90.0 - (row as f64 + 0.5) / 2.0).to_radians()).cos() / 720.0;
             weight * pixels.iter().filter(|pixel| pixel.red() > 128).count() as f64
         });
-        // About 29 % of the Earth is land. The Caspian Sea counts as land here.
+        // About 29 % of the Earth is land. The map draws the Caspian Sea as land.
         let share = land.sum::<f64>() * 0.5_f64.to_radians() / 2.0;
         assert!((share - 0.29).abs() < 0.01, "{share}");
     }

@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// A file system fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The process is killed. Half of the current write reaches the file, and every later operation fails.
+    /// The process is killed. If it is writing to a file, half of the bytes reach the file. This operation and every
+    /// later one fail.
     Crash,
-    /// The machine loses power. As for a crash, files that were not synced become empty, and renames in folders that were
-    /// not synced are undone.
+    /// The machine loses power. Files that were not synced become empty, and a rename is undone if the folder of the
+    /// new name was not synced after it. Then everything happens as in [`Fault::Crash`].
     PowerLoss,
-    /// The disk is full. This write and all later ones fail; files can still be renamed and removed.
+    /// The disk is full. From this operation on, creating folders and creating, writing and syncing files fail.
+    /// Renaming, removing and syncing folders still succeed.
     DiskFull,
 }
 
@@ -29,23 +31,23 @@ pub(super) enum FileOperation {
 #[derive(Debug, Clone)]
 pub(super) struct Faults(Arc<Mutex<FaultState>>);
 
-/// A rename that a power loss undoes.
+/// A rename that a power loss would undo, because the folder of the new name has not been synced since.
 #[derive(Debug)]
 struct UnsyncedRename {
     from: PathBuf,
     to: PathBuf,
-    /// Contents of the file that the rename replaced.
+    /// Contents of the file that the rename replaced; `None` if it replaced no file.
     replaced: Option<Vec<u8>>,
 }
 
 #[derive(Debug)]
 struct FaultState {
     fault: Fault,
-    /// Operations that still succeed before the fault.
+    /// Number of operations that still succeed before the fault.
     left: u64,
     triggered: bool,
     unsynced: BTreeSet<PathBuf>,
-    /// Renames whose folder was not synced since, oldest first.
+    /// Renames that a power loss would undo, oldest first.
     unsynced_renames: Vec<UnsyncedRename>,
 }
 
@@ -91,7 +93,8 @@ impl Faults {
         self.state().unsynced_renames.retain(|rename| rename.to.parent() != Some(path));
     }
 
-    /// Counts one operation, and returns an error if the fault affects it.
+    /// Counts one operation, and triggers the fault if it is due. Returns an error if the fault makes this operation
+    /// fail.
     pub(super) fn allow(&self, kind: FileOperation) -> io::Result<()> {
         let mut state = self.state();
         let triggers = !state.triggered && state.left == 0;

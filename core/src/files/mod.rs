@@ -1,9 +1,10 @@
-//! Crash-safe file writing: files are written under a temporary name, synced to disk, then renamed.
+//! Crash-safe file writing: [`Files::write_atomically`] writes a file under a temporary name, syncs it to disk, and
+//! then renames it.
 //!
-//! The contents of a file are durable after [`FileWriter::finish`], a name in a folder after [`Files::sync_folder`].
-//! Every operation that changes the file system is counted, so that a test can make each of them fail ([`Fault`]);
-//! [`Files::real`] injects no faults. Checksums are 64-bit xxh3, written as sixteen hexadecimal digits. They detect
-//! damage, not forgery.
+//! Data is durable if it survives a power loss. The contents of a file are durable after [`FileWriter::finish`]. A new
+//! name in a folder is durable after [`Files::sync_folder`]. Operations that change or sync files and folders are
+//! counted, so that a test can make any one of them fail ([`Fault`]); [`Files::real`] injects no faults. Checksums are
+//! 64-bit xxh3, written as sixteen hexadecimal digits. They detect accidental damage, but not deliberate changes.
 
 mod fault;
 
@@ -69,7 +70,7 @@ impl Xxh3 {
         self.0.write(bytes);
     }
 
-    /// The checksum of all bytes so far, sixteen hexadecimal digits.
+    /// The checksum of all bytes added so far, sixteen hexadecimal digits.
     pub fn hex(&self) -> String {
         format!("{:016x}", self.0.finish())
     }
@@ -104,7 +105,7 @@ impl Files {
         Self::default()
     }
 
-    /// The file system with a fault at the given operation, counted from 0.
+    /// The file system with `fault` injected at the operation with the number `operation`, counted from 0.
     pub fn failing(fault: Fault, operation: u64) -> Self {
         Self { faults: Some(Faults::new(fault, operation)) }
     }
@@ -118,7 +119,7 @@ impl Files {
         self.faults.as_ref().map_or(Ok(()), |faults| faults.allow(kind)).map_err(FileError::at(path))
     }
 
-    /// Creates a folder unless it exists. Its name is durable once the parent folder is synced.
+    /// Creates a folder unless it exists. The new name is durable once the parent folder is synced.
     pub fn create_folder(&self, path: &Path) -> Result<(), FileError> {
         self.allow(FileOperation::Write, path)?;
         match std::fs::create_dir(path) {
@@ -157,7 +158,7 @@ impl Files {
         })
     }
 
-    /// Makes the names in a folder durable.
+    /// Makes the names of all files and folders in a folder durable.
     pub fn sync_folder(&self, path: &Path) -> Result<(), FileError> {
         self.allow(FileOperation::Other, path)?;
         File::open(path).and_then(|folder| folder.sync_all()).map_err(FileError::at(path))?;
@@ -167,8 +168,8 @@ impl Files {
         Ok(())
     }
 
-    /// Replaces a small file atomically and durably. After an error, the file has its old or its new contents, never a
-    /// mixture.
+    /// Writes a small file atomically and durably, replacing an existing file. After an error or a crash, the file has
+    /// its old or its new contents, never a mixture.
     pub fn write_atomically(&self, path: &Path, bytes: &[u8]) -> Result<Written, FileError> {
         let temporary = temporary_path(path);
         let written = self.write_new(&temporary, bytes).and_then(|written| {
@@ -176,7 +177,7 @@ impl Files {
             Ok(written)
         });
         if written.is_err() {
-            // The disk may be full, and an incomplete file is useless.
+            // Remove the incomplete file: it is useless, and the disk may be full.
             let _ = self.remove_file(&temporary);
         }
         let written = written?;
@@ -184,14 +185,14 @@ impl Files {
         Ok(written)
     }
 
-    /// Writes a file directly under its final name and syncs it to disk.
+    /// Writes a file directly under its final name, overwriting an existing file, and syncs it to disk.
     pub fn write_new(&self, path: &Path, bytes: &[u8]) -> Result<Written, FileError> {
         let mut writer = self.create(path)?;
         writer.put(bytes)?;
         writer.finish()
     }
 
-    /// Renames a file or folder. The new name is durable once its folder is synced.
+    /// Renames a file or folder. The new name is durable once the folder that contains it is synced.
     pub fn rename(&self, from: &Path, to: &Path) -> Result<(), FileError> {
         self.allow(FileOperation::Other, from)?;
         let replaced = self.faults.as_ref().and_then(|_| std::fs::read(to).ok());
@@ -229,7 +230,7 @@ impl Files {
     }
 }
 
-/// The folder of a path: `.` for a bare name, the path itself for the root.
+/// The folder that contains `path`: `.` if `path` is a bare name, and `path` itself if it is the root.
 pub fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
@@ -238,13 +239,14 @@ pub fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Hidden file in the same folder, which is renamed to `path` when it is complete.
+/// Path of the temporary file for `path`: a hidden file in the same folder, which is renamed to `path` when it is
+/// complete.
 fn temporary_path(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     parent(path).join(format!(".{name}{WRITING}"))
 }
 
-/// Suffix of the names of temporary files. Files with this suffix that a crash left behind may be removed.
+/// Suffix of the names of temporary files. A crash may leave such files behind; they can be removed.
 pub const WRITING: &str = ".writing";
 
 /// Writes a file and computes its length and checksum.
@@ -272,7 +274,7 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Flushes all bytes and syncs the file to disk.
+    /// Writes the buffered bytes and syncs the file to disk. Returns the length and checksum of the file.
     pub fn finish(mut self) -> Result<Written, FileError> {
         self.flush_buffer()?;
         self.files.allow(FileOperation::Write, &self.path)?;
@@ -290,7 +292,7 @@ impl FileWriter {
         let had_failed = self.files.has_failed();
         if let Err(error) = self.files.allow(FileOperation::Write, &self.path) {
             if !had_failed {
-                // A write that the fault interrupts reaches the file in part.
+                // The fault interrupts this write, so only half of the bytes reach the file.
                 let _ = self.file.write_all(&self.buffer[..self.buffer.len() / 2]);
             }
             return Err(error);

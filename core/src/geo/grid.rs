@@ -1,7 +1,8 @@
 //! Nearly uniform grids of any size: the Fibonacci lattice.
 //!
-//! Point i of n lies at height 1 − (2i + 1) / n. Its longitude is the golden angle past that of point i − 1. Source:
-//! González, "Measurement of areas on a sphere using Fibonacci and latitude-longitude lattices", Math. Geosci. 42, 2010.
+//! The z coordinate of point i of n is 1 − (2i + 1) / n. Its longitude is the longitude of point i − 1 plus the golden
+//! angle. Source: González, "Measurement of areas on a sphere using Fibonacci and latitude-longitude lattices", Math.
+//! Geosci. 42, 2010.
 
 use super::vector::UnitVector;
 

@@ -1,12 +1,13 @@
 //! Nearest neighbours and radius queries: a balanced k-d tree over unit vectors.
 //!
-//! A tree rather than equal-sized buckets, because galleries have a thousand points in a town and none in an ocean. Not a
-//! crate, because this is a hundred lines, works on unit vectors directly, and its answers agree with
-//! [`UnitVector::distance`] to the bit. Chord lengths decide where they are clearly shorter or longer than the radius.
-//! Within [`SLACK`] of the radius, the great-circle distance itself is compared.
+//! The index is a tree rather than a grid of equal cells, because a gallery may have a thousand points in a town and
+//! none in an ocean. No crate is used, because this code is only a hundred lines long, works on unit vectors directly,
+//! and agrees with [`UnitVector::distance`] to the bit. If a chord is clearly shorter or longer than the chord of the
+//! radius, the chord decides whether a point is within the radius. If the lengths differ by less than [`SLACK`], the
+//! great-circle distance decides.
 //!
-//! Invariant: every query returns what a linear scan over all points would return. Among equal distances the first point
-//! wins.
+//! Invariant: every query returns the same points as a linear scan over all points. Of several points at the same
+//! distance, the one with the lowest position is nearest.
 
 use super::EARTH_RADIUS_KM;
 use super::place::Km;
@@ -14,12 +15,13 @@ use super::vector::UnitVector;
 
 /// Parts of the tree with at most this many points are scanned linearly.
 const LEAF: usize = 16;
-/// Chords within this relative distance of the limit are too close to call. Rounding errors are a thousand times smaller.
+/// If the relative difference between a chord and the chord of the radius is smaller than this, the great-circle
+/// distance is compared instead. Rounding errors are a thousand times smaller.
 const SLACK: f64 = 1e-9;
-/// The same as an absolute distance, in Earth radii.
+/// Absolute difference, in Earth radii, that is added to the relative difference. It matters for very short chords.
 const SLACK_ABSOLUTE: f64 = 1e-12;
 
-/// Points indexed by position, for nearest-neighbour and radius queries.
+/// An index of points on the sphere, for nearest-neighbour and radius queries.
 #[derive(Debug, Clone)]
 pub struct SphereIndex {
     points: Vec<UnitVector>,
@@ -27,19 +29,20 @@ pub struct SphereIndex {
     order: Vec<u32>,
     /// The points in tree order.
     nodes: Vec<[f64; 3]>,
-    /// At the middle of each part of the tree: the axis along which it is split, and the value.
+    /// How each part of the tree is split: the axis, and the coordinate of the split. The split of a part is stored at
+    /// the middle of the part.
     splits: Vec<(u8, f64)>,
 }
 
-/// A radius query: the radius as a chord length, with the slack that rounding needs.
+/// A radius query: the radius, and the chord lengths that decide most points without computing a great-circle distance.
 struct RadiusQuery {
     query: UnitVector,
     radius: Km,
-    /// Whether points at exactly the radius count.
+    /// Whether points at a distance of exactly the radius are inside.
     is_closed: bool,
-    /// Points with a smaller squared chord are inside.
+    /// Points whose squared chord is smaller than this value are inside.
     surely: f64,
-    /// Points with a larger squared chord are outside.
+    /// Points whose squared chord is larger than this value are outside.
     maybe: f64,
 }
 
@@ -80,7 +83,7 @@ impl SphereIndex {
         &self.points
     }
 
-    /// Positions of the points at most `radius` away, ascending.
+    /// Positions of the points that are at most `radius` away from `query`, in ascending order.
     pub fn within(&self, query: UnitVector, radius: Km) -> Vec<u32> {
         let mut found = Vec::new();
         self.visit(&RadiusQuery::new(query, radius, true), 0..self.nodes.len(), &mut |position| found.push(position));
@@ -88,19 +91,20 @@ impl SphereIndex {
         found
     }
 
-    /// The number of points strictly nearer than `radius`.
+    /// The number of points that are nearer to `query` than `radius`.
     pub fn count_nearer(&self, query: UnitVector, radius: Km) -> usize {
         let mut count = 0;
         self.visit(&RadiusQuery::new(query, radius, false), 0..self.nodes.len(), &mut |_| count += 1);
         count
     }
 
-    /// The nearest point and its distance, or `None` if the index is empty.
+    /// The position of the nearest point and its distance; `None` if the index is empty.
     pub fn nearest(&self, query: UnitVector) -> Option<(u32, Km)> {
         self.nearest_many(query, 1).first().copied()
     }
 
-    /// The `count` nearest points, nearest first; fewer if the index holds fewer.
+    /// Positions and distances of the `count` nearest points, nearest first. The list is shorter if the index holds
+    /// fewer points.
     pub fn nearest_many(&self, query: UnitVector, count: usize) -> Vec<(u32, Km)> {
         let mut best = Vec::with_capacity(count + 1);
         if count > 0 {
@@ -130,7 +134,7 @@ impl SphereIndex {
         }
     }
 
-    /// Collects the `count` best pairs of (chord², position) in `best`, best first.
+    /// Collects the `count` smallest pairs of (chord², position) in `best`, in ascending order.
     fn search(&self, query: [f64; 3], count: usize, part: std::ops::Range<usize>, best: &mut Vec<(f64, u32)>) {
         if part.len() <= LEAF {
             for node in part {
@@ -149,7 +153,8 @@ impl SphereIndex {
         let (below, above) = (part.start..middle, middle..part.end);
         let (near, far) = if gap < 0.0 { (below, above) } else { (above, below) };
         self.search(query, count, near, best);
-        // `<=`, so that equal chords are compared too: among them the lowest position wins.
+        // The comparison is `<=` rather than `<`, because a point at the same distance as the worst wins if its
+        // position is lower.
         if best.len() < count || best.last().is_some_and(|worst| gap * gap <= worst.0) {
             self.search(query, count, far, best);
         }
@@ -185,6 +190,7 @@ fn split(points: &[UnitVector], order: &mut [u32], splits: &mut [(u8, f64)]) {
     let (lower, upper) = order.split_at_mut(middle);
     let (lower_splits, upper_splits) = splits.split_at_mut(middle);
     split(points, lower, lower_splits);
-    // This part's split is stored at the first position of the upper half. That half stores its own split further on.
+    // The split of this part is stored at the first position of the upper half. The upper half stores its split at a
+    // later position.
     split(points, upper, upper_splits);
 }

@@ -1,10 +1,11 @@
-//! Points on a spherical Earth: coordinates, unit vectors, distances, grids, nearest neighbours.
+//! Points on a spherical Earth: coordinates, unit vectors, distances, grids and nearest neighbours.
 //!
-//! Pure: no I/O, no random numbers. Coordinates are validated once, in [`Place::new`] and [`places`]. After that, every
-//! latitude lies in [-90, 90], every longitude in [-180, 180), and every vector on the unit sphere.
+//! The code is pure: it has no I/O and no random numbers. Coordinates are validated when a [`Place`] is constructed,
+//! and vectors when a [`UnitVector`] is constructed. The latitude of a `Place` always lies in [-90, 90] and its
+//! longitude in [-180, 180), and the length of a `UnitVector` is always 1 up to rounding.
 //!
-//! Source: standard spherical trigonometry. Distances use the two-argument arctangent of cross and dot product, which stays
-//! accurate at small angles and near antipodes.
+//! Source: standard spherical trigonometry. Distances use the two-argument arctangent of cross product and dot product,
+//! which is accurate at small angles and near antipodes.
 
 mod grid;
 mod index;

@@ -1,7 +1,7 @@
 //! Latitude and longitude with units, validated on construction.
 //!
-//! Values out of range are never clamped. They are an error that gives the value, the allowed range and, for columns, the
-//! row.
+//! A longitude beyond ±180° is wrapped. A latitude out of range and a value that is not finite are errors, never
+//! clamped. The error gives the value, the allowed range and, for columns, the row.
 
 /// An angle, degrees.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
@@ -17,7 +17,7 @@ impl Degrees {
         self.0.to_radians()
     }
 
-    /// The same direction in [-180, 180). Exact: nothing is rounded.
+    /// The same direction as an angle in [-180, 180). The result is exact: nothing is rounded.
     pub fn wrapped(self) -> Self {
         let rest = self.0 % 360.0;
         Self(match rest {
@@ -28,7 +28,7 @@ impl Degrees {
     }
 }
 
-/// Coordinates or a vector that do not describe a point on the sphere.
+/// The error for numbers that do not describe a point on the sphere.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub struct GeoError(pub(super) String);
@@ -63,7 +63,8 @@ impl Place {
     }
 }
 
-/// Combines two columns into places. The error names the first bad row, counted from 0.
+/// Combines a column of latitudes and a column of longitudes into places. The error names the first bad row, counted
+/// from 0.
 pub fn places(latitudes: &[f64], longitudes: &[f64]) -> Result<Vec<Place>, GeoError> {
     if latitudes.len() != longitudes.len() {
         return Err(GeoError(format!("{} latitudes but {} longitudes", latitudes.len(), longitudes.len())));

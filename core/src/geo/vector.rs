@@ -1,7 +1,8 @@
-//! Unit vectors, the form in which points are computed with. x points to (0°, 0°), y to (0°, 90° E), z to the north pole.
+//! Unit vectors, with which all computations on points are done. The x axis points to latitude 0° and longitude 0°, the
+//! y axis to latitude 0° and longitude 90° E, and the z axis to the north pole.
 //!
-//! Invariant: the length is 1 up to rounding, and no component is NaN. The poles need no special treatment. There, "north" is
-//! its limit along longitude 0.
+//! Invariant: the length is 1 up to rounding, and no component is NaN. Callers need not treat the poles specially. At a
+//! pole, the direction "north" is the limit of the directions along the meridian of longitude 0.
 
 use super::EARTH_RADIUS_KM;
 use super::place::{Degrees, GeoError, Km, Place};
@@ -32,23 +33,25 @@ impl UnitVector {
     /// The south pole.
     pub const SOUTH_POLE: Self = Self([0.0, 0.0, -1.0]);
 
-    /// Normalises a finite vector of any length but zero.
+    /// Scales a vector to length 1. Its components must be finite and not all zero.
     pub fn new(vector: [f64; 3]) -> Result<Self, GeoError> {
         let largest = vector.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
         if !vector.iter().all(|value| value.is_finite()) || largest == 0.0 {
             return Err(GeoError(format!("vector is {vector:?}, wanted finite numbers, not all zero")));
         }
-        // Divide by the largest component first: squares of very long or very short vectors would leave the range of f64.
+        // Divide by the largest component first: the squared length of a very long or very short vector would overflow
+        // or underflow.
         Ok(Self::normalized(vector.map(|value| value / largest)))
     }
 
-    /// The vector must be far from zero, so that its squared length neither underflows nor overflows.
+    /// Scales a vector to length 1. The squared length of `vector` must neither underflow nor overflow.
     fn normalized(vector: [f64; 3]) -> Self {
         let length = dot(vector, vector).sqrt();
         Self(vector.map(|value| value / length))
     }
 
-    /// The point at height `z` in [-1, 1] and `angle` radians of longitude. Uniform z and angle give uniform points.
+    /// The point whose z coordinate is `z`, in [-1, 1], and whose longitude is `angle` radians. If `z` and `angle` are
+    /// uniformly distributed, so are the points.
     pub fn from_height(z: f64, angle: f64) -> Result<Self, GeoError> {
         if !(-1.0..=1.0).contains(&z) {
             return Err(GeoError(format!("height is {z}, wanted -1 to 1")));
@@ -96,7 +99,8 @@ impl UnitVector {
         TangentBasis { east: [-sine, cosine, 0.0], north: [-z * cosine, -z * sine, ring] }
     }
 
-    /// Walks along the great circle in the direction of `tangent`, by its length in radians.
+    /// Walks along the great circle in the direction of `tangent`. The length of `tangent` is the angle to walk, in
+    /// radians.
     pub fn walk(self, tangent: [f64; 3]) -> Result<Self, GeoError> {
         let length = dot(tangent, tangent).sqrt();
         if !length.is_finite() {
@@ -131,8 +135,8 @@ impl Place {
 impl From<Place> for UnitVector {
     fn from(place: Place) -> Self {
         let latitude = place.latitude().0;
-        // Measure the angle from the equator or the pole, whichever is nearer. The distance to the axis then keeps its
-        // precision near the poles and is exactly 0 at them.
+        // Measure the angle from the equator or from the pole, whichever is nearer. The distance to the axis (`ring`)
+        // is then precise near the poles and exactly 0 at the poles.
         let (z, ring) = if latitude.abs() <= 45.0 {
             latitude.to_radians().sin_cos()
         } else {

@@ -1,12 +1,12 @@
-//! Bootstrap intervals: statistics recomputed over rows resampled with replacement.
+//! Bootstrap intervals: each statistic is recomputed on many resamples of the rows, drawn with replacement.
 //!
-//! Resample r of n rows draws row numbers from [`Stream::Bootstrap`], sample r, elements 0 to n. The draws are a function of
-//! (seed, r, n), so intervals depend only on the rows and their order, not on workers or threads. Two predictors on the same
-//! rows get the same draws, which makes their comparison paired.
+//! For resample r of n rows, the row numbers are elements 0 to n − 1 of sample r of [`Stream::Bootstrap`]. They are a
+//! function of (seed, r, n), so the intervals depend only on the seed, the rows and the order of the rows, not on
+//! workers or threads. Two predictors on the same rows get the same resamples, which makes their comparison paired.
 //!
-//! These are percentile intervals, from the 2.5 % to the 97.5 % quantile over the resamples, interpolated as in NumPy. If all
-//! rows have the same value, the interval has zero width. Source: Efron and Tibshirani, "An introduction to the
-//! bootstrap", 1993, chapter 13.
+//! The intervals are percentile intervals: they reach from the 2.5 % to the 97.5 % quantile over the resamples.
+//! Quantiles are interpolated as in NumPy. If all rows have the same value, the interval has zero width. Source: Efron
+//! and Tibshirani, "An introduction to the bootstrap", 1993, chapter 13.
 
 use super::error::MetricsError;
 use crate::random::{Draw, Philox, Stream, check_below};
@@ -42,7 +42,8 @@ pub struct Interval {
 }
 
 impl Bootstrap {
-    /// The intervals of `values`. For each resample, `statistics` gets how often each row was drawn and fills in the values.
+    /// Computes the intervals of `values`, which are statistics of `rows` rows. For each resample, `statistics` gets
+    /// the number of times that each row was drawn, and writes the statistics of the resample to its second argument.
     pub(super) fn intervals(
         &self,
         rows: usize,

@@ -1,6 +1,6 @@
 //! Errors of the metrics.
 
-/// An error of [`crate::metrics`], with the value it got and the value it wanted.
+/// An error of [`crate::metrics`]. The message gives the value found and the values accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct MetricsError(pub(super) String);
@@ -11,7 +11,7 @@ impl MetricsError {
     }
 }
 
-/// There are more answers or resamples than the counter of the random numbers can address.
+/// This error occurs if there are more answers or resamples than the counter of the random numbers can address.
 impl From<crate::random::RangeError> for MetricsError {
     fn from(error: crate::random::RangeError) -> Self {
         Self(error.to_string())

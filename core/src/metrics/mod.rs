@@ -1,9 +1,9 @@
-//! Metrics of predictions. Pure: numbers in, numbers out.
+//! Metrics of predictions. All functions are pure.
 //!
 //! - [`tally`]: counts and sums that can be added over ranks.
-//! - [`scores`]: accuracy within distances, median and mean error and GeoScore, each with an interval; and the difference
-//!   between two predictors.
-//! - [`bootstrap`]: the intervals.
+//! - [`scores`]: accuracy within distances, median error, mean error and GeoScore, each with a confidence interval, for
+//!   one predictor or for the difference between two.
+//! - [`bootstrap`]: the confidence intervals.
 //! - [`prdc`]: density and coverage, which compare the distributions of predicted and true places.
 
 pub mod bootstrap;

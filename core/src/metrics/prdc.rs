@@ -6,29 +6,31 @@
 //! coverage = 1 / N Σ_i [min_j d(true_i, predicted_j) < r_i]
 //! ```
 //!
-//! Distances are great circles. The details follow the authors' package `prdc`: a place is its own nearest neighbour at
-//! distance 0, so the k-th other place is the neighbour number k + 1, and comparisons are strict. A true place with k
-//! others at the same coordinates therefore has a radius of 0 and is never covered. Neighbours come from a spatial index,
-//! so memory grows with the number of points rather than the number of pairs.
+//! N is the number of true places, M is the number of predicted places, and d is the great-circle distance. A bracket
+//! is 1 if its condition holds, and 0 otherwise. The details follow the authors' package `prdc`: comparisons are
+//! strict, and a place counts as its own nearest neighbour at distance 0, so that the k-th nearest other place is
+//! neighbour number k + 1. If k other true places have the same coordinates as a true place, its radius is therefore 0
+//! and it is never covered. Neighbours are found with a spatial index, so memory grows with the number of points rather
+//! than with the number of pairs.
 //!
 //! Source: Naeem, Oh, Uh, Choi, Yoo, "Reliable fidelity and diversity metrics for generative models", ICML 2020.
 
 use super::error::MetricsError;
 use crate::geo::{Km, SphereIndex, UnitVector};
 
-/// The k of the paper's tables.
+/// The number of neighbours (k) in the paper's tables.
 pub const NEAREST_K: usize = 3;
 
 /// The density and coverage of a set of predictions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DensityCoverage {
-    /// About 1 if predictions are distributed like the truth. May exceed 1.
+    /// About 1 if the predictions are distributed like the true places. The density may exceed 1.
     pub density: f64,
     /// Share of true places with a prediction nearby, 0 to 1.
     pub coverage: f64,
 }
 
-/// Density and coverage of predicted places, one per image, with respect to the true places.
+/// Density and coverage of predicted places with respect to true places. `k` is the number of neighbours.
 pub fn density_coverage(
     truth: &[UnitVector],
     predicted: &[UnitVector],

@@ -1,7 +1,8 @@
 //! The field's standard metrics of one predictor, and the difference between two predictors on the same rows.
 //!
-//! Errors are great-circle distances in km, one per row, in the order of the data, because the bootstrap draws row numbers.
-//! Every value is checked and no row is dropped. The median of an even number of rows is the mean of the middle two.
+//! The input is one error per row: the great-circle distance in km. The errors must be in the order of the data,
+//! because the bootstrap draws row numbers. Every error is checked, and no row is dropped. The median of an even number
+//! of rows is the mean of the middle two.
 
 use serde::{Serialize, Serializer};
 
@@ -20,7 +21,7 @@ pub struct Within {
     pub percent: Interval,
 }
 
-/// The scores of one predictor, or the differences between the scores of two.
+/// The scores of one predictor, or the differences between the scores of two predictors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scores {
     /// Accuracy within each requested distance.
@@ -49,13 +50,13 @@ impl Serialize for Scores {
     }
 }
 
-/// Scores by name. Names carry the unit: `acc_1km`, ..., `median_km`, `mean_km`, `geo_score`. They serialise as a flat map:
-/// `acc_1km`, `acc_1km_lo`, `acc_1km_hi`, and so on.
+/// Scores by name. Names carry the unit: `acc_1km`, ..., `median_km`, `mean_km`, `geo_score`. The scores serialise as a
+/// flat map: `acc_1km`, `acc_1km_lo`, `acc_1km_hi`, and so on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedIntervals(pub Vec<(String, Interval)>);
 
 impl NamedIntervals {
-    /// Accuracies only.
+    /// The accuracies by name.
     pub fn within(within: &[Within]) -> Self {
         Self(within.iter().map(|within| (format!("acc_{}km", within.km), within.percent)).collect())
     }
@@ -92,7 +93,7 @@ pub fn rate(
     thresholds_km: &[f64],
     bootstrap: &Bootstrap,
 ) -> Result<Rating, MetricsError> {
-    // With k places or fewer, there is no k-th neighbour.
+    // With `NEAREST_K` true places or fewer, a place has no k-th nearest other place.
     let is_enough = truth.len() > NEAREST_K;
     let spread = is_enough.then(|| density_coverage(truth, places, NEAREST_K)).transpose()?;
     Ok(Rating {
@@ -112,8 +113,8 @@ pub fn score(errors_km: &[f64], thresholds_km: &[f64], bootstrap: &Bootstrap) ->
     Ok(scores_of(thresholds_km, &intervals))
 }
 
-/// The scores of `one` minus those of `other`. Both must have the same images in the same order. The intervals are those of
-/// the difference.
+/// The scores of one predictor minus the scores of another. `one_km` and `other_km` are their errors on the same rows
+/// in the same order. The intervals are intervals of the differences.
 pub fn compare(
     one_km: &[f64],
     other_km: &[f64],
@@ -146,7 +147,7 @@ fn scores_of(thresholds_km: &[f64], intervals: &[Interval]) -> Scores {
     Scores { within: within.collect(), median_km: others[0], mean_km: others[1], geo_score: others[2] }
 }
 
-/// The errors of one predictor, arranged so that a resample costs a single pass.
+/// The errors of one predictor, sorted so that the statistics of a resample need only a single pass over the rows.
 struct PredictorErrors<'a> {
     /// Row numbers from the smallest error to the largest.
     order: Vec<u32>,
@@ -181,7 +182,7 @@ impl<'a> PredictorErrors<'a> {
         self.cuts.len() + OTHER_SCORES
     }
 
-    /// Fills in the statistics, with each row counted as often as `counts` says. Sums run in the order of the rows.
+    /// Writes the statistics to `out`. Row r is counted `counts[r]` times. Sums are computed in the order of the rows.
     fn fill(&self, counts: &[u32], out: &mut [f64]) {
         let rows = self.errors_km.len();
         let mut below = vec![0_u32; rows + 1];

@@ -13,7 +13,7 @@ pub fn geo_score(distance_km: f64) -> f64 {
     SCORE_MAX * (-distance_km / SCORE_SCALE_KM).exp()
 }
 
-/// Sums over answers, from which percentages and means follow. Tallies of parts can be added.
+/// Sums over answers, from which percentages and means are computed. The tallies of several ranks can be added.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Tally {
     /// Number of answers.

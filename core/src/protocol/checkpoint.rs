@@ -9,13 +9,13 @@ use crate::config::RunConfig;
 /// Exports the averaged weights of a checkpoint to one file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExportJob {
-    /// Folder of the checkpoint, verified by the launcher.
+    /// Folder of the checkpoint. The launcher has verified its files.
     pub checkpoint: PathBuf,
-    /// Configuration of the run, for a checkpoint that does not contain its own.
+    /// Configuration of the run. It is used only if the checkpoint contains no configuration.
     pub config: RunConfig,
     /// File to write.
     pub out: PathBuf,
-    /// Replace the file if it exists.
+    /// Whether to replace `out` if it exists.
     pub overwrite: bool,
 }
 
@@ -28,7 +28,7 @@ pub struct Exported {
     pub checkpoint: PathBuf,
     /// Training steps of the checkpoint.
     pub step: u64,
-    /// Validation score of the checkpoint, if measured.
+    /// Validation score of the checkpoint; `None` if it was not measured.
     pub score: Option<f64>,
     /// Degree of the model.
     pub degree: u32,

@@ -1,7 +1,7 @@
 //! Messages about evaluation.
 //!
-//! The rows of a data set are divided among the workers, which send the located rows block by block. The launcher sorts
-//! the rows, writes them to files, and scores the files.
+//! The rows of a data set are divided among the workers. Each worker sends its located rows block by block. The
+//! launcher sorts the rows of all workers, writes them to files, and computes the scores.
 
 use std::path::PathBuf;
 
@@ -12,15 +12,16 @@ use crate::config::{RetrievalHead, RunConfig};
 /// Locates every row of a data set with the averaged weights of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvalJob {
-    /// The resolved configuration. Network and noise schedule are taken from the checkpoint instead.
+    /// The resolved configuration. The job uses the network and the noise schedule of the checkpoint, not those of this
+    /// configuration.
     pub config: RunConfig,
-    /// Folder of an intact checkpoint.
+    /// Folder of the checkpoint, which must be intact.
     pub checkpoint: PathBuf,
-    /// Shards to locate: a folder, a file, a glob or a URL.
+    /// The shards whose rows are located: a folder, a file, a glob or a URL.
     pub data: String,
     /// Whether to run retrieval and LocDiff-H.
     pub hybrid: HybridRequest,
-    /// Whether to compute the errors of all LocDiff-H settings that tuning chooses from.
+    /// Whether to compute the errors of LocDiff-H with each of [`crate::tuning::settings`].
     pub tune: bool,
 }
 
@@ -28,11 +29,12 @@ pub struct EvalJob {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HybridRequest {
-    /// No.
+    /// Run neither retrieval nor LocDiff-H.
     No,
-    /// Yes. A head that does not fit the data is an error.
+    /// Run retrieval and LocDiff-H. The job fails if the retrieval head cannot use the embeddings of the data.
     Wanted,
-    /// Only if the head fits the data. If it does not, the reason is logged.
+    /// Run retrieval and LocDiff-H if the retrieval head can use the embeddings of the data. Otherwise leave them out
+    /// and log the reason.
     IfItFits,
 }
 
@@ -44,12 +46,12 @@ pub enum Method {
     Retrieval,
     /// LocDiff alone.
     Locdiff,
-    /// LocDiff-H: retrieval near LocDiff's answer.
+    /// LocDiff-H: retrieval among the gallery points near LocDiff's answer or samples.
     LocdiffH,
 }
 
 impl Method {
-    /// Name of the method in files.
+    /// Name of the method in result files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Retrieval => "retrieval",
@@ -62,16 +64,16 @@ impl Method {
 /// Rows that a rank has located.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LocatedRows {
-    /// Number of rows in the whole data set.
+    /// Number of usable rows in the whole data set.
     pub of_rows: u64,
     /// The located rows.
     pub rows: Vec<LocatedRow>,
 }
 
-/// Answers for one row. Locations are latitude and longitude, degrees.
+/// The answers for one row. Each location is a pair of latitude and longitude, degrees.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LocatedRow {
-    /// Index among the usable rows of the data set, from 0.
+    /// Index of the row among the usable rows of the data set, from 0.
     pub index: u64,
     /// Identifier of the row.
     pub id: String,
@@ -79,15 +81,15 @@ pub struct LocatedRow {
     pub truth: [f64; 2],
     /// Answer of each method.
     pub answers: Vec<(Method, [f64; 2])>,
-    /// First sample, for the density and coverage metrics.
+    /// LocDiff's first sample, for the density and coverage metrics.
     pub sample: [f64; 2],
-    /// No gallery point was in range, so LocDiff-H's answer is LocDiff's.
+    /// Whether no gallery point was within the search radius. In this case LocDiff-H gives the same answer as LocDiff.
     pub out_of_range: bool,
-    /// Errors of all settings, if the job tunes them.
+    /// Errors with every setting of LocDiff-H; `None` if [`EvalJob::tune`] is false.
     pub tuning: Option<TuningErrors>,
 }
 
-/// Errors of the answers for one row.
+/// Errors of the answers for one row, km.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TuningErrors {
     /// Error of LocDiff.
@@ -98,16 +100,16 @@ pub struct TuningErrors {
     pub settings_km: Vec<f32>,
 }
 
-/// Result of an evaluation, from each rank.
+/// Result of an evaluation. Every rank sends a summary.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvalSummary {
     /// Training steps of the checkpoint.
     pub step: u64,
     /// Degree of the checkpoint's codes.
     pub degree: u32,
-    /// Number of rows in the whole data set that were to be located.
+    /// Number of usable rows in the whole data set. All of them are located.
     pub rows: u64,
-    /// Unusable rows that were left out.
+    /// Number of unusable rows, which were left out.
     pub skipped_rows: u64,
     /// Views per row.
     pub views: u32,
@@ -117,22 +119,24 @@ pub struct EvalSummary {
     pub is_simulated: bool,
     /// Fingerprint of the data.
     pub fingerprint: String,
-    /// Number of points that codes are decoded to.
+    /// Number of anchors: the candidate points that codes are decoded to.
     pub anchors: u64,
-    /// Head that made the queries; `None` without retrieval.
+    /// Retrieval head that made the queries; `None` without retrieval.
     pub head: Option<RetrievalHead>,
     /// Number of gallery points; `None` without retrieval.
     pub gallery_points: Option<u64>,
 }
 
-/// The embeddings of the gallery are stored on disk.
+/// Result of [`Job::Gallery`](super::Job::Gallery): the embeddings of the gallery are stored on disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GalleryEmbedded {
-    /// Number of gallery points; `None` if the head does not fit the data.
+    /// Number of gallery points; `None` if no retrieval was requested, or if it was optional and the retrieval head
+    /// cannot use the embeddings of the data.
     pub points: Option<usize>,
 }
 
-/// A Parquet file with the id, lat and lon of every usable test row has been written.
+/// Result of [`ShardsJob::Truth`](super::ShardsJob::Truth): a Parquet file with the id, latitude and longitude of every
+/// usable test row has been written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TruthWritten {
     /// Whether the rows are simulated.

@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Result of [`Job::Probe`](super::Job::Probe). Empty, because `Hello` contains all the information.
+/// Result of [`Job::Probe`](super::Job::Probe). The result is empty, because `Hello` contains all the information.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Probed {}
 
 /// Result of [`Job::SelfCheck`](super::Job::SelfCheck).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SelfCheck {
-    /// Device of the computation.
+    /// Device that computed the product.
     pub device: String,
     /// Number of rows and columns of the multiplied matrices.
     pub size: u32,
@@ -26,11 +26,12 @@ pub struct CollectiveRow {
     pub bytes: u64,
     /// Whether every rank got the expected values.
     pub ok: bool,
-    /// Time per operation on the slowest rank, microseconds.
+    /// Mean time per operation on the slowest rank, microseconds.
     pub us: f64,
-    /// `bytes` divided by that time.
+    /// `bytes` divided by the time per operation, in GB/s; 0 for a barrier.
     pub gb_per_s: f64,
-    /// Hash of the bits of rank 0's result, for inputs whose sums are rounded.
+    /// Hash of the bits of rank 0's result, computed from numbers whose sums are not exact. A different order of
+    /// summation changes the hash.
     pub digest: String,
 }
 
@@ -41,25 +42,26 @@ pub struct ShddRow {
     pub degree: u32,
     /// Dimensions of a code.
     pub dims: u64,
-    /// Time of the fast implementation on one core, microseconds.
+    /// Time per location of the fast implementation on one core, microseconds.
     pub us_per_location: f64,
-    /// Time of the scalar implementation on one core, microseconds.
+    /// Time per location of the scalar implementation on one core, microseconds.
     pub us_per_location_scalar: f64,
-    /// Time of the kernel on the worker's GPU, microseconds; `None` on the CPU.
+    /// Time per location of the kernel on the worker's GPU, microseconds; `None` if the worker has no GPU.
     pub us_per_location_gpu: Option<f64>,
     /// Whether the fast and scalar implementations agree to the bit, and the GPU agrees to 1e-6 of the largest value.
     pub ok: bool,
 }
 
-/// Result of [`Job::Perturbation`](super::Job::Perturbation) for one block of points. Neither the blocks nor their sums
-/// depend on the number of workers.
+/// Result of [`Job::Perturbation`](super::Job::Perturbation) for one block of points. The drift of a point is the
+/// distance by which noise moves the mode of its code. Neither the blocks nor their sums depend on the number of
+/// workers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PerturbationBlock {
     /// Degree of the codes.
     pub degree: u32,
     /// Index of the block, from 0.
     pub block: u32,
-    /// Points in the block.
+    /// Number of points in the block.
     pub points: u32,
     /// Sum of the drifts, km.
     pub drift_km_sum: f64,
@@ -69,6 +71,6 @@ pub struct PerturbationBlock {
     pub drift_km_max: f64,
     /// Mean drift predicted by first-order theory, km.
     pub theory_km: f64,
-    /// Points for which a search on a grid over the whole sphere found the same mode.
+    /// Number of points for which a second search, on a grid over the whole sphere, confirmed the mode.
     pub searched: u32,
 }

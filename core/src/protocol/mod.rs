@@ -1,9 +1,10 @@
-//! Messages between launcher and worker: JSON over a Unix socket, each preceded by its length in 4 big-endian bytes.
+//! Messages between launcher and worker: JSON over a Unix socket. Each message is preceded by its length in 4
+//! big-endian bytes.
 //!
-//! A worker connects and sends [`Hello`]. When all workers have done so, the launcher sends each of them
-//! [`ToWorker::Start`]. If the workers must connect to each other, rank 0 opens a store and sends its address
-//! ([`ToLauncher::Listening`]). The launcher forwards it to the other workers ([`ToWorker::Rendezvous`]). A worker ends with
-//! [`ToLauncher::Result`] or [`ToLauncher::Failed`].
+//! Each worker connects and sends [`Hello`]. When all workers have sent `Hello`, the launcher sends each of them
+//! [`ToWorker::Start`]. If the workers must connect to each other, rank 0 opens a store and sends the address of the
+//! store ([`ToLauncher::Listening`]). The launcher forwards the address to the other workers
+//! ([`ToWorker::Rendezvous`]). The last message of a worker is [`ToLauncher::Result`] or [`ToLauncher::Failed`].
 //!
 //! `Hello` has the same fields in every version, so that mismatched builds can recognise each other.
 
@@ -37,17 +38,17 @@ pub use train::{
 /// Version of the protocol. Increase it whenever a message changes.
 pub const PROTOCOL_VERSION: u32 = 6;
 
-/// Largest message. A longer length means that the peer uses another protocol.
+/// Size limit of a message. If the peer announces a longer message, it probably uses another protocol.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
 
 /// Environment variable with the path of the launcher's socket.
 pub const CONTROL_VARIABLE: &str = "LOCDIFF_CONTROL";
 
-/// Environment variable with the launcher's process id. A worker compares it with its parent, because the launcher may
-/// have died before the worker requested the parent-death signal.
+/// Environment variable with the launcher's process id. A worker compares it with the id of its parent process, because
+/// the launcher may have died before the worker requested the parent-death signal.
 pub const LAUNCHER_PID_VARIABLE: &str = "LOCDIFF_LAUNCHER_PID";
 
-/// The first message, from the worker.
+/// The first message that a worker sends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// The worker's [`PROTOCOL_VERSION`].
@@ -77,11 +78,11 @@ pub struct WorkerSlot {
     pub rank: u32,
     /// Number of workers.
     pub world: u32,
-    /// Rank on this node, from 0.
+    /// Rank of the worker on its machine, from 0.
     pub local_rank: u32,
     /// Index of the worker's GPU among the visible GPUs; `None` on the CPU.
     pub gpu: Option<u32>,
-    /// CPU threads.
+    /// Number of CPU threads that the worker uses.
     pub threads: u32,
 }
 
@@ -90,9 +91,10 @@ pub struct WorkerSlot {
 pub struct Meeting {
     /// Network interface that workers bind to; "": loopback.
     pub interface: String,
-    /// Number of the attempt, from 0. Keys that earlier attempts left in the store are ignored.
+    /// Number of the attempt, from 0. All keys in the store are prefixed with it, so that keys left by earlier attempts
+    /// are ignored.
     pub attempt: u32,
-    /// Workers that one replica of the model is split over.
+    /// Number of workers that one replica of the model is split over.
     pub tensor_parallel: u32,
     /// Time limit for all workers to connect, seconds.
     pub rendezvous_timeout_s: f64,
@@ -115,9 +117,9 @@ pub enum Job {
     },
     /// Check and time spherical harmonics.
     BenchShdd,
-    /// Measure how far noise on a code moves its mode. The points are divided among the workers.
+    /// Measure how far noise moves the mode of a code. The points are divided among the workers.
     Perturbation {
-        /// Points per degree.
+        /// Number of points per degree, over all workers.
         points: u32,
     },
     /// Work on shards.
@@ -175,7 +177,8 @@ pub enum ToWorker {
 pub struct Failure {
     /// The error with its chain of causes.
     pub message: String,
-    /// Another worker caused the failure: a collective operation was aborted. Such a failure is never the root cause.
+    /// Whether another worker caused the failure, by dying, stopping or never connecting. If so, this failure is not
+    /// the root cause.
     pub of_peer: bool,
     /// Exit code for the whole command.
     pub exit_code: u8,
@@ -185,7 +188,7 @@ pub struct Failure {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ToLauncher {
-    /// The first message.
+    /// The first message of a worker.
     Hello(Hello),
     /// From rank 0: the store is listening.
     Listening {
@@ -202,9 +205,9 @@ pub enum ToLauncher {
     Parts(PartsWritten),
     /// Located rows of an evaluation.
     Located(LocatedRows),
-    /// The job succeeded; the worker exits.
+    /// The job succeeded. The worker exits after this message.
     Result(Box<JobResult>),
-    /// The job failed; the worker exits.
+    /// The job failed. The worker exits after this message.
     Failed(Failure),
 }
 
@@ -220,7 +223,7 @@ pub enum ProtocolError {
         /// Length of the message.
         got: usize,
     },
-    /// The message is not valid JSON, or has unexpected fields.
+    /// The message is not valid JSON, or not a message of this protocol.
     #[error("control socket: malformed message: {0}")]
     Malformed(#[from] serde_json::Error),
 }

@@ -1,4 +1,5 @@
-//! The results of all jobs. The launcher extracts a result by its type; the result of another job is an error.
+//! The results of all jobs. The launcher extracts a result by its type. If the worker sent the result of another kind
+//! of job, the extraction fails with [`WrongResult`].
 
 use serde::{Deserialize, Serialize};
 

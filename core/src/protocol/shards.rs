@@ -9,13 +9,13 @@ use super::train::null_as_nan;
 use crate::config::{RunConfig, ShardsConfig, Tail};
 use crate::files::Written;
 
-/// A job on shards. It runs on one worker.
+/// A job on shards, which runs on a single worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShardsJob {
     /// Simulate embeddings of photos at real locations.
     Simulate {
-        /// Number of photos; `None`: one per location.
+        /// Number of photos; `None`: one photo per location.
         rows: Option<u64>,
         /// Seed of all random numbers.
         seed: u64,
@@ -23,11 +23,11 @@ pub enum ShardsJob {
         out: PathBuf,
         /// Views per photo.
         views: u32,
-        /// File of locations to use instead of GeoCLIP's gallery.
+        /// File with the locations of the photos; `None`: the locations of GeoCLIP's gallery.
         coordinates: Option<PathBuf>,
         /// Folder with GeoCLIP's weights and gallery.
         geoclip: PathBuf,
-        /// Replace `out` if it exists.
+        /// Whether to replace `out` if it exists.
         overwrite: bool,
     },
     /// Build shards from a table of coordinates and files of embeddings.
@@ -38,18 +38,19 @@ pub enum ShardsJob {
         embeddings: Vec<PathBuf>,
         /// Folder to create.
         out: PathBuf,
-        /// Replace `out` if it exists.
+        /// Whether to replace `out` if it exists.
         overwrite: bool,
-        /// Column names of the table.
+        /// Configuration that contains the column names of the table.
         config: ShardsConfig,
     },
-    /// Verify checksums, schema and values. If `epochs` is above 0, also replay the order of the rows.
+    /// Verify checksums, schema and values. If `epochs` is above 0, also replay the order in which training reads the
+    /// rows.
     Verify {
         /// Folder, file, glob or URL.
         location: String,
         /// Number of epochs to replay; 0: none.
         epochs: u32,
-        /// Numbers of workers to replay.
+        /// Numbers of workers. The replay is repeated for each of them.
         world_sizes: Vec<u32>,
         /// Global batch size of the replay.
         global_batch: u32,
@@ -65,21 +66,22 @@ pub enum ShardsJob {
         /// How to read the shards.
         config: ShardsConfig,
     },
-    /// Compare the reading speed with pyarrow's.
+    /// Measure how fast shards are read, and compare the speed with pyarrow's.
     Bench {
         /// Python interpreter with pyarrow; `None`: no comparison.
         python: Option<PathBuf>,
     },
     /// Extract GeoCLIP's weights and gallery from its Python package.
     GeoclipImport {
-        /// Wheel of the package.
+        /// Wheel file of the package.
         wheel: PathBuf,
         /// Folder to create.
         out: PathBuf,
-        /// Replace `out` if it exists.
+        /// Whether to replace `out` if it exists.
         overwrite: bool,
     },
-    /// Write the ids and locations of the usable test rows. The launcher scores predictions with them.
+    /// Write the ids and true locations of the usable test rows to a file. The launcher scores predictions against this
+    /// file.
     Truth {
         /// Parquet file to write.
         out: PathBuf,
@@ -116,7 +118,7 @@ pub struct ShardsMade {
     pub width: u32,
     /// Description of where the rows came from.
     pub source: String,
-    /// Unusable rows that were left out.
+    /// Number of unusable rows, which were left out.
     pub skipped: u64,
     /// Duration.
     pub seconds: f64,
@@ -127,13 +129,13 @@ pub struct ShardsMade {
 /// Result of `shards verify`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Verified {
-    /// Whether there are no problems.
+    /// Whether no problems were found.
     pub ok: bool,
     /// Rows in all files.
     pub rows: u64,
-    /// Rows that are left out because they are unusable.
+    /// Number of rows that are left out because they are unusable.
     pub skipped_rows: u64,
-    /// Description of the rows that are left out.
+    /// Description of the rows that are left out; `None` if there are none.
     pub skipped: Option<String>,
     /// Number of files.
     pub files: usize,
@@ -143,13 +145,13 @@ pub struct Verified {
     pub width: usize,
     /// Embeddings per row.
     pub views: u32,
-    /// Whether there is a manifest, and so a checksum for every read.
+    /// Whether the data has a manifest. If so, the manifest has a checksum for every read.
     pub manifest: bool,
-    /// Fingerprint of the data, sixteen digits.
+    /// Fingerprint of the data, sixteen hexadecimal digits.
     pub fingerprint: String,
     /// All problems found.
     pub problems: Vec<Problem>,
-    /// Report of the replay; `None` if it was not requested or there are problems.
+    /// Report of the replay; `None` if the replay was not requested or problems were found.
     pub plan: Option<ReplayReport>,
 }
 
@@ -165,15 +167,17 @@ pub struct Problem {
 /// Properties of the row order that the replay has verified.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplayReport {
-    /// Rows of one epoch. Each occurred exactly once.
+    /// Number of usable rows. Each of them occurred exactly once per epoch, apart from `dropped_rows` and
+    /// `padded_rows`.
     pub rows: u64,
-    /// Rows that every epoch leaves out. None of them occurred.
+    /// Number of unusable rows. None of them occurred.
     pub skipped_rows: u64,
     /// Number of blocks that are not empty.
     pub blocks: u64,
     /// Views per row.
     pub views: u32,
-    /// Whether every row showed each of its views once in `views` epochs. False if too few epochs were replayed.
+    /// Whether the replay proved that every row shows each of its views once in `views` epochs. False if fewer than
+    /// `views` epochs were replayed, or if epochs drop rows.
     pub views_proved: bool,
     /// Number of epochs replayed.
     pub epochs: u32,
@@ -181,11 +185,11 @@ pub struct ReplayReport {
     pub global_batch: u32,
     /// Steps per epoch, the same for every worker.
     pub steps_per_epoch: u64,
-    /// What happens to rows that do not fill the last batch.
+    /// What happens to the last rows of an epoch if they do not fill a batch.
     pub tail: Tail,
-    /// Rows that each epoch drops for that reason.
+    /// Number of rows that each epoch drops because they do not fill a batch.
     pub dropped_rows: u64,
-    /// Rows that each epoch repeats for that reason.
+    /// Number of rows that each epoch repeats to fill the last batch.
     pub padded_rows: u64,
     /// The replay for each number of workers.
     pub world_sizes: Vec<ReplayedSize>,
@@ -196,27 +200,28 @@ pub struct ReplayReport {
 pub struct ReplayedSize {
     /// Number of workers.
     pub workers: u32,
-    /// Fewest rows of a worker's slice of a batch.
+    /// Number of rows in the smallest slice of a batch that a worker gets.
     pub slice_rows_min: u64,
-    /// Most rows of a worker's slice of a batch.
+    /// Number of rows in the largest slice of a batch that a worker gets.
     pub slice_rows_max: u64,
-    /// Hash of the global order of all epochs. Equal for all numbers of workers.
+    /// Hash of the global order of the rows in all epochs. It is the same for every number of workers.
     pub order: String,
 }
 
-/// The retrieval head that fits the embeddings.
+/// The retrieval head that can use the embeddings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageHead {
     /// GeoCLIP's image head.
     Geoclip,
-    /// The transposed projection of simulated embeddings, which maps them back to GeoCLIP's space.
+    /// The linear head for simulated embeddings. It maps them back to GeoCLIP's space with the transpose of the
+    /// projection that made them.
     Linear,
     /// Unknown.
     None,
 }
 
-/// Mean and standard deviation per dimension of the embeddings of view 0.
+/// Mean and standard deviation of every dimension of the embeddings, computed from view 0 of each row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
     /// Number of rows.
@@ -232,9 +237,9 @@ pub struct Statistics {
 pub struct Inspection {
     /// Rows in all files.
     pub rows: u64,
-    /// Rows that are left out because they are unusable.
+    /// Number of rows that are left out because they are unusable.
     pub skipped_rows: u64,
-    /// Description of the rows that are left out.
+    /// Description of the rows that are left out; `None` if there are none.
     pub skipped: Option<String>,
     /// Number of files.
     pub files: usize,
@@ -246,13 +251,13 @@ pub struct Inspection {
     pub width: usize,
     /// Embeddings per row.
     pub views: u32,
-    /// Whether there is a manifest, and so a checksum for every read.
+    /// Whether the data has a manifest. If so, the manifest has a checksum for every read.
     pub manifest: bool,
-    /// Fingerprint of the data, sixteen digits.
+    /// Fingerprint of the data, sixteen hexadecimal digits.
     pub fingerprint: String,
     /// Origin of the rows, from the manifest.
     pub source: Option<String>,
-    /// The retrieval head that fits the embeddings, from the manifest.
+    /// The retrieval head that can use the embeddings, from the manifest.
     pub image_head: Option<ImageHead>,
     /// Smallest and largest latitude, degrees.
     #[serde(deserialize_with = "null_range_as_nan")]
@@ -260,19 +265,21 @@ pub struct Inspection {
     /// Smallest and largest longitude, degrees.
     #[serde(deserialize_with = "null_range_as_nan")]
     pub longitudes: (f64, f64),
-    /// Smallest and largest mean of a dimension.
+    /// Smallest and largest mean among the dimensions of the embeddings.
     #[serde(deserialize_with = "null_range_as_nan")]
     pub means: (f64, f64),
-    /// Smallest and largest standard deviation of a dimension.
+    /// Smallest and largest standard deviation among the dimensions of the embeddings.
     #[serde(deserialize_with = "null_range_as_nan")]
     pub standard_deviations: (f64, f64),
-    /// Mean and standard deviation of every dimension of view 0.
+    /// Mean and standard deviation of every dimension of the embeddings.
     pub statistics: Statistics,
-    /// Text map of the rows, from 90° north and 180° west. Denser characters mean more rows.
+    /// World map of the rows as lines of text. The first character is at 90° north and 180° west. Denser characters
+    /// mean more rows.
     pub map: Vec<String>,
 }
 
-/// Reads nulls as NaN. The range of no rows is infinite, which serde_json writes as two nulls.
+/// Reads the two bounds of a range. Null is read as NaN: if there are no rows, the bounds are infinite, and serde_json
+/// writes infinity as null.
 fn null_range_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(f64, f64), D::Error> {
     #[derive(Deserialize)]
     struct Bound(#[serde(deserialize_with = "null_as_nan")] f64);
@@ -285,7 +292,7 @@ fn null_range_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(f64,
 pub struct GeoclipImported {
     /// The new folder.
     pub out: PathBuf,
-    /// Description of the source.
+    /// Description of where the files came from.
     pub source: String,
     /// Files in the folder, by name.
     pub files: BTreeMap<String, Written>,
@@ -296,7 +303,7 @@ pub struct GeoclipImported {
 /// Result of `bench shards`: how fast one core reads embeddings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShardsBenched {
-    /// Version of pyarrow; `None` if it was not measured.
+    /// Version of pyarrow; `None` if pyarrow was not measured.
     pub peer: Option<String>,
     /// One entry per case.
     pub rows: Vec<ReadingSpeed>,
@@ -307,14 +314,15 @@ pub struct ShardsBenched {
 pub struct ReadingSpeed {
     /// Name of the case.
     pub case: String,
-    /// Size of the stored embeddings divided by the median time.
+    /// Speed of our reader: size of the stored embeddings divided by the median wall-clock time, in GB/s.
     pub gb_per_s: f64,
-    /// The same for pyarrow.
+    /// Speed of pyarrow, computed like `gb_per_s`; `None` if pyarrow was not measured.
     pub pyarrow_gb_per_s: Option<f64>,
-    /// Our speed divided by pyarrow's.
+    /// `gb_per_s` divided by `pyarrow_gb_per_s`.
     pub ratio: Option<f64>,
-    /// The same size divided by the median CPU time, which other work on the machine affects less.
+    /// Speed of our reader per core: size of the stored embeddings divided by the median CPU time, in GB/s. Other work
+    /// on the machine affects CPU time less than wall-clock time.
     pub gb_per_core_s: f64,
-    /// The same for pyarrow.
+    /// Speed of pyarrow, computed like `gb_per_core_s`; `None` if pyarrow was not measured.
     pub pyarrow_gb_per_core_s: Option<f64>,
 }

@@ -1,8 +1,8 @@
 //! Messages about training and checkpoints.
 //!
-//! Each rank writes its parts of a checkpoint into the folder [`partial_name`] and reports them. When all ranks have done
-//! so, the launcher commits the checkpoint. The name of the partial folder contains the attempt, so that files written by
-//! a worker of an earlier attempt are never committed.
+//! Each rank writes its parts of a checkpoint into the folder [`partial_name`] and reports them to the launcher. When
+//! all ranks have reported, the launcher commits the checkpoint. The name of the partial folder contains the number of
+//! the attempt, so that files written by a worker of an earlier attempt are never committed.
 
 use std::path::PathBuf;
 
@@ -16,12 +16,12 @@ pub const CHECKPOINT_FORMAT: u32 = 1;
 /// Name of the file that completes a checkpoint. It is written last and lists all other files.
 pub const CHECKPOINT_MANIFEST: &str = "manifest.json";
 
-/// Folder of a committed checkpoint within its run.
+/// Name of the folder of a committed checkpoint, inside the run folder.
 pub fn step_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// Folder that holds the parts of a checkpoint before the commit.
+/// Name of the folder that holds the parts of a checkpoint before the commit, inside the run folder.
 pub fn partial_name(step: u64, attempt: u32) -> String {
     format!(".{}.attempt-{attempt}.partial", step_name(step))
 }
@@ -31,13 +31,13 @@ pub fn partial_name(step: u64, attempt: u32) -> String {
 pub struct TrainJob {
     /// The resolved configuration of the run.
     pub config: RunConfig,
-    /// Folder of the run, which exists.
+    /// Folder of the run. The launcher has created it.
     pub run_dir: PathBuf,
-    /// Checkpoint to resume from, verified by the launcher; `None`: start at the first step.
+    /// Checkpoint to resume from, which the launcher has verified; `None`: start at the first step.
     pub resume: Option<PathBuf>,
-    /// Checkpoint with the initial weights of a new run, verified by the launcher; `None`: random weights.
+    /// Checkpoint with the initial weights of a new run, which the launcher has verified; `None`: random weights.
     pub init_from: Option<PathBuf>,
-    /// Highest validation score of the existing checkpoints.
+    /// Highest validation score of the existing checkpoints; `None` if none has a score.
     pub best_score: Option<f64>,
     /// Number of earlier attempts of this run.
     pub restarts: u32,
@@ -61,7 +61,7 @@ pub enum InjectedFault {
 /// Progress of training, from rank 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Steps completed.
+    /// Number of steps completed.
     pub step: u64,
     /// Total number of steps.
     pub steps: u64,
@@ -77,14 +77,14 @@ pub struct Progress {
     pub samples_per_s: f64,
     /// Fraction of the time since the last report that rank 0 spent waiting for data, 0 to 1.
     pub data_wait: f64,
-    /// Time of the slowest step since the last report, milliseconds. Includes checkpoints but not evaluations. Counts the
-    /// step of the last report, not the step of this one.
+    /// Time of the slowest step since the last report, milliseconds. The time of a step includes its checkpoint, but
+    /// not its evaluation and histograms. The step at which this report is sent counts for the next report.
     pub slowest_step_ms: f64,
     /// Steps skipped so far because the gradient was not finite.
     pub skipped_steps: u64,
 }
 
-/// Reads null as NaN. JSON has no NaN, so serde_json writes null.
+/// Reads null as NaN. JSON has no NaN, so serde_json writes NaN as null.
 pub(super) fn null_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
@@ -92,11 +92,11 @@ pub(super) fn null_as_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
 /// Result of a quick evaluation during training, from rank 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QuickEvaluation {
-    /// Steps completed.
+    /// Number of steps completed.
     pub step: u64,
     /// Number of validation rows.
     pub rows: u64,
-    /// Mean GeoScore, 0 to 5000. Determines the best checkpoint.
+    /// Mean GeoScore, 0 to 5000. The best checkpoint is the one with the highest score.
     #[serde(deserialize_with = "null_as_nan")]
     pub score: f64,
     /// Percent of rows within 1, 25, 200, 750 and 2500 km.
@@ -108,7 +108,7 @@ pub struct QuickEvaluation {
 pub struct TrainSummary {
     /// Total number of steps completed.
     pub step: u64,
-    /// Step that this attempt started from.
+    /// Number of steps that were completed before this attempt.
     pub from_step: u64,
     /// Loss of the last step; `None` if no steps were left to do or the loss is not finite.
     pub loss: Option<f64>,
@@ -133,13 +133,13 @@ pub struct CheckpointFile {
 /// A rank has written its parts of a checkpoint and synced them to disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PartsWritten {
-    /// Steps completed.
+    /// Number of steps completed.
     pub step: u64,
-    /// Attempt of the worker.
+    /// Number of the worker's attempt.
     pub attempt: u32,
-    /// Files that it wrote; may be empty.
+    /// Files that the rank wrote; may be empty.
     pub files: Vec<CheckpointFile>,
-    /// Validation score at this step, if measured. The same on every rank.
+    /// Validation score at this step, the same on every rank; `None` if it was not measured.
     pub score: Option<f64>,
 }
 
@@ -149,17 +149,17 @@ pub struct PartsWritten {
 pub struct CheckpointManifest {
     /// Layout version, [`CHECKPOINT_FORMAT`].
     pub format: u32,
-    /// Steps completed.
+    /// Number of steps completed.
     pub step: u64,
-    /// Attempt that wrote the checkpoint.
+    /// Number of the attempt that wrote the checkpoint.
     pub attempt: u32,
     /// Version of the code that wrote the checkpoint.
     pub version: String,
-    /// Git revision of that code.
+    /// Git revision of the code that wrote the checkpoint.
     pub revision: String,
     /// Time of the commit, seconds since 1970.
     pub committed_unix_s: u64,
-    /// Validation score at this step, if measured.
+    /// Validation score at this step; `None` if it was not measured.
     pub score: Option<f64>,
     /// All other files of the folder, sorted by name.
     pub files: Vec<CheckpointFile>,

@@ -1,4 +1,5 @@
-//! Counter-based random numbers: each number depends on where it is used, not on when it is drawn.
+//! Counter-based random numbers: each number is a function of the seed and its position (stream, step, sample,
+//! element), not of the numbers drawn before it.
 
 #[allow(unsafe_code, reason = "one call of a function compiled for AVX2, after checking that the processor has it")]
 mod philox;

@@ -1,8 +1,10 @@
-//! Philox4x32-10, a counter-based generator: each number depends on where it is used, not on when it is drawn.
+//! Philox4x32-10, a counter-based generator: each number is a function of its position, not of the numbers drawn before
+//! it.
 //!
-//! Every number is a function of (seed, stream, step, global sample, element). It therefore does not depend on the number of
-//! workers, on how the batch is split, or on restarts. The 64-bit key is the seed, and the 128-bit counter packs the other
-//! four. The packing is one-to-one, so different coordinates never share a counter:
+//! Every number is a function of (seed, stream, step, global sample, element). It therefore does not depend on the
+//! number of workers, on how the batch is split, or on restarts. The 64-bit key is the seed. The 128-bit counter
+//! contains the stream, the step, the global sample and the block of four elements. The packing is one-to-one, so
+//! different blocks never share a counter:
 //!
 //! | counter word | bits  | holds                                    |
 //! |--------------|-------|------------------------------------------|
@@ -15,13 +17,13 @@
 //!
 //! Element `e` is word `e % 4` of block `e / 4`. A value that does not fit its field is an error; nothing wraps around.
 //!
-//! The kernels in `kernels/philox.cu` mirror this code line by line. Integers, uniforms and masks are equal to the bit on CPU
-//! and GPU. So are normals, provided the device follows IEEE 754 without contraction (the kernels are compiled with
-//! `--fmad=false`), because both sides evaluate the same polynomials in the same order. Callers should still rely on normals
-//! being equal up to rounding only.
+//! The kernels in `kernels/philox.cu` mirror this code line by line. Integers, uniforms and masks are equal to the bit
+//! on CPU and GPU. Normals are also equal to the bit if the device follows IEEE 754 without contraction (the kernels
+//! are compiled with `--fmad=false`), because CPU and GPU evaluate the same polynomials in the same order. Callers
+//! should nevertheless assume only that normals are equal up to rounding.
 //!
-//! Pure: no I/O, no FFI, no state. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-//! SC 2011; known answers from Random123's `kat_vectors`.
+//! The code is pure: it has no I/O, no FFI and no state. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers:
+//! as easy as 1, 2, 3", SC 2011; known answers from Random123's `kat_vectors`.
 #![allow(
     clippy::needless_range_loop,
     reason = "the compiler vectorises loops over lanes when they are written by index"
@@ -36,7 +38,7 @@ const ROUNDS: u32 = 10;
 
 /// Number of blocks computed together, so that the compiler emits vector instructions.
 const LANES: usize = 32;
-/// Four counter or result words of `LANES` blocks.
+/// The four counter words, or the four result words, of `LANES` blocks.
 type Words = [[u32; LANES]; 4];
 
 /// Exclusive upper bound of steps.
@@ -48,12 +50,14 @@ const ELEMENT_END: u64 = 1 << 34;
 /// Exclusive upper bound of the index of a [`Stream`].
 const STREAM_INDEX_END: u16 = 1 << 10;
 
-/// 2⁻²⁴: a 24-bit integer times this is exact in f32 and lies in [0, 1).
+/// 2⁻²⁴. The product of a 24-bit integer and this number is exact in f32 and lies in [0, 1).
 const UNIT_24: f32 = 1.0 / (1 << 24) as f32;
 /// 2⁻³².
 const UNIT_32: f32 = UNIT_24 / 256.0;
 
-/// The purpose of the numbers. No two streams share a number. Add new streams at the end: the order is part of the format.
+/// The purpose of the numbers. Different streams have different counters, so their numbers are independent. A new
+/// stream gets the next free kind in [`Stream::id`]. Existing kinds must not change, because this would change the
+/// random numbers of every run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// The Gaussian noise of the forward process.
@@ -64,19 +68,19 @@ pub enum Stream {
     Dropout(u16),
     /// Anchor points of the loss.
     Anchors,
-    /// The view of an image that a training sample uses.
+    /// The choice of the view of an image for a training sample.
     Views,
     /// Initial weights; the sample is the index of the parameter.
     Weights,
     /// The sampler's starting and intermediate noise.
     Sampler,
-    /// Conditions dropped for classifier-free guidance.
+    /// Which conditions are dropped for classifier-free guidance.
     Guidance,
     /// Simulated data.
     Simulation,
     /// The order of training rows; the index distinguishes the shuffles of one epoch.
     Shuffle(u16),
-    /// Rows of a bootstrap; the sample is the resample.
+    /// Row numbers of a bootstrap; the sample is the index of the resample.
     Bootstrap,
     /// Tests and benchmarks.
     Test(u16),
@@ -117,12 +121,12 @@ pub struct Draw {
     pub elements: usize,
 }
 
-/// A coordinate that does not fit its field of the counter, or an invalid parameter of a distribution.
+/// A value that does not fit its field of the counter, or an invalid parameter of a distribution.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("random numbers: {0}")]
 pub struct RangeError(String);
 
-/// Returns an error that names `field` unless `got` lies below `end`.
+/// Returns an error that names `field` unless `got` is below `end`.
 pub fn check_below(field: &str, got: u64, end: u64) -> Result<(), RangeError> {
     if got < end { Ok(()) } else { Err(RangeError(format!("{field} is {got}, wanted below {end}"))) }
 }
@@ -145,7 +149,8 @@ impl Philox {
         self.fill(draw, out, |word| word)
     }
 
-    /// Fills `out` with uniform numbers in [0, 1), all multiples of 2⁻²⁴. 1 is never drawn, and 0 is drawn once in 2²⁴ times.
+    /// Fills `out` with uniform numbers in [0, 1), all multiples of 2⁻²⁴. 1 is never drawn, and 0 has the probability
+    /// 2⁻²⁴.
     pub fn fill_uniform(&self, draw: Draw, out: &mut [f32]) -> Result<(), RangeError> {
         self.fill(draw, out, |word| (word >> 8) as f32 * UNIT_24)
     }
@@ -155,7 +160,8 @@ impl Philox {
         self.fill_pairs(draw, out, box_muller)
     }
 
-    /// Fills `out` with integers in `0..bound`, by multiply and shift. The probability of each is within 2⁻³² of 1 / bound.
+    /// Fills `out` with integers in `0..bound`, by multiply and shift. The probability of each integer is within 2⁻³²
+    /// of 1 / bound.
     pub fn fill_int(&self, draw: Draw, bound: u32, out: &mut [i64]) -> Result<(), RangeError> {
         check_int_bound(bound)?;
         self.fill(draw, out, |word| ((u64::from(word) * u64::from(bound)) >> 32) as i64)
@@ -181,7 +187,8 @@ impl Philox {
         self.fill_pairs(draw, out, |first, second| (convert(first), convert(second)))
     }
 
-    /// `convert` turns words 0 and 1 into elements 0 and 1, and words 2 and 3 into elements 2 and 3.
+    /// Fills `out` block by block. `convert` turns words 0 and 1 of a block into elements 0 and 1, and words 2 and 3
+    /// into elements 2 and 3.
     fn fill_pairs<T: Copy + Default>(
         &self,
         draw: Draw,
@@ -208,7 +215,8 @@ impl Philox {
     }
 }
 
-/// The same code as [`fill_blocks`], compiled for wider vectors. No operation is fused, so the results are equal to the bit.
+/// The same code as [`fill_blocks`], compiled for wider vectors. No operations are fused, so the results of both are
+/// equal to the bit.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn fill_blocks_avx2<T: Copy + Default>(
@@ -247,7 +255,7 @@ pub fn check_int_bound(bound: u32) -> Result<(), RangeError> {
     if bound > 0 { Ok(()) } else { Err(RangeError("bound of integers is 0, wanted at least 1".to_owned())) }
 }
 
-/// The threshold of a mask: an element is kept if its 32-bit integer lies below.
+/// The threshold of a mask: an element is kept if its 32-bit integer is below the threshold.
 pub fn mask_threshold(keep: f64) -> Result<u64, RangeError> {
     if !(0.0..=1.0).contains(&keep) {
         return Err(RangeError(format!("probability is {keep}, wanted 0 to 1")));
@@ -327,18 +335,20 @@ fn philox(mut counter: Words, seed: u64) -> Words {
 /// Two independent standard normals.
 #[inline(always)]
 fn box_muller(radius_bits: u32, angle_bits: u32) -> (f32, f32) {
-    // In (0, 1]. Uses all 32 bits, because the tail of the normal comes from the values nearest to 0.
+    // A number in (0, 1]. It uses all 32 bits, because the values nearest to 0 produce the tail of the normal
+    // distribution.
     let uniform = radius_bits as f32 * UNIT_32 + UNIT_32 * 0.5;
     let radius = (-2.0 * ln_unit(uniform)).sqrt();
     let (sine, cosine) = sin_cos_turns(angle_bits >> 8);
     (radius * cosine, radius * sine)
 }
 
-/// Natural logarithm of a normal number in (0, 1], to 2 units in the last place (Cephes `logf`).
+/// Natural logarithm of a normal floating-point number in (0, 1]. The error is at most 2 units in the last place
+/// (Cephes `logf`).
 #[inline(always)]
 fn ln_unit(x: f32) -> f32 {
     let bits = x.to_bits();
-    // Mantissa in [0.5, 1), then in [√½, √2).
+    // The mantissa lies in [0.5, 1). If it is less than √½, it is doubled below, so that it lies in [√½, √2).
     let mantissa = f32::from_bits(bits & 0x007f_ffff | 0x3f00_0000);
     let low = mantissa < FRAC_1_SQRT_2;
     let exponent = (bits >> 23) as i32 - 126 - i32::from(low);
@@ -355,7 +365,7 @@ fn ln_unit(x: f32) -> f32 {
     y = y * x - 2.499_999_4e-1;
     y = y * x + 3.333_333e-1;
     y = y * x * square;
-    // ln 2 is split into two parts, so that the large part times any exponent is exact.
+    // ln 2 is split into two parts, so that the product of the larger part and any exponent is exact.
     y += exponent * -2.121_944_4e-4;
     y += square * -0.5;
     x + y + exponent * 0.693_359_4

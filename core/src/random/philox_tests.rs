@@ -1,11 +1,11 @@
-//! Known answers, and properties cheap enough to check under Miri. Statistical tests are in
+//! Tests of Philox: known answers, and properties that are quick to check under Miri. Statistical tests are in
 //! `tests/data_plane/core/philox.rs`.
 
 use super::*;
 
 const DRAW: Draw = Draw { stream: Stream::Noise, step: 7, first_sample: 3, elements: 5 };
 
-/// One block, with every lane holding the same counter.
+/// The four result words for one counter. Every lane gets this counter, and all lanes must give the same result.
 fn one(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let words = philox(counter.map(|word| [word; LANES]), u64::from(key[1]) << 32 | u64::from(key[0]));
     assert!(words.iter().all(|lanes| lanes.iter().all(|word| *word == lanes[0])));
@@ -140,7 +140,8 @@ fn box_muller_agrees_with_f64() {
             let uniform = f64::from(radius_bits as f32 * UNIT_32 + UNIT_32 * 0.5);
             let radius = (-2.0 * uniform.ln()).sqrt();
             let angle = f64::from(angle_bits >> 8) / 16_777_216.0 * std::f64::consts::TAU;
-            // Five units in the last place of the radius: two for the logarithm, two for the sine, one for the product.
+            // The tolerance is five units in the last place of the radius: two for the logarithm, two for the sine, and
+            // one for the product.
             let tolerance = radius * 6e-7 + 1e-12;
             assert!((f64::from(first) - radius * angle.cos()).abs() < tolerance, "{radius_bits:x} {angle_bits:x}");
             assert!((f64::from(second) - radius * angle.sin()).abs() < tolerance, "{radius_bits:x} {angle_bits:x}");

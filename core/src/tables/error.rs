@@ -14,7 +14,7 @@ pub enum TableError {
         path: PathBuf,
         /// What is wrong, or the message of the operating system.
         reason: String,
-        /// The exit code that fits the cause.
+        /// The exit code for this cause.
         exit_code: ExitCode,
     },
     /// A row is invalid.
@@ -22,7 +22,7 @@ pub enum TableError {
     Row {
         /// The file.
         path: PathBuf,
-        /// The row, counted from 0 without the header.
+        /// Number of the row, from 0. The header is not counted.
         row: usize,
         /// What is wrong with the row.
         reason: String,
@@ -35,7 +35,7 @@ impl TableError {
         Self::File { path: path.to_owned(), reason: reason.into(), exit_code: ExitCode::BadData }
     }
 
-    /// The file is damaged, or its format is not the one that its name says.
+    /// The file is damaged, or is not in the format that its extension indicates.
     pub(super) fn damaged(path: &Path, reason: impl Into<String>) -> Self {
         Self::File { path: path.to_owned(), reason: reason.into(), exit_code: ExitCode::Corrupt }
     }
@@ -50,7 +50,8 @@ impl TableError {
         Self::Row { path: path.to_owned(), row, reason: reason.into() }
     }
 
-    /// Distinguishes I/O errors from malformed CSV.
+    /// Converts an error of the CSV reader into an I/O error or an error about malformed CSV. `row` is the row that was
+    /// being read; `None`: the header.
     pub(super) fn csv(path: &Path, row: Option<usize>, error: &csv::Error) -> Self {
         match (error.kind(), row) {
             (csv::ErrorKind::Io(error), _) => Self::io(path, error),

@@ -4,7 +4,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, downcast_integer_array};
 use arrow_schema::DataType;
 
-/// The identifier in `row`. The error is the end of a sentence that starts with the column's name.
+/// The identifier in row `row` of `column`. The error is the end of a sentence that starts with the name of the column.
 pub fn id(column: &dyn Array, row: usize) -> Result<String, String> {
     if column.is_null(row) {
         return Err("is null, wanted an identifier".to_owned());
@@ -22,12 +22,14 @@ pub fn id(column: &dyn Array, row: usize) -> Result<String, String> {
     )
 }
 
-/// Some writers store text as plain bytes, so bytes are text if they are valid UTF-8.
+/// Returns bytes as text if they are valid UTF-8, because some writers store text as plain bytes. Other bytes become
+/// hexadecimal digits.
 fn text(bytes: &[u8]) -> String {
     std::str::from_utf8(bytes).map_or_else(|_| hexadecimal(bytes), str::to_owned)
 }
 
-/// For digests and UUIDs. Keeps different bytes different, which a lossy conversion to UTF-8 would not.
+/// Writes bytes, such as digests and UUIDs, as hexadecimal digits. Different bytes give different texts, unlike a lossy
+/// conversion to UTF-8.
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().fold("0x".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }

@@ -1,8 +1,9 @@
-//! Files with one matrix of numbers (NumPy's `.npy` and safetensors), read a few rows at a time.
+//! Matrices of numbers in files (NumPy's `.npy` and safetensors), read a few rows at a time.
 //!
-//! The matrix must be in C order and little-endian, with elements of float16, float32 or float64. The header is checked
-//! against the length of the file before it is trusted. Sources: NEP 1 (numpy/lib/format.py);
-//! github.com/huggingface/safetensors, "Format".
+//! The matrix must be in C order and little-endian, with elements of float16, float32 or float64. The sizes in the
+//! header are compared with the length of the file before they are used. In a safetensors file with several tensors,
+//! the matrix is the tensor `embedding`. Sources: NEP 1 (numpy/lib/format.py); github.com/huggingface/safetensors,
+//! "Format".
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -13,7 +14,7 @@ use safetensors::tensor::{Dtype, Metadata};
 
 use super::error::TableError;
 
-/// Longer headers are rejected as damaged.
+/// Size limit of a header. A file with a longer header is rejected as damaged.
 const HEADER_BYTES_MAX: u64 = 16 << 20;
 const NPY_MAGIC: &[u8] = b"\x93NUMPY";
 
@@ -21,7 +22,7 @@ const NPY_MAGIC: &[u8] = b"\x93NUMPY";
 #[derive(Debug)]
 pub struct Matrix {
     path: PathBuf,
-    /// Name of the tensor, if the file format has names.
+    /// Name of the tensor; `None` for `.npy`, which has no names.
     column: Option<String>,
     file: File,
     start: u64,
@@ -31,7 +32,7 @@ pub struct Matrix {
     width: usize,
 }
 
-/// The layout of the file, as its header describes it.
+/// The layout of the file according to its header.
 struct MatrixLayout {
     column: Option<String>,
     start: u64,
@@ -40,7 +41,7 @@ struct MatrixLayout {
 }
 
 impl Matrix {
-    /// Opens a `.npy` or `.safetensors` file, chosen by its extension.
+    /// Opens a `.npy` or `.safetensors` file. The extension decides which of the two formats is read.
     pub fn open(path: &Path) -> Result<Self, TableError> {
         let io = |error| TableError::io(path, &error);
         let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
@@ -91,7 +92,7 @@ impl Matrix {
         Ok(bytes)
     }
 
-    /// Reads `count` rows from `first` on as f64.
+    /// Reads `count` rows as f64, starting with row `first`.
     pub fn read_f64(&mut self, first: u64, count: usize) -> Result<Vec<f64>, TableError> {
         let bytes = self.bytes(first, count)?;
         Ok(match self.element {
@@ -101,7 +102,8 @@ impl Matrix {
         })
     }
 
-    /// Reads `count` rows from `first` on, rounded to float16. Values out of range become infinite; the caller must check.
+    /// Reads `count` rows, starting with row `first`, and rounds them to float16. Values that are too large for float16
+    /// become infinite; the caller must check for them.
     pub fn read_f16(&mut self, first: u64, count: usize) -> Result<Vec<f16>, TableError> {
         let bytes = self.bytes(first, count)?;
         Ok(match self.element {
@@ -125,7 +127,7 @@ struct MatrixHeader<'a> {
 }
 
 impl MatrixHeader<'_> {
-    /// Reads the next `count` bytes. Errors say that the file is not `what`.
+    /// Reads the next `count` bytes. `what` is the name of the file format in error messages.
     fn take(&mut self, count: u64, what: &str) -> Result<Vec<u8>, TableError> {
         if count > HEADER_BYTES_MAX || count > self.length {
             let reason = format!("not {what}, or cut short: header of {count} bytes in a file of {}", self.length);
@@ -154,7 +156,7 @@ fn npy_layout(file: &mut MatrixHeader<'_>) -> Result<MatrixLayout, TableError> {
     if !start.starts_with(NPY_MAGIC) {
         return Err(TableError::damaged(path, "not a .npy file: the magic number is wrong"));
     }
-    // The header length takes two bytes in version 1, four in later versions.
+    // The length of the header is stored in two bytes in version 1, and in four bytes in later versions.
     let size_bytes = if start[6] > 1 { 4 } else { 2 };
     let size = file.number(size_bytes, WHAT)?;
     let header = file.take(size, WHAT)?;
@@ -184,7 +186,7 @@ fn safetensors_layout(file: &mut MatrixHeader<'_>) -> Result<MatrixLayout, Table
     let path = file.path;
     let size = file.number(8, WHAT)?;
     let header = file.take(size, WHAT)?;
-    // Not `SafeTensors::read_metadata`, which needs the whole file in memory.
+    // `SafeTensors::read_metadata` is not used here, because it needs the whole file in memory.
     let header: Metadata =
         serde_json::from_slice(&header).map_err(|error| TableError::damaged(path, format!("header: {error}")))?;
     let tensors = header.tensors();

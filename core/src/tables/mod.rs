@@ -1,15 +1,16 @@
-//! Tables of ids and coordinates in the user's own files: truths, predictions, galleries, lists of places, and the tables
-//! that accompany embeddings.
+//! Tables of ids and coordinates in files that users provide: truths, predictions, galleries, lists of places, and the
+//! tables that accompany embeddings.
 //!
-//! In reading order:
+//! The modules in reading order:
 //! - `names`: the accepted column names.
-//! - `reader`: a table, row by row.
-//! - `ids`: identifiers as text.
-//! - `table`: a whole table in memory.
-//! - `matrix`: files with one matrix of numbers (`.npy` and safetensors).
+//! - `reader`: reads a table row by row.
+//! - `ids`: converts identifiers to text.
+//! - `table`: reads a whole table into memory.
+//! - `matrix`: reads matrices of numbers (`.npy` and safetensors).
 //!
-//! Invariant: no row is dropped and no value is clamped or wrapped. Anything invalid is an error that names the file and the
-//! row. Rows count from 0, without the header.
+//! Invariant: no row is dropped silently, and no value is clamped. A longitude outside of -180 to 180 is an error (180
+//! is stored as -180, which is the same meridian). An error names the file, and also the row if a single row is
+//! invalid. Rows are counted from 0, without the header.
 
 mod error;
 mod ids;

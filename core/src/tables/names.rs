@@ -1,7 +1,8 @@
-//! The accepted names for columns of ids and coordinates, the same for every kind of file.
+//! The accepted names for columns of ids and coordinates. They are the same for all files.
 //!
-//! Names are compared without regard to case. If several columns could hold ids, the one that comes first in [`ID_NAMES`] is
-//! used. Two columns that could hold latitudes (or longitudes) are an error, because the choice would be a guess.
+//! Column names are compared with the accepted names without regard to case. If several columns could hold ids, the
+//! column whose name comes first in [`ID_NAMES`] is used. If several columns could hold latitudes, or several could
+//! hold longitudes, this is an error, because any choice would be a guess.
 
 use std::path::Path;
 
@@ -18,8 +19,8 @@ pub const LATITUDE_NAMES: &[&str] = &["lat", "latitude"];
 pub const LONGITUDE_NAMES: &[&str] = &["lon", "lng", "long", "longitude"];
 
 /// Column names from the configuration, such as `shards.id_column`. A configured name must match exactly, with one
-/// exception: the first name of the accepted list, which is the default, stands for the whole list if no column matches it
-/// exactly. `None` accepts any name of the list.
+/// exception: the default, which is the first of the accepted names. If no column has exactly the default name, any
+/// accepted name matches. With `None`, any accepted name matches.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ColumnNames<'a> {
     /// Name of the id column.
@@ -39,7 +40,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Finds the columns in the header of a file. Looks for ids only if `with_ids`.
+    /// Finds the columns in the header of a file. The id column is searched only if `with_ids` is true.
     pub(super) fn find(
         path: &Path,
         header: &[String],
@@ -74,9 +75,9 @@ impl Columns {
     }
 }
 
-/// The columns that match, in the order of the accepted names. With `given`, these are the columns of exactly that name. If
-/// there are none and `given` is the first accepted name, or if nothing was given, they are the columns with any accepted
-/// name.
+/// Positions of the matching columns of `header`. If `given` is a name, these are the columns with exactly this name.
+/// If `given` is `None`, or if it is the first accepted name and no column has exactly this name, these are the columns
+/// with any accepted name, in the order of `accepted`.
 pub fn columns_named(header: &[String], accepted: &[&str], given: Option<&str>) -> Vec<usize> {
     let columns = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
         (0..header.len()).filter(|column| matches(&header[*column])).collect()

@@ -1,8 +1,9 @@
-//! Reads a table of ids and coordinates row by row: CSV, Parquet, or an N x 2 `.npy` of latitudes and longitudes.
+//! Reads a table of ids and coordinates row by row. The table is a CSV file, a Parquet file, or a `.npy` file with two
+//! columns (latitude and longitude).
 //!
-//! In Parquet, coordinates must be floating-point numbers, and ids may have any type that [`ids::id`] accepts.
-//! Dictionary-encoded columns are decoded. An invalid row is a [`TableError::Row`], and reading continues with the next row.
-//! Any other error concerns the whole file.
+//! In a Parquet file, coordinates must be Float32 or Float64, and ids may have any type that [`ids::id`] accepts.
+//! Dictionary-encoded columns are decoded. For an invalid row the reader returns [`TableError::Row`], and the next call
+//! reads the next row. Any other error concerns the whole file.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -39,7 +40,7 @@ pub struct TableReader {
     path: PathBuf,
     header: Vec<String>,
     columns: Columns,
-    /// Whether each column holds text, judging by the rows read so far.
+    /// Whether each column holds text: for CSV judged by the rows read so far, for Parquet by the type of the column.
     is_text: Vec<bool>,
     rows: RowSource,
     /// Number of the next row.
@@ -53,7 +54,8 @@ enum RowSource {
 }
 
 impl TableReader {
-    /// Opens `.parquet` as Parquet, `.npy` as NumPy (in any case) and anything else as CSV.
+    /// Opens a table. The extension, in upper or lower case, decides the format: `.parquet` is Parquet, `.npy` is
+    /// NumPy, and anything else is CSV. Ids are read only if `with_ids` is true.
     pub fn open(path: &Path, names: ColumnNames<'_>, with_ids: bool) -> Result<Self, TableError> {
         let has_extension = |wanted: &str| path.extension().is_some_and(|found| found.eq_ignore_ascii_case(wanted));
         if has_extension("npy") {
@@ -77,13 +79,14 @@ impl TableReader {
         self.columns.id.is_some()
     }
 
-    /// Names of the text columns that are not read, judging by the rows read so far.
+    /// Names of the text columns that are not read. In a CSV file, only the rows read so far decide whether a column
+    /// holds text.
     pub fn other_text(&self) -> Vec<String> {
         let other = (0..self.header.len()).filter(|column| self.is_text[*column] && self.columns.is_unused(*column));
         other.map(|column| self.header[column].clone()).collect()
     }
 
-    /// Reads the next row. The inner error says why the row is invalid.
+    /// Reads the next row; `None` at the end. The inner error says why the row is invalid.
     fn read(&mut self) -> Result<Option<Result<TableRow, String>>, TableError> {
         let (header, columns) = (&self.header, self.columns);
         Ok(Some(match &mut self.rows {
@@ -144,7 +147,7 @@ fn open_npy(path: &Path) -> Result<TableReader, TableError> {
 }
 
 fn open_parquet(path: &Path, file: File, names: ColumnNames<'_>, with_ids: bool) -> Result<TableReader, TableError> {
-    // Without the Arrow metadata, text columns are read as plain text even if the writer used dictionaries.
+    // If the Arrow metadata is skipped, text columns are read as plain text even if the writer used dictionaries.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options);
     let builder = builder.map_err(|error| bad_parquet(path, &error))?;
@@ -197,7 +200,7 @@ fn parquet_row(batch: &RecordBatch, row: usize, header: &[String], columns: Colu
 /// Builds a place, or says which coordinate is out of range.
 fn place(latitude: f64, longitude: f64) -> Result<Place, String> {
     for (what, value, limit) in [("latitude", latitude, 90.0), ("longitude", longitude, 180.0)] {
-        // Not `value < -limit || value > limit`, which NaN would pass.
+        // The test is not `value < -limit || value > limit`, because this would accept NaN.
         if !(-limit..=limit).contains(&value) {
             return Err(format!("{what} is {value}, wanted -{limit} to {limit}"));
         }

@@ -7,18 +7,19 @@ use super::names::ColumnNames;
 use super::reader::TableReader;
 use crate::geo::Place;
 
-/// A table in memory: the place of every row and, if ids were requested and the table has an id column, the id of every row.
+/// A table in memory: the place of every row and, if ids were requested and the table has an id column, its id.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// The ids, if the table has an id column.
+    /// The id of each row; `None` if ids were not requested or the table has no id column.
     pub ids: Option<Vec<String>>,
-    /// Names of the text columns that are not read. One of them may hold the ids under an unknown name.
+    /// Names of the text columns that are not read. If `ids` is `None`, one of them may hold the ids under an unknown
+    /// name.
     pub other_text: Vec<String>,
     /// The place of each row.
     pub places: Vec<Place>,
 }
 
-/// Reads the ids and places of a table. Fails if the table has no rows or an id is empty.
+/// Reads the ids and places of a table. A table without rows, an invalid row and an empty id are errors.
 pub fn read(path: &Path) -> Result<Table, TableError> {
     read_columns(path, true)
 }

@@ -1,7 +1,7 @@
 //! The writer of a run's event file.
 //!
-//! Every record is written with a single write call. A killed process therefore loses no finished record, and at most the
-//! last record is torn. The caller must make sure that a run has only one writer.
+//! Records are written directly to the file, without a buffer in memory. If the process is killed, no finished record
+//! is lost, and at most the last record is incomplete. The caller must make sure that a run has only one writer.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -25,7 +25,7 @@ use crate::files::FileError;
 /// A value that TensorBoard can show under a tag.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value<'a> {
-    /// A number, written as f32. It need not be finite.
+    /// A number. It is written as f32 and need not be finite.
     Scalar(f64),
     /// Markdown.
     Text(&'a str),
@@ -35,7 +35,7 @@ pub enum Value<'a> {
     Image(&'a Picture),
 }
 
-/// The event file of one attempt of a run.
+/// An open event file: of one attempt of a run, or with values that are added after the run.
 #[derive(Debug)]
 pub struct Board {
     file: File,
@@ -49,9 +49,9 @@ pub struct Board {
 impl Board {
     /// Opens a new event file in `folder`, which is created if it does not exist.
     ///
-    /// If the run resumes from a checkpoint at `resume_step`, everything after that step is first removed from the files of
-    /// earlier attempts, and a running TensorBoard is told to forget it. Without a step, the run starts from the beginning,
-    /// and everything from earlier attempts is removed.
+    /// If the run resumes from a checkpoint at `resume_step`, all records after this step are first removed from the
+    /// files of earlier attempts, and a running TensorBoard is told to forget them. If `resume_step` is `None`, the run
+    /// starts from the beginning, and all records of earlier attempts are removed.
     pub fn open(folder: &Path, resume_step: Option<u64>) -> Result<Self, BoardError> {
         let step = resume_step.map_or(0, |step| step.saturating_add(1));
         let mut board = Self::open_after(folder, step, |earlier| trim(earlier, resume_step))?;
@@ -61,8 +61,8 @@ impl Board {
         Ok(board)
     }
 
-    /// Opens an additional event file in `folder`, for values that are added to `step` after the run. Existing files stay
-    /// unchanged.
+    /// Opens an additional event file in `folder`, for values that are added to `step` after the run. Existing files
+    /// are not changed.
     pub fn open_additional(folder: &Path, step: u64) -> Result<Self, BoardError> {
         Self::open_after(folder, step, |_| Ok(()))
     }
@@ -88,7 +88,8 @@ impl Board {
         &self.path
     }
 
-    /// The smallest step that may be written. Values about the attempt itself, such as its configuration, go to this step.
+    /// The smallest step that may be written. Values about the attempt itself, such as its configuration, are written
+    /// at this step.
     pub fn step(&self) -> u64 {
         self.step
     }
@@ -115,13 +116,14 @@ impl Board {
         self.write(step, &values)
     }
 
-    /// Records that the run has ended, one step after everything else. If the run is resumed later, that record is trimmed.
+    /// Records that the run has ended. The step of this record is one higher than the last step, so that the record is
+    /// removed if the run is resumed.
     pub fn mark_ended(&mut self) -> Result<(), BoardError> {
         self.step = self.step.saturating_add(1);
         self.append(self.step, EventContent::Summary(Summary { value: vec![session_end()] }))
     }
 
-    /// Writes the values of one step as one record. The step may equal the previous one, but must not be smaller.
+    /// Writes the values of one step as one record. `step` must be at least [`Board::step()`].
     pub fn write(&mut self, step: u64, values: &[(&str, Value<'_>)]) -> Result<(), BoardError> {
         if step < self.step {
             return Err(BoardError::Backwards { path: self.path.clone(), got: step, want: self.step });
@@ -141,7 +143,9 @@ impl Board {
         let record = frame(&Event { wall_time, step, content: Some(content) }.encode_to_vec());
         let written = self.file.write_all_at(&record, self.bytes);
         if written.is_err() {
-            // Remove a partial record, so that no whole record follows it. If this fails too, the next resume trims it.
+            // Cut off a partly written record. The next record starts at the same position, and if it is shorter, the
+            // end of this one must not follow it. If the cut fails and no record follows, the next resume removes the
+            // partial record.
             let _ = self.file.set_len(self.bytes);
         }
         written.map_err(FileError::at(&self.path))?;
@@ -150,7 +154,8 @@ impl Board {
     }
 }
 
-/// Creates a file whose name sorts after all earlier ones, because TensorBoard reads files in the order of their names.
+/// Creates a file whose name sorts after the names of all earlier event files, because TensorBoard reads files in the
+/// order of their names.
 fn create(folder: &Path, newest_s: Option<u64>) -> Result<(File, PathBuf), BoardError> {
     let seconds = since_1970().as_secs().max(newest_s.map_or(0, |newest| newest.saturating_add(1)));
     let host =
@@ -183,7 +188,8 @@ fn summary_value(tag: &str, value: Value<'_>) -> SummaryValue {
     SummaryValue { tag: tag.to_owned(), metadata, payload: Some(payload) }
 }
 
-/// The images plugin wants width, height, then the pictures of the step. Here there is always one picture.
+/// The tensor for TensorBoard's images plugin: the width, the height, and then the pictures of the step. This code
+/// always writes one picture.
 fn image_tensor(image: &Picture) -> TensorProto {
     let size = |pixels: u32| pixels.to_string().into_bytes();
     TensorProto::strings(vec![size(image.width), size(image.height), image.png.clone()])

@@ -1,4 +1,5 @@
-//! Reads event files back with a reader that shares only the message types with the writer.
+//! Tests of the event file writer. They read files back with a reader that shares only the message types with the
+//! writer.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +25,7 @@ fn number(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(bytes.try_into().expect("four bytes"))
 }
 
-/// Every record of a file. Panics if one is incomplete or damaged.
+/// The events of all records of a file. Panics if a record is incomplete or damaged.
 fn read_back(mut bytes: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     while !bytes.is_empty() {
@@ -39,8 +40,8 @@ fn read_back(mut bytes: &[u8]) -> Vec<Event> {
     events
 }
 
-/// Step and tag of every value in the folder, in TensorBoard's reading order. Panics if a pair occurs twice or steps
-/// decrease.
+/// Step and tag of every value in the folder, in the order in which TensorBoard reads them. Panics if the same step and
+/// tag occur twice or if steps decrease.
 fn all_values(folder: &Path) -> Vec<(i64, String)> {
     let mut values = Vec::new();
     for path in event_files(folder).expect("readable") {
@@ -115,9 +116,9 @@ fn values_added_to_a_step_later_leave_earlier_values_in_place() {
     let has_test = |folder: &TempDir| all_values(folder.path()).contains(&(9, "test".to_owned()));
     assert_eq!((steps(&folder), has_test(&folder)), ((1..=9).collect(), true));
     drop(open(&folder, Some(9)));
-    assert!(has_test(&folder), "a run resumed from step 9 keeps it");
+    assert!(has_test(&folder), "a run resumed from step 9 keeps the value");
     drop(open(&folder, Some(8)));
-    assert!(!has_test(&folder), "a run that repeats step 9 removes it");
+    assert!(!has_test(&folder), "a run that repeats step 9 removes the value");
 }
 
 #[test]
@@ -133,7 +134,7 @@ fn a_file_truncated_anywhere_keeps_its_whole_records() {
             let mut bytes = whole[..cut].to_vec();
             bytes.resize(cut + zeros, 0);
             std::fs::write(&path, bytes).expect("writable");
-            // Number of records, not counting the first, that end before the cut.
+            // Number of records, not counting the first, that end at or before the cut.
             let ends = lengths.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length) + length));
             let survived = ends.skip(1).filter(|end| *end <= cut).count() as i64;
             drop(open(&folder, Some(3)));
@@ -176,7 +177,7 @@ fn damaged_and_foreign_files_are_renamed() {
         assert!(!foreign.exists());
         assert_eq!(std::fs::read(&aside).expect("set aside"), bytes, "{reason}");
     }
-    // The same through the board. The intact file in the same folder stays.
+    // `Board::open` also renames a damaged file, and does not change an intact file in the same folder.
     std::fs::write(&foreign, b"hello").expect("writable");
     let before = std::fs::read(board.path()).expect("there");
     drop(Board::open(folder.path(), Some(4)).expect("opens"));
@@ -188,7 +189,7 @@ fn damaged_and_foreign_files_are_renamed() {
 fn a_decreasing_step_is_reported_as_a_bug() {
     let folder = TempDir::new().expect("a folder");
     let mut board = open(&folder, Some(10));
-    let error = board.scalars(10, &[("loss", 1.0)]).expect_err("the checkpoint has it");
+    let error = board.scalars(10, &[("loss", 1.0)]).expect_err("step 10 must not be written again");
     assert!(error.to_string().contains("step is 10, wanted at least 11; this is a bug"), "{error}");
     board.scalars(12, &[("loss", 1.0)]).expect("later");
     board.scalars(12, &[("score", 1.0)]).expect("the same");
@@ -220,8 +221,8 @@ fn a_later_file_sorts_after_earlier_ones_even_if_the_clock_goes_back() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Each attempt resumes from a checkpoint, or from the beginning if there is none yet, and dies in the middle of a
-    /// record.
+    /// Each attempt starts from the last checkpoint, or from the beginning if there is no checkpoint yet, and dies in
+    /// the middle of a record.
     #[test]
     fn no_step_is_recorded_twice(attempts in prop::collection::vec((1_u64..12, 0_u64..12, 0_usize..60), 1..6)) {
         let folder = TempDir::new().expect("a folder");

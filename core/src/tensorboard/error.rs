@@ -11,22 +11,22 @@ pub enum BoardError {
     /// A file operation failed.
     #[error(transparent)]
     Io(#[from] FileError),
-    /// A file is named like an event file, but is damaged or something else.
+    /// A file has the name of an event file, but is damaged or has another format.
     #[error("{path}: {reason}")]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// EventContent is wrong with it.
+        /// What is wrong with the file.
         reason: String,
     },
-    /// A step came after a later one.
+    /// A step is smaller than the smallest step that may be written.
     #[error("{path}: step is {got}, wanted at least {want}; this is a bug")]
     Backwards {
         /// The file.
         path: PathBuf,
         /// The step to be written.
         got: u64,
-        /// The smallest step allowed: the last one written, or the one after the checkpoint.
+        /// The smallest step that may be written: the last step written, or the step after the checkpoint.
         want: u64,
     },
 }

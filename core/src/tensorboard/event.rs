@@ -1,5 +1,6 @@
-//! The protobuf messages of an event file, limited to the fields used here. Field numbers and names are those of TensorFlow's
-//! `.proto` files. Images and histograms are tensors tagged with a plugin's name, as TensorFlow 2 writes them.
+//! The protobuf messages of an event file, limited to the fields that this project uses. Field numbers and names are
+//! those of TensorFlow's `.proto` files. Images and histograms are tensors tagged with a plugin's name, as TensorFlow 2
+//! writes them.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -68,7 +69,7 @@ pub(super) struct SummaryValue {
     pub(super) payload: Option<Payload>,
 }
 
-/// `Summary.Value.value`, without the kinds of TensorFlow 1 (4: image, 5: histogram, 6: audio).
+/// `Summary.Value.value`, without the fields that only TensorFlow 1 uses (4: image, 5: histogram, 6: audio).
 #[derive(Clone, PartialEq, Oneof)]
 pub(super) enum Payload {
     #[prost(float, tag = "2")]
@@ -94,7 +95,8 @@ pub(super) struct PluginData {
 }
 
 impl SummaryMetadata {
-    /// Metadata that makes a TensorBoard plugin show a value. Version 0 of a plugin's content encodes to no bytes.
+    /// Metadata that makes a TensorBoard plugin show a value. `content` is the encoded message of the plugin. A message
+    /// with version 0 and no other fields encodes to no bytes.
     pub(super) fn of(plugin: &str, content: Vec<u8>, data_class: i32) -> Self {
         Self { plugin_data: Some(PluginData { plugin_name: plugin.to_owned(), content }), data_class }
     }
@@ -152,7 +154,7 @@ impl TensorProto {
     }
 }
 
-/// The fields of an event that are read back. Decoding skips all others.
+/// The fields of an event that are read back. Decoding skips all other fields.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Stamp {
     #[prost(int64, tag = "2")]

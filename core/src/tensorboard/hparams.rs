@@ -1,8 +1,9 @@
-//! The HPARAMS page of TensorBoard: the hyperparameters of a run, and the scalars that count as its results.
+//! The HPARAMS page of TensorBoard: the hyperparameters of a run, and the scalars that are shown as its results.
 //!
-//! TensorBoard uses only the first record of each kind, so a resumed run would keep showing the values of its first attempt.
-//! The values therefore have a small file of their own, which every attempt replaces. The record that ends a session goes to
-//! the [`Board`](super::Board), one step after the last, and is trimmed when the run resumes.
+//! TensorBoard uses only the first record of each kind, so a resumed run would keep showing the values of its first
+//! attempt. The values are therefore stored in a separate small file, which every attempt replaces. The record that
+//! ends a session is written by the [`Board`](super::Board), one step after the last step, and is removed when the run
+//! resumes.
 //!
 //! Source: `tensorboard/plugins/hparams/{api,plugin_data}.proto`.
 
@@ -19,9 +20,10 @@ use super::event::{
 use super::record::frame;
 use crate::files::FileError;
 
-/// The file of the values. Its name sorts before all other event files, so TensorBoard reads it first.
+/// Name of the file with the values. It sorts before the names of all other event files, so TensorBoard reads this file
+/// first.
 pub(super) const FILE: &str = "events.out.tfevents.0000000000.hparams";
-/// Temporary name while the file is written. TensorBoard ignores it.
+/// Temporary name of the file while it is written. TensorBoard ignores files with this name.
 const FILE_TEMPORARY: &str = "hparams.new";
 const PLUGIN: &str = "hparams";
 const EXPERIMENT: &str = "_hparams_/experiment";
@@ -50,14 +52,15 @@ pub enum Hyperparameter {
 pub struct Hyperparameters {
     /// Names and values.
     pub values: BTreeMap<String, Hyperparameter>,
-    /// Names to show first. By default the page shows only five columns.
+    /// Names of the hyperparameters to show first. By default the page shows only five columns.
     pub shown_first: Vec<String>,
-    /// Tags of the scalars whose last values are the results of the run. By default the page shows the first five.
+    /// Tags of the scalars whose last values are the results of the run. By default the page shows only the first five
+    /// tags.
     pub metrics: Vec<String>,
 }
 
 impl Hyperparameters {
-    /// Writes the values to the folder of a run, atomically replacing those of an earlier attempt.
+    /// Writes the values to the folder of a run. The values of an earlier attempt are replaced atomically.
     pub fn save(&self, folder: &Path) -> Result<(), BoardError> {
         std::fs::create_dir_all(folder).map_err(FileError::at(folder))?;
         let (path, temporary) = (folder.join(FILE), folder.join(FILE_TEMPORARY));
@@ -79,7 +82,7 @@ impl Hyperparameters {
                 Hyperparameter::Text(_) => TYPE_STRING,
                 Hyperparameter::Flag(_) => TYPE_BOOL,
             };
-            // The page puts columns marked as differing between runs first, and sorts the rest by name.
+            // The page shows the columns marked `differs` first, and sorts the other columns by name.
             HparamInfo { name: name.clone(), kind, differs: self.shown_first.contains(name) }
         };
         let metric = |tag: &String| MetricInfo { name: Some(MetricName { tag: tag.clone() }) };
@@ -111,7 +114,7 @@ fn value(tag: &str, content: Content) -> SummaryValue {
     SummaryValue { tag: tag.to_owned(), metadata, payload: Some(Payload::Tensor(TensorProto::empty())) }
 }
 
-/// `HParamsPluginData`. Its version is 0, which encodes to no bytes.
+/// `HParamsPluginData`. The field `version` is omitted: its value is 0, which encodes to no bytes.
 #[derive(Clone, PartialEq, Message)]
 struct PluginContent {
     #[prost(oneof = "Content", tags = "2, 3, 4")]

@@ -1,6 +1,7 @@
-//! TensorBoard event files, with one writer per run. A resumed run never records a step twice.
+//! TensorBoard event files, with one writer per run. A resumed run first removes the records of the steps that it will
+//! repeat.
 //!
-//! In reading order:
+//! The modules and types in reading order:
 //! - [`Board`]: opens the folder of a run and writes scalars, text, histograms and pictures.
 //! - [`Histogram`]: buckets and their counts.
 //! - [`Hyperparameters`]: the settings of a run, for the HPARAMS page.
@@ -8,8 +9,9 @@
 //! - `record`: the TFRecord framing of messages in a file.
 //! - `resume`: trims the event files of earlier attempts when a run resumes.
 //!
-//! Invariants: steps never decrease within a file, and no step is in the folder twice, however the earlier attempts ended.
-//! Sources: `tensorflow/core/util/event.proto`, `framework/summary.proto`, `lib/io/record_writer.h`.
+//! Invariants: steps never decrease within a file. However the earlier attempts of a run ended, training records no
+//! value twice for the same step. Sources: `tensorflow/core/util/event.proto`, `framework/summary.proto`,
+//! `lib/io/record_writer.h`.
 
 mod board;
 mod error;

@@ -1,15 +1,17 @@
-//! TFRecord framing: length (u64), masked CRC of the length, data, masked CRC of the data. All little-endian.
+//! TFRecord framing. A record consists of the length of the data (u64), the masked CRC of the length (u32), the data,
+//! and the masked CRC of the data (u32). All numbers are little-endian.
 //!
-//! A file may end in the middle of a record, because its writer was killed or because the machine crashed before the end
-//! reached the disk. After a crash, the missing end may read as zeros. Both cases are a [`Next::Torn`] record. A wrong
-//! checksum is [`Next::Damaged`] in all other cases.
+//! A file may end in the middle of a record, because its writer was killed or because the machine crashed before the
+//! end of the record reached the disk. After a crash of the machine, the missing end may consist of zeros. A record
+//! without an end and a record with zeros at the end are both [`Next::Torn`]. Any other record with a wrong checksum is
+//! [`Next::Damaged`].
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
-/// Size of the length and its CRC.
+/// Size of the length and its CRC at the start of a record.
 pub(super) const HEADER_BYTES: usize = 12;
-/// Size of the CRC of the data.
+/// Size of the CRC of the data at the end of a record.
 const FOOTER_BYTES: u64 = 4;
 /// `crc32c::kMaskDelta`. CRCs are masked because a CRC over data that contains CRCs would be weak.
 const MASK_DELTA: u32 = 0xa282_ead8;
@@ -34,7 +36,7 @@ pub(super) fn frame(data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// EventContent the reader found at its position.
+/// What the reader found at its position.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// The data of a record.
@@ -60,12 +62,12 @@ impl RecordReader {
         Ok(Self { input: BufReader::new(file), offset: 0, length })
     }
 
-    /// Offset of the next record.
+    /// Offset of the next record in the file.
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Reads the next record. Do not call again after anything but [`Next::Record`].
+    /// Reads the next record. After any other result than [`Next::Record`], do not call this function again.
     pub(super) fn next(&mut self) -> io::Result<Next> {
         let left = self.length - self.offset;
         if left == 0 {
@@ -85,7 +87,8 @@ impl RecordReader {
         else {
             return Ok(Next::Torn);
         };
-        // `data_bytes` is at most the rest of the file, so a hostile length cannot cause a huge allocation.
+        // `data_bytes` is less than the length of the rest of the file, so a forged length cannot cause a huge
+        // allocation.
         let mut data = vec![0; data_bytes as usize];
         self.input.read_exact(&mut data)?;
         let mut footer = [0; FOOTER_BYTES as usize];
@@ -97,8 +100,8 @@ impl RecordReader {
         Ok(Next::Record(data))
     }
 
-    /// Classifies a record or header of `bytes` bytes with a wrong checksum. It is torn if its last byte and everything after
-    /// it are zeros, else damaged.
+    /// Classifies a record or header of `bytes` bytes whose checksum is wrong. It is torn if its last byte and all
+    /// bytes after it in the file are zeros, and otherwise damaged.
     fn torn_or(&mut self, damage: &'static str, bytes: u64) -> io::Result<Next> {
         self.input.seek(SeekFrom::Start(self.offset + bytes - 1))?;
         let mut block = [0; 1 << 16];

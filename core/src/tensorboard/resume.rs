@@ -1,7 +1,7 @@
-//! Trims the event files of earlier attempts when a run resumes, so that no step that will be repeated remains.
+//! Trims the event files of earlier attempts when a run resumes: removes all steps that the run will repeat.
 //!
-//! Steps never decrease within a file, so a file is cut at its first record with a later step. If a crash interrupts the
-//! trimming, the next resume finishes it.
+//! Steps never decrease within a file, so a file is cut at the first record whose step will be repeated. If a crash
+//! interrupts the trimming, the next resume finishes it.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -17,10 +17,10 @@ use crate::files::FileError;
 
 /// Prefix of the name of every event file.
 pub(super) const PREFIX: &str = "events.out.tfevents.";
-/// Size of the first record's data: a wall time and `brain.Event:2`.
+/// Size of the data in the first record of a file: a wall time and `brain.Event:2`.
 pub(super) const FIRST_RECORD_BYTES: u64 = 24;
 
-/// The event files of a folder, sorted by name. The hyperparameters' file is left out, because it has no steps.
+/// The event files of a folder, sorted by name. The file with the hyperparameters is left out, because it has no steps.
 pub(super) fn event_files(folder: &Path) -> Result<Vec<PathBuf>, BoardError> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(FileError::at(folder))? {
@@ -34,17 +34,18 @@ pub(super) fn event_files(folder: &Path) -> Result<Vec<PathBuf>, BoardError> {
     Ok(paths)
 }
 
-/// The part of a file to keep.
+/// The part at the start of a file that is kept.
 #[derive(Debug, PartialEq, Eq)]
 struct KeptPrefix {
-    /// Its length.
+    /// Length of the kept part.
     bytes: u64,
-    /// Number of records in it, not counting the first.
+    /// Number of records in the kept part, not counting the first record of the file.
     records: u64,
 }
 
-/// Removes all records with a step after `last_step` (all records if it is `None`), and incomplete records. A damaged file is
-/// renamed with a warning, because lost curves are no reason to fail the run. All files are examined before any is changed.
+/// Removes all records with a step after `last_step` (all records if `last_step` is `None`), incomplete records, and
+/// files without a remaining record. A damaged file is renamed with a warning: a run should not fail because the curves
+/// of an earlier attempt are lost. All files are examined before the first one is changed.
 pub(super) fn trim(files: &[PathBuf], last_step: Option<u64>) -> Result<(), BoardError> {
     let examine = |path: &PathBuf| match kept_part(path, last_step) {
         Err(BoardError::Corrupt { reason, .. }) => Ok(Err(reason)),
@@ -112,8 +113,8 @@ fn is_first(data: &[u8]) -> bool {
     version.is_some_and(|version| version.starts_with("brain.Event:"))
 }
 
-/// Whether a file without a complete record could be the truncated or zero-filled start of one of our files. Any other file
-/// must not be removed.
+/// Whether a file without a complete record may be the truncated or zero-filled start of a file that this project
+/// wrote. Other files must not be removed.
 fn starts_like_ours(path: &Path) -> Result<bool, BoardError> {
     let mut found = Vec::new();
     let head = File::open(path).and_then(|file| file.take(HEADER_BYTES as u64).read_to_end(&mut found));

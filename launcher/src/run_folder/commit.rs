@@ -1,8 +1,8 @@
-//! Commit and retention: turns the parts that the ranks wrote into a checkpoint, and removes old checkpoints.
+//! Turns the parts that the ranks wrote into a checkpoint (commit), and removes old checkpoints (pruning).
 //!
-//! All files in the manifest are on disk before the manifest is, and the manifest is before the folder gets its final
-//! name. A checkpoint that is removed loses its name before its files. So a folder named `step-NNNNNNNN` is always
-//! whole.
+//! The files that a manifest lists are on disk before the manifest is written. The manifest is on disk before the
+//! folder gets its final name, `step-NNNNNNNN`. When a checkpoint is removed, its folder is renamed before its files
+//! are removed. So a folder with a final name is whole, unless it was damaged later.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -32,8 +32,9 @@ pub enum Commit {
 }
 
 impl RunFolder {
-    /// Commits the parts that all ranks of the current attempt wrote. If this fails before the folder has its final
-    /// name, the parts are removed.
+    /// Commits the parts that all ranks of the current attempt wrote. Parts of another attempt or step are refused and
+    /// stay on disk until [`RunFolder::clean`]. If any other error occurs before the folder has its final name, the
+    /// parts are removed.
     pub fn commit(&self, attempt: u32, step: u64, parts: &[PartsWritten]) -> Result<Commit, LaunchError> {
         self.refuse_stale(attempt, step, parts)?;
         let partial = self.path.join(partial_name(step, attempt));
@@ -53,13 +54,13 @@ impl RunFolder {
         let written = self.write_latest(&step_name(step));
         let pruned = self.prune()?;
         if written.is_err() {
-            // Retry: pruning may have freed disk space.
+            // Try again, because pruning may have freed disk space.
             self.write_latest(&step_name(step))?;
         }
         Ok(Commit::Done { checkpoint: WholeCheckpoint { path: folder, manifest }, pruned })
     }
 
-    /// Fails if the parts are not from the current attempt.
+    /// Fails if `attempt` is not the current attempt, or if a part is from another attempt or step.
     fn refuse_stale(&self, attempt: u32, step: u64, parts: &[PartsWritten]) -> Result<(), LaunchError> {
         let stale = parts.iter().find(|part| part.attempt != attempt || part.step != step);
         let (written, writer) = match stale.map(|part| (part.step, part.attempt)) {
@@ -107,7 +108,8 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Removes all checkpoints but the last few and the best. Checkpoints that cannot be read are left alone.
+    /// Removes all checkpoints except the last `keep` and the one with the highest score. Damaged checkpoints are
+    /// neither counted nor removed. Returns the names of the removed checkpoints.
     fn prune(&self) -> Result<Vec<String>, LaunchError> {
         let present = scan::present(&self.path)?;
         let scores: Vec<_> = present.iter().map(|manifest| (manifest.step, manifest.score)).collect();
@@ -123,7 +125,8 @@ impl RunFolder {
         Ok(pruned)
     }
 
-    /// Removes a folder that is not a checkpoint. If this fails, the folder is removed when the run is resumed.
+    /// Removes a folder that is not a checkpoint. If this fails, logs a warning. [`RunFolder::clean`] removes the
+    /// folder later.
     pub(super) fn remove_or_warn(&self, folder: &Path) {
         if let Err(error) = self.files.remove_folder(folder)
             && error.error.kind() != std::io::ErrorKind::NotFound
@@ -133,7 +136,7 @@ impl RunFolder {
     }
 }
 
-/// Checks the files that the ranks wrote: plain names, no duplicates, the reported lengths.
+/// Checks that the files that the ranks wrote have plain names, no duplicates, and the reported lengths.
 fn check_parts(partial: &Path, files: &[CheckpointFile]) -> Result<(), LaunchError> {
     let fail = |reason: String| Err(reported!(Corrupt, "{}: {reason}; not committed", partial.display()));
     if files.is_empty() {
@@ -157,7 +160,8 @@ fn check_parts(partial: &Path, files: &[CheckpointFile]) -> Result<(), LaunchErr
     Ok(())
 }
 
-/// Steps to remove: all but the last `keep` and the one with the highest score.
+/// The steps of the checkpoints to remove: all except the last `keep` and the one with the highest score. `checkpoints`
+/// has the step and score of each checkpoint, oldest first.
 fn to_remove(checkpoints: &[(u64, Option<f64>)], keep: usize) -> Vec<u64> {
     let best = checkpoints.iter().filter_map(|(step, score)| score.map(|score| (score, *step)));
     let best = best.max_by(|a, b| better(*a, *b)).map(|(_, step)| step);

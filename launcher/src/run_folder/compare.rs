@@ -1,7 +1,7 @@
-//! Compares the configuration of an existing run with the one that it is started with.
+//! Compares the configuration of an existing run with the configuration with which the run is started again.
 //!
-//! Fields that affect the model, the order of the data or the bits of a step must not change. All others may change,
-//! and are reported.
+//! Fields that affect the model, the order of the data, or the rounding of a training step must not change. Other
+//! fields may change, and each change is reported.
 
 use locdiff_core::config::{AutoOr, RunConfig};
 use toml::{Table, Value};
@@ -9,7 +9,8 @@ use toml::{Table, Value};
 /// Sections that must not change within a run.
 const FIXED_SECTIONS: [&str; 2] = ["model", "diffusion"];
 
-/// Other fields that must not change within a run. [`is_fixed`] adds the columns of the shards.
+/// Fields of other sections that must not change within a run. [`is_fixed`] adds the fields that name the columns of
+/// the shards.
 const FIXED_FIELDS: [&str; 7] = [
     "train.seed",
     "train.global_batch",
@@ -23,7 +24,7 @@ const FIXED_FIELDS: [&str; 7] = [
 /// Differences between two configurations, one line per field.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Differences {
-    /// Fields that must not change, with the value given and that of the run.
+    /// Fields that must not change, with the new value and the value of the run.
     pub(super) refused: Vec<String>,
     /// Other fields, with the previous and the new value.
     pub(super) allowed: Vec<String>,
@@ -49,13 +50,14 @@ fn is_fixed(key: &str) -> bool {
     column || FIXED_SECTIONS.contains(&section) || FIXED_FIELDS.contains(&key)
 }
 
-/// "auto" stands for the width of the shards. A difference is found when the weights are loaded.
+/// Whether the field is `model.embedding_width` and one of the values is "auto", which stands for the width of the
+/// shards. The widths may still be equal. If they are not, loading the weights fails.
 fn is_automatic_width(key: &str, values: [&Value; 2]) -> bool {
     key == "model.embedding_width" && values.iter().any(|value| value.as_str() == Some("auto"))
 }
 
-/// Every field with its dotted key, in the order of the structs. An automatic warm-up is replaced by its number of
-/// steps.
+/// The dotted key and the value of every field, in the order in which the structs define the fields. The value "auto"
+/// of `train.warmup_steps` is replaced by the number of steps.
 fn leaves(config: &RunConfig) -> Vec<(String, Value)> {
     let mut config = config.clone();
     config.train.warmup_steps = AutoOr::Value(config.train.warmup_steps());

@@ -1,4 +1,4 @@
-//! Records of a run: attempt numbers, logs, events, the last failure.
+//! The records of a run: attempt numbers, logs, events, and the last failure.
 
 use std::fs::OpenOptions;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -18,8 +18,8 @@ const EVENTS: &str = "events.jsonl";
 const FAILURE: &str = "failure.json";
 
 impl RunFolder {
-    /// Begins the next attempt: returns its number and creates its log folder. Numbers only grow, across all launchers
-    /// of the run, so that messages from workers of an older attempt are recognized.
+    /// Begins the next attempt: creates its log folder and returns its number. The number is higher than those of all
+    /// earlier attempts of the run, so that messages from workers of an older attempt are recognized.
     pub fn begin_attempt(&mut self) -> Result<u32, LaunchError> {
         let logs = self.path.join("logs");
         self.files.create_folders(&logs)?;
@@ -37,7 +37,7 @@ impl RunFolder {
         Ok(attempt)
     }
 
-    /// Log file of one worker of an attempt.
+    /// Path of the log file of one worker in an attempt.
     pub fn log_path(&self, attempt: u32, rank: u32) -> PathBuf {
         self.path.join("logs").join(attempt.to_string()).join(format!("rank-{rank}.log"))
     }
@@ -56,7 +56,7 @@ impl RunFolder {
         let line = serde_json::to_string(&line).expect("the details of an event are plain data");
         let append = || -> std::io::Result<()> {
             let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
-            // A launcher that was killed may have left an incomplete line.
+            // A launcher that was killed may have left an incomplete line. In this case, begin a new line.
             let mut last = [b'\n'];
             if file.seek(SeekFrom::End(0))? > 0 {
                 file.seek(SeekFrom::End(-1))?;
@@ -69,14 +69,14 @@ impl RunFolder {
         append().map_err(LaunchError::at(&path))
     }
 
-    /// Writes the reason of a failure to `failure.json`.
+    /// Writes a description of a failure to `failure.json`.
     pub fn write_failure(&self, failure: &Value) -> Result<(), LaunchError> {
         let text = serde_json::to_vec_pretty(failure).expect("a JSON value is JSON");
         self.files.write_atomically(&self.path.join(FAILURE), &text)?;
         Ok(())
     }
 
-    /// Removes a `failure.json` left by an earlier failure.
+    /// Removes `failure.json`, if an earlier failure left one.
     pub fn clear_failure(&self) -> Result<(), LaunchError> {
         match self.files.remove_file(&self.path.join(FAILURE)) {
             Err(error) if error.error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),

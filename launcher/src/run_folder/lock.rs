@@ -1,4 +1,5 @@
-//! The lock of a run: a kernel lock (`flock`) on `RUN/lock`, released when the process ends, however it ends.
+//! The lock of a run: a kernel lock (`flock`) on the file `lock` in the run's folder. The kernel releases the lock when
+//! the process ends, even if the process was killed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -13,7 +14,7 @@ use crate::error::{LaunchError, reported};
 /// Name of the lock file.
 const LOCK: &str = "lock";
 
-/// Holds the lock of a run, or of a folder in it. Dropping it releases the lock.
+/// The lock of a run, or of the folder `eval` of a run. Dropping a `RunLock` releases the lock.
 #[derive(Debug)]
 pub struct RunLock {
     _held: Flock<File>,
@@ -28,11 +29,11 @@ impl RunLock {
         }
     }
 
-    /// Takes the lock. The error names the holder.
+    /// Takes the lock. If another launcher holds the lock, the error names that launcher.
     pub fn take(run: &Path) -> Result<Self, LaunchError> {
         let path = run.join(LOCK);
         let io = LaunchError::at(&path);
-        // Do not truncate before the lock is ours: the file names the holder.
+        // Do not truncate the file before this process has the lock, because the file names the holder.
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(&io)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(mut held) => {

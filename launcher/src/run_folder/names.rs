@@ -14,40 +14,40 @@ pub const CONFIG: &str = "config.toml";
 /// Name of the file that holds the name of the newest checkpoint.
 pub const LATEST: &str = "latest";
 
-/// Suffix of checkpoints that were found damaged.
+/// Suffix of the folder names of damaged checkpoints that were set aside.
 pub(super) const CORRUPT: &str = ".corrupt";
 
-/// Prefix of checkpoints that are being removed.
+/// Prefix of the folder names of checkpoints that are being removed.
 pub(super) const REMOVING: &str = ".removing-";
 
-/// `<preset>-<UTC time>`, such as l47-20261115-084500.
+/// The name of a new run: `<preset>-<UTC time>`, such as `l47-20261115-084500`.
 pub fn new_run_name(preset: &str, now: SystemTime) -> String {
     format!("{preset}-{}", utc(unix_s(now)).format("%Y%m%d-%H%M%S"))
 }
 
-/// `2026-11-15 08:45:00`, UTC.
+/// Formats a time in UTC, such as `2026-11-15 08:45:00`.
 pub fn utc_text(unix_s: u64) -> String {
     utc(unix_s).format("%Y-%m-%d %H:%M:%S").to_string()
 }
 
-/// Seconds since 1970, or 0 for an earlier time.
+/// Seconds since 1970, or 0 for a time before 1970.
 pub(super) fn unix_s(now: SystemTime) -> u64 {
     now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Falls back to 1970 for a time out of range.
+/// Converts seconds since 1970 to a date. Returns the beginning of 1970 if the date is out of range.
 fn utc(unix_s: u64) -> DateTime<Utc> {
     i64::try_from(unix_s).ok().and_then(|seconds| DateTime::from_timestamp(seconds, 0)).unwrap_or_default()
 }
 
-/// The step in a folder name, if it has the form of [`step_name`].
+/// The step in the folder name of a checkpoint. `None` if the name does not have the form of [`step_name`].
 pub(super) fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (step_name(step) == name).then_some(step)
 }
 
 /// The step in the name of a damaged checkpoint that was set aside, `step-NNNNNNNN.corrupt` or
-/// `step-NNNNNNNN.corrupt.N`.
+/// `step-NNNNNNNN.corrupt.N`. `None` for any other name.
 pub(super) fn set_aside_step_of(name: &str) -> Option<u64> {
     let (step, rest) = name.split_once(CORRUPT)?;
     let numbered = rest.is_empty() || rest.strip_prefix('.').is_some_and(|number| number.parse::<u32>().is_ok());
@@ -59,14 +59,14 @@ pub(super) fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
 }
 
-/// The first of `NAME`, `NAME.1`, `NAME.2`, ... that does not exist.
+/// The first of the paths `name`, `name.1`, `name.2`, ... in `folder` that does not exist.
 pub(super) fn free_name(folder: &Path, name: &str) -> PathBuf {
     let numbered = (1_u32..).map(|number| folder.join(format!("{name}.{number}")));
     let mut candidates = std::iter::once(folder.join(name)).chain(numbered);
     candidates.find(|path| path.symlink_metadata().is_err()).expect("one of four billion names is free")
 }
 
-/// The run in `dir` that was configured or got a checkpoint last.
+/// The run in `dir` whose configuration or newest checkpoint was written last.
 pub fn newest_run(dir: &Path) -> Result<PathBuf, LaunchError> {
     let none = || {
         let dir = dir.display();
@@ -89,8 +89,8 @@ pub fn newest_run(dir: &Path) -> Result<PathBuf, LaunchError> {
     newest.map(|(_, path)| path).ok_or_else(none)
 }
 
-/// When the newest checkpoint of a run was committed, or when the run was configured. `None` if the folder is not a
-/// run.
+/// The time when the run's configuration or its file `latest` was written, whichever is later. `None` if the folder is
+/// not a run.
 fn written_at(run: &Path) -> Option<SystemTime> {
     let modified = |name: &str| std::fs::metadata(run.join(name)).and_then(|found| found.modified()).ok();
     let configured = modified(CONFIG)?;

@@ -9,20 +9,20 @@ use super::names::{CORRUPT, LATEST, REMOVING, free_name};
 use super::scan::{self, Condition, Depth, WholeCheckpoint};
 use crate::error::LaunchError;
 
-/// Where to resume a run.
+/// The state from which a run is resumed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResumePoint {
-    /// The newest whole checkpoint. `None` starts at the first step.
+    /// The newest whole checkpoint. If `None`, training starts at the first step.
     pub checkpoint: Option<WholeCheckpoint>,
-    /// Highest validation score of all checkpoints.
+    /// Highest validation score of all checkpoints whose file lengths match. `None` if no checkpoint has a score.
     pub best_score: Option<f64>,
     /// One line for each checkpoint that this call found damaged and set aside.
     pub set_aside: Vec<String>,
 }
 
 impl RunFolder {
-    /// Removes leftovers of crashes, sets damaged checkpoints aside, and finds the newest whole one. If all checkpoints
-    /// are damaged this fails: a run never silently starts over.
+    /// Removes leftovers of crashes and finds the newest whole checkpoint. Sets aside the damaged checkpoints that are
+    /// newer. Fails if the run had checkpoints but none of them is whole, so that a run never silently starts over.
     pub fn resume_point(&self) -> Result<ResumePoint, LaunchError> {
         self.clean()?;
         let mut set_aside = Vec::new();
@@ -45,8 +45,9 @@ impl RunFolder {
         Ok(ResumePoint { checkpoint, best_score: scores.reduce(f64::max), set_aside })
     }
 
-    /// Removes parts that were never committed and checkpoints whose removal was interrupted. No worker of the run may
-    /// be alive. This process holds the lock, so no other process is writing these files.
+    /// Removes parts that were never committed, checkpoints whose removal was interrupted, and files that were not
+    /// completely written. The caller must make sure that no worker of the run is alive. No other launcher can be
+    /// writing these files, because this process holds the lock.
     pub fn clean(&self) -> Result<(), LaunchError> {
         for entry in self.files.entries(&self.path)? {
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -60,7 +61,8 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Renames a damaged checkpoint so that it is no longer used. Returns a line about it.
+    /// Renames a damaged checkpoint so that it is no longer used. Returns a line that describes the damage and the new
+    /// name.
     fn set_aside(&self, folder: &Path, reason: &str) -> Result<String, LaunchError> {
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         let aside = free_name(&self.path, &format!("{name}{CORRUPT}"));
@@ -81,7 +83,8 @@ impl RunFolder {
         if damaged.is_empty() { Ok(()) } else { Err(scan::no_whole_checkpoint(&self.path, &damaged)) }
     }
 
-    /// Corrects `latest`, which may be wrong after a crash or after checkpoints were set aside.
+    /// Corrects the file `latest` if it does not name `newest`. The file may be wrong after a crash, or after
+    /// checkpoints were set aside.
     fn correct_latest(&self, newest: &Path) -> Result<(), LaunchError> {
         let name = newest.file_name().unwrap_or_default().to_string_lossy();
         let recorded = std::fs::read_to_string(self.path.join(LATEST)).unwrap_or_default();

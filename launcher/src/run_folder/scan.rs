@@ -1,7 +1,7 @@
-//! Reads and checks the checkpoints of a run. Nothing here changes a file.
+//! Reads and checks the checkpoints of a run. The functions of this module change no files.
 //!
 //! A checkpoint counts as damaged only if its content is provably wrong: a checksum or a length differs, a listed file
-//! is missing, or the manifest cannot be parsed. An I/O error proves nothing and is reported as an error.
+//! is missing, or the manifest is missing or invalid. An I/O error does not prove damage and is reported as an error.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -15,29 +15,29 @@ use serde::{Deserialize, Serialize};
 use super::names::{is_plain, set_aside_step_of, step_of};
 use crate::error::{LaunchError, refuse, reported};
 
-/// Waits before each retry after an I/O error.
+/// How long to wait before each retry after an I/O error.
 const RETRY_WAITS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(500)];
 
-/// A larger manifest is damaged.
+/// Largest size of a manifest, bytes. A larger manifest counts as damaged.
 const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 
 /// How thoroughly to check a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
-    /// The manifest and the length of each file.
+    /// Check the manifest and the length of each file.
     Lengths,
-    /// The checksum of each file, too.
+    /// Check the manifest, and the length and checksum of each file.
     Checksums,
 }
 
 /// Result of checking a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Condition {
-    /// All files match the manifest.
+    /// All files match the manifest, to the [`Depth`] of the check.
     Whole(CheckpointManifest),
-    /// It is damaged, for this reason.
+    /// The checkpoint is damaged, for this reason.
     Damaged(String),
-    /// It was removed during the check.
+    /// The checkpoint was removed during the check.
     Gone,
 }
 
@@ -60,17 +60,17 @@ pub struct CheckpointRow {
     /// `present` (lengths match), `whole` (checksums match), `damaged`, or `set-aside` (found damaged when the run was
     /// resumed).
     pub state: &'static str,
-    /// Why it is damaged.
+    /// Why the checkpoint is damaged.
     pub reason: Option<String>,
-    /// Total length of its files.
+    /// Total length of the files, or 0 if the checkpoint is damaged.
     pub bytes: u64,
     /// Validation score, if it was measured at this step.
     pub score: Option<f64>,
-    /// When it was committed, seconds since 1970.
+    /// When the checkpoint was committed, seconds since 1970.
     pub committed_unix_s: Option<u64>,
-    /// The attempt that wrote it.
+    /// The attempt that wrote the checkpoint.
     pub attempt: Option<u32>,
-    /// Whether it has the highest score of the run.
+    /// Whether the checkpoint has the highest score of the run.
     pub best: bool,
 }
 
@@ -96,7 +96,7 @@ fn folders(run: &Path, step_of: impl Fn(&str) -> Option<u64>) -> Result<Vec<(u64
     Ok(found)
 }
 
-/// Manifests of the checkpoints whose lengths match, oldest first.
+/// Manifests of the committed checkpoints whose file lengths match, oldest first.
 pub(super) fn present(run: &Path) -> Result<Vec<CheckpointManifest>, LaunchError> {
     let mut found = Vec::new();
     for (_, folder) in committed(run)? {
@@ -107,7 +107,8 @@ pub(super) fn present(run: &Path) -> Result<Vec<CheckpointManifest>, LaunchError
     Ok(found)
 }
 
-/// Checks one checkpoint. Fails on an I/O error that persists after some retries, and on the format of a later version.
+/// Checks one checkpoint. Fails if an I/O error persists after several retries, or if the checkpoint has the format of
+/// a later version.
 pub fn examine(folder: &Path, depth: Depth) -> Result<Condition, LaunchError> {
     let mut found = examine_once(folder, depth);
     for wait in RETRY_WAITS {
@@ -130,19 +131,20 @@ fn examine_once(folder: &Path, depth: Depth) -> Result<Condition, LaunchError> {
     match found {
         Ok(manifest) => Ok(Condition::Whole(manifest)),
         Err(error) if error.exit_code() != ExitCode::Corrupt => Err(error),
-        // The launcher that holds the run has removed it in the meantime.
+        // The launcher that holds the run has removed the checkpoint in the meantime.
         Err(_) if !folder.exists() => Ok(Condition::Gone),
         Err(damage) => Ok(Condition::Damaged(damage.to_string())),
     }
 }
 
-/// The field that manifests of all versions have.
+/// The one field that the manifests of all versions have.
 #[derive(Deserialize)]
 struct ManifestFormat {
     format: u64,
 }
 
-/// Here and in the checks below, the error `Corrupt` means damage. Any other error says nothing about the checkpoint.
+/// Reads the manifest of a checkpoint. The exit code `Corrupt` of this function, of `check_manifest` and of
+/// `check_file` means that the checkpoint is damaged. An error with any other code does not mean damage.
 fn read_manifest(folder: &Path) -> Result<CheckpointManifest, LaunchError> {
     let path = folder.join(CHECKPOINT_MANIFEST);
     let io = LaunchError::at(&path);
@@ -227,7 +229,7 @@ pub fn checkpoints(run: &Path, depth: Depth) -> Result<Vec<CheckpointRow>, Launc
     Ok(rows)
 }
 
-/// Compares (score, step) pairs: the higher score is better, then the later step.
+/// Compares two (score, step) pairs. The higher score is better. If the scores are equal, the later step is better.
 pub(super) fn better(a: (f64, u64), b: (f64, u64)) -> std::cmp::Ordering {
     a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
 }
@@ -253,7 +255,8 @@ fn row(step: u64, folder: &Path, condition: Condition, depth: Depth) -> Option<C
     })
 }
 
-/// The newest whole checkpoint of a run, and one line for each newer checkpoint that was skipped. Renames nothing.
+/// The newest whole checkpoint of a run, and one line for each newer checkpoint that was skipped because it is damaged.
+/// Changes no files.
 pub fn newest_whole(run: &Path) -> Result<(WholeCheckpoint, Vec<String>), LaunchError> {
     let mut skipped = Vec::new();
     for (_, folder) in committed(run)?.into_iter().rev() {
@@ -269,7 +272,8 @@ pub fn newest_whole(run: &Path) -> Result<(WholeCheckpoint, Vec<String>), Launch
     Err(no_whole_checkpoint(run, &skipped))
 }
 
-/// The whole checkpoint in a folder, which is a checkpoint or a run, and one line for each checkpoint that was skipped.
+/// If `target` is a checkpoint, returns it, or fails if it is damaged. If `target` is a run, returns the same as
+/// [`newest_whole`].
 pub fn whole_checkpoint(target: &Path) -> Result<(WholeCheckpoint, Vec<String>), LaunchError> {
     let named = target.file_name().and_then(|name| name.to_str());
     let is_checkpoint = target.join(CHECKPOINT_MANIFEST).exists() || named.is_some_and(|name| step_of(name).is_some());
@@ -283,7 +287,7 @@ pub fn whole_checkpoint(target: &Path) -> Result<(WholeCheckpoint, Vec<String>),
     }
 }
 
-/// The error for a run that has no whole checkpoint.
+/// The error for a run that has no whole checkpoint. `damaged` has one line for each damaged checkpoint.
 pub(super) fn no_whole_checkpoint(run: &Path, damaged: &[String]) -> LaunchError {
     let name = run.file_name().unwrap_or_default().display();
     let run = run.display();

@@ -1,8 +1,9 @@
-//! `bench shdd`: times the spherical harmonics in one worker on one core, in the fast and in the scalar implementation.
+//! `bench shdd`: one worker times the fast and the scalar implementation of the spherical harmonics on one core and, if
+//! it has a GPU, the implementation for GPUs.
 //!
-//! At one degree, the time per location has a limit. The table and the JSON result say whether it is met. Exceeding it
-//! does not fail the command, because machines differ and may be busy. Different values from the two implementations
-//! do.
+//! At one degree, the fast implementation has a limit for the time per location. The table and the JSON result say
+//! whether the time is within the limit. A time over the limit is not an error, because machines differ and may be
+//! busy. It is an error if the implementations give different values.
 
 use locdiff_core::protocol::{Job, ShddRow};
 use serde_json::{Value, json};
@@ -15,7 +16,7 @@ use crate::output::Output;
 /// The degree that has a limit, and the limit of the fast implementation: microseconds per location on one core.
 const LIMIT: (u32, f64) = (47, 3.0);
 
-/// The time limit per location at `degree`, microseconds.
+/// The limit for the time per location at `degree`, microseconds. `None` if this degree has no limit.
 fn limit_us(degree: u32) -> Option<f64> {
     (degree == LIMIT.0).then_some(LIMIT.1)
 }
@@ -52,7 +53,8 @@ fn line(row: &ShddRow) -> String {
     )
 }
 
-/// One row of the JSON result: the worker's measurements and the limit (null if there is none).
+/// One row of the JSON result: the worker's measurements, the limit, and whether the time is within the limit. The last
+/// two are null if the degree has no limit.
 fn with_limit(row: &ShddRow) -> Value {
     let (mut value, limit_us) = (json!(row), limit_us(row.degree));
     value["limit_us"] = json!(limit_us);

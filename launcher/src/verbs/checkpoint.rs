@@ -1,4 +1,4 @@
-//! `checkpoint list`, `verify` and `export`. They only read, need no lock, and rename nothing.
+//! `checkpoint list`, `verify` and `export`. They change nothing in the run's folder, so they need no lock.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ fn list(run_dir: Option<&Path>, global: &Global, output: Output) -> anyhow::Resu
     Ok(json!({ "run": run, "rows": rows }))
 }
 
-/// Compares every checksum. The error has one line per damaged checkpoint.
+/// Compares the checksums of all files. The error has one line for each damaged checkpoint.
 fn verify(run_dir: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<Value> {
     let run = find_run(run_dir, global, output)?;
     let rows = run_folder::checkpoints(&run, Depth::Checksums)?;
@@ -59,10 +59,10 @@ fn show(rows: &[CheckpointRow], output: Output) {
     }
 }
 
-/// How many times to try an export when the run removes the newest checkpoint during it.
+/// How many times to try an export. A run that is training may remove the chosen checkpoint during the export.
 const EXPORT_TRIES: u32 = 5;
 
-/// Exports the averaged weights to one file. A worker writes it.
+/// Exports the averaged weights of a checkpoint. A worker writes the file `out`.
 fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: Output) -> anyhow::Result<Value> {
     if !overwrite && out.symlink_metadata().is_ok() {
         refuse!(Exists, "{} exists; use --overwrite to replace it", out.display());
@@ -73,7 +73,7 @@ fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: O
         tries += 1;
         match export_one(&checkpoint, out, overwrite, global) {
             Ok(exported) => break (checkpoint, exported),
-            // The run is still training and has removed this checkpoint. There is a newer one.
+            // The run is still training and has removed this checkpoint. Export a newer checkpoint instead.
             Err(_) if tries < EXPORT_TRIES && !checkpoint.exists() && checkpoint != target => {}
             Err(error) => return Err(error),
         }
@@ -97,7 +97,8 @@ fn export_one(checkpoint: &Path, out: &Path, overwrite: bool, global: &Global) -
     super::run_gang(&super::resolve(global)?, &NodeWorkers::one_cpu_worker(1), job)?.first()
 }
 
-/// The target itself if it is a checkpoint, else the newest whole checkpoint of the run.
+/// `target` itself if it is a checkpoint, else the newest whole checkpoint of the run `target`. Fails if the checkpoint
+/// is damaged.
 fn find_checkpoint(target: &Path, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
     let target = match target.join(CHECKPOINT_MANIFEST).exists() {
         true => target.to_owned(),
@@ -108,8 +109,8 @@ fn find_checkpoint(target: &Path, global: &Global, output: Output) -> anyhow::Re
     Ok(checkpoint.path)
 }
 
-/// Finds a run by its folder or its name. Without either, returns the run of the configuration, else the newest. Prints
-/// the run unless it was given by its folder.
+/// Finds the run whose folder or name is `named`. If `named` is `None`, returns the run that `checkpoint.run` names or,
+/// if this field is empty, the newest run. Prints the folder of the run, unless `named` is the folder.
 pub(super) fn find_run(named: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
     if let Some(folder) = named.filter(|folder| is_run(folder)) {
         return Ok(folder.to_owned());
@@ -135,7 +136,8 @@ fn no_run(path: &Path) -> LaunchError {
     reported!(NoData, "{} is not a run: it has no {CONFIG}", path.display())
 }
 
-/// The configuration of the run that a checkpoint belongs to. The default configuration if it is outside of a run.
+/// The configuration of the run whose folder contains the checkpoint. If the checkpoint is not in the folder of a run,
+/// the default configuration.
 fn config_of(checkpoint: &Path) -> Result<RunConfig, LaunchError> {
     let path = std::path::absolute(checkpoint).ok().and_then(|path| Some(path.parent()?.join(CONFIG)));
     match path.filter(|path| path.exists()) {

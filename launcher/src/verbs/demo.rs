@@ -1,7 +1,7 @@
-//! `demo`: everything from data to evaluation, small enough for two CPU cores.
+//! `demo`: runs everything from data to evaluation, with a model that is small enough for two CPU cores.
 //!
 //! Imports GeoCLIP's weights, simulates photos at real places, trains, and evaluates (`eval.after_train`). LocDiff-H is
-//! tuned on the validation photos and tested on others.
+//! tuned on the validation photos and evaluated on the test photos.
 
 use std::path::Path;
 
@@ -14,15 +14,18 @@ use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 
-/// Number of training photos: enough that the model does not overfit within its short training.
+/// Number of training photos. There are so many that the model does not overfit during its short training.
 const TRAIN_ROWS: u64 = 60_000;
-/// Number of photos for validation during training, and for the test after it.
+/// Number of validation photos, for the evaluations during training and for tuning LocDiff-H.
 const VALIDATION_ROWS: u64 = 1000;
+/// Number of test photos, for the evaluation after training.
 const TEST_ROWS: u64 = 1000;
-/// Views per validation and test photo: one for each sample.
+/// Number of views of each validation and test photo. It equals the default of `eval.samples`, so each sample uses a
+/// different view.
 const VIEWS: u32 = 16;
 
-/// Creates the data that is missing, then trains a new run. With `--run`, resumes that run if it exists.
+/// Imports GeoCLIP and simulates photos if their folders are missing, then trains a run and evaluates it. If `--run`
+/// names an existing run, resumes this run.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
     let resolved = config::load(&global.layers("demo")).map_err(crate::error::LaunchError::from)?;

@@ -1,4 +1,5 @@
-//! `doctor`: checks the machine, the worker and the configuration, and reports what would keep training from starting.
+//! `doctor`: checks the machine, the worker and the configuration, and reports problems that would keep training from
+//! starting.
 
 use std::path::{Path, PathBuf};
 
@@ -16,13 +17,13 @@ use crate::rendezvous::NodeWorkers;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Shared memory that NCCL and Gloo need for their ring buffers, bytes. With less they may fail.
+/// Free shared memory that NCCL and Gloo need for their ring buffers, bytes. With less, they may fail.
 const SHARED_MEMORY_WANTED_BYTES: u64 = 1 << 30;
 
-/// Open files needed for sockets between ranks, shards and checkpoints.
+/// Number of open files that a worker needs for shards, checkpoints, and sockets to other ranks.
 const OPEN_FILES_WANTED: u64 = 1024;
 
-/// Width of CLIP ViT-L/14 embeddings, for estimates without looking at the shards.
+/// Width of CLIP ViT-L/14 embeddings. The estimates assume this width and do not read the shards.
 const EMBEDDING_WIDTH: u64 = 768;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -43,7 +44,7 @@ struct Check {
 /// Result of a check: its level, and the text to print.
 type Finding = (Level, String);
 
-/// Runs all checks. The error names those that would keep training from starting.
+/// Runs all checks. The error names the checks that would keep training from starting.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let inventory = gpus::inventory();
     let resolved = super::resolve(global)?;
@@ -93,7 +94,7 @@ fn machine() -> Finding {
     (Level::Ok, format!("{cores} cores, {memory:.1} GiB memory, Linux {}", kernel.trim()))
 }
 
-/// The value of one line of `/proc/meminfo`, bytes.
+/// The value in the line of `/proc/meminfo` that begins with `name`, bytes.
 fn memory_bytes(name: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -172,7 +173,8 @@ fn open_files() -> Finding {
     }
 }
 
-/// Checks that `checkpoint.dir` is writable and has space for the checkpoints that are kept.
+/// Checks that `checkpoint.dir` is writable and has space for `checkpoint.keep` checkpoints, the best checkpoint, and
+/// the checkpoint that is being written.
 fn disk(config: &RunConfig) -> Finding {
     let wanted = checkpoint_bytes(config) * (u64::from(config.checkpoint.keep) + 2);
     let folder = nearest_folder(Path::new(&config.checkpoint.dir));
@@ -198,13 +200,13 @@ fn disk(config: &RunConfig) -> Finding {
     }
 }
 
-/// The path itself, or its nearest parent folder that exists.
+/// `path` itself if it is a folder, else its nearest parent folder that exists.
 fn nearest_folder(path: &Path) -> PathBuf {
     let start = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     start.ancestors().find(|folder| folder.is_dir()).map_or_else(|| PathBuf::from("/"), Path::to_owned)
 }
 
-/// Size of a checkpoint: weights, their average and two moments, 4 bytes each.
+/// Estimated size of a checkpoint: 16 bytes per parameter, 4 each for the weight, its average, and its two moments.
 fn checkpoint_bytes(config: &RunConfig) -> u64 {
     16 * config.model.parameters(EMBEDDING_WIDTH)
 }
@@ -217,7 +219,7 @@ struct Fit {
     fits: bool,
 }
 
-/// Which presets fit into the memory available to one worker.
+/// Estimates for each preset whether training fits into the memory that one worker can use.
 fn presets(config: &RunConfig, inventory: &Inventory) -> Vec<Fit> {
     let workers = NodeWorkers::plan(config, inventory).map_or(1, |world| world.slots.len() as u64);
     let on_gpu = config.parallel.device != DeviceKind::Cpu;
@@ -236,11 +238,12 @@ fn presets(config: &RunConfig, inventory: &Inventory) -> Vec<Fit> {
 
 /// Estimates the memory that one worker needs for training:
 ///
-/// - for its piece of the model: weights, gradients, two moments, average, a 16-bit copy of the weights, and the copy
-///   that a checkpoint is written from;
-/// - a whole model for the quick evaluation;
-/// - for each row of its batch: the activations that backward needs, and twice the logits of prediction and truth;
-/// - its anchors.
+/// - for the worker's piece of the model: weights, gradients, two moments, the average of the weights, a 16-bit copy of
+///   the weights, and the copies that a checkpoint is written from;
+/// - for the quick evaluation: a whole model;
+/// - for each row of the worker's batch: the activations that the backward pass needs, and two copies of the logits of
+///   prediction and truth;
+/// - for the KL loss: the worker's anchors.
 fn training_bytes(config: &RunConfig, workers: u64) -> u64 {
     let tensor = u64::from(config.parallel.tensor).clamp(1, workers);
     let parameters = config.model.parameters(EMBEDDING_WIDTH);

@@ -1,12 +1,13 @@
-//! `eval`: evaluates a run. Workers locate the rows. The launcher puts the answers in the order of the data, writes
-//! them to the run's folder, computes the scores, and prints the table.
+//! `eval`: evaluates a run. The workers locate the photos of the test shards. The launcher puts the answers in the
+//! order of the data, writes them to the run's folder, computes the scores, and prints the table.
 //!
-//! - `target`: selects run, checkpoint and configuration.
-//! - `evaluation`: one evaluation or one tuning. `train` uses it too.
-//! - `gather`: collects the rows from the workers.
+//! - `target`: selects the run, the checkpoint and the configuration.
+//! - `evaluation`: evaluates a checkpoint, or tunes LocDiff-H. `train` also uses this module.
+//! - `gather`: collects the answers from the workers.
 //! - `files`: the files in `RUN/eval/`.
 //! - `score`: computes metrics from answers.
-//! - `table`: the table as JSON and as text. `published`: the rows of the paper.
+//! - `table`: the results table, as JSON and as text.
+//! - `published`: the rows of the paper's table.
 //! - `predictions`: scores a file of predictions.
 
 mod evaluation;
@@ -45,7 +46,8 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     }
     let (run, checkpoint, resolved) = target::find(global, request.hybrid, output)?;
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
-    // Without the lock, another launcher is training this run, and only that one may write its TensorBoard files.
+    // If the lock is not free, another launcher holds this run, and only that launcher may write the run's TensorBoard
+    // files.
     let lock = RunLock::try_take(&run)?;
     let mut evaluation = Evaluation {
         supervisor: &mut Supervisor::new()?,

@@ -1,6 +1,7 @@
-//! `geoclip import`: finds the wheel of the PyPI package `geoclip`, or downloads it with pip. A worker extracts it.
+//! `geoclip import`: finds the wheel of the PyPI package `geoclip`, or downloads it with pip. A worker extracts the
+//! weights and the gallery from the wheel.
 //!
-//! The worker compares the wheel's sha256 with a pinned one, so the origin of the wheel does not matter.
+//! The worker checks that the wheel has the expected sha256, so the wheel may come from any source.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -36,7 +37,8 @@ pub(super) fn run(verb: &GeoclipVerb, global: &Global, output: Output) -> anyhow
     ok(&imported)
 }
 
-/// The wheel that `make setup` put into `.geoclip/`, in the current folder or in the project that built this program.
+/// The wheel that `make setup` put into `.geoclip/`. Searches the current folder, the folder of this program, and the
+/// four folders above it.
 fn find_wheel() -> Option<PathBuf> {
     let program = std::env::current_exe().ok();
     let above = program.iter().flat_map(|path| path.ancestors().skip(1).take(5));

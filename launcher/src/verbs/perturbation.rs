@@ -1,4 +1,5 @@
-//! `eval --suite perturbation`: measures how far noise on a code moves its mode, and compares with the paper's value.
+//! `eval --suite perturbation`: measures how far noise on the code of a point moves the code's mode. The table also has
+//! the value that the paper publishes.
 //!
 //! The workers measure blocks of points. The launcher adds up the blocks in a fixed order, so the table does not depend
 //! on the number of workers.
@@ -12,16 +13,16 @@ use crate::cli::Global;
 use crate::error::refuse;
 use crate::output::Output;
 
-/// Points per degree. With this many, the mean is accurate to 0.5 %.
+/// Number of points per degree. With this many points, the standard error of the mean is 0.5 %.
 const POINTS: u32 = 10_000;
-/// The degrees to measure, one row each.
+/// The degrees to measure. Each degree has one row in the table.
 const DEGREES: [u32; 4] = [23, 47, 63, 95];
-/// Degree and mean drift published in the paper, km.
+/// The degree, and the mean drift in km, that the paper publishes.
 const PUBLISHED: (u32, f64) = (47, 5.3);
-/// Largest accepted relative difference between the mean and the theory.
+/// Largest accepted relative difference between the measured mean drift and the theory.
 const TOLERANCE: f64 = 0.03;
 
-/// One row of the table: the sum of all blocks of one degree.
+/// One row of the table, computed from all blocks of one degree.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct DegreeRow {
     degree: u32,
@@ -40,7 +41,8 @@ impl DegreeRow {
     }
 }
 
-/// Measures and prints the table. Fails if a mean differs from the theory.
+/// Measures and prints the table. Fails if degrees or points are missing, or if a mean drift differs too much from the
+/// theory.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let found = run_gang::<Vec<PerturbationBlock>>(&resolved, &world, Job::Perturbation { points: POINTS })?;

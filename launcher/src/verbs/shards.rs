@@ -1,4 +1,4 @@
-//! `shards ...` and `bench shards`: one worker does the work, this module prints the result.
+//! The verbs of `shards`, and `bench shards`. One worker does the work, and this module prints the result.
 
 use std::path::PathBuf;
 
@@ -42,7 +42,8 @@ pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow:
     }
 }
 
-/// `shards verify`. The error has one line per problem and the exit code of the first problem.
+/// `shards verify`: checks shards and prints a summary. If there are problems, the error has one line for each problem
+/// and the exit code of the first.
 fn verify(
     location: &str,
     epochs: u32,
@@ -125,7 +126,7 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
     ok(&found)
 }
 
-/// `bench shards`: compares our reader with pyarrow's on one core.
+/// `bench shards`: compares the speed of LocDiff's reader with that of pyarrow on one core.
 pub(super) fn bench(python: Option<PathBuf>, global: &Global, output: Output) -> anyhow::Result<Value> {
     let found: ShardsBenched = run_one(global, |_| ShardsJob::Bench { python })?;
     output.print(&format!("pyarrow: {}", found.peer.as_deref().unwrap_or("not found, so there is no comparison")));
@@ -155,8 +156,8 @@ fn print_made(made: &ShardsMade, output: Output) -> anyhow::Result<Value> {
     ok(made)
 }
 
-/// Runs a job on one worker, on the first GPU if there is one. It is the only worker, so it uses all cores. Its results
-/// do not depend on the number of cores.
+/// Runs a job on one worker, on the first GPU if the configuration and the machine have GPUs, else on the CPU. The
+/// worker uses all cores, because it is the only worker. The results do not depend on the number of cores.
 pub(super) fn run_one<T: TypedResult>(global: &Global, job: impl FnOnce(&RunConfig) -> ShardsJob) -> anyhow::Result<T> {
     let (resolved, world) = super::plan(global)?;
     let job = Job::Shards(Box::new(job(&resolved.config)));

@@ -1,4 +1,5 @@
-//! `train`: opens the run, starts workers from its newest checkpoint, and restarts them when one of them fails.
+//! `train`: opens the run, starts workers from the run's newest checkpoint, and restarts all workers when one of them
+//! fails.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -30,7 +31,7 @@ pub(super) fn run(inject: &[String], global: &Global, output: Output) -> anyhow:
     run_resolved(&resolved, &world, faults, &run_name_prefix(global), output)
 }
 
-/// Trains with a resolved configuration.
+/// Trains with a resolved configuration. The name of a new run begins with `preset`, unless `checkpoint.run` is set.
 pub(super) fn run_resolved(
     resolved: &Resolved,
     world: &NodeWorkers,
@@ -65,7 +66,8 @@ struct HeldRun<'a> {
 }
 
 impl HeldRun<'_> {
-    /// Makes attempts until one succeeds, or fails in a way that a restart cannot help.
+    /// Makes attempts until one succeeds, one fails for a reason that a restart cannot help, or
+    /// `supervise.max_restarts` is reached.
     fn run_to_end(mut self, output: Output) -> anyhow::Result<Value> {
         loop {
             let error = match self.attempt() {
@@ -147,7 +149,8 @@ impl HeldRun<'_> {
         }))
     }
 
-    /// Evaluates the trained model on the same devices, if `eval.after_train` is set.
+    /// Evaluates the trained model on the devices that trained it. Returns `None` if `eval.after_train` is not set or
+    /// there are no test shards.
     fn evaluate(&mut self, output: Output) -> anyhow::Result<Option<Value>> {
         let config = &self.resolved.config;
         if !config.eval.after_train {
@@ -169,14 +172,14 @@ impl HeldRun<'_> {
     }
 }
 
-/// Observes one attempt: writes logs and events, shows progress, commits checkpoints.
+/// Observes one attempt: writes logs and events, shows progress, and commits checkpoints.
 struct AttemptObserver<'a> {
     run: &'a mut RunFolder,
     attempt: u32,
     logs: Vec<File>,
     faults: &'a mut Vec<InjectedFault>,
     display: Display,
-    /// A line or an event could not be written, and a warning was logged.
+    /// Whether a warning about a failed write was logged.
     has_warned: bool,
 }
 
@@ -200,7 +203,7 @@ impl<'a> AttemptObserver<'a> {
         self.warn_once(written);
     }
 
-    /// Logs a warning for the first failed write: lost logs must not stop the run.
+    /// Logs a warning for the first failed write and ignores later ones. Lost logs must not stop the run.
     fn warn_once(&mut self, written: Result<(), LaunchError>) {
         if written.is_err() && !std::mem::replace(&mut self.has_warned, true) {
             warn_on_error(written);
@@ -219,7 +222,8 @@ impl GangObserver for AttemptObserver<'_> {
     fn report(&mut self, message: ToLauncher) {
         match message {
             ToLauncher::Progress(progress) => {
-                // The workers accepted the data and the checkpoint, so this configuration becomes the run's.
+                // The workers have accepted the data and the checkpoint, so this configuration becomes the run's
+                // configuration.
                 let written = self.run.keep_configuration();
                 self.warn_once(written);
                 self.display.report(&progress);
@@ -283,7 +287,8 @@ fn parse_fault(text: &str, world: &NodeWorkers) -> Result<InjectedFault, LaunchE
     Ok(InjectedFault::Kill { rank, step })
 }
 
-/// The checkpoint of `train.init_from`: a checkpoint folder, or the newest whole checkpoint of a run.
+/// The checkpoint to take the initial weights from. `train.init_from` names the folder of the checkpoint, or the folder
+/// of a run, whose newest whole checkpoint is used. `None` if the field is empty.
 fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError> {
     if config.train.init_from.is_empty() {
         return Ok(None);
@@ -297,7 +302,7 @@ fn initial_checkpoint(config: &RunConfig) -> Result<Option<PathBuf>, LaunchError
     Ok(Some(checkpoint.path))
 }
 
-/// The prefix of a new run's name: the preset, or the configuration file without its extension.
+/// The prefix of a new run's name: the name of the preset, or the name of the configuration file without its extension.
 fn run_name_prefix(global: &Global) -> String {
     match &global.config {
         Some(path) => path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned()),

@@ -1,4 +1,4 @@
-//! Devices, and their memory as torch's caching allocator counts it.
+//! CUDA devices: their properties, the current device, and the memory that torch's caching allocator holds.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -22,7 +22,7 @@ pub struct Properties {
     pub name: String,
     /// Total memory of the device.
     pub total_bytes: u64,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
     /// Compute capability, such as (9, 0) for Hopper.
     pub capability: (u32, u32),
@@ -35,7 +35,7 @@ pub struct Memory {
     pub allocated_bytes: u64,
     /// Peak of `allocated_bytes`.
     pub allocated_peak_bytes: u64,
-    /// Bytes taken from the device, in live tensors and in the cache.
+    /// Bytes that the allocator has taken from the device, whether they are in live tensors or in its cache.
     pub reserved_bytes: u64,
     /// Peak of `reserved_bytes`.
     pub reserved_peak_bytes: u64,
@@ -91,7 +91,7 @@ pub fn memory(device: usize) -> Result<Memory, NativeError> {
     Ok(Memory { allocated_bytes, allocated_peak_bytes, reserved_bytes, reserved_peak_bytes })
 }
 
-/// Memory of a device that no process has allocated.
+/// Bytes of a device's memory that no process has allocated.
 pub fn free_bytes(device: usize) -> Result<u64, NativeError> {
     let mut bytes = 0;
     // SAFETY: `bytes` has room for one number.
@@ -99,13 +99,14 @@ pub fn free_bytes(device: usize) -> Result<u64, NativeError> {
     Ok(bytes)
 }
 
-/// Returns the cached memory to the device.
+/// Returns the memory in the allocator's cache to the device.
 pub fn empty_cache() -> Result<(), NativeError> {
     // SAFETY: takes no arguments.
     check("empty the cache", unsafe { locdiff_cuda_empty_cache() })
 }
 
-/// The device index for CUDA. An index that does not fit becomes one that CUDA rejects.
+/// Converts a device index for CUDA. An index that does not fit into a C int becomes the largest C int, which CUDA
+/// rejects.
 pub(super) fn index(device: usize) -> c_int {
     c_int::try_from(device).unwrap_or(c_int::MAX)
 }

@@ -1,4 +1,4 @@
-//! Marks in a stream that the host can wait for with a timeout.
+//! CUDA events: marks in a stream for which the host can wait with a timeout.
 
 use std::ffi::{c_int, c_void};
 use std::time::{Duration, Instant};
@@ -15,17 +15,17 @@ cuda_functions! {
     fn locdiff_cuda_event_synchronize(event: *const c_void);
 }
 
-/// How long a wait polls before it starts to sleep: a sleep on Linux takes 50 µs longer than requested, too much for a
-/// step of 1 ms.
+/// How long a wait polls without sleeping. A sleep on Linux takes about 50 µs longer than requested, which is too much
+/// for a training step of 1 ms.
 const SPIN: Duration = Duration::from_millis(2);
-/// After that, each sleep is 1/100 of the time waited so far, so that a wait ends at most 1 % late.
+/// After [`SPIN`], each sleep takes 1/100 of the time waited so far, so that a sleep makes a wait at most 1 % longer.
 const SLEEP_SHARE: u32 = 100;
 const SLEEP_MAX: Duration = Duration::from_millis(1);
 
 /// A wait that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
-    /// The device did not finish in time. It may still be working.
+    /// The device did not reach the mark within this time. It may still be working.
     #[error("the device did not finish within {:.3} s", .0.as_secs_f64())]
     TimedOut(Duration),
     /// The device failed.
@@ -33,7 +33,7 @@ pub enum WaitError {
     Native(#[from] NativeError),
 }
 
-/// A mark in a stream.
+/// A mark in a stream, which the device reaches when all earlier work of the stream is done.
 #[derive(Debug)]
 pub struct CudaEvent(*mut c_void);
 
@@ -51,13 +51,13 @@ impl CudaEvent {
         Ok(Self(event))
     }
 
-    /// Marks the end of the work that is in `stream` at this moment.
+    /// Places the mark after all work that is in `stream` at this moment.
     pub fn record(&mut self, stream: &CudaStream) -> Result<(), NativeError> {
         // SAFETY: the event is live, and the stream came from torch.
         check("event record", unsafe { locdiff_cuda_event_record(self.0, stream.id, stream.device) })
     }
 
-    /// Whether the device has reached the mark. True before the first record.
+    /// Whether the device has reached the mark. Also true if [`CudaEvent::record`] was never called.
     pub fn query(&self) -> Result<bool, NativeError> {
         let mut done = 0;
         // SAFETY: the event is live, and `done` has room for one integer.
@@ -87,8 +87,8 @@ impl Drop for CudaEvent {
     }
 }
 
-/// Calls `done` until it returns true or the time is up. Calls it at least once, and once more after the time is up,
-/// because the thread may have been asleep when the device finished.
+/// Calls `done` until it returns true or `timeout` has passed. Calls `done` at least once, and once more after
+/// `timeout` has passed, because the device may have finished while this thread was asleep.
 fn poll(timeout: Duration, mut done: impl FnMut() -> Result<bool, NativeError>) -> Result<(), WaitError> {
     let start = Instant::now();
     loop {

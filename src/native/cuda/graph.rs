@@ -1,12 +1,12 @@
-//! CUDA graphs: a step is recorded once and then replayed as a whole.
+//! CUDA graphs. A step, such as a training step, is recorded once and then replayed as a whole.
 //!
-//! Graphs are captured in thread-local mode, so that other threads may call CUDA meanwhile (prefetch, checkpoints). A
-//! graph has its own memory, whose addresses stay the same between replays. Values that change from replay to replay
-//! must be read from tensors that were made before the capture. Run the step a few times before capturing it, because
-//! libraries and kernels must not initialise themselves during a capture.
+//! Graphs are captured in thread-local mode, so that other threads (prefetch, checkpoints) may call CUDA during a
+//! capture. A graph has its own memory, whose addresses stay the same between replays. If a value changes from replay
+//! to replay, the step must read it from a tensor that was created before the capture. Run the step a few times before
+//! capturing it, because libraries and kernels must not initialise themselves during a capture.
 //!
-//! c10d's watchdog does not see collectives inside a replayed graph. After a replay, wait for a
-//! [`CudaEvent`](super::CudaEvent) with a timeout.
+//! c10d's watchdog does not see collectives inside a replayed graph. To detect a collective that hangs, record a
+//! [`CudaEvent`](super::CudaEvent) after a replay and wait for it with a timeout.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -56,7 +56,7 @@ pub enum GraphError {
     },
 }
 
-/// The C++ graph, freed with its owner.
+/// Owns the C++ graph and frees it on drop.
 #[derive(Debug)]
 struct Handle(*mut c_void);
 
@@ -82,14 +82,16 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Records what `step` launches on this thread, without running it. Returns the graph and the result of `step`;
-    /// tensors in that result live in the graph's memory and hold new values after each replay.
+    /// Calls `step` once and records the work that it launches on this thread. The device does not execute this work.
+    /// Returns the graph and the result of `step`. Tensors in that result lie in the graph's memory, and each replay
+    /// writes new values to them.
     ///
     /// If `step` fails or panics, or does something that a capture does not allow (such as reading a value back to the
     /// host), the capture is discarded and torch remains usable. A panic becomes an error.
     ///
-    /// During the capture other threads may allocate, copy and launch. They must not use torch's own random numbers on
-    /// this device, empty the cache, or launch on pool streams if this process has requested more than 32 of them.
+    /// During the capture, other threads may allocate, copy and launch. They must not use torch's own random numbers on
+    /// this device, and they must not empty the cache. If this process has requested more than 32 streams from the
+    /// pool, they must not launch on a stream from the pool either, because it may be the stream of the capture.
     pub fn capture<T, E>(name: &str, step: impl FnOnce() -> Result<T, E>) -> Result<(Self, T), GraphError>
     where
         E: Into<Box<dyn Error + Send + Sync>>,
@@ -106,7 +108,7 @@ impl Graph {
         self.nodes
     }
 
-    /// Launches the step on the current stream. The host does not wait.
+    /// Launches the recorded work on the current stream. The host does not wait.
     pub fn replay(&mut self) -> Result<(), GraphError> {
         // SAFETY: the graph is live.
         let status = unsafe { locdiff_cuda_graph_replay(self.handle.0) };
@@ -114,7 +116,8 @@ impl Graph {
     }
 }
 
-/// The stream that this thread captures on. It is always the same, so that captures do not use up the pool.
+/// The stream on which this thread captures. A thread keeps this stream until its current device changes, because the
+/// pool has only 32 streams and hands out another one at each request.
 fn capture_stream() -> Result<CudaStream, NativeError> {
     thread_local!(static CAPTURE_STREAM: Cell<Option<CudaStream>> = const { Cell::new(None) });
     let device = index(current_device()?);
@@ -126,7 +129,7 @@ fn capture_stream() -> Result<CudaStream, NativeError> {
     Ok(stream)
 }
 
-/// Captures on the current stream.
+/// Runs `step` once and captures it on the current stream.
 fn capture_here<T, E>(name: &str, step: impl FnOnce() -> Result<T, E>) -> Result<(Handle, usize, T), GraphError>
 where
     E: Into<Box<dyn Error + Send + Sync>>,
@@ -138,7 +141,7 @@ where
     let handle = Handle(graph);
     // SAFETY: the graph is live.
     check("begin the capture", unsafe { locdiff_cuda_graph_begin(handle.0) }).map_err(native)?;
-    // A panic becomes an error, after the capture is discarded.
+    // If `step` panics, the capture is discarded below and the panic becomes an error.
     let failed = match std::panic::catch_unwind(AssertUnwindSafe(step)) {
         Ok(Ok(result)) => {
             let mut nodes = 0;

@@ -1,7 +1,7 @@
 //! CUDA features that tch does not offer: devices, streams, events, graphs and memory.
 //!
-//! Everything here exists in the CPU variant too, where each call returns an error that the build has no CUDA. In the
-//! CUDA variant on a machine without a GPU, calls return CUDA's own error.
+//! All functions of this module also exist in the CPU variant, where each call returns the error that the build has no
+//! CUDA. If the CUDA variant runs on a machine without a GPU, the calls return CUDA's own error.
 
 mod device;
 mod event;
@@ -15,7 +15,8 @@ pub use event::{CudaEvent, WaitError};
 pub use graph::{Graph, GraphError};
 pub use stream::{CudaStream, Priority, with_stream};
 
-/// Declares functions of the CUDA part of the shim. In the CPU variant each of them fails with the same explanation.
+/// Declares functions of the CUDA part of the shim. In the CPU variant, each function fails with the error of
+/// `no_cuda`.
 macro_rules! cuda_functions {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?);)*) => {
         #[cfg(locdiff_cuda)]
@@ -32,7 +33,8 @@ macro_rules! cuda_functions {
 }
 pub(super) use cuda_functions;
 
-/// The failure of every CUDA function in the CPU variant.
+/// Stores the error that this build has no CUDA, and returns the status of a failed call. Every CUDA function of the
+/// CPU variant calls this.
 #[cfg(not(locdiff_cuda))]
 pub(super) fn no_cuda() -> std::ffi::c_int {
     unsafe extern "C" {

@@ -17,12 +17,12 @@ cuda_functions! {
 pub enum Priority {
     /// The default.
     Normal,
-    /// Its kernels run first when kernels of both priorities are ready.
+    /// If kernels of both priorities are ready, those of a `High` stream start first.
     High,
 }
 
-/// A queue of work on one device. The pool has 32 streams of each priority and hands them out in turn, so that a stream
-/// may have several users.
+/// A queue of work on one device. The pool of a device has 32 streams of each priority and hands them out in turn, so
+/// that several callers may receive the same stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaStream {
     pub(super) id: i64,
@@ -40,7 +40,7 @@ impl CudaStream {
         Ok(Self { id, device })
     }
 
-    /// The stream that this thread launches on, on the current device.
+    /// The stream of the current device on which this thread launches.
     pub fn current() -> Result<Self, NativeError> {
         Self::current_of(index(current_device()?))
     }
@@ -58,8 +58,8 @@ impl CudaStream {
     }
 }
 
-/// Runs `body` with `stream` as this thread's current stream of its device, and restores the previous one however
-/// `body` ends. Does not synchronise.
+/// Makes `stream` the current stream of this thread, runs `body`, and makes the previous stream current again, even if
+/// `body` panics. Does not synchronise the two streams.
 pub fn with_stream<R>(stream: CudaStream, body: impl FnOnce() -> R) -> Result<R, NativeError> {
     struct Restore(CudaStream);
     impl Drop for Restore {

@@ -1,4 +1,4 @@
-//! Captured steps give the same results as eager steps, fail cleanly, time out and leak nothing.
+//! Tests of captured steps: they give the same results as eager steps, fail cleanly, time out and leak nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use crate::native::random::{DeviceCounter, RandomTensors, RowDraw, Step};
 const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
 const PHILOX: Philox = Philox::new(77);
 
-/// A small network that learns to output a part of its random input.
+/// A small network that is trained to output the first eight elements of its random input.
 struct ToyTrainer {
     params: Vec<Tensor>,
     moments: Moments,
@@ -37,7 +37,7 @@ impl ToyTrainer {
         Ok(Self { moments: Moments::zeros(&params), params, counter: DeviceCounter::new(GPU, 0)?, learning_rate })
     }
 
-    /// Forward, backward, clip and update, without waiting for the device. Returns the loss.
+    /// Runs one training step (forward, backward, clipping, update) without waiting for the device. Returns the loss.
     fn step(&mut self) -> anyhow::Result<Tensor> {
         let step = Step::Counter(&self.counter);
         let rows = RowDraw { stream: random::Stream::Noise, step, first_sample: 0, samples: 128, elements: 64 };
@@ -68,7 +68,7 @@ impl ToyTrainer {
     }
 }
 
-/// A thread that allocates on the device and copies back to the host, as prefetch and checkpoints do.
+/// A second thread that allocates on the device and copies to the host, as the threads of prefetch and checkpoints do.
 struct Neighbour {
     rounds: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -83,7 +83,7 @@ impl Neighbour {
             let mut held = Vec::new();
             while !stopped.load(Ordering::Relaxed) {
                 let round = counted.load(Ordering::Relaxed) as i64;
-                // Grow for a while, so that the allocator has to ask CUDA for more memory.
+                // Keep the first 50 tensors, so that the allocator has to ask CUDA for more memory.
                 if round < 50 {
                     held.push(Tensor::f_zeros([1 << 20, round + 21], (Kind::Uint8, GPU))?);
                 }
@@ -121,7 +121,7 @@ impl Drop for Neighbour {
     }
 }
 
-/// Replays the step and waits until it ends, at most for `limit`.
+/// Replays the graph and waits until the replay ends, at most for `limit`.
 fn replay_within(graph: &mut Graph, limit: Duration) -> anyhow::Result<()> {
     graph.replay()?;
     let mut finished = CudaEvent::new()?;
@@ -166,7 +166,8 @@ pub(super) fn replay_equals_eager() -> CheckOutcome {
     ))
 }
 
-/// Checks what must still work after a failed capture: memory, torch's own generator, synchronisation, another capture.
+/// Checks that torch still works after a failed capture: it allocates memory, draws from torch's own generator, makes
+/// another capture and synchronises.
 fn check_torch_is_usable() -> anyhow::Result<()> {
     let noise = Tensor::f_randn([1000], (Kind::Float, GPU))?;
     ensure!(noise.f_isfinite()?.all().f_int64_value(&[])? == 1, "torch's normals are not finite");
@@ -190,9 +191,9 @@ pub(super) fn torch_is_usable_after_failed_captures() -> CheckOutcome {
             match how {
                 0 => anyhow::bail!("the step gives up"),
                 1 => panic!("the step panics"),
-                // Reading a value back is not allowed in a capture and invalidates it.
+                // A capture does not allow a value to be read back to the host. The attempt invalidates the capture.
                 2 => product.f_double_value(&[0, 0]).map(drop)?,
-                // The same, but the step ignores the error.
+                // Reads a value back as well, but ignores the error.
                 _ => drop(product.f_double_value(&[0, 0])),
             }
             Ok(())
@@ -292,7 +293,7 @@ pub(super) fn nothing_leaks() -> CheckOutcome {
     let grown = resident_after.saturating_sub(resident_before);
     ensure!(after.allocated_bytes == before.allocated_bytes, "device memory leaks: {before:?} then {after:?}");
     ensure!(after.reserved_bytes == before.reserved_bytes, "reserved memory grows: {before:?} then {after:?}");
-    // A leak of 100 bytes a round, such as a tensor or an event, would be 1 MB.
+    // If every round leaked 100 bytes, such as a tensor or an event, the process would grow by 1 MB.
     ensure!(grown < 1 << 20, "the process grew by {grown} bytes");
     Ok(format!("{} bytes allocated before and after; the process grew by {grown} bytes", after.allocated_bytes))
 }

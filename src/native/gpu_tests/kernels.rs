@@ -1,4 +1,4 @@
-//! Kernels, streams, events and memory behave as their documentation says.
+//! Tests of kernels, streams, events and memory: they behave as documented.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::native::host::{HostRows, pinned_bytes};
 use crate::native::nvrtc::{Arg, Kernel};
 use crate::native::row_pool::RowPlaces;
 
-/// Two kernels: one adds, the other keeps one thread busy for some time.
+/// Two kernels. `add` adds a multiple of a tensor, and `spin` keeps one thread busy for a given time.
 const SOURCE: &str = r#"
 extern "C" __global__ void add(float* out, const float* in, int factor, unsigned count) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -25,7 +25,7 @@ extern "C" __global__ void spin(long long nanoseconds, int* done) {
 }
 "#;
 
-/// A kernel that keeps the device busy.
+/// The kernel `spin`, with a counter of the launches that have ended.
 pub(super) struct Spin {
     kernel: Kernel,
     done: Tensor,
@@ -42,7 +42,7 @@ impl Spin {
         Ok(self.kernel.launch([1; 3], [1; 3], &[Arg::I64(nanoseconds), Arg::Tensor(&self.done)])?)
     }
 
-    /// Number of launches that have ended. Waits for the current stream.
+    /// Waits for the current stream, and returns the number of launches that have ended.
     pub(super) fn count(&self) -> anyhow::Result<i64> {
         Ok(self.done.f_int64_value(&[0])?)
     }
@@ -120,7 +120,8 @@ pub(super) fn memory_statistics_follow_allocations() -> CheckOutcome {
     Ok(format!("{during:?}"))
 }
 
-/// A copy out of pinned memory may still be running when its tensor is returned, and only torch's allocator knows.
+/// When a pinned tensor is returned, a copy from its memory to the GPU may still be running. Only torch's allocator
+/// knows when the copy is done, so pinned memory must not be reused.
 pub(super) fn pinned_rows_are_not_reused() -> CheckOutcome {
     for pinned in [false, true] {
         let (mut rows, mut places) = (HostRows::new(1, 4, pinned)?, RowPlaces::new(1, 8));

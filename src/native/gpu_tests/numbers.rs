@@ -1,4 +1,5 @@
-//! The GPU computes the same as the CPU: random numbers, optimizer, matrix products.
+//! Tests of numbers: random numbers, optimizer and norms are the same on GPU and CPU, and matrix products have the
+//! expected precision.
 
 use anyhow::ensure;
 use locdiff_core::random::{Philox, Stream};
@@ -12,7 +13,8 @@ use crate::native::random::{DeviceCounter, RandomTensors, RowDraw, Step};
 
 const PHILOX: Philox = Philox::new(0x0123_4567_89ab_cdef);
 
-/// Draws that use every field of the counter, with rows that do and do not fill their last block: 1.3 million numbers.
+/// 1.3 million numbers in four draws, which use every field of the counter. In some draws the length of a row is a
+/// multiple of four, the size of a Philox block, and in others it is not.
 fn draws() -> [RowDraw<'static>; 4] {
     let rows = |stream, step, first_sample, samples, elements| RowDraw {
         stream,
@@ -88,10 +90,11 @@ pub(super) fn adamw_updates_as_on_the_cpu() -> CheckOutcome {
         let scalar = |value: f32| Tensor::from(value).to_device(device);
         let (rate, divisor, keep, skip) = (scalar(1e-3), scalar(2.0), scalar(0.0), scalar(1.0));
         for step in 0..30 {
-            // Gradients that depend only on the step, computed on the CPU for both devices, so that differences do not
-            // feed back.
+            // The gradients depend only on the step and are computed on the CPU for both devices, so that differences
+            // between the parameters do not affect later gradients.
             let wave = (&ramp * (3 * step) + 0.3).sin();
-            // Copies, because the update writes the divided gradients back, and on the CPU these would overlap.
+            // Copies, because the update writes the divided gradients back. Without copies, the two gradients would
+            // share memory on the CPU.
             let grads = [wave.view([64, 64]).copy().to_device(device), wave.narrow(0, 9, 77).copy().to_device(device)];
             let found_inf = Some(if step % 10 == 9 { &skip } else { &keep });
             let control = UpdateInputs { learning_rate: &rate, grad_divisor: Some(&divisor), found_inf };
@@ -105,7 +108,7 @@ pub(super) fn adamw_updates_as_on_the_cpu() -> CheckOutcome {
     for (gpu, cpu) in run(GPU)?.iter().zip(&run(Device::Cpu)?) {
         largest = largest.max(largest_difference(gpu, cpu)?);
     }
-    // Thirty updates of numbers below 2, each off by at most one unit in the last place.
+    // The limit allows one unit in the last place of a number below 2 for each of the thirty updates.
     ensure!(largest < 30.0 * 1.2e-7, "parameters or moments differ by {largest:e}");
     Ok(format!("30 updates, 3 of them skipped, differ by {largest:e} at most"))
 }

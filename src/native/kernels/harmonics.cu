@@ -1,8 +1,10 @@
-// Orthonormal real spherical harmonics of unit vectors. The formulas are in src/shdd/harmonics.rs.
+// Orthonormal real spherical harmonics of unit vectors, up to degree L (`degree`). src/shdd/harmonics.rs explains the
+// formulas.
 //
-// One thread per (order m, point): threadIdx.x is m, so that at each degree adjacent threads write adjacent
-// coefficients. A thread multiplies m times to get (x + iy)^m and then goes through L - m degrees, so that all threads
-// do about the same work. The operations and their order are those of the CPU. Compile with --fmad=false.
+// Each thread computes one order m of one point. threadIdx.x is m, so that at each degree adjacent threads write
+// adjacent coefficients. A thread needs m multiplications for (x + iy)^m and then computes the degrees m to L, so that
+// all threads do about the same work. The kernel performs the same operations in the same order as the CPU. It must be
+// compiled with --fmad=false.
 
 extern "C" __global__ void harmonics(float* out, const double* points, const double* sectoral, const double2* recursion,
                                      int degree, long long count) {
@@ -18,7 +20,8 @@ extern "C" __global__ void harmonics(float* out, const double* points, const dou
   }
   double older = 0.0, old = sectoral[m];
   float* row = out + point * (degree + 1) * (degree + 1);
-  // Start at the first order of the warp, so that its threads stay on the same degree and their writes coalesce.
+  // Start at the first order of the warp, so that all threads of the warp are at the same degree and their writes
+  // coalesce.
   for (int l = m & ~31; l <= degree; ++l) {
     if (l < m) continue;
     if (l > m) {

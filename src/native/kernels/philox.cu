@@ -1,8 +1,8 @@
-// Philox4x32-10 on the device: the same numbers as core/src/random/philox.rs, which documents the counter.
+// Philox4x32-10 on the device. Draws the same numbers as core/src/random/philox.rs, which documents the counter.
 //
-// Compiled at start-up by NVRTC with --fmad=false, so that every operation rounds once, as it does in Rust. One thread
-// computes one block of four elements. `counter` is null, or points to a step on the device that a captured graph can
-// advance; `step` is added to it.
+// NVRTC compiles this file at run time with --fmad=false, so that every operation rounds once, as in Rust. One thread
+// computes one block of four elements. The step of a draw is `step` plus `*counter`, if `counter` is not null. The
+// counter lies on the device, so that its value can change between the replays of a captured graph.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -19,7 +19,7 @@ struct Draw {
 struct Block {
   u32 word[4];
   u64 first;  // index of the first element in the output
-  u32 count;  // elements of this block, 0 past the end
+  u32 count;  // number of elements in this block, 0 if the thread has no block
 };
 
 __device__ inline Block draw_block(const Draw& draw) {

@@ -32,7 +32,7 @@ at::Tensor all_gather(const GroupPtr& group, const at::Tensor& input, int64_t di
   sizes.insert(sizes.begin(), group->size);
   auto pieces = at::empty(sizes, piece.options());
   start_all_gather(group, pieces, piece, timeout)->wait_stream();
-  // Along dimension 0 the pieces are already in order.
+  // Along dimension 0, the gathered pieces already lie in the order of the result.
   return dim == 0 ? pieces.flatten(0, 1) : at::cat(pieces.unbind(0), dim);
 }
 
@@ -92,13 +92,13 @@ struct Collective : torch::autograd::Function<Collective> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    // The engine enables this mode when the backward pass itself is to be differentiated.
+    // The engine enables gradients during the backward pass only if the backward pass itself is to be differentiated.
     TORCH_CHECK(!at::GradMode::is_enabled(), "a differentiable collective cannot be differentiated twice; run backward without create_graph");
     auto group = c10::static_intrusive_pointer_cast<Group>(context->saved_data["group"].toCapsule());
     auto function = static_cast<int>(context->saved_data["function"].toInt());
     auto dim = context->saved_data["dim"].toInt();
     milliseconds timeout(context->saved_data["timeout_ms"].toInt());
-    // The caller of backward gets only the text, so it must name the operation, the group and the rank.
+    // The caller of backward receives only the error text, so the text must name the operation, the group and the rank.
     try {
       auto grad = backward_of(function, group, grads[0], dim, timeout);
       return {grad, Variable(), Variable(), Variable(), Variable()};
@@ -110,7 +110,7 @@ struct Collective : torch::autograd::Function<Collective> {
   }
 };
 
-// The function that a hook calls. It is destroyed, and `context` dropped, with its last owner.
+// The function that a hook calls, and its context. The destructor of the last owner drops the context.
 struct Callback {
   Callback(locdiff_hook_call call, locdiff_hook_drop drop, void* context) : call(call), drop(drop), context(context) {}
   Callback(const Callback&) = delete;
@@ -122,7 +122,7 @@ struct Callback {
   void* context;
 };
 
-// Holds the callback. Shared by the tensor's hook and the handle in Rust.
+// Holds the callback of a hook. The tensor's hook and the handle in Rust share one slot.
 struct Slot {
   std::shared_ptr<Callback> get() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -141,7 +141,8 @@ struct Slot {
 struct Hook : torch::autograd::PostAccumulateGradHook {
   explicit Hook(std::shared_ptr<Slot> slot) : slot(std::move(slot)) {}
   void operator()(const Variable& /*leaf*/) override {
-    // Keep a reference, so that freeing the hook meanwhile does not destroy the callback.
+    // Keep a reference to the callback, so that locdiff_hook_free on another thread does not destroy it during the
+    // call.
     if (auto callback = slot->get()) {
       callback->call(callback->context);
     }
@@ -163,7 +164,8 @@ extern "C" {
 int locdiff_differentiable(void* group, const void* input, int function, int64_t dim, int64_t timeout_ms, void** out) {
   return guarded([&] {
     const auto& tensor = tensor_of(input);
-    // A scalar has no dimension to wrap. Gathers and splits reject it; the other functions ignore `dim`.
+    // A scalar has no dimensions, so `dim` cannot be wrapped. Gathers and splits reject scalars, and the other
+    // functions ignore `dim`.
     int64_t wrapped = tensor.dim() == 0 ? dim : c10::maybe_wrap_dim(dim, tensor.dim());
     *out = new at::Tensor(
         Collective::apply(tensor, *static_cast<GroupPtr*>(group), static_cast<int64_t>(function), wrapped, timeout_ms));
@@ -172,7 +174,7 @@ int locdiff_differentiable(void* group, const void* input, int function, int64_t
 
 int locdiff_hook_new(const void* leaf, locdiff_hook_call call, locdiff_hook_drop drop, void* context, void** out) {
   return guarded([&] {
-    // From here on the callback owns the context and drops it, also if something throws.
+    // From here on, the callback owns the context and drops it, even if a later statement throws.
     auto callback = std::make_shared<Callback>(call, drop, context);
     const auto& tensor = tensor_of(leaf);
     check_leaf(tensor);

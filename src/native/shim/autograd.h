@@ -1,4 +1,4 @@
-// Differentiable collectives and gradient hooks. autograd.rs says when to use each function.
+// Differentiable collectives and gradient hooks. autograd.rs explains when to use each pair of LocdiffFunction.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,16 @@ enum LocdiffFunction : int {
   LOCDIFF_SPLIT_GATHER = 3,
 };
 
-// `*out` is a new at::Tensor. Only the gathers and the split use `dim`.
+// Applies a pair to `input`. `*out` is a new at::Tensor. Only LOCDIFF_GATHER_SPLIT and LOCDIFF_SPLIT_GATHER use `dim`.
 int locdiff_differentiable(void* group, const void* input, int function, int64_t dim, int64_t timeout_ms, void** out);
 
-// Called after the gradient of a leaf was accumulated, on the thread that accumulated it. Must not unwind.
+// locdiff_hook_call is called after the gradient of a leaf was accumulated, on the thread that accumulated the
+// gradient. locdiff_hook_drop is called once, to drop `context`. Neither may unwind.
 typedef void (*locdiff_hook_call)(const void* context);
 typedef void (*locdiff_hook_drop)(void* context);
 
-// Registers a hook on a leaf, replacing an earlier one. The caller must free `*out`; freeing it disables the hook, and
-// `context` is dropped as soon as no call is running.
+// Registers a hook on a leaf, in place of an earlier hook. The caller must free `*out` with locdiff_hook_free, which
+// disables the hook. `context` is dropped as soon as no call of the hook is running.
 int locdiff_hook_new(const void* leaf, locdiff_hook_call call, locdiff_hook_drop drop, void* context, void** out);
 void locdiff_hook_free(void* hook);
 

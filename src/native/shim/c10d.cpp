@@ -15,7 +15,7 @@
 namespace locdiff {
 namespace {
 
-// Gloo detects its own timeout and reports more about it, so the host waits a little longer than that.
+// Gloo also detects the timeout, and its error says more. The host therefore waits this much longer than the timeout.
 constexpr milliseconds kGlooGrace{400};
 // No message is ever sent with this tag, so a receive that uses it always times out.
 constexpr int kAbortTag = std::numeric_limits<int>::max();
@@ -27,7 +27,7 @@ c10d::ReduceOp reduce_op(const Group& group, Reduce op) {
     case Reduce::Max:
       return c10d::ReduceOp::MAX;
     case Reduce::Mean:
-      // Gloo has no mean: it sums, and Work::finish divides.
+      // Gloo has no mean, so it computes the sum, and Work::finish divides the sum.
       return group.nccl ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
   }
   TORCH_CHECK(false, "unknown reduction ", static_cast<int>(op));
@@ -58,8 +58,9 @@ WorkPtr completed_work(const GroupPtr& group, milliseconds timeout) {
 }  // namespace
 
 namespace {
-// Set by the first NCCL failure in this process. From then on a peer counts as dead, and every orderly shutdown would
-// wait for it: c10d joins a watchdog thread that never returns, and NCCL's finalisation needs the peer.
+// Set by the first NCCL failure in this process. From then on, a peer is assumed to be dead, and an orderly shutdown
+// would wait for that peer for ever: c10d joins a watchdog thread that never ends, and NCCL's finalisation needs the
+// peer.
 std::atomic<bool> nccl_failed{false};
 }  // namespace
 
@@ -68,14 +69,14 @@ Group::~Group() {
     return;
   }
   if (nccl_failed) {
-    // Leaked on purpose: the process does not use NCCL any more and ends soon.
+    // The backend is leaked on purpose. The process does not use NCCL again and ends soon.
     (void)backend.release();
     return;
   }
   try {
     backend->shutdown();
   } catch (...) {
-    // A destructor cannot report errors, and the peers report their own.
+    // A destructor cannot report errors.
   }
 }
 
@@ -88,8 +89,9 @@ void Group::abort() {
     backend->abort();
     return;
   }
-  // ProcessGroupGloo inherits an abort() that does nothing. But Gloo closes every connection of a context when one
-  // operation on it times out, which fails all pending operations here and at the peers. So make one time out.
+  // ProcessGroupGloo inherits an abort() that does nothing. But when an operation times out, Gloo closes every
+  // connection of its context. All pending operations then fail, on this rank and on its peers. This function therefore
+  // starts an operation that times out.
   try {
     std::vector<at::Tensor> never{at::zeros({1}, at::kByte)};
     c10::intrusive_ptr<c10d::Work> work;
@@ -99,7 +101,7 @@ void Group::abort() {
     }
     work->wait(milliseconds(1));
   } catch (const std::exception&) {
-    // Either the expected timeout, or the connections were already closed.
+    // This is either the expected timeout, or the connections were already closed.
   }
 }
 
@@ -127,7 +129,8 @@ milliseconds Work::elapsed() const {
 
 void Work::wait() {
   if (inner_) {
-    // NCCL counts the timeout from the start of the collective, Gloo from this call. Zero would mean no timeout.
+    // NCCL counts the timeout from the start of the collective, Gloo from this call. The timeout is at least 1 ms,
+    // because 0 would mean no timeout.
     try {
       inner_->wait(std::max(group_->nccl ? timeout_ : timeout_ - elapsed() + kGlooGrace, milliseconds(1)));
     } catch (...) {
@@ -182,7 +185,7 @@ WorkPtr start_broadcast(const GroupPtr& group, at::Tensor tensor, int root, mill
 
 WorkPtr start_all_gather(const GroupPtr& group, at::Tensor output, at::Tensor input, milliseconds timeout) {
   check_pieces(*group, output, input);
-  // Flattened, because Gloo cuts the output along its first dimension.
+  // Both tensors are flattened, because Gloo cuts the output along its first dimension.
   auto out = output.detach().view({-1});
   auto in = input.detach().view({-1});
   if (!group->backend) {
@@ -211,7 +214,8 @@ WorkPtr start_reduce_scatter(const GroupPtr& group, at::Tensor output, at::Tenso
     std::lock_guard<std::mutex> lock(group->issue);
     return std::make_unique<Work>(group, group->backend->_reduce_scatter_base(out, in, options), timeout, nullptr);
   }
-  // c10d's own reduce-scatter on Gloo is an all-reduce whose wait() ignores the timeout. This one respects it.
+  // c10d's own reduce-scatter on Gloo is an all-reduce whose wait() ignores the timeout. The all-reduce below respects
+  // it.
   std::vector<at::Tensor> tensors{in.clone()};
   c10d::AllreduceOptions options;
   options.reduceOp = reduce_op(*group, op);
@@ -231,7 +235,7 @@ WorkPtr start_barrier(const GroupPtr& group, milliseconds timeout) {
     return completed_work(group, timeout);
   }
   if (group->nccl) {
-    // c10d's barrier on NCCL synchronises the stream without a timeout. An all-reduce of one element has one.
+    // c10d's barrier on NCCL synchronises the stream without a timeout. An all-reduce of one element has a timeout.
     return start_all_reduce(group, at::zeros({1}, at::TensorOptions().device(group->device)), Reduce::Sum, timeout);
   }
   c10d::BarrierOptions options;
@@ -252,8 +256,8 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, const Group& 
 }
 
 #ifdef LOCDIFF_CUDA
-// By default c10d's watchdog kills the process when a collective fails. With these settings the waiting caller gets an
-// error instead. Variables that are already set keep their value.
+// By default, c10d's watchdog kills the process when a collective fails. With these environment variables, the caller
+// that waits for the collective gets an error instead. Variables that are already set keep their value.
 void leave_errors_to_the_caller() {
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 0);
   setenv("TORCH_NCCL_ENABLE_MONITORING", "0", 0);
@@ -267,7 +271,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const StorePtr& store, const Group& 
   options->timeout = timeout;
   auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, group.rank, group.size, options);
   backend->setBoundDeviceId(group.device);
-  // Connect now and not in the first collective, whose timeout should not have to cover it.
+  // Connect now. Otherwise the first collective would connect, and its timeout would have to include the time for that.
   backend->eagerConnectSingleDevice(group.device);
   return backend;
 }

@@ -1,7 +1,8 @@
 // Process groups and collectives of c10d, used by the C ABI (c10d.cpp) and by the differentiable collectives
 // (autograd.cpp).
 //
-// A group of one rank has no backend. Its collectives are local copies that complete at once.
+// A group of one rank has no backend. Its collectives complete at once: they copy the input to the output, if these
+// differ.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -25,9 +26,9 @@ enum class Reduce : int { Sum = 0, Max = 1, Mean = 2 };
 struct Group : torch::CustomClassHolder {
   ~Group() override;
 
-  // Makes every pending collective of this group fail. Any thread may call it. The group cannot be used afterwards.
+  // Makes every pending collective of this group fail. Any thread may call this. The group cannot be used afterwards.
   void abort();
-  // Such as "all_reduce of group data, rank 1 of 4". Every message about a collective begins with this.
+  // A text such as "all_reduce of group data, rank 1 of 4". Errors of the backward pass begin with it.
   std::string describe(const char* operation) const;
 
   c10::intrusive_ptr<c10d::Backend> backend;
@@ -37,7 +38,7 @@ struct Group : torch::CustomClassHolder {
   bool nccl = false;
   at::Device device = at::kCPU;
   std::atomic<bool> aborted{false};
-  // c10d numbers its collectives without a lock, so only one thread at a time may start one.
+  // c10d numbers its collectives without a lock, so only one thread at a time may start a collective of this group.
   std::mutex issue;
 };
 
@@ -46,14 +47,15 @@ inline const at::Tensor& tensor_of(const void* tensor) { return *static_cast<con
 
 using GroupPtr = c10::intrusive_ptr<Group>;
 
-// A started collective. c10d keeps the tensors of an unfinished one alive, so destroying this early is safe.
+// A collective that was started. It is safe to destroy this object before the collective has ended, because c10d keeps
+// the tensors alive until then.
 class Work {
  public:
   Work(GroupPtr group, c10::intrusive_ptr<c10d::Work> inner, milliseconds timeout, std::function<void()> finish);
 
-  // Blocks the host until the result is ready. Throws on failure, or at the collective's own deadline.
+  // Blocks the host until the result is ready. Throws if the collective fails or its timeout has passed.
   void wait();
-  // NCCL: makes the current stream wait and returns at once. Gloo: wait().
+  // On NCCL, makes the current stream wait for the result and returns at once. On Gloo, does the same as wait().
   void wait_stream();
 
  private:
@@ -71,9 +73,9 @@ using WorkPtr = std::unique_ptr<Work>;
 
 WorkPtr start_all_reduce(const GroupPtr& group, at::Tensor tensor, Reduce op, milliseconds timeout);
 WorkPtr start_broadcast(const GroupPtr& group, at::Tensor tensor, int root, milliseconds timeout);
-// `output` receives the inputs of all ranks, one after the other.
+// `output` receives the inputs of all ranks, one after the other in the order of ranks.
 WorkPtr start_all_gather(const GroupPtr& group, at::Tensor output, at::Tensor input, milliseconds timeout);
-// `input` holds one piece per rank; `output` receives the reduced piece of this rank.
+// `input` holds one piece per rank, in the order of ranks. `output` receives this rank's piece of the result.
 WorkPtr start_reduce_scatter(const GroupPtr& group, at::Tensor output, at::Tensor input, Reduce op, milliseconds timeout);
 WorkPtr start_barrier(const GroupPtr& group, milliseconds timeout);
 

@@ -29,7 +29,8 @@ using locdiff::guarded;
 
 extern "C" {
 
-// Serves on the listening socket `fd`, takes ownership of it, and connects to it as the first client.
+// Serves the store on the listening socket `fd`, takes ownership of `fd`, and connects to the store as its first
+// client.
 int locdiff_store_serve(int fd, const char* host, size_t host_length, uint16_t port, int64_t timeout_ms, void** out) {
   return guarded([&] {
     auto options = options_for(port, timeout_ms);
@@ -59,7 +60,7 @@ int locdiff_store_set(void* store, const char* key, size_t key_length, const uin
   });
 }
 
-// Waits for the key. `*out` is a new std::vector<uint8_t> with its value.
+// Waits until `key` is set. `*out` is a new std::vector<uint8_t> with the value of `key`.
 int locdiff_store_get(void* store, const char* key, size_t key_length, int64_t timeout_ms, void** out) {
   return guarded([&] {
     std::string name(key, key_length);

@@ -18,7 +18,7 @@ using c10::cuda::CUDAEvent;
 using c10::cuda::CUDAStream;
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-// Before this, the allocator has no state for any device.
+// Initialises CUDA in torch. Before this call, torch's caching allocator knows no device.
 void initialise() { at::globalContext().lazyInitDevice(c10::kCUDA); }
 
 CUDAStream unpack(int64_t id, int device) {
@@ -61,7 +61,7 @@ int locdiff_cuda_synchronize() {
   return locdiff::guarded([&] { c10::cuda::device_synchronize(); });
 }
 
-// Writes four numbers of bytes: allocated, peak allocated, reserved, peak reserved.
+// Writes four byte counts to `out`: allocated now, allocated at the peak, reserved now, reserved at the peak.
 int locdiff_cuda_memory(int device, int64_t* out) {
   return locdiff::guarded([&] {
     initialise();

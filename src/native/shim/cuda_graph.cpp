@@ -1,8 +1,8 @@
-// CUDA graphs that clean up after a failed capture.
+// CUDA graphs, with a complete clean-up after a failed capture.
 //
-// If a capture was invalidated, at::cuda::CUDAGraph::capture_end throws at its first call and skips the rest: the
-// allocators keep calling a filter that points into the graph, the graph's memory pool is never released, and the
-// default generator stays in capture mode for ever. Graph undoes each of these by hand.
+// If a capture was invalidated, at::cuda::CUDAGraph::capture_end throws before it has cleaned up. The allocators would
+// then keep calling a filter that points into the graph, the graph's memory pool would never be released, and the
+// default generator would stay in capture mode for ever. Graph::abandon therefore does this clean-up.
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
@@ -13,7 +13,7 @@
 
 #include "error.h"
 
-// Declared here, because its header includes all of cuBLAS and cuSPARSE.
+// This function is declared here, because its header includes all of cuBLAS and cuSPARSE.
 namespace at::cuda {
 void clearCublasWorkspaces();
 }
@@ -22,7 +22,8 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-// Ignores failures of the clean-up, so that the first failure is the one reported.
+// Runs a part of the clean-up and ignores its failure, so that the failure that caused the clean-up is the one
+// reported.
 template <typename Body>
 void quietly(Body&& body) {
   try {
@@ -33,14 +34,14 @@ void quietly(Body&& body) {
 }
 
 struct Graph : at::cuda::CUDAGraph {
-  // keep_graph: do not instantiate until end(), so that a discarded capture never is.
+  // With keep_graph, the graph is not instantiated before end(), so that a discarded capture is never instantiated.
   Graph() : at::cuda::CUDAGraph(/*keep_graph=*/true) {}
 
   void begin() {
     c10::cuda::device_synchronize();
     try {
-      // cuBLAS must take its workspace from this graph's pool, and nothing else may use it: two graphs that share a
-      // workspace could not be replayed concurrently.
+      // Clearing the workspaces makes cuBLAS take a new one from this graph's memory pool. Only this graph may use that
+      // workspace, because graphs that share a workspace could not be replayed concurrently.
       at::cuda::clearCublasWorkspaces();
       capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     } catch (...) {
@@ -60,7 +61,7 @@ struct Graph : at::cuda::CUDAGraph {
     }
   }
 
-  // Ends the capture in whatever state it is, and releases everything that it took.
+  // Ends the capture, whatever its state, and releases everything that the capture has allocated or changed.
   void abandon() {
     if (capture_ended_) {
       quietly([&] { reset(); });
@@ -108,7 +109,7 @@ int locdiff_cuda_graph_free(void* graph) {
   return locdiff::guarded([&] { delete static_cast<Graph*>(graph); });
 }
 
-// The current stream must come from the pool.
+// Begins a capture on the current stream, which must come from the pool.
 int locdiff_cuda_graph_begin(void* graph) {
   return locdiff::guarded([&] { static_cast<Graph*>(graph)->begin(); });
 }

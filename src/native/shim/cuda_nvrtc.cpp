@@ -1,8 +1,9 @@
 // Compiles CUDA C with NVRTC and launches it on torch's current stream.
 //
-// NVRTC is loaded on first use, through libcaffe2_nvrtc.so. That library lies beside libtorch, and its run path leads
-// to the NVRTC that torch was installed with. The compiled code is loaded and launched through the CUDA runtime's
-// library interface, so that neither the driver library nor a toolkit has to be linked.
+// NVRTC is loaded on first use, normally through libcaffe2_nvrtc.so. That library is in the folder of libtorch, and its
+// run path points to the NVRTC that was installed with torch. If it cannot be loaded, libnvrtc.so is loaded instead.
+// The compiled code is loaded and launched through the library functions of the CUDA runtime, so that neither the
+// driver library nor a toolkit has to be linked.
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -18,7 +19,7 @@
 
 namespace {
 
-// The functions of nvrtc.h that are used. Their signatures have been the same since CUDA 11.
+// The functions of nvrtc.h that this file calls. Their signatures have not changed since CUDA 11.
 struct Nvrtc {
   using Program = void*;
   int (*version)(int*, int*);
@@ -48,7 +49,8 @@ void* open_library() {
   TORCH_CHECK(false, "cannot load NVRTC (it comes with torch as nvidia-cuda-nvrtc)", reasons);
 }
 
-// NVRTC looks for its builtins library by name, but not in its own folder. A library that is already loaded is found.
+// Loads NVRTC's builtins library. NVRTC looks for this library by name but not in its own folder, and finds it if it is
+// already loaded.
 void load_builtins(const Nvrtc& nvrtc) {
   Dl_info info;
   int major = 0, minor = 0;
@@ -110,7 +112,7 @@ struct Program {
   }
 };
 
-// Never unloaded once it is handed out, because the Rust side keeps every module.
+// A compiled module. Modules that Rust has received are never unloaded, because Rust keeps them until the process ends.
 struct Module {
   std::string code;
   cudaLibrary_t library = nullptr;
@@ -122,7 +124,8 @@ const void* entry(void* kernel) { return kernel; }
 
 extern "C" {
 
-// Compiles for the current device. `options` are NVRTC options; the architecture is added to them.
+// Compiles `source` for the current device. `options` holds `count` NVRTC options, to which the architecture of the
+// device is added.
 int locdiff_cuda_module_compile(const char* name, const char* source, const char* const* options, size_t count,
                                 void** out) {
   return locdiff::guarded([&] {
@@ -140,8 +143,8 @@ int locdiff_cuda_module_compile(const char* name, const char* source, const char
   });
 }
 
-// Finds a kernel by name and writes the sizes of its parameters in bytes, at most `capacity` of them. The kernel is
-// loaded now and not at its first launch, which may be inside a capture.
+// Finds a kernel by name and writes the size of each parameter in bytes to `sizes`, at most `capacity` sizes. The
+// kernel is loaded now, because its first launch may be inside a capture, which does not allow loading.
 int locdiff_cuda_module_kernel(void* module, const char* name, void** out, size_t* sizes, size_t capacity,
                                size_t* parameters) {
   return locdiff::guarded([&] {
@@ -154,13 +157,13 @@ int locdiff_cuda_module_kernel(void* module, const char* name, void** out, size_
     while (*parameters < capacity && cudaFuncGetParamInfo(entry(kernel), *parameters, &offset, &size) == cudaSuccess) {
       sizes[(*parameters)++] = size;
     }
-    // The loop ends with a query beyond the last parameter, whose error is cleared here.
+    // The last query of the loop was for a parameter that does not exist. Clear its error.
     (void)cudaGetLastError();
     *out = kernel;
   });
 }
 
-// Launches on the current stream. `grid` and `block` hold three numbers each.
+// Launches a kernel on the current stream. `grid` and `block` hold three numbers each.
 int locdiff_cuda_kernel_launch(void* kernel, const unsigned* grid, const unsigned* block, unsigned shared_bytes,
                                void** arguments) {
   return locdiff::guarded([&] {
@@ -169,7 +172,7 @@ int locdiff_cuda_kernel_launch(void* kernel, const unsigned* grid, const unsigne
   });
 }
 
-// The address of a tensor's elements. The tensor must be contiguous and on the current CUDA device.
+// Writes the address of a tensor's elements to `*out`. The tensor must be contiguous and on the current CUDA device.
 int locdiff_cuda_tensor_address(const void* tensor, void** out) {
   return locdiff::guarded([&] {
     const auto& value = *static_cast<const at::Tensor*>(tensor);

@@ -1,4 +1,4 @@
-// The text of the last failure, one per thread; see error.h.
+// Stores the text of each thread's last failure; see error.h.
 #include "error.h"
 
 namespace {
@@ -12,5 +12,5 @@ int fail(const std::string& text) {
 }
 }  // namespace locdiff
 
-// Valid until the calling thread's next failure.
+// The text of the calling thread's last failure. The pointer is valid until the thread's next failure.
 extern "C" const char* locdiff_last_error() { return last_error.c_str(); }

@@ -1,6 +1,6 @@
-// Error reporting of the shim. Every fallible function returns 0 on success. On failure it returns 1 and stores the
-// text of the exception in a thread-local, which locdiff_last_error() reads. No exception leaves a function of the C
-// ABI.
+// Error reporting of the shim. Every fallible function returns 0 on success. On failure, it returns 1 and stores the
+// text of the exception in a thread-local variable, which locdiff_last_error() returns. No exception leaves a function
+// of the C ABI.
 #pragma once
 
 #include <string>
@@ -10,6 +10,7 @@ namespace locdiff {
 // Stores `text` as the calling thread's last error and returns 1.
 int fail(const std::string& text);
 
+// Runs `body` and returns 0, or passes the text of its exception to fail().
 template <typename Body>
 int guarded(Body&& body) {
   try {

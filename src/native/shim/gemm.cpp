@@ -1,4 +1,4 @@
-// bf16 x bf16 -> f32 matrix product with a gradient, which at::mm with out_dtype does not have.
+// Matrix product bf16 x bf16 -> f32 with a gradient. at::mm with out_dtype has no gradient.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -17,7 +17,8 @@ struct WideMm : torch::autograd::Function<WideMm> {
     return product(a, b);
   }
 
-  // The gradient is rounded to the dtype of the inputs, so that both products run on the tensor cores.
+  // The incoming gradient is rounded to the dtype of the factors, so that both products of the backward pass run on the
+  // tensor cores.
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
     const auto saved = context->get_saved_variables();

@@ -1,4 +1,4 @@
-// The error of every CUDA function of the shim in the CPU variant.
+// The error that every CUDA function returns in the CPU variant.
 #include "error.h"
 
 extern "C" int locdiff_no_cuda() {

@@ -1,4 +1,4 @@
-// ATen's fused and list operations that tch does not bind.
+// Operations of ATen on lists of tensors that tch does not offer, such as fused AdamW.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
@@ -22,8 +22,8 @@ std::optional<at::Tensor> optional(void* tensor) {
   return *static_cast<const at::Tensor*>(tensor);
 }
 
-// The fused kernels walk through the memory of all four tensors in parallel, and not every backend checks that their
-// layouts match.
+// A fused kernel reads a parameter, its gradient and its two moments in the order of memory, and not every backend
+// checks that their layouts match. So this function checks it.
 void check_alike(size_t index, const char* name, const at::Tensor& param, const at::Tensor& other) {
   TORCH_CHECK(param.sizes() == other.sizes() && param.strides() == other.strides() &&
                   param.scalar_type() == other.scalar_type() && param.device() == other.device(),
@@ -36,8 +36,9 @@ void check_alike(size_t index, const char* name, const at::Tensor& param, const 
 
 extern "C" {
 
-// Adds 1 to `step` (one f32 for the whole list), updates, and subtracts the 1 again if found_inf is 1, all on the
-// device. Divides the gradients by `grad_scale` and writes them back.
+// Makes one AdamW update on the device. Adds 1 to `step`, one f32 for the whole list. If `found_inf` is 1, changes
+// neither parameters nor moments, and subtracts the 1 from `step` again. If `grad_scale` is not null, divides the
+// gradients by it and writes them back.
 int locdiff_fused_adamw(size_t count, void* const* params, void* const* grads, void* const* exp_avgs,
                         void* const* exp_avg_sqs, void* step, void* lr, double beta1, double beta2, double eps,
                         double weight_decay, void* grad_scale, void* found_inf) {
@@ -55,7 +56,7 @@ int locdiff_fused_adamw(size_t count, void* const* params, void* const* grads, v
     TORCH_CHECK(rate.scalar_type() == at::kFloat && rate.numel() == 1, "the learning rate must be one f32");
     const auto skip = optional(found_inf);
     steps.add_(1);
-    // The kernels only read the steps, so one tensor can serve for all parameters.
+    // The kernels only read the step, so all parameters can share one tensor.
     const std::vector<at::Tensor> all_steps(count, steps);
     try {
       at::_fused_adamw_(p, g, m, v, {}, all_steps, rate, beta1, beta2, weight_decay, eps, /*amsgrad=*/false,
@@ -68,7 +69,7 @@ int locdiff_fused_adamw(size_t count, void* const* params, void* const* grads, v
   });
 }
 
-// The squared 2-norm of all tensors together, as one f32 (f64 if all are f64).
+// Writes the sum of the squares of all elements of all tensors to `*out`, as one f32 (f64 if all tensors are f64).
 int locdiff_squared_norm(size_t count, void* const* tensors, void** out) {
   return locdiff::guarded([&] {
     c10::NoGradGuard no_grad;
@@ -76,15 +77,15 @@ int locdiff_squared_norm(size_t count, void* const* tensors, void** out) {
     TORCH_CHECK(count > 0, "the list is empty");
     bool wide = true;
     for (const auto& tensor : all) wide = wide && tensor.scalar_type() == at::kDouble;
-    // The CPU adds sequentially: in f32 the sum of a million squares is off by 1e-5.
+    // The CPU adds sequentially. In f32, the relative error of a sum of a million squares would be 1e-5.
     const auto kind = wide || all[0].is_cpu() ? at::kDouble : at::kFloat;
     const auto squared = at::stack(at::_foreach_norm(all, 2, kind)).to(at::kDouble).square().sum();
     *out = new at::Tensor(squared.to(wide ? at::kDouble : at::kFloat));
   });
 }
 
-// averages += (values - averages) * weight, with the weight read on the device. ATen's list version needs a weight for
-// every element, or one that the host knows.
+// averages += (values - averages) * weight. The weight is one number on the device. ATen's function for lists is not
+// used, because it needs a weight for every element or a weight that the host knows.
 int locdiff_list_lerp(size_t count, void* const* averages, void* const* values, void* weight) {
   return locdiff::guarded([&] {
     c10::NoGradGuard no_grad;

@@ -1,4 +1,5 @@
-// Versions of the libraries that are loaded at run time, which may differ from those compiled against.
+// Versions of the libraries that this process has loaded. They may differ from the versions that the shim was compiled
+// with.
 #include <ATen/Version.h>
 #include <torch/headeronly/version.h>
 
@@ -11,7 +12,7 @@
 
 #ifdef LOCDIFF_CUDA
 #include <cuda_runtime_api.h>
-// Declared here, because its header includes all of cuBLAS and cuSPARSE.
+// This function is declared here, because its header includes all of cuBLAS and cuSPARSE.
 namespace torch::cuda::nccl {
 std::uint64_t version();
 }
@@ -19,7 +20,8 @@ std::uint64_t version();
 
 extern "C" {
 
-// libtorch's description of its build, which includes its version. Writes as much as fits, always NUL-terminated.
+// Writes libtorch's description of its build, which contains its version, to `out`. Writes as much as fits into
+// `capacity` bytes, including a NUL at the end.
 int locdiff_show_config(char* out, size_t capacity) {
   return locdiff::guarded([&] {
     std::string text = at::show_config();
@@ -31,7 +33,7 @@ int locdiff_show_config(char* out, size_t capacity) {
 
 const char* locdiff_built_against() { return TORCH_VERSION; }
 
-// major * 1000 + minor * 10, or 0 without CUDA.
+// Version of the CUDA runtime as major * 1000 + minor * 10, or 0 in the CPU variant.
 int locdiff_cuda_version() {
   int version = 0;
 #ifdef LOCDIFF_CUDA
@@ -40,7 +42,8 @@ int locdiff_cuda_version() {
   return version;
 }
 
-// major << 32 | minor << 16 | patch, as libtorch packs it, or 0 without NCCL.
+// Version of NCCL as libtorch packs it, major << 32 | minor << 16 | patch. 0 in the CPU variant, or if NCCL does not
+// report its version.
 uint64_t locdiff_nccl_version() {
 #ifdef LOCDIFF_CUDA
   try {

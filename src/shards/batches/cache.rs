@@ -1,4 +1,5 @@
-//! Where rows are cached after they have been read. The mode does not affect the contents of batches.
+//! Caches rows after they have been read, so that later epochs need not read them again. The cache mode does not affect
+//! the contents of batches.
 //!
 //! | mode     | cached rows                                               | batches are in         |
 //! |----------|-----------------------------------------------------------|------------------------|
@@ -19,22 +20,23 @@ use crate::shards::blocks::BlockRows;
 use crate::shards::error::ShardsError;
 use crate::shards::order::DataLayout;
 
-/// Share of the free GPU memory that `auto` uses for rows. The rest is for the model.
+/// Share of the free GPU memory that the mode `auto` uses for rows at most. The rest is for the model.
 const DEVICE_SHARE: f64 = 0.5;
-/// Share of the available main memory to use for rows.
+/// Share of the available main memory that is used for rows at most.
 const HOST_SHARE: f64 = 0.6;
 
 /// Memory available for rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Main memory available to this worker.
+    /// Main memory available to this worker, in bytes.
     pub host_bytes: u64,
-    /// Free memory of its GPU. `None` without a GPU.
+    /// Free memory of the worker's GPU, in bytes. `None` if the worker has no GPU.
     pub device_bytes: Option<u64>,
 }
 
 impl Room {
-    /// Measures the free memory, for one of `workers` workers on this machine that all measure at about the same time.
+    /// Measures the free memory for one worker. The available main memory is divided by `workers`, the number of
+    /// workers on this machine.
     pub fn measure(device: Device, workers: u32) -> Result<Self, ShardsError> {
         let device_bytes = match device {
             Device::Cuda(index) => Some(cuda::free_bytes(index)?),
@@ -44,7 +46,7 @@ impl Room {
     }
 }
 
-/// Main memory available without swapping, within the cgroup limit. 0 if it cannot be determined.
+/// Main memory that is available without swapping and within the cgroup limit, in bytes. 0 if it is unknown.
 fn available_bytes() -> u64 {
     let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let number = |path: &str| text(path).trim().parse::<u64>().ok();
@@ -64,7 +66,7 @@ pub enum Cache {
     None,
     /// A cache in main memory.
     Host {
-        /// Maximum size.
+        /// Maximum size of the cached rows, in bytes.
         bytes_max: u64,
     },
     /// All rows on the GPU.
@@ -72,8 +74,8 @@ pub enum Cache {
 }
 
 impl Cache {
-    /// Chooses the cache for the configured mode on a worker with `device`. Also returns a text that explains the
-    /// choice.
+    /// Chooses the cache for the configured mode, the data, the worker's device and the available memory. Also returns
+    /// a text that explains the choice.
     pub fn choose(
         mode: CacheMode,
         layout: &DataLayout,
@@ -108,7 +110,8 @@ impl Cache {
         }
     }
 
-    /// The mode `device` was requested explicitly, so it is an error if it is not possible.
+    /// Handles the mode `device`. It was requested explicitly, so it is an error if the worker has no GPU or the rows
+    /// do not fit.
     fn on_device(bytes: u64, device: Device, room: Room) -> Result<(Self, String), ShardsError> {
         let Some(free) = room.device_bytes else {
             return Err(ShardsError::Config(format!(
@@ -148,18 +151,18 @@ impl HostCache {
         Self { blocks: Mutex::new(KeptBlocks { rows: HashMap::new(), bytes_left: bytes_max }) }
     }
 
-    /// A view of a block, if it is cached.
+    /// Returns a view of a block if it is cached.
     pub(super) fn get(&self, block: u32, view: u32) -> Option<Arc<BlockRows>> {
         let kept = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         kept.rows.get(&(block, view)).map(Arc::clone)
     }
 
-    /// Whether `bytes` more bytes fit.
+    /// Whether the cache has room for `bytes` more bytes.
     pub(super) fn has_room(&self, bytes: u64) -> bool {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).bytes_left >= bytes
     }
 
-    /// Caches a view of a block if there is room.
+    /// Caches a view of a block, which takes `bytes` bytes, if there is room.
     pub(super) fn keep(&self, block: u32, view: u32, bytes: u64, rows: &Arc<BlockRows>) {
         let mut kept = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.bytes_left >= bytes && !kept.rows.contains_key(&(block, view)) {
@@ -176,7 +179,7 @@ mod tests {
     use super::*;
 
     fn choose(mode: CacheMode, host_bytes: u64, device_bytes: Option<u64>) -> Result<(Cache, String), ShardsError> {
-        // 2 views of 100 rows of 2 * 42 + 16 bytes: 20,000 bytes.
+        // 2 views of 100 rows with 2 * 42 + 16 bytes each: 20,000 bytes.
         let layout = DataLayout { block_rows: vec![60, 0, 40], width: 42, views: 2, fingerprint: 0 };
         let device = if device_bytes.is_some() { Device::Cuda(0) } else { Device::Cpu };
         Cache::choose(mode, &layout, device, Room { host_bytes, device_bytes })

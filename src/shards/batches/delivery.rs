@@ -10,11 +10,13 @@ use tch::Tensor;
 use crate::shards::error::ShardsError;
 use crate::shards::order::Position;
 
-/// One worker's slice of a global batch. Its memory is reused after it is dropped, unless the tensor is still shared.
+/// One worker's slice of a global batch. When the batch is dropped, its memory is reused, unless another tensor still
+/// refers to it.
 #[derive(Debug)]
 pub struct Batch {
-    /// `[b, width]`, float16, on the host, or on the device with the device cache. Between gatherer and
-    /// [`Batches::next`], a batch from the device cache holds places in the cache instead.
+    /// Embeddings of the slice's rows: `[rows, width]`, float16. They are in main memory, or on the device if the
+    /// device cache is used. While a batch for the device cache is on its way from the gatherer to [`Batches::next`],
+    /// this tensor holds the places of the rows in the cache instead.
     ///
     /// [`Batches::next`]: super::Batches::next
     pub embeddings: Tensor,
@@ -24,7 +26,8 @@ pub struct Batch {
     pub longitudes: Vec<f64>,
     /// Epoch and step of the batch.
     pub position: Position,
-    /// The positions of the global batch that it holds. A sample has the same position for any number of workers.
+    /// The positions of the global batch that the slice holds. The position of a row in the global batch does not
+    /// depend on the number of workers.
     pub slice: Range<u64>,
     /// How long the trainer waited for the batch.
     pub waited: Duration,
@@ -38,13 +41,14 @@ impl Drop for Batch {
     }
 }
 
-/// A pool of tensors to reuse. Pinned tensors are left to torch's allocator, which knows when the GPU has read them.
+/// A pool of tensors to reuse. Pinned tensors are not pooled: torch's allocator reuses their memory, because it knows
+/// when the GPU has read them.
 #[derive(Debug)]
 pub(super) struct TensorPool {
     tensors: Mutex<Vec<Tensor>>,
-    /// Maximum number of batches outside the readers. `None`: no tensor is kept.
+    /// Maximum number of complete batches that exist at the same time. `None` if the pool keeps no tensors.
     elsewhere: Option<usize>,
-    /// Maximum number of batches filled at the same time so far.
+    /// The largest number of batches that were being filled at the same time so far.
     filling_max: AtomicUsize,
 }
 
@@ -53,7 +57,7 @@ impl TensorPool {
         Arc::new(Self { tensors: Mutex::default(), elsewhere, filling_max: AtomicUsize::new(0) })
     }
 
-    /// Grows the pool for the number of batches being filled.
+    /// Tells the pool how many batches are being filled, so that it can keep as many tensors.
     pub(super) fn make_room(&self, filling: usize) {
         self.filling_max.fetch_max(filling, Ordering::Relaxed);
     }

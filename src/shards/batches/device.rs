@@ -1,7 +1,7 @@
-//! The device cache: all rows of all views on one device. Batches are gathered there by index.
+//! The device cache: one device holds all rows of all views. The rows of a batch are selected by index on the device.
 //!
-//! The cache is a float16 tensor `[views * rows, width]`. Row r of view v is at `v * rows + r`, where r counts the rows
-//! of all blocks, including skipped ones.
+//! The cache is a float16 tensor `[views * rows, width]`. View v of row r is at index `v * rows + r`. Rows are numbered
+//! through all blocks, and skipped rows are included.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,17 +21,17 @@ pub(super) struct DeviceRows {
     pub(super) places: Arc<Places>,
 }
 
-/// Finds rows in the cache. Lives on the host, with the coordinates of all rows.
+/// Finds rows in the cache. This index is in main memory. It also holds the coordinates of all rows.
 #[derive(Debug)]
 pub(super) struct Places {
-    /// Number of each block's first row, followed by the total.
+    /// For each block, the number of rows in all blocks before it. The last entry is the number of all rows.
     first_rows: Vec<u64>,
     latitudes: Vec<f64>,
     longitudes: Vec<f64>,
 }
 
 impl DeviceRows {
-    /// Reads all blocks that have usable rows. Stops at the first error.
+    /// Reads all views of all blocks that have usable rows, and copies them to the device. Stops at the first error.
     pub(super) fn load(
         blocks: &Arc<dyn Blocks>,
         plan: &Plan,
@@ -46,7 +46,7 @@ impl DeviceRows {
         let used = |block: &u32| layout.block_rows[*block as usize] as usize > plan.mask().skipped(*block).len();
         let wanted: Vec<u32> = (0..layout.block_rows.len() as u32).filter(used).collect();
         let all = Mutex::new((embeddings, vec![0.0; rows as usize], vec![0.0; rows as usize]));
-        // The lock lets one thread copy while the others read.
+        // The lock is held only while a thread copies, so the other threads can read meanwhile.
         in_order(threads as usize, wanted.len() * layout.views as usize, |task| {
             let (block, view) = (wanted[task / layout.views as usize], task % layout.views as usize);
             let mut read_rows = BlockRows::default();
@@ -65,7 +65,7 @@ impl DeviceRows {
         Ok(Self { embeddings, device, places: Arc::new(Places { first_rows, latitudes, longitudes }) })
     }
 
-    /// Gathers the rows at `places` on the device, without waiting for it.
+    /// Selects the rows at `places` on the device. Does not wait until the device has finished.
     pub(super) fn select(&self, places: &Tensor) -> Result<Tensor, ShardsError> {
         let places = places.f_to_device_(self.device, Kind::Int64, true, false)?;
         Ok(self.embeddings.f_index_select(0, &places)?)
@@ -73,7 +73,7 @@ impl DeviceRows {
 }
 
 impl Places {
-    /// Index of a row of a view in the cache.
+    /// Index in the cache of one view of a row.
     pub(super) fn place(&self, block: u32, view: u32, row: u32) -> i64 {
         let all = self.latitudes.len() as u64;
         (u64::from(view) * all + self.first_rows[block as usize] + u64::from(row)) as i64

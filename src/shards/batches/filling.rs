@@ -1,8 +1,8 @@
-//! Batches that are being filled: assigns each row its place, and releases complete batches.
+//! Fills batches: assigns a place in a batch to each row, and releases batches that are complete.
 //!
-//! Invariant: a batch is released only after every block that it has rows from was read and checked without an error.
-//! Until then only the readers that fill it can access its memory ([`RowPlaces`]). After an error the batch is never
-//! released.
+//! Invariant: a batch is released only after all blocks that contribute rows to it were read and checked without an
+//! error. Until then only the readers that fill the batch can access its memory ([`RowPlaces`]). If one of the blocks
+//! fails, the batch is never released.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,7 +26,7 @@ struct OpenBatch {
     longitudes: Vec<f64>,
 }
 
-/// Incomplete batches whose rows have places, oldest first.
+/// The batches that are not complete yet. They are in the order of the plan.
 pub(super) struct Filling {
     plan: Plan,
     slice: Range<u64>,
@@ -75,7 +75,8 @@ impl Filling {
         (self.slice.end - self.slice.start) as usize
     }
 
-    /// Takes the results of the oldest arranged segment, and sends the batches that are complete.
+    /// Takes the results of a segment and passes the batches that are now complete to `send`. Segments must be taken in
+    /// the order in which they were arranged.
     pub(super) fn take<E: From<ShardsError>>(
         &mut self,
         segment: &Segment,
@@ -109,7 +110,7 @@ impl Filling {
 
 const NOT_OPEN: &str = "received rows that were not requested";
 
-/// Moves the error out. The value left behind is never read.
+/// Moves the error out of a result. The value that is left in its place is never read.
 fn take_error(result: &mut BlockResult) -> ShardsError {
     match std::mem::replace(result, Ok(Arc::default())) {
         Err(error) => error,

@@ -13,17 +13,17 @@ use super::readers::Readers;
 use super::segments::{Segment, Segments};
 use crate::shards::error::ShardsError;
 
-/// Gathers batches until it is stopped or something fails.
+/// The state of the gatherer thread. The thread gathers batches until it is stopped or an error occurs.
 pub(super) struct Gatherer {
     pub(super) segments: Segments,
     pub(super) readers: Arc<Readers>,
     pub(super) filling: Filling,
-    /// Places of rows in the device cache. `None`: rows are read from files.
+    /// Places of rows in the device cache. `None` if there is no device cache; rows are then read from files.
     pub(super) places: Option<Arc<Places>>,
     pub(super) sender: SyncSender<Result<Batch, ShardsError>>,
 }
 
-/// Why gathering ended: an error for the trainer, or `None` if the trainer has dropped its end.
+/// Why gathering ended: an error for the trainer, or `None` if the trainer no longer wants batches.
 type End = Option<ShardsError>;
 
 impl Gatherer {
@@ -35,16 +35,17 @@ impl Gatherer {
         }
     }
 
-    /// Sends an error in place of the next batch. If the trainer has dropped its end, the error is discarded.
+    /// Sends an error instead of the next batch. If the trainer no longer receives, the error is discarded.
     pub(super) fn fail(self, error: ShardsError) {
         let _ = self.sender.send(Err(error));
     }
 
-    /// Reads one segment ahead of the one whose batches are sent.
+    /// Sends the batches of one segment after the other. While it waits for a segment, the readers already have the
+    /// request for the next one.
     fn gather_rows(&mut self) -> Result<(), End> {
         let (mut segment, mut ticket) = self.request()?;
         loop {
-            // Do not return this error yet: the batches before it must be sent first.
+            // Do not return an error of this request yet. The batches of the current segment must be sent first.
             let next = self.request();
             let mut results = self.readers.wait(ticket, segment.blocks.len()).ok_or(None)?;
             let sender = &self.sender;
@@ -55,7 +56,7 @@ impl Gatherer {
         }
     }
 
-    /// Requests the next segment from the readers. Returns it with the ticket of its first block.
+    /// Requests the next segment from the readers. Returns the segment and the ticket of its first block.
     fn request(&mut self) -> Result<(Segment, u64), ShardsError> {
         let segment = self.segments.next()?;
         let places = self.filling.arrange(&segment)?;
@@ -63,7 +64,7 @@ impl Gatherer {
         Ok((segment, ticket))
     }
 
-    /// Looks up the rows of batches in the device cache. Nothing is read.
+    /// Sends batches that hold the places of rows in the device cache instead of embeddings. No file is read.
     fn gather_places(&mut self) -> Result<(), End> {
         let slice = self.segments.slice().clone();
         let count = (slice.end - slice.start) as usize;

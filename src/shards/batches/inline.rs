@@ -1,4 +1,4 @@
-//! Batches without threads: does the work of [`Batches`](super::Batches) sequentially, in the calling thread.
+//! Makes the same batches as [`Batches`](super::Batches), but sequentially in the calling thread.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::shards::blocks::{BlockRows, Blocks};
 use crate::shards::error::ShardsError;
 use crate::shards::order::{Plan, Position, Share};
 
-/// The batches of one worker, made on demand, to measure the speed of one core. Main memory only, no cache.
+/// The batches of one worker, made on demand in main memory, without a cache. Used to measure the speed of one core.
 pub struct InlineBatches<'a> {
     blocks: &'a dyn Blocks,
     plan: Plan,
@@ -21,12 +21,12 @@ pub struct InlineBatches<'a> {
     embeddings: Vec<u8>,
     /// An error that has not been returned yet.
     failed: Option<ShardsError>,
-    /// The text of the error that was returned.
+    /// The text of the error, once it has been returned.
     ended: Option<String>,
 }
 
 impl<'a> InlineBatches<'a> {
-    /// Starts at a position.
+    /// Makes batches from `position` on.
     pub fn new(blocks: &'a dyn Blocks, plan: Plan, position: Position, share: Share) -> Result<Self, ShardsError> {
         plan.check_position(position)?;
         let slice = plan.slice(share)?;
@@ -36,8 +36,8 @@ impl<'a> InlineBatches<'a> {
         Ok(Self { blocks, plan, segments, filling, ready, embeddings, failed, ended })
     }
 
-    /// The next batch. Reads the next window if no batch is ready. An error is returned in place of the first batch
-    /// that needs the failed block. After an error there are no more batches.
+    /// Returns the next batch. Reads the next window if no batch is ready. If a block cannot be read, the error is
+    /// returned instead of the first batch that needs the block. After an error there are no more batches.
     #[allow(clippy::should_implement_trait, reason = "it never ends, and an error is not an item")]
     pub fn next(&mut self) -> Result<Batch, ShardsError> {
         loop {
@@ -55,7 +55,7 @@ impl<'a> InlineBatches<'a> {
         }
     }
 
-    /// Makes the batches of the next window, up to the first that fails.
+    /// Makes the batches of the next window. Batches before the first failure are kept.
     fn read_window(&mut self) -> Result<(), ShardsError> {
         let segment = self.segments.next()?;
         let places = self.filling.arrange(&segment)?;

@@ -8,12 +8,13 @@
 //! ```
 //!
 //! Memory is bounded by the batches of two windows, the prefetched batches, one decoded block per reader thread, the
-//! coordinates of two windows, and the limit of the [`Cache`]. The memory of batches is reused; for pinned batches,
-//! torch's allocator does that.
+//! coordinates of two windows, and the limit of the [`Cache`]. The memory of batches is reused. For pinned batches,
+//! torch's allocator reuses it.
 //!
-//! The contents of a batch do not depend on the number of reader threads or the cache. An error or panic in a thread is
-//! returned by [`Batches::next`] in place of the first batch that needs the failed row, after all earlier batches.
-//! [`Cache::Device`] is the exception: it reads everything before the first batch, so there are no read errors later.
+//! The contents of a batch do not depend on the number of reader threads or the cache. If a block cannot be read, or a
+//! thread panics while reading it, [`Batches::next`] first returns all earlier batches, and then returns the error
+//! instead of the first batch that needs the block. [`Cache::Device`] is an exception: [`Batches::new`] reads all rows,
+//! so it returns all read errors.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -35,7 +36,7 @@ use crate::shards::blocks::Blocks;
 use crate::shards::error::ShardsError;
 use crate::shards::order::{Plan, Position, Share, panic_text};
 
-/// How batches are made. The options do not affect the contents of batches.
+/// Options for making batches. They do not affect the contents of batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchOptions {
     /// Number of reader threads.
@@ -44,18 +45,19 @@ pub struct BatchOptions {
     pub prefetch_batches: u32,
     /// Where rows are cached.
     pub cache: Cache,
-    /// The trainer's device. For a GPU, batches are in pinned memory or on the GPU (see [`Cache`]).
+    /// The trainer's device. If it is a GPU, batches are on the GPU with [`Cache::Device`], and in pinned main memory
+    /// otherwise.
     pub device: Device,
 }
 
 impl BatchOptions {
-    /// Takes the options from the configuration, with the chosen cache.
+    /// Takes the numbers of threads and batches from the configuration.
     pub fn new(config: &ShardsConfig, cache: Cache, device: Device) -> Self {
         Self { reader_threads: config.reader_threads, prefetch_batches: config.prefetch_batches, cache, device }
     }
 }
 
-/// The batches of one worker, starting at a position, across epochs without end.
+/// The batches of one worker, starting at a position. They continue through all following epochs without end.
 #[derive(Debug)]
 pub struct Batches {
     plan: Plan,
@@ -68,7 +70,8 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Starts reading. With [`Cache::Device`], returns after all rows are on the device.
+    /// Starts the threads that read and prefetch. With [`Cache::Device`], returns only after all rows are on the
+    /// device.
     pub fn new(
         blocks: Arc<dyn Blocks>,
         plan: Plan,
@@ -82,7 +85,8 @@ impl Batches {
         let device_rows =
             on_device.then(|| DeviceRows::load(&blocks, &plan, options.device, options.reader_threads)).transpose()?;
         let pinned = options.device.is_cuda();
-        // The prefetched batches, one being sent, and one in use by the trainer.
+        // The number of complete batches: the prefetched batches, one that is being sent, and one that the trainer
+        // uses.
         let spare = TensorPool::new((!on_device && !pinned).then_some(options.prefetch_batches as usize + 2));
         let readers = Arc::new(Readers::new(blocks, &plan, options.cache));
         let (sender, deliveries) = sync_channel(options.prefetch_batches.max(1) as usize);
@@ -114,7 +118,8 @@ impl Batches {
         }
         let device = options.device;
         let body = move |_: &Readers| {
-            // Pinned memory belongs to the context of the trainer's GPU.
+            // Make the trainer's GPU the current device of this thread, because pinned memory belongs to the context of
+            // a GPU.
             if let Device::Cuda(index) = device
                 && let Err(error) = cuda::set_device(index)
             {
@@ -150,7 +155,7 @@ impl Batches {
         batch
     }
 
-    /// The error for a gatherer that ended without sending one.
+    /// The error for a gatherer that ended without sending an error.
     fn gatherer_error(&mut self) -> ShardsError {
         let panic = self.gatherer.take().and_then(|thread| thread.join().err());
         let text = panic.as_deref().map_or("it ended without an error", |panic| panic_text(panic));
@@ -164,8 +169,8 @@ impl Batches {
 }
 
 impl Drop for Batches {
-    /// Stops the threads. It does not wait for a thread that is blocked in a slow read; that thread ends after the
-    /// read.
+    /// Stops the threads. It waits only briefly for a thread that is blocked in a slow read. That thread ends by itself
+    /// after the read.
     fn drop(&mut self) {
         self.deliveries = None;
         self.readers.stop();

@@ -1,9 +1,10 @@
-//! The reader threads, which read blocks and put rows into their places, and the task queue between them and the
-//! gatherer.
+//! The reader threads, and the task queue through which the gatherer requests blocks from them. A reader thread reads a
+//! block and writes the wanted rows to their places in batches.
 //!
-//! The gatherer requests the blocks of the current and the next segment. Each result is stored under its ticket. A
-//! result without an error means that the block was checked and that all wanted rows are in their places. The gatherer
-//! never waits forever: a panic in a read becomes a result, and stopping wakes it up.
+//! The gatherer requests the blocks of the current and of the next segment. Each request has a number, its ticket,
+//! under which the result is stored. A result without an error means that the block was checked and that all wanted
+//! rows are in their places. The gatherer never waits forever: a panic during a read becomes an error result, and
+//! [`Readers::stop`] wakes the gatherer.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,7 @@ use crate::shards::order::{Plan, catch_panic};
 /// How long [`Readers::stop`] waits for busy threads.
 const STOP_WAIT: Duration = Duration::from_millis(250);
 
-/// The result of reading one view of a block: its coordinates, and its embeddings if they are cached.
+/// The result of reading one view of a block: the coordinates, and the embeddings if they are cached.
 pub(super) type BlockResult = Result<Arc<BlockRows>, ShardsError>;
 
 /// The state that reader threads and gatherer share.
@@ -36,7 +37,7 @@ pub(super) struct Readers {
 struct ReaderState {
     tasks: VecDeque<Task>,
     results: HashMap<u64, BlockResult>,
-    /// Buffers to reuse.
+    /// Buffers that can be reused.
     spare: Vec<BlockRows>,
     tickets: u64,
     threads: usize,
@@ -71,7 +72,8 @@ impl Readers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests the blocks of a segment, with the places for each. Returns the first of the consecutive tickets.
+    /// Requests the blocks of a segment. `places` holds the places for the rows of each block. The tickets are
+    /// consecutive; returns the first one.
     pub(super) fn request(&self, segment: &Segment, places: Vec<RowPlaces>) -> u64 {
         let mut state = self.state();
         let first = state.tickets;
@@ -86,7 +88,7 @@ impl Readers {
         first
     }
 
-    /// Waits for `count` results, starting at ticket `first`. `None` if the readers have been stopped.
+    /// Waits for the results of `count` tickets, starting with ticket `first`. `None` if the readers have been stopped.
     pub(super) fn wait(&self, first: u64, count: usize) -> Option<Vec<BlockResult>> {
         let tickets = first..first + count as u64;
         let mut state = self.state();
@@ -99,7 +101,7 @@ impl Readers {
         None
     }
 
-    /// Takes back the buffers that are not shared with the cache.
+    /// Takes back the buffers of results, except those that the cache holds.
     pub(super) fn give_back(&self, results: Vec<BlockResult>) {
         let free = results.into_iter().filter_map(|result| Arc::try_unwrap(result.ok()?).ok());
         self.state().spare.extend(free);
@@ -125,7 +127,7 @@ impl Readers {
         }
     }
 
-    /// Puts the wanted rows of a task into their places.
+    /// Reads the block of a task, or takes it from the cache, and writes the wanted rows to their places.
     fn run_task(&self, task: Task, rows: BlockRows, embeddings: &mut Vec<u8>) -> BlockResult {
         let Task { block, view, places, kept, .. } = task;
         let bytes = self.bytes(block);
@@ -133,7 +135,7 @@ impl Readers {
             return copy(block, &kept, places).map(|()| kept);
         }
         if let Some(cache) = self.cache.as_ref().filter(|cache| cache.has_room(bytes)) {
-            // A cached block gets a new buffer of exactly its size.
+            // Read a block that will be cached into a new buffer, because the cache keeps the buffer.
             let mut rows = BlockRows::default();
             read(self.blocks.as_ref(), &self.plan, block, view, &mut rows)?;
             let rows = Arc::new(rows);
@@ -148,7 +150,7 @@ impl Readers {
         u64::from(layout.block_rows[block as usize]) * layout.row_bytes()
     }
 
-    /// Stops all threads, and waits briefly for those that are busy.
+    /// Stops all threads. Waits for them, but at most [`STOP_WAIT`].
     pub(super) fn stop(&self) {
         let mut state = self.state();
         state.stopped = true;
@@ -162,8 +164,8 @@ impl Readers {
     }
 }
 
-/// Reads all rows of a view of a block. Rows that the plan skips may be bad. A panic or a wrong number of rows is an
-/// error.
+/// Reads all rows of one view of a block. Rows that the plan skips may be bad. If the reader panics or returns a wrong
+/// number of rows, that is an error.
 pub(super) fn read(
     blocks: &dyn Blocks,
     plan: &Plan,
@@ -175,8 +177,9 @@ pub(super) fn read(
     into.check(block, plan.layout().block_rows[block as usize] as usize, plan.layout().width)
 }
 
-/// Reads a view of a block directly into its places, or through the buffer `embeddings` if the block must be decoded. A
-/// panic is an error. On success the places are filled, and the result has the coordinates of all rows.
+/// Reads one view of a block and writes the wanted embeddings to `places`. If the block must be decoded first,
+/// `embeddings` is the buffer for that. If the reader panics, that is an error. On success all places are filled, and
+/// the result holds the coordinates of all rows.
 pub(super) fn place(
     blocks: &dyn Blocks,
     plan: &Plan,
@@ -201,7 +204,7 @@ pub(super) fn place(
     Ok(Arc::new(into))
 }
 
-/// Copies rows of a cached block into their places.
+/// Copies the wanted rows of a cached block to their places.
 fn copy(block: u32, rows: &BlockRows, mut places: RowPlaces) -> Result<(), ShardsError> {
     catch_panic(block, || {
         places.write(&rows.embeddings);
@@ -210,7 +213,7 @@ fn copy(block: u32, rows: &BlockRows, mut places: RowPlaces) -> Result<(), Shard
     })
 }
 
-/// Starts a thread that [`Readers::stop`] waits for.
+/// Starts a thread. [`Readers::stop`] waits for threads that were started in this way.
 pub(super) fn spawn(
     readers: &Arc<Readers>,
     name: &str,

@@ -1,4 +1,4 @@
-//! Splits the plan into segments: the rows that one worker needs from each window, starting at a position.
+//! Splits the plan into segments. A segment lists the rows that one worker needs from one window.
 
 use std::ops::Range;
 
@@ -8,16 +8,17 @@ use crate::shards::order::{Epoch, Plan, Position};
 /// One worker's part of a window.
 #[derive(Debug)]
 pub(super) struct Segment {
-    /// Blocks and their views, ordered by first use.
+    /// The blocks with their views, in the order in which the segment first uses them.
     pub(super) blocks: Vec<(u32, u32)>,
-    /// Rows in the order of the plan: index in `blocks`, and row within the block.
+    /// The rows in the order of the plan: the index in `blocks`, and the number of the row in the block.
     rows: Vec<(u32, u32)>,
-    /// Steps in order, with the number of `rows` that belong to each. A step may start or end in another segment.
+    /// The steps in order, each with the number of its rows in this segment. A step may have further rows in other
+    /// segments.
     steps: Vec<(Position, usize)>,
 }
 
 impl Segment {
-    /// The rows of each step.
+    /// The steps in order, each with its rows in this segment.
     pub(super) fn steps(&self) -> impl Iterator<Item = (Position, &[(u32, u32)])> {
         let mut rest = self.rows.as_slice();
         self.steps.iter().map(move |(position, count)| {
@@ -28,7 +29,7 @@ impl Segment {
     }
 }
 
-/// Produces the segments of all epochs.
+/// Produces one segment after the other, through all epochs, starting at a position.
 #[derive(Debug)]
 pub(super) struct Segments {
     plan: Plan,
@@ -46,12 +47,12 @@ impl Segments {
         Ok(Self { plan, slice, epoch, position, index })
     }
 
-    /// The positions of every global batch that this worker takes.
+    /// The positions that this worker takes in every global batch.
     pub(super) fn slice(&self) -> &Range<u64> {
         &self.slice
     }
 
-    /// The segment of the next window that has rows for this worker.
+    /// Returns the segment of the next window that has rows for this worker.
     pub(super) fn next(&mut self) -> Result<Segment, ShardsError> {
         loop {
             if self.index == self.plan.indices() {
@@ -66,9 +67,10 @@ impl Segments {
         }
     }
 
-    /// This worker's rows from `self.index` to the end of the window or epoch.
+    /// Returns this worker's rows from `self.index` to the end of the window or of the epoch, and advances `self.index`
+    /// to that end.
     fn window(&mut self) -> Result<Segment, ShardsError> {
-        // Beyond the last row the indices wrap around to the start of the epoch: padding.
+        // Indices beyond the last row are padding. They continue with the rows from the start of the epoch.
         let around = self.index - self.index % self.plan.rows();
         let window = self.epoch.window_of(self.index - around)?;
         let indices = self.index..(around + window.indices().end).min(self.plan.indices());

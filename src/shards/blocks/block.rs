@@ -1,14 +1,14 @@
 //! The unit of reading: one view of one row group.
 //!
-//! Whatever number type a file stores, embeddings in memory are little-endian float16: rows of `2 * width` bytes
-//! without gaps. Rows returned by a reader have been checked: finite numbers, valid coordinates, and the checksum if
-//! one is known.
+//! Embeddings in memory are always little-endian float16, whatever number type the file stores. A row takes `2 * width`
+//! bytes, and there are no gaps between rows. Rows are checked when they are read: numbers are finite, coordinates are
+//! valid, and checksums match if they are known. Only rows that the caller skips may be bad.
 
 use crate::native::row_pool::RowPlaces;
 use crate::shards::error::ShardsError;
 use crate::shards::format::ELEMENT_BYTES;
 
-/// The rows of one block, in file order. It can be reused: a reader clears it before filling it.
+/// The rows of one block, in file order. The value can be reused, because every read replaces its contents.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct BlockRows {
     /// Latitudes, degrees.
@@ -20,7 +20,7 @@ pub struct BlockRows {
 }
 
 impl BlockRows {
-    /// Checks that the lengths fit a block of `rows` rows of `width` numbers.
+    /// Checks that the lengths are right for a block of `rows` rows of `width` numbers.
     pub(crate) fn check(&self, block: u32, rows: usize, width: usize) -> Result<(), ShardsError> {
         let got = (self.latitudes.len(), self.longitudes.len(), self.embeddings.len());
         let wanted = (rows, rows, rows * width * ELEMENT_BYTES);
@@ -33,27 +33,28 @@ impl BlockRows {
     }
 }
 
-/// A data set as numbered blocks that any thread may read at any time.
+/// A data set that consists of numbered blocks. Any thread may read any block at any time.
 pub trait Blocks: Send + Sync {
-    /// Rows of each block, in data set order. Skipped rows are included.
+    /// Number of rows of each block, in data set order, including skipped rows.
     fn block_rows(&self) -> &[u32];
     /// Numbers per embedding.
     fn width(&self) -> usize;
     /// Views per row.
     fn views(&self) -> u32;
-    /// Identifies the data: equal files have equal fingerprints. With a manifest, any changed byte changes the
-    /// fingerprint. Without one, only a change in a file's size, footer or first 64 KiB does; [`super::Contents`]
-    /// detects all other changes.
+    /// Identifies the data: equal files have equal fingerprints. With a manifest, the fingerprint covers the checksums
+    /// of all files. Without a manifest, it covers only the size, the footer and the first 64 KiB of each file;
+    /// [`super::Contents`] detects changes elsewhere.
     fn fingerprint(&self) -> u64;
     /// Reads one view of a block. Bytes of other views are not read.
     fn read(&self, block: u32, view: u32, into: &mut BlockRows) -> Result<(), ShardsError> {
         self.read_except(block, view, &[], into)
     }
-    /// As [`Blocks::read`], but the rows in `skip` (ascending) may be bad. They keep their places in `into` with
-    /// undefined values. Any other bad row is an error, and so is damaged data.
+    /// Like [`Blocks::read`], but the rows in `skip` (ascending) may be bad. Skipped rows keep their places in `into`,
+    /// with undefined values. Any other bad row is an error, and damaged data is an error too.
     fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError>;
-    /// As [`Blocks::read_except`], but writes the embeddings of the wanted rows to `places`. All coordinates go to
-    /// `into`, whose embeddings are undefined afterwards. After an error the contents of `places` are undefined.
+    /// Like [`Blocks::read_except`], but writes the embeddings to `places`, for the rows that have a destination there.
+    /// Writes the coordinates of all rows to `into`; the embeddings in `into` are undefined afterwards. After an error
+    /// the rows in `places` are undefined.
     fn read_placed(
         &self,
         (block, view): (u32, u32),
@@ -66,7 +67,7 @@ pub trait Blocks: Send + Sync {
         places.write(&into.embeddings);
         Ok(())
     }
-    /// Unusable rows of a block, ascending: those with bad coordinates or a bad number in any view. Damaged data is an
-    /// error, not a bad row.
+    /// Unusable rows of a block, ascending. A row is unusable if its coordinates or its embedding in any view is bad.
+    /// Damaged data is an error, not a bad row.
     fn bad_rows(&self, block: u32) -> Result<Vec<u32>, ShardsError>;
 }

@@ -1,4 +1,5 @@
-//! Detects data that changed since the run began: every read is compared with the run's [`Contents`], if it has them.
+//! Detects data that has changed since the run began. If the run has recorded [`Contents`], every read is compared with
+//! them.
 
 use super::contents::Contents;
 use super::dataset::{BlockAt, Dataset};
@@ -6,7 +7,7 @@ use crate::shards::error::ShardsError;
 use crate::shards::format::{Checksum, Column};
 
 impl Dataset {
-    /// Sets the checksums that every chunk read after this call must match.
+    /// Sets the checksums that column chunks must match in every read after this call. `None` turns the comparison off.
     pub fn expect_contents(&mut self, contents: Option<Contents>) -> Result<(), ShardsError> {
         if let Some(contents) = &contents {
             self.check_shape_of(contents)?;
@@ -22,8 +23,8 @@ impl Dataset {
         Ok(Contents { versions, xxh3: xxh3.concat() })
     }
 
-    /// Checks that the data has not changed. Only files whose version differs are read. Returns the contents with the
-    /// current versions.
+    /// Checks that the data still has the recorded contents. Only files whose version differs from the recorded version
+    /// are read. Returns the contents with the current versions.
     pub fn check_contents(&self, recorded: &Contents) -> Result<Contents, ShardsError> {
         self.check_shape_of(recorded)?;
         let versions = self.versions()?;

@@ -1,9 +1,11 @@
-//! The state of data without a manifest when a run began: a checksum of every column chunk that training reads.
+//! The contents of data without a manifest, recorded when a run begins: a checksum of every column chunk that training
+//! reads.
 //!
-//! It stands in for the manifest that files from other tools lack. The first scan creates it, every checkpoint stores
-//! it, and every worker checks its reads against it. On resume, a file with an unchanged version
-//! ([`ByteSource::version`]) is not read again. Any other file is hashed before the first step. A changed version alone
-//! is not an error, and an unchanged one does not replace the check on every read: only the bytes decide.
+//! Files from other tools have no manifest with checksums, so the run makes its own. The first scan computes the
+//! checksums, every checkpoint stores them, and every worker compares its reads with them. When a run resumes, it
+//! hashes every file whose version ([`ByteSource::version`]) has changed, before the first step. Only different bytes
+//! are an error, not a changed version alone. Files with an unchanged version are not hashed at that time, but their
+//! reads are compared like all others.
 //!
 //! [`ByteSource::version`]: crate::shards::ByteSource::version
 
@@ -15,8 +17,8 @@ use crate::shards::format::Checksum;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contents {
-    /// Version of each file, from the source, taken before the file was read.
+    /// Version of each file, as reported by the source before the file was read.
     pub(super) versions: Vec<String>,
-    /// Checksums, block by block: latitudes, longitudes, each view.
+    /// Checksums in block order. For each block: latitudes, longitudes, each view.
     pub(super) xxh3: Vec<Checksum>,
 }

@@ -1,8 +1,9 @@
-//! An open data set: Parquet files, ours or any others, as numbered blocks, one per row group.
+//! An open data set. Its Parquet files, from this program or from any other, are presented as numbered blocks, one per
+//! row group.
 //!
-//! Invariant: rows returned by [`Blocks::read`] and [`Blocks::read_placed`] were checked during that read. There are no
-//! nulls, lists have the right width, numbers are finite and coordinates are valid. The checksum of every column chunk
-//! is compared if the manifest or the run has it.
+//! Invariant: [`Blocks::read`], [`Blocks::read_except`] and [`Blocks::read_placed`] check all rows that they return,
+//! except those that the caller skips. No value is null, lists have the right width, numbers are finite and coordinates
+//! are valid. The checksum of every column chunk is compared if the manifest or the run has recorded it.
 
 use std::sync::Arc;
 
@@ -16,14 +17,15 @@ use crate::shards::error::{ShardsError, Spot};
 use crate::shards::format::{Footer, Manifest};
 use crate::shards::source::{BufferPool, ByteSource, DatasetIndex, Origin, S3Options};
 
-/// Maximum width of an embedding. A footer that claims more could trigger a huge allocation.
+/// Maximum width of an embedding. The limit protects against a damaged footer that would cause a huge allocation.
 const WIDTH_MAX: usize = 1 << 20;
 
-/// Maximum expansion of a compressed byte. 1032 is the limit of deflate, which only constant data reaches.
+/// Number of bytes to which one compressed byte is assumed to expand at most. 1032 is the limit of deflate, which only
+/// constant data reaches.
 const REPETITION_MAX: i64 = 1032;
 
-/// Rows that a row group may always claim, whatever its size in bytes. They cost 8 MiB of row places. It is also
-/// pyarrow's default row group size.
+/// A row group may claim this many rows whatever its size in bytes. The row places for so many rows take only 8 MiB.
+/// The number is also pyarrow's default row group size.
 const ROWS_ANYHOW: i64 = 1 << 20;
 
 /// A row group that is not empty.
@@ -58,12 +60,12 @@ impl Dataset {
         Self::assemble(&index, source, config)
     }
 
-    /// Opens a data set from an index that another process has made, without listing files or reading footers.
+    /// Opens a data set from an index that another process has made. Neither lists files nor reads footers.
     pub fn from_index(index: &DatasetIndex, config: &ShardsConfig) -> Result<Self, ShardsError> {
         Self::assemble(index, index.source(config)?, config)
     }
 
-    /// As [`Dataset::from_index`], with explicit S3 options.
+    /// Like [`Dataset::from_index`], but takes the S3 options from `options` instead of the environment.
     pub fn from_index_s3(
         index: &DatasetIndex,
         options: &S3Options,
@@ -75,7 +77,8 @@ impl Dataset {
     /// Builds the data set from its index.
     fn assemble(index: &DatasetIndex, source: Arc<dyn ByteSource>, config: &ShardsConfig) -> Result<Self, ShardsError> {
         let manifest = index.manifest()?;
-        // Shards with a manifest always use the default column names. The configured names are for other files.
+        // Shards with a manifest always have the default column names. The configured names apply only to data without
+        // a manifest.
         let own = ShardsConfig::default();
         let names = if manifest.is_some() { &own } else { config };
         let files = index.files().map(|(name, bytes, raw)| Footer::parse(name, bytes, raw, names));
@@ -105,13 +108,13 @@ impl Dataset {
         self.manifest.as_ref()
     }
 
-    /// Where the rows came from: from the manifest, or, for files given by path or glob, from the manifest in their
-    /// folder.
+    /// Where the rows came from, according to the manifest. For local files that were opened without a manifest, the
+    /// manifest in their folder is used, if it lists them.
     pub fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
     }
 
-    /// Rows of all blocks.
+    /// Number of rows in all blocks.
     pub fn rows(&self) -> u64 {
         self.block_rows.iter().map(|&rows| u64::from(rows)).sum()
     }
@@ -178,14 +181,15 @@ impl Dataset {
             let reason = format!("has embeddings of width {}, wanted at most {WIDTH_MAX}", self.width);
             return Err(ShardsError::bad(self.first_view(), reason));
         }
-        // With `skip`, a list of another length is a bad row to skip. With a manifest it is always an error.
+        // If bad rows are skipped, a list of another length is a bad row. With a manifest, a list of another length is
+        // always an error.
         let is_strict = self.manifest.is_some() || on_bad_rows == OnBadRows::Error;
         (0..self.blocks.len()).filter(|_| is_strict).try_for_each(|block| self.check_width(block))
     }
 
-    /// Finds the width of the embeddings. The footer of the first row group tells it, unless bad rows are skipped or
-    /// there are nulls or lists of different lengths. Then it is the most common list length in the largest row group
-    /// that has lists.
+    /// Finds the width of the embeddings. If bad rows are an error, it is the number of values per row that the footer
+    /// gives for the first block. If bad rows are skipped, or that number is not an integer above 1, the width is the
+    /// most common list length in the largest row group with a list that is not empty.
     fn find_width(&self, on_bad_rows: OnBadRows) -> Result<usize, ShardsError> {
         let rows = i64::from(self.block_rows[0]);
         let first = self.blocks[0];
@@ -209,8 +213,8 @@ impl Dataset {
         Spot::file(&self.files[0].name).column(&self.files[0].views[0].name)
     }
 
-    /// Checks that the footer's claims about a row group are possible, so that no memory is allocated for data that the
-    /// file cannot hold.
+    /// Checks that the file is large enough for what its footer says about a row group. So no memory is allocated for
+    /// data that the file cannot hold.
     fn check_bytes(&self, block: usize) -> Result<(), ShardsError> {
         let (at, rows) = (self.blocks[block], self.block_rows[block]);
         let footer = &self.files[at.file];
@@ -225,7 +229,7 @@ impl Dataset {
         }
         for column in footer.columns().chain(&footer.id) {
             let chunk = self.chunk_metadata(at, column);
-            // Not `byte_range`, which panics on negative numbers.
+            // `byte_range` would panic if a number is negative.
             let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
             let length = chunk.compressed_size();
             let end = u64::try_from(start)
@@ -249,8 +253,8 @@ impl Dataset {
         Ok(())
     }
 
-    /// Checks the width of a row group by the number of values in its footer, so that a wrong width is found before
-    /// reading data.
+    /// Checks the width of a row group by the number of values that the footer gives, so that a wrong width is found
+    /// before data is read.
     fn check_width(&self, block: usize) -> Result<(), ShardsError> {
         let (at, rows) = (self.blocks[block], i64::from(self.block_rows[block]));
         for column in &self.files[at.file].views {
@@ -315,9 +319,9 @@ impl Blocks for Dataset {
     }
 }
 
-/// The largest number of rows that a column chunk of `bytes` bytes can hold. A row takes at least one bit, and a codec
-/// can expand a byte at most [`REPETITION_MAX`] times. Identical rows can be even smaller, so up to [`ROWS_ANYHOW`]
-/// rows are always accepted: their memory is negligible.
+/// The largest number of rows that is accepted for a column chunk of `bytes` bytes. It assumes that a row takes at
+/// least one bit, and that a codec expands a byte to at most [`REPETITION_MAX`] bytes. Identical rows can be even
+/// smaller, so [`ROWS_ANYHOW`] rows are always accepted; the memory for so many rows is negligible.
 fn rows_held(compression: Compression, bytes: i64) -> i64 {
     let per_byte = if compression == Compression::UNCOMPRESSED { 8 } else { 8 * REPETITION_MAX };
     bytes.saturating_mul(per_byte).max(ROWS_ANYHOW)

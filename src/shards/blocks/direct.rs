@@ -1,13 +1,13 @@
-//! The fast path for embeddings: a column chunk that is one uncompressed PLAIN page of float16, as our writer makes
-//! them.
+//! The fast path for embeddings. It reads column chunks that consist of one uncompressed PLAIN page of float16, which
+//! is what `format::writer` writes.
 //!
-//! The destination is a block, or the places of rows in a batch. Rows are copied to a batch from a piece that is still
-//! in the CPU cache, with non-temporal stores (`native::row_pool`), so each byte is read from memory once and written
-//! once.
+//! The destination of the embeddings is a block, or the places of rows in batches. For batches, a chunk is read in
+//! pieces. The rows of a piece are copied to the batches while the piece is still in the CPU cache, with non-temporal
+//! stores (`native::row_pool`). So each byte is read from memory once and written once.
 //!
-//! Invariant: these chunks get the same checks as all others (checksum, levels, finite numbers), piece by piece while
-//! the bytes are in the CPU cache. Chunks of any other kind, or with a number that is not finite, are left to the
-//! general reader.
+//! Invariant: the fast path makes the same checks as the general reader (checksum, levels, finite numbers), piece by
+//! piece while the bytes are in the CPU cache. The general reader reads all other kinds of chunks, and chunks with a
+//! number that is not finite.
 
 use std::hash::Hasher as _;
 
@@ -21,14 +21,16 @@ use crate::native::row_pool::RowPlaces;
 use crate::shards::error::ShardsError;
 use crate::shards::format::{Checksum, Column, ELEMENT_BYTES, Number, split_levels, split_plain_page};
 
-/// Bytes read at a time. Large enough for few system calls, small enough to stay in the L2 cache for the checks.
+/// Bytes read at a time. The size is large enough for few system calls and small enough that a piece is still in the L2
+/// cache when it is checked.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Bytes checked at a time, in the L1 cache.
+/// Bytes checked at a time. They fit in the L1 cache.
 const TILE_BYTES: usize = 16 << 10;
 
 impl Dataset {
-    /// Reads the embeddings of a block. Returns false if the general reader must do it; `into` is then undefined.
+    /// Reads the embeddings of a block. Returns false if the general reader must read them; the contents of `into` are
+    /// then undefined.
     pub(super) fn read_direct(
         &self,
         at: BlockAt,
@@ -37,7 +39,7 @@ impl Dataset {
         note: ChecksumSlots<'_>,
     ) -> Result<bool, ShardsError> {
         let Some(mut chunk) = self.direct(at, column, note.is_some())? else { return Ok(false) };
-        // Bounded by the chunk, which lies within the file.
+        // This size is at most that of the chunk, which lies within the file.
         into.resize(chunk.left, 0);
         for piece in into.chunks_mut(PIECE_BYTES) {
             chunk.read(piece)?;
@@ -45,8 +47,8 @@ impl Dataset {
         chunk.close(note)
     }
 
-    /// Reads the wanted embeddings of a block into their places. Returns false if the general reader must do it; the
-    /// places are then undefined.
+    /// Reads the embeddings of a block and writes those with a destination to `places`. Returns false if the general
+    /// reader must read them; the rows in `places` are then undefined.
     pub(super) fn place_direct(
         &self,
         at: BlockAt,
@@ -66,14 +68,15 @@ impl Dataset {
         chunk.close(None)
     }
 
-    /// Opens a chunk and reads it up to its first value. `None` if the chunk is not of this kind.
+    /// Reads the page header and the levels of a chunk. `None` if the fast path cannot read the chunk, or the source is
+    /// slow at reading pieces.
     fn direct<'a>(&'a self, at: BlockAt, column: &'a Column, hashed: bool) -> Result<Option<Direct<'a>>, ShardsError> {
         let metadata = self.chunk_metadata(at, column);
         let (start, length) = metadata.byte_range();
         let values = self.block_rows[at.number] as usize * self.width;
         let value_bytes = values * ELEMENT_BYTES;
-        // In a chunk of one page, the values are at the end. Headers and levels are smaller than the values, or the
-        // chunk is of another kind.
+        // In a chunk of one page, the values are at the end. If the bytes before the values are not fewer than those of
+        // the values, the fast path does not read the chunk.
         let before = (length as usize).checked_sub(value_bytes).filter(|before| *before < value_bytes);
         let is_plain = column.number == Number::Float16 && metadata.compression() == Compression::UNCOMPRESSED;
         let Some(before) = before.filter(|_| is_plain && self.source.reads_pieces()) else { return Ok(None) };
@@ -93,7 +96,7 @@ impl Dataset {
     }
 }
 
-/// A chunk that is being read, and the results of its checks so far.
+/// A chunk that is being read, with the results of the checks so far.
 struct Direct<'a> {
     dataset: &'a Dataset,
     at: BlockAt,
@@ -120,7 +123,7 @@ impl Direct<'_> {
         Ok(())
     }
 
-    /// Compares the checksum after all values were read. Returns whether all of them are finite.
+    /// Compares the checksum of the chunk after all values have been read. Returns whether all values are finite.
     fn close(self, note: ChecksumSlots<'_>) -> Result<bool, ShardsError> {
         if let Some(hasher) = &self.hasher {
             self.dataset.compare(self.at, self.column, Checksum(hasher.finish()), note)?;

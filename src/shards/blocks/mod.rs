@@ -1,7 +1,8 @@
 //! A data set as numbered blocks, one per row group.
 //!
-//! In reading order: `block` (what a block is), `contents` (checksums of data without a manifest), `dataset` (opening),
-//! `reading` and `direct` (reading one block), `changes` (detecting changed data), `scan` (reading everything once).
+//! In reading order: `block` (the trait of a data set and the rows of a block), `contents` (checksums of data without a
+//! manifest), `dataset` (opens a data set), `reading` and `direct` (read one block), `changes` (detects changed data),
+//! `scan` (reads all data once).
 
 mod block;
 mod changes;

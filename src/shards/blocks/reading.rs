@@ -1,8 +1,8 @@
-//! Reads one block of an open data set: reads its column chunks, compares their checksums, decodes and checks the
-//! values.
+//! Reads one block of an open data set: reads the column chunks, compares their checksums, decodes the values and
+//! checks them.
 //!
-//! Embeddings go to a [`BlockRows`] ([`Dataset::read_block`]) or directly to the places of the wanted rows
-//! ([`Dataset::place_block`]), with the same checks.
+//! [`Dataset::read_block`] writes the embeddings to a [`BlockRows`]. [`Dataset::place_block`] writes the wanted rows to
+//! their places in batches. Both make the same checks.
 
 use bytes::Bytes;
 use parquet::errors::ParquetError;
@@ -18,7 +18,8 @@ use crate::shards::format::{
     is_within, outside,
 };
 
-/// Where to record the checksums of a block's chunks, in the order of [`crate::shards::format::Footer::columns`].
+/// Receives the checksums of a block's chunks, in the order of [`crate::shards::format::Footer::columns`]. `None` if
+/// they are not wanted.
 pub(super) type ChecksumSlots<'a> = Option<&'a mut [Checksum]>;
 
 impl Dataset {
@@ -43,7 +44,7 @@ impl Dataset {
         self.files[at.file].metadata.metadata().row_group(at.row_group).column(column.leaf)
     }
 
-    /// Fills `into` with the bytes at an offset in a column's file.
+    /// Fills `into` with the bytes at offset `start` of the file. An error names the column.
     pub(super) fn read_bytes(
         &self,
         at: BlockAt,
@@ -57,12 +58,13 @@ impl Dataset {
         })
     }
 
-    /// Whether there are checksums to compare with.
+    /// Whether the manifest or the run has checksums to compare with.
     pub(super) fn has_checksums(&self) -> bool {
         self.manifest.is_some() || self.contents.is_some()
     }
 
-    /// Compares a chunk's checksum with the manifest or, without one, with the run's contents.
+    /// Compares a chunk's checksum with the manifest. Without a manifest, compares it with the contents that the run
+    /// has recorded, if there are any.
     pub(super) fn compare(
         &self,
         at: BlockAt,
@@ -70,7 +72,7 @@ impl Dataset {
         computed: Checksum,
         note: ChecksumSlots<'_>,
     ) -> Result<(), ShardsError> {
-        // `None` for identifiers, which training does not read.
+        // This is `None` for identifiers, because training does not read them.
         let number = self.files[at.file].columns().position(|other| other.leaf == column.leaf);
         if let Some((note, number)) = note.zip(number) {
             note[number] = computed;
@@ -94,7 +96,8 @@ impl Dataset {
         self.spot(at.number as u32, Some(column), None)
     }
 
-    /// Identifiers of a block's rows, or the reason why one is bad. `None` if the file has no identifier column.
+    /// For each row of a block, its identifier, or the reason why the identifier is bad. `None` if the file has no
+    /// identifier column.
     pub fn ids(&self, block: u32) -> Result<Option<Vec<Result<String, String>>>, ShardsError> {
         let at = self.blocks[block as usize];
         let Some(column) = &self.files[at.file].id else { return Ok(None) };
@@ -112,8 +115,8 @@ impl Dataset {
         ShardsError::corrupt(self.chunk_spot(at, &column.name), format!("cannot be decoded: {error}"))
     }
 
-    /// Decodes a chunk with `width` numbers per row. Tries [`Chunk::decode`] first. If that does not support the chunk,
-    /// or `is_good` rejects the values, decodes row by row with `carefully`, which can report bad rows.
+    /// Decodes a chunk with `width` numbers per row. Tries [`Chunk::decode`] first. If that function does not support
+    /// the chunk, or `is_good` rejects the values, decodes row by row with `carefully`, which can report bad rows.
     fn decode<T: DecodedNumber>(
         &self,
         (at, column, width): (BlockAt, &Column, usize),
@@ -154,7 +157,7 @@ impl Dataset {
         Ok(())
     }
 
-    /// Reads the embeddings of any kind of chunk.
+    /// Reads the embeddings of a chunk of any kind. Bad rows are set to zero and added to `found`.
     fn read_halves(
         &self,
         (at, column): (BlockAt, &Column),
@@ -164,7 +167,8 @@ impl Dataset {
     ) -> Result<(), ShardsError> {
         let bytes = self.read_chunk(at, column, note)?;
         into.clear();
-        // Bounded by the size of the chunk, so that a footer with a wrong row count cannot reserve too much memory.
+        // The size of the chunk limits the reserved memory, so that a footer with a wrong row count does not cause a
+        // huge allocation.
         let expanded = self.block_rows[at.number] as usize * self.width * ELEMENT_BYTES;
         into.reserve(expanded.min(bytes.bytes.len() * if column.number == Number::Float16 { 1 } else { 4 }));
         let carefully = |chunk: CarefulChunk<'_>, into: &mut Vec<u8>| chunk.halves(self.width, into, found);
@@ -178,7 +182,7 @@ impl Dataset {
         self.check_bad_rows(block, found, skip)
     }
 
-    /// Reads latitudes and longitudes. Bad ones are set to zero and added to `found`.
+    /// Reads latitudes and longitudes. Bad values are set to zero and added to `found`.
     fn read_degrees(
         &self,
         block: u32,
@@ -205,7 +209,7 @@ impl Dataset {
         ShardsError::bad(self.spot(block, Some(&column), Some(row)), reason)
     }
 
-    /// Reads a block. Bad values are set to zero and added to `found`.
+    /// Reads one view of a block. Bad coordinates and bad embeddings are set to zero and added to `found`.
     pub(crate) fn read_block(
         &self,
         block: u32,
@@ -223,8 +227,8 @@ impl Dataset {
         self.read_halves((at, column), &mut into.embeddings, found, note)
     }
 
-    /// Reads the coordinates of a block into `into` and the wanted embeddings into their places. Chunks that the fast
-    /// path does not support are decoded to `into.embeddings` first.
+    /// Reads the coordinates of a block into `into` and writes the wanted embeddings to `places`. If the fast path does
+    /// not support the chunk, the embeddings are first decoded to `into.embeddings`.
     pub(super) fn place_block(
         &self,
         (block, view): (u32, u32),

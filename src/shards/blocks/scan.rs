@@ -1,4 +1,4 @@
-//! Reads all data once, to find statistics, checksums and bad rows.
+//! Reads all data once and computes statistics and checksums and finds bad rows.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::shards::format::{Checksum, ELEMENT_BYTES, MomentSums, Statistics};
 /// A bad row that a scan found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadRow {
-    /// Number of its block.
+    /// Number of the block.
     pub block: u32,
     /// Row within the block.
     pub row: u32,
@@ -26,7 +26,7 @@ pub struct BadRow {
 /// The result of [`Dataset::scan`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scan {
-    /// Statistics over view 0 of the rows that are usable in every view.
+    /// Statistics of view 0 over the rows that are usable in every view.
     pub statistics: Statistics,
     /// Checksums of the data.
     pub contents: Contents,
@@ -35,10 +35,10 @@ pub struct Scan {
 }
 
 impl Dataset {
-    /// Reads all data once. Bad rows are collected and are not an error.
+    /// Reads all data once. Bad rows are returned and are not an error.
     pub fn scan(&self) -> Result<Scan, ShardsError> {
-        // Record versions before reading: if a file changes during the scan, its recorded version is then out of date,
-        // and a resumed run reads it again.
+        // Get the versions before reading. If a file changes during the scan, its recorded version is then out of date,
+        // and a resumed run reads the file again.
         let versions = self.versions()?;
         let mut moments = MomentSums::new(self.width);
         let (mut xxh3, mut bad_rows) = (vec![Checksum(0); self.blocks.len() * self.columns()], Vec::new());
@@ -51,8 +51,7 @@ impl Dataset {
         Ok(Scan { statistics: moments.statistics(), contents: Contents { versions, xxh3 }, bad_rows })
     }
 
-    /// Finds the bad rows of a block and leaves view 0 in `rows`. View 0 is read last, when the bad rows of the other
-    /// views are known.
+    /// Finds the bad rows of a block. View 0 is read last, so that `rows` holds its embeddings afterwards.
     fn scan_block(&self, block: u32, rows: &mut BlockRows, xxh3: &mut [Checksum]) -> Result<Vec<BadRow>, ShardsError> {
         let mut found = Vec::new();
         for view in (0..self.views()).rev() {

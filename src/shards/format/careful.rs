@@ -1,5 +1,5 @@
-//! Decodes a column chunk row by row with the Arrow reader of the `parquet` crate. Used for encodings that
-//! [`super::decode`] does not support, and to find out which rows of a chunk are bad and why.
+//! Decodes a column chunk row by row with the Arrow reader of the `parquet` crate. This is slower than
+//! [`super::decode`], but it supports all encodings and finds out which rows of a chunk are bad and why.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ use super::columns::ELEMENT_BYTES;
 use super::decode::ChunkBytes;
 use super::footer::Column;
 
-/// Rows decoded at a time.
+/// Number of rows to decode at a time.
 const BATCH_ROWS: usize = 1024;
 
-/// A bad value: its row cannot be used.
+/// A bad value. A row with a bad value cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BadValue {
     /// Name of the column.
@@ -47,7 +47,8 @@ pub(crate) struct CarefulChunk<'a> {
 }
 
 impl CarefulChunk<'_> {
-    /// Passes the column to `take` in pieces, each with the number of its first row. Returns the number of rows.
+    /// Decodes the column in pieces. Calls `take` with the number of each piece's first row and the piece. Returns the
+    /// number of rows.
     fn each(&self, mut take: impl FnMut(usize, &ArrayRef) -> Result<(), ParquetError>) -> Result<usize, ParquetError> {
         let mask = ProjectionMask::roots(self.metadata.parquet_schema(), [self.column.root]);
         let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(self.bytes.clone(), self.metadata.clone())
@@ -64,7 +65,7 @@ impl CarefulChunk<'_> {
         Ok(rows)
     }
 
-    /// Decodes embeddings to float16, with zeros for bad rows. Returns the number of rows.
+    /// Decodes embeddings to float16. A bad row is decoded as zeros and added to `bad`. Returns the number of rows.
     pub(crate) fn halves(
         &self,
         width: usize,
@@ -84,7 +85,8 @@ impl CarefulChunk<'_> {
         })
     }
 
-    /// Decodes coordinates, with zero for bad rows. Returns the number of rows.
+    /// Decodes coordinates. A value that cannot be read is decoded as zero and added to `bad`. Returns the number of
+    /// rows.
     pub(crate) fn doubles(&self, into: &mut Vec<f64>, bad: &mut Vec<BadValue>) -> Result<usize, ParquetError> {
         self.each(|first, column| {
             for index in 0..column.len() {
@@ -97,7 +99,8 @@ impl CarefulChunk<'_> {
         })
     }
 
-    /// The most common list length, ignoring nulls and empty lists. The longest one in a tie.
+    /// The most common list length, ignoring nulls and empty lists. If several lengths are equally common, the largest
+    /// of them. `None` if there is no other list.
     pub(crate) fn commonest_width(&self) -> Result<Option<usize>, ParquetError> {
         let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
         self.each(|_, column| {
@@ -108,7 +111,7 @@ impl CarefulChunk<'_> {
         Ok(counts.into_iter().max_by_key(|(_, count)| *count).map(|(length, _)| length))
     }
 
-    /// Decodes identifiers, or the reason why a row has none. Returns the number of rows.
+    /// Decodes identifiers. For a row without a valid identifier, the entry is the reason. Returns the number of rows.
     pub(crate) fn ids(&self, into: &mut Vec<Result<String, String>>) -> Result<usize, ParquetError> {
         self.each(|_, column| {
             into.extend((0..column.len()).map(|row| tables::id(column.as_ref(), row)));

@@ -2,26 +2,26 @@
 
 use half::f16;
 
-/// Exponent bits of a float16. All ones means infinity or NaN.
+/// Exponent bits of a float16. If all of them are one, the number is infinite or NaN.
 const EXPONENT: u16 = 0x7c00;
 
-/// Index of the first value beyond the limit, with an error text.
+/// Index of the first value that is not within -`limit` to `limit`, with an error text. `what` names the coordinate.
 pub(super) fn first_outside(degrees: &[f64], limit: f64, what: &str) -> Option<(usize, String)> {
     let index = degrees.iter().position(|value| !is_within(*value, limit))?;
     Some((index, outside(degrees[index], limit, what)))
 }
 
-/// Whether a coordinate is within its limit. False for NaN.
+/// Whether a coordinate is within -`limit` to `limit`. False for NaN.
 pub(crate) fn is_within(degrees: f64, limit: f64) -> bool {
     degrees.abs() <= limit
 }
 
-/// The error text for a coordinate beyond its limit.
+/// The error text for a coordinate that is not within -`limit` to `limit`.
 pub(crate) fn outside(degrees: f64, limit: f64, what: &str) -> String {
     format!("{what} {degrees}, wanted -{limit} to {limit}")
 }
 
-/// Whether all values are finite. Has no branch per number, so that it runs at memory speed.
+/// Whether all values are finite. The loop has no branch per number, so that it is as fast as memory.
 fn all_finite(values: &[f16]) -> bool {
     let worst =
         |values: &[f16]| values.iter().fold(0_i16, |worst, value| worst.max((value.to_bits() & EXPONENT) as i16));

@@ -1,6 +1,6 @@
 //! Checksums of stored data: 64-bit xxh3, written as sixteen hexadecimal digits.
 //!
-//! They detect damage but not tampering: anyone who can change the data can change the manifest too.
+//! Checksums detect damage but not tampering: anyone who can change the data can also change the manifest.
 
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
@@ -33,7 +33,7 @@ impl TryFrom<String> for Checksum {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        // Check each digit, because `from_str_radix` also accepts a sign.
+        // Check every character, because `from_str_radix` also accepts a sign.
         let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = u64::from_str_radix(&text, 16).ok().filter(|_| digits);
         number.map(Self).ok_or_else(|| format!("checksum {text:?} is not sixteen hexadecimal digits"))
@@ -48,7 +48,8 @@ mod tests {
 
     use super::*;
 
-    /// Values from the reference implementation, xxHash 0.8.4. It has a separate code path for each of these lengths.
+    /// The expected values come from the reference implementation, xxHash 0.8.4, which has a separate code path for
+    /// each of these lengths.
     #[test]
     fn checksums_match_the_reference_in_one_piece_or_many() {
         let bytes: Vec<u8> = (0..5000).map(|at| (at * 31 % 251) as u8).collect();

@@ -1,7 +1,7 @@
 //! Decodes values directly from the pages of a column chunk.
 //!
-//! Supports chunks without nulls whose lists all have the right width: PLAIN or dictionary pages, version 1 or 2, any
-//! codec of the `parquet` crate. Reports any other chunk as unsupported, for [`super::careful`] to read.
+//! Supports chunks without nulls in which all lists have the right width, with PLAIN or dictionary pages of version 1
+//! or 2, and any codec of the `parquet` crate. Reports all other chunks as unsupported; [`super::careful`] reads them.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl Number {
     }
 }
 
-/// The bytes of one column chunk, addressed by their offset in the file.
+/// The bytes of one column chunk. Bytes are addressed by their offset in the file.
 #[derive(Debug, Clone)]
 pub(crate) struct ChunkBytes {
     pub(crate) bytes: Bytes,
@@ -80,19 +80,19 @@ impl ChunkReader for ChunkBytes {
     }
 }
 
-/// A type that numbers are decoded to.
+/// A type to which numbers are decoded.
 pub(crate) trait DecodedNumber: Copy {
     /// A dictionary entry.
     type Entry: Copy;
-    /// Decodes PLAIN numbers. Returns false if the column's number type is not supported.
+    /// Decodes PLAIN numbers of type `number` and appends them to `into`. Returns false if this type is not supported.
     fn append(number: Number, body: &[u8], into: &mut Vec<Self>) -> bool;
     /// Turns decoded numbers into dictionary entries.
     fn entries(decoded: &[Self]) -> Vec<Self::Entry>;
-    /// Appends dictionary entries.
+    /// Appends dictionary entries to `into`.
     fn extend(entries: &[Self::Entry], into: &mut Vec<Self>);
 }
 
-/// Embeddings, as bytes of little-endian float16.
+/// Embeddings are decoded to the bytes of little-endian float16 numbers.
 impl DecodedNumber for u8 {
     type Entry = [u8; 2];
 
@@ -129,7 +129,7 @@ impl DecodedNumber for u8 {
     }
 }
 
-/// Coordinates.
+/// Coordinates are decoded to float64.
 impl DecodedNumber for f64 {
     type Entry = f64;
 
@@ -166,7 +166,8 @@ pub(crate) struct Chunk<'a> {
 }
 
 impl Chunk<'_> {
-    /// Decodes the chunk. Returns false if this module does not support it; `into` is then undefined.
+    /// Decodes the chunk and appends the numbers to `into`. Returns false if this module does not support the chunk;
+    /// the contents of `into` are then undefined.
     pub(crate) fn decode<T: DecodedNumber>(&self, into: &mut Vec<T>) -> Result<bool, ParquetError> {
         let mut pages = SerializedPageReader::new(Arc::new(self.bytes.clone()), self.metadata, self.rows, None)?;
         let (mut dictionary, mut place, mut values) = (None, 0, 0);
@@ -202,7 +203,8 @@ impl Chunk<'_> {
         Ok(values == self.rows * self.width && place == 0)
     }
 
-    /// The values of a page. `None` unless its levels are those of full lists without nulls.
+    /// The bytes of a page's values. `None` if a list does not have `self.width` numbers, a value is null, or the
+    /// encoding of the levels is not supported.
     fn body<'b>(&self, page: &'b Page, place: &mut usize) -> Option<&'b [u8]> {
         let descriptor = self.metadata.column_descr();
         let count = page.num_values() as usize;
@@ -223,7 +225,8 @@ impl Chunk<'_> {
     }
 }
 
-/// Splits the levels off the front of a version 1 page. `None` unless they are those of full lists without nulls.
+/// Splits the levels off the front of a version 1 page and returns the bytes of the values. `None` if a list does not
+/// have `width` numbers or a value is null.
 pub(crate) fn split_levels<'a>(
     descriptor: &ColumnDescriptor,
     width: usize,
@@ -237,7 +240,8 @@ pub(crate) fn split_levels<'a>(
     are_full(descriptor, width, place, (repetition, definition), count).then_some(rest)
 }
 
-/// Splits off the levels of a version 1 page: a length, then the bytes.
+/// Splits one kind of levels off the front of a version 1 page. They are stored as a length followed by that many
+/// bytes.
 fn level_bytes<'a>(rest: &mut &'a [u8], present: bool) -> Option<&'a [u8]> {
     if !present {
         return Some(&[]);
@@ -248,7 +252,8 @@ fn level_bytes<'a>(rest: &mut &'a [u8], present: bool) -> Option<&'a [u8]> {
     Some(levels)
 }
 
-/// Whether these repetition and definition levels are those of full lists without nulls.
+/// Whether the repetition and definition levels of a page mean that every list has `width` numbers and no value is
+/// null. `place` is as in [`lists_have_width`].
 fn are_full(
     descriptor: &ColumnDescriptor,
     width: usize,
@@ -265,7 +270,7 @@ fn are_full(
     full && (definition_max == 0 || all_defined(definition, definition_max, count))
 }
 
-/// Numbers converted at a time, few enough to stay in the L1 cache.
+/// Number of values to convert at a time. They fit in the L1 cache.
 const TILE: usize = 1024;
 
 fn append_rounded(rounded: &[f16], halves: &mut Vec<u8>) {
@@ -274,7 +279,8 @@ fn append_rounded(rounded: &[f16], halves: &mut Vec<u8>) {
     halves.extend_from_slice(bytes[..rounded.len()].as_flattened());
 }
 
-/// Decodes a page of dictionary indices. Returns false if an index is outside the dictionary.
+/// Decodes a page of dictionary indices and passes the entries to `push`. Returns false if an index is outside the
+/// dictionary or the page is malformed.
 fn look_up<T: Copy>(body: &[u8], count: usize, table: &[T], mut push: impl FnMut(&[T])) -> bool {
     let Some((&bits, body)) = body.split_first() else { return count == 0 };
     let bits = u32::from(bits);

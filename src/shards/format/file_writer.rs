@@ -1,11 +1,12 @@
 //! Writes one Parquet file of a folder of shards, row group by row group.
 //!
-//! Invariant: checksums are computed over the bytes as they are written, never over bytes read back. Each row group is
-//! held in memory completely.
+//! Invariant: checksums are computed from the bytes in memory that are written, never from bytes that are read back
+//! from the file. For this, each row group is encoded completely in memory.
 //!
-//! The `parquet` crate handles every float16 as a separate object, at 60 ns each. So it encodes only the first row
-//! group. Later row groups of the same size reuse that chunk's header and levels as a [`Template`] and only replace the
-//! values. The bytes are the same as those the crate would write (test `templates_change_no_byte`).
+//! The `parquet` crate handles every float16 as a separate object, at 60 ns each. So the crate encodes the embeddings
+//! of the first row group only. Later row groups with the same number of rows reuse the page headers and levels of that
+//! row group as a [`Template`] and only replace the values. The bytes are the same as those that the crate would write
+//! (test `templates_change_no_byte`).
 
 use std::fs::File;
 use std::hash::Hasher as _;
@@ -34,7 +35,7 @@ use super::columns::{ELEMENT_BYTES, view_column};
 use super::manifest::{ManifestFile, ManifestRowGroup};
 use crate::shards::error::ShardsError;
 
-/// Larger than any row group, so that a column chunk is one page.
+/// Page size limit. It is larger than any row group, so that every column chunk is one page.
 const PAGE_BYTES: usize = 1 << 30;
 
 /// Rows to write. All columns have the same number of rows.
@@ -46,7 +47,7 @@ pub struct WriterRows {
     pub latitudes: Vec<f64>,
     /// Longitudes, degrees, -180 to 180.
     pub longitudes: Vec<f64>,
-    /// Embeddings of each view, concatenated row by row.
+    /// For each view, the embeddings of all rows, one after the other.
     pub views: Vec<Vec<f16>>,
 }
 
@@ -88,7 +89,8 @@ impl WriterRows {
 /// Columns before the views: `id`, `lat`, `lon`.
 const FRONT_COLUMNS: usize = 3;
 
-/// The embedding chunks of a row group without their values. They are the same for every row group with as many rows.
+/// The embedding chunks of a row group without their values. These bytes are the same for every row group with the same
+/// number of rows.
 #[derive(Debug, Clone)]
 pub(super) struct Template {
     rows: usize,
@@ -104,7 +106,7 @@ struct ChunkTemplate {
 }
 
 impl ChunkTemplate {
-    /// Builds a chunk with these values, leaving `values` empty.
+    /// Builds a chunk with the given values and leaves `values` empty.
     fn fill(&self, values: &mut Vec<f16>) -> Bytes {
         let mut bytes = Vec::with_capacity(self.front.len() + values.len() * ELEMENT_BYTES);
         bytes.extend_from_slice(&self.front);
@@ -153,8 +155,8 @@ impl ShardFileWriter {
         Ok(Self { path, name, width, schema, writer, factory, file, hasher, bytes: 0, rows: 0, row_groups })
     }
 
-    /// Writes the rows as one row group. Uses the template if it has the same number of rows, and replaces it
-    /// otherwise.
+    /// Writes the rows as one row group. Uses `template` if its number of rows is the same. Otherwise replaces it by a
+    /// template with this number of rows.
     pub(super) fn write(&mut self, group: &mut WriterRows, template: &mut Option<Template>) -> Result<(), ShardsError> {
         let rows = group.rows();
         let matching = template.take_if(|template| template.rows == rows);
@@ -179,7 +181,8 @@ impl ShardFileWriter {
         self.put(&bytes)
     }
 
-    /// Encodes all columns of a row group. Returns the metadata of the views that the `parquet` crate encoded.
+    /// Encodes all columns of a row group. Without a template the `parquet` crate encodes the views, and their metadata
+    /// is returned. With a template the result is empty.
     fn encode(
         &mut self,
         group: &mut WriterRows,
@@ -209,7 +212,7 @@ impl ShardFileWriter {
         Ok(closed)
     }
 
-    /// Makes templates from the last row group. `bytes` are its bytes.
+    /// Makes one template per view from the row group that was written last. `bytes` are the bytes of that row group.
     fn templates(&self, bytes: &[u8], rows: usize, closed: Vec<ColumnCloseResult>) -> Vec<ChunkTemplate> {
         let written = self.writer.flushed_row_groups().last();
         let columns = written.map(|row_group| &row_group.columns()[FRONT_COLUMNS..]).unwrap_or_default();
@@ -240,7 +243,8 @@ impl ShardFileWriter {
     }
 }
 
-/// Uncompressed, plain, without dictionaries. Only coordinates get minima and maxima, for programs that filter by them.
+/// The settings of the `parquet` crate: uncompressed, PLAIN, without dictionaries. Only the coordinate columns get
+/// minima and maxima, for programs that filter rows by place.
 fn properties() -> WriterProperties {
     let mut properties = WriterProperties::builder()
         .set_created_by(format!("locdiff {}", env!("CARGO_PKG_VERSION")))
@@ -267,7 +271,8 @@ fn write_error(path: &Path, error: ParquetError) -> ShardsError {
 mod tests {
     use super::*;
 
-    /// `rows` rows of three numbers in two views. `first` makes the values of each group different.
+    /// Makes `rows` rows with two views of three numbers each. The values depend on `first`, so that they differ
+    /// between groups.
     fn group(first: usize, rows: usize) -> WriterRows {
         let value = |at: usize, view: usize| f16::from_f64((first * 100 + view * 1000 + at) as f64 / 8.0);
         WriterRows {

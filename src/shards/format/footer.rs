@@ -1,4 +1,4 @@
-//! The footer of a Parquet file: its columns and where their chunks are.
+//! The footer of a Parquet file. It lists the columns and the places of their chunks.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::columns::view_column;
 use super::decode::Number;
 use crate::shards::error::{ShardsError, Spot};
 
-/// Bytes of the footer length and magic number at the end of the file.
+/// Size of the last two fields of a file: the footer length and the magic number.
 const END_BYTES: usize = 8;
 
 /// A column of the file.
@@ -21,7 +21,7 @@ pub(crate) struct Column {
     pub(crate) name: String,
     /// Index among the top-level columns.
     pub(crate) root: usize,
-    /// Index among the leaf columns, which hold the chunks.
+    /// Index among the leaf columns. Column chunks belong to leaf columns.
     pub(crate) leaf: usize,
     pub(crate) number: Number,
 }
@@ -39,7 +39,8 @@ pub(crate) struct Footer {
     pub(crate) id: Option<Column>,
 }
 
-/// Size of the footer of a file of `bytes` bytes that ends in `tail`. `first` reads the first four bytes of the file.
+/// Computes the size of a file's footer. The file has `bytes` bytes, `tail` holds its last bytes, and `first` reads its
+/// first four bytes.
 pub(crate) fn footer_bytes(
     name: &str,
     bytes: u64,
@@ -66,7 +67,7 @@ pub(crate) fn footer_bytes(
 }
 
 impl Footer {
-    /// The columns that training reads: latitudes, longitudes, each view.
+    /// The columns that training reads, in this order: latitudes, longitudes, each view.
     pub(crate) fn columns(&self) -> impl Iterator<Item = &Column> {
         [&self.latitude, &self.longitude].into_iter().chain(&self.views)
     }
@@ -75,7 +76,7 @@ impl Footer {
     pub(crate) fn parse(name: String, bytes: u64, raw: &[u8], names: &ShardsConfig) -> Result<Self, ShardsError> {
         let unreadable = |error| ShardsError::corrupt(Spot::file(&name), format!("its footer cannot be read: {error}"));
         let metadata = ParquetMetaDataReader::decode_metadata(&raw[..raw.len() - END_BYTES]).map_err(unreadable)?;
-        // Ignore the embedded Arrow schema, so that all kinds of lists look the same.
+        // Ignore the Arrow schema in the footer. Without it, all kinds of lists have the same type.
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let metadata = ArrowReaderMetadata::try_new(Arc::new(metadata), options).map_err(unreadable)?;
         let header: Vec<String> = metadata.schema().fields().iter().map(|field| field.name().clone()).collect();
@@ -95,8 +96,9 @@ impl Footer {
             };
             Ok(Column { name: wanted.to_owned(), root, leaf, number })
         };
-        // Coordinate columns may have any of the accepted names. The id column must have the configured name, because
-        // columns such as `image` or `file` often hold the photo itself.
+        // If a coordinate column is configured by its default name and the file has no column of that name, a column
+        // with another accepted name is used. The id column must have exactly the configured name, because columns such
+        // as `image` or `file` often hold the photo itself.
         let named = |accepted: &[&str], given: &String| match tables::columns_named(&header, accepted, Some(given))[..]
         {
             [root] => column(&header[root], false),

@@ -1,20 +1,21 @@
 //! Parquet's hybrid of run-length encoding and bit packing, used for the levels of list columns and for dictionary
 //! indices.
 //!
-//! Levels are checked without expanding them: a list of 768 numbers is one bit-packed group and one run. The encoding
-//! is specified at <https://parquet.apache.org/docs/file-format/data-pages/encodings/>.
+//! Levels are checked without expanding repeated values: the levels of a list of 768 numbers, for example, are one
+//! bit-packed group and one run of a repeated value. The encoding is specified at
+//! <https://parquet.apache.org/docs/file-format/data-pages/encodings/>.
 
 /// One run of a hybrid stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Run<'a> {
-    /// `count` times the same value.
+    /// The same value `count` times.
     Repeated { value: u32, count: usize },
     /// `count` bit-packed values, lowest bit first.
     Packed { bytes: &'a [u8], count: usize },
 }
 
-/// Iterates over the runs of a stream with `left` values of `bits` bits. Ends early if the bytes are malformed or run
-/// out.
+/// Iterates over the runs of a stream of values of `bits` bits each; `left` values have not been returned yet. The
+/// iteration ends early, with `left` above 0, if the bytes are malformed or too few.
 #[derive(Debug, Clone)]
 pub(super) struct Runs<'a> {
     bytes: &'a [u8],
@@ -52,7 +53,7 @@ impl<'a> Iterator for Runs<'a> {
         let size = (header >> 1) as usize;
         if header & 1 == 1 {
             let length = size.checked_mul(self.bits as usize)?;
-            // The last group may be truncated after the bytes of the values that are used.
+            // A writer may cut off the bytes of the last group that hold no value.
             let (bytes, rest) = self.bytes.split_at(length.min(self.bytes.len()));
             let count = (size * 8).min(self.left);
             if count == 0 || bytes.len() * 8 < count * self.bits as usize {
@@ -72,7 +73,7 @@ impl<'a> Iterator for Runs<'a> {
     }
 }
 
-/// Unpacks `count` values of a packed run, starting with value `first`. Each value is extracted from a 64-bit load.
+/// Unpacks `count` values of a packed run, starting with value number `first`.
 pub(super) fn unpacked(bytes: &[u8], bits: u32, first: usize, count: usize) -> impl Iterator<Item = u32> + '_ {
     let mask = if bits == 32 { u32::MAX } else { (1 << bits) - 1 };
     (first..first + count).map(move |index| {
@@ -87,7 +88,7 @@ pub(super) fn unpacked(bytes: &[u8], bits: u32, first: usize, count: usize) -> i
     })
 }
 
-/// Whether all definition levels are the highest, which means that no value is null.
+/// Whether all definition levels are `level_max`, which means that no value is null.
 pub(super) fn all_defined(bytes: &[u8], level_max: u32, values: usize) -> bool {
     let bits = u32::BITS - level_max.leading_zeros();
     let mut runs = Runs::new(bytes, bits, values);
@@ -98,8 +99,8 @@ pub(super) fn all_defined(bytes: &[u8], level_max: u32, values: usize) -> bool {
     runs.all(is_highest) && runs.left == 0
 }
 
-/// Whether the repetition levels start a list exactly every `width` values. `place` is the position of the first value
-/// within its list. It is updated to the position of the next page's first value.
+/// Whether the repetition levels of a page start a new list after every `width` values. `place` is the position of the
+/// page's first value within its list. If the result is true, `place` becomes that position for the next page.
 pub(super) fn lists_have_width(width: usize, place: &mut usize, bytes: &[u8], values: usize) -> bool {
     let mut runs = Runs::new(bytes, 1, values);
     for run in &mut runs {
@@ -128,7 +129,7 @@ mod tests {
 
     #[test]
     fn hybrid_streams_decode_as_in_the_specification() {
-        // The specification's example: 0 to 7 in three bits each, then a run of five fours.
+        // The example of the specification, the values 0 to 7 in three bits each, followed by a run of five fours.
         let stream = [0b11, 0b1000_1000, 0b1100_0110, 0b1111_1010, 5 << 1, 4];
         let mut values = Vec::new();
         for run in Runs::new(&stream, 3, 13) {
@@ -158,7 +159,7 @@ mod tests {
 
     #[test]
     fn only_lists_of_the_right_width_pass() {
-        // 0 1 1 1 1 1 1 1, then four ones: one list of twelve.
+        // Levels 0 1 1 1 1 1 1 1 and four more ones: one list of twelve values.
         let twelve = [0b11, 0b1111_1110, 4 << 1, 1];
         for (width, fits) in [(12, true), (11, false), (6, false), (1, false)] {
             assert_eq!(lists_have_width(width, &mut 0, &twelve, 12), fits, "width {width}");

@@ -1,7 +1,7 @@
 //! `manifest.json`: lists the contents of a folder of shards, with a checksum for every file and every column chunk.
 //!
-//! Invariant: a parsed manifest is consistent (row counts, fingerprint), names only files in its own folder, and has a
-//! supported schema version. The format is specified in `shards/README.md`.
+//! Invariant: a manifest returned by [`Manifest::parse`] has consistent row counts, a correct fingerprint and a
+//! supported schema version, and names only files in its own folder. `shards/README.md` specifies the format.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher as _;
@@ -15,7 +15,7 @@ use super::checksum::Checksum;
 use super::statistics::{Statistics, digits};
 use crate::shards::error::{ShardsError, Spot};
 
-/// Schema version that this program writes, and the newest that it reads.
+/// The schema version that this program writes. It is also the newest version that this program can read.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// File name of the manifest.
@@ -29,7 +29,7 @@ pub struct Manifest {
     pub schema_version: u32,
     /// xxh3 of all other fields.
     pub fingerprint: Checksum,
-    /// Total rows of all files.
+    /// Number of rows in all files together.
     pub rows: u64,
     /// Numbers per embedding.
     pub width: u32,

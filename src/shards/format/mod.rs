@@ -1,8 +1,8 @@
-//! The shard format: writes and decodes Parquet files and their manifest. Decoding works on bytes in memory, which
-//! `source` reads.
+//! The shard format: writes and decodes Parquet files and their manifest. The decoder works on bytes in memory, which
+//! module `source` has read.
 //!
 //! In reading order: `columns`, `manifest` (`checksum`, `statistics`), `writer` (`file_writer`, `checks`), `footer`.
-//! Then the decoding of a column chunk: `decode` (with `levels` and `page_header`), and `careful` for chunks that
+//! The last four decode a column chunk: `decode` (with `levels` and `page_header`), and `careful` for chunks that
 //! `decode` does not support.
 
 mod careful;

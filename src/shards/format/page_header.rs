@@ -1,6 +1,7 @@
-//! Parses the header of a version 1 data page, so that the values can be read directly from the file into place.
+//! Parses the header of a version 1 data page. The caller can then read the values directly from the file to their
+//! destination.
 //!
-//! Accepts only plain pages of numbers. For any other page the caller falls back to the `parquet` crate.
+//! Accepts only uncompressed PLAIN pages. The caller reads all other pages with the `parquet` crate.
 //!
 //! Sources: Thrift's compact protocol
 //! <https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md> and Parquet's fields
@@ -9,23 +10,25 @@
 /// A data page of PLAIN values with run-length levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlainPage {
-    /// Number of values, including nulls.
+    /// Number of values, nulls included.
     pub(crate) values: usize,
-    /// Bytes of levels and values.
+    /// Size of the levels and values in bytes.
     pub(crate) bytes: usize,
 }
 
-/// Thrift type codes of the fields that are read.
+/// Thrift's codes of the field types that are read.
 const I32: u8 = 5;
 const STRUCT: u8 = 12;
 
-/// Parquet's codes of `PageType::DATA_PAGE`, `Encoding::PLAIN`, and `Encoding::RLE` twice.
+/// Parquet's codes of the page type and the encodings of values, definition levels and repetition levels:
+/// `PageType::DATA_PAGE`, `Encoding::PLAIN`, `Encoding::RLE` and `Encoding::RLE`.
 const PLAIN_DATA_PAGE: (i64, i64, i64, i64) = (0, 0, 3, 3);
 
 /// Maximum nesting of structs. A page header needs two levels.
 const DEPTH_MAX: u32 = 4;
 
-/// Splits the header off the front of an uncompressed page. `None` if the page is of another kind.
+/// Parses the header at the front of a page. Returns the header and the bytes after it. `None` if the page is not an
+/// uncompressed PLAIN data page, or the header is malformed.
 pub(crate) fn split_plain_page(bytes: &[u8]) -> Option<(PlainPage, &[u8])> {
     let mut thrift = Compact(bytes);
     let (mut kind, mut unpacked, mut packed, mut data) = (None, None, None, [None; 4]);
@@ -78,7 +81,7 @@ impl Compact<'_> {
         Some((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64))
     }
 
-    /// Calls `take` with the id and type of each field. `take` must consume the value.
+    /// Calls `take` with the id and type of each field of a struct. `take` must read or skip the value of the field.
     fn fields(&mut self, mut take: impl FnMut(&mut Self, i64, u8) -> Option<()>) -> Option<()> {
         let mut id = 0_i64;
         loop {
@@ -93,11 +96,11 @@ impl Compact<'_> {
 
     fn skip(&mut self, kind: u8, depth: u32) -> Option<()> {
         match kind {
-            // A boolean's value is encoded in its type.
+            // A boolean has no bytes: its type code is its value.
             1 | 2 => {}
             // Integers of 16, 32 and 64 bits.
             4..=6 => drop(self.varint()?),
-            // Binary: a length, then the bytes.
+            // Binary data: a length followed by that many bytes.
             8 => {
                 let length = usize::try_from(self.varint()?).ok()?;
                 self.0 = self.0.get(length..)?;
@@ -116,8 +119,8 @@ impl Compact<'_> {
 mod tests {
     use super::*;
 
-    /// Page type, both sizes, a checksum, then the number of values and the encodings. The last two bytes belong to the
-    /// body.
+    /// A page header, with the page type, the sizes before and after compression, a checksum, the number of values and
+    /// the encodings. The last two bytes are not part of the header.
     const PAGE: [u8; 24] = [
         0x15, 0, 0x15, 0x90, 0x03, 0x15, 0x90, 0x03, 0x15, 7, 0x1c, 0x15, 0x80, 0x02, 0x15, 0, 0x15, 6, 0x15, 6, 0x00,
         0x00, 0xaa, 0xbb,

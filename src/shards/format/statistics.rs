@@ -1,7 +1,7 @@
 //! Mean and standard deviation of every dimension of the embeddings, over view 0.
 //!
-//! Sums are float64 and added row by row in data order, so the split into row groups and files does not affect the
-//! result.
+//! Sums are float64, and rows are added in data order, so the result does not depend on how the rows are split into row
+//! groups and files.
 
 use half::slice::HalfFloatSliceExt;
 pub use locdiff_core::protocol::Statistics;
@@ -16,13 +16,13 @@ pub struct MomentSums {
 }
 
 impl MomentSums {
-    /// Starts with no rows, for embeddings of the given width.
+    /// Makes sums over no rows, for embeddings of the given width.
     pub fn new(width: usize) -> Self {
         let (sums, squares) = (vec![0.0; width], vec![0.0; width]);
         Self { rows: 0, sums, squares, row: vec![0.0; width] }
     }
 
-    /// Adds rows of float16 numbers.
+    /// Adds embeddings, given one after the other.
     pub fn add(&mut self, values: &[half::f16]) {
         for row in values.chunks_exact(self.row.len().max(1)) {
             row.convert_to_f32_slice(&mut self.row);
@@ -35,7 +35,7 @@ impl MomentSums {
         }
     }
 
-    /// Computes the statistics, rounded to nine significant digits, which every JSON reader preserves.
+    /// Computes the statistics, rounded to nine significant digits: every JSON reader preserves that many.
     pub fn statistics(&self) -> Statistics {
         let count = (self.rows as f64).max(1.0);
         let mean: Vec<f64> = self.sums.iter().map(|sum| sum / count).collect();

@@ -1,8 +1,15 @@
 //! Writes a folder of shards: checks rows, and writes Parquet files and their manifest.
 //!
-//! Invariant: the folder under its final name is complete. Everything is written to `OUT.partial-PID` in the same
-//! parent folder, the manifest last, synced, and then renamed. A failure before that leaves no OUT. The format is
-//! specified in `shards/README.md`.
+//! Invariant: the writer never puts an incomplete folder at its final path `out`. It writes all files to a folder
+//! `OUT.partial-PID` next to `out`, where OUT is the name of `out` and PID is the number of the process. The manifest
+//! is written last. Then the writer syncs this folder and renames it to `out`. If writing fails before the rename,
+//! `out` is unchanged: absent, or the old folder that was to be replaced.
+//!
+//! To replace an old folder (`overwrite`), the writer renames it to `OUT.partial-PID.replaced`, renames the new folder
+//! to `out`, and then deletes the old folder. If the process is killed between the two renames, `out` does not exist
+//! and the `.replaced` folder holds the old shards.
+//!
+//! `shards/README.md` specifies the format.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -35,16 +42,17 @@ pub struct WriterOptions {
     pub source: String,
     /// What maps photos to the space of the embeddings.
     pub image_head: ImageHead,
-    /// Whether to replace an existing folder of shards.
+    /// Whether to replace an existing folder of shards, or an empty folder.
     pub overwrite: bool,
     /// Rows per row group.
     pub rows_per_group: u32,
-    /// Rows per file. Rounded down to whole row groups, at least one.
+    /// Rows per file. The number is rounded down to whole row groups, but a file has at least one row group.
     pub rows_per_file: u64,
 }
 
 impl WriterOptions {
-    /// The defaults: row groups of [`ROWS_PER_GROUP`] rows, files of about [`FILE_BYTES`].
+    /// Uses the defaults: row groups of [`ROWS_PER_GROUP`] rows, files with about [`FILE_BYTES`] bytes of embeddings,
+    /// and no overwriting.
     pub fn new(width: u32, views: u32, source: impl Into<String>, image_head: ImageHead) -> Self {
         let row_bytes = (u64::from(width) * u64::from(views) * ELEMENT_BYTES as u64).max(1);
         let rows_per_file = (FILE_BYTES / row_bytes).max(u64::from(ROWS_PER_GROUP));
@@ -77,7 +85,7 @@ pub struct ShardWriter {
 }
 
 impl ShardWriter {
-    /// Starts a folder at `out`.
+    /// Starts a folder of shards that will get the path `out`.
     pub fn create(out: &Path, options: WriterOptions) -> Result<Self, ShardsError> {
         options.check()?;
         let name = out
@@ -94,7 +102,7 @@ impl ShardWriter {
         Ok(Self { out, partial, options, group, file: None, template: None, files, moments, rows: 0 })
     }
 
-    /// Adds rows. A bad row is an error that names it, and then none of `rows` is added.
+    /// Adds rows. If a row is bad, returns an error that names the row, and adds none of `rows`.
     pub fn push(&mut self, rows: &WriterRows) -> Result<(), ShardsError> {
         self.check(rows)?;
         let width = self.options.width as usize;
@@ -179,7 +187,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Location that a pushed row would get, for error messages.
+    /// Location at which row `row` of a call of [`ShardWriter::push`] would be written, for error messages.
     fn spot(&self, row: usize, column: String) -> Spot {
         let per_group = u64::from(self.options.rows_per_group);
         let groups_per_file = (self.options.rows_per_file / per_group).max(1);
@@ -212,7 +220,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Renames the complete folder to its final name, and removes the folder that it replaces.
+    /// Renames the complete folder to its final name, and deletes the old folder if there is one.
     fn rename(&self) -> Result<(), ShardsError> {
         let io = |error| ShardsError::io(&self.out, error);
         check_target(&self.out, self.options.overwrite)?;
@@ -223,7 +231,7 @@ impl ShardWriter {
         }
         if let Err(error) = fs::rename(&self.partial, &self.out) {
             if exists {
-                // Restore the old folder. If that fails too, it stays at `replaced`.
+                // Restore the old folder. If that fails too, the old folder stays at the path `replaced`.
                 let _ = fs::rename(&replaced, &self.out);
             }
             return Err(io(error));
@@ -238,12 +246,12 @@ impl ShardWriter {
 
 impl Drop for ShardWriter {
     fn drop(&mut self) {
-        // Removes an unfinished folder. After `finish` it does not exist.
+        // Deletes the unfinished folder. After a successful `finish` there is none.
         let _ = fs::remove_dir_all(&self.partial);
     }
 }
 
-/// Replaces the last component of a path by `name` plus `suffix`.
+/// Replaces the last component of `path` by `name` followed by `suffix`.
 fn with_suffix(path: &Path, name: &OsStr, suffix: &str) -> PathBuf {
     let mut name = name.to_owned();
     name.push(suffix);
@@ -254,14 +262,15 @@ fn file_name(index: usize) -> String {
     format!("part-{index:05}.parquet")
 }
 
-/// Checks that `out` may be written. With `overwrite`, only a folder of shards or an empty folder is replaced.
+/// Checks that `out` may be written: nothing exists at `out`, or `overwrite` is set and `out` is a folder of shards or
+/// an empty folder.
 fn check_target(out: &Path, overwrite: bool) -> Result<(), ShardsError> {
     let Ok(found) = fs::symlink_metadata(out) else { return Ok(()) };
     if !overwrite {
         return Err(ShardsError::Exists(out.to_owned()));
     }
     let empty = || fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
-    // Other folders of this project have a manifest.json too. Accept only that of shards, in any version.
+    // Other folders of this project also have a manifest.json. Accept only a manifest of shards, of any version.
     let is_shard_manifest = |text: Vec<u8>| {
         let value: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
         value["schema_version"].is_u64() && value["files"].is_array()

@@ -1,7 +1,7 @@
-//! The set of rows to skip, found by one scan of the data before the plan is made.
+//! The set of rows to skip. One scan of the data finds these rows before the plan is made.
 //!
-//! Blocks and rows keep their numbers, but the plan counts only usable rows. The digest depends only on which rows are
-//! skipped, and is 0 if none are.
+//! Skipping a row does not change the numbers of other rows and blocks, but the plan uses only the usable rows. The
+//! digest depends only on which rows are skipped. It is 0 if no row is skipped.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher as _;
@@ -14,7 +14,7 @@ use crate::shards::blocks::{BlockRows, Blocks};
 use crate::shards::error::ShardsError;
 use crate::shards::parallel::in_order;
 
-/// Number of blocks whose first bad row is described in messages.
+/// Maximum number of blocks whose first bad row is described in a message.
 const DESCRIBED_MAX: usize = 3;
 
 /// The rows to skip.
@@ -27,12 +27,13 @@ pub struct Mask {
 }
 
 impl Mask {
-    /// Skips nothing.
+    /// A mask that skips no rows.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Skips the given rows of the given blocks. Each list must be ascending and within its block.
+    /// A mask that skips the given rows, which are listed by block. Each list must be ascending and contain only rows
+    /// of its block. `block_rows` is the number of rows of each block.
     pub fn new(skipped: BTreeMap<u32, Vec<u32>>, block_rows: &[u32]) -> Result<Self, ShardsError> {
         let skipped: BTreeMap<u32, Vec<u32>> = skipped.into_iter().filter(|(_, rows)| !rows.is_empty()).collect();
         let mut hash = XxHash3_64::new();
@@ -53,7 +54,7 @@ impl Mask {
         Ok(Self { skipped, count, digest })
     }
 
-    /// Reads the whole data set and skips all bad rows.
+    /// Reads the whole data set and makes a mask that skips all bad rows.
     pub fn scan(blocks: &dyn Blocks, threads: u32) -> Result<Self, ShardsError> {
         let found = in_order(threads as usize, blocks.block_rows().len(), |block| {
             catch_panic(block as u32, || blocks.bad_rows(block as u32))
@@ -61,7 +62,8 @@ impl Mask {
         Self::new((0..).zip(found).collect(), blocks.block_rows())
     }
 
-    /// Makes the mask that the configuration asks for: empty, or the bad rows that a scan finds.
+    /// Makes the mask for the configuration. With [`OnBadRows::Error`] it skips no rows. With [`OnBadRows::Skip`] it
+    /// skips the bad rows that a scan finds.
     pub fn for_config(blocks: &dyn Blocks, config: &ShardsConfig) -> Result<Self, ShardsError> {
         match config.on_bad_rows {
             OnBadRows::Error => Ok(Self::none()),
@@ -74,7 +76,7 @@ impl Mask {
         self.count
     }
 
-    /// Digest of the set of skipped rows. 0 if it is empty.
+    /// Digest of the set of skipped rows. 0 if no row is skipped.
     pub fn digest(&self) -> u64 {
         self.digest
     }
@@ -89,14 +91,14 @@ impl Mask {
         self.skipped
     }
 
-    /// Row number of the `index`-th usable row of a block.
+    /// Number of the usable row at position `index` (from 0) among the usable rows of a block.
     pub(super) fn row(&self, block: u32, index: u32) -> u32 {
         if self.count == 0 {
             return index;
         }
         let skipped = self.skipped(block);
-        // There are `skipped[i] - i` usable rows before the i-th skipped row. The sequence never decreases, so binary
-        // search works.
+        // Before row `skipped[i]` there are `skipped[i] - i` usable rows. This number never decreases as i grows, so
+        // binary search works.
         let (mut low, mut high) = (0, skipped.len());
         while low < high {
             let middle = usize::midpoint(low, high);
@@ -105,8 +107,7 @@ impl Mask {
         index + low as u32
     }
 
-    /// Describes how many rows are skipped and, with the reader's error messages, the first of them. `None` if nothing
-    /// is skipped.
+    /// Describes how many rows are skipped, with the error messages for the first of them. `None` if no row is skipped.
     pub fn describe(&self, blocks: &dyn Blocks) -> Option<String> {
         if self.count == 0 {
             return None;
@@ -119,7 +120,8 @@ impl Mask {
     }
 }
 
-/// The error message of a strict read of the block.
+/// The error message for the first bad row of a block, which a read without a mask returns. `rows` are the skipped rows
+/// of the block.
 fn describe_block(blocks: &dyn Blocks, block: u32, rows: &[u32]) -> String {
     let mut into = BlockRows::default();
     let found = (0..blocks.views()).find_map(|view| blocks.read(block, view, &mut into).err());

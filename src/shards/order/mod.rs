@@ -1,7 +1,7 @@
 //! The order of rows: a function of the data, the seed and the epoch, independent of the number of workers.
 //!
-//! In reading order: `permutation`, `mask` (rows to skip), `plan` (maps an index to a row; pure), `position` (the
-//! progress of training), `replay` (verifies the plan).
+//! In reading order: `permutation`, `mask` (the rows to skip), `plan` (maps an index to a row, without I/O), `position`
+//! (the progress of training), `replay` (checks the plan).
 
 mod mask;
 mod permutation;

@@ -1,23 +1,27 @@
-//! Keyed permutations: orders that depend only on (seed, epoch, place), not on earlier draws.
+//! Keyed permutations: random orders that depend only on a key (seed, epoch and place), not on earlier random numbers.
 //!
-//! [`shuffled`] lists a whole order (Fisher-Yates), for up to thousands of items. [`Permutation`] maps one position at
-//! a time without a table. It is a Feistel network over the smallest power of two that holds all positions, applied
-//! until the result is in range (cycle walking), which takes less than two passes on average.
+//! [`shuffled`] returns a whole order as a list (Fisher-Yates). [`Permutation`] maps one position at a time without a
+//! table. It is a Feistel network that permutes `0..n`, where n is the smallest power of two, at least 64, that is not
+//! below the number of positions. The network is applied repeatedly until the result is a valid position (cycle
+//! walking). For more than 32 positions this takes less than two passes on average.
 //!
 //! ```text
 //! (left, right) -> (right, left ^ round(right, key))      invertible for any `round`
 //! ```
 //!
-//! Both draw their keys from [`random`](locdiff_core::random), stream `Shuffle`. Pure: no I/O, no state.
+//! Both take their random numbers from [`random`](locdiff_core::random), stream `Shuffle`. This module has neither I/O
+//! nor state.
 //!
 //! Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002. Eight rounds are enough, because
-//! shuffling needs orders that look random but not cryptographic strength.
+//! shuffling does not need cryptographic strength: the orders must only look random.
 
 use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 
-/// Must be even, so that the two halves end up in their original places.
+/// Number of rounds of the network. Each round swaps the two halves, so the number must be even for the halves to end
+/// in their original places.
 const ROUNDS: usize = 8;
-/// With fewer bits the network has too few different orders. For small counts, cycle walking bridges the difference.
+/// Minimum number of bits that the network permutes. With fewer bits it could produce too few different orders. If the
+/// number of positions is small, most results are out of range, and cycle walking continues.
 const BITS_MIN: u32 = 6;
 
 /// Stream index of [`shuffled`].
@@ -25,14 +29,14 @@ const LISTED: u16 = 0;
 /// Stream index of the keys of [`Permutation`].
 const KEYED: u16 = 1;
 
-/// The numbers `0..count`, shuffled by (seed, epoch).
+/// The numbers `0..count` in random order. The order depends only on the seed and the epoch.
 pub(super) fn shuffled(seed: u64, epoch: u64, count: u32) -> Result<Vec<u32>, RangeError> {
     let mut order: Vec<u32> = (0..count).collect();
     let mut bits = vec![0; order.len()];
     let draw = Draw { stream: Stream::Shuffle(LISTED), step: epoch, first_sample: 0, elements: bits.len().max(1) };
     Philox::new(seed).fill_bits(draw, &mut bits)?;
     for last in (1..order.len()).rev() {
-        // Multiply and shift: the probability of each place is within 2⁻³² of 1 / (last + 1).
+        // Multiply and shift: `other` is each number from 0 to `last` with a probability within 2⁻³² of 1 / (last + 1).
         let other = (u64::from(bits[last]) * (last as u64 + 1)) >> 32;
         order.swap(last, other as usize);
     }
@@ -49,7 +53,7 @@ pub(super) struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of `0..count` that belongs to (seed, epoch, place).
+    /// The permutation of `0..count` for the given seed, epoch and place.
     pub(super) fn new(seed: u64, epoch: u64, place: u64, count: u64) -> Result<Self, RangeError> {
         let mut words = [0; 2 * ROUNDS];
         let draw = Draw { stream: Stream::Shuffle(KEYED), step: epoch, first_sample: place, elements: words.len() };
@@ -59,7 +63,7 @@ impl Permutation {
         Ok(Self { count, left_bits: bits / 2, right_bits: bits - bits / 2, keys })
     }
 
-    /// Maps `position`, which must be below `count`.
+    /// Returns the number to which the permutation maps `position`, which must be below `count`.
     pub(super) fn apply(&self, position: u64) -> u64 {
         assert!(position < self.count, "position {position} of {}", self.count);
         let mut value = self.network(position);
@@ -85,7 +89,8 @@ const fn mask(bits: u32) -> u64 {
     (1 << bits) - 1
 }
 
-/// Mixes every bit of `value` into the low bits, with the multipliers of MurmurHash3's finaliser.
+/// The round function of the network. Mixes every bit of `value` into the low bits, with the multipliers of
+/// MurmurHash3's finaliser.
 fn scramble(value: u32, [first, second]: [u32; 2]) -> u32 {
     let mut hash = (value ^ first).wrapping_mul(0x85eb_ca6b);
     hash = (hash ^ hash >> 13).wrapping_add(second).wrapping_mul(0xc2b2_ae35);
@@ -117,7 +122,8 @@ mod tests {
         assert!(Permutation::new(1, 1 << 40, 0, 5).is_err() && shuffled(1, 1 << 40, 5).is_err(), "epoch out of range");
     }
 
-    /// Chi-square test of where each position goes, over many keys. 99.9 % of fair orders are below the bound.
+    /// Chi-square test over many keys: each position is mapped to each place equally often. For random orders the
+    /// statistic is below the bound with a probability of 99.9 %.
     #[test]
     fn every_position_is_equally_likely() {
         for (count, keys) in [(2, 2000), (3, 3000), (7, 7000), (16, 16_000), (40, 20_000)] {
@@ -135,8 +141,8 @@ mod tests {
             for (name, seen) in [("keyed", keyed), ("listed", listed)] {
                 let expected = keys as f64 / count as f64;
                 let square: f64 = seen.iter().map(|seen| (f64::from(*seen) - expected).powi(2) / expected).sum();
-                // Rows and columns of the table both sum to the number of keys, so the statistic needs this correction
-                // factor.
+                // Every row and every column of the table sums to the number of keys, so the statistic needs this
+                // correction factor.
                 let square = square * (count - 1) as f64 / count as f64;
                 assert!(square < bound, "{name}, {count} positions: chi-square {square:.1}, wanted below {bound:.1}");
             }
@@ -148,12 +154,12 @@ mod tests {
         }
         assert_eq!(seen.len(), 24);
         let square: f64 = seen.values().map(|seen| (f64::from(*seen) - 1000.0).powi(2) / 1000.0).sum();
-        // 99.9 % point of chi-square with 23 degrees of freedom.
+        // 49.7 is the 99.9 % point of the chi-square distribution with 23 degrees of freedom.
         assert!(square < 49.7, "chi-square {square:.1}");
     }
 
-    /// A random order moves an item by a third of the length on average, and keeps about two pairs of neighbours
-    /// together.
+    /// A random order moves an item by a third of the number of items on average, and about two pairs of neighbours
+    /// stay neighbours.
     #[test]
     fn large_orders_move_items_far_and_separate_neighbours() {
         let count = 50_000;
@@ -163,7 +169,7 @@ mod tests {
         // The standard deviation of the mean is 0.24 / √count = 0.001.
         assert!((share - 1.0 / 3.0).abs() < 0.005, "mean displacement {share}");
         let neighbours = found.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) == 1).count();
-        // Poisson with mean 2.
+        // The number of such pairs has a Poisson distribution with mean 2.
         assert!(neighbours < 12, "{neighbours} pairs of neighbours stayed together");
         let other = order(11, 1, count);
         let kept = found.iter().zip(&other).filter(|(one, other)| one == other).count();

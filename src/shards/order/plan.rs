@@ -8,14 +8,16 @@
 //!   -> numbered 0, 1, 2, ... within the epoch; each `global_batch` of them are one step
 //! ```
 //!
-//! The order does not depend on the number of workers. Worker w of W takes positions `w B / W .. (w + 1) B / W` of
-//! every global batch of B rows, so all workers have the same number of steps and their slices differ by at most one
-//! row. An average over workers must weight each worker by the size of its slice.
+//! The order does not depend on the number of workers. With W workers and B rows per global batch, worker w (from 0)
+//! takes positions `w B / W .. (w + 1) B / W` of every global batch, each bound rounded down. So all workers have the
+//! same number of steps, and the sizes of their slices differ by at most one row. An average over workers must weight
+//! each worker by the size of its slice.
 //!
-//! In each epoch a block uses only one view, so the other views need not be read: view `(start + epoch) % views` with a
-//! random start for each block. Over `views` epochs, every row uses each of its views once.
+//! In each epoch only one view of a block is used, so the other views need not be read. It is view `(start + epoch) %
+//! views`, where `start` is random for each block. Over `views` consecutive epochs, a row that no epoch drops uses each
+//! of its views once.
 //!
-//! Pure: no I/O, no tensors.
+//! This module uses neither I/O nor tensors.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,13 +31,13 @@ use crate::shards::blocks::Blocks;
 use crate::shards::error::ShardsError;
 use crate::shards::format::ELEMENT_BYTES;
 
-/// Maximum bytes per window. Bounds memory for files with huge row groups, because readers hold two windows. A larger
-/// block becomes a window by itself.
+/// Maximum bytes per window. Readers hold two windows, so this bounds their memory if row groups are large. A block
+/// that is larger than this is a window by itself.
 pub const WINDOW_BYTES_MAX: u64 = 192 << 20;
 /// Bytes of a row's latitude and longitude.
 const COORDINATE_BYTES: u64 = 16;
 
-/// Options that the order depends on, in addition to the data.
+/// The options that determine the order of rows, together with the data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanOptions {
     /// Seed of the order.
@@ -58,7 +60,7 @@ impl PlanOptions {
     }
 }
 
-/// The properties of the data that the plan depends on.
+/// The properties of the data that determine the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataLayout {
     /// Rows of each block, including skipped rows.
@@ -78,7 +80,7 @@ impl DataLayout {
         Self { block_rows, width: blocks.width(), views: blocks.views(), fingerprint: blocks.fingerprint() }
     }
 
-    /// Number of each block's first row among all rows, followed by the total.
+    /// For each block, the number of rows in all blocks before it. The last entry is the number of rows in all blocks.
     pub(crate) fn first_rows(&self) -> Vec<u64> {
         let mut first_rows = vec![0];
         for (block, rows) in self.block_rows.iter().enumerate() {
@@ -103,18 +105,18 @@ pub struct Share {
 }
 
 impl Share {
-    /// A single worker that reads everything.
+    /// The share of a single worker, which reads everything.
     pub const WHOLE: Self = Self { worker: 0, workers: 1 };
 }
 
-/// A row of the data set, and the view to use.
+/// A row of the data set and one of its views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Sample {
-    /// Block of the data set.
+    /// Number of the block in the data set.
     pub block: u32,
-    /// Row of the block.
+    /// Number of the row in the block.
     pub row: u32,
-    /// View of the row.
+    /// Number of the view.
     pub view: u32,
 }
 
@@ -133,7 +135,7 @@ struct Data {
     usable: Vec<u32>,
     /// Blocks that have usable rows.
     blocks: Vec<u32>,
-    /// View of each block in epoch 0.
+    /// The view that each block uses in epoch 0.
     first_views: Vec<u32>,
     /// Sum of `usable`.
     rows: u64,
@@ -188,12 +190,12 @@ impl Plan {
         }
     }
 
-    /// Rows that an epoch drops because they do not fill a batch. They differ from epoch to epoch.
+    /// Number of rows that each epoch drops because they do not fill a batch. Different epochs drop different rows.
     pub fn dropped_rows(&self) -> u64 {
         self.data.rows.saturating_sub(self.indices())
     }
 
-    /// Rows that an epoch repeats, from its start, to fill the last batch.
+    /// Number of rows from the start of an epoch that are repeated at its end to fill the last batch.
     pub fn padded_rows(&self) -> u64 {
         self.indices().saturating_sub(self.data.rows)
     }
@@ -203,7 +205,7 @@ impl Plan {
         self.steps() * u64::from(self.data.options.global_batch)
     }
 
-    /// The positions in every global batch that a worker takes.
+    /// The positions that a worker takes in every global batch.
     pub fn slice(&self, share: Share) -> Result<Range<u64>, ShardsError> {
         let Share { worker, workers } = share;
         let batch = self.data.options.global_batch;
@@ -259,11 +261,11 @@ fn out_of_range(error: RangeError) -> ShardsError {
 pub struct Epoch {
     data: Arc<Data>,
     epoch: u64,
-    /// Blocks in the order of the epoch.
+    /// The blocks with usable rows, in the order of the epoch.
     order: Vec<u32>,
-    /// Index of the first row of each block in `order`, followed by the end.
+    /// For each block of `order`, the index of its first row in the epoch. The last entry is the number of rows.
     starts: Vec<u64>,
-    /// Position in `order` of each window's first block, followed by the end.
+    /// For each window, the position of its first block in `order`. The last entry is the number of blocks.
     windows: Vec<u32>,
 }
 
@@ -279,19 +281,20 @@ impl Epoch {
         Ok(Self { data, epoch, order, starts, windows })
     }
 
-    /// The rows at a range of indices. Indices beyond the last row wrap around to the first, as `pad` requires. The
-    /// first row of each window takes time logarithmic in the number of blocks.
+    /// The rows at a range of indices of the epoch. Indices beyond the last row continue with the first row, which
+    /// [`Tail::Pad`] requires. When the iterator enters a window, it finds the window in time logarithmic in the number
+    /// of windows.
     pub fn samples(&self, indices: Range<u64>) -> Samples<'_> {
         Samples { epoch: self, indices, window: None }
     }
 
-    /// The rows of one step that belong to one worker's slice (see [`Plan::slice`]).
+    /// One worker's rows of a step. `slice` is the result of [`Plan::slice`] for the worker.
     pub fn step(&self, step: u64, slice: &Range<u64>) -> Samples<'_> {
         let first = step * u64::from(self.data.options.global_batch);
         self.samples(first + slice.start..first + slice.end)
     }
 
-    /// The window of an index, which must be below the number of rows.
+    /// The window that contains `index`, which must be below the number of rows.
     pub(crate) fn window_of(&self, index: u64) -> Result<Window<'_>, ShardsError> {
         let number = self.windows.partition_point(|first| self.starts[*first as usize] <= index) - 1;
         let (first, end) = (self.windows[number] as usize, self.windows[number + 1] as usize);
@@ -335,7 +338,7 @@ pub(crate) struct Window<'epoch> {
 }
 
 impl Window<'_> {
-    /// The window's range of epoch indices.
+    /// The indices of the epoch that belong to the window.
     pub(crate) fn indices(&self) -> Range<u64> {
         self.starts[0]..self.starts[self.blocks.len()]
     }
@@ -345,8 +348,8 @@ impl Window<'_> {
         self.blocks
     }
 
-    /// The row at an epoch index of this window: the position of its block in [`Window::blocks`], and the row within
-    /// the block.
+    /// The row at an index of the epoch, which must belong to the window. Returns the position of the row's block in
+    /// [`Window::blocks`] and the number of the row in the block.
     pub(crate) fn place(&self, index: u64) -> (usize, u32) {
         let first = self.starts[0];
         let inside = first + self.permutation.apply(index - first);

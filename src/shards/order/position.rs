@@ -1,8 +1,10 @@
-//! The position of training in the data: four integers, stored with everything that the order of rows depends on.
+//! The position of training in the data. It is stored in checkpoints, together with everything that determines the
+//! order of rows.
 //!
-//! A position names the next step, so that resuming neither repeats nor skips a step. The plan finds the rows of a step
-//! without reading earlier data. The [`Bookmark`] in a checkpoint also stores what the order depends on. Resuming with
-//! a different value is an error that names both. The number of workers does not matter.
+//! A [`Position`] names the next step, so a resumed run neither repeats nor skips a step. The plan finds the rows of a
+//! step without reading earlier data. A checkpoint stores a [`Bookmark`]: the position, and all values that determine
+//! the order of rows. Resuming with a different value is an error that names the old and the new value. The number of
+//! workers may differ.
 
 use locdiff_core::config::Tail;
 use serde::{Deserialize, Serialize};
@@ -25,7 +27,7 @@ pub struct Position {
     pub global_batch: u32,
 }
 
-/// A position, with everything that the order of rows depends on.
+/// A position, and everything that determines the order of rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bookmark {
@@ -47,7 +49,8 @@ pub struct Bookmark {
     pub window_bytes_max: u64,
     /// How to handle rows that do not fill the last batch.
     pub tail: Tail,
-    /// Checksums of data without a manifest. `None` with a manifest, whose fingerprint covers all data.
+    /// Checksums of data without a manifest. `None` for data with a manifest, because the fingerprint of a manifest
+    /// covers all data.
     #[serde(default)]
     pub contents: Option<Contents>,
 }
@@ -81,7 +84,7 @@ impl Plan {
         }
     }
 
-    /// The bookmark for a checkpoint. Its `contents` are empty; the caller sets them for data without a manifest.
+    /// The bookmark for a checkpoint. Its `contents` are `None`; for data without a manifest the caller sets them.
     pub fn bookmark(&self, position: Position) -> Bookmark {
         let (options, layout, mask) = (self.options(), self.layout(), self.mask());
         Bookmark {
@@ -98,8 +101,8 @@ impl Plan {
         }
     }
 
-    /// Returns the position to resume from. It is an error if the data or the order differs from the bookmark.
-    /// `location` names the data in messages.
+    /// Returns the position at which training continues. It is an error if the data or the order of rows is not that of
+    /// the bookmark. `location` names the data in messages.
     pub fn resume(&self, bookmark: &Bookmark, location: &str) -> Result<Position, ShardsError> {
         let now = self.bookmark(bookmark.position);
         bookmark.check_fingerprint(self.layout().fingerprint, location)?;
@@ -122,7 +125,7 @@ impl Plan {
     }
 }
 
-/// Checks that the rows are the same.
+/// Checks that the number of rows and views and the skipped rows are the same.
 fn check_data(now: &Bookmark, recorded: &Bookmark, location: &str) -> Result<(), ShardsError> {
     let changed = |reason| Err(ShardsError::Changed { location: location.to_owned(), reason });
     if (&now.skipped_digest, now.skipped_rows) != (&recorded.skipped_digest, recorded.skipped_rows) {
@@ -140,7 +143,7 @@ fn check_data(now: &Bookmark, recorded: &Bookmark, location: &str) -> Result<(),
     Ok(())
 }
 
-/// Checks that the configuration gives the same order.
+/// Checks that the configuration gives the same order of rows.
 fn check_order(now: &Bookmark, recorded: &Bookmark) -> Result<(), ShardsError> {
     check_equal("shards.shuffle_row_groups", now.shuffle_row_groups, recorded.shuffle_row_groups)?;
     check_equal("the maximum bytes per window", now.window_bytes_max, recorded.window_bytes_max)?;

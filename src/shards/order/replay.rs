@@ -1,7 +1,8 @@
 //! Replays the plan for different numbers of workers, for `shards verify --epochs`.
 //!
-//! It goes through every step of every worker, as training would, and ticks off every row in a bit set. A violation,
-//! such as a row that comes twice, is an error that names the number of workers, epoch, step and row.
+//! The replay goes through every step of every worker, like training, and records every row in a bit set. A violation,
+//! such as a row that occurs twice in an epoch, is an error that names the number of workers, the epoch, the step and
+//! the row. The replay reads no data.
 
 use std::hash::Hasher as _;
 
@@ -17,11 +18,11 @@ use crate::shards::error::ShardsError;
 /// Options of a replay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replay {
-    /// Number of epochs, starting with the first.
+    /// Number of epochs to replay, starting with epoch 0.
     pub epochs: u32,
-    /// Numbers of workers to replay.
+    /// The numbers of workers for which the plan is replayed.
     pub world_sizes: Vec<u32>,
-    /// Rows per step. A smaller data set is replayed with one batch of all its rows.
+    /// Rows per step. A data set with fewer rows is replayed with one batch of all its usable rows.
     pub global_batch: u32,
     /// Seed of the order.
     pub seed: u64,
@@ -36,7 +37,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Replays the plan of `blocks` under `config`, without the rows of `mask`.
+    /// Makes the plan for `blocks` with `config`, without the rows that `mask` skips, and replays it.
     pub fn run(&self, blocks: &dyn Blocks, mask: Mask, config: &ShardsConfig) -> Result<ReplayReport, ShardsError> {
         let layout = DataLayout::of(blocks);
         let rows: u64 = layout.block_rows.iter().map(|rows| u64::from(*rows)).sum();
@@ -105,14 +106,15 @@ fn replay_size(plan: &Plan, epochs: u32, workers: u32) -> Result<ReplayedSize, S
     Ok(ReplayedSize { workers, slice_rows_min, slice_rows_max, order: format!("{:016x}", order.finish()) })
 }
 
-/// The rows and views that have been seen.
+/// The rows and views that the replay has seen.
 struct Ticks<'plan> {
     plan: &'plan Plan,
-    /// Number of each block's first row among all rows.
+    /// For each block, the number of rows in all blocks before it.
     first_rows: Vec<u64>,
-    /// One bit per row, for this epoch.
+    /// One bit per row: set if the row was seen in this epoch.
     rows: Vec<u64>,
-    /// One bit per row and view, for this round of `views` epochs.
+    /// One bit per row and view: set if the view of the row was used in this round. A round is as many epochs as there
+    /// are views.
     views: Vec<u64>,
     /// Number of indices seen in this epoch.
     seen: u64,
@@ -171,7 +173,7 @@ impl<'plan> Ticks<'plan> {
     }
 }
 
-/// Sets a bit and returns whether it was clear.
+/// Sets a bit. Returns whether the bit was clear before.
 fn set(words: &mut [u64], bit: u64) -> bool {
     let (word, mask) = (&mut words[(bit / 64) as usize], 1 << (bit % 64));
     let clear = *word & mask == 0;

@@ -1,4 +1,5 @@
-//! A trait for numbered files that any thread can read at any offset, and a pool of read buffers.
+//! The trait [`ByteSource`] of numbered files that any thread can read at any offset, and a pool of buffers for
+//! reading.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,9 +13,9 @@ pub trait ByteSource: Send + Sync {
     fn name(&self, file: usize) -> String;
     /// Size of a file in bytes.
     fn len(&self, file: usize) -> Result<u64, ShardsError>;
-    /// Fills `into` with the bytes at an offset. A file that ends too early is an error.
+    /// Fills `into` with the bytes of a file from `offset` on. It is an error if the file ends before `into` is full.
     fn read_at(&self, file: usize, offset: u64, into: &mut [u8]) -> Result<(), ShardsError>;
-    /// Whether reading a chunk in several pieces costs no more than reading it at once.
+    /// Whether reading bytes in several pieces is as fast as reading them at once.
     fn reads_pieces(&self) -> bool {
         false
     }
@@ -22,31 +23,32 @@ pub trait ByteSource: Send + Sync {
     fn files_at_once(&self) -> usize {
         1
     }
-    /// What an index stores about a file, so that opening from the index needs no request. `None` if the name is
-    /// enough.
+    /// A text that an index stores about a file. With it, the file can be opened without a request to the server.
+    /// `None` if the name of the file is enough.
     fn indexed(&self, file: usize) -> Option<String> {
         let _ = file;
         None
     }
-    /// Version of a file. It changes whenever the file does, and may change when the file does not.
+    /// Version of a file. If the file changes, its version changes too. The version may also change when the bytes of
+    /// the file stay the same.
     fn version(&self, file: usize) -> Result<String, ShardsError>;
 }
 
-/// Files, and the text of the manifest that lists them, if there is one.
+/// Numbered files, and the text of the manifest that lists them, if they have a manifest.
 pub(super) type Listed = (Arc<dyn ByteSource>, Option<Vec<u8>>);
 
 /// Maximum number of buffers kept for reuse.
 const POOLED_MAX: usize = 16;
 
-/// A pool of reusable buffers, so that reading many blocks does not allocate each time.
+/// A pool of reusable buffers, so that not every read allocates memory.
 #[derive(Debug, Default)]
 pub(crate) struct BufferPool(Mutex<Vec<Vec<u8>>>);
 
 impl BufferPool {
-    /// Takes a buffer of the given size. Its contents are undefined.
+    /// Takes a buffer of the given size from the pool, or allocates one. Its contents are undefined.
     pub(crate) fn take(self: &Arc<Self>, bytes: usize) -> PooledBuffer {
         let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Take the smallest buffer that fits. Otherwise one large read could make all buffers large.
+        // Take the smallest buffer that is large enough, and leave the large buffers for large reads.
         let fitting =
             (0..free.len()).filter(|&index| free[index].len() >= bytes).min_by_key(|&index| free[index].len());
         let memory = fitting.map_or_else(|| vec![0; bytes], |index| free.swap_remove(index));

@@ -1,8 +1,8 @@
-//! Everything needed to open a data set, in a form that can be sent: names, sizes, versions and footers of files, and
-//! the manifest.
+//! The index of a data set: everything that a process needs to open it, in a form that can be sent to other processes.
+//! It consists of the names, sizes, versions and footers of the files, and of the manifest.
 //!
-//! One process reads the index and broadcasts it. The others open the same data from it without listing or reading
-//! anything, so a server gets these requests once instead of once per worker.
+//! One process makes the index and broadcasts it. The other processes open the data set from the index, without listing
+//! files or reading footers. So a server gets the requests for listings and footers once, not once per worker.
 
 use std::hash::Hasher as _;
 use std::path::PathBuf;
@@ -21,19 +21,20 @@ use crate::shards::error::{ShardsError, Spot};
 use crate::shards::format::{Checksum, MANIFEST_NAME, Manifest, ManifestFile, footer_bytes};
 use crate::shards::parallel::in_order;
 
-/// Bytes read from the end of a file. Nearly every footer fits in them.
+/// Number of bytes to read from the end of a file at first. Most footers are smaller.
 const TAIL_BYTES: u64 = 64 << 10;
 
-/// Bytes at the start of a file that enter the fingerprint of data without a manifest.
+/// Number of bytes at the start of each file that the fingerprint covers if the data has no manifest.
 const HEAD_BYTES: u64 = 64 << 10;
 
 /// Magic number of a serialized index, with the version of its layout.
 const MAGIC: [u8; 8] = *b"LDINDEX1";
 
-/// Bytes of the magic number, the xxh3 of the rest, and the length of the table.
+/// Size of the first three fields: the magic number, the xxh3 of all bytes after these two fields, and the length of
+/// the table.
 const PREFIX_BYTES: usize = 24;
 
-/// Everything needed to open a data set.
+/// The index of a data set: everything that a process needs to open it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DatasetIndex {
     pub(crate) table: IndexTable,
@@ -45,9 +46,9 @@ pub struct DatasetIndex {
 #[serde(deny_unknown_fields)]
 pub(crate) struct IndexTable {
     location: String,
-    /// The text of the manifest, not its parsed form, so that every process parses the same numbers.
+    /// The text of the manifest. Every process parses the same text, so that all have exactly the same numbers.
     manifest_text: Option<String>,
-    /// Where the rows came from, for data without a manifest.
+    /// Where the rows came from, if this is known for data without a manifest.
     pub(crate) origin: Option<Origin>,
     pub(crate) fingerprint: u64,
     files: Vec<IndexedFile>,
@@ -59,12 +60,12 @@ struct IndexedFile {
     name: String,
     bytes: u64,
     footer_bytes: usize,
-    /// The entry of an S3 object. `None` for local files.
+    /// The text of [`ByteSource::indexed`], with which an S3 object can be opened. `None` for local files.
     object: Option<String>,
 }
 
 impl DatasetIndex {
-    /// Reads the footers of a folder, a file, a glob or a URL.
+    /// Finds the files of a folder, a file, a glob or a URL, and reads their footers.
     pub fn read(location: &str, config: &ShardsConfig) -> Result<Self, ShardsError> {
         Self::open(location, config).map(|(index, _)| index)
     }
@@ -75,12 +76,12 @@ impl DatasetIndex {
         Ok((Self::of(location, &found)?, found.source))
     }
 
-    /// Like [`DatasetIndex::read`], with explicit S3 options.
+    /// Like [`DatasetIndex::read`], but takes the S3 options from `options` instead of the environment.
     pub fn read_s3(location: &str, options: &S3Options) -> Result<Self, ShardsError> {
         Self::of(location, &locate::locate_s3(location, options)?)
     }
 
-    /// Reads the footers of the located files and checks them against the manifest.
+    /// Reads the footers of the files that were found, and compares them with the manifest if there is one.
     fn of(location: &str, found: &FoundFiles) -> Result<Self, ShardsError> {
         let source = found.source.as_ref();
         let manifest = parse_manifest(location, found.manifest_text.as_deref())?;
@@ -171,7 +172,7 @@ impl DatasetIndex {
         Ok(Arc::new(LocalFiles::new(paths)))
     }
 
-    /// Opens the S3 objects with explicit options.
+    /// Opens the S3 objects with the given options, without listing them.
     pub(crate) fn source_s3(&self, options: &S3Options) -> Result<Arc<dyn ByteSource>, ShardsError> {
         let objects: Option<Vec<String>> = self.table.files.iter().map(|file| file.object.clone()).collect();
         let objects = objects.ok_or_else(|| ShardsError::Argument("index of local files, wanted s3://".into()))?;
@@ -188,7 +189,8 @@ fn parse_manifest(location: &str, text: Option<&[u8]>) -> Result<Option<Manifest
 struct FileEnds {
     bytes: u64,
     footer: Vec<u8>,
-    /// Empty if there is a manifest, whose fingerprint identifies the data.
+    /// The first bytes of the file. Empty for data with a manifest, because the fingerprint of the manifest identifies
+    /// the data.
     head: Vec<u8>,
 }
 
@@ -213,8 +215,8 @@ impl FileEnds {
         Ok(Self { bytes, footer, head })
     }
 
-    /// Hashes size, footer and first bytes of a file: these identify data without a manifest, without reading all of
-    /// it.
+    /// Hashes the size, the footer and the first bytes of a file. They are the fingerprint of data without a manifest,
+    /// which can be computed without reading all data.
     fn hash(&self, hasher: &mut XxHash3_64) {
         hasher.write(&self.bytes.to_le_bytes());
         hasher.write(&(self.footer.len() as u64).to_le_bytes());

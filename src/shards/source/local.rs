@@ -1,7 +1,7 @@
 //! Files on disk.
 //!
-//! Files are not memory-mapped, so that a truncated file or a failing disk is an error and not a signal. The number of
-//! open files is bounded.
+//! Files are not memory-mapped: if a file is truncated or a disk fails, a read returns an error, but access to mapped
+//! memory would kill the process. The number of open files is limited.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -29,7 +29,8 @@ impl LocalFiles {
         Self { paths, open: Mutex::default() }
     }
 
-    /// Returns an open file and marks it as most recently used. The least recently used file is closed first.
+    /// Returns an open file and marks it as most recently used. Opens the file if necessary. If too many files are
+    /// open, the least recently used file is closed.
     fn file(&self, file: usize) -> Result<Arc<File>, ShardsError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = open.iter().position(|(number, _)| *number == file) {
@@ -79,7 +80,7 @@ impl ByteSource for LocalFiles {
         true
     }
 
-    /// Inode and ctime. Unlike the modification time, ctime cannot be set back.
+    /// The version is the inode number and the ctime. Unlike the modification time, the ctime cannot be set back.
     fn version(&self, file: usize) -> Result<String, ShardsError> {
         let found = fs::metadata(&self.paths[file]).map_err(|error| ShardsError::io(&self.paths[file], error))?;
         Ok(format!("{}-{}.{:09}", found.ino(), found.ctime(), found.ctime_nsec()))

@@ -1,4 +1,4 @@
-//! Resolves a location to files. It can be a folder with a manifest, a folder of Parquet files, a file, a glob or a
+//! Resolves a location to files. A location is a folder with a manifest, a folder of Parquet files, a file, a glob or a
 //! URL.
 
 use std::fs;
@@ -17,9 +17,9 @@ use crate::shards::format::{MANIFEST_NAME, Manifest};
 /// The files at a location.
 pub(super) struct FoundFiles {
     pub(super) source: Arc<dyn ByteSource>,
-    /// The text of the manifest. It has been parsed and is consistent.
+    /// The text of the manifest. [`Manifest::parse`] has accepted it.
     pub(super) manifest_text: Option<Vec<u8>>,
-    /// Where the rows came from, for files without a manifest.
+    /// Where the rows came from, if this is known for files without a manifest.
     pub(super) origin: Option<Origin>,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn locate(location: &str, config: &ShardsConfig) -> Result<FoundFiles
     }
 }
 
-/// Finds the objects of an `s3://` URL, with explicit options.
+/// Finds the objects of an `s3://` URL with the given options.
 pub(super) fn locate_s3(location: &str, options: &S3Options) -> Result<FoundFiles, ShardsError> {
     let Some(rest) = location.strip_prefix("s3://") else {
         return Err(ShardsError::Argument("the location is not on S3, wanted s3://BUCKET/PREFIX".into()));

@@ -1,7 +1,7 @@
-//! Reads bytes from numbered files on disk or on S3, and resolves a location to files.
+//! Resolves a location to numbered files, on disk or on S3, and reads bytes from them.
 //!
 //! In reading order: `bytes` (the trait of a source), `local`, `s3`, `origin`, `locate` (from a location to a source),
-//! `index` (everything needed to open a data set, in a form that can be sent to other processes).
+//! `index` (everything that a process needs to open a data set, in a form that can be sent to other processes).
 
 mod bytes;
 mod index;

@@ -7,7 +7,7 @@ use locdiff_core::config::ShardsConfig;
 use super::bytes::{ByteSource, Listed};
 use crate::shards::error::ShardsError;
 
-/// Placeholder without options.
+/// A placeholder for the options of S3. It is empty.
 #[derive(Debug, Clone)]
 pub struct S3Options;
 

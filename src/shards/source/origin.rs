@@ -1,8 +1,8 @@
-//! Where rows came from, whether the location is a folder of shards or single files of it.
+//! Finds out where rows came from. This also works if the location names only some files of a folder of shards.
 //!
-//! Files given by path or glob count as data without a manifest. A manifest in their folder may also list other files,
-//! so its checksums, statistics and fingerprint are not used. Its source and image head hold for every file that it
-//! lists, and are used.
+//! Files given by path or glob count as data without a manifest, even if their folder has a manifest. That manifest may
+//! list more files, so its statistics and fingerprint are not those of the data, and its checksums are not used. But
+//! its source and its image head apply to every file that it lists, so these two are used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,14 +28,15 @@ impl From<&Manifest> for Origin {
 }
 
 impl Origin {
-    /// Finds the origin of files in the manifests of their folders. `None` if no manifest lists any of them.
+    /// Finds the origin of files in the manifests of their folders. `None` if no manifest lists any of the files.
     pub(super) fn from_manifests(paths: &[PathBuf]) -> Option<Self> {
         let mut folders: Vec<(PathBuf, Option<Manifest>)> = Vec::new();
         let origins: Vec<Option<Self>> = paths.iter().map(|path| of_file(path, &mut folders)).collect();
         let mut found: Vec<&Self> = origins.iter().flatten().collect();
         found.dedup();
         let first = found.first()?.image_head;
-        // If any file is simulated, the data counts as simulated. Any other head must be the same for all files.
+        // If the head of any file is `Linear`, the file is simulated, and all data counts as simulated. Otherwise, the
+        // head is known only if it is the same for all files.
         let is_head_of_all =
             origins.iter().all(|origin| origin.as_ref().is_some_and(|origin| origin.image_head == first));
         let image_head = match found.iter().any(|origin| origin.image_head == ImageHead::Linear) {
@@ -50,7 +51,8 @@ impl Origin {
     }
 }
 
-/// Finds the origin of a file in the manifest of its folder, or of the folder that a symlink points to.
+/// Finds the origin of a file in the manifest of its folder. If that manifest does not list the file, or does not
+/// exist, and the path contains symlinks, looks in the folder to which they lead.
 fn of_file(path: &Path, folders: &mut Vec<(PathBuf, Option<Manifest>)>) -> Option<Origin> {
     let bytes = fs::metadata(path).ok()?.len();
     [Some(path.to_owned()), fs::canonicalize(path).ok()].into_iter().flatten().find_map(|path| {
@@ -64,7 +66,8 @@ fn of_file(path: &Path, folders: &mut Vec<(PathBuf, Option<Manifest>)>) -> Optio
     })
 }
 
-/// Reads the manifest of a folder. A foreign or damaged one is ignored, because the files were given without it.
+/// Reads the manifest of a folder. A damaged manifest, or a manifest.json that is not of shards, is ignored, because
+/// the user named files and not the folder.
 fn read(folder: &Path) -> Option<Manifest> {
     let path = folder.join(MANIFEST_NAME);
     Manifest::parse(&fs::read(&path).ok()?, &path.display().to_string()).ok()

@@ -1,12 +1,12 @@
-//! Combines several codes into one place: the place of their mean, or the mode of their mixture.
+//! Combines several codes into one place: the place of the mean code, or the mode of the mixture of their densities.
 //!
-//! The mixture is `q(a) = Σ_k softmax_a(tempering · score_k(a))`, so each sample has the same weight, however sharp its
-//! density is. Only logarithms of densities are computed: `log q` by log-softmax over the anchors and log-sum-exp over the
-//! samples.
+//! With the score `score_k(a)` of sample k at anchor a, the mixture is the mean `q(a)` of `softmax_a(tempering ·
+//! score_k(a))` over the samples. Each sample has the same weight, however sharp its density is. Only logarithms of
+//! densities are computed: `log q` is a log-softmax over the anchors, followed by a log-sum-exp over the samples.
 //!
-//! The decoder's neighbourhood and refinement apply to the mixture as to a single code. A neighbourhood sums q over a radius.
-//! Refinement climbs `log Σ_k exp(tempering · f_k(p)) / Z_k` on the continuous sphere, where Z_k is the sum of sample k over
-//! the anchors.
+//! If the decoder has a neighbourhood, q is summed over all anchors within its radius. If the decoder refines, it
+//! climbs from the best anchor to the mode of `log Σ_k exp(tempering · f_k(p)) / Z_k` on the continuous sphere. Here
+//! f_k(p) is the score of sample k at place p, and Z_k is the sum of `exp(tempering · f_k)` over the anchors.
 
 use locdiff_core::geo::UnitVector;
 use tch::{Kind, TchError, Tensor};
@@ -16,19 +16,20 @@ use crate::shdd::decode::refine::{ascend, gradient};
 use crate::shdd::decode::{Anchors, Decoded, Decoder, in_parallel, largest, threads};
 use crate::shdd::{Local, ShddError};
 
-// i images · k samples of each · c coefficients · a anchors
+// Suffixes: i images · k samples of each image · c coefficients · a anchors · b codes of all samples
 
-/// Factor of scores before they become densities, an inverse temperature. It widens the peak of a clean code at L = 47 from
-/// 20 to 36 km. No other value was measured.
+/// Inverse temperature: scores are multiplied by this factor before they are turned into densities. At L = 47, this
+/// factor widens the peak of a clean code from 20 to 36 km. No other value was measured.
 pub const TEMPERING: f64 = 0.3;
 
-/// Decodes the mean of each image's codes `codes_ikc`.
+/// Decodes the mean code of each image. `codes_ikc` holds the codes of all samples.
 pub fn mean_code(codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<Decoded>, ShddError> {
     shape(codes_ikc, decoder.anchors())?;
     decoder.decode(&codes_ikc.f_to_kind(Kind::Float)?.f_mean_dim([1_i64].as_slice(), false, None)?)
 }
 
-/// The value of each image's code `expected_ic` at the places of its samples, image by image.
+/// The values of each image's code `expected_ic` at the places `points` of its samples. Both `points` and the result
+/// are ordered by image and then by sample.
 pub(super) fn values_at(
     expected_ic: &Tensor,
     points: &[UnitVector],
@@ -45,10 +46,12 @@ pub(super) fn values_at(
     Ok(values.concat())
 }
 
-/// The place where the mixture of each image's densities is largest, and the log density there.
+/// For each image, the place where the mixture of its densities is largest, with the logarithm of the density there as
+/// the score.
 ///
-/// Works like the decoder on a single code: it finds the best anchor, or the anchor whose neighbourhood has the largest sum
-/// of the mixture. If the decoder refines, it continues from there to the mode of the mixture on the continuous sphere.
+/// First finds the anchor with the largest density or, if the decoder has a neighbourhood, the anchor whose
+/// neighbourhood has the largest sum of densities. If the decoder refines, the search continues from that anchor to the
+/// mode of the mixture on the continuous sphere.
 pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<Vec<Decoded>, ShddError> {
     if !(tempering > 0.0 && tempering.is_finite()) {
         let text = format!("aggregator: tempering is {tempering}, wanted more than 0 and finite");
@@ -57,7 +60,8 @@ pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<
     let anchors = decoder.anchors();
     let [images, samples] = shape(codes_ikc, anchors)?;
     let mut found = Vec::new();
-    // Divided by 3, because scores, their log-softmax and one temporary are in memory at once.
+    // Divided by 3, because the scores, their log-softmax and a temporary tensor of the same size are in memory at
+    // once.
     let per_pass = (anchors.codes_per_pass() / 3 / samples).max(1) as i64;
     for first in (0..images as i64).step_by(per_pass as usize) {
         let count = per_pass.min(images as i64 - first);
@@ -69,11 +73,11 @@ pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<
     Ok(found)
 }
 
-/// Log densities of some images over the anchors.
+/// The logarithms of the densities of some images at the anchors.
 struct Densities {
-    /// Log density of the mixture, f32.
+    /// Logarithm of the mixture's density at each anchor, f32 `[i, a]`.
     log_ia: Tensor,
-    /// Log of the normalising sum of each sample, image by image.
+    /// Logarithm of each sample's normalising sum, ordered by image and then by sample.
     log_totals: Vec<f64>,
     samples: usize,
     tempering: f64,
@@ -93,7 +97,8 @@ impl Densities {
         })
     }
 
-    /// The best anchor of each image, by its own density or by its neighbourhood's. Ties go to the first.
+    /// The anchor of each image with the largest density or, if the decoder has a neighbourhood, with the largest sum
+    /// over its neighbourhood. Among equal anchors, the first is chosen.
     fn modes(&self, decoder: &Decoder) -> Result<Vec<Decoded>, TchError> {
         let points = decoder.anchors().points();
         let decoded = |(anchor, score)| Decoded { point: points[anchor], anchor, score, converged: true };
@@ -121,8 +126,8 @@ fn refined(
     let images = codes.chunks_exact(samples * basis.dims()).zip(densities.log_totals.chunks_exact(samples));
     let tasks: Vec<_> = starts.iter().zip(images).collect();
     let results = in_parallel(threads(), &tasks, |(start, (codes, log_totals))| {
-        // Offset the function by `least` and subtract it again at the end. The tolerance for rounding is relative to the
-        // value, so a value near 0 would leave no tolerance.
+        // Add `least` to the function during the search and subtract it again at the end. `ascend` tolerates rounding
+        // errors relative to the value of the function, so it would tolerate none if the value were near 0.
         let least = log_totals.iter().copied().fold(f64::INFINITY, f64::min);
         let end = ascend(basis.degree(), start.point, |point| {
             let of_sample =
@@ -136,8 +141,9 @@ fn refined(
     results.into_iter().collect()
 }
 
-/// log Σ_k exp(s·f_k − c_k) and its derivatives at a point. With weights w = softmax_k(s·f_k − c_k), and g_k and H_k the
-/// gradient and Hessian of s·f_k, the gradient is ḡ = Σ w_k g_k and the Hessian is Σ w_k (H_k + g_k g_kᵀ) − ḡ ḡᵀ.
+/// The value, gradient and Hessian of log Σ_k exp(s·f_k − c_k) at a point. `terms` holds f_k with its derivatives and
+/// the offset c_k, and s is `tempering`. Let g_k and H_k be the gradient and Hessian of s·f_k, and w = softmax_k(s·f_k
+/// − c_k). Then the gradient is ḡ = Σ w_k g_k, and the Hessian is Σ w_k (H_k + g_k g_kᵀ) − ḡ ḡᵀ.
 fn log_sum(terms: &[(Local, f64)], tempering: f64) -> Local {
     let exponents: Vec<f64> = terms.iter().map(|(local, offset)| tempering * local.value - offset).collect();
     let most = exponents.iter().copied().fold(f64::NEG_INFINITY, f64::max);

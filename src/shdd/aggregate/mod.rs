@@ -2,7 +2,8 @@
 //!
 //! - [`points`]: methods that work on decoded places.
 //! - [`codes`]: methods that work on codes.
-//! - [`aggregate`]: any method, for many images at once. [`aggregate_decoded`] is for samples that are already decoded.
+//! - [`aggregate`]: applies any method to many images at once. [`aggregate_decoded`] does the same for samples that are
+//!   already decoded.
 
 pub mod codes;
 pub mod points;
@@ -22,13 +23,14 @@ use super::decode::{Decoded, Decoder};
 pub struct Ensemble<'a> {
     /// The samples of each image, `[images, samples, c]`.
     pub codes_ikc: &'a Tensor,
-    /// The code that the network predicts from each image alone, before any sample is drawn, `[images, c]`. Used by the
-    /// posterior medoid.
+    /// The code that the network predicts for each image from pure noise, before any sample is drawn, `[images, c]`.
+    /// Only the posterior medoid uses it.
     pub expected_ic: &'a Tensor,
 }
 
-/// Returns one place per image. An error about a code that is not finite names its row, image · samples + sample. For the
-/// mean of codes, the row is the image.
+/// Returns one place per image. If a code is not finite, the error names its row. Normally this is image · samples +
+/// sample, but for the mean of codes it is the image. The mixture and decoders with a neighbourhood work in passes over
+/// some images or codes, and their errors count rows from the start of the pass.
 pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     if matches!(how, Aggregator::MeanCode | Aggregator::Mixture) {
         return aggregate_decoded(how, of, &[], decoder);
@@ -38,8 +40,8 @@ pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result
     aggregate_decoded(how, of, &points_of(&decoder.decode(&codes_bc)?), decoder)
 }
 
-/// Like [`aggregate`], with the place of each sample already known, image by image. Methods that work on codes ignore
-/// `points`.
+/// Like [`aggregate`], for samples that are already decoded. `points` holds the places of all samples of the first
+/// image, then of the second image, and so on. Methods that work on codes ignore `points`.
 pub fn aggregate_decoded(
     how: Aggregator,
     of: Ensemble<'_>,

@@ -1,31 +1,35 @@
 //! Combines several places into one: mean of unit vectors, geometric median, kernel medoid, posterior medoid.
 //!
-//! Everything is computed on unit vectors and great circles, so the date line and the poles need no special treatment. No
-//! function returns NaN. If the answer is not unique (antipodal samples, ties), the earliest of the best samples wins.
+//! All functions compute with unit vectors and great circles, so the date line and the poles need no special treatment.
+//! No function returns NaN. If several places are equally good (antipodal samples, ties), the result is the first of
+//! the best samples.
 //!
-//! Sources: Vardi and Zhang, "The multivariate L1-median", PNAS 2000; Fletcher, Venkatasubramanian, Joshi, "The geometric
-//! median on Riemannian manifolds", NeuroImage 2009.
+//! Sources: Vardi and Zhang, "The multivariate L1-median", PNAS 2000; Fletcher, Venkatasubramanian, Joshi, "The
+//! geometric median on Riemannian manifolds", NeuroImage 2009.
 
 use locdiff_core::geo::UnitVector;
 
 use crate::shdd::ShddError;
 
-/// Widths of the kernel medoid's two exponentials, km: about the sizes of a town and of a country.
+/// Widths of the two exponentials in the kernel medoid, in km. They are about the sizes of a town and of a country.
 pub const KERNEL_WIDTHS_KM: [f64; 2] = [50.0, 500.0];
-/// Lower limit of a sample's expected density in the posterior medoid, relative to the largest among the samples.
+/// Lower limit of the expected density of a sample in the posterior medoid, relative to the largest expected density
+/// among the samples.
 const EXPECTED_MIN: f64 = 0.02;
-/// If the mean of the unit vectors is shorter than this, its direction is meaningless.
+/// If the mean of the unit vectors is shorter than this, its direction is only rounding error.
 const MEAN_LENGTH_MIN: f64 = 1e-9;
-/// The median has converged when a step is shorter than this, radians. 6 micrometres on Earth.
+/// The search for the median ends when a step is not longer than this, in radians. On Earth, this is 6 micrometres.
 const MEDIAN_STEP_RAD: f64 = 1e-12;
-/// Limit of Weiszfeld's steps. They converge linearly, and slowly only if nearly all samples lie on one line.
+/// Largest number of Weiszfeld's steps. They converge linearly. Convergence is slow only if nearly all samples lie on
+/// one line.
 const MEDIAN_STEPS_MAX: usize = 1000;
-/// Samples closer than this to the current median count as coincident with it, radians.
+/// A sample that is closer than this to the current place, in radians, counts as being at that place.
 const COINCIDENT_RAD: f64 = 1e-13;
-/// Sums with a smaller relative difference count as tied, because rounding explains it.
+/// Sums whose relative difference is smaller than this count as equal, because rounding can cause such a difference.
 const TIE: f64 = 1e-12;
 
-/// The direction of the sum of all unit vectors, or the kernel medoid if the sum vanishes (antipodal samples).
+/// The direction of the sum of all unit vectors. If the sum is almost 0, such as for antipodal samples, the kernel
+/// medoid instead.
 pub fn mean_vector(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
     let medoid = kernel_medoid(points)?;
     let sum = points.iter().fold([0.0; 3], |sum, point| add(sum, point.xyz(), 1.0));
@@ -35,10 +39,12 @@ pub fn mean_vector(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
     Ok(UnitVector::new(sum).expect("the length was checked above"))
 }
 
-/// The place with the least sum of great-circle distances to the samples, searched from the best sample.
+/// The place with the least sum of great-circle distances to the samples. The search starts at the sample with the
+/// least sum.
 ///
-/// This is Weiszfeld's iteration in the tangent plane, with Vardi and Zhang's step if the current place is itself a sample.
-/// The sum never increases. If a whole line of places is optimal (two samples), the earliest sample is returned.
+/// The search is Weiszfeld's iteration in the tangent plane. If the current place is itself a sample, the search uses
+/// Vardi and Zhang's step. The sum never increases. If all places on a line are optimal, such as between two samples,
+/// the first of the best samples is returned.
 pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
     let costs: Vec<f64> = points.iter().map(|point| cost(points, *point)).collect();
     let start = first_best(&costs, |cost, best| cost < best * (1.0 - TIE)).ok_or_else(no_samples)?;
@@ -52,17 +58,18 @@ pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, ShddError> 
     Ok(place)
 }
 
-/// The index of the sample with the densest neighbourhood: the largest `Σ exp(-d / 50 km) + exp(-d / 500 km)`. Ties go to the
-/// earliest sample.
+/// The index of the sample with the densest surroundings: the largest `Σ exp(-d / 50 km) + exp(-d / 500 km)` over the
+/// distances d to all samples. Among equal samples, the first is chosen.
 pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, ShddError> {
     weighted_medoid(points, |_| 1.0)
 }
 
-/// Like [`kernel_medoid`], with each neighbour weighted by the square of `expected`, the density the network expects at it.
+/// Like [`kernel_medoid`], but each term of the sum has a weight: the square of the density that the network expects at
+/// that sample (`expected`), relative to the largest one and at least 0.02.
 ///
-/// If several regions are probable, sixteen samples are too few to find the most probable one. Before any sample is drawn,
-/// the network predicts the mean code over all places. That prediction is coarse but has no sampling error, so it tells
-/// which samples to trust.
+/// If several regions are probable, a small ensemble, such as sixteen samples, is not enough to find the most probable
+/// region. The code that the network predicts from pure noise is the mean code over all probable places. This code is
+/// coarse but has no sampling error, so it indicates which samples lie in a probable region.
 pub fn posterior_medoid(points: &[UnitVector], expected: &[f64]) -> Result<usize, ShddError> {
     let most = expected.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     weighted_medoid(points, |sample| (expected[sample] / most).max(EXPECTED_MIN).powi(2))
@@ -94,7 +101,7 @@ fn first_best(values: &[f64], better: impl Fn(f64, f64) -> bool) -> Option<usize
     best
 }
 
-/// The next place of the median iteration and its cost, or `None` if no step lowers the cost.
+/// The next place of the search for the median and its cost, or `None` if no step lowers the cost.
 fn downhill(points: &[UnitVector], place: UnitVector, least: f64) -> Option<(UnitVector, f64)> {
     let mut step = median_step(points, place);
     while norm(step) > MEDIAN_STEP_RAD {
@@ -120,7 +127,7 @@ fn median_step(points: &[UnitVector], place: UnitVector) -> [f64; 3] {
         weights += 1.0 / distance;
         let along = add(point.xyz(), place.xyz(), -place.dot(*point));
         let length = norm(along);
-        // An antipodal sample has no direction to pull in.
+        // The direction towards an antipodal sample is undefined, so the sample does not pull.
         if length > COINCIDENT_RAD {
             pull = add(pull, along, 1.0 / length);
         }

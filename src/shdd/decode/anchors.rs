@@ -1,21 +1,26 @@
-//! Scores of fixed points: `code · Y(anchor)` by matrix products over tiles of anchors.
+//! Scores of fixed points (anchors). The score of an anchor is `code · Y(anchor)`, where Y are the harmonics. Scores
+//! are computed by matrix products over tiles, each of which holds the harmonics of some anchors.
 //!
-//! Memory: the harmonics of a million anchors at L = 47 take 4.6 GB even in 16 bits. They are therefore kept only if they fit
-//! [`Budget::kept_bytes_max`]. Otherwise each tile is recomputed in every pass, at a few microseconds per anchor. A pass over
-//! many codes pays this once. Besides its codes, a call holds at most: the points, the kept harmonics, scores twice (one tile
-//! and the collected ones), and a tile four times (as computed, as a tensor, and both factors of a product or rescoring).
+//! Memory: the harmonics of a million anchors at L = 47 take 4.6 GB even in 16 bits. They are therefore kept in memory
+//! only if they do not exceed [`Budget::kept_bytes_max`]. Otherwise, every pass computes each tile again, which takes a
+//! few microseconds per anchor. A pass over many codes computes each tile only once. Besides its codes, a call needs
+//! memory for at most the points, the kept harmonics, two sets of scores (those of one tile and those collected so
+//! far), and four tiles (the computed numbers, their tensor, and the two factors of a product or of rescoring).
 //!
-//! Precision: on CUDA, the coarse pass multiplies f16 factors with sums in f32. Each code is first divided by its largest
-//! value, so that nothing overflows. 16 bits alone pick the wrong point of a dense gallery: at L = 47 and 1 km between
-//! points, bf16 is over 1 km off for 87 % of clean codes. The best [`CANDIDATES`] are therefore rescored in f32, by
-//! elementwise products and sums that no setting can turn into TF32. The coarse pass uses f16 rather than bf16, because
-//! harmonics lie within √((2L+1)/4π) (2.8 at L = 47, 9.1 at L = 511), so mantissa bits matter more than exponent bits. With
-//! bf16, the best 64 miss the right point in 1 % of those cases. On the CPU, 16 bits are no faster, so the coarse pass is
-//! in f32 and nothing is rescored. (Figures: `decode_rescoring_finds_what_16_bits_miss`.)
+//! Precision: on CUDA, the first, coarse pass multiplies f16 numbers and sums in f32. Each code is first divided by its
+//! largest value, so that no number overflows. With 16 bits alone, the best anchor is often the wrong one if anchors
+//! are close together: at L = 47 and 1 km between anchors, bf16 is more than 1 km off for 87 % of clean codes. The best
+//! [`CANDIDATES`] anchors of the coarse pass are therefore rescored: their scores are computed again in f32, by
+//! elementwise products and sums that no setting can turn into TF32. The coarse pass uses f16 and not bf16, because no
+//! harmonic exceeds √((2L+1)/4π) (2.8 at L = 47, 9.1 at L = 511), so bits of the mantissa matter more than bits of the
+//! exponent. With a coarse pass in bf16, the right anchor would not be among the best 64 in 1 % of those cases. On the
+//! CPU, 16 bits are not faster, so the coarse pass uses f32 and no anchor is rescored. (The test
+//! `decode_rescoring_finds_what_16_bits_miss` measures these numbers.)
 //!
-//! Invariant: the best anchors are ordered by score, then by index. libtorch's `topk` does not define the order of equal
-//! scores, so at least [`CANDIDATES`] are taken from it and sorted here. Among anchors with equal scores, the first wins,
-//! unless more than [`CANDIDATES`] of them are equal (a gallery with the same place more than 64 times).
+//! Invariant: the best anchors are ordered by score, and anchors with equal scores by index. libtorch's `topk` does not
+//! define which of several equal scores it returns. This module therefore takes at least [`CANDIDATES`] anchors from
+//! `topk` and sorts them. The first of several anchors with equal scores is found, unless more than [`CANDIDATES`]
+//! anchors have that score, such as in a gallery that contains the same place more than 64 times.
 
 use std::ops::Range;
 
@@ -26,11 +31,11 @@ use super::source::{SourcePoints, flat};
 use crate::native::gemm::mm_f32;
 use crate::shdd::{Basis, Filter, ShddError};
 
-// b codes · c coefficients, (L+1)² or those kept by a filter · a anchors · k candidates
+// Suffixes: b codes · c coefficients, (L+1)² or those kept by a filter · a anchors · k candidates
 
-/// Number of anchors that are sorted exactly and, if the coarse pass is not exact, rescored in f32.
+/// Least number of anchors per code that are sorted and, if the coarse pass is not exact, rescored in f32.
 pub const CANDIDATES: usize = 64;
-/// Why a code is rejected, for the error message.
+/// The reason in the error message for a code that is rejected.
 const NOT_FINITE: &str = "has a value that is NaN, infinite or too large for scores in f32";
 
 /// Number format of the coarse pass.
@@ -59,11 +64,11 @@ impl Coarse {
 /// Memory limits of decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// The harmonics of all anchors are kept on the device if they take at most this much.
+    /// The harmonics of all anchors are kept on the device if they take at most this many bytes.
     pub kept_bytes_max: usize,
-    /// Size of the f32 harmonics of one tile.
+    /// Bytes of the f32 harmonics in one tile.
     pub tile_bytes: usize,
-    /// Size of the scores held at once.
+    /// Bytes of the scores that are held at once.
     pub scores_bytes: usize,
 }
 
@@ -74,9 +79,9 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// The limits that suit a device. On the CPU, tiles are small enough for the allocator to reuse their memory. Larger
-    /// tiles would be mapped anew each time, and clearing their pages in the kernel takes as long as computing the
-    /// harmonics.
+    /// The limits that suit a device. On the CPU, tiles are so small that the allocator reuses their memory. The memory
+    /// of larger tiles would be mapped anew each time, and the kernel would need as long to clear its pages as it takes
+    /// to compute the harmonics.
     pub fn of(device: Device) -> Self {
         if device.is_cuda() { Self::default() } else { Self { tile_bytes: 8 << 20, ..Self::default() } }
     }
@@ -85,11 +90,11 @@ impl Budget {
 /// The best anchors of each code, best first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BestAnchors {
-    /// For each code, the anchors and their scores.
+    /// For each code, the indices of its best anchors with their scores, best first.
     pub rows: Vec<Vec<(usize, f32)>>,
 }
 
-/// The points for which scores are computed, with their harmonics.
+/// The points for which scores are computed, and their harmonics.
 #[derive(Debug)]
 pub struct Anchors {
     source: SourcePoints,
@@ -98,17 +103,19 @@ pub struct Anchors {
     kept_ac: Option<Tensor>,
 }
 
-/// The least number of grid points from which refinement reliably reaches the mode: 4 (L+1)².
+/// The least number of grid points with which refinement reliably reaches the mode: 4 (L+1)².
 ///
-/// The score of a clean code falls off as 2 J₁(x)/x with x = (L+1)·angle. The main lobe ends at x = 3.8, the Hessian stays
-/// negative definite up to x = 2.3, and side lobes reach 0.064. With 4 (L+1)² Fibonacci points, the nearest is within
-/// x = 1.4 of any place, where the score is still 0.77 of the peak. The configuration requires as many for `eval.grid_points`.
+/// At an angle from its place, the score of a clean code is about 2 J₁(x)/x of the peak, with x = (L+1)·angle. The main
+/// lobe ends at x = 3.8, the Hessian is negative definite up to x = 2.3, and side lobes reach 0.064 of the peak. On a
+/// Fibonacci grid of 4 (L+1)² points, every place has a grid point within x = 1.4, where the score is still 0.77 of the
+/// peak. The configuration does not accept fewer points for `eval.grid_points`.
 pub fn grid_points_min(degree: u32) -> usize {
     locdiff_core::config::grid_points_min(degree) as usize
 }
 
 impl Anchors {
-    /// Anchors at any points, such as a gallery, for whole codes. A CUDA device must be the current one.
+    /// Anchors at the given points, such as those of a gallery, for whole codes. If `device` is a CUDA device, it must
+    /// be the current device.
     pub fn new(
         basis: Basis,
         points: Vec<UnitVector>,
@@ -119,7 +126,7 @@ impl Anchors {
         Self::filtered(basis, None, points, device, coarse, budget)
     }
 
-    /// The same for codes that hold only the dimensions kept by `filter`.
+    /// Like [`Anchors::new`], but for codes that hold only the dimensions that `filter` keeps.
     pub fn filtered(
         basis: Basis,
         filter: Option<Filter>,
@@ -145,7 +152,7 @@ impl Anchors {
         Ok(anchors)
     }
 
-    /// Anchors on a uniform grid. See [`grid_points_min`] for the number of points needed.
+    /// Anchors on a uniform grid of `count` points. [`grid_points_min`] says how many points refinement needs.
     pub fn grid(basis: Basis, count: usize, device: Device) -> Result<Self, ShddError> {
         Self::new(basis, fibonacci_grid(count), device, Coarse::of(device), Budget::of(device))
     }
@@ -155,12 +162,12 @@ impl Anchors {
         self.source.points()
     }
 
-    /// The harmonics.
+    /// The harmonics with which anchors are encoded.
     pub fn basis(&self) -> &Basis {
         self.source.basis()
     }
 
-    /// Dimensions of a code: (L+1)², or those kept by the filter.
+    /// Number of dimensions of a code: (L+1)², or the number that the filter keeps.
     pub fn dims(&self) -> usize {
         self.source.dims()
     }
@@ -189,9 +196,9 @@ impl Anchors {
         (self.budget.scores_bytes / 4 / self.points().len()).max(1)
     }
 
-    /// The scores of all anchors, `[b, a]` in f32 on the CPU. To stay within the budget, pass about
-    /// [`codes_per_pass`](Self::codes_per_pass) codes at most. If the coarse pass is not exact, the best [`CANDIDATES`] of
-    /// each code are rescored in f32.
+    /// The scores of all anchors for each code, `[b, a]` in f32 on the CPU. To stay within the budget, pass at most
+    /// [`codes_per_pass`](Self::codes_per_pass) codes. If the coarse pass is not exact, the best [`CANDIDATES`] anchors
+    /// of each code are rescored in f32.
     pub fn scores(&self, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
         let codes_bc = self.checked(codes_bc)?;
         let shape = [codes_bc.size()[0], self.points().len() as i64];
@@ -210,12 +217,14 @@ impl Anchors {
         Ok(scores_ba.f_scatter(1, &best_bk, &fine_bk)?)
     }
 
-    /// On CUDA, even an f32 coarse pass is rescored, because TF32 may be enabled for the whole process.
+    /// Whether the best anchors are rescored. On CUDA, they are rescored even if the coarse pass uses f32, because TF32
+    /// may be enabled for the whole process.
     fn rescores(&self) -> bool {
         self.coarse != Coarse::F32 || self.device().is_cuda()
     }
 
-    /// Anchors per tile. Counts the size of whole codes, because the filter is applied after a tile is computed.
+    /// Number of anchors per tile. It is computed from the size of whole codes, because the filter is applied after a
+    /// tile was computed.
     fn tile_rows(&self) -> usize {
         (self.budget.tile_bytes / 4 / self.basis().dims()).clamp(1, self.points().len())
     }
@@ -224,7 +233,8 @@ impl Anchors {
         ranges(self.points().len(), self.tile_rows())
     }
 
-    /// Codes as f32 on the device. An error if a code is not finite or so large that scores could overflow.
+    /// Converts codes to f32 on the device. Returns an error if a code is not finite, or so large that its scores could
+    /// overflow.
     fn checked(&self, codes_bc: &Tensor) -> Result<Tensor, ShddError> {
         let dims = self.dims();
         if codes_bc.dim() != 2 || codes_bc.size()[1] != dims as i64 {
@@ -232,7 +242,8 @@ impl Anchors {
             return Err(ShddError::Bad(format!("decoder: codes have shape {got:?}, wanted [.., {dims}]")));
         }
         let codes_bc = codes_bc.f_detach()?.f_to_device(self.device())?.f_to_kind(Kind::Float)?;
-        // An upper bound of every score and partial sum. It is not finite if any value is not.
+        // Multiplied by `value_max`, this is an upper bound of every score and every partial sum of a code. It is not
+        // finite if any value of the code is not finite.
         let most_b = codes_bc.f_abs()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Float)?;
         let finite_b = most_b.f_mul_scalar(self.basis().value_max())?.f_isfinite()?.f_to_device(Device::Cpu)?;
         let finite: Vec<bool> = Vec::try_from(&finite_b)?;
@@ -242,7 +253,8 @@ impl Anchors {
         }
     }
 
-    /// Whole codes in f64 in row-major order, for refinement. Dimensions that the filter dropped are zero.
+    /// Expands codes to whole codes in f64, in row-major order, for refinement. Dimensions that the filter dropped are
+    /// 0.
     pub(in crate::shdd) fn whole_codes(&self, codes_bc: &Tensor) -> Result<Vec<f64>, ShddError> {
         self.source.whole_codes(codes_bc)
     }
@@ -262,7 +274,8 @@ impl Anchors {
         Ok(mm_f32(&narrow_bc, &tile_ca)?.f_mul_(&largest_b1)?)
     }
 
-    /// Scores and indices of the best `count` anchors, merged tile by tile.
+    /// The scores and indices of the best `count` anchors of each code in the coarse pass. The best anchors of each
+    /// tile are merged with those of the earlier tiles.
     fn coarse_best(&self, codes_bc: &Tensor, count: usize) -> Result<(Tensor, Tensor), ShddError> {
         let mut best: Option<(Tensor, Tensor)> = None;
         for range in self.tiles() {
@@ -281,7 +294,7 @@ impl Anchors {
         Ok(best.expect("there is at least one anchor, so at least one tile"))
     }
 
-    /// f32 scores of the candidates `anchors_bk`.
+    /// The exact scores of the candidates `anchors_bk` in f32.
     fn rescored(&self, codes_bc: &Tensor, anchors_bk: &Tensor) -> Result<Tensor, ShddError> {
         let candidates = anchors_bk.size()[1] as usize;
         let per_chunk = (self.budget.tile_bytes / 4 / self.basis().dims() / candidates).max(1);
@@ -324,7 +337,7 @@ impl Anchors {
     }
 }
 
-/// Splits `0..count` into ranges of `size`.
+/// Splits `0..count` into ranges of length `size`. The last range may be shorter.
 pub(super) fn ranges(count: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..count).step_by(size).map(move |start| start..(start + size).min(count))
 }

@@ -1,4 +1,5 @@
-//! Decodes codes into places: best anchor, neighbourhood, refinement.
+//! Decodes codes into places: finds the best anchor, by its own score or by the sum over its neighbourhood, and then
+//! optionally refines it.
 
 use locdiff_core::geo::UnitVector;
 use tch::Tensor;
@@ -14,11 +15,12 @@ use crate::shdd::ShddError;
 pub struct Decoded {
     /// The place.
     pub point: UnitVector,
-    /// Index of the anchor from which it was found.
+    /// Index of the best anchor, at which refinement starts.
     pub anchor: usize,
-    /// Score after the last stage: of the anchor, of its neighbourhood (a log sum), or of the refined place.
+    /// The score of the last stage: with refinement the score of the refined place, else with a neighbourhood the
+    /// logarithm of its sum, else the score of the anchor.
     pub score: f64,
-    /// Whether refinement converged. Also true without refinement.
+    /// Whether refinement converged. True if the decoder does not refine.
     pub converged: bool,
 }
 
@@ -31,8 +33,9 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// If `neighbourhood_km` is 0, scores are not summed, and the best single anchor wins. With `refines`, the result is the
-    /// mode on the continuous sphere, searched from the best anchor.
+    /// If `neighbourhood_km` is 0, the best anchor is the one with the largest score. Otherwise it is the one with the
+    /// largest sum of scores within this radius. If `refines` is true, a search from the best anchor finds the mode on
+    /// the continuous sphere.
     pub fn new(anchors: Anchors, neighbourhood_km: f64, refines: bool) -> Result<Self, ShddError> {
         let neighbourhood =
             if neighbourhood_km == 0.0 { None } else { Some(Neighbourhood::new(anchors.points(), neighbourhood_km)?) };
@@ -44,7 +47,7 @@ impl Decoder {
         &self.anchors
     }
 
-    /// The neighbourhoods over which scores are summed, or `None` if they are not summed.
+    /// The neighbourhoods over which scores are summed, or `None` if scores are not summed.
     pub fn neighbourhood(&self) -> Option<&Neighbourhood> {
         self.neighbourhood.as_ref()
     }
@@ -100,7 +103,7 @@ impl Decoder {
     }
 }
 
-/// The index and value of the largest element. Ties go to the first.
+/// The index and value of the largest element. Among equal elements, the first is chosen.
 pub(in crate::shdd) fn largest(values: &[f64]) -> (usize, f64) {
     let start = (0, f64::NEG_INFINITY);
     values.iter().enumerate().fold(start, |best, (index, value)| if *value > best.1 { (index, *value) } else { best })

@@ -1,14 +1,14 @@
-//! Decodes codes into places: the mode of `exp(code · Y(p))` over p.
+//! Decodes codes into places. The place of a code is the mode of `exp(code · Y(p))`: the place p where it is largest.
+//! Y(p) is the vector of harmonics at p.
 //!
-//! - [`anchors`]: scores of fixed points, by matrix products over tiles. On a GPU, scores are computed in 16 bits, and the
-//!   best are rescored in f32.
-//! - [`neighbourhood`]: scores summed over a radius, in log space.
+//! - [`anchors`]: computes the scores of fixed points (anchors) by matrix products over tiles. On a GPU, scores are
+//!   computed from 16-bit numbers, and the best anchors are scored again in f32.
+//! - [`neighbourhood`]: sums the scores within a radius, in log space.
 //! - [`refine()`]: climbs from the best anchor to the mode on the continuous sphere, in f64.
-//! - [`Decoder`]: combines the three.
+//! - [`Decoder`]: combines the three stages.
 //!
-//! Codes are unscaled, as [`Basis::tensor`](super::Basis::tensor) returns them. With a [`Filter`](super::Filter), codes and
-//! the harmonics of the anchors hold only the kept dimensions. Refinement works on whole codes, with zeros in the other
-//! dimensions.
+//! Codes are not scaled by [`CODE_SCALE`](super::CODE_SCALE). With a [`Filter`](super::Filter), codes and the harmonics
+//! of the anchors hold only the kept dimensions. Refinement uses whole codes, with zeros in the dropped dimensions.
 
 pub mod anchors;
 mod decoder;

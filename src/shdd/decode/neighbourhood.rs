@@ -1,21 +1,24 @@
-//! Neighbourhood sums in log space: an anchor's score becomes `log Σ exp(score)` over all anchors within a radius.
+//! Neighbourhood sums in log space: the score of an anchor is replaced by `log Σ exp(score)` over all anchors within a
+//! radius of it.
 //!
 //! Raw scores reach 183 at L = 47 and grow with (L+1)², so only differences from the largest score are exponentiated.
-//! Scores more than [`NEGLIGIBLE_NATS`] below the largest are skipped. Even a million of them would add less than 1e-7 to
-//! the winner.
+//! Scores that are more than [`NEGLIGIBLE_NATS`] below the largest score are skipped. Even a million such scores would
+//! change the largest sum by less than a relative 1e-7.
 //!
-//! Anchors are sorted by the cells of a cubic grid around the sphere. The side of a cell is the chord of the radius, so the
-//! neighbours of an anchor lie in its own cell and the 26 around it. The date line and the poles need no special treatment.
+//! A cubic grid divides the space around the sphere into cells, and anchors are sorted by cell. The side of a cell is
+//! at least the chord of the radius, so all neighbours of an anchor lie in its own cell and the 26 adjacent cells. The
+//! date line and the poles need no special treatment.
 //!
-//! Source: the paper's decoder, with the sum computed in log space.
+//! Source: the decoder of the paper. The computation in log space is not from the paper.
 
 use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
 
 use crate::shdd::ShddError;
 
-/// Scores this far below the largest are skipped. e⁻³² is 1.3e-14.
+/// Scores that are further than this below the largest score are skipped. Their weight is less than e⁻³² = 1.3e-14 of
+/// the largest.
 pub const NEGLIGIBLE_NATS: f32 = 32.0;
-/// Smallest side of a cell, so that keys fit 30 bits even if the radius is tiny.
+/// Smallest side of a cell. It limits the keys of cells to 30 bits even if the radius is tiny.
 const CELL_SIDE_MIN: f64 = 2.0 / 1024.0;
 
 /// The anchors, sorted by cell.
@@ -24,16 +27,16 @@ pub struct Neighbourhood {
     chord_square: f64,
     cell_side: f64,
     cells_per_axis: usize,
-    /// Cell of each anchor, ascending.
+    /// The keys of the anchors' cells, in ascending order.
     keys: Vec<usize>,
-    /// Anchors in the order of `keys`.
+    /// The indices of the anchors, in the order of `keys`.
     anchors: Vec<usize>,
-    /// Unit vectors of the anchors in the order of `keys`.
+    /// The unit vectors of the anchors, in the order of `keys`.
     vectors: Vec<[f64; 3]>,
 }
 
 impl Neighbourhood {
-    /// Prepares neighbourhoods of this radius around each of `points`.
+    /// Prepares neighbourhoods of radius `radius_km` around each of `points`.
     pub fn new(points: &[UnitVector], radius_km: f64) -> Result<Self, ShddError> {
         if !(radius_km > 0.0 && radius_km.is_finite()) {
             let text = format!("decoder: radius of the neighbourhood is {radius_km} km, wanted more than 0 and finite");
@@ -44,7 +47,7 @@ impl Neighbourhood {
         let cell_side = chord.max(CELL_SIDE_MIN);
         let cells_per_axis = (2.0 / cell_side).ceil().max(1.0) as usize;
         let mut found = Self {
-            // Slightly larger, so that rounding does not exclude points at exactly the radius.
+            // Slightly larger than the squared chord, so that rounding does not exclude points at exactly the radius.
             chord_square: chord * chord * (1.0 + 4.0 * f64::EPSILON),
             cell_side,
             cells_per_axis,
@@ -59,9 +62,10 @@ impl Neighbourhood {
         Ok(found)
     }
 
-    /// `log Σ exp(score)` around each anchor. Minus infinity if all scores around it are negligible.
+    /// `log Σ exp(score)` over the neighbourhood of each anchor. Minus infinity if all scores in the neighbourhood are
+    /// negligible.
     ///
-    /// `scores` must have one entry per anchor, none of them NaN.
+    /// `scores` must hold one score per anchor, and no score may be NaN.
     pub fn log_sums(&self, scores: &[f32]) -> Vec<f64> {
         assert_eq!(scores.len(), self.anchors.len(), "one score per anchor");
         let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -78,14 +82,14 @@ impl Neighbourhood {
         log_sums
     }
 
-    /// Adds `weight` to the sums of all anchors within the radius of the anchor at `position`, including itself.
+    /// Adds `weight` to the sums of all anchors within the radius of the anchor at `position`, including that anchor.
     fn scatter(&self, position: usize, weight: f64, sums: &mut [f64]) {
         let center = self.vectors[position];
         let [x, y, z] = self.cell(center);
         let around = |cell: usize| cell.saturating_sub(1)..=(cell + 1).min(self.cells_per_axis - 1);
         for x in around(x) {
             for y in around(y) {
-                // Cells that differ only in z are adjacent in key order.
+                // The keys of cells that differ only in z are adjacent, so one range of keys covers them.
                 let (low, high) = (self.key([x, y, *around(z).start()]), self.key([x, y, *around(z).end()]));
                 let first = self.keys.partition_point(|key| *key < low);
                 let count = self.keys[first..].partition_point(|key| *key <= high);

@@ -1,9 +1,10 @@
-//! Finds the mode of a code on the continuous sphere, by damped Newton in f64.
+//! Finds a mode of a code on the continuous sphere, by damped Newton steps in f64.
 //!
-//! If the Hessian is negative definite, it takes a Newton step, else a step along the gradient. No step is longer than a
-//! quarter of the resolution π / L, and each is halved until the value does not decrease. The value therefore never
-//! decreases by more than rounding, and the search ends at the top of the hill on which it started. A code with a value
-//! that is not finite is an error.
+//! If the Hessian is negative definite, the search takes a Newton step, else a step along the gradient. No step is
+//! longer than a quarter of the resolution π / L, where L is the degree. A step that decreases the value is halved
+//! until it does not, or the search ends after 40 halvings. The value therefore never decreases by more than rounding
+//! errors, and the search normally ends at the top of the hill on which it started. A code that contains NaN or
+//! infinity is an error.
 //!
 //! Source: Absil, Mahony, Sepulchre, "Optimization Algorithms on Matrix Manifolds", 2008, chapters 4 and 6.
 
@@ -11,30 +12,32 @@ use locdiff_core::geo::UnitVector;
 
 use crate::shdd::{Basis, Local, ShddError};
 
-/// The search ends when a Newton step is shorter than this, in radians (6 mm on Earth).
+/// The search has converged when a Newton step is shorter than this, in radians. On Earth, this is 6 mm.
 pub const STEP_RAD_MIN: f64 = 1e-9;
-/// Longest step as a fraction of the resolution π / L.
+/// Length of the longest step, as a fraction of the resolution π / L.
 const STEP_OF_RESOLUTION: f64 = 0.25;
-/// Limit of steps. From a start on the right hill, 4 to 8 are enough.
+/// Largest number of steps. If the search starts on the right hill, 4 to 8 steps are enough.
 const STEPS_MAX: u32 = 100;
 const HALVINGS_MAX: u32 = 40;
-/// Relative decrease of the value that is accepted, because rounding explains it.
+/// A step may decrease the value by this much, relative to the value, because rounding can cause such a decrease.
 const ROUNDING: f64 = 1e-12;
 
 /// The result of a search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Refined {
-    /// The mode, or the last place of a search that did not converge.
+    /// The mode, or the last place of the search if it did not converge.
     pub point: UnitVector,
-    /// The score there.
+    /// The score at `point`. If the search converged, the score before the last step, which is too short to change it.
     pub value: f64,
     /// Number of steps taken.
     pub steps: u32,
-    /// Whether the last Newton step was shorter than [`STEP_RAD_MIN`]. False on a plateau, at a saddle, or at the step limit.
+    /// Whether the last Newton step was shorter than [`STEP_RAD_MIN`]. False if the search ended on a plateau, at a
+    /// saddle or at the limit of steps.
     pub converged: bool,
 }
 
-/// Climbs from `start` to the nearest mode of Σ `code`_i Y_i. Every value of the code must be finite.
+/// Climbs from `start` to a mode of Σ_i code\[i\] · Y_i, where Y_i are the harmonics of `basis`. Every value of `code`
+/// must be finite.
 pub fn refine(basis: &Basis, code: &[f64], start: UnitVector) -> Result<Refined, ShddError> {
     if let Some(index) = code.iter().position(|value| !value.is_finite()) {
         return Err(ShddError::Bad(format!("coefficient {index} is {}, wanted a finite number", code[index])));
@@ -42,7 +45,7 @@ pub fn refine(basis: &Basis, code: &[f64], start: UnitVector) -> Result<Refined,
     ascend(basis.degree(), start, |point| basis.value_gradient_hessian(code, point))
 }
 
-/// Climbs from `start` to the nearest mode of any function that varies no faster than harmonics up to `degree`.
+/// Climbs from `start` to a mode of `function`, which must not vary faster than the harmonics up to `degree`.
 pub(in crate::shdd) fn ascend(
     degree: u32,
     start: UnitVector,
@@ -67,7 +70,8 @@ pub(in crate::shdd) fn ascend(
     Ok(Refined { point, value: local.value, steps: STEPS_MAX, converged: false })
 }
 
-/// Takes the first of step, step / 2, step / 4, ... that does not lower the value. `None` if all do.
+/// Takes the first of the steps step, step / 2, step / 4, ... that does not lower the value by more than rounding.
+/// `None` if every step lowers it.
 fn climb(
     function: impl Fn(UnitVector) -> Result<Local, ShddError>,
     point: UnitVector,
@@ -88,11 +92,12 @@ fn climb(
     Ok(None)
 }
 
-/// The Newton step −H⁻¹ g along east and north, or `None` if H is not negative definite.
+/// The Newton step −H⁻¹ g along east and north, where g is the gradient and H the Hessian. `None` if H is not negative
+/// definite.
 fn newton_step(local: &Local) -> Option<[f64; 2]> {
     let [[a, b], [_, d]] = local.hessian;
     let determinant = a * d - b * b;
-    // Relative to the squared entries, because on a plateau the determinant is nothing but rounding errors.
+    // The determinant is compared with the squared entries, because on a plateau it consists only of rounding errors.
     if !(a + d < 0.0 && determinant > 1e-10 * (a * a + d * d + 2.0 * b * b)) {
         return None;
     }
@@ -100,7 +105,7 @@ fn newton_step(local: &Local) -> Option<[f64; 2]> {
     Some([(b * north - d * east) / determinant, (b * east - a * north) / determinant])
 }
 
-/// A step of the greatest allowed length along the gradient.
+/// A step of length `longest` in the direction of the gradient, or no step if the gradient is 0.
 fn uphill(local: &Local, longest: f64) -> [f64; 2] {
     let gradient = gradient(local);
     let steepness = length(gradient);
@@ -112,7 +117,7 @@ fn limited(step: [f64; 2], longest: f64) -> [f64; 2] {
     if length > longest { step.map(|part| part / length * longest) } else { step }
 }
 
-/// The components of the gradient along east and north.
+/// The components of the gradient in the directions east and north.
 pub(in crate::shdd) fn gradient(local: &Local) -> [f64; 2] {
     let along = |axis: [f64; 3]| axis.iter().zip(local.gradient).map(|(a, g)| a * g).sum();
     [along(local.basis.east), along(local.basis.north)]

@@ -1,8 +1,9 @@
-//! The harmonics of anchors, computed on the device of the scores, whole or filtered.
+//! The harmonics of anchors, computed on the device on which scores are computed. If there is a filter, only the kept
+//! dimensions are returned.
 //!
-//! On CUDA, the points are uploaded once and encoded by the kernel of [`gpu`](crate::shdd::gpu), so neither tiles nor the
-//! candidates of rescoring pass through the host. On the CPU, [`Basis`] encodes them. The filter, if any, is applied on the
-//! same device. Invariant: codes from both agree to 1e-6 of the largest value.
+//! On CUDA, the points are uploaded once and the kernel of [`gpu`](crate::shdd::gpu) encodes them, so the harmonics are
+//! never copied from the host. On the CPU, [`Basis`] encodes the points. The filter is applied on the same device.
+//! Invariant: the harmonics of kernel and [`Basis`] differ by at most 1e-6 of the largest value.
 
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::shdd::gpu::{Encoder, upload};
 use crate::shdd::{Basis, Filter, Selection, ShddError};
 
-// a anchors · c kept coefficients · n points
+// Suffixes: a anchors · b codes · c kept coefficients · n points
 
 /// The anchors and their harmonics.
 #[derive(Debug)]
@@ -26,7 +27,8 @@ pub(super) struct SourcePoints {
 }
 
 impl SourcePoints {
-    /// On CUDA, `device` must be the current device, because the kernel is compiled for that one.
+    /// If `device` is a CUDA device, it must be the current device, because the kernel is compiled for the current
+    /// device.
     pub(super) fn new(
         basis: Basis,
         points: Vec<UnitVector>,
@@ -65,12 +67,12 @@ impl SourcePoints {
         self.filter.as_ref().map(|(filter, _)| filter)
     }
 
-    /// Dimensions of a code: those that the filter keeps, or all.
+    /// Number of dimensions of a code: those that the filter keeps, or all if there is no filter.
     pub(super) fn dims(&self) -> usize {
         self.filter().map_or(self.basis.dims(), Filter::kept)
     }
 
-    /// Harmonics of a range of anchors, `[a, c]` in f32 on the device.
+    /// The harmonics of a range of anchors, `[a, c]` in f32 on the device.
     pub(super) fn tile(&self, range: &Range<usize>) -> Result<Tensor, ShddError> {
         let whole_ac = match &self.kernel {
             Some((encoder, points_n3)) => {
@@ -81,7 +83,7 @@ impl SourcePoints {
         self.filtered(whole_ac)
     }
 
-    /// Harmonics of the anchors with these indices (i64, any shape), `[a, c]` in f32 on the device.
+    /// The harmonics of the anchors with the indices `anchors` (i64, any shape), `[a, c]` in f32 on the device.
     pub(super) fn rows(&self, anchors: &Tensor) -> Result<Tensor, ShddError> {
         let whole_ac = match &self.kernel {
             Some((encoder, points_n3)) => {
@@ -97,7 +99,8 @@ impl SourcePoints {
         self.filtered(whole_ac)
     }
 
-    /// Expands codes `[b, c]` to whole ones in f64, in row-major order, with zeros in the dimensions that are not kept.
+    /// Expands codes `[b, c]` to whole codes in f64, in row-major order, with zeros in the dimensions that the filter
+    /// dropped.
     pub(super) fn whole_codes(&self, codes_bc: &Tensor) -> Result<Vec<f64>, ShddError> {
         let wide_bc = codes_bc.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
         let whole = match self.filter() {

@@ -1,4 +1,4 @@
-//! `eval.after_train`: the evaluation at the end of training.
+//! Tests of `eval.after_train`, the evaluation at the end of training.
 
 use locdiff_core::exit_code::ExitCode;
 
@@ -32,7 +32,7 @@ fn missing_data_after_training_are_reported_and_the_rest_is_evaluated() {
     let (stage, ran) = trained("--set eval.after_train=true --set shards.test=shards/none");
     ran.stderr_has("not evaluated: no shards at");
     assert!(ran.json()["eval"].is_null() && !folder(&stage).exists());
-    // If the head does not fit the data or its weights are missing, only LocDiff is evaluated.
+    // If the retrieval head does not suit the data, or if GeoCLIP's weights are missing, only LocDiff is evaluated.
     for (head, reason) in [
         ("--set retrieval.head=linear --set retrieval.geoclip=shards/train", "retrieval and LocDiff-H are skipped"),
         ("--set retrieval.head=linear --set retrieval.geoclip=shards/nowhere", "shards/nowhere does not exist"),

@@ -1,4 +1,4 @@
-//! Truth files, photos that cannot be evaluated, and the published rows beside the results.
+//! Tests of truth files, of photos that cannot be evaluated, and of the published rows in the results table.
 
 use locdiff_core::exit_code::ExitCode;
 
@@ -20,7 +20,7 @@ fn truth_must_match_the_test_rows_and_is_not_used_for_tuning() {
         .stderr_has("more.csv: 2 of its 152 rows are not in shards/test: `photo-7`, `photo-8`");
     let ran = stage.run("--set eval.truth=fewer.csv eval");
     ran.exits_with(ExitCode::BadData).stderr_has("fewer.csv").stderr_has("photo-1149");
-    // The truth file belongs to the test rows. Settings are tuned on other rows, so it is not used there.
+    // The truth file contains the test rows. `eval --tune` reads the validation rows, so it ignores `eval.truth`.
     small_shards::build(&stage, "validation", 2000..2100, 2, true);
     let ran = stage.run("--set eval.truth=truth.csv --set shards.validation=shards/validation eval --tune");
     ran.exits_with(ExitCode::Success);

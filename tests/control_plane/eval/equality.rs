@@ -1,4 +1,5 @@
-//! An answer does not depend on the number of workers, on the other rows, or on how often a view is stored.
+//! Tests that the answer for a row does not depend on the number of workers, on the other rows, or on how often a view
+//! is stored.
 
 use std::process::Stdio;
 
@@ -13,7 +14,7 @@ use crate::stage::Ran;
 fn number_of_workers_does_not_change_any_answer() {
     let stage = stage();
     let mut first = None;
-    // 150 rows are three blocks, so one of four workers has nothing to do.
+    // The 150 rows form three blocks, so one of four workers has nothing to do.
     for workers in [1, 2, 4] {
         let ran = stage.run(&format!("--json --workers {workers} eval --hybrid"));
         ran.exits_with(ExitCode::Success)
@@ -43,7 +44,8 @@ fn number_of_workers_does_not_change_any_answer() {
         assert_eq!(found.1["rows"], first.1["rows"], "{workers} workers");
         assert_eq!(found.1["differences"], first.1["differences"], "{workers} workers");
     }
-    // The model must have learnt something (chance is 4 %), or the comparison would mean little.
+    // The model must have learnt something, or the comparison would mean little. Random answers would be right in 4 %
+    // of the rows.
     let (_, result) = first.expect("evaluated");
     let accuracy = row(&result, "locdiff")["acc_2500km"].as_f64().expect("a number");
     assert!(accuracy > 15.0, "{accuracy} % within 2500 km");
@@ -82,7 +84,8 @@ fn different_seed_or_sampler_gives_different_samples() {
     assert_eq!(samples(""), first);
 }
 
-/// Each evaluation prints its own results, and the folder holds the complete results of one of them afterwards.
+/// Each evaluation must print its own results. Afterwards, the folder must hold the complete results of one of the two
+/// evaluations.
 #[test]
 fn concurrent_evaluations_of_one_run_do_not_mix() {
     let stage = stage();

@@ -1,5 +1,5 @@
-//! Which retrieval head is used for which data, with GeoCLIP's real weights: GeoCLIP's own head for CLIP features, the linear
-//! head for simulated photos. Naming shards by folder or by glob makes no difference.
+//! Tests of the retrieval heads with GeoCLIP's real weights. CLIP features need GeoCLIP's own head, and simulated
+//! photos need the linear head. The results are the same whether shards are named by folder or by glob.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -13,7 +13,8 @@ use crate::stage::{Stage, Worker};
 /// Length of a CLIP feature vector.
 const WIDTH: usize = 768;
 
-/// A stage with a model trained on simulated photos, simulated photos to test it on, and a gallery of their places.
+/// A stage with a model trained on simulated photos, simulated photos to test it on, and a gallery with the places of
+/// the test photos.
 fn stage() -> Stage {
     let wheel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.geoclip/geoclip-1.3.0-py3-none-any.whl");
     assert!(wheel.exists(), "{} is missing: run `make setup`", wheel.display());
@@ -38,7 +39,8 @@ fn simulated_photos_use_only_their_own_head_by_folder_or_glob() {
         let ran = stage.run(&format!("--json --set shards.test={location} eval --hybrid"));
         let found = ran.exits_with(ExitCode::Success).stderr_has("96 simulated photos").json();
         assert!(found["rows"].as_array().expect("rows").iter().all(|row| row["simulated"] == true), "{found}");
-        // Each photo was simulated from the embedding of its own place, which is in the gallery. Chance is 1 %.
+        // Each photo was simulated from the embedding of its place, and this place is in the gallery. Random answers
+        // would be right in 1 % of the rows.
         let accuracy = row(&found, "retrieval")["acc_1km"].as_f64().expect("a number");
         assert!(accuracy > 10.0, "only {accuracy} % of the places were found");
         let answers = read(&stage, "predictions-retrieval.csv");
@@ -53,7 +55,7 @@ fn simulated_photos_use_only_their_own_head_by_folder_or_glob() {
 #[test]
 fn neighbour_count_does_not_affect_gallery_retrieval() {
     let stage = stage();
-    // The points are so close together that several of them would outvote the best one.
+    // The gallery points are so close together that several neighbours would outvote the best point.
     let mut gallery = String::from("lat,lon\n");
     for line in read(&stage, "truth.csv").lines().skip(1) {
         let numbers: Vec<f64> = line.split(',').skip(1).map(|number| number.parse().expect("degrees")).collect();
@@ -95,7 +97,7 @@ fn geoclip_head_takes_clip_features_and_refuses_normalised_ones() {
     assert!(places.len() > 1, "{answers}");
 }
 
-/// Builds `shards/NAME` with feature vectors of norm `length`.
+/// Builds the shards `shards/{name}` with feature vectors of norm `length`.
 fn build(stage: &Stage, name: &str, length: f64) {
     let (mut table, mut numbers) = (String::from("id,lat,lon\n"), Vec::new());
     for row in 0..40_usize {

@@ -1,4 +1,4 @@
-//! `eval --predictions`: predictions from other tools, scored by the code that scores LocDiff.
+//! Tests of `eval --predictions`, which scores predictions from other tools with the code that also scores LocDiff.
 
 use std::fmt::Write as _;
 use std::process::Stdio;
@@ -92,7 +92,7 @@ fn predictions_with_a_truth_file_need_no_worker() {
         (&serde_json::Value::Null, &"truth.csv".into()),
         "three rows are too few for a density"
     );
-    // Truth in shards needs a worker to read it.
+    // If the truth is in shards, a worker must read it.
     std::fs::create_dir(stage.path().join("shards")).expect("made");
     stage.run(&format!("{score} shards.test=shards")).exits_with(ExitCode::WorkerMissing);
 }
@@ -100,7 +100,7 @@ fn predictions_with_a_truth_file_need_no_worker() {
 #[test]
 fn interrupt_stops_scoring_at_once() {
     let stage = Stage::new(Worker::None);
-    // Enough rows that a thousand resamples take much longer than a signal.
+    // With this many rows, a thousand resamples take much longer than the delivery of a signal.
     let mut text = String::from("id,lat,lon\n");
     for row in 0..300_000 {
         let _ = writeln!(text, "{row},{},{}", row % 179 - 89, row % 359 - 179);

@@ -1,4 +1,4 @@
-//! Evaluations that `eval` must refuse, and the messages they get.
+//! Tests of evaluations that `eval` must refuse, and of the error messages.
 
 use std::path::Path;
 
@@ -50,7 +50,7 @@ fn mismatched_data_and_settings_are_refused_with_the_reason() {
     ran.exits_with(ExitCode::Config).stderr_has("step-00000040 was trained with diffusion.condition_drop = 0");
     let ran = stage.run("--set eval.sampler_steps=500 --set diffusion.timesteps=1000 eval");
     ran.exits_with(ExitCode::Config).stderr_has("eval.sampler_steps is 500").stderr_has("diffusion.timesteps = 200");
-    // Enough points for the configured degree, too few for the degree of the checkpoint.
+    // 150 points are enough for the configured degree, 5, but too few for the degree of the checkpoint, 8.
     let ran = stage.run("--set model.degree=5 --set eval.refine=true --set eval.grid_points=150 eval");
     ran.exits_with(ExitCode::Config)
         .stderr_has("eval.grid_points is 150")
@@ -100,11 +100,12 @@ fn settings_are_never_tuned_on_test_data() {
     stage.run("eval --tune").exits_with(ExitCode::NoData).stderr_has("shards.validation");
     let ran = stage.run("--set shards.validation=shards/test eval --tune");
     ran.exits_with(ExitCode::BadData).stderr_has("hold 150 photos in common");
-    // A copy under another name is the same data.
+    // A copy of the test shards under another name holds the same photos.
     small_shards::build(&stage, "copy", 1000..1150, 2, true);
     let ran = stage.run("--set shards.validation=shards/copy eval --tune");
     ran.exits_with(ExitCode::BadData).stderr_has("hold 150 photos in common");
-    // So are its files named by a glob, and shards that share only one photo with the test shards.
+    // A glob that names the test shards is refused too, and so are shards that share only one photo with the test
+    // shards.
     let ran = stage.run("--set shards.validation=shards/test/*.parquet eval --tune");
     ran.exits_with(ExitCode::BadData).stderr_has("hold 150 photos in common");
     small_shards::build(&stage, "overlap", 1149..1250, 2, true);
@@ -124,7 +125,8 @@ fn settings_are_never_tuned_on_test_data() {
     for line in tuned.lines().filter(|line| line.contains(" = ")) {
         assert!(report.lines().any(|found| found == line), "{line} is not in the report");
     }
-    // Settings from the command line override tuned ones, both when reading the tuned file and while tuning.
+    // Settings from the command line override tuned settings, both when `tuned.toml` is read and when `eval --tune`
+    // chooses new settings.
     for flags in ["eval --hybrid", "--set shards.validation=shards/validation eval --tune --hybrid"] {
         stage.run(&format!("--json --set retrieval.radius_km=77 {flags}")).exits_with(ExitCode::Success);
         let report = std::fs::read_to_string(stage.path().join("checkpoints/small/eval/report.txt")).expect("a report");

@@ -1,4 +1,4 @@
-//! A small trained model and small shards to evaluate it on.
+//! Support for tests that evaluate a small trained model on small shards.
 
 use std::path::PathBuf;
 
@@ -11,17 +11,17 @@ use crate::stage::{Ran, Stage, Worker};
 /// Number of training rows.
 const TRAIN_ROWS: usize = 512;
 
-/// Trains in about a second and still has several blocks of test images. Retrieval among the training rows needs no GeoCLIP.
+/// Settings for a model that trains in about a second. Retrieval searches the training rows, so GeoCLIP is not needed.
 const BASE: &str = "--device cpu --json --run small --set model.degree=8 --set model.dropout=0 --set loss.anchors=64 \
     --set train.steps=40 --set train.global_batch=256 --set train.warmup_steps=0 --set train.learning_rate=1e-3 \
     --set shards.train=shards/train --set shards.test=shards/test --set shards.validation=\"\" --set eval.samples=4 \
     --set eval.sampler_steps=4 --set eval.anchors=grid --set eval.grid_points=2000 --set eval.every=0 --set retrieval.head=knn \
     --set retrieval.radius_km=2000";
 
-/// The accuracy columns of a result table.
+/// The names of the accuracies in a JSON result.
 pub(super) const ACCURACIES: [&str; 5] = ["acc_1km", "acc_25km", "acc_200km", "acc_750km", "acc_2500km"];
 
-/// A stage with shards and a trained run, and the output of `train`. `more` is passed to `train`.
+/// A stage with shards and a trained run, and the output of `train`. `more` has additional flags for `train`.
 pub(super) fn trained(more: &str) -> (Stage, Ran) {
     let stage = Stage::new(Worker::Real);
     small_shards::build(&stage, "train", 0..TRAIN_ROWS, 1, false);
@@ -31,7 +31,7 @@ pub(super) fn trained(more: &str) -> (Stage, Ran) {
     (stage, ran)
 }
 
-/// Trains on the existing shards.
+/// Trains on the shards that the stage already has. `more` has additional flags for `train`.
 pub(super) fn train(stage: &Stage, more: &str) -> Ran {
     stage.run(&format!("{BASE} --workers 1 {more} train"))
 }
@@ -49,7 +49,7 @@ pub(super) fn read(stage: &Stage, name: &str) -> String {
     std::fs::read_to_string(folder(stage).join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// The row of a method in a result.
+/// The row of a method in a JSON result.
 #[track_caller]
 pub(super) fn row<'a>(result: &'a Value, method: &str) -> &'a Value {
     let rows = result["rows"].as_array().expect("rows");

@@ -1,5 +1,6 @@
-//! One fault at each file operation in turn: opening the run, writing the parts of two ranks, committing and pruning. After
-//! each fault the next launcher must recover.
+//! Tests of faults in file operations. A session opens a run, writes the parts of two ranks, commits them, and prunes.
+//! Each test repeats the session and lets another file operation fail each time. After each fault, the next launcher
+//! must recover.
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::{Fault, Files};
@@ -7,20 +8,21 @@ use locdiff_launch::error::LaunchError;
 
 use super::{Home, assert_contents, save};
 
-/// Opens a run that has the checkpoints 20 and 30, and saves 40, which prunes 20.
+/// Opens a run that has checkpoints at steps 20 and 30. Saves a checkpoint at step 40, which prunes step 20.
 fn session(home: &Home, files: &Files) -> Result<(), LaunchError> {
     let mut folder = home.try_open(files.clone())?.folder;
     folder.begin_attempt()?;
     folder.resume_point()?;
     let saved = save(files, &folder, 40, None);
     if saved.is_err() {
-        // A launcher does the same when its workers have ended.
+        // `train` also cleans the run after its workers have ended.
         let _ = folder.clean();
     }
     saved.map(drop)
 }
 
-/// The next launcher finds no damage, its newest checkpoint is N or N-1, and it can save again. `case` names the fault.
+/// Checks that the next launcher finds no damage and can save a checkpoint. Its newest checkpoint must be at step 40
+/// or, if the session failed, may be at step 30. `case` names the fault.
 fn assert_recovers(home: &Home, case: &str, saved: bool) {
     let folder = home.open();
     let point = folder.resume_point().expect("readable");

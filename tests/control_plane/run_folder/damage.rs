@@ -1,4 +1,5 @@
-//! Damaged checkpoints are set aside and reported. Unreadable ones stop the run and are left alone.
+//! Tests of damaged checkpoints, which are set aside and reported, and of checkpoints that cannot be read, which stop
+//! the run and are not renamed.
 
 use std::path::PathBuf;
 
@@ -8,7 +9,7 @@ use locdiff_launch::run_folder::{Depth, RunFolder, checkpoints, newest_whole, wh
 
 use super::{Home, assert_contents, save};
 
-/// A run with the checkpoints 10 and 20.
+/// A run with checkpoints at steps 10 and 20.
 fn run_with_two_checkpoints() -> (Home, RunFolder) {
     let home = Home::new();
     let folder = home.open();
@@ -56,7 +57,7 @@ fn damaged_checkpoint_is_set_aside_and_the_previous_one_is_used() {
     for (what, damage, reason) in DAMAGES {
         let (home, folder) = run_with_two_checkpoints();
         damage(newest(&home));
-        // Functions that only read come first. They rename nothing.
+        // First call the functions that only read. They must not rename the damaged checkpoint.
         let (found, passed_over) = newest_whole(&home.run()).expect("one checkpoint is whole");
         assert_eq!((found.manifest.step, passed_over.len()), (10, 1), "{what}");
         assert!(passed_over[0].contains(reason), "{what}: {passed_over:?}");
@@ -79,7 +80,7 @@ fn damaged_checkpoint_is_set_aside_and_the_previous_one_is_used() {
         let latest = std::fs::read_to_string(home.run().join("latest")).expect("readable");
         assert_eq!(latest, "step-00000010\n", "{what}");
 
-        // The same step is saved and damaged again. Pruning keeps both damaged copies.
+        // Save and damage the same step again. Pruning must keep both damaged copies.
         save(&Files::real(), &folder, 20, None).expect("committed");
         damage(newest(&home));
         folder.resume_point().expect("one checkpoint is whole");

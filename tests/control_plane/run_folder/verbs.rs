@@ -1,4 +1,4 @@
-//! `checkpoint list`, `verify` and `export` through the real binary, and the lock of a run.
+//! Tests of `checkpoint list`, `verify` and `export` with the real binary, and of the lock of a run.
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::Files;
@@ -26,7 +26,7 @@ fn checkpoints_are_listed_and_verified_without_a_worker() {
     let stage = Stage::new(Worker::None);
     stage.run("checkpoint list").exits_with(ExitCode::NoData).stderr_has("no runs in checkpoints");
     stage.run("checkpoint verify nowhere").exits_with(ExitCode::NoData).stderr_has("nowhere is not a run");
-    // The run stays locked throughout: reading needs no lock.
+    // The run stays locked during the whole test. The verbs that only read must work nevertheless.
     let held = run_in(&stage, "first");
     for named in ["", "first", "checkpoints/first", "--run first"] {
         let ran = stage.run(&format!("checkpoint list {named} --json"));
@@ -115,7 +115,7 @@ fn newest_whole_checkpoint_is_exported() {
     stage.run(one).exits_with(ExitCode::Success);
 }
 
-/// The lock is held by another process, which is then killed.
+/// Another process takes the lock and is then killed.
 #[test]
 fn run_lock_is_released_when_its_process_is_killed() {
     let stage = Stage::new(Worker::None);

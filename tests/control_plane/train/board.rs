@@ -1,4 +1,4 @@
-//! The TensorBoard events of a run, read with TensorBoard's own Python package.
+//! Tests of the TensorBoard events of a run. They are read with TensorBoard's own Python package.
 
 use locdiff_core::exit_code::ExitCode;
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ fn assert_events(found: &Value, last: u64, histograms: &[u64], images: &[u64]) {
     for (tag, series) in weights {
         assert_eq!(steps(series), histograms, "{tag}");
     }
-    // down1.x.weight is a 144 x 144 matrix.
+    // The tensor `down1.x.weight` is a 144 x 144 matrix.
     let total_count = |event: &Value| -> f64 {
         event[1].as_array().expect("rows").iter().map(|row| row[2].as_f64().expect("a count")).sum()
     };

@@ -1,4 +1,4 @@
-//! The number of workers, restarts and resumes do not change the results of a run.
+//! Tests that the number of workers, restarts and resumes do not change the results of a run.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use locdiff_core::exit_code::ExitCode;
 
 use super::support::{BASE, assert_close, events, run_dir, stage, tensors, trace, train};
 
-/// Losses and gradient norms of an earlier build of this program.
+/// File with the losses and gradient norms that an earlier build of this program computed.
 const SNAPSHOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/snapshots/train_trace.json");
 
-/// f32 sums in another order differ in their last bits. After fifty steps of Adam that is 2e-7 of the loss and 4e-6 of the
-/// gradient norm.
+/// Largest relative difference between two runs that count as equal. Sums of f32 numbers in a different order differ in
+/// their last bits. After fifty steps of Adam, the losses differ by 2e-7 and the gradient norms by 4e-6.
 const SAME: f64 = 1e-5;
 
 #[test]
@@ -32,8 +32,9 @@ fn number_of_workers_changes_neither_losses_nor_gradients() {
         train(&stage, run, more).exits_with(ExitCode::Success);
         assert_close(&trace(&stage, run), &one, SAME, run);
     }
-    // A snapshot of this program's own output: it shows that the numbers changed, not that they are right. A change that moves
-    // them must explain why. LOCDIFF_WRITE_SNAPSHOT=1 writes a new snapshot.
+    // The snapshot is output of this program. So the comparison shows whether the numbers have changed, not whether
+    // they are right. A commit that changes the numbers must explain why. LOCDIFF_WRITE_SNAPSHOT=1 writes a new
+    // snapshot.
     if std::env::var_os("LOCDIFF_WRITE_SNAPSHOT").is_some() {
         std::fs::write(SNAPSHOT, serde_json::to_string_pretty(&one).expect("numbers")).expect("written");
     }
@@ -45,7 +46,7 @@ fn number_of_workers_changes_neither_losses_nor_gradients() {
 #[test]
 fn run_resumes_with_a_different_number_of_workers() {
     let stage = stage();
-    // The dimensions of the low-pass filter are chosen once and stored in the checkpoint.
+    // The dimensions that pass the low-pass filter are chosen once and stored in the checkpoint.
     let settings = "--set model.low_pass_dims=96 --set diffusion.condition_drop=0.1";
     train(&stage, "whole", &format!("{settings} --workers 1 --set train.steps=30")).exits_with(ExitCode::Success);
     for (workers, steps) in [(4, 10), (1, 20), (2, 30)] {
@@ -54,7 +55,8 @@ fn run_resumes_with_a_different_number_of_workers() {
         assert_eq!(ran.json()["from_step"], steps - 10);
     }
     assert_close(&trace(&stage, "changing"), &trace(&stage, "whole"), SAME, "4, 1, 2 workers");
-    // Data x tensor: 4 x 1, 1 x 1, 1 x 2, 2 x 2. Moments that were split or joined wrongly would change the following steps.
+    // The layouts (data-parallel x tensor-parallel) are 4 x 1, 1 x 1, 1 x 2 and 2 x 2. If the moments of Adam were
+    // split or joined wrongly, the following steps would change.
     for (workers, tensor, steps) in [(4, 1, 7), (1, 1, 14), (2, 2, 21), (4, 2, 30)] {
         let layout = format!("{settings} --workers {workers} --tensor-parallel {tensor} --set train.steps={steps}");
         let ran = train(&stage, "layouts", &layout);
@@ -105,7 +107,8 @@ fn split_run_evaluates_exports_and_initialises_like_an_unsplit_one() {
     let from = "--workers 1 --set train.steps=2 --set train.init_from=checkpoints";
     train(&stage, "from-whole", &format!("{from}/whole")).exits_with(ExitCode::Success);
     train(&stage, "from-split", &format!("{from}/split")).exits_with(ExitCode::Success);
-    // Adam's first steps have the same size however small the gradient is, so a difference of 1e-6 grows.
+    // The size of Adam's first steps does not depend on the size of the gradient. So a difference of 1e-6 between the
+    // runs grows.
     assert_close(&trace(&stage, "from-split"), &trace(&stage, "from-whole"), 1e-4, "initialised from a split run");
 }
 
@@ -137,11 +140,11 @@ fn number_of_workers_does_not_change_the_quick_evaluation() {
     let stage = stage();
     train(&stage, "trained", "--workers 1 --set train.steps=30").exits_with(ExitCode::Success);
     let mut first = None;
-    // 130 rows are three blocks, the last with two rows, so one of four workers has nothing to do. Matrix products over a
-    // different number of rows would change the score by one part in a billion.
+    // The 130 rows form three blocks, the last of which has two rows. So one of four workers has nothing to do. If the
+    // matrix products had another number of rows, the score would change by one part in a billion.
     for workers in 1..=4 {
         let run = format!("by-{workers}");
-        // The updates are far below the last digit of any weight, so every run evaluates the same network.
+        // With this learning rate, updates are too small to change any weight, so every run evaluates the same network.
         let settings = "--set train.init_from=checkpoints/trained --set train.steps=1 --set train.learning_rate=1e-30 \
             --set shards.validation=shards/small --set eval.quick_rows=130 --set eval.quick_samples=1 --set eval.sampler_steps=4";
         train(&stage, &run, &format!("--workers {workers} {settings}")).exits_with(ExitCode::Success);

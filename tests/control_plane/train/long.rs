@@ -1,4 +1,4 @@
-//! A long run that is killed twenty times.
+//! Test of a long run whose workers are killed twenty times.
 
 use std::fmt::Write as _;
 
@@ -9,13 +9,15 @@ use super::support::{BASE, run_dir, stage, tensors, trace, train};
 const KILLS: u64 = 20;
 const STEPS: u64 = 60;
 
-/// SIGKILL to one of four workers at each of twenty random steps. Losses and weights equal those of an undisturbed run.
+/// At each of twenty random steps, one of four workers is killed with SIGKILL. The losses and weights must equal those
+/// of an undisturbed run.
 #[test]
 fn twenty_kills_do_not_change_the_numbers() {
     let stage = stage();
     let settings = format!("--workers 4 --set train.steps={STEPS} --set checkpoint.every=4 --set checkpoint.keep=2");
     train(&stage, "undisturbed", &settings).exits_with(ExitCode::Success);
-    // A linear congruential generator whose seed changes every day. Assertions print the seed, so a failure can be reproduced.
+    // A linear congruential generator chooses ranks and steps. Its seed changes every day. The assertions print the
+    // seed, so that a failure can be reproduced.
     let seed =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs() / 86_400;
     let (mut state, mut faults, mut steps) = (seed, String::new(), Vec::new());

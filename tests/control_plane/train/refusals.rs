@@ -1,4 +1,4 @@
-//! Runs that `train` must refuse, and the messages they get.
+//! Tests of runs that `train` must refuse, and of the error messages.
 
 use std::process::Stdio;
 
@@ -27,7 +27,7 @@ fn different_degree_is_refused_and_nothing_is_overwritten() {
     assert_eq!(tensors(&run_dir(&stage, "run")), before);
     let other = "--workers 1 --set train.steps=4 --set model.degree=7 --set train.init_from=checkpoints/run";
     train(&stage, "other", other).exits_with(ExitCode::RunDiffers).stderr_has("model.degree is 11, this run has 7");
-    // With the same degree, the new run starts from the weights of the other.
+    // With the same degree, the new run starts from the weights of the run `run`.
     let same = "--workers 1 --set train.steps=4 --set train.init_from=checkpoints/run";
     train(&stage, "same", same).exits_with(ExitCode::Success);
     // A different noise schedule is allowed, with a warning.
@@ -98,8 +98,8 @@ fn changed_data_are_refused_and_the_configuration_is_kept() {
     assert_eq!(config(), before);
 }
 
-/// Without a manifest, the checkpoint identifies the data. A changed number in a page far from both ends of the file is
-/// detected before the first step.
+/// If the shards have no manifest, the checkpoint contains checksums of the data. So a changed number is detected
+/// before the first step, even if it is far from both ends of the file.
 #[test]
 fn changed_page_in_data_without_a_manifest_is_refused() {
     let stage = stage_of(8192);
@@ -120,7 +120,7 @@ fn changed_page_in_data_without_a_manifest_is_refused() {
     ran.exits_with(ExitCode::DataChanged)
         .stderr_has("part-00000.parquet: row group 7: column `embedding`")
         .stderr_has("xxh3");
-    // The same bytes are the same data, whatever the modification time of the file.
+    // A file with the original bytes is accepted, although its modification time has changed.
     std::fs::write(&file, whole).expect("written");
     let ran = train(&stage, "run", &settings(4));
     ran.exits_with(ExitCode::Success);

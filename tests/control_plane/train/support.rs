@@ -1,4 +1,4 @@
-//! Runs of a small model on small shards.
+//! Support for tests that train a small model on small shards.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use crate::stage::{Ran, Stage, Worker};
 
 const ROWS: usize = 512;
 
-/// Settings that all tests share: f32, no warm-up, dropout, every step in the trace, and ten times the default weight of the KL.
-/// With the default weight, gradient norms differ between layouts by up to 4e-5, because Adam's first steps depend only on the
-/// sign of gradients near 0.
+/// Settings that all tests share: a small model with dropout, a constant learning rate, a report of every step, and ten
+/// times the default weight of the KL loss. With the default weight, the gradient norms of different layouts differ by
+/// up to 4e-5, because Adam's first steps depend only on the signs of the gradients, even of gradients near 0.
 pub(super) const BASE: &str = "--device cpu --json --set model.degree=11 --set model.dropout=0.2 --set loss.anchors=64 \
     --set loss.kl_weight=0.4 --set train.global_batch=240 --set train.warmup_steps=0 --set train.learning_rate=5e-4 --set train.log_every=1 \
     --set train.schedule=\"constant\" --set shards.train=shards/small --set shards.validation=\"\" --set shards.reader_threads=1";
@@ -38,14 +38,14 @@ pub(super) fn run_dir(stage: &Stage, run: &str) -> PathBuf {
     stage.path().join("checkpoints").join(run)
 }
 
-/// The events of one kind from `events.jsonl`, in order.
+/// The events of one kind from the run's `events.jsonl`, in order.
 pub(super) fn events(stage: &Stage, run: &str, kind: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(run_dir(stage, run).join("events.jsonl")).expect("events");
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a JSON line"));
     lines.filter(|line| line["event"] == kind).collect()
 }
 
-/// Loss and gradient norm of every step. A step that was repeated after a restart must be equal to the bit.
+/// The loss and gradient norm of every step. Fails if a step that was repeated after a restart has different numbers.
 pub(super) fn trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
     let mut trace = BTreeMap::new();
     for line in events(stage, run, "progress") {

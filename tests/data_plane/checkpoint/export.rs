@@ -1,4 +1,4 @@
-//! Export of the averaged weights: one file that any safetensors library can read.
+//! An export is one file with the averaged weights, which any safetensors library can read.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use tch::Tensor;
 
 use crate::checkpoint::{assert_same, tensors};
 
-/// A run with one checkpoint. The configuration in its state differs from that of the run.
+/// Makes a run with one checkpoint and returns the folder of the checkpoint. The configuration in the checkpoint
+/// differs from the configuration of the run.
 fn run(dir: &Path) -> PathBuf {
     let mut config = RunConfig::default();
     let mut run = RunFolder::open(Files::real(), dir, "run", &config).expect("opened").folder;

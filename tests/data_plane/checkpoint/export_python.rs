@@ -1,5 +1,6 @@
-//! `docs/examples/load_export.py` rebuilds the network from an export and gives the same output.
-// b batch · d dimensions of the code · e embedding
+//! `docs/examples/load_export.py` rebuilds the network from an export. Its output equals that of this program.
+//!
+//! The last letters of a tensor's name are its dimensions: b batch, d dimensions of the code, e embedding.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,7 +22,7 @@ const BATCH: i64 = 7;
 const EMBEDDING: u32 = 24;
 const STEP: u64 = 1500;
 
-/// A network with no weight left at 0 and a standardisation that changes its input.
+/// A network in which no weight is 0. Its standardisation changes the embeddings that it reads.
 fn network(config: &RunConfig) -> CsUnet {
     let architecture = Architecture::new(&config.model, EMBEDDING, config.diffusion.timesteps);
     let placement = Placement::on(Device::Cpu, Precision::F32);
@@ -77,7 +78,7 @@ fn assert_python_agrees(config: &RunConfig) {
     let (time, image) = (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));
     let want = network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, None).expect("forward");
     let got = Tensor::read_npy(&predicted).expect("the output of Python");
-    // Both sides use f32 and add in different orders.
+    // Rust and Python both compute in f32, but add in different orders.
     let difference = relative(&got, &want);
     println!("degree {}: Python differs by {difference:e} of the norm", config.model.degree);
     assert!(difference <= 1e-4, "{difference:e}");

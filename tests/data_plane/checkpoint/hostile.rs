@@ -1,4 +1,5 @@
-//! Malformed safetensors headers give errors, never panics, and never allocate more memory than the file has bytes.
+//! A malformed safetensors header gives an error, never a panic. Reading it never allocates more memory than the file
+//! has bytes.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +50,7 @@ fn every_rule_of_the_format_is_enforced() {
     assert!(matches!(&error, HeaderError::Unsupported(text) if text.contains("F8_E4M3")), "{error}");
 }
 
-/// Loads a file with these bytes and a matching checksum.
+/// Writes `bytes` to a file and loads its tensors, with a checksum that matches the bytes.
 fn load(bytes: &[u8]) -> Result<(), ExitCode> {
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("temporary folder");
     let written = Files::real().write_new(&folder.path().join("x"), bytes).expect("written");
@@ -84,7 +85,8 @@ proptest! {
         let bytes = header.encode();
         let data_bytes = header.tensors.iter().map(|entry| entry.bytes).sum();
         let mut parsed = Header::parse(&bytes[8..], data_bytes).expect("a valid header");
-        // Empty tensors may change their order.
+        // Parsing sorts tensors by their position in the file. Empty tensors may share a position, so their order may
+        // change.
         let by_name = |a: &TensorEntry, b: &TensorEntry| a.name.cmp(&b.name);
         let mut header = header;
         parsed.tensors.sort_by(by_name);

@@ -1,4 +1,5 @@
-//! Checkpoints of real tensors: written in the background, committed, and read back bit for bit after any failure.
+//! Checkpoints of real tensors are written in the background and committed. After any failure, a checkpoint that was
+//! committed is read back bit for bit.
 
 mod export;
 mod export_python;
@@ -22,7 +23,7 @@ use tch::{Device, Kind, Tensor};
 
 pub(crate) type NamedTensors = Vec<(String, Tensor)>;
 
-/// Tensors of every supported type and of odd shapes. Their values depend on the seed.
+/// Tensors of every supported type and of unusual shapes, with values that depend on `seed`.
 pub(crate) fn tensors(seed: i64) -> NamedTensors {
     let numbers = |shape: &[i64], kind| {
         let count: i64 = shape.iter().product();
@@ -39,7 +40,7 @@ pub(crate) fn tensors(seed: i64) -> NamedTensors {
     ]
 }
 
-/// Asserts that names, types, shapes and bits are equal, in any order.
+/// Asserts that both lists have tensors of the same names, types, shapes and bits. The order may differ.
 #[track_caller]
 pub(crate) fn assert_same(got: &[(String, Tensor)], want: &[(String, Tensor)]) {
     assert_eq!(got.len(), want.len());
@@ -70,7 +71,8 @@ fn tensors_round_trip_bit_for_bit_and_the_safetensors_crate_reads_them() {
     assert!(String::from_utf8_lossy(&bytes).contains("\"step\":\"7 \\\"quoted\\\"\""));
 }
 
-/// The tensor is larger than any buffer on the way, and not a multiple of a buffer size.
+/// Writes and reads a tensor that is larger than any buffer of the reader and the writer, and whose size is not a
+/// multiple of a buffer's.
 #[test]
 fn tensors_larger_than_any_buffer_round_trip() {
     let folder = folder();
@@ -96,7 +98,7 @@ fn invalid_tensors_are_refused_before_a_file_is_created() {
     assert!(refused(&twice).contains("two tensors are named `a`"));
 }
 
-/// The snapshot of one of two ranks. Rank 1 writes the moments, rank 0 everything else.
+/// What one of two ranks writes for a checkpoint. Rank 1 writes the first moments, rank 0 everything else.
 fn snapshot(step: u64, attempt: u32, rank: u32) -> Snapshot {
     let seed = (step * 10) as i64;
     let part = |name: &str, seed| Part::Tensors {
@@ -115,7 +117,7 @@ fn snapshot(step: u64, attempt: u32, rank: u32) -> Snapshot {
     Snapshot { step, attempt, score: Some(step as f64), parts, ready: None }
 }
 
-/// Both ranks write in background threads, then the launcher commits.
+/// Saves a checkpoint: two ranks write their files in background threads, and then the launcher commits the checkpoint.
 fn save(files: &Files, run: &RunFolder, step: u64) -> Result<(), SaveError> {
     let attempt = run.attempt().expect("begun");
     let writer = |_| Background::new(files.clone(), run.path().to_owned(), Device::Cpu).expect("a writer");
@@ -162,8 +164,9 @@ fn assert_loads(folder: &Path, step: u64) {
     assert_eq!(checkpoint.json(STATE).expect("whole"), json!({ "step": step }));
 }
 
-/// Saves with a fault at each file operation in turn. The newest checkpoint is N or N-1 and loads bit for bit. The next save
-/// works.
+/// Saves checkpoints 1 and 2, and then checkpoint 3 with a fault at one of its file operations, for each operation in
+/// turn. Asserts that the newest checkpoint is then 2 or 3, that it loads bit for bit, and that the next save works. If
+/// saving checkpoint 3 reported success, the newest checkpoint must be 3.
 fn fail_everywhere(fault: Fault) {
     for operation in 0_u64.. {
         assert!(operation < 500, "every save fails");
@@ -242,7 +245,7 @@ fn failed_background_write_is_reported_and_leaves_no_part() {
     assert_eq!(left, 0, "files were left on the full disk");
 }
 
-/// The error of reading a file that was changed after its checksum was recorded.
+/// Writes a file of tensors, lets `change` damage the file, and returns the error of loading it.
 fn error_after(change: impl FnOnce(&Path)) -> CheckpointError {
     let folder = folder();
     let want = write_tensors(&Files::real(), folder.path(), "x", &tensors(1), &BTreeMap::new()).expect("written");
@@ -317,7 +320,7 @@ fn gpu_tensors_are_copied_in_the_background() {
     let home = folder();
     let gpu = Device::Cuda(0);
     let mut background = Background::new(Files::real(), home.path().to_owned(), gpu).expect("a writer");
-    // Larger than the pinned buffer that it is copied through.
+    // The tensor is larger than the pinned buffer through which it is copied.
     let large = Tensor::arange(5_000_001, (Kind::Float, gpu));
     let mut ready = locdiff::native::cuda::CudaEvent::new().expect("an event");
     ready.record(&locdiff::native::cuda::CudaStream::current().expect("a stream")).expect("recorded");

@@ -1,6 +1,8 @@
-//! Gradients reduced in buckets equal those of the whole batch in one process.
+//! Gradients that several processes reduce in buckets equal the gradients that one process computes from the whole
+//! batch.
 //!
-//! Compared in f64 to 1e-10: the mean over shares differs from the whole only in the order of the sums.
+//! Gradients are compared in f64 with a tolerance of 1e-10, because the two computations add the same terms in
+//! different orders.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +12,8 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use super::harness::run_ranks;
 
-/// Records the trace events of the buckets in order: `gradient`, `reduction started 0`, ..., `finish`.
+/// Records the trace events of the buckets in the order in which they happen: `gradient`, `reduction started 0`, ...,
+/// `finish`.
 #[derive(Clone, Default)]
 struct Events(Arc<Mutex<Vec<String>>>);
 
@@ -26,14 +29,15 @@ impl<S: tracing::Subscriber> Layer<S> for Events {
     }
 }
 
-/// Runs a step and returns its events. On the CPU, hooks run on the thread that calls backward.
+/// Runs a step and returns its trace events. Only events of this thread are recorded. That is enough on the CPU, where
+/// gradient hooks run on the thread that calls backward.
 fn events_of(step: impl FnOnce()) -> Vec<String> {
     let events = Events::default();
     tracing::subscriber::with_default(tracing_subscriber::registry().with(events.clone()), step);
     std::mem::take(&mut *events.0.lock().expect("one thread"))
 }
 
-/// The start events of all buckets, in order.
+/// The events that announce the start of each reduction, in the order of the buckets.
 fn start_events(buckets: &Buckets) -> Vec<String> {
     (0..buckets.flats().len()).map(|bucket| format!("reduction started {bucket}")).collect()
 }
@@ -41,7 +45,7 @@ fn start_events(buckets: &Buckets) -> Vec<String> {
 const TOLERANCE: f64 = 1e-10;
 const ROWS: i64 = 24;
 
-/// Five layers of 6×6 and a bias. Layer 2 is never used.
+/// The weights of five 6×6 layers, and a bias of 6 numbers. [`loss`] does not use layer 2.
 fn parameters() -> Vec<Tensor> {
     tch::manual_seed(7);
     let mut all: Vec<Tensor> = (0..5).map(|_| Tensor::randn([6, 6], (Kind::Double, Device::Cpu)) * 0.3).collect();
@@ -56,7 +60,8 @@ fn batch() -> Tensor {
     Tensor::randn([ROWS, 6], (Kind::Double, Device::Cpu))
 }
 
-/// A mean over rows, so the mean over equal shares is the mean over all rows.
+/// The mean of a loss over `rows`. The mean over ranks equals the mean over the whole batch, because all ranks have
+/// equally many rows.
 fn loss(parameters: &[Tensor], rows: &Tensor) -> Tensor {
     let mut x = rows.shallow_clone();
     for (index, weight) in parameters[..5].iter().enumerate() {
@@ -85,7 +90,7 @@ fn assert_gradients(parameters: &[Tensor], what: &str) {
     }
 }
 
-/// Size of a padded 6×6 layer of f64. With this bucket size every layer has its own bucket.
+/// Bytes of a 6×6 layer in f64, padded to 40 numbers. If this is the bucket size, every layer is in a separate bucket.
 const ONE_LAYER_BYTES: usize = 40 * 8;
 
 #[test]
@@ -148,7 +153,8 @@ fn reductions_start_in_order_while_backward_runs() {
             (x + &used[4]).square().mean(Kind::Double).f_backward().expect("backward");
             buckets.finish().expect("finish");
         });
-        // The hooks run inside backward, so a reduction that starts before the last gradient starts before backward ends.
+        // Every `gradient` event comes from a hook that runs inside backward, so a reduction that starts before the
+        // last such event starts before backward ends.
         let last_gradient = events.iter().rposition(|event| event == "gradient");
         let starts = start_events(&buckets);
         let place = |start: &String| events.iter().position(|event| event == start).expect("started");
@@ -156,7 +162,7 @@ fn reductions_start_in_order_while_backward_runs() {
         assert!(starts.is_sorted(), "{events:?}");
         assert!(starts[0] < last_gradient.expect("gradients"), "{events:?}");
         let before = starts.iter().filter(|start| **start < last_gradient.expect("gradients")).count();
-        assert_eq!(before, starts.len() - 1, "not all but the last started during backward: {events:?}");
+        assert_eq!(before, starts.len() - 1, "all reductions but the last must start during backward: {events:?}");
         assert_eq!(events.last().expect("events"), "finish", "`finish` started a reduction: {events:?}");
     });
 }
@@ -167,7 +173,7 @@ fn unused_parameter_delays_its_bucket_until_finish() {
         let communicator = me.connect(1);
         let parameters = parameters();
         let buckets = Buckets::new(communicator.data(), &parameters, ONE_LAYER_BYTES).expect("buckets");
-        // Rank 1 does not use the first four layers. The order of reductions must not depend on that.
+        // Rank 1 does not use the first four layers. Both ranks must still start the reductions in the same order.
         let rows = share(&communicator);
         let loss = if me.rank == 0 {
             loss(&parameters, &rows)
@@ -197,7 +203,7 @@ fn misuse_is_an_error_in_finish() {
         let error = buckets.finish().expect_err("two backwards");
         assert!(error.to_string().contains("second gradient; run all but the last in accumulate()"), "{error}");
 
-        // The next step after an error works.
+        // After an error, the next step works again.
         buckets.zero().expect("zero");
         loss(&parameters, &rows).f_backward().expect("backward");
         buckets.finish().expect("finish");

@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::harness::run_ranks;
 
-/// Small integers, so that sums and means are exact in bf16 and fit into 8 bits.
+/// Integers so small that sums and means over ranks are exact in bf16 and fit into 8 bits.
 fn values(rank: u32, kind: Kind) -> Tensor {
     (Tensor::arange(24, (Kind::Double, Device::Cpu)).remainder(3.0) + 1.0).view([4, 6]).to_kind(kind)
         * i64::from(rank + 1)
@@ -43,7 +43,7 @@ fn check_every_collective(group: &Group, kind: Kind) {
     for peer in 0..size {
         assert_equals(&all.get(i64::from(peer)), f64::from(peer + 1), &what);
     }
-    // Piece p of rank r is (r + 1)·(p + 1) times the values.
+    // On rank r, piece p is rank 0's tensor of `values` times (r + 1)·(p + 1).
     let pieces: Vec<Tensor> = (0..size).map(|piece| values(rank, kind) * i64::from(piece + 1)).collect();
     let whole = Tensor::stack(&pieces, 0);
     let own = group.reduce_scatter(&whole, ReduceOp::Sum).expect("reduce_scatter");
@@ -82,7 +82,8 @@ fn data_and_tensor_groups_are_separate() {
             group.all_reduce(&mut tensor, ReduceOp::Sum).expect("sum");
             tensor.int64_value(&[0])
         };
-        // Ranks 0 1 | 2 3 hold a replica each; 0 2 and 1 3 hold the same slice.
+        // Ranks 0 and 1 form one tensor group, ranks 2 and 3 the other. Ranks 0 and 2 form one data group, ranks 1 and
+        // 3 the other.
         assert_eq!(sum_over(communicator.tensor()), if me.rank < 2 { 1 } else { 5 });
         assert_eq!(sum_over(communicator.data()), if me.rank % 2 == 0 { 2 } else { 4 });
         assert_eq!(sum_over(communicator.world()), 6);
@@ -123,7 +124,7 @@ fn dropped_handle_does_not_disturb_the_collective() {
         let communicator = me.connect(1);
         let group = communicator.world();
         for _ in 0..20 {
-            // Handle and tensor are dropped while Gloo is still working on them.
+            // The handle and the tensor are dropped while the collective may still be running.
             let mut tensor = Tensor::ones([1 << 18], (Kind::Float, Device::Cpu));
             drop(group.start_all_reduce(&mut tensor, ReduceOp::Mean).expect("started"));
         }
@@ -131,7 +132,7 @@ fn dropped_handle_does_not_disturb_the_collective() {
     });
 }
 
-/// Reports a hash of the bits of several sums for the parent to compare.
+/// Computes several sums and means over ranks and reports a hash of the bits of each result to the parent process.
 fn report_bits_of_sums(me: &super::harness::Rank) {
     let communicator = me.connect(1);
     let group = communicator.world();
@@ -197,7 +198,7 @@ fn cpp_exception_becomes_an_error_with_its_text() {
     run_ranks(cpp_exception_becomes_an_error_with_its_text, 2, |me| {
         let communicator = me.connect(2);
         let odd = Tensor::zeros([3, 5], (Kind::Float, Device::Cpu));
-        let error = differentiable::split(communicator.tensor(), &odd, -1).expect_err("5 does not divide by 2");
+        let error = differentiable::split(communicator.tensor(), &odd, -1).expect_err("5 is not divisible by 2");
         assert_eq!(
             error.to_string(),
             format!(

@@ -1,8 +1,9 @@
-//! Gradients through each differentiable collective equal those of the unsplit computation.
+//! Gradients through each differentiable collective equal the gradients of the same computation on one rank.
 //!
-//! Everything is compared in f64 to 1e-10: sums in another order differ by a few units in the last place (2e-16), and the
-//! values here are of order 10.
-// b batch · i input · h hidden · o output
+//! All comparisons are in f64 with a tolerance of 1e-10. The values are about 10, and adding them in a different order
+//! changes a sum by a few units in the last place, each 2e-16 of the value.
+//!
+//! The last letters of a tensor's name are its dimensions: b batch, i input, h hidden, o output.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use super::harness::run_ranks;
 
 const TOLERANCE: f64 = 1e-10;
 
-/// Random numbers that are the same on every rank.
+/// Random numbers that depend only on `seed` and `shape`, so every rank gets the same numbers.
 fn same(seed: i64, shape: &[i64]) -> Tensor {
     tch::manual_seed(seed);
     Tensor::randn(shape, (Kind::Double, Device::Cpu))
@@ -75,11 +76,13 @@ fn split_log_softmax_equals_the_unsplit_one() {
             let loss = -(whole.log_softmax(-1, Kind::Double) * &target_bo).sum(Kind::Double);
             loss.backward();
 
-            // Each rank has a slice of the classes. The log-sum-exps are gathered and the partial losses are summed.
+            // Each rank computes with its slice of the classes. The ranks gather the log-sum-exps of their slices and
+            // sum their parts of the loss.
             let replicated = leaf(&logits_bo);
             let mine = differentiable::split(group, &replicated, -1).expect("split");
             let sums = differentiable::gather_replicated(group, &mine.logsumexp([-1], true), -1).expect("gather");
-            // Every rank's part depends on the whole log-sum-exp, so each rank has only a share of its gradient.
+            // Each rank's part of the loss depends on the whole log-sum-exp, so backward gives each rank only a part of
+            // the log-sum-exp's gradient. `copy` sums these parts over the ranks.
             let normaliser = differentiable::copy(group, &sums.logsumexp([-1], true)).expect("copy");
             let part = -((mine - normaliser) * own_slice(group, &target_bo, 1)).sum(Kind::Double);
             let split_loss = differentiable::reduce(group, &part).expect("reduce");
@@ -101,7 +104,7 @@ fn gather_is_correct_along_every_dimension() {
                 let whole = leaf(&same(1, &[4, 8, 4]));
                 let weights: Vec<Tensor> = (0..me.world).map(|rank| same(10 + i64::from(rank), &[4, 8, 4])).collect();
 
-                // Replicated: every rank computes the same loss.
+                // Every rank computes the same loss from the gathered tensor.
                 (whole.sin() * &weights[0]).sum(Kind::Double).backward();
                 let mine = leaf(&own_slice(group, &whole, dim));
                 let gathered = differentiable::gather_replicated(group, &mine, negative).expect("gather");
@@ -164,7 +167,7 @@ fn missing_peer_in_backward_is_an_error() {
             assert!(error.contains("all_reduce of group tensor, rank 0 of 2: "), "{error}");
             assert!(started.elapsed() < timeout + Duration::from_secs(1), "{:?}", started.elapsed());
         }
-        // Rank 1 stays until rank 0 has its error.
+        // This barrier in another group keeps rank 1 running until rank 0 has received its error.
         communicator.world().barrier().expect("another group");
     });
 }

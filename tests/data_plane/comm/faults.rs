@@ -1,4 +1,4 @@
-//! Errors on the other ranks when a rank dies, stops, never connects or aborts.
+//! When one rank dies, stops, never connects or aborts, the other ranks get an error.
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, TcpStream};
@@ -12,10 +12,10 @@ use tch::{Device, Kind, Tensor};
 
 use super::harness::{PATIENCE, run_ranks, run_ranks_with_losses};
 
-/// How far a timeout may be exceeded.
+/// An error may come this much later than the timeout.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Timeout for a rank that never connects. Long enough for a loaded machine to start the other ranks.
+/// How long ranks wait for a rank that never connects. Even a busy machine can start the other ranks in this time.
 const ABSENCE: Duration = Duration::from_secs(5);
 
 fn signal_self(signal: Signal) {
@@ -33,7 +33,7 @@ fn peer_killed_during_a_collective_is_an_error_on_all_other_ranks() {
             let communicator = me.connect(1);
             let timeout = Duration::from_secs(5);
             let group = communicator.world().with_timeout(timeout);
-            // 64 MB take far longer to exchange than a process needs to die.
+            // Exchanging 64 MB takes far longer than killing a process, so rank 2 dies during the collective.
             let mut tensor = floats(16 << 20);
             group.barrier().expect("all ranks take part");
             let started = Instant::now();
@@ -91,7 +91,7 @@ fn failed_group_fails_every_later_call_at_once() {
         group.all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("rank 2 is stopped");
         let started = Instant::now();
         group.with_timeout(PATIENCE).all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("closed");
-        assert!(started.elapsed() < PATIENCE / 4, "it failed only at its timeout: {:?}", started.elapsed());
+        assert!(started.elapsed() < PATIENCE / 4, "the call failed only at its timeout: {:?}", started.elapsed());
     });
     outcomes[0].assert_success(0);
     outcomes[1].assert_success(1);
@@ -122,14 +122,14 @@ fn abort_from_another_thread_ends_pending_collectives_on_all_ranks() {
             assert!(error.to_string().starts_with("all_reduce of group world, rank 0 of 2: aborted: "), "{error}");
             group.abort().expect("a second abort is harmless");
         } else {
-            // Rank 0 never joins this collective, so only the abort can end it.
+            // Rank 0 never joins this broadcast, so only the abort can end it.
             let pending = group.start_broadcast(&mut tensor, 0).expect("started");
             communicator.data().barrier().expect("rank 0 may abort");
             let error = pending.wait().expect_err("rank 0 has aborted").to_string();
             assert!(error.starts_with("broadcast of group world, rank 1 of 2: "), "{error}");
         }
-        assert!(started.elapsed() < PATIENCE / 4, "it failed only at its timeout: {:?}", started.elapsed());
-        // The other groups have their own connections.
+        assert!(started.elapsed() < PATIENCE / 4, "the call failed only at its timeout: {:?}", started.elapsed());
+        // The abort of the world group does not affect the data group, which has separate connections.
         communicator.data().barrier().expect("the data group still works");
     });
 }
@@ -157,7 +157,7 @@ fn missing_rank_is_named() {
             return;
         }
         let error = Communicator::connect(rendezvous).expect_err("rank 2 does not connect");
-        // Rank 1 may find the store gone after rank 0 has given up.
+        // Rank 0 serves the store and may give up first. Rank 1 then gets another error, which is not checked.
         if me.rank == 0 {
             assert_eq!(error.to_string(), "rendezvous of rank 0: rank(s) 2 did not join within 5.0 s");
         }
@@ -175,7 +175,8 @@ fn duplicate_rank_is_refused() {
         let error = Communicator::connect(rendezvous).expect_err("two processes with rank 0").to_string();
         me.report(&error);
     });
-    // The process that connected first times out waiting for rank 1, or finds the store gone.
+    // Only the process that connects second is refused. The other process waits for rank 1 until its timeout, or until
+    // the store is gone.
     let refused = reports.iter().flatten().filter(|text| text.contains("another process has already joined as rank 0"));
     assert_eq!(refused.count(), 1, "{reports:?}");
 }
@@ -184,7 +185,7 @@ fn duplicate_rank_is_refused() {
 fn ranks_that_disagree_on_the_layout_are_refused() {
     run_ranks(ranks_that_disagree_on_the_layout_are_refused, 2, |me| {
         let error = Communicator::connect(me.rendezvous(me.rank + 1)).expect_err("two layouts").to_string();
-        // Rank 1 may find the store gone after rank 0 has given up.
+        // Rank 0 serves the store and may give up first. Rank 1 then gets another error, which is not checked.
         if me.rank == 0 {
             assert!(
                 error.ends_with("rank 1 joined with layout 1 data x 2 tensor, this rank has 2 data x 1 tensor"),
@@ -194,7 +195,7 @@ fn ranks_that_disagree_on_the_layout_are_refused() {
     });
 }
 
-/// The local addresses that this process listens on.
+/// The local addresses on which this process listens for TCP connections.
 fn listening_addresses() -> Vec<Ipv4Addr> {
     let sockets: HashSet<String> = std::fs::read_dir("/proc/self/fd")
         .expect("linux")
@@ -205,10 +206,10 @@ fn listening_addresses() -> Vec<Ipv4Addr> {
     for table in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
         let text = std::fs::read_to_string(table).unwrap_or_default();
         for fields in text.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>()) {
-            // Columns: local address 1, state 3 (0A listens), inode 9.
+            // Column 1 is the local address, column 3 the state (0A means listening), column 9 the inode of the socket.
             if fields[3] == "0A" && sockets.contains(fields[9]) {
                 let address = fields[1].split(':').next().expect("address:port");
-                // An IPv6 address ends in the IPv4 address that it maps, if any. Neither may be the wildcard.
+                // An IPv4-mapped IPv6 address ends with the IPv4 address, so its last 8 digits are compared.
                 let address = u32::from_str_radix(&address[address.len() - 8..], 16).expect("hexadecimal");
                 found.push(Ipv4Addr::from(address.to_le_bytes()));
             }
@@ -233,6 +234,6 @@ fn store_and_gloo_listen_only_on_the_given_address() {
             TcpStream::connect(("127.0.0.1", port)).expect("the store listens on 127.0.0.1");
             TcpStream::connect(("127.0.0.2", port)).expect_err("the store must not listen on 127.0.0.2");
         }
-        communicator.world().barrier().expect("the store stays until both ranks have checked");
+        communicator.world().barrier().expect("both ranks have checked the addresses");
     });
 }

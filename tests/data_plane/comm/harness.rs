@@ -1,8 +1,8 @@
-//! Runs a test body in several real processes. The test binary starts itself again once for each rank, with the name of the
-//! calling test.
+//! Runs the body of a test in several real processes. The test binary starts itself once more for each rank and passes
+//! the name of the calling test, so that each child runs only this test.
 //!
-//! Rank 0 binds port 0 and reports the port it got, and the parent passes it on to the other ranks. A child dies with its
-//! parent, and the parent kills the remaining children at its deadline.
+//! Rank 0 binds a free port and reports its number to the parent, which passes the number to the other ranks. A child
+//! is killed when its parent dies. At the deadline, the parent kills the children that are still running.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,9 +19,9 @@ use locdiff::comm::{Backend, Communicator, Layout, Rendezvous, StoreEnd};
 const RANK: &str = "LOCDIFF_TEST_RANK";
 const WORLD: &str = "LOCDIFF_TEST_WORLD";
 const PORT: &str = "LOCDIFF_TEST_PORT";
-/// Precedes the lines that a child reports to its parent, because libtest writes to stdout too.
+/// Marks the lines on standard output that a child reports to its parent. All other lines come from libtest.
 const MARK: &str = "@report ";
-/// Long enough for machines with more processes than cores.
+/// How long all processes of a test may take together. Enough for a machine with more processes than cores.
 const DEADLINE: Duration = Duration::from_secs(240);
 /// Timeout of collectives that should succeed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,12 +37,12 @@ pub(crate) struct Rank {
 /// How a child ended.
 pub(crate) struct Outcome {
     pub(crate) status: ExitStatus,
-    /// The lines that it reported.
+    /// The lines that the child reported.
     pub(crate) reports: Vec<String>,
     stderr: String,
 }
 
-/// Runs `body` in `world` processes, all of which must succeed. Returns the lines that each of them reported.
+/// Runs `body` in `world` processes, all of which must succeed. Returns the lines that each process reported.
 pub(crate) fn run_ranks<F: Fn()>(test: F, world: u32, body: impl FnOnce(&Rank)) -> Vec<Vec<String>> {
     let outcomes = run_ranks_with_losses(test, world, &[], body);
     let failed = outcomes.iter().enumerate().filter(|(_, outcome)| !outcome.status.success());
@@ -52,7 +52,8 @@ pub(crate) fn run_ranks<F: Fn()>(test: F, world: u32, body: impl FnOnce(&Rank)) 
     outcomes.into_iter().map(|outcome| outcome.reports).collect()
 }
 
-/// Like [`run_ranks`], but the ranks in `lost` need not exit. They are killed when the others have exited.
+/// Runs `body` in `world` processes and returns how each of them ended. The ranks in `lost` need not exit: they are
+/// killed when all other ranks have exited.
 pub(crate) fn run_ranks_with_losses<F: Fn()>(
     test: F,
     world: u32,
@@ -79,7 +80,7 @@ pub(crate) fn run_ranks_with_losses<F: Fn()>(
     fleet.wait(lost, deadline)
 }
 
-/// The name that libtest gives to a test function: its path without the crate.
+/// The name that libtest gives to a test function: the path of the function without the name of the crate.
 fn test_name<F: Fn()>(_test: &F) -> &'static str {
     let path = std::any::type_name::<F>();
     path.split_once("::").map_or(path, |(_, name)| name)
@@ -114,7 +115,7 @@ impl Rank {
     pub(crate) fn rendezvous(&self, tensor_parallel: u32) -> Rendezvous {
         Rendezvous {
             rank: self.rank,
-            layout: Layout::new(self.world, tensor_parallel).expect("it divides"),
+            layout: Layout::new(self.world, tensor_parallel).expect("the world size is a multiple of tensor_parallel"),
             attempt: 1,
             store: match self.listener.take() {
                 Some(listener) => StoreEnd::Serve(listener),
@@ -126,7 +127,8 @@ impl Rank {
         }
     }
 
-    /// Connects over NCCL with every rank on the first GPU. NCCL refuses that unless each rank poses as a separate host.
+    /// Connects over NCCL with every rank on the first GPU. NCCL refuses two ranks on one GPU of the same host, so
+    /// [`Fleet::spawn`] gives each rank a separate `NCCL_HOSTID`.
     pub(crate) fn connect_on_one_gpu(&self, tensor_parallel: u32, collective_timeout: Duration) -> Communicator {
         let backend = Backend::Nccl { device: 0 };
         let rendezvous = Rendezvous { backend, collective_timeout, ..self.rendezvous(tensor_parallel) };
@@ -140,7 +142,8 @@ impl Rank {
 
 struct Running {
     child: Child,
-    /// Threads that return the reported lines and all of stderr when the streams end.
+    /// The thread that collects the reported lines, and the thread that collects standard error. Each ends with its
+    /// stream.
     readers: Option<(JoinHandle<Vec<String>>, JoinHandle<String>)>,
 }
 
@@ -182,7 +185,7 @@ impl Fleet {
             self.children[rank].wait(deadline);
         }
         for rank in lost {
-            // A rank that has already died keeps its own status.
+            // If the rank has already died, `kill` fails and the exit status does not change.
             let _ = self.children[*rank as usize].child.kill();
         }
         self.children.iter_mut().map(Running::outcome).collect()
@@ -190,7 +193,8 @@ impl Fleet {
 }
 
 impl Running {
-    /// Waits for the child and kills it at the deadline. A separate thread waits, so no polling is needed.
+    /// Waits until the child exits, or kills it at the deadline. A separate thread waits for the exit, so this thread
+    /// need not poll.
     fn wait(&mut self, deadline: Instant) {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
         let (sender, receiver) = channel();
@@ -214,7 +218,7 @@ impl Running {
 }
 
 impl Outcome {
-    /// The signal that killed the process, if any.
+    /// The signal that killed the process. `None` if the process exited.
     pub(crate) fn signal(&self) -> Option<i32> {
         self.status.signal()
     }
@@ -236,7 +240,7 @@ impl Drop for Fleet {
 fn read_reports(stdout: impl BufRead, sender: &Sender<String>) -> Vec<String> {
     let mut reports = Vec::new();
     for line in stdout.lines().map_while(Result::ok) {
-        // libtest may have written to the beginning of the same line.
+        // The mark need not be at the start of the line, because libtest may have written to the same line before.
         if let Some((_, text)) = line.split_once(MARK) {
             println!("{text}");
             let _ = sender.send(text.to_owned());

@@ -1,4 +1,5 @@
-//! The C++ shim leaks no memory. A long test: see `setup/run_tests.py`.
+//! Tests that the C++ shim leaks no memory. This takes long, so `setup/run_tests.py` runs the test only if a file of
+//! the project has changed since the test last passed.
 
 use locdiff::comm::{ReduceOp, differentiable};
 use tch::{Device, Kind, Tensor};
@@ -8,7 +9,8 @@ use crate::resident_bytes;
 
 const CALLS: usize = 10_000;
 const WARM_UP_CALLS: usize = 1_000;
-/// Leaking one handle per call would take about 2 MB, one tensor per call 8 MB. Allocators keep some memory.
+/// Memory may grow by this much, because allocators keep some memory. A leak of one handle per call would take about
+/// 2 MB, and a leak of one tensor per call 8 MB.
 const GROWTH_BYTES_MAX: u64 = 1 << 20;
 
 #[test]
@@ -21,10 +23,10 @@ fn ten_thousand_calls_do_not_grow_memory() {
         let call = |round: usize| {
             let mut tensor = input.detach().copy();
             group.all_reduce(&mut tensor, ReduceOp::Mean).expect("reduced");
-            // `copy` has a collective in backward, `reduce` in forward.
+            // `copy` runs its collective in backward, `reduce` runs it in forward.
             let function = [differentiable::copy, differentiable::reduce][round % 2];
             function(group, &input).expect("a collective").sum(Kind::Double).backward();
-            differentiable::split(group, &odd, 0).expect_err("3 does not divide by 2");
+            differentiable::split(group, &odd, 0).expect_err("3 is not divisible by 2");
         };
         (0..WARM_UP_CALLS).for_each(call);
         let before = resident_bytes();

@@ -1,4 +1,5 @@
-//! Collectives, differentiable collectives and gradient buckets between real processes over Gloo.
+//! Collectives, differentiable collectives and gradient buckets between real processes, over Gloo and, on a GPU, over
+//! NCCL.
 
 mod buckets;
 mod collectives;

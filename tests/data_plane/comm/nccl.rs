@@ -1,4 +1,5 @@
-//! NCCL between two real processes that share one GPU: values, gradients, captured collectives, dead peers.
+//! NCCL between two real processes that share one GPU. The tests check values, gradients, collectives in captured CUDA
+//! graphs, and errors after the other process has died.
 //!
 //! These tests are ignored in the CPU variant. In the CUDA variant they need a GPU.
 
@@ -13,9 +14,9 @@ use tch::{Device, Kind, Tensor};
 use super::harness::{PATIENCE, Rank, run_ranks, run_ranks_with_losses};
 
 const GPU: Device = Device::Cuda(0);
-/// Timeout of the surviving rank after a kill.
+/// How long the surviving rank waits for a rank that was killed.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How far a timeout may be exceeded: NCCL's abort waits for its threads.
+/// An error may come this much later than the timeout, because NCCL's abort waits for its threads.
 const GRACE: Duration = Duration::from_secs(2);
 
 fn connect(me: &Rank, timeout: Duration) -> Communicator {
@@ -49,7 +50,8 @@ fn nccl_collectives_and_gradients_are_correct() {
         let gathered = group.all_gather(&numbers(me.rank, 1 << 10)).expect("gathered");
         assert!(gathered.reshape([-1]).equal(&Tensor::cat(&[numbers(0, 1 << 10), numbers(1, 1 << 10)], 0)));
 
-        // Each rank has half of a batch. The gradient of sum(w * x), reduced by hooks, is the mean of the halves.
+        // Each rank has half of a batch. The gradient of sum(weight * input) is the rank's input, and hooks reduce it
+        // to the mean over both ranks.
         let weight = Tensor::ones([1 << 10], (Kind::Float, GPU)).set_requires_grad(true);
         let buckets = Buckets::new(communicator.data(), &[weight.shallow_clone()], 1 << 20).expect("buckets");
         (&weight * numbers(me.rank, 1 << 10)).sum(Kind::Float).f_backward().expect("backward");
@@ -63,7 +65,8 @@ fn nccl_collectives_and_gradients_are_correct() {
     });
 }
 
-/// A training step with a collective: the gradient of a small linear model, its mean over ranks, an in-place update.
+/// A training step with a collective. It computes a gradient of a small model, takes the mean over ranks, and updates
+/// the weight in place.
 struct Step {
     weight: Tensor,
     input: Tensor,
@@ -87,7 +90,7 @@ impl Step {
     }
 }
 
-/// Launches the step and waits at most `limit` for it to finish.
+/// Launches the captured step and waits until the step has finished, at most for `limit`.
 fn replay_within(graph: &mut Graph, limit: Duration) -> Result<(), WaitError> {
     graph.replay().expect("launched");
     let mut finished = CudaEvent::new()?;
@@ -159,7 +162,8 @@ fn peer_killed_during_a_replay_is_detected_by_polling() {
             die();
         }
         let mut started = Instant::now();
-        // Work that the peer launched before it died may still complete, so some replays may succeed.
+        // The other rank launched one replay before it died. That replay may still complete, so this rank's first
+        // replays may succeed.
         let error = loop {
             match replay_within(&mut graph, TIMEOUT) {
                 Ok(()) => started = Instant::now(),
@@ -176,7 +180,7 @@ fn peer_killed_during_a_replay_is_detected_by_polling() {
         assert!(started.elapsed() < TIMEOUT + GRACE, "the abort ended only after {:?}", started.elapsed());
         assert_eq!(error, WaitError::TimedOut(TIMEOUT));
         assert!(elapsed < TIMEOUT + GRACE, "{elapsed:?}: {error}");
-        // The abort has freed the stream, so the device can be used again.
+        // The abort has ended the collective on the stream, so the GPU can be used again.
         cuda::synchronize().expect("the stream is free");
         assert_eq!(Tensor::ones([8], (Kind::Float, GPU)).sum(Kind::Float).double_value(&[]), 8.0);
     });

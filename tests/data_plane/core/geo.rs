@@ -5,7 +5,8 @@ use locdiff_core::geo::{
 };
 use proptest::prelude::*;
 
-/// One micrometre. Unit vectors round at 1e-16 of the radius, which is 0.6 nm, and several operations add up.
+/// Tolerance for distances: one micrometre. Each operation rounds a unit vector by about 1e-16 of the Earth's radius,
+/// which is 0.6 nm, and a distance takes several operations.
 const ROUNDING_KM: f64 = 1e-9;
 
 fn place(latitude: f64, longitude: f64) -> Place {
@@ -40,7 +41,8 @@ proptest! {
 
     #[test]
     fn geo_longitude_wraps_by_whole_turns(latitude in -90.0..=90.0, longitude in -180.0..180.0, turns in -1000_i32..1000) {
-        // A longitude far from zero is itself rounded to 360000 * 1.1e-16 degrees.
+        // The longitude with all its turns is up to 360,000 degrees, so f64 rounds it by up to 360,000 * 1.1e-16
+        // degrees.
         let wrapped: f64 = place(latitude, longitude + 360.0 * f64::from(turns)).longitude().0;
         let difference = f64::abs(wrapped - longitude);
         prop_assert!(difference < 1e-10 || (difference - 360.0).abs() < 1e-10);
@@ -63,7 +65,7 @@ proptest! {
 
     #[test]
     fn geo_displacement_covers_the_given_distance(point in any_point(), bearing in 0.0..360.0, exponent in -6.0..4.3) {
-        // From 1 mm to 20,000 km.
+        // The distance is between 1 mm and 20,000 km.
         let distance = 10.0_f64.powf(exponent);
         let there = point.displace(Degrees(bearing), Km(distance)).expect("finite");
         prop_assert!((point.distance(there).0 - distance).abs() <= ROUNDING_KM, "{:?}", point.distance(there));
@@ -73,7 +75,7 @@ proptest! {
     fn geo_antipodes_are_half_a_turn_apart(point in any_point(), bearing in 0.0..360.0) {
         let half = std::f64::consts::PI * EARTH_RADIUS_KM;
         prop_assert!((point.distance(point.antipode()).0 - half).abs() <= ROUNDING_KM);
-        // One metre short of the antipode, where an arccosine would lose half its digits.
+        // The point is one metre from the antipode, where an arccosine would lose half of its digits.
         let near = point.antipode().displace(Degrees(bearing), Km(0.001)).expect("finite");
         prop_assert!((half - point.distance(near).0 - 0.001).abs() <= ROUNDING_KM);
     }
@@ -81,7 +83,7 @@ proptest! {
 
 #[test]
 fn geo_known_distances_are_reproduced() {
-    // A degree of latitude, a degree across the date line, and a degree across the north pole.
+    // Three pairs of places are one degree apart: along a meridian, across the date line, and across the north pole.
     let degree = EARTH_RADIUS_KM.to_radians();
     assert!((place(10.0, 20.0).distance(place(11.0, 20.0)).0 - degree).abs() < ROUNDING_KM);
     assert!((place(0.0, 179.5).distance(place(0.0, -179.5)).0 - degree).abs() < ROUNDING_KM);
@@ -137,7 +139,7 @@ fn geo_non_finite_or_out_of_range_input_is_an_error() {
     assert_eq!(text(UnitVector::from_height(0.5, f64::INFINITY)), "angle is inf rad, wanted a finite number");
     let point = UnitVector::from_height(-1.0, 2.0).expect("the south pole");
     assert_eq!(point.distance(UnitVector::SOUTH_POLE).0, 0.0);
-    // The last tangent is finite, but its squared length is not.
+    // The last tangent is finite, but its squared length overflows.
     for tangent in [[f64::NAN, 0.0, 0.0], [0.0, f64::INFINITY, 0.0], [1e200, 0.0, 0.0]] {
         assert!(text(point.walk(tangent)).starts_with("tangent is ["), "{tangent:?}");
     }
@@ -163,11 +165,12 @@ fn geo_grids_are_even() {
     for count in [21_000, 1_000_000] {
         let grid = fibonacci_grid(count);
         assert_eq!(grid.len(), count);
-        // The points of an even grid sum to zero except for edge effects.
+        // The vectors of an even grid nearly cancel each other, so each component of their sum is small.
         let sum: [f64; 3] = std::array::from_fn(|axis| grid.iter().map(|point| point.xyz()[axis]).sum());
         assert!(sum.iter().all(|sum| sum.abs() < 1.0), "{sum:?}");
     }
-    // No two points are too close: the nearest neighbour is 0.8 to 1.2 times the side of a square cell away.
+    // If every point had a square cell of the same area, neighbours would be one side of the square apart. The nearest
+    // neighbour of every point is 0.8 to 1.2 sides away.
     let grid = fibonacci_grid(2_000);
     let side_km = EARTH_RADIUS_KM * (4.0 * std::f64::consts::PI / 2_000.0).sqrt();
     for (index, point) in grid.iter().enumerate() {
@@ -177,7 +180,8 @@ fn geo_grids_are_even() {
     }
 }
 
-/// Clusters of points with duplicates, so that distances tie and some points lie exactly on a radius.
+/// Clusters of points. The centre of each cluster occurs twice, so that several points have equal distances from a
+/// query.
 fn any_crowd() -> impl Strategy<Value = Vec<UnitVector>> {
     proptest::collection::vec((any_point(), proptest::collection::vec((0.0..360.0, 0.0..300.0), 0..8)), 1..60).prop_map(
         |spots| {
@@ -202,7 +206,7 @@ proptest! {
         prop_assert_eq!(index.points(), &crowd[..]);
         let tie = crowd[pick.index(crowd.len())];
         for query in [elsewhere, crowd[0]] {
-            // A radius that a point lies on exactly, a random one, zero, and a negative one.
+            // The radii are the exact distance of a point, a random radius, zero, and a negative radius.
             for radius in [query.distance(tie), Km(radius), Km(0.0), Km(-1.0)] {
                 let scan = |holds: &dyn Fn(Km) -> bool| -> Vec<u32> {
                     (0_u32..).zip(&crowd).filter(|(_, point)| holds(query.distance(**point))).map(|(at, _)| at).collect()

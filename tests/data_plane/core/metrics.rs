@@ -1,4 +1,5 @@
-//! Scores, confidence intervals, density and coverage, each compared with a naive computation or a reference package.
+//! Scores, confidence intervals, density and coverage are compared with a naive computation or with a reference
+//! package.
 
 use std::path::Path;
 use std::time::Instant;
@@ -11,7 +12,7 @@ use tch::Tensor;
 
 const FEW: Bootstrap = Bootstrap { seed: 11, resamples: 200 };
 
-/// Random errors from 10 m to about half the circumference of the Earth.
+/// Random errors in km, from 10 m to about half the circumference of the Earth.
 fn errors(seed: u64, rows: usize) -> Vec<f64> {
     let mut uniform = vec![0.0_f32; rows];
     let draw = Draw { stream: Stream::Test(1), step: 0, first_sample: 0, elements: rows };
@@ -42,7 +43,8 @@ fn naive_statistics(errors: &[f64]) -> Vec<f64> {
     all
 }
 
-/// Values and intervals by resampling the rows explicitly. With `other`, those of the difference of the two lists.
+/// The value and the interval of each statistic, computed by drawing every resample explicitly. With `other`, the
+/// values and intervals are those of the difference `one` - `other`, with both lists resampled by the same rows.
 fn naive_intervals(one: &[f64], other: Option<&[f64]>) -> Vec<f64> {
     let rows = one.len();
     let statistics = |pick: &dyn Fn(&[f64]) -> Vec<f64>| {
@@ -78,7 +80,7 @@ fn metrics_match_a_naive_bootstrap() {
         let (one, other) = (errors(1, rows), errors(2, rows));
         let close = |got: Vec<f64>, want: Vec<f64>| {
             for (got, want) in got.iter().zip(&want) {
-                // Sums of up to 501 numbers, added in another order.
+                // The two computations add as many as 501 numbers, in different orders.
                 assert!((got - want).abs() <= 1e-11 * (1.0 + want.abs()), "{rows} rows: {got} {want}");
             }
         };
@@ -101,7 +103,7 @@ fn metrics_intervals_cover_the_true_value_in_95_percent_of_trials() {
             score(&errors, &[1.0], &Bootstrap { seed: trial, resamples: 200 }).expect("scored").within[0].percent;
         covered += u32::from((found.lo..=found.hi).contains(&(100.0 * share)));
     }
-    // 380 expected, standard deviation 4.4.
+    // Of 400 intervals 380 are expected to contain the true value, with a standard deviation of 4.4.
     assert!((362..=396).contains(&covered), "{covered} of {trials}");
 }
 
@@ -172,9 +174,9 @@ fn density_and_coverage_need_no_distance_matrix() {
     let (start, before) = (Instant::now(), crate::resident_bytes());
     let found = density_coverage(&truth, &predicted, NEAREST_K).expect("enough");
     println!("30,000 points: {:.2} s, {found:?}", start.elapsed().as_secs_f64());
-    // Independent uniform points have density 1 and, for k = 3, coverage 1 - 2^-3.
+    // For independent uniform points the expected density is 1, and the expected coverage with k = 3 is 1 - 2^-3.
     assert!((found.density - 1.0).abs() < 0.02 && (found.coverage - 0.875).abs() < 0.01, "{found:?}");
-    assert!(crate::resident_bytes().saturating_sub(before) < 100 << 20, "a matrix of 30,000² takes 7 GB");
+    assert!(crate::resident_bytes().saturating_sub(before) < 100 << 20, "30,000² distances would take 7 GB");
     assert!(density_coverage(&truth[..3], &predicted, NEAREST_K).is_err());
     assert!(density_coverage(&truth, &[], NEAREST_K).is_err());
     assert!(density_coverage(&truth, &predicted, 0).is_err());

@@ -1,10 +1,11 @@
-//! Statistics of the counter-based random numbers: moments, tails and bit balance, and the time per number. The seeds are
-//! fixed, so a test never fails by chance.
+//! Statistics of the counter-based random numbers: moments, tails, correlations and the balance of bits. An ignored
+//! test measures the time per number. The seeds are fixed, so a test never fails by chance.
 
 use locdiff_core::random::{Draw, Philox, Stream};
 
-/// Number of samples. The row length is not a multiple of a Philox block.
+/// Number of samples in a draw.
 const ROWS: usize = 500;
+/// Numbers per sample. Not a multiple of 4, the size of a Philox block.
 const ELEMENTS: usize = 2011;
 const N: f64 = (ROWS * ELEMENTS) as f64;
 
@@ -16,7 +17,7 @@ fn mean(values: &[f32], power: i32) -> f64 {
     values.iter().map(|value| f64::from(*value).powi(power)).sum::<f64>() / values.len() as f64
 }
 
-/// |got − want| in standard errors of the mean of N independent draws.
+/// |got − want| divided by the standard error of the mean of [`N`] independent draws with this variance.
 fn deviations(got: f64, want: f64, variance: f64) -> f64 {
     (got - want).abs() / (variance / N).sqrt()
 }
@@ -37,7 +38,7 @@ fn normals_have_the_moments_of_the_normal_distribution() {
     let mut values = vec![0.0; ROWS * ELEMENTS];
     for step in 0..4 {
         Philox::new(12).fill_normal(draw(Stream::Noise, step), &mut values).expect("in range");
-        // Variance of xᵏ is E[x²ᵏ] − E[xᵏ]², with E[x⁴] = 3, E[x⁶] = 15, E[x⁸] = 105.
+        // The variance of xᵏ is E[x²ᵏ] − E[xᵏ]². A normal x has E[x²] = 1, E[x⁴] = 3, E[x⁶] = 15 and E[x⁸] = 105.
         assert!(deviations(mean(&values, 1), 0.0, 1.0) < 4.0);
         assert!(deviations(mean(&values, 2), 1.0, 2.0) < 4.0);
         assert!(deviations(mean(&values, 3), 0.0, 15.0) < 4.0);
@@ -66,7 +67,8 @@ fn bits_pass_chi_square() {
         words.iter().for_each(|word| counts[(word >> shift & 0xff) as usize] += 1);
         let expected = N / 256.0;
         let chi_square: f64 = counts.iter().map(|count| (*count as f64 - expected).powi(2) / expected).sum();
-        // With 255 degrees of freedom: mean 255, standard deviation 22.6. The range is four deviations on either side.
+        // With 255 degrees of freedom, chi-square has mean 255 and standard deviation 22.6. The range extends four
+        // standard deviations on either side of the mean.
         assert!((165.0..345.0).contains(&chi_square), "byte at bit {shift}: {chi_square}");
     }
 }
@@ -85,7 +87,7 @@ fn bounded_integers_and_masks_have_the_right_frequencies() {
     assert!(deviations(kept, 0.9, 0.09) < 4.0, "{kept}");
 }
 
-/// `cargo test --test data_plane -- --ignored --nocapture nanoseconds`
+/// To run this measurement: `cargo test --test data_plane -- --ignored --nocapture nanoseconds`.
 #[test]
 #[ignore = "prints a measurement"]
 fn nanoseconds_per_number() {

@@ -1,4 +1,4 @@
-//! Tables of ids and coordinates: every file format accepts the same column names.
+//! Tables of identifiers and coordinates are read with the same column names from every file format.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

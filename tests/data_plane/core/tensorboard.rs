@@ -1,4 +1,4 @@
-//! Event files, read back with Python's `tensorboard` package.
+//! Event files that this program writes are read back with Python's `tensorboard` package.
 
 use std::path::Path;
 
@@ -24,7 +24,8 @@ fn write_steps(board: &mut Board, steps: std::ops::RangeInclusive<u64>) {
     }
 }
 
-/// The points that TensorBoard should show for steps 1 to `last`.
+/// The points of a curve that TensorBoard should show for steps 1 to `last`: each step with the bits of its value as
+/// f32.
 fn points(last: u64, value: impl Fn(u64) -> f64) -> Vec<(u64, u32)> {
     (1..=last).map(|step| (step, (value(step) as f32).to_bits())).collect()
 }
@@ -54,7 +55,8 @@ fn pixels_crc(rgb: &[u8]) -> u32 {
     crc.sum()
 }
 
-/// Rows for which different PNG filters are best: constant, a horizontal gradient, equal to the row above, and noise.
+/// An image in which different PNG filters are best for different rows. Rows 0 to 7 are constant, rows 8 to 15 a
+/// horizontal gradient, rows 16 to 23 equal to the row above, and all later rows noise.
 fn pixels(width: u32, height: u32) -> Vec<u8> {
     let channel = |x: u32, y: u32, channel: u32| match y / 8 {
         0 => 7,
@@ -112,7 +114,8 @@ fn tensorboard_reads_hyperparameters() {
     assert_eq!((&hparams["names"], &hparams["values"]), (&json!(names), &values));
     assert_eq!(hparams["shown_first"], json!(["train.learning_rate"]));
     assert_eq!((&hparams["metrics"], &hparams["status"]), (&json!(["loss"]), &json!(1)));
-    // The run is extended with another learning rate: the new value replaces the old one, and the end mark is removed.
+    // The run continues with another learning rate. The new value replaces the old value, and the mark that the run has
+    // ended is removed.
     hyperparameters(5e-4).save(folder.path()).expect("saved");
     let mut board = Board::open(folder.path(), Some(3)).expect("opens");
     write_steps(&mut board, 4..=5);
@@ -129,13 +132,13 @@ fn tensorboard_reads_hyperparameters() {
 #[test]
 fn no_step_is_duplicated_after_a_crash() {
     let folder = tempfile::tempdir().expect("a folder");
-    // The run dies before the first checkpoint and starts over.
+    // A run dies at step 7, before its first checkpoint, and starts again at step 1.
     write_steps(&mut Board::open(folder.path(), None).expect("opens"), 1..=7);
     let mut board = Board::open(folder.path(), None).expect("opens");
     board.text(0, "config", "first").expect("written");
     write_steps(&mut board, 1..=12);
     write_pictures(&mut board, 12);
-    // It is killed in the middle of a record, with a checkpoint at step 10.
+    // The run is killed at step 12 while it writes a record. Twice it resumes from the checkpoint of step 10.
     let bytes = std::fs::read(board.path()).expect("readable");
     std::fs::write(board.path(), &bytes[..bytes.len() - 5]).expect("writable");
     for _ in 0..2 {
@@ -157,7 +160,7 @@ fn no_step_is_duplicated_after_a_crash() {
     }
 }
 
-/// Writes a histogram and an image.
+/// Writes a histogram and an image for one step.
 fn write_pictures(board: &mut Board, step: u64) {
     board.histograms(step, &[("weights/a".to_owned(), Histogram::even(0.0, 1.0, &[step]))]).expect("written");
     board.image(step, "map", &Picture::new(8, 1, &[step as u8; 24])).expect("written");

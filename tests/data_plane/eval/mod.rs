@@ -1,4 +1,4 @@
-//! Evaluation: scoring of prediction files, and the perturbation suite.
+//! Tests of evaluation: the scoring of prediction files, and the perturbation suite.
 
 mod perturbation;
 mod predictions;

@@ -1,12 +1,12 @@
-//! `eval --suite perturbation`: the drift does not depend on the number of workers. The comparison with theory is in
-//! `tests/control_plane/perturbation.rs`.
+//! `eval --suite perturbation`: the drift does not depend on the number of workers, and `theory_km` computes its
+//! formula. `tests/control_plane/perturbation.rs` compares the drift with the theory.
 
 use locdiff::eval::perturbation::{BLOCK_POINTS, SEARCHED_PER_BLOCK, run_degree, theory_km};
 use locdiff_core::protocol::WorkerSlot;
 
 #[test]
 fn perturbation_theory_matches_its_formula() {
-    // sqrt(pi/2) * 0.1 * 6371 / sqrt(47 * 48² * 49 / 16 pi)
+    // At degree 47 the formula gives sqrt(pi / 2) * 0.1 * 6371 / sqrt(47 * 48² * 49 / (16 pi)) = 2.46 km.
     assert!((theory_km(47) - 2.46).abs() < 0.005, "{}", theory_km(47));
 }
 

@@ -1,4 +1,5 @@
-//! Prediction, truth and gallery files from users: valid ones are read, invalid ones are refused with file, row and reason.
+//! Users provide files of predictions, of true places, and of gallery places. Valid files are read. For an invalid file
+//! the error names the file, the row and the reason.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -39,8 +40,8 @@ fn parquet(folder: &Path, name: &str, columns: Vec<(&str, ArrayRef)>) -> PathBuf
 fn predictions_are_scored_in_any_order_and_format() {
     let scratch = tempfile::tempdir().expect("a folder");
     let truth = Truth::read(&file(scratch.path(), "truth.csv", TRUTH.as_bytes())).expect("read");
-    // a is exact, b is 22 km off across the date line, c is 111 km off, d is at the antipode. e is the pole, where longitude
-    // does not matter.
+    // The prediction for a is exact, for b 22 km off across the date line, for c 111 km off, and for d at the antipode.
+    // The prediction for e is exact although its longitude is wrong, because e is the south pole.
     let text = "\u{feff}ID,score,Longitude,LATITUDE\nb.jpg,1,-179.9,-5.5\na.jpg,1,20,10\ne.jpg,1,77,-90\nd.jpg,1,-177.7,-48.8\nc.jpg,1,0,1\n";
     let csv = file(scratch.path(), "mine.csv", text.as_bytes());
     let names: ArrayRef = Arc::new(StringArray::from(vec!["b.jpg", "a.jpg", "e.jpg", "d.jpg", "c.jpg"]));
@@ -116,7 +117,7 @@ fn tables_are_read_in_common_variants() {
     let scratch = tempfile::tempdir().expect("a folder");
     let place = |latitude, longitude| Place::new(Degrees(latitude), Degrees(longitude)).expect("a place");
     let want = [place(37.09024, -95.712891), place(-90.0, -180.0)];
-    // First the header of GeoCLIP's gallery, then one with spaces and Windows line endings.
+    // The first text has the header of GeoCLIP's gallery, the second has spaces and Windows line endings.
     for text in ["LAT,LON\n37.09024,-95.712891\n-90,180\n", " Lat , Long \r\n37.09024, -95.712891\r\n-90,180\r\n"] {
         let table = tables::read(&file(scratch.path(), "gallery.csv", text.as_bytes())).expect("read");
         assert_eq!((table.places, table.ids), (want.to_vec(), None));

@@ -1,4 +1,5 @@
-//! GeoCLIP with its real weights reproduces its published outputs, and damaged files are refused.
+//! This program's GeoCLIP with the real weights gives the same outputs as the published package. Damaged files are
+//! refused.
 
 pub(crate) mod support;
 
@@ -32,7 +33,8 @@ fn geoclip_reproduces_its_published_outputs() {
             let got = encoder.encode(&golden(&format!("{name}_latlon"))).expect("encoded").to_device(Device::Cpu);
             let difference = difference_max(&got, &want);
             println!("{name} on {device:?}: {difference:e} of at most {}", want.abs().max().double_value(&[]));
-            // A GPU rounds in another order, and the frequencies of the finest capsule magnify the difference.
+            // A GPU adds in another order, and the high frequencies of GeoCLIP's finest capsule magnify the rounding
+            // errors.
             assert!(difference < if device.is_cuda() { 1e-3 } else { 1e-5 }, "{name}: {difference:e}");
         }
         let head = geoclip.image_head(device).expect("a head");

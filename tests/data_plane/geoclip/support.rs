@@ -1,11 +1,13 @@
-//! GeoCLIP's weights for tests: imported once from the wheel that `make setup` downloads, and shared by all test processes.
+//! GeoCLIP's weights for tests. They are imported once from the wheel that `make setup` downloads, and all test
+//! processes share them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use locdiff::geoclip::{self, Geoclip, GeoclipError};
 
-/// Path of the wheel: LOCDIFF_GEOCLIP_WHEEL, or the file that `make setup` puts into `.geoclip/`.
+/// Path of the wheel: the value of the environment variable `LOCDIFF_GEOCLIP_WHEEL`, or the file that `make setup` puts
+/// into `.geoclip/`.
 pub(crate) fn wheel() -> PathBuf {
     let named = std::env::var_os("LOCDIFF_GEOCLIP_WHEEL").map(PathBuf::from);
     let path =
@@ -14,7 +16,8 @@ pub(crate) fn wheel() -> PathBuf {
     path
 }
 
-/// A folder with the real weights and the first 4,096 places of the gallery, few enough to embed all in half a second.
+/// A folder with the real weights and the first 4,096 places of the gallery. So few places are embedded in half a
+/// second.
 pub(crate) fn folder() -> PathBuf {
     let base = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let folder = base.join(format!("geoclip-{}-4096", &geoclip::WHEEL_SHA256[..8]));
@@ -27,7 +30,8 @@ pub(crate) fn folder() -> PathBuf {
     panic!("cannot create {}", folder.display());
 }
 
-/// Creates the folder. Several test processes may do this at once: the first rename wins and the others use its result.
+/// Creates `folder`. If several test processes do so at once, the first process to rename its folder succeeds, and the
+/// others use that folder.
 fn make(base: &Path, folder: &Path) {
     let scratch = tempfile::tempdir_in(base).expect("a folder");
     let whole = scratch.path().join("whole");

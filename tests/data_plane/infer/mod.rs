@@ -1,3 +1,3 @@
-//! Inference: reading the rows to locate, in blocks.
+//! Tests of inference: the rows to locate are read in blocks.
 
 mod rows;

@@ -1,4 +1,4 @@
-//! Rows to locate: their blocks, their ids and their truth.
+//! Tests of the rows that inference locates: their division into blocks, their identifiers and their true places.
 
 use std::fs::File;
 use std::path::Path;
@@ -15,7 +15,8 @@ use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use tch::Device;
 
-/// Writes a file with one row for each id, at latitude row % 80 + 1 and longitude row % 80 + 4.
+/// Writes a file with one row for each identifier. Row number `row` is at latitude `row % 80 + 1` and longitude
+/// `row % 80 + 4`.
 fn write(path: &Path, ids: Vec<Option<&str>>) {
     let mut embeddings = FixedSizeListBuilder::new(Float32Builder::new(), 2);
     let rows = 0..ids.len();
@@ -64,7 +65,7 @@ fn row_without_an_id_is_refused_or_skipped() {
     assert_eq!((rows.count, rows.mask.count()), (2, 1));
     assert_eq!(ids(&rows).expect("read"), [(0, "a".to_owned()), (2, "c".to_owned())]);
 
-    // The way out that the message suggests works: without an id column, rows are identified by their number.
+    // The error suggests to name an `id_column` that does not exist. Rows are then identified by their numbers.
     config.shards.on_bad_rows = OnBadRows::Error;
     config.shards.id_column = "nowhere".to_owned();
     let found = ids(&ImageRows::open(&location, &config).expect("opens")).expect("read");
@@ -82,7 +83,7 @@ fn truth_applies_only_to_the_test_rows_and_must_match_them() {
     let mut config = RunConfig::default();
     config.eval.truth = truth.display().to_string();
     let rows = ImageRows::open(&location, &config).expect("opens");
-    assert!(TruthFile::open(&location, &rows, &config).expect("not the rows of shards.test").is_none());
+    assert!(TruthFile::open(&location, &rows, &config).expect("these rows are not shards.test").is_none());
     config.shards.test = location.clone();
     let error = TruthFile::open(&location, &rows, &config).expect_err("refused");
     assert!(error.exit_code().code() == 20 && error.to_string().contains("1 of its 4 rows are not in"), "{error}");
@@ -104,7 +105,7 @@ fn blocks_do_not_depend_on_the_number_of_workers() {
     let scratch = tempfile::tempdir().expect("a folder");
     let path = scratch.path().join("rows.parquet");
     let names: Vec<String> = (0..200).map(|row| format!("photo-{row}")).collect();
-    // Row 70 has no id.
+    // Row 70 has no identifier, so it is skipped.
     write(&path, names.iter().enumerate().map(|(row, name)| (row != 70).then_some(name.as_str())).collect());
     let location = path.display().to_string();
     let mut config = RunConfig::default();
@@ -125,7 +126,7 @@ fn blocks_do_not_depend_on_the_number_of_workers() {
     assert_eq!(numbers, (0..200).filter(|row| *row != 70).collect::<Vec<u64>>());
     assert_eq!(blocks[3].embeddings(Device::Cpu).expect("filled up").size(), [BLOCK_IMAGES as i64, 2]);
 
-    // The first 130 rows, identified by their numbers.
+    // `ImageRows::first` takes the first 130 rows and identifies them by their numbers.
     let dataset = Dataset::open(&location, &config.shards).expect("opens");
     let first = ImageRows::first(130, dataset, Mask::none());
     let found = read_all(&first, 3);

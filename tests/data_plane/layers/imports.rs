@@ -1,9 +1,10 @@
-//! The imports of a crate, read from its sources: which module uses items that another module defines.
+//! Finds the imports of a crate in its source files. A module imports another module if it uses an item that the other
+//! module defines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The path of a module from the crate root. The root itself is empty.
+/// The names of the modules from the crate root to a module. Empty for the root itself.
 type ModulePath = Vec<String>;
 
 /// The modules of a crate.
@@ -15,14 +16,14 @@ pub(super) struct Crate {
 #[derive(Default)]
 struct Module {
     file: PathBuf,
-    /// Names of the items that the file defines.
+    /// Names of the items that the module's file defines.
     items: BTreeSet<String>,
     uses: Vec<Use>,
-    /// Paths outside of `use`, such as `crate::geo::Place::new`.
+    /// Paths outside of `use` declarations, such as `crate::geo::Place::new`.
     paths: Vec<Vec<String>>,
 }
 
-/// One name that a `use` imports.
+/// One name that a `use` declaration imports.
 struct Use {
     path: Vec<String>,
     name: String,
@@ -47,8 +48,8 @@ impl Crate {
         self.modules.values().map(|module| module.file.as_path())
     }
 
-    /// Pairs of importing and imported module, sorted, each pair once. A public re-export counts as an import only if it is not
-    /// in the crate root and the item comes from another top-level module.
+    /// Pairs of an importing and an imported module, sorted and without duplicates. A public re-export is an import
+    /// only if it is outside of the crate root and re-exports an item of another top-level module.
     pub(super) fn imports(&self) -> Vec<(ModulePath, ModulePath)> {
         let mut imports = BTreeSet::new();
         for (own, module) in self.modules.iter().filter(|(own, _)| !is_test(own)) {
@@ -64,7 +65,7 @@ impl Crate {
         imports.into_iter().collect()
     }
 
-    /// Resolves a path to one from the root of this crate. `None` for a path into another crate.
+    /// Converts a `path` that module `own` uses into a path from the crate root. `None` for a path into another crate.
     fn absolute(&self, own: &[String], path: &[String]) -> Option<Vec<String>> {
         let mut base = match path.first()?.as_str() {
             "crate" => Vec::new(),
@@ -86,7 +87,7 @@ impl Crate {
         Some(base)
     }
 
-    /// The module whose file defines the item at an absolute path. Follows re-exports.
+    /// The module whose file defines the item at a path from the crate root. Follows at most eight re-exports.
     fn defining(&self, path: &[String], depth: usize) -> Option<ModulePath> {
         let length = (0..=path.len()).rev().find(|length| self.modules.contains_key(&path[..*length]))?;
         let (own, rest) = (&path[..length], &path[length..]);
@@ -108,12 +109,12 @@ impl Crate {
     }
 }
 
-/// Every Rust file below a folder.
+/// Every Rust file below `folder`.
 pub(super) fn sources(folder: &Path) -> Vec<PathBuf> {
     files_below(folder, &["rs"])
 }
 
-/// Every file below a folder with one of these extensions.
+/// Every file below `folder` with one of `extensions`.
 pub(super) fn files_below(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).expect("readable").map(|entry| entry.expect("readable").path()) {
@@ -127,7 +128,7 @@ pub(super) fn files_below(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     files
 }
 
-/// The top-level module that a file belongs to. `None` for the crate root itself.
+/// The top-level module that contains `file`. `None` for the file of the crate root.
 pub(super) fn top_module(root: &Path, file: &Path) -> Option<String> {
     module_path(root, file).into_iter().next()
 }
@@ -150,7 +151,8 @@ fn without_tests(text: &str) -> String {
     let (mut kept, mut lines) = (String::new(), text.lines());
     while let Some(line) = lines.next() {
         if line.starts_with("#[cfg(test)]") {
-            // Skip to the end of the item: a line that ends with a semicolon, or a brace in the first column.
+            // Skips the item. It ends with a closing brace in the first column, or with a semicolon at the end of a
+            // line that is not indented.
             for line in lines.by_ref() {
                 if line.starts_with('}') || (!line.starts_with([' ', '#']) && line.ends_with(';')) {
                     break;
@@ -168,7 +170,7 @@ fn identifiers(text: &str) -> impl Iterator<Item = &str> {
     text.split(|character: char| !character.is_alphanumeric() && character != '_').filter(|word| !word.is_empty())
 }
 
-/// Names of the items that are defined at the top level of a file.
+/// Names of the items at the top level of the source `text`.
 fn items(text: &str) -> BTreeSet<String> {
     const KINDS: [&str; 9] = ["struct", "enum", "fn", "trait", "type", "const", "static", "macro_rules", "union"];
     let heads = text.lines().filter(|line| !line.starts_with([' ', '#', '}', ')']));
@@ -196,7 +198,8 @@ fn uses(text: &str) -> Vec<Use> {
     found
 }
 
-/// Calls `found` with every path of a use tree such as `a::{b, c::{self, d as e}}` and the name it introduces.
+/// Calls `found` for every path of a use tree such as `a::{b, c::{self, d as e}}`, with the path and the name that the
+/// path introduces.
 fn expand(prefix: &[String], tree: &str, found: &mut impl FnMut(Vec<String>, String)) {
     let tree = tree.trim();
     let (path, group) = match tree.split_once('{') {
@@ -233,7 +236,7 @@ fn expand(prefix: &[String], tree: &str, found: &mut impl FnMut(Vec<String>, Str
     }
 }
 
-/// Paths that begin with `crate`, `super` or `self` outside of `use`.
+/// Paths outside of `use` declarations that begin with `crate`, `super` or `self`.
 fn inline_paths(text: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for root in ["crate::", "super::", "self::"] {

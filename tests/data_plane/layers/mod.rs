@@ -1,8 +1,9 @@
-//! Which modules may import which, in all three crates. The tables below are the design, and the tests check the sources
-//! against them.
+//! The tables in this file say which modules may import which other modules, in all three crates. The tests compare the
+//! sources with the tables.
 //!
-//! There are two rules: a module imports only modules of rows above its own, and the files of one folder have no import
-//! cycles. A name is followed through re-exports to the file that defines it. Test modules are ignored.
+//! There are three rules. A module imports only modules of rows above its own row. The imports in [`NEVER`] are
+//! forbidden although the rows would allow them. The files of one folder have no import cycles. An import of a
+//! re-exported name counts as an import of the file that defines the name. Test modules are ignored.
 
 mod imports;
 
@@ -11,7 +12,8 @@ use std::path::Path;
 
 use imports::Crate;
 
-/// A crate and the rows of its layer table. A module may import modules of the rows above its own, but not of its own row.
+/// A crate and the rows of its layer table. A module may import modules of the rows above its row, but no other modules
+/// of its own row.
 struct Design {
     name: &'static str,
     source: &'static str,
@@ -58,10 +60,11 @@ const LOCDIFF: Design = Design {
     ],
 };
 
-/// Imports that are forbidden although the rows allow them: I/O and retrieval must not depend on the numerics.
+/// Imports that are forbidden although the rows allow them. The modules of the first list must not import those of the
+/// second: I/O and retrieval must not depend on the numerics.
 const NEVER: &[(&[&str], &[&str])] = &[(&["checkpoint", "retrieval", "shards"], &["diffusion", "loss", "model"])];
 
-/// Folders whose files may have import cycles, each with the reason.
+/// Folders whose files may have import cycles, each with the reason for the exception.
 const ALLOWED_CYCLES: &[(&str, &str)] = &[];
 
 fn read(design: &Design) -> Crate {
@@ -69,7 +72,7 @@ fn read(design: &Design) -> Crate {
     Crate::read(design.name, &root)
 }
 
-/// The violation, if `from` may not import `to`.
+/// Describes the violation if `from` may not import `to`.
 fn forbidden_import(design: &Design, from: &str, to: &str) -> Option<String> {
     let row = |module: &str| design.rows.iter().position(|row| row.contains(&module));
     let Some(own) = row(from) else { return Some(format!("{from} is in no row")) };
@@ -83,7 +86,8 @@ fn imports_follow_the_layer_tables() {
     let mut wrong = Vec::new();
     for design in [&CORE, &LAUNCHER, &LOCDIFF] {
         for (from, to) in read(design).imports() {
-            // The root re-exports everything, and any module may use what the root itself defines (the version).
+            // The rules do not apply to the crate root. It re-exports all modules, and any module may use its items,
+            // such as the version.
             let (Some(from_module), Some(to_module)) = (from.first(), to.first()) else { continue };
             let violation = forbidden_import(design, from_module, to_module);
             wrong.extend(
@@ -156,12 +160,12 @@ fn unsafe_code_stays_in_native_and_random() {
     }
 }
 
-/// Import cycles among the direct members of each folder, one for each folder that has any.
+/// For each folder whose direct members import each other in a cycle, the folder and one such cycle.
 fn cycles_of(found: &Crate) -> Vec<(Vec<String>, Vec<String>)> {
     let mut graphs: BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
     for (from, to) in found.imports() {
         let shared = from.iter().zip(&to).take_while(|(one, other)| one == other).count();
-        // If one module contains the other, it stands for the `mod.rs` of the folder.
+        // If one of the two modules contains the other, the outer module is the `mod.rs` of the folder.
         let member = |path: &[String]| path.get(shared).cloned().unwrap_or_else(|| "mod".to_owned());
         let graph = graphs.entry(from[..shared].to_vec()).or_default();
         graph.entry(member(&from)).or_default().insert(member(&to));
@@ -169,7 +173,7 @@ fn cycles_of(found: &Crate) -> Vec<(Vec<String>, Vec<String>)> {
     graphs.into_iter().filter_map(|(folder, graph)| Some((folder, cycle_in(&graph)?))).collect()
 }
 
-/// Some path from a member back to itself.
+/// A cycle: a path along the imports from some member back to the same member. `None` if the graph has no cycle.
 fn cycle_in(graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     graph.keys().find_map(|start| {
         let (mut paths, mut seen) = (vec![vec![start.clone()]], BTreeSet::new());

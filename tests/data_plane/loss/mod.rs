@@ -1,8 +1,8 @@
-//! The loss follows its definition, in every precision and for filtered codes, and its errors name their cause.
+//! The loss equals its definition, in every precision and for filtered codes. An error of the loss names its cause.
 
 mod split;
 
-// b batch · a anchors · d dimensions of the code
+// The last letters of a tensor's name are its dimensions: b batch, a anchors, d dimensions of the code.
 
 use locdiff::loss::{CODE_SCALE, Inputs, Loss, LossError, Losses};
 use locdiff::shdd::{Basis, Filter, uniform_points};
@@ -84,12 +84,12 @@ fn scaled_codes_have_unit_mean_square() {
         let points = uniform_points(3, 0, 0, 10).expect("drawn");
         let codes = Basis::new(degree).expect("in range").tensor(&points, Device::Cpu).expect("encoded") * CODE_SCALE;
         let mean_squares = codes.square().mean_dim(Some(&[1_i64][..]), false, Kind::Double);
-        // f32 sums of up to 2304 squares.
+        // The sums of up to 2304 squares are computed in f32.
         assert!(f64::try_from((mean_squares - 1.0).abs().max()).expect("a number") < 1e-5, "degree {degree}");
     }
 }
 
-/// A filtered code has the same loss as the whole code with zeros in the dimensions that were removed.
+/// A filtered code has the same loss as the whole code with zeros in the removed dimensions.
 #[test]
 fn filtered_codes_have_the_loss_of_zero_filled_codes() {
     let basis = Basis::new(7).expect("in range");
@@ -112,22 +112,22 @@ fn filtered_codes_have_the_loss_of_zero_filled_codes() {
         [&predicted_bd, &truth_bd].map(|codes| filter.scatter(codes).expect("whole again"));
     let got = kl(run(&predicted_bd, &truth_bd, &basis_ad));
     let want = kl(run(&whole_predicted, &whole_truth, &anchors));
-    // Sums of 20 and of 64 terms in f32.
+    // The two sides are sums of 20 and of 64 terms, both in f32.
     assert!(got > 0.1 && (got - want).abs() < 1e-5 * want, "{got} {want}");
     let error = run(&predicted_bd, &truth_bd, &anchors).expect_err("unfiltered anchors").to_string();
     assert_eq!(error, "loss: basis of the anchors is [50, 64], wanted [-1, 20]");
 }
 
-/// At L = 47 logits reach 183, where a bf16 logit is off by up to 0.5. Near convergence the gradient depends on
-/// log q − log p, which has the same error. Factors in bf16 with sums in f32 lose much less, because their errors
-/// average out.
+/// At degree 47, logits reach 183, and rounding such a logit to bf16 changes it by up to 0.5. Near convergence the
+/// gradient depends on log q − log p, which has the same error. If only the factors of the logits are rounded to bf16
+/// and the sums are in f32, the error is much smaller, because the errors of the factors average out.
 #[test]
 fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
     let basis = Basis::new(47).expect("in range");
     let encode =
         |seed, count| basis.tensor(&uniform_points(seed, 0, 0, count).expect("drawn"), Device::Cpu).expect("encoded");
     let (truth_bd, basis_ad) = (encode(11, 256), encode(12, 2048));
-    // A tenth of a dimension's standard deviation.
+    // The prediction differs from the truth by noise of a tenth of a dimension's standard deviation.
     let start_bd = &truth_bd * CODE_SCALE + normals(13, &truth_bd.size(), Kind::Float) * 0.1;
     let gradient = |total: &dyn Fn(&Tensor) -> Tensor| {
         let predicted_bd = start_bd.copy().set_requires_grad(true);
@@ -151,7 +151,8 @@ fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
     let exact = of_loss(Precision::F32);
     let (factors, logits) = (relative(&of_loss(Precision::Bf16), &exact), relative(&with_bf16_logits, &exact));
     println!("gradient off by {:.1} % with bf16 factors, {:.1} % with bf16 logits", factors * 100.0, logits * 100.0);
-    // On average about 4 % and about 25 %. Different anchors give 2.9 to 4.5 % and 12 to 42 %.
+    // The gradient is off by about 4 % with bf16 factors and by about 25 % with bf16 logits. Depending on the anchors,
+    // the errors are 2.9 to 4.5 % and 12 to 42 %.
     assert!((0.005..0.08).contains(&factors), "{factors}");
     assert!((0.1..0.6).contains(&logits) && logits > 3.0 * factors, "{logits}");
 }
@@ -165,7 +166,7 @@ fn non_finite_loss_names_step_rank_and_largest_logit() {
         let losses = compute(config, predicted, &truth, Precision::F32).expect("computed");
         losses.check(12, 3).expect_err("not finite")
     };
-    // The largest finite logit comes from the rows that are not NaN.
+    // Row 3 of the prediction is NaN, so the largest finite logit comes from the other rows.
     let others = Tensor::cat(&[predicted.narrow(0, 0, 3), predicted.narrow(0, 4, 1)], 0);
     let logits = (&others / CODE_SCALE).matmul(&normals(3, &[32, 16], Kind::Double).tr());
     let want = logits.abs().max().double_value(&[]);
@@ -177,7 +178,8 @@ fn non_finite_loss_names_step_rank_and_largest_logit() {
     assert!((got - want).abs() < 1e-12 * want, "{got} {want}");
     let text = check(&LossConfig::default(), &(predicted.ones_like() * f64::INFINITY)).to_string();
     assert_eq!(text, format!("step 12, rank 3: the loss is NaN; no logit over the anchors is finite{advice}"));
-    // Without a KL there are no logits.
+    // If the loss has no KL term, it computes no logits, and the error names the largest value of the prediction
+    // instead.
     let only_l2 = config([0.0, 1.0, 0.0, 0.0]);
     let largest = others.abs().max().double_value(&[]);
     let text = check(&only_l2, &predicted).to_string();

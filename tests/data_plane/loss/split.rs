@@ -1,5 +1,6 @@
-//! With the anchors split over ranks, the KL divergence has the same value and gradient as on one rank.
-// b batch · a anchors · d dimensions of the code
+//! If the anchors are split over ranks, the KL divergence has the same value and gradient as on one rank.
+//!
+//! The last letters of a tensor's name are its dimensions: b batch, a anchors, d dimensions of the code.
 
 use locdiff::loss::{Inputs, Loss};
 use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
@@ -10,10 +11,10 @@ use crate::model::support::{assert_close, normals};
 
 const BATCH: i64 = 6;
 const DIMS: i64 = 16;
-/// Divisible neither by 2 nor by 4, so the last rank has more anchors than the others.
+/// Number of anchors. It is divisible neither by 2 nor by 4, so the last rank has more anchors than the others.
 const ANCHORS: i64 = 37;
 
-/// This rank's anchors.
+/// The harmonics of this rank's anchors.
 fn own(basis_ad: &Tensor, rank: u32, world: u32) -> Tensor {
     let (rank, length) = (i64::from(rank), ANCHORS / i64::from(world));
     let last = rank + 1 == i64::from(world);
@@ -25,9 +26,10 @@ fn anchors_split_over_ranks_give_the_whole_loss() {
     for world in [2, 4] {
         run_ranks(anchors_split_over_ranks_give_the_whole_loss, world, |me| {
             let communicator = me.connect(me.world);
-            // In f32, logits of about 50 are off by 3e-6, and so are log q and log p. 2e-4 of the norm allows for that.
+            // In f32, logits of about 50 are off by 3e-6, and log q and log p are off by as much. The tolerance for f32
+            // allows for these errors.
             for (kind, tolerance) in [(Kind::Double, 1e-10), (Kind::Float, 2e-4)] {
-                // Logits of about 50 make the sums of the ranks differ by many powers of ten.
+                // With logits of about 50, the ranks' sums of exponentials differ by many powers of ten.
                 let (truth_bd, basis_ad) =
                     (normals(1, &[BATCH, DIMS], kind) * 4.0, normals(2, &[ANCHORS, DIMS], kind) * 3.0);
                 let start_bd = normals(3, &[BATCH, DIMS], kind) * 14.0;

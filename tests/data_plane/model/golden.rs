@@ -1,7 +1,8 @@
-//! Network, loss and sampler equal the PyTorch reference, on the tensors of `tests/golden/make_reference.py`.
+//! Network, loss and sampler give the same tensors as the PyTorch reference in `tests/golden/make_reference.py`.
 //!
-//! The tolerance is 1e-4 of each tensor's norm, because both sides compute in f32 and sum in different orders.
-// b batch · d dimensions of the code
+//! The tolerance is 1e-4 of each tensor's norm, because both sides compute in f32 and add in different orders.
+//!
+//! The last letters of a tensor's name are its dimensions: b batch, a anchors, d dimensions of the code.
 
 use locdiff::diffusion::{Forward, NoiseSchedule, Sampler};
 use locdiff::loss::{Inputs, Loss};
@@ -37,7 +38,7 @@ fn schedule_equals_the_reference() {
     let golden = Golden::read();
     let alphas_bar = Tensor::from_slice(schedule().alphas_bar()).to_kind(Kind::Float);
     let difference = ((alphas_bar - golden.get("alphas_bar")) / golden.get("alphas_bar")).abs().max().double_value(&[]);
-    // Both are computed in f64 and rounded to f32 at the end.
+    // Both schedules are computed in f64 and rounded to f32 at the end.
     assert!(difference < 1.2e-7, "{difference:e}");
 }
 

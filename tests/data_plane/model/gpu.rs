@@ -1,5 +1,8 @@
-//! Network, loss, sampler and decoder give the same results on a GPU as on the CPU. Ignored in the CPU variant.
-// b batch · d dimensions of the code · a anchors
+//! Network, loss, sampler and decoder give the same results on a GPU as on the CPU. The CPU variant ignores these
+//! tests.
+//!
+//! The last letters of a tensor's name are its dimensions: b batch or codes, c coefficients of a code, d dimensions of
+//! the code, e embedding, a anchors, n points, 3 coordinates.
 
 use locdiff::diffusion::{ChainNoise, Forward, NoiseSchedule, Sampler, TrainingDraws};
 use locdiff::loss::{Inputs, Loss};
@@ -29,7 +32,7 @@ fn network(device: Device, precision: Precision, degree: u32) -> CsUnet {
         .expect("a network")
 }
 
-/// Loss and gradients of one training step, with the same random numbers on every device.
+/// The loss and the gradients of one training step. Every device draws the same random numbers.
 fn step(device: Device, precision: Precision) -> (f64, Vec<(String, Tensor)>) {
     let network = network(device, precision, DEGREE);
     let basis = Basis::new(DEGREE).expect("in range");
@@ -67,9 +70,10 @@ fn step_on_the_gpu_equals_the_step_on_the_cpu() {
         assert!(worst <= gradient_tolerance, "{worst}");
         grads
     };
-    // The devices add thousands of products in different orders.
+    // The GPU and the CPU add thousands of products in different orders.
     compare(Precision::F32, 1e-5, 2e-4);
-    // Rounding the input of a sine to 16 bits shifts its phase, in each of six modules. 12 % was measured.
+    // Each of the six modules rounds the input of its sines to bf16, which shifts the phase. The measured difference of
+    // the gradients is 12 %.
     let (once, again) = (compare(Precision::Bf16, 0.01, 0.2), compare(Precision::Bf16, 0.01, 0.2));
     assert!(once.iter().zip(&again).all(|((_, once), (_, again))| once.equal(again)), "two runs on the GPU differ");
 }
@@ -92,7 +96,8 @@ fn chain_on_the_gpu_equals_the_chain_on_the_cpu() {
     };
     let difference = relative(&chain(GPU), &chain(Device::Cpu));
     println!("20 steps differ by {difference:.2e} of the norm");
-    // Each of twenty steps is off by some units in the last place of f32, and the sines amplify the difference.
+    // In each of the twenty steps the devices differ by a few units in the last place of f32, and the sines amplify the
+    // differences.
     assert!(difference < 1e-3, "{difference:e}");
 }
 
@@ -100,7 +105,8 @@ fn chain_on_the_gpu_equals_the_chain_on_the_cpu() {
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn decoding_on_the_gpu_finds_the_right_points() {
     let basis = Basis::new(DEGREE).expect("in range");
-    // The points are about 50 km apart. Their harmonics are kept in memory, or computed tile by tile.
+    // The points of the gallery are about 50 km apart. Depending on `kept_bytes_max`, their harmonics are kept in
+    // memory or computed tile by tile.
     let gallery: Vec<UnitVector> = fibonacci_grid(200_000);
     let chosen: Vec<usize> = (0..gallery.len()).step_by(400).collect();
     let points: Vec<UnitVector> = chosen.iter().map(|index| gallery[*index]).collect();
@@ -120,7 +126,8 @@ fn decoding_on_the_gpu_finds_the_right_points() {
     assert!(worst < 0.001, "{worst} km");
 }
 
-/// Tiles and candidates are encoded on the device that scores them. Whole or filtered, they get the CPU's scores.
+/// The harmonics of anchors are computed on the device that scores the anchors. The GPU gives the same scores as the
+/// CPU, for whole codes and for filtered codes.
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
@@ -147,12 +154,13 @@ fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
             let (got, want) = (best(GPU), best(Device::Cpu));
             for (got, want) in got.0.iter().zip(&want.0) {
                 for ((anchor, score), (same, wanted)) in got.iter().zip(want) {
-                    // Sums of 2304 products in f32, in a different order. Equal scores may swap places.
+                    // The devices add 2304 products in f32 in different orders. Anchors with nearly equal scores may
+                    // therefore swap places.
                     assert!((score - wanted).abs() < 1e-3, "{anchor} {same}: {score} {wanted}");
                 }
                 assert_eq!(got[0].0, want[0].0);
             }
-            // All but the best 64 scores are computed from f16 factors.
+            // On the GPU, all scores but the best 64 are computed from f16 factors.
             let difference = relative(&got.1, &want.1);
             println!("scores differ by {difference:.2e} of their norm");
             assert!(difference < 2e-3, "{difference:e}");

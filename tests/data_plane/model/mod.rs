@@ -1,11 +1,9 @@
-//! The network on one rank.
+//! Tests of the network on one rank.
 
 mod golden;
 mod gpu;
 mod split;
 pub(crate) mod support;
-
-// b batch · d dimensions of the code · e embedding
 
 use locdiff::model::{Architecture, Conditioned, CsUnet, DropoutDraws, Placement, Timesteps};
 use locdiff::native::random::Step;
@@ -134,7 +132,7 @@ fn dropped_condition_gives_the_unconditional_prediction() {
     let unconditional = predict(&network, &code(2), Timesteps::All(3), &unconditional, None);
     assert_close(&mixed.get(0), &conditional.get(0), 1e-13, "kept");
     assert_close(&mixed.get(1), &unconditional.get(1), 1e-13, "dropped");
-    // The content of a dropped image does not matter.
+    // If the condition of an image is dropped, the embedding of the image does not affect the prediction.
     let broken = image(2);
     let _ = broken.get(1).fill_(f64::NAN);
     let broken = network.prepare(&broken, Some(&kept)).expect("prepared");
@@ -164,7 +162,8 @@ fn network_sees_standardised_embeddings() {
 #[test]
 fn dropout_keeps_the_mean() {
     let mut network = network();
-    // Without the weights of the upward path, the output is linear in the output of the first module after dropout.
+    // The head reads the last upward module and the first downward module. The head's weights for the upward module are
+    // set to 0, so the network's output is linear in the first module's output after dropout.
     let mut weights = named(&network);
     for (_, tensor) in weights.iter_mut().filter(|(name, _)| name == "out.weight") {
         *tensor = tensor.detach().copy();
@@ -181,7 +180,8 @@ fn dropout_keeps_the_mean() {
         Kind::Double,
     );
     let want = predict(&network, &x, Timesteps::All(3), &image, None).get(0);
-    // A single draw deviates by about √(0.3 / 0.7) = 65 % of the sum, the mean of 4096 draws by 1 %.
+    // With a dropout of 0.3, a single draw deviates from the mean by about √(0.3 / 0.7) = 65 %, and the mean of 4096
+    // draws by about 1 %.
     assert_close(&mean, &want, 0.05, "mean");
 }
 

@@ -1,5 +1,7 @@
-//! A network split over tensor-parallel ranks has the same predictions, losses and gradients as the whole network.
-// b batch · a anchors · d dimensions of the code
+//! A network that is split over tensor-parallel ranks has the same predictions, losses and gradients as the whole
+//! network.
+//!
+//! The last letters of a tensor's name are its dimensions: b batch, a anchors, d dimensions of the code.
 
 use locdiff::comm::Group;
 use locdiff::loss::{Inputs, Loss};
@@ -24,7 +26,7 @@ fn network(bottleneck: u32, kind: Kind, group: Option<&Group>) -> CsUnet {
     CsUnet::new(Architecture::new(&config, EMBEDDING, TIMESTEPS), placement, Philox::new(1)).expect("a network")
 }
 
-/// Weights of the network plus noise, so that none is 0.
+/// The weights of the network plus noise, so that no weight is 0.
 fn moved(network: &CsUnet) -> Vec<(String, Tensor)> {
     let moved = |(index, (name, tensor)): (usize, (String, Tensor))| {
         let noise = normals(100 + index as i64, &tensor.size(), Kind::Double) * 0.05;
@@ -33,7 +35,8 @@ fn moved(network: &CsUnet) -> Vec<(String, Tensor)> {
     named(network).into_iter().enumerate().map(moved).collect()
 }
 
-/// Prediction and loss of one training step. Runs backward.
+/// Runs forward and backward of one training step. Returns the prediction and the loss, and leaves the gradients in the
+/// parameters.
 fn step(network: &CsUnet, kind: Kind, basis_ad: &Tensor, anchors_split: Option<&Group>) -> (Tensor, Tensor) {
     let dims = network.architecture().dims;
     let t_b = Tensor::from_slice(&[0_i64, 9, 3, 3, 7]);
@@ -86,7 +89,7 @@ fn split_network_equals_the_whole() {
     for world in [2, 4] {
         run_ranks(split_network_equals_the_whole, world, |me| {
             let communicator = me.connect(me.world);
-            // In f32 (24 bits) sums of hundreds of terms are added in different orders.
+            // The split network and the whole network add hundreds of terms in different orders, which matters in f32.
             for (kind, tolerance) in [(Kind::Double, 1e-10), (Kind::Float, 2e-4)] {
                 for bottleneck in [0, 8] {
                     split_equals_whole(communicator.tensor(), bottleneck, kind, tolerance);
@@ -107,7 +110,8 @@ fn replicated_gradients_are_the_same_on_every_rank() {
         let _ = step(&network, Kind::Float, &normals(5, &[ANCHORS, 64], Kind::Float), None);
         let replicated: Vec<_> =
             network.parameters().iter().filter(|parameter| parameter.split == Split::Replicated).collect();
-        // Two parameters of the time MLP and a bias in each module, and the bias of the head.
+        // Each of the six modules has three replicated parameters, two in its time MLP and a bias. The bias of the head
+        // is also replicated.
         assert_eq!(replicated.len(), 6 * 3 + 1);
         for parameter in replicated {
             let all = group.all_gather(&parameter.tensor.grad()).expect("gathered");

@@ -6,7 +6,7 @@ use locdiff::diffusion::DiffusionError;
 use locdiff::model::{CsUnet, ModelError};
 use tch::{Device, Kind, Tensor};
 
-/// ‖got − want‖ / ‖want‖.
+/// The relative difference ‖got − want‖ / ‖want‖.
 pub(crate) fn relative(got: &Tensor, want: &Tensor) -> f64 {
     assert_eq!(got.size(), want.size());
     let (got, want) = (got.detach().to_kind(Kind::Double), want.detach().to_kind(Kind::Double));
@@ -18,13 +18,13 @@ pub(crate) fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64, what: &s
     assert!(difference <= tolerance, "{what}: differs by {difference:e} of its norm, wanted at most {tolerance:e}");
 }
 
-/// Normally distributed numbers that depend only on seed and shape.
+/// Normally distributed random numbers. They depend only on the arguments.
 pub(crate) fn normals(seed: i64, shape: &[i64], kind: Kind) -> Tensor {
     tch::manual_seed(seed);
     Tensor::randn(shape, (kind, Device::Cpu))
 }
 
-/// Names and handles of a network's weights, in order.
+/// The name and the tensor of each parameter of a network, in the network's order. The tensors are shared, not copied.
 pub(crate) fn named(network: &CsUnet) -> Vec<(String, Tensor)> {
     network.parameters().iter().map(|own| (own.name.clone(), own.tensor.shallow_clone())).collect()
 }
@@ -38,16 +38,16 @@ pub(crate) enum ChainError {
     Model(#[from] ModelError),
 }
 
-/// Named tensors of a golden file.
+/// The tensors of a golden file, with their names.
 pub(crate) struct Golden(Vec<(String, Tensor)>);
 
 impl Golden {
-    /// The output of `make_reference.py`.
+    /// Reads the tensors that `tests/golden/make_reference.py` wrote.
     pub(crate) fn read() -> Self {
         Self::of("reference.safetensors")
     }
 
-    /// The tensors of a file in `tests/golden`.
+    /// Reads the tensors of a file in `tests/golden/`.
     pub(crate) fn of(file: &str) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
         Self(Tensor::read_safetensors(path).expect("the golden file"))

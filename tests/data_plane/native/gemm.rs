@@ -1,4 +1,4 @@
-//! Matrix products of bf16 factors with f32 results: precision, gradient and errors.
+//! Tests of the matrix product that takes bf16 factors and gives an f32 result: its precision, gradient and errors.
 
 use locdiff::native::gemm::mm_f32;
 use tch::{Device, Kind, Tensor};
@@ -16,7 +16,8 @@ fn result_is_f32_and_near_the_f64_product() {
     assert_eq!(wide.kind(), Kind::Float);
     let exact = a.to_kind(Kind::Double).matmul(&b.to_kind(Kind::Double));
     let error = |product: Tensor| (product.to_kind(Kind::Double) - &exact).abs().max().double_value(&[]);
-    // Products of two bf16 numbers are exact in f32. Each of 64 additions of terms of size 1 rounds: 64 × 2⁻²⁴ × |sum|.
+    // The product of two bf16 numbers is exact in f32. Each of the 64 additions rounds by up to 2⁻²⁴ of the sum, so the
+    // error is at most 64 × 2⁻²⁴ of the sum.
     assert!(error(wide) < 1e-4);
     assert!(error(a.matmul(&b)) > 1e-3, "a bf16 result has only 8 bits, so its error must be larger");
 }

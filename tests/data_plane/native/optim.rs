@@ -1,4 +1,5 @@
-//! Fused AdamW against algorithm 2 of Loshchilov and Hutter in plain Rust; gradient norm, clipping and moving average.
+//! Fused AdamW equals algorithm 2 of Loshchilov and Hutter, written here in plain Rust. Other tests check the gradient
+//! norm, clipping and the moving average.
 
 use locdiff::native::optim::{AdamW, Moments, UpdateInputs, clip_divisor, ema_update, not_finite, squared_norm};
 use tch::{Device, Kind, Tensor};
@@ -20,12 +21,12 @@ fn params(kind: Kind) -> Vec<Tensor> {
     vec![ramp.view([3, 4]).to_kind(kind), (ramp.narrow(0, 0, 5) * -1.3).to_kind(kind)]
 }
 
-/// Gradients that change with the step.
+/// Gradients that depend on the parameters and on the step.
 fn grads(params: &[Tensor], step: i64) -> Vec<Tensor> {
     params.iter().map(|param| (param.copy() * (step as f64 * 0.7) + 0.2).sin()).collect()
 }
 
-/// AdamW for one number in f64.
+/// AdamW in f64 for a single number: the value and its two moments.
 struct Scalar {
     value: f64,
     first: f64,
@@ -66,7 +67,8 @@ fn largest_difference(kind: Kind, divisor: Option<f32>) -> f64 {
 
 #[test]
 fn fused_adamw_equals_the_published_algorithm() {
-    // In f64 only the rounding of 25 updates remains. In f32 each update rounds by 2⁻²⁴.
+    // The reference is in f64. In f64, the results differ only by the rounding errors of 25 updates. In f32, each
+    // update rounds by up to 2⁻²⁴ = 6e-8.
     assert!(largest_difference(Kind::Double, None) < 1e-13);
     assert!(largest_difference(Kind::Float, None) < 25.0 * 6e-8);
 }
@@ -145,7 +147,7 @@ fn moving_average_moves_by_its_weight() {
     assert!(ema_update(&averages, &params, &Tensor::from_slice(&[0.1_f64, 0.2])).is_err(), "two weights were accepted");
 }
 
-/// Tensors are passed to and from C++ by pointer. A leak of one small tensor per call would fail this test.
+/// Rust and C++ pass tensors to each other by pointer. A leak of one small tensor per call would fail this test.
 #[test]
 fn ten_thousand_calls_do_not_leak() {
     let tensors = params(Kind::Float);
@@ -158,7 +160,8 @@ fn ten_thousand_calls_do_not_leak() {
         let control = UpdateInputs { learning_rate: &rate, grad_divisor: Some(&divisor), found_inf: Some(&flag) };
         ADAMW.update(&tensors, &grads, &mut moments, control).expect("updates");
     };
-    // Tests that run at the same time allocate memory too. A leak would show in every attempt: 2 MB per leaked tensor.
+    // Tests that run at the same time allocate memory too, so one attempt without growth is enough. If every call
+    // leaked a tensor, memory would grow by 2 MB in every attempt.
     let grown: Vec<u64> = (0..5)
         .map(|_| {
             let before = crate::resident_bytes();

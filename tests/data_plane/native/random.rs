@@ -1,5 +1,5 @@
-//! Random tensors have the same numbers as slices, kernels compiled for the host equal Rust, and calls without a GPU
-//! are errors.
+//! A random tensor has the same numbers as a slice filled by the core crate. The GPU kernels, compiled for the host,
+//! give the same numbers as Rust. Without a GPU, every call that needs one returns an error.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -41,8 +41,8 @@ fn counter_draws_the_numbers_of_its_step_on_the_cpu() {
     assert!(counter.set(1 << 40).is_err());
 }
 
-/// Compiles the kernel source as C++, runs its threads one after another, and compares the output with Rust. This tests
-/// everything but the GPU itself.
+/// Compiles the source of the GPU kernels as C++, runs the threads one after another, and compares the output with
+/// Rust. Only the GPU itself is not tested.
 #[test]
 fn kernel_source_run_on_the_host_equals_rust() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -80,7 +80,8 @@ fn bytes<T: Copy, const N: usize>(values: &[T], convert: impl Fn(T) -> [u8; N]) 
     values.iter().flat_map(|value| convert(*value)).collect()
 }
 
-/// The output of one kernel. It gets the draw's step in two parts: `counter` in the counter, the rest as an argument.
+/// Runs one kernel and returns its output. The kernel adds the value of its counter to its argument `step`, so it gets
+/// `counter` in the counter and `draw.step - counter` as the argument.
 fn host_kernel(
     program: &std::path::Path,
     kernel: &str,

@@ -1,4 +1,4 @@
-//! LocDiff-H: every mode follows its definition, and tuning chooses the right settings.
+//! Tests of LocDiff-H: the answers of every mode equal its definition, and tuning chooses the right setting.
 
 use locdiff::retrieval::{Grid, ImageSamples};
 use locdiff::shdd::uniform_points;
@@ -17,7 +17,7 @@ fn uniform(step: u64, count: usize) -> Vec<f64> {
     values.into_iter().map(f64::from).collect()
 }
 
-/// Places within 500 km of six towns. Many coincide.
+/// Random places within 500 km of one of six towns. About 3 % lie exactly on a town, so some places are equal.
 fn crowd(step: u64, count: usize) -> Vec<UnitVector> {
     let towns = uniform_points(2, 0, 0, 6).expect("in range");
     let numbers = uniform(step, 3 * count);
@@ -33,7 +33,7 @@ fn images(count: usize) -> Vec<ImageSamples> {
     all.chunks_exact(8).map(|samples| ImageSamples { aggregate: samples[0], samples: samples.to_vec() }).collect()
 }
 
-/// The answer by definition: a loop over the whole gallery with great-circle distances.
+/// The answer computed directly from the definition, with great-circle distances to every gallery point.
 fn answer_by_definition(setting: &Hybrid, image: &ImageSamples, points: &[UnitVector], logits: &[f32]) -> Option<u32> {
     let centres =
         if setting.mode == HybridMode::AnySample { &image.samples[..] } else { std::slice::from_ref(&image.aggregate) };
@@ -53,8 +53,9 @@ fn answer_by_definition(setting: &Hybrid, image: &ImageSamples, points: &[UnitVe
     }
 }
 
-/// Each of the 64 best points whose score is within 9 of the best has a vote of exp(score). At distance d the vote has
-/// the weight exp(-d / w), summed over four widths w.
+/// The point with the most votes, computed directly from the definition. The 64 best points vote for each other, except
+/// those whose score is more than 9 below the best score. A vote counts exp(score) · Σ exp(-distance / width), where
+/// score belongs to the voter, distance is between the two points, and the sum is over four widths.
 fn consensus_by_definition(points: &[UnitVector], mut scored: Vec<(usize, f64)>) -> Option<u32> {
     scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     scored.truncate(64);
@@ -71,8 +72,8 @@ fn consensus_by_definition(points: &[UnitVector], mut scored: Vec<(usize, f64)>)
     largest(votes.collect())
 }
 
-/// The point with the largest score, the first one in a tie. Chords and arcs round differently, so scores that differ
-/// by at most 1e-9 are a tie.
+/// The first point with the largest score. Scores that differ by at most 1e-9 count as equal, because the program
+/// computes distances from chords, which round differently from arcs.
 fn largest(scored: Vec<(usize, f64)>) -> Option<u32> {
     let mut best: Option<(usize, f64)> = None;
     for (at, score) in scored {
@@ -108,7 +109,8 @@ fn hybrid_answers_follow_the_definition() {
             let answer = image.answer(setting, &points, &candidates, &theirs);
             let want = answer_by_definition(setting, image, &points, &logits);
             if setting.mode == HybridMode::Consensus {
-                // Gallery points at the same place have equal votes except for rounding.
+                // Gallery points at the same place have equal votes up to rounding, so places are compared instead of
+                // points.
                 let spot = |point: Option<u32>| point.map(|point| points[point as usize]);
                 assert_eq!(spot(answer), spot(want), "{setting} for image {at}");
             } else {
@@ -127,7 +129,7 @@ fn hybrid_answers_follow_the_definition() {
 fn hybrid_consensus_prefers_the_place_with_most_weight() {
     let here = uniform_points(2, 0, 0, 1).expect("in range")[0];
     let there = |bearing: f64, km: f64| here.displace(Degrees(bearing), Km(km)).expect("finite");
-    // The point with the best logit is alone. Three points with slightly lower logits are in one town.
+    // The point with the largest logit is far from all others. Three points with slightly lower logits are within 2 km.
     let points = [there(0.0, 150.0), there(180.0, 100.0), there(180.0, 101.0), there(180.0, 102.0)];
     let image = ImageSamples { aggregate: here, samples: vec![here] };
     let setting = |mode| Hybrid { mode, radius_km: 200.0, density_weight: 0.0, density_km: 25.0 };
@@ -173,8 +175,9 @@ fn two_settings() -> [Hybrid; 2] {
 
 #[test]
 fn tuning_does_not_trade_one_scale_for_another() {
-    // LocDiff's own answers are all within 200 km. Retrieval is within 25 km for a sixth of the photos. The first
-    // setting doubles that share but loses 4 % at 200 km. The second equals retrieval at 25 km and loses nothing.
+    // LocDiff's own answers are all within 200 km of the truth. Retrieval is within 25 km for a sixth of the photos.
+    // The first setting is within 25 km for a third of the photos, but beyond 200 km for 4 %. The second setting is
+    // within 25 km for a sixth and always within 200 km.
     let places = uniform_points(4, 0, 0, 1200).expect("in range");
     let rows: Vec<TuneRow> = places
         .iter()
@@ -197,8 +200,8 @@ fn tuning_does_not_trade_one_scale_for_another() {
 
 #[test]
 fn tuning_folds_keep_neighbours_together_and_expose_overfitting() {
-    // The first setting is right only in the cells of fold 0, the second only in those of fold 1. The setting that is
-    // chosen on one fold is wrong on the held-out fold.
+    // The first setting is right only in the cells of fold 0, the second setting only in the cells of fold 1. The
+    // setting that is chosen on one fold is therefore wrong on the other fold, which is held out.
     let places = uniform_points(4, 0, 0, 3000).expect("in range");
     let rows: Vec<TuneRow> = places
         .iter()
@@ -217,7 +220,7 @@ fn tuning_folds_keep_neighbours_together_and_expose_overfitting() {
         let neighbour = place.displace(Degrees(77.0), Km(5.0)).expect("finite");
         fold_of(**place, 5) == fold_of(neighbour, 5)
     });
-    // A cell is about 550 km wide, so one 5 km step in about sixty crosses an edge.
+    // A cell is about 550 km wide, so about one in sixty steps of 5 km leads to another cell.
     assert!(together.count() > 2900);
 }
 
@@ -234,5 +237,5 @@ fn tuning_refuses_invalid_rows_and_settings() {
     let none = choose(&[], &[row(place, 1.0, 1.0, &[])], &THRESHOLDS, 5).expect_err("refused");
     assert!(none.to_string().contains("0 settings"), "{none}");
     let one = choose(&two_settings(), &[row(place, 1.0, 1.0, &[1.0, 1.0])], &THRESHOLDS, 5).expect("chosen");
-    assert_eq!(one.held_out_percent, None, "with one place there is no fold to hold out");
+    assert_eq!(one.held_out_percent, None, "one place lies in one fold, so no other fold can be held out");
 }

@@ -1,4 +1,5 @@
-//! Retrieval scores equal plain cosines for every head, and do not depend on the other images of a batch.
+//! Retrieval scores equal scaled cosines for every head, and the scores of an image do not depend on the other images
+//! of the batch.
 
 mod hybrid;
 
@@ -33,7 +34,8 @@ fn points(count: usize) -> Vec<UnitVector> {
     uniform_points(9, 0, 0, count).expect("in range")
 }
 
-/// A gallery in f16, like training photos. With 9000 points it needs more than two tiles.
+/// A gallery of random embeddings in f16, the type of training photos. A gallery of 9000 points fills more than two
+/// tiles.
 fn gallery(count: usize) -> Gallery {
     let embeddings = normals(1, &[count as i64, WIDTH as i64]).to_kind(Kind::Half);
     Gallery::of_embeddings("test".into(), points(count), embeddings).expect("a gallery")
@@ -68,7 +70,7 @@ fn retrieval_logits_are_mean_cosines_of_the_views() {
         };
         assert_eq!(scored.logits.len(), wanted.len());
         for (got, point) in scored.logits.iter().zip(wanted) {
-            // Sums of 24 products in f32, of magnitude 40.
+            // A logit is 40 times a sum of 24 products, computed in f32.
             assert!((f64::from(*got) - logit(*point as usize)).abs() < 1e-4, "image {image}, point {point}: {got}");
         }
         let mut all: Vec<(usize, f64)> = (0..count).map(|point| (point, logit(point))).collect();
@@ -99,7 +101,8 @@ fn retrieval_scores_do_not_depend_on_other_images_order_or_threads() {
     assert_eq!(score(&[157], 1)[0], together[157], "other images change bits");
 }
 
-/// Uses GeoCLIP's real weights, and checks that the embeddings of the gallery are cached on disk.
+/// Uses GeoCLIP's real weights. Also checks that the gallery's embeddings are cached on disk, so that opening the
+/// gallery again embeds nothing.
 #[test]
 fn retrieval_with_geoclip_finds_the_place_of_a_photo() {
     let config = RetrievalConfig { geoclip: folder().display().to_string(), ..RetrievalConfig::default() };
@@ -121,7 +124,7 @@ fn retrieval_with_geoclip_finds_the_place_of_a_photo() {
         assert_eq!(again.points()[scored.best[0].0 as usize], again.points()[point], "the best point is another place");
         assert!((f64::from(scored.best[0].1) - head.factor()).abs() < 1e-3, "the cosine is not 1");
     }
-    // With GeoCLIP's own head, the logit of ten crops is the mean of their logits.
+    // With GeoCLIP's image head, the logit of a photo with ten crops is the mean of the crops' logits.
     let crops = normals(5, &[2, 10, FEATURE_WIDTH as i64]) * 10.0;
     let queries = QueryHead::geoclip(&geoclip, Device::Cpu).expect("a head").queries(&crops).expect("queries");
     let own = geoclip.image_head(Device::Cpu).expect("a head");
@@ -203,7 +206,8 @@ fn retrieval_heads_that_do_not_fit_the_data_are_refused() {
     }
 }
 
-/// A folder of shards and the files in it have the same origin.
+/// The manifest of a folder states the origin of its files. A file that is opened alone, by a glob or through a link
+/// has the same origin.
 #[test]
 fn files_given_one_by_one_have_the_origin_of_their_folder() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -212,7 +216,7 @@ fn files_given_one_by_one_have_the_origin_of_their_folder() {
     let config = ShardsConfig::default();
     let open = |location: &str| Dataset::open(location, &config).expect("opens");
     let whole = open(&folder.display().to_string());
-    let origin = whole.origin().expect("the manifest has it");
+    let origin = whole.origin().expect("the manifest states an origin");
     assert_eq!((origin.source.as_str(), origin.image_head), ("sixty-four rows", ImageHead::Linear));
     let mut files: Vec<_> =
         std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("a file").path()).collect();
@@ -222,12 +226,13 @@ fn files_given_one_by_one_have_the_origin_of_their_folder() {
     for location in named.iter().chain([&format!("{}/link.parquet", scratch.path().display())]) {
         let found = open(location);
         assert_eq!(found.origin(), Some(origin), "{location}");
-        // Training still treats the files as data without a manifest.
+        // Training treats files that are opened without their folder as data without a manifest.
         assert!(found.manifest().is_none() && found.fingerprint() != whole.fingerprint(), "{location}");
         let facts = retrieval_data::data_facts(location, &found, &Mask::none(), RetrievalHead::Linear).expect("facts");
         assert_eq!(facts.image_head, DataHead::Linear, "{location}");
     }
-    // A file that the manifest does not list has no origin. A manifest of another program is ignored.
+    // A file that the manifest does not list has no origin. A `manifest.json` that this program did not write is
+    // ignored.
     std::fs::copy(&files[0], folder.join("other.parquet")).expect("copied");
     assert_eq!(open(&folder.join("other.parquet").display().to_string()).origin(), None);
     std::fs::write(folder.join("manifest.json"), "{}").expect("written");
@@ -256,7 +261,8 @@ fn mean_length_is_measured_if_there_is_no_manifest() {
     }
 }
 
-/// The entry point of evaluation: shards on disk, a head, and training photos as the gallery.
+/// Calls the function with which evaluation opens a gallery. Here the gallery is the training photos, in shards on
+/// disk.
 #[test]
 fn retrieval_opens_training_photos_as_a_gallery() {
     let scratch = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,5 @@
-//! `shards build` keeps the numbers of every kind of table and matrix, and names or skips rows that cannot be used.
+//! `shards build` writes the numbers of every kind of table and matrix unchanged. It names or skips rows that it cannot
+//! use.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -46,7 +47,7 @@ fn csv(path: &Path, id: bool, change: impl Fn(usize) -> Option<&'static str>) {
     std::fs::write(path, text).expect("written");
 }
 
-/// Latitude and longitude of each of the [`ROWS`] rows, as they must be read back.
+/// The latitude and longitude that must be read back for each of the [`ROWS`] rows.
 fn table() -> impl Iterator<Item = (f64, f64)> {
     (0..ROWS).map(|row| (latitude(row), (row % 360) as f64 - 180.0))
 }
@@ -61,7 +62,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A folder with a valid table, `t.csv`, and valid embeddings for it, `a.npy`.
+    /// Makes a folder with a valid table, `t.csv`, and valid embeddings for the rows of the table, `a.npy`.
     fn new(on_bad_rows: OnBadRows) -> Self {
         let config = ShardsConfig { id_column: "who".into(), on_bad_rows, ..ShardsConfig::default() };
         let bench = Self { scratch: tempfile::tempdir().expect("a folder"), config };
@@ -81,7 +82,7 @@ impl Bench {
         build(&inputs, &self.path(out))
     }
 
-    /// Adds tables and matrices that each have one bad row.
+    /// Adds four tables and two matrices to the folder. Each of them has one bad row.
     fn add_bad_rows(&self) {
         csv(&self.path("91.csv"), true, |row| (row == 4321).then_some("x,0,91"));
         csv(&self.path("text.csv"), true, |row| (row == 7).then_some("x,east,1"));
@@ -92,7 +93,7 @@ impl Bench {
         npy(&self.path("big.npy"), &matrix(|row, _, value| if row == 2 { 65_520.0 } else { value }));
     }
 
-    /// Adds the table as Parquet, with integer identifiers and float32 longitudes.
+    /// Adds the table as the Parquet file `t.parquet`, with integer identifiers and float32 longitudes.
     fn add_parquet(&self) {
         let columns: [(&str, ArrayRef); 3] = [
             ("who", Arc::new(Int64Array::from_iter_values(0..ROWS as i64))),
@@ -106,7 +107,8 @@ impl Bench {
         writer.close().expect("closed");
     }
 
-    /// Asserts that a build fails with an error that contains `parts`, and leaves no folder.
+    /// Asserts that a build fails with exit code `code` and a message that contains all `parts`, and that it leaves no
+    /// folder.
     fn assert_refused(&self, table: &str, matrices: &[&str], code: ExitCode, parts: &[&str]) {
         let error = self.build(table, matrices, "never").expect_err(table);
         let text = error.to_string();

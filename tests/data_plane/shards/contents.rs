@@ -1,4 +1,5 @@
-//! If data without a manifest changes after a run began, resuming or reading it is an error that names the chunk.
+//! If data without a manifest changes after a run has begun, resuming the run or reading the data gives an error that
+//! names the column chunk.
 
 use std::fs;
 use std::path::Path;
@@ -16,8 +17,8 @@ fn open(folder: &Path) -> Dataset {
     Dataset::open(&folder.display().to_string(), &ShardsConfig::default()).expect("opens")
 }
 
-/// Writes the sixty-four rows without a manifest. The identifiers are so long that the first 64 KiB of a file contain
-/// no embedding.
+/// Writes shards of sixty-four rows and removes the manifest. The identifiers are so long that the first 64 KiB of a
+/// file contain no embedding.
 fn write_without_manifest(folder: &Path) {
     let mut writer = ShardWriter::create(folder, options()).expect("begun");
     let ids: Vec<String> = (0..ROWS).map(|row| format!("{row:0>8192}")).collect();
@@ -28,12 +29,14 @@ fn write_without_manifest(folder: &Path) {
     fs::remove_file(folder.join(MANIFEST_NAME)).expect("removed");
 }
 
-/// Flips the lowest bit of one number in the second file: row group 0 (block 2), row 9, view 1.
+/// Flips the lowest bit of one number in the second file. The number is in view 1 of row 9 of row group 0, which is
+/// block 2 of the data set. A second call restores the bit.
 fn flip_bit(folder: &Path) {
     let path = folder.join("part-00001.parquet");
     let mut bytes = fs::read(&path).expect("read");
     let row = &expected(1).embeddings[(48 + 9) * WIDTH * 2..][..WIDTH * 2];
-    // The first five numbers identify the row. The sixth is the one that is flipped, so it cannot be compared.
+    // The first five numbers of the row occur only once in the file, so the search compares only them. The sixth number
+    // is the one with the flipped bit, so it may differ from the expected number.
     let at = bytes.windows(10).position(|window| window == &row[..10]).expect("row 9 of the second file");
     bytes[at + 10] ^= 1;
     fs::write(&path, bytes).expect("written");
@@ -51,11 +54,11 @@ fn bookmark(dataset: &Dataset, contents: Option<Contents>) -> Bookmark {
     let options = PlanOptions::new(&ShardsConfig::default(), 7, 16);
     let plan = Plan::new(DataLayout::of(dataset), Mask::none(), options).expect("a plan");
     let mark = Bookmark { contents, ..plan.bookmark(plan.start()) };
-    // Through JSON, as in a checkpoint.
+    // A checkpoint stores a bookmark as JSON, so the bookmark is converted to JSON and back.
     serde_json::from_str(&serde_json::to_string(&mark).expect("JSON")).expect("a bookmark")
 }
 
-/// The same checksums, but with the current versions of the files.
+/// The checksums of `contents` together with the current versions of the files of `dataset`.
 fn with_current_versions(contents: &Contents, dataset: &Dataset) -> Contents {
     let [mut then, now] = [contents, &dataset.read_contents().expect("read")]
         .map(|contents| serde_json::to_value(contents).expect("JSON"));
@@ -73,18 +76,19 @@ fn changed_data_without_a_manifest_is_refused_on_resume_and_on_read() {
     let mut first = open(&folder);
     let survey = Survey::begin(&first, &config).expect("read once");
     let contents = survey.contents.clone().expect("data without a manifest is hashed");
-    assert_eq!(contents, first.read_contents().expect("read"), "the scan hashed other bytes");
+    assert_eq!(contents, first.read_contents().expect("read"), "the scan computed other checksums");
     let mark = bookmark(&first, survey.contents.clone());
     let resumed = Survey::resume(&mut open(&folder), &config, &mark, &location).expect("nothing has changed");
     assert_eq!((resumed.contents.as_ref(), resumed.mask), (Some(&contents), survey.mask));
 
-    // The change happens during training: files that are already open are read again.
+    // The file changes during training, while the data set is open. Reading the changed chunk again gives an error.
     first.expect_contents(Some(contents.clone())).expect("its own contents");
     flip_bit(&folder);
     assert_data_changed(read_all(&first, 1));
     assert_eq!(read_all(&first, 0).expect("the other view is whole"), expected(0));
-    // The change is found on resume, before any training. If the versions of the files have not changed, resume reads
-    // no embeddings, and the change is found when the chunk is read. With on_bad_rows = skip, resume scans all rows.
+    // Resuming finds the change before any training. If the bookmark has the current versions of the files, resuming
+    // reads no embeddings, and the change is found only when the chunk is read. With `on_bad_rows = skip`, resuming
+    // scans all rows and always finds the change.
     let mut again = open(&folder);
     assert_eq!(
         again.fingerprint(),
@@ -97,11 +101,11 @@ fn changed_data_without_a_manifest_is_refused_on_resume_and_on_read() {
     assert_data_changed(read_all(&again, 1));
     let skip = ShardsConfig { on_bad_rows: OnBadRows::Skip, ..config.clone() };
     assert_data_changed(Survey::resume(&mut open(&folder), &skip, &unchanged_versions, &location));
-    // With the bit flipped back it is the same data, although the files have new versions.
+    // When the bit is flipped back, the data is the same as at the beginning, although the file has a new version.
     flip_bit(&folder);
     let resumed = Survey::resume(&mut open(&folder), &config, &mark, &location).expect("the same bytes");
     assert_ne!(resumed.contents, Some(contents), "the versions must be the current ones");
-    // Resuming from a checkpoint without contents records them.
+    // If the bookmark of a checkpoint has no contents, resuming computes the contents and records them.
     let without_contents = bookmark(&first, None);
     let resumed =
         Survey::resume(&mut open(&folder), &config, &without_contents, &location).expect("nothing to compare");
@@ -127,6 +131,6 @@ fn bad_rows_are_found_before_the_first_step_and_left_out_of_statistics() {
     let survey = Survey::begin(&dataset, &skip).expect("the row is skipped");
     assert_eq!((survey.mask.count(), survey.mask.skipped(2)), (1, &[9][..]));
     assert_eq!(survey.mask, Mask::scan(&dataset, 2).expect("scanned"));
-    // View 0 of the row is valid, but the row is never used for training.
+    // View 0 of row 9 is valid, but the statistics leave out the whole row, because training never uses it.
     assert_eq!(survey.statistics.expect("scanned").rows, 63);
 }

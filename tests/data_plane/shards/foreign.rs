@@ -1,5 +1,5 @@
-//! Files written by pyarrow, Polars and DuckDB (`tests/golden/shards/make_fixtures.py`) give the same rows as our own
-//! shards.
+//! Parquet files that pyarrow, Polars and DuckDB have written give the same rows as shards that this program has
+//! written. `tests/golden/shards/make_fixtures.py` made the files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn bad_rows_of_foreign_files_are_named_and_can_be_skipped() {
         assert!(error.to_string().contains(message) && error.to_string().starts_with(&path), "{name}: {error}");
         let problems = problems(&dataset);
         assert_eq!(problems.iter().map(|problem| problem.message.clone()).collect::<Vec<_>>(), [error.to_string()]);
-        // A scan finds the row. A reader that skips it gets all other rows.
+        // A scan finds the bad row. A reader that skips the bad row returns all other rows.
         let scan = dataset.scan().expect("scanned");
         let found: Vec<(u32, u32)> = scan.bad_rows.iter().map(|bad| (bad.block, bad.row)).collect();
         assert_eq!(found, [(block, row)], "{name}");

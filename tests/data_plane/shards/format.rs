@@ -1,5 +1,5 @@
-//! Our own shards: rows are read back as they were written, damage is detected when it is read, and a failed write
-//! leaves nothing behind.
+//! Tests of shards that this program writes. Rows are read back as they were written, reading damaged bytes gives an
+//! error, and a failed write leaves no files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,8 @@ fn shards_are_read_back_and_equal_rows_make_equal_files() {
     let mean: f64 = (0..ROWS).map(|row| crate::shards::support::value(row, 3, 0).to_f64()).sum::<f64>() / ROWS as f64;
     assert!((manifest.mean[3] - mean).abs() < 1e-8, "{} for {mean}", manifest.mean[3]);
     assert_eq!(dataset.scan().expect("scans").statistics, manifest.statistics());
-    // The same rows give the same bytes. The folder can also be read without its manifest.
+    // Writing the same rows again gives the same bytes. The second folder can also be read after its manifest is
+    // removed.
     assert_eq!(write(&two).fingerprint, manifest.fingerprint);
     for name in names(&one) {
         assert_eq!(fs::read(one.join(&name)).expect("one"), fs::read(two.join(&name)).expect("two"), "{name}");
@@ -84,7 +85,8 @@ fn flipped_or_missing_bytes_are_always_detected() {
             read_all(&dataset, 0).and_then(|_| read_all(&dataset, 1))
         });
         match outcome {
-            // Batches do not need the identifiers and the first four bytes. Verify has checked them above.
+            // Reading succeeds only if the flipped byte is in a part that batches do not use: the identifiers or the
+            // first four bytes of the file. `problems` has found the damage above.
             Ok(rows) => assert_eq!(rows, expected(1), "byte {at}"),
             Err(error) => {
                 assert_eq!(error.exit_code(), ExitCode::Corrupt, "byte {at}: {error}");
@@ -98,7 +100,7 @@ fn flipped_or_missing_bytes_are_always_detected() {
         }
     }
     assert!(in_pages > 50, "only {in_pages} flips hit an embedding");
-    // A file truncated at any length is refused.
+    // A truncated file is refused, whatever its length.
     for length in [0, 3, 4, 11, 100, whole.len() / 2, whole.len() - 1] {
         fs::write(&path, &whole[..length]).expect("written");
         let error = open(&out).err().unwrap_or_else(|| panic!("{length} bytes were opened"));
@@ -106,7 +108,7 @@ fn flipped_or_missing_bytes_are_always_detected() {
         let code = if length < 4 { ExitCode::BadData } else { ExitCode::Corrupt };
         assert_eq!(error.exit_code(), code, "{length} bytes: {error}");
     }
-    // Truncation of an open file is an error, not a SIGBUS.
+    // If a file is truncated while it is open, reading gives an error and does not end the process with SIGBUS.
     fs::write(&path, &whole).expect("written");
     let dataset = open(&out).expect("whole again");
     fs::OpenOptions::new().write(true).open(&path).expect("opened").set_len(600).expect("cut");
@@ -129,7 +131,7 @@ fn non_finite_number_is_named_by_row() {
         fs::write(&path, &bytes).expect("written");
         let damaged = read_all(&open(&out).expect("opens"), 0).expect_err("the checksum differs");
         assert_eq!(damaged.exit_code(), ExitCode::Corrupt, "{damaged}");
-        // Without the manifest there is no checksum, so the number itself must be refused.
+        // Without a manifest the checksum is unknown, so the reader must refuse the number because it is not finite.
         fs::remove_file(out.join(MANIFEST_NAME)).expect("removed");
         let bare = open(&out).expect("a folder of Parquet");
         let error = read_all(&bare, 0).expect_err(name);
@@ -155,7 +157,8 @@ fn locations_without_valid_shards_are_refused() {
     assert!(!glob.contains("--out"), "the error for a glob must not suggest --out: {glob}");
     fs::write(at("notes.parquet"), "these are notes").expect("written");
     assert_refused(open(&at("notes.parquet")), ExitCode::BadData, &["notes.parquet: is not a Parquet file"]);
-    // Removing permissions would not stop root, so a folder takes the place of the file.
+    // A file that cannot be read is an I/O error. A folder takes the place of the file, because root can read a file
+    // without permissions.
     fs::create_dir_all(at("odd/part.parquet")).expect("made");
     assert_refused(open(&at("odd")), ExitCode::Io, &["part.parquet"]);
     assert_refused(Dataset::open("ftp://host/x", &ShardsConfig::default()), ExitCode::Usage, &["ftp://"]);
@@ -190,7 +193,7 @@ fn locations_without_valid_shards_are_refused() {
     assert_refused(open(&edited), ExitCode::Corrupt, &["manifest.json", "fingerprint"]);
     fs::write(edited.join(MANIFEST_NAME), "{").expect("written");
     assert_refused(open(&edited), ExitCode::Corrupt, &["is not a manifest"]);
-    // A duplicate identifier, then files of different widths in one folder.
+    // Verifying finds a duplicate identifier. Opening a folder with embeddings of different widths is refused.
     let narrow = WriterOptions::new(4, 1, "narrow", ImageHead::None);
     let mut writer = ShardWriter::create(&at("mixed"), narrow).expect("begun");
     let (ids, zeros) = (vec!["a".to_owned(), "a".to_owned()], vec![f16::ONE; 8]);
@@ -247,7 +250,7 @@ fn writer_refuses_bad_rows_and_leaves_no_partial_folder() {
     write_with(&out, over(), |_, _, _| {}).expect("overwritten");
     assert_eq!(open(&out).expect("opens").manifest().expect("manifest").source, "second");
     assert_eq!(names(folder.path()), ["out"], "the overwrite left other files");
-    // --overwrite replaces nothing but shards.
+    // With `--overwrite`, a folder that does not hold shards is not replaced.
     let notes = folder.path().join("notes");
     fs::create_dir(&notes).expect("made");
     fs::write(notes.join("diary.txt"), "dear diary").expect("written");
@@ -260,7 +263,7 @@ fn writer_refuses_bad_rows_and_leaves_no_partial_folder() {
     assert!(wrong.expect_err("width 7").to_string().contains("view 0 has 7 numbers, wanted 1 rows of 8 = 8"));
 }
 
-/// Streams much more data than the process may hold in memory.
+/// Tests that read much more data than the process may hold in memory.
 mod long {
     use std::sync::Arc;
     use std::time::Instant;
@@ -269,14 +272,14 @@ mod long {
 
     use super::*;
 
-    /// Anonymous memory of this process (`RssAnon`), which excludes mapped files.
+    /// Anonymous resident memory of this process in bytes (`RssAnon`). Mapped files are not counted.
     fn anonymous_bytes() -> u64 {
         let text = fs::read_to_string("/proc/self/status").expect("Linux has /proc");
-        let line = text.lines().find(|line| line.starts_with("RssAnon:")).expect("a line for it");
+        let line = text.lines().find(|line| line.starts_with("RssAnon:")).expect("a line with RssAnon");
         line.split_whitespace().nth(1).expect("a number").parse::<u64>().expect("a number") * 1024
     }
 
-    /// CPU time of this thread.
+    /// CPU time of this thread in seconds.
     fn core_seconds() -> f64 {
         let text = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux has /proc");
         text.split_whitespace().next().expect("a field").parse::<f64>().expect("a number") / 1e9
@@ -284,18 +287,18 @@ mod long {
 
     const WIDTH: u32 = 768;
 
-    /// The amount of data to stream: `LOCDIFF_STREAM_GB`, or 2.
+    /// How much data to read, in GB: the value of the environment variable `LOCDIFF_STREAM_GB`, or 2.
     fn gigabytes() -> f64 {
         std::env::var("LOCDIFF_STREAM_GB").map_or(2.0, |text| text.parse().expect("a number"))
     }
 
-    /// The requirement is 1 GB for 20 GB of data. A tenth of the data gets an eighth of the memory, so memory that
-    /// grows with the data fails the smaller test as well.
+    /// How much memory may grow, in bytes. The requirement is 1 GB for 20 GB of data. For less data the limit is
+    /// 128 MB, so that a reader whose memory grows with the data also fails with the default of 2 GB.
     fn growth_max() -> u64 {
         if gigabytes() < 20.0 { 128_000_000 } else { 1_000_000_000 }
     }
 
-    /// Writes one file of 100 MB, links it under many names, and lists them all in the manifest.
+    /// Writes one file of 100 MB, makes hard links to the file under many names, and lists all names in the manifest.
     fn write_many(out: &Path) {
         let mut options = WriterOptions::new(WIDTH, 1, "one file", ImageHead::None);
         options.rows_per_file = 65_536;
@@ -357,7 +360,8 @@ mod long {
         }
     }
 
-    /// Two windows of 25 MB, four batches of 6 MB and the buffers of the readers, for any amount of data.
+    /// For any amount of data, memory holds only two windows of 25 MB, four batches of 6 MB and the buffers of the
+    /// readers.
     #[test]
     fn batches_stream_in_bounded_memory() {
         let folder = tempfile::tempdir().expect("temporary folder");

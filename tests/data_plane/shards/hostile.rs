@@ -1,5 +1,5 @@
-//! False footers and lists of the wrong length give an error that names the place, or skipped rows. They never make the
-//! reader allocate memory for rows that do not exist.
+//! If a footer makes false statements, the error names the file and the row group. A list of the wrong length is an
+//! error or a skipped row. The reader never allocates memory for rows that do not exist.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -21,14 +21,15 @@ fn open(path: &Path, on_bad_rows: OnBadRows) -> Result<Dataset, ShardsError> {
     Dataset::open(&path.display().to_string(), &ShardsConfig { on_bad_rows, ..ShardsConfig::default() })
 }
 
-/// A false statement in a footer: the number of rows of a row group, and one of its column chunks.
+/// A false statement in a footer about a row group: `rows` replaces the number of its rows, and `chunk` changes the
+/// metadata of its column chunk number `column`.
 struct Lie {
     rows: Option<i64>,
     column: usize,
     chunk: fn(ColumnChunkMetaDataBuilder) -> ColumnChunkMetaDataBuilder,
 }
 
-/// Rewrites the file with a footer that is false about row group 1.
+/// Rewrites the file with a footer that makes a false statement about row group 1.
 fn write_false_footer(path: &Path, lie: &Lie) {
     let bytes = fs::read(path).expect("read");
     let length = u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().expect("four bytes")) as usize;
@@ -76,8 +77,8 @@ fn false_footer_is_refused_with_file_and_row_group() {
         let (code, text) = (error.exit_code(), error.to_string());
         assert!(matches!(code, ExitCode::Corrupt | ExitCode::BadData), "{name}: {code:?}: {text}");
         assert!(text.contains("part-00000.parquet") && text.contains("row group 1"), "{name}: {text}");
-        // Skipping bad rows must not open the file either. The exception is a false length of the lists: the width then
-        // comes from the lists themselves, and no row is bad.
+        // With `on_bad_rows = skip`, opening must fail with the same error. The exception is a false number of values
+        // in the embedding column: the reader then takes the width from the lists themselves, and no row is bad.
         match open(&folder, OnBadRows::Skip) {
             Ok(dataset) => {
                 assert_eq!((name, dataset.width()), ("wide rows", 8));
@@ -119,7 +120,8 @@ fn absurd_width_is_refused() {
     assert!(error.to_string().contains("embeddings of width 2097152, wanted at most 1048576"), "{error}");
 }
 
-/// Writes a file whose row groups have lists of these lengths, with identifiers of any type.
+/// Writes a file with one row group for each element of `groups`, which has the lengths of the lists in the row group.
+/// `ids` makes the identifiers from the number of the first row and the number of rows.
 fn write_ragged(path: &Path, groups: &[&[usize]], ids: impl Fn(usize, usize) -> ArrayRef) {
     let mut writer = None;
     let mut first = 0;
@@ -155,8 +157,9 @@ fn numbers(first: usize, count: usize) -> ArrayRef {
 fn lists_of_the_wrong_length_are_skipped_in_every_row_group() {
     let scratch = tempfile::tempdir().expect("temporary folder");
     let path = scratch.path().join("ragged.parquet");
-    // A single row, whose length alone cannot be wrong; two rows whose mean length is a whole number; and the largest
-    // row group, which determines the width.
+    // Row group 0 has a single row, so only the other row groups show that its length of 3 is wrong. In row group 1 the
+    // mean length is the right width, 8, but neither row has this length. Row group 2 is the largest and determines the
+    // width.
     write_ragged(&path, &[&[3], &[4, 12], &[8, 8, 8, 5]], numbers);
     let error = open(&path, OnBadRows::Error).err().expect("ragged");
     assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
@@ -169,7 +172,7 @@ fn lists_of_the_wrong_length_are_skipped_in_every_row_group() {
     let strict = problems(&dataset);
     assert_eq!(strict.len(), 4, "{strict:?}");
     assert!(strict[0].message.contains("row group 0: column `embedding`: row 0: a list of 3 numbers, wanted 8"));
-    // A single row group whose mean length is a whole number, but not the length of any list.
+    // The mean length in this only row group is 6, a whole number, but no list has this length.
     write_ragged(&path, &[&[8, 8, 8, 4, 2]], numbers);
     assert_eq!(open(&path, OnBadRows::Skip).expect("opens").width(), 8);
 }

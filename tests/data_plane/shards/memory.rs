@@ -1,4 +1,4 @@
-//! A data set in memory whose reads can be counted, delayed, stalled, and made to fail.
+//! A data set in memory for tests. The tests can count and delay its reads, stall them, and make them fail.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,29 +7,30 @@ use std::time::Duration;
 
 use locdiff::shards::{BlockRows, Blocks, DataLayout, Sample, ShardsError, Spot};
 
-/// How the read of one block goes wrong.
+/// What goes wrong when one block is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Reports a checksum mismatch.
+    /// The read returns the error of a wrong checksum.
     Corrupt,
-    /// Panics, as a bug would.
+    /// The read panics.
     Panic,
-    /// Returns one row too few.
+    /// The read returns one row too few.
     Short,
-    /// Waits until [`Memory::release_stalled`] is called.
+    /// The read waits until [`Memory::release_stalled`] is called.
     Stall,
 }
 
-/// A data set whose numbers are functions of block, row and view.
+/// A data set that computes each embedding from the block, the row and the view, and each coordinate from block and
+/// row.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) layout: DataLayout,
-    /// Bad rows: (block, row).
+    /// The bad rows, each as (block, row).
     pub(crate) bad: BTreeSet<(u32, u32)>,
     pub(crate) fault: Option<(u32, Fault)>,
-    /// Delays reads by varying times.
+    /// Whether reads are delayed, by different times.
     pub(crate) slow: bool,
-    /// Every read so far: (block, view).
+    /// Every read so far, as (block, view).
     pub(crate) reads: Mutex<Vec<(u32, u32)>>,
     pub(crate) scans: AtomicUsize,
     gate: (Mutex<bool>, Condvar),
@@ -62,7 +63,7 @@ impl Memory {
         self.reads.lock().expect("not poisoned").len()
     }
 
-    /// The bytes of an embedding: finite float16 numbers.
+    /// The bytes of the embedding of a sample. All its float16 numbers are finite.
     pub(crate) fn embedding(&self, sample: Sample) -> Vec<u8> {
         let number = |element: usize| {
             let mixed = (sample.block.wrapping_mul(7919) ^ sample.row.wrapping_mul(104_729))

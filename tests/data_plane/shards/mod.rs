@@ -1,4 +1,4 @@
-//! Tests of shards: format, order of rows, reading, damaged and malicious files, S3.
+//! Tests of shards: their format, the order of rows, reading from disk and from S3, damaged and malicious files.
 
 mod build;
 mod contents;

@@ -1,5 +1,5 @@
-//! Rows are copied from files straight into batches. They have the same bits as rows of whole blocks, and no batch with
-//! an unchecked row is returned.
+//! Rows that are copied from files straight into batches have the same bits as rows that are read with whole blocks. A
+//! batch is returned only after all of its rows have been checked.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ use tch::{Device, Kind};
 
 use crate::shards::support::read_all;
 
-/// Writes two views of `rows` rows, no two of which are equal.
+/// Writes shards with two views. All embeddings of all rows and views differ.
 fn write(out: &Path, rows: usize, width: usize, rows_per_group: u32) {
     let options = WriterOptions::new(width as u32, 2, "placed", ImageHead::None);
     let options = WriterOptions { rows_per_group, rows_per_file: 3 * u64::from(rows_per_group), ..options };
@@ -53,7 +53,7 @@ fn threaded(dataset: &Arc<Dataset>, plan: &Plan, share: Share, cache: Cache) -> 
     Batches::new(dataset.clone(), plan.clone(), plan.start(), share, &options).expect("batches")
 }
 
-/// The bytes of every block of every view, from the general reader.
+/// The embeddings of every block of every view as bytes, read in whole blocks: `[view][block]`.
 fn read_blocks(dataset: &Dataset) -> Vec<Vec<Vec<u8>>> {
     let read = |view: u32| {
         let whole = read_all(dataset, view).expect("reads").embeddings;
@@ -68,7 +68,7 @@ fn read_blocks(dataset: &Dataset) -> Vec<Vec<Vec<u8>>> {
     (0..dataset.views()).map(read).collect()
 }
 
-/// Asserts that a batch holds the rows of the plan and their coordinates.
+/// Asserts that `batch` holds the embeddings and coordinates of the rows that the plan has at `position`.
 fn assert_batch(batch: &Batch, plan: &Plan, blocks: &[Vec<Vec<u8>>], position: Position) {
     let row_bytes = plan.layout().width * 2;
     let (mut bytes, mut degrees) = (Vec::new(), Vec::new());
@@ -87,7 +87,8 @@ fn assert_batch(batch: &Batch, plan: &Plan, blocks: &[Vec<Vec<u8>>], position: P
 
 #[test]
 fn batches_equal_rows_of_whole_blocks_for_every_share_and_cache() {
-    // Several pieces per block; more rows than one call scatters; rows so wide that each is a piece of its own.
+    // Blocks are read in pieces of 256 KiB. The first data set has several pieces per block, the second many short
+    // rows, and the third rows so wide that each row is a piece.
     for (rows, width, rows_per_group, batch) in [(2500, 300, 900, 700), (7000, 3, 3000, 700), (9, 200_000, 4, 5)] {
         let folder = tempfile::tempdir().expect("temporary folder");
         let out = folder.path().join("out");
@@ -136,7 +137,7 @@ fn rows_of_own_shards_are_copied_straight_into_batches() {
     assert_eq!(bytes, [&want.embeddings[41 * 16..][..16], &want.embeddings[7 * 16..][..16]].concat());
 }
 
-/// Overwrites two bytes in the middle of a row of a file.
+/// Finds the embedding `row` in a file and overwrites the two bytes in its middle with `bytes`.
 fn damage(path: &Path, row: &[u8], bytes: [u8; 2]) {
     let mut file = fs::read(path).expect("read");
     let at = file.windows(row.len()).position(|window| window == row).expect("the row") + row.len() / 2;
@@ -144,7 +145,7 @@ fn damage(path: &Path, row: &[u8], bytes: [u8; 2]) {
     fs::write(path, file).expect("written");
 }
 
-/// The number of batches before the first error, and that error.
+/// The number of batches before the first error, and the error itself.
 fn first_error(mut next: impl FnMut() -> Result<Batch, ShardsError>) -> (u64, ShardsError) {
     let mut count = 0;
     loop {
@@ -163,7 +164,7 @@ fn batch_with_rows_of_a_damaged_block_is_never_returned() {
     write(&out, 6000, 40, 400);
     let dataset = open(&out);
     let (plan, blocks) = (plan(&dataset, Mask::none(), 700), read_blocks(&dataset));
-    // Block 3 is the first of the second file.
+    // Block 3 is the first block of the second file.
     let (file, view) = (out.join("part-00001.parquet"), plan.epoch(0).expect("in range"));
     let first = |share: Share| {
         let slice = plan.slice(share).expect("few workers");
@@ -173,7 +174,8 @@ fn batch_with_rows_of_a_damaged_block_is_never_returned() {
     let shown = view.samples(0..6000).map(|sample| sample.expect("in range")).find(|sample| sample.block == 3);
     let shown = &blocks[shown.expect("every block is used").view as usize];
     damage(&file, &shown[3][100 * 80..][..80], [0x55, 0x05]);
-    // Each of 35 workers takes twenty rows of a batch: it needs rows of the damaged block, but rarely the damaged row.
+    // Each of 35 workers takes twenty rows of a batch. Such a worker needs rows of the damaged block, but rarely the
+    // damaged row itself, and must still get the error.
     for share in [Share::WHOLE, Share { worker: 17, workers: 35 }] {
         let mut inline = InlineBatches::new(dataset.as_ref(), plan.clone(), plan.start(), share).expect("batches");
         let mut threads = threaded(&dataset, &plan, share, Cache::None);
@@ -188,7 +190,7 @@ fn batch_with_rows_of_a_damaged_block_is_never_returned() {
             for part in ["part-00001.parquet: row group 0: column `embedding", "the file is damaged"] {
                 assert!(error.to_string().contains(part), "{error}");
             }
-            assert_eq!(*made, first(share), "batches before the first one with a row of the block");
+            assert_eq!(*made, first(share), "the number of batches before the first batch with a row of block 3");
         }
     }
 }

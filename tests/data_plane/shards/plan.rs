@@ -1,4 +1,4 @@
-//! The plan gives each row once per epoch, for any number of workers and after any resume.
+//! The plan contains each usable row once per epoch, for any number of workers and after resuming at any step.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -32,14 +32,15 @@ fn cases() -> impl Strategy<Value = Case> {
             (block, (0..*rows).filter(skips).collect())
         });
         let mask = Mask::new(skipped.collect(), &block_rows).expect("ascending");
-        // Rows take 24 bytes, so these bounds shorten windows. WINDOW_BYTES_MAX does not.
+        // A row takes 24 bytes, so a bound of at most 1800 bytes shortens windows. `WINDOW_BYTES_MAX` does not shorten
+        // any window.
         let window_bytes_max = if bound == 0 { WINDOW_BYTES_MAX } else { bound * 600 };
         let options = PlanOptions { seed, global_batch, tail, shuffle_row_groups, window_bytes_max };
         Case { layout: DataLayout { block_rows, width: 4, views, fingerprint: 1 }, mask, options, workers, epoch }
     })
 }
 
-/// The rows of a step, worker after worker.
+/// The rows of all workers in one step, in the order of the workers.
 fn step(plan: &Plan, position: Position, workers: u32) -> Vec<Sample> {
     let epoch = plan.epoch(position.epoch).expect("in range");
     let slices = (0..workers).map(|worker| plan.slice(Share { worker, workers }).expect("fewer than rows"));
@@ -49,7 +50,7 @@ fn step(plan: &Plan, position: Position, workers: u32) -> Vec<Sample> {
         .collect()
 }
 
-/// The rows of a whole epoch.
+/// The rows of a whole epoch, in order.
 fn epoch(plan: &Plan, number: u64) -> Vec<Sample> {
     let epoch = plan.epoch(number).expect("in range");
     epoch.samples(0..plan.indices()).map(|row| row.expect("in range")).collect()
@@ -60,8 +61,9 @@ fn usable(case: &Case) -> HashSet<(u32, u32)> {
     rows.filter(|(block, row)| !case.mask.skipped(*block).contains(row)).collect()
 }
 
-/// Checks that an epoch has every usable row once, then padding from its start (or lacks only a tail), for any number
-/// of workers.
+/// Checks that an epoch has every usable row once, for any number of workers. With `Tail::Pad`, the first rows of the
+/// epoch are repeated at its end to fill the last batch. With `Tail::Drop`, the rows that do not fill a batch are
+/// missing.
 fn whole_epochs(case: &Case) -> Result<(), TestCaseError> {
     let usable = usable(case);
     let (batch, rows) = (u64::from(case.options.global_batch), usable.len() as u64);
@@ -78,8 +80,8 @@ fn whole_epochs(case: &Case) -> Result<(), TestCaseError> {
     prop_assert_eq!(all.len() as u64, steps * batch);
     let first = &all[..all.len().min(usable.len())];
     let different: HashSet<(u32, u32)> = first.iter().map(|sample| (sample.block, sample.row)).collect();
-    prop_assert_eq!(different.len(), first.len(), "a row came twice");
-    prop_assert!(different.is_subset(&usable), "a skipped row came");
+    prop_assert_eq!(different.len(), first.len(), "a row is in the epoch twice");
+    prop_assert!(different.is_subset(&usable), "a skipped row is in the epoch");
     prop_assert_eq!(usable.len() as u64 - different.len() as u64, plan.dropped_rows());
     for (index, sample) in all[first.len()..].iter().enumerate() {
         prop_assert_eq!(*sample, all[index % usable.len()], "padding is not the start of the epoch");
@@ -100,7 +102,8 @@ fn several_workers(case: &Case, plan: &Plan, all: &[Sample]) -> Result<(), TestC
         .map(|slice| slice.end - slice.start)
         .collect();
     prop_assert!(lengths.iter().max().expect("one") - lengths.iter().min().expect("one") <= 1);
-    // From the middle of the epoch past its end, with a different number of workers at every step.
+    // Reads four steps from the middle of the epoch on, possibly past its end, with a different number of workers at
+    // every step.
     let mut position = Position { epoch: case.epoch, step: plan.steps() / 2, ..plan.start() };
     let batch = case.options.global_batch as usize;
     for turn in 0..4 {
@@ -113,7 +116,7 @@ fn several_workers(case: &Case, plan: &Plan, all: &[Sample]) -> Result<(), TestC
     Ok(())
 }
 
-/// Checks that in as many epochs as there are views, every block shows each view once.
+/// Checks consecutive epochs, as many as there are views: no block shows the same view in two of these epochs.
 fn views(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
     if case.epoch > 1000 {
         return Ok(());
@@ -129,7 +132,7 @@ fn views(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
         }
     }
     for (block, views) in shown {
-        // A block that is entirely in the dropped tail of an epoch is seen less often.
+        // If all rows of a block are in the dropped tail of an epoch, the block shows no view in that epoch.
         prop_assert_eq!(views.len() as u32, seen[&block], "block {} shows a view twice", block);
     }
     Ok(())
@@ -157,16 +160,18 @@ fn epochs_differ_and_look_random() {
     let neighbours =
         |rows: &[Sample]| -> HashSet<_> { rows.windows(2).map(|pair| (row(&pair[0]), row(&pair[1]))).collect() };
     let kept = neighbours(&one).intersection(&neighbours(&other)).count();
-    // If two blocks share a window in both epochs, one pair of its 8192 rows is expected to stay together: 1 in total.
+    // An epoch has 81,919 pairs of neighbours. About a tenth of these pairs share a window in the next epoch too, and
+    // one in 8192 of these are neighbours again. One pair is expected in total.
     assert!(kept < 12, "{kept} pairs of neighbours are the same in both epochs");
-    // A batch of 512 rows has rows of all 16 blocks of its window, 32 of each on average. 8 is 4.4 deviations less.
+    // A batch of 512 rows has rows of all 16 blocks of its window, 32 of each block on average. A count of 8 is 4.4
+    // standard deviations below the average.
     for batch in one.chunks(512) {
         let mut counts = BTreeMap::new();
         batch.iter().for_each(|sample| *counts.entry(sample.block).or_insert(0) += 1);
         assert_eq!(counts.len(), 16);
         assert!(counts.values().all(|count| (8..64).contains(count)), "{counts:?}");
     }
-    // Windows of the next epoch combine other blocks.
+    // The first windows of the two epochs have few blocks in common.
     let window = |rows: &[Sample]| -> HashSet<u32> { rows[..16 * 512].iter().map(|sample| sample.block).collect() };
     assert!(window(&one).intersection(&window(&other)).count() < 9);
     // The blocks of one epoch show different views: 53 blocks per view are expected, with a standard deviation of 6.
@@ -174,13 +179,13 @@ fn epochs_differ_and_look_random() {
         let blocks: HashSet<u32> = one.iter().filter(|row| row.view == view).map(|row| row.block).collect();
         assert!((25..80).contains(&blocks.len()), "{} of 160 blocks show view {view}", blocks.len());
     }
-    // The same seed gives the same order, another seed another one.
+    // The same seed gives the same order of rows, and another seed gives another order.
     let again = self::plan(&[512; 160], &ShardsConfig::default(), 3, 512);
     assert_eq!(epoch(&again, 1), other);
     assert_ne!(epoch(&self::plan(&[512; 160], &ShardsConfig::default(), 4, 512), 0)[..512], one[..512]);
 }
 
-/// A silent change of the order would break every run that is resumed.
+/// If the order of rows changed between versions of this program, a resumed run would repeat some rows and miss others.
 #[test]
 fn order_of_rows_never_changes() {
     let plan = plan(&[5, 3, 0, 7, 4], &ShardsConfig { shuffle_row_groups: 2, ..ShardsConfig::default() }, 42, 4);
@@ -288,7 +293,7 @@ fn replay_proves_each_row_once_for_every_world_size() {
         Replay { world_sizes: vec![1, 0], ..replay.clone() }.run(&memory, mask.clone(), &ShardsConfig::default());
     let error = error.expect_err("0 workers");
     assert_eq!((error.exit_code().code(), error.to_string().contains("--world-sizes has 0")), (10, true), "{error}");
-    // A data set of fewer rows than a batch is replayed as one batch.
+    // If a data set has fewer rows than a batch, it is replayed as a single batch of all its rows.
     let few = Memory::new(&[3, 2], 2, 1);
     let replay = Replay { epochs: 2, world_sizes: vec![1, 3], global_batch: 4096, seed: 5 };
     let report = replay.run(&few, Mask::none(), &ShardsConfig::default()).expect("each row comes once");

@@ -1,5 +1,5 @@
-//! Batches hold exactly the rows of the plan, for any number of threads and any cache. Read faults are reported, and
-//! dropping the batches stops the threads.
+//! Batches hold exactly the rows of the plan, for any number of threads and any cache. If a read fails, the batch that
+//! needs its rows gives the error. Dropping a `Batches` stops its threads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ fn plan(memory: &Memory, config: &ShardsConfig, global_batch: u32) -> Plan {
     Plan::new(memory.layout.clone(), mask, PlanOptions::new(config, 11, global_batch)).expect("a plan")
 }
 
-/// Windows of four blocks.
+/// A configuration with windows of four blocks.
 fn config(tail: Tail) -> ShardsConfig {
     ShardsConfig { shuffle_row_groups: 4, tail, ..ShardsConfig::default() }
 }
@@ -32,7 +32,7 @@ fn start(memory: &Arc<Memory>, plan: &Plan, position: Position, share: Share, op
     Batches::new(memory.clone(), plan.clone(), position, share, options).expect("batches")
 }
 
-/// The rows that a worker's batch must hold.
+/// The rows that the batch of a worker at `position` must hold.
 fn planned(plan: &Plan, position: Position, share: Share) -> Vec<Sample> {
     let slice = plan.slice(share).expect("fewer workers than rows");
     let epoch = plan.epoch(position.epoch).expect("in range");
@@ -44,7 +44,7 @@ fn bytes(batch: &Batch) -> Vec<u8> {
     numbers.expect("float16").into_iter().flat_map(i16::to_le_bytes).collect()
 }
 
-/// Asserts that `batch` is the one that the plan has at `position`.
+/// Asserts that `batch` holds the rows that the plan has at `position` for this share.
 fn assert_batch(memory: &Memory, plan: &Plan, position: Position, share: Share, batch: &Batch) {
     let rows = planned(plan, position, share);
     assert_eq!(batch.position, position);
@@ -58,7 +58,7 @@ fn assert_batch(memory: &Memory, plan: &Plan, position: Position, share: Share, 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// From a random step past the end of the epoch, for every worker.
+    /// For every worker, reads some batches from a random step on, possibly past the end of the epoch.
     #[test]
     fn batches_hold_the_rows_of_the_plan(
         block_rows in prop::collection::vec(0_u32..30, 1..20),
@@ -114,7 +114,7 @@ fn read_fault_is_reported_at_its_batch() {
                 assert_batch(&memory, &plan, position, Share::WHOLE, &batches.next().expect("before the fault"));
                 position = plan.after(position);
             }
-            assert!(position.step > 2 && position.epoch == 0, "the fault comes too early to prove anything");
+            assert!(position.step > 2 && position.epoch == 0, "the plan uses block 13 too early for this test");
             let error = batches.next().expect_err("the fault");
             assert_eq!((error.exit_code().code(), error.to_string().starts_with(text)), (code, true), "{error}");
             assert_eq!(batches.position(), position, "the position must stay at the failed batch");
@@ -122,7 +122,7 @@ fn read_fault_is_reported_at_its_batch() {
             assert!(error.contains("after the error: ") && error.contains(text), "{error}");
         }
     }
-    // The device cache reads all blocks when it is created.
+    // With the device cache, `Batches::new` reads all blocks, so it returns the error.
     let mut memory = Memory::new(&[10; 20], 2, 1);
     let plan = plan(&memory, &config(Tail::Drop), 8);
     memory.fault = Some((13, Fault::Corrupt));
@@ -130,7 +130,7 @@ fn read_fault_is_reported_at_its_batch() {
     assert_eq!(made.expect_err("the fault").exit_code().code(), 22);
 }
 
-/// Waits until `done` returns true.
+/// Waits until `done` returns true. Panics with the description `what` after 20 s.
 fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -141,21 +141,22 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 
 #[test]
 fn readers_stay_within_two_windows_and_resume_reads_only_the_rest() {
-    // Windows of 4 blocks of 10 rows; batches of 10.
+    // A window has four blocks of 10 rows, and a batch has 10 rows.
     let memory = Memory::new(&[10; 40], 3, 2).shared();
     let plan = plan(&memory, &config(Tail::Drop), 10);
     let mut batches = start(&memory, &plan, plan.start(), Share::WHOLE, &options(3, Cache::None));
     wait_until("reading two windows", || memory.read_count() == 8);
-    // Enough time for an unbounded reader to read more.
+    // In this time, a reader without a bound would read more blocks.
     std::thread::sleep(Duration::from_millis(30));
     for taken in 0..30_usize {
-        // The gatherer has begun at most batch `taken + 3`: two are prefetched and one is waiting for a free slot.
+        // At most `taken + 3` batches are begun: the batches taken, two that are prefetched, and one that waits for a
+        // free slot. They are in at most `taken.div_ceil(4) + 1` windows. The window after them is read too.
         let bound = 4 * (taken.div_ceil(4) + 2);
         assert!(memory.read_count() <= bound, "{} reads after {taken} batches, wanted {bound}", memory.read_count());
         batches.next().expect("a batch");
     }
     drop(batches);
-    // Resume in the last window: its blocks are read, then those of the next epoch.
+    // Resuming in the last window of an epoch reads the blocks of this window first and then blocks of the next epoch.
     memory.reads.lock().expect("not poisoned").clear();
     let last = Position { step: 37, ..plan.start() };
     let mut batches = start(&memory, &plan, last, Share::WHOLE, &options(1, Cache::None));
@@ -192,7 +193,8 @@ fn caches_change_no_bit_and_save_reads() {
         drop(batches);
         reads.push(memory.read_count());
     }
-    // Every view of every block once. A window that is prefetched twice before it is cached may add some.
+    // A cache for the whole data set reads each of the 2 views of each of the 12 blocks once. The host cache may read
+    // up to two windows again that are prefetched before they are cached.
     assert!((24..=32).contains(&reads[1]), "{reads:?}");
     assert_eq!(reads[3], 24, "{reads:?}");
     assert!(reads[0] >= 48 && reads[2] < reads[0] && reads[2] > reads[1], "{reads:?}");
@@ -210,7 +212,8 @@ fn batch_memory_is_reused_unless_a_tensor_still_holds_it() {
     for _ in 0..60 {
         buffers.insert(batches.next().expect("a batch").embeddings.data_ptr() as usize);
     }
-    // Eight batches of two windows being filled, two prefetched, one being handed over, one held by this test.
+    // Twelve buffers are enough: eight for the batches of the two windows that are being filled, two for prefetched
+    // batches, one for the batch that is being handed over, and one for the batch that this test holds.
     assert!(buffers.len() <= 12, "60 batches used {} buffers", buffers.len());
     assert!(!buffers.contains(&(tensor.data_ptr() as usize)), "memory that is still in use was reused");
     let now = Vec::<i16>::try_from(tensor.view_dtype(Kind::Int16).view(-1)).expect("float16");
@@ -219,7 +222,7 @@ fn batch_memory_is_reused_unless_a_tensor_still_holds_it() {
 
 #[test]
 fn dropping_batches_stops_their_threads_at_once() {
-    // First no batch is taken, then a read hangs.
+    // In the first case all threads wait, because no batch is taken. In the second case a read hangs.
     for fault in [None, Some((3, Fault::Stall))] {
         let mut memory = Memory::new(&[10; 8], 2, 1);
         let plan = plan(&memory, &config(Tail::Drop), 10);
@@ -260,7 +263,7 @@ fn impossible_starts_are_refused() {
     assert!(error.contains("the width of the embeddings is 0"), "{error}");
 }
 
-/// Pinned memory, the host cache and the device cache give the same bits as the CPU.
+/// Batches for a GPU hold the right bits in pinned memory, with the host cache and with the device cache.
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn batches_for_a_gpu_hold_the_same_bits() {

@@ -1,4 +1,4 @@
-//! Reads shards with the `parquet` crate alone, independently of the code under test.
+//! Reads shards only with the `parquet` crate, without the reader that is tested.
 
 use std::fs::File;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn batches(folder: &Path, manifest: &Manifest) -> Vec<RecordBatch> {
         .collect()
 }
 
-/// One matrix per view, f32.
+/// The embeddings of each view as an f32 matrix with one row per photo.
 pub(crate) fn read_views(folder: &Path, manifest: &Manifest) -> Vec<Tensor> {
     let batches = batches(folder, manifest);
     let read = |view: u32| {
@@ -33,7 +33,7 @@ pub(crate) fn read_views(folder: &Path, manifest: &Manifest) -> Vec<Tensor> {
     (0..manifest.views).map(read).collect()
 }
 
-/// Ids, latitudes and longitudes.
+/// The identifier, the latitude and the longitude of each row.
 pub(crate) fn read_table(folder: &Path, manifest: &Manifest) -> Vec<(String, f64, f64)> {
     let mut rows = Vec::new();
     for batch in batches(folder, manifest) {

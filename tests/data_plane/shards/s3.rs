@@ -1,5 +1,5 @@
-//! Shards behind `s3://`: a failing server gives the same rows as the disk, the cache stays within its bound and
-//! repairs damage, and error messages are clear and contain no secret.
+//! Tests of shards at `s3://` locations. A server that often fails gives the same rows as the disk. The cache stays
+//! within its bound, and damaged entries are fetched again. Error messages name the cause and contain no secret.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,8 @@ use tch::{Device, Kind};
 use crate::shards::s3_server::{BUCKET, Faults, SECRET_KEY, Server};
 use crate::shards::support::problems;
 
-/// Shape of the test data. [`SMALL`] has several files and row groups, [`LARGE`] a row group larger than one request.
+/// The shape of a data set. [`SMALL`] has several files and row groups. [`LARGE`] has a row group that takes several
+/// requests.
 struct Shape {
     rows: usize,
     width: usize,
@@ -48,14 +49,15 @@ fn write_shards(out: &Path, shape: &Shape) {
     writer.finish().expect("a folder of shards");
 }
 
-/// A temporary folder, and an S3 server for it.
+/// A temporary folder, and an S3 server whose bucket is in this folder.
 struct Stage {
     folder: tempfile::TempDir,
     server: Server,
 }
 
 impl Stage {
-    /// The bucket has `ours` (with a manifest) and `theirs` (the same files without a manifest).
+    /// Starts the server. Its bucket has two folders: `ours` has shards with a manifest, and `theirs` has the same
+    /// Parquet files without a manifest.
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let server = Server::start(&folder.path().join("root"));
@@ -78,7 +80,7 @@ impl Stage {
         self.folder.path().join("cache")
     }
 
-    /// Short waits between tries, and no cache.
+    /// Options for a client of the server, with short waits between tries and without a cache.
     fn options(&self) -> S3Options {
         with_cache(0, self.with_variable("AWS_REGION", "us-east-1"))
     }
@@ -112,7 +114,7 @@ fn all_rows(dataset: &Dataset) -> Vec<BlockRows> {
     all
 }
 
-/// Like [`all_rows`], from several threads at once.
+/// Returns the same as [`all_rows`], but reads with several threads at once.
 fn all_rows_by(threads: usize, dataset: &Dataset) -> Vec<BlockRows> {
     let reads = dataset.block_rows().len() as u32 * dataset.views();
     let next = AtomicU32::new(0);
@@ -144,7 +146,7 @@ fn with_tries(tries_max: usize, mut options: S3Options) -> S3Options {
     options
 }
 
-/// The options with another bound for the cache.
+/// The options with `bytes_max` as the bound of the cache.
 fn with_cache(bytes_max: u64, mut options: S3Options) -> S3Options {
     options.cache_bytes_max = bytes_max;
     options
@@ -158,7 +160,8 @@ fn assert_same(got: &Dataset, want: &Dataset, threads: usize) {
     assert!(all_rows_by(threads, got) == all_rows(want), "the rows differ");
 }
 
-/// Two epochs of batches as training reads them: the bits of the embeddings, and the coordinates.
+/// The batches of two epochs, read as training reads them. Each batch is the bits of its embeddings and its
+/// coordinates.
 fn batches(dataset: Dataset, threads: u32) -> Vec<(Vec<i16>, Vec<f64>)> {
     let config = ShardsConfig { shuffle_row_groups: 3, ..ShardsConfig::default() };
     let plan = Plan::new(DataLayout::of(&dataset), Mask::none(), PlanOptions::new(&config, 3, 90)).expect("a plan");
@@ -173,7 +176,8 @@ fn batches(dataset: Dataset, threads: u32) -> Vec<(Vec<i16>, Vec<f64>)> {
     (0..2 * plan.steps()).map(|_| batch(made.next().expect("a batch"))).collect()
 }
 
-/// The path of training. Rows from S3 come through whole chunks, rows from disk are copied straight into batches.
+/// Reads batches as training does. A row from S3 is copied out of a whole column chunk in memory, a row from disk
+/// straight from the file into the batch.
 #[test]
 fn batches_from_a_failing_s3_server_equal_those_from_disk() {
     let stage = Stage::new();
@@ -184,7 +188,7 @@ fn batches_from_a_failing_s3_server_equal_those_from_disk() {
         assert!(batches(stage.open(key, &options).expect("opens"), 3) == want, "{key}: batches differ");
     }
     assert!(stage.server.counts.failed() > 5, "the server did not fail");
-    // The contents of objects without a manifest equal those of the same files on disk, except for the versions.
+    // Objects without a manifest have the same checksums as the same files on disk. Only the versions differ.
     let remote = stage.open("theirs", &options).expect("opens");
     let contents = remote.scan().expect("read").contents;
     assert_eq!(remote.check_contents(&contents).expect("the same"), contents);
@@ -216,13 +220,13 @@ fn rows_from_a_failing_s3_server_equal_those_from_disk() {
     println!("{} of {} requests failed", counts.failed(), counts.all());
     assert!(counts.failed() > 50, "the server did not fail");
 
-    // Reading, and dropping the data set, inside a runtime neither panics nor deadlocks.
+    // Inside an asynchronous runtime, reading the data set and dropping it neither panics nor deadlocks.
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async { drop((all_rows(&ours), ours)) });
 }
 
-/// Bytes in the folder, or `None` if two listings in a row differ. While other threads add and remove files, a single
-/// listing may include files that never existed at the same time.
+/// Bytes of all files in the subfolders of `folder`, or `None` if two consecutive listings differ. While other threads
+/// add and remove files, a single listing may include files that never existed at the same time.
 fn cache_bytes(folder: &Path) -> Option<u64> {
     let entries = |folder: &Path| -> Vec<PathBuf> {
         fs::read_dir(folder).map_or_else(|_| Vec::new(), |found| found.flatten().map(|entry| entry.path()).collect())
@@ -258,7 +262,8 @@ fn warm_cache_sends_no_requests_and_repairs_damage() {
     assert_same(&stage.open("ours", &options).expect("shards"), &want, 1);
     assert_eq!(counts.gets(), cold, "a second pass or a second data set sent requests");
 
-    // Every kind of damage: a flipped byte, truncation, an extra byte, a wrong header, an empty file.
+    // Each entry of the cache gets one of five kinds of damage: a flipped bit, truncation, an extra byte, a wrong
+    // header, or no bytes at all.
     let files = cache_files(&stage.cache());
     for (number, path) in files.iter().enumerate() {
         let mut bytes = fs::read(path).expect("an entry");
@@ -278,7 +283,7 @@ fn warm_cache_sends_no_requests_and_repairs_damage() {
     assert_same(&stage.open("ours", &options).expect("shards"), &want, 1);
     assert_eq!(counts.gets(), cold + repaired, "the damaged entries were not repaired");
 
-    // The cache folder is removed, then a file takes its place.
+    // Reading works when the cache folder is removed, and also when a file takes its place.
     fs::remove_dir_all(stage.cache()).expect("removed");
     assert_same(&first, &want, 4);
     fs::remove_dir_all(stage.cache()).expect("it was created again");
@@ -286,7 +291,8 @@ fn warm_cache_sends_no_requests_and_repairs_damage() {
     assert_same(&first, &want, 4);
     assert_same(&stage.open("ours", &options).expect("shards"), &want, 1);
 
-    // An object that was replaced before opening has another version, so no entry of the old version is used.
+    // An object is replaced before the data set is opened again. The new object has another version, so no cache entry
+    // of the old version is used.
     fs::remove_file(stage.cache()).expect("removed");
     drop(stage.open("theirs", &options).map(|theirs| all_rows(&theirs)));
     let path = stage.server.path("theirs/part-00000.parquet");
@@ -319,7 +325,7 @@ fn cache_stays_within_its_bound_with_several_workers() {
         done.store(true, Ordering::Relaxed);
         watch.join().expect("the watching thread")
     });
-    // On a busy machine the watching thread may have seen little, so the final size counts too.
+    // On a busy machine the watching thread may have missed the largest size, so the final size is included.
     let most = most.max(cache_bytes(&stage.cache()).expect("all workers have ended")) - 100_000;
     println!("the cache held up to {most} of {bytes_max} bytes");
     assert!(most <= bytes_max && most > bytes_max / 2, "the cache held up to {most} of {bytes_max} bytes");
@@ -328,7 +334,8 @@ fn cache_stays_within_its_bound_with_several_workers() {
     assert!(entries.iter().all(|path| !is_unfinished(path)), "an unfinished file is left");
 }
 
-/// The error of opening or reading, after a check that it came quickly and contains no secret.
+/// Opens a location, reads a block, and returns the error of either. Asserts that the error came within 5 s and
+/// contains no secret.
 fn failure(stage: &Stage, location: &str, options: &S3Options) -> (String, ExitCode) {
     let began = Instant::now();
     let read = DatasetIndex::read_s3(location, options).and_then(|index| {
@@ -375,7 +382,7 @@ fn s3_failures_are_reported_quickly_and_without_secrets() {
     stage.server.fail(Faults::AlwaysReset);
     fails("s3://bucket/ours", &quick, &["s3://bucket/ours", "listing"], ExitCode::Io);
 
-    // Failures while reading name the byte range, the number of tries and the response.
+    // If a read fails, the error names the byte range, the number of tries and the server's response.
     stage.server.fail(Faults::None);
     let dataset = stage.open("ours", &quick).expect("shards");
     let assert_read_fails = |wanted: &[&str], code: ExitCode| {
@@ -388,7 +395,7 @@ fn s3_failures_are_reported_quickly_and_without_secrets() {
     stage.server.fail(Faults::Always503);
     let requests = stage.server.counts.all();
     assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "bytes ", "after 4 tries: 503"], ExitCode::Io);
-    assert_eq!(stage.server.counts.all() - requests, 4, "the error states another number of tries");
+    assert_eq!(stage.server.counts.all() - requests, 4, "the error states another number of tries than 4");
     stage.server.fail(Faults::AlwaysReset);
     assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "bytes "], ExitCode::Io);
     stage.server.fail(Faults::None);
@@ -433,7 +440,7 @@ fn dataset_from_an_index_requests_only_rows() {
     }
 }
 
-/// Set in the environment of the process that the next test starts.
+/// The environment variable that gives the location to the child process of the next test.
 const CHILD: &str = "LOCDIFF_TEST_S3_LOCATION";
 
 #[test]

@@ -1,4 +1,4 @@
-//! A real S3 server (`s3s-fs`) for a temporary folder. It counts requests and injects faults.
+//! A real S3 server (`s3s-fs`) that serves a temporary folder, counts requests and injects faults.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,18 +20,19 @@ pub(crate) const ACCESS_KEY: &str = "AKIDEXAMPLE";
 pub(crate) const SECRET_KEY: &str = "hunter2-is-no-secret-key";
 pub(crate) const BUCKET: &str = "bucket";
 
-/// The faults that the server injects.
+/// Which faults the server injects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Faults {
     None,
-    /// Every second request fails: 503, or the connection is closed before the response, or closed or reset within it.
+    /// Every second request fails. The server answers with status 503, closes the connection before the response, or
+    /// closes or resets the connection after half of the response.
     Mixed,
     Always503,
-    /// Resets the connection after half of every response.
+    /// The server resets the connection after half of every response.
     AlwaysReset,
 }
 
-/// The fault of one request.
+/// What goes wrong with one request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
@@ -41,7 +42,7 @@ enum Fault {
     ResetAmid,
 }
 
-/// Requests by kind.
+/// Numbers of requests of each kind, and the faults that are injected now.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) all: AtomicUsize,
@@ -128,7 +129,7 @@ async fn serve(stream: TcpStream, service: SharedS3Service, counts: Arc<Counts>)
     let twin = Arc::new(twin);
     let stream = TcpStream::from_std(stream).expect("a socket");
     let answer = service_fn(move |request| respond(request, service.clone(), Arc::clone(&counts), Arc::clone(&twin)));
-    // Injected faults end the connection with an error.
+    // The result is ignored, because injected faults end the connection with an error.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
 }
 
@@ -170,7 +171,7 @@ async fn respond(
             return Ok(Response::builder().status(503).body(answer).expect("a response"));
         }
         Fault::CloseBefore => return Err(std::io::Error::other("closed")),
-        // With zero linger, closing the socket sends RST instead of FIN.
+        // With a linger time of zero, closing the socket sends a TCP reset (RST) instead of a regular end (FIN).
         Fault::ResetAmid => socket.set_zero_linger().expect("a socket option"),
         Fault::None | Fault::CloseAmid => {}
     }
@@ -185,7 +186,7 @@ async fn respond(
     Ok(Response::from_parts(parts, Answer { bytes, breaks }))
 }
 
-/// A whole body, or half of one before the connection breaks.
+/// The body of a response. If `breaks` is true, the bytes are half of the body, and the connection breaks after them.
 struct Answer {
     bytes: Bytes,
     breaks: bool,

@@ -1,4 +1,4 @@
-//! Small shards for tests. float16, float32 and float64 all represent their numbers exactly.
+//! Small shards for tests. Float16, float32 and float64 all represent the numbers of their embeddings exactly.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use locdiff_core::protocol::Problem;
 pub(crate) const ROWS: usize = 64;
 pub(crate) const WIDTH: usize = 8;
 
-/// The same formula as `value` in `tests/golden/shards/make_fixtures.py`.
+/// Number `index` of an embedding. `value` in `tests/golden/shards/make_fixtures.py` has the same formula.
 pub(crate) fn value(row: usize, index: usize, view: usize) -> f16 {
     f16::from_f64((((row * 37 + index * 11 + view * 5) % 512) as f64 - 256.0) / 32.0)
 }
@@ -34,7 +34,7 @@ pub(crate) fn options() -> WriterOptions {
     WriterOptions { rows_per_group: 24, rows_per_file: 48, ..options }
 }
 
-/// Writes the sixty-four rows. `change` may first modify latitudes, longitudes and the first view.
+/// Writes shards of sixty-four rows. Before that, `change` may modify the latitudes, the longitudes and the first view.
 pub(crate) fn write_with(
     out: &Path,
     options: WriterOptions,
@@ -46,7 +46,7 @@ pub(crate) fn write_with(
     let (mut first, second) = (embeddings(0), embeddings(1));
     change(&mut latitudes, &mut longitudes, &mut first);
     let mut writer = ShardWriter::create(out, options)?;
-    // The pieces do not match the row groups: the writer must accept any size.
+    // Rows are pushed in pieces that differ from the row groups, because the writer must accept pieces of any size.
     for (start, end) in [(0, 5), (5, 60), (60, ROWS)] {
         let values = |view: &'_ [f16]| view[start * WIDTH..end * WIDTH].to_vec();
         writer.push(&WriterRows {
@@ -59,7 +59,7 @@ pub(crate) fn write_with(
     writer.finish()
 }
 
-/// All problems of a data set if no row may be skipped.
+/// All problems that verifying finds in a data set if no row may be skipped.
 pub(crate) fn problems(dataset: &Dataset) -> Vec<Problem> {
     let (problems, mask) = verify(dataset, OnBadRows::Error).expect("verified");
     assert_eq!(mask, Mask::none(), "rows were skipped");
@@ -70,7 +70,7 @@ pub(crate) fn write(out: &Path) -> Manifest {
     write_with(out, options(), |_, _, _| {}).expect("written")
 }
 
-/// All rows of a view, in the order in which they are stored.
+/// All rows of a view in the order in which the files store them.
 pub(crate) fn read_all(blocks: &dyn Blocks, view: u32) -> Result<BlockRows, ShardsError> {
     let (mut whole, mut part) = (BlockRows::default(), BlockRows::default());
     for block in 0..blocks.block_rows().len() as u32 {
@@ -83,7 +83,7 @@ pub(crate) fn read_all(blocks: &dyn Blocks, view: u32) -> Result<BlockRows, Shar
     Ok(whole)
 }
 
-/// The sixty-four rows, as every reader must return them.
+/// What every reader must return for the sixty-four rows.
 pub(crate) fn expected(view: usize) -> BlockRows {
     BlockRows {
         latitudes: (0..ROWS).map(latitude).collect(),

@@ -1,4 +1,4 @@
-//! Reading usable rows returns the rows of a block that the mask keeps, in order.
+//! `read_usable` and `read_usable_coordinates` return the rows of a block that the mask does not skip, in order.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Aggregating the samples of one image into one place.
+//! Tests of the aggregators, which combine the samples of an image into one place.
 
 use locdiff::shdd::aggregate::{
     Ensemble, TEMPERING, aggregate, geometric_median, kernel_medoid, mean_vector, mixture, posterior_medoid,
@@ -22,7 +22,7 @@ fn place(latitude: f64, longitude: f64) -> UnitVector {
     Place::new(Degrees(latitude), Degrees(longitude)).expect("on Earth").into()
 }
 
-/// The answers of the aggregators that need only places: medoid, mean and median.
+/// The answers of the three aggregators that need only the places of the samples: medoid, mean and median.
 fn aggregate_places(points: &[UnitVector]) -> [UnitVector; 3] {
     let medoid = points[kernel_medoid(points).expect("samples")];
     [medoid, mean_vector(points).expect("samples"), geometric_median(points).expect("samples")]
@@ -40,7 +40,7 @@ fn codes(decoder: &Decoder, points: &[UnitVector]) -> Tensor {
     decoder.anchors().basis().tensor(points, Device::Cpu).expect("encoded").unsqueeze(0)
 }
 
-/// Aggregates samples, with their mean as the expected code.
+/// Aggregates samples. The mean of their codes is passed as the code that is expected from the image.
 fn aggregate_samples(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     let expected_ic = match codes_ikc.dim() {
         3 => codes_ikc.mean_dim([1_i64].as_slice(), false, None::<Kind>),
@@ -77,7 +77,7 @@ fn aggregate_across_date_line_and_pole_stays_between_the_samples() {
         assert!(mean.distance(center).0 < 1e-6 && median.distance(center).0 < 1e-3, "{center:?}: {mean:?} {median:?}");
         for how in ALL {
             let found = aggregate_samples(how, &codes(&decoder, &around), &decoder).expect("samples")[0];
-            // Samples are first decoded to anchors, which are up to 200 km apart.
+            // Samples are first decoded to anchors. Neighbouring anchors are up to 200 km apart.
             assert!(found.distance(center).0 < 250.0, "{how:?} at {center:?}: {} km", found.distance(center).0);
         }
     }
@@ -98,7 +98,9 @@ fn aggregate_by_medoid_median_and_mixture_ignores_outliers() {
     assert!(found.point.distance(center).0 < 100.0 && found.score < 0.0, "{found:?}");
 }
 
-/// log of the mean over k of exp(s f_k(p)) / Z_k, term by term: Z from the anchors, f from the codes.
+/// The logarithm of the mixture's density at the point `at`, computed directly from the definition. The density is the
+/// mean over samples k of exp(s f_k(at)) / Z_k. Here s is the tempering, f_k(p) the product of the codes of sample k
+/// and point p, and Z_k the sum of exp(s f_k) over all anchors.
 fn log_mixture(decoder: &Decoder, samples: &[UnitVector], at: UnitVector) -> f64 {
     let basis = decoder.anchors().basis();
     let score = |one: UnitVector, other: UnitVector| {
@@ -113,8 +115,8 @@ fn log_mixture(decoder: &Decoder, samples: &[UnitVector], at: UnitVector) -> f64
     (samples.iter().map(density).sum::<f64>() / samples.len() as f64).ln()
 }
 
-/// The mixture of one sample is refined to the place of that sample, and the mixture of several to a mode of their
-/// density.
+/// If all samples are equal, the answer is refined to their place. If the samples differ, the answer is refined to a
+/// maximum of the mixture's density.
 #[test]
 fn aggregate_by_mixture_refines_to_the_mode_of_the_mixture() {
     let basis = Basis::new(15).expect("in range");
@@ -123,7 +125,7 @@ fn aggregate_by_mixture_refines_to_the_mode_of_the_mixture() {
     let center = place(48.0, 11.0);
     let alone = mixture(&codes(&decoder, &[center; 3]), &decoder, TEMPERING).expect("samples")[0];
     assert!(alone.converged && alone.point.distance(center).0 < 0.001, "{alone:?}");
-    // Samples spread unevenly within the resolution of 1300 km, and one far away.
+    // Four samples are unevenly spread within the resolution of 1300 km. A fifth sample is far away.
     let mut samples: Vec<UnitVector> = [(0.0, 100.0), (80.0, 500.0), (200.0, 300.0), (290.0, 700.0)]
         .map(|(bearing, distance)| center.displace(Degrees(bearing), Km(distance)).expect("finite"))
         .to_vec();
@@ -131,18 +133,19 @@ fn aggregate_by_mixture_refines_to_the_mode_of_the_mixture() {
     let found = mixture(&codes(&decoder, &samples), &decoder, TEMPERING).expect("samples")[0];
     let nearest = decoder.anchors().points()[found.anchor];
     assert!(found.converged && found.point.distance(center).0 < 600.0 && found.point != nearest, "{found:?}");
-    // Codes and normalisation are computed in f32.
+    // The program computes codes and normalisation in f32, `log_mixture` computes in f64.
     let height = log_mixture(&decoder, &samples, found.point);
     assert!((found.score - height).abs() < 1e-4, "{} {height}", found.score);
     assert!(height > log_mixture(&decoder, &samples, nearest));
     for turn in 0..8 {
         let beside = found.point.displace(Degrees(45.0 * f64::from(turn)), Km(1.0)).expect("finite");
-        // One kilometre from the mode, the density is lower by more than the rounding error of f32 codes.
+        // One kilometre away from the maximum, the density is lower, and the difference is larger than the rounding
+        // errors of f32 codes.
         assert!(log_mixture(&decoder, &samples, beside) < height, "bearing {}", 45 * turn);
     }
 }
 
-/// Many anchors with slightly lower density outweigh a single one.
+/// Many neighbouring anchors with slightly lower density outweigh a single anchor with the highest density.
 #[test]
 fn aggregate_by_mixture_sums_over_a_neighbourhood() {
     let (crowd, alone) = (place(40.0, 20.0), place(-30.0, -60.0));
@@ -161,7 +164,7 @@ fn aggregate_by_mixture_sums_over_a_neighbourhood() {
     assert!(found.point.distance(crowd).0 < 200.0 && found.score > -1.0, "{found:?}");
 }
 
-/// The mean of antipodes has no direction, so the answer is the first sample.
+/// The mean of two antipodes has no direction. The medoid, the mean and the median are then the first sample.
 #[test]
 fn aggregate_of_antipodes_is_a_sample_and_never_nan() {
     for point in [place(12.0, 34.0), UnitVector::NORTH_POLE] {
@@ -183,8 +186,9 @@ fn aggregate_ties_go_to_the_earliest_sample() {
     assert_eq!(kernel_medoid(&[place(-40.0, 7.0), one, other, one]), Ok(1));
 }
 
-/// With nine samples in one region and seven in another, the code expected from the image decides between them. So do
-/// values that are given directly.
+/// Nine samples are in one region and seven in another. The posterior medoid chooses between the regions by the values
+/// that each sample has under the code that is expected from the image. First the values are given directly, then the
+/// code.
 #[test]
 fn aggregate_favours_samples_near_the_expected_code() {
     let around = |latitude: f64, count: u32| (0..count).map(move |step| place(latitude, 20.0 + 0.1 * f64::from(step)));
@@ -205,13 +209,13 @@ fn aggregate_favours_samples_near_the_expected_code() {
     }
 }
 
-/// No step in any direction lowers the sum of distances, even if the median is one of the samples.
+/// A step of 1 km from the median in any direction does not lower the sum of distances, even if the median is a sample.
 #[test]
 fn aggregate_median_has_the_least_sum_of_distances() {
     for step in 0..40 {
         let mut points = uniform_points(9, step, 0, 16).expect("drawn");
         if step % 2 == 0 {
-            // All samples within about 30 degrees, where the median is unique.
+            // All samples are within about 30 degrees of one place, where the median is unique.
             let walked = |point: &UnitVector| place(20.0, 170.0).walk(point.xyz().map(|x| x * 0.5)).expect("finite");
             points = points.iter().map(walked).collect();
         }

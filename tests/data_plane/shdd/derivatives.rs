@@ -1,4 +1,4 @@
-//! Derivatives along the sphere equal finite differences, and closed forms at the peak of a clean code.
+//! Derivatives along the sphere equal finite differences. At the peak of a clean code they equal closed formulas.
 
 use std::f64::consts::PI;
 
@@ -23,7 +23,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 fn shdd_derivatives_equal_finite_differences() {
     const STEP: f64 = 1e-3;
     let basis = Basis::new(15).expect("in range");
-    // A rough function: all coefficients of the same size.
+    // The function is rough, because its coefficients of high degree are as large as those of low degree.
     let coefficients: Vec<f64> = (0..basis.dims()).map(|index| (1.0 + index as f64).powi(2).sin()).collect();
     for point in points() {
         let local = basis.value_gradient_hessian(&coefficients, point).expect("fits");
@@ -44,7 +44,8 @@ fn shdd_derivatives_equal_finite_differences() {
                 (dot(&local.gradient, &tangent) - slope).abs(),
                 (e * e * ee + 2.0 * e * n * en + n * n * nn - bend).abs(),
             );
-            // Truncation is h⁴ f⁽⁵⁾/30 and h⁴ f⁽⁶⁾/90 with |f⁽ᵏ⁾| ≤ 15ᵏ · 10: 3e-7 and 1.3e-6.
+            // With step h, the truncation errors of the slope and of the bend are h⁴ f⁽⁵⁾/30 and h⁴ f⁽⁶⁾/90. The
+            // derivatives f⁽ᵏ⁾ are at most 15ᵏ · 10, so the errors are at most 3e-7 and 1.3e-6.
             assert!(slope_error < 3e-7 && bend_error < 1.3e-6, "{point:?}: {slope_error:e}, {bend_error:e}");
         }
     }
@@ -58,7 +59,7 @@ fn shdd_clean_code_peaks_at_its_point_with_the_known_curvature() {
         let (height, curvature) = ((l + 1.0).powi(2) / (4.0 * PI), l * (l + 1.0).powi(2) * (l + 2.0) / (16.0 * PI));
         for point in points() {
             let local = basis.value_gradient_hessian(&basis.encode_f64(&[point]), point).expect("fits");
-            // The point is rounded to 1e-16 radians, which changes the slope by 1e-16 times the curvature.
+            // Rounding moves the point by about 1e-16 radians, which changes the slope by 1e-16 times the curvature.
             let slope = dot(&local.gradient, &local.gradient).sqrt() / curvature;
             let [[ee, en], [_, nn]] = local.hessian.map(|row| row.map(|value| value / curvature));
             assert!((local.value / height - 1.0).abs() < 1e-11, "degree {degree}, {point:?}");

@@ -1,4 +1,4 @@
-//! Spherical harmonics obey their theorems in every implementation.
+//! Spherical harmonics obey their theorems, and all implementations give the same values.
 
 mod aggregate;
 mod decode;
@@ -19,7 +19,7 @@ fn points(count: usize) -> Vec<UnitVector> {
     uniform_points_of(Stream::Test(1), 11, 0, 0, count).expect("in range")
 }
 
-/// Points where formulas with angles fail: the poles and points near them, the equator, the date line.
+/// Points at which formulas with angles may fail: the poles, points near them, the equator and the date line.
 fn hard_points() -> Vec<UnitVector> {
     let latitudes = [90.0, -90.0, 89.999_999_9, -89.999, 0.0, 0.0, 45.0, 1e-12];
     let longitudes = [0.0, 77.0, 12.0, -180.0, -180.0, 179.999_999, 90.0, 0.0];
@@ -30,7 +30,8 @@ fn basis(degree: u32) -> Basis {
     Basis::new(degree).expect("in range")
 }
 
-/// Σ_l (2l+1)/4π P_l(t), with the recursion for Legendre polynomials.
+/// The right side of the addition theorem: the sum of (2l+1)/4π P_l(t) over l = 0, ..., `degree`. The Legendre
+/// polynomials P_l are computed by recursion.
 fn kernel(degree: u32, t: f64) -> f64 {
     let (mut older, mut old, mut sum) = (0.0, 1.0, 1.0);
     for l in 1..=degree {
@@ -61,8 +62,8 @@ fn shdd_addition_theorem_at_degree_127() {
         largest = largest.max((dot(code_p, code_q) - kernel(degree, p.dot(q))).abs() / scale);
     }
     println!("addition theorem at degree {degree}: off by {largest:e} of (L+1)^2/4pi");
-    // The slope of the kernel in t = p·q is up to L²/2 times its size, and t is rounded to 1e-16. Rounding alone gives
-    // 1e-12.
+    // The slope of the kernel in t = p·q is up to degree²/2 times the kernel's size. Rounding t by 1e-16 therefore
+    // changes the kernel by about 1e-12 of its size.
     assert!(largest <= 1e-11, "{largest:e}");
 }
 
@@ -88,7 +89,8 @@ fn gauss_legendre(count: usize) -> Vec<(f64, f64)> {
 #[test]
 fn shdd_harmonics_are_orthonormal_at_degree_47() {
     let basis = basis(47);
-    // Exact for products of two harmonics, which have degree 94 in z and frequencies up to 94 in longitude.
+    // A product of two harmonics has degree up to 94 in z and frequencies up to 94 in longitude. A quadrature with 48
+    // heights and 96 longitudes integrates it exactly.
     let (heights, turns) = (48, 96);
     let mut nodes = Vec::new();
     let mut weights = Vec::new();
@@ -105,7 +107,7 @@ fn shdd_harmonics_are_orthonormal_at_degree_47() {
     let gram = codes.tr().matmul(&codes);
     let error = (gram - Tensor::eye(dims, (Kind::Double, Device::Cpu))).abs().max().double_value(&[]);
     println!("orthonormality at degree 47: off by {error:e}");
-    // Sums of 4608 products below 1e-3 each. The nodes are exact to 1e-15.
+    // Each integral is a sum of 4608 products below 1e-3, and the nodes are exact to 1e-15.
     assert!(error <= 1e-10, "{error:e}");
 }
 
@@ -113,7 +115,7 @@ fn shdd_harmonics_are_orthonormal_at_degree_47() {
 fn shdd_fast_form_equals_the_scalar_form() {
     for degree in [0, 1, 2, 7, 22, 23, 47, 95, 127, 255] {
         let basis = basis(degree);
-        // Full and partial blocks of points.
+        // These counts give full and partial blocks of points.
         for count in [1, 7, 8, 29] {
             let mut all = hard_points();
             all.extend(points(count));
@@ -124,7 +126,7 @@ fn shdd_fast_form_equals_the_scalar_form() {
                 all.iter().zip(wide.chunks_exact(basis.dims())).zip(narrow.chunks_exact(basis.dims()))
             {
                 basis.encode_scalar(*point, &mut want).expect("fits");
-                // The same operations in the same order give the same bits, so there is no tolerance.
+                // Both forms do the same operations in the same order, so the results must be equal bit for bit.
                 assert!(wide == want, "degree {degree}, {count} points, {point:?}");
                 assert!(narrow.iter().zip(&want).all(|(narrow, want)| *narrow == *want as f32), "degree {degree}");
             }
@@ -147,7 +149,8 @@ fn shdd_number_of_threads_changes_no_bit() {
 
 #[test]
 fn shdd_squares_of_each_degree_have_the_same_sum_everywhere() {
-    // Σ_m Y_lm² = (2l+1)/4π everywhere, also at the poles. So no value exceeds the square root of that.
+    // For each degree l, the sum of Y_lm² over m is (2l+1)/4π at every point, also at the poles. No value can therefore
+    // exceed √((2l+1)/4π).
     let mut all = points(200);
     all.extend(hard_points());
     for degree in [47, 127, 255, 511] {
@@ -159,8 +162,8 @@ fn shdd_squares_of_each_degree_have_the_same_sum_everywhere() {
                 let part = &code[l * l..(l + 1) * (l + 1)];
                 let share = (2 * l + 1) as f64 / (4.0 * PI);
                 let error = (dot(part, part) / share - 1.0).abs();
-                // z is rounded to 1e-16, which is multiplied by the slope l² near a pole in each of l steps. 1e-9 is
-                // enough for degree 511.
+                // Near a pole, each of the l steps of the recursion multiplies the rounding error of z, 1e-16, by the
+                // slope l². A tolerance of 1e-9 is enough for degree 511.
                 assert!(error < 1e-9, "degree {degree}, l = {l}: {error:e}");
                 largest = part.iter().fold(largest, |largest, value| largest.max(value.abs()));
             }
@@ -172,8 +175,9 @@ fn shdd_squares_of_each_degree_have_the_same_sum_everywhere() {
 
 #[test]
 fn shdd_largest_value_at_random_points_grows_slowly_with_the_degree() {
-    // The largest values are near the poles, where the zonal harmonics reach √((2L+1)/4π). So the maximum over random
-    // points depends on how close to a pole the closest one is. A broken recursion is off by powers of ten.
+    // The largest values are near the poles, where the zonal harmonics of degree L reach √((2L+1)/4π). The maximum over
+    // random points therefore depends on how close to a pole a point happens to be, and the tolerance is wide. A broken
+    // recursion would be off by powers of ten.
     let all: Vec<_> = points(2_000);
     for (degree, want) in [(47, 1.8), (127, 2.2), (255, 2.4)] {
         let basis = basis(degree);
@@ -206,8 +210,8 @@ fn shdd_first_harmonics_equal_the_textbook() {
     }
 }
 
-/// The closed form from the paper, in 80 digits (`tests/golden/make_harmonics.py`). It checks sign, order and size of
-/// each of 2304 dimensions.
+/// Compares the harmonics with the paper's closed form, which `tests/golden/make_harmonics.py` computes in 80 digits.
+/// The comparison checks the sign, the position and the size of each of the 2304 dimensions.
 #[test]
 fn shdd_harmonics_equal_the_closed_form_at_degree_47() {
     let golden = Golden::of("harmonics.safetensors");
@@ -221,7 +225,8 @@ fn shdd_harmonics_equal_the_closed_form_at_degree_47() {
         let code = basis.encode_f64(&[point]);
         for (index, (got, want)) in code.iter().zip(want).enumerate() {
             largest = largest.max((got - want).abs());
-            // Slopes reach 47 × 2.8, coordinates are rounded to 1e-16, and the errors of 47 recursion steps add up.
+            // The harmonics have slopes of up to 47 × 2.8, coordinates are rounded by 1e-16, and the errors of 47
+            // recursion steps add up.
             assert!((got - want).abs() < 1e-12, "{xyz:?}, dimension {index}: {got}, closed form {want}");
         }
     }
@@ -244,7 +249,8 @@ fn shdd_random_points_depend_only_on_seed_step_and_index() {
     let many = uniform_points(1, 0, 0, 100_000).expect("in range");
     for axis in 0..3 {
         let mean = |power: i32| many.iter().map(|point| point.xyz()[axis].powi(power)).sum::<f64>() / 1e5;
-        // Five standard errors, which are √(1/3 / 1e5) = 0.0018 and √(4/45 / 1e5) = 0.00094.
+        // The tolerances are five standard errors. The standard error of the mean is √(1/3 / 1e5) = 0.0018, and that of
+        // the mean square √(4/45 / 1e5) = 0.00094.
         assert!(mean(1).abs() < 0.0092 && (mean(2) - 1.0 / 3.0).abs() < 0.0048, "axis {axis}");
     }
 }
@@ -252,7 +258,7 @@ fn shdd_random_points_depend_only_on_seed_step_and_index() {
 #[test]
 fn shdd_filter_keeps_the_dimensions_of_largest_variance() {
     let filter = Filter::choose(&[1.0, 3.0, 2.0, 3.0, 0.0, 2.0], 3).expect("a filter");
-    // Two dimensions have variance 2: the first one is kept.
+    // Dimensions 2 and 5 both have variance 2. The filter keeps the first of them.
     assert_eq!(filter.indices(), [1, 2, 3]);
     assert_eq!(Filter::from_indices(&filter.indices(), 6).expect("saved"), filter);
     let codes = Tensor::arange(12, (Kind::Float, Device::Cpu)).view([2, 6]);

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the files in this folder: the same 64 rows of 8 numbers, written by pyarrow, Polars and DuckDB.
+"""Makes the files in this folder with pyarrow, Polars and DuckDB.
 
     python3 -m venv VENV && VENV/bin/pip install pyarrow numpy polars duckdb
     VENV/bin/python tests/golden/shards/make_fixtures.py
 
-Every number is a multiple of 1/32 of at most 8 in magnitude, which float16, float32 and float64 represent exactly. `value`
-is the same formula as in `tests/data_plane/shards/support.rs`.
+All files but `bad_*.parquet` hold the same 64 rows, each with two embeddings of 8 numbers. Every number is a multiple
+of 1/32 between -8 and 8, which float16, float32 and float64 represent exactly. `value` in
+`tests/data_plane/shards/support.rs` has the same formula as `value` in this script.
 """
 
 from pathlib import Path
@@ -71,7 +72,7 @@ def main():
     write_arrow("pyarrow_f64_large_list_brotli.parquet", arrow_table(of_large_lists, double, pyarrow.float32()), compression="brotli")
     write_arrow("pyarrow_f32_byte_stream_split.parquet", arrow_table(of_fixed_lists, single), compression="lz4",
                 use_dictionary=False, use_byte_stream_split=["embedding.list.element", "embedding_1.list.element"])
-    # Pages of a few numbers, so that lists continue in the next page.
+    # A page holds only a few numbers, so a list may continue in the next page.
     write_arrow("pyarrow_f32_small_pages.parquet", arrow_table(of_lists, single), data_page_size=64, write_batch_size=5,
                 use_dictionary=False, compression="none")
     frame = polars.DataFrame({
@@ -89,7 +90,7 @@ def main():
     connection.execute(
         "COPY (SELECT id, lat::FLOAT AS lat, lon::FLOAT AS lon, embedding::DOUBLE[] AS embedding,"
         f" embedding_1::DOUBLE[] AS embedding_1 FROM source) TO '{target}' (FORMAT parquet, PARQUET_VERSION v2)")
-    # Files with one bad row each, and a file without rows.
+    # Each `bad_*` file has one bad row, except `bad_no_rows.parquet`, which has no rows.
     nulls = embeddings(0, single).tolist()
     nulls[5] = None
     ragged = embeddings(0, single).tolist()

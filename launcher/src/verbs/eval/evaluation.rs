@@ -1,4 +1,4 @@
-//! Evaluates one checkpoint, or tunes LocDiff-H with it.
+//! Evaluates one checkpoint, or uses it to tune LocDiff-H.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,10 +20,10 @@ use crate::rendezvous::{NodeWorkers, cores};
 use crate::run_folder::WholeCheckpoint;
 use crate::supervisor::{Echo, Supervisor};
 
-/// How long to wait for another evaluation of the run that holds the lock.
+/// How long to wait for another evaluation of the same run that holds the lock of `RUN/eval/`.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Number of cross-validation folds, by parts of the Earth, that check the choice of settings.
+/// Number of cross-validation folds that check the choice of settings. Each fold is a part of the Earth.
 const FOLDS: u32 = 5;
 
 /// The evaluation of one checkpoint.
@@ -33,13 +33,13 @@ pub(in crate::verbs) struct Evaluation<'a> {
     pub(in crate::verbs) world: NodeWorkers,
     pub(in crate::verbs) run: &'a Path,
     pub(in crate::verbs) checkpoint: &'a WholeCheckpoint,
-    /// Whether this launcher holds the lock of the run and may write its TensorBoard files.
+    /// Whether this launcher holds the lock of the run, and so may write the run's TensorBoard files.
     pub(in crate::verbs) is_held: bool,
     pub(in crate::verbs) output: Output,
 }
 
 impl Evaluation<'_> {
-    /// Locates the test rows, writes answers and table, and prints the table.
+    /// Locates the test rows, writes the answers and the table, and prints the table.
     pub(in crate::verbs) fn evaluate(&mut self, hybrid: HybridRequest, is_table1: bool) -> anyhow::Result<Value> {
         let config = self.resolved.config.clone();
         require_shards("shards.test", &config.shards.test)?;
@@ -69,8 +69,8 @@ impl Evaluation<'_> {
         Ok(result)
     }
 
-    /// Chooses the settings of LocDiff-H on the validation rows, writes them to a file, and uses them for this
-    /// evaluation.
+    /// Chooses the settings of LocDiff-H on the validation rows and writes them to a file. A following call of
+    /// `evaluate` uses these settings, except for fields that `--set` sets.
     pub(in crate::verbs) fn tune(&mut self) -> anyhow::Result<Value> {
         let config = self.resolved.config.clone();
         require_shards("shards.validation", &config.shards.validation)?;
@@ -99,8 +99,8 @@ impl Evaluation<'_> {
         Ok(json!({ "ok": true, "run": self.run, "data": summary, "tuned": path, "choice": choice }))
     }
 
-    /// Opens and locks the folder for results, so that the scored files are those of this evaluation. Waits for another
-    /// evaluation that writes there.
+    /// Opens and locks `RUN/eval/`, so that no other evaluation of this run replaces the files. If another evaluation
+    /// holds the lock, waits for it, but not longer than `FOLDER_TIMEOUT`.
     fn folder(&mut self) -> anyhow::Result<EvalFolder> {
         let began = Instant::now();
         loop {
@@ -114,7 +114,8 @@ impl Evaluation<'_> {
         }
     }
 
-    /// Lets the workers locate every row of the shards at `data`. Returns the rows in the order of the data.
+    /// Lets the workers locate every row of the shards at `data`. Returns the rows in the order of the data, and a
+    /// summary.
     fn locate(&mut self, data: &str, hybrid: HybridRequest, tune: bool) -> anyhow::Result<(Gather, EvalSummary)> {
         let config = self.resolved.config.clone();
         let needs_gallery = hybrid != HybridRequest::No && config.retrieval.head != RetrievalHead::Knn;
@@ -138,7 +139,8 @@ impl Evaluation<'_> {
     }
 }
 
-/// Describes the chosen settings with their accuracies on all photos and, from cross-validation, on held-out ones.
+/// Describes the chosen settings with their accuracies on all photos and, if cross-validation was possible, on held-out
+/// photos.
 fn choice_summary(choice: &Choice) -> String {
     let list =
         |percents: &[f64]| percents.iter().map(|percent| format!("{percent:.1}")).collect::<Vec<_>>().join(" / ");
@@ -155,7 +157,7 @@ fn choice_summary(choice: &Choice) -> String {
     )
 }
 
-/// Applies the chosen settings, except for fields that `--set` fixes.
+/// Writes the chosen settings to the configuration, except for fields that `--set` sets.
 fn apply_setting(setting: Hybrid, resolved: &mut Resolved) {
     let is_free = |field: &str| !matches!(resolved.origin(&format!("retrieval.{field}")), ValueOrigin::Set);
     let free = ["mode", "radius_km", "density_weight", "density_km"].map(is_free);
@@ -167,8 +169,9 @@ fn apply_setting(setting: Hybrid, resolved: &mut Resolved) {
     config.density_km = choose(3, setting.density_km, config.density_km);
 }
 
-/// `eval.after_train`: evaluates with the data that exists, and warns about data that is missing. `None` without test
-/// rows.
+/// `eval.after_train`: evaluates a trained run as far as its data exists. Without test shards, logs a warning and
+/// returns `None`. Without the files that retrieval needs, logs a warning and evaluates LocDiff alone. Without
+/// validation shards, evaluates LocDiff-H without tuning it.
 pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow::Result<Option<Value>> {
     let config = &mut evaluation.resolved.config;
     if let Err(missing) = require_shards("shards.test", &config.shards.test) {
@@ -194,21 +197,22 @@ pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow
     evaluation.evaluate(hybrid, false).map(Some)
 }
 
-/// The first path that retrieval needs and that does not exist.
+/// The first path that retrieval needs and that does not exist. `None` if all of them exist.
 fn missing_for_retrieval(config: &RetrievalConfig) -> Option<&str> {
-    // `knn` uses the training photos, which training has just read, instead of GeoCLIP.
+    // The head `knn` uses the training photos instead of GeoCLIP. They exist, because training has just read them.
     let geoclip = (config.head != RetrievalHead::Knn).then_some(config.geoclip.as_str());
     let wanted = [geoclip, Some(config.gallery.as_str()).filter(|gallery| !gallery.is_empty())];
     wanted.into_iter().flatten().find(|path| !Path::new(path).exists())
 }
 
-/// Whether the retrieval head does not suit the data, or there is too little data. LocDiff alone can still be
-/// evaluated.
+/// Whether tuning failed because the retrieval head does not suit the data, or because the data is unsuitable. An
+/// evaluation without tuning is still possible.
 fn is_unsuitable(error: &anyhow::Error) -> bool {
     matches!(exit_code_of(error), ExitCode::Config | ExitCode::BadData)
 }
 
-/// Fails if there are no shards at `location`, the value of `field`. Called before workers are started.
+/// Fails if no shards exist at `location`, which is the value of `field`. Globs and URLs are not checked. Called before
+/// workers are started.
 pub(in crate::verbs) fn require_shards(field: &str, location: &str) -> Result<(), LaunchError> {
     if ShardsConfig::may_exist_at(location) {
         return Ok(());

@@ -1,12 +1,13 @@
-//! `RUN/eval/`: the files of the last evaluation. Each file is written atomically. A new evaluation replaces them.
+//! The folder `RUN/eval/` of a run, with the results of the last evaluation. Each file is written atomically. A new
+//! evaluation replaces all results, and a new tuning replaces `tuned.toml`.
 //!
 //! ```text
 //! truth.csv               id,lat,lon of every evaluated row, in the order of the data
-//! predictions-METHOD.csv  id,lat,lon of the answers of a method, same rows, same order
+//! predictions-METHOD.csv  id,lat,lon of the answers of a method, in the same order
 //! samples.csv             id,lat,lon of the first sample of each row, for density and coverage
 //! table.json              the JSON result, as `--json` prints it
 //! report.txt              the table and the configuration
-//! lock                    locked by the evaluation that writes here
+//! lock                    locked by the evaluation that writes to this folder
 //! tuned.toml              settings of LocDiff-H chosen by `eval --tune` and used by `eval --hybrid`
 //! ```
 
@@ -25,7 +26,7 @@ use super::score::Answers;
 use crate::error::{LaunchError, reported};
 use crate::run_folder::{CONFIG, RunLock};
 
-/// Prefix of the files with answers.
+/// Prefix of the names of the files with answers.
 const PREDICTIONS: &str = "predictions-";
 
 /// Name of the file with tuned settings of LocDiff-H.
@@ -39,7 +40,7 @@ pub(super) struct EvalFolder {
 }
 
 impl EvalFolder {
-    /// Creates the folder if it is missing, and locks it. Fails if another evaluation holds the lock or the run was
+    /// Creates the folder if it is missing, and locks it. Fails if another evaluation holds the lock, or if the run was
     /// removed.
     pub(super) fn create(run: &Path) -> Result<Self, LaunchError> {
         let (path, files) = (run.join("eval"), Files::real());
@@ -49,8 +50,8 @@ impl EvalFolder {
         Ok(Self { _lock: RunLock::take(&path)?, path, files })
     }
 
-    /// Writes the gathered rows and removes the answers of an earlier evaluation. Returns the truth and the answers of
-    /// each method exactly as they are in the files, with the same rounding.
+    /// Removes the answers of an earlier evaluation and writes the gathered rows. Returns the truth and the answers of
+    /// each method, rounded as in the files.
     pub(super) fn write_answers(&self, gather: &Gather) -> Result<(Vec<UnitVector>, Vec<Answers>), LaunchError> {
         for entry in self.files.entries(&self.path)? {
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -58,7 +59,7 @@ impl EvalFolder {
                 self.files.remove_file(&entry)?;
             }
         }
-        // The truth keeps all its digits. Answers are rounded to about a millimetre.
+        // The truth keeps all its digits. Answers and samples are rounded to about a millimetre.
         let truth = self.write_csv("truth.csv", gather, |row| row.truth.map(|degrees| degrees.to_string()))?;
         let rounded = |degrees: f64| format!("{degrees:.8}");
         let samples = self.write_csv("samples.csv", gather, |row| row.sample.map(rounded))?;
@@ -74,7 +75,7 @@ impl EvalFolder {
         Ok((truth, answers))
     }
 
-    /// Writes one place per row. Returns the places as they are in the file.
+    /// Writes a file with one place per row. Returns the places, rounded as in the file.
     fn write_csv(
         &self,
         name: &str,
@@ -94,7 +95,7 @@ impl EvalFolder {
         Ok(places)
     }
 
-    /// Writes the table and the configuration. Returns the paths of the files.
+    /// Writes `table.json` and `report.txt`. Returns the paths of both files.
     pub(super) fn write_report(
         &self,
         result: &Value,
@@ -108,7 +109,8 @@ impl EvalFolder {
         Ok(vec![self.write("table.json", json.as_bytes())?, self.write("report.txt", report.as_bytes())?])
     }
 
-    /// Writes settings of LocDiff-H. The first line is a comment that describes their origin.
+    /// Writes settings of LocDiff-H to `tuned.toml`. The first line of the file is a comment that describes the origin
+    /// of the settings.
     pub(super) fn write_tuned(&self, origin: &str, setting: &Hybrid) -> Result<PathBuf, LaunchError> {
         let values = toml::to_string(setting).expect("a setting is plain TOML values");
         self.write(TUNED, format!("# {origin}\n\n[retrieval]\n{values}").as_bytes())

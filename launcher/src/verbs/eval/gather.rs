@@ -1,4 +1,4 @@
-//! Collects the located rows from the workers and puts them in the order of the data.
+//! Collects the located rows from the workers, and puts the rows in the order of the data.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ impl Gather {
         self.rows.values()
     }
 
-    /// The true place of each row, and its errors under the settings to choose from.
+    /// The true place of each row, and the errors of the row under all settings that tuning can choose.
     pub(super) fn tuning(self) -> anyhow::Result<Vec<(UnitVector, TuningErrors)>> {
         let one = |row: LocatedRow| {
             let [latitude, longitude] = row.truth.map(Degrees);
@@ -45,7 +45,7 @@ impl Gather {
         self.rows.into_values().map(one).collect()
     }
 
-    /// Fails unless `count` rows were received, each once and all with the same methods.
+    /// Fails unless `count` rows were received, each row exactly once, and all rows with the same methods.
     pub(super) fn check(&self, count: u64) -> Result<(), LaunchError> {
         let got = self.rows.len() as u64;
         let has_no_gaps = self.rows.last_key_value().is_none_or(|(last, _)| last + 1 == got);

@@ -1,5 +1,5 @@
-//! `eval --predictions`: scores a file of predictions with the same code as our own. The truth comes from `eval.truth`,
-//! else from `shards.test`, which a worker reads.
+//! `eval --predictions`: scores a file of predictions with the code that also scores LocDiff. The truth comes from the
+//! file `eval.truth`. If `eval.truth` is empty, a worker reads the truth from `shards.test`.
 
 use std::path::{Path, PathBuf};
 
@@ -56,8 +56,8 @@ pub(super) fn run(file: &Path, global: &Global, output: Output) -> anyhow::Resul
     Ok(json!({ "ok": true, "matched_by": matched_by, "data": data, "rows": rows }))
 }
 
-/// Returns the source of the truth, and the scores. `written` is the truth that a worker extracted from the test
-/// shards, if `eval.truth` is not set.
+/// Returns the name of the source of the truth, and the scores. `written` is the file to which a worker wrote the truth
+/// of the test shards. `None` if `eval.truth` is set.
 fn score(file: &Path, config: &RunConfig, written: Option<PathBuf>) -> anyhow::Result<(String, PredictionScores)> {
     let truth = match written {
         None => Truth::read(Path::new(&config.eval.truth)),

@@ -16,7 +16,7 @@ struct Table1 {
 #[derive(Debug, Deserialize)]
 struct Table1Row {
     method: String,
-    /// Percent within each of [`THRESHOLDS_KM`], by data set.
+    /// For each data set, the percentage of photos within each of [`THRESHOLDS_KM`].
     #[serde(flatten)]
     percents: BTreeMap<String, [f64; 5]>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Published {
 }
 
 impl Published {
-    /// Percent within a distance, if the paper reports it.
+    /// The percentage of photos within a distance. `None` if the paper does not report this distance.
     pub(super) fn within(&self, km: f64) -> Option<f64> {
         THRESHOLDS_KM.iter().position(|known| *known == km).map(|place| self.percents[place])
     }
@@ -43,7 +43,7 @@ fn accuracies<S: Serializer>(percents: &[f64; 5], serializer: S) -> Result<S::Ok
     serializer.collect_map(THRESHOLDS_KM.iter().zip(percents).map(|(km, percent)| (format!("acc_{km}km"), percent)))
 }
 
-/// The paper's rows. If a threshold is not reported in the paper, warns and returns no rows.
+/// The rows of Table 1. If the paper does not report one of the thresholds, logs a warning and returns no rows.
 pub(super) fn rows_for(thresholds_km: &[f64]) -> Vec<Published> {
     if thresholds_km.iter().all(|km| THRESHOLDS_KM.contains(km)) {
         return table1();

@@ -1,7 +1,8 @@
-//! Computes metrics from answers: one rating per method, and the comparison of LocDiff-H with its parts.
+//! Computes metrics from answers: one rating per method, and the comparison of LocDiff-H with its parts (LocDiff and
+//! retrieval).
 //!
-//! Pure except for [`ScoreTask::run`], which also writes to TensorBoard. The scored places are exactly those in the
-//! files of answers, so the files alone reproduce the numbers.
+//! The functions are pure, except that [`ScoreTask::run`] also writes to TensorBoard. The scored places are rounded as
+//! in the files of truth and answers, so these files alone reproduce the scores.
 
 use std::path::PathBuf;
 
@@ -19,7 +20,7 @@ use crate::error::LaunchError;
 pub(super) struct Answers {
     pub(super) method: Method,
     pub(super) places: Vec<UnitVector>,
-    /// One sample per row, for density and coverage. If `None`, the answers are used.
+    /// One sample per row, for density and coverage. If `None`, density and coverage are computed from the answers.
     pub(super) samples: Option<Vec<UnitVector>>,
 }
 
@@ -31,9 +32,10 @@ pub(super) struct ScoreTask {
     pub(super) thresholds_km: Vec<f64>,
     /// Seed for the bootstrap.
     pub(super) seed: u64,
-    /// A line about the data.
+    /// A line of text that describes the data.
     pub(super) data: String,
-    /// Folder of the TensorBoard files, and the step to write at.
+    /// Folder of the TensorBoard files, and the step that the scores belong to. If `None`, nothing is written to
+    /// TensorBoard.
     pub(super) board: Option<(PathBuf, u64)>,
 }
 
@@ -45,7 +47,8 @@ pub(super) struct MethodScore {
     errors_km: Vec<f64>,
 }
 
-/// The scores of LocDiff-H minus those of one of its parts, on the same resamples.
+/// The scores of LocDiff-H minus the scores of LocDiff, of retrieval, or of the better of both. Both sides use the same
+/// bootstrap resamples.
 #[derive(Debug, Serialize)]
 pub(super) struct Difference {
     method: Method,
@@ -57,7 +60,8 @@ pub(super) struct Difference {
 }
 
 impl ScoreTask {
-    /// Scores every method. If LocDiff-H is one of them, compares it with its parts. Writes to TensorBoard.
+    /// Scores every method. If LocDiff-H is one of them, compares it with its parts. Writes the scores to TensorBoard
+    /// if `board` is set.
     pub(super) fn run(&self) -> anyhow::Result<(Vec<MethodScore>, Vec<Difference>)> {
         let found = self.answers.iter().map(|answers| self.score(answers)).collect::<Result<Vec<_>, _>>()?;
         let differences = self.differences(&found)?;
@@ -80,7 +84,7 @@ impl ScoreTask {
         Ok(MethodScore { method: *method, rating, errors_km })
     }
 
-    /// LocDiff-H minus each of its parts, and minus the better part at each distance.
+    /// The scores of LocDiff-H minus those of each of its parts, and minus those of the better part at each threshold.
     fn differences(&self, found: &[MethodScore]) -> Result<Vec<Difference>, MetricsError> {
         let Some(hybrid) = found.iter().find(|scored| scored.method == Method::LocdiffH) else { return Ok(Vec::new()) };
         let less =
@@ -106,7 +110,8 @@ impl ScoreTask {
         Ok(rows)
     }
 
-    /// Writes `test/METHOD/NUMBER` and a map of the answers to TensorBoard.
+    /// Writes every score to TensorBoard as `test/METHOD/SCORE`, a description of the data, and a map of the answers of
+    /// each method except retrieval.
     fn write_to_board(&self, board: &mut Board, step: u64, found: &[MethodScore]) -> Result<(), BoardError> {
         let mut scalars = Vec::new();
         for MethodScore { method, rating, .. } in found {

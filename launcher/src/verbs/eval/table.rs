@@ -1,5 +1,5 @@
-//! The results table, as rows for JSON and as text. In the text each row has a line of values and, if known, a line of
-//! intervals.
+//! The results table, as rows for JSON and as text. In the text, each row has a line of values. Computed rows also have
+//! a line of 95 % intervals.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ use super::score::{Difference, MethodScore};
 /// Width of the first column.
 const NAME: usize = 30;
 
-/// Headings and decimals of the columns after the accuracies.
+/// Heading and number of decimals of each column after the accuracies.
 const OTHER_SCORES: [(&str, usize); 5] =
     [("median km", 1), ("mean km", 0), ("GeoScore", 0), ("density", 3), ("coverage", 3)];
 
@@ -43,7 +43,7 @@ pub(super) struct Computed {
     pub(super) out_of_range: Option<usize>,
 }
 
-/// The rows of an evaluation.
+/// The rows of an evaluation, one per method.
 pub(super) fn computed(
     found: Vec<MethodScore>,
     summary: &EvalSummary,
@@ -74,7 +74,7 @@ fn name(method: Method, summary: &EvalSummary) -> String {
     }
 }
 
-/// The table as text, below a line about the data.
+/// The table as text. Its first line is `data`, a description of the data.
 pub(super) fn text(data: &str, thresholds_km: &[f64], rows: &[Row]) -> String {
     let mut text = format!("{data}\n{:<NAME$}", "method");
     let accuracies = thresholds_km.iter().map(|km| format!("{km} km %"));
@@ -86,7 +86,7 @@ pub(super) fn text(data: &str, thresholds_km: &[f64], rows: &[Row]) -> String {
     text
 }
 
-/// A line about the evaluated data.
+/// A line of text that describes the evaluated data.
 pub(super) fn data_summary(summary: &EvalSummary) -> String {
     let kind = photo_kind(summary.is_simulated);
     let source = summary.source.as_ref().map_or_else(String::new, |source| format!(" ({source})"));
@@ -97,12 +97,12 @@ pub(super) fn data_summary(summary: &EvalSummary) -> String {
     format!("{} {kind} of {} views{source}{skipped}", summary.rows, summary.views)
 }
 
-/// How to call the rows of the data.
+/// The word for the evaluated rows: simulated photos, or photos.
 pub(super) fn photo_kind(is_simulated: bool) -> &'static str {
     if is_simulated { "simulated photos" } else { "photos" }
 }
 
-/// One column of a row: the value and its interval.
+/// One cell of the table: the value and, if known, its interval.
 struct Cell {
     value: String,
     bounds: Option<String>,
@@ -121,7 +121,7 @@ impl Cell {
         value.map_or_else(Self::none, |value| Self { value: format!("{value:.decimals$}"), bounds: None })
     }
 
-    /// A published number keeps all its digits.
+    /// A cell with a published number, which keeps all its digits.
     fn published(value: Option<f64>) -> Self {
         let digits = |value: f64| {
             if format!("{value:.1}").parse() == Ok(value) { format!("{value:.1}") } else { value.to_string() }
@@ -173,7 +173,8 @@ impl Row {
     }
 }
 
-/// Lines below the table: LocDiff-H compared with its parts, and how often it fell back to LocDiff's answer.
+/// Lines below the table: LocDiff-H compared with its parts, and the number of rows in which LocDiff-H fell back to
+/// LocDiff's answer.
 pub(super) fn notes(rows: &[Row], differences: &[Difference]) -> String {
     let mut text = String::new();
     for Difference { less, within, .. } in differences {

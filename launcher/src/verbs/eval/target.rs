@@ -1,4 +1,5 @@
-//! Selects what to evaluate: the named run or the newest, and its newest or best whole checkpoint.
+//! Selects the run, the checkpoint and the configuration to evaluate. The run is the one that `checkpoint.run` names,
+//! else the newest run. The checkpoint is the newest whole checkpoint or the best one, as `eval.checkpoint` says.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,8 @@ use crate::run_folder::{CONFIG, Depth, WholeCheckpoint, checkpoints, newest_whol
 use crate::verbs::checkpoint::find_run;
 use crate::verbs::resolve;
 
-/// Finds the run and its checkpoint, and prints both. The configuration is the run's own, unless `--config` is given.
+/// Finds the run and its checkpoint, and prints both. The configuration comes from `--config` or, if this flag is not
+/// given, from the run. `--set` and the other flags override it.
 pub(super) fn find(
     global: &Global,
     is_hybrid: bool,
@@ -34,7 +36,8 @@ pub(super) fn find(
     Ok((run, checkpoint, resolved))
 }
 
-/// The run's own configuration, then the tuned settings if LocDiff-H is evaluated, then flags.
+/// The layers of the configuration, weakest first: the run's own configuration, the tuned settings if LocDiff-H is
+/// evaluated, `--set`, and the other flags.
 fn layers(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Result<Vec<Layer>, LaunchError> {
     let mut layers = global.layers_over(Layer::File(run.join(CONFIG)));
     if !is_hybrid {
@@ -55,7 +58,7 @@ fn layers(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Resul
     Ok(layers)
 }
 
-/// The checkpoint to evaluate, and why it was chosen.
+/// The checkpoint to evaluate, and the reason for the choice.
 pub(in crate::verbs) fn choose(
     run: &Path,
     choice: CheckpointChoice,

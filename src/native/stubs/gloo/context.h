@@ -1,4 +1,4 @@
-// Stub: c10d holds a shared pointer to it, and an inline member of ProcessGroupGloo calls setTimeout.
+// Stub: ProcessGroupGloo holds shared pointers to Context, and one of its inline functions calls setTimeout.
 #pragma once
 
 #include <chrono>

@@ -18,7 +18,7 @@ const RUNTIME_THREADS: usize = 2;
 pub(super) struct Bucket {
     pub(super) name: String,
     pub(super) store: AmazonS3,
-    /// `None` only while the bucket is being dropped.
+    /// This is `None` only while the bucket is being dropped.
     runtime: Option<Runtime>,
     pub(super) secrets: Secrets,
     pub(super) retry: RetryConfig,
@@ -30,7 +30,7 @@ impl Bucket {
         if !options.has_credentials() {
             return Err(failure::no_credentials(&url));
         }
-        // If another part of the process has already installed a provider, that one stays.
+        // If another part of the process has already installed a provider, that provider is kept.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let secrets = options.secrets();
         let fail = |error: object_store::Error| failure::describe(&url, "connecting", &error, &secrets);
@@ -44,8 +44,8 @@ impl Bucket {
         Ok(Self { name: name.to_owned(), store, runtime: Some(runtime), secrets, retry: options.retry.clone() })
     }
 
-    /// Blocks until a future is ready. A caller inside a tokio runtime must not block it, so another thread waits in
-    /// that case.
+    /// Blocks until a future is ready. If the caller runs inside a tokio runtime, it must not call `block_on`, so
+    /// another thread does.
     pub(super) fn wait<F>(&self, answer: F) -> F::Output
     where
         F: Future + Send,
@@ -63,8 +63,8 @@ impl Bucket {
 impl Drop for Bucket {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // Does not block, so it is safe in any context. No request is in flight, because every waiter borrows the
-            // bucket.
+            // This call does not block, so it is allowed inside a tokio runtime too. No request is active, because
+            // every request borrows the bucket.
             runtime.shutdown_background();
         }
     }

@@ -1,12 +1,12 @@
 //! A disk cache of fetched bytes, with a size limit.
 //!
-//! Invariant: [`ObjectCache::read`] returns exactly the bytes that were stored under the same URL, version and range. A
-//! checksum seeded with the key is verified on every read, and an entry that fails is deleted. The total size,
-//! including entries that are being written, never exceeds the limit: space is reserved first, under a lock that all
-//! processes using the folder share.
+//! Invariant: [`ObjectCache::read`] returns exactly the bytes that were stored for the same URL, version and range.
+//! Every read verifies a checksum, which is seeded with the key of the entry, and deletes the entry if the checksum
+//! does not match. The total size of all entries, including those that are being written, never exceeds the limit:
+//! space for an entry is reserved before it is written, under a lock that all processes share that use the folder.
 //!
-//! The cache never causes a failure. If bytes cannot be stored they are fetched again later, and a warning is logged
-//! once.
+//! A failure of the cache is never an error for the caller. If an entry cannot be written, a warning is logged, and
+//! this process stores nothing more. Bytes that are not in the cache are fetched from the server.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -22,19 +22,20 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 /// Magic number of an entry, with the version of its layout.
 const MAGIC: [u8; 8] = *b"LDCACHE1";
 
-/// Bytes of the magic number and the xxh3.
+/// Size of the magic number and the checksum before the bytes of an entry.
 const HEADER_BYTES: u64 = 16;
 
-/// File that is locked while space is reserved. It holds the number of bytes in use, as text.
+/// Name of the file that is locked while space is reserved. The file holds the number of bytes in use, as text.
 const USAGE_NAME: &str = "usage";
 
-/// Share of the limit to keep when old entries are removed, so that not every new entry triggers a removal.
+/// When the cache is full, old entries are removed until at most this share of the limit is in use. So not every new
+/// entry causes a removal.
 const KEPT_SHARE: f64 = 0.9;
 
-/// Minimum time between updates of an entry's time of use.
+/// Minimum time between two updates of an entry's time of last use.
 const TOUCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Temporary files older than this were left by a process that died.
+/// Temporary files that are older than this are assumed to be left by a process that died.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// Key of an entry: a hash of URL, version, offset and length.
@@ -47,14 +48,14 @@ pub(super) fn key(url: &str, version: &str, offset: u64, bytes: usize) -> u128 {
 pub(super) struct ObjectCache {
     folder: PathBuf,
     bytes_max: u64,
-    /// Counter for the names of temporary files.
+    /// Counter that makes the names of temporary files different.
     written: AtomicU64,
-    /// Set after a failure; nothing more is stored.
+    /// Set after a failed write. Then nothing more is stored.
     given_up: AtomicBool,
 }
 
 impl ObjectCache {
-    /// Creates a cache in a folder. The folder need not exist.
+    /// Makes a cache in a folder. The folder need not exist yet.
     pub(super) fn new(folder: PathBuf, bytes_max: u64) -> Self {
         Self { folder, bytes_max, written: AtomicU64::new(0), given_up: AtomicBool::new(false) }
     }
@@ -64,7 +65,7 @@ impl ObjectCache {
         self.folder.join(&name[..2]).join(&name[2..])
     }
 
-    /// Fills `into` if the cache has an intact entry.
+    /// Fills `into` and returns true if the cache has an intact entry with this key.
     pub(super) fn read(&self, hash: u128, into: &mut [u8]) -> bool {
         let path = self.path(hash);
         let Ok(mut file) = File::open(&path) else { return false };
@@ -80,13 +81,13 @@ impl ObjectCache {
         let now = SystemTime::now();
         let modified = file.metadata().and_then(|found| found.modified());
         if modified.is_ok_and(|modified| now.duration_since(modified).is_ok_and(|age| age > TOUCH_INTERVAL)) {
-            // In a read-only folder the times of use are not updated. That only makes eviction less effective.
+            // In a read-only folder this fails. Then removal of old entries is only less accurate.
             let _ = file.set_modified(now);
         }
         true
     }
 
-    /// Stores fetched bytes if possible.
+    /// Stores fetched bytes under a key if possible.
     pub(super) fn store(&self, hash: u128, bytes: &[u8]) {
         let entry_bytes = bytes.len() as u64 + HEADER_BYTES;
         if entry_bytes > self.bytes_max || self.given_up.load(Ordering::Relaxed) {
@@ -94,7 +95,7 @@ impl ObjectCache {
         }
         match self.write(hash, bytes) {
             Ok(()) => {}
-            // Another process is deleting the folder.
+            // Another process deleted the folder during the write. The next write creates it again.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => {
                 if !self.given_up.swap(true, Ordering::Relaxed) {
@@ -105,7 +106,7 @@ impl ObjectCache {
         }
     }
 
-    /// Writes a temporary file and renames it, so that readers never see a partial entry.
+    /// Writes an entry to a temporary file and renames the file, so that readers never see a partial entry.
     fn write(&self, hash: u128, bytes: &[u8]) -> io::Result<()> {
         let path = self.path(hash);
         let number = self.written.fetch_add(1, Ordering::Relaxed);
@@ -117,7 +118,7 @@ impl ObjectCache {
         header[8..].copy_from_slice(&checksum(hash, bytes).to_le_bytes());
         let written = file.write_all(&header).and_then(|()| file.write_all(bytes)).and_then(|()| {
             self.update_usage(|used| {
-                // Another worker may have stored the same bytes. Its entry is replaced, so subtract its size.
+                // Another worker may have stored the same bytes. The rename replaces that entry, so subtract its size.
                 let replaced = fs::metadata(&path).map_or(0, |found| found.len());
                 fs::rename(&temporary, &path)?;
                 self.subtract(used, replaced)
@@ -130,8 +131,8 @@ impl ObjectCache {
         written
     }
 
-    /// Creates the temporary file at its full size, so that other processes count it. Removes the least recently used
-    /// entries if there is not enough space.
+    /// Creates the temporary file with its full size, and adds this size to the number of bytes in use. Removes the
+    /// least recently used entries if there is not enough space.
     fn reserve(&self, temporary: &Path, bytes: u64) -> io::Result<File> {
         let mut reserved = None;
         self.update_usage(|used| {
@@ -150,7 +151,7 @@ impl ObjectCache {
     }
 
     fn release(&self, bytes: u64) {
-        // If this fails, the recorded usage is too high until the next recount.
+        // If this fails, the recorded number of bytes in use is too high until the entries are counted again.
         let _ = self.update_usage(|used| self.subtract(used, bytes));
     }
 
@@ -161,7 +162,8 @@ impl ObjectCache {
         }
     }
 
-    /// Removes the least recently used entries until `bytes` fit. Returns the bytes still in use.
+    /// Removes the least recently used entries until there is room for `bytes` more bytes. Returns the number of bytes
+    /// still in use.
     fn make_room(&self, bytes: u64) -> io::Result<u64> {
         let (mut used, mut entries) = entries(&self.folder)?;
         let kept = (self.bytes_max as f64 * KEPT_SHARE) as u64;
@@ -189,7 +191,8 @@ impl ObjectCache {
         Ok(used)
     }
 
-    /// Updates the number of bytes in use, under a lock shared with other processes.
+    /// Updates the recorded number of bytes in use, under a lock that all processes share. `update` gets `None` if the
+    /// number is unknown.
     fn update_usage(&self, update: impl FnOnce(Option<u64>) -> io::Result<u64>) -> io::Result<()> {
         make_folder(&self.folder)?;
         let path = self.folder.join(USAGE_NAME);
@@ -199,7 +202,7 @@ impl ObjectCache {
         file.read_to_string(&mut text)?;
         let used = update(text.trim().parse().ok())?;
         file.seek(SeekFrom::Start(0))?;
-        // Padded, so that a shorter number overwrites a longer one completely.
+        // The number is padded with spaces, so that a shorter number overwrites a longer number completely.
         file.write_all(format!("{used:<20}\n").as_bytes())
     }
 }
@@ -225,8 +228,8 @@ fn read_entry(file: &mut File, hash: u128, into: &mut [u8]) -> io::Result<()> {
 /// Time of last use, path and size of an entry.
 type CachedObject = (SystemTime, PathBuf, u64);
 
-/// Lists all entries with their total size. Files that vanish during the listing are ignored. Files with other names do
-/// not belong to the cache, and are neither counted nor removed.
+/// Lists all entries and temporary files, with their total size. Files that vanish during the listing are ignored.
+/// Files with names of another form do not belong to the cache, and are neither counted nor removed.
 fn entries(folder: &Path) -> io::Result<(u64, Vec<CachedObject>)> {
     let mut found = Vec::new();
     for parent in list(folder)?.into_iter().filter(|path| is_entry_name(path, 2, false)) {
@@ -240,7 +243,8 @@ fn entries(folder: &Path) -> io::Result<(u64, Vec<CachedObject>)> {
     Ok((found.iter().map(|(_, _, bytes)| bytes).sum(), found))
 }
 
-/// Whether a name has the given number of hexadecimal digits, or is `.PROCESS-NUMBER`, a temporary file.
+/// Whether a file name consists of the given number of hexadecimal digits. With `or_temporary`, also accepts the names
+/// of temporary files: a dot, a process number, a hyphen and another number.
 fn is_entry_name(path: &Path, digits: usize, or_temporary: bool) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
     let unfinished = name.strip_prefix('.').and_then(|name| name.split_once('-'));

@@ -1,5 +1,5 @@
-//! Error messages for S3 failures, with URL, byte range, number of tries and the server's response, but without
-//! secrets.
+//! Error messages for S3 failures. They contain the URL, the byte range, the number of tries and the server's response,
+//! but no secrets.
 
 use std::error::Error as _;
 use std::io::{self, ErrorKind};
@@ -9,7 +9,7 @@ use object_store::client::HttpError;
 
 use crate::shards::error::ShardsError;
 
-/// Environment variables for credentials and server.
+/// Names of the environment variables for credentials and server.
 const VARIABLES: &str = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT";
 
 /// Values that must not appear in messages.
@@ -18,7 +18,8 @@ pub(super) struct Secrets(pub(super) Vec<String>);
 
 impl Secrets {
     fn hide(&self, text: &str) -> String {
-        // Replacing a very short value would garble every message, and is not a real secret.
+        // Values of up to three characters are not replaced. They are not real secrets, and replacing them would garble
+        // every message.
         let secrets = self.0.iter().filter(|secret| secret.len() > 3);
         secrets.fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), "***"))
     }
@@ -27,7 +28,7 @@ impl Secrets {
 /// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// No such object or bucket.
+    /// The object or bucket does not exist.
     Missing,
     /// The server rejected the credentials.
     Refused,
@@ -58,7 +59,7 @@ pub(super) fn kind(error: &Error) -> Kind {
         }
         let text = link.to_string();
         requested |= text.starts_with("Error performing");
-        // Errors of listings have the status only in their text.
+        // For a failed listing, only the text of the error contains the status.
         match text.split_once("status code: ").map(|(_, status)| status.get(..3).unwrap_or_default()) {
             Some("404") => return Kind::Missing,
             Some("401" | "403") => return Kind::Refused,
@@ -74,7 +75,7 @@ pub(super) fn kind(error: &Error) -> Kind {
     Kind::Other
 }
 
-/// Builds the error message. `what` describes the request, such as a byte range.
+/// Builds the error for a failed request. `what` describes the request, for example by its byte range.
 pub(super) fn describe(url: &str, what: &str, error: &Error, secrets: &Secrets) -> ShardsError {
     let text = error.to_string();
     let tries = tries(&text);
@@ -108,13 +109,13 @@ pub(super) fn no_credentials(url: &str) -> ShardsError {
     ShardsError::io(url, io::Error::new(ErrorKind::PermissionDenied, message))
 }
 
-/// Number of tries. The client reports it only in its error text.
+/// Number of tries. The client reports this number only in the text of its error.
 fn tries(text: &str) -> u64 {
     let retries = text.split_once(", after ").and_then(|(_, rest)| rest.split_once(" retries"));
     retries.and_then(|(number, _)| number.parse::<u64>().ok()).unwrap_or(0) + 1
 }
 
-/// The server's response in one line, or the innermost cause if there was none.
+/// The server's response in one line, or the innermost cause of the error if there was no response.
 fn answer(error: &Error, text: &str) -> String {
     let status = text.split_once("status code: ").or_else(|| text.split_once("error response: "));
     if let Some((_, status)) = status {
@@ -130,7 +131,7 @@ fn answer(error: &Error, text: &str) -> String {
     innermost.to_string()
 }
 
-/// The text of an XML element, truncated for use in a message.
+/// The first 200 characters of the text of an XML element.
 fn element(body: &str, name: &str) -> Option<String> {
     let (_, rest) = body.split_once(&format!("<{name}>"))?;
     let (text, _) = rest.split_once('<')?;

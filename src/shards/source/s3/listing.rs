@@ -1,5 +1,5 @@
-//! Resolves a URL to objects: a folder with a manifest, a folder of Parquet files, an object or a glob. The rules are
-//! the same as for local files.
+//! Resolves a URL to objects. The URL names a folder with a manifest, a folder of Parquet files, an object or a glob.
+//! The rules are the same as for local files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::shards::error::ShardsError;
 use crate::shards::format::{MANIFEST_NAME, Manifest, ManifestFile};
 use crate::shards::source::bytes::{ByteSource, Listed};
 
-/// Finds the objects of an S3 URL, given without `s3://`, and the text of the manifest if there is one.
+/// Finds the objects of an S3 URL, and the text of the manifest if there is one. `rest` is the URL without `s3://`.
 pub(in crate::shards::source) fn open(rest: &str, options: &S3Options) -> Result<Listed, ShardsError> {
     let url = Url::parse(rest)?;
     let bucket = Bucket::connect(&url.bucket, options)?;
@@ -69,7 +69,8 @@ impl Bucket {
         })
     }
 
-    /// Lists the objects under a prefix, directly under it or at any depth. A listing that breaks off is restarted.
+    /// Lists the objects in the folder `prefix`. With `any_depth`, includes the objects in its subfolders. If the
+    /// response breaks off, the listing is restarted.
     fn list(&self, prefix: &str, any_depth: bool) -> Result<Vec<ObjectMeta>, ShardsError> {
         let key = self.key(prefix)?;
         let mut retries_left = self.retry.max_retries;
@@ -97,7 +98,7 @@ impl Bucket {
         failure::describe(&Url::of(&self.name, key), what, error, &self.secrets)
     }
 
-    /// The objects that match a glob, sorted like local paths.
+    /// The objects that match a glob, sorted like local paths. `base` is a folder that contains all of them.
     fn glob_objects(&self, base: &str, pattern: &str) -> Result<Vec<ObjectMeta>, ShardsError> {
         let fail = |error: glob::PatternError| {
             ShardsError::Argument(format!("{} is not a valid glob: {error}", Url::of(&self.name, pattern)))

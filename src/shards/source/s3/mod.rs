@@ -1,11 +1,16 @@
 //! S3 objects (`s3://bucket/key`) as numbered files.
 //!
-//! Invariant: all bytes come from the objects as they were when the data set was opened. Each request names the ETag,
-//! and each response is compared with it. Credentials come only from the environment and never appear in messages.
+//! Invariant: all bytes come from the objects as they were when the data set was opened. The size and the ETag of every
+//! response are compared with those of the listing. Each request also names the ETag, so that the server rejects it if
+//! the object has changed. (Requests do not name a weak ETag, because it would never match. If a server sends no ETags,
+//! only the sizes are compared.)
 //!
-//! `object_store` retries transient failures (5xx, broken connections, also in the middle of a response) with
-//! exponential backoff and a limit on both tries and time. Reader threads block while they wait; a small tokio runtime
-//! drives the connections.
+//! Credentials come only from the environment or from a service that the environment names. Secret keys and session
+//! tokens from the environment are removed from messages.
+//!
+//! `object_store` retries after transient failures with exponential backoff, up to a limit on both tries and time.
+//! Transient failures are server errors (5xx) and connections that break, even in the middle of a response. Reader
+//! threads block while they wait for bytes. A small tokio runtime drives the connections.
 //!
 //! In reading order: `url`, `options`, `failure` (error messages without secrets), `bucket`, `cache` (fetched bytes on
 //! disk), `objects`, `listing`.

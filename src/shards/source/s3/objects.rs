@@ -1,4 +1,4 @@
-//! Objects of a bucket as numbered files. Reads fail if an object has changed since it was opened.
+//! Objects of a bucket as numbered files. A read fails if the object has changed since it was opened.
 
 use std::sync::OnceLock;
 
@@ -13,26 +13,26 @@ use super::url::Url;
 use crate::shards::error::{ShardsError, Spot};
 use crate::shards::source::bytes::ByteSource;
 
-/// Largest byte range per request. Limits how much a broken connection loses.
+/// Largest number of bytes per request. If a connection breaks, at most this much is fetched again.
 const PART_BYTES: usize = 8 << 20;
 
-/// Concurrent requests of one read.
+/// Maximum number of concurrent requests of one read.
 const PARTS_AT_ONCE: usize = 4;
 
-/// Footers read concurrently while a data set is opened.
+/// Number of footers to read concurrently while a data set is opened.
 const FOOTERS_AT_ONCE: usize = 16;
 
 /// The entry of an object in an index: bucket, key, bytes, version, ETag.
 pub(super) type Indexed = (String, String, u64, String, Option<String>);
 
-/// An S3 object, with the size and ETag it had when it was opened.
+/// An S3 object, with the size and the ETag that it had when it was opened.
 pub(super) struct Object {
     key: Key,
     url: String,
     bytes: u64,
-    /// Identifies the version in the cache.
+    /// The ETag from the listing. If the listing has no ETags, the size and the time of modification.
     version: String,
-    /// From the listing, or from the first response if the server's listings have no ETags.
+    /// The ETag from the listing. If the listing has no ETags, the ETag of the first response.
     etag: OnceLock<String>,
 }
 
@@ -50,7 +50,7 @@ impl Object {
         Ok(Self { url: Url::of(&bucket, &key), key: Key::parse(key)?, bytes, version, etag })
     }
 
-    /// Checks that a response comes from the object that was opened.
+    /// Checks that a response has the size and the ETag of the object that was opened.
     fn check(&self, received: &ObjectMeta) -> Result<(), ShardsError> {
         let changed = |reason: String| Err(ShardsError::Changed { location: self.url.clone(), reason });
         if received.size != self.bytes {
@@ -64,7 +64,7 @@ impl Object {
         Ok(())
     }
 
-    /// The ETag for the server to check. `None` for a weak ETag, which would never match.
+    /// The ETag that a request names as its condition. `None` if it is unknown or weak: a weak ETag would never match.
     fn condition(&self) -> Option<String> {
         self.etag.get().filter(|etag| !etag.starts_with("W/")).cloned()
     }

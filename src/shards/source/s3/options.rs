@@ -1,4 +1,4 @@
-//! S3 options from the environment and the configuration: server, credentials, retries and disk cache.
+//! The options for S3, from the environment and the configuration: server, credentials, retries and disk cache.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub struct S3Options {
     /// Number of retries and the waits between them.
     pub retry: RetryConfig,
     cache_folder: Option<PathBuf>,
-    /// Maximum size of the disk cache. 0: no cache.
+    /// Maximum size of the disk cache. 0 turns the cache off.
     pub cache_bytes_max: u64,
 }
 
@@ -37,7 +37,7 @@ impl S3Options {
         Self::from_variables(utf8, config)
     }
 
-    /// As [`S3Options::from_env`], with explicit variables instead of the environment.
+    /// Like [`S3Options::from_env`], but takes the variables from `variables` instead of the environment.
     pub fn from_variables(variables: impl IntoIterator<Item = (String, String)>, config: &ShardsConfig) -> Self {
         let (mut aws, mut cache_home, mut home) = (Vec::new(), None, None);
         for (name, value) in variables.into_iter().filter(|(_, value)| !value.is_empty()) {
@@ -68,7 +68,7 @@ impl S3Options {
         self.variables.iter().find(|(key, _)| *key == wanted).map(|(_, value)| value.as_str())
     }
 
-    /// Whether there are credentials, or requests need no signature.
+    /// Whether the variables contain credentials, name a service that provides them, or turn signatures off.
     pub(super) fn has_credentials(&self) -> bool {
         use AmazonS3ConfigKey::{
             AccessKeyId, ContainerCredentialsFullUri, ContainerCredentialsRelativeUri, MetadataEndpoint,

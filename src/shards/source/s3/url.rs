@@ -6,14 +6,15 @@ use crate::shards::error::ShardsError;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Url {
     pub(super) bucket: String,
-    /// Without leading and trailing slashes.
+    /// The key without leading and trailing slashes.
     pub(super) key: String,
-    /// The URL ended in a slash or names a whole bucket.
+    /// Whether the URL ends in a slash or names a whole bucket.
     pub(super) is_folder: bool,
 }
 
 impl Url {
-    /// Parses the part after `s3://`. A URL with credentials is an error that does not repeat them.
+    /// Parses the part of a URL after `s3://`. A URL that contains credentials is an error, and its message does not
+    /// repeat them.
     pub(super) fn parse(rest: &str) -> Result<Self, ShardsError> {
         let refuse = |reason: &str| Err(ShardsError::Argument(format!("an s3:// URL {reason}")));
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
@@ -38,7 +39,7 @@ impl Url {
         format!("s3://{bucket}/{key}")
     }
 
-    /// The longest folder prefix of the key without wildcards. `None` if the key has no wildcard.
+    /// The longest folder path at the start of the key that contains no wildcard. `None` if the key has no wildcard.
     pub(super) fn glob_base(&self) -> Option<&str> {
         let wild = self.key.find(['*', '?', '['])?;
         Some(self.key[..wild].rsplit_once('/').map_or("", |(base, _)| base))

@@ -1,4 +1,4 @@
-// Stub: c10d passes devices around as shared pointers.
+// Stub: c10d passes these types around as pointers only.
 #pragma once
 
 namespace gloo::transport {
