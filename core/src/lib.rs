@@ -5,6 +5,7 @@
 //! The modules in reading order:
 //! - [`config`]: merges TOML and flags into one validated [`config::RunConfig`] and records where each value came from.
 //! - [`protocol`]: the messages between launcher and worker.
+//! - [`pulse`]: what a worker is doing, for the launcher to watch.
 //! - [`exit_code`]: the exit codes that scripts see.
 //! - [`files`]: crash-safe file writing, with fault injection for tests.
 //! - [`geo`]: points on the Earth, distances, grids.
@@ -27,6 +28,7 @@ pub mod geo;
 pub mod metrics;
 pub mod predictions;
 pub mod protocol;
+pub mod pulse;
 pub mod random;
 pub mod tables;
 pub mod tensorboard;

@@ -1,8 +1,9 @@
 //! The state machine of a gang (the workers of one attempt). [`Coordinator::step`] takes an event and the time, changes
 //! the state, and returns actions. It uses no clock, process or socket.
 //!
-//! The phases are Starting, Running and, after a failure or an interrupt, Stopping. Every wait has a deadline, except
-//! the wait for the job itself. The last resort is SIGKILL, so a gang that is being stopped always ends.
+//! The phases are Starting, Running and, after a failure or an interrupt, Stopping. A gang always ends: every phase has a
+//! deadline, and the last resort is SIGKILL. While the job runs, the heartbeats of the workers move the deadline
+//! ([`Pulses`]).
 //!
 //! A checkpoint is committed when every rank of this attempt has written its parts. Parts from another attempt are
 //! rejected and stop the gang.
@@ -10,8 +11,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{Failure, Hello, JobResult, PROTOCOL_VERSION, PartsWritten, ToLauncher};
 use locdiff_core::{REVISION, VERSION};
+
+use crate::pulses::{PhaseLimits, Pulses, StuckWorker};
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,6 +127,13 @@ pub enum Cause {
         /// The time limit between SIGTERM and SIGKILL.
         limit: Duration,
     },
+    /// A worker made no progress for too long.
+    Stuck {
+        /// The worker, with its last heartbeat.
+        worker: StuckWorker,
+        /// The limit that it exceeded; `None` if its peers gave up first.
+        limit: Option<Duration>,
+    },
     /// A checkpoint could not be committed.
     CommitFailed(Failure),
     /// The user asked to stop.
@@ -153,6 +164,8 @@ pub struct Limits {
     /// Time from SIGTERM to SIGKILL. Also the time that a worker has to exit after it has sent its result or closed its
     /// socket.
     pub stop: Duration,
+    /// Without progress, by phase of the job.
+    pub phases: PhaseLimits,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -194,7 +207,10 @@ pub struct Coordinator {
     members: Vec<Member>,
     /// The parts of incomplete checkpoints, by step. Each list has one entry per rank.
     parts: BTreeMap<u64, Vec<Option<PartsWritten>>>,
+    pulses: Pulses,
     causes: Vec<Cause>,
+    /// The worker that made no progress when its peers reported a failed collective.
+    suspect: Option<StuckWorker>,
 }
 
 impl Coordinator {
@@ -202,12 +218,22 @@ impl Coordinator {
     /// of this attempt of the run.
     pub fn new(workers: usize, attempt: u32, limits: Limits, now: Duration) -> Self {
         let members = vec![Member::default(); workers];
-        let (phase, parts, causes) = (Phase::Starting, BTreeMap::new(), Vec::new());
-        Self { attempt, limits, started_at: now, phase, members, parts, causes }
+        Self {
+            attempt,
+            limits,
+            started_at: now,
+            phase: Phase::Starting,
+            members,
+            parts: BTreeMap::new(),
+            pulses: Pulses::new(workers, limits.phases, now),
+            causes: Vec::new(),
+            suspect: None,
+        }
     }
 
     /// Handles an event and returns the actions to take.
     pub fn step(&mut self, event: GangEvent, now: Duration) -> Vec<Action> {
+        self.pulses.pass(now);
         match event {
             GangEvent::Message { rank, message } => self.message(rank, message, now),
             GangEvent::Garbled { rank, reason } => self.stop(Cause::Incompatible { rank, reason }, now),
@@ -224,7 +250,9 @@ impl Coordinator {
         match self.phase {
             Phase::Starting => Some(self.started_at + self.limits.start),
             Phase::Running => {
-                self.members.iter().filter(|member| member.should_exit()).filter_map(|member| member.exit_by).min()
+                let exits =
+                    self.members.iter().filter(|member| member.should_exit()).filter_map(|member| member.exit_by);
+                exits.chain(self.pulses.deadline()).min()
             }
             Phase::Stopping { kill_at, killed } => (!killed).then_some(kill_at),
         }
@@ -241,6 +269,11 @@ impl Coordinator {
         // When a worker dies during a collective operation, its peers often report the broken operation before the
         // launcher notices the death. So reports that blame a peer go to the end of the list.
         let (consequences, mut causes): (Vec<_>, Vec<_>) = self.causes.iter().cloned().partition(Cause::is_consequence);
+        if causes.iter().all(|cause| matches!(cause, Cause::Unresponsive { .. })) {
+            // Nothing died by itself, so the worker that its peers waited for was stuck.
+            let stuck = self.suspect.clone().map(|worker| Cause::Stuck { worker, limit: None });
+            causes.splice(0..0, stuck);
+        }
         causes.extend(consequences);
         Some(Outcome::Failed(causes))
     }
@@ -262,6 +295,7 @@ impl Coordinator {
                 let complete = self.members.iter().all(|member| member.hello.is_some());
                 if self.phase == Phase::Starting && complete {
                     self.phase = Phase::Running;
+                    self.pulses = Pulses::new(self.members.len(), self.limits.phases, now);
                     return vec![Action::StartAll];
                 }
                 Vec::new()
@@ -274,6 +308,11 @@ impl Coordinator {
             ToLauncher::Result(result) => {
                 member.result = Some(*result);
                 member.exit_by = Some(now + self.limits.stop);
+                self.pulses.done(rank);
+                Vec::new()
+            }
+            ToLauncher::Beat(beat) => {
+                self.pulses.beat(rank, beat, now);
                 Vec::new()
             }
             ToLauncher::Failed(failure) => self.stop(Cause::Failed { rank, failure }, now),
@@ -320,6 +359,7 @@ impl Coordinator {
             return Vec::new();
         }
         member.exit = Some(exit);
+        self.pulses.done(rank);
         let said_hello = member.hello.is_some();
         let finished = member.result.is_some() && (exit == Exit::Code(0) || member.killed_after_result);
         let reported =
@@ -345,7 +385,8 @@ impl Coordinator {
         match self.phase {
             Phase::Stopping { killed, .. } => match exit {
                 Exit::Signal(signal) => signal == SIGTERM || (killed && signal == SIGKILL),
-                Exit::Code(_) => true,
+                // A worker ends with this code when its launcher closes the control socket.
+                Exit::Code(code) => code == 0 || code == i32::from(ExitCode::Interrupted.code()),
             },
             _ => false,
         }
@@ -373,7 +414,10 @@ impl Coordinator {
                 *killed = true;
                 vec![Action::Kill]
             }
-            Phase::Running => self.kill_overdue(now),
+            Phase::Running => match self.pulses.stuck(now) {
+                Some((worker, limit)) => self.stop(Cause::Stuck { worker, limit: Some(limit) }, now),
+                None => self.kill_overdue(now),
+            },
             _ => Vec::new(),
         }
     }
@@ -398,6 +442,14 @@ impl Coordinator {
     }
 
     fn stop(&mut self, cause: Cause, now: Duration) -> Vec<Action> {
+        if cause.is_consequence() && self.suspect.is_none() {
+            let complained = |cause: &Cause| match cause {
+                Cause::Failed { rank, .. } => Some(*rank),
+                _ => None,
+            };
+            let complained: Vec<u32> = self.causes.iter().chain([&cause]).filter_map(complained).collect();
+            self.suspect = self.pulses.suspect(&complained, now);
+        }
         self.causes.push(cause);
         if matches!(self.phase, Phase::Stopping { .. }) {
             return Vec::new();

@@ -1,11 +1,20 @@
 //! Tests of the coordinator on a simulated clock.
 
+use std::sync::LazyLock;
+
+use locdiff_core::config::SuperviseConfig;
 use locdiff_core::protocol::SelfCheck;
+use locdiff_core::pulse::{Beat, WorkPhase};
 use proptest::prelude::*;
 
 use super::*;
 
-const LIMITS: Limits = Limits { start: Duration::from_secs(10), stop: Duration::from_secs(2) };
+/// The limits of phases are the default ones: minutes.
+static LIMITS: LazyLock<Limits> = LazyLock::new(|| Limits {
+    start: Duration::from_secs(10),
+    stop: Duration::from_secs(2),
+    phases: PhaseLimits::new(&SuperviseConfig::default()),
+});
 
 fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -86,7 +95,7 @@ fn failed_commit_stops_the_gang() {
 }
 
 fn running(workers: u32) -> Coordinator {
-    let mut gang = Coordinator::new(workers as usize, 7, LIMITS, at(0));
+    let mut gang = Coordinator::new(workers as usize, 7, *LIMITS, at(0));
     for rank in 0..workers {
         let actions = gang.step(hello(rank), at(1));
         assert_eq!(actions, if rank + 1 == workers { vec![Action::StartAll] } else { vec![] });
@@ -125,7 +134,7 @@ fn only_rank_0_may_announce_the_store() {
 
 #[test]
 fn workers_that_do_not_say_hello_in_time_are_named() {
-    let mut gang = Coordinator::new(3, 7, LIMITS, at(0));
+    let mut gang = Coordinator::new(3, 7, *LIMITS, at(0));
     gang.step(hello(1), at(1));
     assert_eq!(gang.deadline(), Some(at(10)));
     assert!(gang.step(GangEvent::Tick, at(9)).is_empty());
@@ -203,7 +212,7 @@ fn exit_without_a_result_is_a_failure_even_with_code_0() {
 
 #[test]
 fn worker_that_cannot_be_loaded_is_incompatible() {
-    let mut gang = Coordinator::new(1, 7, LIMITS, at(0));
+    let mut gang = Coordinator::new(1, 7, *LIMITS, at(0));
     end_process(&mut gang, 0, Exit::Code(EXIT_NOT_LOADED), at(0));
     assert!(matches!(causes(&gang)[0], Cause::Incompatible { rank: 0, .. }));
 }
@@ -248,21 +257,69 @@ fn any_event(workers: u32) -> impl Strategy<Value = GangEvent> {
     ]
 }
 
+#[test]
+fn stuck_worker_is_named_before_the_peers_that_waited_for_it() {
+    let beat = |rank, phase, counter| GangEvent::Message {
+        rank,
+        message: ToLauncher::Beat(Beat { phase, step: 7, counter, waits_in: None }),
+    };
+    let mut gang = running(3);
+    for second in 2..10 {
+        gang.step(beat(0, WorkPhase::Collective, 5), at(second));
+        gang.step(beat(1, WorkPhase::Step, 5), at(second));
+        gang.step(beat(2, WorkPhase::Collective, 5), at(second));
+    }
+    assert_eq!(gang.step(failed(0, true), at(10)), [Action::Terminate]);
+    gang.step(failed(2, true), at(10));
+    for rank in 0..3 {
+        end_process(&mut gang, rank, Exit::Signal(SIGTERM), at(11));
+    }
+    let Some(Outcome::Failed(causes)) = gang.outcome() else { panic!("failed") };
+    assert!(matches!(&causes[0], Cause::Stuck { worker, limit: None } if worker.rank == 1), "{causes:?}");
+    assert_eq!(causes.len(), 3);
+}
+
+#[test]
+fn only_worker_that_makes_no_progress_is_stopped_at_its_limit() {
+    let mut gang = running(1);
+    let mut second = 1;
+    let stopped = loop {
+        second += 1;
+        let beat = Beat { phase: WorkPhase::Data, step: 3, counter: 9, waits_in: None };
+        gang.step(GangEvent::Message { rank: 0, message: ToLauncher::Beat(beat) }, at(second));
+        if gang.step(GangEvent::Tick, at(second)) == [Action::Terminate] {
+            break second;
+        }
+    };
+    assert_eq!(stopped, 602, "supervise.data_timeout_s after the first heartbeat");
+}
+
+#[test]
+fn exit_code_is_a_cause_while_the_gang_is_being_stopped() {
+    let mut gang = running(2);
+    gang.step(failed(0, true), at(2));
+    end_process(&mut gang, 1, Exit::Code(101), at(3));
+    end_process(&mut gang, 0, Exit::Code(14), at(3));
+    let Some(Outcome::Failed(causes)) = gang.outcome() else { panic!("failed") };
+    assert_eq!(causes[0], Cause::Died { rank: 1, exit: Exit::Code(101) });
+}
+
 proptest! {
     /// These rules hold for any sequence of events. A failure stops the gang. The coordinator terminates a gang once,
     /// and kills it at the deadline at the latest. A gang whose processes have all ended has an outcome. A gang that
     /// succeeded has a result from every rank.
     #[test]
     fn every_gang_ends(is_running in any::<bool>(), events in proptest::collection::vec(any_event(3), 0..40)) {
-        let mut gang = if is_running { running(3) } else { Coordinator::new(3, 7, LIMITS, at(0)) };
+        let mut gang = if is_running { running(3) } else { Coordinator::new(3, 7, *LIMITS, at(0)) };
         let mut actions = Vec::new();
         for (second, event) in events.into_iter().enumerate() {
             actions.extend(gang.step(event, at(second as u64)));
             prop_assert!(gang.causes.is_empty() || matches!(gang.phase, Phase::Stopping { .. }), "{:?}", gang.causes);
         }
-        for _ in 0..6 {
-            if let Some(deadline) = gang.deadline() {
-                actions.extend(gang.step(GangEvent::Tick, deadline));
+        // The supervisor looks at the clock every second.
+        for second in 40..2000 {
+            if gang.deadline().is_some() {
+                actions.extend(gang.step(GangEvent::Tick, at(second)));
             }
         }
         prop_assert!(gang.deadline().is_none());
@@ -274,7 +331,7 @@ proptest! {
             prop_assert!(actions.contains(&Action::Kill));
         }
         for rank in 0..3 {
-            end_process(&mut gang, rank, Exit::Signal(SIGKILL), at(100));
+            end_process(&mut gang, rank, Exit::Signal(SIGKILL), at(2000));
         }
         match gang.outcome() {
             Some(Outcome::Done(results)) => prop_assert_eq!(results.len(), 3),

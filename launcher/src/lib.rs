@@ -20,6 +20,7 @@ pub mod error;
 pub mod gpus;
 pub mod output;
 pub mod progress;
+pub mod pulses;
 pub mod rendezvous;
 pub mod report;
 pub mod run_folder;

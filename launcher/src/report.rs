@@ -8,6 +8,7 @@ use locdiff_core::exit_code::ExitCode;
 
 use crate::coordinator::{Cause, Exit};
 use crate::error::{LaunchError, reported};
+use crate::pulses::StuckWorker;
 
 /// The last lines of output of each worker, in rank order.
 pub type LastLines = Vec<Vec<String>>;
@@ -63,7 +64,8 @@ fn involved(cause: &Cause) -> Vec<u32> {
         | Cause::Failed { rank, .. }
         | Cause::Died { rank, .. }
         | Cause::Deserted(rank)
-        | Cause::Unresponsive { rank, .. } => vec![*rank],
+        | Cause::Unresponsive { rank, .. }
+        | Cause::Stuck { worker: StuckWorker { rank, .. }, .. } => vec![*rank],
         Cause::Late { ranks, .. } => ranks.clone(),
         Cause::CommitFailed(_) | Cause::Interrupted => Vec::new(),
     }
@@ -110,9 +112,24 @@ fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
             worker(*rank),
             seconds(*limit)
         ),
+        Cause::Stuck { worker: stuck, limit } => {
+            let reason = match limit {
+                Some(limit) => format!("{} allows {}", stuck.phase().limit_name(), seconds(*limit)),
+                None => "its peers gave up waiting".to_owned(),
+            };
+            format!("{} is stuck in `{job}`: {}; {reason}", worker(stuck.rank), describe_pulse(stuck))
+        }
         Cause::CommitFailed(failure) => format!("cannot commit a checkpoint: {}", failure.message),
         Cause::Interrupted => "interrupted".to_owned(),
     }
+}
+
+fn describe_pulse(stuck: &StuckWorker) -> String {
+    let silent = seconds(stuck.silent);
+    let Some(last) = &stuck.last else { return format!("it sent no heartbeat for {silent}") };
+    let step = if last.step > 0 { format!(" of step {}", last.step) } else { String::new() };
+    let waits = last.waits_in.as_ref().map_or_else(String::new, |operation| format!(", waiting in {operation}"));
+    format!("no progress for {silent} in phase {}{step}{waits}", last.phase)
 }
 
 fn seconds(limit: Duration) -> String {

@@ -36,6 +36,7 @@ use tokio_util::codec::LengthDelimitedCodec;
 
 use crate::coordinator::{Action, Coordinator, Exit, GangEvent, Limits, Outcome};
 use crate::error::{LaunchError, reported};
+use crate::pulses::{PhaseLimits, TICK};
 use crate::rendezvous::NodeWorkers;
 use crate::report::{self, LastLines};
 
@@ -180,6 +181,7 @@ impl Supervisor {
         let limits = Limits {
             start: Duration::from_secs_f64(supervise.start_timeout_s),
             stop: Duration::from_secs_f64(supervise.stop_timeout_s),
+            phases: PhaseLimits::new(supervise),
         };
         let meeting = Meeting {
             interface: config.network.interface.clone(),
@@ -261,7 +263,7 @@ async fn supervise(
                 continue;
             }
             () = signals.recv() => GangEvent::Interrupted,
-            () = tokio::time::sleep(deadline.min(Duration::from_secs(3600))) => GangEvent::Tick,
+            () = tokio::time::sleep(deadline.min(TICK)) => GangEvent::Tick,
         };
         let mut actions = VecDeque::from(coordinator.step(event, began.elapsed()));
         while let Some(action) = actions.pop_front() {

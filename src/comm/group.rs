@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use locdiff_core::pulse;
 use tch::{Device, Kind, Tensor};
 
 use super::error::{CollectiveFailure, CommError};
@@ -251,12 +252,14 @@ pub struct Pending {
 impl Pending {
     /// Blocks until the result is ready, at most until the timeout of the collective.
     pub fn wait(mut self) -> Result<(), CommError> {
+        let _phase = pulse::enter_collective(self.operation, self.group.name());
         self.work.wait().map_err(|error| self.group.failed(self.operation, self.started, error.text))
     }
 
     /// On NCCL, makes the current stream wait for the result and returns at once. On Gloo, this is the same as
     /// [`Pending::wait`].
     pub fn wait_stream(mut self) -> Result<(), CommError> {
+        let _phase = pulse::enter_collective(self.operation, self.group.name());
         self.work.wait_stream().map_err(|error| self.group.failed(self.operation, self.started, error.text))
     }
 }

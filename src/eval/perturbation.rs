@@ -19,6 +19,7 @@
 use anyhow::{Context, ensure};
 use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
 use locdiff_core::protocol::{PerturbationBlock, WorkerSlot};
+use locdiff_core::pulse;
 use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};
 
@@ -78,6 +79,7 @@ struct Block {
 
 impl Block {
     fn measure(basis: &Basis, block: u32, points_all: u32) -> anyhow::Result<Self> {
+        pulse::advance();
         let degree = basis.degree();
         let first = u64::from(block) * u64::from(BLOCK_POINTS);
         let count = BLOCK_POINTS.min(points_all - block * BLOCK_POINTS);

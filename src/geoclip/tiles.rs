@@ -4,6 +4,7 @@
 //! with a fixed number of rows. Each tile is computed by one thread, and the last tile is padded. An embedding then
 //! depends neither on the batch nor on the number of threads.
 
+use locdiff_core::pulse;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use locdiff_core::geo::Place;
@@ -39,6 +40,7 @@ pub fn for_each_tile<Tile: Send, Context: Send, Error: Send>(
     let run = |context: &Context| {
         loop {
             let Some(tile) = lock(&queue).next() else { break };
+            pulse::advance();
             if let Err(error) = work(context, tile) {
                 lock(&queue).by_ref().for_each(drop);
                 lock(&failure).get_or_insert(error);

@@ -9,6 +9,7 @@
 
 use locdiff_core::config::EvalConfig;
 use locdiff_core::geo::UnitVector;
+use locdiff_core::pulse;
 use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
 
@@ -134,6 +135,7 @@ impl Engine {
             let predicted_nd = self.network.forward(x_nd, Timesteps::All(t), time, &image, None)?;
             expected_nd.get_or_insert_with(|| predicted_nd.shallow_clone());
             watch(t, &predicted_nd)?;
+            pulse::advance();
             let Some(no_image) = no_image else { return Ok(predicted_nd) };
             let alone_nd = self.network.forward(x_nd, Timesteps::All(t), time, no_image, None)?;
             Ok(guided(&predicted_nd, &alone_nd, self.config.guidance)?)

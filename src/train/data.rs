@@ -19,9 +19,9 @@ use crate::shards::{
 };
 use crate::shdd::{Basis, Filter, ShddError};
 
-/// How long the other ranks wait for rank 0, which may have to read every row once. They do not wait this long if rank
-/// 0 dies, because the launcher then ends all workers.
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+/// Ranks wait for rank 0, which may have to read every row once, without a limit of their own. The launcher watches rank 0: it
+/// ends all workers if rank 0 dies or makes no progress (`supervise.data_timeout_s`).
+const WATCHED_BY_LAUNCHER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The training rows and their order.
 pub(super) struct TrainingData {
@@ -54,7 +54,7 @@ impl TrainingData {
         is_new: bool,
         bookmark: Option<&Bookmark>,
     ) -> Result<Self, TrainError> {
-        let world = ranks.world().with_timeout(PATIENCE);
+        let world = ranks.world().with_timeout(WATCHED_BY_LAUNCHER);
         let mut dataset = open_together(&config.shards.train, config, &world)?;
         let width = checked_width(config, &dataset)?;
         let findings = find_on_rank_0(&world, || survey(config, &mut dataset, is_new, bookmark))?;
@@ -112,7 +112,7 @@ fn checked_width(config: &RunConfig, dataset: &Dataset) -> Result<u32, TrainErro
 
 /// Opens the validation rows on every rank of `group`. The mask lists the rows that are left out.
 pub(super) fn open_validation(config: &RunConfig, group: &Group) -> Result<(Dataset, Mask), TrainError> {
-    let group = group.with_timeout(PATIENCE);
+    let group = group.with_timeout(WATCHED_BY_LAUNCHER);
     let dataset = open_together(&config.shards.validation, config, &group)?;
     let skipped = find_on_rank_0(&group, || Ok(Mask::for_config(&dataset, &config.shards)?.into_skipped()))?;
     let mask = Mask::new(skipped, dataset.block_rows())?;

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{InjectedFault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob, TrainSummary};
+use locdiff_core::pulse::{self, WorkPhase};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tch::Device;
@@ -32,8 +33,12 @@ pub fn run(
     let mut last = None;
     while training.step < job.config.train.steps {
         let started = Instant::now();
+        pulse::begin_step(training.step + 1);
         training.inject_fault(send)?;
-        let batch = training.batches.next()?;
+        let batch = {
+            let _phase = pulse::enter(WorkPhase::Data);
+            training.batches.next()?
+        };
         let outcome = training.trainer.step(training.step, &batch)?;
         training.count_step(&outcome)?;
         training.observer.record(&outcome, training.skipped_steps, batch.waited, send)?;
@@ -45,6 +50,7 @@ pub fn run(
         training.observer.add_times(started.elapsed() - evaluation_time, step_ended.elapsed());
         last = Some(outcome.loss);
     }
+    let _phase = pulse::enter(WorkPhase::Checkpoint);
     report_parts(training.writer.wait()?, send)?;
     training.observer.record_end()?;
     let (step, skipped_steps, evaluation) = (training.step, training.skipped_steps, training.evaluation);
@@ -75,6 +81,7 @@ impl<'a> Training<'a> {
         if let Device::Cuda(index) = ranks.world().device() {
             cuda::set_device(index)?;
         }
+        let _phase = pulse::enter(WorkPhase::Data);
         let resumed = job.resume.as_deref().map(Saved::open).transpose()?;
         let initial = job.init_from.as_deref().map(Saved::open).transpose()?;
         let loaded = resumed.as_ref().or(initial.as_ref());
@@ -157,12 +164,20 @@ impl<'a> Training<'a> {
     /// Injects the fault that `--inject` requested for the next step, if any. The launcher is notified first, so that
     /// the fault is not repeated after a restart.
     fn inject_fault(&self, send: SendMessage<'_>) -> Result<(), TrainError> {
-        let is_due = |fault: &&InjectedFault| match fault {
-            InjectedFault::Kill { rank, step } => *rank == self.ranks.rank() && *step == self.step + 1,
-        };
-        if let Some(fault) = self.job.faults.iter().find(is_due) {
-            send(ToLauncher::Breaking(*fault))?;
-            let _ = kill(Pid::this(), Signal::SIGKILL);
+        let now = (self.ranks.rank(), self.step + 1);
+        let Some(fault) = self.job.faults.iter().find(|fault| fault.due() == now) else { return Ok(()) };
+        send(ToLauncher::Breaking(*fault))?;
+        match fault {
+            InjectedFault::Kill { .. } => drop(kill(Pid::this(), Signal::SIGKILL)),
+            InjectedFault::Stop { .. } => drop(kill(Pid::this(), Signal::SIGSTOP)),
+            InjectedFault::Panic { step, .. } => panic!("injected panic before step {step}"),
+            InjectedFault::Exit { code, .. } => std::process::exit(*code),
+            InjectedFault::Hang { phase, .. } => {
+                let _phase = pulse::enter(*phase);
+                loop {
+                    std::thread::park();
+                }
+            }
         }
         Ok(())
     }
@@ -192,6 +207,7 @@ impl<'a> Training<'a> {
 
     /// Runs the quick evaluation if it is due, and returns the validation score; `None` if it is not due.
     fn maybe_evaluate(&mut self, send: SendMessage<'_>) -> Result<Option<f64>, TrainError> {
+        let _phase = pulse::enter(WorkPhase::Evaluation);
         let (every, is_last) = (self.job.config.eval.every, self.is_last());
         let Some(quick) = self.quick.as_mut().filter(|_| is_last || self.step.is_multiple_of(every)) else {
             return Ok(None);
@@ -206,6 +222,7 @@ impl<'a> Training<'a> {
     /// Hands a checkpoint to the writer if one is due: every `checkpoint.every` steps, after the last step, and at
     /// every new best score.
     fn maybe_save(&mut self, score: Option<f64>, send: SendMessage<'_>) -> Result<(), TrainError> {
+        let _phase = pulse::enter(WorkPhase::Checkpoint);
         let score = score.filter(|score| score.is_finite());
         let is_best = score.is_some_and(|score| self.best_score.is_none_or(|best| score > best));
         if is_best {

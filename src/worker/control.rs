@@ -2,20 +2,28 @@
 
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{
     CONTROL_VARIABLE, Hello, LAUNCHER_PID_VARIABLE, PROTOCOL_VERSION, ToLauncher, ToWorker, read_message, write_message,
 };
+use locdiff_core::pulse;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 
 use crate::native::Versions;
 
+/// Time between two heartbeats.
+const BEAT_INTERVAL: Duration = Duration::from_millis(250);
+
 /// The connection to the launcher.
 pub(super) struct Control {
-    socket: UnixStream,
+    reader: UnixStream,
+    /// Shared with the thread that sends heartbeats.
+    writer: Arc<Mutex<UnixStream>>,
     rank: u32,
 }
 
@@ -27,8 +35,9 @@ impl Control {
         })?;
         die_with_launcher()?;
         let rank = std::env::var("RANK").context("RANK")?.parse().context("RANK")?;
-        let socket = UnixStream::connect(&path).with_context(|| format!("control socket {}", path.display()))?;
-        Ok(Self { socket, rank })
+        let reader = UnixStream::connect(&path).with_context(|| format!("control socket {}", path.display()))?;
+        let writer = Arc::new(Mutex::new(reader.try_clone().context("control socket")?));
+        Ok(Self { reader, writer, rank })
     }
 
     /// Sends the first message, which has the rank, the process id and the versions.
@@ -48,12 +57,12 @@ impl Control {
     }
 
     pub(super) fn send(&mut self, message: &ToLauncher) -> Result<(), locdiff_core::protocol::ProtocolError> {
-        write_message(&mut self.socket, message)
+        send(&self.writer, message)
     }
 
     /// Waits for the next message from the launcher.
     pub(super) fn receive(&mut self) -> anyhow::Result<ToWorker> {
-        match read_message(&mut self.socket)? {
+        match read_message(&mut self.reader)? {
             Some(message) => Ok(message),
             None => bail!("the launcher closed the control socket"),
         }
@@ -63,7 +72,7 @@ impl Control {
     /// ends this process as soon as the socket closes, even if the main thread hangs, because a worker must not outlive
     /// its launcher.
     pub(super) fn watch_launcher(&self) -> anyhow::Result<Receiver<ToWorker>> {
-        let mut socket = self.socket.try_clone().context("control socket")?;
+        let mut socket = self.reader.try_clone().context("control socket")?;
         let (inbox, messages) = channel();
         std::thread::Builder::new().name("control".into()).spawn(move || {
             while let Ok(Some(message)) = read_message::<ToWorker>(&mut socket) {
@@ -76,7 +85,25 @@ impl Control {
     }
 }
 
-/// Asks the kernel to send SIGKILL to this process when the launcher dies. Fails if the launcher is already gone.
+impl Control {
+    /// Starts a thread that sends a heartbeat at every interval.
+    pub(super) fn start_heartbeats(&self) -> anyhow::Result<()> {
+        let writer = Arc::clone(&self.writer);
+        std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
+            // A closed socket ends the process in another thread.
+            while send(&writer, &ToLauncher::Beat(pulse::beat())).is_ok() {
+                std::thread::sleep(BEAT_INTERVAL);
+            }
+        })?;
+        Ok(())
+    }
+}
+
+fn send(writer: &Mutex<UnixStream>, message: &ToLauncher) -> Result<(), locdiff_core::protocol::ProtocolError> {
+    write_message(&mut *writer.lock().unwrap_or_else(PoisonError::into_inner), message)
+}
+
+/// Asks the kernel for SIGKILL when the launcher dies. Fails if the launcher is already gone.
 fn die_with_launcher() -> anyhow::Result<()> {
     set_pdeathsig(Signal::SIGKILL).context("parent-death signal")?;
     let launcher = std::env::var(LAUNCHER_PID_VARIABLE).unwrap_or_default();

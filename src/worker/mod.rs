@@ -14,6 +14,7 @@ use anyhow::bail;
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{Job, JobResult, Probed, ToLauncher, ToWorker, TrainJob, TrainSummary};
+use locdiff_core::pulse::{self, WorkPhase};
 
 use crate::checkpoint;
 use crate::comm::Communicator;
@@ -52,6 +53,8 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         bail!("the first message of the launcher is not `Start`");
     };
     let messages = control.watch_launcher()?;
+    let _phase = pulse::enter(phase_of(&job));
+    control.start_heartbeats()?;
     tch::set_num_threads(i32::try_from(slot.threads)?);
     let result: JobResult = match job {
         Job::Probe => Probed {}.into(),
@@ -71,6 +74,16 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Perturbation { points } => perturbation::run(points, &slot)?.into(),
     };
     Ok(control.send(&ToLauncher::Result(Box::new(result)))?)
+}
+
+/// The phase of a job outside of the phases that it enters itself.
+fn phase_of(job: &Job) -> WorkPhase {
+    match job {
+        Job::Shards(_) => WorkPhase::Data,
+        Job::Train(_) | Job::Probe | Job::SelfCheck | Job::BenchCollectives { .. } | Job::BenchShdd => WorkPhase::Step,
+        Job::Export(_) => WorkPhase::Checkpoint,
+        Job::Eval(_) | Job::Gallery(_) | Job::Perturbation { .. } => WorkPhase::Evaluation,
+    }
 }
 
 /// Trains and reports progress to the launcher. Every rank returns the same summary.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use locdiff_core::protocol::{Meeting, ToLauncher, ToWorker, WorkerSlot};
+use locdiff_core::pulse::{self, WorkPhase};
 
 use super::control::Control;
 use super::error::JobError;
@@ -23,6 +24,7 @@ pub(super) fn connect(
     slot: &WorkerSlot,
     meeting: &Meeting,
 ) -> anyhow::Result<Communicator> {
+    let _phase = pulse::enter(WorkPhase::Rendezvous);
     let connect_timeout = Duration::from_secs_f64(meeting.rendezvous_timeout_s);
     let address = interface_address(&meeting.interface)?;
     let store = if slot.rank == 0 {

@@ -2,6 +2,7 @@
 
 mod board;
 mod equality;
+mod hangs;
 mod long;
 mod refusals;
 mod support;

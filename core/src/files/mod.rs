@@ -8,6 +8,7 @@
 
 mod fault;
 
+use crate::pulse;
 use std::fs::File;
 use std::hash::Hasher as _;
 use std::io::{self, ErrorKind, Read as _, Write};
@@ -286,6 +287,7 @@ impl FileWriter {
     }
 
     fn flush_buffer(&mut self) -> Result<(), FileError> {
+        pulse::advance();
         if self.buffer.is_empty() {
             return Ok(());
         }

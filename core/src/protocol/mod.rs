@@ -20,6 +20,8 @@ use std::io::{self, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::pulse::Beat;
+
 pub use checkpoint::{ExportJob, Exported};
 pub use eval::{
     EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method, TruthWritten, TuningErrors,
@@ -36,7 +38,7 @@ pub use train::{
 };
 
 /// Version of the protocol. Increase it whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// Size limit of a message. If the peer announces a longer message, it probably uses another protocol.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -201,6 +203,8 @@ pub enum ToLauncher {
     Evaluated(QuickEvaluation),
     /// This worker is about to trigger an injected fault.
     Breaking(InjectedFault),
+    /// What this worker is doing; sent by a thread beside the working one.
+    Beat(Beat),
     /// This rank has written its parts of a checkpoint.
     Parts(PartsWritten),
     /// Located rows of an evaluation.

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config::RunConfig;
+use crate::pulse::WorkPhase;
 
 /// Version of the layout of a checkpoint folder.
 pub const CHECKPOINT_FORMAT: u32 = 1;
@@ -56,6 +57,51 @@ pub enum InjectedFault {
         /// The step, from 1.
         step: u64,
     },
+    /// A rank sends itself SIGSTOP just before a step.
+    Stop {
+        /// The rank.
+        rank: u32,
+        /// The step, from 1.
+        step: u64,
+    },
+    /// A rank hangs just before a step.
+    Hang {
+        /// The rank.
+        rank: u32,
+        /// The step, from 1.
+        step: u64,
+        /// The phase in which it hangs.
+        phase: WorkPhase,
+    },
+    /// A rank panics just before a step.
+    Panic {
+        /// The rank.
+        rank: u32,
+        /// The step, from 1.
+        step: u64,
+    },
+    /// A rank exits with this code just before a step.
+    Exit {
+        /// The rank.
+        rank: u32,
+        /// The step, from 1.
+        step: u64,
+        /// The exit code.
+        code: i32,
+    },
+}
+
+impl InjectedFault {
+    /// The rank and the step, from 1, that the fault is due at.
+    pub fn due(self) -> (u32, u64) {
+        match self {
+            Self::Kill { rank, step }
+            | Self::Stop { rank, step }
+            | Self::Hang { rank, step, .. }
+            | Self::Panic { rank, step }
+            | Self::Exit { rank, step, .. } => (rank, step),
+        }
+    }
 }
 
 /// Progress of training, from rank 0.

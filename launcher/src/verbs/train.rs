@@ -11,6 +11,7 @@ use locdiff_core::config::{Resolved, RunConfig};
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
 use locdiff_core::protocol::{InjectedFault, Job, PartsWritten, ToLauncher, TrainJob, TrainSummary};
+use locdiff_core::pulse::WorkPhase;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -268,15 +269,23 @@ fn warn_on_error(written: Result<(), LaunchError>) {
     }
 }
 
+/// The faults that `--inject` accepts.
+const FAULTS: &str = "kill, stop, panic, hang[,phase=data|step|checkpoint|evaluation] or exit[,code=N] @rank=R,step=S";
+
 /// Parses a fault such as `kill@rank=1,step=7`.
 fn parse_fault(text: &str, world: &NodeWorkers) -> Result<InjectedFault, LaunchError> {
-    let usage = |reason: &str| reported!(Usage, "--inject {text}: {reason}, wanted kill@rank=R,step=S");
-    let fields = text.strip_prefix("kill@").ok_or_else(|| usage("unknown fault"))?;
-    let (mut rank, mut step) = (None, None);
+    let usage = |reason: &str| reported!(Usage, "--inject {text}: {reason}, wanted {FAULTS}");
+    let (kind, fields) = text.split_once('@').ok_or_else(|| usage("no `@`"))?;
+    let (mut rank, mut step, mut phase, mut code) = (None, None, WorkPhase::Step, 1);
     for field in fields.split(',') {
-        match field.split_once('=') {
-            Some(("rank", value)) => rank = value.parse::<u32>().ok(),
-            Some(("step", value)) => step = value.parse::<u64>().ok(),
+        match (kind, field.split_once('=')) {
+            (_, Some(("rank", value))) => rank = value.parse::<u32>().ok(),
+            (_, Some(("step", value))) => step = value.parse::<u64>().ok(),
+            ("hang", Some(("phase", "data"))) => phase = WorkPhase::Data,
+            ("hang", Some(("phase", "step"))) => phase = WorkPhase::Step,
+            ("hang", Some(("phase", "checkpoint"))) => phase = WorkPhase::Checkpoint,
+            ("hang", Some(("phase", "evaluation"))) => phase = WorkPhase::Evaluation,
+            ("exit", Some(("code", value))) => code = value.parse().map_err(|_| usage("the code is not a number"))?,
             _ => return Err(usage(&format!("unknown field \"{field}\""))),
         }
     }
@@ -284,7 +293,14 @@ fn parse_fault(text: &str, world: &NodeWorkers) -> Result<InjectedFault, LaunchE
     if rank as usize >= world.slots.len() || step == 0 {
         return Err(usage(&format!("ranks are 0 to {}, steps count from 1", world.slots.len() - 1)));
     }
-    Ok(InjectedFault::Kill { rank, step })
+    match kind {
+        "kill" => Ok(InjectedFault::Kill { rank, step }),
+        "stop" => Ok(InjectedFault::Stop { rank, step }),
+        "hang" => Ok(InjectedFault::Hang { rank, step, phase }),
+        "panic" => Ok(InjectedFault::Panic { rank, step }),
+        "exit" => Ok(InjectedFault::Exit { rank, step, code }),
+        _ => Err(usage("unknown fault")),
+    }
 }
 
 /// The checkpoint to take the initial weights from. `train.init_from` names the folder of the checkpoint, or the folder
@@ -327,7 +343,9 @@ mod tests {
         let world = world(2);
         assert_eq!(parse_fault("kill@rank=1,step=7", &world).expect("valid"), InjectedFault::Kill { rank: 1, step: 7 });
         for (text, reason) in [
-            ("hang@rank=1,step=7", "unknown fault"),
+            ("burn@rank=1,step=7", "unknown fault"),
+            ("hang@rank=1,step=7,phase=lunch", "unknown field \"phase=lunch\""),
+            ("kill", "no `@`"),
             ("kill@rank=2,step=7", "ranks are 0 to 1"),
             ("kill@rank=1,step=0", "steps count from 1"),
             ("kill@rank=1", "missing"),

@@ -11,6 +11,7 @@
 //!
 //! `shards/README.md` specifies the format.
 
+use locdiff_core::pulse;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -200,6 +201,7 @@ impl ShardWriter {
     }
 
     fn write_group(&mut self) -> Result<(), ShardsError> {
+        pulse::advance();
         let width = self.options.width;
         if self.file.is_none() {
             self.file =

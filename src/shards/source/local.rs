@@ -3,6 +3,7 @@
 //! Files are not memory-mapped: if a file is truncated or a disk fails, a read returns an error, but access to mapped
 //! memory would kill the process. The number of open files is limited.
 
+use locdiff_core::pulse;
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -67,7 +68,9 @@ impl ByteSource for LocalFiles {
     }
 
     fn read_at(&self, file: usize, offset: u64, into: &mut [u8]) -> Result<(), ShardsError> {
-        self.file(file)?.read_exact_at(into, offset).map_err(|error| {
+        let read = self.file(file)?.read_exact_at(into, offset);
+        pulse::advance();
+        read.map_err(|error| {
             if error.kind() == ErrorKind::UnexpectedEof {
                 let reason = format!("ends before byte {}: it was cut short", offset + into.len() as u64);
                 return ShardsError::corrupt(Spot::file(self.name(file)), reason);

@@ -24,7 +24,7 @@ const CORE: Design = Design {
     name: "locdiff_core",
     source: "core/src",
     rows: &[
-        &["exit_code", "geo", "random"],
+        &["exit_code", "geo", "pulse", "random"],
         &["config", "draw", "files", "metrics", "tables"],
         &["predictions", "protocol", "tensorboard"],
         &["tuning"],
@@ -35,7 +35,7 @@ const LAUNCHER: Design = Design {
     name: "locdiff_launch",
     source: "launcher/src",
     rows: &[
-        &["error", "gpus", "progress"],
+        &["error", "gpus", "progress", "pulses"],
         &["cli", "coordinator", "output", "rendezvous", "run_folder"],
         &["report"],
         &["supervisor"],

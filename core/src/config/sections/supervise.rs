@@ -11,6 +11,14 @@ section! {
         pub rendezvous_timeout_s: f64 = 120.0,
         /// Time limit of a collective operation, seconds.
         pub collective_timeout_s: f64 = 300.0,
+        /// Time without progress while a worker opens, scans or waits for data, seconds. Reading a block is progress.
+        pub data_timeout_s: f64 = 600.0,
+        /// Time without progress in a training step or another computation, seconds. Must exceed `collective_timeout_s`.
+        pub step_timeout_s: f64 = 900.0,
+        /// Time without progress while a worker writes a checkpoint, seconds. Writing a part of a file is progress.
+        pub checkpoint_timeout_s: f64 = 1800.0,
+        /// Time without progress in an evaluation, seconds.
+        pub evaluation_timeout_s: f64 = 900.0,
         /// Time between SIGTERM and SIGKILL when workers are stopped, seconds.
         pub stop_timeout_s: f64 = 5.0,
         /// How many times failed workers are restarted from the newest checkpoint, per command (`--max-restarts`).
@@ -24,6 +32,15 @@ impl SuperviseConfig {
         checker.within("supervise.start_timeout_s", self.start_timeout_s, 0.1..=DAY_S);
         checker.within("supervise.rendezvous_timeout_s", self.rendezvous_timeout_s, 0.1..=DAY_S);
         checker.within("supervise.collective_timeout_s", self.collective_timeout_s, 0.1..=DAY_S);
+        checker.within("supervise.data_timeout_s", self.data_timeout_s, 0.1..=DAY_S);
+        checker.within("supervise.step_timeout_s", self.step_timeout_s, 0.1..=DAY_S);
+        checker.within("supervise.checkpoint_timeout_s", self.checkpoint_timeout_s, 0.1..=DAY_S);
+        checker.within("supervise.evaluation_timeout_s", self.evaluation_timeout_s, 0.1..=DAY_S);
         checker.within("supervise.stop_timeout_s", self.stop_timeout_s, 0.0..=DAY_S);
+        if self.step_timeout_s <= self.collective_timeout_s {
+            // A step ends with collectives, so its limit must leave them their time.
+            let wanted = format!("is {}, wanted more than supervise.collective_timeout_s", self.step_timeout_s);
+            checker.push("supervise.step_timeout_s", format!("{wanted} ({})", self.collective_timeout_s));
+        }
     }
 }

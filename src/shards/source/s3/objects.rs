@@ -1,5 +1,6 @@
 //! Objects of a bucket as numbered files. A read fails if the object has changed since it was opened.
 
+use locdiff_core::pulse;
 use std::sync::OnceLock;
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -118,6 +119,7 @@ impl ByteSource for S3Files {
     }
 
     fn read_at(&self, file: usize, offset: u64, into: &mut [u8]) -> Result<(), ShardsError> {
+        pulse::advance();
         let object = &self.objects[file];
         let end = offset.checked_add(into.len() as u64);
         if end.is_none_or(|end| end > object.bytes) {

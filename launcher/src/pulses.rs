@@ -1,0 +1,249 @@
+//! Which worker of a gang is stuck, judged by its heartbeats. Pure: no clock, no process, no socket.
+//!
+//! A worker makes progress when the counter in its heartbeats grows. A worker that makes none for as long as its phase allows
+//! is stuck, whether it still sends heartbeats or not. A worker that waits in a collective is not stuck while any other
+//! worker computes: only when all of them wait does the limit of collectives count.
+
+use std::time::Duration;
+
+use locdiff_core::config::SuperviseConfig;
+use locdiff_core::pulse::{Beat, WorkPhase};
+
+/// The supervisor looks at the clock at least this often.
+pub const TICK: Duration = Duration::from_secs(1);
+
+/// A longer gap between two looks at the clock means that the launcher itself was stopped. Such gaps do not count against the
+/// workers.
+const PAUSE_MIN: Duration = Duration::from_secs(4);
+
+/// The collectives of the workers time out by themselves. The launcher waits this much longer for their errors.
+const COLLECTIVE_GRACE: Duration = Duration::from_secs(5);
+
+/// Limits on the time without progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PhaseLimits {
+    start: Duration,
+    rendezvous: Duration,
+    data: Duration,
+    step: Duration,
+    collective: Duration,
+    checkpoint: Duration,
+    evaluation: Duration,
+}
+
+impl PhaseLimits {
+    /// The configured limits.
+    pub fn new(config: &SuperviseConfig) -> Self {
+        Self {
+            start: Duration::from_secs_f64(config.start_timeout_s),
+            rendezvous: Duration::from_secs_f64(config.rendezvous_timeout_s) + COLLECTIVE_GRACE,
+            data: Duration::from_secs_f64(config.data_timeout_s),
+            step: Duration::from_secs_f64(config.step_timeout_s),
+            collective: Duration::from_secs_f64(config.collective_timeout_s) + COLLECTIVE_GRACE,
+            checkpoint: Duration::from_secs_f64(config.checkpoint_timeout_s),
+            evaluation: Duration::from_secs_f64(config.evaluation_timeout_s),
+        }
+    }
+
+    fn of(&self, phase: WorkPhase) -> Duration {
+        match phase {
+            WorkPhase::Start => self.start,
+            WorkPhase::Rendezvous => self.rendezvous,
+            WorkPhase::Data => self.data,
+            WorkPhase::Step => self.step,
+            WorkPhase::Collective => self.collective,
+            WorkPhase::Checkpoint => self.checkpoint,
+            WorkPhase::Evaluation => self.evaluation,
+        }
+    }
+}
+
+/// A worker that makes no progress.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StuckWorker {
+    /// Rank of the worker.
+    pub rank: u32,
+    /// Its last heartbeat; `None` if it never sent one.
+    pub last: Option<Beat>,
+    /// Time since its last progress.
+    pub silent: Duration,
+}
+
+impl StuckWorker {
+    /// The phase of its last heartbeat.
+    pub fn phase(&self) -> WorkPhase {
+        self.last.as_ref().map_or(WorkPhase::Start, |beat| beat.phase)
+    }
+}
+
+/// Progress of all workers of a gang.
+#[derive(Debug, Clone)]
+pub struct Pulses {
+    limits: PhaseLimits,
+    workers: Vec<WorkerPulse>,
+    looked_at: Duration,
+}
+
+#[derive(Debug, Clone)]
+struct WorkerPulse {
+    last: Option<Beat>,
+    progressed_at: Duration,
+    is_done: bool,
+}
+
+impl Pulses {
+    /// Starts to watch `workers` workers, which have just been given their job.
+    pub fn new(workers: usize, limits: PhaseLimits, now: Duration) -> Self {
+        let worker = WorkerPulse { last: None, progressed_at: now, is_done: false };
+        Self { limits, workers: vec![worker; workers], looked_at: now }
+    }
+
+    /// Notes that time has passed. If the launcher was stopped meanwhile, the gap is not counted.
+    pub fn pass(&mut self, now: Duration) {
+        let gap = now.saturating_sub(self.looked_at);
+        if gap >= PAUSE_MIN {
+            self.workers.iter_mut().for_each(|worker| worker.progressed_at += gap);
+        }
+        self.looked_at = now;
+    }
+
+    /// Takes a heartbeat.
+    pub fn beat(&mut self, rank: u32, beat: Beat, now: Duration) {
+        let Some(worker) = self.workers.get_mut(rank as usize) else { return };
+        if worker.last.as_ref().map(|last| last.counter) != Some(beat.counter) {
+            worker.progressed_at = now;
+        }
+        worker.last = Some(beat);
+    }
+
+    /// The worker has sent its result or has ended: it is not watched any more.
+    pub fn done(&mut self, rank: u32) {
+        if let Some(worker) = self.workers.get_mut(rank as usize) {
+            worker.is_done = true;
+        }
+    }
+
+    /// When the next worker is stuck, if none makes progress.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.judged().map(|(_, worker, since)| since + self.limits.of(worker.phase())).min()
+    }
+
+    /// The worker that is stuck, and the limit that it exceeded.
+    pub fn stuck(&self, now: Duration) -> Option<(StuckWorker, Duration)> {
+        let overdue = self.judged().filter(|(_, worker, since)| now >= *since + self.limits.of(worker.phase()));
+        let (rank, worker, _) = overdue.min_by_key(|(_, worker, _)| (worker.step(), worker.progressed_at))?;
+        Some((worker.stuck(rank, now), self.limits.of(worker.phase())))
+    }
+
+    /// The worker that probably kept the others waiting when they reported a failed collective: it is not one of those that
+    /// `complained`, it was not in a collective, or it is a step behind.
+    pub fn suspect(&self, complained: &[u32], now: Duration) -> Option<StuckWorker> {
+        let others = || self.watched().filter(|(rank, _)| !complained.contains(rank));
+        let most = self.watched().map(|(_, worker)| worker.step()).max()?;
+        let late = others().filter(|(_, worker)| worker.phase() != WorkPhase::Collective || worker.step() < most);
+        let (rank, worker) =
+            late.filter(|(_, worker)| worker.last.is_some()).min_by_key(|(_, worker)| worker.progressed_at)?;
+        Some(worker.stuck(rank, now))
+    }
+
+    /// The workers that may be stuck, with the time since which their limit counts. If some worker computes, those that wait in
+    /// a collective are left out. If all wait, the limit counts since the last progress of any of them.
+    fn judged(&self) -> impl Iterator<Item = (u32, &WorkerPulse, Duration)> {
+        let is_waiting = |worker: &WorkerPulse| worker.phase() == WorkPhase::Collective;
+        let all_wait = self.watched().all(|(_, worker)| is_waiting(worker));
+        let latest = self.watched().map(|(_, worker)| worker.progressed_at).max().unwrap_or_default();
+        self.watched()
+            .filter(move |(_, worker)| all_wait || !is_waiting(worker))
+            .map(move |(rank, worker)| (rank, worker, if all_wait { latest } else { worker.progressed_at }))
+    }
+
+    fn watched(&self) -> impl Iterator<Item = (u32, &WorkerPulse)> {
+        let ranked = self.workers.iter().enumerate().map(|(rank, worker)| (rank as u32, worker));
+        ranked.filter(|(_, worker)| !worker.is_done)
+    }
+}
+
+impl WorkerPulse {
+    fn phase(&self) -> WorkPhase {
+        self.last.as_ref().map_or(WorkPhase::Start, |beat| beat.phase)
+    }
+
+    fn step(&self) -> u64 {
+        self.last.as_ref().map_or(0, |beat| beat.step)
+    }
+
+    fn stuck(&self, rank: u32, now: Duration) -> StuckWorker {
+        StuckWorker { rank, last: self.last.clone(), silent: now.saturating_sub(self.progressed_at) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn limits() -> PhaseLimits {
+        let [start, rendezvous, data, step, collective, checkpoint, evaluation] = [60, 50, 10, 20, 15, 40, 30].map(at);
+        PhaseLimits { start, rendezvous, data, step, collective, checkpoint, evaluation }
+    }
+
+    fn beat(phase: WorkPhase, step: u64, counter: u64) -> Beat {
+        Beat { phase, step, counter, waits_in: None }
+    }
+
+    #[test]
+    fn worker_whose_counter_stands_still_is_stuck_even_if_it_beats() {
+        let mut pulses = Pulses::new(1, limits(), at(0));
+        for second in 0..=9 {
+            pulses.pass(at(second));
+            pulses.beat(0, beat(WorkPhase::Data, 1, 7), at(second));
+            assert_eq!(pulses.stuck(at(second)), None);
+        }
+        assert_eq!(pulses.deadline(), Some(at(10)));
+        let (stuck, limit) = pulses.stuck(at(10)).expect("stuck");
+        assert_eq!((stuck.rank, stuck.phase(), stuck.silent, limit), (0, WorkPhase::Data, at(10), at(10)));
+        pulses.beat(0, beat(WorkPhase::Data, 1, 8), at(10));
+        assert_eq!(pulses.stuck(at(19)), None, "slow work that advances is not stuck");
+    }
+
+    #[test]
+    fn waiting_for_a_worker_that_computes_is_not_being_stuck() {
+        let mut pulses = Pulses::new(2, limits(), at(0));
+        pulses.beat(0, beat(WorkPhase::Collective, 3, 1), at(0));
+        for second in 0..100 {
+            pulses.beat(1, beat(WorkPhase::Data, 3, second), at(second));
+            assert_eq!(pulses.stuck(at(second)), None, "second {second}");
+        }
+        pulses.beat(1, beat(WorkPhase::Collective, 3, 100), at(100));
+        assert_eq!(pulses.stuck(at(114)), None);
+        assert!(pulses.stuck(at(115)).is_some(), "all wait for each other");
+    }
+
+    #[test]
+    fn worker_that_keeps_the_others_waiting_is_the_suspect() {
+        let mut pulses = Pulses::new(3, limits(), at(0));
+        pulses.beat(0, beat(WorkPhase::Collective, 5, 9), at(1));
+        pulses.beat(1, beat(WorkPhase::Step, 5, 8), at(2));
+        pulses.beat(2, beat(WorkPhase::Collective, 5, 9), at(1));
+        let suspect = pulses.suspect(&[0], at(8)).expect("rank 1");
+        assert_eq!((suspect.rank, suspect.phase(), suspect.silent), (1, WorkPhase::Step, at(6)));
+        assert_eq!(pulses.suspect(&[0, 1], at(8)), None);
+        pulses.done(1);
+        assert_eq!(pulses.suspect(&[0], at(8)), None);
+    }
+
+    #[test]
+    fn pause_of_the_launcher_is_not_counted() {
+        let mut pulses = Pulses::new(1, limits(), at(0));
+        pulses.beat(0, beat(WorkPhase::Data, 1, 1), at(0));
+        for second in 1..=5 {
+            pulses.pass(at(second));
+        }
+        pulses.pass(at(65));
+        assert_eq!(pulses.stuck(at(69)), None);
+        assert!(pulses.stuck(at(70)).is_some(), "five seconds before the pause, five after it");
+    }
+}
