@@ -30,6 +30,9 @@ pub enum Exit {
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
+/// How long to wait for the root cause after a worker has blamed a peer.
+const DOUBT: Duration = Duration::from_secs(1);
+
 /// Exit code of the dynamic linker and of shells when a program cannot be loaded.
 const EXIT_NOT_LOADED: i32 = 127;
 
@@ -194,7 +197,14 @@ impl Member {
 enum Phase {
     Starting,
     Running,
-    Stopping { kill_at: Duration, killed: bool },
+    /// A worker blamed a peer. The root cause may still be on its way.
+    Doubting {
+        until: Duration,
+    },
+    Stopping {
+        kill_at: Duration,
+        killed: bool,
+    },
 }
 
 /// State machine of one gang.
@@ -254,6 +264,7 @@ impl Coordinator {
                     self.members.iter().filter(|member| member.should_exit()).filter_map(|member| member.exit_by);
                 exits.chain(self.pulses.deadline()).min()
             }
+            Phase::Doubting { until } => Some(until),
             Phase::Stopping { kill_at, killed } => (!killed).then_some(kill_at),
         }
     }
@@ -414,6 +425,7 @@ impl Coordinator {
                 *killed = true;
                 vec![Action::Kill]
             }
+            Phase::Doubting { until } if now >= *until => self.terminate(now),
             Phase::Running => match self.pulses.stuck(now) {
                 Some((worker, limit)) => self.stop(Cause::Stuck { worker, limit: Some(limit) }, now),
                 None => self.kill_overdue(now),
@@ -442,18 +454,28 @@ impl Coordinator {
     }
 
     fn stop(&mut self, cause: Cause, now: Duration) -> Vec<Action> {
-        if cause.is_consequence() && self.suspect.is_none() {
-            let complained = |cause: &Cause| match cause {
-                Cause::Failed { rank, .. } => Some(*rank),
-                _ => None,
-            };
-            let complained: Vec<u32> = self.causes.iter().chain([&cause]).filter_map(complained).collect();
-            self.suspect = self.pulses.suspect(&complained, now);
-        }
+        let is_consequence = cause.is_consequence();
         self.causes.push(cause);
-        if matches!(self.phase, Phase::Stopping { .. }) {
-            return Vec::new();
+        match self.phase {
+            Phase::Stopping { .. } => return Vec::new(),
+            // A worker that dies takes a moment to exit, and its peers may notice first. SIGTERM would hide its exit status.
+            Phase::Doubting { .. } if is_consequence => return Vec::new(),
+            _ if is_consequence => {
+                let complained = |cause: &Cause| match cause {
+                    Cause::Failed { rank, .. } => Some(*rank),
+                    _ => None,
+                };
+                let complained: Vec<u32> = self.causes.iter().filter_map(complained).collect();
+                self.suspect = self.pulses.suspect(&complained, now);
+                self.phase = Phase::Doubting { until: now + DOUBT };
+                return Vec::new();
+            }
+            _ => {}
         }
+        self.terminate(now)
+    }
+
+    fn terminate(&mut self, now: Duration) -> Vec<Action> {
         self.phase = Phase::Stopping { kill_at: now + self.limits.stop, killed: false };
         vec![Action::Terminate]
     }

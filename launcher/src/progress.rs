@@ -18,7 +18,7 @@ use tracing_subscriber::fmt::MakeWriter;
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 thread_local! {
-    /// Whether this thread has hidden the bar. Hiding the bar again would deadlock, because the bar has a lock.
+    /// Whether this thread has hidden the bar. A hidden bar holds its lock, so that a nested call would deadlock.
     static IS_BAR_HIDDEN: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -164,7 +164,7 @@ fn stopped_worker_is_named_in_the_report() {
     signal(victim, Signal::SIGSTOP);
     let ran = Ran::from(launcher.wait_with_output().expect("ends"));
     ran.exits_with(ExitCode::WorkerFailed)
-        .stderr_has(&format!("error: worker rank 1 (pid {victim}) was stopped or hung"));
+        .stderr_has(&format!("error: worker rank 1 (pid {victim}) is stuck in `bench collectives`: no progress"));
     assert_no_leftovers(&stage);
 }
 

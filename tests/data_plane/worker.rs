@@ -67,6 +67,16 @@ fn read_hello(socket: &mut UnixStream) -> locdiff_core::protocol::Hello {
     }
 }
 
+/// The next message that is not a heartbeat.
+fn read_report(socket: &mut UnixStream) -> Option<ToLauncher> {
+    loop {
+        match read_message::<ToLauncher>(socket).expect("readable") {
+            Some(ToLauncher::Beat(_)) => {}
+            other => return other,
+        }
+    }
+}
+
 #[test]
 fn worker_introduces_itself_does_its_job_and_exits() {
     let mut worker = launch();
@@ -75,7 +85,7 @@ fn worker_introduces_itself_does_its_job_and_exits() {
     assert_eq!((hello.libtorch_built.as_str(), hello.libtorch_loaded.as_str()), ("2.11.0", "2.11.0"));
     let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
     write_message(&mut worker.socket, &start(slot, Job::SelfCheck)).expect("sent");
-    let result = read_message::<ToLauncher>(&mut worker.socket).expect("readable");
+    let result = read_report(&mut worker.socket);
     let Some(ToLauncher::Result(answer)) = result else { panic!("{result:?}") };
     assert!(matches!(&*answer, JobResult::SelfCheck(check) if check.error_max == 0.0), "{answer:?}");
     assert_eq!(wait(&mut worker.child), Some(0));
@@ -88,7 +98,7 @@ fn missing_gpu_is_an_error_instead_of_a_run_on_the_cpu() {
     let missing = u32::try_from(tch::Cuda::device_count()).expect("few");
     let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: Some(missing), threads: 1 };
     write_message(&mut worker.socket, &start(slot, Job::SelfCheck)).expect("sent");
-    let result = read_message::<ToLauncher>(&mut worker.socket).expect("readable");
+    let result = read_report(&mut worker.socket);
     assert!(
         matches!(&result, Some(ToLauncher::Failed(failure)) if failure.message.contains(&format!("no GPU {missing}"))),
         "{result:?}"

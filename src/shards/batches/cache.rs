@@ -91,7 +91,8 @@ impl Cache {
         match mode {
             CacheMode::None => Ok((Self::None, format!("rows ({data}) are read again in every epoch"))),
             CacheMode::Host if bytes > host_bytes => {
-                let summary = format!("{host} of {data} of rows are kept in main memory, the rest is read again");
+                let summary =
+                    format!("rows ({data}): {host} are kept in main memory, the rest are read again in every epoch");
                 Ok((Self::Host { bytes_max: host_bytes }, summary))
             }
             CacheMode::Host => Ok(in_host),
@@ -210,7 +211,7 @@ mod tests {
         assert_eq!(choose(CacheMode::None, 1 << 40, Some(1 << 40)).expect("always possible").0, Cache::None);
         let (cache, summary) = choose(CacheMode::Host, 10_000, Some(1 << 40)).expect("as much as fits");
         assert_eq!(cache, Cache::Host { bytes_max: 6000 });
-        assert!(summary.contains("the rest is read again"), "{summary}");
+        assert!(summary.contains("the rest are read again"), "{summary}");
     }
 
     #[test]

@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn hybrid_streams_decode_as_in_the_specification() {
-        // The example of the specification, the values 0 to 7 in three bits each, followed by a run of five fours.
+        // The specification's bit-packing example (the values 0 to 7, three bits each), then a run that repeats 4 five times.
         let stream = [0b11, 0b1000_1000, 0b1100_0110, 0b1111_1010, 5 << 1, 4];
         let mut values = Vec::new();
         for run in Runs::new(&stream, 3, 13) {

@@ -6,9 +6,10 @@ use locdiff_core::exit_code::ExitCode;
 
 use super::support::{BASE, events, stage, trace, train};
 
-/// Limits that end a hang soon. Collectives wait for longer than the stuck worker may be silent.
-const LIMITS: &str = "--set supervise.data_timeout_s=2 --set supervise.step_timeout_s=3 --set supervise.collective_timeout_s=2.5 \
-    --set supervise.checkpoint_timeout_s=2 --set supervise.stop_timeout_s=1";
+/// Limits that end a hang soon, but leave a healthy worker enough time on a busy machine. A hang in a phase of data is found by
+/// its own limit, a hang in a step by the peers, whose collective times out first.
+const LIMITS: &str = "--set supervise.data_timeout_s=6 --set supervise.step_timeout_s=8 --set supervise.collective_timeout_s=7 \
+    --set supervise.checkpoint_timeout_s=6 --set supervise.stop_timeout_s=1";
 
 #[test]
 fn stuck_worker_is_named_and_replaced_without_a_trace_in_the_numbers() {
@@ -42,9 +43,9 @@ fn only_worker_of_a_run_that_hangs_is_replaced() {
     let started = Instant::now();
     let fault = "--inject hang@rank=0,step=5,phase=data";
     let ran = stage.run(&format!("{BASE} --run alone {settings} {LIMITS} --max-restarts 1 train {fault}"));
-    ran.exits_with(ExitCode::Success).stderr_has("no progress for").stderr_has("supervise.data_timeout_s allows 2.0 s");
+    ran.exits_with(ExitCode::Success).stderr_has("no progress for").stderr_has("supervise.data_timeout_s allows 6.0 s");
     assert_eq!((ran.json()["restarts"].as_u64(), trace(&stage, "alone").len()), (Some(1), 6));
-    assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
+    assert!(started.elapsed().as_secs() < 120, "{:?}", started.elapsed());
 }
 
 #[test]

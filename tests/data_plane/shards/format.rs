@@ -86,7 +86,7 @@ fn flipped_or_missing_bytes_are_always_detected() {
         });
         match outcome {
             // Reading succeeds only if the flipped byte is in a part that batches do not use: the identifiers or the
-            // first four bytes of the file. `problems` has found the damage above.
+            // first four bytes of the file. The assertions above have checked that `problems` reports it.
             Ok(rows) => assert_eq!(rows, expected(1), "byte {at}"),
             Err(error) => {
                 assert_eq!(error.exit_code(), ExitCode::Corrupt, "byte {at}: {error}");
