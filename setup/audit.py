@@ -95,7 +95,7 @@ def audit(project, installed_only):
         return 0
     if cargo_deny is None:
         if not install_cargo_deny(environment):
-            log("cannot build cargo-deny %s; fix the error above and run `make audit` again" % CARGO_DENY_VERSION)
+            log("cannot build cargo-deny %s; fix the error that cargo printed and run `make audit` again" % CARGO_DENY_VERSION)
             return 1
         cargo_deny = str(TOOLS / "bin/cargo-deny")
     return run_cargo_deny(cargo_deny, environment)

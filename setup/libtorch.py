@@ -115,11 +115,12 @@ def check_user_libtorch(libtorch):
 def check_platform():
     machine = "%s %s" % (platform.system(), platform.machine())
     if machine != "Linux x86_64":
-        raise SetupError("no wheels for %s, only for Linux x86_64; set LIBTORCH to a libtorch %s by hand" % (machine, LIBTORCH_VERSION))
+        raise SetupError("no wheels for %s, only for Linux x86_64; install libtorch %s by hand and set LIBTORCH to its folder"
+                         % (machine, LIBTORCH_VERSION))
     name, version = platform.libc_ver()
     if name != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < GLIBC_MIN:
         found = ("%s %s" % (name, version)).strip() or "unknown"
-        raise SetupError("the C library is %s, wanted glibc %d.%d or newer; set LIBTORCH to a libtorch %s by hand"
+        raise SetupError("the C library is %s, wanted glibc %d.%d or newer; install libtorch %s by hand and set LIBTORCH to its folder"
                          % ((found,) + GLIBC_MIN + (LIBTORCH_VERSION,)))
 
 
@@ -251,7 +252,7 @@ def fetch(wheel, store):
     for archive in store.download.glob("*.whl"):
         if sha256_of(archive) == wheel.sha256:
             return archive
-    raise SetupError("pip downloaded no file with the sha256 in %s for %s" % (wheel.lock, wheel.name))
+    raise SetupError("the file that pip downloaded for %s does not have the sha256 in %s" % (wheel.name, wheel.lock))
 
 
 def run_pip(arguments, scratch):
@@ -337,7 +338,8 @@ def prepare(base, set_name, locks):
 
 def main():
     parser = argparse.ArgumentParser(description="Installs libtorch in .libtorch/ from the wheels pinned by the lock files.")
-    parser.add_argument("--set", choices=[*SETS, "auto"], default="auto", help="auto: cuda with a GPU or LOCDIFF_CUDA=1, else cpu")
+    parser.add_argument("--set", choices=[*SETS, "auto"], default="auto",
+                        help="wheels to install; auto means cuda if there is a GPU or LOCDIFF_CUDA=1, else cpu")
     parser.add_argument("--root", type=Path, default=PROJECT, metavar="DIR", help="folder that contains .libtorch/ (default: the project)")
     parser.add_argument("--locks", type=Path, default=PROJECT / "setup", metavar="DIR", help="folder that contains the lock files (default: setup/)")
     parser.add_argument("--print-variant", action="store_true", help="print the choice of `--set auto`, cpu or cuda, and exit")
@@ -367,7 +369,7 @@ def run_guarded(base, work):
         log(str(error))
         return 1
     except KeyboardInterrupt:
-        log("interrupted; the next run continues from here")
+        log("interrupted; the next run continues where this one stopped")
         return 130
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

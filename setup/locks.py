@@ -46,7 +46,7 @@ def load_lock(path):
     ]
     # Compare the number of entries: an entry that the pattern does not match would otherwise be ignored silently.
     if len(wheels) != sum("==" in line for line in text.splitlines() if not line.startswith("#")):
-        raise OSError(0, "an entry has no `# bytes:` line or no hash", str(path))
+        raise OSError(0, "a lock entry has no `# bytes:` line or no hash", str(path))
     return wheels
 
 

@@ -33,7 +33,7 @@ def load_toml(path):
         try:
             from pip._vendor import tomli as tomllib
         except ImportError:
-            raise PolicyError("no TOML reader: install Python 3.11 or newer, or a pip newer than 21.2") from None
+            raise PolicyError("no TOML reader found; install Python 3.11 or newer, or a pip newer than 21.2") from None
     try:
         return tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -145,7 +145,7 @@ def refusals_of(package, policy):
         yield "is banned by `bans.deny`"
     for dependency in package["dependencies"]:
         if dependency["req"] == "*" and not dependency.get("path"):
-            yield "accepts any version of %s; name one" % dependency["name"]
+            yield "accepts any version of %s; name a version" % dependency["name"]
     if not package["license"]:
         yield "has no licence"
     elif not Licence(package["license"], policy["licenses"]["allow"]).is_allowed():

@@ -85,7 +85,7 @@ def explain_pip(output, lock):
                 "nothing was installed; try another source (pip's index settings) and run again" % (got.group(1), lock.name))
     if "No matching distribution" in output and "broken by" not in output:
         missing = re.search(r"No matching distribution found for (.+)", output).group(1)
-        return ("pip finds no %s for Python %d.%d; %s supports 3.8 to 3.14: choose another Python with PYTHON=..., or check pip's "
+        return ("pip finds no %s for Python %d.%d; %s supports Python 3.8 to 3.14; choose another Python with PYTHON=..., or check pip's "
                 "index settings" % (missing.strip(), sys.version_info[0], sys.version_info[1], lock.name))
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("[notice]")]
     return ("cannot install the Python packages of the tests: pip says: %s\n"

@@ -84,7 +84,7 @@ class Stamp:
         unchanged = self.path.is_file() and self.path.read_text() == self.digest
         self.passed = unchanged and os.environ.get("LOCDIFF_TEST_ALL") != "1"
         if self.passed:
-            log("%s: unchanged since it passed" % name)
+            log("%s: skipped, because its inputs have not changed since it passed" % name)
 
     def write(self):
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ class CudaLink:
         worker = self.target / "release/locdiff-worker"
         direct = elf.needed(worker)
         if "libtorch_cuda.so" not in direct:
-            return "%s does not need libtorch_cuda.so, only %s" % (worker, ", ".join(direct))
+            return "%s is not linked with libtorch_cuda.so; it is linked with %s" % (worker, ", ".join(direct))
         # Indirect dependencies are not checked: the `link` set lacks some libraries that libtorch_cuda.so needs at run time.
         return missing_libraries(worker, direct)
 
@@ -187,7 +187,7 @@ def test_commands():
 
 
 def prepare(libtorch_set):
-    """Downloads libtorch and GeoCLIP's weights. Meanwhile compiles slow crates that need neither. The main build compiles the rest."""
+    """Downloads libtorch and GeoCLIP's weights. Meanwhile compiles slow crates that need neither. The main build compiles all other crates."""
     arguments = ["cargo", "build", "--release", "--locked", "--lib"] + [word for name in EARLY_LIBRARIES for word in ("--package", name)]
     TARGET.mkdir(parents=True, exist_ok=True)
     with open(TARGET / "early.log", "w") as log_file:

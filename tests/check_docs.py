@@ -38,9 +38,9 @@ class Documents(unittest.TestCase):
                     continue
                 name, _, anchor = link.partition("#")
                 target = (page.parent / name).resolve() if name else page
-                self.assertTrue(target.exists(), "%s: %s" % (page, link))
+                self.assertTrue(target.exists(), "%s links to a missing file: %s" % (page, link))
                 if anchor and target.suffix == ".md":
-                    self.assertIn(anchor, anchors(target.read_text()), "%s: %s" % (page, link))
+                    self.assertIn(anchor, anchors(target.read_text()), "%s links to a missing heading: %s" % (page, link))
 
     def test_paths_of_sources_exist(self):
         for page in tracked(".md"):
@@ -48,7 +48,7 @@ class Documents(unittest.TestCase):
                 continue  # These pages describe older versions.
             for path in re.findall(r"`((?:core|launcher|src|tests|setup|docs|configs)/[\w./-]*)`", page.read_text()):
                 if not re.search(r"[A-Z]{4}\.", path):  # `verbs/NAME.rs` stands for any name.
-                    self.assertTrue((PROJECT / path).exists(), "%s: %s" % (page, path))
+                    self.assertTrue((PROJECT / path).exists(), "%s names a missing path: %s" % (page, path))
 
     def test_named_tests_exist(self):
         sources = "\n".join(path.read_text() for path in tracked(".rs", ".py"))
@@ -57,12 +57,12 @@ class Documents(unittest.TestCase):
         names = re.findall(r"`([a-z0-9]+(?:_[a-z0-9]+){2,})`", invariants)
         self.assertGreater(len(names), 15)
         for name in names:
-            self.assertTrue(re.search(r"fn %s\b" % name, sources), "docs/ARCHITECTURE.md: no test %s" % name)
+            self.assertTrue(re.search(r"fn %s\b" % name, sources), "docs/ARCHITECTURE.md names a test that does not exist: %s" % name)
 
     def test_decisions_have_the_number_of_their_file(self):
         for page in (PROJECT / "docs" / "decisions").glob("0*.md"):
             first = page.read_text().splitlines()[0]
-            self.assertTrue(first.startswith("# %d. " % int(page.name[:4])), "%s: %s" % (page, first))
+            self.assertTrue(first.startswith("# %d. " % int(page.name[:4])), "%s has a title with another number: %s" % (page, first))
 
     def test_no_command_is_cut(self):
         for block in re.findall(r"```.*?```|`[^`\n]+`", (PROJECT / "docs" / "BENCHMARKS.md").read_text(), flags=re.S):
@@ -86,7 +86,7 @@ class Words(unittest.TestCase):
         for path in tracked(".rs", ".md", ".py", ".toml", ".cpp", ".h", ".cu"):
             if path != Path(__file__).resolve():
                 found = BANNED.search(path.read_text(errors="replace"))
-                self.assertIsNone(found, "%s: %s" % (path, found and found.group()))
+                self.assertIsNone(found, "%s uses a banned phrase: %s" % (path, found and found.group()))
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class SetupTest(unittest.TestCase):
         self.assertFalse((self.libtorch / "cpu/lib/libtorch_cuda.so").exists())
         self.assertTrue((self.libtorch / "cpu/include/torch/headeronly/version.h").exists())
         self.assertTrue((self.libtorch / "cuda/lib/libtorch_cuda.so").exists())
-        self.assertEqual(list(self.libtorch.rglob("*.whl")), [], "wheels are deleted once unpacked")
+        self.assertEqual(list(self.libtorch.rglob("*.whl")), [], "unpacked wheels were not deleted")
 
     def assert_refused(self, result, *parts):
         self.assertEqual(result.returncode, 1, result.stderr)
@@ -116,7 +116,7 @@ class SetupTest(unittest.TestCase):
         self.assert_ready(self.run_setup())
         self.assertTrue((self.libtorch / "site/torch-2.11.0.dist-info/licenses/LICENSE").exists())
         self.assertFalse((self.libtorch / "site/torch-2.11.0.dist-info/METADATA").exists())
-        self.assertFalse((self.libtorch / "site/nvidia/nccl").exists(), "the CPU set has no NCCL")
+        self.assertFalse((self.libtorch / "site/nvidia/nccl").exists(), "the CPU set installed NCCL")
 
     def test_each_set_adds_to_the_previous_one_and_removes_nothing(self):
         nccl, cudnn = (self.libtorch / "site" / path for path in ("nvidia/nccl/include/nccl.h", "nvidia/cudnn/lib/libcudnn.so.9"))
@@ -250,7 +250,7 @@ class SetupTest(unittest.TestCase):
         shim = "import platform, runpy, sys; platform.machine = lambda: 'aarch64'; sys.argv = sys.argv[1:]; "
         shim += "sys.path.insert(0, sys.argv[0].rpartition('/')[0]); runpy.run_path(sys.argv[0], run_name='__main__')"
         result = self.run_setup(python=(sys.executable, "-c", shim))
-        self.assert_refused(result, "Linux aarch64", "set LIBTORCH to a libtorch 2.11.0 by hand")
+        self.assert_refused(result, "Linux aarch64", "install libtorch 2.11.0 by hand and set LIBTORCH to its folder")
 
     # --- the user's own LIBTORCH
 
@@ -328,7 +328,7 @@ class GeoclipTest(unittest.TestCase):
             self.assertEqual("repairing" in result.stderr, damage is not None, result.stderr)
         self.source.write_bytes(self.bytes[:-1] + b"X")
         result = self.run_setup()
-        self.assertEqual((result.returncode, result.stderr), (0, ""), "an intact wheel needs no pip")
+        self.assertEqual((result.returncode, result.stderr), (0, ""), "pip ran although the wheel is intact")
         self.target.unlink()
         result = self.run_setup()
         self.assertEqual(result.returncode, 1)
@@ -377,7 +377,7 @@ class PythonToolsTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual((self.python / "numbers_for_tests.py").read_text(), "VERSION = '%s'\n" % version)
         self.assertTrue((self.python / "installed.json").exists())
-        self.assertEqual(sorted(path.name for path in self.tools.iterdir()), ["lock", "python"], "temporary files are left")
+        self.assertEqual(sorted(path.name for path in self.tools.iterdir()), ["lock", "python"], "temporary files were left behind")
         for message in messages:
             self.assertIn(message, result.stderr)
         if not messages:

@@ -126,7 +126,8 @@ pub fn score_predictions(
         None if got == want => (table.places, MatchedBy::Order),
         None => {
             let reason = format!(
-                "{got} rows without ids, but {truth_name} has {want}; add a column `id`, or predict every row in order"
+                "{got} rows without ids, but {truth_name} has {want} rows; add a column `id`, or predict every row in \
+                 the order of {truth_name}"
             );
             return Err(PredictionsError::rows(&name, reason));
         }
@@ -164,7 +165,7 @@ fn in_order_of_truth(
     let missing: Vec<&String> = truth.ids.iter().filter(|id| !rows.contains_key(id.as_str())).collect();
     if !missing.is_empty() {
         let (count, all, source) = (missing.len(), truth.ids.len(), &truth.source);
-        let reason = format!("no prediction for {count} of the {all} rows of {source}: {}", first_few(&missing));
+        let reason = format!("{count} of {all} rows in {source} have no prediction: {}", first_few(&missing));
         return Err(PredictionsError::rows(file, reason));
     }
     Ok(truth.ids.iter().map(|id| places[rows[id.as_str()]]).collect())

@@ -1,10 +1,12 @@
-//! What the working thread of a worker is doing, in three numbers that other threads may read at any time.
+//! The pulse of a worker: its phase, its training step and a counter of the work done. Any thread may read it.
 //!
-//! The working thread enters phases and advances a counter. Another thread sends the numbers to the launcher as heartbeats. The
-//! launcher times the counter, not the heartbeats: slow work that advances the counter is not stuck, and a heartbeat
-//! thread beside a stuck working thread hides nothing.
+//! The working thread enters phases and advances the counter. Another thread sends the pulse to the launcher as
+//! heartbeats. The launcher measures how long the counter stands still, not how long heartbeats are missing. So slow
+//! work that advances the counter does not count as stuck. A stuck working thread is noticed even if the other thread
+//! still sends heartbeats.
 //!
-//! A process has one pulse. Helper threads that do a part of the work (readers, the checkpoint writer) advance it too.
+//! A process has one pulse. Helper threads that do a part of the work (readers, the checkpoint writer) also advance the
+//! counter.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -16,11 +18,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WorkPhase {
-    /// Loading libraries, waiting for the job.
+    /// Loading libraries, or waiting for the job.
     Start,
-    /// Joining the other workers.
+    /// Connecting to the other workers.
     Rendezvous,
-    /// Opening, scanning or waiting for data.
+    /// Opening data, scanning data, or waiting for data.
     Data,
     /// Computing.
     Step,
@@ -36,7 +38,7 @@ impl WorkPhase {
     const ALL: [Self; 7] =
         [Self::Start, Self::Rendezvous, Self::Data, Self::Step, Self::Collective, Self::Checkpoint, Self::Evaluation];
 
-    /// The configuration field that limits the phase.
+    /// Name of the configuration field that limits the time without progress in this phase.
     pub fn limit_name(self) -> String {
         format!("supervise.{self}_timeout_s")
     }
@@ -59,13 +61,13 @@ impl fmt::Display for WorkPhase {
 /// The pulse of a worker at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beat {
-    /// What it is doing.
+    /// What the worker is doing.
     pub phase: WorkPhase,
-    /// Training step, counted from 1; 0 before the first.
+    /// The current training step, counted from 1; 0 before the first step.
     pub step: u64,
-    /// Grows with every piece of work.
+    /// A counter that grows with every piece of work.
     pub counter: u64,
-    /// The collective operation that it waits in, such as "all_reduce of group world".
+    /// The collective operation that the worker waits in, such as "all_reduce of group world"; `None` in other phases.
     pub waits_in: Option<String>,
 }
 
@@ -74,9 +76,9 @@ static STEP: AtomicU64 = AtomicU64::new(0);
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 static WAITS_IN: Mutex<Option<String>> = Mutex::new(None);
 
-/// Returns to the previous phase when it is dropped.
+/// A guard that returns to the previous phase when it is dropped.
 #[derive(Debug)]
-#[must_use = "the phase ends when this is dropped"]
+#[must_use = "the phase ends when the guard is dropped"]
 pub struct EnteredPhase {
     previous: u8,
 }
@@ -90,13 +92,13 @@ impl Drop for EnteredPhase {
     }
 }
 
-/// Enters a phase until the returned guard is dropped. Only the working thread calls this.
+/// Enters a phase until the returned guard is dropped. Only the working thread may call this function.
 pub fn enter(phase: WorkPhase) -> EnteredPhase {
     advance();
     EnteredPhase { previous: PHASE.swap(phase as u8, Ordering::Relaxed) }
 }
 
-/// Enters a collective operation.
+/// Enters a collective operation until the returned guard is dropped.
 pub fn enter_collective(operation: &str, group: &str) -> EnteredPhase {
     *WAITS_IN.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{operation} of group {group}"));
     enter(WorkPhase::Collective)

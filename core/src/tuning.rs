@@ -250,7 +250,8 @@ fn check(
         let counts = [settings.len(), rows.len(), thresholds_km.len(), folds as usize];
         let [settings, rows, thresholds, folds] = counts;
         return invalid(format!(
-            "{settings} settings, {rows} rows, {thresholds} thresholds, {folds} folds, wanted at least 1, 1, 1 and 2"
+            "got {settings} settings, {rows} rows, {thresholds} thresholds and {folds} folds, wanted at least 1, 1, 1 \
+             and 2"
         ));
     }
     for (at, (_, row)) in rows.iter().enumerate() {

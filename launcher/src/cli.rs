@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn global_flags_work_before_and_after_the_verb() {
         for line in ["x --workers 2 demo", "x demo --workers 2"] {
-            let cli = Cli::try_parse_from(line.split(' ')).expect("parses");
+            let cli = Cli::try_parse_from(line.split(' ')).expect("the arguments are valid");
             assert_eq!(cli.global.workers, Some(2), "{line}");
         }
         assert!(Cli::try_parse_from("x --gpus 1 --workers 2 demo".split(' ')).is_err());
@@ -373,9 +373,9 @@ mod tests {
     #[test]
     fn gpus_flag_conflicts_with_device_cpu() {
         let line = "x --gpus 2 --device cpu demo";
-        let cli = Cli::try_parse_from(line.split(' ')).expect("each flag alone is fine");
+        let cli = Cli::try_parse_from(line.split(' ')).expect("clap accepts each flag");
         assert!(cli.validate().is_err());
-        let cli = Cli::try_parse_from("x --gpus 2 --device cuda demo".split(' ')).expect("parses");
+        let cli = Cli::try_parse_from("x --gpus 2 --device cuda demo".split(' ')).expect("the arguments are valid");
         assert!(cli.validate().is_ok());
     }
 }

@@ -1,9 +1,9 @@
 //! The state machine of a gang (the workers of one attempt). [`Coordinator::step`] takes an event and the time, changes
 //! the state, and returns actions. It uses no clock, process or socket.
 //!
-//! The phases are Starting, Running and, after a failure or an interrupt, Stopping. A gang always ends: every phase has a
-//! deadline, and the last resort is SIGKILL. While the job runs, the heartbeats of the workers move the deadline
-//! ([`Pulses`]).
+//! The phases are Starting, Running and, after a failure or an interrupt, Stopping. If a worker blames a peer, the gang
+//! is in the phase Doubting for a moment before Stopping. A gang always ends: every phase has a deadline, and the last
+//! resort is SIGKILL. While the job runs, the heartbeats of the workers move the deadline ([`Pulses`]).
 //!
 //! A checkpoint is committed when every rank of this attempt has written its parts. Parts from another attempt are
 //! rejected and stop the gang.
@@ -167,7 +167,7 @@ pub struct Limits {
     /// Time from SIGTERM to SIGKILL. Also the time that a worker has to exit after it has sent its result or closed its
     /// socket.
     pub stop: Duration,
-    /// Without progress, by phase of the job.
+    /// Time without progress after which a worker counts as stuck. Each phase of the job has its own limit.
     pub phases: PhaseLimits,
 }
 
@@ -176,7 +176,7 @@ struct Member {
     hello: Option<Hello>,
     result: Option<JobResult>,
     exit: Option<Exit>,
-    /// How the process ended, if its socket may still hold messages that are handled before the exit.
+    /// How the process ended. Set while the socket may still hold messages, which are handled before the exit.
     pending_exit: Option<Exit>,
     /// Whether the socket is closed and all messages from it have been handled.
     is_closed: bool,
@@ -281,7 +281,7 @@ impl Coordinator {
         // launcher notices the death. So reports that blame a peer go to the end of the list.
         let (consequences, mut causes): (Vec<_>, Vec<_>) = self.causes.iter().cloned().partition(Cause::is_consequence);
         if causes.iter().all(|cause| matches!(cause, Cause::Unresponsive { .. })) {
-            // Nothing died by itself, so the worker that its peers waited for was stuck.
+            // No worker died by itself, so the worker that its peers waited for was stuck.
             let stuck = self.suspect.clone().map(|worker| Cause::Stuck { worker, limit: None });
             causes.splice(0..0, stuck);
         }
@@ -338,7 +338,7 @@ impl Coordinator {
     fn written(&mut self, rank: u32, written: PartsWritten, now: Duration) -> Vec<Action> {
         if written.attempt != self.attempt {
             let (got, want) = (written.attempt, self.attempt);
-            let reason = format!("it wrote parts for attempt {got}, the current attempt is {want}");
+            let reason = format!("it wrote parts for attempt {got}, but the current attempt is {want}");
             return self.stop(Cause::Incompatible { rank, reason }, now);
         }
         let (step, ranks) = (written.step, self.members.len());
@@ -458,7 +458,8 @@ impl Coordinator {
         self.causes.push(cause);
         match self.phase {
             Phase::Stopping { .. } => return Vec::new(),
-            // A worker that dies takes a moment to exit, and its peers may notice first. SIGTERM would hide its exit status.
+            // The peers of a dying worker may notice its death before it has exited. Wait for its exit status, which
+            // SIGTERM would hide.
             Phase::Doubting { .. } if is_consequence => return Vec::new(),
             _ if is_consequence => {
                 let complained = |cause: &Cause| match cause {
@@ -484,11 +485,11 @@ impl Coordinator {
 /// The reason why a worker is incompatible with this launcher. `None` if it is compatible.
 fn mismatch(hello: &Hello) -> Option<String> {
     if hello.protocol != PROTOCOL_VERSION {
-        return Some(format!("it uses protocol {}, this launcher uses {PROTOCOL_VERSION}", hello.protocol));
+        return Some(format!("it uses protocol {}, but this launcher uses {PROTOCOL_VERSION}", hello.protocol));
     }
     if (hello.version.as_str(), hello.revision.as_str()) != (VERSION, REVISION) {
         return Some(format!(
-            "it is version {} ({}), this launcher is {VERSION} ({REVISION})",
+            "it is version {} ({}), but this launcher is version {VERSION} ({REVISION})",
             hello.version, hello.revision
         ));
     }

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The limits of phases are the default ones: minutes.
+/// Short limits for starting and stopping. The limits of the phases are the defaults, which are minutes long.
 static LIMITS: LazyLock<Limits> = LazyLock::new(|| Limits {
     start: Duration::from_secs(10),
     stop: Duration::from_secs(2),
@@ -68,10 +68,10 @@ fn parts(rank: u32, step: u64, attempt: u32) -> GangEvent {
 fn checkpoint_is_committed_when_the_last_rank_of_this_attempt_has_written() {
     let mut gang = running(2);
     assert_eq!(gang.step(parts(1, 10, 7), at(2)), []);
-    assert_eq!(gang.step(parts(1, 20, 7), at(2)), [], "parts of another step belong to another checkpoint");
+    assert_eq!(gang.step(parts(1, 20, 7), at(2)), [], "parts of different steps were committed together");
     let actions = gang.step(parts(0, 10, 7), at(3));
     assert!(matches!(&actions[..], [Action::Commit(parts)] if parts.len() == 2 && parts[0].step == 10), "{actions:?}");
-    assert_eq!(gang.step(parts(0, 20, 6), at(4)), [Action::Terminate], "parts from an older attempt");
+    assert_eq!(gang.step(parts(0, 20, 6), at(4)), [Action::Terminate], "parts from an older attempt were accepted");
     assert_eq!(gang.step(parts(0, 20, 6), at(4)), []);
 }
 
@@ -79,7 +79,7 @@ fn checkpoint_is_committed_when_the_last_rank_of_this_attempt_has_written() {
 fn messages_sent_before_the_exit_are_still_handled() {
     let mut gang = running(1);
     assert_eq!(gang.step(exited(0, Exit::Code(0)), at(2)), []);
-    assert!(gang.outcome().is_none(), "the socket of the worker may hold more messages");
+    assert!(gang.outcome().is_none(), "the gang ended before its last message was read");
     gang.step(result(0), at(2));
     gang.step(GangEvent::Closed(0), at(2));
     assert!(matches!(gang.outcome(), Some(Outcome::Done(results)) if results.len() == 1));
@@ -149,7 +149,7 @@ fn workers_that_do_not_say_hello_in_time_are_named() {
 #[test]
 fn killed_worker_is_the_root_cause_even_if_its_peer_reports_first() {
     let mut gang = running(2);
-    assert_eq!(gang.step(failed(0, true), at(5)), [], "the root cause may follow");
+    assert_eq!(gang.step(failed(0, true), at(5)), [], "the gang did not wait for the root cause");
     end_process(&mut gang, 0, Exit::Code(14), at(5));
     assert_eq!(end_process(&mut gang, 1, Exit::Signal(SIGKILL), at(5)), [Action::Terminate]);
     let causes = causes(&gang);
@@ -167,7 +167,7 @@ fn workers_terminated_by_the_launcher_are_not_causes() {
     end_process(&mut gang, 2, Exit::Signal(SIGKILL), at(7));
     let causes = causes(&gang);
     assert!(matches!(causes[0], Cause::Failed { rank: 1, .. }), "{causes:?}");
-    assert_eq!(causes[1..], [Cause::Unresponsive { rank: 2, limit: LIMITS.stop }], "rank 0 ended on SIGTERM");
+    assert_eq!(causes[1..], [Cause::Unresponsive { rank: 2, limit: LIMITS.stop }], "wrong causes after the first");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn stopped_worker_is_the_root_cause_of_its_peers_failure() {
     let mut gang = running(2);
     gang.step(failed(0, true), at(5));
     end_process(&mut gang, 0, Exit::Code(14), at(5));
-    assert_eq!(gang.step(GangEvent::Tick, at(6)), [Action::Terminate], "no root cause within a second");
+    assert_eq!(gang.step(GangEvent::Tick, at(6)), [Action::Terminate], "the gang still waits for a root cause");
     assert_eq!(gang.step(GangEvent::Tick, at(8)), [Action::Kill]);
     end_process(&mut gang, 1, Exit::Signal(SIGKILL), at(8));
     assert_eq!(causes(&gang)[0], Cause::Unresponsive { rank: 1, limit: LIMITS.stop });
@@ -225,11 +225,11 @@ fn mismatch_names_got_and_wanted() {
     let reason = |change: fn(&mut Hello)| {
         let mut bad = good.clone();
         change(&mut bad);
-        mismatch(&bad).expect("incompatible")
+        mismatch(&bad).expect("the worker is incompatible")
     };
-    let want = format!("it uses protocol 99, this launcher uses {PROTOCOL_VERSION}");
+    let want = format!("it uses protocol 99, but this launcher uses {PROTOCOL_VERSION}");
     assert_eq!(reason(|hello| hello.protocol = 99), want);
-    let want = format!("version {VERSION} (old), this launcher is {VERSION} ({REVISION})");
+    let want = format!("version {VERSION} (old), but this launcher is version {VERSION} ({REVISION})");
     assert!(reason(|hello| hello.revision = "old".into()).contains(&want));
     assert!(reason(|hello| hello.version = "0.0.0".into()).contains("it is version 0.0.0 ("));
     assert!(reason(|hello| hello.libtorch_loaded = "2.10.0".into()).contains("libtorch 2.11.0, but 2.10.0 is loaded"));
@@ -293,7 +293,7 @@ fn only_worker_that_makes_no_progress_is_stopped_at_its_limit() {
             break second;
         }
     };
-    assert_eq!(stopped, 602, "supervise.data_timeout_s after the first heartbeat");
+    assert_eq!(stopped, 602, "wrong time, wanted supervise.data_timeout_s after the first beat");
 }
 
 #[test]
@@ -317,7 +317,8 @@ proptest! {
         let mut actions = Vec::new();
         for (second, event) in events.into_iter().enumerate() {
             actions.extend(gang.step(event, at(second as u64)));
-            prop_assert!(gang.causes.is_empty() || !matches!(gang.phase, Phase::Starting | Phase::Running), "{:?}", gang.causes);
+            let is_working = matches!(gang.phase, Phase::Starting | Phase::Running);
+            prop_assert!(gang.causes.is_empty() || !is_working, "the gang was not stopped after {:?}", gang.causes);
         }
         // The supervisor looks at the clock every second.
         for second in 40..2000 {
@@ -339,7 +340,7 @@ proptest! {
         match gang.outcome() {
             Some(Outcome::Done(results)) => prop_assert_eq!(results.len(), 3),
             Some(Outcome::Failed(causes)) => prop_assert!(!causes.is_empty()),
-            None => prop_assert!(false, "no outcome"),
+            None => prop_assert!(false, "all processes ended, but the gang has no outcome"),
         }
     }
 }

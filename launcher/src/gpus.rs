@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(indices(None), [0, 1, 2]);
         assert_eq!(indices(Some("2, 0")), [2, 0]);
         assert_eq!(indices(Some("GPU-1a")), [1]);
-        assert_eq!(indices(Some("1,7,0")), [1], "the list ends before the first entry that matches no GPU");
+        assert_eq!(indices(Some("1,7,0")), [1], "an entry after an unknown GPU was used");
         assert!(indices(Some("")).is_empty());
         assert!(indices(Some("-1")).is_empty());
     }

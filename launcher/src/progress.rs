@@ -2,8 +2,8 @@
 //!
 //! All other output to the terminal goes through [`with_bar_hidden`] or [`LogWriter`], which hide the bar while text is
 //! written. So log lines and the bar never mix. The remaining time is estimated from the pace since the first report of
-//! this attempt. So it does not depend on earlier attempts or on the time that the workers took to start. Pure
-//! functions format the text that [`Display`] writes.
+//! this attempt. So the estimate does not depend on earlier attempts or on the time that the workers took to start.
+//! Pure functions format the text that [`Display`] writes.
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
@@ -18,7 +18,7 @@ use tracing_subscriber::fmt::MakeWriter;
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 thread_local! {
-    /// Whether this thread has hidden the bar. A hidden bar holds its lock, so that a nested call would deadlock.
+    /// Whether this thread has hidden the bar. A hidden bar holds its lock, so a nested call would deadlock.
     static IS_BAR_HIDDEN: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -295,7 +295,7 @@ mod tests {
     impl RecordingTerminal {
         fn add(&self, text: &str) {
             if !text.trim().is_empty() {
-                self.0.lock().expect("not poisoned").push(text.trim().to_owned());
+                self.0.lock().expect("no thread panicked while it held the lock").push(text.trim().to_owned());
             }
         }
     }
@@ -342,9 +342,9 @@ mod tests {
         // Calls of `with_bar_hidden` may be nested.
         with_bar_hidden(|| with_bar_hidden(|| terminal.add("a log line")));
         drop(display);
-        assert!(BAR.lock().expect("not poisoned").is_none());
-        let seen = terminal.0.lock().expect("not poisoned").clone();
-        let place = seen.iter().position(|text| text == "a log line").expect("written");
+        assert!(BAR.lock().expect("no thread panicked while it held the lock").is_none());
+        let seen = terminal.0.lock().expect("no thread panicked while it held the lock").clone();
+        let place = seen.iter().position(|text| text == "a log line").expect("the log line was written");
         assert_eq!(seen[place - 1], "(cleared)", "{seen:?}");
         assert_eq!(seen[place + 1], "[>           ] 120/1500 loss 1.2345, 4312 samples/s, data wait 3 %", "{seen:?}");
         assert_eq!(seen.last().map(String::as_str), Some("(cleared)"), "{seen:?}");
@@ -356,6 +356,6 @@ mod tests {
         let message = bar_message(&wide, Some(Duration::from_secs(80_000)));
         assert_eq!(message, "loss 1.2345, 4312 samples/s, 22 h 13 min left, data wait 3 %, 2 skipped");
         let columns = "[============] 123456/200000 loss 1.2345, 4312 samples/s, 22 h 13 min left".len();
-        assert!(columns <= 80, "{columns}");
+        assert!(columns <= 80, "the line has {columns} columns, wanted at most 80");
     }
 }

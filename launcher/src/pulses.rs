@@ -1,25 +1,27 @@
-//! Which worker of a gang is stuck, judged by its heartbeats. Pure: no clock, no process, no socket.
+//! Decides from heartbeats which worker of a gang is stuck. The code is pure: it uses no clock, process or socket.
 //!
-//! A worker makes progress when the counter in its heartbeats grows. A worker that makes none for as long as its phase allows
-//! is stuck, whether it still sends heartbeats or not. A worker that waits in a collective is not stuck while any other
-//! worker computes: only when all of them wait does the limit of collectives count.
+//! A worker makes progress when the counter in its heartbeats grows. Each phase has a limit on the time without
+//! progress. A worker that exceeds the limit of its phase is stuck, even if it still sends heartbeats. There is one
+//! exception: a worker that waits in a collective operation is not stuck as long as another worker does something else.
+//! The limit of collective operations applies only if all workers wait in one.
 
 use std::time::Duration;
 
 use locdiff_core::config::SuperviseConfig;
 use locdiff_core::pulse::{Beat, WorkPhase};
 
-/// The supervisor looks at the clock at least this often.
+/// The longest time between two calls of [`Pulses::pass`] while the launcher is running.
 pub const TICK: Duration = Duration::from_secs(1);
 
-/// A longer gap between two looks at the clock means that the launcher itself was stopped. Such gaps do not count against the
-/// workers.
+/// If this much time or more passes between two calls of [`Pulses::pass`], the launcher itself was stopped. Such a gap
+/// does not count as time without progress.
 const PAUSE_MIN: Duration = Duration::from_secs(4);
 
-/// The collectives of the workers time out by themselves. The launcher waits this much longer for their errors.
+/// Time that the launcher adds to the limits of collective operations and of the rendezvous. These operations time out
+/// in the workers, so the launcher first waits for the errors that the workers report.
 const COLLECTIVE_GRACE: Duration = Duration::from_secs(5);
 
-/// Limits on the time without progress.
+/// For each phase, the longest time that a worker may make no progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PhaseLimits {
     start: Duration,
@@ -32,7 +34,7 @@ pub struct PhaseLimits {
 }
 
 impl PhaseLimits {
-    /// The configured limits.
+    /// The limits of the configuration, extended by [`COLLECTIVE_GRACE`] where workers time out by themselves.
     pub fn new(config: &SuperviseConfig) -> Self {
         Self {
             start: Duration::from_secs_f64(config.start_timeout_s),
@@ -63,14 +65,14 @@ impl PhaseLimits {
 pub struct StuckWorker {
     /// Rank of the worker.
     pub rank: u32,
-    /// Its last heartbeat; `None` if it never sent one.
+    /// The last heartbeat of the worker; `None` if it never sent one.
     pub last: Option<Beat>,
-    /// Time since its last progress.
+    /// Time since the last progress of the worker.
     pub silent: Duration,
 }
 
 impl StuckWorker {
-    /// The phase of its last heartbeat.
+    /// The phase in the last heartbeat of the worker; [`WorkPhase::Start`] if it never sent one.
     pub fn phase(&self) -> WorkPhase {
         self.last.as_ref().map_or(WorkPhase::Start, |beat| beat.phase)
     }
@@ -92,13 +94,14 @@ struct WorkerPulse {
 }
 
 impl Pulses {
-    /// Starts to watch `workers` workers, which have just been given their job.
+    /// Starts to watch `workers` workers. The launcher has just sent them their job.
     pub fn new(workers: usize, limits: PhaseLimits, now: Duration) -> Self {
         let worker = WorkerPulse { last: None, progressed_at: now, is_done: false };
         Self { limits, workers: vec![worker; workers], looked_at: now }
     }
 
-    /// Notes that time has passed. If the launcher was stopped meanwhile, the gap is not counted.
+    /// Records that the time is now `now`. If the launcher was stopped since the last call, all deadlines move by the
+    /// time since that call.
     pub fn pass(&mut self, now: Duration) {
         let gap = now.saturating_sub(self.looked_at);
         if gap >= PAUSE_MIN {
@@ -107,7 +110,7 @@ impl Pulses {
         self.looked_at = now;
     }
 
-    /// Takes a heartbeat.
+    /// Records a heartbeat of the worker `rank`.
     pub fn beat(&mut self, rank: u32, beat: Beat, now: Duration) {
         let Some(worker) = self.workers.get_mut(rank as usize) else { return };
         if worker.last.as_ref().map(|last| last.counter) != Some(beat.counter) {
@@ -116,27 +119,29 @@ impl Pulses {
         worker.last = Some(beat);
     }
 
-    /// The worker has sent its result or has ended: it is not watched any more.
+    /// Stops watching the worker `rank`, because it has sent its result or has ended.
     pub fn done(&mut self, rank: u32) {
         if let Some(worker) = self.workers.get_mut(rank as usize) {
             worker.is_done = true;
         }
     }
 
-    /// When the next worker is stuck, if none makes progress.
+    /// The time at which a worker will count as stuck unless there is progress before. `None` if no worker is watched.
     pub fn deadline(&self) -> Option<Duration> {
         self.judged().map(|(_, worker, since)| since + self.limits.of(worker.phase())).min()
     }
 
-    /// The worker that is stuck, and the limit that it exceeded.
+    /// A stuck worker and the limit that it exceeded; `None` if no worker is stuck. Of several stuck workers, returns one
+    /// at the lowest step.
     pub fn stuck(&self, now: Duration) -> Option<(StuckWorker, Duration)> {
         let overdue = self.judged().filter(|(_, worker, since)| now >= *since + self.limits.of(worker.phase()));
         let (rank, worker, _) = overdue.min_by_key(|(_, worker, _)| (worker.step(), worker.progressed_at))?;
         Some((worker.stuck(rank, now), self.limits.of(worker.phase())))
     }
 
-    /// The worker that probably kept the others waiting when they reported a failed collective: it is not one of those that
-    /// `complained`, it was not in a collective, or it is a step behind.
+    /// The worker that probably kept its peers waiting, after the peers in `complained` reported a failed collective
+    /// operation. Candidates are the other workers that are not in a collective operation or are at an earlier step. Of
+    /// several candidates, returns the one whose last progress is oldest.
     pub fn suspect(&self, complained: &[u32], now: Duration) -> Option<StuckWorker> {
         let others = || self.watched().filter(|(rank, _)| !complained.contains(rank));
         let most = self.watched().map(|(_, worker)| worker.step()).max()?;
@@ -146,8 +151,9 @@ impl Pulses {
         Some(worker.stuck(rank, now))
     }
 
-    /// The workers that may be stuck, with the time since which their limit counts. If some worker computes, those that wait in
-    /// a collective are left out. If all wait, the limit counts since the last progress of any of them.
+    /// The workers that may be stuck, each with the time at which its limit began to count. This is the time of the
+    /// worker's last progress. Workers that wait in a collective operation are left out, unless all workers wait in
+    /// one. In that case, the limit counts from the latest progress of any worker.
     fn judged(&self) -> impl Iterator<Item = (u32, &WorkerPulse, Duration)> {
         let is_waiting = |worker: &WorkerPulse| worker.phase() == WorkPhase::Collective;
         let all_wait = self.watched().all(|(_, worker)| is_waiting(worker));
@@ -203,10 +209,10 @@ mod tests {
             assert_eq!(pulses.stuck(at(second)), None);
         }
         assert_eq!(pulses.deadline(), Some(at(10)));
-        let (stuck, limit) = pulses.stuck(at(10)).expect("stuck");
+        let (stuck, limit) = pulses.stuck(at(10)).expect("the worker is stuck");
         assert_eq!((stuck.rank, stuck.phase(), stuck.silent, limit), (0, WorkPhase::Data, at(10), at(10)));
         pulses.beat(0, beat(WorkPhase::Data, 1, 8), at(10));
-        assert_eq!(pulses.stuck(at(19)), None, "slow work that advances is not stuck");
+        assert_eq!(pulses.stuck(at(19)), None, "a worker that makes slow progress counts as stuck");
     }
 
     #[test]
@@ -215,11 +221,11 @@ mod tests {
         pulses.beat(0, beat(WorkPhase::Collective, 3, 1), at(0));
         for second in 0..100 {
             pulses.beat(1, beat(WorkPhase::Data, 3, second), at(second));
-            assert_eq!(pulses.stuck(at(second)), None, "second {second}");
+            assert_eq!(pulses.stuck(at(second)), None, "a worker counts as stuck at second {second}");
         }
         pulses.beat(1, beat(WorkPhase::Collective, 3, 100), at(100));
         assert_eq!(pulses.stuck(at(114)), None);
-        assert!(pulses.stuck(at(115)).is_some(), "all wait for each other");
+        assert!(pulses.stuck(at(115)).is_some(), "no worker counts as stuck, although all wait for each other");
     }
 
     #[test]
@@ -228,7 +234,7 @@ mod tests {
         pulses.beat(0, beat(WorkPhase::Collective, 5, 9), at(1));
         pulses.beat(1, beat(WorkPhase::Step, 5, 8), at(2));
         pulses.beat(2, beat(WorkPhase::Collective, 5, 9), at(1));
-        let suspect = pulses.suspect(&[0], at(8)).expect("rank 1");
+        let suspect = pulses.suspect(&[0], at(8)).expect("rank 1 is suspected");
         assert_eq!((suspect.rank, suspect.phase(), suspect.silent), (1, WorkPhase::Step, at(6)));
         assert_eq!(pulses.suspect(&[0, 1], at(8)), None);
         pulses.done(1);
@@ -244,6 +250,6 @@ mod tests {
         }
         pulses.pass(at(65));
         assert_eq!(pulses.stuck(at(69)), None);
-        assert!(pulses.stuck(at(70)).is_some(), "five seconds before the pause, five after it");
+        assert!(pulses.stuck(at(70)).is_some(), "ten seconds without the pause are too long, but not noticed");
     }
 }

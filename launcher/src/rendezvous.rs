@@ -218,17 +218,20 @@ mod tests {
 
     #[test]
     fn bare_command_takes_every_gpu_else_one_cpu_worker() {
-        let world = NodeWorkers::plan(&config(None, DeviceKind::Auto), &inventory(3)).expect("fits");
+        let world =
+            NodeWorkers::plan(&config(None, DeviceKind::Auto), &inventory(3)).expect("one worker runs on each GPU");
         assert_eq!(world.slots.iter().map(|slot| slot.gpu).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
-        let world = NodeWorkers::plan(&config(None, DeviceKind::Auto), &inventory(0)).expect("fits");
+        let world =
+            NodeWorkers::plan(&config(None, DeviceKind::Auto), &inventory(0)).expect("one worker runs on the CPU");
         assert_eq!(world.slots.iter().map(|slot| slot.gpu).collect::<Vec<_>>(), [None]);
     }
 
     #[test]
     fn too_few_gpus_is_an_error_that_suggests_flags() {
-        let error = NodeWorkers::plan(&config(Some(4), DeviceKind::Cuda), &inventory(0)).expect_err("none").to_string();
+        let config = config(Some(4), DeviceKind::Cuda);
+        let error = NodeWorkers::plan(&config, &inventory(0)).expect_err("there are no GPUs").to_string();
         assert!(error.contains("`--workers 4 --device cpu`"), "{error}");
-        let error = NodeWorkers::plan(&config(Some(4), DeviceKind::Cuda), &inventory(2)).expect_err("two").to_string();
+        let error = NodeWorkers::plan(&config, &inventory(2)).expect_err("two GPUs are too few").to_string();
         assert!(error.contains("`--gpus 2`") && error.contains("--share-gpu"), "{error}");
     }
 
@@ -236,7 +239,7 @@ mod tests {
     fn shared_gpus_are_assigned_round_robin() {
         let mut config = config(Some(3), DeviceKind::Cuda);
         config.parallel.share_gpu = true;
-        let world = NodeWorkers::plan(&config, &inventory(2)).expect("shared");
+        let world = NodeWorkers::plan(&config, &inventory(2)).expect("workers may share a GPU");
         assert_eq!(world.slots.iter().map(|slot| slot.gpu).collect::<Vec<_>>(), [Some(0), Some(1), Some(0)]);
         assert!(world.share_gpu);
     }
@@ -247,7 +250,7 @@ mod tests {
         config.network.interface = "lo".into();
         NodeWorkers::plan(&config, &inventory(0)).expect("every machine has a loopback interface");
         config.network.interface = "nonsense0".into();
-        let error = NodeWorkers::plan(&config, &inventory(0)).expect_err("unknown");
+        let error = NodeWorkers::plan(&config, &inventory(0)).expect_err("the interface does not exist");
         assert_eq!(error.exit_code(), locdiff_core::exit_code::ExitCode::Device);
         assert!(error.to_string().contains("nonsense0") && error.to_string().contains("lo"), "{error}");
     }
@@ -256,7 +259,7 @@ mod tests {
     fn impossible_tensor_split_lists_the_possible_ones() {
         let mut config = config(Some(6), DeviceKind::Cpu);
         config.parallel.tensor = 4;
-        let error = NodeWorkers::plan(&config, &inventory(0)).expect_err("6 / 4").to_string();
+        let error = NodeWorkers::plan(&config, &inventory(0)).expect_err("6 is not a multiple of 4").to_string();
         assert!(error.ends_with("groups of 4; wanted one of 1, 2, 3, 6"), "{error}");
     }
 
@@ -266,11 +269,11 @@ mod tests {
             let mut config = config(Some(workers), DeviceKind::Cpu);
             config.parallel.tensor = tensor;
             change(&mut config);
-            let world = NodeWorkers::plan(&config, &inventory(0)).expect("tensor divides workers");
+            let world = NodeWorkers::plan(&config, &inventory(0)).expect("the workers can be split into groups");
             world.check_divisible(&config).err().map(|error| error.to_string())
         };
         let same = |got: Option<String>, want: &str| assert_eq!(got.as_deref(), Some(want));
-        assert_eq!(refused(8, 4, &|_| ()), None, "the layer widths of degree 47 are multiples of 576");
+        assert_eq!(refused(8, 4, &|_| ()), None, "4 divides all layer widths of degree 47");
         same(
             refused(3, 1, &|_| ()),
             "train.global_batch: is 4096, which cannot be divided among 3 data-parallel ranks; wanted 4095 or 4098, or \
@@ -297,7 +300,7 @@ mod tests {
                 config.loss.kl_weight = AutoOr::Value(0.0);
             }),
             None,
-            "without the KL loss there are no anchors to divide"
+            "anchors were divided, although there is no KL loss"
         );
     }
 }

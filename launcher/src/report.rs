@@ -16,7 +16,7 @@ pub type LastLines = Vec<Vec<String>>;
 /// Builds the error of a failed gang. The first of `causes` is the root cause.
 pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_lines: &LastLines) -> LaunchError {
     let Some((first, rest)) = causes.split_first() else {
-        return reported!(WorkerFailed, "`{job}` failed without a cause: this is a bug");
+        return reported!(WorkerFailed, "`{job}` failed, but no cause was recorded: this is a bug");
     };
     if let Some(error) = reported(first).filter(|_| !causes.contains(&Cause::Interrupted)) {
         return error;
@@ -85,7 +85,7 @@ fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
                 [rank] => (format!("worker rank {rank}"), "its output"),
                 _ => {
                     let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
-                    (format!("workers of ranks {}", ranks.join(", ")), "their output")
+                    (format!("workers with ranks {}", ranks.join(", ")), "their output")
                 }
             };
             format!(
@@ -108,7 +108,7 @@ fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
             format!("{} closed its control socket during `{job}` but kept running", worker(*rank))
         }
         Cause::Unresponsive { rank, limit } => format!(
-            "{} was stopped or hung during `{job}`: it did not exit within {} of SIGTERM and was killed",
+            "{} was stopped or hung during `{job}`: it did not exit within {} after SIGTERM, so it was killed",
             worker(*rank),
             seconds(*limit)
         ),

@@ -161,8 +161,8 @@ impl Supervisor {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start the async runtime")?;
         let within = runtime.enter();
-        let interrupts = signal(SignalKind::interrupt()).context("cannot watch SIGINT")?;
-        let terminations = signal(SignalKind::terminate()).context("cannot watch SIGTERM")?;
+        let interrupts = signal(SignalKind::interrupt()).context("cannot install a handler for SIGINT")?;
+        let terminations = signal(SignalKind::terminate()).context("cannot install a handler for SIGTERM")?;
         drop(within);
         Ok(Self { runtime, signals: Signals { interrupts, terminations } })
     }
@@ -327,7 +327,7 @@ fn runtime_folder() -> Result<PathBuf, LaunchError> {
     }
     let metadata = std::fs::symlink_metadata(&folder).map_err(&fail)?;
     if !metadata.is_dir() || metadata.uid() != user.as_raw() || metadata.mode() & 0o077 != 0 {
-        let reason = "wanted a folder owned by this user with mode 0700; remove it, or set XDG_RUNTIME_DIR";
+        let reason = "not a folder that only this user can access (mode 0700); remove it, or set XDG_RUNTIME_DIR";
         return Err(fail(std::io::Error::other(reason)));
     }
     Ok(folder)
@@ -375,9 +375,11 @@ fn spawn_all(
         // kills it.
         let mut child =
             command(gang, rank, &control.path()).spawn().map_err(|error| spawn_error(&gang.worker, error))?;
-        let pid = child.id().context("a child that was just spawned has a process id")?;
-        tokio::spawn(read_lines(rank, child.stdout.take().context("stdout is piped")?, events.clone()));
-        tokio::spawn(read_lines(rank, child.stderr.take().context("stderr is piped")?, events.clone()));
+        let pid = child.id().context("a worker that was just spawned has no process id: this is a bug")?;
+        let stdout = child.stdout.take().context("the stdout of a worker is not a pipe: this is a bug")?;
+        let stderr = child.stderr.take().context("the stderr of a worker is not a pipe: this is a bug")?;
+        tokio::spawn(read_lines(rank, stdout, events.clone()));
+        tokio::spawn(read_lines(rank, stderr, events.clone()));
         tokio::spawn(wait(rank, child, events.clone()));
         members.push(WorkerHandle { pid, running: true, open_outputs: 2, last_lines: VecDeque::new(), replies: None });
     }
@@ -474,7 +476,7 @@ async fn serve_worker(rank: usize, stream: UnixStream, events: mpsc::Sender<Noti
             let event = match frame {
                 Ok(bytes) => match serde_json::from_slice(&bytes) {
                     Ok(message) => GangEvent::Message { rank, message },
-                    Err(error) => GangEvent::Garbled { rank, reason: format!("cannot parse message: {error}") },
+                    Err(error) => GangEvent::Garbled { rank, reason: format!("it sent an invalid message: {error}") },
                 },
                 Err(error) if error.kind() == ErrorKind::InvalidData => {
                     GangEvent::Garbled { rank, reason: error.to_string() }

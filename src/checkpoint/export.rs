@@ -22,12 +22,12 @@ const FORMAT: &str = "locdiff-export-1";
 pub fn export(files: &Files, job: &ExportJob) -> Result<Exported, CheckpointError> {
     let out = &job.out;
     match out.symlink_metadata() {
-        Ok(found) if found.is_dir() => return Err(CheckpointError::bad(out, "is a folder, wanted a file name")),
+        Ok(found) if found.is_dir() => return Err(CheckpointError::bad(out, "is a folder; name a file instead")),
         Ok(_) if !job.overwrite => return Err(CheckpointError::Exists(out.clone())),
         _ => {}
     }
     let Some(name) = out.file_name().map(|name| name.to_string_lossy()) else {
-        return Err(CheckpointError::bad(out, "is not a file name"));
+        return Err(CheckpointError::bad(out, "does not end in a file name; name a file instead"));
     };
     let checkpoint = Checkpoint::open(&job.checkpoint)?;
     let tensors = checkpoint.tensors(EMA)?;

@@ -65,7 +65,7 @@ impl TensorEntry {
             return malformed(format!("{name:?} is not a valid tensor name"));
         }
         if !KINDS.contains(&kind) {
-            let text = format!("tensor `{name}` is {kind:?}, wanted one of {KINDS:?}");
+            let text = format!("tensor `{name}` has the type {kind:?}, wanted one of {KINDS:?}");
             return Err(HeaderError::Unsupported(text));
         }
         let elements =
@@ -118,7 +118,7 @@ impl Header {
         let mut end = 0_u64;
         for (begin, entry) in placed {
             if begin != end {
-                return malformed(format!("tensor `{}` begins at {begin}, wanted {end}", entry.name));
+                return malformed(format!("tensor `{}` begins at byte {begin}, wanted byte {end}", entry.name));
             }
             end = match end.checked_add(entry.bytes).filter(|end| *end <= data_bytes) {
                 Some(end) => end,
@@ -127,7 +127,7 @@ impl Header {
             header.tensors.push(entry);
         }
         if end != data_bytes {
-            return malformed(format!("tensors end at {end}, the data ends at {data_bytes}"));
+            return malformed(format!("the tensors end at byte {end}, but the data ends at byte {data_bytes}"));
         }
         Ok(header)
     }
@@ -152,7 +152,8 @@ fn entry(name: &str, value: Value) -> Result<(u64, TensorEntry), HeaderError> {
     let entry = TensorEntry::new(name, kind, shape)?;
     let (begin, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
     if begin.checked_add(entry.bytes) != Some(end) {
-        let reason = format!("tensor `{name}` has data from {begin} to {end}, its shape needs {} bytes", entry.bytes);
+        let reason =
+            format!("tensor `{name}` has data from byte {begin} to {end}, but its shape needs {} bytes", entry.bytes);
         return malformed(reason);
     }
     Ok((begin, entry))

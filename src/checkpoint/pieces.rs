@@ -24,7 +24,7 @@ pub struct Division {
 
 /// The metadata of a piece whose tensors are divided as `divisions` says.
 pub fn divisions_metadata(divisions: &BTreeMap<String, Division>) -> BTreeMap<String, String> {
-    let text = serde_json::to_string(divisions).expect("names and small numbers are JSON");
+    let text = serde_json::to_string(divisions).expect("a map of strings to numbers is always valid JSON");
     BTreeMap::from([(DIVISIONS.to_owned(), text)])
 }
 
@@ -37,7 +37,7 @@ pub(super) fn join(metadata: &[BTreeMap<String, String>], pieces: Vec<NamedTenso
     let first = metadata.first().and_then(|metadata| metadata.get(DIVISIONS));
     let text = first.ok_or_else(|| format!("the metadata has no `{DIVISIONS}`"))?;
     if let Some(piece) = metadata.iter().position(|metadata| metadata.get(DIVISIONS) != first) {
-        return Err(format!("piece {piece} has different `{DIVISIONS}` from piece 0"));
+        return Err(format!("`{DIVISIONS}` of piece {piece} differs from `{DIVISIONS}` of piece 0"));
     }
     let divisions: BTreeMap<String, Division> =
         serde_json::from_str(text).map_err(|error| format!("cannot parse `{DIVISIONS}`: {error}"))?;
@@ -60,7 +60,7 @@ pub(super) fn join(metadata: &[BTreeMap<String, String>], pieces: Vec<NamedTenso
     }
     let stray = (1..).zip(&others).find_map(|(piece, other)| Some((piece, other.keys().next()?)));
     if let Some((piece, name)) = stray {
-        return Err(format!("tensor {name} of piece {piece} is not a split tensor of piece 0"));
+        return Err(format!("piece {piece} has a tensor {name}, which piece 0 does not list as a split tensor"));
     }
     Ok(whole)
 }
@@ -71,10 +71,17 @@ impl Division {
         let length = usize::try_from(self.dim).ok().and_then(|dim| shape.get(dim)).copied().unwrap_or(0);
         if self.sections < 1 || length == 0 || length % self.sections != 0 {
             let Self { dim, sections } = self;
-            return Err(format!("shape {shape:?} cannot be a piece of {sections} sections of dimension {dim}"));
+            return Err(format!(
+                "a piece of shape {shape:?} cannot be divided into {sections} sections along dimension {dim}"
+            ));
         }
         if let Some(other) = pieces.iter().find(|piece| piece.size() != shape || piece.kind() != pieces[0].kind()) {
-            return Err(format!("pieces differ: shapes {shape:?} and {:?}", other.size()));
+            return Err(format!(
+                "all pieces must have one shape and one type; got shapes {shape:?} and {:?}, types {:?} and {:?}",
+                other.size(),
+                pieces[0].kind(),
+                other.kind()
+            ));
         }
         let length = length / self.sections;
         let sections = (0..self.sections).flat_map(|section| pieces.iter().map(move |piece| (section, piece)));
@@ -114,11 +121,11 @@ mod tests {
             named(&[("rows", &rows(3)), ("columns", &columns(4)), ("halves", &halves(6))]),
         );
         let metadata = divisions_metadata(&divisions());
-        let joined = join(&[metadata.clone(), metadata], vec![first, second]).expect("fits");
+        let joined = join(&[metadata.clone(), metadata], vec![first, second]).expect("the pieces match");
         let names: Vec<&str> = joined.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["rows", "columns", "bias", "halves"]);
         for ((name, got), want) in joined.iter().zip([&whole, &whole, &bias, &wide]) {
-            assert!(got.equal(want), "{name}");
+            assert!(got.equal(want), "tensor {name} differs after joining");
         }
     }
 
@@ -126,17 +133,17 @@ mod tests {
     fn errors_name_the_piece_that_does_not_fit() {
         let square = Tensor::zeros([2, 2], (tch::Kind::Float, tch::Device::Cpu));
         let metadata = [divisions_metadata(&divisions()), divisions_metadata(&divisions())];
-        let error = |pieces: Vec<NamedTensors>| join(&metadata, pieces).expect_err("does not fit");
+        let error = |pieces: Vec<NamedTensors>| join(&metadata, pieces).expect_err("the pieces do not match");
         let (rows, halves) = (named(&[("rows", &square)]), named(&[("halves", &square.narrow(0, 0, 1))]));
         assert_eq!(error(vec![rows.clone_all(), vec![]]), "piece 1 has no tensor rows");
-        assert!(error(vec![halves.clone_all(), halves]).contains("cannot be a piece of 2 sections"));
-        assert!(error(vec![vec![], rows.clone_all()]).contains("tensor rows of piece 1"));
+        assert!(error(vec![halves.clone_all(), halves]).contains("cannot be divided into 2 sections"));
+        assert!(error(vec![vec![], rows.clone_all()]).contains("piece 1 has a tensor rows"));
         let narrow = named(&[("rows", &square.narrow(1, 0, 1))]);
         assert!(error(vec![rows, narrow]).contains("shapes [2, 2] and [2, 1]"));
-        assert!(join(&[BTreeMap::new()], vec![]).expect_err("no metadata").contains("no `divisions`"));
+        assert!(join(&[BTreeMap::new()], vec![]).expect_err("the metadata is empty").contains("no `divisions`"));
         let other = [metadata[0].clone(), BTreeMap::new()];
-        let error = join(&other, vec![vec![], vec![]]).expect_err("different metadata");
-        assert_eq!(error, "piece 1 has different `divisions` from piece 0");
+        let error = join(&other, vec![vec![], vec![]]).expect_err("the metadata differs");
+        assert_eq!(error, "`divisions` of piece 1 differs from `divisions` of piece 0");
     }
 
     trait CloneAll {

@@ -29,13 +29,19 @@ impl Checkpoint {
         let text = std::fs::read(&path).map_err(FileError::at(&path))?;
         let value: Value = serde_json::from_slice(&text).map_err(|error| CheckpointError::corrupt(&path, error))?;
         if let Some(later) = value["format"].as_u64().filter(|format| *format > u64::from(CHECKPOINT_FORMAT)) {
-            let reason = format!("format {later} is of a later version, this version reads {CHECKPOINT_FORMAT}");
+            let reason = format!(
+                "the checkpoint has format {later}, but this version reads formats up to {CHECKPOINT_FORMAT}; \
+                 use a newer version of locdiff-launch"
+            );
             return Err(CheckpointError::bad(&path, reason));
         }
         let manifest: CheckpointManifest =
             serde_json::from_value(value).map_err(|error| CheckpointError::corrupt(&path, error))?;
         if let Some(file) = manifest.files.iter().find(|file| !is_plain_name(&file.name)) {
-            return Err(CheckpointError::corrupt(&path, format!("{:?} is not a plain file name", file.name)));
+            return Err(CheckpointError::corrupt(
+                &path,
+                format!("lists the file {:?}, whose name is empty, begins with a dot or contains a slash", file.name),
+            ));
         }
         Ok(Self { folder: folder.to_owned(), manifest })
     }
@@ -66,7 +72,10 @@ impl Checkpoint {
             (None, _) => return Ok(None),
             (Some(pieces), 1) => *pieces,
             _ => {
-                let reason = format!("{CHECKPOINT_MANIFEST} lists {part} in {counts:?} pieces, wanted one piece count");
+                let reason = format!(
+                    "{CHECKPOINT_MANIFEST} lists pieces of {part} for several numbers of pieces: {counts:?}; \
+                     wanted one number"
+                );
                 return Err(CheckpointError::bad(&self.folder, reason));
             }
         };
@@ -123,7 +132,10 @@ impl<'a> Checked<'a> {
     fn open(folder: &Path, want: &'a CheckpointFile) -> Result<Self, CheckpointError> {
         let path = folder.join(&want.name);
         if !is_plain_name(&want.name) {
-            return Err(CheckpointError::corrupt(&path, "is not a plain file name"));
+            return Err(CheckpointError::corrupt(
+                &path,
+                "the file name is empty, begins with a dot or contains a slash",
+            ));
         }
         let file = File::open(&path).map_err(|error| match error.kind() {
             ErrorKind::NotFound => CheckpointError::corrupt(&path, "is missing"),
@@ -134,7 +146,7 @@ impl<'a> Checked<'a> {
             return Err(FileError::at(&path)(ErrorKind::IsADirectory.into()).into());
         }
         if found.len() != want.bytes {
-            let reason = format!("{} bytes, {CHECKPOINT_MANIFEST} says {}", found.len(), want.bytes);
+            let reason = format!("the file has {} bytes, but {CHECKPOINT_MANIFEST} says {}", found.len(), want.bytes);
             return Err(CheckpointError::corrupt(&path, reason));
         }
         Ok(Self { path, want, file, hasher: Xxh3::default(), left: want.bytes })
@@ -143,7 +155,8 @@ impl<'a> Checked<'a> {
     /// Reads exactly `bytes` bytes. Fails before it allocates memory if the file has fewer bytes left.
     fn take(&mut self, bytes: u64) -> Result<Vec<u8>, CheckpointError> {
         if bytes > self.left {
-            let reason = format!("needs {bytes} more bytes, has {}", self.left);
+            let reason =
+                format!("the file ends too early: {bytes} more bytes are needed, but only {} are left", self.left);
             return Err(CheckpointError::corrupt(&self.path, reason));
         }
         let length = usize::try_from(bytes).map_err(|error| CheckpointError::bad(&self.path, error))?;
@@ -162,7 +175,7 @@ impl<'a> Checked<'a> {
         if self.left == 0 && got == self.want.xxh3 {
             return Ok(());
         }
-        let reason = format!("xxh3 is {got}, {CHECKPOINT_MANIFEST} says {}", self.want.xxh3);
+        let reason = format!("xxh3 is {got}, but {CHECKPOINT_MANIFEST} says {}", self.want.xxh3);
         Err(CheckpointError::corrupt(&self.path, reason))
     }
 }

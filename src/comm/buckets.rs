@@ -148,7 +148,7 @@ impl Buckets {
 
     fn check_in_place(&self) -> Result<(), CommError> {
         if self.hooks.iter().any(GradientHook::panicked) {
-            return Err(self.error("a gradient hook panicked"));
+            return Err(self.error("a gradient hook panicked; standard error shows its message"));
         }
         let state = self.shared.lock();
         for (index, (parameter, slot)) in self.parameters.iter().zip(&self.shared.slots).enumerate() {
@@ -156,7 +156,10 @@ impl Buckets {
             let wanted =
                 state.flats[slot.bucket].data_ptr().addr() + slot.offset * parameter.kind().elt_size_in_bytes();
             if !gradient.defined() || gradient.data_ptr().addr() != wanted {
-                return Err(self.error(&format!("the gradient of parameter {index} was replaced; use Buckets::zero")));
+                let advice = "set gradients to zero only with Buckets::zero";
+                return Err(
+                    self.error(&format!("the gradient of parameter {index} is no longer in its bucket; {advice}"))
+                );
             }
         }
         Ok(())
@@ -183,7 +186,8 @@ impl Shared {
             return;
         }
         if std::mem::replace(&mut state.arrived[parameter], true) {
-            let problem = format!("parameter {parameter} got a second gradient; run all but the last in accumulate()");
+            let advice = "run every backward pass except the last in accumulate()";
+            let problem = format!("parameter {parameter} got a second gradient in one step; {advice}");
             state.error.get_or_insert(bucket_error(&self.group, &problem));
             return;
         }
@@ -232,7 +236,7 @@ fn check_parameter(group: &Group, parameter: &Tensor) -> Result<(), String> {
         return Err("is not a leaf that requires a gradient".to_owned());
     }
     if parameter.device() != group.device() {
-        return Err(format!("is on {:?}, the group on {:?}", parameter.device(), group.device()));
+        return Err(format!("is on {:?}, wanted the group's device {:?}", parameter.device(), group.device()));
     }
     if !parameter.is_contiguous() {
         return Err("is not contiguous".to_owned());
@@ -309,6 +313,9 @@ mod tests {
                 assert!(!std::mem::replace(element, true), "two parameters share an element");
             }
         }
-        assert!(slots.windows(2).all(|pair| pair[0].bucket >= pair[1].bucket), "first parameters come last");
+        assert!(
+            slots.windows(2).all(|pair| pair[0].bucket >= pair[1].bucket),
+            "an earlier parameter is in an earlier bucket: {slots:?}"
+        );
     }
 }

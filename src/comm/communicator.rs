@@ -88,7 +88,7 @@ impl Communicator {
             StoreEnd::Join { host, port } => Store::join(&host, port, connect_timeout),
         }
         .and_then(|store| store.with_prefix(&format!("attempt-{attempt}")))
-        .map_err(|source| connect_error(rank, "store", source))?;
+        .map_err(|source| connect_error(rank, "the store", source))?;
         join_rendezvous(&store, rank, layout, connect_timeout)?;
 
         let connect = |name: &str, prefix: &str, members: (u32, u32)| {
@@ -96,7 +96,7 @@ impl Communicator {
                 .with_prefix(prefix)
                 .and_then(|store| open_group(&backend, &store, name, members, connect_timeout))
                 .map(|group| Group::new(group, name, members, backend.device(), collective_timeout))
-                .map_err(|source| connect_error(rank, name, source))
+                .map_err(|source| connect_error(rank, &format!("group {name}"), source))
         };
         // Every rank connects its groups in the same order. Otherwise, ranks could wait for each other in a circle.
         let world = connect("world", "world", (rank, layout.world()))?;
@@ -182,7 +182,7 @@ impl Backend {
 /// would hang if a rank never joins, and no error could name that rank.
 fn join_rendezvous(store: &Store, rank: u32, layout: Layout, timeout: Duration) -> Result<(), CommError> {
     let started = Instant::now();
-    let store_error = |source| connect_error(rank, "store", source);
+    let store_error = |source| connect_error(rank, "the store", source);
     let rendezvous = |problem: String| CommError::Bad(format!("rendezvous of rank {rank}: {problem}"));
     if store.add(&format!("claims/{rank}"), 1).map_err(store_error)? > 1 {
         return Err(rendezvous(format!("another process has already joined as rank {rank}")));
@@ -196,7 +196,9 @@ fn join_rendezvous(store: &Store, rank: u32, layout: Layout, timeout: Duration) 
         };
         if theirs != mine.as_bytes() {
             let theirs = String::from_utf8_lossy(&theirs);
-            return Err(rendezvous(format!("rank {peer} joined with layout {theirs}, this rank has {mine}")));
+            return Err(rendezvous(format!(
+                "rank {peer} joined with layout {theirs}, but this rank has layout {mine}"
+            )));
         }
     }
     Ok(())
@@ -209,7 +211,7 @@ fn missing_ranks(store: &Store, rank: u32, layout: Layout, after: Duration) -> C
             Ok(true) => {}
             Ok(false) => missing.push(peer.to_string()),
             // The store cannot be reached, which means that rank 0 has ended.
-            Err(source) => return connect_error(rank, "store", source),
+            Err(source) => return connect_error(rank, "the store", source),
         }
     }
     let (missing, seconds) = (missing.join(", "), after.as_secs_f64());
@@ -220,8 +222,8 @@ fn arrival_key(rank: u32) -> String {
     format!("arrivals/{rank}")
 }
 
-fn connect_error(rank: u32, group: &str, source: NativeError) -> CommError {
-    CommError::Unreached(format!("rank {rank}, group {group}: {source}"))
+fn connect_error(rank: u32, what: &str, source: NativeError) -> CommError {
+    CommError::Unreached(format!("rank {rank}: the connection to {what} failed: {source}"))
 }
 
 fn open_group(
@@ -238,7 +240,7 @@ fn open_group(
         #[cfg(not(locdiff_cuda))]
         Backend::Nccl { .. } => Err(NativeError {
             operation: "connect over nccl",
-            text: "this build has no NCCL: set LOCDIFF_CUDA=1 and `make build`".to_owned(),
+            text: "this build has no NCCL; rebuild with `LOCDIFF_CUDA=1 make build`".to_owned(),
         }),
     }
 }

@@ -52,7 +52,10 @@ fn apply(
     dim: i64,
 ) -> Result<Tensor, CommError> {
     if !input.defined() || input.device() != group.device() {
-        return Err(group.refused(operation, format!("the input must be a tensor on {:?}", group.device())));
+        return Err(group.refused(
+            operation,
+            format!("the input is undefined or on another device, wanted a tensor on {:?}", group.device()),
+        ));
     }
     if group.size() == 1 {
         return Ok(input.shallow_clone());

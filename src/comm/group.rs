@@ -119,7 +119,7 @@ impl Group {
         const OPERATION: &str = "broadcast";
         self.check(OPERATION, tensor, None)?;
         if root >= self.size() {
-            return Err(self.refused(OPERATION, format!("root {root} is not one of {} ranks", self.size())));
+            return Err(self.refused(OPERATION, format!("the root is rank {root}, wanted 0 to {}", self.size() - 1)));
         }
         self.start(OPERATION, || self.shared.process_group.start_broadcast(tensor, root, self.timeout))
     }
@@ -141,7 +141,10 @@ impl Group {
         self.check(OPERATION, input, Some(op))?;
         let shape = input.size();
         if shape.first() != Some(&i64::from(self.size())) {
-            return Err(self.refused(OPERATION, format!("shape {shape:?} does not begin with {}", self.size())));
+            return Err(self.refused(
+                OPERATION,
+                format!("the input has shape {shape:?}, wanted one piece for each of {} ranks", self.size()),
+            ));
         }
         let mut output = self.empty(OPERATION, &shape[1..], input.kind())?;
         let pending = self.start(OPERATION, || {
@@ -219,7 +222,11 @@ impl Group {
             return refuse("the tensor is undefined".to_owned());
         }
         if tensor.device() != self.device() {
-            return refuse(format!("the tensor is on {:?}, the group on {:?}", tensor.device(), self.device()));
+            return refuse(format!(
+                "the tensor is on {:?}, wanted the group's device {:?}",
+                tensor.device(),
+                self.device()
+            ));
         }
         if tensor.is_sparse() || !tensor.is_contiguous() {
             return refuse("the tensor is not dense and contiguous".to_owned());
@@ -227,7 +234,10 @@ impl Group {
         match tensor.kind() {
             Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16 => Ok(()),
             Kind::Uint8 | Kind::Int8 | Kind::Int | Kind::Int64 if op != Some(ReduceOp::Mean) => Ok(()),
-            kind => refuse(format!("no {} of {kind:?}", op.map_or("exchange".to_owned(), |op| format!("{op:?}")))),
+            kind => {
+                let what = op.map_or("exchange".to_owned(), |op| format!("compute the {op:?} of"));
+                refuse(format!("cannot {what} {kind:?} tensors"))
+            }
         }
     }
 

@@ -51,7 +51,7 @@ impl Layout {
     /// Position of `rank`.
     pub fn place(&self, rank: u32) -> Result<LayoutPosition, CommError> {
         if rank >= self.world() {
-            return Err(CommError::Bad(format!("rank {rank} is not one of {} ranks", self.world())));
+            return Err(CommError::Bad(format!("the rank is {rank}, wanted 0 to {}", self.world() - 1)));
         }
         Ok(LayoutPosition { data_rank: rank / self.tensor_parallel, tensor_rank: rank % self.tensor_parallel })
     }
@@ -75,12 +75,12 @@ mod tests {
     #[test]
     fn every_place_has_one_rank_and_tensor_parallel_ranks_are_adjacent() {
         for layout in every_layout() {
-            let places = (0..layout.world()).map(|rank| layout.place(rank).expect("in the world"));
+            let places = (0..layout.world()).map(|rank| layout.place(rank).expect("the rank is in the world"));
             let data_ranks = 0..layout.data_parallel();
             let wanted = data_ranks.flat_map(|data_rank| {
                 (0..layout.tensor_parallel()).map(move |tensor_rank| LayoutPosition { data_rank, tensor_rank })
             });
-            assert!(places.eq(wanted), "{layout}");
+            assert!(places.eq(wanted), "layout {layout}: wrong order of places");
         }
     }
 
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(error.to_string(), "6 ranks cannot be divided into tensor-parallel groups of 4");
         assert!(Layout::new(0, 1).is_err());
         assert!(Layout::new(4, 0).is_err());
-        let error = Layout::new(4, 2).expect("4 is divisible by 2").place(4).expect_err("outside");
-        assert_eq!(error.to_string(), "rank 4 is not one of 4 ranks");
+        let error = Layout::new(4, 2).expect("4 is divisible by 2").place(4).expect_err("there is no rank 4");
+        assert_eq!(error.to_string(), "the rank is 4, wanted 0 to 3");
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Pure: the caller passes the noise. The network predicts s · x_0 from x_t, so its target has about unit variance in
 //! each dimension.
-// Suffixes: b batch · d dimensions of the code · t timesteps
+// Letters in tensor names: b batch, d dimensions of a code, t timesteps.
 
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};

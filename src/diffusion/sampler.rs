@@ -12,7 +12,7 @@
 //!
 //! All codes in this module are scaled by [`CODE_SCALE`](super::CODE_SCALE), like the input and the output of the
 //! network.
-// Suffixes: n samples · d dimensions of the code
+// Letters in tensor names: n samples, d dimensions of a code.
 
 use locdiff_core::random::{Philox, Stream};
 use tch::{Device, Kind, Tensor};
@@ -50,7 +50,7 @@ impl Sampler {
     pub fn few_steps(schedule: &NoiseSchedule, steps: usize, eta: f64) -> Result<Self, DiffusionError> {
         let timesteps = schedule.timesteps();
         if steps == 0 || steps > timesteps {
-            let text = format!("a chain of {steps} steps, wanted 1 to the schedule's {timesteps}");
+            let text = format!("the chain has {steps} steps, wanted 1 to {timesteps}, the number of timesteps");
             return Err(DiffusionError::Bad(text));
         }
         if !(0.0..=1.0).contains(&eta) {

@@ -126,7 +126,7 @@ fn check_no_test_photos(job: &EvalJob, rows: &ImageRows) -> Result<(), InferErro
     let same = photo_hashes(rows)?.intersection(&tested).count();
     if same > 0 {
         return Err(InferError::BadData(format!(
-            "shards.validation ({}) and shards.test ({test}) hold {same} photos in common, and settings must not be \
+            "shards.validation ({}) and shards.test ({test}) have {same} photos in common, but settings must not be \
              tuned on test photos; choose other rows with `--set shards.validation=...`",
             job.data
         )));

@@ -43,8 +43,12 @@ impl TruthFile {
     pub fn apply(&self, block: &mut ImageBlock) -> Result<(), InferError> {
         for image in &mut block.images {
             let (truth, location, id) = (&self.path, &self.location, &image.id);
-            let missing =
-                || format!("{truth} (eval.truth) has no row {id:?} of {location}; it must have every row of the data");
+            let missing = || {
+                format!(
+                    "{truth} (eval.truth) has no row {id:?}, which {location} has; the truth file must have a \
+                     row for every photo"
+                )
+            };
             image.truth = *self.places.get(id).ok_or_else(|| InferError::BadData(missing()))?;
         }
         Ok(())

@@ -29,7 +29,7 @@ pub enum GeoclipError {
     #[error(transparent)]
     Table(#[from] TableError),
     /// A tensor is missing or has the wrong shape.
-    #[error("{name} is {got:?}, wanted {want:?}")]
+    #[error("GeoCLIP's tensor {name} is missing or has the wrong shape: got {got:?}, wanted {want:?}")]
     Shape {
         /// Name of the tensor.
         name: String,

@@ -4,7 +4,7 @@
 //! geoclip.safetensors   the tensors of the wheel, f32: location.LocEnc{0,1,2}.*, image.{0,2}.*, logit_scale
 //! gallery.csv           lat,lon: 100,000 places
 //! LICENSE               GeoCLIP's licence (MIT)
-//! manifest.json         format version, source of the weights, and length and xxh3 of each file above
+//! manifest.json         format version, source of the weights, and length and xxh3 of the three files
 //! gallery-*.f32         cached embeddings of a gallery
 //! ```
 //!
@@ -101,7 +101,7 @@ fn read_manifest(folder: &Path) -> Result<GeoclipManifest, GeoclipError> {
     let path = folder.join(MANIFEST);
     let text = std::fs::read(&path).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => {
-            GeoclipError::Missing { folder: folder.display().to_string(), reason: format!("no {MANIFEST}") }
+            GeoclipError::Missing { folder: folder.display().to_string(), reason: format!("{MANIFEST} is missing") }
         }
         _ => FileError::at(&path)(error).into(),
     })?;
@@ -111,7 +111,7 @@ fn read_manifest(folder: &Path) -> Result<GeoclipManifest, GeoclipError> {
         return Err(GeoclipError::damaged(&path, format!("version is {}, wanted {VERSION}", manifest.version)));
     }
     if let Some(name) = [WEIGHTS, GALLERY].into_iter().find(|name| !manifest.files.contains_key(*name)) {
-        return Err(GeoclipError::damaged(&path, format!("does not list {name}")));
+        return Err(GeoclipError::damaged(&path, format!("the manifest does not list {name}")));
     }
     Ok(manifest)
 }
@@ -121,19 +121,19 @@ fn verified_checksum(folder: &Path, name: &str, entry: &Written) -> Result<u64, 
     let path = folder.join(name);
     let got = measure(&path).map_err(|error| match error.error.kind() {
         ErrorKind::NotFound => {
-            GeoclipError::Missing { folder: folder.display().to_string(), reason: format!("no {name}") }
+            GeoclipError::Missing { folder: folder.display().to_string(), reason: format!("{name} is missing") }
         }
         _ => error.into(),
     })?;
     let advice = "; import again with `locdiff-launch geoclip import --overwrite`";
     if got.bytes != entry.bytes {
-        let reason = format!("{} bytes, {MANIFEST} says {}{advice}", got.bytes, entry.bytes);
+        let reason = format!("the file has {} bytes, but {MANIFEST} says {}{advice}", got.bytes, entry.bytes);
         return Err(GeoclipError::damaged(&path, reason));
     }
     match u64::from_str_radix(&got.xxh3, 16) {
         Ok(checksum) if got == *entry => Ok(checksum),
         _ => {
-            let reason = format!("xxh3 is {}, {MANIFEST} says {}{advice}", got.xxh3, entry.xxh3);
+            let reason = format!("xxh3 is {}, but {MANIFEST} says {}{advice}", got.xxh3, entry.xxh3);
             Err(GeoclipError::damaged(&path, reason))
         }
     }
@@ -165,7 +165,7 @@ pub fn write_folder(
     ];
     let files = written.map(|(name, written)| (name.to_owned(), written)).into();
     let manifest = GeoclipManifest { version: VERSION, source: source.to_owned(), files };
-    let text = serde_json::to_vec_pretty(&manifest).expect("a manifest of strings and numbers is JSON");
+    let text = serde_json::to_vec_pretty(&manifest).expect("strings and numbers are always valid JSON");
     disk.write_new(&path(MANIFEST), &text)?;
     disk.sync_folder(temporary.path())?;
     put_in_place(&disk, temporary, folder)?;

@@ -69,7 +69,9 @@ impl GalleryEmbeddings {
         if gallery.cache.exists() {
             match gallery.read_cache() {
                 Ok(()) => gallery.computed.fill(true),
-                Err(reason) => tracing::warn!("{}: {reason}; recomputing it", gallery.cache.display()),
+                Err(reason) => {
+                    tracing::warn!("{}: {reason}; computing the gallery embeddings again", gallery.cache.display())
+                }
             }
         }
         gallery
@@ -129,7 +131,7 @@ impl GalleryEmbeddings {
         }
         // A failed write is not an error, because the next run can compute the embeddings again.
         if let Err(error) = self.write_cache() {
-            tracing::warn!("{}: {error}; the gallery embeddings are not cached", self.cache.display());
+            tracing::warn!("cannot cache the gallery embeddings in {}: {error}", self.cache.display());
         }
         Ok(())
     }
@@ -139,13 +141,13 @@ impl GalleryEmbeddings {
         let want = (HEADER_BYTES + 4 * self.embeddings.len()) as u64;
         let got = file.metadata().map_err(|error| error.to_string())?.len();
         if got != want {
-            return Err(format!("{got} bytes, wanted {want}"));
+            return Err(format!("the file has {got} bytes, wanted {want}"));
         }
         let mut header = [0; HEADER_BYTES];
         file.read_exact(&mut header).map_err(|error| error.to_string())?;
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
         if header[..8] != MAGIC || word(8) != self.key {
-            return Err("computed from other weights, from another gallery or on another kind of device".to_owned());
+            return Err("the embeddings belong to other weights, another gallery or another kind of device".to_owned());
         }
         let mut digest = XxHash3_64::new();
         let mut bytes = vec![0; 4 * EMBEDDING_WIDTH * PIECE_ROWS];

@@ -126,7 +126,7 @@ impl LocationEncoder {
                     Some(sum_nw) => sum_nw.f_add(&own_nw)?,
                 });
             }
-            Ok(sum_nw.expect("there are three capsules"))
+            Ok(sum_nw.expect("the encoder has three capsules"))
         })
     }
 
@@ -156,7 +156,7 @@ impl Capsule {
     fn forward(&self, angle_n2: &Tensor) -> Result<Tensor, GeoclipError> {
         let phase_nf = angle_n2.f_matmul(&self.frequencies_2f)?;
         let mut values = Tensor::f_cat(&[phase_nf.f_cos()?, phase_nf.f_sin()?], 1)?;
-        let (head, hidden) = self.layers.split_last().expect("there are four layers");
+        let (head, hidden) = self.layers.split_last().expect("a capsule has four layers");
         for layer in hidden {
             values = layer.forward(&values)?.f_relu_()?;
         }

@@ -61,7 +61,8 @@ fn check_hash(wheel: &Path, file: &mut File) -> Result<(), GeoclipError> {
     std::io::copy(file, &mut digest).map_err(FileError::at(wheel))?;
     let got: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     if got != WHEEL_SHA256 {
-        let reason = format!("sha256 is {got}, wanted {WHEEL_SHA256} ({SOURCE}); the file is damaged or another wheel");
+        let reason =
+            format!("sha256 is {got}, wanted {WHEEL_SHA256} ({SOURCE}); the file is damaged or is a different wheel");
         return Err(GeoclipError::damaged(wheel, reason));
     }
     Ok(file.rewind().map_err(FileError::at(wheel))?)

@@ -25,8 +25,8 @@ pub fn anchors(
             let (got, want) = (config.eval.grid_points(degree), grid_points_min(degree));
             if config.eval.refine && got < want {
                 return Err(InferError::Config(format!(
-                    "eval.grid_points is {got}, too few for eval.refine with {}, whose model.degree is {degree}; wanted \
-                     \"auto\" or at least {want}",
+                    "eval.grid_points is {got}, which is too few for eval.refine, because {} has model.degree = \
+                     {degree}; wanted \"auto\" or at least {want}",
                     trained.folder.display()
                 )));
             }

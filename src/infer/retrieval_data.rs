@@ -42,7 +42,8 @@ pub fn data_facts(
 fn measured_length(dataset: &Dataset, mask: &Mask) -> Result<f64, InferError> {
     let is_usable = |(block, rows): &(u32, &u32)| mask.skipped(*block).len() < **rows as usize;
     let found = (0_u32..).zip(dataset.block_rows()).find(is_usable);
-    let block = found.map(|(block, _)| block).ok_or_else(|| ShardsError::Internal("no usable rows".into()))?;
+    let block =
+        found.map(|(block, _)| block).ok_or_else(|| ShardsError::Internal("the data has no usable rows".into()))?;
     let mut rows = BlockRows::default();
     dataset.read_usable(mask, block, 0, &mut rows)?;
     let shape = [rows.latitudes.len() as i64, dataset.width() as i64];
@@ -67,7 +68,7 @@ pub fn open(
         let gallery = training_gallery(shards)?;
         if gallery.width() != test.width {
             let reason = format!(
-                "its embeddings have width {}, those of {} have width {}; both must come from one encoder",
+                "its embeddings have width {}, but those of {} have width {}; both must come from the same encoder",
                 test.width,
                 shards.train,
                 gallery.width()

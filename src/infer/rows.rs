@@ -90,7 +90,8 @@ impl ImageRows {
         let rows = Self { views, has_ids: true, ..Self::first(u64::MAX, dataset, mask) };
         if rows.count == 0 {
             return Err(InferError::Empty(format!(
-                "{location}: none of its {} rows is usable (shards.on_bad_rows is \"skip\"): nothing to evaluate",
+                "{location}: none of the {} rows is usable, so there is nothing to evaluate \
+                 (shards.on_bad_rows is \"skip\")",
                 rows.mask.count()
             )));
         }
@@ -200,8 +201,8 @@ fn row_ids(dataset: &Dataset, block: u32, wanted: bool) -> Result<Vec<Result<Str
 fn missing_id(dataset: &Dataset, block: u32, row: usize, reason: &str) -> ShardsError {
     let column = dataset.id_name(block).unwrap_or_default();
     let reason = format!(
-        "its id {reason}; leave such rows out with shards.on_bad_rows = \"skip\", or set shards.id_column to a column \
-         that does not exist to identify rows by their index"
+        "its id {reason}; set shards.on_bad_rows = \"skip\" to leave out rows without an id, or set shards.id_column \
+         to a name that no column has, so that rows are identified by their index"
     );
     ShardsError::Bad { spot: Box::new(dataset.spot(block, Some(&column), Some(row))), reason }
 }
@@ -219,7 +220,7 @@ fn skip_rows_without_id(dataset: &Dataset, mask: Mask) -> Result<Mask, InferErro
         }
     }
     if let Some(first) = first {
-        tracing::warn!("{count} rows without an id are left out: {first}");
+        tracing::warn!("{count} rows have no usable id and are left out; the first is {first}");
     }
     Ok(Mask::new(skipped, dataset.block_rows())?)
 }

@@ -90,7 +90,7 @@ impl Saved {
         let (buffers, parameters): (Vec<_>, Vec<_>) = tensors.into_iter().partition(|(name, _)| names.contains(name));
         let buffer = |name: &String| {
             let found = buffers.iter().find(|(found, _)| found == name).map(|(_, tensor)| tensor.shallow_clone());
-            let reason = || format!("no tensor {name}");
+            let reason = || format!("the checkpoint has no tensor {name}");
             found.ok_or_else(|| CheckpointError::Bad { path: self.folder.clone(), reason: reason() })
         };
         Ok(Weights { parameters, standardisation: [buffer(&names[0])?, buffer(&names[1])?] })

@@ -56,7 +56,7 @@ impl Denoiser {
             return Ok(());
         }
         Err(InferError::BadData(format!(
-            "{location}: embeddings have {got} numbers, {name} was trained on {want}; use embeddings of the same encoder"
+            "{location}: embeddings have {got} numbers, but {name} needs {want}; use the encoder of the training data"
         )))
     }
 }
@@ -103,7 +103,7 @@ impl Trained {
         let (checkpoint, want) = (self.folder.display(), self.denoiser.schedule.timesteps());
         if config.guidance > 0.0 && !self.supports_guidance {
             return Err(InferError::Config(format!(
-                "eval.guidance is {}, but {checkpoint} was trained with diffusion.condition_drop = 0, so it \
+                "eval.guidance is {}, but {checkpoint} was trained with diffusion.condition_drop = 0, so the network \
                  cannot predict without an image; set eval.guidance = 0, or train with a condition_drop above 0",
                 config.guidance
             )));

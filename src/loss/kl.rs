@@ -26,7 +26,7 @@
 //! divergence, ∂D/∂Z_r = w_r − v_r and ∂D/∂z_a = q_a − p_a. From these exact derivatives of its own logits, each rank
 //! computes its share of the gradient of the prediction. A single all-reduce of `[batch, d]` sums the shares, in the
 //! backward pass of `differentiable::copy`.
-// Suffixes: b batch · a this rank's anchors · d dimensions of the code · r ranks
+// Letters in tensor names: b batch, a this rank's anchors, d dimensions of a code, r ranks.
 
 use locdiff_core::config::KlDirection;
 use tch::{Kind, Tensor};

@@ -10,7 +10,7 @@
 //!
 //! If the anchors of the KL divergence are split over ranks, every rank still computes the whole of the other terms.
 //! Their values and gradients are the same on every rank and are not summed over ranks.
-// Suffixes: b batch · a this rank's anchors · d dimensions of the code
+// Letters in tensor names: b batch, a this rank's anchors, d dimensions of a code.
 
 use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
 use tch::{Kind, Reduction, Tensor};
@@ -187,11 +187,13 @@ fn check_shapes(inputs: Inputs<'_>) -> Result<(), LossError> {
     let want = inputs.predicted_bd.size();
     let got = inputs.truth_bd.size();
     if got != want {
-        return Err(LossError::Bad(format!("loss: truth is {got:?}, wanted {want:?}")));
+        return Err(LossError::Bad(format!("loss: the truth has shape {got:?}, wanted {want:?}")));
     }
     let (got, dims) = (inputs.basis_ad.size(), want.last().copied().unwrap_or(0));
     if got.len() != 2 || got[1] != dims || got[0] == 0 {
-        return Err(LossError::Bad(format!("loss: basis of the anchors is {got:?}, wanted [-1, {dims}]")));
+        return Err(LossError::Bad(format!(
+            "loss: the harmonics of the anchors have shape {got:?}, wanted [1 or more, {dims}]"
+        )));
     }
     Ok(())
 }

@@ -9,7 +9,7 @@
 //! and (scale_t, shift_t) = W_2 silu(W_0 τ(t)). Biases are left out. If the layer is split over ranks, each rank holds
 //! a share of h: it computes this share of W_x x, W_I e, scale_t and shift_t, and the product with W_o is summed over
 //! ranks. x, the output and the dropout mask are the same on every rank.
-// Suffixes: b batch · i input · h hidden (this rank's share) · o output · e embedding · t timesteps
+// Letters in tensor names: b batch, i input, h hidden (this rank's share), o output, e embedding, t timesteps.
 
 use locdiff_core::random::{Philox, Stream};
 use tch::Tensor;

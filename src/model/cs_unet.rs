@@ -4,7 +4,7 @@
 //! The time layers have only T different inputs, one per timestep. [`CsUnet::time_table`] computes their outputs for
 //! all timesteps once per training step. Each sample then takes the row of its timestep from this table (`gather`). The
 //! image terms do not change along a sampling chain, so [`CsUnet::prepare`] computes them once.
-// Suffixes: b batch · d dimensions of the code · e embedding · t timesteps · h hidden (this rank's share)
+// Letters in tensor names: b batch, d dimensions of a code, e embedding, t timesteps, h hidden (this rank's share).
 
 use locdiff_core::random::Philox;
 use tch::{Device, Kind, Tensor};
@@ -149,8 +149,8 @@ impl CsUnet {
     }
 
     /// Computes the image terms of the embeddings `image_be`. `kept_b1` is for classifier-free guidance. If it is false
-    /// for a sample, the standardised embedding of that sample is replaced by zeros, which is the mean of standardised
-    /// embeddings, even if the embedding contains NaN.
+    /// for a sample, zeros replace the standardised embedding of that sample, because zero is the mean of standardised
+    /// embeddings. The zeros also replace an embedding that contains NaN.
     pub fn prepare(&self, image_be: &Tensor, kept_b1: Option<&Tensor>) -> Result<Conditioned, ModelError> {
         let (got, width) = (image_be.size(), self.architecture.embedding_width);
         if got.len() != 2 || got[1] != width {
@@ -158,7 +158,7 @@ impl CsUnet {
         }
         let image_be = image_be.f_to_kind(self.placement.kind)?.f_sub(&self.mean_e)?.f_div(&self.deviation_e)?;
         let image_be = match kept_b1 {
-            // Filled with zeros and not multiplied by 0, because 0 · NaN is NaN.
+            // The embedding is overwritten with zeros instead of multiplied by 0, because 0 · NaN is NaN.
             Some(kept_b1) => image_be.f_masked_fill(&kept_b1.f_to_kind(Kind::Bool)?.f_logical_not()?, 0.0)?,
             None => image_be,
         };

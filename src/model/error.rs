@@ -23,7 +23,8 @@ pub enum ModelError {
 impl ModelError {
     /// A tensor of the wrong shape. In `want`, -1 stands for any length.
     pub(super) fn shape(name: &str, got: &[i64], want: &[i64]) -> Self {
-        Self::Bad(format!("{name} has shape {got:?}, wanted {want:?}"))
+        let want = format!("{want:?}").replace("-1", "any");
+        Self::Bad(format!("{name} has shape {got:?}, wanted {want}"))
     }
 }
 

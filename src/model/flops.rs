@@ -66,6 +66,9 @@ mod tests {
         let share = architecture.step_flops(4096, 0) / usual;
         // The share is below 1, because the time layers, which hold 40 % of the weights, process 200 timesteps instead
         // of 4096 rows.
-        assert!((0.5..0.7).contains(&share), "{share}");
+        assert!(
+            (0.5..0.7).contains(&share),
+            "a step needs {share} of six operations per weight and row, wanted 0.5 to 0.7"
+        );
     }
 }

@@ -10,7 +10,7 @@
 //! Invariant: a timestep outside the table is always reported. On the CPU, it is an error that names its row. On CUDA,
 //! the host must not wait for a check. There, the row of the product is set to NaN, so that the loss is not finite,
 //! which is reported as an error.
-// Suffixes: b batch · t timesteps · h columns of the table
+// Letters in tensor names: b batch, t timesteps, h columns of the table.
 
 use tch::{Kind, Tensor};
 
@@ -79,7 +79,8 @@ mod tests {
         let start_th = Tensor::randn([5, 8], (Kind::Double, Device::Cpu));
         let run = |rows: Result<RowLookup, ModelError>| {
             let table_th = start_th.copy().set_requires_grad(true);
-            let gathered_bh = rows.and_then(|rows| rows.gather_from(&table_th)).expect("gathered");
+            let gathered_bh =
+                rows.and_then(|rows| rows.gather_from(&table_th)).expect("every timestep is in the table");
             (&gathered_bh * &weight_bh).sum(Kind::Double).backward();
             (gathered_bh, table_th.grad())
         };
@@ -94,10 +95,10 @@ mod tests {
         let table_th = Tensor::ones([5, 8], (Kind::Double, Device::Cpu));
         for outside in [5_i64, -1] {
             let t_b = Tensor::from_slice(&[3_i64, outside, 4]);
-            let error = RowLookup::new(&t_b, 5, Kind::Double).expect_err("outside").to_string();
+            let error = RowLookup::new(&t_b, 5, Kind::Double).expect_err("a timestep is outside the table").to_string();
             assert_eq!(error, format!("row 1: timestep {outside} is not in 0..5"));
             let gathered_bh = RowLookup::one_hot(&t_b, 5, Kind::Double).and_then(|rows| rows.gather_from(&table_th));
-            let nan_bh = gathered_bh.expect("gathered").isnan();
+            let nan_bh = gathered_bh.expect("the one-hot lookup does not check timesteps").isnan();
             let all_nan = [0, 1, 2].map(|row| nan_bh.get(row).all().int64_value(&[]) == 1);
             let any_nan = [0, 1, 2].map(|row| nan_bh.get(row).any().int64_value(&[]) == 1);
             assert_eq!((all_nan, any_nan), ([false, true, false], [false, true, false]));

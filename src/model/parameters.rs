@@ -105,7 +105,9 @@ impl Parameters {
 
     fn piece_for(&self, parameter: &Parameter, tensors: &[(String, Tensor)]) -> Result<Tensor, ModelError> {
         let found = tensors.iter().find(|(name, _)| *name == parameter.name);
-        let missing = || ModelError::Bad(format!("missing tensor `{}`", parameter.name));
+        let missing = || {
+            ModelError::Bad(format!("missing tensor `{}`: the network has a parameter of this name", parameter.name))
+        };
         let (name, whole) = found.ok_or_else(missing)?;
         let want = parameter.tensor.size();
         if whole.dim() != want.len() {

@@ -107,7 +107,8 @@ pub struct GradientHook {
 
 // SAFETY: the handle is a shared pointer whose target is guarded by a mutex; the function is `Send` and `Sync`.
 unsafe impl Send for GradientHook {}
-// SAFETY: as above, and no method that takes `&self` changes the handle.
+// SAFETY: the reason given for `Send` also holds for shared references. Methods that take `&self` do not change the
+// handle.
 unsafe impl Sync for GradientHook {}
 
 impl GradientHook {
@@ -173,25 +174,25 @@ mod tests {
         let calls = Arc::new(AtomicUsize::new(0));
         let (seen, watched) = (Arc::clone(&calls), std::sync::Mutex::new(leaf.shallow_clone()));
         let hook = GradientHook::new(&leaf, move || {
-            let gradient = watched.lock().expect("one thread").grad();
-            assert_eq!(gradient.double_value(&[0]), 2.0, "the gradient is already accumulated");
+            let gradient = watched.lock().expect("only one thread uses the lock").grad();
+            assert_eq!(gradient.double_value(&[0]), 2.0, "the hook ran before the gradient was accumulated");
             seen.fetch_add(1, Ordering::Relaxed);
         })
-        .expect("a leaf");
+        .expect("the tensor is a leaf");
         (&leaf * 2.0).sum(Kind::Double).backward();
         assert_eq!(calls.load(Ordering::Relaxed), 1);
         assert!(!hook.panicked());
         drop(hook);
         (&leaf * 2.0).sum(Kind::Double).backward();
         assert_eq!(calls.load(Ordering::Relaxed), 1);
-        assert_eq!(Arc::strong_count(&calls), 1, "the function was dropped");
+        assert_eq!(Arc::strong_count(&calls), 1, "the function of the hook was not dropped");
     }
 
     #[test]
     fn panic_in_a_hook_does_not_fail_backward() {
         let leaf = leaf();
-        let hook = GradientHook::new(&leaf, || std::panic::resume_unwind(Box::new(()))).expect("a leaf");
-        (&leaf * 2.0).sum(Kind::Double).f_backward().expect("backward succeeds");
+        let hook = GradientHook::new(&leaf, || std::panic::resume_unwind(Box::new(()))).expect("the tensor is a leaf");
+        (&leaf * 2.0).sum(Kind::Double).f_backward().expect("the hook catches the panic");
         assert!(hook.panicked());
     }
 
@@ -202,19 +203,19 @@ mod tests {
         let error = GradientHook::new(&(leaf() * 2.0), move || {
             let _ = &held;
         })
-        .expect_err("not a leaf");
+        .expect_err("a product is not a leaf");
         assert!(error.text.contains("not a leaf"), "{}", error.text);
-        assert_eq!(Arc::strong_count(&calls), 1, "the function was dropped");
+        assert_eq!(Arc::strong_count(&calls), 1, "the function of the hook was not dropped");
     }
 
     #[test]
     fn gradient_accumulates_in_the_tensor_that_was_set() {
         let leaf = leaf();
         let flat = Tensor::zeros([5], (Kind::Double, Device::Cpu));
-        set_gradient(&leaf, &flat.narrow(0, 1, 3)).expect("same shape");
+        set_gradient(&leaf, &flat.narrow(0, 1, 3)).expect("the shapes are the same");
         (&leaf * 2.0).sum(Kind::Double).backward();
         (&leaf * 3.0).sum(Kind::Double).backward();
-        assert_eq!(Vec::<f64>::try_from(&flat).expect("five numbers"), [0.0, 5.0, 5.0, 5.0, 0.0]);
+        assert_eq!(Vec::<f64>::try_from(&flat).expect("the tensor holds five numbers"), [0.0, 5.0, 5.0, 5.0, 0.0]);
         assert!(set_gradient(&leaf, &flat).is_err());
     }
 }

@@ -94,7 +94,7 @@ pub struct ProcessGroup {
 
 // SAFETY: the shim starts the collectives of a group under its mutex; c10d lets any thread wait or abort.
 unsafe impl Send for ProcessGroup {}
-// SAFETY: as above.
+// SAFETY: the reason given for `Send` also holds for shared references.
 unsafe impl Sync for ProcessGroup {}
 
 impl ProcessGroup {

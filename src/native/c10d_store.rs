@@ -72,7 +72,7 @@ pub struct Store {
 
 // SAFETY: TCPStore and PrefixStore guard their connection with a mutex, and reference counts are atomic.
 unsafe impl Send for Store {}
-// SAFETY: as above.
+// SAFETY: the reason given for `Send` also holds for shared references.
 unsafe impl Sync for Store {}
 
 impl Store {
@@ -136,9 +136,9 @@ impl Store {
             unsafe { locdiff_store_get(self.raw.as_ptr(), key.as_ptr().cast(), key.len(), millis(timeout), out) }
         })?
         .as_ptr();
-        // SAFETY: the call above succeeded, so `bytes` is a vector that it handed over.
+        // SAFETY: `locdiff_store_get` succeeded, so `bytes` is a vector that it handed over.
         let length = unsafe { locdiff_bytes_length(bytes) };
-        // SAFETY: as above.
+        // SAFETY: `bytes` is a live vector.
         let data = unsafe { locdiff_bytes_data(bytes) };
         let value = if length == 0 {
             Vec::new()
@@ -146,7 +146,7 @@ impl Store {
             // SAFETY: a vector that is not empty has `length` bytes at `data`, and nothing else has access to it.
             unsafe { std::slice::from_raw_parts(data, length) }.to_vec()
         };
-        // SAFETY: the call above returned the pointer to us; nothing else frees or uses it.
+        // SAFETY: `locdiff_store_get` handed over the vector, and nothing else frees or uses it.
         unsafe { locdiff_bytes_free(bytes) };
         Ok(value)
     }
@@ -200,27 +200,27 @@ mod tests {
     fn serve() -> (Store, u16) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
         let port = listener.local_addr().expect("the listener is bound").port();
-        (Store::serve(listener, TIMEOUT).expect("the store serves"), port)
+        (Store::serve(listener, TIMEOUT).expect("the listener is bound"), port)
     }
 
     #[test]
     fn clients_share_values_only_under_the_same_prefix() {
         let (server, port) = serve();
-        let client = Store::join("127.0.0.1", port, TIMEOUT).expect("the client joins");
-        let first = server.with_prefix("attempt-1").expect("a prefix");
-        let second = client.with_prefix("attempt-2").expect("a prefix");
-        first.set("key", b"one\0two").expect("set");
-        assert!(!second.contains("key").expect("contains"));
-        let same = client.with_prefix("attempt-1").expect("a prefix");
-        assert_eq!(same.get("key", TIMEOUT).expect("get"), b"one\0two");
-        assert_eq!(first.add("count", 2).expect("add"), 2);
-        assert_eq!(same.add("count", 3).expect("add"), 5);
+        let client = Store::join("127.0.0.1", port, TIMEOUT).expect("the server listens");
+        let first = server.with_prefix("attempt-1").expect("any prefix is valid");
+        let second = client.with_prefix("attempt-2").expect("any prefix is valid");
+        first.set("key", b"one\0two").expect("the server runs");
+        assert!(!second.contains("key").expect("the server runs"));
+        let same = client.with_prefix("attempt-1").expect("any prefix is valid");
+        assert_eq!(same.get("key", TIMEOUT).expect("the server has stored the key"), b"one\0two");
+        assert_eq!(first.add("count", 2).expect("the server runs"), 2);
+        assert_eq!(same.add("count", 3).expect("the server runs"), 5);
     }
 
     #[test]
     fn waiting_for_a_key_ends_at_its_timeout() {
         let (server, _) = serve();
-        let error = server.get("never", Duration::from_millis(50)).expect_err("nobody sets it");
+        let error = server.get("never", Duration::from_millis(50)).expect_err("no rank sets this key");
         assert_eq!(error.operation, "get a key from the store");
         assert!(error.text.contains("timeout"), "{}", error.text);
     }

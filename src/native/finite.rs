@@ -40,15 +40,19 @@ mod tests {
     fn every_non_finite_float16_is_found_at_any_position() {
         for bits in 0..=u16::MAX {
             let finite = half::f16::from_bits(bits).is_finite();
-            assert_eq!(all_finite_halves(&bits.to_le_bytes()), finite, "{bits:04x}");
-            assert_eq!(all_finite(&bits.to_le_bytes()), finite, "{bits:04x}");
+            assert_eq!(
+                all_finite_halves(&bits.to_le_bytes()),
+                finite,
+                "wrong answer for the float16 with bits {bits:04x}"
+            );
+            assert_eq!(all_finite(&bits.to_le_bytes()), finite, "wrong answer for the float16 with bits {bits:04x}");
         }
         let good: Vec<u8> = (0..30_000_u16).flat_map(|at| (at & 0xbbff).to_le_bytes()).collect();
         assert!(all_finite_halves(&good) && all_finite(&good) && all_finite_halves(&[]));
         for at in (0..30_000).step_by(997).chain([0, 1, 15, 16, 31, 4095, 4096, 29_999]) {
             let mut bad = good.clone();
             bad[2 * at..2 * at + 2].copy_from_slice(&0xfc00_u16.to_le_bytes());
-            assert!(!all_finite_halves(&bad) && !all_finite(&bad), "index {at}");
+            assert!(!all_finite_halves(&bad) && !all_finite(&bad), "the infinity at index {at} was not found");
         }
     }
 }

@@ -7,8 +7,8 @@
 //!
 //! Invariant: on every processor, each point is computed by the operations of `Basis::encode_scalar`, in the same order
 //! and without fused multiply-add. The same code is compiled for several vector lengths. Only the transposition of f32
-//! has its own implementation for AVX, because the compiler would move single elements if the processor cannot permute
-//! a whole register.
+//! has its own implementation for AVX. On a processor that cannot permute a whole register, the compiler's code would
+//! move the elements one by one.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over lanes by index are the ones that become vector instructions"
@@ -261,6 +261,6 @@ fn transpose_f32_avx(tile: &[[f32; LANES]; LANES]) -> [[f32; LANES]; LANES] {
         out[4 * half + 2] = _mm256_shuffle_ps::<0x44>(high, high_next);
         out[4 * half + 3] = _mm256_shuffle_ps::<0xee>(high, high_next);
     }
-    // SAFETY: as above.
+    // SAFETY: both types have the same size, and every bit pattern is valid for both.
     unsafe { std::mem::transmute(out) }
 }

@@ -46,8 +46,8 @@ impl HostRows {
         // SAFETY: the tensor is alive, and `alone` has room for one integer.
         let status = unsafe { locdiff_is_alone(tensor.as_ptr().cast(), &raw mut alone) };
         check("count the owners of a tensor", status).ok()?;
-        // SAFETY: a contiguous float16 tensor of this size in main memory, and no other tensor refers to it: all
-        // checked above.
+        // SAFETY: this function has checked that the tensor is contiguous, float16, of this size and in main memory,
+        // and that no other tensor refers to its memory.
         (alone != 0).then(|| unsafe { Self::from_tensor(tensor, rows, width) })
     }
 
@@ -111,7 +111,7 @@ mod tests {
     /// A tensor of two rows with three numbers each. Its first row is assigned to row 1 of a block, and its second row
     /// to row 0.
     fn assigned() -> (HostRows, RowPlaces) {
-        let mut rows = HostRows::new(2, 3, false).expect("memory");
+        let mut rows = HostRows::new(2, 3, false).expect("the rows fit into memory");
         let mut places = RowPlaces::new(2, 6);
         assert_eq!(rows.unassigned(), 2);
         rows.assign(&mut places, 1);
@@ -129,18 +129,19 @@ mod tests {
 
     #[test]
     fn rows_become_a_tensor_and_shared_memory_is_not_reused() {
-        let numbers = Vec::<f32>::try_from(filled().to_kind(Kind::Float).view(-1)).expect("six numbers");
+        let numbers =
+            Vec::<f32>::try_from(filled().to_kind(Kind::Float).view(-1)).expect("the tensor holds six numbers");
         assert_eq!(numbers, [1.0, 2.0, 3.0, -1.0, -2.0, -3.0]);
         let tensor = filled();
         let view = tensor.narrow(0, 0, 1);
-        assert!(HostRows::reuse(tensor, 2, 3).is_none(), "a view is alive");
+        assert!(HostRows::reuse(tensor, 2, 3).is_none(), "memory was reused although a view refers to it");
         drop(view);
         let tensor = filled();
         let other = tensor.shallow_clone();
-        assert!(HostRows::reuse(tensor, 2, 3).is_none(), "a second handle is alive");
-        assert!(HostRows::reuse(other, 3, 2).is_none(), "another shape");
+        assert!(HostRows::reuse(tensor, 2, 3).is_none(), "memory was reused although a second handle refers to it");
+        assert!(HostRows::reuse(other, 3, 2).is_none(), "memory was reused for another shape");
         let tensor = filled();
-        let again = HostRows::reuse(tensor, 2, 3).expect("nothing else has it");
+        let again = HostRows::reuse(tensor, 2, 3).expect("no other tensor refers to the memory");
         assert_eq!(again.unassigned(), 2);
     }
 

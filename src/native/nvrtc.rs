@@ -108,7 +108,7 @@ pub struct Kernel {
 
 // SAFETY: the entry is a handle into a module that is never unloaded, and CUDA's calls on it are thread-safe.
 unsafe impl Send for Kernel {}
-// SAFETY: as above, and a launch does not change the kernel.
+// SAFETY: the reason given for `Send` also holds for shared references, and a launch does not change the kernel.
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
@@ -176,8 +176,10 @@ fn module(name: &str, source: &str, options: &[&str]) -> Result<Module, NativeEr
 }
 
 fn c_string(text: &str) -> Result<CString, NativeError> {
-    CString::new(text)
-        .map_err(|error| NativeError { operation: "kernel compilation", text: format!("string for NVRTC: {error}") })
+    CString::new(text).map_err(|error| NativeError {
+        operation: "kernel compilation",
+        text: format!("cannot pass a string to NVRTC: {error}"),
+    })
 }
 
 #[cfg(test)]
@@ -186,7 +188,7 @@ mod tests {
 
     #[test]
     fn arguments_are_encoded_in_the_layout_of_the_device() {
-        let encode = |arg: Arg<'_>| arg.encode().expect("no tensor");
+        let encode = |arg: Arg<'_>| arg.encode().expect("only a tensor can be an invalid argument");
         assert_eq!(encode(Arg::I32(-1)), (0xffff_ffff, 4));
         assert_eq!(encode(Arg::U32(7)), (7, 4));
         assert_eq!(encode(Arg::I64(-1)), (u64::MAX, 8));

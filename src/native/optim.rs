@@ -99,7 +99,13 @@ impl AdamW {
         const OPERATION: &str = "fused AdamW";
         let lengths = [grads.len(), moments.exp_avgs.len(), moments.exp_avg_sqs.len()];
         if lengths.iter().any(|length| *length != params.len()) {
-            let text = format!("{} parameters, but {lengths:?} gradients, first and second moments", params.len());
+            let text = format!(
+                "got {} gradients, {} first moments and {} second moments for {} parameters",
+                lengths[0],
+                lengths[1],
+                lengths[2],
+                params.len()
+            );
             return Err(NativeError { operation: OPERATION, text });
         }
         if params.is_empty() {
@@ -155,7 +161,7 @@ pub fn clip_divisor(squared_norm: &Tensor, max_norm: f64) -> Result<Tensor, Nati
 pub fn ema_update(averages: &[Tensor], params: &[Tensor], weight: &Tensor) -> Result<(), NativeError> {
     const OPERATION: &str = "moving average";
     if averages.len() != params.len() {
-        let text = format!("{} averages for {} parameters", averages.len(), params.len());
+        let text = format!("got {} averages for {} parameters, wanted one for each", averages.len(), params.len());
         return Err(NativeError { operation: OPERATION, text });
     }
     let (average_list, param_list) = (pointers(averages), pointers(params));

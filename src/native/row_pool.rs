@@ -65,9 +65,13 @@ impl<Owner: Send + 'static> RowPool<Owner> {
     /// block were written already, or if the row sizes differ.
     pub(super) fn assign(&mut self, places: &mut RowPlaces, row: usize) {
         assert!(self.unassigned() > 0, "all {} rows are already assigned", self.memory.rows);
-        assert!(places.written == 0, "{} rows are already written", places.written);
+        assert!(
+            places.written == 0,
+            "no row can be assigned, because {} rows of the block are already written",
+            places.written
+        );
         let row_bytes = self.memory.row_bytes;
-        assert!(places.row_bytes == row_bytes, "rows have {} bytes, wanted {row_bytes}", places.row_bytes);
+        assert!(places.row_bytes == row_bytes, "rows of the block have {} bytes, wanted {row_bytes}", places.row_bytes);
         let slot = &mut places.slots[row];
         assert!(slot.is_null(), "row {row} already has a destination");
         *slot = self.memory.base.wrapping_add(self.assigned * row_bytes);
@@ -86,7 +90,7 @@ impl<Owner: Send + 'static> RowPool<Owner> {
         // This load synchronizes with the release in `finish`, so that all written bytes are visible from here on.
         let missing = self.memory.missing.load(Ordering::Acquire);
         assert!(missing == 0, "{missing} rows are not finished");
-        Arc::into_inner(self.memory).expect("every finished `RowPlaces` is gone").owner
+        Arc::into_inner(self.memory).expect("all rows are finished, so no `RowPlaces` is left").owner
     }
 }
 
@@ -144,7 +148,7 @@ impl RowPlaces {
     /// # Panics
     /// If not all rows of the block have been written.
     pub fn finish(self) {
-        assert!(self.written == self.slots.len(), "{} of {} rows were written", self.written, self.slots.len());
+        assert!(self.written == self.slots.len(), "only {} of {} rows were written", self.written, self.slots.len());
         for (memory, count) in self.memories {
             memory.missing.fetch_sub(count, Ordering::Release);
         }
@@ -225,7 +229,7 @@ mod tests {
     }
 
     fn panics(body: impl FnOnce()) -> String {
-        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).expect_err("must panic");
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).expect_err("the call must panic");
         let text = panic.downcast_ref::<String>().cloned();
         text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).expect("the panic has a message")
     }
@@ -264,14 +268,14 @@ mod tests {
         one.write(&[7]);
         one.finish();
         assert_eq!(panics(|| drop(memory.into_owner())), "1 rows are not finished");
-        assert_eq!(Arc::strong_count(&alive), 2, "the second place can still be written");
+        assert_eq!(Arc::strong_count(&alive), 2, "the memory was freed although it can still be written");
         two.write(&[8]);
         drop(two);
         assert_eq!(Arc::strong_count(&alive), 1);
         let (mut memory, _) = rows(1, 1);
         let mut places = RowPlaces::new(3, 1);
         memory.assign(&mut places, 2);
-        assert_eq!(panics(|| places.finish()), "0 of 3 rows were written");
+        assert_eq!(panics(|| places.finish()), "only 0 of 3 rows were written");
         assert_eq!(panics(|| drop(memory.into_owner())), "1 rows are not finished");
     }
 
@@ -281,7 +285,7 @@ mod tests {
         let mut places = RowPlaces::new(2, 4);
         memory.assign(&mut places, 0);
         assert_eq!(panics(|| memory.assign(&mut places, 0)), "row 0 already has a destination");
-        assert_eq!(panics(|| memory.assign(&mut RowPlaces::new(2, 2), 0)), "rows have 2 bytes, wanted 4");
+        assert_eq!(panics(|| memory.assign(&mut RowPlaces::new(2, 2), 0)), "rows of the block have 2 bytes, wanted 4");
         memory.assign(&mut places, 1);
         assert_eq!(panics(|| memory.assign(&mut RowPlaces::new(1, 4), 0)), "all 2 rows are already assigned");
         assert_eq!(panics(|| places.write(&[0; 7])), "got 7 bytes, wanted at most 2 rows of 4 bytes");
@@ -307,7 +311,10 @@ mod tests {
                 places.finish();
                 let want: Vec<u8> =
                     wanted.iter().flat_map(|row| &block[row * row_bytes..][..row_bytes]).copied().collect();
-                assert!(memory.into_owner().bytes == want, "rows of {row_bytes} bytes, {piece_rows} at a time");
+                assert!(
+                    memory.into_owner().bytes == want,
+                    "wrong bytes from rows of {row_bytes} bytes, written {piece_rows} at a time"
+                );
             }
         }
     }

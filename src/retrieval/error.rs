@@ -9,7 +9,7 @@ use crate::geoclip::GeoclipError;
 #[derive(Debug, thiserror::Error)]
 pub enum RetrievalError {
     /// The configured head cannot be used with the data.
-    #[error("retrieval.head = \"{head}\" does not fit {location}: {reason}")]
+    #[error("retrieval.head = \"{head}\" cannot be used with {location}: {reason}")]
     Head {
         /// The configured head.
         head: &'static str,

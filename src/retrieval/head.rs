@@ -55,34 +55,41 @@ pub fn check_head(head: RetrievalHead, data: &DataFacts) -> Result<(), Retrieval
         (RetrievalHead::Knn, _) => Ok(()),
         (RetrievalHead::Geoclip, DataHead::Linear) => refuse(
             "geoclip",
-            "its photos are simulated, and GeoCLIP's image head takes CLIP features only; set retrieval.head = \"linear\""
+            "its photos are simulated, but GeoCLIP's image head takes only CLIP features; set \
+             retrieval.head = \"linear\""
                 .into(),
         ),
         (RetrievalHead::Geoclip, _) if data.width != FEATURE_WIDTH => {
             let got = data.width;
-            let reason = format!("its embeddings have width {got}, GeoCLIP's image head takes {FEATURE_WIDTH}; {knn}");
+            let reason =
+                format!("its embeddings have width {got}, but GeoCLIP's image head takes width {FEATURE_WIDTH}; {knn}");
             refuse("geoclip", reason)
         }
         (RetrievalHead::Geoclip, _) => match data.mean_length {
             Some(length) if (length - 1.0).abs() < UNIT_LENGTH_SLACK => refuse(
                 "geoclip",
                 format!(
-                    "its embeddings have mean length {length:.3}, GeoCLIP's image head takes CLIP ViT-L/14 features that \
-                     are not normalised; store those, or {knn}"
+                    "its embeddings have mean length {length:.3}, so they seem to be normalised, but GeoCLIP's image \
+                     head takes CLIP ViT-L/14 features that are not; store such features, or {knn}"
                 ),
             ),
             _ => Ok(()),
         },
         (RetrievalHead::Linear, DataHead::Linear) if data.width == FEATURE_WIDTH => Ok(()),
-        (RetrievalHead::Linear, DataHead::Linear) => {
-            refuse("linear", format!("its embeddings have width {}, simulated photos have {FEATURE_WIDTH}", data.width))
-        }
-        (RetrievalHead::Linear, DataHead::Geoclip) => {
-            refuse("linear", "its manifest says CLIP features, not simulated photos; set retrieval.head = \"geoclip\"".into())
-        }
+        (RetrievalHead::Linear, DataHead::Linear) => refuse(
+            "linear",
+            format!("its embeddings have width {}, but simulated photos have width {FEATURE_WIDTH}", data.width),
+        ),
+        (RetrievalHead::Linear, DataHead::Geoclip) => refuse(
+            "linear",
+            "its manifest says that the embeddings are CLIP features; set retrieval.head = \"geoclip\"".into(),
+        ),
         (RetrievalHead::Linear, DataHead::Unknown) => refuse(
             "linear",
-            format!("no manifest says that its photos are simulated; set retrieval.head = \"geoclip\" for CLIP features, or {knn}"),
+            format!(
+                "no manifest says that its photos are simulated; set retrieval.head = \"geoclip\" for CLIP features, \
+                 or {knn}"
+            ),
         ),
     }
 }

@@ -34,7 +34,8 @@ impl Grid {
     }
 
     fn radius_max(&self, of: impl Fn(HybridMode) -> bool) -> f64 {
-        // If no setting has such a mode, the radius is -1. Then no point is in range, not even a point at distance 0.
+        // If no setting has a mode that `of` selects, the radius is -1. Then no point is in range, not even a point at
+        // distance 0.
         self.settings.iter().filter(|setting| of(setting.mode)).fold(-1.0, |most, setting| most.max(setting.radius_km))
     }
 

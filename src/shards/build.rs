@@ -35,15 +35,15 @@ pub struct Build<'a> {
 /// Builds a folder of shards. Returns its manifest and the number of skipped rows.
 pub fn build(inputs: &Build<'_>, out: &Path) -> Result<(Manifest, u64), ShardsError> {
     if inputs.embeddings.is_empty() {
-        return Err(ShardsError::Argument("no --embeddings; give one file per view".to_owned()));
+        return Err(ShardsError::Argument("--embeddings is missing; give one file per view".to_owned()));
     }
     let mut matrices = inputs.embeddings.iter().map(|path| Matrix::open(path)).collect::<Result<Vec<_>, _>>()?;
     let (rows, width) = common_shape(inputs.embeddings, &matrices)?;
     let ShardsConfig { id_column, latitude_column, longitude_column, .. } = inputs.config;
     let names = ColumnNames { id: Some(id_column), latitude: Some(latitude_column), longitude: Some(longitude_column) };
     let mut table = TableReader::open(inputs.table, names, true)?;
-    let width_small =
-        u32::try_from(width).map_err(|_| ShardsError::Argument(format!("embeddings of width {width} are too wide")))?;
+    let width_small = u32::try_from(width)
+        .map_err(|_| ShardsError::Argument(format!("embeddings have width {width}, wanted a width below 2^32")))?;
     let name = inputs.table.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut writer = ShardWriter::create(
         out,
@@ -72,10 +72,13 @@ pub fn build(inputs: &Build<'_>, out: &Path) -> Result<(Manifest, u64), ShardsEr
         return Err(length_mismatch(inputs, first.to_string(), rows));
     }
     if let Some(first) = &skipped.first_reason {
-        tracing::warn!("skipped {} of {rows} rows that cannot be used; the first: {first}", skipped.count);
+        tracing::warn!(
+            "skipped {} of {rows} rows, because they cannot be used; the first of them: {first}",
+            skipped.count
+        );
     }
     if skipped.count == rows {
-        return Err(TableError::file(inputs.table, "no usable rows").into());
+        return Err(TableError::file(inputs.table, "none of its rows can be used").into());
     }
     Ok((writer.finish()?, skipped.count))
 }
@@ -132,7 +135,7 @@ fn usable_rows(
             }
             let id = id.unwrap_or_else(|| number.to_string());
             if let Some(first) = seen_ids.insert(XxHash3_128::oneshot(id.as_bytes()), number) {
-                let reason = format!("duplicate identifier {id:?}, first seen in row {first}");
+                let reason = format!("duplicate identifier {id:?}, also in row {first}");
                 return Err(TableError::row(inputs.table, number as usize, reason));
             }
             Ok((id, place))

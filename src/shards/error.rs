@@ -150,7 +150,7 @@ fn suggestion(location: &str) -> String {
     if location.contains("://") || location.contains(['*', '?', '[']) {
         return String::new();
     }
-    format!("; make some with `locdiff-launch shards simulate --out {location}`")
+    format!("; to make simulated shards, run `locdiff-launch shards simulate --out {location}`")
 }
 
 crate::native::from_torch!(ShardsError);

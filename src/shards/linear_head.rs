@@ -1,8 +1,8 @@
 //! Q: the matrix that maps GeoCLIP's 512-dimensional space to the 768 dimensions of a simulated photo, and back.
 //!
 //! ```text
-//! e = Q y        stored        Q is 768 x 512, Qᵀ Q = 1
-//! y = Qᵀ e       the linear image head of simulated shards
+//! e = Q y        makes the embedding that the shards store; Q is 768 x 512, and Qᵀ Q is the identity
+//! y = Qᵀ e       is the linear image head of simulated shards
 //! ```
 //!
 //! Here y is an embedding in GeoCLIP's space and e is the embedding that the shards store. Q depends only on its seed:

@@ -49,7 +49,8 @@ fn check_files(dataset: &Dataset, problems: &mut Vec<Problem>) {
         match file_checksum(dataset, file) {
             Ok(computed) if computed == listed.xxh3 => {}
             Ok(computed) => {
-                let reason = format!("the file has xxh3 {computed}, the manifest says {}", listed.xxh3);
+                let reason =
+                    format!("the file has xxh3 {computed}, but the manifest says {}: the file is damaged", listed.xxh3);
                 problems.push(ShardsError::corrupt(Spot::file(&dataset.files[file].name), reason).into());
             }
             Err(error) => problems.push(error.into()),
@@ -127,7 +128,7 @@ fn check_ids(dataset: &Dataset, problems: &mut Vec<Problem>) {
                     None => continue,
                     Some((block, row)) => {
                         let first = dataset.spot(block, None, Some(row as usize));
-                        format!("duplicate identifier {id:?}, first seen at {first}")
+                        format!("duplicate identifier {id:?}, also at {first}")
                     }
                 },
             };

@@ -70,7 +70,9 @@ impl Encoder {
         let orders = width.next_multiple_of(WARP);
         let points_per_block = (THREADS / orders).max(1);
         let blocks = shape[0].cast_unsigned().div_ceil(u64::from(points_per_block));
-        let blocks = i32::try_from(blocks).map_err(|_| mismatch(&points_n3, "fewer than 2^31 blocks"))?.cast_unsigned();
+        let blocks = i32::try_from(blocks)
+            .map_err(|_| mismatch(&points_n3, "so few points that they need fewer than 2^31 thread blocks"))?
+            .cast_unsigned();
         let arguments = [
             Arg::Tensor(&out),
             Arg::Tensor(&points_n3),
@@ -128,47 +130,55 @@ mod tests {
     #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
     #[allow(clippy::print_stdout, reason = "prints the measured difference")]
     fn gpu_codes_equal_cpu_codes() {
-        let mut points = uniform_points(7, 0, 0, 9_998).expect("in range");
+        let mut points = uniform_points(7, 0, 0, 9_998).expect("the draw is in range");
         points.extend([UnitVector::NORTH_POLE, UnitVector::SOUTH_POLE]);
-        let points_n3 = upload(&points, Device::Cuda(0)).expect("uploaded");
+        let points_n3 = upload(&points, Device::Cuda(0)).expect("the points fit into memory");
         for degree in [0, 1, 31, 32, 47, 127] {
-            let basis = Basis::new(degree).expect("in range");
-            let want = basis.tensor(&points, Device::Cpu).expect("encodes");
+            let basis = Basis::new(degree).expect("the degree is at most 511");
+            let want = basis.tensor(&points, Device::Cpu).expect("the points are unit vectors");
             let got = Encoder::new(&basis, Device::Cuda(0))
                 .and_then(|encoder| encoder.encode(&points_n3))
-                .expect("encodes")
+                .expect("the points are unit vectors")
                 .to_device(Device::Cpu);
             let difference = (&got - &want).abs().max().double_value(&[]) / want.abs().max().double_value(&[]);
             println!("degree {degree}: max|dY| / max|Y| = {difference:e}");
             // Allow a few units in the last place of f32, in case small differences in f64 round to different f32
             // values.
-            assert!(difference <= 1e-6, "degree {degree}: {difference:e}");
+            assert!(difference <= 1e-6, "degree {degree}: GPU and CPU differ by {difference:e} of the largest value");
         }
     }
 
     #[test]
     #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
     fn gpu_refuses_tensors_of_the_wrong_shape_kind_or_device() {
-        let encoder = Encoder::new(&Basis::new(3).expect("in range"), Device::Cuda(0)).expect("compiles");
+        let encoder = Encoder::new(&Basis::new(3).expect("the degree is at most 511"), Device::Cuda(0))
+            .expect("the kernel compiles");
         let on_gpu = |shape: [i64; 2], kind| Tensor::zeros(shape, (kind, Device::Cuda(0)));
         for wrong in [
             on_gpu([4, 3], Kind::Float),
             on_gpu([4, 2], Kind::Double),
             Tensor::zeros([4, 3], (Kind::Double, Device::Cpu)),
         ] {
-            let error = encoder.encode(&wrong).expect_err("refused").to_string();
-            assert!(error.ends_with("wanted Double [n, 3] on Cuda(0)"), "{error}");
+            let error = encoder.encode(&wrong).expect_err("the points are invalid").to_string();
+            assert!(error.ends_with("wanted Double [n, 3] on Cuda(0)"), "wrong error text: {error}");
         }
-        assert_eq!(encoder.encode(&on_gpu([0, 3], Kind::Double)).expect("no rows").size(), [0, 16]);
-        let zeros = encoder.encode(&on_gpu([4, 3], Kind::Double)).expect_err("not unit vectors");
-        assert!(zeros.to_string().starts_with("points to encode: row 0 is [0.0, 0.0, 0.0], wanted"), "{zeros}");
+        assert_eq!(
+            encoder.encode(&on_gpu([0, 3], Kind::Double)).expect("a list without points is valid").size(),
+            [0, 16]
+        );
+        let zeros = encoder.encode(&on_gpu([4, 3], Kind::Double)).expect_err("zeros are not unit vectors");
+        assert!(
+            zeros.to_string().starts_with("points to encode: row 0 is [0.0, 0.0, 0.0], wanted"),
+            "wrong error text: {zeros}"
+        );
     }
 
     #[test]
     fn points_that_are_not_unit_vectors_are_named_by_row() {
-        let points_n3 = upload(&uniform_points(7, 0, 0, 9).expect("in range"), Device::Cpu).expect("uploaded");
-        expect_unit(&points_n3).expect("unit vectors");
-        expect_unit(&points_n3.narrow(0, 0, 0)).expect("no rows");
+        let points_n3 = upload(&uniform_points(7, 0, 0, 9).expect("the draw is in range"), Device::Cpu)
+            .expect("the points fit into memory");
+        expect_unit(&points_n3).expect("the points are unit vectors");
+        expect_unit(&points_n3.narrow(0, 0, 0)).expect("a list without points is valid");
         let rounded_to_f32 = points_n3.get(5).to_kind(Kind::Float).to_kind(Kind::Double);
         for (wrong, text) in [
             (Tensor::from_slice(&[0.0, f64::NAN, 1.0]), "row 5 is [0.0, NaN, 1.0]"),
@@ -179,8 +189,11 @@ mod tests {
             let points_n3 = points_n3.copy();
             points_n3.get(5).copy_(&wrong);
             points_n3.get(8).copy_(&wrong);
-            let error = expect_unit(&points_n3).expect_err("refused").to_string();
-            assert!(error.contains(text) && error.ends_with("wanted a finite vector of length 1"), "{error}");
+            let error = expect_unit(&points_n3).expect_err("the points are invalid").to_string();
+            assert!(
+                error.contains(text) && error.ends_with("wanted a finite vector of length 1"),
+                "wrong error text: {error}"
+            );
         }
     }
 }

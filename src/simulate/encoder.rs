@@ -190,7 +190,7 @@ impl ProgressLog {
         if self.last_report.elapsed() >= REPORT_INTERVAL {
             self.last_report = Instant::now();
             let per_second = done as f64 / self.start.elapsed().as_secs_f64();
-            tracing::info!("{done} of {} {}, {per_second:.0} per second", self.total, self.what);
+            tracing::info!("computed {done} of {} {}, {per_second:.0} per second", self.total, self.what);
         }
     }
 }

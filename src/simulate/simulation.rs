@@ -67,7 +67,8 @@ fn write_all(
             arrivals.into_iter().try_for_each(|shot| writer.push(&shot))?;
             Ok(writer)
         });
-        // If the writer has failed, sending fails too. Then the error of the writer is returned below.
+        // If the writer has failed, sending fails too, and the loop ends. The error of the writer is returned when its
+        // thread is joined.
         let mut send_all = || -> Result<(), ShardsError> {
             while let Some(shot) = shots.next().transpose()?
                 && sender.send(shot).is_ok()

@@ -247,20 +247,21 @@ mod tests {
 
     #[test]
     fn nearest_candidate_is_the_one_that_a_full_search_finds() {
-        let place = |latitude, longitude| Place::new(Degrees(latitude), Degrees(longitude)).expect("on Earth");
+        let place =
+            |latitude, longitude| Place::new(Degrees(latitude), Degrees(longitude)).expect("the coordinates are valid");
         // A spiral over the whole sphere, and a cluster whose points differ in longitude only.
         let spiral = (0..3000).map(|n| place(-90.0 + 0.06 * f64::from(n), (f64::from(n) * 137.5) % 180.0));
         let gallery: Vec<Place> = spiral.chain((0..50).map(|n| place(48.2, 16.3 + 0.001 * f64::from(n)))).collect();
-        let candidates = World::new(1, &gallery, None).candidates(3).expect("drawn");
-        assert!(candidates.0.len() > 2000, "{} candidates", candidates.0.len());
+        let candidates = World::new(1, &gallery, None).candidates(3).expect("block 3 is in range");
+        assert!(candidates.0.len() > 2000, "only {} candidates were drawn, wanted more than 2000", candidates.0.len());
         for (latitude, longitude) in
             [(90.0, 0.0), (-90.0, 0.0), (0.0, 179.9), (48.2, 16.32), (-40.0, -150.0), (35.0, 139.0), (48.3, -16.0)]
         {
             let query = UnitVector::from(place(latitude, longitude));
             let all = candidates.0.iter().map(|(_, vector, index)| (square_chord(query, *vector), *index));
-            let best = all.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).expect("not empty");
-            let (vector, index) = candidates.nearest(query).expect("not empty");
-            assert_eq!((square_chord(query, vector), index), best, "{latitude}, {longitude}");
+            let best = all.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).expect("there are candidates");
+            let (vector, index) = candidates.nearest(query).expect("there are candidates");
+            assert_eq!((square_chord(query, vector), index), best, "wrong candidate for {latitude}, {longitude}");
         }
     }
 }

@@ -70,7 +70,9 @@ impl Codes {
             (Points::Device(points_n3), Some(encoder)) => encoder.encode_unchecked(points_n3)?,
             (Points::Device(points_n3), None) => {
                 let device = points_n3.device();
-                return Err(TrainError::Config(format!("points are on {device:?}, codes are computed on the CPU")));
+                return Err(TrainError::Config(format!(
+                    "the points are on {device:?}, but codes are computed on the CPU"
+                )));
             }
             (Points::Host(points), Some(encoder)) => encoder.encode_unchecked(&upload(points, self.device)?)?,
             (Points::Host(points), None) => {

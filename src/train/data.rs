@@ -19,8 +19,8 @@ use crate::shards::{
 };
 use crate::shdd::{Basis, Filter, ShddError};
 
-/// Ranks wait for rank 0, which may have to read every row once, without a limit of their own. The launcher watches rank 0: it
-/// ends all workers if rank 0 dies or makes no progress (`supervise.data_timeout_s`).
+/// Timeout of the ranks that wait for rank 0. It is so long that it never expires, because rank 0 may have to read
+/// every row. The launcher ends all workers if rank 0 dies or makes no progress (`supervise.data_timeout_s`).
 const WATCHED_BY_LAUNCHER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The training rows and their order.
@@ -103,7 +103,8 @@ fn checked_width(config: &RunConfig, dataset: &Dataset) -> Result<u32, TrainErro
     let width = u32::try_from(dataset.width()).unwrap_or(u32::MAX);
     match config.model.embedding_width.value() {
         Some(wanted) if wanted != width => Err(TrainError::Config(format!(
-            "model.embedding_width is {wanted}, but the embeddings of {} have {width} numbers; set it to \"auto\"",
+            "model.embedding_width is {wanted}, but the embeddings of {} have {width} numbers; set \
+             model.embedding_width = \"auto\"",
             config.shards.train
         ))),
         _ => Ok(width),

@@ -74,19 +74,25 @@ mod tests {
 
     #[test]
     fn density_of_a_clean_code_is_highest_at_its_place() {
-        let codes = Codes::new(10, None, Device::Cpu, 1).expect("codes");
+        let codes = Codes::new(10, None, Device::Cpu, 1).expect("the degree is valid");
         let points = field_points();
         let place = points[points.len() / 3];
-        let predicted = codes.encode(&Points::Host(vec![place])).expect("a code") * CODE_SCALE;
-        let found = scores(&codes, &predicted.f_div_scalar(CODE_SCALE).expect("divided"), &points).expect("scores");
-        let best = found[0].iter().enumerate().max_by(|one, other| one.1.total_cmp(other.1)).expect("points").0;
+        let predicted = codes.encode(&Points::Host(vec![place])).expect("the point is valid") * CODE_SCALE;
+        let found = scores(&codes, &predicted.f_div_scalar(CODE_SCALE).expect("the divisor is a number"), &points)
+            .expect("the code has the right width");
+        let best =
+            found[0].iter().enumerate().max_by(|one, other| one.1.total_cmp(other.1)).expect("the map has points").0;
         assert_eq!(points[best], place);
         let seen = PictureData {
             answers: vec![Answer { truth: place, answer: place }],
             chain: vec![(9, predicted.copy()), (0, predicted)],
         };
-        let picture = density(&codes, &seen).expect("drawn").expect("a sample");
+        let picture = density(&codes, &seen).expect("the codes have the right width").expect("there is one answer");
         assert_eq!((picture.width, picture.height), (806, 200));
-        assert!(density(&codes, &PictureData { answers: Vec::new(), chain: Vec::new() }).expect("nothing").is_none());
+        assert!(
+            density(&codes, &PictureData { answers: Vec::new(), chain: Vec::new() })
+                .expect("there is nothing to draw")
+                .is_none()
+        );
     }
 }

@@ -135,11 +135,11 @@ impl<'a> Training<'a> {
             let (rows, steps) = (plan.rows(), plan.steps());
             let tail = match (plan.dropped_rows(), plan.padded_rows()) {
                 (0, 0) => String::new(),
-                (dropped, 0) => format!(", {dropped} rows dropped in each"),
-                (_, padded) => format!(", {padded} rows repeated in each"),
+                (dropped, 0) => format!(" and leaves out {dropped} rows"),
+                (_, padded) => format!(" and repeats {padded} rows"),
             };
-            tracing::info!("{rows} rows of {views} views from {}: {cache}", config.shards.train);
-            tracing::info!("epochs of {steps} steps{tail}");
+            tracing::info!("{rows} rows with {views} views each from {}: {cache}", config.shards.train);
+            tracing::info!("an epoch has {steps} steps{tail}");
         }
         let validation = Quick::is_wanted(config).then(|| open_validation(config, ranks.world())).transpose()?;
         let quick = |rows| Quick::new(config, data.width, trainer.work.codes.filter(), ranks.world(), rows);
@@ -195,8 +195,8 @@ impl<'a> Training<'a> {
             return Ok(());
         }
         Err(TrainError::Diverged(format!(
-            "step {}: the gradient was not finite in {} steps in a row (train.nonfinite_steps_max); {last}; lower \
-             train.learning_rate, or continue from an older checkpoint",
+            "step {}: the gradient was not finite in {} steps in a row, the limit that train.nonfinite_steps_max sets; \
+             the last reason is: {last}; lower train.learning_rate, or continue from an older checkpoint",
             self.step, self.skipped_in_a_row
         )))
     }

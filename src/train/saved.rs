@@ -46,7 +46,7 @@ impl Saved {
         }
         let checkpoint = self.folder.display();
         Err(TrainError::Mismatch(format!(
-            "{checkpoint}: {field} is {got}, this run has {want}; use another checkpoint, or start a new --run"
+            "{checkpoint}: {field} is {got}, but this run has {want}; use another checkpoint, or start a new --run"
         )))
     }
 
@@ -58,8 +58,8 @@ impl Saved {
             |of: &DiffusionConfig| serde_json::to_string(&(of.schedule, of.shift, of.timesteps)).unwrap_or_default();
         (NoiseSchedule::new(&was, &config.model) != NoiseSchedule::new(is, &config.model)).then(|| {
             format!(
-                "{} was trained with diffusion.schedule, shift and timesteps {}, this run has {}: the network must \
-                 relearn its timesteps",
+                "{} was trained with diffusion.schedule, shift and timesteps {}, but this run has {}; the network \
+                 must relearn its timesteps",
                 self.folder.display(),
                 settings(&was),
                 settings(is)
@@ -172,7 +172,7 @@ fn allocate_copy(numbers: i64, like: &Tensor) -> Result<Tensor, TrainError> {
     cuda::empty_cache()?;
     on(like.device()).or_else(|_| {
         tracing::warn!(
-            "no room on the GPU for a copy of {numbers} numbers: training waits while the checkpoint is copied"
+            "the GPU has no memory for a copy of {numbers} numbers, so training waits until they are in main memory"
         );
         Ok(on(Device::Cpu)?)
     })
@@ -184,7 +184,8 @@ fn copied(tensors: &NamedTensors) -> Result<NamedTensors, TrainError> {
     let Some((_, first)) = tensors.first() else { return Ok(Vec::new()) };
     let numbers: i64 = tensors.iter().map(|(_, tensor)| tensor.numel() as i64).sum();
     if let Some((name, other)) = tensors.iter().find(|(_, tensor)| tensor.kind() != first.kind()) {
-        let text = format!("tensor {name} is {:?}, the others are {:?}", other.kind(), first.kind());
+        let text =
+            format!("tensor {name} has the type {:?}, but the other tensors have {:?}", other.kind(), first.kind());
         return Err(CheckpointError::Internal(text).into());
     }
     // Allocate one block, because hundreds of allocations would stall training at the first checkpoint.
@@ -201,7 +202,7 @@ fn copied(tensors: &NamedTensors) -> Result<NamedTensors, TrainError> {
 
 fn network_mismatch(saved: &Saved, error: &ModelError) -> TrainError {
     let checkpoint = saved.folder.display();
-    TrainError::Mismatch(format!("{checkpoint}: its tensors do not fit this run's network: {error}"))
+    TrainError::Mismatch(format!("{checkpoint}: the tensors do not match the network of this run: {error}"))
 }
 
 fn copy_into(own: &[Tensor], pieces: &[Tensor]) -> Result<(), TrainError> {

@@ -144,7 +144,7 @@ impl Trainer {
         while !aborting.is_finished() && started.elapsed() < ABORT_PATIENCE {
             std::thread::sleep(Duration::from_millis(5));
         }
-        let text = "the step did not finish: some rank did not take part".to_owned();
+        let text = "the step did not finish, because some rank did not take part".to_owned();
         TrainError::Comm(CommError::Collective {
             operation: "training step",
             group: "world".to_owned(),
@@ -171,7 +171,7 @@ impl Trainer {
         // Free the memory of the eager steps, because the graph allocates separate memory.
         cuda::empty_cache()?;
         let (graph, report) = Graph::capture("training step", || self.work.run())?;
-        tracing::info!("recorded the step as a CUDA graph of {} nodes", graph.nodes());
+        tracing::info!("recorded the step as a CUDA graph with {} nodes", graph.nodes());
         self.recorded = Some(Recorded { report, graph });
         Ok(())
     }
@@ -195,6 +195,6 @@ impl Trainer {
 fn why_not_finite(step: u64, rank: u32, last: &Losses) -> String {
     match last.check(step + 1, rank) {
         Err(error) => error.to_string(),
-        Ok(_) => format!("step {}, rank {rank}: the loss is finite on this rank, the gradient is not", step + 1),
+        Ok(_) => format!("step {}, rank {rank}: the loss is finite on this rank, but the gradient is not", step + 1),
     }
 }

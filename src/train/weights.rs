@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     fn of(values: &[f32]) -> Option<Histogram> {
-        of_tensors(&[Tensor::from_slice(values)]).expect("counted").remove(0)
+        of_tensors(&[Tensor::from_slice(values)]).expect("the tensors are f32").remove(0)
     }
 
     fn counted(histogram: &Histogram) -> f64 {
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn every_value_is_counted_once_in_its_bucket() {
         let values: Vec<f32> = (0..9_000_000_u32).map(|index| (index % 3001) as f32 / 3000.0 - 0.25).collect();
-        let histogram = of(&values).expect("finite");
+        let histogram = of(&values).expect("the values are finite");
         assert_eq!(counted(&histogram), values.len() as f64);
         assert_eq!((histogram.rows()[0][0], histogram.rows()[29][1]), (-0.25, 0.75));
         for [left, right, count] in histogram.rows() {
@@ -104,7 +104,10 @@ mod tests {
                 values.iter().map(|value| f64::from(*value)).filter(|value| left <= value && value < right).count();
             // A value on the edge of a bucket may be rounded into the next bucket. A bucket has two edges, and each of
             // the 3001 different values occurs about 2999 times.
-            assert!((count - here as f64).abs() <= 6000.0, "{left} to {right}: {count}, wanted {here}");
+            assert!(
+                (count - here as f64).abs() <= 6000.0,
+                "bucket {left} to {right} has {count} values, wanted {here}"
+            );
         }
     }
 
@@ -114,18 +117,23 @@ mod tests {
         assert_eq!((histogram.rows()[0][0], histogram.rows()[29][1], counted(&histogram)), (-1.0, 1.0, 3.0));
         assert_eq!(of(&[f32::NAN, f32::INFINITY]), None);
         assert_eq!(of(&[]), None);
-        assert_eq!(counted(&of(&[0.0, 1e-40]).expect("finite")), 2.0, "a range whose inverse is beyond f32");
-        let extreme = of(&[f32::MIN, f32::MAX, 0.0]).expect("finite");
+        assert_eq!(
+            counted(&of(&[0.0, 1e-40]).expect("the values are finite")),
+            2.0,
+            "values were lost, because the inverse of their range is beyond f32"
+        );
+        let extreme = of(&[f32::MIN, f32::MAX, 0.0]).expect("the values are finite");
         assert_eq!(counted(&extreme), 3.0);
     }
 
     #[test]
     fn constant_weights_are_all_in_the_last_bucket() {
-        let histogram = of(&[0.0; 1000]).expect("finite");
+        let histogram = of(&[0.0; 1000]).expect("the values are finite");
         assert_eq!(histogram.rows()[29], [0.0, 0.0, 1000.0]);
         assert_eq!(counted(&histogram), 1000.0);
         // Two tensors in one call.
-        let both = of_tensors(&[Tensor::from_slice(&[2.0_f32]), Tensor::from_slice(&[1.0_f32, 3.0])]).expect("counted");
+        let both = of_tensors(&[Tensor::from_slice(&[2.0_f32]), Tensor::from_slice(&[1.0_f32, 3.0])])
+            .expect("the tensors are f32");
         assert_eq!(both.iter().flatten().map(counted).collect::<Vec<_>>(), [1.0, 2.0]);
     }
 
@@ -137,6 +145,9 @@ mod tests {
         let tensors =
             [Tensor::from_slice(&values), Tensor::from_slice(&[f32::NAN, 0.5]), Tensor::from_slice(&[f32::NAN])];
         let on_gpu = tensors.each_ref().map(|tensor| tensor.to_device(Device::Cuda(0)));
-        assert_eq!(of_tensors(&on_gpu).expect("counted"), of_tensors(&tensors).expect("counted"));
+        assert_eq!(
+            of_tensors(&on_gpu).expect("the tensors are f32"),
+            of_tensors(&tensors).expect("the tensors are f32")
+        );
     }
 }

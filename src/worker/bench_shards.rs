@@ -85,8 +85,8 @@ fn measure(case: &str, ours: &Path, file: &Path, bytes: usize, peer: Option<&Pee
     let gigabytes = plan.indices() as f64 * (plan.layout().width * bytes) as f64 / 1e9;
     let speed =
         |runs: &[TimedRun], of: fn(&TimedRun) -> f64| median(runs.iter().map(of)).map(|seconds| gigabytes / seconds);
-    let gb_per_s = speed(ours, |run| run.seconds).context("no run")?;
-    let gb_per_core_s = speed(ours, |run| run.core_seconds).context("no run")?;
+    let gb_per_s = speed(ours, |run| run.seconds).context("no run was timed")?;
+    let gb_per_core_s = speed(ours, |run| run.core_seconds).context("no run was timed")?;
     let pyarrow_gb_per_s = speed(theirs, |run| run.seconds);
     let pyarrow_gb_per_core_s = speed(theirs, |run| run.core_seconds);
     let ratio = pyarrow_gb_per_s.map(|theirs| gb_per_s / theirs);
@@ -124,7 +124,8 @@ fn epoch(batches: &mut InlineBatches<'_>, steps: u64) -> anyhow::Result<TimedRun
 
 /// CPU time of this thread.
 fn core_seconds() -> anyhow::Result<f64> {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").context("/proc/thread-self/schedstat")?;
+    let text =
+        std::fs::read_to_string("/proc/thread-self/schedstat").context("cannot read /proc/thread-self/schedstat")?;
     let nanoseconds: f64 = text.split_whitespace().next().context("/proc/thread-self/schedstat is empty")?.parse()?;
     Ok(nanoseconds / 1e9)
 }
@@ -210,7 +211,10 @@ impl Peer {
         let mut command = self.command("read", path);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| self.python.display().to_string())?;
-        let (input, output) = (child.stdin.take().context("no stdin")?, child.stdout.take().context("no stdout")?);
+        let (input, output) = (
+            child.stdin.take().context("the stdin of pyarrow is not piped")?,
+            child.stdout.take().context("the stdout of pyarrow is not piped")?,
+        );
         Ok(PyarrowReader { child, input: Some(input), output: BufReader::new(output) })
     }
 }

@@ -31,12 +31,14 @@ impl Control {
     /// Connects to the launcher that started this process.
     pub(super) fn connect() -> anyhow::Result<Self> {
         let path = std::env::var_os(CONTROL_VARIABLE).with_context(|| {
-            format!("{CONTROL_VARIABLE} is not set: workers are started by `locdiff-launch`, not by hand")
+            format!("{CONTROL_VARIABLE} is not set; do not start a worker by hand: `locdiff-launch` starts it")
         })?;
         die_with_launcher()?;
-        let rank = std::env::var("RANK").context("RANK")?.parse().context("RANK")?;
-        let reader = UnixStream::connect(&path).with_context(|| format!("control socket {}", path.display()))?;
-        let writer = Arc::new(Mutex::new(reader.try_clone().context("control socket")?));
+        let rank =
+            std::env::var("RANK").context("cannot read the variable RANK")?.parse().context("RANK is not a number")?;
+        let reader = UnixStream::connect(&path)
+            .with_context(|| format!("cannot connect to the control socket {}", path.display()))?;
+        let writer = Arc::new(Mutex::new(reader.try_clone().context("cannot duplicate the control socket")?));
         Ok(Self { reader, writer, rank })
     }
 
@@ -72,7 +74,7 @@ impl Control {
     /// ends this process as soon as the socket closes, even if the main thread hangs, because a worker must not outlive
     /// its launcher.
     pub(super) fn watch_launcher(&self) -> anyhow::Result<Receiver<ToWorker>> {
-        let mut socket = self.reader.try_clone().context("control socket")?;
+        let mut socket = self.reader.try_clone().context("cannot duplicate the control socket")?;
         let (inbox, messages) = channel();
         std::thread::Builder::new().name("control".into()).spawn(move || {
             while let Ok(Some(message)) = read_message::<ToWorker>(&mut socket) {
@@ -105,7 +107,7 @@ fn send(writer: &Mutex<UnixStream>, message: &ToLauncher) -> Result<(), locdiff_
 
 /// Asks the kernel for SIGKILL when the launcher dies. Fails if the launcher is already gone.
 fn die_with_launcher() -> anyhow::Result<()> {
-    set_pdeathsig(Signal::SIGKILL).context("parent-death signal")?;
+    set_pdeathsig(Signal::SIGKILL).context("cannot request the parent-death signal")?;
     let launcher = std::env::var(LAUNCHER_PID_VARIABLE).unwrap_or_default();
     if launcher != nix::unistd::getppid().to_string() {
         bail!("the launcher (pid {launcher}) is gone");

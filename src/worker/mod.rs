@@ -50,7 +50,7 @@ pub fn run() -> ExitCode {
 fn work(control: &mut Control) -> anyhow::Result<()> {
     control.send_hello(&native::versions()?)?;
     let ToWorker::Start { place: slot, meeting, job } = control.receive()? else {
-        bail!("the first message of the launcher is not `Start`");
+        bail!("the first message from the launcher is not `Start`");
     };
     let messages = control.watch_launcher()?;
     let _phase = pulse::enter(phase_of(&job));

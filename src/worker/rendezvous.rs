@@ -30,7 +30,7 @@ pub(super) fn connect(
     let store = if slot.rank == 0 {
         let listener =
             TcpListener::bind((address, 0)).with_context(|| format!("cannot bind the store to {address}"))?;
-        let address = listener.local_addr().context("address of the store")?.to_string();
+        let address = listener.local_addr().context("cannot read the address of the store")?.to_string();
         control.send(&ToLauncher::Listening { address })?;
         StoreEnd::Serve(listener)
     } else {
@@ -56,7 +56,7 @@ pub(super) fn connect(
 fn wait_for_store(messages: &Receiver<ToWorker>, timeout: Duration) -> anyhow::Result<SocketAddr> {
     match messages.recv_timeout(timeout) {
         Ok(ToWorker::Rendezvous { address }) => {
-            address.parse().with_context(|| format!("address of the store: {address}"))
+            address.parse().with_context(|| format!("the launcher sent an invalid address of the store: {address}"))
         }
         Ok(ToWorker::Start { .. }) => bail!("the launcher started this worker twice"),
         Err(_) => bail!(
@@ -67,14 +67,14 @@ fn wait_for_store(messages: &Receiver<ToWorker>, timeout: Duration) -> anyhow::R
 }
 
 /// The first address of the interface `name`, where IPv4 addresses come before IPv6 addresses. If `name` is empty, the
-/// loopback address.
+/// result is the loopback address.
 fn interface_address(name: &str) -> anyhow::Result<IpAddr> {
     if name.is_empty() {
         return Ok(Ipv4Addr::LOCALHOST.into());
     }
     let mut addresses = Vec::new();
     let mut names = Vec::new();
-    for interface in nix::ifaddrs::getifaddrs().context("network interfaces")? {
+    for interface in nix::ifaddrs::getifaddrs().context("cannot list the network interfaces")? {
         if !names.contains(&interface.interface_name) {
             names.push(interface.interface_name.clone());
         }
@@ -88,7 +88,10 @@ fn interface_address(name: &str) -> anyhow::Result<IpAddr> {
     addresses.sort_by_key(IpAddr::is_ipv6);
     match addresses.first() {
         Some(address) => Ok(*address),
-        None => bail!("network.interface is \"{name}\", which has no address here; found: {}", names.join(", ")),
+        None => bail!(
+            "network.interface is \"{name}\", but this machine has no address for it; interfaces found: {}",
+            names.join(", ")
+        ),
     }
 }
 
@@ -98,9 +101,12 @@ mod tests {
 
     #[test]
     fn loopback_is_the_default_and_the_error_lists_the_interfaces() {
-        assert_eq!(interface_address("").expect("loopback"), IpAddr::V4(Ipv4Addr::LOCALHOST));
-        assert_eq!(interface_address("lo").expect("loopback"), IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let error = interface_address("nonsense0").expect_err("unknown").to_string();
+        assert_eq!(interface_address("").expect("the default needs no interface"), IpAddr::V4(Ipv4Addr::LOCALHOST));
+        assert_eq!(
+            interface_address("lo").expect("every machine has a loopback interface"),
+            IpAddr::V4(Ipv4Addr::LOCALHOST)
+        );
+        let error = interface_address("nonsense0").expect_err("no interface has this name").to_string();
         assert!(error.contains("nonsense0") && error.contains("lo"), "{error}");
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn run(slot: &WorkerSlot) -> anyhow::Result<SelfCheck> {
     let device = device(slot);
     if let Device::Cuda(index) = device {
         let gpus = tch::Cuda::device_count();
-        ensure!((index as i64) < gpus, "no GPU {index}: this worker can use {gpus}");
+        ensure!((index as i64) < gpus, "no GPU {index}: the number of GPUs that this worker can use is {gpus}");
     }
     let size = SIZE as usize;
     let entry = |row: usize, column: usize| ((row * 7 + column * 3 + slot.rank as usize) % 11) as f32 - 5.0;
@@ -25,6 +25,9 @@ pub(super) fn run(slot: &WorkerSlot) -> anyhow::Result<SelfCheck> {
     let exact = |row: usize, column: usize| -> f32 { (0..size).map(|k| entry(row, k) * entry(k, column)).sum() };
     let errors = found.iter().enumerate().map(|(index, value)| (value - exact(index / size, index % size)).abs());
     let error_max = f64::from(errors.fold(0.0, f32::max));
-    ensure!(error_max == 0.0, "libtorch's matrix product of integers is off by {error_max} on {device:?}");
+    ensure!(
+        error_max == 0.0,
+        "libtorch's product of integer matrices is off by {error_max} on {device:?}, wanted an exact result"
+    );
     Ok(SelfCheck { device: format!("{device:?}"), size: SIZE, error_max })
 }

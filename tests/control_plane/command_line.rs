@@ -8,7 +8,8 @@ use crate::stage::{Stage, Worker};
 fn missing_gpus_are_an_error_that_suggests_cpu_workers() {
     let stage = Stage::new(Worker::None);
     // An empty list hides all GPUs, in case the machine has GPUs.
-    let output = stage.command("--gpus 4 train").env("CUDA_VISIBLE_DEVICES", "").output().expect("runs");
+    let output =
+        stage.command("--gpus 4 train").env("CUDA_VISIBLE_DEVICES", "").output().expect("the launcher can be started");
     let ran = crate::stage::Ran::from(output);
     ran.exits_with(ExitCode::Device).stderr_has("4 GPU(s) requested").stderr_has("`--workers 4 --device cpu`");
 }
@@ -17,7 +18,7 @@ fn missing_gpus_are_an_error_that_suggests_cpu_workers() {
 fn unknown_field_is_named_with_the_closest_match() {
     let stage = Stage::new(Worker::None);
     std::fs::write(stage.path().join("my.toml"), "[train]\nsteps = 10\nwarmup_steps = 0\nglobal_bach = 8\n")
-        .expect("written");
+        .expect("the test folder is writable");
     let ran = stage.run("--config my.toml config check");
     ran.exits_with(ExitCode::Config).stderr_has("train.global_bach: unknown field; did you mean train.global_batch?");
     ran.stderr_has("my.toml:4");
@@ -27,7 +28,7 @@ fn unknown_field_is_named_with_the_closest_match() {
 #[test]
 fn malformed_toml_is_reported_with_file_and_line() {
     let stage = Stage::new(Worker::None);
-    std::fs::write(stage.path().join("my.toml"), "[train]\nsteps = = 10\n").expect("written");
+    std::fs::write(stage.path().join("my.toml"), "[train]\nsteps = = 10\n").expect("the test folder is writable");
     stage.run("--config my.toml train").exits_with(ExitCode::Config).stderr_has("my.toml:2: malformed TOML");
     stage.run("--config none.toml train").exits_with(ExitCode::Config).stderr_has("none.toml: No such file");
 }
@@ -37,7 +38,7 @@ fn missing_worker_is_reported_with_its_path() {
     let stage = Stage::new(Worker::None);
     let ran = stage.run("--device cpu self-check");
     ran.exits_with(ExitCode::WorkerMissing).stderr_has("locdiff-worker: No such file").stderr_has("make build");
-    std::fs::write(stage.path().join("locdiff-worker"), "text").expect("written");
+    std::fs::write(stage.path().join("locdiff-worker"), "text").expect("the test folder is writable");
     stage.run("--device cpu self-check").exits_with(ExitCode::WorkerMissing).stderr_has("not an executable file");
 }
 
@@ -56,7 +57,7 @@ fn unimplemented_verbs_have_their_own_exit_code() {
 fn multi_node_options_are_refused() {
     let stage = Stage::new(Worker::None);
     for flag in ["--rendezvous host:1234", "--token-file token"] {
-        let name = flag.split(' ').next().expect("a flag name");
+        let name = flag.split(' ').next().expect("the text is not empty");
         let ran = stage.run(&format!("{flag} --device cpu config check"));
         ran.exits_with(ExitCode::NotYet).stderr_has(&format!("`{name}` is not implemented in this version"));
     }
@@ -88,17 +89,18 @@ fn json_result_is_one_object_on_the_last_line_even_for_errors() {
         assert_eq!(ran.json()["exit_code"], 2, "{line}");
     }
     let shown = stage.run("--json --device cpu config show").json();
-    assert_eq!(shown["model"]["degree"], 15, "the CPU's default is the demo: {shown}");
+    assert_eq!(shown["model"]["degree"], 15, "wanted the degree of the preset demo: {shown}");
 }
 
 #[test]
 fn flags_override_set_and_set_overrides_the_file() {
     let stage = Stage::new(Worker::None);
-    std::fs::write(stage.path().join("my.toml"), "[parallel]\nworkers = 2\ntensor = 2\n").expect("written");
+    let text = "[parallel]\nworkers = 2\ntensor = 2\n";
+    std::fs::write(stage.path().join("my.toml"), text).expect("the test folder is writable");
     let line = "config show --config my.toml --set parallel.workers=4 --set parallel.tensor=4 --workers 8 --device cpu";
     let text = stage.run(line).stdout;
     let value_of = |key: &str| {
-        let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_else(|| panic!("no {key} in {text}"));
+        let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_else(|| panic!("no {key} in:\n{text}"));
         line.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     assert_eq!(value_of("workers"), "workers = 8 # --workers");
@@ -109,7 +111,8 @@ fn flags_override_set_and_set_overrides_the_file() {
 #[test]
 fn launcher_does_not_link_libtorch() {
     let stage = Stage::new(Worker::None);
-    let output = std::process::Command::new("ldd").arg(stage.path().join("locdiff-launch")).output().expect("ldd runs");
+    let output =
+        std::process::Command::new("ldd").arg(stage.path().join("locdiff-launch")).output().expect("ldd is installed");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("libc.so") && !text.contains("torch") && !text.contains("cuda"), "{text}");
 }
@@ -127,8 +130,8 @@ fn completions_include_the_verbs() {
 #[test]
 fn unwritable_stdout_is_an_error() {
     let stage = Stage::new(Worker::None);
-    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("linux");
-    let output = stage.command("config schema").stdout(full).output().expect("runs");
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has /dev/full");
+    let output = stage.command("config schema").stdout(full).output().expect("the launcher can be started");
     assert_eq!(output.status.code(), Some(ExitCode::Io.code().into()));
 }
 
@@ -137,6 +140,6 @@ fn closed_stdout_pipe_does_not_panic() {
     let stage = Stage::new(Worker::None);
     let launcher = stage.path().join("locdiff-launch");
     let line = format!("{} config schema | true", launcher.display());
-    let output = std::process::Command::new("sh").args(["-c", &line]).output().expect("runs");
+    let output = std::process::Command::new("sh").args(["-c", &line]).output().expect("the launcher can be started");
     assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"));
 }

@@ -14,7 +14,7 @@ fn assert_no_leftovers(stage: &Stage) {
     for pid in stage.pids() {
         eventually("every process ends", || !is_alive(pid));
     }
-    assert_eq!(stage.leftover_sockets(), 0, "the launcher left sockets behind");
+    assert_eq!(stage.leftover_sockets(), 0, "the launcher did not remove its sockets");
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn two_real_workers_start_compute_and_exit() {
     let ran = stage.run("--workers 2 --device cpu --json self-check");
     ran.exits_with(ExitCode::Success);
     let json = ran.json();
-    let rows = json["rows"].as_array().expect("rows");
+    let rows = json["rows"].as_array().expect("the result has rows");
     assert_eq!(rows.len(), 2, "{json}");
     assert_ne!(rows[0]["pid"], rows[1]["pid"]);
     assert!(rows.iter().all(|row| row["check"]["error_max"] == 0.0), "{json}");
@@ -77,8 +77,9 @@ fn libtorch_version_mismatch_is_reported() {
 fn unloadable_libtorch_is_named() {
     let stage = Stage::new(Worker::Real);
     let library = stage.path().join("libtorch_cpu.so");
-    std::fs::write(&library, "not a library").expect("written");
-    let output = stage.command("--device cpu self-check").env("LD_LIBRARY_PATH", stage.path()).output().expect("runs");
+    std::fs::write(&library, "not a library").expect("the test folder is writable");
+    let mut command = stage.command("--device cpu self-check");
+    let output = command.env("LD_LIBRARY_PATH", stage.path()).output().expect("the launcher can be started");
     let ran = Ran::from(output);
     ran.exits_with(ExitCode::WorkerIncompatible)
         .stderr_has("its libraries cannot be loaded")
@@ -87,7 +88,7 @@ fn unloadable_libtorch_is_named() {
 
 #[test]
 fn worker_of_another_build_or_protocol_is_rejected() {
-    for (mode, part) in [("wrong-protocol", "it uses protocol 99"), ("wrong-build", "(0000000), this launcher")] {
+    for (mode, part) in [("wrong-protocol", "it uses protocol 99"), ("wrong-build", "(0000000), but this launcher")] {
         let stage = Stage::new(Worker::Fake(mode));
         stage.run("--workers 2 --device cpu self-check").exits_with(ExitCode::WorkerIncompatible).stderr_has(part);
         assert_no_leftovers(&stage);
@@ -157,12 +158,13 @@ fn silent_worker_is_stopped_at_the_start_timeout() {
 fn stopped_worker_is_named_in_the_report() {
     let stage = Stage::new(Worker::Real);
     let line = "--workers 2 --device cpu bench collectives --set supervise.rendezvous_timeout_s=5 --set supervise.collective_timeout_s=1 --set supervise.stop_timeout_s=0.5";
-    let launcher = stage.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("runs");
+    let launcher =
+        stage.command(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the launcher can be started");
     let pid = launcher.id();
     eventually("all workers have joined", || workers_of(pid).len() == 2 && workers_of(pid).into_iter().all(has_joined));
     let victim = workers_of(pid)[1];
     signal(victim, Signal::SIGSTOP);
-    let ran = Ran::from(launcher.wait_with_output().expect("ends"));
+    let ran = Ran::from(launcher.wait_with_output().expect("the process can be waited for"));
     ran.exits_with(ExitCode::WorkerFailed)
         .stderr_has(&format!("error: worker rank 1 (pid {victim}) is stuck in `bench collectives`: no progress"));
     assert_no_leftovers(&stage);
@@ -204,8 +206,8 @@ fn killed_worker_with_unread_messages_is_reported_as_killed() {
 #[test]
 fn huge_worker_output_does_not_fill_memory() {
     let stage = Stage::new(Worker::Fake("flood"));
-    let mut launcher =
-        stage.command("--device cpu self-check").stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("runs");
+    let mut command = stage.command("--device cpu self-check");
+    let mut launcher = command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("the launcher exists");
     let status = format!("/proc/{}/status", launcher.id());
     let mut peak_kb = 0;
     eventually("the launcher ends", || {
@@ -213,7 +215,7 @@ fn huge_worker_output_does_not_fill_memory() {
         let peak =
             text.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
         peak_kb = peak_kb.max(peak.unwrap_or(0));
-        launcher.try_wait().expect("waitable").is_some()
+        launcher.try_wait().expect("the process is a child of the test").is_some()
     });
     assert!(peak_kb > 0 && peak_kb < 100_000, "{peak_kb} kB");
 }
@@ -231,7 +233,7 @@ fn interrupt_stops_every_worker() {
     for (mode, interrupt) in [("hang", Signal::SIGINT), ("hang", Signal::SIGTERM), ("stubborn", Signal::SIGINT)] {
         let stage = Stage::new(Worker::Fake(mode));
         let line = "--workers 3 --device cpu self-check --set supervise.stop_timeout_s=0.3";
-        let mut launcher = stage.command(line).stderr(Stdio::null()).spawn().expect("runs");
+        let mut launcher = stage.command(line).stderr(Stdio::null()).spawn().expect("the launcher can be started");
         eventually("three workers are running", || stage.pids().len() == 3);
         signal(launcher.id(), interrupt);
         assert_eq!(wait(&mut launcher), Some(ExitCode::Interrupted.code().into()), "{mode}");
@@ -244,7 +246,7 @@ fn interrupt_stops_every_worker() {
 fn killed_launcher_leaves_no_worker() {
     let stage = Stage::new(Worker::Real);
     let mut command = stage.command("--workers 2 --device cpu bench collectives");
-    let mut launcher = command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("runs");
+    let mut launcher = command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("the program can be started");
     let pid = launcher.id();
     eventually("all workers have joined", || workers_of(pid).len() == 2 && workers_of(pid).into_iter().all(has_joined));
     let workers = workers_of(pid);
@@ -274,7 +276,7 @@ fn bench_shdd_times_vectorised_and_scalar_harmonics() {
     let ran = Stage::new(Worker::Real).run("--device cpu --json bench shdd");
     ran.exits_with(ExitCode::Success);
     let json = ran.json();
-    let rows = json["rows"].as_array().expect("rows");
+    let rows = json["rows"].as_array().expect("the result has rows");
     let degrees: Vec<u64> = rows.iter().filter_map(|row| row["degree"].as_u64()).collect();
     assert_eq!(degrees, [23, 47, 95]);
     for row in rows {
@@ -301,16 +303,16 @@ fn bench_collectives_is_correct_and_bit_equal_from_run_to_run() {
     };
     let (first, second) = (run(), run());
     assert_eq!(first["ok"], true);
-    let pids = first["pids"].as_array().expect("pids");
+    let pids = first["pids"].as_array().expect("the result lists process ids");
     assert!(pids.len() == 3 && pids.iter().collect::<std::collections::HashSet<_>>().len() == 3, "{pids:?}");
-    let rows = |json: &serde_json::Value| json["rows"].as_array().expect("rows").clone();
+    let rows = |json: &serde_json::Value| json["rows"].as_array().expect("the result has rows").clone();
     let digests = |json| {
         rows(json)
             .iter()
             .map(|row| (row["op"].clone(), row["bytes"].clone(), row["digest"].clone()))
             .collect::<Vec<_>>()
     };
-    assert_eq!(digests(&first), digests(&second), "the sums differ between two runs");
+    assert_eq!(digests(&first), digests(&second), "two runs gave different sums");
     let operations: std::collections::BTreeSet<String> = rows(&first).iter().map(|row| row["op"].to_string()).collect();
     assert_eq!(operations.len(), 7, "{operations:?}");
     assert!(rows(&first).iter().all(|row| row["ok"] == true && row["us"].as_f64().is_some_and(|us| us > 0.0)));
@@ -320,12 +322,12 @@ fn bench_collectives_is_correct_and_bit_equal_from_run_to_run() {
 fn worker_killed_during_collectives_is_reported_as_the_first_cause() {
     let stage = Stage::new(Worker::Real);
     let mut command = stage.command("--workers 3 --device cpu bench collectives");
-    let launcher = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("runs");
+    let launcher = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the launcher can be started");
     let pid = launcher.id();
     eventually("all workers have joined", || workers_of(pid).len() == 3 && workers_of(pid).into_iter().all(has_joined));
     let victim = workers_of(pid)[1];
     signal(victim, Signal::SIGKILL);
-    let ran = Ran::from(launcher.wait_with_output().expect("ends"));
+    let ran = Ran::from(launcher.wait_with_output().expect("the process can be waited for"));
     ran.exits_with(ExitCode::WorkerFailed);
     let error = ran.stderr.lines().find(|line| line.starts_with("error:")).unwrap_or_default().to_owned();
     assert!(error.contains(&format!("(pid {victim}) was killed by SIGKILL")), "{}", ran.stderr);

@@ -21,16 +21,16 @@ pub(crate) fn build(stage: &Stage, name: &str, rows: Range<usize>, views: usize,
     let mut table = String::from("id,lat,lon\n");
     for row in rows.clone() {
         let (latitude, longitude) = place(row);
-        writeln!(table, "photo-{row},{latitude},{longitude}").expect("a string");
+        writeln!(table, "photo-{row},{latitude},{longitude}").expect("writing to a string cannot fail");
     }
-    std::fs::write(stage.path().join("table.csv"), table).expect("written");
+    std::fs::write(stage.path().join("table.csv"), table).expect("the test folder is writable");
     let mut line = format!("--device cpu shards build --table table.csv --out shards/{name}");
     for view in 0..views {
         let file = if view == 0 { "embeddings.npy".to_owned() } else { format!("embeddings_{view}.npy") };
         let seed = if views_differ { view } else { 0 };
         let numbers: Vec<f32> = rows.clone().flat_map(|row| embedding(row, seed)).collect();
-        std::fs::write(stage.path().join(&file), npy(&numbers, WIDTH)).expect("written");
-        write!(line, " --embeddings {file}").expect("a string");
+        std::fs::write(stage.path().join(&file), npy(&numbers, WIDTH)).expect("the test folder is writable");
+        write!(line, " --embeddings {file}").expect("writing to a string cannot fail");
     }
     stage.run(&line).exits_with(ExitCode::Success);
 }
@@ -48,7 +48,7 @@ pub(crate) fn npy(numbers: &[f32], width: usize) -> Vec<u8> {
     let shape = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {width}), }}", numbers.len() / width);
     let length = (10 + shape.len() + 1).next_multiple_of(64) - 10;
     let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-    bytes.extend(u16::try_from(length).expect("short").to_le_bytes());
+    bytes.extend(u16::try_from(length).expect("the header is shorter than 64 KiB").to_le_bytes());
     bytes.extend(format!("{shape:<filled$}\n", filled = length - 1).bytes());
     bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
     bytes

@@ -33,22 +33,22 @@ pub(crate) struct Stage {
 
 impl Stage {
     pub(crate) fn new(worker: Worker) -> Self {
-        let folder = tempfile::tempdir().expect("temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
         // Copy the launcher. A link would not do, because the launcher resolves links before it looks for the worker in
         // its own folder.
-        std::fs::copy(LAUNCHER, folder.path().join("locdiff-launch")).expect("copied");
+        std::fs::copy(LAUNCHER, folder.path().join("locdiff-launch")).expect("the file can be copied");
         let beside = folder.path().join("locdiff-worker");
         let mode = match worker {
             Worker::None => "",
             Worker::Fake(mode) => {
                 let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/control_plane/fake_worker.py");
-                symlink(script, beside).expect("linked");
+                symlink(script, beside).expect("the test folder is writable");
                 mode
             }
             Worker::Real => {
                 let real = Path::new(LAUNCHER).with_file_name("locdiff-worker");
                 assert!(real.exists(), "{} is missing: build the whole workspace", real.display());
-                symlink(real, beside).expect("linked");
+                symlink(real, beside).expect("the test folder is writable");
                 ""
             }
         };
@@ -75,7 +75,7 @@ impl Stage {
     }
 
     pub(crate) fn run(&self, line: &str) -> Ran {
-        Ran::from(self.command(line).output().expect("runs"))
+        Ran::from(self.command(line).output().expect("the launcher can be started"))
     }
 
     fn pids_file(&self) -> PathBuf {
@@ -145,7 +145,7 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 #[track_caller]
 pub(crate) fn wait(child: &mut Child) -> Option<i32> {
     let mut code = None;
-    eventually("the launcher ends", || match child.try_wait().expect("waitable") {
+    eventually("the launcher ends", || match child.try_wait().expect("the process is a child of the test") {
         Some(status) => {
             code = status.code();
             true
@@ -165,7 +165,7 @@ pub(crate) fn has_thread(pid: u32, part: &str) -> bool {
 
 /// Sends a signal to a live process.
 pub(crate) fn signal(pid: u32, signal: Signal) {
-    kill(Pid::from_raw(i32::try_from(pid).expect("small")), signal).expect("alive");
+    kill(Pid::from_raw(i32::try_from(pid).expect("process ids are below 2^31")), signal).expect("the process is alive");
 }
 
 /// Whether a process is running, that is, exists and is not a zombie.

@@ -19,7 +19,7 @@ fn weights_are_imported_and_photos_simulated() {
     let imported = stage.run(&import);
     assert_eq!(imported.exits_with(ExitCode::Success).json()["out"], "shards/geoclip");
     stage.run(&import).exits_with(ExitCode::Exists).stderr_has("--overwrite");
-    std::fs::write(stage.path().join("bad.whl"), "PK").expect("written");
+    std::fs::write(stage.path().join("bad.whl"), "PK").expect("the test folder is writable");
     stage
         .run("geoclip import --out other --wheel bad.whl --device cpu")
         .exits_with(ExitCode::Corrupt)
@@ -37,6 +37,6 @@ fn weights_are_imported_and_photos_simulated() {
 fn import_without_network_suggests_a_local_wheel() {
     let stage = Stage::new(Worker::None);
     let ran = stage.command("geoclip import").env("PIP_NO_INDEX", "1").env("PIP_CONFIG_FILE", "/dev/null").output();
-    let ran = crate::stage::Ran::from(ran.expect("runs"));
+    let ran = crate::stage::Ran::from(ran.expect("the launcher can be started"));
     ran.exits_with(ExitCode::NoData).stderr_has("cannot download geoclip==1.3.0: pip says: ").stderr_has("--wheel");
 }

@@ -35,10 +35,17 @@ fn signal_falls_from_almost_one_to_almost_zero() {
         for timesteps in [50, 200, 1000] {
             let schedule = schedule(kind, timesteps);
             let alphas_bar = schedule.alphas_bar();
-            assert!(alphas_bar.windows(2).all(|pair| pair[1] < pair[0]), "{kind:?} {timesteps}");
-            assert!(alphas_bar[0] > clean && alphas_bar[0] < 1.0, "{kind:?} {timesteps}: {}", alphas_bar[0]);
+            assert!(
+                alphas_bar.windows(2).all(|pair| pair[1] < pair[0]),
+                "{kind:?}, {timesteps} timesteps: the signal does not fall strictly"
+            );
+            assert!(
+                alphas_bar[0] > clean && alphas_bar[0] < 1.0,
+                "{kind:?}, {timesteps} timesteps: the signal starts at {}",
+                alphas_bar[0]
+            );
             let last = alphas_bar[timesteps as usize - 1];
-            assert!(last > 0.0 && last < 1e-4, "{kind:?} {timesteps}: {last:e}");
+            assert!(last > 0.0 && last < 1e-4, "{kind:?}, {timesteps} timesteps: the signal ends at {last:e}");
         }
     }
 }
@@ -48,7 +55,7 @@ fn signal_falls_from_almost_one_to_almost_zero() {
 #[test]
 fn shift_scales_the_signal_to_noise_ratio_by_its_square() {
     let ratio = |schedule: &NoiseSchedule, t| {
-        let alpha_bar = schedule.alpha_bar(t).expect("inside");
+        let alpha_bar = schedule.alpha_bar(t).expect("the timestep is in the schedule");
         alpha_bar / (1.0 - alpha_bar)
     };
     let plain = schedule(Schedule::Cosine, 200);
@@ -60,7 +67,7 @@ fn shift_scales_the_signal_to_noise_ratio_by_its_square() {
     ] {
         for t in [0, 1, 57, 198, 199] {
             let got = ratio(&shift, t) / ratio(&plain, t);
-            assert!((got / want - 1.0).abs() < 1e-9, "t = {t}: {got}, wanted {want}");
+            assert!((got / want - 1.0).abs() < 1e-9, "at timestep {t}, the ratio changes by {got}, wanted {want}");
         }
     }
 }
@@ -72,10 +79,16 @@ fn shifted_signal_falls_strictly_for_extreme_settings() {
             let config = DiffusionConfig { timesteps, shift, ..DiffusionConfig::default() };
             let schedule = NoiseSchedule::new(&config, &ModelConfig { degree, ..ModelConfig::default() });
             let alphas_bar = schedule.alphas_bar();
-            assert!(alphas_bar.windows(2).all(|pair| pair[1] < pair[0]), "{timesteps} {shift:?}");
+            assert!(
+                alphas_bar.windows(2).all(|pair| pair[1] < pair[0]),
+                "{timesteps} timesteps, shift {shift:?}: the signal does not fall strictly"
+            );
             assert!(alphas_bar.iter().all(|alpha_bar| (0.0..1.0).contains(alpha_bar) && *alpha_bar > 0.0));
             let signal = Tensor::from_slice(alphas_bar).sqrt().to_kind(Kind::Float);
-            assert!(signal.min().double_value(&[]) > 0.0, "the signal is 0 in f32: {timesteps} {shift:?}");
+            assert!(
+                signal.min().double_value(&[]) > 0.0,
+                "{timesteps} timesteps, shift {shift:?}: the signal is 0 in f32"
+            );
         }
     }
 }
@@ -88,21 +101,23 @@ fn linear_schedule_matches_ddpm_for_any_number_of_steps() {
     let beta = |t: i32| 1e-4 + f64::from(t) * (0.02 - 1e-4) / 999.0;
     for last in [0, 1, 499, 999] {
         let want: f64 = (0..=last).map(|t| 1.0 - beta(t)).product();
-        let got = whole.alpha_bar(last as usize).expect("inside");
-        assert!((got / want - 1.0).abs() < 1e-12, "after step {last}: {got:e}, wanted {want:e}");
+        let got = whole.alpha_bar(last as usize).expect("the timestep is in the schedule");
+        assert!((got / want - 1.0).abs() < 1e-12, "after step {last}, the signal is {got:e}, wanted {want:e}");
     }
     let fewer = schedule(Schedule::Linear, 200);
-    assert!((fewer.alpha_bar(0).expect("inside") - (1.0 - 5e-4)).abs() < 1e-15);
-    let step = 1.0 - fewer.alpha_bar(199).expect("inside") / fewer.alpha_bar(198).expect("inside");
-    assert!((step - 0.1).abs() < 1e-12, "{step}");
+    assert!((fewer.alpha_bar(0).expect("the timestep is in the schedule") - (1.0 - 5e-4)).abs() < 1e-15);
+    let step = 1.0
+        - fewer.alpha_bar(199).expect("the timestep is in the schedule")
+            / fewer.alpha_bar(198).expect("the timestep is in the schedule");
+    assert!((step - 0.1).abs() < 1e-12, "the last beta is {step}, wanted 0.1");
 }
 
 #[test]
 fn last_timestep_is_nearly_pure_noise_and_the_first_nearly_clean() {
     let schedule = schedule(Schedule::Cosine, 200);
-    let forward = Forward::new(&schedule, Kind::Double, CPU).expect("tables");
+    let forward = Forward::new(&schedule, Kind::Double, CPU).expect("the schedule is valid");
     let (x0, noise) = (normals(1, &[4, 64], Kind::Double) / CODE_SCALE, normals(2, &[4, 64], Kind::Double));
-    let at = |t: i64| forward.noised(&x0, &Tensor::from_slice(&[t; 4]), &noise).expect("noised");
+    let at = |t: i64| forward.noised(&x0, &Tensor::from_slice(&[t; 4]), &noise).expect("the shapes match");
     assert_close(&at(199), &noise, 1e-2, "t = T - 1");
     assert_close(&at(0), &(&x0 * CODE_SCALE), 0.05, "t = 0");
 }
@@ -114,8 +129,9 @@ fn every_chain_returns_the_output_of_a_perfect_predictor() {
     let chains = [(200, 1.0), (20, 1.0), (1, 0.0)].map(|(steps, eta)| Sampler::few_steps(&schedule, steps, eta));
     for sampler in chains {
         let noise = |draw| chain_noise(0, 5).draw(draw);
-        let result = sampler.expect("a chain").run_with(noise, |_, _| Ok::<_, DiffusionError>(x0.shallow_clone()));
-        assert!(result.expect("runs").equal(&x0));
+        let result =
+            sampler.expect("the chain is valid").run_with(noise, |_, _| Ok::<_, DiffusionError>(x0.shallow_clone()));
+        assert!(result.expect("the predictor cannot fail").equal(&x0));
     }
 }
 
@@ -128,7 +144,7 @@ fn every_chain_keeps_the_forward_marginals() {
     let kinds = [Schedule::Cosine, Schedule::ShiftedCosine];
     for (kind, (steps, eta)) in kinds.into_iter().flat_map(|kind| chains.map(|chain| (kind, chain))) {
         let schedule = schedule(kind, 200);
-        let sampler = Sampler::few_steps(&schedule, steps, eta).expect("a chain");
+        let sampler = Sampler::few_steps(&schedule, steps, eta).expect("the chain is valid");
         let mut seen = Vec::new();
         let noise = |draw| chain_noise(0, 128).draw(draw);
         let result = sampler.run_with(noise, |x, t| {
@@ -137,11 +153,14 @@ fn every_chain_keeps_the_forward_marginals() {
             seen.push(deviation / (1.0 - alpha_bar).sqrt());
             Ok::<_, DiffusionError>(x0.shallow_clone())
         });
-        assert_eq!(result.expect("runs").size(), x0.size());
+        assert_eq!(result.expect("the predictor cannot fail").size(), x0.size());
         assert_eq!(seen.len(), steps);
         // Each standard deviation is estimated from 32,896 numbers, with an error of about 0.4 %. The largest error of
         // 200 estimates may be four times as large.
-        assert!(seen.iter().all(|ratio| (ratio - 1.0).abs() < 0.02), "eta {eta}: {seen:?}");
+        assert!(
+            seen.iter().all(|ratio| (ratio - 1.0).abs() < 0.02),
+            "eta {eta}: the deviations are {seen:?} of those of the forward process"
+        );
     }
 }
 
@@ -150,7 +169,7 @@ fn random_numbers_do_not_depend_on_the_layout() {
     let schedule = schedule(Schedule::Cosine, 200);
     let all = |draws: TrainingDraws<'_>| {
         let [t, noise, kept] = [draws.timesteps(&schedule), draws.noise(65), draws.kept_conditions(0.3)]
-            .map(|drawn| drawn.expect("drawn"));
+            .map(|drawn| drawn.expect("the draw is in range"));
         [t.unsqueeze(1), noise, kept]
     };
     let (whole, first, second) = (all(draws(100, 8)), all(draws(100, 3)), all(draws(103, 5)));
@@ -158,36 +177,42 @@ fn random_numbers_do_not_depend_on_the_layout() {
         assert!(Tensor::cat(&[first, second], 0).equal(whole));
     }
     for draw in [0, 4] {
-        let [whole, first, second] =
-            [(0, 8), (0, 3), (3, 5)].map(|(first, samples)| chain_noise(first, samples).draw(draw).expect("drawn"));
+        let [whole, first, second] = [(0, 8), (0, 3), (3, 5)]
+            .map(|(first, samples)| chain_noise(first, samples).draw(draw).expect("the draw is in range"));
         assert!(Tensor::cat(&[first, second], 0).equal(&whole));
     }
-    assert!(!chain_noise(0, 8).draw(0).expect("drawn").equal(&chain_noise(0, 8).draw(1).expect("drawn")));
+    assert!(
+        !chain_noise(0, 8)
+            .draw(0)
+            .expect("the draw is in range")
+            .equal(&chain_noise(0, 8).draw(1).expect("the draw is in range"))
+    );
 }
 
 #[test]
 fn conditions_are_dropped_with_the_given_probability() {
-    let kept = draws(0, 20_000).kept_conditions(0.1).expect("drawn").to_kind(Kind::Double).mean(Kind::Double);
+    let kept =
+        draws(0, 20_000).kept_conditions(0.1).expect("the draw is in range").to_kind(Kind::Double).mean(Kind::Double);
     // The share of kept conditions may differ from 0.9 by four standard errors.
     assert!((kept.double_value(&[]) - 0.9).abs() < 4.0 * (0.09_f64 / 20_000.0).sqrt());
-    assert!(draws(0, 100).kept_conditions(0.0).expect("drawn").all().int64_value(&[]) == 1);
+    assert!(draws(0, 100).kept_conditions(0.0).expect("the draw is in range").all().int64_value(&[]) == 1);
 }
 
 #[test]
 fn guidance_0_is_no_guidance_and_more_extrapolates() {
     let (conditional, unconditional) = (normals(1, &[3, 16], Kind::Double), normals(2, &[3, 16], Kind::Double));
-    assert!(guided(&conditional, &unconditional, 0.0).expect("guided").equal(&conditional));
+    assert!(guided(&conditional, &unconditional, 0.0).expect("the shapes match").equal(&conditional));
     let want = &unconditional + (&conditional - &unconditional) * 2.5;
-    assert!(relative(&guided(&conditional, &unconditional, 1.5).expect("guided"), &want) < 1e-14);
+    assert!(relative(&guided(&conditional, &unconditional, 1.5).expect("the shapes match"), &want) < 1e-14);
 }
 
 #[test]
 fn impossible_chains_are_refused() {
     let schedule = schedule(Schedule::Linear, 200);
-    let error = |steps, eta| Sampler::few_steps(&schedule, steps, eta).expect_err("refused").to_string();
-    assert_eq!(error(0, 1.0), "a chain of 0 steps, wanted 1 to the schedule's 200");
-    assert_eq!(error(201, 1.0), "a chain of 201 steps, wanted 1 to the schedule's 200");
+    let error = |steps, eta| Sampler::few_steps(&schedule, steps, eta).expect_err("the chain is invalid").to_string();
+    assert_eq!(error(0, 1.0), "the chain has 0 steps, wanted 1 to 200, the number of timesteps");
+    assert_eq!(error(201, 1.0), "the chain has 201 steps, wanted 1 to 200, the number of timesteps");
     assert_eq!(error(20, f64::NAN), "eta is NaN, wanted 0 to 1");
-    let outside = schedule.alpha_bar(200).expect_err("outside").to_string();
+    let outside = schedule.alpha_bar(200).expect_err("the last timestep is 199").to_string();
     assert_eq!(outside, "timestep is 200, wanted below 200");
 }

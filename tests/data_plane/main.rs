@@ -22,6 +22,7 @@ mod worker;
 /// Resident memory of this process in bytes, read from `/proc/self/statm`. Pages have 4096 bytes.
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").expect("Linux has /proc");
-    let pages: u64 = text.split_whitespace().nth(1).expect("a second field").parse().expect("a number");
+    let pages: u64 =
+        text.split_whitespace().nth(1).expect("statm has several fields").parse().expect("statm holds numbers");
     pages * 4096
 }

@@ -7,8 +7,10 @@ use std::process::Command;
 /// environment variable `PYTHON` names.
 pub(crate) fn run_python(script: &str, arguments: &[&Path]) -> String {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let project =
-        crate_folder.ancestors().find(|folder| folder.join("setup/python.lock").exists()).expect("the project folder");
+    let project = crate_folder
+        .ancestors()
+        .find(|folder| folder.join("setup/python.lock").exists())
+        .expect("setup/python.lock is in a parent folder");
     let tools = project.join(".tools/python");
     assert!(
         tools.join("installed.json").exists(),
@@ -25,6 +27,6 @@ pub(crate) fn run_python(script: &str, arguments: &[&Path]) -> String {
         .output()
         .expect("Python starts");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{script}: {}\n{out}{err}", output.status);
+    assert!(output.status.success(), "{script} failed: {}\n{out}{err}", output.status);
     out.into_owned()
 }

@@ -28,16 +28,22 @@ fn simulation(rows: u64) -> Simulation {
 }
 
 fn bytes_of(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let files = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("readable").path());
-    files.map(|path| (path.file_name().expect("named").into(), std::fs::read(&path).expect("readable"))).collect()
+    let files = std::fs::read_dir(folder)
+        .expect("the folder exists")
+        .map(|entry| entry.expect("the folder can be listed").path());
+    files
+        .map(|path| {
+            (path.file_name().expect("the file has a name").into(), std::fs::read(&path).expect("the file can be read"))
+        })
+        .collect()
 }
 
 #[test]
 fn simulated_bytes_depend_only_on_the_seed() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let make = |name: &str, simulation: &Simulation| {
         let out = scratch.path().join(name);
-        simulate(simulation, &out).expect("simulated");
+        simulate(simulation, &out).expect("the options are valid");
         bytes_of(&out)
     };
     let plain = Simulation { views: 2, ..simulation(150) };
@@ -50,47 +56,51 @@ fn simulated_bytes_depend_only_on_the_seed() {
     }
     assert!(make("seed", &Simulation { seed: 8, ..plain.clone() }) != want, "another seed gives the same bytes");
     let out = scratch.path().join("plain");
-    let error = simulate(&plain, &out).expect_err("the folder exists");
-    assert_eq!((error.exit_code(), bytes_of(&out) == want), (ExitCode::Exists, true), "{error}");
-    simulate(&Simulation { overwrite: true, ..simulation(5) }, &out).expect("replaced");
+    let error = simulate(&plain, &out).expect_err("the folder already exists");
+    assert_eq!(
+        (error.exit_code(), bytes_of(&out) == want),
+        (ExitCode::Exists, true),
+        "the existing folder was changed, or wrong exit code of: {error}"
+    );
+    simulate(&Simulation { overwrite: true, ..simulation(5) }, &out).expect("the folder may be replaced");
     assert!(bytes_of(&out) != want);
 }
 
 #[test]
 fn gallery_embeddings_are_cached_and_a_damaged_cache_is_not_used() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     for name in ["geoclip.safetensors", "gallery.csv", "LICENSE", "manifest.json"] {
-        std::fs::copy(folder().join(name), scratch.path().join(name)).expect("copied");
+        std::fs::copy(folder().join(name), scratch.path().join(name)).expect("the file can be copied");
     }
-    let geoclip = Geoclip::open(scratch.path()).expect("weights");
-    let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), 2);
+    let geoclip = Geoclip::open(scratch.path()).expect("the folder has GeoCLIP weights");
+    let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("the weights are complete"), 2);
     let mut gallery = GalleryEmbeddings::open(&geoclip, &embedder);
     assert!(!gallery.is_whole());
     // Embedding gallery points one by one and out of order gives the same bits as embedding all of them at once.
     let few = [3000, 5, 4095];
     for index in few {
-        gallery.ensure([index], &embedder).expect("embedded");
+        gallery.ensure([index], &embedder).expect("the places are valid");
     }
     let alone: Vec<Vec<f32>> = few.iter().map(|index| gallery.embedding(*index).to_vec()).collect();
     let mut whole = GalleryEmbeddings::open(&geoclip, &embedder);
-    whole.complete(&embedder, |_| ()).expect("embedded");
+    whole.complete(&embedder, |_| ()).expect("the places are valid");
     for (index, alone) in few.iter().zip(&alone) {
-        assert_eq!(whole.embedding(*index), &alone[..], "gallery point {index}");
+        assert_eq!(whole.embedding(*index), &alone[..], "gallery point {index} has other bits if it is embedded alone");
     }
     let cache = scratch.path().join("gallery-cpu.f32");
     let kept = GalleryEmbeddings::open(&geoclip, &embedder);
     assert!(kept.is_whole() && (0..4096).all(|index| kept.embedding(index) == whole.embedding(index)));
-    let mut bytes = std::fs::read(&cache).expect("kept");
+    let mut bytes = std::fs::read(&cache).expect("the cache was written");
     bytes[1_000_000] ^= 1;
-    std::fs::write(&cache, &bytes).expect("written");
+    std::fs::write(&cache, &bytes).expect("the file can be written");
     assert!(!GalleryEmbeddings::open(&geoclip, &embedder).is_whole(), "a cache with a flipped bit was used");
-    std::fs::write(&cache, &bytes[..bytes.len() - 4]).expect("written");
+    std::fs::write(&cache, &bytes[..bytes.len() - 4]).expect("the file can be written");
     assert!(!GalleryEmbeddings::open(&geoclip, &embedder).is_whole(), "a truncated cache was used");
 }
 
 /// The cosine similarity of each row of `a` with the same row of `b`.
 fn cosines(a: &Tensor, b: &Tensor) -> Vec<f64> {
-    Vec::try_from(Tensor::cosine_similarity(a, b, 1, 1e-9).to_kind(Kind::Double)).expect("numbers")
+    Vec::try_from(Tensor::cosine_similarity(a, b, 1, 1e-9).to_kind(Kind::Double)).expect("the tensor holds f64 numbers")
 }
 
 /// Asserts that scales fall into bins with the specified probabilities and are log-uniform within a bin. Each count may
@@ -104,7 +114,10 @@ fn assert_scale_statistics(photos: &[Photo]) {
         let (low, high) = (edges_km[bin], edges_km[bin + 1]);
         let near = |count: f64, probability: f64| {
             let deviation = (draws * probability * (1.0 - probability)).sqrt();
-            assert!((count - draws * probability).abs() < 4.0 * deviation, "bin {bin}: {count} of {draws}");
+            assert!(
+                (count - draws * probability).abs() < 4.0 * deviation,
+                "bin {bin}: {count} of {draws} scales, wanted a share of {probability}"
+            );
         };
         near(within(low, high), probability);
         near(within(low, (low * high).sqrt()), probability / 2.0);
@@ -124,21 +137,30 @@ fn assert_displacement_statistics(photos: &[Photo]) {
         })
         .collect();
     let (count, mean) = (squares.len() as f64, squares.iter().sum::<f64>() / squares.len() as f64);
-    assert!(count > 400.0 && (mean - 0.72).abs() < 4.0 * 0.416 / count.sqrt(), "mean {mean} of {count}");
+    assert!(
+        count > 400.0 && (mean - 0.72).abs() < 4.0 * 0.416 / count.sqrt(),
+        "the mean of {count} squared distances is {mean}, wanted 0.72"
+    );
     assert!(squares.iter().all(|square| *square <= 1.44 + 1e-6));
 }
 
 #[test]
 fn simulated_world_has_the_specified_statistics() {
-    let geoclip = Geoclip::open(&folder()).expect("weights");
+    let geoclip = Geoclip::open(&folder()).expect("the folder has GeoCLIP weights");
     let world = World::new(7, geoclip.places(), None);
     let draws = 20_000_u64;
-    let candidates = world.candidates(0).expect("drawn");
-    let photos: Vec<_> = (0..draws).map(|index| world.photo(index, &candidates).expect("drawn")).collect();
+    let candidates = world.candidates(0).expect("the index is in range");
+    let photos: Vec<_> =
+        (0..draws).map(|index| world.photo(index, &candidates).expect("the index is in range")).collect();
     assert_scale_statistics(&photos);
     let weight = |power: i32| photos.iter().map(|photo| photo.weights[2].powi(power)).sum::<f64>() / draws as f64;
     // Each of the five weights, drawn from Dirichlet(1, 1, 1, 1, 1), has mean 1/5 and mean square 1/15.
-    assert!((weight(1) - 0.2).abs() < 0.005 && (weight(2) - 1.0 / 15.0).abs() < 0.004, "{} {}", weight(1), weight(2));
+    assert!(
+        (weight(1) - 0.2).abs() < 0.005 && (weight(2) - 1.0 / 15.0).abs() < 0.004,
+        "a weight has mean {} and mean square {}, wanted 1/5 and 1/15",
+        weight(1),
+        weight(2)
+    );
     assert_displacement_statistics(&photos);
     let mut farthest = 0.0;
     for photo in &photos {
@@ -155,7 +177,7 @@ fn simulated_world_has_the_specified_statistics() {
             assert!(place.distance(photo.place).0 <= (reach * photo.scale_km).min(half_turn_km) + 1e-6);
         }
     }
-    assert!(farthest > 1.55, "no gallery point beyond {farthest} scales was used");
+    assert!(farthest > 1.55, "no gallery point beyond {farthest} scales was used, wanted one beyond 1.55");
     // The first photo of a gallery place lies exactly on the place. Later photos of the same place lie within 1 km of
     // it.
     let spots = geoclip.places().len() as u64;
@@ -165,25 +187,27 @@ fn simulated_world_has_the_specified_statistics() {
     // With a coordinate file, every photo lies exactly on a place of the file.
     let list = &geoclip.places()[..3];
     let listed = World::new(7, geoclip.places(), Some(list));
-    let again = [1, 4].map(|index| listed.photo(index, &candidates).expect("drawn"));
+    let again = [1, 4].map(|index| listed.photo(index, &candidates).expect("the index is in range"));
     assert!(again.iter().all(|photo| photo.place == list[1]) && again[0].weights != again[1].weights);
 
     // After projection by Q, the embedding of a photo has unit length. The smaller the scale of the photo, the closer
     // its embedding is to that of its place.
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let out = scratch.path().join("out");
-    let manifest = simulate(&Simulation { views: 2, ..simulation(800) }, &out).expect("simulated");
+    let manifest = simulate(&Simulation { views: 2, ..simulation(800) }, &out).expect("the options are valid");
     assert_eq!((manifest.rows, manifest.views, manifest.width), (800, 2, 768));
     let views = read_views(&out, &manifest);
-    let q = projection(PROJECTION_SEED).expect("Q");
+    let q = projection(PROJECTION_SEED).expect("the seed is valid");
     let identity = (q.tr().matmul(&q) - Tensor::eye(512, (Kind::Float, Device::Cpu))).abs().max().double_value(&[]);
-    assert!(identity < 1e-6, "QᵀQ is off by {identity:e}");
+    assert!(identity < 1e-6, "QᵀQ differs from the identity by {identity:e}");
     let projected: Vec<Tensor> = views.iter().map(|view| view.matmul(&q)).collect();
     let norms = projected[0].norm_scalaropt_dim(2.0, [1].as_slice(), false) - 1.0;
     // The 768 numbers of an embedding are stored as float16, which has 11 significant bits.
     assert!(norms.abs().max().double_value(&[]) < 1e-3);
-    let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), 2);
-    let own = embedder.embed(&photos[..800].iter().map(|photo| photo.place).collect::<Vec<_>>()).expect("embedded");
+    let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("the weights are complete"), 2);
+    let own = embedder
+        .embed(&photos[..800].iter().map(|photo| photo.place).collect::<Vec<_>>())
+        .expect("the places are valid");
     let own = Tensor::from_slice(&own).view([800, EMBEDDING_WIDTH as i64]);
     let cosine = cosines(&projected[0], &own);
     let mean = |low: f64, high: f64| {
@@ -193,24 +217,27 @@ fn simulated_world_has_the_specified_statistics() {
     };
     let [near, middle, far] = [mean(0.05, 25.0), mean(25.0, 750.0), mean(750.0, 20_000.0)];
     println!("mean cosine with the place: {near:.3} below 25 km, {middle:.3} to 750 km, {far:.3} beyond");
-    assert!(near > middle + 0.02 && middle > far + 0.02 && near < 0.9, "{near} {middle} {far}");
+    assert!(
+        near > middle + 0.02 && middle > far + 0.02 && near < 0.9,
+        "the mean cosines {near}, {middle} and {far} do not fall with the scale"
+    );
     let between = cosines(&projected[0], &projected[1]);
     let between = between.iter().sum::<f64>() / between.len() as f64;
     // Each view adds its own noise of length 0.8 to a signal of length 1, so two views with the same weights would have
     // a cosine of 1 / (1 + 0.8²) = 1 / 1.64.
-    assert!((0.5..0.62).contains(&between), "views have a cosine of {between}");
+    assert!((0.5..0.62).contains(&between), "two views have a mean cosine of {between}, wanted 0.5 to 0.62");
 }
 
 #[test]
 fn coordinate_files_are_read_and_errors_name_file_and_row() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let file = |name: &str, bytes: &[u8]| {
         let path = scratch.path().join(name);
-        std::fs::write(&path, bytes).expect("written");
+        std::fs::write(&path, bytes).expect("the file can be written");
         path
     };
     let run = |path: PathBuf, rows: Option<u64>| -> Result<(Manifest, PathBuf), ShardsError> {
-        let out = tempfile::tempdir_in(scratch.path()).expect("a folder").path().to_owned();
+        let out = tempfile::tempdir_in(scratch.path()).expect("a temporary folder can be created").path().to_owned();
         let simulation = Simulation { rows, coordinates: Some(path), ..simulation(1) };
         simulate(&simulation, &out).map(|manifest| (manifest, out))
     };
@@ -223,14 +250,14 @@ fn coordinate_files_are_read_and_errors_name_file_and_row() {
     let csv = file("a.csv", b"path,Longitude,x,LATITUDE\np1,-20.25,,10.5\np2,151.5,\"a, b\",-33.75\n");
     let f64s: Vec<u8> = pairs.iter().flat_map(|value| value.to_le_bytes()).collect();
     let f32s: Vec<u8> = pairs.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect();
-    let (manifest, out) = run(csv, None).expect("simulated");
+    let (manifest, out) = run(csv, None).expect("the options are valid");
     assert_eq!(manifest.rows, 2);
     let want = read_views(&out, &manifest);
     for (name, bytes) in [("b.npy", npy("<f8", "(2, 2)", &f64s)), ("c.npy", npy("<f4", "(2, 2)", &f32s))] {
-        let (manifest, out) = run(file(name, &bytes), None).expect("simulated");
-        assert!(read_views(&out, &manifest)[0].equal(&want[0]), "{name}");
+        let (manifest, out) = run(file(name, &bytes), None).expect("the options are valid");
+        assert!(read_views(&out, &manifest)[0].equal(&want[0]), "{name} gives other embeddings than the CSV file");
     }
-    assert_eq!(run(file("d.npy", &npy("<f4", "(2, 2)", &f32s)), Some(5)).expect("simulated").0.rows, 5);
+    assert_eq!(run(file("d.npy", &npy("<f4", "(2, 2)", &f32s)), Some(5)).expect("the options are valid").0.rows, 5);
 
     const MISSING: &str = "no column for longitude; found: lat, east; accepted: lon, lng, long, longitude";
     let corrupt = ExitCode::Corrupt;
@@ -251,15 +278,18 @@ fn coordinate_files_are_read_and_errors_name_file_and_row() {
     ] {
         let error = run(file(name, &bytes), None).expect_err(name);
         let text = error.to_string();
-        assert!(error.exit_code() == code && parts.iter().all(|part| text.contains(part)), "{name}: {text}");
+        assert!(
+            error.exit_code() == code && parts.iter().all(|part| text.contains(part)),
+            "{name}: wrong error or exit code: {text}"
+        );
     }
-    let error = run(scratch.path().join("none.csv"), None).expect_err("no such file");
-    assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
+    let error = run(scratch.path().join("none.csv"), None).expect_err("the file does not exist");
+    assert_eq!(error.exit_code(), ExitCode::Io, "wrong exit code of: {error}");
     let missing = Simulation { geoclip: scratch.path().join("nowhere"), ..simulation(1) };
-    let error = simulate(&missing, &scratch.path().join("never")).expect_err("no weights");
+    let error = simulate(&missing, &scratch.path().join("never")).expect_err("the folder has no weights");
     assert!(
         error.exit_code() == ExitCode::NoData && error.to_string().contains("locdiff-launch geoclip import"),
-        "{error}"
+        "wrong error or exit code: {error}"
     );
     assert!(!scratch.path().join("never").exists());
 }

@@ -24,23 +24,23 @@ struct Launched {
 }
 
 fn launch() -> Launched {
-    let folder = tempfile::tempdir().expect("temporary folder");
+    let folder = tempfile::tempdir().expect("a temporary folder can be created");
     let path = folder.path().join("control");
-    let listener = UnixListener::bind(&path).expect("socket");
+    let listener = UnixListener::bind(&path).expect("the socket can be bound");
     let child = Command::new(WORKER)
         .env(CONTROL_VARIABLE, &path)
         .env(LAUNCHER_PID_VARIABLE, std::process::id().to_string())
         .env("RANK", "3")
         .spawn()
-        .expect("worker starts");
-    let (socket, _) = listener.accept().expect("worker connects");
+        .expect("the worker program exists");
+    let (socket, _) = listener.accept().expect("the worker connects");
     Launched { child, socket, _folder: folder }
 }
 
 fn wait(child: &mut Child) -> Option<i32> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
-        if let Some(status) = child.try_wait().expect("waitable") {
+        if let Some(status) = child.try_wait().expect("the worker is a child process") {
             return status.code();
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -61,16 +61,16 @@ fn start(slot: WorkerSlot, job: Job) -> ToWorker {
 }
 
 fn read_hello(socket: &mut UnixStream) -> locdiff_core::protocol::Hello {
-    match read_message(socket).expect("readable") {
+    match read_message(socket).expect("the messages are valid") {
         Some(ToLauncher::Hello(hello)) => hello,
-        other => panic!("wanted a hello, got {other:?}"),
+        other => panic!("the first message is {other:?}, wanted a hello"),
     }
 }
 
 /// The next message that is not a heartbeat.
 fn read_report(socket: &mut UnixStream) -> Option<ToLauncher> {
     loop {
-        match read_message::<ToLauncher>(socket).expect("readable") {
+        match read_message::<ToLauncher>(socket).expect("the messages are valid") {
             Some(ToLauncher::Beat(_)) => {}
             other => return other,
         }
@@ -84,9 +84,9 @@ fn worker_introduces_itself_does_its_job_and_exits() {
     assert_eq!((hello.protocol, hello.rank, hello.pid), (PROTOCOL_VERSION, 3, worker.child.id()));
     assert_eq!((hello.libtorch_built.as_str(), hello.libtorch_loaded.as_str()), ("2.11.0", "2.11.0"));
     let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
-    write_message(&mut worker.socket, &start(slot, Job::SelfCheck)).expect("sent");
+    write_message(&mut worker.socket, &start(slot, Job::SelfCheck)).expect("the worker reads the message");
     let result = read_report(&mut worker.socket);
-    let Some(ToLauncher::Result(answer)) = result else { panic!("{result:?}") };
+    let Some(ToLauncher::Result(answer)) = result else { panic!("wanted a result, got {result:?}") };
     assert!(matches!(&*answer, JobResult::SelfCheck(check) if check.error_max == 0.0), "{answer:?}");
     assert_eq!(wait(&mut worker.child), Some(0));
 }
@@ -95,9 +95,9 @@ fn worker_introduces_itself_does_its_job_and_exits() {
 fn missing_gpu_is_an_error_instead_of_a_run_on_the_cpu() {
     let mut worker = launch();
     read_hello(&mut worker.socket);
-    let missing = u32::try_from(tch::Cuda::device_count()).expect("few");
+    let missing = u32::try_from(tch::Cuda::device_count()).expect("the number of GPUs fits in a u32");
     let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: Some(missing), threads: 1 };
-    write_message(&mut worker.socket, &start(slot, Job::SelfCheck)).expect("sent");
+    write_message(&mut worker.socket, &start(slot, Job::SelfCheck)).expect("the worker reads the message");
     let result = read_report(&mut worker.socket);
     assert!(
         matches!(&result, Some(ToLauncher::Failed(failure)) if failure.message.contains(&format!("no GPU {missing}"))),
@@ -121,14 +121,15 @@ fn worker_exits_when_its_launcher_disconnects_during_a_job() {
     read_hello(&mut worker.socket);
     let slot = WorkerSlot { rank: 3, world: 4, local_rank: 3, gpu: None, threads: 1 };
     // In this job rank 3 waits for the address of the store, which this test never sends.
-    write_message(&mut worker.socket, &start(slot, Job::BenchCollectives { bytes_max: 1024 })).expect("sent");
+    write_message(&mut worker.socket, &start(slot, Job::BenchCollectives { bytes_max: 1024 }))
+        .expect("the worker reads the message");
     drop(worker.socket);
     assert_eq!(wait(&mut worker.child), Some(ExitCode::Interrupted.code().into()));
 }
 
 #[test]
 fn worker_started_by_hand_explains_how_to_start_it() {
-    let output = Command::new(WORKER).env_remove(CONTROL_VARIABLE).output().expect("runs");
+    let output = Command::new(WORKER).env_remove(CONTROL_VARIABLE).output().expect("the worker program exists");
     assert_eq!(output.status.code(), Some(ExitCode::Usage.code().into()));
     assert!(String::from_utf8_lossy(&output.stderr).contains("locdiff-launch"));
 }
@@ -141,9 +142,9 @@ fn worker_does_not_start_after_its_launcher_has_died() {
         .env("RANK", "0")
         .stderr(Stdio::piped())
         .spawn()
-        .expect("worker starts");
+        .expect("the worker program exists");
     let mut text = String::new();
-    child.stderr.take().expect("piped").read_to_string(&mut text).expect("readable");
+    child.stderr.take().expect("stderr is piped").read_to_string(&mut text).expect("stderr is text");
     assert!(text.contains("the launcher (pid 1) is gone"), "{text}");
     assert_eq!(wait(&mut child), Some(ExitCode::Usage.code().into()));
 }
@@ -151,7 +152,8 @@ fn worker_does_not_start_after_its_launcher_has_died() {
 /// Checks that the worker finds every library without any environment variable such as `LD_LIBRARY_PATH`.
 #[test]
 fn worker_finds_its_libraries_through_its_run_path() {
-    let output = Command::new("ldd").arg(WORKER).env_clear().env("PATH", "/usr/bin:/bin").output().expect("ldd runs");
+    let output =
+        Command::new("ldd").arg(WORKER).env_clear().env("PATH", "/usr/bin:/bin").output().expect("ldd is installed");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("libtorch_cpu.so => /"), "{text}");
     assert!(!text.contains("not found"), "{text}");

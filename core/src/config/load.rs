@@ -128,7 +128,7 @@ fn read_layer(layer: &Layer) -> Result<Vec<Leaf>, ConfigError> {
     match layer {
         Layer::Preset(name) => match preset(name) {
             Some(preset) => parse(preset.toml, &format!("preset {name}")),
-            None => Err(file_error(name, format!("no such preset; presets: {}", preset_names()))),
+            None => Err(file_error(name, format!("no preset has this name; presets: {}", preset_names()))),
         },
         Layer::File(path) => {
             let name = path.display().to_string();
@@ -158,11 +158,11 @@ fn read_layer(layer: &Layer) -> Result<Vec<Leaf>, ConfigError> {
 /// Reads a configuration file. Pipes, devices and very large files are refused without being read.
 fn read(path: &Path) -> Result<String, String> {
     let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => format!("{error}; not a preset either, presets: {}", preset_names()),
+        std::io::ErrorKind::NotFound => format!("{error}, and no preset has this name; presets: {}", preset_names()),
         _ => error.to_string(),
     })?;
     if !metadata.is_file() || metadata.len() > FILE_BYTES_MAX {
-        return Err(format!("not a configuration file, wanted a regular file of at most {FILE_BYTES_MAX} bytes"));
+        return Err(format!("not a configuration file; wanted a regular file of at most {FILE_BYTES_MAX} bytes"));
     }
     std::fs::read_to_string(path).map_err(|error| error.to_string())
 }
@@ -265,7 +265,7 @@ fn insert(table: &mut Table, key: &str, value: Value) {
 
 fn unknown_field(key: &str) -> String {
     if DEFAULTS.iter().any(|(known, _)| known.starts_with(&format!("{key}."))) {
-        return "is a section, wanted one of its fields".into();
+        return "is a section; wanted the name of one of its fields".into();
     }
     let nearest = DEFAULTS
         .iter()
@@ -301,13 +301,14 @@ mod tests {
     }
 
     fn messages(layers: &[Layer]) -> String {
-        load(layers).expect_err("wanted errors").to_string()
+        load(layers).expect_err("the configuration is invalid").to_string()
     }
 
     #[test]
     fn later_layers_win_and_origins_are_recorded() {
         let flag = Layer::Flag { flag: "--workers", key: "parallel.workers", value: Value::Integer(4) };
-        let found = load(&[Layer::Preset("demo".into()), set("model.degree=23"), flag]).expect("valid");
+        let found =
+            load(&[Layer::Preset("demo".into()), set("model.degree=23"), flag]).expect("the settings are valid");
         assert_eq!(found.config.model.degree, 23);
         assert_eq!(found.origin("model.degree"), &ValueOrigin::Set);
         assert_eq!(found.config.parallel.workers.value(), Some(4));
@@ -340,7 +341,7 @@ mod tests {
 
     #[test]
     fn set_takes_unquoted_strings_and_numbers_as_names() {
-        let found = load(&[set("shards.train=some/where"), set("checkpoint.run=7")]).expect("valid");
+        let found = load(&[set("shards.train=some/where"), set("checkpoint.run=7")]).expect("the settings are valid");
         assert_eq!(found.config.shards.train, "some/where");
         assert_eq!(found.config.checkpoint.run, "7");
     }
@@ -357,7 +358,7 @@ mod tests {
     #[test]
     fn nan_is_out_of_every_range() {
         for key in ["train.learning_rate", "model.dropout", "retrieval.radius_km", "loss.l2_weight"] {
-            assert!(messages(&[set(&format!("{key}=nan"))]).contains(key), "{key}");
+            assert!(messages(&[set(&format!("{key}=nan"))]).contains(key), "{key} accepted NaN");
         }
     }
 
@@ -377,11 +378,11 @@ mod tests {
 
     #[test]
     fn errors_in_a_file_name_the_line() {
-        let file = tempfile::NamedTempFile::new().expect("temporary file");
-        std::fs::write(file.path(), "[model]\ndegree = 15\n\n[train]\nstepz = 3\n").expect("write");
+        let file = tempfile::NamedTempFile::new().expect("a temporary file can be created");
+        std::fs::write(file.path(), "[model]\ndegree = 15\n\n[train]\nstepz = 3\n").expect("the file is writable");
         let text = messages(&[Layer::File(file.path().into())]);
         assert!(text.contains(&format!("{}:5", file.path().display())), "{text}");
-        std::fs::write(file.path(), "[model\ndegree = 15\n").expect("write");
+        std::fs::write(file.path(), "[model\ndegree = 15\n").expect("the temporary file is writable");
         let text = messages(&[Layer::File(file.path().into())]);
         assert!(text.contains(":1: malformed TOML"), "{text}");
         let text = messages(&[Layer::File("/nowhere/x.toml".into())]);
@@ -390,17 +391,17 @@ mod tests {
 
     #[test]
     fn empty_tables_and_quoted_keys_are_checked() {
-        let file = tempfile::NamedTempFile::new().expect("temporary file");
+        let file = tempfile::NamedTempFile::new().expect("a temporary file can be created");
         for (text, part) in [
             ("[nosuch]\n", "nosuch: unknown field"),
             ("[model.degree]\n", "model.degree: got"),
             ("\"model.degree\" = 7\n", "\"model.degree\": unknown field"),
         ] {
-            std::fs::write(file.path(), text).expect("write");
+            std::fs::write(file.path(), text).expect("the temporary file is writable");
             let found = messages(&[Layer::File(file.path().into())]);
             assert!(found.contains(part), "{text}: {found}");
         }
-        std::fs::write(file.path(), "[model]\n").expect("write");
+        std::fs::write(file.path(), "[model]\n").expect("the temporary file is writable");
         assert!(load(&[Layer::File(file.path().into())]).is_ok());
         assert!(messages(&[set("=1")]).contains("wanted key=value"));
         assert!(messages(&[Layer::File("/dev/zero".into())]).contains("not a configuration file"));
@@ -411,7 +412,7 @@ mod tests {
         let defaults: BTreeMap<_, _> = DEFAULTS.iter().cloned().collect();
         for preset in super::super::PRESETS {
             load(&[Layer::Preset(preset.name.into())]).unwrap_or_else(|error| panic!("{}: {error}", preset.name));
-            for (key, value, _) in parse(preset.toml, preset.name).expect("parses") {
+            for (key, value, _) in parse(preset.toml, preset.name).expect("the preset is valid TOML") {
                 assert_ne!(defaults.get(&key), Some(&value), "{}: {key} repeats the default", preset.name);
             }
         }

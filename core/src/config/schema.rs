@@ -78,19 +78,19 @@ mod tests {
         let schema = schema();
         let mut fields = 0;
         for (section, inner) in properties(&schema) {
-            assert!(!description(inner).is_empty(), "{section}");
+            assert!(!description(inner).is_empty(), "{section} has no description");
             for (field, schema) in properties(inner) {
                 assert!(!description(schema).is_empty(), "{section}.{field} has no description");
                 assert!(schema.get("default").is_some(), "{section}.{field} has no default");
                 fields += 1;
             }
         }
-        assert!(fields > 60, "only {fields} fields found");
+        assert!(fields > 60, "only {fields} fields found, wanted more than 60");
     }
 
     #[test]
     fn reference_page_is_up_to_date() {
         let page = include_str!("../../../configs/README.md");
-        assert!(page == markdown(), "run: locdiff-launch config schema --markdown > configs/README.md");
+        assert!(page == markdown(), "outdated; run `locdiff-launch config schema --markdown > configs/README.md`");
     }
 }

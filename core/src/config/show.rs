@@ -28,10 +28,10 @@ mod tests {
     #[test]
     fn shown_configuration_loads_back_unchanged() {
         let first =
-            load(&[Layer::Preset("l95".into()), Layer::Set("shards.train=a # b".into())]).expect("valid preset");
-        let file = tempfile::NamedTempFile::new().expect("temporary file");
-        std::fs::write(file.path(), show(&first)).expect("write");
-        let second = load(&[Layer::File(file.path().into())]).expect("valid file");
+            load(&[Layer::Preset("l95".into()), Layer::Set("shards.train=a # b".into())]).expect("the preset is valid");
+        let file = tempfile::NamedTempFile::new().expect("a temporary file can be created");
+        std::fs::write(file.path(), show(&first)).expect("the temporary file is writable");
+        let second = load(&[Layer::File(file.path().into())]).expect("the printed configuration is valid");
         assert_eq!(first.config, second.config);
         assert!(show(&first).contains("# preset l95:"), "{}", show(&first));
     }

@@ -105,7 +105,7 @@ mod tests {
     use crate::geo::{Degrees, Place};
 
     fn point(latitude: f64, longitude: f64) -> UnitVector {
-        Place::new(Degrees(latitude), Degrees(longitude)).expect("on Earth").into()
+        Place::new(Degrees(latitude), Degrees(longitude)).expect("the coordinates are in range").into()
     }
 
     #[test]
@@ -114,7 +114,7 @@ mod tests {
         for (thresholds, distance_km) in
             [(0, 24.9), (1, 25.1), (1, 199.0), (2, 201.0), (3, 751.0), (4, 2501.0), (4, 19_000.0)]
         {
-            let answer = truth.displace(Degrees(30.0), crate::geo::Km(distance_km)).expect("on Earth");
+            let answer = truth.displace(Degrees(30.0), crate::geo::Km(distance_km)).expect("both numbers are finite");
             assert_eq!(Answer { truth, answer }.color(), COLORS[thresholds].2, "{distance_km} km");
         }
     }

@@ -61,7 +61,7 @@ pub fn field_points() -> Vec<UnitVector> {
 /// # Panics
 /// If there are no frames, or a frame does not have one value per point of [`field_points`].
 pub fn density_strip(frames: &[Frame], truth: UnitVector) -> Picture {
-    assert!(!frames.is_empty(), "a strip needs at least one frame");
+    assert!(!frames.is_empty(), "there are no frames, wanted at least one");
     let count = frames.len() as u32;
     let (columns, rows) = (count.min(COLUMNS), count.div_ceil(COLUMNS));
     let (width, height) = (columns * (MAP_WIDTH + GAP) - GAP, rows * (MAP_HEIGHT + GAP) - GAP);
@@ -76,7 +76,7 @@ pub fn density_strip(frames: &[Frame], truth: UnitVector) -> Picture {
 }
 
 fn draw_density(pixmap: &mut Pixmap, log_density: &[f32], [left, top]: [u32; 2]) {
-    assert_eq!(log_density.len(), FIELD_WIDTH * FIELD_HEIGHT, "one value per grid point");
+    assert_eq!(log_density.len(), FIELD_WIDTH * FIELD_HEIGHT, "a frame does not have one value per grid point");
     let peak = log_density.iter().copied().filter(|value| value.is_finite()).fold(f32::NEG_INFINITY, f32::max);
     let shade = |value: &f32| if value.is_finite() { ((value - peak) / 2.0).exp() } else { 0.0 };
     let shades: Vec<f32> = log_density.iter().map(shade).collect();
@@ -149,7 +149,7 @@ mod tests {
         draw_density(&mut pixmap, &log_density, [0, 0]);
         let at = |column: f32, row: f32| {
             let scale = MAP_WIDTH as f32 / FIELD_WIDTH as f32;
-            let pixel = pixmap.pixel((column * scale) as u32, (row * scale) as u32).expect("on the map");
+            let pixel = pixmap.pixel((column * scale) as u32, (row * scale) as u32).expect("the pixel is on the map");
             [pixel.red(), pixel.green(), pixel.blue()].map(u32::from).iter().sum::<u32>()
         };
         assert!(at(33.5, 20.5) > 600, "{}", at(33.5, 20.5));

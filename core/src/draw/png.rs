@@ -32,12 +32,12 @@ impl Picture {
     /// If `rgb` does not hold exactly `width × height` pixels, or the picture is empty.
     pub fn new(width: u32, height: u32, rgb: &[u8]) -> Self {
         let row_bytes = width as usize * PIXEL_BYTES;
-        assert!(row_bytes > 0 && rgb.len() == row_bytes * height as usize && height > 0, "{width} x {height}");
+        assert!(row_bytes > 0 && rgb.len() == row_bytes * height as usize && height > 0, "not {width} x {height}");
         // Flat areas compress best without a filter, and gradients compress best as differences. Try both, and keep the
         // shorter result.
         let plain: Vec<u8> = rgb.chunks_exact(row_bytes).flat_map(|row| [&[0], row].concat()).collect();
         let candidates = [compressed(&plain), compressed(&filtered(rgb, row_bytes))];
-        let data = candidates.iter().min_by_key(|data| data.len()).expect("there are two");
+        let data = candidates.iter().min_by_key(|data| data.len()).expect("`candidates` has two elements");
         let mut header = [width.to_be_bytes(), height.to_be_bytes()].concat();
         header.extend(FORMAT);
         let png = [SIGNATURE.to_vec(), chunk(b"IHDR", &header), chunk(b"IDAT", data), chunk(b"IEND", &[])];
@@ -59,7 +59,7 @@ fn best_filter(row: &[u8], above: &[u8]) -> Vec<u8> {
     };
     let filters = [filter_row(0, &vec![0; row.len()]), filter_row(1, &left), filter_row(2, above)];
     let size = |row: &Vec<u8>| row[1..].iter().map(|byte| u64::from(byte.cast_signed().unsigned_abs())).sum::<u64>();
-    filters.into_iter().min_by_key(size).expect("there are three")
+    filters.into_iter().min_by_key(size).expect("`filters` has three elements")
 }
 
 fn compressed(bytes: &[u8]) -> Vec<u8> {

@@ -137,14 +137,14 @@ mod tests {
     use crate::geo::Degrees;
 
     fn point(latitude: f64, longitude: f64) -> UnitVector {
-        Place::new(Degrees(latitude), Degrees(longitude)).expect("on Earth").into()
+        Place::new(Degrees(latitude), Degrees(longitude)).expect("the coordinates are in range").into()
     }
 
     #[test]
     fn an_arc_across_the_180th_meridian_does_not_jump() {
         let line = unwrapped(&arc(point(10.0, 170.0), point(-20.0, -150.0)));
-        assert!(line.windows(2).all(|pair| (pair[1][0] - pair[0][0]).abs() < 5.0), "{line:?}");
-        assert!((line.last().expect("points")[0] - 210.0).abs() < 1e-9, "{line:?}");
+        assert!(line.windows(2).all(|pair| (pair[1][0] - pair[0][0]).abs() < 5.0), "a longitude jumps: {line:?}");
+        assert!((line.last().expect("a line has points")[0] - 210.0).abs() < 1e-9, "wrong end: {line:?}");
     }
 
     #[test]
@@ -160,18 +160,18 @@ mod tests {
     fn known_places_are_drawn_as_land_or_sea() {
         let map = Map { left: 0.0, top: 0.0, width: 720.0, height: 360.0 };
         let mut pixmap = canvas(720, 360, [0, 0, 0]);
-        fill(&mut pixmap, &map.land().expect("land"), [255, 255, 255, 255]);
+        fill(&mut pixmap, &map.land().expect("the map contains land"), [255, 255, 255, 255]);
         let is_land = |latitude: f64, longitude: f64| {
             let [x, y] = map.pixel(point(latitude, longitude));
-            pixmap.pixel(x as u32, y as u32).expect("on the map").red() > 128
+            pixmap.pixel(x as u32, y as u32).expect("the pixel is on the map").red() > 128
         };
         for (latitude, longitude) in
             [(48.0, 10.0), (-25.0, 135.0), (66.0, -175.0), (67.0, 179.0), (-85.0, 0.0), (-89.0, 120.0), (40.0, -100.0)]
         {
-            assert!(is_land(latitude, longitude), "{latitude}, {longitude}");
+            assert!(is_land(latitude, longitude), "{latitude}, {longitude} is drawn as sea");
         }
         for (latitude, longitude) in [(0.0, -30.0), (0.0, 179.0), (40.0, 180.0), (-60.0, 0.0), (30.0, -150.0)] {
-            assert!(!is_land(latitude, longitude), "{latitude}, {longitude}");
+            assert!(!is_land(latitude, longitude), "{latitude}, {longitude} is drawn as land");
         }
         let land = pixmap.pixels().chunks_exact(720).enumerate().map(|(row, pixels)| {
             let weight = ((90.0 - (row as f64 + 0.5) / 2.0).to_radians()).cos() / 720.0;
@@ -179,6 +179,6 @@ mod tests {
         });
         // About 29 % of the Earth is land. The map draws the Caspian Sea as land.
         let share = land.sum::<f64>() * 0.5_f64.to_radians() / 2.0;
-        assert!((share - 0.29).abs() < 0.01, "{share}");
+        assert!((share - 0.29).abs() < 0.01, "the share of land is {share}, wanted 0.29");
     }
 }

@@ -311,33 +311,33 @@ mod tests {
 
     #[test]
     fn file_has_the_written_bytes_and_their_xxh3_checksum() {
-        let folder = tempfile::tempdir().expect("temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let path = folder.path().join("file");
         let bytes: Vec<u8> = (0..3 * BUFFER_BYTES + 17).map(|index| (index % 251) as u8).collect();
-        let mut writer = Files::real().create(&path).expect("created");
+        let mut writer = Files::real().create(&path).expect("the folder is writable");
         for piece in bytes.chunks(700_001) {
-            writer.put(piece).expect("written");
+            writer.put(piece).expect("the test folder is writable");
         }
-        let written = writer.finish().expect("finished");
-        assert_eq!(std::fs::read(&path).expect("readable"), bytes);
-        assert_eq!((written.bytes, &written), (bytes.len() as u64, &measure(&path).expect("readable")));
+        let written = writer.finish().expect("the folder is writable");
+        assert_eq!(std::fs::read(&path).expect("the file can be read"), bytes);
+        assert_eq!((written.bytes, &written), (bytes.len() as u64, &measure(&path).expect("the file can be read")));
         assert_eq!(
             Xxh3::default().hex(),
             "2d06800538d394c2",
-            "checksum of the empty input, from the xxh3 specification"
+            "wrong checksum of the empty input; the wanted one is from the xxh3 specification"
         );
     }
 
     #[test]
     fn failed_atomic_write_leaves_the_old_or_the_new_file() {
-        let folder = tempfile::tempdir().expect("temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let path = folder.path().join("latest");
-        Files::real().write_atomically(&path, b"old").expect("written");
+        Files::real().write_atomically(&path, b"old").expect("the test folder is writable");
         for fault in [Fault::Crash, Fault::PowerLoss, Fault::DiskFull] {
             for operation in 0.. {
                 let files = Files::failing(fault, operation);
                 let done = files.write_atomically(&path, b"new");
-                let text = std::fs::read(&path).expect("always there");
+                let text = std::fs::read(&path).expect("the file always exists");
                 assert!(text == b"old" || text == b"new", "{fault:?} at {operation}: {text:?}");
                 if done.is_ok() {
                     assert_eq!(text, b"new");
@@ -346,21 +346,21 @@ mod tests {
                 }
                 assert!(files.has_failed());
             }
-            Files::real().write_atomically(&path, b"old").expect("written");
+            Files::real().write_atomically(&path, b"old").expect("the test folder is writable");
         }
     }
 
     #[test]
     fn folders_are_created_with_parents_and_removed_with_contents() {
-        let folder = tempfile::tempdir().expect("temporary folder");
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let deep = folder.path().join("a/b/c");
         let files = Files::real();
-        files.create_folders(&deep).expect("created");
-        files.create_folders(&deep).expect("exists already");
-        files.write_new(&deep.join("x"), b"x").expect("written");
-        files.remove_folder(&folder.path().join("a")).expect("removed");
-        assert!(files.entries(folder.path()).expect("readable").is_empty());
-        files.write_new(&folder.path().join("file"), b"").expect("written");
+        files.create_folders(&deep).expect("the folder is writable");
+        files.create_folders(&deep).expect("an existing folder is not an error");
+        files.write_new(&deep.join("x"), b"x").expect("the test folder is writable");
+        files.remove_folder(&folder.path().join("a")).expect("the folder exists");
+        assert!(files.entries(folder.path()).expect("the folder can be read").is_empty());
+        files.write_new(&folder.path().join("file"), b"").expect("the test folder is writable");
         assert!(files.create_folder(&folder.path().join("file")).is_err());
     }
 }

@@ -70,7 +70,7 @@ impl SphereIndex {
     /// # Panics
     /// If there are 2³² points or more.
     pub fn new(points: Vec<UnitVector>) -> Self {
-        let count = u32::try_from(points.len()).expect("fewer than 2^32 points");
+        let count = u32::try_from(points.len()).expect("an index has fewer than 2^32 points");
         let mut order: Vec<u32> = (0..count).collect();
         let mut splits = vec![(0, 0.0); points.len()];
         split(&points, &mut order, &mut splits);

@@ -116,7 +116,7 @@ impl UnitVector {
     /// Walks `distance` along the great circle that starts at `bearing`, measured clockwise from north.
     pub fn displace(self, bearing: Degrees, distance: Km) -> Result<Self, GeoError> {
         if !(bearing.0.is_finite() && distance.0.is_finite()) {
-            let text = format!("bearing is {}°, distance {} km, wanted finite numbers", bearing.0, distance.0);
+            let text = format!("bearing is {}° and distance is {} km, wanted finite numbers", bearing.0, distance.0);
             return Err(GeoError(text));
         }
         let (sine, cosine) = bearing.radians().sin_cos();

@@ -96,10 +96,10 @@ mod tests {
     fn each_resample_draws_as_many_rows_as_the_data_has() {
         let mut seen = Vec::new();
         let options = Bootstrap { seed: 5, resamples: 20 };
-        options.intervals(33, &[0.0], |counts, _| seen.push(counts.to_vec())).expect("in range");
+        options.intervals(33, &[0.0], |counts, _| seen.push(counts.to_vec())).expect("the number of rows is in range");
         assert!(seen.len() == 20 && seen.iter().all(|counts| counts.iter().sum::<u32>() == 33));
         seen.sort();
         seen.dedup();
-        assert_eq!(seen.len(), 20, "no two resamples are equal");
+        assert_eq!(seen.len(), 20, "some resamples are equal");
     }
 }

@@ -42,7 +42,7 @@ pub fn density_coverage(
     if k == 0 || truth.len() <= k {
         let got = truth.len();
         return Err(MetricsError(format!(
-            "density and coverage: k is {k} with {got} true places, wanted k of at least 1 and more than k places"
+            "density and coverage: got k = {k} and {got} true places, wanted k at least 1 and more than k true places"
         )));
     }
     let (true_index, predicted_index) = (SphereIndex::new(truth.to_vec()), SphereIndex::new(predicted.to_vec()));

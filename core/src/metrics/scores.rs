@@ -168,7 +168,7 @@ impl<'a> PredictorErrors<'a> {
             return Err(MetricsError(format!("answer {row}: error is {got} km, wanted a finite number of at least 0")));
         }
         if let Some(got) = thresholds_km.iter().find(|threshold| !is_distance(threshold)) {
-            return Err(MetricsError(format!("threshold {got} km, wanted a finite number of at least 0")));
+            return Err(MetricsError(format!("threshold is {got} km, wanted a finite number of at least 0")));
         }
         let mut order: Vec<u32> = (0..errors_km.len() as u32).collect();
         order.sort_unstable_by(|a, b| errors_km[*a as usize].total_cmp(&errors_km[*b as usize]).then(a.cmp(b)));

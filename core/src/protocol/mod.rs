@@ -203,7 +203,7 @@ pub enum ToLauncher {
     Evaluated(QuickEvaluation),
     /// This worker is about to trigger an injected fault.
     Breaking(InjectedFault),
-    /// What this worker is doing; sent by a thread beside the working one.
+    /// What this worker is doing. A separate thread of the worker sends this message.
     Beat(Beat),
     /// This rank has written its parts of a checkpoint.
     Parts(PartsWritten),
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     fn frame(body: &[u8]) -> Vec<u8> {
-        let mut bytes = u32::try_from(body.len()).expect("short").to_be_bytes().to_vec();
+        let mut bytes = u32::try_from(body.len()).expect("the body is shorter than 4 GiB").to_be_bytes().to_vec();
         bytes.extend_from_slice(body);
         bytes
     }
@@ -276,13 +276,13 @@ mod tests {
             let sent = ToLauncher::Failed(Failure { message, of_peer, exit_code: 14 });
             let mut wire = Vec::new();
             for _ in 0..count {
-                write_message(&mut wire, &sent).expect("fits");
+                write_message(&mut wire, &sent).expect("writing to a Vec cannot fail");
             }
             let mut input = wire.as_slice();
             for _ in 0..count {
-                prop_assert_eq!(read_message(&mut input).expect("reads"), Some(sent.clone()));
+                prop_assert_eq!(read_message(&mut input).expect("the message is complete"), Some(sent.clone()));
             }
-            prop_assert_eq!(read_message::<ToLauncher>(&mut input).expect("ends"), None);
+            prop_assert_eq!(read_message::<ToLauncher>(&mut input).expect("the input ends after a message"), None);
         }
 
         #[test]
@@ -295,23 +295,23 @@ mod tests {
     #[test]
     fn truncated_message_is_an_error() {
         let mut wire = Vec::new();
-        write_message(&mut wire, &ToLauncher::Result(Box::new(Probed {}.into()))).expect("fits");
+        write_message(&mut wire, &ToLauncher::Result(Box::new(Probed {}.into()))).expect("a Vec grows as needed");
         for cut in 1..wire.len() {
-            let error = read_message::<ToLauncher>(&mut &wire[..cut]).expect_err("cut short");
+            let error = read_message::<ToLauncher>(&mut &wire[..cut]).expect_err("the message is cut short");
             assert!(matches!(error, ProtocolError::Io(_)), "{cut}: {error}");
         }
     }
 
     #[test]
     fn oversized_length_is_refused_before_allocation() {
-        let error = read_message::<ToLauncher>(&mut b"GET / HTTP/1.1".as_slice()).expect_err("not a frame");
+        let error = read_message::<ToLauncher>(&mut b"GET / HTTP/1.1".as_slice()).expect_err("this is not a message");
         assert!(matches!(error, ProtocolError::TooLong { got: 0x4745_5420 }), "{error}");
     }
 
     #[test]
     fn unknown_message_is_an_error() {
         let wire = frame(br#"{"dance":{}}"#);
-        let error = read_message::<ToWorker>(&mut wire.as_slice()).expect_err("unknown");
+        let error = read_message::<ToWorker>(&mut wire.as_slice()).expect_err("the variant is unknown");
         assert!(error.to_string().contains("unknown variant `dance`"), "{error}");
     }
 }

@@ -70,7 +70,7 @@ pub enum InjectedFault {
         rank: u32,
         /// The step, from 1.
         step: u64,
-        /// The phase in which it hangs.
+        /// The phase in which the rank hangs.
         phase: WorkPhase,
     },
     /// A rank panics just before a step.
@@ -92,7 +92,7 @@ pub enum InjectedFault {
 }
 
 impl InjectedFault {
-    /// The rank and the step, from 1, that the fault is due at.
+    /// The rank in which the fault occurs, and the step before which it occurs, counted from 1.
     pub fn due(self) -> (u32, u64) {
         match self {
             Self::Kill { rank, step }

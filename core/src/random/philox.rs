@@ -128,7 +128,7 @@ pub struct RangeError(String);
 
 /// Returns an error that names `field` unless `got` is below `end`.
 pub fn check_below(field: &str, got: u64, end: u64) -> Result<(), RangeError> {
-    if got < end { Ok(()) } else { Err(RangeError(format!("{field} is {got}, wanted below {end}"))) }
+    if got < end { Ok(()) } else { Err(RangeError(format!("{field} is {got}, wanted less than {end}"))) }
 }
 
 /// A source of random numbers. The seed is its whole state.
@@ -200,7 +200,7 @@ impl Philox {
         }
         if draw.elements == 0 || !out.len().is_multiple_of(draw.elements) {
             let (got, elements) = (out.len(), draw.elements);
-            return Err(RangeError(format!("{got} values are not whole rows of {elements} elements")));
+            return Err(RangeError(format!("got {got} values, wanted whole rows of {elements} elements")));
         }
         let stream = Self::check(draw, (out.len() / draw.elements) as u64)?;
         let blocks = RowBlocks { draw, stream, sample: draw.first_sample, block: 0 };
@@ -252,13 +252,13 @@ fn fill_blocks<T: Copy + Default>(
 
 /// Returns an error if `0..bound` is empty.
 pub fn check_int_bound(bound: u32) -> Result<(), RangeError> {
-    if bound > 0 { Ok(()) } else { Err(RangeError("bound of integers is 0, wanted at least 1".to_owned())) }
+    if bound > 0 { Ok(()) } else { Err(RangeError("upper bound is 0, wanted at least 1".to_owned())) }
 }
 
 /// The threshold of a mask: an element is kept if its 32-bit integer is below the threshold.
 pub fn mask_threshold(keep: f64) -> Result<u64, RangeError> {
     if !(0.0..=1.0).contains(&keep) {
-        return Err(RangeError(format!("probability is {keep}, wanted 0 to 1")));
+        return Err(RangeError(format!("probability of keeping is {keep}, wanted 0 to 1")));
     }
     Ok((keep * 4_294_967_296.0) as u64)
 }
@@ -348,7 +348,7 @@ fn box_muller(radius_bits: u32, angle_bits: u32) -> (f32, f32) {
 #[inline(always)]
 fn ln_unit(x: f32) -> f32 {
     let bits = x.to_bits();
-    // The mantissa lies in [0.5, 1). If it is less than √½, it is doubled below, so that it lies in [√½, √2).
+    // The mantissa lies in [0.5, 1). A mantissa less than √½ is doubled, so that the result lies in [√½, √2).
     let mantissa = f32::from_bits(bits & 0x007f_ffff | 0x3f00_0000);
     let low = mantissa < FRAC_1_SQRT_2;
     let exponent = (bits >> 23) as i32 - 126 - i32::from(low);

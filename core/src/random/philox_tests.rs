@@ -26,7 +26,7 @@ fn counter_fields_are_laid_out_as_documented() {
     let draw =
         Draw { stream: Stream::Dropout(5), step: 0x12_3456_789a, first_sample: 0xab_cdef_0123, elements: 4 * LANES };
     let mut out = vec![0; draw.elements];
-    Philox::new(0x0123_4567_89ab_cdef).fill_bits(draw, &mut out).expect("in range");
+    Philox::new(0x0123_4567_89ab_cdef).fill_bits(draw, &mut out).expect("the draw is in range");
     let stream = 2 << 10 | 5;
     let counter = [9, 0xcdef_0123, 0x3456_789a, stream << 16 | 0xab << 8 | 0x12];
     assert_eq!(out[36..40], one(counter, [0x89ab_cdef, 0x0123_4567]));
@@ -38,13 +38,13 @@ fn rows_do_not_depend_on_how_they_are_split() {
     for elements in [1, 3, 4, 5, 8, 63, 64, 65, 130] {
         let draw = |first_sample| Draw { first_sample, elements, ..DRAW };
         let mut whole = vec![0.0; 8 * elements];
-        philox.fill_normal(draw(100), &mut whole).expect("in range");
+        philox.fill_normal(draw(100), &mut whole).expect("the draw is in range");
         for cut in [0, 1, 4, 7] {
             let mut parts = vec![0.0; 8 * elements];
             let (left, right) = parts.split_at_mut(cut * elements);
-            philox.fill_normal(draw(100), left).expect("in range");
-            philox.fill_normal(draw(100 + cut as u64), right).expect("in range");
-            assert_eq!(whole, parts, "{elements} elements cut at {cut}");
+            philox.fill_normal(draw(100), left).expect("the draw is in range");
+            philox.fill_normal(draw(100 + cut as u64), right).expect("the draw is in range");
+            assert_eq!(whole, parts, "{elements} elements per row: a cut at row {cut} changed the numbers");
         }
     }
 }
@@ -53,8 +53,8 @@ fn rows_do_not_depend_on_how_they_are_split() {
 fn a_longer_row_starts_with_the_numbers_of_a_shorter_one() {
     let mut short = [0; 6];
     let mut long = [0; 9];
-    Philox::new(1).fill_bits(Draw { elements: 6, ..DRAW }, &mut short).expect("in range");
-    Philox::new(1).fill_bits(Draw { elements: 9, ..DRAW }, &mut long).expect("in range");
+    Philox::new(1).fill_bits(Draw { elements: 6, ..DRAW }, &mut short).expect("the draw is in range");
+    Philox::new(1).fill_bits(Draw { elements: 9, ..DRAW }, &mut long).expect("the draw is in range");
     assert_eq!(short, long[..6]);
 }
 
@@ -78,8 +78,8 @@ fn seed_stream_step_and_sample_each_change_the_numbers() {
     let mut seen = std::collections::HashSet::new();
     for (seed, draw) in draws {
         let mut out = [0; 5];
-        Philox::new(seed).fill_bits(draw, &mut out).expect("in range");
-        assert!(seen.insert(out), "{seed} {draw:?} repeats another draw");
+        Philox::new(seed).fill_bits(draw, &mut out).expect("the draw is in range");
+        assert!(seen.insert(out), "seed {seed}: {draw:?} repeats another draw");
     }
 }
 
@@ -99,15 +99,15 @@ fn stream_ids_never_change() {
 #[test]
 fn values_that_do_not_fit_the_counter_are_an_error() {
     let mut out = [0; 5];
-    let mut refused = |draw| Philox::new(0).fill_bits(draw, &mut out).expect_err("out of range").to_string();
+    let mut refused = |draw| Philox::new(0).fill_bits(draw, &mut out).expect_err("the draw is invalid").to_string();
     assert!(refused(Draw { step: STEP_END, ..DRAW }).contains("step is 1099511627776"));
     assert!(refused(Draw { first_sample: SAMPLE_END, ..DRAW }).contains("first sample"));
     assert!(refused(Draw { stream: Stream::Dropout(1024), ..DRAW }).contains("stream index is 1024"));
-    assert!(refused(Draw { elements: 3, ..DRAW }).contains("5 values are not whole rows of 3"));
+    assert!(refused(Draw { elements: 3, ..DRAW }).contains("got 5 values, wanted whole rows of 3"));
     assert!(refused(Draw { first_sample: SAMPLE_END - 4, elements: 1, ..DRAW }).contains("last sample"));
     let philox = Philox::new(0);
-    let error = philox.fill_int(DRAW, 0, &mut [0; 5]).expect_err("an empty range");
-    assert_eq!(error.to_string(), "random numbers: bound of integers is 0, wanted at least 1");
+    let error = philox.fill_int(DRAW, 0, &mut [0; 5]).expect_err("the range is empty");
+    assert_eq!(error.to_string(), "random numbers: upper bound is 0, wanted at least 1");
     assert!(philox.fill_mask(DRAW, f64::NAN, &mut [false; 5]).is_err());
     assert_eq!(philox.fill_bits(Draw { elements: 0, ..DRAW }, &mut []), Ok(()));
 }
@@ -116,18 +116,18 @@ fn values_that_do_not_fit_the_counter_are_an_error() {
 fn uniforms_integers_and_masks_are_derived_from_the_bits() {
     let philox = Philox::new(9);
     let (mut bits, mut uniform, mut int, mut mask) = ([0; 5], [0.0; 5], [0; 5], [false; 5]);
-    philox.fill_bits(DRAW, &mut bits).expect("in range");
-    philox.fill_uniform(DRAW, &mut uniform).expect("in range");
-    philox.fill_int(DRAW, 1000, &mut int).expect("in range");
-    philox.fill_mask(DRAW, 0.5, &mut mask).expect("in range");
+    philox.fill_bits(DRAW, &mut bits).expect("the draw is in range");
+    philox.fill_uniform(DRAW, &mut uniform).expect("the draw is in range");
+    philox.fill_int(DRAW, 1000, &mut int).expect("the draw is in range");
+    philox.fill_mask(DRAW, 0.5, &mut mask).expect("the draw is in range");
     for i in 0..5 {
         assert_eq!(uniform[i], (bits[i] >> 8) as f32 / 16_777_216.0);
         assert_eq!(int[i], (f64::from(bits[i]) / 4_294_967_296.0 * 1000.0) as i64);
         assert_eq!(mask[i], bits[i] < 1 << 31);
     }
-    philox.fill_mask(DRAW, 1.0, &mut mask).expect("in range");
+    philox.fill_mask(DRAW, 1.0, &mut mask).expect("the draw is in range");
     assert_eq!(mask, [true; 5]);
-    philox.fill_mask(DRAW, 0.0, &mut mask).expect("in range");
+    philox.fill_mask(DRAW, 0.0, &mut mask).expect("the draw is in range");
     assert_eq!(mask, [false; 5]);
 }
 

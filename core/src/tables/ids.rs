@@ -47,7 +47,8 @@ mod tests {
 
     #[test]
     fn identifiers_of_every_type_become_text() {
-        let fixed = FixedSizeBinaryArray::try_from_iter([[0_u8, 255], [1, 2]].into_iter()).expect("two by two bytes");
+        let fixed =
+            FixedSizeBinaryArray::try_from_iter([[0_u8, 255], [1, 2]].into_iter()).expect("all values have two bytes");
         let columns: [(ArrayRef, &str); 6] = [
             (Arc::new(UInt64Array::from(vec![0, u64::MAX])), "18446744073709551615"),
             (Arc::new(Int8Array::from(vec![0, -3])), "-3"),
@@ -61,7 +62,7 @@ mod tests {
         }
         let null = UInt64Array::from(vec![Some(1), None]);
         assert_eq!(id(&null, 1), Err("is null, wanted an identifier".to_owned()));
-        let error = id(&BooleanArray::from(vec![true]), 0).expect_err("not an identifier");
+        let error = id(&BooleanArray::from(vec![true]), 0).expect_err("a boolean is not an identifier");
         assert_eq!(error, "is Boolean, wanted text, bytes or integers");
     }
 }

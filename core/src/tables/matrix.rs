@@ -48,7 +48,7 @@ impl Matrix {
         let layout: fn(&mut MatrixHeader<'_>) -> Result<MatrixLayout, TableError> = match extension.to_str() {
             Some("npy") => npy_layout,
             Some("safetensors") => safetensors_layout,
-            _ => return Err(TableError::file(path, "the name ends in neither .npy nor .safetensors")),
+            _ => return Err(TableError::file(path, "the file name ends in neither .npy nor .safetensors")),
         };
         let mut file = File::open(path).map_err(io)?;
         let length = file.metadata().map_err(io)?.len();
@@ -60,7 +60,7 @@ impl Matrix {
         let bytes = rows.checked_mul(width).and_then(|count| count.checked_mul(element.size() as u64));
         let end = bytes.and_then(|bytes| bytes.checked_add(start));
         if end.is_none_or(|end| end > length) {
-            let reason = format!("{length} bytes, too few for a header and {rows} x {width} numbers: cut short");
+            let reason = format!("cut short: {length} bytes are too few for a header and {rows} x {width} numbers");
             return Err(TableError::damaged(path, reason));
         }
         let usable = usize::try_from(width).ok().filter(|width| *width > 0);
@@ -130,7 +130,8 @@ impl MatrixHeader<'_> {
     /// Reads the next `count` bytes. `what` is the name of the file format in error messages.
     fn take(&mut self, count: u64, what: &str) -> Result<Vec<u8>, TableError> {
         if count > HEADER_BYTES_MAX || count > self.length {
-            let reason = format!("not {what}, or cut short: header of {count} bytes in a file of {}", self.length);
+            let reason =
+                format!("not {what}, or cut short: the header needs {count} bytes, and the file has {}", self.length);
             return Err(TableError::damaged(self.path, reason));
         }
         let mut bytes = vec![0; count as usize];
@@ -169,10 +170,11 @@ fn npy_layout(file: &mut MatrixHeader<'_>) -> Result<MatrixLayout, TableError> {
         "<f2" => Dtype::F16,
         "<f4" => Dtype::F32,
         "<f8" => Dtype::F64,
-        other => return Err(TableError::file(path, format!("numbers are `{other}`, wanted <f2, <f4 or <f8"))),
+        other => return Err(TableError::file(path, format!("number type is `{other}`, wanted <f2, <f4 or <f8"))),
     };
     if field("fortran_order").is_none_or(|text| !text.starts_with("False")) {
-        return Err(TableError::file(path, "in Fortran order, wanted C order; save numpy.ascontiguousarray(matrix)"));
+        let reason = "the matrix is in Fortran order, wanted C order; save numpy.ascontiguousarray(matrix)";
+        return Err(TableError::file(path, reason));
     }
     let shape = field("shape").and_then(|text| text.strip_prefix('(')?.split_once(')')).map(|(inside, _)| inside);
     let lengths = shape.unwrap_or("?").split(',').map(str::trim).filter(|text| !text.is_empty());
@@ -194,7 +196,8 @@ fn safetensors_layout(file: &mut MatrixHeader<'_>) -> Result<MatrixLayout, Table
     names.sort_unstable();
     let wanted = if let [only] = names[..] { only } else { "embedding" };
     let Some(tensor) = tensors.get(wanted) else {
-        return Err(TableError::file(path, format!("tensors {names:?}, wanted exactly one, or one named `embedding`")));
+        let reason = format!("got the tensors {names:?}, wanted exactly one tensor, or one named `embedding`");
+        return Err(TableError::file(path, reason));
     };
     let element = tensor.dtype;
     if !matches!(element, Dtype::F16 | Dtype::F32 | Dtype::F64) {

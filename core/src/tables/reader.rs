@@ -137,7 +137,7 @@ impl Iterator for TableReader {
 fn open_npy(path: &Path) -> Result<TableReader, TableError> {
     let matrix = Matrix::open(path)?;
     if matrix.width() != 2 {
-        let reason = format!("{} x {} numbers, wanted N x 2: latitude, longitude", matrix.rows(), matrix.width());
+        let reason = format!("shape is {} x {}, wanted N x 2 (latitude, longitude)", matrix.rows(), matrix.width());
         return Err(TableError::file(path, reason));
     }
     let header = vec!["latitude".to_owned(), "longitude".to_owned()];

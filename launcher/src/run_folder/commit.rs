@@ -71,7 +71,8 @@ impl RunFolder {
         let current = self.attempt.map_or_else(|| "none".to_owned(), |current| current.to_string());
         Err(reported!(
             WorkerFailed,
-            "step {step} is not committed: parts are of step {written} and attempt {writer}, the current attempt is {current}"
+            "step {step} is not committed: got parts from step {written} of attempt {writer}, wanted parts from step \
+             {step} of attempt {current}"
         ))
     }
 
@@ -138,7 +139,7 @@ impl RunFolder {
 
 /// Checks that the files that the ranks wrote have plain names, no duplicates, and the reported lengths.
 fn check_parts(partial: &Path, files: &[CheckpointFile]) -> Result<(), LaunchError> {
-    let fail = |reason: String| Err(reported!(Corrupt, "{}: {reason}; not committed", partial.display()));
+    let fail = |reason: String| Err(reported!(Corrupt, "{}: {reason}; the step is not committed", partial.display()));
     if files.is_empty() {
         return fail("no rank wrote any file".into());
     }
@@ -180,6 +181,6 @@ mod tests {
         assert_eq!(to_remove(&checkpoints, 1), [10, 30, 40]);
         assert_eq!(to_remove(&checkpoints, 9), Vec::<u64>::new());
         assert_eq!(to_remove(&checkpoints[2..3], 1), Vec::<u64>::new());
-        assert_eq!(to_remove(&[(10, Some(1.0)), (20, Some(1.0)), (30, None)], 1), [10], "a tie keeps the later step");
+        assert_eq!(to_remove(&[(10, Some(1.0)), (20, Some(1.0)), (30, None)], 1), [10], "wrong step kept in a tie");
     }
 }

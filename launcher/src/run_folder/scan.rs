@@ -150,7 +150,7 @@ fn read_manifest(folder: &Path) -> Result<CheckpointManifest, LaunchError> {
     let io = LaunchError::at(&path);
     match std::fs::metadata(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            refuse!(Corrupt, "no {CHECKPOINT_MANIFEST}");
+            refuse!(Corrupt, "it has no {CHECKPOINT_MANIFEST}");
         }
         Err(error) => return Err(io(error)),
         Ok(found) if found.len() > MANIFEST_BYTES_MAX => {
@@ -163,7 +163,10 @@ fn read_manifest(folder: &Path) -> Result<CheckpointManifest, LaunchError> {
         && later > u64::from(CHECKPOINT_FORMAT)
     {
         let path = path.display();
-        refuse!(BadData, "{path}: format {later} is from a later version, wanted {CHECKPOINT_FORMAT}");
+        refuse!(
+            BadData,
+            "{path}: format {later} is from a later version, wanted {CHECKPOINT_FORMAT}; use the version that wrote it"
+        );
     }
     serde_json::from_slice(&bytes)
         .map_err(|error| reported!(Corrupt, "{CHECKPOINT_MANIFEST} cannot be parsed: {error}"))
@@ -177,7 +180,7 @@ fn check_manifest(folder: &Path, manifest: &CheckpointManifest) -> Result<(), La
     let step = named.and_then(|name| step_of(name).or_else(|| set_aside_step_of(name)));
     if let Some(step) = step.filter(|step| *step != manifest.step) {
         let got = manifest.step;
-        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} is for step {got}, wanted {step} as in the folder's name");
+        refuse!(Corrupt, "{CHECKPOINT_MANIFEST} is for step {got}, but the folder is named for step {step}");
     }
     if manifest.files.is_empty() {
         refuse!(Corrupt, "{CHECKPOINT_MANIFEST} lists no files");

@@ -184,12 +184,13 @@ fn disk(config: &RunConfig) -> Finding {
     }
     match free_bytes(&folder) {
         Ok(free) if free >= wanted => {
-            let detail = format!("{:.1} GiB free at {shown}, {:.1} wanted", free as f64 / GIB, wanted as f64 / GIB);
+            let detail = format!("{:.1} GiB free at {shown}, wanted {:.1} GiB", free as f64 / GIB, wanted as f64 / GIB);
             (Level::Ok, detail)
         }
         Ok(free) => {
             let detail = format!(
-                "{:.1} GiB free at {shown}, {:.1} wanted for {} checkpoints; lower checkpoint.keep or move checkpoint.dir",
+                "{:.1} GiB free at {shown}, wanted {:.1} GiB for the last {} checkpoints, the best one and the one \
+                 being written; lower checkpoint.keep, or set checkpoint.dir to a larger disk",
                 free as f64 / GIB,
                 wanted as f64 / GIB,
                 config.checkpoint.keep
@@ -259,7 +260,7 @@ mod tests {
 
     #[test]
     fn memory_grows_with_the_model_and_shrinks_with_more_workers() {
-        let config = |name: &str| config::load(&[Layer::Preset(name.into())]).expect("valid preset").config;
+        let config = |name: &str| config::load(&[Layer::Preset(name.into())]).expect("the preset is valid").config;
         assert!(training_bytes(&config("l47"), 1) > training_bytes(&config("l23"), 1));
         assert!(training_bytes(&config("l47"), 4) < training_bytes(&config("l47"), 1));
         assert!(checkpoint_bytes(&config("l47")) > 1 << 30);
@@ -267,7 +268,7 @@ mod tests {
 
     #[test]
     fn missing_folder_is_replaced_by_its_nearest_parent() {
-        let base = tempfile::tempdir().expect("temporary folder");
+        let base = tempfile::tempdir().expect("a temporary folder can be created");
         assert_eq!(nearest_folder(&base.path().join("a/b/c")), base.path());
     }
 }

@@ -71,14 +71,14 @@ fn verify(
         Some(skipped) => format!("all other values are valid; {skipped}"),
     };
     output.print(&format!(
-        "{location}: {} rows in {} files of {} row groups, width {}, {} views: {checksums}, {usable}",
+        "{location}: {} rows in {} files with {} row groups, width {}, {} views: {checksums}, {usable}",
         found.rows, found.files, found.row_groups, found.width, found.views,
     ));
     if let Some(plan) = &found.plan {
         let coverage = epoch_coverage(plan);
         for size in &plan.world_sizes {
             output.print(&format!(
-                "{} workers: {} epochs of {} steps of {} rows: {coverage}; order {}",
+                "{} workers, {} epochs, {} steps per epoch, {} rows per step: {coverage}; order {}",
                 size.workers, plan.epochs, plan.steps_per_epoch, plan.global_batch, size.order,
             ));
         }
@@ -91,8 +91,10 @@ fn epoch_coverage(plan: &ReplayReport) -> String {
     let rows = plan.rows;
     match (plan.dropped_rows, plan.padded_rows) {
         (0, 0) => "each row once per epoch".to_owned(),
-        (0, padded) => format!("each row once per epoch, and {padded} of {rows} repeated to fill the last batch"),
-        (dropped, _) => format!("no row twice in an epoch, and {dropped} of {rows} left out: they do not fill a batch"),
+        (0, padded) => format!("each row once per epoch, and {padded} of {rows} rows twice, to fill the last batch"),
+        (dropped, _) => {
+            format!("no row twice in an epoch; {dropped} of {rows} rows are left out, because they do not fill a batch")
+        }
     }
 }
 
@@ -111,7 +113,7 @@ fn inspect(location: &str, global: &Global, output: Output) -> anyhow::Result<Va
     let lines = [
         ("rows", format!("{}{skipped}", found.rows)),
         ("files", found.files.to_string()),
-        ("row groups", format!("{} of {fewest} to {most} rows", found.row_groups)),
+        ("row groups", format!("{}, with {fewest} to {most} rows each", found.row_groups)),
         ("width, views", format!("{}, {}", found.width, found.views)),
         ("latitude", range(found.latitudes)),
         ("longitude", range(found.longitudes)),

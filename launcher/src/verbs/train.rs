@@ -89,7 +89,7 @@ impl HeldRun<'_> {
             }
             self.restarts += 1;
             tracing::warn!("{error:#}");
-            tracing::warn!("restarting from the newest checkpoint, restart {} of {limit}", self.restarts);
+            tracing::warn!("restarting from the newest checkpoint (restart {} of {limit})", self.restarts);
         }
     }
 
@@ -255,7 +255,7 @@ impl GangObserver for AttemptObserver<'_> {
                 );
             }
             Commit::AlreadyThere(path) => {
-                tracing::warn!("{} already exists and is kept", path.display());
+                tracing::warn!("checkpoint {} already exists and is kept", path.display());
             }
         }
         Ok(())
@@ -265,12 +265,13 @@ impl GangObserver for AttemptObserver<'_> {
 /// Logs a failed write as a warning.
 fn warn_on_error(written: Result<(), LaunchError>) {
     if let Err(error) = written {
-        tracing::warn!("cannot write to the run's folder: {error}");
+        tracing::warn!("cannot write to the run folder: {error}");
     }
 }
 
 /// The faults that `--inject` accepts.
-const FAULTS: &str = "kill, stop, panic, hang[,phase=data|step|checkpoint|evaluation] or exit[,code=N] @rank=R,step=S";
+const FAULTS: &str = "KIND@rank=R,step=S with KIND kill, stop, panic, hang or exit; hang also accepts \
+    `,phase=data|step|checkpoint|evaluation`, and exit also accepts `,code=N`";
 
 /// Parses a fault such as `kill@rank=1,step=7`.
 fn parse_fault(text: &str, world: &NodeWorkers) -> Result<InjectedFault, LaunchError> {
@@ -291,7 +292,7 @@ fn parse_fault(text: &str, world: &NodeWorkers) -> Result<InjectedFault, LaunchE
     }
     let (Some(rank), Some(step)) = (rank, step) else { return Err(usage("rank or step is missing or not a number")) };
     if rank as usize >= world.slots.len() || step == 0 {
-        return Err(usage(&format!("ranks are 0 to {}, steps count from 1", world.slots.len() - 1)));
+        return Err(usage(&format!("ranks are 0 to {} and steps count from 1", world.slots.len() - 1)));
     }
     match kind {
         "kill" => Ok(InjectedFault::Kill { rank, step }),
@@ -341,7 +342,8 @@ mod tests {
     #[test]
     fn faults_are_parsed_or_refused_with_a_reason() {
         let world = world(2);
-        assert_eq!(parse_fault("kill@rank=1,step=7", &world).expect("valid"), InjectedFault::Kill { rank: 1, step: 7 });
+        let fault = parse_fault("kill@rank=1,step=7", &world).expect("the fault is valid");
+        assert_eq!(fault, InjectedFault::Kill { rank: 1, step: 7 });
         for (text, reason) in [
             ("burn@rank=1,step=7", "unknown fault"),
             ("hang@rank=1,step=7,phase=lunch", "unknown field \"phase=lunch\""),

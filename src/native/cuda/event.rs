@@ -119,7 +119,7 @@ mod tests {
             Ok(calls == 3)
         };
         assert_eq!(poll(Duration::from_secs(60), third), Ok(()));
-        assert_eq!(poll(Duration::ZERO, || Ok(true)), Ok(()), "a finished device counts even when the time is up");
+        assert_eq!(poll(Duration::ZERO, || Ok(true)), Ok(()), "the wait failed although the device had finished");
         let timeout = Duration::from_millis(5);
         assert_eq!(poll(timeout, || Ok(false)), Err(WaitError::TimedOut(timeout)));
         let error = NativeError { operation: "event query", text: "illegal address".to_owned() };

@@ -47,7 +47,7 @@ pub enum GraphError {
         text: String,
     },
     /// CUDA or torch failed.
-    #[error("graph `{graph}`")]
+    #[error("graph `{graph}`: CUDA or torch failed")]
     Native {
         /// The graph's name.
         graph: String,
@@ -141,7 +141,7 @@ where
     let handle = Handle(graph);
     // SAFETY: the graph is live.
     check("begin the capture", unsafe { locdiff_cuda_graph_begin(handle.0) }).map_err(native)?;
-    // If `step` panics, the capture is discarded below and the panic becomes an error.
+    // If `step` panics, this function discards the capture and returns the panic as an error.
     let failed = match std::panic::catch_unwind(AssertUnwindSafe(step)) {
         Ok(Ok(result)) => {
             let mut nodes = 0;

@@ -15,7 +15,7 @@ cuda_functions! {
 /// Which pool a stream comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Priority {
-    /// The default.
+    /// The default priority.
     Normal,
     /// If kernels of both priorities are ready, those of a `High` stream start first.
     High,

@@ -101,7 +101,7 @@ impl Neighbour {
     fn wait_for_rounds(&self, more: u64) -> anyhow::Result<u64> {
         let (start, from) = (Instant::now(), self.rounds.load(Ordering::Relaxed));
         while self.rounds.load(Ordering::Relaxed) < from + more {
-            ensure!(start.elapsed() < Duration::from_secs(20), "the other thread makes no progress");
+            ensure!(start.elapsed() < Duration::from_secs(20), "the other thread made no progress in 20 s");
             std::thread::yield_now();
         }
         Ok(self.rounds.load(Ordering::Relaxed) - from)
@@ -110,7 +110,9 @@ impl Neighbour {
     fn finish(mut self) -> anyhow::Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let joined = self.thread.take().map(std::thread::JoinHandle::join);
-        joined.context("the thread was joined before")?.map_err(|_| anyhow::anyhow!("the other thread panicked"))??;
+        joined
+            .context("the thread was already joined")?
+            .map_err(|_| anyhow::anyhow!("the other thread panicked"))??;
         Ok(())
     }
 }
@@ -158,7 +160,7 @@ pub(super) fn replay_equals_eager() -> CheckOutcome {
     }
     ensure!(largest <= 1e-6 && largest_loss <= 1e-6, "parameters differ by {largest:e}, losses by {largest_loss:e}");
     ensure!(replayed.counter.get()? == eager.counter.get()?, "the counters differ");
-    ensure!(last < first, "the loss went from {first} to {last}");
+    ensure!(last < first, "the loss did not fall: it went from {first} to {last}");
     Ok(format!(
         "{STEPS} replays of {} nodes: parameters differ by {largest:e}, losses by {largest_loss:e}; \
          the other thread made {rounds} rounds during the capture",
@@ -177,7 +179,7 @@ fn check_torch_is_usable() -> anyhow::Result<()> {
     replay_within(&mut graph, Duration::from_secs(5))?;
     replay_within(&mut graph, Duration::from_secs(5))?;
     let total = total.f_double_value(&[0])?;
-    ensure!(total == 3.0, "one addition and two replays gave {total}");
+    ensure!(total == 3.0, "one addition and two replays gave {total}, wanted 3");
     cuda::synchronize()?;
     Ok(())
 }
@@ -193,7 +195,7 @@ pub(super) fn torch_is_usable_after_failed_captures() -> CheckOutcome {
                 1 => panic!("the step panics"),
                 // A capture does not allow a value to be read back to the host. The attempt invalidates the capture.
                 2 => product.f_double_value(&[0, 0]).map(drop)?,
-                // Reads a value back as well, but ignores the error.
+                // This attempt also reads a value back, but ignores the error.
                 _ => drop(product.f_double_value(&[0, 0])),
             }
             Ok(())
@@ -207,7 +209,7 @@ pub(super) fn torch_is_usable_after_failed_captures() -> CheckOutcome {
             1 => matches!(error, GraphError::Panicked { .. }),
             _ => matches!(error, GraphError::Native { .. }),
         };
-        ensure!(expected, "failure {how} became {error:?}");
+        ensure!(expected, "failure {how} became the wrong error: {error:?}");
         check_torch_is_usable().with_context(|| format!("after failure {how}"))?;
         details.push(format!("{:#}", anyhow::Error::from(error)).lines().next().unwrap_or_default().to_owned());
     }
@@ -224,13 +226,13 @@ pub(super) fn torch_is_usable_after_failed_captures() -> CheckOutcome {
 pub(super) fn hanging_replay_times_out() -> CheckOutcome {
     let spin = Spin::new()?;
     spin.launch(Duration::from_millis(1))?;
-    ensure!(spin.count()? == 1, "the kernel does not count");
+    ensure!(spin.count()? == 1, "the kernel did not count its launch");
     let (mut graph, ()) = Graph::capture("hanging step", || spin.launch(Duration::from_secs(2)))?;
     let (limit, start) = (Duration::from_millis(200), Instant::now());
     let result = replay_within(&mut graph, limit);
     let timed_out_after = start.elapsed();
     let Err(error) = result else { anyhow::bail!("a replay of 2 s ended within 0.2 s") };
-    ensure!(error.downcast_ref() == Some(&WaitError::TimedOut(limit)), "{error:?}");
+    ensure!(error.downcast_ref() == Some(&WaitError::TimedOut(limit)), "wanted a timeout, got {error:?}");
     ensure!(timed_out_after < Duration::from_millis(400), "the timeout came after {timed_out_after:?}");
     cuda::synchronize()?;
     let ended_after = start.elapsed();
@@ -260,7 +262,7 @@ pub(super) fn timeout_costs_less_than_20_us() -> CheckOutcome {
     };
     mean_us(true)?;
     let (plain_us, within_us) = (mean_us(false)?, mean_us(true)?);
-    ensure!(within_us - plain_us < 20.0, "{within_us:.1} us with a timeout, {plain_us:.1} us without");
+    ensure!(within_us - plain_us < 20.0, "a replay took {within_us:.1} us with a timeout and {plain_us:.1} us without");
     Ok(format!("{within_us:.1} us with a timeout, {plain_us:.1} us with a plain wait"))
 }
 
@@ -294,6 +296,6 @@ pub(super) fn nothing_leaks() -> CheckOutcome {
     ensure!(after.allocated_bytes == before.allocated_bytes, "device memory leaks: {before:?} then {after:?}");
     ensure!(after.reserved_bytes == before.reserved_bytes, "reserved memory grows: {before:?} then {after:?}");
     // If every round leaked 100 bytes, such as a tensor or an event, the process would grow by 1 MB.
-    ensure!(grown < 1 << 20, "the process grew by {grown} bytes");
+    ensure!(grown < 1 << 20, "the process grew by {grown} bytes, wanted less than 1 MiB");
     Ok(format!("{} bytes allocated before and after; the process grew by {grown} bytes", after.allocated_bytes))
 }

@@ -52,7 +52,9 @@ pub(super) fn compile_error_contains_the_log() -> CheckOutcome {
     let broken = "extern \"C\" __global__ void broken(float* out) { out[0] = no_such_name; }";
     let Err(error) = Kernel::compile("broken", broken, &[]) else { anyhow::bail!("a broken kernel was compiled") };
     ensure!(error.text.contains("no_such_name") && error.text.contains("broken.cu(1)"), "the log is missing: {error}");
-    let Err(missing) = Kernel::compile("no_such_kernel", SOURCE, &[]) else { anyhow::bail!("no_such_kernel exists") };
+    let Err(missing) = Kernel::compile("no_such_kernel", SOURCE, &[]) else {
+        anyhow::bail!("a missing kernel was found")
+    };
     let first_line = error.text.lines().nth(1).unwrap_or_default();
     Ok(format!("log: `{first_line}`; missing function: `{missing}`"))
 }
@@ -67,14 +69,14 @@ pub(super) fn wrong_kernel_arguments_are_refused() -> CheckOutcome {
     };
     let rest = [Arg::I32(3), Arg::U32(1000)];
     launch(&out, &rest)?;
-    ensure!(out.f_eq(7.0)?.all().f_int64_value(&[])? == 1, "1 + 3 × 2 is not 7");
+    ensure!(out.f_eq(7.0)?.all().f_int64_value(&[])? == 1, "the kernel did not compute 1 + 3 × 2 = 7");
     let refused = |result: Result<(), crate::native::NativeError>| result.err().map(|error| error.to_string());
     let cpu = refused(launch(&out.to_device(Device::Cpu), &rest)).context("a CPU tensor was accepted")?;
     let gaps = Tensor::zeros([100, 20], (Kind::Float, GPU)).tr();
     let gaps = refused(launch(&gaps, &rest)).context("a transposed tensor was accepted")?;
     let short = refused(launch(&out, &rest[..1])).context("a missing argument was accepted")?;
     let wide = refused(launch(&out, &[Arg::I64(3), rest[1]])).context("a long long for an int was accepted")?;
-    ensure!(cpu.contains("cpu") && gaps.contains("contiguous"), "`{cpu}`, `{gaps}`");
+    ensure!(cpu.contains("cpu") && gaps.contains("contiguous"), "wrong error texts: `{cpu}`, `{gaps}`");
     Ok(format!("refused: `{short}`, `{wide}`"))
 }
 
@@ -92,11 +94,14 @@ pub(super) fn event_waits_for_its_stream_until_a_timeout() -> CheckOutcome {
         Ok(CudaStream::current()?)
     })??;
     ensure!(inside == side && CudaStream::current()? == main, "the current stream is wrong");
-    ensure!(unrelated.query()? && !end.query()?, "the side stream finished at once");
+    ensure!(unrelated.query()? && !end.query()?, "the side stream finished at once, or the main stream did not");
     let limit = Duration::from_millis(5);
-    ensure!(end.wait_for(limit) == Err(WaitError::TimedOut(limit)), "50 ms ended within 5 ms");
+    ensure!(
+        end.wait_for(limit) == Err(WaitError::TimedOut(limit)),
+        "a wait of 5 ms for a kernel of 50 ms did not time out"
+    );
     end.synchronize()?;
-    ensure!(spin.count()? == 1, "the host did not wait");
+    ensure!(spin.count()? == 1, "the host did not wait for the kernel");
     let before = Instant::now();
     end.wait_for(limit)?;
     Ok(format!("a wait for a finished event took {:?}", before.elapsed()))
@@ -110,10 +115,13 @@ pub(super) fn memory_statistics_follow_allocations() -> CheckOutcome {
     let during = cuda::memory(0)?;
     drop(held);
     let after = cuda::memory(0)?;
-    ensure!(during.allocated_bytes == before.allocated_bytes + BYTES, "{before:?} then {during:?}");
-    ensure!(after.allocated_bytes == before.allocated_bytes, "{before:?} then {after:?}");
+    ensure!(
+        during.allocated_bytes == before.allocated_bytes + BYTES,
+        "{BYTES} bytes were allocated: {before:?} then {during:?}"
+    );
+    ensure!(after.allocated_bytes == before.allocated_bytes, "not all bytes were freed: {before:?} then {after:?}");
     ensure!(after.allocated_peak_bytes >= during.allocated_bytes, "the peak is lost: {after:?}");
-    ensure!(during.reserved_bytes >= during.allocated_bytes, "{during:?}");
+    ensure!(during.reserved_bytes >= during.allocated_bytes, "fewer bytes reserved than allocated: {during:?}");
     cuda::empty_cache()?;
     let emptied = cuda::memory(0)?;
     ensure!(emptied.reserved_bytes < during.reserved_bytes, "the cache was not emptied: {emptied:?}");
@@ -129,9 +137,12 @@ pub(super) fn pinned_rows_are_not_reused() -> CheckOutcome {
         places.write(&[0; 8]);
         places.finish();
         let is_reused = HostRows::reuse(rows.into_tensor(), 1, 4).is_some();
-        ensure!(is_reused != pinned, "rows that are pinned: {pinned}, reused: {is_reused}");
+        ensure!(is_reused != pinned, "rows with pinned = {pinned} have reused = {is_reused}");
     }
     let bytes = pinned_bytes(6)?;
-    ensure!(bytes.kind() == Kind::Uint8 && bytes.size() == [6] && bytes.is_pinned(GPU), "{bytes:?}");
+    ensure!(
+        bytes.kind() == Kind::Uint8 && bytes.size() == [6] && bytes.is_pinned(GPU),
+        "wanted 6 pinned bytes, got {bytes:?}"
+    );
     Ok("pinned rows go back to torch".to_owned())
 }

@@ -34,7 +34,10 @@ fn draws() -> [RowDraw<'static>; 4] {
 pub(super) fn device_reports_its_properties() -> CheckOutcome {
     cuda::set_device(0)?;
     let properties = cuda::properties(0)?;
-    ensure!(properties.multiprocessors > 0 && properties.total_bytes > 1 << 30, "{properties:?}");
+    ensure!(
+        properties.multiprocessors > 0 && properties.total_bytes > 1 << 30,
+        "impossible properties: {properties:?}"
+    );
     ensure!(cuda::properties(999).is_err(), "device 999 has properties");
     Ok(format!("{properties:?}"))
 }
@@ -76,7 +79,7 @@ pub(super) fn counter_draws_the_numbers_of_its_step() -> CheckOutcome {
     let (by_counter, by_host) = (draw(Step::Counter(&counter))?, draw(Step::At(42))?);
     ensure!(by_counter == by_host, "step 42 differs between counter and host");
     ensure!(by_counter != draw(Step::At(41))?, "steps 41 and 42 are the same");
-    ensure!(counter.get()? == 42, "the counter is {}", counter.get()?);
+    ensure!(counter.get()? == 42, "the counter is {}, wanted 42", counter.get()?);
     Ok("a counter of 42 draws the numbers of step 42".to_owned())
 }
 
@@ -93,7 +96,7 @@ pub(super) fn adamw_updates_as_on_the_cpu() -> CheckOutcome {
             // The gradients depend only on the step and are computed on the CPU for both devices, so that differences
             // between the parameters do not affect later gradients.
             let wave = (&ramp * (3 * step) + 0.3).sin();
-            // Copies, because the update writes the divided gradients back. Without copies, the two gradients would
+            // Each gradient is copied. The update writes the divided gradients back, and without copies both would
             // share memory on the CPU.
             let grads = [wave.view([64, 64]).copy().to_device(device), wave.narrow(0, 9, 77).copy().to_device(device)];
             let found_inf = Some(if step % 10 == 9 { &skip } else { &keep });
@@ -122,7 +125,10 @@ pub(super) fn squared_norm_equals_that_of_the_cpu_and_flags_nan() -> CheckOutcom
     let (cpu_square, gpu_square) = (squared_norm(&cpu)?, squared_norm(&gpu)?);
     let relative = largest_difference(&gpu_square, &cpu_square)? / cpu_square.f_double_value(&[])?;
     ensure!(relative < 1e-4, "squared norms differ by {relative:e}");
-    ensure!(gpu_square.device() == GPU && clip_divisor(&gpu_square, 1.0)?.device() == GPU, "not on the device");
+    ensure!(
+        gpu_square.device() == GPU && clip_divisor(&gpu_square, 1.0)?.device() == GPU,
+        "the norm or the divisor is not on the GPU"
+    );
     let flag = |norm: &Tensor| -> anyhow::Result<f64> { Ok(not_finite(norm)?.f_double_value(&[])?) };
     ensure!(flag(&gpu_square)? == 0.0, "finite gradients are flagged");
     let broken = [gpu[0].copy(), gpu[1].full_like(f64::NAN)];
@@ -140,14 +146,20 @@ pub(super) fn f32_product_is_more_exact_than_bf16() -> CheckOutcome {
     let scale = exact.abs().max().f_double_value(&[])?;
     let error = |product: &Tensor| -> anyhow::Result<f64> { Ok(largest_difference(product, &exact)? / scale) };
     let wide = mm_f32(&a, &b)?;
-    ensure!(wide.kind() == Kind::Float, "the result is {:?}", wide.kind());
+    ensure!(wide.kind() == Kind::Float, "the result is {:?}, wanted Float", wide.kind());
     let (wide_error, narrow_error) = (error(&wide)?, error(&a.matmul(&b))?);
-    ensure!(wide_error < 1e-3 && wide_error * 10.0 < narrow_error, "error {wide_error:e}, bf16 {narrow_error:e}");
+    ensure!(
+        wide_error < 1e-3 && wide_error * 10.0 < narrow_error,
+        "relative error {wide_error:e}, with a bf16 result {narrow_error:e}"
+    );
     let a = a.set_requires_grad(true);
     let loss = mm_f32(&a, &b)?.sum(Kind::Float);
     let grads = Tensor::f_run_backward(&[loss], &[&a], false, false)?;
     let row_sums = b.sum_dim_intlist([1_i64].as_slice(), false, Kind::Float).expand([512, 1024], false);
     let grad_error = largest_difference(&grads[0], &row_sums)? / row_sums.abs().max().f_double_value(&[])?;
-    ensure!(grads[0].kind() == Kind::BFloat16 && grad_error < 0.01, "gradient is off by {grad_error:e}");
+    ensure!(
+        grads[0].kind() == Kind::BFloat16 && grad_error < 0.01,
+        "the gradient is not bf16 or is off by {grad_error:e}"
+    );
     Ok(format!("relative error {wide_error:e}, with a bf16 result {narrow_error:e}; gradient {grad_error:e}"))
 }

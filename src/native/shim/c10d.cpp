@@ -36,13 +36,15 @@ c10d::ReduceOp reduce_op(const Group& group, Reduce op) {
 void check_tensor(const Group& group, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.defined(), "the tensor is undefined");
   TORCH_CHECK(tensor.is_contiguous(), "the tensor is not contiguous");
-  TORCH_CHECK(tensor.device() == group.device, "the tensor is on ", tensor.device(), ", the group on ", group.device);
+  TORCH_CHECK(tensor.device() == group.device, "the tensor is on ", tensor.device(), ", wanted the group's device ",
+              group.device);
 }
 
 void check_pieces(const Group& group, const at::Tensor& whole, const at::Tensor& piece) {
   check_tensor(group, whole);
   check_tensor(group, piece);
-  TORCH_CHECK(whole.scalar_type() == piece.scalar_type(), "dtypes differ: ", whole.scalar_type(), " and ", piece.scalar_type());
+  TORCH_CHECK(whole.scalar_type() == piece.scalar_type(), "the whole and its piece have different dtypes: ",
+              whole.scalar_type(), " and ", piece.scalar_type());
   TORCH_CHECK(whole.numel() == piece.numel() * group.size, "the whole has ", whole.numel(), " elements, wanted ", group.size,
               " times ", piece.numel());
 }
@@ -171,7 +173,7 @@ WorkPtr start_all_reduce(const GroupPtr& group, at::Tensor tensor, Reduce op, mi
 
 WorkPtr start_broadcast(const GroupPtr& group, at::Tensor tensor, int root, milliseconds timeout) {
   check_tensor(*group, tensor);
-  TORCH_CHECK(root >= 0 && root < group->size, "root ", root, " is not one of ", group->size, " ranks");
+  TORCH_CHECK(root >= 0 && root < group->size, "the root is rank ", root, ", wanted 0 to ", group->size - 1);
   if (!group->backend) {
     return completed_work(group, timeout);
   }
@@ -214,8 +216,8 @@ WorkPtr start_reduce_scatter(const GroupPtr& group, at::Tensor output, at::Tenso
     std::lock_guard<std::mutex> lock(group->issue);
     return std::make_unique<Work>(group, group->backend->_reduce_scatter_base(out, in, options), timeout, nullptr);
   }
-  // c10d's own reduce-scatter on Gloo is an all-reduce whose wait() ignores the timeout. The all-reduce below respects
-  // it.
+  // c10d's own reduce-scatter on Gloo is an all-reduce whose wait() ignores the timeout. This function therefore starts
+  // an all-reduce of its own, whose wait() respects the timeout.
   std::vector<at::Tensor> tensors{in.clone()};
   c10d::AllreduceOptions options;
   options.reduceOp = reduce_op(*group, op);
@@ -278,7 +280,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const StorePtr& store, const Group& 
 #endif
 
 GroupPtr new_group(const char* name, size_t name_length, int rank, int size) {
-  TORCH_CHECK(size > 0 && rank >= 0 && rank < size, "rank ", rank, " is not one of ", size, " ranks");
+  TORCH_CHECK(size > 0 && rank >= 0 && rank < size, "the rank is ", rank, ", wanted 0 to ", size - 1);
   auto group = c10::make_intrusive<Group>();
   group->name.assign(name, name_length);
   group->rank = rank;

@@ -46,7 +46,7 @@ void* open_library() {
     const char* reason = dlerror();
     reasons += std::string("; ") + (reason ? reason : name);
   }
-  TORCH_CHECK(false, "cannot load NVRTC (it comes with torch as nvidia-cuda-nvrtc)", reasons);
+  TORCH_CHECK(false, "cannot load NVRTC, which is installed with torch as nvidia-cuda-nvrtc", reasons);
 }
 
 // Loads NVRTC's builtins library. NVRTC looks for this library by name but not in its own folder, and finds it if it is
@@ -95,7 +95,7 @@ struct Program {
 
   std::string log() const {
     size_t size = 0;
-    if (nvrtc().log_size(handle, &size) != 0 || size == 0) return "(no log)";
+    if (nvrtc().log_size(handle, &size) != 0 || size == 0) return "(NVRTC returned no log)";
     std::string text(size, '\0');
     nvrtc().log(handle, text.data());
     return text.c_str();

@@ -19,7 +19,7 @@ int guarded(Body&& body) {
   } catch (const std::exception& error) {
     return fail(error.what());
   } catch (...) {
-    return fail("an exception that is not a std::exception");
+    return fail("C++ code threw an exception that is not a std::exception");
   }
 }
 

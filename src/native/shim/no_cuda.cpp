@@ -2,5 +2,5 @@
 #include "error.h"
 
 extern "C" int locdiff_no_cuda() {
-  return locdiff::fail("this build has no CUDA: set LOCDIFF_CUDA=1 and `make build`");
+  return locdiff::fail("this build has no CUDA; rebuild with `LOCDIFF_CUDA=1 make build`");
 }

@@ -28,7 +28,7 @@ void check_alike(size_t index, const char* name, const at::Tensor& param, const 
   TORCH_CHECK(param.sizes() == other.sizes() && param.strides() == other.strides() &&
                   param.scalar_type() == other.scalar_type() && param.device() == other.device(),
               name, " ", index, " is ", other.toString(), other.sizes(), " with strides ", other.strides(),
-              ", its parameter is ", param.toString(), param.sizes(), " with strides ", param.strides());
+              ", but its parameter is ", param.toString(), param.sizes(), " with strides ", param.strides());
   TORCH_CHECK(param.is_non_overlapping_and_dense(), "parameter ", index, " is not dense");
 }
 
@@ -74,7 +74,7 @@ int locdiff_squared_norm(size_t count, void* const* tensors, void** out) {
   return locdiff::guarded([&] {
     c10::NoGradGuard no_grad;
     const auto all = list(tensors, count);
-    TORCH_CHECK(count > 0, "the list is empty");
+    TORCH_CHECK(count > 0, "the list of tensors is empty");
     bool wide = true;
     for (const auto& tensor : all) wide = wide && tensor.scalar_type() == at::kDouble;
     // The CPU adds sequentially. In f32, the relative error of a sum of a million squares would be 1e-5.

@@ -91,8 +91,9 @@ impl Cache {
         match mode {
             CacheMode::None => Ok((Self::None, format!("rows ({data}) are read again in every epoch"))),
             CacheMode::Host if bytes > host_bytes => {
-                let summary =
-                    format!("rows ({data}): {host} are kept in main memory, the rest are read again in every epoch");
+                let summary = format!(
+                    "of the rows ({data}), {host} are kept in main memory, and all others are read again in every epoch"
+                );
                 Ok((Self::Host { bytes_max: host_bytes }, summary))
             }
             CacheMode::Host => Ok(in_host),
@@ -104,7 +105,7 @@ impl Cache {
             CacheMode::Auto => {
                 let reason = device_bytes.map_or_else(
                     || format!("do not fit into {host} of main memory"),
-                    |room| format!("fit neither into {host} of main memory nor into {} of the GPU", gibibytes(room)),
+                    |room| format!("fit neither into {host} of main memory nor into {} of GPU memory", gibibytes(room)),
                 );
                 Ok((Self::None, format!("rows ({data}) are read again in every epoch: they {reason}")))
             }
@@ -117,17 +118,17 @@ impl Cache {
         let Some(free) = room.device_bytes else {
             return Err(ShardsError::Config(format!(
                 "shards.cache = \"device\" needs a GPU, but this worker runs on {device:?}; \
-                 set it to \"auto\", \"host\" or \"none\""
+                 set shards.cache to \"auto\", \"host\" or \"none\""
             )));
         };
         let (data, free_text) = (gibibytes(bytes), gibibytes(free));
         if bytes > free {
             return Err(ShardsError::Config(format!(
-                "shards.cache = \"device\": all views take {data}, but only {free_text} of the GPU are free; \
-                 set it to \"auto\", \"host\" or \"none\""
+                "shards.cache = \"device\": all views take {data}, but only {free_text} of GPU memory are free; \
+                 set shards.cache to \"auto\", \"host\" or \"none\""
             )));
         }
-        Ok((Self::Device, format!("rows ({data}) are kept in GPU memory, of which {free_text} were free")))
+        Ok((Self::Device, format!("rows ({data}) are kept in GPU memory, which had {free_text} free")))
     }
 }
 
@@ -188,37 +189,52 @@ mod tests {
 
     #[test]
     fn auto_picks_the_fastest_cache_that_fits() {
-        let auto = |host, device| choose(CacheMode::Auto, host, device).expect("auto never fails");
+        let auto = |host, device| choose(CacheMode::Auto, host, device).expect("the mode auto never fails");
         assert_eq!(auto(0, Some(40_000)).0, Cache::Device);
         assert_eq!(auto(33_400, Some(39_999)).0, Cache::Host { bytes_max: 20_040 });
         assert_eq!(auto(33_400, None).0, Cache::Host { bytes_max: 20_040 });
         let (cache, summary) = auto(33_000, Some(39_999));
         assert_eq!(cache, Cache::None);
-        assert!(summary.contains("neither into") && summary.contains("of the GPU"), "{summary}");
+        assert!(
+            summary.contains("neither into") && summary.contains("of GPU memory"),
+            "the summary gives another reason: {summary}"
+        );
         let (cache, summary) = auto(0, None);
         assert_eq!(cache, Cache::None);
-        assert!(summary.contains("not fit into 0.00 GiB of main memory") && !summary.contains("GPU"), "{summary}");
+        assert!(
+            summary.contains("not fit into 0.00 GiB of main memory") && !summary.contains("GPU"),
+            "the summary gives another reason: {summary}"
+        );
     }
 
     #[test]
     fn explicit_cache_mode_is_never_replaced() {
-        let error = choose(CacheMode::Device, 1 << 30, None).expect_err("no GPU");
+        let error = choose(CacheMode::Device, 1 << 30, None).expect_err("the worker has no GPU");
         assert_eq!(error.exit_code().code(), 10);
-        assert!(error.to_string().contains("needs a GPU, but this worker runs on Cpu"), "{error}");
-        let error = choose(CacheMode::Device, 1 << 30, Some(19_999)).expect_err("too small");
-        assert!(error.to_string().contains("of the GPU are free"), "{error}");
-        assert_eq!(choose(CacheMode::Device, 0, Some(20_000)).expect("it fits").0, Cache::Device);
-        assert_eq!(choose(CacheMode::None, 1 << 40, Some(1 << 40)).expect("always possible").0, Cache::None);
-        let (cache, summary) = choose(CacheMode::Host, 10_000, Some(1 << 40)).expect("as much as fits");
+        assert!(error.to_string().contains("needs a GPU, but this worker runs on Cpu"), "another error: {error}");
+        let error = choose(CacheMode::Device, 1 << 30, Some(19_999)).expect_err("the rows do not fit into the GPU");
+        assert!(error.to_string().contains("of GPU memory are free"), "another error: {error}");
+        assert_eq!(
+            choose(CacheMode::Device, 0, Some(20_000)).expect("the rows just fit into the GPU").0,
+            Cache::Device
+        );
+        assert_eq!(
+            choose(CacheMode::None, 1 << 40, Some(1 << 40)).expect("the mode none needs no memory").0,
+            Cache::None
+        );
+        let (cache, summary) =
+            choose(CacheMode::Host, 10_000, Some(1 << 40)).expect("the mode host keeps as much as fits");
         assert_eq!(cache, Cache::Host { bytes_max: 6000 });
-        assert!(summary.contains("the rest are read again"), "{summary}");
+        assert!(summary.contains("all others are read again"), "the summary does not say so: {summary}");
     }
 
     #[test]
     fn host_cache_keeps_only_what_fits() {
-        let room = Room::measure(Device::Cpu, 1).expect("no GPU is involved");
-        assert!(room.host_bytes > 1 << 20 && room.device_bytes.is_none(), "{room:?}");
-        assert!(Room::measure(Device::Cpu, 4).expect("no GPU is involved").host_bytes < room.host_bytes);
+        let room = Room::measure(Device::Cpu, 1).expect("measuring main memory needs no GPU");
+        assert!(room.host_bytes > 1 << 20 && room.device_bytes.is_none(), "the measured memory is {room:?}");
+        assert!(
+            Room::measure(Device::Cpu, 4).expect("measuring main memory needs no GPU").host_bytes < room.host_bytes
+        );
         let cache = HostCache::new(10);
         let rows = Arc::new(BlockRows::default());
         cache.keep(0, 0, 6, &rows);

@@ -76,5 +76,5 @@ impl TensorPool {
 }
 
 pub(super) fn already_failed(error: &str) -> ShardsError {
-    ShardsError::Internal(format!("a batch was requested after the error: {error}"))
+    ShardsError::Internal(format!("another batch was requested after the error: {error}"))
 }

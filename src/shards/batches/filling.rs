@@ -108,12 +108,12 @@ impl Filling {
     }
 }
 
-const NOT_OPEN: &str = "received rows that were not requested";
+const NOT_OPEN: &str = "rows arrived for a batch that was not begun";
 
 /// Moves the error out of a result. The value that is left in its place is never read.
 fn take_error(result: &mut BlockResult) -> ShardsError {
     match std::mem::replace(result, Ok(Arc::default())) {
         Err(error) => error,
-        Ok(_) => ShardsError::Internal("a block failed without an error".to_owned()),
+        Ok(_) => ShardsError::Internal("a result without an error was taken for an error".to_owned()),
     }
 }

@@ -73,7 +73,10 @@ impl Gatherer {
         let (mut places, mut latitudes, mut longitudes) = (Vec::new(), Vec::new(), Vec::new());
         loop {
             let segment = self.segments.next()?;
-            let cached = self.places.as_ref().ok_or_else(|| ShardsError::Internal("no device cache".to_owned()))?;
+            let cached = self
+                .places
+                .as_ref()
+                .ok_or_else(|| ShardsError::Internal("the gatherer has no device cache".to_owned()))?;
             for (position, rows) in segment.steps() {
                 for (place, row) in rows {
                     let (block, view) = segment.blocks[*place as usize];

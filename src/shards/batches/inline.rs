@@ -38,7 +38,7 @@ impl<'a> InlineBatches<'a> {
 
     /// Returns the next batch. Reads the next window if no batch is ready. If a block cannot be read, the error is
     /// returned instead of the first batch that needs the block. After an error there are no more batches.
-    #[allow(clippy::should_implement_trait, reason = "it never ends, and an error is not an item")]
+    #[allow(clippy::should_implement_trait, reason = "the batches never end, and an error is not an item")]
     pub fn next(&mut self) -> Result<Batch, ShardsError> {
         loop {
             if let Some(batch) = self.ready.pop_front() {

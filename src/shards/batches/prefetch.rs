@@ -132,7 +132,7 @@ impl Batches {
     }
 
     /// Waits for the next batch. After an error there are no more batches.
-    #[allow(clippy::should_implement_trait, reason = "it never ends, and an error is not an item")]
+    #[allow(clippy::should_implement_trait, reason = "the batches never end, and an error is not an item")]
     pub fn next(&mut self) -> Result<Batch, ShardsError> {
         if let Some(ended) = &self.ended {
             return Err(already_failed(ended));

@@ -159,7 +159,10 @@ impl Readers {
         let wait = self.changed.wait_timeout_while(state, STOP_WAIT, |state| state.threads > 0);
         let (state, _) = wait.unwrap_or_else(PoisonError::into_inner);
         if state.threads > 0 {
-            tracing::debug!(threads = state.threads, "threads are still reading and will end after that");
+            tracing::debug!(
+                threads = state.threads,
+                "some reader threads are still reading; they end by themselves after the read"
+            );
         }
     }
 }
@@ -194,7 +197,8 @@ pub(super) fn place(
         blocks.read_placed((block, view), plan.mask().skipped(block), &mut into, &mut places)?;
         let got = (into.latitudes.len(), into.longitudes.len());
         if got != (rows, rows) {
-            let text = format!("block {block}: latitudes and longitudes are {got:?}, wanted {rows} of each");
+            let text =
+                format!("block {block}: the numbers of latitudes and longitudes are {got:?}, wanted {rows} of each");
             return Err(ShardsError::Internal(text));
         }
         places.finish();

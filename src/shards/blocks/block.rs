@@ -27,8 +27,9 @@ impl BlockRows {
         if got == wanted {
             return Ok(());
         }
-        let text =
-            format!("block {block}: latitudes, longitudes and bytes of embeddings are {got:?}, wanted {wanted:?}");
+        let text = format!(
+            "block {block}: the numbers of latitudes, longitudes and embedding bytes are {got:?}, wanted {wanted:?}"
+        );
         Err(ShardsError::Internal(text))
     }
 }

@@ -75,7 +75,10 @@ impl Dataset {
         if now == recorded {
             return Ok(());
         }
-        let reason = format!("{} files with {} column chunks, wanted {} with {}", now.0, now.1, recorded.0, recorded.1);
+        let reason = format!(
+            "the data has {} files and {} column chunks, wanted {} and {}",
+            now.0, now.1, recorded.0, recorded.1
+        );
         Err(ShardsError::Changed { location: self.files[0].name.clone(), reason })
     }
 }

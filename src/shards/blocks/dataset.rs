@@ -141,7 +141,10 @@ impl Dataset {
             let row_groups = footer.metadata.metadata().row_groups();
             for (row_group, found) in row_groups.iter().enumerate() {
                 let rows = u32::try_from(found.num_rows()).map_err(|_| {
-                    let reason = format!("row group {row_group} claims {} rows", found.num_rows());
+                    let reason = format!(
+                        "the footer says that row group {row_group} has {} rows, wanted 0 to 2^32 - 1",
+                        found.num_rows()
+                    );
                     ShardsError::corrupt(Spot::file(&footer.name), reason)
                 })?;
                 if rows > 0 {
@@ -151,7 +154,7 @@ impl Dataset {
             }
         }
         if self.blocks.is_empty() {
-            let reason = format!("its {} files hold no rows", self.files.len());
+            let reason = format!("its {} files have no rows", self.files.len());
             return Err(ShardsError::Missing { location: location.to_owned(), reason });
         }
         Ok(())
@@ -167,7 +170,7 @@ impl Dataset {
             if footer.views.len() != self.views as usize {
                 let (got, want) = (footer.views.len(), self.views);
                 let other = if self.manifest.is_some() { "the manifest" } else { &first.name };
-                let reason = format!("has {got} views, wanted {want} as in {other}");
+                let reason = format!("the file has {got} views, wanted {want} as in {other}");
                 return Err(ShardsError::bad(Spot::file(&footer.name), reason));
             }
         }
@@ -206,7 +209,7 @@ impl Dataset {
                 return Ok(width);
             }
         }
-        Err(ShardsError::bad(self.first_view(), "has only empty embeddings"))
+        Err(ShardsError::bad(self.first_view(), "all embeddings are empty, wanted lists of numbers"))
     }
 
     fn first_view(&self) -> Spot {
@@ -224,12 +227,15 @@ impl Dataset {
         if let Some(manifest) = &self.manifest {
             let listed = manifest.files[at.file].row_groups.get(at.row_group).map(|row_group| row_group.rows);
             if listed != Some(rows) {
-                return corrupt(None, format!("{rows} rows, the manifest says {}", listed.unwrap_or(0)));
+                return corrupt(
+                    None,
+                    format!("the row group has {rows} rows, but the manifest says {}", listed.unwrap_or(0)),
+                );
             }
         }
         for column in footer.columns().chain(&footer.id) {
             let chunk = self.chunk_metadata(at, column);
-            // `byte_range` would panic if a number is negative.
+            // Do not call `byte_range` here, because it panics if a number is negative.
             let start = chunk.dictionary_page_offset().unwrap_or_else(|| chunk.data_page_offset());
             let length = chunk.compressed_size();
             let end = u64::try_from(start)
@@ -237,7 +243,10 @@ impl Dataset {
                 .zip(u64::try_from(length).ok())
                 .and_then(|(start, length)| start.checked_add(length));
             if end.is_none_or(|end| end > footer.bytes) {
-                let reason = format!("claims bytes {start} to {start}+{length} of a file of {} bytes", footer.bytes);
+                let reason = format!(
+                    "the footer says that it takes {length} bytes from byte {start} on, but the file has {} bytes",
+                    footer.bytes
+                );
                 return corrupt(Some(&column.name), reason);
             }
         }
@@ -246,7 +255,10 @@ impl Dataset {
             let (values, bytes) = (chunk.num_values(), chunk.compressed_size());
             let held = rows_held(chunk.compression(), bytes);
             if i64::from(rows) > values || i64::from(rows) > held {
-                let reason = format!("claims {rows} rows, but {values} values in {bytes} bytes hold at most {held}");
+                let reason = format!(
+                    "the footer says {rows} rows, but {values} values in {bytes} bytes hold at most {}",
+                    values.min(held)
+                );
                 return corrupt(Some(&column.name), reason);
             }
         }
@@ -260,7 +272,7 @@ impl Dataset {
         for column in &self.files[at.file].views {
             let values = self.chunk_metadata(at, column).num_values();
             if values % rows == 0 && values > rows && values / rows != self.width as i64 {
-                let reason = format!("embeddings of width {}, wanted {}", values / rows, self.width);
+                let reason = format!("has embeddings of width {}, wanted {}", values / rows, self.width);
                 return Err(ShardsError::bad(self.chunk_spot(at, &column.name), reason));
             }
         }

@@ -39,7 +39,7 @@ impl Dataset {
         note: ChecksumSlots<'_>,
     ) -> Result<bool, ShardsError> {
         let Some(mut chunk) = self.direct(at, column, note.is_some())? else { return Ok(false) };
-        // This size is at most that of the chunk, which lies within the file.
+        // The buffer needs at most as many bytes as the chunk, which lies within the file.
         into.resize(chunk.left, 0);
         for piece in into.chunks_mut(PIECE_BYTES) {
             chunk.read(piece)?;

@@ -72,7 +72,7 @@ impl Dataset {
         computed: Checksum,
         note: ChecksumSlots<'_>,
     ) -> Result<(), ShardsError> {
-        // This is `None` for identifiers, because training does not read them.
+        // The position is `None` for the identifier column, because training does not read it.
         let number = self.files[at.file].columns().position(|other| other.leaf == column.leaf);
         if let Some((note, number)) = note.zip(number) {
             note[number] = computed;
@@ -87,8 +87,8 @@ impl Dataset {
         if listed == Some(&computed) {
             return Ok(());
         }
-        let listed = listed.map_or_else(|| "none".to_owned(), Checksum::to_string);
-        let reason = format!("its bytes have xxh3 {computed}, the manifest says {listed}: the file is damaged");
+        let listed = listed.map_or_else(|| "nothing".to_owned(), Checksum::to_string);
+        let reason = format!("its bytes have xxh3 {computed}, but the manifest says {listed}: the file is damaged");
         Err(ShardsError::corrupt(self.chunk_spot(at, &column.name), reason))
     }
 
@@ -112,7 +112,7 @@ impl Dataset {
     }
 
     pub(super) fn undecodable(&self, at: BlockAt, column: &Column, error: &ParquetError) -> ShardsError {
-        ShardsError::corrupt(self.chunk_spot(at, &column.name), format!("cannot be decoded: {error}"))
+        ShardsError::corrupt(self.chunk_spot(at, &column.name), format!("its values cannot be decoded: {error}"))
     }
 
     /// Decodes a chunk with `width` numbers per row. Tries [`Chunk::decode`] first. If that function does not support
@@ -136,7 +136,10 @@ impl Dataset {
         if got == rows {
             return Ok(());
         }
-        Err(ShardsError::corrupt(self.chunk_spot(at, &column.name), format!("{got} rows, the footer says {rows}")))
+        Err(ShardsError::corrupt(
+            self.chunk_spot(at, &column.name),
+            format!("it has {got} rows, but the footer says {rows}"),
+        ))
     }
 
     fn read_doubles(

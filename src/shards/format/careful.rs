@@ -128,7 +128,7 @@ fn list(column: &ArrayRef, index: usize) -> Result<ArrayRef, String> {
         DataType::List(_) => Ok(column.as_list::<i32>().value(index)),
         DataType::LargeList(_) => Ok(column.as_list::<i64>().value(index)),
         DataType::FixedSizeList(..) => Ok(column.as_fixed_size_list().value(index)),
-        other => Err(format!("{other}, wanted a list of numbers")),
+        other => Err(format!("a value of type {other}, wanted a list of numbers")),
     }
 }
 
@@ -160,6 +160,6 @@ fn number(column: &ArrayRef, index: usize) -> Result<f64, String> {
         DataType::Float64 => Ok(column.as_primitive::<Float64Type>().value(index)),
         DataType::Int32 => Ok(column.as_primitive::<Int32Type>().value(index).into()),
         DataType::Int64 => Ok(column.as_primitive::<Int64Type>().value(index) as f64),
-        other => Err(format!("{other}, wanted a number")),
+        other => Err(format!("a value of type {other}, wanted a number")),
     }
 }

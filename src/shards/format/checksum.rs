@@ -63,11 +63,15 @@ mod tests {
             (1024, 0xcbdf_f56b_050f_2c1c),
             (5000, 0xa092_d731_1629_1201),
         ] {
-            assert_eq!(Checksum::of(&bytes[..length]), Checksum(expected), "{length} bytes");
+            assert_eq!(Checksum::of(&bytes[..length]), Checksum(expected), "wrong checksum of {length} bytes");
             for piece in [1, 64, 100, 1536] {
                 let mut hasher = XxHash3_64::new();
                 bytes[..length].chunks(piece).for_each(|part| hasher.write(part));
-                assert_eq!(Checksum(hasher.finish()), Checksum(expected), "{length} bytes, {piece} at a time");
+                assert_eq!(
+                    Checksum(hasher.finish()),
+                    Checksum(expected),
+                    "wrong checksum of {length} bytes, hashed {piece} at a time"
+                );
             }
         }
         assert_eq!(XxHash3_64::oneshot_with_seed(7, &bytes[..300]), 0xca08_5b48_7d0e_d7ed);

@@ -189,7 +189,7 @@ impl Chunk<'_> {
                     let body = body.get(..count * self.number.bytes());
                     body.is_some_and(|body| T::append(self.number, body, into))
                 }
-                #[allow(deprecated, reason = "old files use this name")]
+                #[allow(deprecated, reason = "old files use this name of the encoding")]
                 Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY => {
                     let push = |entries: &[T::Entry]| T::extend(entries, into);
                     dictionary.as_ref().is_some_and(|table| look_up(body, count, table, push))

@@ -138,7 +138,7 @@ impl ShardFileWriter {
     pub(super) fn create(folder: &Path, name: String, width: u32, views: u32) -> Result<Self, ShardsError> {
         let path = folder.join(&name);
         let width = i32::try_from(width)
-            .map_err(|_| ShardsError::Argument(format!("embeddings of width {width} are too wide")))?;
+            .map_err(|_| ShardsError::Argument(format!("embeddings have width {width}, wanted a width below 2^31")))?;
         let file = File::create_new(&path).map_err(|error| ShardsError::io(&path, error))?;
         let mut fields = vec![
             Field::new("id", DataType::Utf8, false),
@@ -285,20 +285,24 @@ mod tests {
 
     #[test]
     fn templates_change_no_byte() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let sizes = [(0, 5), (5, 5), (10, 2), (12, 2), (14, 5), (19, 5)];
         let write = |name: &str, forget: bool| {
-            let mut file = ShardFileWriter::create(folder.path(), name.to_owned(), 3, 2).expect("created");
+            let mut file =
+                ShardFileWriter::create(folder.path(), name.to_owned(), 3, 2).expect("the file can be created");
             let mut template = None;
             for (first, rows) in sizes {
-                file.write(&mut group(first, rows), &mut template).expect("written");
+                file.write(&mut group(first, rows), &mut template).expect("the row group can be written");
                 assert_eq!(template.as_ref().map(|template| template.rows), Some(rows));
                 if forget {
                     template = None;
                 }
             }
-            let listed = file.finish().expect("finished");
-            (std::fs::read(folder.path().join(name)).expect("read"), ManifestFile { name: String::new(), ..listed })
+            let listed = file.finish().expect("the footer can be written");
+            (
+                std::fs::read(folder.path().join(name)).expect("the file was just written"),
+                ManifestFile { name: String::new(), ..listed },
+            )
         };
         assert_eq!(write("templates", false), write("crate", true));
     }

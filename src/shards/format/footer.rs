@@ -52,15 +52,16 @@ pub(crate) fn footer_bytes(
         if bytes < 4 || first() != Some(*b"PAR1") {
             return Err(ShardsError::bad(Spot::file(name), "is not a Parquet file"));
         }
-        let reason = format!("starts like Parquet but has no footer at its end, byte {bytes}: it was cut short");
+        let reason =
+            format!("the file starts like Parquet, but its {bytes} bytes do not end with a footer: it was cut short");
         return Err(ShardsError::corrupt(Spot::file(name), reason));
     };
     if end.is_encrypted_footer() {
-        return Err(ShardsError::bad(Spot::file(name), "is encrypted, wanted plain Parquet"));
+        return Err(ShardsError::bad(Spot::file(name), "its footer is encrypted, wanted Parquet without encryption"));
     }
     let length = end.metadata_length() + END_BYTES;
     if length as u64 > bytes - 4 {
-        let reason = format!("its footer claims {length} bytes, but the file has {bytes}");
+        let reason = format!("its footer should have {length} bytes, but the whole file has {bytes}");
         return Err(ShardsError::corrupt(Spot::file(name), reason));
     }
     Ok(length)
@@ -138,6 +139,9 @@ fn number_type(kind: &DataType) -> Option<Number> {
 }
 
 fn missing_column(name: &str, wanted: &str, header: &[String]) -> ShardsError {
-    let reason = format!("not found; the file has {}; set `shards.*_column` in the configuration", header.join(", "));
+    let reason = format!(
+        "not found; the file has {}; set the name in `shards.*_column` of the configuration",
+        header.join(", ")
+    );
     ShardsError::bad(Spot::file(name).column(wanted), reason)
 }

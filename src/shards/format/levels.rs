@@ -129,7 +129,8 @@ mod tests {
 
     #[test]
     fn hybrid_streams_decode_as_in_the_specification() {
-        // The specification's bit-packing example (the values 0 to 7, three bits each), then a run that repeats 4 five times.
+        // First the specification's example of bit packing (the values 0 to 7, three bits each), then a run that
+        // repeats the value 4 five times.
         let stream = [0b11, 0b1000_1000, 0b1100_0110, 0b1111_1010, 5 << 1, 4];
         let mut values = Vec::new();
         for run in Runs::new(&stream, 3, 13) {
@@ -139,7 +140,7 @@ mod tests {
             }
         }
         assert_eq!(values, [0, 1, 2, 3, 4, 5, 6, 7, 4, 4, 4, 4, 4]);
-        assert_eq!(Runs::new(&stream[..3], 3, 13).count(), 0, "a truncated stream ends early");
+        assert_eq!(Runs::new(&stream[..3], 3, 13).count(), 0, "a truncated stream gave a run");
     }
 
     #[test]
@@ -152,7 +153,7 @@ mod tests {
             let expected: Vec<u32> = (0..count).map(value).collect();
             for first in [0, 1, count / 2, count - 1] {
                 let values: Vec<u32> = unpacked(&bytes, bits, first, count - first).collect();
-                assert_eq!(values, expected[first..], "{bits} bits from {first} on");
+                assert_eq!(values, expected[first..], "wrong values of {bits} bits from value {first} on");
             }
         }
     }
@@ -162,13 +163,16 @@ mod tests {
         // Levels 0 1 1 1 1 1 1 1 and four more ones: one list of twelve values.
         let twelve = [0b11, 0b1111_1110, 4 << 1, 1];
         for (width, fits) in [(12, true), (11, false), (6, false), (1, false)] {
-            assert_eq!(lists_have_width(width, &mut 0, &twelve, 12), fits, "width {width}");
+            assert_eq!(lists_have_width(width, &mut 0, &twelve, 12), fits, "wrong result for width {width}");
         }
         let mut place = 0;
-        assert!(lists_have_width(24, &mut place, &twelve, 12) && place == 12, "a list may continue in the next page");
-        assert!(lists_have_width(1, &mut 0, &[12 << 1, 0], 12), "lists of one number");
-        assert!(!lists_have_width(12, &mut 0, &twelve, 13), "too few levels");
+        assert!(
+            lists_have_width(24, &mut place, &twelve, 12) && place == 12,
+            "a list that continues in the next page was rejected"
+        );
+        assert!(lists_have_width(1, &mut 0, &[12 << 1, 0], 12), "lists of one number were rejected");
+        assert!(!lists_have_width(12, &mut 0, &twelve, 13), "too few levels were accepted");
         assert!(all_defined(&[12 << 1, 3], 3, 12) && !all_defined(&[12 << 1, 2], 3, 12));
-        assert!(!all_defined(&[0b11, 0b1111_1111, 0b1111_0111], 3, 8), "a null among eight");
+        assert!(!all_defined(&[0b11, 0b1111_1111, 0b1111_0111], 3, 8), "a null among eight values was accepted");
     }
 }

@@ -126,7 +126,8 @@ impl Manifest {
         let version: VersionOnly = serde_json::from_slice(text).map_err(not_a_manifest)?;
         if version.schema_version == 0 || version.schema_version > SCHEMA_VERSION {
             let reason = format!(
-                "schema version {}, this program reads up to {SCHEMA_VERSION}; use the program that wrote it",
+                "schema version {}, but this program reads up to {SCHEMA_VERSION}; \
+                 use the version of this program that wrote it",
                 version.schema_version
             );
             return Err(ShardsError::bad(Spot::file(location), reason));
@@ -140,12 +141,16 @@ impl Manifest {
     fn check(&self) -> Result<(), String> {
         let computed = self.compute_fingerprint();
         if computed != self.fingerprint {
-            return Err(format!("its fingerprint is {computed}, wanted {}: it was edited", self.fingerprint));
+            return Err(format!(
+                "its fields have the fingerprint {computed}, but it states {}: the manifest was edited",
+                self.fingerprint
+            ));
         }
         let width = self.width as usize;
         if width == 0 || self.views == 0 || self.mean.len() != width || self.standard_deviation.len() != width {
             return Err(format!(
-                "width {width}, views {}, {} means and {} standard deviations are inconsistent",
+                "width {width}, {} views, {} means and {} standard deviations, wanted at least one view, \
+                 a width above 0, and as many means and standard deviations as the width",
                 self.views,
                 self.mean.len(),
                 self.standard_deviation.len()
@@ -154,11 +159,11 @@ impl Manifest {
         for file in &self.files {
             let is_plain_name = Path::new(&file.name).file_name().is_some_and(|name| name == file.name.as_str());
             if !is_plain_name {
-                return Err(format!("lists {:?}, wanted a file name without a path", file.name));
+                return Err(format!("it lists {:?}, wanted a file name without a path", file.name));
             }
             let rows: u64 = file.row_groups.iter().map(|row_group| u64::from(row_group.rows)).sum();
             if rows != file.rows {
-                return Err(format!("{}: its row groups have {rows} rows, wanted {}", file.name, file.rows));
+                return Err(format!("the row groups of {} have {rows} rows, wanted {}", file.name, file.rows));
             }
         }
         let rows: u64 = self.files.iter().map(|file| file.rows).sum();

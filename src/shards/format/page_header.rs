@@ -133,17 +133,20 @@ mod tests {
         let mut with_statistics = PAGE[..20].to_vec();
         with_statistics.extend([0x1c, 0x18, 1, 9, 0x16, 4, 0x11, 0x00, 0x00, 0x00, 0xaa]);
         assert_eq!(split_plain_page(&with_statistics), Some((page, &[0xaa][..])));
-        for (at, byte, what) in
-            [(1, 4, "a dictionary"), (6, 0x92, "compressed"), (15, 16, "indices"), (17, 8, "old levels")]
-        {
+        for (at, byte, what) in [
+            (1, 4, "a dictionary page"),
+            (6, 0x92, "a compressed page"),
+            (15, 16, "a page of indices"),
+            (17, 8, "old levels"),
+        ] {
             let mut other = PAGE;
             other[at] = byte;
-            assert_eq!(split_plain_page(&other), None, "{what}");
+            assert_eq!(split_plain_page(&other), None, "accepted: {what}");
         }
         for length in 0..22 {
-            assert_eq!(split_plain_page(&PAGE[..length]), None, "truncated after {length} bytes");
+            assert_eq!(split_plain_page(&PAGE[..length]), None, "a header truncated after {length} bytes was accepted");
         }
         let deep = [0x1c; 64];
-        assert_eq!(split_plain_page(&deep), None, "deeply nested structs");
+        assert_eq!(split_plain_page(&deep), None, "deeply nested structs were accepted");
     }
 }

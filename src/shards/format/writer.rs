@@ -64,9 +64,9 @@ impl WriterOptions {
     fn check(&self) -> Result<(), ShardsError> {
         let fail = |text: &str| Err(ShardsError::Argument(text.to_owned()));
         match self {
-            Self { width: 0, .. } => fail("embeddings of width 0 cannot be written"),
-            Self { views: 0, .. } => fail("rows without a view cannot be written"),
-            Self { rows_per_group: 0, .. } => fail("row groups of 0 rows cannot be written"),
+            Self { width: 0, .. } => fail("the width of the embeddings is 0, wanted at least 1"),
+            Self { views: 0, .. } => fail("the number of views is 0, wanted at least 1"),
+            Self { rows_per_group: 0, .. } => fail("the number of rows per row group is 0, wanted at least 1"),
             _ => Ok(()),
         }
     }
@@ -91,7 +91,7 @@ impl ShardWriter {
         options.check()?;
         let name = out
             .file_name()
-            .ok_or_else(|| ShardsError::Argument(format!("{} is not a valid folder name", out.display())))?;
+            .ok_or_else(|| ShardsError::Argument(format!("{} does not end in a folder name", out.display())))?;
         check_target(out, options.overwrite)?;
         let partial = with_suffix(out, name, &format!(".partial-{}", std::process::id()));
         let parent = files::parent(out);
@@ -164,13 +164,13 @@ impl ShardWriter {
             ));
         }
         if rows.views.len() != self.options.views as usize {
-            return argument(format!("{} views, wanted {}", rows.views.len(), self.options.views));
+            return argument(format!("the rows have {} views, wanted {}", rows.views.len(), self.options.views));
         }
         for (view, values) in rows.views.iter().enumerate() {
             let want = count * self.options.width as usize;
             if values.len() != want {
                 let (got, width) = (values.len(), self.options.width);
-                return argument(format!("view {view} has {got} numbers, wanted {count} rows of {width} = {want}"));
+                return argument(format!("view {view} has {got} numbers, wanted {want} ({count} rows of {width})"));
             }
         }
         let bad = |row: usize, column: String, reason: String| Err(ShardsError::bad(self.spot(row, column), reason));
@@ -207,7 +207,7 @@ impl ShardWriter {
             self.file =
                 Some(ShardFileWriter::create(&self.partial, file_name(self.files.len()), width, self.options.views)?);
         }
-        let file = self.file.as_mut().expect("made above");
+        let file = self.file.as_mut().expect("a missing file was just created");
         file.write(&mut self.group, &mut self.template)?;
         if file.rows + u64::from(self.options.rows_per_group) > self.options.rows_per_file {
             self.end_file()?;

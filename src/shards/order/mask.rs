@@ -42,7 +42,8 @@ impl Mask {
             let total = block_rows.get(*block as usize).copied().unwrap_or(0);
             let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
             if !ascending || rows.last().is_some_and(|last| *last >= total) {
-                let reason = format!("bad rows of block {block} are {rows:?}, wanted ascending numbers below {total}");
+                let reason =
+                    format!("the skipped rows of block {block} are {rows:?}, wanted ascending numbers below {total}");
                 return Err(ShardsError::Internal(reason));
             }
             count += rows.len() as u64;
@@ -141,5 +142,5 @@ pub(crate) fn catch_panic<T>(block: u32, body: impl FnOnce() -> Result<T, Shards
 /// The message of a panic.
 pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("the panic has no message")
 }

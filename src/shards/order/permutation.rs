@@ -65,7 +65,7 @@ impl Permutation {
 
     /// Returns the number to which the permutation maps `position`, which must be below `count`.
     pub(super) fn apply(&self, position: u64) -> u64 {
-        assert!(position < self.count, "position {position} of {}", self.count);
+        assert!(position < self.count, "the position is {position}, wanted a number below {}", self.count);
         let mut value = self.network(position);
         while value >= self.count {
             value = self.network(value);
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     fn order(seed: u64, epoch: u64, count: u64) -> Vec<u64> {
-        let permutation = Permutation::new(seed, epoch, 3, count).expect("in range");
+        let permutation = Permutation::new(seed, epoch, 3, count).expect("the epoch is in range");
         (0..count).map(|position| permutation.apply(position)).collect()
     }
 
@@ -113,13 +113,16 @@ mod tests {
         for count in (1..300).chain([1000, 4095, 4096, 4097, 70_000]) {
             let mut found = order(1, 2, count);
             found.sort_unstable();
-            assert!(found.into_iter().eq(0..count), "{count} positions");
-            let mut listed = shuffled(1, 2, count as u32).expect("in range");
+            assert!(found.into_iter().eq(0..count), "the permutation of {count} positions is not a bijection");
+            let mut listed = shuffled(1, 2, count as u32).expect("the epoch is in range");
             listed.sort_unstable();
-            assert!(listed.into_iter().eq(0..count as u32), "{count} listed");
+            assert!(listed.into_iter().eq(0..count as u32), "the list of {count} numbers is not a permutation");
         }
-        assert!(shuffled(1, 2, 0).expect("nothing to order").is_empty());
-        assert!(Permutation::new(1, 1 << 40, 0, 5).is_err() && shuffled(1, 1 << 40, 5).is_err(), "epoch out of range");
+        assert!(shuffled(1, 2, 0).expect("the epoch is in range").is_empty());
+        assert!(
+            Permutation::new(1, 1 << 40, 0, 5).is_err() && shuffled(1, 1 << 40, 5).is_err(),
+            "an epoch beyond the range was accepted"
+        );
     }
 
     /// Chi-square test over many keys: each position is mapped to each place equally often. For random orders the
@@ -132,7 +135,9 @@ mod tests {
                 for (position, place) in order(5, key, count as u64).into_iter().enumerate() {
                     keyed[position * count + place as usize] += 1;
                 }
-                for (position, place) in shuffled(5, key, count as u32).expect("in range").into_iter().enumerate() {
+                for (position, place) in
+                    shuffled(5, key, count as u32).expect("the epoch is in range").into_iter().enumerate()
+                {
                     listed[position * count + place as usize] += 1;
                 }
             }
@@ -152,10 +157,10 @@ mod tests {
         for key in 0..24_000 {
             *seen.entry(order(8, key, 4)).or_insert(0_u32) += 1;
         }
-        assert_eq!(seen.len(), 24);
+        assert_eq!(seen.len(), 24, "some orders never occurred");
         let square: f64 = seen.values().map(|seen| (f64::from(*seen) - 1000.0).powi(2) / 1000.0).sum();
         // 49.7 is the 99.9 % point of the chi-square distribution with 23 degrees of freedom.
-        assert!(square < 49.7, "chi-square {square:.1}");
+        assert!(square < 49.7, "chi-square {square:.1}, wanted below 49.7");
     }
 
     /// A random order moves an item by a third of the number of items on average, and about two pairs of neighbours
@@ -167,7 +172,7 @@ mod tests {
         let moved: u64 = found.iter().enumerate().map(|(position, place)| place.abs_diff(position as u64)).sum();
         let share = moved as f64 / (count * count) as f64;
         // The standard deviation of the mean is 0.24 / √count = 0.001.
-        assert!((share - 1.0 / 3.0).abs() < 0.005, "mean displacement {share}");
+        assert!((share - 1.0 / 3.0).abs() < 0.005, "the mean displacement is {share} of the count, wanted 1/3");
         let neighbours = found.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) == 1).count();
         // The number of such pairs has a Poisson distribution with mean 2.
         assert!(neighbours < 12, "{neighbours} pairs of neighbours stayed together");

@@ -155,7 +155,7 @@ impl Plan {
             let (batch, skipped) = (plan.options().global_batch, plan.mask().count());
             return Err(ShardsError::Config(format!(
                 "{rows} usable rows ({skipped} skipped) do not fill one batch of {batch}; \
-                 lower train.global_batch, or set shards.tail = \"pad\" if there are any rows"
+                 lower train.global_batch, or, if there are any usable rows, set shards.tail = \"pad\""
             )));
         }
         Ok(plan)
@@ -210,7 +210,9 @@ impl Plan {
         let Share { worker, workers } = share;
         let batch = self.data.options.global_batch;
         if worker >= workers {
-            return Err(ShardsError::Config(format!("worker {worker} of {workers}, wanted a number below {workers}")));
+            return Err(ShardsError::Config(format!(
+                "the number of the worker is {worker}, wanted a number below {workers}, the number of workers"
+            )));
         }
         if workers > batch {
             return Err(ShardsError::Config(format!(
@@ -240,7 +242,10 @@ fn check(layout: &DataLayout, options: &PlanOptions) -> Result<(), ShardsError> 
         }
     }
     if u32::try_from(layout.block_rows.len()).is_err() {
-        return Err(ShardsError::Config(format!("{} row groups, wanted below 2^32", layout.block_rows.len())));
+        return Err(ShardsError::Config(format!(
+            "the data has {} row groups, wanted fewer than 2^32",
+            layout.block_rows.len()
+        )));
     }
     Ok(())
 }
@@ -253,7 +258,7 @@ fn first_views(seed: u64, layout: &DataLayout) -> Result<Vec<u32>, RangeError> {
 }
 
 fn out_of_range(error: RangeError) -> ShardsError {
-    ShardsError::Config(format!("the order of rows: {error}"))
+    ShardsError::Config(format!("cannot draw the order of rows: {error}"))
 }
 
 /// The order of one epoch.

@@ -118,7 +118,8 @@ impl Plan {
         check_equal("train.seed", options.seed, position.seed)?;
         check_equal("train.global_batch", options.global_batch, position.global_batch)?;
         if position.step >= steps {
-            let reason = format!("the position is step {} of an epoch of {steps} steps", position.step);
+            let reason =
+                format!("the position is step {}, but an epoch has only the steps 0 to {}", position.step, steps - 1);
             return Err(ShardsError::Config(reason));
         }
         Ok(())
@@ -130,13 +131,13 @@ fn check_data(now: &Bookmark, recorded: &Bookmark, location: &str) -> Result<(),
     let changed = |reason| Err(ShardsError::Changed { location: location.to_owned(), reason });
     if (&now.skipped_digest, now.skipped_rows) != (&recorded.skipped_digest, recorded.skipped_rows) {
         return changed(format!(
-            "{} rows are left out (digest {}), wanted {} (digest {})",
+            "{} rows are left out (digest {}), wanted {} rows left out (digest {})",
             now.skipped_rows, now.skipped_digest, recorded.skipped_rows, recorded.skipped_digest
         ));
     }
     if (now.rows, now.views) != (recorded.rows, recorded.views) {
         return changed(format!(
-            "it has {} usable rows of {} views, wanted {} of {}",
+            "it has {} usable rows with {} views, wanted {} usable rows with {} views",
             now.rows, now.views, recorded.rows, recorded.views
         ));
     }

@@ -32,7 +32,7 @@ impl Replay {
     /// Checks the options.
     pub fn check(&self) -> Result<(), ShardsError> {
         if self.world_sizes.contains(&0) {
-            return Err(ShardsError::Config("--world-sizes has 0, wanted at least 1 worker".to_owned()));
+            return Err(ShardsError::Config("--world-sizes has 0, wanted at least 1 worker in each size".to_owned()));
         }
         Ok(())
     }
@@ -54,7 +54,7 @@ impl Replay {
             let size = replay_size(plan, self.epochs, *workers)?;
             if let Some(first) = world_sizes.first().filter(|first| first.order != size.order) {
                 return Err(ShardsError::Internal(format!(
-                    "{} workers have a different global order than {}: {}, wanted {}",
+                    "the order of rows for {} workers differs from the order for {} workers: its hash is {}, wanted {}",
                     size.workers, first.workers, size.order, first.order
                 )));
             }
@@ -142,10 +142,10 @@ impl<'plan> Ticks<'plan> {
         let layout = self.plan.layout();
         let exists = layout.block_rows.get(block as usize).is_some_and(|rows| row < *rows) && view < layout.views;
         if !exists {
-            return Err(format!("{sample:?} does not exist"));
+            return Err(format!("the plan contains {sample:?}, which does not exist"));
         }
         if self.plan.mask().skipped(block).binary_search(&row).is_ok() {
-            return Err(format!("{sample:?} should be skipped"));
+            return Err(format!("the plan contains {sample:?}, which must be skipped"));
         }
         let number = self.first_rows[block as usize] + u64::from(row);
         let is_padding = self.seen >= self.plan.rows();
@@ -155,7 +155,7 @@ impl<'plan> Ticks<'plan> {
             return Ok(());
         }
         if !fresh {
-            return Err(format!("{sample:?} came twice"));
+            return Err(format!("{sample:?} occurs twice in the epoch"));
         }
         if !set(&mut self.views, number * u64::from(layout.views) + u64::from(view)) {
             return Err(format!("{sample:?} repeats a view before all views were used"));
@@ -169,7 +169,11 @@ impl<'plan> Ticks<'plan> {
         if (self.seen, different) == (self.plan.indices(), wanted) {
             return Ok(());
         }
-        Err(format!("{different} rows at {} indices, wanted {wanted} at {}", self.seen, self.plan.indices()))
+        Err(format!(
+            "the epoch has {different} different rows at {} indices, wanted {wanted} at {}",
+            self.seen,
+            self.plan.indices()
+        ))
     }
 }
 
@@ -194,26 +198,30 @@ mod tests {
     #[test]
     fn violations_are_detected() {
         let layout = DataLayout { block_rows: vec![2, 0, 3], width: 1, views: 2, fingerprint: 0 };
-        let mask = Mask::new([(2, vec![1])].into(), &layout.block_rows).expect("in range");
+        let mask = Mask::new([(2, vec![1])].into(), &layout.block_rows).expect("row 1 exists in block 2");
         let options = PlanOptions::new(&ShardsConfig { tail: Tail::Pad, ..ShardsConfig::default() }, 1, 3);
-        let plan = Plan::new(layout, mask, options).expect("a plan");
+        let plan = Plan::new(layout, mask, options).expect("four rows fill a batch");
         assert_eq!((plan.rows(), plan.steps(), plan.padded_rows()), (4, 2, 2));
         let mut ticks = Ticks::new(&plan);
-        let mut tick = |sample| ticks.tick(sample).expect_err("a violation");
+        let mut tick = |sample| ticks.tick(sample).expect_err("the sample is not in the plan");
         assert!(tick(sample(0, 2, 0)).contains("does not exist"));
         assert!(tick(sample(3, 0, 0)).contains("does not exist"));
         assert!(tick(sample(0, 0, 2)).contains("does not exist"));
-        assert!(tick(sample(2, 1, 0)).contains("should be skipped"));
-        ticks.tick(sample(0, 0, 0)).expect("the first time");
-        assert!(ticks.tick(sample(0, 0, 0)).expect_err("a second time").contains("came twice"));
-        assert!(ticks.end().expect_err("rows are missing").contains("1 rows at 2 indices, wanted 4 at 6"));
+        assert!(tick(sample(2, 1, 0)).contains("must be skipped"));
+        ticks.tick(sample(0, 0, 0)).expect("the sample occurs for the first time");
+        assert!(
+            ticks.tick(sample(0, 0, 0)).expect_err("the sample occurs for the second time").contains("occurs twice")
+        );
+        assert!(
+            ticks.end().expect_err("three rows are missing").contains("1 different rows at 2 indices, wanted 4 at 6")
+        );
         ticks.begin(1);
-        let again = ticks.tick(sample(0, 0, 0)).expect_err("the view of epoch 0");
+        let again = ticks.tick(sample(0, 0, 0)).expect_err("epoch 0 has used this view");
         assert!(again.contains("repeats a view"), "{again}");
         ticks.begin(2);
         for (block, row) in [(0, 0), (0, 1), (2, 0), (2, 2), (0, 0), (0, 1)] {
-            ticks.tick(sample(block, row, 1)).expect("each once, then padding");
+            ticks.tick(sample(block, row, 1)).expect("each row occurs once before the padding");
         }
-        ticks.end().expect("a whole epoch");
+        ticks.end().expect("the epoch is complete");
     }
 }

@@ -109,8 +109,9 @@ impl DatasetIndex {
 
     /// Serializes the index for the broadcast.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ShardsError> {
-        let table = serde_json::to_vec(&self.table)
-            .map_err(|error| ShardsError::Argument(format!("cannot write the index as JSON: {error}")))?;
+        let table = serde_json::to_vec(&self.table).map_err(|error| {
+            ShardsError::Argument(format!("cannot write the index of the data set as JSON: {error}"))
+        })?;
         let mut bytes = vec![0; 16];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes.extend_from_slice(&(table.len() as u64).to_le_bytes());
@@ -126,20 +127,23 @@ impl DatasetIndex {
         let fail = |reason: &str| ShardsError::corrupt(Spot::file("the index of the data set"), reason);
         let Some((prefix, rest)) = bytes.split_at_checked(PREFIX_BYTES).filter(|(prefix, _)| prefix[..8] == MAGIC)
         else {
-            return Err(fail("its format or version is not that of this program"));
+            return Err(fail(
+                "it is too short, or another version of this program made it; run the same version everywhere",
+            ));
         };
         if prefix[8..16] != XxHash3_64::oneshot(&bytes[16..]).to_le_bytes() {
-            return Err(fail("it is damaged: its xxh3 does not match"));
+            return Err(fail("it is damaged: its checksum (xxh3) does not match its bytes"));
         }
-        let table_bytes = u64::from_le_bytes(prefix[16..24].try_into().expect("eight bytes"));
+        let table_bytes = u64::from_le_bytes(prefix[16..24].try_into().expect("the slice has eight bytes"));
         let parts = usize::try_from(table_bytes).ok().and_then(|table_bytes| rest.split_at_checked(table_bytes));
-        let (table, footers) = parts.ok_or_else(|| fail("it is cut short"))?;
-        let table: IndexTable = serde_json::from_slice(table).map_err(|error| fail(&error.to_string()))?;
+        let (table, footers) = parts.ok_or_else(|| fail("it is damaged: it ends before the end of its table"))?;
+        let table: IndexTable =
+            serde_json::from_slice(table).map_err(|error| fail(&format!("its table cannot be parsed: {error}")))?;
         let index = Self { table, footers: footers.to_vec() };
         let (got, files) = (index.footers.len(), &index.table.files);
         let want = files.iter().map(|file| file.footer_bytes).fold(0, usize::saturating_add);
         if got != want {
-            return Err(fail(&format!("it is damaged: its footers have {got} bytes, its table says {want}")));
+            return Err(fail(&format!("it is damaged: its footers have {got} bytes, but its table says {want}")));
         }
         Ok(index)
     }
@@ -175,7 +179,8 @@ impl DatasetIndex {
     /// Opens the S3 objects with the given options, without listing them.
     pub(crate) fn source_s3(&self, options: &S3Options) -> Result<Arc<dyn ByteSource>, ShardsError> {
         let objects: Option<Vec<String>> = self.table.files.iter().map(|file| file.object.clone()).collect();
-        let objects = objects.ok_or_else(|| ShardsError::Argument("index of local files, wanted s3://".into()))?;
+        let objects =
+            objects.ok_or_else(|| ShardsError::Argument("the index lists local files, wanted objects on S3".into()))?;
         s3::from_index(&objects, options)
     }
 }
@@ -229,12 +234,12 @@ impl FileEnds {
 fn check_footer(name: &str, ends: &FileEnds, listed: &ManifestFile) -> Result<(), ShardsError> {
     let damaged = |reason: String| Err(ShardsError::corrupt(Spot::file(name), reason));
     if ends.bytes != listed.bytes {
-        return damaged(format!("has {} bytes, the manifest says {}", ends.bytes, listed.bytes));
+        return damaged(format!("the file has {} bytes, but the manifest says {}", ends.bytes, listed.bytes));
     }
     let computed = Checksum::of(&ends.footer);
     if computed != listed.footer_xxh3 {
         let listed = listed.footer_xxh3;
-        return damaged(format!("its footer has xxh3 {computed}, the manifest says {listed}: the file is damaged"));
+        return damaged(format!("its footer has xxh3 {computed}, but the manifest says {listed}: the file is damaged"));
     }
     Ok(())
 }

@@ -35,7 +35,7 @@ impl LocalFiles {
     fn file(&self, file: usize) -> Result<Arc<File>, ShardsError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = open.iter().position(|(number, _)| *number == file) {
-            let found = open.remove(index).expect("found above");
+            let found = open.remove(index).expect("`index` is a position in this list");
             let handle = Arc::clone(&found.1);
             open.push_back(found);
             return Ok(handle);
@@ -61,8 +61,9 @@ impl ByteSource for LocalFiles {
 
     fn len(&self, file: usize) -> Result<u64, ShardsError> {
         let found = self.file(file)?.metadata();
-        let is_file =
-            |found: fs::Metadata| if found.is_file() { Ok(found) } else { Err(io::Error::other("is not a file")) };
+        let is_file = |found: fs::Metadata| {
+            if found.is_file() { Ok(found) } else { Err(io::Error::other("it is not a regular file")) }
+        };
         let found = found.and_then(is_file).map_err(|error| ShardsError::io(&self.paths[file], error))?;
         Ok(found.len())
     }
@@ -72,7 +73,7 @@ impl ByteSource for LocalFiles {
         pulse::advance();
         read.map_err(|error| {
             if error.kind() == ErrorKind::UnexpectedEof {
-                let reason = format!("ends before byte {}: it was cut short", offset + into.len() as u64);
+                let reason = format!("the file ends before byte {}: it was cut short", offset + into.len() as u64);
                 return ShardsError::corrupt(Spot::file(self.name(file)), reason);
             }
             ShardsError::io(&self.paths[file], error)

@@ -29,7 +29,7 @@ pub(super) fn locate(location: &str, config: &ShardsConfig) -> Result<FoundFiles
         Some(("s3", _)) => locate_s3(location, &S3Options::from_env(config)),
         // Do not print the whole URL: it may contain a password.
         Some((scheme, _)) => Err(ShardsError::Argument(format!(
-            "cannot read `{scheme}://`; shards are in a folder, a file, a glob or s3://BUCKET/PREFIX"
+            "cannot read shards from `{scheme}://`, wanted a folder, a file, a glob or s3://BUCKET/PREFIX"
         ))),
         None => local(location),
     }
@@ -38,7 +38,7 @@ pub(super) fn locate(location: &str, config: &ShardsConfig) -> Result<FoundFiles
 /// Finds the objects of an `s3://` URL with the given options.
 pub(super) fn locate_s3(location: &str, options: &S3Options) -> Result<FoundFiles, ShardsError> {
     let Some(rest) = location.strip_prefix("s3://") else {
-        return Err(ShardsError::Argument("the location is not on S3, wanted s3://BUCKET/PREFIX".into()));
+        return Err(ShardsError::Argument("the location does not begin with s3://, wanted s3://BUCKET/PREFIX".into()));
     };
     let (source, manifest_text) = s3::open(rest, options)?;
     Ok(FoundFiles { source, manifest_text, origin: None })

@@ -19,7 +19,9 @@ impl S3Options {
 }
 
 pub(super) fn open(_rest: &str, _options: &S3Options) -> Result<Listed, ShardsError> {
-    Err(ShardsError::Argument("cannot read `s3://`: this program was built without the feature s3".into()))
+    Err(ShardsError::Argument(
+        "cannot read shards from `s3://`: this program was built without the Cargo feature `s3`".into(),
+    ))
 }
 
 pub(super) fn from_index(_entries: &[String], options: &S3Options) -> Result<Arc<dyn ByteSource>, ShardsError> {

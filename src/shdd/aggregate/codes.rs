@@ -16,7 +16,7 @@ use crate::shdd::decode::refine::{ascend, gradient};
 use crate::shdd::decode::{Anchors, Decoded, Decoder, in_parallel, largest, threads};
 use crate::shdd::{Local, ShddError};
 
-// Suffixes: i images · k samples of each image · c coefficients · a anchors · b codes of all samples
+// Letters in tensor names: i images, k samples of each image, c coefficients, a anchors, b codes of all samples.
 
 /// Inverse temperature: scores are multiplied by this factor before they are turned into densities. At L = 47, this
 /// factor widens the peak of a clean code from 20 to 36 km. No other value was measured.
@@ -54,14 +54,14 @@ pub(super) fn values_at(
 /// mode of the mixture on the continuous sphere.
 pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<Vec<Decoded>, ShddError> {
     if !(tempering > 0.0 && tempering.is_finite()) {
-        let text = format!("aggregator: tempering is {tempering}, wanted more than 0 and finite");
+        let text = format!("aggregator: tempering is {tempering}, wanted a finite number above 0");
         return Err(ShddError::Bad(text));
     }
     let anchors = decoder.anchors();
     let [images, samples] = shape(codes_ikc, anchors)?;
     let mut found = Vec::new();
-    // Divided by 3, because the scores, their log-softmax and a temporary tensor of the same size are in memory at
-    // once.
+    // The number of codes is divided by 3, because the scores, their log-softmax and a temporary tensor of the same
+    // size are in memory at once.
     let per_pass = (anchors.codes_per_pass() / 3 / samples).max(1) as i64;
     for first in (0..images as i64).step_by(per_pass as usize) {
         let count = per_pass.min(images as i64 - first);

@@ -28,9 +28,9 @@ pub struct Ensemble<'a> {
     pub expected_ic: &'a Tensor,
 }
 
-/// Returns one place per image. If a code is not finite, the error names its row. Normally this is image · samples +
-/// sample, but for the mean of codes it is the image. The mixture and decoders with a neighbourhood work in passes over
-/// some images or codes, and their errors count rows from the start of the pass.
+/// Returns one place per image. If a code is not finite, the error names its row. Normally the row is image · samples +
+/// sample, but for the mean of codes the row is the image. The mixture and decoders with a neighbourhood work in passes
+/// over some images or codes, and their errors count rows from the start of the pass.
 pub fn aggregate(how: Aggregator, of: Ensemble<'_>, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     if matches!(how, Aggregator::MeanCode | Aggregator::Mixture) {
         return aggregate_decoded(how, of, &[], decoder);

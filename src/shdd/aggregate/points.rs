@@ -36,7 +36,7 @@ pub fn mean_vector(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
     if norm(sum) < MEAN_LENGTH_MIN * points.len() as f64 {
         return Ok(points[medoid]);
     }
-    Ok(UnitVector::new(sum).expect("the length was checked above"))
+    Ok(UnitVector::new(sum).expect("a sum of this length has a direction"))
 }
 
 /// The place with the least sum of great-circle distances to the samples. The search starts at the sample with the

@@ -13,7 +13,7 @@
 //! [`CANDIDATES`] anchors of the coarse pass are therefore rescored: their scores are computed again in f32, by
 //! elementwise products and sums that no setting can turn into TF32. The coarse pass uses f16 and not bf16, because no
 //! harmonic exceeds √((2L+1)/4π) (2.8 at L = 47, 9.1 at L = 511), so bits of the mantissa matter more than bits of the
-//! exponent. With a coarse pass in bf16, the right anchor would not be among the best 64 in 1 % of those cases. On the
+//! exponent. With a coarse pass in bf16, the right anchor would not be among the best 64 for 1 % of these codes. On the
 //! CPU, 16 bits are not faster, so the coarse pass uses f32 and no anchor is rescored. (The test
 //! `decode_rescoring_finds_what_16_bits_miss` measures these numbers.)
 //!
@@ -31,7 +31,7 @@ use super::source::{SourcePoints, flat};
 use crate::native::gemm::mm_f32;
 use crate::shdd::{Basis, Filter, ShddError};
 
-// Suffixes: b codes · c coefficients, (L+1)² or those kept by a filter · a anchors · k candidates
+// Letters in tensor names: b codes, c coefficients ((L+1)² or those that a filter keeps), a anchors, k candidates.
 
 /// Least number of anchors per code that are sorted and, if the coarse pass is not exact, rescored in f32.
 pub const CANDIDATES: usize = 64;
@@ -239,7 +239,7 @@ impl Anchors {
         let dims = self.dims();
         if codes_bc.dim() != 2 || codes_bc.size()[1] != dims as i64 {
             let got = codes_bc.size();
-            return Err(ShddError::Bad(format!("decoder: codes have shape {got:?}, wanted [.., {dims}]")));
+            return Err(ShddError::Bad(format!("decoder: codes have shape {got:?}, wanted [any, {dims}]")));
         }
         let codes_bc = codes_bc.f_detach()?.f_to_device(self.device())?.f_to_kind(Kind::Float)?;
         // Multiplied by `value_max`, this is an upper bound of every score and every partial sum of a code. It is not

@@ -39,7 +39,8 @@ impl Neighbourhood {
     /// Prepares neighbourhoods of radius `radius_km` around each of `points`.
     pub fn new(points: &[UnitVector], radius_km: f64) -> Result<Self, ShddError> {
         if !(radius_km > 0.0 && radius_km.is_finite()) {
-            let text = format!("decoder: radius of the neighbourhood is {radius_km} km, wanted more than 0 and finite");
+            let text =
+                format!("decoder: radius of the neighbourhood is {radius_km} km, wanted a finite number above 0");
             return Err(ShddError::Bad(text));
         }
         let half_angle = (radius_km / EARTH_RADIUS_KM / 2.0).min(std::f64::consts::FRAC_PI_2);
@@ -67,7 +68,7 @@ impl Neighbourhood {
     ///
     /// `scores` must hold one score per anchor, and no score may be NaN.
     pub fn log_sums(&self, scores: &[f32]) -> Vec<f64> {
-        assert_eq!(scores.len(), self.anchors.len(), "one score per anchor");
+        assert_eq!(scores.len(), self.anchors.len(), "the number of scores is not the number of anchors");
         let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut sums = vec![0.0; scores.len()];
         for (position, anchor) in self.anchors.iter().enumerate() {

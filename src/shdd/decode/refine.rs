@@ -40,7 +40,10 @@ pub struct Refined {
 /// must be finite.
 pub fn refine(basis: &Basis, code: &[f64], start: UnitVector) -> Result<Refined, ShddError> {
     if let Some(index) = code.iter().position(|value| !value.is_finite()) {
-        return Err(ShddError::Bad(format!("coefficient {index} is {}, wanted a finite number", code[index])));
+        return Err(ShddError::Bad(format!(
+            "decoder: coefficient {index} of the code is {}, wanted a finite number",
+            code[index]
+        )));
     }
     ascend(basis.degree(), start, |point| basis.value_gradient_hessian(code, point))
 }

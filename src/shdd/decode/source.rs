@@ -13,7 +13,7 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::shdd::gpu::{Encoder, upload};
 use crate::shdd::{Basis, Filter, Selection, ShddError};
 
-// Suffixes: a anchors · b codes · c kept coefficients · n points
+// Letters in tensor names: a anchors, b codes, c kept coefficients, n points.
 
 /// The anchors and their harmonics.
 #[derive(Debug)]

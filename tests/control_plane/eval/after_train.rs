@@ -15,16 +15,16 @@ fn training_ends_with_an_evaluation_that_tensorboard_shows() {
     assert!(row(evaluated, "locdiff-h")["acc_2500km"].is_number(), "{result}");
     assert_eq!(row(evaluated, "locdiff")["simulated"], false);
     assert!(folder(&stage).join("report.txt").exists());
-    let files = std::fs::read_dir(stage.path().join(BOARD)).expect("event files");
-    let bytes: Vec<u8> =
-        files.flat_map(|file| std::fs::read(file.expect("a file").path()).expect("readable")).collect();
+    let files = std::fs::read_dir(stage.path().join(BOARD)).expect("the run has event files");
+    let contents = files.map(|file| std::fs::read(file.expect("the folder can be read").path()));
+    let bytes: Vec<u8> = contents.flat_map(|bytes| bytes.expect("the file can be read")).collect();
     let has = |tag: &str| bytes.windows(tag.len()).any(|window| window == tag.as_bytes());
-    assert!(has("test/locdiff/acc_25km") && has("test/locdiff-h/geo_score"), "no scores in TensorBoard");
-    assert!(has("test/locdiff-h/answers") && has("150 photos of 2 views"), "no map or no description of the data");
+    assert!(has("test/locdiff/acc_25km") && has("test/locdiff-h/geo_score"), "scores are missing in TensorBoard");
+    assert!(has("test/locdiff-h/answers") && has("150 photos of 2 views"), "the map or the data summary is missing");
     let hparams = std::fs::read(stage.path().join(format!("{BOARD}/events.out.tfevents.0000000000.hparams")));
-    let hparams = hparams.expect("hyperparameters");
+    let hparams = hparams.expect("the run has a file of hyperparameters");
     let tag = b"test/locdiff-h/acc_200km";
-    assert!(hparams.windows(tag.len()).any(|window| window == tag), "no score among the hyperparameter metrics");
+    assert!(hparams.windows(tag.len()).any(|window| window == tag), "the score is not a hyperparameter metric");
 }
 
 #[test]

@@ -10,10 +10,11 @@ fn truth_must_match_the_test_rows_and_is_not_used_for_tuning() {
     let stage = stage();
     stage.run("--json eval").exits_with(ExitCode::Success);
     let truth = read(&stage, "truth.csv");
-    std::fs::write(stage.path().join("truth.csv"), &truth).expect("written");
-    std::fs::write(stage.path().join("more.csv"), format!("{truth}photo-7,1,2\nphoto-8,1,2\n")).expect("written");
+    std::fs::write(stage.path().join("truth.csv"), &truth).expect("the test folder is writable");
+    let more = format!("{truth}photo-7,1,2\nphoto-8,1,2\n");
+    std::fs::write(stage.path().join("more.csv"), more).expect("the test folder is writable");
     let fewer: Vec<&str> = truth.lines().take(150).collect();
-    std::fs::write(stage.path().join("fewer.csv"), fewer.join("\n")).expect("written");
+    std::fs::write(stage.path().join("fewer.csv"), fewer.join("\n")).expect("the test folder is writable");
     stage.run("--set eval.truth=truth.csv eval").exits_with(ExitCode::Success);
     let ran = stage.run("--set eval.truth=more.csv eval");
     ran.exits_with(ExitCode::BadData)
@@ -31,11 +32,11 @@ fn photo_with_a_zero_embedding_is_named_by_row_and_id() {
     let stage = stage();
     small_shards::build(&stage, "good", 1000..1150, 1, false);
     let path = stage.path().join("embeddings.npy");
-    let mut bytes = std::fs::read(&path).expect("the embeddings of `good`");
+    let mut bytes = std::fs::read(&path).expect("the embeddings exist");
     let row_bytes = small_shards::WIDTH * 4;
     let start = bytes.len() - 50 * row_bytes;
     bytes[start..start + row_bytes].fill(0);
-    std::fs::write(&path, bytes).expect("written");
+    std::fs::write(&path, bytes).expect("the test folder is writable");
     let build = "--device cpu shards build --table table.csv --embeddings embeddings.npy --out shards/zero";
     stage.run(build).exits_with(ExitCode::Success);
     let ran = stage.run("--workers 2 --set shards.test=shards/zero eval --hybrid");
@@ -47,10 +48,12 @@ fn published_rows_are_printed_as_published_or_left_out() {
     let stage = stage();
     let ran = stage.run("--json eval --suite main");
     let found = ran.exits_with(ExitCode::Success).json();
-    assert!(found["rows"].as_array().expect("rows").iter().any(|row| row["source"] == "published"), "{found}");
-    let line = ran.stderr.lines().find(|line| line.starts_with("ISNs GWS15k")).expect("a published row");
+    let rows = found["rows"].as_array().expect("the result has rows");
+    assert!(rows.iter().any(|row| row["source"] == "published"), "there are no published rows: {found}");
+    let line = ran.stderr.lines().find(|line| line.starts_with("ISNs GWS15k")).expect("the paper has this row");
     assert!(line.split_whitespace().any(|cell| cell == "0.05"), "{line}");
     let ran = stage.run("--json --set eval.thresholds_km=[1,100] eval --suite main");
     let found = ran.exits_with(ExitCode::Success).stderr_has("published rows are left out").json();
-    assert!(found["rows"].as_array().expect("rows").iter().all(|row| row["source"] == "computed"), "{found}");
+    let rows = found["rows"].as_array().expect("the result has rows");
+    assert!(rows.iter().all(|row| row["source"] == "computed"), "there are published rows: {found}");
 }

@@ -28,7 +28,7 @@ fn number_of_workers_does_not_change_any_answer() {
             "predictions-locdiff-h.csv",
         ];
         let found = (files.map(|name| read(&stage, name)), ran.json());
-        let rows = found.1["rows"].as_array().expect("rows");
+        let rows = found.1["rows"].as_array().expect("the result has rows");
         assert_eq!(rows.len(), 3, "{rows:?}");
         for row in rows {
             assert_eq!((row["source"].as_str(), row["rows"].as_u64()), (Some("computed"), Some(150)), "{row}");
@@ -40,15 +40,15 @@ fn number_of_workers_does_not_change_any_answer() {
             assert!(row["density"].is_number() && row["coverage"].is_number(), "{row}");
         }
         let first = first.get_or_insert_with(|| found.clone());
-        assert_eq!(found.0, first.0, "{workers} workers");
-        assert_eq!(found.1["rows"], first.1["rows"], "{workers} workers");
-        assert_eq!(found.1["differences"], first.1["differences"], "{workers} workers");
+        assert_eq!(found.0, first.0, "{workers} workers gave other answers");
+        assert_eq!(found.1["rows"], first.1["rows"], "{workers} workers gave other scores");
+        assert_eq!(found.1["differences"], first.1["differences"], "{workers} workers gave other differences");
     }
     // The model must have learnt something, or the comparison would mean little. Random answers would be right in 4 %
     // of the rows.
-    let (_, result) = first.expect("evaluated");
-    let accuracy = row(&result, "locdiff")["acc_2500km"].as_f64().expect("a number");
-    assert!(accuracy > 15.0, "{accuracy} % within 2500 km");
+    let (_, result) = first.expect("at least one evaluation ran");
+    let accuracy = row(&result, "locdiff")["acc_2500km"].as_f64().expect("the accuracy is a number");
+    assert!(accuracy > 15.0, "only {accuracy} % of the rows are within 2500 km, wanted more than 15 %");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn other_rows_and_duplicated_views_do_not_change_an_answer() {
     assert_eq!(alone.len(), 101);
     assert_eq!(answers("fewer"), alone[..71]);
     assert_eq!(answers("doubled"), alone);
-    assert!(!folder(&stage).join("predictions-locdiff-h.csv").exists(), "--hybrid was not given");
+    assert!(!folder(&stage).join("predictions-locdiff-h.csv").exists(), "LocDiff-H was run without --hybrid");
 }
 
 #[test]
@@ -96,14 +96,14 @@ fn concurrent_evaluations_of_one_run_do_not_mix() {
     for _ in 0..4 {
         let started = [1, 2].map(|seed| {
             let mut command = stage.command(&line(seed));
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts")
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the launcher can be started")
         });
-        let ended = started.map(|child| Ran::from(child.wait_with_output().expect("ends")));
+        let ended = started.map(|child| Ran::from(child.wait_with_output().expect("the process can be waited for")));
         for (ran, alone) in ended.iter().zip(&alone) {
             ran.exits_with(ExitCode::Success);
             assert_eq!(rows(ran), *alone);
         }
-        let table: Value = serde_json::from_str(&read(&stage, "table.json")).expect("JSON");
+        let table: Value = serde_json::from_str(&read(&stage, "table.json")).expect("the file is valid JSON");
         assert!(alone.contains(&table["rows"]));
     }
 }

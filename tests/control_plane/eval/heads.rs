@@ -27,7 +27,7 @@ fn stage() -> Stage {
     let more = "--set train.steps=4 --set eval.after_train=false --set retrieval.head=linear --set retrieval.gallery=gallery.csv";
     train(&stage, more).exits_with(ExitCode::Success);
     stage.run("--json eval").exits_with(ExitCode::Success);
-    std::fs::write(stage.path().join("gallery.csv"), read(&stage, "truth.csv")).expect("written");
+    std::fs::write(stage.path().join("gallery.csv"), read(&stage, "truth.csv")).expect("the test folder is writable");
     stage
 }
 
@@ -38,11 +38,12 @@ fn simulated_photos_use_only_their_own_head_by_folder_or_glob() {
     for location in ["shards/test", "shards/test/*.parquet"] {
         let ran = stage.run(&format!("--json --set shards.test={location} eval --hybrid"));
         let found = ran.exits_with(ExitCode::Success).stderr_has("96 simulated photos").json();
-        assert!(found["rows"].as_array().expect("rows").iter().all(|row| row["simulated"] == true), "{found}");
+        let rows = found["rows"].as_array().expect("the result has rows");
+        assert!(rows.iter().all(|row| row["simulated"] == true), "a row is not marked as simulated: {found}");
         // Each photo was simulated from the embedding of its place, and this place is in the gallery. Random answers
         // would be right in 1 % of the rows.
-        let accuracy = row(&found, "retrieval")["acc_1km"].as_f64().expect("a number");
-        assert!(accuracy > 10.0, "only {accuracy} % of the places were found");
+        let accuracy = row(&found, "retrieval")["acc_1km"].as_f64().expect("the accuracy is a number");
+        assert!(accuracy > 10.0, "only {accuracy} % of the places were found, wanted more than 10 %");
         let answers = read(&stage, "predictions-retrieval.csv");
         assert_eq!(&answers, first.get_or_insert_with(|| answers.clone()), "{location}");
         let ran = stage.run(&format!("--set retrieval.head=geoclip --set shards.test={location} eval --hybrid"));
@@ -58,14 +59,15 @@ fn neighbour_count_does_not_affect_gallery_retrieval() {
     // The gallery points are so close together that several neighbours would outvote the best point.
     let mut gallery = String::from("lat,lon\n");
     for line in read(&stage, "truth.csv").lines().skip(1) {
-        let numbers: Vec<f64> = line.split(',').skip(1).map(|number| number.parse().expect("degrees")).collect();
+        let numbers: Vec<f64> =
+            line.split(',').skip(1).map(|number| number.parse().expect("a coordinate is a number")).collect();
         for (north, east) in [(0.0, 0.0), (0.3, 0.0), (-0.3, 0.0), (0.0, 0.3), (0.0, -0.3)] {
             let (latitude, longitude) =
                 ((numbers[0] + north).clamp(-90.0, 90.0), (numbers[1] + east).clamp(-180.0, 180.0));
-            writeln!(gallery, "{latitude},{longitude}").expect("a string");
+            writeln!(gallery, "{latitude},{longitude}").expect("writing to a string cannot fail");
         }
     }
-    std::fs::write(stage.path().join("dense.csv"), gallery).expect("written");
+    std::fs::write(stage.path().join("dense.csv"), gallery).expect("the test folder is writable");
     let answers = |neighbours: u32| {
         let set = format!("--set retrieval.gallery=dense.csv --set retrieval.knn_neighbours={neighbours}");
         stage.run(&format!("{set} eval --hybrid")).exits_with(ExitCode::Success);
@@ -91,10 +93,10 @@ fn geoclip_head_takes_clip_features_and_refuses_normalised_ones() {
         ran.exits_with(ExitCode::Config).stderr_has("mean length 1.000").stderr_has("not normalised");
     }
     // Different photos must not all get the same answer.
-    let answers = first.expect("answers");
+    let answers = first.expect("at least one evaluation ran");
     let places: std::collections::HashSet<&str> =
         answers.lines().skip(1).filter_map(|line| Some(line.split_once(',')?.1)).collect();
-    assert!(places.len() > 1, "{answers}");
+    assert!(places.len() > 1, "all photos got the same answer: {answers}");
 }
 
 /// Builds the shards `shards/{name}` with feature vectors of norm `length`.
@@ -102,13 +104,13 @@ fn build(stage: &Stage, name: &str, length: f64) {
     let (mut table, mut numbers) = (String::from("id,lat,lon\n"), Vec::new());
     for row in 0..40_usize {
         let (latitude, longitude) = small_shards::place(row);
-        writeln!(table, "clip-{row},{latitude},{longitude}").expect("a string");
+        writeln!(table, "clip-{row},{latitude},{longitude}").expect("writing to a string cannot fail");
         let raw: Vec<f64> = (0..WIDTH).map(|index| ((row * 7919 + index * 104_729) % 1009) as f64 - 504.0).collect();
         let scale = length / raw.iter().map(|value| value * value).sum::<f64>().sqrt();
         numbers.extend(raw.iter().map(|value| (value * scale) as f32));
     }
-    std::fs::write(stage.path().join("clip.csv"), table).expect("written");
-    std::fs::write(stage.path().join("clip.npy"), small_shards::npy(&numbers, WIDTH)).expect("written");
+    std::fs::write(stage.path().join("clip.csv"), table).expect("the test folder is writable");
+    std::fs::write(stage.path().join("clip.npy"), small_shards::npy(&numbers, WIDTH)).expect("the folder is writable");
     let line = format!("--device cpu shards build --table clip.csv --embeddings clip.npy --out shards/{name}");
     stage.run(&line).exits_with(ExitCode::Success);
 }

@@ -29,18 +29,18 @@ fn own_predictions_reproduce_the_table_and_invalid_ones_are_refused() {
     let text = read(&stage, "predictions-locdiff.csv");
     let lines: Vec<&str> = text.lines().collect();
     let wrong = [
-        ("nan", text.replacen(lines[3].split(',').nth(1).expect("lat"), "NaN", 1), "row 2"),
-        ("short", lines[..lines.len() - 1].join("\n"), "no prediction for 1 of the 150 rows"),
+        ("nan", text.replacen(lines[3].split(',').nth(1).expect("each row has a latitude"), "NaN", 1), "row 2"),
+        ("short", lines[..lines.len() - 1].join("\n"), "1 of 150 rows in"),
         ("twice", format!("{text}{}\n", lines[1]), "photo-1000"),
         ("extra", format!("{text}nobody,1,2\n"), "`nobody`"),
         (
             "length",
-            lines[..5].iter().map(|line| line.split_once(',').expect("id").1).collect::<Vec<_>>().join("\n"),
+            lines[..5].iter().map(|line| line.split_once(',').expect("two columns").1).collect::<Vec<_>>().join("\n"),
             "4 rows",
         ),
     ];
     for (name, text, reason) in wrong {
-        std::fs::write(stage.path().join(format!("{name}.csv")), text).expect("written");
+        std::fs::write(stage.path().join(format!("{name}.csv")), text).expect("the test folder is writable");
         let ran = stage.run(&format!("{by_truth} {name}.csv"));
         ran.exits_with(ExitCode::BadData).stderr_has(&format!("{name}.csv")).stderr_has(reason);
     }
@@ -52,10 +52,10 @@ fn id_column_has_many_accepted_names_and_matching_by_order_is_reported() {
     let stage = stage();
     stage.run("--json eval").exits_with(ExitCode::Success);
     let text = read(&stage, "predictions-locdiff.csv");
-    let (_, rows) = text.split_once('\n').expect("a header");
+    let (_, rows) = text.split_once('\n').expect("the file has a header");
     let shuffled: Vec<&str> = rows.lines().rev().collect();
     let scored = |name: &str, header: &str, rows: String| {
-        std::fs::write(stage.path().join(name), format!("{header}\n{rows}\n")).expect("written");
+        std::fs::write(stage.path().join(name), format!("{header}\n{rows}\n")).expect("the test folder is writable");
         stage.run(&format!("--json --device cpu --set shards.test=shards/test eval --predictions {name}"))
     };
     let score = |ran: &Ran| {
@@ -70,7 +70,7 @@ fn id_column_has_many_accepted_names_and_matching_by_order_is_reported() {
     }
     let ran = scored("unknown.csv", "photograph,lat,lon", shuffled.join("\n"));
     ran.exits_with(ExitCode::BadData).stderr_has("unknown.csv").stderr_has("`photograph`").stderr_has("image_id or");
-    let bare = rows.lines().map(|line| line.split_once(',').expect("an id").1).collect::<Vec<_>>().join("\n");
+    let bare = rows.lines().map(|line| line.split_once(',').expect("a row has an id").1).collect::<Vec<_>>().join("\n");
     let ran = scored("bare.csv", "lat,lon", bare);
     assert_eq!(score(&ran), ("order".into(), want.1.clone()));
     ran.stderr_has("matched by order");
@@ -79,8 +79,12 @@ fn id_column_has_many_accepted_names_and_matching_by_order_is_reported() {
 #[test]
 fn predictions_with_a_truth_file_need_no_worker() {
     let stage = Stage::new(Worker::None);
-    std::fs::write(stage.path().join("truth.csv"), "id,lat,lon\na,0,0\nb,10,10\nc,-20,50\n").expect("written");
-    std::fs::write(stage.path().join("mine.csv"), "id,lat,lon\nc,-20,50\na,0,0\nb,10,11\n").expect("written");
+    for (name, text) in [
+        ("truth.csv", "id,lat,lon\na,0,0\nb,10,10\nc,-20,50\n"),
+        ("mine.csv", "id,lat,lon\nc,-20,50\na,0,0\nb,10,11\n"),
+    ] {
+        std::fs::write(stage.path().join(name), text).expect("the test folder is writable");
+    }
     let score = "--json eval --predictions mine.csv --set";
     let ran = stage.run(&format!("{score} eval.truth=truth.csv"));
     let found = ran.exits_with(ExitCode::Success).json();
@@ -90,10 +94,10 @@ fn predictions_with_a_truth_file_need_no_worker() {
     assert_eq!(
         (&row["density"], &row["dataset"]),
         (&serde_json::Value::Null, &"truth.csv".into()),
-        "three rows are too few for a density"
+        "three rows are too few for a density, but one was computed"
     );
     // If the truth is in shards, a worker must read it.
-    std::fs::create_dir(stage.path().join("shards")).expect("made");
+    std::fs::create_dir(stage.path().join("shards")).expect("the parent folder exists");
     stage.run(&format!("{score} shards.test=shards")).exits_with(ExitCode::WorkerMissing);
 }
 
@@ -105,10 +109,10 @@ fn interrupt_stops_scoring_at_once() {
     for row in 0..300_000 {
         let _ = writeln!(text, "{row},{},{}", row % 179 - 89, row % 359 - 179);
     }
-    std::fs::write(stage.path().join("truth.csv"), text).expect("written");
+    std::fs::write(stage.path().join("truth.csv"), text).expect("the test folder is writable");
     for interrupt in [Signal::SIGINT, Signal::SIGTERM] {
         let mut command = stage.command("--json --set eval.truth=truth.csv eval --predictions truth.csv");
-        let mut launcher = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("runs");
+        let mut launcher = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher exists");
         eventually("scoring begins", || has_thread(launcher.id(), "computing"));
         signal(launcher.id(), interrupt);
         assert_eq!(wait(&mut launcher), Some(ExitCode::Interrupted.code().into()), "{interrupt}");

@@ -35,13 +35,13 @@ fn mismatched_data_and_settings_are_refused_with_the_reason() {
     let stage = stage();
     let ran = stage.run("--set shards.test=shards/nowhere eval");
     ran.exits_with(ExitCode::NoData).stderr_has("shards/nowhere").stderr_has("shards simulate");
-    std::fs::create_dir(stage.path().join("shards/empty")).expect("made");
+    std::fs::create_dir(stage.path().join("shards/empty")).expect("the parent folder exists");
     stage.run("--set shards.test=shards/empty eval").exits_with(ExitCode::NoData).stderr_has("shards/empty");
-    std::fs::write(stage.path().join("narrow.csv"), "id,lat,lon\na,1,2\nb,3,4\n").expect("written");
+    std::fs::write(stage.path().join("narrow.csv"), "id,lat,lon\na,1,2\nb,3,4\n").expect("the test folder is writable");
     let mut narrow = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
     narrow.extend(format!("{:<117}\n", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 2), }").bytes());
     narrow.extend([1.0_f32, 2.0, 3.0, 4.0].iter().flat_map(|number| number.to_le_bytes()));
-    std::fs::write(stage.path().join("narrow.npy"), narrow).expect("written");
+    std::fs::write(stage.path().join("narrow.npy"), narrow).expect("the test folder is writable");
     let build = "--device cpu shards build --table narrow.csv --embeddings narrow.npy --out shards/narrow";
     stage.run(build).exits_with(ExitCode::Success);
     let ran = stage.run("--set shards.test=shards/narrow eval");
@@ -61,7 +61,7 @@ fn mismatched_data_and_settings_are_refused_with_the_reason() {
     ran.exits_with(ExitCode::NoData).stderr_has("bad_no_rows.parquet").stderr_has("no rows");
     let ran = stage.run("--set retrieval.head=linear eval --hybrid");
     ran.exits_with(ExitCode::Config)
-        .stderr_has("retrieval.head = \"linear\" does not fit shards/test")
+        .stderr_has("retrieval.head = \"linear\" cannot be used with shards/test")
         .stderr_has("knn");
 }
 
@@ -70,12 +70,12 @@ fn gallery_with_a_bad_row_is_refused_and_the_row_is_named() {
     let stage = stage();
     for (name, row, want) in [("nan", "NaN,7", "row 1"), ("far", "91,7", "row 1"), ("text", "here,7", "row 1")] {
         let path = stage.path().join(format!("{name}.csv"));
-        std::fs::write(&path, format!("lat,lon\n1,2\n{row}\n")).expect("written");
+        std::fs::write(&path, format!("lat,lon\n1,2\n{row}\n")).expect("the test folder is writable");
         let ran = stage.run(&format!("--set eval.anchors=gallery --set retrieval.gallery={name}.csv eval"));
         ran.exits_with(ExitCode::BadData).stderr_has(&format!("{name}.csv")).stderr_has(want);
     }
     // The names of gallery points are ignored, so they may be empty.
-    std::fs::write(stage.path().join("nameless.csv"), "name,lat,lon\na,1,2\n,3,4\n").expect("written");
+    std::fs::write(stage.path().join("nameless.csv"), "name,lat,lon\na,1,2\n,3,4\n").expect("the folder is writable");
     let ran = stage.run("--set eval.anchors=gallery --set retrieval.gallery=nameless.csv eval");
     ran.exits_with(ExitCode::Success);
 }
@@ -84,10 +84,11 @@ fn gallery_with_a_bad_row_is_refused_and_the_row_is_named() {
 fn checkpoint_without_averaged_weights_is_refused() {
     let stage = stage();
     let path = stage.path().join("checkpoints/small/step-00000040/manifest.json");
-    let mut manifest: Value = serde_json::from_slice(&std::fs::read(&path).expect("a manifest")).expect("JSON");
-    let files = manifest["files"].as_array_mut().expect("files");
+    let bytes = std::fs::read(&path).expect("the checkpoint has a manifest");
+    let mut manifest: Value = serde_json::from_slice(&bytes).expect("the manifest is valid JSON");
+    let files = manifest["files"].as_array_mut().expect("a manifest lists files");
     files.retain(|file| !file["name"].as_str().is_some_and(|name| name.starts_with("ema")));
-    std::fs::write(&path, manifest.to_string()).expect("written");
+    std::fs::write(&path, manifest.to_string()).expect("the test folder is writable");
     let ran = stage.run("eval");
     ran.exits_with(ExitCode::BadData)
         .stderr_has("step-00000040 has no averaged weights")
@@ -99,29 +100,31 @@ fn settings_are_never_tuned_on_test_data() {
     let stage = stage();
     stage.run("eval --tune").exits_with(ExitCode::NoData).stderr_has("shards.validation");
     let ran = stage.run("--set shards.validation=shards/test eval --tune");
-    ran.exits_with(ExitCode::BadData).stderr_has("hold 150 photos in common");
+    ran.exits_with(ExitCode::BadData).stderr_has("have 150 photos in common");
     // A copy of the test shards under another name holds the same photos.
     small_shards::build(&stage, "copy", 1000..1150, 2, true);
     let ran = stage.run("--set shards.validation=shards/copy eval --tune");
-    ran.exits_with(ExitCode::BadData).stderr_has("hold 150 photos in common");
+    ran.exits_with(ExitCode::BadData).stderr_has("have 150 photos in common");
     // A glob that names the test shards is refused too, and so are shards that share only one photo with the test
     // shards.
     let ran = stage.run("--set shards.validation=shards/test/*.parquet eval --tune");
-    ran.exits_with(ExitCode::BadData).stderr_has("hold 150 photos in common");
+    ran.exits_with(ExitCode::BadData).stderr_has("have 150 photos in common");
     small_shards::build(&stage, "overlap", 1149..1250, 2, true);
     let ran = stage.run("--workers 2 --set shards.validation=shards/overlap eval --tune");
-    ran.exits_with(ExitCode::BadData).stderr_has("hold 1 photos in common");
+    ran.exits_with(ExitCode::BadData).stderr_has("have 1 photos in common");
     small_shards::build(&stage, "validation", 2000..2100, 2, true);
     let ran = stage.run("--json --workers 2 --set shards.validation=shards/validation eval --tune");
     ran.exits_with(ExitCode::Success);
-    let tuned = std::fs::read_to_string(stage.path().join("checkpoints/small/eval/tuned.toml")).expect("settings");
+    let path = stage.path().join("checkpoints/small/eval/tuned.toml");
+    let tuned = std::fs::read_to_string(path).expect("`eval --tune` wrote the settings");
     assert!(
         tuned.starts_with("# tuned on 100 photos from shards/validation") && tuned.contains("[retrieval]"),
         "{tuned}"
     );
     let ran = stage.run("--json eval --hybrid");
     ran.exits_with(ExitCode::Success).stderr_has("settings of checkpoints/small/eval/tuned.toml (tuned on 100 photos");
-    let report = std::fs::read_to_string(stage.path().join("checkpoints/small/eval/report.txt")).expect("a report");
+    let path = stage.path().join("checkpoints/small/eval/report.txt");
+    let report = std::fs::read_to_string(path).expect("`eval` wrote a report");
     for line in tuned.lines().filter(|line| line.contains(" = ")) {
         assert!(report.lines().any(|found| found == line), "{line} is not in the report");
     }
@@ -129,10 +132,12 @@ fn settings_are_never_tuned_on_test_data() {
     // chooses new settings.
     for flags in ["eval --hybrid", "--set shards.validation=shards/validation eval --tune --hybrid"] {
         stage.run(&format!("--json --set retrieval.radius_km=77 {flags}")).exits_with(ExitCode::Success);
-        let report = std::fs::read_to_string(stage.path().join("checkpoints/small/eval/report.txt")).expect("a report");
+        let path = stage.path().join("checkpoints/small/eval/report.txt");
+        let report = std::fs::read_to_string(path).expect("`eval` wrote a report");
         assert!(report.contains("\nradius_km = 77.0\n"), "{flags}: {report}");
     }
-    std::fs::copy(stage.path().join("checkpoints/small/config.toml"), stage.path().join("own.toml")).expect("copied");
+    let config = stage.path().join("checkpoints/small/config.toml");
+    std::fs::copy(config, stage.path().join("own.toml")).expect("the run has a configuration");
     let ran = stage.run("--json --run small --config own.toml eval --hybrid");
     ran.exits_with(ExitCode::Success).stderr_has("using the settings of --config, not ");
 }

@@ -52,6 +52,6 @@ pub(super) fn read(stage: &Stage, name: &str) -> String {
 /// The row of a method in a JSON result.
 #[track_caller]
 pub(super) fn row<'a>(result: &'a Value, method: &str) -> &'a Value {
-    let rows = result["rows"].as_array().expect("rows");
+    let rows = result["rows"].as_array().expect("the result has rows");
     rows.iter().find(|row| row["method"] == method).unwrap_or_else(|| panic!("no {method} in {result}"))
 }

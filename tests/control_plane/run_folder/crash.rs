@@ -25,45 +25,45 @@ fn session(home: &Home, files: &Files) -> Result<(), LaunchError> {
 /// or, if the session failed, may be at step 30. `case` names the fault.
 fn assert_recovers(home: &Home, case: &str, saved: bool) {
     let folder = home.open();
-    let point = folder.resume_point().expect("readable");
+    let point = folder.resume_point().expect("the checkpoints can be read");
     assert_eq!(point.set_aside, Vec::<String>::new(), "{case}");
-    let newest = point.checkpoint.expect("there is always a checkpoint");
+    let newest = point.checkpoint.expect("the run always has a checkpoint");
     assert_contents(&newest);
     let step = newest.manifest.step;
-    assert!(step == 40 || (step == 30 && !saved), "{case}: step {step}");
-    assert_eq!(home.names("."), Vec::<String>::new(), "{case}: leftovers");
-    let latest = std::fs::read_to_string(home.run().join("latest")).expect("readable");
+    assert!(step == 40 || (step == 30 && !saved), "{case}: the newest checkpoint is at step {step}");
+    assert_eq!(home.names("."), Vec::<String>::new(), "{case}: hidden files are left");
+    let latest = std::fs::read_to_string(home.run().join("latest")).expect("the file can be read");
     assert_eq!(latest, format!("step-{step:08}\n"), "{case}");
-    save(&Files::real(), &folder, 50, None).expect("the next save works");
+    save(&Files::real(), &folder, 50, None).expect("the next save succeeds");
     assert_eq!(home.names("step-"), [format!("step-{step:08}"), "step-00000050".into()], "{case}");
 }
 
 fn fail_everywhere(fault: Fault) {
     let mut committed = 0;
     for operation in 0_u64.. {
-        assert!(operation < 500, "every session fails");
+        assert!(operation < 500, "every session failed in 500 tries");
         let home = Home::new();
         let before = home.open();
         for step in [20, 30] {
-            save(&Files::real(), &before, step, None).expect("committed");
+            save(&Files::real(), &before, step, None).expect("the checkpoint can be committed");
         }
         drop(before);
         let files = Files::failing(fault, operation);
         let ended = session(&home, &files);
         if let Err(error) = &ended {
-            assert_eq!(error.exit_code(), ExitCode::Io, "{fault:?} at {operation}: {error}");
+            assert_eq!(error.exit_code(), ExitCode::Io, "{fault:?} at operation {operation}: {error}");
         }
         if fault == Fault::DiskFull {
-            assert_eq!(home.names(".step-"), Vec::<String>::new(), "at {operation}: a partial folder is left");
+            assert_eq!(home.names(".step-"), Vec::<String>::new(), "a partial folder is left (operation {operation})");
         }
         committed += u64::from(ended.is_err() && home.run().join("step-00000040").exists());
-        assert_recovers(&home, &format!("{fault:?} at {operation}"), ended.is_ok());
+        assert_recovers(&home, &format!("{fault:?} at operation {operation}"), ended.is_ok());
         if !files.has_failed() {
             assert!(operation > 20 && ended.is_ok(), "the session ended after only {operation} operations");
             break;
         }
     }
-    assert!(committed > 0, "no fault hit between the commit and the end of the session");
+    assert!(committed > 0, "no fault occurred between the commit and the end of the session");
 }
 
 #[test]

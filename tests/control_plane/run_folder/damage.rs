@@ -13,8 +13,8 @@ use super::{Home, assert_contents, save};
 fn run_with_two_checkpoints() -> (Home, RunFolder) {
     let home = Home::new();
     let folder = home.open();
-    save(&Files::real(), &folder, 10, Some(3.5)).expect("committed");
-    save(&Files::real(), &folder, 20, Some(2.5)).expect("committed");
+    save(&Files::real(), &folder, 10, Some(3.5)).expect("the checkpoint can be committed");
+    save(&Files::real(), &folder, 20, Some(2.5)).expect("the checkpoint can be committed");
     (home, folder)
 }
 
@@ -28,7 +28,7 @@ type Damage = (&'static str, fn(PathBuf), &'static str);
 const DAMAGES: [Damage; 6] = [
     ("a flipped bit", |folder| change(folder.join("part-1"), |bytes| bytes[7] ^= 1), "part-1 has checksum "),
     ("a truncated file", |folder| change(folder.join("part-1"), |bytes| bytes.truncate(9)), "part-1 has 9 bytes"),
-    ("a missing file", |folder| std::fs::remove_file(folder.join("part-0")).expect("removed"), "part-0 is missing"),
+    ("a missing file", |folder| std::fs::remove_file(folder.join("part-0")).expect("it exists"), "part-0 is missing"),
     (
         "half a manifest",
         |folder| change(folder.join("manifest.json"), |bytes| bytes.truncate(30)),
@@ -39,17 +39,17 @@ const DAMAGES: [Damage; 6] = [
         "a file name that leads out of the folder",
         |folder| {
             let path = folder.join("manifest.json");
-            let text = std::fs::read_to_string(&path).expect("readable").replace("part-0", "../lock");
-            std::fs::write(path, text).expect("written");
+            let text = std::fs::read_to_string(&path).expect("the file can be read").replace("part-0", "../lock");
+            std::fs::write(path, text).expect("the test folder is writable");
         },
         "is not a valid file name",
     ),
 ];
 
 fn change(path: PathBuf, change: impl FnOnce(&mut Vec<u8>)) {
-    let mut bytes = std::fs::read(&path).expect("readable");
+    let mut bytes = std::fs::read(&path).expect("the file can be read");
     change(&mut bytes);
-    std::fs::write(path, bytes).expect("written");
+    std::fs::write(path, bytes).expect("the test folder is writable");
 }
 
 #[test]
@@ -61,35 +61,35 @@ fn damaged_checkpoint_is_set_aside_and_the_previous_one_is_used() {
         let (found, passed_over) = newest_whole(&home.run()).expect("one checkpoint is whole");
         assert_eq!((found.manifest.step, passed_over.len()), (10, 1), "{what}");
         assert!(passed_over[0].contains(reason), "{what}: {passed_over:?}");
-        let rows = checkpoints(&home.run(), Depth::Checksums).expect("readable");
-        let (found, _) = whole_checkpoint(&home.run()).expect("the newest whole checkpoint of the run");
+        let rows = checkpoints(&home.run(), Depth::Checksums).expect("the checkpoints can be read");
+        let (found, _) = whole_checkpoint(&home.run()).expect("the run has a whole checkpoint");
         assert_eq!(found.manifest.step, 10, "{what}");
-        let (found, _) = whole_checkpoint(&home.run().join("step-00000010")).expect("the checkpoint itself");
+        let (found, _) = whole_checkpoint(&home.run().join("step-00000010")).expect("the checkpoint is whole");
         assert_eq!(found.manifest.step, 10, "{what}");
-        let error = whole_checkpoint(&newest(&home)).expect_err("a damaged checkpoint, named directly");
+        let error = whole_checkpoint(&newest(&home)).expect_err("the checkpoint is damaged");
         assert!(error.exit_code() == ExitCode::Corrupt && error.to_string().contains(reason), "{what}: {error}");
         assert_eq!(rows.iter().map(|row| row.state).collect::<Vec<_>>(), ["whole", "damaged"], "{what}");
         assert!(newest(&home).exists(), "{what}: the damaged checkpoint was renamed");
 
         let point = folder.resume_point().expect("one checkpoint is whole");
-        let checkpoint = point.checkpoint.clone().expect("one");
+        let checkpoint = point.checkpoint.clone().expect("the run has a whole checkpoint");
         assert_contents(&checkpoint);
         assert_eq!((checkpoint.manifest.step, point.best_score), (10, Some(3.5)), "{what}");
         assert!(point.set_aside[0].contains(reason) && point.set_aside[0].contains("step-00000020"), "{point:?}");
         assert_eq!(home.names("step-"), ["step-00000010", "step-00000020.corrupt"], "{what}");
-        let latest = std::fs::read_to_string(home.run().join("latest")).expect("readable");
+        let latest = std::fs::read_to_string(home.run().join("latest")).expect("the file can be read");
         assert_eq!(latest, "step-00000010\n", "{what}");
 
         // Save and damage the same step again. Pruning must keep both damaged copies.
-        save(&Files::real(), &folder, 20, None).expect("committed");
+        save(&Files::real(), &folder, 20, None).expect("the checkpoint can be committed");
         damage(newest(&home));
         folder.resume_point().expect("one checkpoint is whole");
         for step in [30, 40, 50] {
-            save(&Files::real(), &folder, step, None).expect("committed");
+            save(&Files::real(), &folder, step, None).expect("the checkpoint can be committed");
         }
         let aside = ["step-00000020.corrupt", "step-00000020.corrupt.1"];
         let kept = [&["step-00000010"][..], &aside, &["step-00000040", "step-00000050"]].concat();
-        assert_eq!(home.names("step-"), kept, "{what}: step 10 has the best score");
+        assert_eq!(home.names("step-"), kept, "{what}: wrong checkpoints were kept; step 10 has the best score");
     }
 }
 
@@ -99,7 +99,7 @@ fn run_with_only_damaged_checkpoints_never_starts_over() {
     for step in ["step-00000010", "step-00000020"] {
         change(home.run().join(step).join("part-0"), |bytes| bytes[0] ^= 1);
     }
-    assert_eq!(newest_whole(&home.run()).expect_err("none").exit_code(), ExitCode::Corrupt);
+    assert_eq!(newest_whole(&home.run()).expect_err("no checkpoint is whole").exit_code(), ExitCode::Corrupt);
     for time in ["first", "second"] {
         let error = folder.resume_point().expect_err("no checkpoint is whole");
         assert_eq!(error.exit_code(), ExitCode::Corrupt, "{time}: {error}");
@@ -115,9 +115,11 @@ fn unreadable_checkpoint_stops_the_run_and_is_not_renamed() {
     for name in ["part-1", "manifest.json"] {
         let (home, folder) = run_with_two_checkpoints();
         let path = newest(&home).join(name);
-        std::fs::remove_file(&path).expect("removed");
-        std::fs::create_dir(&path).expect("made");
-        for error in [folder.resume_point().expect_err("refused"), newest_whole(&home.run()).expect_err("refused")] {
+        std::fs::remove_file(&path).expect("the file exists");
+        std::fs::create_dir(&path).expect("the parent folder exists");
+        let resumed = folder.resume_point().expect_err("a file cannot be read");
+        let found = newest_whole(&home.run()).expect_err("a file cannot be read");
+        for error in [resumed, found] {
             assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
             assert!(error.to_string().starts_with(&format!("{}: ", path.display())), "{error}");
         }
@@ -129,9 +131,9 @@ fn unreadable_checkpoint_stops_the_run_and_is_not_renamed() {
 fn checkpoint_of_a_later_version_is_refused_but_not_set_aside() {
     let (home, folder) = run_with_two_checkpoints();
     let path = newest(&home).join("manifest.json");
-    let text = std::fs::read_to_string(&path).expect("readable").replace("\"format\": 1", "\"format\": 2");
-    std::fs::write(path, text.replace("\"attempt\"", "\"generation\"")).expect("written");
-    let error = folder.resume_point().expect_err("refused");
+    let text = std::fs::read_to_string(&path).expect("the file can be read").replace("\"format\": 1", "\"format\": 2");
+    std::fs::write(path, text.replace("\"attempt\"", "\"generation\"")).expect("the test folder is writable");
+    let error = folder.resume_point().expect_err("the checkpoint cannot be used");
     assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
     assert!(error.to_string().contains("format 2 is from a later version, wanted 1"), "{error}");
     assert_eq!(home.names("step-"), ["step-00000010", "step-00000020"]);

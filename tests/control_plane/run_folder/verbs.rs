@@ -13,10 +13,10 @@ fn run_in(stage: &Stage, name: &str) -> RunFolder {
     let mut config = locdiff_core::config::RunConfig::default();
     config.checkpoint.keep = 5;
     let dir = stage.path().join("checkpoints");
-    let mut folder = RunFolder::open(Files::real(), &dir, name, &config).expect("opened").folder;
-    folder.begin_attempt().expect("a number");
+    let mut folder = RunFolder::open(Files::real(), &dir, name, &config).expect("the run can be opened").folder;
+    folder.begin_attempt().expect("an attempt can begin");
     for (step, score) in [(10, Some(3.5)), (20, Some(9.0)), (30, None)] {
-        save(&Files::real(), &folder, step, score).expect("committed");
+        save(&Files::real(), &folder, step, score).expect("the checkpoint can be committed");
     }
     folder
 }
@@ -31,7 +31,7 @@ fn checkpoints_are_listed_and_verified_without_a_worker() {
     for named in ["", "first", "checkpoints/first", "--run first"] {
         let ran = stage.run(&format!("checkpoint list {named} --json"));
         let json = ran.exits_with(ExitCode::Success).json();
-        let rows = json["rows"].as_array().expect("rows");
+        let rows = json["rows"].as_array().expect("the result has rows");
         assert_eq!(rows.iter().map(|row| row["step"].as_u64()).collect::<Vec<_>>(), [Some(10), Some(20), Some(30)]);
         assert_eq!((&rows[1]["best"], &rows[1]["score"]), (&true.into(), &9.0.into()), "{json}");
         assert_eq!((&rows[0]["best"], &rows[0]["state"]), (&false.into(), &"present".into()), "{json}");
@@ -42,11 +42,11 @@ fn checkpoints_are_listed_and_verified_without_a_worker() {
     assert_eq!((&verified["ok"], &verified["rows"][2]["state"]), (&true.into(), &"whole".into()), "{verified}");
 
     let part = held.path().join("step-00000020/part-0");
-    let mut bytes = std::fs::read(&part).expect("readable");
+    let mut bytes = std::fs::read(&part).expect("the file can be read");
     bytes[3] ^= 16;
-    std::fs::write(&part, bytes).expect("written");
+    std::fs::write(&part, bytes).expect("the test folder is writable");
     let listed = stage.run("checkpoint list --json").exits_with(ExitCode::Success).json();
-    assert_eq!(listed["rows"][1]["state"], "present", "`list` compares only file lengths: {listed}");
+    assert_eq!(listed["rows"][1]["state"], "present", "`list` must compare only file lengths: {listed}");
     let ran = stage.run("checkpoint verify");
     ran.exits_with(ExitCode::Corrupt)
         .stderr_has("1 of 3 checkpoints are damaged")
@@ -58,16 +58,16 @@ fn checkpoints_are_listed_and_verified_without_a_worker() {
 fn export_needs_a_whole_checkpoint_and_an_unused_name() {
     let stage = Stage::new(Worker::None);
     let held = run_in(&stage, "first");
-    std::fs::write(stage.path().join("there"), "mine").expect("written");
+    std::fs::write(stage.path().join("there"), "mine").expect("the test folder is writable");
     stage.run("checkpoint export first --out there").exits_with(ExitCode::Exists).stderr_has("--overwrite");
     stage.run("checkpoint export none --out x").exits_with(ExitCode::NoData).stderr_has("none is not a run");
-    std::fs::remove_file(held.path().join("step-00000030/part-0")).expect("removed");
+    std::fs::remove_file(held.path().join("step-00000030/part-0")).expect("the file exists");
     let damaged = held.path().join("step-00000030");
     let ran = stage.run(&format!("checkpoint export {} --out x", damaged.display()));
     ran.exits_with(ExitCode::Corrupt).stderr_has("part-0 is missing");
     let ran = stage.run("checkpoint export first --out x --device cpu");
     ran.exits_with(ExitCode::WorkerMissing).stderr_has("step-00000030: part-0 is missing; skipped");
-    assert_eq!(std::fs::read(stage.path().join("there")).expect("readable"), b"mine");
+    assert_eq!(std::fs::read(stage.path().join("there")).expect("the file can be read"), b"mine");
     assert!(damaged.exists());
 }
 
@@ -88,22 +88,24 @@ fn newest_whole_checkpoint_is_exported() {
     let mut config = locdiff_core::config::RunConfig::default();
     config.model.degree = 23;
     let dir = stage.path().join("checkpoints");
-    let mut folder = RunFolder::open(Files::real(), &dir, "first", &config).expect("opened").folder;
-    let attempt = folder.begin_attempt().expect("a number");
+    let mut folder = RunFolder::open(Files::real(), &dir, "first", &config).expect("the run can be opened").folder;
+    let attempt = folder.begin_attempt().expect("an attempt can begin");
     for step in [1, 2] {
         let partial = folder.path().join(partial_name(step, attempt));
-        Files::real().create_folder(&partial).expect("made");
+        Files::real().create_folder(&partial).expect("the parent folder exists");
         let name = "ema-00-of-01.safetensors".to_owned();
         let bytes = safetensors("input.weight", &[step as f32, 0.5]);
-        let written = Files::real().write_new(&partial.join(&name), &bytes).expect("written");
+        let written = Files::real().write_new(&partial.join(&name), &bytes).expect("the test folder is writable");
         let files = vec![CheckpointFile { name, bytes: written.bytes, xxh3: written.xxh3 }];
-        folder.commit(attempt, step, &[PartsWritten { step, attempt, files, score: None }]).expect("committed");
+        let parts = [PartsWritten { step, attempt, files, score: None }];
+        folder.commit(attempt, step, &parts).expect("the checkpoint can be committed");
     }
-    std::fs::write(folder.path().join("step-00000002/ema-00-of-01.safetensors"), "damaged").expect("written");
+    let damaged = folder.path().join("step-00000002/ema-00-of-01.safetensors");
+    std::fs::write(damaged, "damaged").expect("the test folder is writable");
     let ran = stage.run("checkpoint export first --out out/model.safetensors --json --device cpu");
     let json = ran.exits_with(ExitCode::Success).stderr_has("step-00000002: ").stderr_has("skipped").json();
     assert_eq!((&json["step"], &json["degree"], &json["tensors"]), (&1.into(), &23.into(), &1.into()), "{json}");
-    let bytes = std::fs::read(stage.path().join("out/model.safetensors")).expect("readable");
+    let bytes = std::fs::read(stage.path().join("out/model.safetensors")).expect("the file can be read");
     assert_eq!(bytes[bytes.len() - 8..], [1_f32.to_le_bytes(), 0.5_f32.to_le_bytes()].concat());
     let text = String::from_utf8_lossy(&bytes);
     for part in ["\"input.weight\"", "locdiff-export-1", "\\\"degree\\\":23"] {
@@ -132,16 +134,16 @@ fn run_lock_is_released_when_its_process_is_killed() {
         .arg(&lock)
         .stdout(std::process::Stdio::piped())
         .spawn()
-        .expect("python3 runs");
+        .expect("python3 is installed");
     let mut line = String::new();
-    let mut output = std::io::BufReader::new(holder.stdout.take().expect("piped"));
-    std::io::BufRead::read_line(&mut output, &mut line).expect("readable");
+    let mut output = std::io::BufReader::new(holder.stdout.take().expect("stdout is a pipe"));
+    std::io::BufRead::read_line(&mut output, &mut line).expect("the pipe can be read");
     let config = locdiff_core::config::RunConfig::default();
     let open = || RunFolder::open(Files::real(), &stage.path().join("checkpoints"), "first", &config);
-    let error = open().expect_err("held");
+    let error = open().expect_err("another launcher holds the run");
     let pid = format!("pid {} on elsewhere", holder.id());
     assert!(error.exit_code() == ExitCode::RunHeld && error.to_string().contains(&pid), "{error}");
-    holder.kill().expect("killed");
-    holder.wait().expect("ended");
-    open().expect("free again");
+    holder.kill().expect("the process is alive");
+    holder.wait().expect("the process is a child of the test");
+    open().expect("the lock is free again");
 }

@@ -14,7 +14,7 @@ fn read_events(stage: &Stage, run: &str) -> Value {
 
 fn steps(series: &Value) -> Vec<u64> {
     let events = series.as_array().unwrap_or_else(|| panic!("no series: {series}"));
-    events.iter().map(|event| event[0].as_u64().expect("a step")).collect()
+    events.iter().map(|event| event[0].as_u64().expect("an event has a step")).collect()
 }
 
 #[track_caller]
@@ -22,29 +22,31 @@ fn assert_events(found: &Value, last: u64, histograms: &[u64], images: &[u64]) {
     for tag in ["loss/total", "device/tflops", "device/memory_resident_gib", "device/percent_of_peak"] {
         assert_eq!(steps(&found["scalars"][tag]), (1..=last).collect::<Vec<_>>(), "{tag}");
     }
-    let weights = found["histograms"].as_object().expect("histograms");
-    assert_eq!(weights.len(), 62, "six modules have ten parameters each, the head has two");
+    let weights = found["histograms"].as_object().expect("the run has histograms");
+    assert_eq!(weights.len(), 62, "wanted ten tensors for each of six modules, and two for the head");
     for (tag, series) in weights {
         assert_eq!(steps(series), histograms, "{tag}");
     }
     // The tensor `down1.x.weight` is a 144 x 144 matrix.
     let total_count = |event: &Value| -> f64 {
-        event[1].as_array().expect("rows").iter().map(|row| row[2].as_f64().expect("a count")).sum()
+        let rows = event[1].as_array().expect("a histogram has rows");
+        rows.iter().map(|row| row[2].as_f64().expect("a row has a count")).sum()
     };
-    let counts = found["histograms"]["weights/down1.x.weight"].as_array().expect("a series").iter().map(total_count);
+    let series = found["histograms"]["weights/down1.x.weight"].as_array().expect("the tag has events");
+    let counts = series.iter().map(total_count);
     assert!(counts.into_iter().all(|count| count == 144.0 * 144.0));
     for (tag, size) in [("validation/answers", [1280, 680]), ("validation/density_of_first_row", [1618, 200])] {
         let series = &found["images"][tag];
         assert_eq!(steps(series), images, "{tag}");
-        for event in series.as_array().expect("pictures") {
-            assert_eq!(event[1].as_array().expect("a picture")[..2], size, "{tag}");
+        for event in series.as_array().expect("the tag has pictures") {
+            assert_eq!(event[1].as_array().expect("the event has a picture")[..2], size, "{tag}");
         }
     }
-    let metrics = found["hparams"]["metrics"].as_array().expect("metrics");
+    let metrics = found["hparams"]["metrics"].as_array().expect("the page has metrics");
     assert_eq!(metrics.len(), 7);
     for metric in metrics {
-        let series = &found["scalars"][metric.as_str().expect("a tag")];
-        assert_eq!(steps(series).last(), Some(&last), "{metric} has a final value");
+        let series = &found["scalars"][metric.as_str().expect("a metric is a tag")];
+        assert_eq!(steps(series).last(), Some(&last), "{metric} has no final value");
     }
     assert_eq!((&found["hparams"]["status"], &found["other_tags"]), (&json!(1), &json!([])));
     assert_eq!(found["hparams"]["values"]["train.steps"], last as f64);

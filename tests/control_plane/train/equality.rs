@@ -19,7 +19,7 @@ fn number_of_workers_changes_neither_losses_nor_gradients() {
     train(&stage, "one", "--workers 1 --set train.steps=50").exits_with(ExitCode::Success);
     let one = trace(&stage, "one");
     assert_eq!(one.len(), 50);
-    assert!(one[&50][0] < 0.98 * one[&1][0], "the loss does not fall: {:?} to {:?}", one[&1], one[&50]);
+    assert!(one[&50][0] < 0.98 * one[&1][0], "the loss does not fall by 2 %: from {:?} to {:?}", one[&1], one[&50]);
     for (run, more) in [
         ("two", "--workers 2 --set train.steps=50"),
         ("three", "--workers 3 --set train.steps=50"),
@@ -36,10 +36,11 @@ fn number_of_workers_changes_neither_losses_nor_gradients() {
     // they are right. A commit that changes the numbers must explain why. LOCDIFF_WRITE_SNAPSHOT=1 writes a new
     // snapshot.
     if std::env::var_os("LOCDIFF_WRITE_SNAPSHOT").is_some() {
-        std::fs::write(SNAPSHOT, serde_json::to_string_pretty(&one).expect("numbers")).expect("written");
+        let text = serde_json::to_string_pretty(&one).expect("numbers can be written as JSON");
+        std::fs::write(SNAPSHOT, text).expect("the snapshot file is writable");
     }
-    let snapshot = std::fs::read_to_string(SNAPSHOT).expect("the snapshot");
-    let snapshot: BTreeMap<u64, [f64; 2]> = serde_json::from_str(&snapshot).expect("numbers");
+    let snapshot = std::fs::read_to_string(SNAPSHOT).expect("the snapshot file exists");
+    let snapshot: BTreeMap<u64, [f64; 2]> = serde_json::from_str(&snapshot).expect("the snapshot is valid JSON");
     assert_close(&one, &snapshot, 1e-4, "snapshot");
 }
 
@@ -65,7 +66,7 @@ fn run_resumes_with_a_different_number_of_workers() {
     assert_close(&trace(&stage, "layouts"), &trace(&stage, "whole"), SAME, "other layouts");
     let last = stage.run("--json checkpoint verify checkpoints/layouts");
     last.exits_with(ExitCode::Success);
-    assert_eq!(tensors(&run_dir(&stage, "layouts")).len(), 8, "four kinds of tensors, two pieces of each");
+    assert_eq!(tensors(&run_dir(&stage, "layouts")).len(), 8, "wanted four kinds of tensors with two pieces each");
 }
 
 #[test]
@@ -90,17 +91,17 @@ fn split_run_evaluates_exports_and_initialises_like_an_unsplit_one() {
     train(&stage, "whole", &format!("--workers 1 {settings}")).exits_with(ExitCode::Success);
     train(&stage, "split", &format!("--workers 4 --tensor-parallel 2 {settings}")).exits_with(ExitCode::Success);
     assert_close(&trace(&stage, "split"), &trace(&stage, "whole"), SAME, "micro-batches");
-    let score = |run: &str| events(&stage, run, "evaluated")[1]["score"].as_f64().expect("a score");
+    let score = |run: &str| events(&stage, run, "evaluated")[1]["score"].as_f64().expect("the event has a score");
     let (whole, split) = (score("whole"), score("split"));
-    assert!((whole - split).abs() < 1e-3 * whole, "{whole} against {split}");
+    assert!((whole - split).abs() < 1e-3 * whole, "the score is {whole} for one worker, but {split} for a split model");
     // The header of a safetensors file lists names, types, shapes and offsets of all tensors.
     let header = |run: &str| {
         let export = format!("--json checkpoint export checkpoints/{run} --out {run}.safetensors");
         stage.run(&export).exits_with(ExitCode::Success);
-        let bytes = std::fs::read(stage.path().join(format!("{run}.safetensors"))).expect("an export");
-        let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight")) as usize;
-        let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).expect("JSON");
-        header.as_object_mut().expect("an object").remove("__metadata__");
+        let bytes = std::fs::read(stage.path().join(format!("{run}.safetensors"))).expect("the exported file exists");
+        let length = u64::from_le_bytes(bytes[..8].try_into().expect("the slice has eight bytes")) as usize;
+        let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).expect("the header is JSON");
+        header.as_object_mut().expect("the header is an object").remove("__metadata__");
         header
     };
     assert_eq!(header("split"), header("whole"));
@@ -151,6 +152,6 @@ fn number_of_workers_does_not_change_the_quick_evaluation() {
         let [found] = &events(&stage, &run, "evaluated")[..] else { panic!("{workers} workers: not one evaluation") };
         assert_eq!(found["rows"], 130);
         let found = ["score", "within_percent"].map(|key| found[key].clone());
-        assert_eq!(first.get_or_insert_with(|| found.clone()), &found, "{workers} workers");
+        assert_eq!(first.get_or_insert_with(|| found.clone()), &found, "{workers} workers gave another result");
     }
 }

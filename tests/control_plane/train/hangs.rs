@@ -1,4 +1,5 @@
-//! Workers that hang, stop, panic or exit: each is found, named as the root cause and replaced, and leaves no trace in the numbers.
+//! Tests of workers that hang, stop, panic or exit. The launcher must report the worker as the root cause and restart
+//! the workers, and the fault must not change the results.
 
 use std::time::Instant;
 
@@ -7,8 +8,9 @@ use locdiff_core::exit_code::ExitCode;
 use super::support::{BASE, events, stage, trace, train};
 use crate::stage::Ran;
 
-/// Limits that end a hang soon, but leave a healthy worker enough time on a busy machine. A hang in a phase of data is found by
-/// its own limit, a hang in a step by the peers, whose collective times out first.
+/// Limits that end a hang soon, but leave a healthy worker enough time on a busy machine. A hang in the phase `data` is
+/// found by the limit of this phase. A hang in a step is found by the peers, because their collective operation times
+/// out before the limit of the step.
 const LIMITS: &str = "--set supervise.data_timeout_s=6 --set supervise.step_timeout_s=8 --set supervise.collective_timeout_s=7 \
     --set supervise.checkpoint_timeout_s=6 --set supervise.stop_timeout_s=1";
 
@@ -30,13 +32,13 @@ fn stuck_worker_is_named_and_replaced_without_a_trace_in_the_numbers() {
         let output = stage.command(&line).env("RUST_BACKTRACE", "0").output().expect("the launcher runs");
         let ran = Ran::from(output);
         ran.exits_with(ExitCode::Success);
-        assert_eq!(ran.json()["restarts"], 1, "{run}");
+        assert_eq!(ran.json()["restarts"], 1, "{run}: wrong number of restarts");
         let failures = events(&stage, run, "failed");
-        let error = failures[0]["error"].as_str().expect("a report");
-        let rank = &fault[fault.find("rank=").expect("a rank") + 5..][..1];
-        let first = error.lines().next().expect("a line");
+        let error = failures[0]["error"].as_str().expect("the event has an error text");
+        let rank = &fault[fault.find("rank=").expect("the fault names a rank") + 5..][..1];
+        let first = error.lines().next().expect("the report has a line");
         assert!(first.starts_with(&format!("worker rank {rank} (pid ")) && first.contains(named), "{run}: {error}");
-        assert!(trace(&stage, run) == whole, "{run} changed the numbers");
+        assert!(trace(&stage, run) == whole, "{run}: the fault changed the results");
     }
 }
 
@@ -49,7 +51,7 @@ fn only_worker_of_a_run_that_hangs_is_replaced() {
     let ran = stage.run(&format!("{BASE} --run alone {settings} {LIMITS} --max-restarts 1 train {fault}"));
     ran.exits_with(ExitCode::Success).stderr_has("no progress for").stderr_has("supervise.data_timeout_s allows 6.0 s");
     assert_eq!((ran.json()["restarts"].as_u64(), trace(&stage, "alone").len()), (Some(1), 6));
-    assert!(started.elapsed().as_secs() < 120, "{:?}", started.elapsed());
+    assert!(started.elapsed().as_secs() < 120, "the run took {:?}, wanted less than 2 min", started.elapsed());
 }
 
 #[test]

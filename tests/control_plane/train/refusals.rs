@@ -26,17 +26,17 @@ fn different_degree_is_refused_and_nothing_is_overwritten() {
     ran.exits_with(ExitCode::RunDiffers).stderr_has("train.threads");
     assert_eq!(tensors(&run_dir(&stage, "run")), before);
     let other = "--workers 1 --set train.steps=4 --set model.degree=7 --set train.init_from=checkpoints/run";
-    train(&stage, "other", other).exits_with(ExitCode::RunDiffers).stderr_has("model.degree is 11, this run has 7");
+    train(&stage, "other", other).exits_with(ExitCode::RunDiffers).stderr_has("model.degree is 11, but this run has 7");
     // With the same degree, the new run starts from the weights of the run `run`.
     let same = "--workers 1 --set train.steps=4 --set train.init_from=checkpoints/run";
     train(&stage, "same", same).exits_with(ExitCode::Success);
     // A different noise schedule is allowed, with a warning.
-    let warning = "was trained with diffusion.schedule, shift and timesteps [\"shifted-cosine\",\"auto\",200], this run has [\"cosine\",\"auto\",200]";
+    let warning = "was trained with diffusion.schedule, shift and timesteps [\"shifted-cosine\",\"auto\",200], but this run has [\"cosine\",\"auto\",200]";
     train(&stage, "cosine", &format!("{same} --set diffusion.schedule=cosine"))
         .exits_with(ExitCode::Success)
         .stderr_has(warning);
     let first = |run: &str| super::support::trace(&stage, run)[&1][0];
-    assert!(first("same") < first("run"), "{} against {}", first("same"), first("run"));
+    assert!(first("same") < first("run"), "got loss {}, wanted below {}", first("same"), first("run"));
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn resumed_run_does_not_need_the_run_it_started_from() {
     train(&stage, "first", "--workers 1 --set train.steps=2").exits_with(ExitCode::Success);
     let from = "--workers 1 --set train.init_from=checkpoints/first";
     train(&stage, "second", &format!("{from} --set train.steps=2")).exits_with(ExitCode::Success);
-    std::fs::remove_dir_all(run_dir(&stage, "first")).expect("removed");
+    std::fs::remove_dir_all(run_dir(&stage, "first")).expect("the folder exists");
     train(&stage, "second", &format!("{from} --set train.steps=4")).exits_with(ExitCode::Success);
     train(&stage, "third", &format!("{from} --set train.steps=2")).exits_with(ExitCode::NoData);
     let other = "--workers 1 --set train.init_from=checkpoints/second --set model.width_factor=0.5 --set train.steps=2";
@@ -86,11 +86,13 @@ fn resumed_run_does_not_need_the_run_it_started_from() {
 fn changed_data_are_refused_and_the_configuration_is_kept() {
     let stage = stage();
     train(&stage, "run", "--workers 1 --set train.steps=4").exits_with(ExitCode::Success);
-    let config = || std::fs::read_to_string(run_dir(&stage, "run").join("config.toml")).expect("a configuration");
+    let config =
+        || std::fs::read_to_string(run_dir(&stage, "run").join("config.toml")).expect("the run has a configuration");
     let before = config();
-    std::fs::rename(stage.path().join("shards/small"), stage.path().join("shards/old")).expect("moved");
-    let table = std::fs::read_to_string(stage.path().join("table.csv")).expect("the table");
-    std::fs::write(stage.path().join("table.csv"), table.replace("photo-7,", "photo-x,")).expect("written");
+    std::fs::rename(stage.path().join("shards/small"), stage.path().join("shards/old")).expect("the shards exist");
+    let table = std::fs::read_to_string(stage.path().join("table.csv")).expect("the table exists");
+    let changed = table.replace("photo-7,", "photo-x,");
+    std::fs::write(stage.path().join("table.csv"), changed).expect("the test folder is writable");
     let build = "--device cpu shards build --table table.csv --embeddings embeddings.npy --out shards/small";
     stage.run(build).exits_with(ExitCode::Success);
     let ran = train(&stage, "run", "--workers 1 --set train.steps=8");
@@ -104,24 +106,25 @@ fn changed_data_are_refused_and_the_configuration_is_kept() {
 fn changed_page_in_data_without_a_manifest_is_refused() {
     let stage = stage_of(8192);
     let folder = stage.path().join("shards/small");
-    std::fs::remove_file(folder.join("manifest.json")).expect("removed");
+    std::fs::remove_file(folder.join("manifest.json")).expect("the file exists");
     let settings = |steps: u32| format!("--workers 2 --set model.standardise=false --set train.steps={steps}");
     train(&stage, "run", &settings(2)).exits_with(ExitCode::Success);
     let file = folder.join("part-00000.parquet");
-    let whole = std::fs::read(&file).expect("a file");
+    let whole = std::fs::read(&file).expect("the file can be read");
     // In the last page before the footer, flip the lowest bit of a number in the last row.
-    let (end, length) = (whole.len() - 8, u32::from_le_bytes(whole[whole.len() - 8..][..4].try_into().expect("four")));
+    let end = whole.len() - 8;
+    let length = u32::from_le_bytes(whole[end..][..4].try_into().expect("the slice has four bytes"));
     let at = end - length as usize - 10;
-    assert!(at > 128 << 10, "the file is too small for this test: byte {at}");
+    assert!(at > 128 << 10, "the file is too small: the number is at byte {at}, wanted 128 KiB or more");
     let mut changed = whole.clone();
     changed[at] ^= 1;
-    std::fs::write(&file, changed).expect("written");
+    std::fs::write(&file, changed).expect("the test folder is writable");
     let ran = train(&stage, "run", &settings(4));
     ran.exits_with(ExitCode::DataChanged)
         .stderr_has("part-00000.parquet: row group 7: column `embedding`")
         .stderr_has("xxh3");
     // A file with the original bytes is accepted, although its modification time has changed.
-    std::fs::write(&file, whole).expect("written");
+    std::fs::write(&file, whole).expect("the test folder is writable");
     let ran = train(&stage, "run", &settings(4));
     ran.exits_with(ExitCode::Success);
     assert_eq!((&ran.json()["from_step"], &ran.json()["step"]), (&2.into(), &4.into()));
@@ -131,22 +134,23 @@ fn changed_page_in_data_without_a_manifest_is_refused() {
 fn run_held_by_a_live_launcher_is_refused() {
     let stage = stage();
     let line = format!("{BASE} --run held --workers 1 --set train.steps=100000 train");
-    let mut first = stage.command(&line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("runs");
+    let mut first =
+        stage.command(&line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can be started");
     eventually("training begins", || run_dir(&stage, "held").join("events.jsonl").exists());
     let ran = train(&stage, "held", "--workers 1 --set train.steps=100000");
     ran.exits_with(ExitCode::RunHeld).stderr_has(&first.id().to_string());
     nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(i32::try_from(first.id()).expect("small")),
+        nix::unistd::Pid::from_raw(i32::try_from(first.id()).expect("process ids are below 2^31")),
         nix::sys::signal::Signal::SIGTERM,
     )
-    .expect("alive");
+    .expect("the process is alive");
     assert_eq!(wait(&mut first), Some(i32::from(ExitCode::Interrupted.code())));
 }
 
 #[test]
 fn unwritable_checkpoint_folder_is_named() {
     let stage = stage();
-    std::fs::write(stage.path().join("checkpoints"), "a file").expect("written");
+    std::fs::write(stage.path().join("checkpoints"), "a file").expect("the test folder is writable");
     let ran = train(&stage, "run", "--workers 1 --set train.steps=4");
     ran.exits_with(ExitCode::Io).stderr_has("checkpoints");
     let ran = train(&stage, "run", "--workers 1 --set train.steps=4 --set checkpoint.dir=/proc/runs");
@@ -160,5 +164,5 @@ fn diverging_run_fails_with_a_reason_and_is_not_restarted() {
                 --set train.nonfinite_steps_max=3 --max-restarts 5";
     let ran = train(&stage, "wild", wild);
     ran.exits_with(ExitCode::Diverged).stderr_has("not finite in 3 steps in a row").stderr_has("the loss is");
-    assert_eq!(super::support::events(&stage, "wild", "attempt").len(), 1, "a diverging run must not be restarted");
+    assert_eq!(super::support::events(&stage, "wild", "attempt").len(), 1, "the diverging run was restarted");
 }

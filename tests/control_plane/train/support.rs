@@ -40,8 +40,8 @@ pub(super) fn run_dir(stage: &Stage, run: &str) -> PathBuf {
 
 /// The events of one kind from the run's `events.jsonl`, in order.
 pub(super) fn events(stage: &Stage, run: &str, kind: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(run_dir(stage, run).join("events.jsonl")).expect("events");
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a JSON line"));
+    let text = std::fs::read_to_string(run_dir(stage, run).join("events.jsonl")).expect("the run has events");
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("each line is JSON"));
     lines.filter(|line| line["event"] == kind).collect()
 }
 
@@ -50,11 +50,12 @@ pub(super) fn trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
     let mut trace = BTreeMap::new();
     for line in events(stage, run, "progress") {
         let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("no {key} in {line}"));
-        let (step, found) = (line["step"].as_u64().expect("a step"), [number("loss"), number("gradient_norm")]);
+        let (step, found) =
+            (line["step"].as_u64().expect("a line has a step"), [number("loss"), number("gradient_norm")]);
         let before = trace.insert(step, found);
         assert!(
             before.is_none_or(|before| before == found),
-            "step {step} gave {before:?}, and {found:?} when repeated"
+            "step {step} gave {before:?} at first, but {found:?} when repeated"
         );
     }
     trace
@@ -62,22 +63,23 @@ pub(super) fn trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
 
 #[track_caller]
 pub(super) fn assert_close(got: &BTreeMap<u64, [f64; 2]>, want: &BTreeMap<u64, [f64; 2]>, tolerance: f64, what: &str) {
-    assert_eq!(got.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>(), "{what}: steps");
+    assert_eq!(got.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>(), "{what}: the runs' steps differ");
     for (step, want) in want {
         for (got, want) in got[step].iter().zip(want) {
             let difference = (got - want).abs() / want.abs();
-            assert!(difference <= tolerance, "{what}, step {step}: {got} against {want}, off by {difference:e}");
+            assert!(difference <= tolerance, "{what}, step {step}: got {got}, wanted {want}, off by {difference:e}");
         }
     }
 }
 
 /// Checksums of the tensor files of the newest checkpoint, by file name.
 pub(super) fn tensors(run_dir: &Path) -> BTreeMap<String, String> {
-    let latest = std::fs::read_to_string(run_dir.join("latest")).expect("a checkpoint");
-    let manifest = std::fs::read_to_string(run_dir.join(latest.trim()).join("manifest.json")).expect("a manifest");
-    let manifest: Value = serde_json::from_str(&manifest).expect("JSON");
-    let files = manifest["files"].as_array().expect("files").iter();
-    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    let latest = std::fs::read_to_string(run_dir.join("latest")).expect("the run has a checkpoint");
+    let path = run_dir.join(latest.trim()).join("manifest.json");
+    let manifest = std::fs::read_to_string(path).expect("the checkpoint has a manifest");
+    let manifest: Value = serde_json::from_str(&manifest).expect("the file is valid JSON");
+    let files = manifest["files"].as_array().expect("a manifest lists files").iter();
+    let text = |value: &Value| value.as_str().expect("the value is a string").to_owned();
     let named = files.map(|file| (text(&file["name"]), text(&file["xxh3"])));
     named.filter(|(name, _)| name.ends_with(".safetensors")).collect()
 }

@@ -26,40 +26,41 @@ const STEP: u64 = 1500;
 fn network(config: &RunConfig) -> CsUnet {
     let architecture = Architecture::new(&config.model, EMBEDDING, config.diffusion.timesteps);
     let placement = Placement::on(Device::Cpu, Precision::F32);
-    let mut network = CsUnet::new(architecture, placement, Philox::new(3)).expect("a network");
+    let mut network = CsUnet::new(architecture, placement, Philox::new(3)).expect("the architecture is valid");
     let perturbed = |(index, (name, tensor)): (usize, (String, Tensor))| {
         (name, tensor.detach() + normals(100 + index as i64, &tensor.size(), Kind::Float) * 0.05)
     };
     let weights: Vec<_> = named(&network).into_iter().enumerate().map(perturbed).collect();
-    network.parameters_mut().load(&weights).expect("fits");
+    network.parameters_mut().load(&weights).expect("the sizes match");
     let width = [i64::from(EMBEDDING)];
     network
         .standardise(&normals(1, &width, Kind::Float), &(normals(2, &width, Kind::Float).abs() + 0.5))
-        .expect("fits");
+        .expect("the sizes match");
     network
 }
 
 /// Writes a checkpoint of the network and exports it.
 fn export(network: &CsUnet, config: &RunConfig, home: &Path, out: &Path) {
     let files = Files::real();
-    let mut run = RunFolder::open(files.clone(), home, "run", config).expect("opened").folder;
-    let attempt = run.begin_attempt().expect("a number");
+    let mut run = RunFolder::open(files.clone(), home, "run", config).expect("the run folder can be opened").folder;
+    let attempt = run.begin_attempt().expect("the run folder is writable");
     let partial = run.path().join(partial_name(STEP, attempt));
-    files.create_folder(&partial).expect("made");
+    files.create_folder(&partial).expect("the folder can be created");
     let averages: Vec<_> = named(network).into_iter().chain(network.buffers()).collect();
     let written = vec![
-        write_tensors(&files, &partial, &piece_name(EMA, 0, 1), &averages, &BTreeMap::new()).expect("written"),
-        write_json(&files, &partial, STATE, &json!({ "config": config })).expect("written"),
+        write_tensors(&files, &partial, &piece_name(EMA, 0, 1), &averages, &BTreeMap::new())
+            .expect("the file can be written"),
+        write_json(&files, &partial, STATE, &json!({ "config": config })).expect("the file can be written"),
     ];
     let parts = PartsWritten { step: STEP, attempt, files: written, score: None };
-    run.commit(attempt, STEP, &[parts]).expect("committed");
+    run.commit(attempt, STEP, &[parts]).expect("all parts were written");
     let checkpoint = run.path().join(step_name(STEP));
     let job = ExportJob { checkpoint, config: RunConfig::default(), out: out.to_owned(), overwrite: false };
-    checkpoint::export(&files, &job).expect("exported");
+    checkpoint::export(&files, &job).expect("the checkpoint is whole");
 }
 
 fn assert_python_agrees(config: &RunConfig) {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary folder can be created");
     let [file, codes, times, images, predicted] =
         ["export.safetensors", "codes.npy", "timesteps.npy", "embeddings.npy", "predicted.npy"]
             .map(|name| folder.path().join(name));
@@ -69,19 +70,23 @@ fn assert_python_agrees(config: &RunConfig) {
     let t_b = Tensor::from_slice(&[0_i64, 199, 3, 3, 77, 150, 12]);
     let image_be = normals(12, &[BATCH, i64::from(EMBEDDING)], Kind::Float) * 2.0;
     for (tensor, path) in [(&x_bd, &codes), (&t_b, &times), (&image_be, &images)] {
-        tensor.write_npy(path).expect("written");
+        tensor.write_npy(path).expect("the file can be written");
     }
     let printed = run_python("docs/examples/load_export.py", &[&file, &codes, &times, &images, &predicted]);
     let want = format!("degree {}, step 1500, written by version {}\n", config.model.degree, locdiff_core::VERSION);
     assert_eq!(printed, want);
 
-    let (time, image) = (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));
-    let want = network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, None).expect("forward");
-    let got = Tensor::read_npy(&predicted).expect("the output of Python");
+    let (time, image) = (
+        network.time_table().expect("the network has timesteps"),
+        network.prepare(&image_be, None).expect("the embeddings have the right width"),
+    );
+    let want =
+        network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, None).expect("the inputs have the right shapes");
+    let got = Tensor::read_npy(&predicted).expect("the script wrote its output");
     // Rust and Python both compute in f32, but add in different orders.
     let difference = relative(&got, &want);
     println!("degree {}: Python differs by {difference:e} of the norm", config.model.degree);
-    assert!(difference <= 1e-4, "{difference:e}");
+    assert!(difference <= 1e-4, "Python differs by {difference:e} of the norm, wanted at most 1e-4");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use tch::Kind;
 fn refusal(header: &serde_json::Value, data_bytes: u64) -> String {
     match Header::parse(header.to_string().as_bytes(), data_bytes) {
         Err(HeaderError::Malformed(text)) => text,
-        other => panic!("{header}: {other:?}"),
+        other => panic!("wanted a malformed header, got {other:?} for {header}"),
     }
 }
 
@@ -26,9 +26,9 @@ fn tensor(shape: &serde_json::Value, begin: u64, end: u64) -> serde_json::Value 
 fn every_rule_of_the_format_is_enforced() {
     let two = json!([2]);
     for (header, part) in [
-        (json!({ "a": tensor(&two, 0, 8), "b": tensor(&two, 4, 12) }), "begins at 4, wanted 8"),
-        (json!({ "a": tensor(&two, 0, 8), "b": tensor(&two, 12, 20) }), "begins at 12, wanted 8"),
-        (json!({ "a": tensor(&two, 0, 8) }), "tensors end at 8, the data ends at 16"),
+        (json!({ "a": tensor(&two, 0, 8), "b": tensor(&two, 4, 12) }), "begins at byte 4, wanted byte 8"),
+        (json!({ "a": tensor(&two, 0, 8), "b": tensor(&two, 12, 20) }), "begins at byte 12, wanted byte 8"),
+        (json!({ "a": tensor(&two, 0, 8) }), "the tensors end at byte 8, but the data ends at byte 16"),
         (json!({ "a": tensor(&json!([8]), 0, 32) }), "ends beyond the end of the file"),
         (json!({ "a": tensor(&two, 0, 12) }), "its shape needs 8 bytes"),
         (json!({ "a": tensor(&two, 8, 0) }), "its shape needs 8 bytes"),
@@ -43,17 +43,18 @@ fn every_rule_of_the_format_is_enforced() {
         (json!([1, 2]), "header: "),
     ] {
         let text = refusal(&header, 16);
-        assert!(text.contains(part), "{header}: {text}");
+        assert!(text.contains(part), "the error for {header} is {text:?}, wanted {part:?}");
     }
     let unknown = json!({ "a": { "dtype": "F8_E4M3", "shape": [16], "data_offsets": [0, 16] } });
-    let error = Header::parse(unknown.to_string().as_bytes(), 16).expect_err("an unsupported type");
+    let error = Header::parse(unknown.to_string().as_bytes(), 16).expect_err("the type is not supported");
     assert!(matches!(&error, HeaderError::Unsupported(text) if text.contains("F8_E4M3")), "{error}");
 }
 
 /// Writes `bytes` to a file and loads its tensors, with a checksum that matches the bytes.
 fn load(bytes: &[u8]) -> Result<(), ExitCode> {
-    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("temporary folder");
-    let written = Files::real().write_new(&folder.path().join("x"), bytes).expect("written");
+    let folder =
+        tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a temporary folder can be created");
+    let written = Files::real().write_new(&folder.path().join("x"), bytes).expect("the file can be written");
     let want = CheckpointFile { name: "x".into(), bytes: written.bytes, xxh3: written.xxh3 };
     load_tensors(folder.path(), &want).map(drop).map_err(|error| error.exit_code())
 }
@@ -63,18 +64,23 @@ fn header_longer_than_the_file_is_refused() {
     for length in [9, 100_000_000, 100_000_001, u64::MAX / 2, u64::MAX] {
         let mut bytes = length.to_le_bytes().to_vec();
         bytes.extend(b"{}      ");
-        assert_eq!(load(&bytes), Err(ExitCode::Corrupt), "{length}");
+        assert_eq!(load(&bytes), Err(ExitCode::Corrupt), "header of {length} bytes");
     }
     assert_eq!(load(b""), Err(ExitCode::Corrupt));
     assert_eq!(load(b"1234567"), Err(ExitCode::Corrupt));
-    assert_eq!(load(b"\x08\0\0\0\0\0\0\0{}      "), Ok(()), "no tensors");
+    assert_eq!(load(b"\x08\0\0\0\0\0\0\0{}      "), Ok(()), "a file without tensors was refused");
 }
 
 fn entries() -> impl Strategy<Value = Vec<TensorEntry>> {
     let kinds = prop::sample::select(vec![Kind::Double, Kind::Int64, Kind::Float, Kind::BFloat16, Kind::Half]);
     let shapes = prop::collection::vec(0_i64..5, 0..4);
     prop::collection::btree_map("[a-z.]{1,6}", (kinds, shapes), 0..6).prop_map(|named| {
-        named.into_iter().map(|(name, (kind, shape))| TensorEntry::new(&name, kind, shape).expect("valid")).collect()
+        named
+            .into_iter()
+            .map(|(name, (kind, shape))| {
+                TensorEntry::new(&name, kind, shape).expect("the name and the shape are valid")
+            })
+            .collect()
     })
 }
 
@@ -108,7 +114,7 @@ proptest! {
         let _ = Header::parse(&bytes[8..], data_bytes);
         bytes.extend(vec![7; data_bytes as usize]);
         if let Err(code) = load(&bytes) {
-            prop_assert!(matches!(code, ExitCode::Corrupt | ExitCode::BadData), "{code:?}");
+            prop_assert!(matches!(code, ExitCode::Corrupt | ExitCode::BadData), "unexpected exit code {code:?}");
         }
     }
 

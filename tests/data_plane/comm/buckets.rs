@@ -25,7 +25,7 @@ impl<S: tracing::Subscriber> Layer<S> for Events {
             "bucket" => text.push_str(&format!(" {value:?}")),
             _ => {}
         });
-        self.0.lock().expect("one thread").push(text);
+        self.0.lock().expect("only one thread uses the lock").push(text);
     }
 }
 
@@ -34,7 +34,7 @@ impl<S: tracing::Subscriber> Layer<S> for Events {
 fn events_of(step: impl FnOnce()) -> Vec<String> {
     let events = Events::default();
     tracing::subscriber::with_default(tracing_subscriber::registry().with(events.clone()), step);
-    std::mem::take(&mut *events.0.lock().expect("one thread"))
+    std::mem::take(&mut *events.0.lock().expect("only one thread uses the lock"))
 }
 
 /// The events that announce the start of each reduction, in the order of the buckets.
@@ -82,7 +82,7 @@ fn assert_gradients(parameters: &[Tensor], what: &str) {
     loss(&whole, &batch()).backward();
     for (index, (got, want)) in parameters.iter().zip(&whole).enumerate() {
         if index == UNUSED {
-            assert_eq!(got.grad().abs().max().double_value(&[]), 0.0, "{what}: unused");
+            assert_eq!(got.grad().abs().max().double_value(&[]), 0.0, "{what}: the unused parameter has a gradient");
             continue;
         }
         let difference = (got.grad() - want.grad()).abs().max().double_value(&[]);
@@ -100,11 +100,12 @@ fn gradients_equal_those_of_the_whole_batch() {
             let communicator = me.connect(1);
             for bucket_bytes in [1, ONE_LAYER_BYTES, 2 * ONE_LAYER_BYTES, usize::MAX] {
                 let parameters = parameters();
-                let buckets = Buckets::new(communicator.data(), &parameters, bucket_bytes).expect("buckets");
+                let buckets =
+                    Buckets::new(communicator.data(), &parameters, bucket_bytes).expect("the parameters are valid");
                 for step in 0..3 {
-                    buckets.zero().expect("zero");
-                    loss(&parameters, &share(&communicator)).f_backward().expect("backward");
-                    buckets.finish().expect("finish");
+                    buckets.zero().expect("the gradients can be written");
+                    loss(&parameters, &share(&communicator)).f_backward().expect("the loss has a graph");
+                    buckets.finish().expect("all ranks take part");
                     assert_gradients(&parameters, &format!("{bucket_bytes} bytes, step {step}"));
                 }
             }
@@ -118,20 +119,21 @@ fn accumulation_reduces_once_and_gives_the_same_gradients() {
         run_ranks(accumulation_reduces_once_and_gives_the_same_gradients, world, |me| {
             let communicator = me.connect(1);
             let parameters = parameters();
-            let buckets = Buckets::new(communicator.data(), &parameters, 2 * ONE_LAYER_BYTES).expect("buckets");
+            let buckets =
+                Buckets::new(communicator.data(), &parameters, 2 * ONE_LAYER_BYTES).expect("the parameters are valid");
             let parts = share(&communicator).chunk(3, 0);
             for _ in 0..2 {
-                buckets.zero().expect("zero");
+                buckets.zero().expect("the gradients can be written");
                 for part in &parts[..2] {
                     let part_loss = loss(&parameters, part) / 3.0;
-                    buckets.accumulate(|| part_loss.f_backward()).expect("backward");
+                    buckets.accumulate(|| part_loss.f_backward()).expect("the loss has a graph");
                 }
                 let mut events = events_of(|| {
-                    (loss(&parameters, &parts[2]) / 3.0).f_backward().expect("backward");
-                    buckets.finish().expect("finish");
+                    (loss(&parameters, &parts[2]) / 3.0).f_backward().expect("the loss has a graph");
+                    buckets.finish().expect("all ranks take part");
                 });
                 events.retain(|event| event.starts_with("reduction"));
-                assert_eq!(events, start_events(&buckets), "every bucket is reduced once");
+                assert_eq!(events, start_events(&buckets), "not every bucket was reduced exactly once");
                 assert_gradients(&parameters, "accumulated");
             }
         });
@@ -144,26 +146,29 @@ fn reductions_start_in_order_while_backward_runs() {
         let communicator = me.connect(1);
         let used: Vec<Tensor> =
             parameters().into_iter().enumerate().filter(|(index, _)| *index != UNUSED).map(|(_, p)| p).collect();
-        let buckets = Buckets::new(communicator.data(), &used, ONE_LAYER_BYTES).expect("buckets");
+        let buckets = Buckets::new(communicator.data(), &used, ONE_LAYER_BYTES).expect("the parameters are valid");
         let mut x = share(&communicator);
         for weight in &used[..4] {
             x = x.matmul(weight).tanh();
         }
         let events = events_of(|| {
-            (x + &used[4]).square().mean(Kind::Double).f_backward().expect("backward");
-            buckets.finish().expect("finish");
+            (x + &used[4]).square().mean(Kind::Double).f_backward().expect("the loss has a graph");
+            buckets.finish().expect("all ranks take part");
         });
         // Every `gradient` event comes from a hook that runs inside backward, so a reduction that starts before the
         // last such event starts before backward ends.
         let last_gradient = events.iter().rposition(|event| event == "gradient");
         let starts = start_events(&buckets);
-        let place = |start: &String| events.iter().position(|event| event == start).expect("started");
+        let place = |start: &String| events.iter().position(|event| event == start).expect("every reduction starts");
         let starts: Vec<usize> = starts.iter().map(place).collect();
-        assert!(starts.is_sorted(), "{events:?}");
-        assert!(starts[0] < last_gradient.expect("gradients"), "{events:?}");
-        let before = starts.iter().filter(|start| **start < last_gradient.expect("gradients")).count();
+        assert!(starts.is_sorted(), "the reductions started out of order: {events:?}");
+        assert!(
+            starts[0] < last_gradient.expect("backward gives gradients"),
+            "no reduction started during backward: {events:?}"
+        );
+        let before = starts.iter().filter(|start| **start < last_gradient.expect("backward gives gradients")).count();
         assert_eq!(before, starts.len() - 1, "all reductions but the last must start during backward: {events:?}");
-        assert_eq!(events.last().expect("events"), "finish", "`finish` started a reduction: {events:?}");
+        assert_eq!(events.last().expect("the step has events"), "finish", "`finish` started a reduction: {events:?}");
     });
 }
 
@@ -172,7 +177,8 @@ fn unused_parameter_delays_its_bucket_until_finish() {
     run_ranks(unused_parameter_delays_its_bucket_until_finish, 2, |me| {
         let communicator = me.connect(1);
         let parameters = parameters();
-        let buckets = Buckets::new(communicator.data(), &parameters, ONE_LAYER_BYTES).expect("buckets");
+        let buckets =
+            Buckets::new(communicator.data(), &parameters, ONE_LAYER_BYTES).expect("the parameters are valid");
         // Rank 1 does not use the first four layers. Both ranks must still start the reductions in the same order.
         let rows = share(&communicator);
         let loss = if me.rank == 0 {
@@ -181,8 +187,8 @@ fn unused_parameter_delays_its_bucket_until_finish() {
             (rows.matmul(&parameters[4]) + &parameters[5]).square().mean(Kind::Double)
         };
         let mut events = events_of(|| {
-            loss.f_backward().expect("backward");
-            buckets.finish().expect("finish");
+            loss.f_backward().expect("the loss has a graph");
+            buckets.finish().expect("all ranks take part");
         });
         events.retain(|event| event.starts_with("reduction"));
         assert_eq!(events, start_events(&buckets));
@@ -196,23 +202,29 @@ fn misuse_is_an_error_in_finish() {
     run_ranks(misuse_is_an_error_in_finish, 2, |me| {
         let communicator = me.connect(1);
         let parameters = parameters();
-        let buckets = Buckets::new(communicator.data(), &parameters, usize::MAX).expect("buckets");
+        let buckets = Buckets::new(communicator.data(), &parameters, usize::MAX).expect("the parameters are valid");
         let rows = share(&communicator);
-        loss(&parameters, &rows).f_backward().expect("backward");
-        loss(&parameters, &rows).f_backward().expect("backward");
-        let error = buckets.finish().expect_err("two backwards");
-        assert!(error.to_string().contains("second gradient; run all but the last in accumulate()"), "{error}");
+        loss(&parameters, &rows).f_backward().expect("the loss has a graph");
+        loss(&parameters, &rows).f_backward().expect("the loss has a graph");
+        let error = buckets.finish().expect_err("two backward passes in one step");
+        assert!(
+            error.to_string().contains("second gradient in one step; run every backward pass except the last"),
+            "wrong error text: {error}"
+        );
 
         // After an error, the next step works again.
-        buckets.zero().expect("zero");
-        loss(&parameters, &rows).f_backward().expect("backward");
-        buckets.finish().expect("finish");
+        buckets.zero().expect("the gradients can be written");
+        loss(&parameters, &rows).f_backward().expect("the loss has a graph");
+        buckets.finish().expect("all ranks take part");
         assert_gradients(&parameters, "after an error");
 
         let elsewhere = Tensor::zeros([6], (Kind::Double, Device::Cpu));
-        locdiff::native::autograd::set_gradient(&parameters[5], &elsewhere).expect("a gradient");
-        let error = buckets.finish().expect_err("replaced");
-        assert!(error.to_string().contains("the gradient of parameter 5 was replaced"), "{error}");
+        locdiff::native::autograd::set_gradient(&parameters[5], &elsewhere).expect("shape and type match");
+        let error = buckets.finish().expect_err("a gradient was replaced");
+        assert!(
+            error.to_string().contains("the gradient of parameter 5 is no longer in its bucket"),
+            "wrong error text: {error}"
+        );
     });
 }
 
@@ -224,11 +236,19 @@ fn ranks_with_different_parameters_are_refused() {
         if me.rank == 1 {
             parameters.swap(0, 5);
         }
-        let error = Buckets::new(communicator.data(), &parameters, usize::MAX).expect_err("a different order");
-        assert!(error.to_string().contains("the list of parameters on this rank differs from"), "{error}");
+        let error =
+            Buckets::new(communicator.data(), &parameters, usize::MAX).expect_err("the ranks have different orders");
+        assert!(
+            error.to_string().contains("the list of parameters on this rank differs from"),
+            "wrong error text: {error}"
+        );
         let constant = [Tensor::zeros([6], (Kind::Double, Device::Cpu))];
-        let error = Buckets::new(communicator.data(), &constant, usize::MAX).expect_err("no gradient");
-        assert!(error.to_string().contains("parameter 0 is not a leaf that requires a gradient"), "{error}");
+        let error =
+            Buckets::new(communicator.data(), &constant, usize::MAX).expect_err("the tensor requires no gradient");
+        assert!(
+            error.to_string().contains("parameter 0 is not a leaf that requires a gradient"),
+            "wrong error text: {error}"
+        );
     });
 }
 
@@ -237,9 +257,9 @@ fn dropped_buckets_do_not_affect_backward() {
     run_ranks(dropped_buckets_do_not_affect_backward, 1, |me| {
         let communicator = me.connect(1);
         let parameters = parameters();
-        let buckets = Buckets::new(communicator.data(), &parameters, usize::MAX).expect("buckets");
+        let buckets = Buckets::new(communicator.data(), &parameters, usize::MAX).expect("the parameters are valid");
         drop(buckets);
-        loss(&parameters, &batch()).f_backward().expect("backward");
+        loss(&parameters, &batch()).f_backward().expect("the loss has a graph");
         assert_gradients(&parameters, "dropped");
     });
 }

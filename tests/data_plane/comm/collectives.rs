@@ -13,7 +13,7 @@ fn values(rank: u32, kind: Kind) -> Tensor {
 
 fn assert_equals(got: &Tensor, factor: f64, what: &str) {
     let want = values(0, Kind::Double) * factor;
-    assert_eq!(got.to_kind(Kind::Double).view([4, 6]), want, "{what}");
+    assert_eq!(got.to_kind(Kind::Double).view([4, 6]), want, "wrong result for {what}");
 }
 
 fn check_every_collective(group: &Group, kind: Kind) {
@@ -23,22 +23,22 @@ fn check_every_collective(group: &Group, kind: Kind) {
     let floating = matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16);
 
     let mut tensor = values(rank, kind);
-    group.all_reduce(&mut tensor, ReduceOp::Sum).expect("sum");
+    group.all_reduce(&mut tensor, ReduceOp::Sum).expect("all ranks take part");
     assert_equals(&tensor, triangle, &what);
     let mut tensor = values(rank, kind);
-    group.all_reduce(&mut tensor, ReduceOp::Max).expect("max");
+    group.all_reduce(&mut tensor, ReduceOp::Max).expect("all ranks take part");
     assert_equals(&tensor, f64::from(size), &what);
     if floating {
         let mut tensor = values(rank, kind);
-        group.all_reduce(&mut tensor, ReduceOp::Mean).expect("mean");
+        group.all_reduce(&mut tensor, ReduceOp::Mean).expect("all ranks take part");
         assert_equals(&tensor, triangle / f64::from(size), &what);
     }
     for root in 0..size {
         let mut tensor = values(rank, kind);
-        group.broadcast(&mut tensor, root).expect("broadcast");
+        group.broadcast(&mut tensor, root).expect("all ranks take part");
         assert_equals(&tensor, f64::from(root + 1), &what);
     }
-    let all = group.all_gather(&values(rank, kind)).expect("all_gather");
+    let all = group.all_gather(&values(rank, kind)).expect("all ranks take part");
     assert_eq!(all.size(), [i64::from(size), 4, 6]);
     for peer in 0..size {
         assert_equals(&all.get(i64::from(peer)), f64::from(peer + 1), &what);
@@ -46,15 +46,15 @@ fn check_every_collective(group: &Group, kind: Kind) {
     // On rank r, piece p is rank 0's tensor of `values` times (r + 1)·(p + 1).
     let pieces: Vec<Tensor> = (0..size).map(|piece| values(rank, kind) * i64::from(piece + 1)).collect();
     let whole = Tensor::stack(&pieces, 0);
-    let own = group.reduce_scatter(&whole, ReduceOp::Sum).expect("reduce_scatter");
+    let own = group.reduce_scatter(&whole, ReduceOp::Sum).expect("all ranks take part");
     assert_equals(&own, triangle * f64::from(rank + 1), &what);
-    let own = group.reduce_scatter(&whole, ReduceOp::Max).expect("reduce_scatter");
+    let own = group.reduce_scatter(&whole, ReduceOp::Max).expect("all ranks take part");
     assert_equals(&own, f64::from(size * (rank + 1)), &what);
     if floating {
-        let own = group.reduce_scatter(&whole, ReduceOp::Mean).expect("reduce_scatter");
+        let own = group.reduce_scatter(&whole, ReduceOp::Mean).expect("all ranks take part");
         assert_equals(&own, triangle / f64::from(size) * f64::from(rank + 1), &what);
     }
-    group.barrier().expect("barrier");
+    group.barrier().expect("all ranks take part");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn data_and_tensor_groups_are_separate() {
         assert_eq!((communicator.data().rank(), communicator.tensor().rank()), (place.data_rank, place.tensor_rank));
         let sum_over = |group: &Group| {
             let mut tensor = Tensor::from_slice(&[i64::from(me.rank)]);
-            group.all_reduce(&mut tensor, ReduceOp::Sum).expect("sum");
+            group.all_reduce(&mut tensor, ReduceOp::Sum).expect("all ranks take part");
             tensor.int64_value(&[0])
         };
         // Ranks 0 and 1 form one tensor group, ranks 2 and 3 the other. Ranks 0 and 2 form one data group, ranks 1 and
@@ -110,7 +110,7 @@ fn several_collectives_can_be_pending_at_once() {
             (0..16).map(|n| Tensor::full([1 << n], i64::from(me.rank) + n, (Kind::Int64, Device::Cpu))).collect();
         let pending: Vec<_> = tensors.iter_mut().map(|t| group.start_all_reduce(t, ReduceOp::Sum)).collect();
         for work in pending.into_iter().rev() {
-            work.expect("started").wait().expect("done");
+            work.expect("the tensor is valid").wait().expect("all ranks take part");
         }
         for (n, tensor) in (0..).zip(&tensors) {
             assert_eq!((tensor.min().int64_value(&[]), tensor.max().int64_value(&[])), (3 + 3 * n, 3 + 3 * n));
@@ -126,7 +126,7 @@ fn dropped_handle_does_not_disturb_the_collective() {
         for _ in 0..20 {
             // The handle and the tensor are dropped while the collective may still be running.
             let mut tensor = Tensor::ones([1 << 18], (Kind::Float, Device::Cpu));
-            drop(group.start_all_reduce(&mut tensor, ReduceOp::Mean).expect("started"));
+            drop(group.start_all_reduce(&mut tensor, ReduceOp::Mean).expect("the tensor is valid"));
         }
         check_every_collective(group, Kind::Float);
     });
@@ -140,8 +140,8 @@ fn report_bits_of_sums(me: &super::harness::Rank) {
     for elements in [3, 1000, 70_001] {
         for op in [ReduceOp::Sum, ReduceOp::Mean] {
             let mut tensor = Tensor::randn([elements], (Kind::Float, Device::Cpu));
-            group.all_reduce(&mut tensor, op).expect("reduced");
-            let bits: Vec<f32> = Vec::try_from(&tensor).expect("floats");
+            group.all_reduce(&mut tensor, op).expect("all ranks take part");
+            let bits: Vec<f32> = Vec::try_from(&tensor).expect("the tensor is f32");
             let hash = bits.iter().fold(0_u64, |hash, x| hash.rotate_left(5) ^ u64::from(x.to_bits()).wrapping_mul(31));
             me.report(&format!("bits {hash:016x}"));
         }
@@ -157,15 +157,15 @@ fn sums_are_bit_equal_from_run_to_run() {
         };
         let first: Vec<_> = bits().collect();
         assert_eq!(first[0].len(), 6);
-        assert!(first.iter().all(|lines| *lines == first[0]), "ranks differ: {first:?}");
-        assert_eq!(bits().collect::<Vec<_>>(), first, "runs differ");
+        assert!(first.iter().all(|lines| *lines == first[0]), "the ranks have different bits: {first:?}");
+        assert_eq!(bits().collect::<Vec<_>>(), first, "two runs gave different bits");
     }
 }
 
 fn refusal(result: Result<(), CommError>) -> String {
-    match result.expect_err("refused") {
+    match result.expect_err("the arguments are invalid") {
         CommError::Collective { failure: CollectiveFailure::Refused { problem }, .. } => problem,
-        other => panic!("not a refusal: {other}"),
+        other => panic!("wanted a refusal, got the error {other}"),
     }
 }
 
@@ -176,17 +176,20 @@ fn bad_arguments_are_refused_before_any_communication() {
         let group = communicator.world();
         if me.rank == 0 {
             let mut flags = Tensor::zeros([2], (Kind::Bool, Device::Cpu));
-            assert_eq!(refusal(group.all_reduce(&mut flags, ReduceOp::Sum)), "no Sum of Bool");
+            assert_eq!(refusal(group.all_reduce(&mut flags, ReduceOp::Sum)), "cannot compute the Sum of Bool tensors");
             let mut whole = Tensor::zeros([2], (Kind::Int64, Device::Cpu));
-            assert_eq!(refusal(group.all_reduce(&mut whole, ReduceOp::Mean)), "no Mean of Int64");
+            assert_eq!(
+                refusal(group.all_reduce(&mut whole, ReduceOp::Mean)),
+                "cannot compute the Mean of Int64 tensors"
+            );
             let mut across = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu)).tr();
             assert_eq!(refusal(group.broadcast(&mut across, 0)), "the tensor is not dense and contiguous");
-            assert_eq!(refusal(group.broadcast(&mut whole, 2)), "root 2 is not one of 2 ranks");
+            assert_eq!(refusal(group.broadcast(&mut whole, 2)), "the root is rank 2, wanted 0 to 1");
             assert_eq!(refusal(group.all_gather(&Tensor::new()).map(drop)), "the tensor is undefined");
             let odd = Tensor::zeros([3, 2], (Kind::Float, Device::Cpu));
             assert_eq!(
                 refusal(group.reduce_scatter(&odd, ReduceOp::Sum).map(drop)),
-                "shape [3, 2] does not begin with 2"
+                "the input has shape [3, 2], wanted one piece for each of 2 ranks"
             );
         }
         check_every_collective(group, Kind::Float);
@@ -206,7 +209,7 @@ fn cpp_exception_becomes_an_error_with_its_text() {
                 me.rank
             )
         );
-        let error = differentiable::split(communicator.tensor(), &odd, 7).expect_err("no such dimension");
-        assert!(error.to_string().contains("Dimension out of range"), "{error}");
+        let error = differentiable::split(communicator.tensor(), &odd, 7).expect_err("the tensor has no dimension 7");
+        assert!(error.to_string().contains("Dimension out of range"), "wrong error text: {error}");
     });
 }

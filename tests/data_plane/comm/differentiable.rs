@@ -25,13 +25,13 @@ fn leaf(tensor: &Tensor) -> Tensor {
 }
 
 fn assert_close(got: &Tensor, want: &Tensor, what: &str) {
-    assert_eq!(got.size(), want.size(), "{what}");
+    assert_eq!(got.size(), want.size(), "{what} has the wrong shape");
     let difference = (got - want).abs().max().double_value(&[]);
-    assert!(difference < TOLERANCE, "{what}: differs by {difference:e}");
+    assert!(difference < TOLERANCE, "{what} differs by {difference:e}");
 }
 
 fn own_slice(group: &Group, whole: &Tensor, dim: i64) -> Tensor {
-    let length = whole.size()[usize::try_from(dim).expect("not negative")] / i64::from(group.size());
+    let length = whole.size()[usize::try_from(dim).expect("the dimension is not negative")] / i64::from(group.size());
     whole.narrow(dim, i64::from(group.rank()) * length, length)
 }
 
@@ -50,8 +50,8 @@ fn column_then_row_linear_equals_the_unsplit_one() {
 
             let (x_r, up_r) = (leaf(&x_bi), leaf(&own_slice(group, &up_ih, 1)));
             let (down_r, bias_r) = (leaf(&own_slice(group, &down_ho, 0)), leaf(&bias_o));
-            let hidden = differentiable::copy(group, &x_r).expect("copy").matmul(&up_r).gelu("none");
-            let summed = differentiable::reduce(group, &hidden.matmul(&down_r)).expect("reduce");
+            let hidden = differentiable::copy(group, &x_r).expect("all ranks take part").matmul(&up_r).gelu("none");
+            let summed = differentiable::reduce(group, &hidden.matmul(&down_r)).expect("all ranks take part");
             let output = summed + &bias_r;
             (&output * &weight_bo).sum(Kind::Double).backward();
 
@@ -79,13 +79,14 @@ fn split_log_softmax_equals_the_unsplit_one() {
             // Each rank computes with its slice of the classes. The ranks gather the log-sum-exps of their slices and
             // sum their parts of the loss.
             let replicated = leaf(&logits_bo);
-            let mine = differentiable::split(group, &replicated, -1).expect("split");
-            let sums = differentiable::gather_replicated(group, &mine.logsumexp([-1], true), -1).expect("gather");
+            let mine = differentiable::split(group, &replicated, -1).expect("all ranks take part");
+            let sums =
+                differentiable::gather_replicated(group, &mine.logsumexp([-1], true), -1).expect("all ranks take part");
             // Each rank's part of the loss depends on the whole log-sum-exp, so backward gives each rank only a part of
             // the log-sum-exp's gradient. `copy` sums these parts over the ranks.
-            let normaliser = differentiable::copy(group, &sums.logsumexp([-1], true)).expect("copy");
+            let normaliser = differentiable::copy(group, &sums.logsumexp([-1], true)).expect("all ranks take part");
             let part = -((mine - normaliser) * own_slice(group, &target_bo, 1)).sum(Kind::Double);
-            let split_loss = differentiable::reduce(group, &part).expect("reduce");
+            let split_loss = differentiable::reduce(group, &part).expect("all ranks take part");
             split_loss.backward();
 
             assert_close(&split_loss, &loss, "loss");
@@ -107,7 +108,7 @@ fn gather_is_correct_along_every_dimension() {
                 // Every rank computes the same loss from the gathered tensor.
                 (whole.sin() * &weights[0]).sum(Kind::Double).backward();
                 let mine = leaf(&own_slice(group, &whole, dim));
-                let gathered = differentiable::gather_replicated(group, &mine, negative).expect("gather");
+                let gathered = differentiable::gather_replicated(group, &mine, negative).expect("all ranks take part");
                 assert_close(&gathered, &whole, "gathered");
                 (gathered.sin() * &weights[0]).sum(Kind::Double).backward();
                 assert_close(&mine.grad(), &own_slice(group, &whole.grad(), dim), "replicated");
@@ -127,14 +128,15 @@ fn split_and_copy_give_every_rank_the_whole_gradient() {
             (whole.sin() * &weight).sum(Kind::Double).backward();
             for dim in [0, 1] {
                 let input = leaf(&whole);
-                let mine = differentiable::split(group, &input, dim).expect("split");
+                let mine = differentiable::split(group, &input, dim).expect("all ranks take part");
                 let part = (mine.sin() * own_slice(group, &weight, dim)).sum(Kind::Double);
-                differentiable::reduce(group, &part).expect("reduce").backward();
+                differentiable::reduce(group, &part).expect("all ranks take part").backward();
                 assert_close(&input.grad(), &whole.grad(), "split");
             }
             let input = leaf(&whole);
-            let share = differentiable::copy(group, &input).expect("copy").sin() * &weight / f64::from(me.world);
-            differentiable::reduce(group, &share.sum(Kind::Double)).expect("reduce").backward();
+            let share =
+                differentiable::copy(group, &input).expect("all ranks take part").sin() * &weight / f64::from(me.world);
+            differentiable::reduce(group, &share.sum(Kind::Double)).expect("all ranks take part").backward();
             assert_close(&input.grad(), &whole.grad(), "copy");
         });
     }
@@ -145,10 +147,12 @@ fn second_derivative_is_an_error() {
     run_ranks(second_derivative_is_an_error, 2, |me| {
         let communicator = me.connect(me.world);
         let input = leaf(&same(1, &[3]));
-        let output = differentiable::reduce(communicator.tensor(), &input).expect("reduce").sin().sum(Kind::Double);
-        let error = Tensor::f_run_backward(&[&output], &[&input], true, true).expect_err("no second derivative");
-        assert!(error.to_string().contains("cannot be differentiated twice"), "{error}");
-        let first = Tensor::f_run_backward(&[&output], &[&input], false, false).expect("a first derivative");
+        let output =
+            differentiable::reduce(communicator.tensor(), &input).expect("all ranks take part").sin().sum(Kind::Double);
+        let error =
+            Tensor::f_run_backward(&[&output], &[&input], true, true).expect_err("there is no second derivative");
+        assert!(error.to_string().contains("cannot be differentiated twice"), "wrong error text: {error}");
+        let first = Tensor::f_run_backward(&[&output], &[&input], false, false).expect("there is a first derivative");
         assert_eq!(first.len(), 1);
     });
 }
@@ -160,14 +164,18 @@ fn missing_peer_in_backward_is_an_error() {
         let timeout = Duration::from_secs(1);
         let group = communicator.tensor().with_timeout(timeout);
         let input = leaf(&same(1, &[3]));
-        let output = differentiable::copy(&group, &input).expect("copy").sum(Kind::Double);
+        let output = differentiable::copy(&group, &input).expect("all ranks take part").sum(Kind::Double);
         if me.rank == 0 {
             let started = Instant::now();
             let error = output.f_backward().expect_err("rank 1 runs no backward").to_string();
-            assert!(error.contains("all_reduce of group tensor, rank 0 of 2: "), "{error}");
-            assert!(started.elapsed() < timeout + Duration::from_secs(1), "{:?}", started.elapsed());
+            assert!(error.contains("all_reduce of group tensor, rank 0 of 2: "), "wrong error text: {error}");
+            assert!(
+                started.elapsed() < timeout + Duration::from_secs(1),
+                "the error came only after {:?}",
+                started.elapsed()
+            );
         }
         // This barrier in another group keeps rank 1 running until rank 0 has received its error.
-        communicator.world().barrier().expect("another group");
+        communicator.world().barrier().expect("the world group still works");
     });
 }

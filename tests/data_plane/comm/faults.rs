@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const ABSENCE: Duration = Duration::from_secs(5);
 
 fn signal_self(signal: Signal) {
-    kill(Pid::this(), signal).expect("a signal to this process");
+    kill(Pid::this(), signal).expect("a process may signal itself");
 }
 
 fn floats(elements: i64) -> Tensor {
@@ -37,14 +37,17 @@ fn peer_killed_during_a_collective_is_an_error_on_all_other_ranks() {
             let mut tensor = floats(16 << 20);
             group.barrier().expect("all ranks take part");
             let started = Instant::now();
-            let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("started");
+            let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("the tensor is valid");
             if me.rank == 2 {
                 signal_self(Signal::SIGKILL);
             }
             let error = pending.wait().expect_err("rank 2 is dead").to_string();
             let elapsed = started.elapsed();
-            assert!(error.starts_with(&format!("all_reduce of group world, rank {} of 4: ", me.rank)), "{error}");
-            assert!(elapsed < timeout + GRACE, "{elapsed:?}: {error}");
+            assert!(
+                error.starts_with(&format!("all_reduce of group world, rank {} of 4: ", me.rank)),
+                "wrong error text: {error}"
+            );
+            assert!(elapsed < timeout + GRACE, "the error came only after {elapsed:?}: {error}");
         });
     assert_eq!(outcomes[2].signal(), Some(Signal::SIGKILL as i32));
     for rank in [0, 1, 3] {
@@ -72,8 +75,11 @@ fn stopped_peer_is_a_timeout() {
             let error = result.expect_err("rank 1 is stopped").to_string();
             let name = group.name();
             let wanted = format!("{operation} of group {name}, rank 0 of 2: timed out after 2.0 s: ");
-            assert!(error.starts_with(&wanted), "{error}");
-            assert!(elapsed >= timeout - Duration::from_millis(100) && elapsed < timeout + GRACE, "{elapsed:?}");
+            assert!(error.starts_with(&wanted), "wrong error text: {error}");
+            assert!(
+                elapsed >= timeout - Duration::from_millis(100) && elapsed < timeout + GRACE,
+                "the timeout came after {elapsed:?}, wanted 2 s"
+            );
         }
     });
     outcomes[0].assert_success(0);
@@ -90,8 +96,8 @@ fn failed_group_fails_every_later_call_at_once() {
         }
         group.all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("rank 2 is stopped");
         let started = Instant::now();
-        group.with_timeout(PATIENCE).all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("closed");
-        assert!(started.elapsed() < PATIENCE / 4, "the call failed only at its timeout: {:?}", started.elapsed());
+        group.with_timeout(PATIENCE).all_reduce(&mut floats(4), ReduceOp::Sum).expect_err("the group is closed");
+        assert!(started.elapsed() < PATIENCE / 4, "the call failed only at its timeout, after {:?}", started.elapsed());
     });
     outcomes[0].assert_success(0);
     outcomes[1].assert_success(1);
@@ -105,7 +111,7 @@ fn abort_from_another_thread_ends_pending_collectives_on_all_ranks() {
         let mut tensor = floats(4);
         let started = Instant::now();
         if me.rank == 0 {
-            let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("started");
+            let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("the tensor is valid");
             let (waiting, is_waiting) = channel();
             let waiter = std::thread::spawn(move || {
                 waiting.send(()).expect("the main thread waits");
@@ -113,22 +119,25 @@ fn abort_from_another_thread_ends_pending_collectives_on_all_ranks() {
             });
             is_waiting.recv().expect("the thread has started");
             communicator.data().barrier().expect("rank 1 waits too");
-            group.abort().expect("abort");
-            let error = waiter.join().expect("no panic").expect_err("aborted");
+            group.abort().expect("a connected group can be aborted");
+            let error = waiter.join().expect("the thread does not panic").expect_err("the group was aborted");
             assert!(
                 matches!(&error, CommError::Collective { failure: CollectiveFailure::Aborted { .. }, .. }),
-                "{error}"
+                "wrong error text: {error}"
             );
-            assert!(error.to_string().starts_with("all_reduce of group world, rank 0 of 2: aborted: "), "{error}");
+            assert!(
+                error.to_string().starts_with("all_reduce of group world, rank 0 of 2: aborted: "),
+                "wrong error text: {error}"
+            );
             group.abort().expect("a second abort is harmless");
         } else {
             // Rank 0 never joins this broadcast, so only the abort can end it.
-            let pending = group.start_broadcast(&mut tensor, 0).expect("started");
+            let pending = group.start_broadcast(&mut tensor, 0).expect("the tensor is valid");
             communicator.data().barrier().expect("rank 0 may abort");
             let error = pending.wait().expect_err("rank 0 has aborted").to_string();
-            assert!(error.starts_with("broadcast of group world, rank 1 of 2: "), "{error}");
+            assert!(error.starts_with("broadcast of group world, rank 1 of 2: "), "wrong error text: {error}");
         }
-        assert!(started.elapsed() < PATIENCE / 4, "the call failed only at its timeout: {:?}", started.elapsed());
+        assert!(started.elapsed() < PATIENCE / 4, "the call failed only at its timeout, after {:?}", started.elapsed());
         // The abort of the world group does not affect the data group, which has separate connections.
         communicator.data().barrier().expect("the data group still works");
     });
@@ -140,11 +149,14 @@ fn failed_reduction_in_a_hook_is_an_error_in_finish() {
         let communicator = me.connect(1);
         let parameter = floats(4).set_requires_grad(true);
         let parameters = [parameter.shallow_clone()];
-        let buckets = Buckets::new(communicator.data(), &parameters, usize::MAX).expect("buckets");
-        communicator.data().abort().expect("abort");
-        (&parameter * 2.0).sum(Kind::Float).f_backward().expect("the hook fails, backward does not");
-        let error = buckets.finish().expect_err("aborted").to_string();
-        assert!(error.starts_with(&format!("all_reduce of group data, rank {} of 2: aborted: ", me.rank)), "{error}");
+        let buckets = Buckets::new(communicator.data(), &parameters, usize::MAX).expect("the parameters are valid");
+        communicator.data().abort().expect("a connected group can be aborted");
+        (&parameter * 2.0).sum(Kind::Float).f_backward().expect("an error in a hook does not fail backward");
+        let error = buckets.finish().expect_err("the group was aborted").to_string();
+        assert!(
+            error.starts_with(&format!("all_reduce of group data, rank {} of 2: aborted: ", me.rank)),
+            "wrong error text: {error}"
+        );
     });
 }
 
@@ -178,18 +190,21 @@ fn duplicate_rank_is_refused() {
     // Only the process that connects second is refused. The other process waits for rank 1 until its timeout, or until
     // the store is gone.
     let refused = reports.iter().flatten().filter(|text| text.contains("another process has already joined as rank 0"));
-    assert_eq!(refused.count(), 1, "{reports:?}");
+    assert_eq!(refused.count(), 1, "not exactly one process was refused: {reports:?}");
 }
 
 #[test]
 fn ranks_that_disagree_on_the_layout_are_refused() {
     run_ranks(ranks_that_disagree_on_the_layout_are_refused, 2, |me| {
-        let error = Communicator::connect(me.rendezvous(me.rank + 1)).expect_err("two layouts").to_string();
+        let error =
+            Communicator::connect(me.rendezvous(me.rank + 1)).expect_err("the ranks have two layouts").to_string();
         // Rank 0 serves the store and may give up first. Rank 1 then gets another error, which is not checked.
         if me.rank == 0 {
             assert!(
-                error.ends_with("rank 1 joined with layout 1 data x 2 tensor, this rank has 2 data x 1 tensor"),
-                "{error}"
+                error.ends_with(
+                    "rank 1 joined with layout 1 data x 2 tensor, but this rank has layout 2 data x 1 tensor"
+                ),
+                "wrong error text: {error}"
             );
         }
     });
@@ -198,7 +213,7 @@ fn ranks_that_disagree_on_the_layout_are_refused() {
 /// The local addresses on which this process listens for TCP connections.
 fn listening_addresses() -> Vec<Ipv4Addr> {
     let sockets: HashSet<String> = std::fs::read_dir("/proc/self/fd")
-        .expect("linux")
+        .expect("Linux has /proc")
         .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
         .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
         .collect();
@@ -208,9 +223,10 @@ fn listening_addresses() -> Vec<Ipv4Addr> {
         for fields in text.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>()) {
             // Column 1 is the local address, column 3 the state (0A means listening), column 9 the inode of the socket.
             if fields[3] == "0A" && sockets.contains(fields[9]) {
-                let address = fields[1].split(':').next().expect("address:port");
+                let address = fields[1].split(':').next().expect("split gives at least one part");
                 // An IPv4-mapped IPv6 address ends with the IPv4 address, so its last 8 digits are compared.
-                let address = u32::from_str_radix(&address[address.len() - 8..], 16).expect("hexadecimal");
+                let address =
+                    u32::from_str_radix(&address[address.len() - 8..], 16).expect("the address is hexadecimal");
                 found.push(Ipv4Addr::from(address.to_le_bytes()));
             }
         }
@@ -223,13 +239,16 @@ fn store_and_gloo_listen_only_on_the_given_address() {
     run_ranks(store_and_gloo_listen_only_on_the_given_address, 2, |me| {
         let rendezvous = me.rendezvous(1);
         let port = match &rendezvous.store {
-            StoreEnd::Serve(listener) => Some(listener.local_addr().expect("bound").port()),
+            StoreEnd::Serve(listener) => Some(listener.local_addr().expect("the listener is bound").port()),
             StoreEnd::Join { .. } => None,
         };
         let communicator = Communicator::connect(rendezvous).expect("all ranks connect");
         let addresses = listening_addresses();
         assert!(!addresses.is_empty());
-        assert!(addresses.iter().all(|address| *address == Ipv4Addr::LOCALHOST), "{addresses:?}");
+        assert!(
+            addresses.iter().all(|address| *address == Ipv4Addr::LOCALHOST),
+            "the process listens on {addresses:?}, wanted only 127.0.0.1"
+        );
         if let Some(port) = port {
             TcpStream::connect(("127.0.0.1", port)).expect("the store listens on 127.0.0.1");
             TcpStream::connect(("127.0.0.2", port)).expect_err("the store must not listen on 127.0.0.2");

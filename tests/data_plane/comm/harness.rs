@@ -71,7 +71,7 @@ pub(crate) fn run_ranks_with_losses<F: Fn()>(
         let line = first.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         let line = line.expect("rank 0 reports its port");
         if let Some(port) = line.strip_prefix("port ") {
-            break port.parse().expect("a port");
+            break port.parse().expect("rank 0 reports a number");
         }
     };
     for rank in 1..world {
@@ -87,14 +87,16 @@ fn test_name<F: Fn()>(_test: &F) -> &'static str {
 }
 
 fn run_as_rank(rank: &str, body: impl FnOnce(&Rank)) -> ! {
-    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("linux");
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("SIGKILL is a valid signal");
     tch::set_num_threads(1);
-    let number = |name: &str| std::env::var(name).expect("set by the parent").parse::<u32>().expect("a number");
-    let rank: u32 = rank.parse().expect("a number");
-    let listener = (rank == 0).then(|| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    let number = |name: &str| {
+        std::env::var(name).expect("the parent sets this variable").parse::<u32>().expect("the parent passes a number")
+    };
+    let rank: u32 = rank.parse().expect("the parent passes a number");
+    let listener = (rank == 0).then(|| TcpListener::bind("127.0.0.1:0").expect("loopback has a free port"));
     let port = match &listener {
-        Some(listener) => listener.local_addr().expect("bound").port(),
-        None => u16::try_from(number(PORT)).expect("a port"),
+        Some(listener) => listener.local_addr().expect("the listener is bound").port(),
+        None => u16::try_from(number(PORT)).expect("a port fits into 16 bits"),
     };
     let me = Rank { rank, world: number(WORLD), listener: RefCell::new(listener), port };
     if rank == 0 {
@@ -153,7 +155,7 @@ struct Fleet {
 
 impl Fleet {
     fn spawn(&mut self, name: &str, rank: u32, world: u32, port: u16) -> Receiver<String> {
-        let mut child = Command::new(std::env::current_exe().expect("this binary"))
+        let mut child = Command::new(std::env::current_exe().expect("Linux knows the path of the binary"))
             .args(["--exact", name, "--nocapture", "--include-ignored", "--test-threads=1"])
             .env(RANK, rank.to_string())
             .env(WORLD, world.to_string())
@@ -165,10 +167,10 @@ impl Fleet {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .expect("this binary runs");
+            .expect("the test binary can be started");
         let (sender, receiver) = channel();
-        let stdout = child.stdout.take().expect("piped");
-        let mut stderr = child.stderr.take().expect("piped");
+        let stdout = child.stdout.take().expect("the stream is piped");
+        let mut stderr = child.stderr.take().expect("the stream is piped");
         let reports = std::thread::spawn(move || read_reports(BufReader::new(stdout), &sender));
         let errors = std::thread::spawn(move || {
             let mut text = Vec::new();
@@ -196,7 +198,7 @@ impl Running {
     /// Waits until the child exits, or kills it at the deadline. A separate thread waits for the exit, so this thread
     /// need not poll.
     fn wait(&mut self, deadline: Instant) {
-        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).expect("a pid fits into 32 bits"));
         let (sender, receiver) = channel();
         std::thread::scope(|scope| {
             let child = &mut self.child;
@@ -211,9 +213,13 @@ impl Running {
     }
 
     fn outcome(&mut self) -> Outcome {
-        let status = self.child.wait().expect("a child");
-        let (reports, errors) = self.readers.take().expect("taken once");
-        Outcome { status, reports: reports.join().expect("a reader"), stderr: errors.join().expect("a reader") }
+        let status = self.child.wait().expect("the child was started");
+        let (reports, errors) = self.readers.take().expect("the readers are taken only once");
+        Outcome {
+            status,
+            reports: reports.join().expect("the reader does not panic"),
+            stderr: errors.join().expect("the reader does not panic"),
+        }
     }
 }
 
@@ -224,7 +230,7 @@ impl Outcome {
     }
 
     pub(crate) fn assert_success(&self, rank: usize) {
-        assert!(self.status.success(), "rank {rank}: {}\n{}", self.status, self.stderr);
+        assert!(self.status.success(), "rank {rank} failed with {}:\n{}", self.status, self.stderr);
     }
 }
 

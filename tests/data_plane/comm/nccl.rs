@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const GRACE: Duration = Duration::from_secs(2);
 
 fn connect(me: &Rank, timeout: Duration) -> Communicator {
-    cuda::set_device(0).expect("a GPU");
+    cuda::set_device(0).expect("the machine has a GPU");
     me.connect_on_one_gpu(1, timeout)
 }
 
@@ -30,8 +30,8 @@ fn numbers(rank: u32, elements: i64) -> Tensor {
 }
 
 fn die() -> ! {
-    kill(Pid::this(), Signal::SIGKILL).expect("a signal to this process");
-    unreachable!("killed")
+    kill(Pid::this(), Signal::SIGKILL).expect("a process may signal itself");
+    unreachable!("SIGKILL ends the process")
 }
 
 #[test]
@@ -42,25 +42,26 @@ fn nccl_collectives_and_gradients_are_correct() {
         let group = communicator.world();
         let (zero, one) = (numbers(0, 1 << 20), numbers(1, 1 << 20));
         let mut sum = numbers(me.rank, 1 << 20);
-        group.all_reduce(&mut sum, ReduceOp::Sum).expect("reduced");
+        group.all_reduce(&mut sum, ReduceOp::Sum).expect("all ranks take part");
         assert!(sum.equal(&(&zero + &one)));
         let mut mean = numbers(me.rank, 1 << 20);
-        group.all_reduce(&mut mean, ReduceOp::Mean).expect("reduced");
+        group.all_reduce(&mut mean, ReduceOp::Mean).expect("all ranks take part");
         assert!(mean.equal(&((&zero + &one) / 2.0)));
-        let gathered = group.all_gather(&numbers(me.rank, 1 << 10)).expect("gathered");
+        let gathered = group.all_gather(&numbers(me.rank, 1 << 10)).expect("all ranks take part");
         assert!(gathered.reshape([-1]).equal(&Tensor::cat(&[numbers(0, 1 << 10), numbers(1, 1 << 10)], 0)));
 
         // Each rank has half of a batch. The gradient of sum(weight * input) is the rank's input, and hooks reduce it
         // to the mean over both ranks.
         let weight = Tensor::ones([1 << 10], (Kind::Float, GPU)).set_requires_grad(true);
-        let buckets = Buckets::new(communicator.data(), &[weight.shallow_clone()], 1 << 20).expect("buckets");
-        (&weight * numbers(me.rank, 1 << 10)).sum(Kind::Float).f_backward().expect("backward");
-        buckets.finish().expect("reduced");
+        let buckets =
+            Buckets::new(communicator.data(), &[weight.shallow_clone()], 1 << 20).expect("the parameters are valid");
+        (&weight * numbers(me.rank, 1 << 10)).sum(Kind::Float).f_backward().expect("the loss has a graph");
+        buckets.finish().expect("all ranks take part");
         assert!(weight.grad().equal(&((numbers(0, 1 << 10) + numbers(1, 1 << 10)) / 2.0)));
 
         let input = numbers(me.rank, 64).set_requires_grad(true);
-        let output = differentiable::reduce(group, &input).expect("reduced");
-        (output * 3.0).sum(Kind::Float).f_backward().expect("backward");
+        let output = differentiable::reduce(group, &input).expect("all ranks take part");
+        (output * 3.0).sum(Kind::Float).f_backward().expect("the loss has a graph");
         assert!(input.grad().equal(&Tensor::full([64], 3.0, (Kind::Float, GPU))));
     });
 }
@@ -92,7 +93,7 @@ impl Step {
 
 /// Launches the captured step and waits until the step has finished, at most for `limit`.
 fn replay_within(graph: &mut Graph, limit: Duration) -> Result<(), WaitError> {
-    graph.replay().expect("launched");
+    graph.replay().expect("the graph can be replayed");
     let mut finished = CudaEvent::new()?;
     finished.record(&CudaStream::current()?)?;
     finished.wait_for(limit)
@@ -105,15 +106,15 @@ fn captured_step_with_an_all_reduce_replays_to_the_eager_result() {
         let communicator = connect(me, PATIENCE);
         let (mut eager, mut captured) = (Step::new(me.rank), Step::new(me.rank));
         for _ in 0..3 {
-            eager.run(&communicator).expect("a step");
-            captured.run(&communicator).expect("a step");
+            eager.run(&communicator).expect("both ranks run the step");
+            captured.run(&communicator).expect("both ranks run the step");
         }
-        let (mut graph, ()) = Graph::capture("step", || captured.run(&communicator)).expect("captured");
+        let (mut graph, ()) = Graph::capture("step", || captured.run(&communicator)).expect("the step can be captured");
         for _ in 0..20 {
-            eager.run(&communicator).expect("a step");
-            replay_within(&mut graph, PATIENCE).expect("replayed");
+            eager.run(&communicator).expect("both ranks run the step");
+            replay_within(&mut graph, PATIENCE).expect("both ranks replay the step");
         }
-        cuda::synchronize().expect("all work is done");
+        cuda::synchronize().expect("no kernel has failed");
         let difference = (&eager.weight - &captured.weight).abs().max().double_value(&[]);
         assert_eq!(difference, 0.0, "eager and replayed weights differ");
         assert!(eager.weight.isfinite().all().int64_value(&[]) == 1);
@@ -129,17 +130,17 @@ fn peer_killed_during_an_nccl_collective_is_an_error_on_the_other_rank() {
             let communicator = connect(me, TIMEOUT);
             let group = communicator.world();
             let mut tensor = numbers(me.rank, 64 << 20);
-            group.all_reduce(&mut tensor, ReduceOp::Sum).expect("reduced once");
-            cuda::synchronize().expect("all work is done");
+            group.all_reduce(&mut tensor, ReduceOp::Sum).expect("all ranks take part");
+            cuda::synchronize().expect("no kernel has failed");
             let started = Instant::now();
-            let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("started");
+            let pending = group.start_all_reduce(&mut tensor, ReduceOp::Sum).expect("the tensor is valid");
             if me.rank == 1 {
                 die();
             }
             let error = pending.wait().expect_err("rank 1 is dead").to_string();
             let elapsed = started.elapsed();
-            assert!(error.starts_with("all_reduce of group world, rank 0 of 2: "), "{error}");
-            assert!(elapsed < TIMEOUT + GRACE, "{elapsed:?}: {error}");
+            assert!(error.starts_with("all_reduce of group world, rank 0 of 2: "), "wrong error text: {error}");
+            assert!(elapsed < TIMEOUT + GRACE, "the error came only after {elapsed:?}: {error}");
             me.report(&format!("after {:.2} s: {error}", elapsed.as_secs_f64()));
         });
     outcomes[0].assert_success(0);
@@ -153,12 +154,12 @@ fn peer_killed_during_a_replay_is_detected_by_polling() {
         let communicator = connect(me, PATIENCE);
         let mut step = Step::new(me.rank);
         for _ in 0..3 {
-            step.run(&communicator).expect("a step");
+            step.run(&communicator).expect("both ranks run the step");
         }
-        let (mut graph, ()) = Graph::capture("step", || step.run(&communicator)).expect("captured");
-        replay_within(&mut graph, PATIENCE).expect("replayed");
+        let (mut graph, ()) = Graph::capture("step", || step.run(&communicator)).expect("the step can be captured");
+        replay_within(&mut graph, PATIENCE).expect("both ranks replay the step");
         if me.rank == 1 {
-            graph.replay().expect("launched");
+            graph.replay().expect("the graph can be replayed");
             die();
         }
         let mut started = Instant::now();
@@ -175,13 +176,13 @@ fn peer_killed_during_a_replay_is_detected_by_polling() {
         me.report(&format!("after {:.2} s: {error}", elapsed.as_secs_f64()));
         drop(graph);
         me.report(&format!("graph dropped after {:.2} s", started.elapsed().as_secs_f64()));
-        aborting.join().expect("no panic").expect("aborted");
+        aborting.join().expect("the thread does not panic").expect("the abort succeeds");
         me.report(&format!("aborted after {:.2} s", started.elapsed().as_secs_f64()));
         assert!(started.elapsed() < TIMEOUT + GRACE, "the abort ended only after {:?}", started.elapsed());
         assert_eq!(error, WaitError::TimedOut(TIMEOUT));
-        assert!(elapsed < TIMEOUT + GRACE, "{elapsed:?}: {error}");
+        assert!(elapsed < TIMEOUT + GRACE, "the error came only after {elapsed:?}: {error}");
         // The abort has ended the collective on the stream, so the GPU can be used again.
-        cuda::synchronize().expect("the stream is free");
+        cuda::synchronize().expect("the abort has freed the stream");
         assert_eq!(Tensor::ones([8], (Kind::Float, GPU)).sum(Kind::Float).double_value(&[]), 8.0);
     });
     outcomes[0].assert_success(0);

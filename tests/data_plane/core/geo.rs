@@ -10,7 +10,7 @@ use proptest::prelude::*;
 const ROUNDING_KM: f64 = 1e-9;
 
 fn place(latitude: f64, longitude: f64) -> Place {
-    Place::new(Degrees(latitude), Degrees(longitude)).expect("a place")
+    Place::new(Degrees(latitude), Degrees(longitude)).expect("the coordinates are valid")
 }
 
 fn any_place() -> impl Strategy<Value = Place> {
@@ -27,14 +27,14 @@ proptest! {
     #[test]
     fn geo_place_round_trips_through_a_vector(there in any_place()) {
         let back = Place::from(UnitVector::from(there));
-        prop_assert!(there.distance(back).0 <= ROUNDING_KM, "{there:?} {back:?}");
+        prop_assert!(there.distance(back).0 <= ROUNDING_KM, "{there:?} became {back:?}");
         prop_assert!((back.latitude().0 - there.latitude().0).abs() < 1e-13 * 180.0);
         prop_assert!((-180.0..180.0).contains(&back.longitude().0));
     }
 
     #[test]
     fn geo_vectors_have_unit_length(point in any_point(), bearing in -720.0..720.0, distance in 0.0..50_000.0) {
-        for point in [point, point.displace(Degrees(bearing), Km(distance)).expect("finite")] {
+        for point in [point, point.displace(Degrees(bearing), Km(distance)).expect("the numbers are finite")] {
             prop_assert!((point.dot(point) - 1.0).abs() < 1e-15);
         }
     }
@@ -67,8 +67,9 @@ proptest! {
     fn geo_displacement_covers_the_given_distance(point in any_point(), bearing in 0.0..360.0, exponent in -6.0..4.3) {
         // The distance is between 1 mm and 20,000 km.
         let distance = 10.0_f64.powf(exponent);
-        let there = point.displace(Degrees(bearing), Km(distance)).expect("finite");
-        prop_assert!((point.distance(there).0 - distance).abs() <= ROUNDING_KM, "{:?}", point.distance(there));
+        let there = point.displace(Degrees(bearing), Km(distance)).expect("the numbers are finite");
+        let covered = point.distance(there).0;
+        prop_assert!((covered - distance).abs() <= ROUNDING_KM, "the point is {covered} km away, wanted {distance} km");
     }
 
     #[test]
@@ -76,7 +77,7 @@ proptest! {
         let half = std::f64::consts::PI * EARTH_RADIUS_KM;
         prop_assert!((point.distance(point.antipode()).0 - half).abs() <= ROUNDING_KM);
         // The point is one metre from the antipode, where an arccosine would lose half of its digits.
-        let near = point.antipode().displace(Degrees(bearing), Km(0.001)).expect("finite");
+        let near = point.antipode().displace(Degrees(bearing), Km(0.001)).expect("the numbers are finite");
         prop_assert!((half - point.distance(near).0 - 0.001).abs() <= ROUNDING_KM);
     }
 }
@@ -94,8 +95,11 @@ fn geo_known_distances_are_reproduced() {
 fn geo_bearing_is_clockwise_from_north() {
     let start = UnitVector::from(place(0.0, 0.0));
     let close = |got: Result<UnitVector, GeoError>, latitude: f64, longitude: f64| {
-        let got = Place::from(got.expect("finite"));
-        assert!(got.distance(place(latitude, longitude)).0 < ROUNDING_KM, "{got:?}");
+        let got = Place::from(got.expect("the numbers are finite"));
+        assert!(
+            got.distance(place(latitude, longitude)).0 < ROUNDING_KM,
+            "displaced to {got:?}, wanted {latitude}, {longitude}"
+        );
     };
     let degree = Km(EARTH_RADIUS_KM.to_radians());
     close(start.displace(Degrees(0.0), degree), 1.0, 0.0);
@@ -117,44 +121,50 @@ fn geo_poles_are_exact_at_any_longitude() {
 fn geo_bad_coordinates_name_their_row() {
     let mut latitudes = vec![0.0; 20];
     latitudes[17] = 91.0;
-    let error = places(&latitudes, &[0.0; 20]).expect_err("beyond the pole");
+    let error = places(&latitudes, &[0.0; 20]).expect_err("the latitude is not valid");
     assert_eq!(error.to_string(), "row 17: latitude is 91, wanted -90 to 90");
-    let error = places(&[0.0, 1.0], &[f64::NAN, 0.0]).expect_err("not a number");
+    let error = places(&[0.0, 1.0], &[f64::NAN, 0.0]).expect_err("the longitude is NaN");
     assert_eq!(error.to_string(), "row 0: longitude is NaN, wanted a finite number");
     for bad in [f64::NAN, f64::INFINITY, -90.000_000_1] {
-        let error = Place::new(Degrees(bad), Degrees(0.0)).expect_err("beyond the pole");
+        let error = Place::new(Degrees(bad), Degrees(0.0)).expect_err("the latitude is not valid");
         assert_eq!(error.to_string(), format!("latitude is {bad}, wanted -90 to 90"));
     }
     assert!(places(&[0.0], &[f64::NEG_INFINITY]).is_err());
-    assert_eq!(places(&[0.0], &[]).expect_err("different lengths").to_string(), "1 latitudes but 0 longitudes");
+    assert_eq!(
+        places(&[0.0], &[]).expect_err("the lengths differ").to_string(),
+        "got 1 latitudes and 0 longitudes, wanted as many of each"
+    );
     assert!(UnitVector::new([0.0; 3]).is_err() && UnitVector::new([f64::NAN, 1.0, 0.0]).is_err());
 }
 
 #[test]
 fn geo_non_finite_or_out_of_range_input_is_an_error() {
-    let text = |result: Result<UnitVector, GeoError>| result.expect_err("refused").to_string();
+    let text = |result: Result<UnitVector, GeoError>| result.expect_err("the input is not valid").to_string();
     let above = 1.0 + f64::EPSILON;
     assert_eq!(text(UnitVector::from_height(above, 0.0)), format!("height is {above}, wanted -1 to 1"));
     assert_eq!(text(UnitVector::from_height(f64::NAN, 0.0)), "height is NaN, wanted -1 to 1");
     assert_eq!(text(UnitVector::from_height(0.5, f64::INFINITY)), "angle is inf rad, wanted a finite number");
-    let point = UnitVector::from_height(-1.0, 2.0).expect("the south pole");
+    let point = UnitVector::from_height(-1.0, 2.0).expect("the height is in range");
     assert_eq!(point.distance(UnitVector::SOUTH_POLE).0, 0.0);
     // The last tangent is finite, but its squared length overflows.
     for tangent in [[f64::NAN, 0.0, 0.0], [0.0, f64::INFINITY, 0.0], [1e200, 0.0, 0.0]] {
-        assert!(text(point.walk(tangent)).starts_with("tangent is ["), "{tangent:?}");
+        assert!(text(point.walk(tangent)).starts_with("tangent is ["), "wrong error for the tangent {tangent:?}");
     }
     for (bearing, distance) in [(f64::NAN, 1.0), (0.0, f64::NAN), (0.0, f64::INFINITY)] {
         let error = text(point.displace(Degrees(bearing), Km(distance)));
-        assert_eq!(error, format!("bearing is {bearing}°, distance {distance} km, wanted finite numbers"));
+        assert_eq!(error, format!("bearing is {bearing}° and distance is {distance} km, wanted finite numbers"));
     }
 }
 
 #[test]
 fn geo_vectors_of_any_length_have_a_direction() {
     for scale in [1e-310, 1e-200, 1.0, 1e200, 1e308] {
-        let [x, y, z] = UnitVector::new([0.0, scale, -scale]).expect("a direction").xyz();
+        let [x, y, z] = UnitVector::new([0.0, scale, -scale]).expect("the vector is not zero").xyz();
         let half = std::f64::consts::FRAC_1_SQRT_2;
-        assert!(x == 0.0 && (y - half).abs() < 1e-15 && (z + half).abs() < 1e-15, "{scale:e}");
+        assert!(
+            x == 0.0 && (y - half).abs() < 1e-15 && (z + half).abs() < 1e-15,
+            "wrong direction [{x}, {y}, {z}] of a vector of length {scale:e}"
+        );
     }
 }
 
@@ -167,7 +177,10 @@ fn geo_grids_are_even() {
         assert_eq!(grid.len(), count);
         // The vectors of an even grid nearly cancel each other, so each component of their sum is small.
         let sum: [f64; 3] = std::array::from_fn(|axis| grid.iter().map(|point| point.xyz()[axis]).sum());
-        assert!(sum.iter().all(|sum| sum.abs() < 1.0), "{sum:?}");
+        assert!(
+            sum.iter().all(|sum| sum.abs() < 1.0),
+            "the vectors of {count} points sum to {sum:?}, wanted less than 1 per component"
+        );
     }
     // If every point had a square cell of the same area, neighbours would be one side of the square apart. The nearest
     // neighbour of every point is 0.8 to 1.2 sides away.
@@ -176,7 +189,10 @@ fn geo_grids_are_even() {
     for (index, point) in grid.iter().enumerate() {
         let others = grid.iter().enumerate().filter(|(other, _)| *other != index);
         let nearest = others.map(|(_, other)| point.distance(*other).0).fold(f64::INFINITY, f64::min);
-        assert!((0.8..1.2).contains(&(nearest / side_km)), "point {index}: {nearest} of {side_km} km");
+        assert!(
+            (0.8..1.2).contains(&(nearest / side_km)),
+            "the neighbour of point {index} is {nearest} km away, wanted 0.8 to 1.2 times {side_km}"
+        );
     }
 }
 
@@ -188,7 +204,7 @@ fn any_crowd() -> impl Strategy<Value = Vec<UnitVector>> {
             let around = |(spot, moves): (UnitVector, Vec<(f64, f64)>)| {
                 let moved = moves
                     .into_iter()
-                    .map(move |(bearing, km)| spot.displace(Degrees(bearing), Km(km)).expect("finite"));
+                    .map(move |(bearing, km)| spot.displace(Degrees(bearing), Km(km)).expect("the numbers are finite"));
                 moved.chain([spot, spot]).collect::<Vec<_>>()
             };
             spots.into_iter().flat_map(around).collect()
@@ -222,9 +238,10 @@ proptest! {
                 prop_assert_eq!(*distance, query.distance(crowd[*at as usize]));
                 prop_assert!((distance.0 - want).abs() <= ROUNDING_KM);
             }
-            let first = index.nearest(query).expect("not empty").0;
-            let same = crowd.iter().position(|point| *point == crowd[first as usize]).expect("a point of the crowd");
-            prop_assert_eq!(same as u32, first, "wanted the first of several equal points");
+            let first = index.nearest(query).expect("the index has points").0;
+            let same = crowd.iter().position(|point| *point == crowd[first as usize]);
+            let same = same.expect("the index returns points of the crowd");
+            prop_assert_eq!(same as u32, first, "another point than the first of several equal points was returned");
         }
     }
 }

@@ -16,7 +16,7 @@ const FEW: Bootstrap = Bootstrap { seed: 11, resamples: 200 };
 fn errors(seed: u64, rows: usize) -> Vec<f64> {
     let mut uniform = vec![0.0_f32; rows];
     let draw = Draw { stream: Stream::Test(1), step: 0, first_sample: 0, elements: rows };
-    Philox::new(seed).fill_uniform(draw, &mut uniform).expect("in range");
+    Philox::new(seed).fill_uniform(draw, &mut uniform).expect("the draw is in range");
     uniform.into_iter().map(|unit| 0.01 * (14.0 * f64::from(unit)).exp()).collect()
 }
 
@@ -58,7 +58,7 @@ fn naive_intervals(one: &[f64], other: Option<&[f64]>) -> Vec<f64> {
         .map(|resample| {
             let mut drawn = vec![0; rows];
             let draw = Draw { stream: Stream::Bootstrap, step: 0, first_sample: resample, elements: rows };
-            Philox::new(FEW.seed).fill_int(draw, rows as u32, &mut drawn).expect("in range");
+            Philox::new(FEW.seed).fill_int(draw, rows as u32, &mut drawn).expect("the draw is in range");
             statistics(&|errors: &[f64]| drawn.iter().map(|row| errors[*row as usize]).collect())
         })
         .collect();
@@ -81,11 +81,11 @@ fn metrics_match_a_naive_bootstrap() {
         let close = |got: Vec<f64>, want: Vec<f64>| {
             for (got, want) in got.iter().zip(&want) {
                 // The two computations add as many as 501 numbers, in different orders.
-                assert!((got - want).abs() <= 1e-11 * (1.0 + want.abs()), "{rows} rows: {got} {want}");
+                assert!((got - want).abs() <= 1e-11 * (1.0 + want.abs()), "{rows} rows: got {got}, wanted {want}");
             }
         };
-        close(flatten(&score(&one, &THRESHOLDS_KM, &FEW).expect("scored")), naive_intervals(&one, None));
-        let difference = compare(&one, &other, &THRESHOLDS_KM, &FEW).expect("compared");
+        close(flatten(&score(&one, &THRESHOLDS_KM, &FEW).expect("the errors are valid")), naive_intervals(&one, None));
+        let difference = compare(&one, &other, &THRESHOLDS_KM, &FEW).expect("the errors are valid");
         close(flatten(&difference), naive_intervals(&one, Some(&other)));
     }
 }
@@ -97,14 +97,18 @@ fn metrics_intervals_cover_the_true_value_in_95_percent_of_trials() {
     for trial in 0..trials {
         let mut uniform = vec![0.0_f32; rows];
         let draw = Draw { stream: Stream::Test(2), step: 0, first_sample: trial, elements: rows };
-        Philox::new(1).fill_uniform(draw, &mut uniform).expect("in range");
+        Philox::new(1).fill_uniform(draw, &mut uniform).expect("the draw is in range");
         let errors: Vec<f64> = uniform.iter().map(|unit| if f64::from(*unit) < share { 0.5 } else { 5.0 }).collect();
         let found =
-            score(&errors, &[1.0], &Bootstrap { seed: trial, resamples: 200 }).expect("scored").within[0].percent;
+            score(&errors, &[1.0], &Bootstrap { seed: trial, resamples: 200 }).expect("the errors are valid").within[0]
+                .percent;
         covered += u32::from((found.lo..=found.hi).contains(&(100.0 * share)));
     }
     // Of 400 intervals 380 are expected to contain the true value, with a standard deviation of 4.4.
-    assert!((362..=396).contains(&covered), "{covered} of {trials}");
+    assert!(
+        (362..=396).contains(&covered),
+        "{covered} of {trials} intervals contain the true value, wanted 362 to 396"
+    );
 }
 
 #[test]
@@ -112,46 +116,50 @@ fn metrics_paired_intervals_detect_small_differences() {
     let one = errors(3, 800);
     let other: Vec<f64> =
         one.iter().enumerate().map(|(row, km)| if row % 20 == 0 { km + 9000.0 } else { *km }).collect();
-    let same = compare(&one, &one, &THRESHOLDS_KM, &FEW).expect("compared");
+    let same = compare(&one, &one, &THRESHOLDS_KM, &FEW).expect("the errors are valid");
     assert!(flatten(&same).iter().all(|value| *value == 0.0));
-    let paired = compare(&one, &other, &THRESHOLDS_KM, &FEW).expect("compared").within[2].percent;
-    assert!(paired.lo > 0.0, "{paired:?}");
-    let [alone, worse] = [&one, &other].map(|km| score(km, &THRESHOLDS_KM, &FEW).expect("scored").within[2].percent);
+    let paired = compare(&one, &other, &THRESHOLDS_KM, &FEW).expect("the errors are valid").within[2].percent;
+    assert!(paired.lo > 0.0, "the paired interval contains 0: {paired:?}");
+    let [alone, worse] =
+        [&one, &other].map(|km| score(km, &THRESHOLDS_KM, &FEW).expect("the errors are valid").within[2].percent);
     assert!(alone.lo < worse.hi, "the separate intervals do not overlap: {alone:?} {worse:?}");
 }
 
 #[test]
 fn metrics_refuse_invalid_distances() {
-    let refused = |km: &[f64]| score(km, &THRESHOLDS_KM, &FEW).expect_err("refused").to_string();
+    let refused = |km: &[f64]| score(km, &THRESHOLDS_KM, &FEW).expect_err("the input is not valid").to_string();
     assert_eq!(refused(&[]), "0 answers, wanted at least 1");
     assert!(refused(&[1.0, f64::NAN]).contains("answer 1: error is NaN km"));
     assert!(refused(&[f64::INFINITY]).contains("answer 0"));
     assert!(refused(&[-1.0]).contains("-1 km"));
-    let text = score(&[1.0], &[f64::NAN], &FEW).expect_err("refused").to_string();
+    let text = score(&[1.0], &[f64::NAN], &FEW).expect_err("the input is not valid").to_string();
     assert_eq!(text, "threshold NaN km, wanted a finite number of at least 0");
-    let text = compare(&[1.0], &[1.0, 2.0], &[], &FEW).expect_err("refused").to_string();
+    let text = compare(&[1.0], &[1.0, 2.0], &[], &FEW).expect_err("the input is not valid").to_string();
     assert_eq!(text, "1 answers compared with 2, wanted the same rows in both");
 }
 
 #[test]
 fn metrics_have_names_with_units() {
-    let fields = serde_json::to_value(score(&[0.5, 30.0], &[1.0, 2.5], &FEW).expect("scored")).expect("JSON");
-    let names: Vec<&str> = fields.as_object().expect("flat").keys().map(String::as_str).collect();
+    let fields = serde_json::to_value(score(&[0.5, 30.0], &[1.0, 2.5], &FEW).expect("the errors are valid"))
+        .expect("the value can be written as JSON");
+    let names: Vec<&str> =
+        fields.as_object().expect("the scores are a JSON object").keys().map(String::as_str).collect();
     for name in ["acc_1km", "acc_1km_lo", "acc_1km_hi", "acc_2.5km", "median_km", "mean_km_hi", "geo_score"] {
-        assert!(names.contains(&name), "{name} in {names:?}");
+        assert!(names.contains(&name), "the field {name} is missing in {names:?}");
     }
     assert_eq!(fields["acc_1km"], 50.0);
 }
 
 fn golden(name: &str) -> Tensor {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/prdc.safetensors");
-    let tensors = Tensor::read_safetensors(path).expect("readable");
-    tensors.into_iter().find(|(own, _)| own == name).expect("in the file").1
+    let tensors = Tensor::read_safetensors(path).expect("the file can be read");
+    tensors.into_iter().find(|(own, _)| own == name).expect("the file has this tensor").1
 }
 
 fn points(name: &str) -> Vec<UnitVector> {
-    let column = |index| Vec::<f64>::try_from(golden(name).select(1, index).contiguous()).expect("numbers");
-    places(&column(0), &column(1)).expect("places").into_iter().map(UnitVector::from).collect()
+    let column =
+        |index| Vec::<f64>::try_from(golden(name).select(1, index).contiguous()).expect("the tensor holds f64 numbers");
+    places(&column(0), &column(1)).expect("the coordinates are valid").into_iter().map(UnitVector::from).collect()
 }
 
 #[test]
@@ -159,24 +167,30 @@ fn density_and_coverage_match_the_authors_package() {
     for name in ["uniform", "near", "repeated"] {
         let found =
             density_coverage(&points(&format!("{name}.truth")), &points(&format!("{name}.predicted")), NEAREST_K);
-        let found = found.expect("enough points");
-        let want = Vec::<f64>::try_from(golden(&format!("{name}.result"))).expect("numbers");
-        println!("{name}: {found:?} {want:?}");
-        assert!((found.density - want[0]).abs() <= 1e-9, "{name}: {found:?}, {want:?}");
-        assert!((found.coverage - want[1]).abs() <= 1e-9, "{name}: {found:?}, {want:?}");
+        let found = found.expect("there are enough points");
+        let want = Vec::<f64>::try_from(golden(&format!("{name}.result"))).expect("the tensor holds f64 numbers");
+        println!("{name}: got {found:?}, wanted {want:?}");
+        assert!((found.density - want[0]).abs() <= 1e-9, "{name}: got {found:?}, wanted density and coverage {want:?}");
+        assert!(
+            (found.coverage - want[1]).abs() <= 1e-9,
+            "{name}: got {found:?}, wanted density and coverage {want:?}"
+        );
     }
 }
 
 #[test]
 fn density_and_coverage_need_no_distance_matrix() {
-    let truth = uniform_points(1, 0, 0, 30_000).expect("in range");
-    let predicted = uniform_points(1, 1, 0, 30_000).expect("in range");
+    let truth = uniform_points(1, 0, 0, 30_000).expect("the draw is in range");
+    let predicted = uniform_points(1, 1, 0, 30_000).expect("the draw is in range");
     let (start, before) = (Instant::now(), crate::resident_bytes());
-    let found = density_coverage(&truth, &predicted, NEAREST_K).expect("enough");
+    let found = density_coverage(&truth, &predicted, NEAREST_K).expect("there are enough points");
     println!("30,000 points: {:.2} s, {found:?}", start.elapsed().as_secs_f64());
     // For independent uniform points the expected density is 1, and the expected coverage with k = 3 is 1 - 2^-3.
-    assert!((found.density - 1.0).abs() < 0.02 && (found.coverage - 0.875).abs() < 0.01, "{found:?}");
-    assert!(crate::resident_bytes().saturating_sub(before) < 100 << 20, "30,000² distances would take 7 GB");
+    assert!(
+        (found.density - 1.0).abs() < 0.02 && (found.coverage - 0.875).abs() < 0.01,
+        "got {found:?}, wanted density 1 and coverage 0.875"
+    );
+    assert!(crate::resident_bytes().saturating_sub(before) < 100 << 20, "memory grew by 100 MiB or more");
     assert!(density_coverage(&truth[..3], &predicted, NEAREST_K).is_err());
     assert!(density_coverage(&truth, &[], NEAREST_K).is_err());
     assert!(density_coverage(&truth, &predicted, 0).is_err());

@@ -12,14 +12,15 @@ use parquet::arrow::ArrowWriter;
 use tch::Tensor;
 
 fn places() -> Vec<Place> {
-    let place = |latitude, longitude| Place::new(Degrees(latitude), Degrees(longitude)).expect("a place");
+    let place =
+        |latitude, longitude| Place::new(Degrees(latitude), Degrees(longitude)).expect("the coordinates are valid");
     vec![place(10.5, -20.25), place(-33.75, 151.5)]
 }
 
 fn csv(folder: &Path, names: [&str; 3]) -> PathBuf {
     let path = folder.join("t.csv");
     std::fs::write(&path, format!("{},{},{}\na,10.5,-20.25\nb,-33.75,151.5\n", names[0], names[1], names[2]))
-        .expect("written");
+        .expect("the file can be written");
     path
 }
 
@@ -29,18 +30,18 @@ fn parquet(folder: &Path, names: [&str; 3]) -> PathBuf {
         (names[1], Arc::new(Float64Array::from(vec![10.5, -33.75]))),
         (names[2], Arc::new(Float64Array::from(vec![-20.25, 151.5]))),
     ];
-    let batch = RecordBatch::try_from_iter(columns).expect("a batch");
+    let batch = RecordBatch::try_from_iter(columns).expect("the columns have equal lengths");
     let path = folder.join("t.parquet");
-    let mut writer =
-        ArrowWriter::try_new(File::create(&path).expect("created"), batch.schema(), None).expect("a writer");
-    writer.write(&batch).expect("written");
-    writer.close().expect("closed");
+    let mut writer = ArrowWriter::try_new(File::create(&path).expect("the file can be created"), batch.schema(), None)
+        .expect("the schema is valid");
+    writer.write(&batch).expect("the file can be written");
+    writer.close().expect("the file can be written");
     path
 }
 
 #[test]
 fn every_accepted_column_name_is_found_in_every_file_format() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let most = ID_NAMES.len().max(LATITUDE_NAMES.len()).max(LONGITUDE_NAMES.len());
     for number in 0..most {
         let nth = |names: &[&'static str]| names[number % names.len()];
@@ -48,21 +49,33 @@ fn every_accepted_column_name_is_found_in_every_file_format() {
         let upper = lower.map(str::to_uppercase);
         for names in [lower, std::array::from_fn(|column| upper[column].as_str())] {
             for path in [csv(scratch.path(), names), parquet(scratch.path(), names)] {
-                let table = tables::read(&path).unwrap_or_else(|error| panic!("{names:?}: {error}"));
-                assert_eq!(table.ids.as_deref(), Some(&["a".to_owned(), "b".to_owned()][..]), "{names:?}");
-                assert_eq!((&table.places, tables::read_places(&path).expect("places")), (&places(), places()));
+                let table =
+                    tables::read(&path).unwrap_or_else(|error| panic!("the columns {names:?} were not found: {error}"));
+                assert_eq!(
+                    table.ids.as_deref(),
+                    Some(&["a".to_owned(), "b".to_owned()][..]),
+                    "wrong identifiers with the columns {names:?}"
+                );
+                assert_eq!(
+                    (&table.places, tables::read_places(&path).expect("the coordinates are valid")),
+                    (&places(), places())
+                );
             }
         }
     }
     let npy = scratch.path().join("t.NPY");
-    Tensor::from_slice(&[10.5_f64, -20.25, -33.75, 151.5]).view([2, 2]).write_npy(&npy).expect("written");
-    let table = tables::read(&npy).expect("read");
+    Tensor::from_slice(&[10.5_f64, -20.25, -33.75, 151.5])
+        .view([2, 2])
+        .write_npy(&npy)
+        .expect("the file can be written");
+    let table = tables::read(&npy).expect("the table is valid");
     assert_eq!((table.ids, table.places), (None, places()));
 }
 
 #[test]
 fn readme_lists_the_accepted_column_names() {
-    let readme = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("readable");
+    let readme =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("the file can be read");
     for (column, names) in [("id", ID_NAMES), ("latitude", LATITUDE_NAMES), ("longitude", LONGITUDE_NAMES)] {
         let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
         let line = format!("| {column} | {} |", names.join(", "));
@@ -72,22 +85,25 @@ fn readme_lists_the_accepted_column_names() {
 
 #[test]
 fn explicit_column_name_overrides_the_accepted_names() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let path = scratch.path().join("t.csv");
-    std::fs::write(&path, "id,who,lat,latitude,north,lon\na,b,1,2,3,4\n").expect("written");
+    std::fs::write(&path, "id,who,lat,latitude,north,lon\na,b,1,2,3,4\n").expect("the file can be written");
     let open = |id, latitude| {
         let names = ColumnNames { id: Some(id), latitude: Some(latitude), longitude: Some("lon") };
         let mut reader = TableReader::open(&path, names, true)?;
-        let row = reader.next().expect("a row").expect("a valid row");
+        let row = reader.next().expect("the table has a row").expect("the row is valid");
         Ok::<_, tables::TableError>((row.id, row.place.latitude().0))
     };
-    assert_eq!(open("id", "lat").expect("read"), (Some("a".to_owned()), 1.0));
-    assert_eq!(open("who", "north").expect("read"), (Some("b".to_owned()), 3.0));
-    assert_eq!(open("nobody", "latitude").expect("read"), (None, 2.0));
-    let error = open("id", "south").expect_err("no such column");
+    assert_eq!(open("id", "lat").expect("the table is valid"), (Some("a".to_owned()), 1.0));
+    assert_eq!(open("who", "north").expect("the table is valid"), (Some("b".to_owned()), 3.0));
+    assert_eq!(open("nobody", "latitude").expect("the table is valid"), (None, 2.0));
+    let error = open("id", "south").expect_err("the table has no column `south`");
     let text = error.to_string();
-    assert!(text.contains("no column `south` for latitude; found: id, who, lat, latitude, north, lon"), "{text}");
+    assert!(
+        text.contains("no column `south` for latitude; found: id, who, lat, latitude, north, lon"),
+        "wrong error: {text}"
+    );
     assert_eq!(error.exit_code().code(), 20);
-    let error = tables::read(&path).expect_err("two matching columns").to_string();
-    assert!(error.contains("2 of them could be `lat`, wanted one"), "{error}");
+    let error = tables::read(&path).expect_err("two columns match").to_string();
+    assert!(error.contains("2 of them could be `lat`, wanted one"), "wrong error: {error}");
 }

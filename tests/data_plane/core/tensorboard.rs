@@ -10,7 +10,7 @@ use crate::python_support::run_python;
 
 fn read_by_tensorboard(folder: &Path) -> Value {
     let printed = run_python("tests/data_plane/read_events.py", &[folder]);
-    serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
+    serde_json::from_str(&printed).unwrap_or_else(|error| panic!("Python printed no JSON ({error}): {printed}"))
 }
 
 /// A loss that f32 cannot represent exactly.
@@ -20,7 +20,7 @@ fn loss(step: u64) -> f64 {
 
 fn write_steps(board: &mut Board, steps: std::ops::RangeInclusive<u64>) {
     for step in steps {
-        board.scalars(step, &[("loss", loss(step)), ("learning_rate", 5e-4)]).expect("written");
+        board.scalars(step, &[("loss", loss(step)), ("learning_rate", 5e-4)]).expect("the event file can be written");
     }
 }
 
@@ -32,12 +32,12 @@ fn points(last: u64, value: impl Fn(u64) -> f64) -> Vec<(u64, u32)> {
 
 #[test]
 fn tensorboard_reads_scalars_and_text() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut board = Board::open(folder.path(), None).expect("opens");
+    let folder = tempfile::tempdir().expect("a temporary folder can be created");
+    let mut board = Board::open(folder.path(), None).expect("the event file can be written");
     let config = "```toml\n[model]\ndegree = 47 # °\n```";
-    board.text(0, "config", config).expect("written");
+    board.text(0, "config", config).expect("the event file can be written");
     write_steps(&mut board, 1..=20);
-    board.scalars(21, &[("overflow", 1e300), ("norm", f64::INFINITY)]).expect("written");
+    board.scalars(21, &[("overflow", 1e300), ("norm", f64::INFINITY)]).expect("the event file can be written");
     let found = read_by_tensorboard(folder.path());
     let infinity = f32::INFINITY.to_bits();
     let scalars = json!({
@@ -81,14 +81,16 @@ fn hyperparameters(rate: f64) -> Hyperparameters {
 
 #[test]
 fn tensorboard_reads_histograms_and_pictures() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut board = Board::open(folder.path(), None).expect("opens");
+    let folder = tempfile::tempdir().expect("a temporary folder can be created");
+    let mut board = Board::open(folder.path(), None).expect("the event file can be written");
     let first = Histogram::even(-1.0, 2.0, &[5, 0, 7]);
     let constant = Histogram::even(0.0, 0.0, &[0, 9]);
-    board.histograms(3, &[("weights/a".to_owned(), first), ("weights/b".to_owned(), constant)]).expect("written");
+    board
+        .histograms(3, &[("weights/a".to_owned(), first), ("weights/b".to_owned(), constant)])
+        .expect("the event file can be written");
     let rgb = pixels(37, 32);
-    board.image(4, "answers", &Picture::new(37, 32, &rgb)).expect("written");
-    board.image(9, "answers", &answers_map(&[])).expect("written");
+    board.image(4, "answers", &Picture::new(37, 32, &rgb)).expect("the event file can be written");
+    board.image(9, "answers", &answers_map(&[])).expect("the event file can be written");
     let found = read_by_tensorboard(folder.path());
     let rows = json!({
         "weights/a": [[3, [[-1.0, 0.0, 5.0], [0.0, 1.0, 0.0], [1.0, 2.0, 7.0]]]],
@@ -96,17 +98,17 @@ fn tensorboard_reads_histograms_and_pictures() {
     });
     assert_eq!(found["histograms"], rows);
     assert_eq!(found["images"]["answers"][0], json!([4, [37, 32, pixels_crc(&rgb)]]));
-    assert_eq!(found["images"]["answers"][1][1].as_array().expect("a picture")[..2], [1280, 680]);
+    assert_eq!(found["images"]["answers"][1][1].as_array().expect("the image has a size")[..2], [1280, 680]);
     assert_eq!(found["other_tags"], json!([]));
 }
 
 #[test]
 fn tensorboard_reads_hyperparameters() {
-    let folder = tempfile::tempdir().expect("a folder");
-    hyperparameters(1e-3).save(folder.path()).expect("saved");
-    let mut board = Board::open(folder.path(), Some(0)).expect("opens");
+    let folder = tempfile::tempdir().expect("a temporary folder can be created");
+    hyperparameters(1e-3).save(folder.path()).expect("the file can be written");
+    let mut board = Board::open(folder.path(), Some(0)).expect("the event file can be written");
     write_steps(&mut board, 1..=3);
-    board.mark_ended().expect("written");
+    board.mark_ended().expect("the event file can be written");
     let found = read_by_tensorboard(folder.path());
     let names = ["eval.refine", "loss.kl_weight", "train.learning_rate"];
     let values = json!({ "eval.refine": true, "loss.kl_weight": "auto", "train.learning_rate": 1e-3 });
@@ -116,52 +118,55 @@ fn tensorboard_reads_hyperparameters() {
     assert_eq!((&hparams["metrics"], &hparams["status"]), (&json!(["loss"]), &json!(1)));
     // The run continues with another learning rate. The new value replaces the old value, and the mark that the run has
     // ended is removed.
-    hyperparameters(5e-4).save(folder.path()).expect("saved");
-    let mut board = Board::open(folder.path(), Some(3)).expect("opens");
+    hyperparameters(5e-4).save(folder.path()).expect("the file can be written");
+    let mut board = Board::open(folder.path(), Some(3)).expect("the event file can be written");
     write_steps(&mut board, 4..=5);
     let found = read_by_tensorboard(folder.path());
     assert_eq!(found["hparams"]["values"]["train.learning_rate"], 5e-4);
     assert_eq!(found["hparams"]["status"], Value::Null);
     let steps = json!({ "_hparams_/experiment": [0], "_hparams_/session_start_info": [0] });
     assert_eq!(found["hparams"]["steps"], steps);
-    board.mark_ended().expect("written");
+    board.mark_ended().expect("the event file can be written");
     let found = read_by_tensorboard(folder.path());
     assert_eq!((&found["hparams"]["status"], &found["scalars"]["loss"]), (&json!(1), &json!(points(5, loss))));
 }
 
 #[test]
 fn no_step_is_duplicated_after_a_crash() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary folder can be created");
     // A run dies at step 7, before its first checkpoint, and starts again at step 1.
-    write_steps(&mut Board::open(folder.path(), None).expect("opens"), 1..=7);
-    let mut board = Board::open(folder.path(), None).expect("opens");
-    board.text(0, "config", "first").expect("written");
+    write_steps(&mut Board::open(folder.path(), None).expect("the event file can be written"), 1..=7);
+    let mut board = Board::open(folder.path(), None).expect("the event file can be written");
+    board.text(0, "config", "first").expect("the event file can be written");
     write_steps(&mut board, 1..=12);
     write_pictures(&mut board, 12);
     // The run is killed at step 12 while it writes a record. Twice it resumes from the checkpoint of step 10.
-    let bytes = std::fs::read(board.path()).expect("readable");
-    std::fs::write(board.path(), &bytes[..bytes.len() - 5]).expect("writable");
+    let bytes = std::fs::read(board.path()).expect("the file can be read");
+    std::fs::write(board.path(), &bytes[..bytes.len() - 5]).expect("the file can be written");
     for _ in 0..2 {
-        let mut board = Board::open(folder.path(), Some(10)).expect("opens");
+        let mut board = Board::open(folder.path(), Some(10)).expect("the event file can be written");
         write_steps(&mut board, 11..=13);
         write_pictures(&mut board, 13);
         write_steps(&mut board, 14..=15);
         write_pictures(&mut board, 15);
-        board.mark_ended().expect("written");
+        board.mark_ended().expect("the event file can be written");
     }
-    write_steps(&mut Board::open(folder.path(), Some(15)).expect("opens"), 16..=18);
+    write_steps(&mut Board::open(folder.path(), Some(15)).expect("the event file can be written"), 16..=18);
     let found = read_by_tensorboard(folder.path());
     assert_eq!(found["scalars"], json!({ "loss": points(18, loss), "learning_rate": points(18, |_| 5e-4) }));
     assert_eq!(found["texts"], json!({ "config": [[0, "first"]] }));
     assert_eq!(found["hparams"]["steps"], json!({}), "the end mark was not removed");
     for (kind, tag) in [("histograms", "weights/a"), ("images", "map")] {
-        let steps: Vec<&Value> = found[kind][tag].as_array().expect("there").iter().map(|event| &event[0]).collect();
-        assert_eq!(steps, [13, 15], "{kind}");
+        let steps: Vec<&Value> =
+            found[kind][tag].as_array().expect("the tag has events").iter().map(|event| &event[0]).collect();
+        assert_eq!(steps, [13, 15], "wrong steps of the {kind}");
     }
 }
 
 /// Writes a histogram and an image for one step.
 fn write_pictures(board: &mut Board, step: u64) {
-    board.histograms(step, &[("weights/a".to_owned(), Histogram::even(0.0, 1.0, &[step]))]).expect("written");
-    board.image(step, "map", &Picture::new(8, 1, &[step as u8; 24])).expect("written");
+    board
+        .histograms(step, &[("weights/a".to_owned(), Histogram::even(0.0, 1.0, &[step]))])
+        .expect("the event file can be written");
+    board.image(step, "map", &Picture::new(8, 1, &[step as u8; 24])).expect("the event file can be written");
 }

@@ -21,7 +21,7 @@ const TRUTH: &str = "path,lat,lon\na.jpg,10,20\nb.jpg,-5.5,179.9\nc.jpg,0,0\nd.j
 
 fn file(folder: &Path, name: &str, text: &[u8]) -> PathBuf {
     let path = folder.join(name);
-    std::fs::write(&path, text).expect("written");
+    std::fs::write(&path, text).expect("the file can be written");
     path
 }
 
@@ -30,16 +30,17 @@ fn parquet(folder: &Path, name: &str, columns: Vec<(&str, ArrayRef)>) -> PathBuf
     let batch =
         RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, column)| (name, column, true)));
     let batch = batch.expect("columns of one length");
-    let mut writer = ArrowWriter::try_new(File::create(&path).expect("made"), batch.schema(), None).expect("a writer");
-    writer.write(&batch).expect("written");
-    writer.close().expect("closed");
+    let mut writer = ArrowWriter::try_new(File::create(&path).expect("the file can be created"), batch.schema(), None)
+        .expect("a writer can be created");
+    writer.write(&batch).expect("the file can be written");
+    writer.close().expect("the file can be closed");
     path
 }
 
 #[test]
 fn predictions_are_scored_in_any_order_and_format() {
-    let scratch = tempfile::tempdir().expect("a folder");
-    let truth = Truth::read(&file(scratch.path(), "truth.csv", TRUTH.as_bytes())).expect("read");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
+    let truth = Truth::read(&file(scratch.path(), "truth.csv", TRUTH.as_bytes())).expect("the file is valid");
     // The prediction for a is exact, for b 22 km off across the date line, for c 111 km off, and for d at the antipode.
     // The prediction for e is exact although its longitude is wrong, because e is the south pole.
     let text = "\u{feff}ID,score,Longitude,LATITUDE\nb.jpg,1,-179.9,-5.5\na.jpg,1,20,10\ne.jpg,1,77,-90\nd.jpg,1,-177.7,-48.8\nc.jpg,1,0,1\n";
@@ -53,25 +54,25 @@ fn predictions_are_scored_in_any_order_and_format() {
     let parquet = parquet(scratch.path(), "mine.parquet", columns);
     let ordered = file(scratch.path(), "ordered.csv", b"lat,lon\n10,20\n-5.5,-179.9\n1,0\n-48.8,-177.7\n-90,77\n");
     for (path, how) in [(&csv, MatchedBy::Id), (&parquet, MatchedBy::Id), (&ordered, MatchedBy::Order)] {
-        let found = score_predictions(path, &truth, &THRESHOLDS_KM, &FEW).expect("scored");
+        let found = score_predictions(path, &truth, &THRESHOLDS_KM, &FEW).expect("the inputs are valid");
         let percent: Vec<f64> = found.rating.scores.within.iter().map(|within| within.percent.value).collect();
         assert_eq!((percent, found.matched_by), (vec![40.0, 60.0, 80.0, 80.0, 80.0], how), "{}", path.display());
         assert!((found.rating.scores.median_km.value - 22.1).abs() < 0.1, "{:?}", found.rating.scores.median_km);
         assert!(found.rating.density.is_some() && found.rating.coverage.is_some());
-        let json = serde_json::to_value(&found.rating).expect("JSON");
+        let json = serde_json::to_value(&found.rating).expect("the value is JSON");
         assert_eq!((&json["rows"], &json["acc_25km"]), (&5.into(), &60.0.into()));
     }
 }
 
 #[test]
 fn predictions_that_do_not_match_the_truth_are_refused() {
-    let scratch = tempfile::tempdir().expect("a folder");
-    let truth = Truth::read(&file(scratch.path(), "truth.csv", TRUTH.as_bytes())).expect("read");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
+    let truth = Truth::read(&file(scratch.path(), "truth.csv", TRUTH.as_bytes())).expect("the file is valid");
     let rows = "id,lat,lon\na.jpg,1,1\nb.jpg,1,1\nc.jpg,1,1\nd.jpg,1,1\ne.jpg,1,1\n";
     let without = |row: &str| rows.replace(row, "");
     for (text, reason) in [
-        (without("c.jpg,1,1\n"), "no prediction for 1 of the 5 rows of"),
-        ("id,lat,lon\na.jpg,1,1\n".to_owned(), "no prediction for 4 of the 5 rows of"),
+        (without("c.jpg,1,1\n"), "1 of 5 rows in"),
+        ("id,lat,lon\na.jpg,1,1\n".to_owned(), "4 of 5 rows in"),
         (format!("{rows}x.jpg,1,1\n"), "1 of its 6 rows are not in"),
         (format!("{rows}b.jpg,1,1\n"), "rows 1 and 5 both have the id `b.jpg`"),
         (rows.replace("c.jpg,1", "c.jpg,nan"), "row 2: latitude is NaN, wanted -90 to 90"),
@@ -89,11 +90,12 @@ fn predictions_that_do_not_match_the_truth_are_refused() {
         ("id,lat,latitude,lon\na.jpg,1,1,1\n".to_owned(), "2 of them could be `lat`, wanted one"),
     ] {
         let path = file(scratch.path(), "mine.csv", text.as_bytes());
-        let error = score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).expect_err("refused");
+        let error = score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).expect_err("the input is invalid");
         assert!(error.to_string().contains(reason) && error.to_string().contains("mine.csv"), "{reason}: {error}");
         assert_eq!(error.exit_code().code(), 20, "{error}");
     }
-    let error = score_predictions(&scratch.path().join("none.csv"), &truth, &THRESHOLDS_KM, &FEW).expect_err("refused");
+    let error = score_predictions(&scratch.path().join("none.csv"), &truth, &THRESHOLDS_KM, &FEW)
+        .expect_err("the input is invalid");
     assert_eq!(error.exit_code().code(), 16, "{error}");
     let path = file(scratch.path(), "text.csv", b"id,lat,lon\n\xff\xfe,1,1\n");
     assert!(score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).is_err(), "invalid UTF-8 was accepted");
@@ -101,9 +103,9 @@ fn predictions_that_do_not_match_the_truth_are_refused() {
 
 #[test]
 fn invalid_truth_files_are_refused() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let refusal = |text: &str| {
-        let error = Truth::read(&file(scratch.path(), "truth.csv", text.as_bytes())).expect_err("refused");
+        let error = Truth::read(&file(scratch.path(), "truth.csv", text.as_bytes())).expect_err("the input is invalid");
         (error.exit_code().code(), error.to_string())
     };
     assert!(refusal("lat,lon\n1,1\n").1.contains("no id column; accepted names: id, path, image_id"));
@@ -114,12 +116,13 @@ fn invalid_truth_files_are_refused() {
 
 #[test]
 fn tables_are_read_in_common_variants() {
-    let scratch = tempfile::tempdir().expect("a folder");
-    let place = |latitude, longitude| Place::new(Degrees(latitude), Degrees(longitude)).expect("a place");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
+    let place =
+        |latitude, longitude| Place::new(Degrees(latitude), Degrees(longitude)).expect("the coordinates are valid");
     let want = [place(37.09024, -95.712891), place(-90.0, -180.0)];
     // The first text has the header of GeoCLIP's gallery, the second has spaces and Windows line endings.
     for text in ["LAT,LON\n37.09024,-95.712891\n-90,180\n", " Lat , Long \r\n37.09024, -95.712891\r\n-90,180\r\n"] {
-        let table = tables::read(&file(scratch.path(), "gallery.csv", text.as_bytes())).expect("read");
+        let table = tables::read(&file(scratch.path(), "gallery.csv", text.as_bytes())).expect("the file is valid");
         assert_eq!((table.places, table.ids), (want.to_vec(), None));
     }
     let columns: Vec<(&str, ArrayRef)> = vec![
@@ -127,34 +130,38 @@ fn tables_are_read_in_common_variants() {
         ("LAT", Arc::new(Float32Array::from(vec![12.5, -90.0]))),
         ("LON", Arc::new(Float32Array::from(vec![-0.25, 0.0]))),
     ];
-    let table = tables::read(&parquet(scratch.path(), "gallery.PARQUET", columns)).expect("read");
-    assert_eq!(table.ids.expect("ids"), ["7", "8"]);
+    let table = tables::read(&parquet(scratch.path(), "gallery.PARQUET", columns)).expect("the file is valid");
+    assert_eq!(table.ids.expect("the table has an id column"), ["7", "8"]);
     assert_eq!(table.places[0], place(12.5, -0.25));
 }
 
 #[test]
 fn dictionary_ids_are_read_and_galleries_need_no_ids() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let coordinates = || -> ArrayRef { Arc::new(Float64Array::from(vec![1.0, 2.0])) };
     let columns = |ids: ArrayRef| vec![("name", ids), ("lat", coordinates()), ("lon", coordinates())];
     let dictionary: DictionaryArray<Int32Type> = ["b.jpg", "a.jpg"].into_iter().collect();
     let path = parquet(scratch.path(), "dictionary.parquet", columns(Arc::new(dictionary)));
-    assert_eq!(tables::read(&path).expect("read").ids.expect("ids"), ["b.jpg", "a.jpg"]);
+    assert_eq!(
+        tables::read(&path).expect("the file is valid").ids.expect("the table has an id column"),
+        ["b.jpg", "a.jpg"]
+    );
     let nulls: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None]));
     let booleans: ArrayRef = Arc::new(BooleanArray::from(vec![true, false]));
     for (name, ids) in [("nulls.parquet", nulls), ("booleans.parquet", booleans)] {
         let path = parquet(scratch.path(), name, columns(ids));
         assert!(tables::read(&path).is_err(), "{name}: invalid ids were accepted");
-        assert_eq!(tables::read_places(&path).expect("places").len(), 2, "{name}");
+        assert_eq!(tables::read_places(&path).expect("the table has valid places").len(), 2, "{name}");
     }
     let path = file(scratch.path(), "gallery.csv", b"id,lat,lon\n,1,2\n,3,4\n");
-    assert!(tables::read(&path).is_err() && tables::read_places(&path).expect("places").len() == 2);
+    assert!(tables::read(&path).is_err() && tables::read_places(&path).expect("the table has valid places").len() == 2);
 }
 
 #[test]
 fn unknown_text_column_is_refused_instead_of_matching_by_order() {
-    let scratch = tempfile::tempdir().expect("a folder");
-    let truth = Truth::read(&file(scratch.path(), "truth.csv", b"id,lat,lon\na,1,2\nb,3,4\n")).expect("read");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
+    let truth =
+        Truth::read(&file(scratch.path(), "truth.csv", b"id,lat,lon\na,1,2\nb,3,4\n")).expect("the file is valid");
     let numbers = || -> ArrayRef { Arc::new(Float64Array::from(vec![1.0, 2.0])) };
     let names: ArrayRef = Arc::new(StringArray::from(vec!["b", "a"]));
     let columns = vec![("lat", numbers()), ("photograph", names), ("lon", numbers()), ("score", numbers())];
@@ -163,19 +170,19 @@ fn unknown_text_column_is_refused_instead_of_matching_by_order() {
         parquet(scratch.path(), "mine.parquet", columns),
     ];
     for path in wrong {
-        let error = score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).expect_err("refused");
+        let error = score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).expect_err("the input is invalid");
         let text = error.to_string();
         assert!(error.exit_code().code() == 20 && text.contains("text columns (`photograph`)"), "{text}");
         assert!(text.contains("filename") && text.contains("mine."), "{text}");
     }
     let path = file(scratch.path(), "numbers.csv", b"score,lat,lon\n0.5,1,2\n,3,4\n");
-    let found = score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).expect("scored");
+    let found = score_predictions(&path, &truth, &THRESHOLDS_KM, &FEW).expect("the inputs are valid");
     assert_eq!(found.matched_by, MatchedBy::Order);
 }
 
 #[test]
 fn malformed_parquet_tables_are_refused() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let floats = |values: Vec<Option<f64>>| -> ArrayRef { Arc::new(Float64Array::from(values)) };
     let (good, ids): (ArrayRef, ArrayRef) =
         (floats(vec![Some(1.0); 2]), Arc::new(StringArray::from(vec![Some("a"), None])));
@@ -188,13 +195,14 @@ fn malformed_parquet_tables_are_refused() {
     ];
     for (columns, reason) in cases {
         let path = parquet(scratch.path(), "gallery.parquet", columns);
-        let error = tables::read(&path).expect_err("refused");
+        let error = tables::read(&path).expect_err("the input is invalid");
         assert!(error.to_string().contains(reason) && error.exit_code().code() == 20, "{reason}: {error}");
     }
     let columns = vec![("lat", good.clone()), ("lon", good)];
-    let whole = std::fs::read(parquet(scratch.path(), "gallery.parquet", columns)).expect("read");
+    let whole = std::fs::read(parquet(scratch.path(), "gallery.parquet", columns)).expect("the file is valid");
     for cut in [0, 3, whole.len() / 2, whole.len() - 1] {
-        let error = tables::read(&file(scratch.path(), "cut.parquet", &whole[..cut])).expect_err("truncated");
+        let error =
+            tables::read(&file(scratch.path(), "cut.parquet", &whole[..cut])).expect_err("the file is truncated");
         assert_eq!(error.exit_code().code(), 22, "{error}");
     }
 }

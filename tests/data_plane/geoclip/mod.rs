@@ -13,8 +13,8 @@ use crate::geoclip::support::{folder, wheel};
 
 fn golden(name: &str) -> Tensor {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/geoclip.safetensors");
-    let all = Tensor::read_safetensors(path).expect("the golden file");
-    all.into_iter().find(|(other, _)| other == name).unwrap_or_else(|| panic!("no golden {name}")).1
+    let all = Tensor::read_safetensors(path).expect("the golden file is readable");
+    all.into_iter().find(|(other, _)| other == name).unwrap_or_else(|| panic!("the golden file has no tensor {name}")).1
 }
 
 fn difference_max(got: &Tensor, want: &Tensor) -> f64 {
@@ -24,76 +24,94 @@ fn difference_max(got: &Tensor, want: &Tensor) -> f64 {
 
 #[test]
 fn geoclip_reproduces_its_published_outputs() {
-    let geoclip = Geoclip::open(&folder()).expect("real weights");
+    let geoclip = Geoclip::open(&folder()).expect("the folder has real weights");
     let devices = if tch::Cuda::is_available() { vec![Device::Cpu, Device::Cuda(0)] } else { vec![Device::Cpu] };
     for device in devices {
-        let encoder = geoclip.location_encoder(device).expect("an encoder");
+        let encoder = geoclip.location_encoder(device).expect("the weights have an encoder");
         for name in ["probe", "gallery"] {
             let want = golden(&format!("{name}_out"));
-            let got = encoder.encode(&golden(&format!("{name}_latlon"))).expect("encoded").to_device(Device::Cpu);
+            let got = encoder
+                .encode(&golden(&format!("{name}_latlon")))
+                .expect("the input has the right shape")
+                .to_device(Device::Cpu);
             let difference = difference_max(&got, &want);
             println!("{name} on {device:?}: {difference:e} of at most {}", want.abs().max().double_value(&[]));
             // A GPU adds in another order, and the high frequencies of GeoCLIP's finest capsule magnify the rounding
             // errors.
-            assert!(difference < if device.is_cuda() { 1e-3 } else { 1e-5 }, "{name}: {difference:e}");
+            assert!(
+                difference < if device.is_cuda() { 1e-3 } else { 1e-5 },
+                "{name} on {device:?} differs by {difference:e}"
+            );
         }
-        let head = geoclip.image_head(device).expect("a head");
-        let got = head.encode(&golden("image_in").to_device(device)).expect("encoded").to_device(Device::Cpu);
+        let head = geoclip.image_head(device).expect("the weights have a head");
+        let got = head
+            .encode(&golden("image_in").to_device(device))
+            .expect("the input has the right shape")
+            .to_device(Device::Cpu);
         let difference = difference_max(&got, &golden("image_out"));
-        assert!(difference < 1e-5, "image head: {difference:e}");
+        assert!(difference < 1e-5, "the image head on {device:?} differs by {difference:e}");
         assert!((head.logit_factor() - golden("logit_scale").double_value(&[0]).exp()).abs() < 1e-4);
     }
 }
 
 #[test]
 fn embedding_does_not_depend_on_its_batch() {
-    let geoclip = Geoclip::open(&folder()).expect("real weights");
+    let geoclip = Geoclip::open(&folder()).expect("the folder has real weights");
     let places = &geoclip.places()[..700];
-    let embedder = |threads| Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), threads);
-    let together = embedder(2).embed(places).expect("embedded");
+    let embedder =
+        |threads| Embedder::new(geoclip.location_encoder(Device::Cpu).expect("the weights have an encoder"), threads);
+    let together = embedder(2).embed(places).expect("the places can be embedded");
     let reversed: Vec<_> = places.iter().rev().copied().collect();
-    let reversed = embedder(1).embed(&reversed).expect("embedded");
+    let reversed = embedder(1).embed(&reversed).expect("the places can be embedded");
     let rows = |values: &[f32]| values.chunks_exact(EMBEDDING_WIDTH).map(<[f32]>::to_vec).collect::<Vec<_>>();
-    assert!(rows(&together) == rows(&reversed).into_iter().rev().collect::<Vec<_>>(), "the order of rows changes bits");
-    let alone = embedder(2).embed(&places[300..301]).expect("embedded");
-    assert!(alone == together[300 * EMBEDDING_WIDTH..301 * EMBEDDING_WIDTH], "other rows of the batch change bits");
-    assert!(embedder(2).embed(&[]).expect("nothing").is_empty());
+    assert!(
+        rows(&together) == rows(&reversed).into_iter().rev().collect::<Vec<_>>(),
+        "the order of the places changed bits"
+    );
+    let alone = embedder(2).embed(&places[300..301]).expect("the places can be embedded");
+    assert!(
+        alone == together[300 * EMBEDDING_WIDTH..301 * EMBEDDING_WIDTH],
+        "the other places of the batch changed bits"
+    );
+    assert!(embedder(2).embed(&[]).expect("there is nothing to do").is_empty());
 }
 
 #[test]
 fn damaged_wheels_and_folders_are_refused() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let out = scratch.path().join("out");
     let bad = scratch.path().join("bad.whl");
-    let bytes = std::fs::read(wheel()).expect("the wheel");
+    let bytes = std::fs::read(wheel()).expect("the wheel is readable");
     for (what, damaged) in
         [("cut", bytes[..bytes.len() / 2].to_vec()), ("flipped", [&[bytes[0] ^ 1], &bytes[1..]].concat())]
     {
-        std::fs::write(&bad, damaged).expect("written");
+        std::fs::write(&bad, damaged).expect("the file can be written");
         let error = geoclip::import(&bad, &out, false).expect_err(what);
         assert_eq!(error.exit_code(), ExitCode::Corrupt, "{error}");
         assert!(error.to_string().contains("bad.whl: sha256 is "), "{error}");
     }
-    let error = geoclip::import(&scratch.path().join("none.whl"), &out, false).expect_err("no wheel");
+    let error = geoclip::import(&scratch.path().join("none.whl"), &out, false).expect_err("the wheel is missing");
     assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
     assert!(!out.exists());
-    geoclip::import(&wheel(), &out, false).expect("imported");
+    geoclip::import(&wheel(), &out, false).expect("the wheel is intact");
     assert!(matches!(geoclip::import(&wheel(), &out, false), Err(GeoclipError::Exists(_))));
-    geoclip::import(&wheel(), &out, true).expect("replaced");
-    assert_eq!(Geoclip::open(&out).expect("whole").places().len(), 100_000);
-    let left: Vec<_> =
-        std::fs::read_dir(scratch.path()).expect("readable").map(|entry| entry.expect("one").file_name()).collect();
-    assert_eq!(left.len(), 2, "unexpected files: {left:?}");
+    geoclip::import(&wheel(), &out, true).expect("`--overwrite` replaces a folder of weights");
+    assert_eq!(Geoclip::open(&out).expect("all checksums match").places().len(), 100_000);
+    let left: Vec<_> = std::fs::read_dir(scratch.path())
+        .expect("the file is readable")
+        .map(|entry| entry.expect("the entry is readable").file_name())
+        .collect();
+    assert_eq!(left.len(), 2, "wanted only the wheel and the folder, found {left:?}");
     let weights = out.join("geoclip.safetensors");
-    let mut bytes = std::fs::read(&weights).expect("readable");
+    let mut bytes = std::fs::read(&weights).expect("the file is readable");
     bytes[20_000_000] ^= 1;
-    std::fs::write(&weights, bytes).expect("written");
-    let error = Geoclip::open(&out).expect_err("a flipped bit");
+    std::fs::write(&weights, bytes).expect("the file can be written");
+    let error = Geoclip::open(&out).expect_err("a bit was flipped");
     assert!(
         error.exit_code() == ExitCode::Corrupt && error.to_string().contains("geoclip.safetensors: xxh3"),
         "{error}"
     );
-    std::fs::remove_file(&weights).expect("removed");
-    let error = Geoclip::open(&out).expect_err("a missing file");
+    std::fs::remove_file(&weights).expect("the file exists");
+    let error = Geoclip::open(&out).expect_err("a file is missing");
     assert!(error.exit_code() == ExitCode::NoData && error.to_string().contains("geoclip import"), "{error}");
 }

@@ -12,7 +12,7 @@ pub(crate) fn wheel() -> PathBuf {
     let named = std::env::var_os("LOCDIFF_GEOCLIP_WHEEL").map(PathBuf::from);
     let path =
         named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".geoclip/geoclip-1.3.0-py3-none-any.whl"));
-    assert!(path.exists(), "{} is missing: run `make setup`", path.display());
+    assert!(path.exists(), "{} is missing; run `make setup`", path.display());
     path
 }
 
@@ -27,21 +27,21 @@ pub(crate) fn folder() -> PathBuf {
         }
         make(base, &folder);
     }
-    panic!("cannot create {}", folder.display());
+    panic!("cannot create {} in three attempts", folder.display());
 }
 
 /// Creates `folder`. If several test processes do so at once, the first process to rename its folder succeeds, and the
 /// others use that folder.
 fn make(base: &Path, folder: &Path) {
-    let scratch = tempfile::tempdir_in(base).expect("a folder");
+    let scratch = tempfile::tempdir_in(base).expect("a temporary folder can be created");
     let whole = scratch.path().join("whole");
-    geoclip::import(&wheel(), &whole, false).expect("a valid wheel");
+    geoclip::import(&wheel(), &whole, false).expect("the wheel is valid");
     let tensors = tch::Tensor::read_safetensors(whole.join("geoclip.safetensors")).expect("just written");
     let text = std::fs::read_to_string(whole.join("gallery.csv")).expect("just written");
     let short: String = text.split_inclusive('\n').take(4097).collect();
     match geoclip::write_folder(folder, "test", &tensors, short.as_bytes(), b"", false) {
         Ok(_) => {}
         Err(GeoclipError::Exists(_) | GeoclipError::Io(_)) => std::thread::sleep(Duration::from_millis(20)),
-        Err(error) => panic!("{error}"),
+        Err(error) => panic!("cannot write the folder of weights: {error}"),
     }
 }

@@ -34,10 +34,10 @@ fn write(path: &Path, ids: Vec<Option<&str>>) {
     let batch = RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true)));
     let batch = batch.expect("columns of one length");
     let properties = WriterProperties::builder().set_max_row_group_row_count(Some(50)).build();
-    let file = File::create(path).expect("made");
-    let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties)).expect("a writer");
-    writer.write(&batch).expect("written");
-    writer.close().expect("closed");
+    let file = File::create(path).expect("the file can be created");
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties)).expect("a writer can be created");
+    writer.write(&batch).expect("the file can be written");
+    writer.close().expect("the file can be closed");
 }
 
 fn ids(rows: &ImageRows) -> Result<Vec<(u64, String)>, InferError> {
@@ -50,59 +50,64 @@ fn ids(rows: &ImageRows) -> Result<Vec<(u64, String)>, InferError> {
 
 #[test]
 fn row_without_an_id_is_refused_or_skipped() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let path = scratch.path().join("rows.parquet");
     write(&path, vec![Some("a"), None, Some("c")]);
     let location = path.display().to_string();
     let mut config = RunConfig::default();
-    let error = ids(&ImageRows::open(&location, &config).expect("opens")).expect_err("refused");
+    let error =
+        ids(&ImageRows::open(&location, &config).expect("the data can be opened")).expect_err("the input is invalid");
     let text = error.to_string();
     assert!(error.exit_code().code() == 20 && text.contains("rows.parquet") && text.contains("row 1"), "{text}");
     assert!(text.contains("is null") && text.contains("shards.id_column"), "{text}");
 
     config.shards.on_bad_rows = OnBadRows::Skip;
-    let rows = ImageRows::open(&location, &config).expect("opens");
+    let rows = ImageRows::open(&location, &config).expect("the data can be opened");
     assert_eq!((rows.count, rows.mask.count()), (2, 1));
-    assert_eq!(ids(&rows).expect("read"), [(0, "a".to_owned()), (2, "c".to_owned())]);
+    assert_eq!(ids(&rows).expect("the file is valid"), [(0, "a".to_owned()), (2, "c".to_owned())]);
 
     // The error suggests to name an `id_column` that does not exist. Rows are then identified by their numbers.
     config.shards.on_bad_rows = OnBadRows::Error;
     config.shards.id_column = "nowhere".to_owned();
-    let found = ids(&ImageRows::open(&location, &config).expect("opens")).expect("read");
+    let found = ids(&ImageRows::open(&location, &config).expect("the data can be opened")).expect("the file is valid");
     assert_eq!(found, [(0, "0".to_owned()), (1, "1".to_owned()), (2, "2".to_owned())]);
 }
 
 #[test]
 fn truth_applies_only_to_the_test_rows_and_must_match_them() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let path = scratch.path().join("rows.parquet");
     write(&path, vec![Some("a"), Some("b"), Some("c")]);
     let truth = scratch.path().join("truth.csv");
-    std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,7,7\na,7,7\nd,7,7\n").expect("written");
+    std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,7,7\na,7,7\nd,7,7\n").expect("the file can be written");
     let location = path.display().to_string();
     let mut config = RunConfig::default();
     config.eval.truth = truth.display().to_string();
-    let rows = ImageRows::open(&location, &config).expect("opens");
+    let rows = ImageRows::open(&location, &config).expect("the data can be opened");
     assert!(TruthFile::open(&location, &rows, &config).expect("these rows are not shards.test").is_none());
     config.shards.test = location.clone();
-    let error = TruthFile::open(&location, &rows, &config).expect_err("refused");
+    let error = TruthFile::open(&location, &rows, &config).expect_err("the input is invalid");
     assert!(error.exit_code().code() == 20 && error.to_string().contains("1 of its 4 rows are not in"), "{error}");
 
-    let mut block = rows.blocks(rows.share(0, 1)).next().expect("a block").expect("read");
+    let mut block = rows.blocks(rows.share(0, 1)).next().expect("the data has rows").expect("the file is valid");
     assert_eq!(block.images[0].truth.latitude().0, 1.0);
-    std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,8,8\na,9,9\n").expect("written");
-    let truth_file = TruthFile::open(&location, &rows, &config).expect("matching rows").expect("a truth file");
-    truth_file.apply(&mut block).expect("a truth for every row");
+    std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,8,8\na,9,9\n").expect("the file can be written");
+    let truth_file = TruthFile::open(&location, &rows, &config)
+        .expect("the truth file matches the rows")
+        .expect("`eval.truth` is set");
+    truth_file.apply(&mut block).expect("the truth file has every row");
     assert_eq!(block.images.iter().map(|image| image.truth.latitude().0).collect::<Vec<_>>(), [9.0, 8.0, 7.0]);
-    std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,8,8\n").expect("written");
-    let truth_file = TruthFile::open(&location, &rows, &config).expect("matching rows").expect("a truth file");
+    std::fs::write(&truth, "id,lat,lon\nc,7,7\nb,8,8\n").expect("the file can be written");
+    let truth_file = TruthFile::open(&location, &rows, &config)
+        .expect("the truth file matches the rows")
+        .expect("`eval.truth` is set");
     let error = truth_file.apply(&mut block).expect_err("a row is missing");
     assert!(error.exit_code().code() == 20 && error.to_string().contains("no row \"a\""), "{error}");
 }
 
 #[test]
 fn blocks_do_not_depend_on_the_number_of_workers() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let path = scratch.path().join("rows.parquet");
     let names: Vec<String> = (0..200).map(|row| format!("photo-{row}")).collect();
     // Row 70 has no identifier, so it is skipped.
@@ -110,24 +115,26 @@ fn blocks_do_not_depend_on_the_number_of_workers() {
     let location = path.display().to_string();
     let mut config = RunConfig::default();
     config.shards.on_bad_rows = OnBadRows::Skip;
-    let rows = ImageRows::open(&location, &config).expect("opens");
+    let rows = ImageRows::open(&location, &config).expect("the data can be opened");
     let read_all = |rows: &ImageRows, world: u32| -> Vec<ImageBlock> {
         let shares = (0..world).map(|rank| rows.share(rank, world));
-        shares.flat_map(|share| rows.blocks(share).map(|block| block.expect("read")).collect::<Vec<_>>()).collect()
+        shares
+            .flat_map(|share| rows.blocks(share).map(|block| block.expect("the file is valid")).collect::<Vec<_>>())
+            .collect()
     };
     let blocks = read_all(&rows, 1);
     let sizes: Vec<_> = blocks.iter().map(|block| (block.first, block.images.len())).collect();
     assert_eq!(sizes, [(0, 64), (64, 64), (128, 64), (192, 7)]);
     for world in 2..7 {
-        assert_eq!(read_all(&rows, world), blocks, "{world} workers");
-        assert!(rows.share(0, world).contains(&0), "rank 0 of {world} draws the first block");
+        assert_eq!(read_all(&rows, world), blocks, "the blocks of {world} workers differ from the blocks of one");
+        assert!(rows.share(0, world).contains(&0), "rank 0 of {world} workers did not get the first block");
     }
     let numbers: Vec<u64> = blocks.iter().flat_map(|block| &block.images).map(|image| image.row).collect();
     assert_eq!(numbers, (0..200).filter(|row| *row != 70).collect::<Vec<u64>>());
-    assert_eq!(blocks[3].embeddings(Device::Cpu).expect("filled up").size(), [BLOCK_IMAGES as i64, 2]);
+    assert_eq!(blocks[3].embeddings(Device::Cpu).expect("the last block is padded").size(), [BLOCK_IMAGES as i64, 2]);
 
     // `ImageRows::first` takes the first 130 rows and identifies them by their numbers.
-    let dataset = Dataset::open(&location, &config.shards).expect("opens");
+    let dataset = Dataset::open(&location, &config.shards).expect("the data can be opened");
     let first = ImageRows::first(130, dataset, Mask::none());
     let found = read_all(&first, 3);
     let named: Vec<_> =

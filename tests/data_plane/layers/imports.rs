@@ -35,7 +35,7 @@ impl Crate {
     pub(super) fn read(name: &'static str, root: &Path) -> Self {
         let mut modules = BTreeMap::new();
         for file in sources(root) {
-            let text = without_tests(&std::fs::read_to_string(&file).expect("readable"));
+            let text = without_tests(&std::fs::read_to_string(&file).expect("the source file can be read"));
             let uses = uses(&text);
             let module = Module { items: items(&text), paths: inline_paths(&text), uses, file: file.clone() };
             modules.insert(module_path(root, &file), module);
@@ -117,7 +117,10 @@ pub(super) fn sources(folder: &Path) -> Vec<PathBuf> {
 /// Every file below `folder` with one of `extensions`.
 pub(super) fn files_below(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(folder).expect("readable").map(|entry| entry.expect("readable").path()) {
+    for entry in std::fs::read_dir(folder)
+        .expect("the source folder can be read")
+        .map(|entry| entry.expect("the source folder can be read").path())
+    {
         if entry.is_dir() {
             files.extend(files_below(&entry, extensions));
         } else if entry.extension().is_some_and(|found| extensions.iter().any(|wanted| found == *wanted)) {
@@ -134,7 +137,7 @@ pub(super) fn top_module(root: &Path, file: &Path) -> Option<String> {
 }
 
 fn module_path(root: &Path, file: &Path) -> ModulePath {
-    let inside = file.strip_prefix(root).expect("below the root").with_extension("");
+    let inside = file.strip_prefix(root).expect("the file is below the root").with_extension("");
     let mut path: ModulePath = inside.iter().map(|part| part.to_string_lossy().into_owned()).collect();
     if matches!(path.last().map(String::as_str), Some("mod" | "lib")) {
         path.pop();

@@ -118,7 +118,7 @@ fn every_source_file_is_checked() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(design.source);
         let on_disk: BTreeSet<_> = imports::sources(&root).into_iter().collect();
         let read: BTreeSet<_> = read(design).files().map(Path::to_owned).collect();
-        assert_eq!(on_disk, read, "{}", design.name);
+        assert_eq!(on_disk, read, "{}: not every source file was read", design.name);
         let in_rows: BTreeSet<&str> = design.rows.iter().flat_map(|row| row.iter().copied()).collect();
         let modules: BTreeSet<String> = read
             .iter()
@@ -136,11 +136,11 @@ fn no_folder_holds_more_than_fifteen_source_files() {
     let mut folders: BTreeMap<_, usize> = BTreeMap::new();
     for source in ["core/src", "launcher/src", "src", "tests", "setup"] {
         for file in imports::files_below(&root.join(source), &["rs", "cpp", "h", "cu", "py"]) {
-            *folders.entry(file.parent().expect("below the root").to_owned()).or_default() += 1;
+            *folders.entry(file.parent().expect("the file is below the root").to_owned()).or_default() += 1;
         }
     }
     let crowded: Vec<_> = folders.iter().filter(|(_, count)| **count > FILES_MAX).collect();
-    assert!(crowded.is_empty(), "more than {FILES_MAX} files: {crowded:?}");
+    assert!(crowded.is_empty(), "folders with more than {FILES_MAX} files: {crowded:?}");
 }
 
 #[test]
@@ -152,9 +152,13 @@ fn unsafe_code_stays_in_native_and_random() {
             if allowed.iter().any(|folder| file.starts_with(folder)) {
                 continue;
             }
-            let text = std::fs::read_to_string(&file).expect("readable");
+            let text = std::fs::read_to_string(&file).expect("the source file can be read");
             for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
-                assert!(!line.contains("unsafe "), "{}: {line}", file.display());
+                assert!(
+                    !line.contains("unsafe "),
+                    "{} has unsafe code outside of the allowed folders: {line}",
+                    file.display()
+                );
             }
         }
     }
@@ -178,7 +182,7 @@ fn cycle_in(graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     graph.keys().find_map(|start| {
         let (mut paths, mut seen) = (vec![vec![start.clone()]], BTreeSet::new());
         while let Some(path) = paths.pop() {
-            for next in graph.get(path.last().expect("begins with the start")).into_iter().flatten() {
+            for next in graph.get(path.last().expect("every path begins with the start")).into_iter().flatten() {
                 let longer: Vec<String> = path.iter().chain([next]).cloned().collect();
                 if next == start && longer.len() > 2 {
                     return Some(longer);
@@ -194,11 +198,12 @@ fn cycle_in(graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
 
 #[test]
 fn layer_checks_detect_wrong_imports_and_cycles() {
-    let folder = tempfile::tempdir().expect("temporary folder");
+    let folder = tempfile::tempdir().expect("the temporary folder is writable");
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
-        std::fs::create_dir_all(path.parent().expect("has one")).expect("folder");
-        std::fs::write(path, text).expect("written");
+        std::fs::create_dir_all(path.parent().expect("the path has a parent"))
+            .expect("the temporary folder is writable");
+        std::fs::write(path, text).expect("the temporary folder is writable");
     };
     write("lib.rs", "pub mod geo;\npub mod train;\n");
     write("geo.rs", "use crate::train::{Step, feed};\npub struct Place;\n");

@@ -23,7 +23,7 @@ fn compute(config: &LossConfig, predicted: &Tensor, truth: &Tensor, precision: P
 }
 
 fn value(part: &Option<Tensor>) -> f64 {
-    part.as_ref().expect("its weight is not 0").double_value(&[])
+    part.as_ref().expect("the weight of the term is not 0").double_value(&[])
 }
 
 #[test]
@@ -31,9 +31,10 @@ fn loss_of_the_truth_is_zero_and_every_other_is_positive() {
     let truth = normals(1, &[5, 16], Kind::Double);
     for direction in [KlDirection::Reverse, KlDirection::Forward] {
         let config = LossConfig { kl: direction, ..config([1.0, 1.0, 1.0, 1.0]) };
-        let losses = compute(&config, &(&truth * CODE_SCALE), &truth, Precision::F32).expect("computed");
-        assert!(losses.check(0, 0).expect("finite").abs() < 1e-12);
-        let losses = compute(&config, &normals(2, &[5, 16], Kind::Double), &truth, Precision::F32).expect("computed");
+        let losses = compute(&config, &(&truth * CODE_SCALE), &truth, Precision::F32).expect("the shapes match");
+        assert!(losses.check(0, 0).expect("the loss is finite").abs() < 1e-12);
+        let losses =
+            compute(&config, &normals(2, &[5, 16], Kind::Double), &truth, Precision::F32).expect("the shapes match");
         for part in [&losses.kl, &losses.l2, &losses.l1, &losses.cosine] {
             assert!(value(part) > 0.01);
         }
@@ -51,7 +52,7 @@ fn parts_follow_their_definitions_and_the_total_is_their_weighted_sum() {
     let kl = |q: &Tensor, p: &Tensor| (q * (q / p).log()).sum(Kind::Double).double_value(&[]) / 5.0;
     for (direction, kl) in [(KlDirection::Reverse, kl(&q, &p)), (KlDirection::Forward, kl(&p, &q))] {
         let config = LossConfig { kl: direction, ..config([0.25, 2.0, 3.0, 5.0]) };
-        let losses = compute(&config, &predicted, &truth, Precision::F32).expect("computed");
+        let losses = compute(&config, &predicted, &truth, Precision::F32).expect("the shapes match");
         let wants = [
             kl,
             difference.square().mean(Kind::Double).double_value(&[]),
@@ -60,12 +61,12 @@ fn parts_follow_their_definitions_and_the_total_is_their_weighted_sum() {
         ];
         let gots = [&losses.kl, &losses.l2, &losses.l1, &losses.cosine].map(value);
         for (got, want) in gots.iter().zip(wants) {
-            assert!((got - want).abs() < 1e-10 * want.abs(), "{got} {want}");
+            assert!((got - want).abs() < 1e-10 * want.abs(), "a term is {got}, wanted {want}");
         }
         let total = 0.25 * wants[0] + 2.0 * wants[1] + 3.0 * wants[2] + 5.0 * wants[3];
-        assert!((losses.check(0, 0).expect("finite") - total).abs() < 1e-10 * total);
+        assert!((losses.check(0, 0).expect("the loss is finite") - total).abs() < 1e-10 * total);
     }
-    let only_l2 = compute(&config([0.0, 1.0, 0.0, 0.0]), &predicted, &truth, Precision::F32).expect("computed");
+    let only_l2 = compute(&config([0.0, 1.0, 0.0, 0.0]), &predicted, &truth, Precision::F32).expect("the shapes match");
     assert!(only_l2.kl.is_none() && only_l2.l1.is_none() && only_l2.cosine.is_none());
 }
 
@@ -81,41 +82,50 @@ fn automatic_kl_weight_is_inversely_proportional_to_code_size() {
 #[test]
 fn scaled_codes_have_unit_mean_square() {
     for degree in [4, 23, 47] {
-        let points = uniform_points(3, 0, 0, 10).expect("drawn");
-        let codes = Basis::new(degree).expect("in range").tensor(&points, Device::Cpu).expect("encoded") * CODE_SCALE;
+        let points = uniform_points(3, 0, 0, 10).expect("the draw is in range");
+        let codes = Basis::new(degree)
+            .expect("the degree is at most 511")
+            .tensor(&points, Device::Cpu)
+            .expect("the codes fit into memory")
+            * CODE_SCALE;
         let mean_squares = codes.square().mean_dim(Some(&[1_i64][..]), false, Kind::Double);
         // The sums of up to 2304 squares are computed in f32.
-        assert!(f64::try_from((mean_squares - 1.0).abs().max()).expect("a number") < 1e-5, "degree {degree}");
+        assert!(
+            f64::try_from((mean_squares - 1.0).abs().max()).expect("the tensor is one number") < 1e-5,
+            "degree {degree}: the mean square is not 1"
+        );
     }
 }
 
 /// A filtered code has the same loss as the whole code with zeros in the removed dimensions.
 #[test]
 fn filtered_codes_have_the_loss_of_zero_filled_codes() {
-    let basis = Basis::new(7).expect("in range");
-    let encode = |seed, count| basis.tensor(&uniform_points(seed, 0, 0, count).expect("drawn"), Device::Cpu);
-    let (truth, anchors) = (encode(1, 6).expect("encoded"), encode(2, 50).expect("encoded"));
+    let basis = Basis::new(7).expect("the degree is at most 511");
+    let encode =
+        |seed, count| basis.tensor(&uniform_points(seed, 0, 0, count).expect("the draw is in range"), Device::Cpu);
+    let (truth, anchors) =
+        (encode(1, 6).expect("the codes fit into memory"), encode(2, 50).expect("the codes fit into memory"));
     let filter = Filter::choose(&(0..64).map(|index| f64::from(index * 37 % 64)).collect::<Vec<_>>(), 20);
-    let filter = filter.expect("a filter");
+    let filter = filter.expect("the variances are valid");
     let loss = Loss::filtered(&LossConfig::default(), &filter, Precision::F32);
     let given = LossConfig { kl_weight: AutoOr::Value(5.76 / 20.0), ..LossConfig::default() };
     assert_eq!(loss, Loss::filtered(&given, &filter, Precision::F32));
-    let selection = filter.to_device(Device::Cpu).expect("a selection");
-    let [truth_bd, basis_ad] = [&truth, &anchors].map(|codes| selection.apply(codes).expect("filtered"));
+    let selection = filter.to_device(Device::Cpu).expect("the filter is valid");
+    let [truth_bd, basis_ad] = [&truth, &anchors].map(|codes| selection.apply(codes).expect("the shapes match"));
     let predicted_bd = normals(3, &[6, 20], Kind::Float);
     let run = |predicted: &Tensor, truth: &Tensor, basis: &Tensor| {
         let inputs = Inputs { predicted_bd: predicted, truth_bd: truth, basis_ad: basis, anchors_split: None };
         loss.compute(inputs)
     };
-    let kl = |losses: Result<Losses, LossError>| value(&losses.expect("computed").kl);
+    let kl = |losses: Result<Losses, LossError>| value(&losses.expect("the shapes match").kl);
     let [whole_predicted, whole_truth] =
-        [&predicted_bd, &truth_bd].map(|codes| filter.scatter(codes).expect("whole again"));
+        [&predicted_bd, &truth_bd].map(|codes| filter.scatter(codes).expect("the shapes match"));
     let got = kl(run(&predicted_bd, &truth_bd, &basis_ad));
     let want = kl(run(&whole_predicted, &whole_truth, &anchors));
     // The two sides are sums of 20 and of 64 terms, both in f32.
-    assert!(got > 0.1 && (got - want).abs() < 1e-5 * want, "{got} {want}");
-    let error = run(&predicted_bd, &truth_bd, &anchors).expect_err("unfiltered anchors").to_string();
-    assert_eq!(error, "loss: basis of the anchors is [50, 64], wanted [-1, 20]");
+    assert!(got > 0.1 && (got - want).abs() < 1e-5 * want, "the KL divergence is {got}, wanted {want}");
+    let error = run(&predicted_bd, &truth_bd, &anchors).expect_err("the anchors are not filtered").to_string();
+    assert_eq!(error, "loss: the harmonics of the anchors have shape [50, 64], wanted [1 or more, 20]");
 }
 
 /// At degree 47, logits reach 183, and rounding such a logit to bf16 changes it by up to 0.5. Near convergence the
@@ -123,9 +133,12 @@ fn filtered_codes_have_the_loss_of_zero_filled_codes() {
 /// and the sums are in f32, the error is much smaller, because the errors of the factors average out.
 #[test]
 fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
-    let basis = Basis::new(47).expect("in range");
-    let encode =
-        |seed, count| basis.tensor(&uniform_points(seed, 0, 0, count).expect("drawn"), Device::Cpu).expect("encoded");
+    let basis = Basis::new(47).expect("the degree is at most 511");
+    let encode = |seed, count| {
+        basis
+            .tensor(&uniform_points(seed, 0, 0, count).expect("the draw is in range"), Device::Cpu)
+            .expect("the codes fit into memory")
+    };
     let (truth_bd, basis_ad) = (encode(11, 256), encode(12, 2048));
     // The prediction differs from the truth by noise of a tenth of a dimension's standard deviation.
     let start_bd = &truth_bd * CODE_SCALE + normals(13, &truth_bd.size(), Kind::Float) * 0.1;
@@ -137,7 +150,7 @@ fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
     let of_loss = |precision| {
         gradient(&|predicted_bd| {
             let inputs = Inputs { predicted_bd, truth_bd: &truth_bd, basis_ad: &basis_ad, anchors_split: None };
-            Loss::new(&config([1.0, 0.0, 0.0, 0.0]), 47, precision).compute(inputs).expect("computed").total
+            Loss::new(&config([1.0, 0.0, 0.0, 0.0]), 47, precision).compute(inputs).expect("the shapes match").total
         })
     };
     let with_bf16_logits = gradient(&|predicted_bd| {
@@ -153,8 +166,14 @@ fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
     println!("gradient off by {:.1} % with bf16 factors, {:.1} % with bf16 logits", factors * 100.0, logits * 100.0);
     // The gradient is off by about 4 % with bf16 factors and by about 25 % with bf16 logits. Depending on the anchors,
     // the errors are 2.9 to 4.5 % and 12 to 42 %.
-    assert!((0.005..0.08).contains(&factors), "{factors}");
-    assert!((0.1..0.6).contains(&logits) && logits > 3.0 * factors, "{logits}");
+    assert!(
+        (0.005..0.08).contains(&factors),
+        "with bf16 factors, the gradient is off by {factors}, wanted 0.005 to 0.08"
+    );
+    assert!(
+        (0.1..0.6).contains(&logits) && logits > 3.0 * factors,
+        "with bf16 logits, the gradient is off by {logits}, wanted 0.1 to 0.6"
+    );
 }
 
 #[test]
@@ -163,8 +182,8 @@ fn non_finite_loss_names_step_rank_and_largest_logit() {
     let predicted = normals(2, &[5, 16], Kind::Double);
     let _ = predicted.get(3).fill_(f64::NAN);
     let check = |config: &LossConfig, predicted: &Tensor| {
-        let losses = compute(config, predicted, &truth, Precision::F32).expect("computed");
-        losses.check(12, 3).expect_err("not finite")
+        let losses = compute(config, predicted, &truth, Precision::F32).expect("the shapes match");
+        losses.check(12, 3).expect_err("the loss is not finite")
     };
     // Row 3 of the prediction is NaN, so the largest finite logit comes from the other rows.
     let others = Tensor::cat(&[predicted.narrow(0, 0, 3), predicted.narrow(0, 4, 1)], 0);
@@ -174,8 +193,8 @@ fn non_finite_loss_names_step_rank_and_largest_logit() {
     let named = "step 12, rank 3: the loss is NaN; the largest finite logit over the anchors is ";
     let advice = "; lower train.learning_rate, or set train.precision = \"f32\"";
     let got = text.strip_prefix(named).and_then(|rest| rest.strip_suffix(advice));
-    let got: f64 = got.and_then(|got| got.parse().ok()).unwrap_or_else(|| panic!("{text}"));
-    assert!((got - want).abs() < 1e-12 * want, "{got} {want}");
+    let got: f64 = got.and_then(|got| got.parse().ok()).unwrap_or_else(|| panic!("wrong error text: {text}"));
+    assert!((got - want).abs() < 1e-12 * want, "the largest logit is {got}, wanted {want}");
     let text = check(&LossConfig::default(), &(predicted.ones_like() * f64::INFINITY)).to_string();
     assert_eq!(text, format!("step 12, rank 3: the loss is NaN; no logit over the anchors is finite{advice}"));
     // If the loss has no KL term, it computes no logits, and the error names the largest value of the prediction
@@ -193,5 +212,5 @@ fn non_finite_loss_names_step_rank_and_largest_logit() {
 fn mismatched_tensors_are_named() {
     let truth = normals(1, &[5, 15], Kind::Float);
     let error = compute(&LossConfig::default(), &normals(2, &[5, 16], Kind::Float), &truth, Precision::F32);
-    assert_eq!(error.expect_err("shapes").to_string(), "loss: truth is [5, 15], wanted [5, 16]");
+    assert_eq!(error.expect_err("the shapes differ").to_string(), "loss: the truth has shape [5, 15], wanted [5, 16]");
 }

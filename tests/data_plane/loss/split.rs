@@ -40,9 +40,13 @@ fn anchors_split_over_ranks_give_the_whole_loss() {
                         let predicted_bd = start_bd.copy().set_requires_grad(true);
                         let inputs =
                             Inputs { predicted_bd: &predicted_bd, truth_bd: &truth_bd, basis_ad, anchors_split };
-                        let losses = loss.compute(inputs).expect("computed");
+                        let losses = loss.compute(inputs).expect("all ranks take part");
                         losses.total.backward();
-                        (losses.kl.expect("a KL"), losses.total, predicted_bd.grad())
+                        (
+                            losses.kl.expect("the weight of the KL divergence is not 0"),
+                            losses.total,
+                            predicted_bd.grad(),
+                        )
                     };
                     let whole = run(&basis_ad, None);
                     let split = run(&own(&basis_ad, me.rank, me.world), Some(communicator.tensor()));

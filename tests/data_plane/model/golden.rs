@@ -20,8 +20,8 @@ fn network(golden: &Golden) -> CsUnet {
     let config = ModelConfig { degree: DEGREE, ..ModelConfig::default() };
     let width = golden.get("image").size()[1] as u32;
     let placement = Placement::on(Device::Cpu, Precision::F32);
-    let mut network =
-        CsUnet::new(Architecture::new(&config, width, 200), placement, Philox::new(0)).expect("a network");
+    let mut network = CsUnet::new(Architecture::new(&config, width, 200), placement, Philox::new(0))
+        .expect("the architecture is valid");
     network.parameters_mut().load(&golden.with_prefix("weight.")).expect("the reference has every name and shape");
     network
 }
@@ -39,7 +39,7 @@ fn schedule_equals_the_reference() {
     let alphas_bar = Tensor::from_slice(schedule().alphas_bar()).to_kind(Kind::Float);
     let difference = ((alphas_bar - golden.get("alphas_bar")) / golden.get("alphas_bar")).abs().max().double_value(&[]);
     // Both schedules are computed in f64 and rounded to f32 at the end.
-    assert!(difference < 1.2e-7, "{difference:e}");
+    assert!(difference < 1.2e-7, "the schedules differ by {difference:e}, wanted less than 1.2e-7");
 }
 
 #[test]
@@ -49,17 +49,20 @@ fn loss_and_gradients_equal_the_reference() {
     let [x0_bd, t_b, noise_bd] = ["x0", "t", "noise"].map(|name| golden.get(name));
     let x_bd =
         Forward::new(&schedule(), Kind::Float, Device::Cpu).and_then(|forward| forward.noised(x0_bd, t_b, noise_bd));
-    let (time, image) =
-        (network.time_table().expect("a table"), network.prepare(golden.get("image"), None).expect("prepared"));
-    let predicted_bd =
-        network.forward(&x_bd.expect("noised"), Timesteps::Each(t_b), &time, &image, None).expect("forward");
+    let (time, image) = (
+        network.time_table().expect("the architecture is valid"),
+        network.prepare(golden.get("image"), None).expect("the embeddings have the right width"),
+    );
+    let predicted_bd = network
+        .forward(&x_bd.expect("the shapes match"), Timesteps::Each(t_b), &time, &image, None)
+        .expect("the shapes match");
     assert_close(&predicted_bd, golden.get("predicted"), TOLERANCE, "prediction");
 
     let kl_weight = AutoOr::Value(golden.get("kl_weight").double_value(&[]));
     let loss = Loss::new(&LossConfig { kl_weight, ..LossConfig::default() }, DEGREE, Precision::F32);
     let basis_ad = golden.get("basis");
     let inputs = Inputs { predicted_bd: &predicted_bd, truth_bd: x0_bd, basis_ad, anchors_split: None };
-    let losses = loss.compute(inputs).expect("computed");
+    let losses = loss.compute(inputs).expect("the shapes match");
     assert_close(&losses.total, golden.get("loss"), TOLERANCE, "loss");
     losses.total.backward();
     for (name, parameter) in named(&network) {
@@ -71,12 +74,14 @@ fn loss_and_gradients_equal_the_reference() {
 fn sampling_chains_equal_the_reference() {
     let golden = Golden::read();
     let network = network(&golden);
-    let (time, image) =
-        (network.time_table().expect("a table"), network.prepare(golden.get("image"), None).expect("prepared"));
+    let (time, image) = (
+        network.time_table().expect("the architecture is valid"),
+        network.prepare(golden.get("image"), None).expect("the embeddings have the right width"),
+    );
     let noise = golden.get("chain.noise");
     for (eta, name) in [(0.0, "chain.eta0"), (1.0, "chain.eta1")] {
         let want = golden.get(name);
-        let sampler = Sampler::few_steps(&schedule(), want.size()[0] as usize, eta).expect("a chain");
+        let sampler = Sampler::few_steps(&schedule(), want.size()[0] as usize, eta).expect("the chain is valid");
         let (mut grid, mut seen) = (Vec::new(), Vec::new());
         let last = sampler.run_with(
             |draw| Ok(noise.get(draw as i64)),
@@ -86,8 +91,11 @@ fn sampling_chains_equal_the_reference() {
                 Ok::<_, ChainError>(network.forward(x, Timesteps::All(t), &time, &image, None)?)
             },
         );
-        seen.push(last.expect("runs"));
-        assert!(Tensor::from_slice(&grid).equal(golden.get("grid")), "{grid:?}");
+        seen.push(last.expect("the shapes match"));
+        assert!(
+            Tensor::from_slice(&grid).equal(golden.get("grid")),
+            "the chain visits other timesteps than the reference: {grid:?}"
+        );
         for (step, x) in seen[1..].iter().enumerate() {
             assert_close(x, &want.get(step as i64), TOLERANCE, &format!("{name}, after step {step}"));
         }

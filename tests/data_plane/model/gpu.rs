@@ -29,30 +29,36 @@ fn model(degree: u32) -> ModelConfig {
 
 fn network(device: Device, precision: Precision, degree: u32) -> CsUnet {
     CsUnet::new(Architecture::new(&model(degree), 768, 200), Placement::on(device, precision), PHILOX)
-        .expect("a network")
+        .expect("the architecture is valid")
 }
 
 /// The loss and the gradients of one training step. Every device draws the same random numbers.
 fn step(device: Device, precision: Precision) -> (f64, Vec<(String, Tensor)>) {
     let network = network(device, precision, DEGREE);
-    let basis = Basis::new(DEGREE).expect("in range");
-    let codes =
-        |seed, count| basis.tensor(&uniform_points(seed, 0, 0, count).expect("drawn"), device).expect("encoded");
+    let basis = Basis::new(DEGREE).expect("the degree is at most 511");
+    let codes = |seed, count| {
+        basis
+            .tensor(&uniform_points(seed, 0, 0, count).expect("the draw is in range"), device)
+            .expect("the codes fit into memory")
+    };
     let (x0_bd, basis_ad) = (codes(1, BATCH), codes(2, 512));
     let schedule = NoiseSchedule::new(&DiffusionConfig::default(), &model(DEGREE));
     let draws = TrainingDraws { philox: PHILOX, step: Step::At(3), first_sample: 0, samples: BATCH, device };
-    let t_b = draws.timesteps(&schedule).expect("drawn");
-    let noise_bd = draws.noise(basis.dims()).expect("drawn");
-    let forward = Forward::new(&schedule, Kind::Float, device).expect("a process");
-    let x_bd = forward.noised(&x0_bd, &t_b, &noise_bd).expect("noised");
+    let t_b = draws.timesteps(&schedule).expect("the draw is in range");
+    let noise_bd = draws.noise(basis.dims()).expect("the draw is in range");
+    let forward = Forward::new(&schedule, Kind::Float, device).expect("the schedule is valid");
+    let x_bd = forward.noised(&x0_bd, &t_b, &noise_bd).expect("the shapes match");
     let image_be = normals(9, &[BATCH as i64, 768], Kind::Float).to_device(device);
-    let (time, image) = (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));
+    let (time, image) = (
+        network.time_table().expect("the architecture is valid"),
+        network.prepare(&image_be, None).expect("the embeddings have the right width"),
+    );
     let dropout = Some(DropoutDraws { philox: PHILOX, step: Step::At(3), first_sample: 0 });
-    let predicted_bd = network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, dropout).expect("forward");
+    let predicted_bd = network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, dropout).expect("the shapes match");
     let loss = Loss::new(&LossConfig::default(), DEGREE, precision);
     let inputs = Inputs { predicted_bd: &predicted_bd, truth_bd: &x0_bd, basis_ad: &basis_ad, anchors_split: None };
-    let losses = loss.compute(inputs).expect("computed");
-    let total = losses.check(3, 0).expect("finite");
+    let losses = loss.compute(inputs).expect("the shapes match");
+    let total = losses.check(3, 0).expect("the loss is finite");
     losses.total.backward();
     let grads = named(&network).into_iter().map(|(name, tensor)| (name, tensor.grad().to_device(Device::Cpu)));
     (total, grads.collect())
@@ -66,8 +72,11 @@ fn step_on_the_gpu_equals_the_step_on_the_cpu() {
         let (got, grads) = step(GPU, precision);
         let worst = grads.iter().zip(&want_grads).map(|((_, got), (_, want))| relative(got, want)).fold(0.0, f64::max);
         println!("{precision:?}: loss {got} against {want}, gradients off by {worst:.2e} of their norm at most");
-        assert!((got - want).abs() <= loss_tolerance * want.abs(), "{got} {want}");
-        assert!(worst <= gradient_tolerance, "{worst}");
+        assert!(
+            (got - want).abs() <= loss_tolerance * want.abs(),
+            "the loss is {got} on the GPU and {want} on the CPU"
+        );
+        assert!(worst <= gradient_tolerance, "the gradients differ by {worst} of their norm");
         grads
     };
     // The GPU and the CPU add thousands of products in different orders.
@@ -85,45 +94,51 @@ fn chain_on_the_gpu_equals_the_chain_on_the_cpu() {
         let network = network(device, Precision::F32, 15);
         let schedule = NoiseSchedule::new(&DiffusionConfig::default(), &model(15));
         let image_be = normals(9, &[8, 768], Kind::Float).to_device(device);
-        let (time, image) =
-            (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));
+        let (time, image) = (
+            network.time_table().expect("the architecture is valid"),
+            network.prepare(&image_be, None).expect("the embeddings have the right width"),
+        );
         let noise = ChainNoise { philox: PHILOX, first_sample: 0, samples: 8, dims: 256, kind: Kind::Float, device };
         let predict = |x: &Tensor, t: usize| -> Result<Tensor, ChainError> {
             Ok(network.forward(x, Timesteps::All(t), &time, &image, None)?)
         };
-        let sampler = Sampler::few_steps(&schedule, 20, 1.0).expect("a sampler");
-        tch::no_grad(|| sampler.run_with(|draw| noise.draw(draw), predict)).expect("sampled").to_device(Device::Cpu)
+        let sampler = Sampler::few_steps(&schedule, 20, 1.0).expect("the chain is valid");
+        tch::no_grad(|| sampler.run_with(|draw| noise.draw(draw), predict))
+            .expect("the shapes match")
+            .to_device(Device::Cpu)
     };
     let difference = relative(&chain(GPU), &chain(Device::Cpu));
     println!("20 steps differ by {difference:.2e} of the norm");
     // In each of the twenty steps the devices differ by a few units in the last place of f32, and the sines amplify the
     // differences.
-    assert!(difference < 1e-3, "{difference:e}");
+    assert!(difference < 1e-3, "the chains differ by {difference:e} of their norm");
 }
 
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn decoding_on_the_gpu_finds_the_right_points() {
-    let basis = Basis::new(DEGREE).expect("in range");
+    let basis = Basis::new(DEGREE).expect("the degree is at most 511");
     // The points of the gallery are about 50 km apart. Depending on `kept_bytes_max`, their harmonics are kept in
     // memory or computed tile by tile.
     let gallery: Vec<UnitVector> = fibonacci_grid(200_000);
     let chosen: Vec<usize> = (0..gallery.len()).step_by(400).collect();
     let points: Vec<UnitVector> = chosen.iter().map(|index| gallery[*index]).collect();
-    let codes_bc = basis.tensor(&points, GPU).expect("encoded");
+    let codes_bc = basis.tensor(&points, GPU).expect("the codes fit into memory");
     for kept_bytes_max in [0, Budget::default().kept_bytes_max] {
         let budget = Budget { kept_bytes_max, ..Budget::default() };
-        let anchors = Anchors::new(basis.clone(), gallery.clone(), GPU, Coarse::of(GPU), budget).expect("anchors");
-        let best = anchors.best(&codes_bc, 1).expect("decoded");
+        let anchors =
+            Anchors::new(basis.clone(), gallery.clone(), GPU, Coarse::of(GPU), budget).expect("the gallery has points");
+        let best = anchors.best(&codes_bc, 1).expect("the codes are finite");
         let right = best.rows.iter().zip(&chosen).filter(|(row, wanted)| row[0].0 == **wanted).count();
         println!("{right} of {} right, coarse pass in {:?}", chosen.len(), Coarse::of(GPU));
         assert_eq!(right, chosen.len());
     }
-    let anchors = Anchors::grid(basis, 21_000, GPU).expect("anchors");
-    let found = Decoder::new(anchors, 0.0, true).expect("a decoder").decode(&codes_bc).expect("decoded");
+    let anchors = Anchors::grid(basis, 21_000, GPU).expect("the grid has points");
+    let found =
+        Decoder::new(anchors, 0.0, true).expect("the radius is 0").decode(&codes_bc).expect("the codes are finite");
     let worst = found.iter().zip(&points).map(|(found, point)| found.point.distance(*point).0).fold(0.0, f64::max);
     println!("refined to {:.2e} m", worst * 1000.0);
-    assert!(worst < 0.001, "{worst} km");
+    assert!(worst < 0.001, "the worst refined place is off by {worst} km");
 }
 
 /// The harmonics of anchors are computed on the device that scores the anchors. The GPU gives the same scores as the
@@ -131,15 +146,15 @@ fn decoding_on_the_gpu_finds_the_right_points() {
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
-    let basis = Basis::new(DEGREE).expect("in range");
+    let basis = Basis::new(DEGREE).expect("the degree is at most 511");
     let kept: Vec<u32> = (0..basis.dims() as u32).filter(|index| index % 3 != 0).collect();
-    let filter = Filter::from_indices(&kept, basis.dims()).expect("a filter");
-    let truth = uniform_points(21, 0, 0, 40).expect("drawn");
-    let whole_bc = basis.tensor(&truth, Device::Cpu).expect("encoded");
+    let filter = Filter::from_indices(&kept, basis.dims()).expect("the indices are valid");
+    let truth = uniform_points(21, 0, 0, 40).expect("the draw is in range");
+    let whole_bc = basis.tensor(&truth, Device::Cpu).expect("the codes fit into memory");
     for filter in [None, Some(filter)] {
         let codes_bc = filter.as_ref().map_or_else(
             || whole_bc.shallow_clone(),
-            |kept| kept.to_device(whole_bc.device()).and_then(|kept| kept.apply(&whole_bc)).expect("filtered"),
+            |kept| kept.to_device(whole_bc.device()).and_then(|kept| kept.apply(&whole_bc)).expect("the shapes match"),
         );
         for kept_bytes_max in [0, Budget::default().kept_bytes_max] {
             let best = |device: Device| {
@@ -147,23 +162,26 @@ fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
                 let points = fibonacci_grid(30_000);
                 let anchors =
                     Anchors::filtered(basis.clone(), filter.clone(), points, device, Coarse::of(device), budget);
-                let anchors = anchors.expect("anchors");
-                let scores_ba = anchors.scores(&codes_bc).expect("scored");
-                (anchors.best(&codes_bc, 4).expect("decoded").rows, scores_ba)
+                let anchors = anchors.expect("the gallery has points");
+                let scores_ba = anchors.scores(&codes_bc).expect("the codes are finite");
+                (anchors.best(&codes_bc, 4).expect("the codes are finite").rows, scores_ba)
             };
             let (got, want) = (best(GPU), best(Device::Cpu));
             for (got, want) in got.0.iter().zip(&want.0) {
                 for ((anchor, score), (same, wanted)) in got.iter().zip(want) {
                     // The devices add 2304 products in f32 in different orders. Anchors with nearly equal scores may
                     // therefore swap places.
-                    assert!((score - wanted).abs() < 1e-3, "{anchor} {same}: {score} {wanted}");
+                    assert!(
+                        (score - wanted).abs() < 1e-3,
+                        "anchor {anchor} has score {score} on the GPU, anchor {same} has {wanted} on the CPU"
+                    );
                 }
                 assert_eq!(got[0].0, want[0].0);
             }
             // On the GPU, all scores but the best 64 are computed from f16 factors.
             let difference = relative(&got.1, &want.1);
             println!("scores differ by {difference:.2e} of their norm");
-            assert!(difference < 2e-3, "{difference:e}");
+            assert!(difference < 2e-3, "the scores differ by {difference:e} of their norm");
         }
     }
 }
@@ -171,16 +189,17 @@ fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn only_the_checked_encoder_names_an_invalid_point() {
-    let encoder = Encoder::new(&Basis::new(7).expect("in range"), GPU).expect("compiles");
-    let points_n3 = upload(&uniform_points(3, 0, 0, 100).expect("drawn"), GPU).expect("uploaded");
+    let encoder = Encoder::new(&Basis::new(7).expect("the degree is at most 511"), GPU).expect("the kernel compiles");
+    let points_n3 =
+        upload(&uniform_points(3, 0, 0, 100).expect("the draw is in range"), GPU).expect("the points fit into memory");
     let (checked, unchecked) = (encoder.encode(&points_n3), encoder.encode_unchecked(&points_n3));
-    assert!(checked.expect("points").equal(&unchecked.expect("points")));
+    assert!(checked.expect("the points are unit vectors").equal(&unchecked.expect("the points are f64")));
     let _ = points_n3.get(41).fill_(f64::NAN);
-    let error = encoder.encode(&points_n3).expect_err("not a unit vector").to_string();
-    assert!(error.starts_with("points to encode: row 41 is [NaN, "), "{error}");
-    let codes = encoder.encode_unchecked(&points_n3).expect("not checked");
+    let error = encoder.encode(&points_n3).expect_err("NaN is not a unit vector").to_string();
+    assert!(error.starts_with("points to encode: row 41 is [NaN, "), "wrong error text: {error}");
+    let codes = encoder.encode_unchecked(&points_n3).expect("this encoder does not check points");
     let finite = codes.isfinite().all_dim(1, false).to_device(Device::Cpu);
-    let finite: Vec<bool> = Vec::try_from(&finite).expect("booleans");
+    let finite: Vec<bool> = Vec::try_from(&finite).expect("the tensor holds booleans");
     assert!(finite.iter().enumerate().all(|(row, finite)| *finite == (row != 41)));
 }
 
@@ -189,10 +208,13 @@ fn only_the_checked_encoder_names_an_invalid_point() {
 fn timestep_outside_the_table_makes_the_loss_nan_on_the_gpu() {
     let network = network(GPU, Precision::F32, 7);
     let image_be = normals(9, &[3, 768], Kind::Float).to_device(GPU);
-    let (time, image) = (network.time_table().expect("a table"), network.prepare(&image_be, None).expect("prepared"));
+    let (time, image) = (
+        network.time_table().expect("the architecture is valid"),
+        network.prepare(&image_be, None).expect("the embeddings have the right width"),
+    );
     let x_bd = normals(8, &[3, 64], Kind::Float).to_device(GPU);
     let t_b = Tensor::from_slice(&[0_i64, 200, 199]).to_device(GPU);
-    let predicted_bd = network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, None).expect("forward");
+    let predicted_bd = network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, None).expect("the shapes match");
     let nan = predicted_bd.isnan().any_dim(1, false).to_device(Device::Cpu);
-    assert_eq!(Vec::<bool>::try_from(&nan).expect("booleans"), [false, true, false]);
+    assert_eq!(Vec::<bool>::try_from(&nan).expect("the tensor holds booleans"), [false, true, false]);
 }

@@ -23,7 +23,8 @@ const ANCHORS: i64 = 32;
 fn network(bottleneck: u32, kind: Kind, group: Option<&Group>) -> CsUnet {
     let config = ModelConfig { degree: DEGREE, bottleneck, dropout: 0.3, ..ModelConfig::default() };
     let placement = Placement { device: Device::Cpu, kind, precision: Precision::F32, tensor_parallel: group.cloned() };
-    CsUnet::new(Architecture::new(&config, EMBEDDING, TIMESTEPS), placement, Philox::new(1)).expect("a network")
+    CsUnet::new(Architecture::new(&config, EMBEDDING, TIMESTEPS), placement, Philox::new(1))
+        .expect("the architecture is valid")
 }
 
 /// The weights of the network plus noise, so that no weight is 0.
@@ -41,14 +42,17 @@ fn step(network: &CsUnet, kind: Kind, basis_ad: &Tensor, anchors_split: Option<&
     let dims = network.architecture().dims;
     let t_b = Tensor::from_slice(&[0_i64, 9, 3, 3, 7]);
     let draws = DropoutDraws { philox: Philox::new(2), step: Step::At(4), first_sample: 0 };
-    let image = network.prepare(&normals(2, &[BATCH, i64::from(EMBEDDING)], kind), None).expect("prepared");
-    let time = network.time_table().expect("a table");
+    let image = network
+        .prepare(&normals(2, &[BATCH, i64::from(EMBEDDING)], kind), None)
+        .expect("the embeddings have the right width");
+    let time = network.time_table().expect("the architecture is valid");
     let x_bd = normals(3, &[BATCH, dims], kind);
-    let predicted_bd = network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, Some(draws)).expect("forward");
+    let predicted_bd =
+        network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, Some(draws)).expect("the shapes match");
     let truth_bd = normals(4, &[BATCH, dims], kind);
     let loss = Loss::new(&LossConfig::default(), DEGREE, Precision::F32);
     let inputs = Inputs { predicted_bd: &predicted_bd, truth_bd: &truth_bd, basis_ad, anchors_split };
-    let losses = loss.compute(inputs).expect("computed");
+    let losses = loss.compute(inputs).expect("the shapes match");
     losses.total.backward();
     (predicted_bd, losses.total)
 }
@@ -58,15 +62,15 @@ fn split_equals_whole(group: &Group, bottleneck: u32, kind: Kind, tolerance: f64
     for ((name, first), (_, want)) in split
         .parameters()
         .gather_whole(&split.parameters().tensors(), Some(group))
-        .expect("gathered")
+        .expect("all ranks take part")
         .iter()
         .zip(named(&whole))
     {
-        assert!(first.equal(&want), "initial value of {name}");
+        assert!(first.equal(&want), "the initial value of {name} depends on the split");
     }
     let weights = moved(&whole);
-    whole.parameters_mut().load(&weights).expect("fits");
-    split.parameters_mut().load(&weights).expect("fits");
+    whole.parameters_mut().load(&weights).expect("the shapes match");
+    split.parameters_mut().load(&weights).expect("the shapes match");
     let (rank, ranks) = (i64::from(group.rank()), i64::from(group.size()));
     let basis_ad = normals(5, &[ANCHORS, whole.architecture().dims], kind) * 0.3;
     let (want, want_loss) = step(&whole, kind, &basis_ad, None);
@@ -77,7 +81,8 @@ fn split_equals_whole(group: &Group, bottleneck: u32, kind: Kind, tolerance: f64
         assert_close(&got, &want, tolerance, "prediction");
         assert_close(&loss, &want_loss, tolerance, "loss");
         for (parameter, want) in split.parameters().iter().zip(whole.parameters().iter()) {
-            let want = want.split.piece(&want.name, &want.tensor.grad(), rank, ranks).expect("a piece");
+            let want =
+                want.split.piece(&want.name, &want.tensor.grad(), rank, ranks).expect("the widths are divisible");
             assert_close(&parameter.tensor.grad(), &want, tolerance, &parameter.name);
             let _ = parameter.tensor.grad().zero_();
         }
@@ -106,7 +111,7 @@ fn replicated_gradients_are_the_same_on_every_rank() {
         let group = communicator.tensor();
         let mut network = network(0, Kind::Float, Some(group));
         let weights = moved(&self::network(0, Kind::Float, None));
-        network.parameters_mut().load(&weights).expect("fits");
+        network.parameters_mut().load(&weights).expect("the shapes match");
         let _ = step(&network, Kind::Float, &normals(5, &[ANCHORS, 64], Kind::Float), None);
         let replicated: Vec<_> =
             network.parameters().iter().filter(|parameter| parameter.split == Split::Replicated).collect();
@@ -114,8 +119,8 @@ fn replicated_gradients_are_the_same_on_every_rank() {
         // is also replicated.
         assert_eq!(replicated.len(), 6 * 3 + 1);
         for parameter in replicated {
-            let all = group.all_gather(&parameter.tensor.grad()).expect("gathered");
-            assert!(all.get(0).equal(&all.get(1)), "{}", parameter.name);
+            let all = group.all_gather(&parameter.tensor.grad()).expect("all ranks take part");
+            assert!(all.get(0).equal(&all.get(1)), "the ranks have different gradients of {}", parameter.name);
         }
     });
 }
@@ -123,12 +128,13 @@ fn replicated_gradients_are_the_same_on_every_rank() {
 #[test]
 fn indivisible_width_is_named() {
     let whole = normals(1, &[25, 4], Kind::Float);
-    let error = Split::Rows.piece("down1.x.weight", &whole, 0, 2).expect_err("odd").to_string();
+    let error = Split::Rows.piece("down1.x.weight", &whole, 0, 2).expect_err("25 is not divisible by 2").to_string();
     assert_eq!(
         error,
         "down1.x.weight: 25 units cannot be divided among 2 tensor-parallel ranks; choose another number of ranks"
     );
-    let pieces: Vec<Tensor> =
-        (0..2).map(|rank| Split::RowHalves.piece("x", &whole.narrow(0, 0, 8), rank, 2).expect("even")).collect();
-    assert!(Split::RowHalves.whole(&pieces).expect("whole").equal(&whole.narrow(0, 0, 8)));
+    let pieces: Vec<Tensor> = (0..2)
+        .map(|rank| Split::RowHalves.piece("x", &whole.narrow(0, 0, 8), rank, 2).expect("8 is divisible by 4"))
+        .collect();
+    assert!(Split::RowHalves.whole(&pieces).expect("the pieces match").equal(&whole.narrow(0, 0, 8)));
 }

@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 /// The relative difference ‖got − want‖ / ‖want‖.
 pub(crate) fn relative(got: &Tensor, want: &Tensor) -> f64 {
-    assert_eq!(got.size(), want.size());
+    assert_eq!(got.size(), want.size(), "the shapes differ");
     let (got, want) = (got.detach().to_kind(Kind::Double), want.detach().to_kind(Kind::Double));
     (got - &want).norm().double_value(&[]) / want.norm().double_value(&[]).max(f64::MIN_POSITIVE)
 }
@@ -50,7 +50,7 @@ impl Golden {
     /// Reads the tensors of a file in `tests/golden/`.
     pub(crate) fn of(file: &str) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
-        Self(Tensor::read_safetensors(path).expect("the golden file"))
+        Self(Tensor::read_safetensors(path).expect("the repository contains the golden file"))
     }
 
     pub(crate) fn get(&self, name: &str) -> &Tensor {

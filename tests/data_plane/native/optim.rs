@@ -12,7 +12,7 @@ fn scalar(value: f32) -> Tensor {
 }
 
 fn values(tensor: &Tensor) -> Vec<f64> {
-    Vec::try_from(tensor.flatten(0, -1).to_kind(Kind::Double)).expect("a flat tensor")
+    Vec::try_from(tensor.flatten(0, -1).to_kind(Kind::Double)).expect("the tensor is flat and f64")
 }
 
 /// Two parameters of different shapes.
@@ -55,7 +55,7 @@ fn largest_difference(kind: Kind, divisor: Option<f32>) -> f64 {
         let grads = grads(&tensors, step);
         let flat: Vec<f64> = grads.iter().flat_map(values).collect();
         let control = UpdateInputs { learning_rate: &rate, grad_divisor: grad_divisor.as_ref(), found_inf: None };
-        ADAMW.update(&tensors, &grads, &mut moments, control).expect("updates");
+        ADAMW.update(&tensors, &grads, &mut moments, control).expect("shapes and types match");
         for (number, grad) in plain.iter_mut().zip(flat) {
             number.update(grad / f64::from(divisor.unwrap_or(1.0)), step as i32, f64::from(LEARNING_RATE));
         }
@@ -84,7 +84,7 @@ fn found_inf_leaves_everything_untouched() {
     let mut moments = Moments::zeros(&tensors);
     let (rate, keep, skip) = (scalar(LEARNING_RATE), scalar(0.0), scalar(1.0));
     let with = |flag| UpdateInputs { learning_rate: &rate, grad_divisor: None, found_inf: Some(flag) };
-    ADAMW.update(&tensors, &grads(&tensors, 1), &mut moments, with(&keep)).expect("updates");
+    ADAMW.update(&tensors, &grads(&tensors, 1), &mut moments, with(&keep)).expect("shapes and types match");
     assert_eq!(values(&moments.step), [1.0]);
     let all = |moments: &Moments| -> Vec<f64> {
         let lists = tensors.iter().chain(&moments.exp_avgs).chain(&moments.exp_avg_sqs).chain([&moments.step]);
@@ -92,9 +92,9 @@ fn found_inf_leaves_everything_untouched() {
     };
     let before = all(&moments);
     let broken: Vec<Tensor> = tensors.iter().map(|param| param.full_like(f64::INFINITY)).collect();
-    ADAMW.update(&tensors, &broken, &mut moments, with(&skip)).expect("skips");
+    ADAMW.update(&tensors, &broken, &mut moments, with(&skip)).expect("shapes and types match");
     assert_eq!(all(&moments), before);
-    ADAMW.update(&tensors, &grads(&tensors, 2), &mut moments, with(&keep)).expect("updates");
+    ADAMW.update(&tensors, &grads(&tensors, 2), &mut moments, with(&keep)).expect("shapes and types match");
     assert_eq!(values(&moments.step), [2.0]);
     assert_ne!(all(&moments), before);
 }
@@ -106,7 +106,7 @@ fn mismatched_lists_are_named() {
     let rate = scalar(LEARNING_RATE);
     let control = UpdateInputs { learning_rate: &rate, grad_divisor: None, found_inf: None };
     let mut refused = |grads: &[Tensor]| {
-        ADAMW.update(&tensors, grads, &mut moments, control).expect_err("does not match").to_string()
+        ADAMW.update(&tensors, grads, &mut moments, control).expect_err("the lists do not match").to_string()
     };
     assert!(refused(&grads(&tensors, 1)[..1]).contains("2 parameters"));
     let mut transposed = grads(&tensors, 1);
@@ -121,27 +121,31 @@ fn mismatched_lists_are_named() {
 #[test]
 fn norm_clip_divisor_and_finite_flag_are_tensors() {
     let tensors = vec![Tensor::from_slice(&[3.0_f32, 0.0]), Tensor::from_slice(&[0.0_f32, 4.0]).view([1, 2])];
-    let squares = squared_norm(&tensors).expect("has a norm");
+    let squares = squared_norm(&tensors).expect("the list is not empty");
     assert_eq!((squares.kind(), values(&squares)), (Kind::Float, vec![25.0]));
-    assert_eq!(values(&clip_divisor(&squares, 2.5).expect("divides")), [2.0]);
-    assert_eq!(values(&clip_divisor(&squares, 10.0).expect("divides")), [1.0]);
-    assert_eq!(values(&not_finite(&squares).expect("checks")), [0.0]);
+    assert_eq!(values(&clip_divisor(&squares, 2.5).expect("the norm is one number")), [2.0]);
+    assert_eq!(values(&clip_divisor(&squares, 10.0).expect("the norm is one number")), [1.0]);
+    assert_eq!(values(&not_finite(&squares).expect("the norm is one number")), [0.0]);
     for broken in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let tensors = [Tensor::from_slice(&[1.0_f32]), Tensor::from_slice(&[0.0, broken, 1.0])];
-        let squares = squared_norm(&tensors).expect("has a norm");
-        assert_eq!(values(&not_finite(&squares).expect("checks")), [1.0]);
+        let squares = squared_norm(&tensors).expect("the list is not empty");
+        assert_eq!(values(&not_finite(&squares).expect("the norm is one number")), [1.0]);
     }
-    let huge = squared_norm(&[Tensor::from_slice(&[3e38_f32, -3e38])]).expect("has a norm");
-    assert_eq!(values(&not_finite(&huge).expect("checks")), [1.0], "the norm overflows");
+    let huge = squared_norm(&[Tensor::from_slice(&[3e38_f32, -3e38])]).expect("the list is not empty");
+    assert_eq!(
+        values(&not_finite(&huge).expect("the norm is one number")),
+        [1.0],
+        "a norm that overflows is not flagged"
+    );
     let half = [tensors[0].to_kind(Kind::BFloat16)];
-    assert_eq!(squared_norm(&half).expect("has a norm").kind(), Kind::Float);
+    assert_eq!(squared_norm(&half).expect("the list is not empty").kind(), Kind::Float);
 }
 
 #[test]
 fn moving_average_moves_by_its_weight() {
     let (averages, params) = ([Tensor::from_slice(&[1.0_f64, 2.0])], [Tensor::from_slice(&[3.0_f64, 0.0])]);
     let weight = Tensor::from(0.25_f64);
-    ema_update(&averages, &params, &weight).expect("moves");
+    ema_update(&averages, &params, &weight).expect("the lists match");
     assert_eq!(values(&averages[0]), [1.5, 1.5]);
     assert!(ema_update(&averages, &[], &weight).is_err());
     assert!(ema_update(&averages, &params, &Tensor::from_slice(&[0.1_f64, 0.2])).is_err(), "two weights were accepted");
@@ -155,10 +159,13 @@ fn ten_thousand_calls_do_not_leak() {
     let rate = scalar(1e-6);
     let grads = grads(&tensors, 1);
     let mut round = || {
-        let squares = squared_norm(&grads).expect("has a norm");
-        let (divisor, flag) = (clip_divisor(&squares, 1.0).expect("divides"), not_finite(&squares).expect("checks"));
+        let squares = squared_norm(&grads).expect("the list is not empty");
+        let (divisor, flag) = (
+            clip_divisor(&squares, 1.0).expect("the norm is one number"),
+            not_finite(&squares).expect("the norm is one number"),
+        );
         let control = UpdateInputs { learning_rate: &rate, grad_divisor: Some(&divisor), found_inf: Some(&flag) };
-        ADAMW.update(&tensors, &grads, &mut moments, control).expect("updates");
+        ADAMW.update(&tensors, &grads, &mut moments, control).expect("shapes and types match");
     };
     // Tests that run at the same time allocate memory too, so one attempt without growth is enough. If every call
     // leaked a tensor, memory would grow by 2 MB in every attempt.

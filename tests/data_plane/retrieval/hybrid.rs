@@ -13,17 +13,18 @@ const THRESHOLDS: [f64; 3] = [25.0, 200.0, 2500.0];
 fn uniform(step: u64, count: usize) -> Vec<f64> {
     let mut values = vec![0.0_f32; count];
     let draw = Draw { stream: Stream::Test(4), step, first_sample: 0, elements: count };
-    Philox::new(3).fill_uniform(draw, &mut values).expect("in range");
+    Philox::new(3).fill_uniform(draw, &mut values).expect("the counters are in range");
     values.into_iter().map(f64::from).collect()
 }
 
 /// Random places within 500 km of one of six towns. About 3 % lie exactly on a town, so some places are equal.
 fn crowd(step: u64, count: usize) -> Vec<UnitVector> {
-    let towns = uniform_points(2, 0, 0, 6).expect("in range");
+    let towns = uniform_points(2, 0, 0, 6).expect("the counters are in range");
     let numbers = uniform(step, 3 * count);
     let place = |three: &[f64]| {
         let town = towns[(6.0 * three[0]) as usize];
-        town.displace(Degrees(360.0 * three[1]), Km((500.0 * three[2] * three[2]).round())).expect("finite")
+        town.displace(Degrees(360.0 * three[1]), Km((500.0 * three[2] * three[2]).round()))
+            .expect("the displacement is finite")
     };
     numbers.chunks_exact(3).map(place).collect()
 }
@@ -112,9 +113,9 @@ fn hybrid_answers_follow_the_definition() {
                 // Gallery points at the same place have equal votes up to rounding, so places are compared instead of
                 // points.
                 let spot = |point: Option<u32>| point.map(|point| points[point as usize]);
-                assert_eq!(spot(answer), spot(want), "{setting} for image {at}");
+                assert_eq!(spot(answer), spot(want), "answers to image {at} with {setting}");
             } else {
-                assert_eq!(answer, want, "{setting} for image {at}");
+                assert_eq!(answer, want, "answers to image {at} with {setting}");
             }
             fallbacks += u32::from(answer.is_none());
             let alone = Hybrid { mode: HybridMode::Aggregate, ..*setting };
@@ -122,13 +123,16 @@ fn hybrid_answers_follow_the_definition() {
             fusions += u32::from(setting.mode == HybridMode::Fusion && answer != without_fusion());
         }
     }
-    assert!(fallbacks > 50 && fusions > 20, "{fallbacks} without a point in range, {fusions} changed by fusion");
+    assert!(
+        fallbacks > 50 && fusions > 20,
+        "only {fallbacks} answers had no candidate, and fusion changed only {fusions}; wanted more than 50 and 20"
+    );
 }
 
 #[test]
 fn hybrid_consensus_prefers_the_place_with_most_weight() {
-    let here = uniform_points(2, 0, 0, 1).expect("in range")[0];
-    let there = |bearing: f64, km: f64| here.displace(Degrees(bearing), Km(km)).expect("finite");
+    let here = uniform_points(2, 0, 0, 1).expect("the counters are in range")[0];
+    let there = |bearing: f64, km: f64| here.displace(Degrees(bearing), Km(km)).expect("the displacement is finite");
     // The point with the largest logit is far from all others. Three points with slightly lower logits are within 2 km.
     let points = [there(0.0, 150.0), there(180.0, 100.0), there(180.0, 101.0), there(180.0, 102.0)];
     let image = ImageSamples { aggregate: here, samples: vec![here] };
@@ -156,7 +160,7 @@ fn tuning_errors_equal_those_of_each_setting() {
                 let candidates = image.candidates(setting, &index);
                 let answer = image.answer(setting, &points, &candidates, &of(&candidates));
                 let place = answer.map_or(image.aggregate, |point| points[point as usize]);
-                assert_eq!(error, truth.distance(place).0 as f32, "{setting} for image {at}");
+                assert_eq!(error, truth.distance(place).0 as f32, "errors for image {at} with {setting}");
             }
         }
     }
@@ -178,7 +182,7 @@ fn tuning_does_not_trade_one_scale_for_another() {
     // LocDiff's own answers are all within 200 km of the truth. Retrieval is within 25 km for a sixth of the photos.
     // The first setting is within 25 km for a third of the photos, but beyond 200 km for 4 %. The second setting is
     // within 25 km for a sixth and always within 200 km.
-    let places = uniform_points(4, 0, 0, 1200).expect("in range");
+    let places = uniform_points(4, 0, 0, 1200).expect("the counters are in range");
     let rows: Vec<TuneRow> = places
         .iter()
         .enumerate()
@@ -188,7 +192,7 @@ fn tuning_does_not_trade_one_scale_for_another() {
             row(*place, 100.0, if at % 6 == 0 { 1.0 } else { 9000.0 }, &[greedy, half])
         })
         .collect();
-    let choice = choose(&two_settings(), &rows, &[25.0, 200.0, 2500.0], 5).expect("chosen");
+    let choice = choose(&two_settings(), &rows, &[25.0, 200.0, 2500.0], 5).expect("the rows are valid");
     assert_eq!(choice.setting.radius_km, 20.0, "{choice:?}");
     let near = |percents: &[f64], want: [f64; 3]| percents.iter().zip(want).all(|(got, want)| (got - want).abs() < 0.1);
     assert!(near(&choice.own_percent, [0.0, 100.0, 100.0]), "{choice:?}");
@@ -202,7 +206,7 @@ fn tuning_does_not_trade_one_scale_for_another() {
 fn tuning_folds_keep_neighbours_together_and_expose_overfitting() {
     // The first setting is right only in the cells of fold 0, the second setting only in the cells of fold 1. The
     // setting that is chosen on one fold is therefore wrong on the other fold, which is held out.
-    let places = uniform_points(4, 0, 0, 3000).expect("in range");
+    let places = uniform_points(4, 0, 0, 3000).expect("the counters are in range");
     let rows: Vec<TuneRow> = places
         .iter()
         .map(|place| {
@@ -210,14 +214,17 @@ fn tuning_folds_keep_neighbours_together_and_expose_overfitting() {
             row(*place, 9000.0, 9000.0, &[first, 501.0 - first])
         })
         .collect();
-    let choice = choose(&two_settings(), &rows, &THRESHOLDS, 2).expect("chosen");
-    let held_out = choice.held_out_percent.expect("two folds");
+    let choice = choose(&two_settings(), &rows, &THRESHOLDS, 2).expect("the rows are valid");
+    let held_out = choice.held_out_percent.expect("there are two folds");
     assert!(choice.hybrid_percent[0] > 49.0 && held_out[0] == 0.0, "{:?} {held_out:?}", choice.hybrid_percent);
     let mut sizes = [0_u32; 5];
     places.iter().for_each(|place| sizes[fold_of(*place, 5) as usize] += 1);
-    assert!(sizes.iter().all(|size| (400..=800).contains(size)), "{sizes:?}");
+    assert!(
+        sizes.iter().all(|size| (400..=800).contains(size)),
+        "the folds have {sizes:?} places, wanted 400 to 800 each"
+    );
     let together = places.iter().filter(|place| {
-        let neighbour = place.displace(Degrees(77.0), Km(5.0)).expect("finite");
+        let neighbour = place.displace(Degrees(77.0), Km(5.0)).expect("the displacement is finite");
         fold_of(**place, 5) == fold_of(neighbour, 5)
     });
     // A cell is about 550 km wide, so about one in sixty steps of 5 km leads to another cell.
@@ -228,14 +235,15 @@ fn tuning_folds_keep_neighbours_together_and_expose_overfitting() {
 fn tuning_refuses_invalid_rows_and_settings() {
     let place = UnitVector::NORTH_POLE;
     let refused = |rows: &[TuneRow], folds: u32| {
-        choose(&two_settings(), rows, &THRESHOLDS, folds).expect_err("refused").to_string()
+        choose(&two_settings(), rows, &THRESHOLDS, folds).expect_err("the input is invalid").to_string()
     };
     assert!(refused(&[], 5).contains("0 rows"));
     assert!(refused(&[row(place, 1.0, 1.0, &[1.0, 1.0])], 1).contains("1 folds"));
     assert!(refused(&[row(place, 1.0, 1.0, &[1.0])], 5).contains("row 0 has 1 errors, wanted one for each of 2"));
     assert!(refused(&[row(place, 1.0, f32::NAN, &[1.0, 1.0])], 5).contains("NaN"));
-    let none = choose(&[], &[row(place, 1.0, 1.0, &[])], &THRESHOLDS, 5).expect_err("refused");
+    let none = choose(&[], &[row(place, 1.0, 1.0, &[])], &THRESHOLDS, 5).expect_err("the input is invalid");
     assert!(none.to_string().contains("0 settings"), "{none}");
-    let one = choose(&two_settings(), &[row(place, 1.0, 1.0, &[1.0, 1.0])], &THRESHOLDS, 5).expect("chosen");
-    assert_eq!(one.held_out_percent, None, "one place lies in one fold, so no other fold can be held out");
+    let one =
+        choose(&two_settings(), &[row(place, 1.0, 1.0, &[1.0, 1.0])], &THRESHOLDS, 5).expect("the rows are valid");
+    assert_eq!(one.held_out_percent, None, "a score was computed for held-out rows, although all rows are in one fold");
 }

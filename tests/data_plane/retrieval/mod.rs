@@ -26,24 +26,25 @@ fn normals(seed: u64, shape: &[i64]) -> Tensor {
     let count = shape.iter().product::<i64>() as usize;
     let mut values = vec![0.0_f32; count];
     let draw = Draw { stream: Stream::Test(3), step: 0, first_sample: 0, elements: count };
-    Philox::new(seed).fill_normal(draw, &mut values).expect("in range");
+    Philox::new(seed).fill_normal(draw, &mut values).expect("the counters are in range");
     Tensor::from_slice(&values).view(shape)
 }
 
 fn points(count: usize) -> Vec<UnitVector> {
-    uniform_points(9, 0, 0, count).expect("in range")
+    uniform_points(9, 0, 0, count).expect("the counters are in range")
 }
 
 /// A gallery of random embeddings in f16, the type of training photos. A gallery of 9000 points fills more than two
 /// tiles.
 fn gallery(count: usize) -> Gallery {
     let embeddings = normals(1, &[count as i64, WIDTH as i64]).to_kind(Kind::Half);
-    Gallery::of_embeddings("test".into(), points(count), embeddings).expect("a gallery")
+    Gallery::of_embeddings("test".into(), points(count), embeddings).expect("the gallery is valid")
 }
 
 fn rows(tensor: &Tensor) -> Vec<Vec<f64>> {
-    let width = *tensor.size().last().expect("a last dimension") as usize;
-    let all = Vec::<f64>::try_from(tensor.to_kind(Kind::Double).contiguous().view([-1])).expect("numbers");
+    let width = *tensor.size().last().expect("the tensor has a dimension") as usize;
+    let all =
+        Vec::<f64>::try_from(tensor.to_kind(Kind::Double).contiguous().view([-1])).expect("the tensor has numbers");
     all.chunks_exact(width).map(<[f64]>::to_vec).collect()
 }
 
@@ -57,11 +58,11 @@ fn retrieval_logits_are_mean_cosines_of_the_views() {
     let (count, images, views) = (9000, 150, 3);
     let gallery = gallery(count);
     let embeddings = normals(2, &[images, views, WIDTH as i64]);
-    let queries = QueryHead::knn(40.0, Device::Cpu).queries(&embeddings).expect("queries");
+    let queries = QueryHead::knn(40.0, Device::Cpu).queries(&embeddings).expect("the embeddings are valid");
     let wanted: Vec<Vec<u32>> =
         (0..images as u32).map(|image| (image..9000).step_by(501 + image as usize).collect()).collect();
-    let retriever = Retriever::new(&gallery, Device::Cpu, 2).expect("a retriever");
-    let scored = retriever.score(&queries, &wanted, 3).expect("scored");
+    let retriever = Retriever::new(&gallery, Device::Cpu, 2).expect("the gallery fits in memory");
+    let scored = retriever.score(&queries, &wanted, 3).expect("the inputs are valid");
     let points = rows(&normals(1, &[count as i64, WIDTH as i64]).to_kind(Kind::Half));
     for (image, (scored, wanted)) in scored.iter().zip(&wanted).enumerate() {
         let views = rows(&embeddings.get(image as i64));
@@ -71,12 +72,18 @@ fn retrieval_logits_are_mean_cosines_of_the_views() {
         assert_eq!(scored.logits.len(), wanted.len());
         for (got, point) in scored.logits.iter().zip(wanted) {
             // A logit is 40 times a sum of 24 products, computed in f32.
-            assert!((f64::from(*got) - logit(*point as usize)).abs() < 1e-4, "image {image}, point {point}: {got}");
+            assert!(
+                (f64::from(*got) - logit(*point as usize)).abs() < 1e-4,
+                "image {image}: the logit of point {point} is {got}"
+            );
         }
         let mut all: Vec<(usize, f64)> = (0..count).map(|point| (point, logit(point))).collect();
         all.sort_by(|a, b| b.1.total_cmp(&a.1));
         for ((point, _), (want, _)) in scored.best.iter().zip(&all) {
-            assert!((logit(*point as usize) - logit(*want)).abs() < 1e-4, "image {image}: {point} instead of {want}");
+            assert!(
+                (logit(*point as usize) - logit(*want)).abs() < 1e-4,
+                "image {image}: point {point} was found instead of {want}"
+            );
         }
         assert_eq!(scored.best.len(), 3);
     }
@@ -89,16 +96,22 @@ fn retrieval_scores_do_not_depend_on_other_images_order_or_threads() {
     let wanted: Vec<Vec<u32>> = (0..300).map(|image| vec![image, 4095, 4096, 8999]).collect();
     let score = |chosen: &[i64], threads: usize| -> Vec<Scored> {
         let chosen_embeddings = embeddings.index_select(0, &Tensor::from_slice(chosen));
-        let queries = QueryHead::knn(40.0, Device::Cpu).queries(&chosen_embeddings).expect("queries");
+        let queries = QueryHead::knn(40.0, Device::Cpu).queries(&chosen_embeddings).expect("the embeddings are valid");
         let wanted: Vec<Vec<u32>> = chosen.iter().map(|image| wanted[*image as usize].clone()).collect();
-        Retriever::new(&gallery, Device::Cpu, threads).expect("made").score(&queries, &wanted, 2).expect("scored")
+        Retriever::new(&gallery, Device::Cpu, threads)
+            .expect("the gallery fits in memory")
+            .score(&queries, &wanted, 2)
+            .expect("the inputs are valid")
     };
     let all: Vec<i64> = (0..300).collect();
     let together = score(&all, 1);
-    assert!(together == score(&all, 3), "the number of threads changes bits");
+    assert!(together == score(&all, 3), "the number of threads changed bits");
     let backwards: Vec<i64> = all.iter().rev().copied().collect();
-    assert!(together == score(&backwards, 2).into_iter().rev().collect::<Vec<_>>(), "the order changes bits");
-    assert_eq!(score(&[157], 1)[0], together[157], "other images change bits");
+    assert!(
+        together == score(&backwards, 2).into_iter().rev().collect::<Vec<_>>(),
+        "the order of the images changed bits"
+    );
+    assert_eq!(score(&[157], 1)[0], together[157], "the other images changed bits");
 }
 
 /// Uses GeoCLIP's real weights. Also checks that the gallery's embeddings are cached on disk, so that opening the
@@ -106,58 +119,73 @@ fn retrieval_scores_do_not_depend_on_other_images_order_or_threads() {
 #[test]
 fn retrieval_with_geoclip_finds_the_place_of_a_photo() {
     let config = RetrievalConfig { geoclip: folder().display().to_string(), ..RetrievalConfig::default() };
-    let geoclip = Geoclip::open(Path::new(&config.geoclip)).expect("real weights");
-    let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("an encoder"), 2);
-    let gallery = Gallery::open(&config, &geoclip, &embedder, |_| ()).expect("a gallery");
-    let again = Gallery::open(&config, &geoclip, &embedder, |_| panic!("not cached")).expect("a gallery");
+    let geoclip = Geoclip::open(Path::new(&config.geoclip)).expect("the folder has real weights");
+    let embedder = Embedder::new(geoclip.location_encoder(Device::Cpu).expect("the weights have an encoder"), 2);
+    let gallery = Gallery::open(&config, &geoclip, &embedder, |_| ()).expect("the gallery is valid");
+    let again = Gallery::open(&config, &geoclip, &embedder, |_| {
+        panic!("the embeddings were computed again, so they were not cached")
+    })
+    .expect("the gallery is valid");
     assert_eq!(gallery.points(), again.points());
     let shown = [17_usize, 2000, 4095];
     let places: Vec<_> = shown.iter().map(|point| geoclip.places()[*point]).collect();
-    let looks = Tensor::from_slice(&embedder.embed(&places).expect("embedded")).view([3, 1, 512]);
-    let projection = projection(PROJECTION_SEED).expect("Q");
+    let looks = Tensor::from_slice(&embedder.embed(&places).expect("the places can be embedded")).view([3, 1, 512]);
+    let projection = projection(PROJECTION_SEED).expect("the projection can be computed");
     let photos = looks.matmul(&projection.tr());
-    let head = QueryHead::linear(&geoclip, &projection, Device::Cpu).expect("a head");
+    let head = QueryHead::linear(&geoclip, &projection, Device::Cpu).expect("the weights have a head");
     assert!((head.factor() - 39.687).abs() < 1e-3, "{}", head.factor());
-    let queries = head.queries(&photos).expect("queries");
-    let retriever = Retriever::new(&again, Device::Cpu, 2).expect("made");
-    for (scored, point) in retriever.score(&queries, &vec![Vec::new(); 3], 1).expect("scored").iter().zip(shown) {
+    let queries = head.queries(&photos).expect("the embeddings are valid");
+    let retriever = Retriever::new(&again, Device::Cpu, 2).expect("the gallery fits in memory");
+    for (scored, point) in
+        retriever.score(&queries, &vec![Vec::new(); 3], 1).expect("the inputs are valid").iter().zip(shown)
+    {
         assert_eq!(again.points()[scored.best[0].0 as usize], again.points()[point], "the best point is another place");
         assert!((f64::from(scored.best[0].1) - head.factor()).abs() < 1e-3, "the cosine is not 1");
     }
     // With GeoCLIP's image head, the logit of a photo with ten crops is the mean of the crops' logits.
     let crops = normals(5, &[2, 10, FEATURE_WIDTH as i64]) * 10.0;
-    let queries = QueryHead::geoclip(&geoclip, Device::Cpu).expect("a head").queries(&crops).expect("queries");
-    let own = geoclip.image_head(Device::Cpu).expect("a head");
+    let queries = QueryHead::geoclip(&geoclip, Device::Cpu)
+        .expect("the weights have a head")
+        .queries(&crops)
+        .expect("the embeddings are valid");
+    let own = geoclip.image_head(Device::Cpu).expect("the weights have a head");
     for image in 0..2 {
-        let encoded = own.encode(&crops.get(image)).expect("encoded");
+        let encoded = own.encode(&crops.get(image)).expect("the input has the right shape");
         let unit = &encoded / encoded.norm_scalaropt_dim(2.0, [1].as_slice(), true);
         let mean = unit.matmul(&looks.get(0).tr()).mean(Kind::Float).double_value(&[]) * own.logit_factor();
         let got = queries.get(image).dot(&looks.get(0).view([-1])).double_value(&[]);
-        assert!((got - mean).abs() < 1e-4, "{got} {mean}");
+        assert!((got - mean).abs() < 1e-4, "the logit is {got}, wanted the mean {mean}");
     }
 }
 
 #[test]
 fn retrieval_among_training_photos_weighs_all_given_neighbours() {
     let found = points(4);
-    let near = found[3].displace(locdiff_core::geo::Degrees(0.0), locdiff_core::geo::Km(2.0)).expect("a place");
+    let near = found[3]
+        .displace(locdiff_core::geo::Degrees(0.0), locdiff_core::geo::Km(2.0))
+        .expect("the displacement is finite");
     let places = [found[0], found[3], near, found[2]];
     let best = [(0, 10.0), (1, 9.9), (2, 9.9), (3, 5.0)];
     assert_eq!(knn_place(&places, &best[..1]), Some(0));
-    assert_eq!(knn_place(&places, &best), Some(1), "two neighbours in one town must outweigh one elsewhere");
+    assert_eq!(knn_place(&places, &best), Some(1), "one neighbour outweighed two neighbours in another town");
     assert_eq!(knn_place(&places, &[]), None);
-    let gallery = Gallery::of_embeddings("test".into(), places.to_vec(), normals(1, &[4, 8])).expect("a gallery");
-    let retriever = Retriever::new(&gallery, Device::Cpu, 1).expect("made");
-    let queries = QueryHead::knn(40.0, Device::Cpu).queries(&normals(1, &[4, 1, 8])).expect("queries");
+    let gallery =
+        Gallery::of_embeddings("test".into(), places.to_vec(), normals(1, &[4, 8])).expect("the gallery is valid");
+    let retriever = Retriever::new(&gallery, Device::Cpu, 1).expect("the gallery fits in memory");
+    let queries = QueryHead::knn(40.0, Device::Cpu).queries(&normals(1, &[4, 1, 8])).expect("the embeddings are valid");
     let images: Vec<ImageSamples> = places
         .iter()
         .map(|place| ImageSamples { aggregate: place.antipode(), samples: vec![place.antipode()] })
         .collect();
     let hybrid = Hybrid { mode: HybridMode::Aggregate, radius_km: 1.0, density_weight: 0.0, density_km: 1.0 };
-    let located = locate(&retriever, &queries, &images, &hybrid, 1).expect("located");
+    let located = locate(&retriever, &queries, &images, &hybrid, 1).expect("the inputs are valid");
     for (located, place) in located.iter().zip(&places) {
-        assert_eq!(located.retrieval, *place, "a photo must retrieve itself");
-        assert_eq!((located.hybrid, located.hybrid_or(*place)), (None, *place), "no gallery point is in range");
+        assert_eq!(located.retrieval, *place, "a photo did not retrieve itself");
+        assert_eq!(
+            (located.hybrid, located.hybrid_or(*place)),
+            (None, *place),
+            "a gallery point was in range, wanted none"
+        );
     }
 }
 
@@ -168,11 +196,13 @@ fn retrieval_refuses_zero_and_non_finite_embeddings() {
         let _ = embeddings.get(row as i64).zero_();
         embeddings
     };
-    let error = Gallery::of_embeddings("here".into(), points(5), with_zero_row(3)).expect_err("refused");
+    let error = Gallery::of_embeddings("here".into(), points(5), with_zero_row(3)).expect_err("the input is invalid");
     assert_eq!((error.exit_code().code(), error.to_string().contains("gallery point 3")), (20, true), "{error}");
-    let error = Gallery::of_embeddings("here".into(), Vec::new(), normals(1, &[0, 8])).expect_err("refused");
+    let error =
+        Gallery::of_embeddings("here".into(), Vec::new(), normals(1, &[0, 8])).expect_err("the input is invalid");
     assert_eq!(error.to_string(), "here: no gallery points, wanted at least 1");
-    let error = QueryHead::knn(1.0, Device::Cpu).queries(&with_zero_row(2).unsqueeze(1)).expect_err("refused");
+    let error =
+        QueryHead::knn(1.0, Device::Cpu).queries(&with_zero_row(2).unsqueeze(1)).expect_err("the input is invalid");
     assert!(error.to_string().contains("image 2"), "{error}");
     let broken = normals(1, &[2, 1, 8]) * f64::NAN;
     assert!(QueryHead::knn(1.0, Device::Cpu).queries(&broken).is_err());
@@ -194,13 +224,13 @@ fn retrieval_heads_that_do_not_fit_the_data_are_refused() {
     assert!(fits(Knn, &facts(5, DataHead::Unknown, None)));
     for (head, facts, message) in [
         (Geoclip, facts(768, DataHead::Linear, None), "photos are simulated"),
-        (Geoclip, facts(512, DataHead::Unknown, None), "width 512, GeoCLIP's image head takes 768"),
+        (Geoclip, facts(512, DataHead::Unknown, None), "width 512, but GeoCLIP's image head takes width 768"),
         (Geoclip, facts(768, DataHead::Unknown, Some(1.001)), "mean length 1.001"),
-        (Linear, facts(768, DataHead::Geoclip, None), "manifest says CLIP features"),
+        (Linear, facts(768, DataHead::Geoclip, None), "manifest says that the embeddings are CLIP features"),
         (Linear, facts(768, DataHead::Unknown, None), "no manifest says that its photos are simulated"),
         (Linear, facts(512, DataHead::Linear, None), "width 512"),
     ] {
-        let error = check_head(head, &facts).expect_err("refused");
+        let error = check_head(head, &facts).expect_err("the head cannot be used");
         assert_eq!(error.exit_code().code(), 10);
         assert!(error.to_string().contains(message) && error.to_string().contains("shards/x"), "{error}");
     }
@@ -210,38 +240,41 @@ fn retrieval_heads_that_do_not_fit_the_data_are_refused() {
 /// has the same origin.
 #[test]
 fn files_given_one_by_one_have_the_origin_of_their_folder() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let folder = scratch.path().join("simulated");
     crate::shards::support::write(&folder);
     let config = ShardsConfig::default();
-    let open = |location: &str| Dataset::open(location, &config).expect("opens");
+    let open = |location: &str| Dataset::open(location, &config).expect("the data can be opened");
     let whole = open(&folder.display().to_string());
     let origin = whole.origin().expect("the manifest states an origin");
     assert_eq!((origin.source.as_str(), origin.image_head), ("sixty-four rows", ImageHead::Linear));
-    let mut files: Vec<_> =
-        std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("a file").path()).collect();
+    let mut files: Vec<_> = std::fs::read_dir(&folder)
+        .expect("the folder exists")
+        .map(|entry| entry.expect("the entry is readable").path())
+        .collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "parquet"));
-    std::os::unix::fs::symlink(&files[0], scratch.path().join("link.parquet")).expect("linked");
+    std::os::unix::fs::symlink(&files[0], scratch.path().join("link.parquet")).expect("the link can be created");
     let named = [format!("{}/*.parquet", folder.display()), files[0].display().to_string()];
     for location in named.iter().chain([&format!("{}/link.parquet", scratch.path().display())]) {
         let found = open(location);
         assert_eq!(found.origin(), Some(origin), "{location}");
         // Training treats files that are opened without their folder as data without a manifest.
         assert!(found.manifest().is_none() && found.fingerprint() != whole.fingerprint(), "{location}");
-        let facts = retrieval_data::data_facts(location, &found, &Mask::none(), RetrievalHead::Linear).expect("facts");
+        let facts = retrieval_data::data_facts(location, &found, &Mask::none(), RetrievalHead::Linear)
+            .expect("the data is readable");
         assert_eq!(facts.image_head, DataHead::Linear, "{location}");
     }
     // A file that the manifest does not list has no origin. A `manifest.json` that this program did not write is
     // ignored.
-    std::fs::copy(&files[0], folder.join("other.parquet")).expect("copied");
+    std::fs::copy(&files[0], folder.join("other.parquet")).expect("the file can be copied");
     assert_eq!(open(&folder.join("other.parquet").display().to_string()).origin(), None);
-    std::fs::write(folder.join("manifest.json"), "{}").expect("written");
+    std::fs::write(folder.join("manifest.json"), "{}").expect("the file can be written");
     assert_eq!(open(&named[0]).origin(), None);
 }
 
 #[test]
 fn mean_length_is_measured_if_there_is_no_manifest() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     for (name, length) in [("unit", 1.0), ("long", 12.0)] {
         let folder = scratch.path().join(name);
         let options = WriterOptions { image_head: ImageHead::None, ..crate::shards::support::options() };
@@ -251,12 +284,13 @@ fn mean_length_is_measured_if_there_is_no_manifest() {
                 *value = half::f16::from_f64(if is_first { length } else { 0.0 });
             });
         };
-        crate::shards::support::write_with(&folder, options, change).expect("written");
+        crate::shards::support::write_with(&folder, options, change).expect("the file can be written");
         for location in [folder.display().to_string(), format!("{}/*.parquet", folder.display())] {
-            let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("opens");
+            let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("the data can be opened");
             let facts = retrieval_data::data_facts(&location, &dataset, &Mask::none(), RetrievalHead::Geoclip);
-            let found = facts.expect("facts").mean_length.expect("measured");
-            assert!((found - length).abs() < 1e-6, "{location}: {found}");
+            let found =
+                facts.expect("the data is readable").mean_length.expect("the data has a manifest or is measured");
+            assert!((found - length).abs() < 1e-6, "{location}: the mean length is {found}, wanted {length}");
         }
     }
 }
@@ -265,21 +299,22 @@ fn mean_length_is_measured_if_there_is_no_manifest() {
 /// disk.
 #[test]
 fn retrieval_opens_training_photos_as_a_gallery() {
-    let scratch = tempfile::tempdir().expect("a folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let folder = scratch.path().join("train");
     crate::shards::support::write(&folder);
     let shards = ShardsConfig { train: folder.display().to_string(), ..ShardsConfig::default() };
-    let dataset = Dataset::open(&shards.train, &shards).expect("opens");
-    let facts = retrieval_data::data_facts(&shards.train, &dataset, &Mask::none(), RetrievalHead::Knn).expect("facts");
+    let dataset = Dataset::open(&shards.train, &shards).expect("the data can be opened");
+    let facts = retrieval_data::data_facts(&shards.train, &dataset, &Mask::none(), RetrievalHead::Knn)
+        .expect("the data is readable");
     assert_eq!((facts.width, facts.mean_length.is_some()), (crate::shards::support::WIDTH, true));
     let config = RetrievalConfig { head: RetrievalHead::Knn, ..RetrievalConfig::default() };
     let open = |config: &RetrievalConfig, facts: &DataFacts| {
         retrieval_data::open(config, &shards, facts, Device::Cpu, 1, |_| ())
     };
-    let (gallery, head) = open(&config, &facts).expect("a gallery");
+    let (gallery, head) = open(&config, &facts).expect("the gallery is valid");
     assert_eq!((gallery.points().len() as u64, head.factor()), (dataset.rows(), config.knn_scale));
-    let error = open(&config, &DataFacts { width: 7, ..facts.clone() }).expect_err("another width");
-    assert!(error.to_string().contains("width 7") && error.to_string().contains("one encoder"), "{error}");
-    let error = open(&RetrievalConfig::default(), &facts).expect_err("not CLIP features");
+    let error = open(&config, &DataFacts { width: 7, ..facts.clone() }).expect_err("the widths differ");
+    assert!(error.to_string().contains("width 7") && error.to_string().contains("the same encoder"), "{error}");
+    let error = open(&RetrievalConfig::default(), &facts).expect_err("the embeddings are not CLIP features");
     assert_eq!(error.exit_code().code(), 10, "{error}");
 }

@@ -29,7 +29,7 @@ fn matrix(change: impl Fn(usize, usize, f64) -> f64) -> Vec<f64> {
 
 fn npy(path: &Path, values: &[f64]) {
     let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
-    Tensor::from_slice(&values).view([-1, WIDTH as i64]).write_npy(path).expect("written");
+    Tensor::from_slice(&values).view([-1, WIDTH as i64]).write_npy(path).expect("the file can be written");
 }
 
 fn latitude(row: usize) -> f64 {
@@ -44,7 +44,7 @@ fn csv(path: &Path, id: bool, change: impl Fn(usize) -> Option<&'static str>) {
         text.push_str(&line);
         text.push('\n');
     }
-    std::fs::write(path, text).expect("written");
+    std::fs::write(path, text).expect("the file can be written");
 }
 
 /// The latitude and longitude that must be read back for each of the [`ROWS`] rows.
@@ -65,7 +65,7 @@ impl Bench {
     /// Makes a folder with a valid table, `t.csv`, and valid embeddings for the rows of the table, `a.npy`.
     fn new(on_bad_rows: OnBadRows) -> Self {
         let config = ShardsConfig { id_column: "who".into(), on_bad_rows, ..ShardsConfig::default() };
-        let bench = Self { scratch: tempfile::tempdir().expect("a folder"), config };
+        let bench = Self { scratch: tempfile::tempdir().expect("a temporary folder can be created"), config };
         csv(&bench.path("t.csv"), true, |_| None);
         npy(&bench.path("a.npy"), &matrix(|_, _, value| value));
         bench
@@ -100,11 +100,11 @@ impl Bench {
             ("lat", Arc::new(Float64Array::from_iter_values(table().map(|(latitude, _)| latitude)))),
             ("lon", Arc::new(Float32Array::from_iter_values(table().map(|(_, longitude)| longitude as f32)))),
         ];
-        let batch = RecordBatch::try_from_iter(columns).expect("a batch");
-        let file = File::create(self.path("t.parquet")).expect("created");
-        let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("a writer");
-        writer.write(&batch).expect("written");
-        writer.close().expect("closed");
+        let batch = RecordBatch::try_from_iter(columns).expect("the columns have equal lengths");
+        let file = File::create(self.path("t.parquet")).expect("the file can be created");
+        let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("the schema is valid");
+        writer.write(&batch).expect("the file can be written");
+        writer.close().expect("the file can be written");
     }
 
     /// Asserts that a build fails with exit code `code` and a message that contains all `parts`, and that it leaves no
@@ -114,7 +114,7 @@ impl Bench {
         let text = error.to_string();
         assert!(
             error.exit_code() == code && parts.iter().all(|part| text.contains(part)),
-            "{table} {matrices:?}: {text}"
+            "{table} with {matrices:?} gave a wrong error: {text}"
         );
         assert!(!self.path("never").exists(), "{table}: the failed build left a folder");
     }
@@ -126,10 +126,11 @@ fn built_shards_hold_the_input_rows() {
     let second = -Tensor::from_slice(&matrix(|_, _, value| value)).view([-1, WIDTH as i64]);
     let other = Tensor::zeros([3], (Kind::Float, tch::Device::Cpu));
     let half = [("anything", second.to_kind(Kind::Half))];
-    Tensor::write_safetensors(&half, bench.path("b.safetensors")).expect("written");
+    Tensor::write_safetensors(&half, bench.path("b.safetensors")).expect("the file can be written");
     let named = [("embedding", second), ("other", other)];
-    Tensor::write_safetensors(&named, bench.path("c.safetensors")).expect("written");
-    let (manifest, skipped) = bench.build("t.csv", &["a.npy", "b.safetensors", "c.safetensors"], "out").expect("built");
+    Tensor::write_safetensors(&named, bench.path("c.safetensors")).expect("the file can be written");
+    let (manifest, skipped) =
+        bench.build("t.csv", &["a.npy", "b.safetensors", "c.safetensors"], "out").expect("the inputs are valid");
     assert_eq!((manifest.rows, manifest.views, skipped), (ROWS as u64, 3, 0));
     let (views, want) = (read_views(&bench.path("out"), &manifest), view());
     assert!(views[0].equal(&want) && views[1].equal(&-&want) && views[2].equal(&-&want));
@@ -137,7 +138,7 @@ fn built_shards_hold_the_input_rows() {
     let mut numbered = rows.iter().zip(table()).enumerate();
     let same = numbered.all(|(row, (got, want))| got.0 == format!("row {row}") && (got.1, got.2) == want);
     assert!(same && rows.len() == ROWS);
-    let error = bench.build("t.csv", &["a.npy"], "out").expect_err("the folder exists");
+    let error = bench.build("t.csv", &["a.npy"], "out").expect_err("the folder already exists");
     assert_eq!(error.exit_code(), ExitCode::Exists);
 }
 
@@ -151,20 +152,22 @@ fn parquet_tables_and_tables_without_identifiers_are_read() {
         let rows = read_table(&bench.path(out), &manifest);
         let mut numbered = rows.iter().zip(table()).enumerate();
         let same = numbered.all(|(row, (got, want))| got.0 == row.to_string() && (got.1, got.2) == want);
-        assert!(same && rows.len() == ROWS, "{name}");
+        assert!(same && rows.len() == ROWS, "{name}: the shards have other rows");
     }
 }
 
 #[test]
 fn alternative_column_names_are_found_and_other_names_refused() {
     let bench = Bench { config: ShardsConfig::default(), ..Bench::new(OnBadRows::Error) };
-    let text = std::fs::read_to_string(bench.path("t.csv")).expect("read");
-    std::fs::write(bench.path("names.csv"), text.replacen("who,lon,lat", "IMG_ID,Lng,Latitude", 1)).expect("written");
-    let (manifest, _) = bench.build("names.csv", &["a.npy"], "out").expect("built");
+    let text = std::fs::read_to_string(bench.path("t.csv")).expect("the file can be read");
+    std::fs::write(bench.path("names.csv"), text.replacen("who,lon,lat", "IMG_ID,Lng,Latitude", 1))
+        .expect("the file can be written");
+    let (manifest, _) = bench.build("names.csv", &["a.npy"], "out").expect("the inputs are valid");
     let rows = read_table(&bench.path("out"), &manifest);
     let mut numbered = rows.iter().zip(table()).enumerate();
     assert!(numbered.all(|(row, (got, want))| got.0 == format!("row {row}") && (got.1, got.2) == want));
-    std::fs::write(bench.path("none.csv"), text.replacen("who,lon,lat", "who,lon,y", 1)).expect("written");
+    std::fs::write(bench.path("none.csv"), text.replacen("who,lon,lat", "who,lon,y", 1))
+        .expect("the file can be written");
     let parts = ["none.csv: no column for latitude; found: who, lon, y; accepted: lat, latitude"];
     bench.assert_refused("none.csv", &["a.npy"], ExitCode::BadData, &parts);
 }
@@ -174,19 +177,19 @@ fn bad_input_is_named_and_leaves_no_folder() {
     let bench = Bench::new(OnBadRows::Error);
     bench.add_bad_rows();
     bench.add_parquet();
-    std::fs::write(bench.path("short.csv"), "who,lat,lon\nx,1,2\n").expect("written");
+    std::fs::write(bench.path("short.csv"), "who,lat,lon\nx,1,2\n").expect("the file can be written");
     npy(&bench.path("few.npy"), &matrix(|_, _, value| value)[..80]);
     let two = [("x", view()), ("other", view())];
-    Tensor::write_safetensors(&two, bench.path("two.safetensors")).expect("written");
-    let bytes = std::fs::read(bench.path("a.npy")).expect("readable");
-    std::fs::write(bench.path("cut.npy"), &bytes[..bytes.len() - 1]).expect("written");
-    let parquet = std::fs::read(bench.path("t.parquet")).expect("readable");
-    std::fs::write(bench.path("cut.parquet"), &parquet[..parquet.len() / 2]).expect("written");
+    Tensor::write_safetensors(&two, bench.path("two.safetensors")).expect("the file can be written");
+    let bytes = std::fs::read(bench.path("a.npy")).expect("the file can be read");
+    std::fs::write(bench.path("cut.npy"), &bytes[..bytes.len() - 1]).expect("the file can be written");
+    let parquet = std::fs::read(bench.path("t.parquet")).expect("the file can be read");
+    std::fs::write(bench.path("cut.parquet"), &parquet[..parquet.len() / 2]).expect("the file can be written");
     for (table, matrix, code, parts) in [
         ("91.csv", "a.npy", ExitCode::BadData, ["91.csv: row 4321", "latitude is 91, wanted -90 to 90"]),
         ("text.csv", "a.npy", ExitCode::BadData, ["text.csv: row 7", "`lon` is `east`"]),
         ("ragged.csv", "a.npy", ExitCode::BadData, ["ragged.csv: row 9", "2 field"]),
-        ("again.csv", "a.npy", ExitCode::BadData, ["again.csv: row 4999", "\"row 12\", first seen in row 12"]),
+        ("again.csv", "a.npy", ExitCode::BadData, ["again.csv: row 4999", "\"row 12\", also in row 12"]),
         ("short.csv", "a.npy", ExitCode::BadData, ["short.csv: 1 rows", "a.npy has 5000"]),
         ("t.csv", "few.npy", ExitCode::BadData, ["t.csv: more than 10", "few.npy has 10"]),
         ("t.csv", "nan.npy", ExitCode::BadData, ["nan.npy: row 4999", "element 3 is NaN"]),
@@ -210,10 +213,14 @@ fn bad_rows_are_skipped_if_configured() {
     for (table, matrix, row) in [("91.csv", "a.npy", 4321), ("ragged.csv", "a.npy", 9), ("t.csv", "big.npy", 2)] {
         let out = format!("skip-{table}");
         let (manifest, skipped) = bench.build(table, &[matrix], &out).expect(table);
-        assert_eq!((manifest.rows, skipped), (ROWS as u64 - 1, 1), "{table}");
+        assert_eq!((manifest.rows, skipped), (ROWS as u64 - 1, 1), "{table}: wrong number of rows");
         let rows = read_table(&bench.path(&out), &manifest);
-        assert_eq!((rows[row - 1].1, rows[row].1), (latitude(row - 1), latitude(row + 1)), "{table}");
+        assert_eq!(
+            (rows[row - 1].1, rows[row].1),
+            (latitude(row - 1), latitude(row + 1)),
+            "{table}: wrong rows around the skipped row"
+        );
         let got = read_views(&bench.path(&out), &manifest).remove(0);
-        assert!(got.get(row as i64).equal(&want.get(row as i64 + 1)), "{table}");
+        assert!(got.get(row as i64).equal(&want.get(row as i64 + 1)), "{table}: wrong embedding after the skipped row");
     }
 }

@@ -19,29 +19,37 @@ fn golden(name: &str) -> String {
 
 #[test]
 fn files_of_every_engine_give_the_same_rows_as_our_shards() {
-    let folder = tempfile::tempdir().expect("temporary folder");
+    let folder = tempfile::tempdir().expect("a temporary folder can be created");
     let own = folder.path().join("own");
     let manifest = write(&own);
-    let own = Dataset::open(&own.display().to_string(), &ShardsConfig::default()).expect("ours opens");
+    let own = Dataset::open(&own.display().to_string(), &ShardsConfig::default()).expect("the shards are valid");
     let mut names: Vec<String> = std::fs::read_dir(golden(""))
-        .expect("listed")
-        .map(|entry| entry.expect("entry").file_name().into_string().expect("plain name"))
+        .expect("the folder exists")
+        .map(|entry| entry.expect("the folder can be listed").file_name().into_string().expect("the name is UTF-8"))
         .filter(|name| name.ends_with(".parquet") && !name.starts_with("bad_"))
         .collect();
     names.sort();
-    assert!(names.len() >= 12, "only {names:?}");
+    assert!(names.len() >= 12, "only {names:?} were found, wanted at least 12 files");
     for name in &names {
-        let dataset =
-            Dataset::open(&golden(name), &ShardsConfig::default()).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert_eq!((dataset.width(), dataset.views(), dataset.rows()), (WIDTH, 2, 64), "{name}");
+        let dataset = Dataset::open(&golden(name), &ShardsConfig::default())
+            .unwrap_or_else(|error| panic!("{name} cannot be opened: {error}"));
+        assert_eq!(
+            (dataset.width(), dataset.views(), dataset.rows()),
+            (WIDTH, 2, 64),
+            "{name}: wrong width, views or rows"
+        );
         for view in 0..2 {
-            let got = read_all(&dataset, view).unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert_eq!(got, expected(view as usize), "{name}, view {view}");
-            assert_eq!(got, read_all(&own, view).expect("ours reads"), "{name} and our shards differ in view {view}");
+            let got = read_all(&dataset, view).unwrap_or_else(|error| panic!("{name} cannot be read: {error}"));
+            assert_eq!(got, expected(view as usize), "{name}: wrong rows in view {view}");
+            assert_eq!(
+                got,
+                read_all(&own, view).expect("the blocks are valid"),
+                "{name} and our shards differ in view {view}"
+            );
         }
-        let found = dataset.scan().expect("scanned").statistics;
+        let found = dataset.scan().expect("the blocks can be read").statistics;
         assert_eq!(found, manifest.statistics(), "{name}: scan and manifest differ");
-        assert!(problems(&dataset).is_empty(), "{name}");
+        assert!(problems(&dataset).is_empty(), "{name}: verify found problems");
     }
 }
 
@@ -56,21 +64,28 @@ fn bad_rows_of_foreign_files_are_named_and_can_be_skipped() {
         ("bad_latitude", 1, 6, "row group 1: column `lat`: row 6: latitude 91, wanted -90 to 90"),
     ] {
         let path = golden(&format!("{name}.parquet"));
-        let dataset = Dataset::open(&path, &config).expect("opens");
+        let dataset = Dataset::open(&path, &config).expect("the shards are valid");
         let error = read_all(&dataset, 0).expect_err(name);
-        assert_eq!(error.exit_code(), ExitCode::BadData, "{name}");
-        assert!(error.to_string().contains(message) && error.to_string().starts_with(&path), "{name}: {error}");
+        assert_eq!(error.exit_code(), ExitCode::BadData, "{name}: wrong exit code");
+        assert!(
+            error.to_string().contains(message) && error.to_string().starts_with(&path),
+            "{name}: wrong error: {error}"
+        );
         let problems = problems(&dataset);
         assert_eq!(problems.iter().map(|problem| problem.message.clone()).collect::<Vec<_>>(), [error.to_string()]);
         // A scan finds the bad row. A reader that skips the bad row returns all other rows.
-        let scan = dataset.scan().expect("scanned");
+        let scan = dataset.scan().expect("the blocks can be read");
         let found: Vec<(u32, u32)> = scan.bad_rows.iter().map(|bad| (bad.block, bad.row)).collect();
-        assert_eq!(found, [(block, row)], "{name}");
+        assert_eq!(found, [(block, row)], "{name}: the scan found other bad rows");
         assert_eq!(scan.statistics.rows, 63, "{name}: the statistics include the bad row");
-        assert_eq!(dataset.bad_rows(block).expect("found"), [row], "{name}");
+        assert_eq!(
+            dataset.bad_rows(block).expect("the blocks can be read"),
+            [row],
+            "{name}: `bad_rows` found other rows"
+        );
         let mut rows = BlockRows::default();
-        dataset.read_except(block, 0, &[row + 1], &mut rows).expect_err("skips another row");
-        dataset.read_except(block, 0, &[row], &mut rows).expect("skips the bad row");
+        dataset.read_except(block, 0, &[row + 1], &mut rows).expect_err("the bad row is not skipped");
+        dataset.read_except(block, 0, &[row], &mut rows).expect("the bad row is skipped");
         let mut want = expected(0);
         let (first, at) = ((block * 24) as usize, row as usize);
         let mut want = BlockRows {
@@ -82,11 +97,11 @@ fn bad_rows_of_foreign_files_are_named_and_can_be_skipped() {
             "bad_latitude" => want.latitudes[at] = 0.0,
             _ => want.embeddings[at * WIDTH * 2..(at + 1) * WIDTH * 2].fill(0),
         }
-        assert_eq!(rows, want, "{name}");
+        assert_eq!(rows, want, "{name}: wrong rows");
     }
-    let error = Dataset::open(&golden("bad_no_rows.parquet"), &config).err().expect("a file without rows");
+    let error = Dataset::open(&golden("bad_no_rows.parquet"), &config).err().expect("a file without rows was accepted");
     assert_eq!(error.exit_code(), ExitCode::NoData);
-    assert!(error.to_string().contains("hold no rows"), "{error}");
+    assert!(error.to_string().contains("files have no rows"), "wrong error: {error}");
 }
 
 #[test]
@@ -98,10 +113,10 @@ fn column_names_come_from_the_configuration() {
         longitude_column: "lat".into(),
         ..ShardsConfig::default()
     };
-    let dataset = Dataset::open(&path, &named).expect("opens");
-    assert_eq!(dataset.views(), 1, "embedding_1_1 does not exist, so there is one view");
-    let error = read_all(&dataset, 0).expect_err("longitudes used as latitudes");
-    assert!(error.to_string().contains("column `lon`: row 0: latitude -170"), "{error}");
+    let dataset = Dataset::open(&path, &named).expect("the shards are valid");
+    assert_eq!(dataset.views(), 1, "there is more than one view, although the file has no column embedding_1_1");
+    let error = read_all(&dataset, 0).expect_err("longitudes are read as latitudes");
+    assert!(error.to_string().contains("column `lon`: row 0: latitude -170"), "wrong error: {error}");
     for (config, message) in [
         (
             ShardsConfig { embedding_column: "clip".into(), ..ShardsConfig::default() },
@@ -116,22 +131,22 @@ fn column_names_come_from_the_configuration() {
             "column `id`: is Utf8, wanted a float or an integer",
         ),
     ] {
-        let error = Dataset::open(&path, &config).err().expect("refused");
+        let error = Dataset::open(&path, &config).err().expect("the result is not an error");
         assert_eq!(error.exit_code(), ExitCode::BadData);
-        assert!(error.to_string().contains(message), "{error}");
+        assert!(error.to_string().contains(message), "wrong error: {error}");
     }
     // A glob opens many files as one data set.
-    let many = Dataset::open(&golden("p*_f32_*.parquet"), &ShardsConfig::default()).expect("a glob");
+    let many = Dataset::open(&golden("p*_f32_*.parquet"), &ShardsConfig::default()).expect("the glob is valid");
     assert!(many.file_count() >= 5 && many.rows() == 64 * many.file_count() as u64);
-    let one = Dataset::open(&path, &ShardsConfig::default()).expect("opens");
-    let again = Dataset::open(&path, &ShardsConfig::default()).expect("opens");
+    let one = Dataset::open(&path, &ShardsConfig::default()).expect("the shards are valid");
+    let again = Dataset::open(&path, &ShardsConfig::default()).expect("the shards are valid");
     assert_eq!(one.fingerprint(), again.fingerprint());
     assert_ne!(one.fingerprint(), many.fingerprint());
 }
 
 #[test]
 fn common_names_of_coordinate_columns_are_found() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary folder can be created");
     let path = folder.path().join("foreign.parquet");
     let degrees = |values: [f64; 2]| Arc::new(Float64Array::from(values.to_vec())) as ArrayRef;
     let embedding =
@@ -141,17 +156,23 @@ fn common_names_of_coordinate_columns_are_found() {
         ("lng", degrees([8.0, 151.0])),
         ("embedding", Arc::new(embedding) as ArrayRef),
     ];
-    let batch = RecordBatch::try_from_iter(columns).expect("columns of one length");
-    let file = std::fs::File::create(&path).expect("created");
-    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("a writer");
-    writer.write(&batch).expect("written");
-    writer.close().expect("closed");
+    let batch = RecordBatch::try_from_iter(columns).expect("the columns have equal lengths");
+    let file = std::fs::File::create(&path).expect("the file can be created");
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).expect("the schema is valid");
+    writer.write(&batch).expect("the file can be written");
+    writer.close().expect("the file can be written");
     let location = path.display().to_string();
-    let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("opens");
+    let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("the shards are valid");
     let mut rows = BlockRows::default();
-    dataset.read(0, 0, &mut rows).expect("read");
+    dataset.read(0, 0, &mut rows).expect("the blocks are valid");
     assert_eq!((rows.latitudes, rows.longitudes), (vec![47.0, -33.0], vec![8.0, 151.0]));
     let other = ShardsConfig { latitude_column: "northing".into(), ..ShardsConfig::default() };
-    let error = Dataset::open(&location, &other).err().expect("a configured name excludes all others").to_string();
-    assert!(error.contains("column `northing`: not found; the file has Latitude, lng, embedding"), "{error}");
+    let error = Dataset::open(&location, &other)
+        .err()
+        .expect("another column was used instead of the configured one")
+        .to_string();
+    assert!(
+        error.contains("column `northing`: not found; the file has Latitude, lng, embedding"),
+        "wrong error: {error}"
+    );
 }

@@ -31,20 +31,27 @@ struct Lie {
 
 /// Rewrites the file with a footer that makes a false statement about row group 1.
 fn write_false_footer(path: &Path, lie: &Lie) {
-    let bytes = fs::read(path).expect("read");
-    let length = u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().expect("four bytes")) as usize;
+    let bytes = fs::read(path).expect("the file can be read");
+    let length =
+        u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().expect("the slice has four bytes")) as usize;
     let (pages, footer) = bytes.split_at(bytes.len() - 8 - length);
-    let metadata = ParquetMetaDataReader::decode_metadata(&footer[..length]).expect("a footer");
+    let metadata = ParquetMetaDataReader::decode_metadata(&footer[..length]).expect("the footer is valid");
     let mut groups = metadata.row_groups().to_vec();
     let mut columns: Vec<ColumnChunkMetaData> = groups[1].columns().to_vec();
-    columns[lie.column] = (lie.chunk)(columns[lie.column].clone().into_builder()).build().expect("a chunk");
+    columns[lie.column] =
+        (lie.chunk)(columns[lie.column].clone().into_builder()).build().expect("the chunk metadata is complete");
     let rows = lie.rows.unwrap_or_else(|| groups[1].num_rows());
-    groups[1] =
-        groups[1].clone().into_builder().set_num_rows(rows).set_column_metadata(columns).build().expect("a group");
+    groups[1] = groups[1]
+        .clone()
+        .into_builder()
+        .set_num_rows(rows)
+        .set_column_metadata(columns)
+        .build()
+        .expect("the row group has all columns");
     let metadata = metadata.into_builder().set_row_groups(groups).build();
     let mut lying = pages.to_vec();
-    ParquetMetaDataWriter::new(&mut lying, &metadata).finish().expect("a footer");
-    fs::write(path, lying).expect("written");
+    ParquetMetaDataWriter::new(&mut lying, &metadata).finish().expect("the footer can be written");
+    fs::write(path, lying).expect("the file can be written");
 }
 
 #[test]
@@ -68,56 +75,65 @@ fn false_footer_is_refused_with_file_and_row_group() {
         ("wide rows", Lie { rows: None, column: embedding, chunk: |chunk| chunk.set_num_values(24 << 21) }),
     ];
     for (name, lie) in lies {
-        let scratch = tempfile::tempdir().expect("temporary folder");
+        let scratch = tempfile::tempdir().expect("a temporary folder can be created");
         let folder = scratch.path().join("data");
         write(&folder);
-        fs::remove_file(folder.join(MANIFEST_NAME)).expect("removed");
+        fs::remove_file(folder.join(MANIFEST_NAME)).expect("the file exists");
         write_false_footer(&folder.join("part-00000.parquet"), &lie);
-        let error = open(&folder, OnBadRows::Error).err().unwrap_or_else(|| panic!("{name} was opened"));
+        let error =
+            open(&folder, OnBadRows::Error).err().unwrap_or_else(|| panic!("a footer with {name} was accepted"));
         let (code, text) = (error.exit_code(), error.to_string());
-        assert!(matches!(code, ExitCode::Corrupt | ExitCode::BadData), "{name}: {code:?}: {text}");
-        assert!(text.contains("part-00000.parquet") && text.contains("row group 1"), "{name}: {text}");
+        assert!(matches!(code, ExitCode::Corrupt | ExitCode::BadData), "{name}: wrong exit code {code:?} of: {text}");
+        assert!(
+            text.contains("part-00000.parquet") && text.contains("row group 1"),
+            "{name}: file or row group is not named in: {text}"
+        );
         // With `on_bad_rows = skip`, opening must fail with the same error. The exception is a false number of values
         // in the embedding column: the reader then takes the width from the lists themselves, and no row is bad.
         match open(&folder, OnBadRows::Skip) {
             Ok(dataset) => {
                 assert_eq!((name, dataset.width()), ("wide rows", 8));
-                assert_eq!(Mask::scan(&dataset, 1).map(|mask| mask.count()).expect("scanned"), 0);
+                assert_eq!(Mask::scan(&dataset, 1).map(|mask| mask.count()).expect("the blocks can be read"), 0);
             }
-            Err(error) => assert_eq!((error.exit_code(), error.to_string()), (code, text), "{name}"),
+            Err(error) => assert_eq!(
+                (error.exit_code(), error.to_string()),
+                (code, text),
+                "{name}: another error if bad rows are skipped"
+            ),
         }
     }
 }
 
 #[test]
 fn absurd_width_is_refused() {
-    let scratch = tempfile::tempdir().expect("temporary folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let folder = scratch.path().join("data");
     write(&folder);
-    fs::remove_file(folder.join(MANIFEST_NAME)).expect("removed");
+    fs::remove_file(folder.join(MANIFEST_NAME)).expect("the file exists");
     for part in ["part-00000.parquet", "part-00001.parquet"] {
         let path = folder.join(part);
-        let bytes = fs::read(&path).expect("read");
-        let length = u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().expect("four bytes")) as usize;
+        let bytes = fs::read(&path).expect("the file can be read");
+        let length =
+            u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().expect("the slice has four bytes")) as usize;
         let (pages, footer) = bytes.split_at(bytes.len() - 8 - length);
-        let metadata = ParquetMetaDataReader::decode_metadata(&footer[..length]).expect("a footer");
+        let metadata = ParquetMetaDataReader::decode_metadata(&footer[..length]).expect("the footer is valid");
         let wide = |chunk: &ColumnChunkMetaData, rows: i64| {
-            chunk.clone().into_builder().set_num_values(rows << 21).build().expect("a chunk")
+            chunk.clone().into_builder().set_num_values(rows << 21).build().expect("the chunk metadata is complete")
         };
         let groups = metadata.row_groups().iter().map(|group| {
             let mut columns = group.columns().to_vec();
             columns.iter_mut().skip(3).for_each(|chunk| *chunk = wide(chunk, group.num_rows()));
-            group.clone().into_builder().set_column_metadata(columns).build().expect("a group")
+            group.clone().into_builder().set_column_metadata(columns).build().expect("the row group has all columns")
         });
         let groups = groups.collect();
         let metadata = metadata.into_builder().set_row_groups(groups).build();
         let mut lying = pages.to_vec();
-        ParquetMetaDataWriter::new(&mut lying, &metadata).finish().expect("a footer");
-        fs::write(path, lying).expect("written");
+        ParquetMetaDataWriter::new(&mut lying, &metadata).finish().expect("the footer can be written");
+        fs::write(path, lying).expect("the file can be written");
     }
-    let error = open(&folder, OnBadRows::Error).err().expect("too wide");
-    assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
-    assert!(error.to_string().contains("embeddings of width 2097152, wanted at most 1048576"), "{error}");
+    let error = open(&folder, OnBadRows::Error).err().expect("the width was accepted");
+    assert_eq!(error.exit_code(), ExitCode::BadData, "wrong exit code of: {error}");
+    assert!(error.to_string().contains("embeddings of width 2097152, wanted at most 1048576"), "wrong error: {error}");
 }
 
 /// Writes a file with one row group for each element of `groups`, which has the lengths of the lists in the row group.
@@ -139,14 +155,15 @@ fn write_ragged(path: &Path, groups: &[&[usize]], ids: impl Fn(usize, usize) -> 
             ("embedding", Arc::new(lists.finish())),
         ];
         first += lengths.len();
-        let batch = RecordBatch::try_from_iter(columns).expect("a batch");
+        let batch = RecordBatch::try_from_iter(columns).expect("the columns have equal lengths");
         let writer = writer.get_or_insert_with(|| {
-            ArrowWriter::try_new(File::create(path).expect("created"), batch.schema(), None).expect("a writer")
+            ArrowWriter::try_new(File::create(path).expect("the file can be created"), batch.schema(), None)
+                .expect("the schema is valid")
         });
-        writer.write(&batch).expect("written");
-        writer.flush().expect("flushed");
+        writer.write(&batch).expect("the file can be written");
+        writer.flush().expect("the file can be written");
     }
-    writer.expect("groups").close().expect("closed");
+    writer.expect("there is at least one row group").close().expect("the file can be written");
 }
 
 fn numbers(first: usize, count: usize) -> ArrayRef {
@@ -155,44 +172,56 @@ fn numbers(first: usize, count: usize) -> ArrayRef {
 
 #[test]
 fn lists_of_the_wrong_length_are_skipped_in_every_row_group() {
-    let scratch = tempfile::tempdir().expect("temporary folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let path = scratch.path().join("ragged.parquet");
     // Row group 0 has a single row, so only the other row groups show that its length of 3 is wrong. In row group 1 the
     // mean length is the right width, 8, but neither row has this length. Row group 2 is the largest and determines the
     // width.
     write_ragged(&path, &[&[3], &[4, 12], &[8, 8, 8, 5]], numbers);
-    let error = open(&path, OnBadRows::Error).err().expect("ragged");
-    assert_eq!(error.exit_code(), ExitCode::BadData, "{error}");
-    let dataset = open(&path, OnBadRows::Skip).expect("opens");
+    let error = open(&path, OnBadRows::Error).err().expect("the ragged lists were accepted");
+    assert_eq!(error.exit_code(), ExitCode::BadData, "wrong exit code of: {error}");
+    let dataset = open(&path, OnBadRows::Skip).expect("the shards are valid");
     assert_eq!((dataset.width(), dataset.block_rows()), (8, &[1, 2, 4][..]));
-    let mask = Mask::scan(&dataset, 1).expect("scanned");
+    let mask = Mask::scan(&dataset, 1).expect("the blocks can be read");
     assert_eq!((mask.skipped(0), mask.skipped(1), mask.skipped(2)), (&[0][..], &[0, 1][..], &[3][..]));
-    let (found_problems, found) = verify(&dataset, OnBadRows::Skip).expect("verified");
+    let (found_problems, found) = verify(&dataset, OnBadRows::Skip).expect("the files can be read");
     assert_eq!((found_problems, found), (Vec::new(), mask), "verify and training skip different rows");
     let strict = problems(&dataset);
-    assert_eq!(strict.len(), 4, "{strict:?}");
+    assert_eq!(strict.len(), 4, "wanted four problems, got {strict:?}");
     assert!(strict[0].message.contains("row group 0: column `embedding`: row 0: a list of 3 numbers, wanted 8"));
     // The mean length in this only row group is 6, a whole number, but no list has this length.
     write_ragged(&path, &[&[8, 8, 8, 4, 2]], numbers);
-    assert_eq!(open(&path, OnBadRows::Skip).expect("opens").width(), 8);
+    assert_eq!(open(&path, OnBadRows::Skip).expect("the shards are valid").width(), 8);
 }
 
 #[test]
 fn identifiers_of_every_type_are_verified() {
-    let scratch = tempfile::tempdir().expect("temporary folder");
+    let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let path = scratch.path().join("ids.parquet");
     write_ragged(&path, &[&[2, 2, 2]], numbers);
-    assert!(problems(&open(&path, OnBadRows::Error).expect("opens")).is_empty(), "uint64");
+    assert!(
+        problems(&open(&path, OnBadRows::Error).expect("the shards are valid")).is_empty(),
+        "verify found problems in uint64 identifiers"
+    );
     let digests = |same: bool| {
         move |first: usize, count: usize| -> ArrayRef {
             let digest = |row: usize| if same { [7_u8, 255] } else { [row as u8, 255] };
-            Arc::new(FixedSizeBinaryArray::try_from_iter((first..first + count).map(digest)).expect("digests"))
+            Arc::new(
+                FixedSizeBinaryArray::try_from_iter((first..first + count).map(digest))
+                    .expect("all digests have equal lengths"),
+            )
         }
     };
     write_ragged(&path, &[&[2, 2]], digests(false));
-    assert!(problems(&open(&path, OnBadRows::Error).expect("opens")).is_empty(), "fixed-size binary");
+    assert!(
+        problems(&open(&path, OnBadRows::Error).expect("the shards are valid")).is_empty(),
+        "verify found problems in fixed-size binary identifiers"
+    );
     write_ragged(&path, &[&[2, 2]], digests(true));
-    let problems = problems(&open(&path, OnBadRows::Error).expect("opens"));
-    assert_eq!(problems.len(), 1, "{problems:?}");
-    assert!(problems[0].message.contains("column `id`: row 1: duplicate identifier \"0x07ff\""), "{problems:?}");
+    let problems = problems(&open(&path, OnBadRows::Error).expect("the shards are valid"));
+    assert_eq!(problems.len(), 1, "wanted one problem, got {problems:?}");
+    assert!(
+        problems[0].message.contains("column `id`: row 1: duplicate identifier \"0x07ff\""),
+        "wrong problem: {problems:?}"
+    );
 }

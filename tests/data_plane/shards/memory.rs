@@ -55,12 +55,12 @@ impl Memory {
 
     /// Lets stalled reads continue.
     pub(crate) fn release_stalled(&self) {
-        *self.gate.0.lock().expect("not poisoned") = true;
+        *self.gate.0.lock().expect("no thread panicked while it held the lock") = true;
         self.gate.1.notify_all();
     }
 
     pub(crate) fn read_count(&self) -> usize {
-        self.reads.lock().expect("not poisoned").len()
+        self.reads.lock().expect("no thread panicked while it held the lock").len()
     }
 
     /// The bytes of the embedding of a sample. All its float16 numbers are finite.
@@ -96,8 +96,8 @@ impl Memory {
             }
             Fault::Panic => panic!("the reader has a bug in block {block}"),
             Fault::Stall => {
-                let open = self.gate.0.lock().expect("not poisoned");
-                drop(self.gate.1.wait_while(open, |open| !*open).expect("not poisoned"));
+                let open = self.gate.0.lock().expect("no thread panicked while it held the lock");
+                drop(self.gate.1.wait_while(open, |open| !*open).expect("no thread panicked while it held the lock"));
                 Ok(())
             }
             Fault::Short => Ok(()),
@@ -128,7 +128,7 @@ impl Blocks for Memory {
 
     fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError> {
         let count = {
-            let mut reads = self.reads.lock().expect("not poisoned");
+            let mut reads = self.reads.lock().expect("no thread panicked while it held the lock");
             reads.push((block, view));
             reads.len()
         };

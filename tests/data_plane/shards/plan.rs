@@ -31,7 +31,7 @@ fn cases() -> impl Strategy<Value = Case> {
             let skips = |row: &u32| (marks >> ((block + row) % 64)) & (marks >> (row % 61)) & 1 == 1;
             (block, (0..*rows).filter(skips).collect())
         });
-        let mask = Mask::new(skipped.collect(), &block_rows).expect("ascending");
+        let mask = Mask::new(skipped.collect(), &block_rows).expect("the rows are ascending");
         // A row takes 24 bytes, so a bound of at most 1800 bytes shortens windows. `WINDOW_BYTES_MAX` does not shorten
         // any window.
         let window_bytes_max = if bound == 0 { WINDOW_BYTES_MAX } else { bound * 600 };
@@ -42,18 +42,19 @@ fn cases() -> impl Strategy<Value = Case> {
 
 /// The rows of all workers in one step, in the order of the workers.
 fn step(plan: &Plan, position: Position, workers: u32) -> Vec<Sample> {
-    let epoch = plan.epoch(position.epoch).expect("in range");
-    let slices = (0..workers).map(|worker| plan.slice(Share { worker, workers }).expect("fewer than rows"));
+    let epoch = plan.epoch(position.epoch).expect("the epoch is in range");
+    let slices = (0..workers)
+        .map(|worker| plan.slice(Share { worker, workers }).expect("there are at most as many workers as rows"));
     slices
         .flat_map(|slice| epoch.step(position.step, &slice).collect::<Vec<_>>())
-        .map(|row| row.expect("in range"))
+        .map(|row| row.expect("the epoch is in range"))
         .collect()
 }
 
 /// The rows of a whole epoch, in order.
 fn epoch(plan: &Plan, number: u64) -> Vec<Sample> {
-    let epoch = plan.epoch(number).expect("in range");
-    epoch.samples(0..plan.indices()).map(|row| row.expect("in range")).collect()
+    let epoch = plan.epoch(number).expect("the epoch is in range");
+    epoch.samples(0..plan.indices()).map(|row| row.expect("the epoch is in range")).collect()
 }
 
 fn usable(case: &Case) -> HashSet<(u32, u32)> {
@@ -71,7 +72,7 @@ fn whole_epochs(case: &Case) -> Result<(), TestCaseError> {
     let plan = match Plan::new(case.layout.clone(), case.mask.clone(), case.options.clone()) {
         Ok(plan) => plan,
         Err(error) => {
-            prop_assert!(steps == 0 && error.to_string().contains("do not fill one batch"), "{}", error);
+            prop_assert!(steps == 0 && error.to_string().contains("do not fill one batch"), "wrong error: {}", error);
             return Ok(());
         }
     };
@@ -86,10 +87,10 @@ fn whole_epochs(case: &Case) -> Result<(), TestCaseError> {
     for (index, sample) in all[first.len()..].iter().enumerate() {
         prop_assert_eq!(*sample, all[index % usable.len()], "padding is not the start of the epoch");
     }
-    let order = plan.epoch(case.epoch).expect("in range");
+    let order = plan.epoch(case.epoch).expect("the epoch is in range");
     for index in (0..all.len()).step_by(7) {
-        let alone = order.samples(index as u64..index as u64 + 1).next().expect("one");
-        prop_assert_eq!(alone.expect("there"), all[index]);
+        let alone = order.samples(index as u64..index as u64 + 1).next().expect("the range has one index");
+        prop_assert_eq!(alone.expect("the epoch is in range"), all[index]);
     }
     several_workers(case, &plan, &all)?;
     views(case, &plan)
@@ -98,10 +99,14 @@ fn whole_epochs(case: &Case) -> Result<(), TestCaseError> {
 fn several_workers(case: &Case, plan: &Plan, all: &[Sample]) -> Result<(), TestCaseError> {
     let workers = case.workers.min(case.options.global_batch);
     let lengths: Vec<u64> = (0..workers)
-        .map(|worker| plan.slice(Share { worker, workers }).expect("fewer than rows"))
+        .map(|worker| plan.slice(Share { worker, workers }).expect("there are at most as many workers as rows"))
         .map(|slice| slice.end - slice.start)
         .collect();
-    prop_assert!(lengths.iter().max().expect("one") - lengths.iter().min().expect("one") <= 1);
+    prop_assert!(
+        lengths.iter().max().expect("there is at least one worker")
+            - lengths.iter().min().expect("there is at least one worker")
+            <= 1
+    );
     // Reads four steps from the middle of the epoch on, possibly past its end, with a different number of workers at
     // every step.
     let mut position = Position { epoch: case.epoch, step: plan.steps() / 2, ..plan.start() };
@@ -149,7 +154,7 @@ proptest! {
 
 fn plan(block_rows: &[u32], config: &ShardsConfig, seed: u64, global_batch: u32) -> Plan {
     let layout = DataLayout { block_rows: block_rows.to_vec(), width: 768, views: 3, fingerprint: 9 };
-    Plan::new(layout, Mask::none(), PlanOptions::new(config, seed, global_batch)).expect("a plan")
+    Plan::new(layout, Mask::none(), PlanOptions::new(config, seed, global_batch)).expect("the plan is valid")
 }
 
 #[test]
@@ -169,7 +174,10 @@ fn epochs_differ_and_look_random() {
         let mut counts = BTreeMap::new();
         batch.iter().for_each(|sample| *counts.entry(sample.block).or_insert(0) += 1);
         assert_eq!(counts.len(), 16);
-        assert!(counts.values().all(|count| (8..64).contains(count)), "{counts:?}");
+        assert!(
+            counts.values().all(|count| (8..64).contains(count)),
+            "the blocks of a batch have {counts:?} rows, wanted 8 to 63"
+        );
     }
     // The first windows of the two epochs have few blocks in common.
     let window = |rows: &[Sample]| -> HashSet<u32> { rows[..16 * 512].iter().map(|sample| sample.block).collect() };
@@ -177,7 +185,7 @@ fn epochs_differ_and_look_random() {
     // The blocks of one epoch show different views: 53 blocks per view are expected, with a standard deviation of 6.
     for view in 0..3 {
         let blocks: HashSet<u32> = one.iter().filter(|row| row.view == view).map(|row| row.block).collect();
-        assert!((25..80).contains(&blocks.len()), "{} of 160 blocks show view {view}", blocks.len());
+        assert!((25..80).contains(&blocks.len()), "{} of 160 blocks show view {view}, wanted 25 to 79", blocks.len());
     }
     // The same seed gives the same order of rows, and another seed gives another order.
     let again = self::plan(&[512; 160], &ShardsConfig::default(), 3, 512);
@@ -190,7 +198,7 @@ fn epochs_differ_and_look_random() {
 fn order_of_rows_never_changes() {
     let plan = plan(&[5, 3, 0, 7, 4], &ShardsConfig { shuffle_row_groups: 2, ..ShardsConfig::default() }, 42, 4);
     let rows: Vec<_> = epoch(&plan, 1).iter().map(|sample| (sample.block, sample.row, sample.view)).collect();
-    assert_eq!(rows[..9], GOLDEN, "{rows:?}");
+    assert_eq!(rows[..9], GOLDEN, "the order of rows has changed to {rows:?}");
 }
 
 const GOLDEN: [(u32, u32, u32); 9] =
@@ -201,23 +209,23 @@ fn bookmark_resumes_only_its_own_data() {
     let config = ShardsConfig::default();
     let plan = plan(&[100; 10], &config, 1, 64);
     let position = Position { epoch: 3, step: 7, ..plan.start() };
-    let text = serde_json::to_string(&plan.bookmark(position)).expect("JSON");
-    let bookmark = serde_json::from_str(&text).expect("a bookmark");
-    assert_eq!(plan.resume(&bookmark, "shards/x").expect("the same data"), position);
+    let text = serde_json::to_string(&plan.bookmark(position)).expect("the value can be written as JSON");
+    let bookmark = serde_json::from_str(&text).expect("the JSON was just written");
+    assert_eq!(plan.resume(&bookmark, "shards/x").expect("the data has not changed"), position);
     let refused = |layout: DataLayout, mask: Mask, options: PlanOptions| -> ShardsError {
-        let other = Plan::new(layout, mask, options).expect("a plan");
-        other.resume(&bookmark, "shards/x").expect_err("different data or options")
+        let other = Plan::new(layout, mask, options).expect("the plan is valid");
+        other.resume(&bookmark, "shards/x").expect_err("the data or the options differ")
     };
     let (layout, options) = (plan.layout().clone(), plan.options().clone());
     let error = refused(DataLayout { fingerprint: 10, ..layout.clone() }, Mask::none(), options.clone());
     assert_eq!(error.exit_code().code(), 23);
     let wanted = "shards/x: the data has changed since the run began: its fingerprint is 000000000000000a, wanted 0000000000000009";
     assert_eq!(error.to_string(), wanted);
-    let mask = Mask::new([(3, vec![5, 6])].into(), &layout.block_rows).expect("in range");
+    let mask = Mask::new([(3, vec![5, 6])].into(), &layout.block_rows).expect("the skipped rows exist");
     let error = refused(layout.clone(), mask, options.clone());
     assert_eq!(error.exit_code().code(), 23);
-    assert!(error.to_string().contains("2 rows are left out (digest "), "{error}");
-    assert!(error.to_string().ends_with("wanted 0 (digest 0000000000000000)"), "{error}");
+    assert!(error.to_string().contains("2 rows are left out (digest "), "wrong error: {error}");
+    assert!(error.to_string().ends_with("wanted 0 rows left out (digest 0000000000000000)"), "wrong error: {error}");
     for (other, field) in [
         (PlanOptions { seed: 2, ..options.clone() }, "train.seed is 2"),
         (PlanOptions { global_batch: 32, ..options.clone() }, "train.global_batch is 32"),
@@ -225,13 +233,16 @@ fn bookmark_resumes_only_its_own_data() {
         (PlanOptions { shuffle_row_groups: 8, ..options.clone() }, "shards.shuffle_row_groups is 8"),
     ] {
         let error = refused(layout.clone(), Mask::none(), other);
-        assert!(error.to_string().contains(field) && error.exit_code().code() == 10, "{error}");
+        assert!(
+            error.to_string().contains(field) && error.exit_code().code() == 10,
+            "wrong error or exit code: {error}"
+        );
     }
     let beyond = plan.bookmark(Position { step: 15, ..position });
-    let error = plan.resume(&beyond, "shards/x").expect_err("no such step").to_string();
-    assert_eq!(error, "the position is step 15 of an epoch of 15 steps");
-    let error = plan.slice(Share { worker: 0, workers: 65 }).expect_err("too many").to_string();
-    assert!(error.contains("65 workers cannot share a global batch of 64 rows"), "{error}");
+    let error = plan.resume(&beyond, "shards/x").expect_err("the epoch has no step 15").to_string();
+    assert_eq!(error, "the position is step 15, but an epoch has only the steps 0 to 14");
+    let error = plan.slice(Share { worker: 0, workers: 65 }).expect_err("there are more workers than rows").to_string();
+    assert!(error.contains("65 workers cannot share a global batch of 64 rows"), "wrong error: {error}");
     assert!(plan.slice(Share { worker: 2, workers: 2 }).is_err());
 }
 
@@ -239,42 +250,43 @@ fn bookmark_resumes_only_its_own_data() {
 fn scan_names_the_bad_rows() {
     let mut memory = Memory::new(&[5, 0, 6, 4, 9, 9], 3, 2);
     memory.bad = [(0, 4), (2, 0), (2, 5), (4, 1), (5, 0)].into();
-    let masks: Vec<Mask> = (1..5).map(|threads| Mask::scan(&memory, threads).expect("a scan")).collect();
+    let masks: Vec<Mask> =
+        (1..5).map(|threads| Mask::scan(&memory, threads).expect("the blocks can be read")).collect();
     assert!(masks.windows(2).all(|pair| pair[0] == pair[1]), "the number of threads changes the mask");
     let mask = &masks[0];
     assert_eq!((mask.count(), mask.skipped(2), mask.skipped(3)), (5, &[0, 5][..], &[][..]));
-    let text = mask.describe(&memory).expect("rows are skipped");
+    let text = mask.describe(&memory).expect("the mask skips rows");
     assert!(
         text.starts_with("5 of 33 rows are left out: memory.parquet: row group 0: column `embedding`: row 4: got NaN"),
-        "{text}"
+        "wrong description: {text}"
     );
     assert!(
         text.contains("row group 2: column `embedding`: row 0: got NaN, wanted finite numbers (and 1 more in"),
-        "{text}"
+        "wrong description: {text}"
     );
-    assert!(text.ends_with("; ...") && !text.contains("row group 5"), "{text}");
+    assert!(text.ends_with("; ...") && !text.contains("row group 5"), "wrong description: {text}");
     memory.bad.remove(&(5, 0));
-    assert_ne!(Mask::scan(&memory, 2).expect("a scan").digest(), mask.digest());
+    assert_ne!(Mask::scan(&memory, 2).expect("the blocks can be read").digest(), mask.digest());
     memory.bad.clear();
-    let clean = Mask::scan(&memory, 2).expect("a scan");
+    let clean = Mask::scan(&memory, 2).expect("the blocks can be read");
     assert_eq!((clean.digest(), clean.describe(&memory)), (0, None));
     memory.fault = Some((3, Fault::Corrupt));
-    let error = Mask::scan(&memory, 3).expect_err("damage is not skipped");
+    let error = Mask::scan(&memory, 3).expect_err("a damaged block is not skipped");
     assert_eq!((error.exit_code().code(), error.to_string().contains("row group 3")), (22, true));
     memory.fault = Some((3, Fault::Panic));
-    let error = Mask::scan(&memory, 3).expect_err("a panic is an error").to_string();
-    assert!(error.contains("the reader of block 3 panicked: the reader has a bug"), "{error}");
+    let error = Mask::scan(&memory, 3).expect_err("the reader panics").to_string();
+    assert!(error.contains("the reader of block 3 panicked: the reader has a bug"), "wrong error: {error}");
 }
 
 #[test]
 fn replay_proves_each_row_once_for_every_world_size() {
     let mut memory = Memory::new(&[50, 0, 33, 47, 64, 1, 25], 2, 3);
     memory.bad = [(0, 4), (3, 0)].into();
-    let mask = Mask::scan(&memory, 1).expect("a scan");
+    let mask = Mask::scan(&memory, 1).expect("the blocks can be read");
     let replay = Replay { epochs: 4, world_sizes: vec![1, 2, 3, 4, 7, 64], global_batch: 64, seed: 5 };
     let report = |tail| {
         let config = ShardsConfig { tail, shuffle_row_groups: 2, ..ShardsConfig::default() };
-        replay.run(&memory, mask.clone(), &config).expect("each row comes once")
+        replay.run(&memory, mask.clone(), &config).expect("the plan has each row once")
     };
     let dropped = report(Tail::Drop);
     assert_eq!((dropped.rows, dropped.skipped_rows, dropped.blocks, dropped.steps_per_epoch), (218, 2, 6, 3));
@@ -286,20 +298,24 @@ fn replay_proves_each_row_once_for_every_world_size() {
     assert_eq!((seven.workers, seven.slice_rows_min, seven.slice_rows_max), (7, 9, 10));
     assert!(padded.world_sizes.iter().all(|size| size.order == padded.world_sizes[0].order));
     assert_ne!(padded.world_sizes[0].order, dropped.world_sizes[0].order);
-    let json = serde_json::to_value(&padded).expect("JSON");
+    let json = serde_json::to_value(&padded).expect("the value can be written as JSON");
     assert_eq!((&json["tail"], &json["world_sizes"][5]["workers"]), (&"pad".into(), &64.into()));
-    assert_eq!(memory.read_count(), 0, "a replay reads no data");
+    assert_eq!(memory.read_count(), 0, "the replay read data");
     let error =
         Replay { world_sizes: vec![1, 0], ..replay.clone() }.run(&memory, mask.clone(), &ShardsConfig::default());
-    let error = error.expect_err("0 workers");
-    assert_eq!((error.exit_code().code(), error.to_string().contains("--world-sizes has 0")), (10, true), "{error}");
+    let error = error.expect_err("a world size is 0");
+    assert_eq!(
+        (error.exit_code().code(), error.to_string().contains("--world-sizes has 0")),
+        (10, true),
+        "wrong error or exit code: {error}"
+    );
     // If a data set has fewer rows than a batch, it is replayed as a single batch of all its rows.
     let few = Memory::new(&[3, 2], 2, 1);
     let replay = Replay { epochs: 2, world_sizes: vec![1, 3], global_batch: 4096, seed: 5 };
-    let report = replay.run(&few, Mask::none(), &ShardsConfig::default()).expect("each row comes once");
+    let report = replay.run(&few, Mask::none(), &ShardsConfig::default()).expect("the plan has each row once");
     assert_eq!((report.global_batch, report.steps_per_epoch), (5, 1));
     let none = Memory::new(&[0, 0], 2, 1);
-    let error = replay.run(&none, Mask::none(), &ShardsConfig::default()).expect_err("no rows").to_string();
-    assert!(error.contains("0 usable rows"), "{error}");
+    let error = replay.run(&none, Mask::none(), &ShardsConfig::default()).expect_err("there are no rows").to_string();
+    assert!(error.contains("0 usable rows"), "wrong error: {error}");
     assert_eq!(none.block_rows().len(), 2);
 }

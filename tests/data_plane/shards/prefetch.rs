@@ -19,8 +19,8 @@ fn options(reader_threads: u32, cache: Cache) -> BatchOptions {
 }
 
 fn plan(memory: &Memory, config: &ShardsConfig, global_batch: u32) -> Plan {
-    let mask = Mask::scan(memory, 1).expect("a scan");
-    Plan::new(memory.layout.clone(), mask, PlanOptions::new(config, 11, global_batch)).expect("a plan")
+    let mask = Mask::scan(memory, 1).expect("the blocks can be read");
+    Plan::new(memory.layout.clone(), mask, PlanOptions::new(config, 11, global_batch)).expect("the plan is valid")
 }
 
 /// A configuration with windows of four blocks.
@@ -29,26 +29,26 @@ fn config(tail: Tail) -> ShardsConfig {
 }
 
 fn start(memory: &Arc<Memory>, plan: &Plan, position: Position, share: Share, options: &BatchOptions) -> Batches {
-    Batches::new(memory.clone(), plan.clone(), position, share, options).expect("batches")
+    Batches::new(memory.clone(), plan.clone(), position, share, options).expect("the options are valid")
 }
 
 /// The rows that the batch of a worker at `position` must hold.
 fn planned(plan: &Plan, position: Position, share: Share) -> Vec<Sample> {
-    let slice = plan.slice(share).expect("fewer workers than rows");
-    let epoch = plan.epoch(position.epoch).expect("in range");
-    epoch.step(position.step, &slice).map(|row| row.expect("in range")).collect()
+    let slice = plan.slice(share).expect("there are at most as many workers as rows");
+    let epoch = plan.epoch(position.epoch).expect("the epoch is in range");
+    epoch.step(position.step, &slice).map(|row| row.expect("the epoch is in range")).collect()
 }
 
 fn bytes(batch: &Batch) -> Vec<u8> {
     let numbers = Vec::<i16>::try_from(batch.embeddings.to_device(Device::Cpu).view_dtype(Kind::Int16).view(-1));
-    numbers.expect("float16").into_iter().flat_map(i16::to_le_bytes).collect()
+    numbers.expect("the tensor holds 16-bit numbers").into_iter().flat_map(i16::to_le_bytes).collect()
 }
 
 /// Asserts that `batch` holds the rows that the plan has at `position` for this share.
 fn assert_batch(memory: &Memory, plan: &Plan, position: Position, share: Share, batch: &Batch) {
     let rows = planned(plan, position, share);
     assert_eq!(batch.position, position);
-    assert_eq!(batch.slice, plan.slice(share).expect("fewer workers than rows"));
+    assert_eq!(batch.slice, plan.slice(share).expect("there are at most as many workers as rows"));
     assert_eq!(batch.embeddings.size(), [rows.len() as i64, memory.layout.width as i64]);
     assert_eq!(bytes(batch), rows.iter().flat_map(|row| memory.embedding(*row)).collect::<Vec<u8>>());
     assert_eq!(batch.latitudes, rows.iter().map(|row| Memory::latitude(row.block, row.row)).collect::<Vec<_>>());
@@ -74,7 +74,7 @@ proptest! {
         }
         let tail = if pad { Tail::Pad } else { Tail::Drop };
         let config = ShardsConfig { shuffle_row_groups: windows, tail, ..ShardsConfig::default() };
-        let mask = Mask::scan(&memory, 1).expect("a scan");
+        let mask = Mask::scan(&memory, 1).expect("the blocks can be read");
         let Ok(plan) = Plan::new(memory.layout.clone(), mask, PlanOptions::new(&config, 11, batch)) else { return Ok(()) };
         let memory = memory.shared();
         let first = Position { epoch: at.0, step: at.1 % plan.steps(), ..plan.start() };
@@ -85,7 +85,7 @@ proptest! {
             let mut position = first;
             for _ in 0..plan.steps().min(4) + 2 {
                 assert_eq!(batches.position(), position);
-                assert_batch(&memory, &plan, position, share, &batches.next().expect("a batch"));
+                assert_batch(&memory, &plan, position, share, &batches.next().expect("the blocks are valid"));
                 position = plan.after(position);
             }
         }
@@ -100,7 +100,7 @@ fn read_fault_is_reported_at_its_batch() {
         (
             Fault::Short,
             1,
-            "block 13: latitudes, longitudes and bytes of embeddings are (9, 9, 36), wanted (10, 10, 40)",
+            "block 13: the numbers of latitudes, longitudes and embedding bytes are (9, 9, 36), wanted (10, 10, 40)",
         ),
     ] {
         for threads in 1..=4 {
@@ -111,15 +111,25 @@ fn read_fault_is_reported_at_its_batch() {
             let mut batches = start(&memory, &plan, plan.start(), Share::WHOLE, &options(threads, Cache::None));
             let mut position = plan.start();
             while planned(&plan, position, Share::WHOLE).iter().all(|row| row.block != 13) {
-                assert_batch(&memory, &plan, position, Share::WHOLE, &batches.next().expect("before the fault"));
+                assert_batch(
+                    &memory,
+                    &plan,
+                    position,
+                    Share::WHOLE,
+                    &batches.next().expect("the batch has no row of block 13"),
+                );
                 position = plan.after(position);
             }
             assert!(position.step > 2 && position.epoch == 0, "the plan uses block 13 too early for this test");
-            let error = batches.next().expect_err("the fault");
-            assert_eq!((error.exit_code().code(), error.to_string().starts_with(text)), (code, true), "{error}");
-            assert_eq!(batches.position(), position, "the position must stay at the failed batch");
-            let error = batches.next().expect_err("no batch after an error").to_string();
-            assert!(error.contains("after the error: ") && error.contains(text), "{error}");
+            let error = batches.next().expect_err("block 13 has a fault");
+            assert_eq!(
+                (error.exit_code().code(), error.to_string().starts_with(text)),
+                (code, true),
+                "wrong error or exit code: {error}"
+            );
+            assert_eq!(batches.position(), position, "the position moved past the failed batch");
+            let error = batches.next().expect_err("an error ends the batches").to_string();
+            assert!(error.contains("after the error: ") && error.contains(text), "wrong error: {error}");
         }
     }
     // With the device cache, `Batches::new` reads all blocks, so it returns the error.
@@ -127,14 +137,14 @@ fn read_fault_is_reported_at_its_batch() {
     let plan = plan(&memory, &config(Tail::Drop), 8);
     memory.fault = Some((13, Fault::Corrupt));
     let made = Batches::new(memory.shared(), plan.clone(), plan.start(), Share::WHOLE, &options(2, Cache::Device));
-    assert_eq!(made.expect_err("the fault").exit_code().code(), 22);
+    assert_eq!(made.expect_err("block 13 has a fault").exit_code().code(), 22);
 }
 
 /// Waits until `done` returns true. Panics with the description `what` after 20 s.
 fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < Duration::from_secs(20), "{what} did not happen");
+        assert!(start.elapsed() < Duration::from_secs(20), "{what} did not happen within 20 s");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -152,22 +162,35 @@ fn readers_stay_within_two_windows_and_resume_reads_only_the_rest() {
         // At most `taken + 3` batches are begun: the batches taken, two that are prefetched, and one that waits for a
         // free slot. They are in at most `taken.div_ceil(4) + 1` windows. The window after them is read too.
         let bound = 4 * (taken.div_ceil(4) + 2);
-        assert!(memory.read_count() <= bound, "{} reads after {taken} batches, wanted {bound}", memory.read_count());
-        batches.next().expect("a batch");
+        assert!(
+            memory.read_count() <= bound,
+            "{} reads after {taken} batches, wanted at most {bound}",
+            memory.read_count()
+        );
+        batches.next().expect("the blocks are valid");
     }
     drop(batches);
     // Resuming in the last window of an epoch reads the blocks of this window first and then blocks of the next epoch.
-    memory.reads.lock().expect("not poisoned").clear();
+    memory.reads.lock().expect("no thread panicked while it held the lock").clear();
     let last = Position { step: 37, ..plan.start() };
     let mut batches = start(&memory, &plan, last, Share::WHOLE, &options(1, Cache::None));
-    (0..3).for_each(|_| drop(batches.next().expect("a batch")));
+    (0..3).for_each(|_| drop(batches.next().expect("the blocks are valid")));
     wait_until("reading ahead", || memory.read_count() >= 8);
-    let epoch = plan.epoch(0).expect("in range");
-    let rest: Vec<(u32, u32)> =
-        epoch.samples(370..400).map(|row| row.expect("in range")).map(|row| (row.block, row.view)).collect();
-    let reads = memory.reads.lock().expect("not poisoned").clone();
-    assert!(reads[..4].iter().all(|read| rest.contains(read)), "{reads:?} of {rest:?}");
-    assert!(rest.iter().all(|read| reads[..4].contains(read)), "{reads:?} of {rest:?}");
+    let epoch = plan.epoch(0).expect("the epoch is in range");
+    let rest: Vec<(u32, u32)> = epoch
+        .samples(370..400)
+        .map(|row| row.expect("the epoch is in range"))
+        .map(|row| (row.block, row.view))
+        .collect();
+    let reads = memory.reads.lock().expect("no thread panicked while it held the lock").clone();
+    assert!(
+        reads[..4].iter().all(|read| rest.contains(read)),
+        "blocks outside the window {rest:?} were read first: {reads:?}"
+    );
+    assert!(
+        rest.iter().all(|read| reads[..4].contains(read)),
+        "not all blocks of the window {rest:?} were read first: {reads:?}"
+    );
 }
 
 #[test]
@@ -179,12 +202,12 @@ fn caches_change_no_bit_and_save_reads() {
     let room = 6 * 10 * (5 * 2 + 16);
     let caches = [Cache::None, Cache::Host { bytes_max: 1 << 20 }, Cache::Host { bytes_max: room }, Cache::Device];
     for cache in caches {
-        memory.reads.lock().expect("not poisoned").clear();
+        memory.reads.lock().expect("no thread panicked while it held the lock").clear();
         let mut batches = start(&memory, &plan, plan.start(), Share::WHOLE, &options(2, cache));
         let mut position = plan.start();
         let mut waited = Duration::ZERO;
         while position.epoch < epochs {
-            let batch = batches.next().expect("a batch");
+            let batch = batches.next().expect("the blocks are valid");
             waited += batch.waited;
             assert_batch(&memory, &plan, position, Share::WHOLE, &batch);
             position = plan.after(position);
@@ -195,9 +218,12 @@ fn caches_change_no_bit_and_save_reads() {
     }
     // A cache for the whole data set reads each of the 2 views of each of the 12 blocks once. The host cache may read
     // up to two windows again that are prefetched before they are cached.
-    assert!((24..=32).contains(&reads[1]), "{reads:?}");
-    assert_eq!(reads[3], 24, "{reads:?}");
-    assert!(reads[0] >= 48 && reads[2] < reads[0] && reads[2] > reads[1], "{reads:?}");
+    assert!((24..=32).contains(&reads[1]), "the host cache read {} blocks, wanted 24 to 32", reads[1]);
+    assert_eq!(reads[3], 24, "the device cache did not read each view of each block once");
+    assert!(
+        reads[0] >= 48 && reads[2] < reads[0] && reads[2] > reads[1],
+        "wrong numbers of reads per cache: {reads:?}"
+    );
 }
 
 #[test]
@@ -205,18 +231,18 @@ fn batch_memory_is_reused_unless_a_tensor_still_holds_it() {
     let memory = Memory::new(&[10; 12], 5, 1).shared();
     let plan = plan(&memory, &config(Tail::Drop), 10);
     let mut batches = start(&memory, &plan, plan.start(), Share::WHOLE, &options(1, Cache::None));
-    let kept = batches.next().expect("a batch");
+    let kept = batches.next().expect("the blocks are valid");
     let (tensor, bits) = (kept.embeddings.shallow_clone(), bytes(&kept));
     drop(kept);
     let mut buffers = std::collections::HashSet::new();
     for _ in 0..60 {
-        buffers.insert(batches.next().expect("a batch").embeddings.data_ptr() as usize);
+        buffers.insert(batches.next().expect("the blocks are valid").embeddings.data_ptr() as usize);
     }
     // Twelve buffers are enough: eight for the batches of the two windows that are being filled, two for prefetched
     // batches, one for the batch that is being handed over, and one for the batch that this test holds.
-    assert!(buffers.len() <= 12, "60 batches used {} buffers", buffers.len());
+    assert!(buffers.len() <= 12, "60 batches used {} buffers, wanted at most 12", buffers.len());
     assert!(!buffers.contains(&(tensor.data_ptr() as usize)), "memory that is still in use was reused");
-    let now = Vec::<i16>::try_from(tensor.view_dtype(Kind::Int16).view(-1)).expect("float16");
+    let now = Vec::<i16>::try_from(tensor.view_dtype(Kind::Int16).view(-1)).expect("the tensor holds 16-bit numbers");
     assert_eq!(now.into_iter().flat_map(i16::to_le_bytes).collect::<Vec<u8>>(), bits);
 }
 
@@ -230,12 +256,12 @@ fn dropping_batches_stops_their_threads_at_once() {
         let memory = memory.shared();
         let batches = start(&memory, &plan, plan.start(), Share::WHOLE, &options(2, Cache::None));
         wait_until("reading", || {
-            let reads = memory.reads.lock().expect("not poisoned");
+            let reads = memory.reads.lock().expect("no thread panicked while it held the lock");
             if fault.is_some() { reads.iter().any(|(block, _)| *block == 3) } else { reads.len() == 8 }
         });
         let begun = Instant::now();
         drop(batches);
-        assert!(begun.elapsed() < Duration::from_secs(1), "drop took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(1), "drop took {:?}, wanted less than 1 s", begun.elapsed());
         memory.release_stalled();
         wait_until("the end of all threads", || Arc::strong_count(&memory) == 1);
     }
@@ -247,20 +273,20 @@ fn impossible_starts_are_refused() {
     let plan = plan(&memory, &config(Tail::Drop), 4);
     let refused = |position, share| -> ShardsError {
         let made = Batches::new(memory.clone(), plan.clone(), position, share, &options(1, Cache::None));
-        made.expect_err("an impossible start")
+        made.expect_err("the start is impossible")
     };
     let error = refused(plan.start(), Share { worker: 0, workers: 5 }).to_string();
     assert!(
         error.contains("5 workers cannot share a global batch of 4 rows; raise train.global_batch to 5"),
-        "{error}"
+        "wrong error: {error}"
     );
     let error = refused(Position { step: 20, ..plan.start() }, Share::WHOLE).to_string();
-    assert!(error.contains("step 20 of an epoch of 20 steps"), "{error}");
+    assert!(error.contains("step 20, but an epoch has only the steps 0 to 19"), "wrong error: {error}");
     let error = refused(Position { seed: 12, ..plan.start() }, Share::WHOLE).to_string();
-    assert!(error.contains("train.seed is 11, but the resumed run began with 12"), "{error}");
+    assert!(error.contains("train.seed is 11, but the resumed run began with 12"), "wrong error: {error}");
     let wrong = DataLayout { width: 0, ..memory.layout.clone() };
-    let error = Plan::new(wrong, Mask::none(), plan.options().clone()).expect_err("width 0").to_string();
-    assert!(error.contains("the width of the embeddings is 0"), "{error}");
+    let error = Plan::new(wrong, Mask::none(), plan.options().clone()).expect_err("the width is 0").to_string();
+    assert!(error.contains("the width of the embeddings is 0"), "wrong error: {error}");
 }
 
 /// Batches for a GPU hold the right bits in pinned memory, with the host cache and with the device cache.
@@ -274,14 +300,17 @@ fn batches_for_a_gpu_hold_the_same_bits() {
         let mut batches = start(&memory, &plan, plan.start(), Share { worker: 1, workers: 3 }, &options);
         let mut position = plan.start();
         while position.epoch < 2 {
-            let batch = batches.next().expect("a batch");
+            let batch = batches.next().expect("the blocks are valid");
             let device = if cache == Cache::Device { Device::Cuda(0) } else { Device::Cpu };
             assert_eq!(batch.embeddings.device(), device);
-            assert!(cache == Cache::Device || batch.embeddings.is_pinned(Device::Cuda(0)), "{cache:?} is not pinned");
+            assert!(
+                cache == Cache::Device || batch.embeddings.is_pinned(Device::Cuda(0)),
+                "a batch with {cache:?} is not pinned"
+            );
             assert_batch(&memory, &plan, position, Share { worker: 1, workers: 3 }, &batch);
             position = plan.after(position);
         }
     }
-    let room = locdiff::shards::Room::measure(Device::Cuda(0), 1).expect("a GPU");
-    assert!(room.device_bytes.is_some_and(|bytes| bytes > 1 << 30), "{room:?}");
+    let room = locdiff::shards::Room::measure(Device::Cuda(0), 1).expect("this machine has a GPU");
+    assert!(room.device_bytes.is_some_and(|bytes| bytes > 1 << 30), "the GPU has too little free memory: {room:?}");
 }

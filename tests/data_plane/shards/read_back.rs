@@ -11,10 +11,16 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use tch::{Kind, Tensor};
 
 fn batches(folder: &Path, manifest: &Manifest) -> Vec<RecordBatch> {
-    let files = manifest.files.iter().map(|file| File::open(folder.join(&file.name)).expect("listed"));
+    let files =
+        manifest.files.iter().map(|file| File::open(folder.join(&file.name)).expect("the manifest lists the file"));
     files
-        .flat_map(|file| ParquetRecordBatchReaderBuilder::try_new(file).expect("Parquet").build().expect("readable"))
-        .map(|batch| batch.expect("readable"))
+        .flat_map(|file| {
+            ParquetRecordBatchReaderBuilder::try_new(file)
+                .expect("the file is Parquet")
+                .build()
+                .expect("the file can be read")
+        })
+        .map(|batch| batch.expect("the file can be read"))
         .collect()
 }
 
@@ -25,7 +31,7 @@ pub(crate) fn read_views(folder: &Path, manifest: &Manifest) -> Vec<Tensor> {
         let name = if view == 0 { "embedding".to_owned() } else { format!("embedding_{view}") };
         let mut values = Vec::new();
         for batch in &batches {
-            let list = batch.column_by_name(&name).expect("a column per view").as_fixed_size_list();
+            let list = batch.column_by_name(&name).expect("each view has a column").as_fixed_size_list();
             values.extend(list.values().as_primitive::<Float16Type>().values().iter().map(|value| value.to_f32()));
         }
         Tensor::from_slice(&values).view([-1, manifest.width.into()]).to_kind(Kind::Float)
@@ -37,7 +43,7 @@ pub(crate) fn read_views(folder: &Path, manifest: &Manifest) -> Vec<Tensor> {
 pub(crate) fn read_table(folder: &Path, manifest: &Manifest) -> Vec<(String, f64, f64)> {
     let mut rows = Vec::new();
     for batch in batches(folder, manifest) {
-        let column = |name: &str| batch.column_by_name(name).expect("a column").clone();
+        let column = |name: &str| batch.column_by_name(name).expect("the file has this column").clone();
         let (id, lat, lon) = (column("id"), column("lat"), column("lon"));
         for row in 0..batch.num_rows() {
             let number = |array: &dyn Array| array.as_primitive::<Float64Type>().value(row);

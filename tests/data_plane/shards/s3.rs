@@ -37,16 +37,16 @@ const LARGE: Shape = Shape { rows: 9000, width: 512, views: 1, rows_per_group: 9
 fn write_shards(out: &Path, shape: &Shape) {
     let Shape { rows, width, views, rows_per_group, rows_per_file } = *shape;
     let options = WriterOptions::new(width as u32, views as u32, "test", ImageHead::None);
-    let mut writer =
-        ShardWriter::create(out, WriterOptions { rows_per_group, rows_per_file, ..options }).expect("a writer");
+    let mut writer = ShardWriter::create(out, WriterOptions { rows_per_group, rows_per_file, ..options })
+        .expect("the output folder does not exist");
     let ids: Vec<String> = (0..rows).map(|row| format!("photo-{row}")).collect();
     let latitudes: Vec<f64> = (0..rows).map(|row| (row as f64 * 0.731) % 180.0 - 90.0).collect();
     let longitudes: Vec<f64> = (0..rows).map(|row| (row as f64 * 1.377) % 360.0 - 180.0).collect();
     let number = |index: usize| f16::from_f32((index.wrapping_mul(2_654_435_761) % 2048) as f32 / 1024.0 - 1.0);
     let embeddings: Vec<Vec<f16>> =
         (0..views).map(|view| (0..rows * width).map(|index| number(index * 3 + view)).collect()).collect();
-    writer.push(&WriterRows { ids, latitudes, longitudes, views: embeddings }).expect("rows");
-    writer.finish().expect("a folder of shards");
+    writer.push(&WriterRows { ids, latitudes, longitudes, views: embeddings }).expect("the rows are valid");
+    writer.finish().expect("the shards can be written");
 }
 
 /// A temporary folder, and an S3 server whose bucket is in this folder.
@@ -59,14 +59,15 @@ impl Stage {
     /// Starts the server. Its bucket has two folders: `ours` has shards with a manifest, and `theirs` has the same
     /// Parquet files without a manifest.
     fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let server = Server::start(&folder.path().join("root"));
         write_shards(&server.path("ours"), &SMALL);
-        fs::create_dir(server.path("theirs")).expect("a folder");
-        for entry in fs::read_dir(server.path("ours")).expect("a folder") {
-            let path = entry.expect("an entry").path();
+        fs::create_dir(server.path("theirs")).expect("the folder can be created");
+        for entry in fs::read_dir(server.path("ours")).expect("the folder exists") {
+            let path = entry.expect("the folder can be listed").path();
             if path.extension().is_some_and(|extension| extension == "parquet") {
-                fs::copy(&path, server.path("theirs").join(path.file_name().expect("a name"))).expect("a copy");
+                fs::copy(&path, server.path("theirs").join(path.file_name().expect("the file has a name")))
+                    .expect("the file can be copied");
             }
         }
         Self { folder, server }
@@ -98,7 +99,7 @@ impl Stage {
     }
 
     fn local(&self, key: &str) -> Dataset {
-        Dataset::open(&self.server.path(key).display().to_string(), &self.config()).expect("local shards")
+        Dataset::open(&self.server.path(key).display().to_string(), &self.config()).expect("the shards are valid")
     }
 }
 
@@ -107,7 +108,7 @@ fn all_rows(dataset: &Dataset) -> Vec<BlockRows> {
     for block in 0..dataset.block_rows().len() as u32 {
         for view in 0..dataset.views() {
             let mut rows = BlockRows::default();
-            dataset.read(block, view, &mut rows).expect("a block");
+            dataset.read(block, view, &mut rows).expect("the blocks are valid");
             all.push(rows);
         }
     }
@@ -127,12 +128,14 @@ fn all_rows_by(threads: usize, dataset: &Dataset) -> Vec<BlockRows> {
                     return read;
                 }
                 let mut rows = BlockRows::default();
-                dataset.read(number / dataset.views(), number % dataset.views(), &mut rows).expect("a block");
+                dataset
+                    .read(number / dataset.views(), number % dataset.views(), &mut rows)
+                    .expect("the blocks are valid");
                 read.push((number, rows));
             }
         };
         let readers: Vec<_> = (0..threads).map(|_| scope.spawn(reader)).collect();
-        readers.into_iter().flat_map(|reader| reader.join().expect("a reader")).collect()
+        readers.into_iter().flat_map(|reader| reader.join().expect("the reader did not panic")).collect()
     });
     read.sort_by_key(|(number, _)| *number);
     read.into_iter().map(|(_, rows)| rows).collect()
@@ -155,7 +158,8 @@ fn with_cache(bytes_max: u64, mut options: S3Options) -> S3Options {
 fn assert_same(got: &Dataset, want: &Dataset, threads: usize) {
     assert_eq!((got.fingerprint(), got.width(), got.views()), (want.fingerprint(), want.width(), want.views()));
     assert_eq!(got.block_rows(), want.block_rows());
-    let statistics = |of: &Dataset| Survey::begin(of, &ShardsConfig::default()).expect("a survey").statistics;
+    let statistics =
+        |of: &Dataset| Survey::begin(of, &ShardsConfig::default()).expect("the data can be read").statistics;
     assert_eq!(statistics(got), statistics(want));
     assert!(all_rows_by(threads, got) == all_rows(want), "the rows differ");
 }
@@ -164,16 +168,18 @@ fn assert_same(got: &Dataset, want: &Dataset, threads: usize) {
 /// coordinates.
 fn batches(dataset: Dataset, threads: u32) -> Vec<(Vec<i16>, Vec<f64>)> {
     let config = ShardsConfig { shuffle_row_groups: 3, ..ShardsConfig::default() };
-    let plan = Plan::new(DataLayout::of(&dataset), Mask::none(), PlanOptions::new(&config, 3, 90)).expect("a plan");
+    let plan =
+        Plan::new(DataLayout::of(&dataset), Mask::none(), PlanOptions::new(&config, 3, 90)).expect("the plan is valid");
     let options =
         BatchOptions { reader_threads: threads, prefetch_batches: 2, cache: Cache::None, device: Device::Cpu };
-    let mut made =
-        Batches::new(Arc::new(dataset), plan.clone(), plan.start(), Share::WHOLE, &options).expect("batches");
+    let mut made = Batches::new(Arc::new(dataset), plan.clone(), plan.start(), Share::WHOLE, &options)
+        .expect("the options are valid");
     let batch = |batch: Batch| {
-        let bits = Vec::<i16>::try_from(batch.embeddings.view_dtype(Kind::Int16).view(-1)).expect("float16");
+        let bits = Vec::<i16>::try_from(batch.embeddings.view_dtype(Kind::Int16).view(-1))
+            .expect("the tensor holds 16-bit numbers");
         (bits, [batch.latitudes.clone(), batch.longitudes.clone()].concat())
     };
-    (0..2 * plan.steps()).map(|_| batch(made.next().expect("a batch"))).collect()
+    (0..2 * plan.steps()).map(|_| batch(made.next().expect("the blocks are valid"))).collect()
 }
 
 /// Reads batches as training does. A row from S3 is copied out of a whole column chunk in memory, a row from disk
@@ -185,14 +191,15 @@ fn batches_from_a_failing_s3_server_equal_those_from_disk() {
     let want = batches(stage.local("ours"), 1);
     stage.server.fail(Faults::Mixed);
     for key in ["ours", "theirs"] {
-        assert!(batches(stage.open(key, &options).expect("opens"), 3) == want, "{key}: batches differ");
+        assert!(batches(stage.open(key, &options).expect("the shards are valid"), 3) == want, "{key}: batches differ");
     }
-    assert!(stage.server.counts.failed() > 5, "the server did not fail");
+    let failed = stage.server.counts.failed();
+    assert!(failed > 5, "only {failed} requests failed, wanted more than 5");
     // Objects without a manifest have the same checksums as the same files on disk. Only the versions differ.
-    let remote = stage.open("theirs", &options).expect("opens");
-    let contents = remote.scan().expect("read").contents;
-    assert_eq!(remote.check_contents(&contents).expect("the same"), contents);
-    let moved = stage.local("theirs").check_contents(&contents).expect("the same bytes elsewhere");
+    let remote = stage.open("theirs", &options).expect("the shards are valid");
+    let contents = remote.scan().expect("the blocks are valid").contents;
+    assert_eq!(remote.check_contents(&contents).expect("the data has not changed"), contents);
+    let moved = stage.local("theirs").check_contents(&contents).expect("the bytes have not changed");
     assert_ne!(moved, contents);
 }
 
@@ -211,17 +218,17 @@ fn rows_from_a_failing_s3_server_equal_those_from_disk() {
         ("theirs/part-00001.parquet", "theirs/part-00001.parquet", 1),
         ("large", "large", 4),
     ] {
-        let remote = stage.open(key, &options).unwrap_or_else(|error| panic!("{key}: {error}"));
+        let remote = stage.open(key, &options).unwrap_or_else(|error| panic!("{key} cannot be opened: {error}"));
         assert_same(&remote, &stage.local(local), threads);
     }
-    let ours = stage.open("ours", &options).expect("shards");
+    let ours = stage.open("ours", &options).expect("the shards are valid");
     assert!(problems(&ours).is_empty(), "verify found problems");
     let counts = &stage.server.counts;
     println!("{} of {} requests failed", counts.failed(), counts.all());
-    assert!(counts.failed() > 50, "the server did not fail");
+    assert!(counts.failed() > 50, "only {} requests failed, wanted more than 50", counts.failed());
 
     // Inside an asynchronous runtime, reading the data set and dropping it neither panics nor deadlocks.
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime can be started");
     runtime.block_on(async { drop((all_rows(&ours), ours)) });
 }
 
@@ -245,7 +252,7 @@ fn is_unfinished(path: &Path) -> bool {
 
 fn cache_files(folder: &Path) -> Vec<PathBuf> {
     let pattern = folder.join("*/*").display().to_string();
-    glob::glob(&pattern).expect("a glob").flatten().filter(|path| path.is_file()).collect()
+    glob::glob(&pattern).expect("the glob is valid").flatten().filter(|path| path.is_file()).collect()
 }
 
 #[test]
@@ -254,19 +261,19 @@ fn warm_cache_sends_no_requests_and_repairs_damage() {
     let options = with_cache(1 << 30, stage.options());
     let counts = &stage.server.counts;
     let want = stage.local("ours");
-    let first = stage.open("ours", &options).expect("shards");
+    let first = stage.open("ours", &options).expect("the shards are valid");
     assert_same(&first, &want, 4);
     let cold = counts.gets();
-    assert!(cold > 20, "{cold} requests");
+    assert!(cold > 20, "only {cold} requests were sent, wanted more than 20");
     assert_same(&first, &want, 4);
-    assert_same(&stage.open("ours", &options).expect("shards"), &want, 1);
+    assert_same(&stage.open("ours", &options).expect("the shards are valid"), &want, 1);
     assert_eq!(counts.gets(), cold, "a second pass or a second data set sent requests");
 
     // Each entry of the cache gets one of five kinds of damage: a flipped bit, truncation, an extra byte, a wrong
     // header, or no bytes at all.
     let files = cache_files(&stage.cache());
     for (number, path) in files.iter().enumerate() {
-        let mut bytes = fs::read(path).expect("an entry");
+        let mut bytes = fs::read(path).expect("the entry can be read");
         let middle = bytes.len() / 2;
         match number % 5 {
             0 => bytes[middle] ^= 1,
@@ -275,29 +282,29 @@ fn warm_cache_sends_no_requests_and_repairs_damage() {
             3 => bytes[3] ^= 1,
             _ => bytes.clear(),
         }
-        fs::write(path, bytes).expect("damage");
+        fs::write(path, bytes).expect("the entry can be written");
     }
-    assert_same(&stage.open("ours", &options).expect("shards"), &want, 4);
+    assert_same(&stage.open("ours", &options).expect("the shards are valid"), &want, 4);
     let repaired = counts.gets() - cold;
-    assert!(repaired >= files.len(), "{repaired} requests for {} damaged entries", files.len());
-    assert_same(&stage.open("ours", &options).expect("shards"), &want, 1);
+    assert!(repaired >= files.len(), "only {repaired} requests for {} damaged entries", files.len());
+    assert_same(&stage.open("ours", &options).expect("the shards are valid"), &want, 1);
     assert_eq!(counts.gets(), cold + repaired, "the damaged entries were not repaired");
 
     // Reading works when the cache folder is removed, and also when a file takes its place.
-    fs::remove_dir_all(stage.cache()).expect("removed");
+    fs::remove_dir_all(stage.cache()).expect("the folder exists");
     assert_same(&first, &want, 4);
-    fs::remove_dir_all(stage.cache()).expect("it was created again");
-    fs::write(stage.cache(), "a file").expect("a file in its place");
+    fs::remove_dir_all(stage.cache()).expect("the cache created the folder again");
+    fs::write(stage.cache(), "a file").expect("the file can be written");
     assert_same(&first, &want, 4);
-    assert_same(&stage.open("ours", &options).expect("shards"), &want, 1);
+    assert_same(&stage.open("ours", &options).expect("the shards are valid"), &want, 1);
 
     // An object is replaced before the data set is opened again. The new object has another version, so no cache entry
     // of the old version is used.
-    fs::remove_file(stage.cache()).expect("removed");
+    fs::remove_file(stage.cache()).expect("the file exists");
     drop(stage.open("theirs", &options).map(|theirs| all_rows(&theirs)));
     let path = stage.server.path("theirs/part-00000.parquet");
-    fs::copy(stage.server.path("theirs/part-00001.parquet"), &path).expect("replaced");
-    assert_same(&stage.open("theirs", &options).expect("shards"), &stage.local("theirs"), 1);
+    fs::copy(stage.server.path("theirs/part-00001.parquet"), &path).expect("the file can be copied");
+    assert_same(&stage.open("theirs", &options).expect("the shards are valid"), &stage.local("theirs"), 1);
 }
 
 #[test]
@@ -306,8 +313,8 @@ fn cache_stays_within_its_bound_with_several_workers() {
     let bytes_max = 60_000;
     let options = with_cache(bytes_max, stage.options());
     let foreign = stage.cache().join("holiday/photo.jpg");
-    fs::create_dir_all(foreign.parent().expect("a folder")).expect("a folder");
-    fs::write(&foreign, vec![0; 100_000]).expect("somebody else's file");
+    fs::create_dir_all(foreign.parent().expect("the path has a parent")).expect("the folder can be created");
+    fs::write(&foreign, vec![0; 100_000]).expect("the file can be written");
     let (want, done) = (stage.local("ours"), AtomicBool::new(false));
     let workers = 3;
     let most = std::thread::scope(|scope| {
@@ -319,16 +326,19 @@ fn cache_stays_within_its_bound_with_several_workers() {
             }
             most
         });
-        let read = || assert_same(&stage.open("ours", &options).expect("shards"), &want, 2);
+        let read = || assert_same(&stage.open("ours", &options).expect("the shards are valid"), &want, 2);
         let readers: Vec<_> = (0..workers).map(|_| scope.spawn(read)).collect();
-        readers.into_iter().for_each(|reader| reader.join().expect("a worker"));
+        readers.into_iter().for_each(|reader| reader.join().expect("the worker did not panic"));
         done.store(true, Ordering::Relaxed);
-        watch.join().expect("the watching thread")
+        watch.join().expect("the watching thread did not panic")
     });
     // On a busy machine the watching thread may have missed the largest size, so the final size is included.
     let most = most.max(cache_bytes(&stage.cache()).expect("all workers have ended")) - 100_000;
     println!("the cache held up to {most} of {bytes_max} bytes");
-    assert!(most <= bytes_max && most > bytes_max / 2, "the cache held up to {most} of {bytes_max} bytes");
+    assert!(
+        most <= bytes_max && most > bytes_max / 2,
+        "the cache held up to {most} bytes, wanted more than half of {bytes_max} bytes, but not more than all"
+    );
     assert!(foreign.exists(), "a file that the cache did not write was removed");
     let entries = cache_files(&stage.cache());
     assert!(entries.iter().all(|path| !is_unfinished(path)), "an unfinished file is left");
@@ -342,12 +352,12 @@ fn failure(stage: &Stage, location: &str, options: &S3Options) -> (String, ExitC
         let dataset = Dataset::from_index_s3(&index, options, &stage.config())?;
         dataset.read(0, 0, &mut BlockRows::default())
     });
-    let error = read.expect_err("a failure");
+    let error = read.expect_err("the server or the location fails");
     let text = error.to_string();
-    assert!(began.elapsed() < Duration::from_secs(5), "{text} took {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(5), "after {:?}, wanted less than 5 s: {text}", began.elapsed());
     assert!(
         !text.contains(SECRET_KEY) && !text.contains("hunter2") && !format!("{error:?}").contains("hunter2"),
-        "{text}"
+        "the error contains a secret: {text}"
     );
     println!("{text}");
     (text, error.exit_code())
@@ -359,8 +369,8 @@ fn s3_failures_are_reported_quickly_and_without_secrets() {
     let quick = with_tries(4, stage.options());
     let fails = |location: &str, options: &S3Options, wanted: &[&str], code: ExitCode| {
         let (text, got) = failure(&stage, location, options);
-        assert!(wanted.iter().all(|part| text.contains(part)), "{text}, wanted {wanted:?}");
-        assert_eq!(got, code, "{text}");
+        assert!(wanted.iter().all(|part| text.contains(part)), "a part of {wanted:?} is missing in: {text}");
+        assert_eq!(got, code, "wrong exit code of: {text}");
     };
     fails("s3://bucket/nowhere", &quick, &["s3://bucket/nowhere", "neither an object nor a folder"], ExitCode::NoData);
     fails("s3://bucket/ours/x.parquet", &quick, &["ours/x.parquet"], ExitCode::NoData);
@@ -384,13 +394,17 @@ fn s3_failures_are_reported_quickly_and_without_secrets() {
 
     // If a read fails, the error names the byte range, the number of tries and the server's response.
     stage.server.fail(Faults::None);
-    let dataset = stage.open("ours", &quick).expect("shards");
+    let dataset = stage.open("ours", &quick).expect("the shards are valid");
     let assert_read_fails = |wanted: &[&str], code: ExitCode| {
-        let error = dataset.read(1, 0, &mut BlockRows::default()).expect_err("a failure");
+        let error = dataset.read(1, 0, &mut BlockRows::default()).expect_err("the server or the location fails");
         let text = error.to_string();
         println!("{text}");
-        assert!(wanted.iter().all(|part| text.contains(part)), "{text}, wanted {wanted:?}");
-        assert_eq!((error.exit_code(), text.contains("hunter2")), (code, false), "{text}");
+        assert!(wanted.iter().all(|part| text.contains(part)), "a part of {wanted:?} is missing in: {text}");
+        assert_eq!(
+            (error.exit_code(), text.contains("hunter2")),
+            (code, false),
+            "wrong exit code, or a secret in: {text}"
+        );
     };
     stage.server.fail(Faults::Always503);
     let requests = stage.server.counts.all();
@@ -400,14 +414,14 @@ fn s3_failures_are_reported_quickly_and_without_secrets() {
     assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "bytes "], ExitCode::Io);
     stage.server.fail(Faults::None);
     let path = stage.server.path("ours/part-00000.parquet");
-    let whole = fs::read(&path).expect("a file");
+    let whole = fs::read(&path).expect("the file can be read");
     let mut flipped = whole.clone();
     flipped[100] ^= 1;
-    fs::write(&path, &flipped).expect("changed");
+    fs::write(&path, &flipped).expect("the file can be written");
     assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "the data has changed", "ETag"], ExitCode::DataChanged);
-    fs::write(&path, &whole[..50]).expect("cut short");
+    fs::write(&path, &whole[..50]).expect("the file can be written");
     assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "the data has changed"], ExitCode::DataChanged);
-    fs::remove_file(&path).expect("removed");
+    fs::remove_file(&path).expect("the file exists");
     assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "404"], ExitCode::NoData);
     fails("s3://bucket/ours", &quick, &["manifest lists part-00000.parquet, which does not exist"], ExitCode::NoData);
 }
@@ -417,12 +431,12 @@ fn dataset_from_an_index_requests_only_rows() {
     let stage = Stage::new();
     let (options, counts) = (stage.options(), &stage.server.counts);
     for key in ["ours", "theirs"] {
-        let index = DatasetIndex::read_s3(&format!("s3://{BUCKET}/{key}"), &options).expect("an index");
-        let bytes = index.to_bytes().expect("bytes");
+        let index = DatasetIndex::read_s3(&format!("s3://{BUCKET}/{key}"), &options).expect("the shards are valid");
+        let bytes = index.to_bytes().expect("the index can be written as JSON");
         let (requests, lists) = (counts.all(), counts.lists());
-        let received = DatasetIndex::from_bytes(&bytes).expect("the same index");
+        let received = DatasetIndex::from_bytes(&bytes).expect("the bytes are undamaged");
         assert_eq!(received, index);
-        let dataset = Dataset::from_index_s3(&received, &options, &stage.config()).expect("shards");
+        let dataset = Dataset::from_index_s3(&received, &options, &stage.config()).expect("the shards are valid");
         assert_eq!(counts.all(), requests, "opening from an index sent requests");
         assert_same(&dataset, &stage.local(key), 1);
         assert_eq!(counts.lists(), lists);
@@ -430,13 +444,14 @@ fn dataset_from_an_index_requests_only_rows() {
         let mut damaged = bytes.clone();
         damaged[bytes.len() / 2] ^= 1;
         for wrong in [&damaged[..], &bytes[..bytes.len() - 1], b""] {
-            let error = DatasetIndex::from_bytes(wrong).expect_err("damaged");
-            assert_eq!(error.exit_code(), ExitCode::Corrupt, "{error}");
+            let error = DatasetIndex::from_bytes(wrong).expect_err("the index is damaged");
+            assert_eq!(error.exit_code(), ExitCode::Corrupt, "wrong exit code of: {error}");
         }
-        let local =
-            DatasetIndex::read(&stage.server.path(key).display().to_string(), &stage.config()).expect("an index");
-        let local = DatasetIndex::from_bytes(&local.to_bytes().expect("bytes")).expect("the same index");
-        assert_same(&Dataset::from_index(&local, &stage.config()).expect("shards"), &stage.local(key), 1);
+        let local = DatasetIndex::read(&stage.server.path(key).display().to_string(), &stage.config())
+            .expect("the shards are valid");
+        let local = DatasetIndex::from_bytes(&local.to_bytes().expect("the index can be written as JSON"))
+            .expect("the bytes are undamaged");
+        assert_same(&Dataset::from_index(&local, &stage.config()).expect("the shards are valid"), &stage.local(key), 1);
     }
 }
 
@@ -446,24 +461,28 @@ const CHILD: &str = "LOCDIFF_TEST_S3_LOCATION";
 #[test]
 fn credentials_and_cache_come_from_the_environment() {
     if let Ok(location) = std::env::var(CHILD) {
-        let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("shards");
+        let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("the shards are valid");
         println!("fingerprint {:016x}", dataset.fingerprint());
         all_rows(&dataset);
         return;
     }
     let stage = Stage::new();
     let child = |variables: Vec<(String, String)>| {
-        let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
+        let mut child = std::process::Command::new(std::env::current_exe().expect("the system names this program"));
         child.args(["--exact", "shards::s3::credentials_and_cache_come_from_the_environment", "--nocapture"]);
         child.env_remove("AWS_ACCESS_KEY_ID").envs(variables).env(CHILD, format!("s3://{BUCKET}/ours"));
-        let output = child.env("XDG_CACHE_HOME", stage.folder.path()).output().expect("a child");
+        let output =
+            child.env("XDG_CACHE_HOME", stage.folder.path()).output().expect("the child process can be started");
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
     };
     let text = child(stage.server.variables());
-    assert!(text.contains(&format!("fingerprint {:016x}", stage.local("ours").fingerprint())), "{text}");
+    assert!(
+        text.contains(&format!("fingerprint {:016x}", stage.local("ours").fingerprint())),
+        "the child printed another fingerprint: {text}"
+    );
     assert!(!cache_files(&stage.folder.path().join("locdiff/s3")).is_empty(), "the cache is empty");
     let mut variables = stage.server.variables();
     variables.retain(|(name, _)| name != "AWS_ACCESS_KEY_ID");
     let text = child(variables);
-    assert!(text.contains("no credentials"), "{text}");
+    assert!(text.contains("no credentials"), "the child did not miss its credentials: {text}");
 }

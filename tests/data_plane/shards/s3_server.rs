@@ -80,25 +80,27 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(root: &Path) -> Self {
-        std::fs::create_dir_all(root.join(BUCKET)).expect("a bucket");
+        std::fs::create_dir_all(root.join(BUCKET)).expect("the folder can be created");
         let counts = Arc::<Counts>::default();
         let (server_counts, folder) = (Arc::clone(&counts), root.to_owned());
         let (send, receive) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be started");
             runtime.block_on(async move {
-                let mut builder = S3ServiceBuilder::new(s3s_fs::FileSystem::new(folder).expect("a folder"));
+                let mut builder = S3ServiceBuilder::new(s3s_fs::FileSystem::new(folder).expect("the folder exists"));
                 builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
                 let service = builder.build().into_shared();
-                let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-                send.send(listener.local_addr().expect("an address")).expect("the test waits");
+                let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+                send.send(listener.local_addr().expect("the listener has an address"))
+                    .expect("the test waits for the address");
                 loop {
-                    let (stream, _) = listener.accept().await.expect("a connection");
+                    let (stream, _) = listener.accept().await.expect("the listener is open");
                     tokio::spawn(serve(stream, service.clone(), Arc::clone(&server_counts)));
                 }
             });
         });
-        Self { address: receive.recv().expect("the server starts"), counts, root: root.to_owned() }
+        Self { address: receive.recv().expect("the server sends its address"), counts, root: root.to_owned() }
     }
 
     pub(crate) fn fail(&self, faults: Faults) {
@@ -124,10 +126,10 @@ impl Server {
 }
 
 async fn serve(stream: TcpStream, service: SharedS3Service, counts: Arc<Counts>) {
-    let stream = stream.into_std().expect("a socket");
-    let twin = TcpStream::from_std(stream.try_clone().expect("a second handle")).expect("a socket");
+    let stream = stream.into_std().expect("the socket is open");
+    let twin = TcpStream::from_std(stream.try_clone().expect("the socket is open")).expect("the socket is open");
     let twin = Arc::new(twin);
-    let stream = TcpStream::from_std(stream).expect("a socket");
+    let stream = TcpStream::from_std(stream).expect("the socket is open");
     let answer = service_fn(move |request| respond(request, service.clone(), Arc::clone(&counts), Arc::clone(&twin)));
     // The result is ignored, because injected faults end the connection with an error.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
@@ -168,14 +170,16 @@ async fn respond(
             let body =
                 "<Error><Code>SlowDown</Code><Message>reduce your rate, hunter2-is-no-secret-key</Message></Error>";
             let answer = Answer { bytes: Bytes::from_static(body.as_bytes()), breaks: false };
-            return Ok(Response::builder().status(503).body(answer).expect("a response"));
+            return Ok(Response::builder().status(503).body(answer).expect("the status is valid"));
         }
-        Fault::CloseBefore => return Err(std::io::Error::other("closed")),
+        Fault::CloseBefore => return Err(std::io::Error::other("the server closes the connection")),
         // With a linger time of zero, closing the socket sends a TCP reset (RST) instead of a regular end (FIN).
-        Fault::ResetAmid => socket.set_zero_linger().expect("a socket option"),
+        Fault::ResetAmid => socket.set_zero_linger().expect("the socket is open"),
         Fault::None | Fault::CloseAmid => {}
     }
-    let response = hyper::service::Service::call(&service, request).await.map_err(|_| std::io::Error::other("s3s"))?;
+    let response = hyper::service::Service::call(&service, request)
+        .await
+        .map_err(|_| std::io::Error::other("the S3 service failed"))?;
     let (mut parts, mut body) = response.into_parts();
     let mut bytes = body.store_all_unlimited().await.map_err(std::io::Error::other)?;
     let breaks = matches!(fault, Fault::CloseAmid | Fault::ResetAmid);
@@ -201,7 +205,7 @@ impl Body for Answer {
             return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.bytes)))));
         }
         if std::mem::take(&mut self.breaks) {
-            return Poll::Ready(Some(Err(std::io::Error::other("broken"))));
+            return Poll::Ready(Some(Err(std::io::Error::other("the server breaks the connection"))));
         }
         Poll::Ready(None)
     }

@@ -61,13 +61,13 @@ pub(crate) fn write_with(
 
 /// All problems that verifying finds in a data set if no row may be skipped.
 pub(crate) fn problems(dataset: &Dataset) -> Vec<Problem> {
-    let (problems, mask) = verify(dataset, OnBadRows::Error).expect("verified");
+    let (problems, mask) = verify(dataset, OnBadRows::Error).expect("the files can be read");
     assert_eq!(mask, Mask::none(), "rows were skipped");
     problems
 }
 
 pub(crate) fn write(out: &Path) -> Manifest {
-    write_with(out, options(), |_, _, _| {}).expect("written")
+    write_with(out, options(), |_, _, _| {}).expect("the rows are valid")
 }
 
 /// All rows of a view in the order in which the files store them.
@@ -75,7 +75,11 @@ pub(crate) fn read_all(blocks: &dyn Blocks, view: u32) -> Result<BlockRows, Shar
     let (mut whole, mut part) = (BlockRows::default(), BlockRows::default());
     for block in 0..blocks.block_rows().len() as u32 {
         blocks.read(block, view, &mut part)?;
-        assert_eq!(part.latitudes.len(), blocks.block_rows()[block as usize] as usize, "rows of block {block}");
+        assert_eq!(
+            part.latitudes.len(),
+            blocks.block_rows()[block as usize] as usize,
+            "wrong number of rows in block {block}"
+        );
         whole.latitudes.extend_from_slice(&part.latitudes);
         whole.longitudes.extend_from_slice(&part.longitudes);
         whole.embeddings.extend_from_slice(&part.embeddings);

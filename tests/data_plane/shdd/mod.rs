@@ -16,18 +16,18 @@ use tch::{Device, Kind, Tensor};
 use crate::model::support::Golden;
 
 fn points(count: usize) -> Vec<UnitVector> {
-    uniform_points_of(Stream::Test(1), 11, 0, 0, count).expect("in range")
+    uniform_points_of(Stream::Test(1), 11, 0, 0, count).expect("the draw is in range")
 }
 
 /// Points at which formulas with angles may fail: the poles, points near them, the equator and the date line.
 fn hard_points() -> Vec<UnitVector> {
     let latitudes = [90.0, -90.0, 89.999_999_9, -89.999, 0.0, 0.0, 45.0, 1e-12];
     let longitudes = [0.0, 77.0, 12.0, -180.0, -180.0, 179.999_999, 90.0, 0.0];
-    places(&latitudes, &longitudes).expect("places").into_iter().map(UnitVector::from).collect()
+    places(&latitudes, &longitudes).expect("the coordinates are valid").into_iter().map(UnitVector::from).collect()
 }
 
 fn basis(degree: u32) -> Basis {
-    Basis::new(degree).expect("in range")
+    Basis::new(degree).expect("the degree is at most 511")
 }
 
 /// The right side of the addition theorem: the sum of (2l+1)/4π P_l(t) over l = 0, ..., `degree`. The Legendre
@@ -64,7 +64,7 @@ fn shdd_addition_theorem_at_degree_127() {
     println!("addition theorem at degree {degree}: off by {largest:e} of (L+1)^2/4pi");
     // The slope of the kernel in t = p·q is up to degree²/2 times the kernel's size. Rounding t by 1e-16 therefore
     // changes the kernel by about 1e-12 of its size.
-    assert!(largest <= 1e-11, "{largest:e}");
+    assert!(largest <= 1e-11, "the addition theorem is off by {largest:e}");
 }
 
 /// Nodes and weights of Gauss-Legendre quadrature on [-1, 1], by Newton's method from Tricomi's initial guess.
@@ -97,7 +97,7 @@ fn shdd_harmonics_are_orthonormal_at_degree_47() {
     for (z, weight) in gauss_legendre(heights) {
         for turn in 0..turns {
             let angle = 2.0 * PI * f64::from(turn) / f64::from(turns);
-            nodes.push(UnitVector::from_height(z, angle).expect("in range"));
+            nodes.push(UnitVector::from_height(z, angle).expect("the height is in range"));
             weights.push((weight * 2.0 * PI / f64::from(turns)).sqrt());
         }
     }
@@ -108,7 +108,7 @@ fn shdd_harmonics_are_orthonormal_at_degree_47() {
     let error = (gram - Tensor::eye(dims, (Kind::Double, Device::Cpu))).abs().max().double_value(&[]);
     println!("orthonormality at degree 47: off by {error:e}");
     // Each integral is a sum of 4608 products below 1e-3, and the nodes are exact to 1e-15.
-    assert!(error <= 1e-10, "{error:e}");
+    assert!(error <= 1e-10, "the harmonics are off from orthonormal by {error:e}");
 }
 
 #[test]
@@ -125,10 +125,13 @@ fn shdd_fast_form_equals_the_scalar_form() {
             for ((point, wide), narrow) in
                 all.iter().zip(wide.chunks_exact(basis.dims())).zip(narrow.chunks_exact(basis.dims()))
             {
-                basis.encode_scalar(*point, &mut want).expect("fits");
+                basis.encode_scalar(*point, &mut want).expect("the code has the right length");
                 // Both forms do the same operations in the same order, so the results must be equal bit for bit.
-                assert!(wide == want, "degree {degree}, {count} points, {point:?}");
-                assert!(narrow.iter().zip(&want).all(|(narrow, want)| *narrow == *want as f32), "degree {degree}");
+                assert!(wide == want, "degree {degree}, {count} points: the f64 codes of {point:?} differ");
+                assert!(
+                    narrow.iter().zip(&want).all(|(narrow, want)| *narrow == *want as f32),
+                    "degree {degree}: the f32 codes of {point:?} differ"
+                );
             }
         }
     }
@@ -139,12 +142,12 @@ fn shdd_number_of_threads_changes_no_bit() {
     let (basis, points) = (basis(23), points(103));
     let one = basis.encode_f32(&points, 1);
     for threads in [0, 2, 3, 16, 500] {
-        assert!(basis.encode_f32(&points, threads) == one, "{threads} threads");
+        assert!(basis.encode_f32(&points, threads) == one, "{threads} threads change the codes");
     }
     assert!(basis.encode_f32(&[], 4).is_empty());
-    let tensor = basis.tensor(&points, Device::Cpu).expect("encodes");
+    let tensor = basis.tensor(&points, Device::Cpu).expect("the codes fit into memory");
     assert_eq!((tensor.size(), tensor.kind()), (vec![103, 576], Kind::Float));
-    assert!(Vec::<f32>::try_from(tensor.view([-1])).expect("floats") == one);
+    assert!(Vec::<f32>::try_from(tensor.view([-1])).expect("the codes are f32") == one);
 }
 
 #[test]
@@ -157,14 +160,14 @@ fn shdd_squares_of_each_degree_have_the_same_sum_everywhere() {
         let basis = basis(degree);
         let mut largest = 0.0_f64;
         for code in basis.encode_f64(&all).chunks_exact(basis.dims()) {
-            assert!(code.iter().all(|value| value.is_finite()), "degree {degree}");
+            assert!(code.iter().all(|value| value.is_finite()), "degree {degree}: a value is not finite");
             for l in 0..=degree as usize {
                 let part = &code[l * l..(l + 1) * (l + 1)];
                 let share = (2 * l + 1) as f64 / (4.0 * PI);
                 let error = (dot(part, part) / share - 1.0).abs();
                 // Near a pole, each of the l steps of the recursion multiplies the rounding error of z, 1e-16, by the
                 // slope l². A tolerance of 1e-9 is enough for degree 511.
-                assert!(error < 1e-9, "degree {degree}, l = {l}: {error:e}");
+                assert!(error < 1e-9, "degree {degree}, l = {l}: the sum of squares is off by {error:e}");
                 largest = part.iter().fold(largest, |largest, value| largest.max(value.abs()));
             }
         }
@@ -183,13 +186,16 @@ fn shdd_largest_value_at_random_points_grows_slowly_with_the_degree() {
         let basis = basis(degree);
         let largest = all.chunks(100).flat_map(|some| basis.encode_f32(some, 1)).fold(0.0, |a: f32, b| a.max(b.abs()));
         println!("degree {degree}: max |Y| over 2000 random points = {largest:.2}, recipe {want}");
-        assert!((0.7 * want..1.4 * want).contains(&f64::from(largest)), "degree {degree}: {largest}");
+        assert!(
+            (0.7 * want..1.4 * want).contains(&f64::from(largest)),
+            "degree {degree}: the largest value is {largest}, wanted about {want}"
+        );
     }
 }
 
 #[test]
 fn shdd_first_harmonics_equal_the_textbook() {
-    let point = UnitVector::from(Place::new(Degrees(25.0), Degrees(-70.0)).expect("a place"));
+    let point = UnitVector::from(Place::new(Degrees(25.0), Degrees(-70.0)).expect("the coordinates are valid"));
     let [x, y, z] = point.xyz();
     let (one, three) = ((1.0 / (4.0 * PI)).sqrt(), (3.0 / (4.0 * PI)).sqrt());
     let fifteen = (15.0 / (4.0 * PI)).sqrt();
@@ -206,7 +212,7 @@ fn shdd_first_harmonics_equal_the_textbook() {
         fifteen / 2.0 * (x * x - y * y),
     ];
     for (got, want) in basis(2).encode_f64(&[point]).iter().zip(want) {
-        assert!((got - want).abs() < 1e-15, "{got} {want}");
+        assert!((got - want).abs() < 1e-15, "a harmonic is {got}, wanted {want}");
     }
 }
 
@@ -215,19 +221,20 @@ fn shdd_first_harmonics_equal_the_textbook() {
 #[test]
 fn shdd_harmonics_equal_the_closed_form_at_degree_47() {
     let golden = Golden::of("harmonics.safetensors");
-    let points: Vec<f64> = golden.get("points").contiguous().view([-1]).try_into().expect("f64");
-    let wants: Vec<f64> = golden.get("harmonics").contiguous().view([-1]).try_into().expect("f64");
+    let points: Vec<f64> = golden.get("points").contiguous().view([-1]).try_into().expect("the golden tensors are f64");
+    let wants: Vec<f64> =
+        golden.get("harmonics").contiguous().view([-1]).try_into().expect("the golden tensors are f64");
     let basis = basis(47);
     assert_eq!(wants.len(), points.len() / 3 * basis.dims());
     let mut largest = 0.0_f64;
     for (xyz, want) in points.chunks_exact(3).zip(wants.chunks_exact(basis.dims())) {
-        let point = UnitVector::new([xyz[0], xyz[1], xyz[2]]).expect("a unit vector");
+        let point = UnitVector::new([xyz[0], xyz[1], xyz[2]]).expect("the golden points are unit vectors");
         let code = basis.encode_f64(&[point]);
         for (index, (got, want)) in code.iter().zip(want).enumerate() {
             largest = largest.max((got - want).abs());
             // The harmonics have slopes of up to 47 × 2.8, coordinates are rounded by 1e-16, and the errors of 47
             // recursion steps add up.
-            assert!((got - want).abs() < 1e-12, "{xyz:?}, dimension {index}: {got}, closed form {want}");
+            assert!((got - want).abs() < 1e-12, "dimension {index} of {xyz:?} is {got}, wanted {want}");
         }
     }
     println!("off by {largest:e} from the closed form");
@@ -235,46 +242,52 @@ fn shdd_harmonics_equal_the_closed_form_at_degree_47() {
 
 #[test]
 fn shdd_degrees_and_lengths_are_checked() {
-    assert_eq!(Basis::new(512).expect_err("too high").to_string(), "harmonics: degree is 512, wanted 0 to 511");
-    let error = basis(3).encode_into(&points(2), &mut [0.0; 31]).expect_err("too short");
+    assert_eq!(
+        Basis::new(512).expect_err("the degree is too high").to_string(),
+        "harmonics: degree is 512, wanted 0 to 511"
+    );
+    let error = basis(3).encode_into(&points(2), &mut [0.0; 31]).expect_err("the slice is too short");
     assert_eq!(error.to_string(), "codes: length is 31, wanted 32");
 }
 
 #[test]
 fn shdd_random_points_depend_only_on_seed_step_and_index() {
-    let whole = uniform_points(5, 3, 0, 100).expect("in range");
-    assert_eq!(uniform_points(5, 3, 40, 60).expect("in range"), whole[40..]);
-    assert_ne!(uniform_points(5, 4, 0, 100).expect("in range"), whole);
-    assert_ne!(uniform_points(6, 3, 0, 100).expect("in range"), whole);
-    let many = uniform_points(1, 0, 0, 100_000).expect("in range");
+    let whole = uniform_points(5, 3, 0, 100).expect("the draw is in range");
+    assert_eq!(uniform_points(5, 3, 40, 60).expect("the draw is in range"), whole[40..]);
+    assert_ne!(uniform_points(5, 4, 0, 100).expect("the draw is in range"), whole);
+    assert_ne!(uniform_points(6, 3, 0, 100).expect("the draw is in range"), whole);
+    let many = uniform_points(1, 0, 0, 100_000).expect("the draw is in range");
     for axis in 0..3 {
         let mean = |power: i32| many.iter().map(|point| point.xyz()[axis].powi(power)).sum::<f64>() / 1e5;
         // The tolerances are five standard errors. The standard error of the mean is √(1/3 / 1e5) = 0.0018, and that of
         // the mean square √(4/45 / 1e5) = 0.00094.
-        assert!(mean(1).abs() < 0.0092 && (mean(2) - 1.0 / 3.0).abs() < 0.0048, "axis {axis}");
+        assert!(
+            mean(1).abs() < 0.0092 && (mean(2) - 1.0 / 3.0).abs() < 0.0048,
+            "axis {axis}: the mean or the mean square is wrong"
+        );
     }
 }
 
 #[test]
 fn shdd_filter_keeps_the_dimensions_of_largest_variance() {
-    let filter = Filter::choose(&[1.0, 3.0, 2.0, 3.0, 0.0, 2.0], 3).expect("a filter");
+    let filter = Filter::choose(&[1.0, 3.0, 2.0, 3.0, 0.0, 2.0], 3).expect("the variances are valid");
     // Dimensions 2 and 5 both have variance 2. The filter keeps the first of them.
     assert_eq!(filter.indices(), [1, 2, 3]);
-    assert_eq!(Filter::from_indices(&filter.indices(), 6).expect("saved"), filter);
+    assert_eq!(Filter::from_indices(&filter.indices(), 6).expect("the indices come from a filter"), filter);
     let codes = Tensor::arange(12, (Kind::Float, Device::Cpu)).view([2, 6]);
-    let selection = filter.to_device(Device::Cpu).expect("a selection");
-    let kept = selection.apply(&codes).expect("applies");
-    assert_eq!(Vec::<f32>::try_from(kept.view([-1])).expect("floats"), [1.0, 2.0, 3.0, 7.0, 8.0, 9.0]);
-    let back = filter.scatter(&kept).expect("scatters");
+    let selection = filter.to_device(Device::Cpu).expect("the filter is valid");
+    let kept = selection.apply(&codes).expect("the codes are whole");
+    assert_eq!(Vec::<f32>::try_from(kept.view([-1])).expect("the codes are f32"), [1.0, 2.0, 3.0, 7.0, 8.0, 9.0]);
+    let back = filter.scatter(&kept).expect("the codes are filtered");
     let want = [0.0, 1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 7.0, 8.0, 9.0, 0.0, 0.0];
-    assert_eq!(Vec::<f32>::try_from(back.view([-1])).expect("floats"), want);
-    let error = selection.apply(&kept).expect_err("already filtered");
+    assert_eq!(Vec::<f32>::try_from(back.view([-1])).expect("the codes are f32"), want);
+    let error = selection.apply(&kept).expect_err("the codes are already filtered");
     assert_eq!(error.to_string(), "last dimension of codes: length is 3, wanted 6");
 }
 
 #[test]
 fn shdd_invalid_filters_are_refused() {
-    let text = |result: Result<Filter, ShddError>| result.expect_err("refused").to_string();
+    let text = |result: Result<Filter, ShddError>| result.expect_err("the filter is invalid").to_string();
     assert_eq!(text(Filter::choose(&[1.0; 4], 5)), "filter: 5 dimensions kept, wanted 1 to 4");
     assert_eq!(text(Filter::choose(&[1.0; 4], 0)), "filter: 0 dimensions kept, wanted 1 to 4");
     let not_a_number = text(Filter::choose(&[1.0, f64::NAN], 1));

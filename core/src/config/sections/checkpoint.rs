@@ -20,7 +20,7 @@ section! {
 impl CheckpointConfig {
     pub(in crate::config) fn check(&self, checker: &mut Checker) {
         if self.dir.is_empty() {
-            checker.push("checkpoint.dir", "is empty");
+            checker.push("checkpoint.dir", "is empty, wanted a folder");
         }
         if self.run.starts_with('.') || self.run.contains(['/', '\0']) {
             checker.push("checkpoint.run", format!("is \"{}\", wanted a plain folder name", self.run));

@@ -138,18 +138,19 @@ mod tests {
     }
 
     fn error_text(layers: &[Layer]) -> String {
-        load(layers).expect_err("wanted errors").to_string()
+        load(layers).expect_err("the configuration is invalid").to_string()
     }
 
     #[test]
     fn grid_too_coarse_for_refinement_is_refused() {
         let points = |degree: u32| {
-            let found = load(&[set(&format!("model.degree={degree}")), set("eval.refine=true")]).expect("valid");
+            let layers = [set(&format!("model.degree={degree}")), set("eval.refine=true")];
+            let found = load(&layers).expect("the settings are valid");
             found.config.eval.grid_points(degree)
         };
         assert_eq!([47, 71, 72, 127].map(points), [21_000, 21_000, 21_316, 65_536]);
         let layers = |points: u32| [set("model.degree=95"), set(&format!("eval.grid_points={points}"))];
-        assert_eq!(load(&layers(21_000)).expect("no refinement").config.eval.grid_points(95), 21_000);
+        assert_eq!(load(&layers(21_000)).expect("the grid is fine enough").config.eval.grid_points(95), 21_000);
         let refined = |points| [&layers(points)[..], &[set("eval.refine=true")]].concat();
         assert!(load(&refined(36_864)).is_ok());
         let text = error_text(&refined(36_863));

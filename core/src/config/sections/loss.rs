@@ -44,7 +44,7 @@ impl LossConfig {
         checker.not_negative("loss.l1_weight", self.l1_weight);
         checker.not_negative("loss.cosine_weight", self.cosine_weight);
         if [kl_weight, self.l2_weight, self.l1_weight, self.cosine_weight].iter().all(|weight| *weight == 0.0) {
-            checker.push("loss.kl_weight", "is 0, and so is every other weight; wanted at least one above 0");
+            checker.push("loss.kl_weight", "is 0, and so is every other weight; wanted at least one weight above 0");
         }
     }
 }

@@ -81,7 +81,7 @@ impl ModelConfig {
         let units = self.kept_dims() / 4;
         if (1..4).contains(&self.low_pass_dims) {
             let message = format!(
-                "is {}, too few: the narrowest module has a quarter of them; wanted 0 or at least 4",
+                "is {}, too few: the narrowest module gets a quarter of these dimensions; wanted 0 or at least 4",
                 self.low_pass_dims
             );
             checker.push("model.low_pass_dims", message);
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn network_with_an_empty_module_is_refused() {
         let set = |texts: &[&str]| load(&texts.iter().map(|text| Layer::Set((*text).into())).collect::<Vec<_>>());
-        let error_text = |texts: &[&str]| set(texts).expect_err("wanted errors").to_string();
+        let error_text = |texts: &[&str]| set(texts).expect_err("the configuration is invalid").to_string();
         let text = error_text(&["model.low_pass_dims=3"]);
         assert!(text.contains("model.low_pass_dims: is 3, too few"), "{text}");
         assert!(set(&["model.low_pass_dims=4"]).is_ok());

@@ -60,7 +60,7 @@ section! {
 impl RetrievalConfig {
     pub(in crate::config) fn check(&self, checker: &mut Checker) {
         if self.geoclip.is_empty() {
-            checker.push("retrieval.geoclip", "is empty");
+            checker.push("retrieval.geoclip", "is empty, wanted a folder");
         }
         checker.within("retrieval.radius_km", self.radius_km, 0.001..=20_040.0);
         checker.not_negative("retrieval.density_weight", self.density_weight);

@@ -94,7 +94,7 @@ impl ShardsConfig {
             ("shards.embedding_column", &self.embedding_column),
         ] {
             if value.is_empty() {
-                checker.push(key, "is empty");
+                checker.push(key, "is empty, wanted a value");
             }
         }
         checker.within("shards.reader_threads", self.reader_threads, 1..=256);

@@ -38,7 +38,7 @@ impl SuperviseConfig {
         checker.within("supervise.evaluation_timeout_s", self.evaluation_timeout_s, 0.1..=DAY_S);
         checker.within("supervise.stop_timeout_s", self.stop_timeout_s, 0.0..=DAY_S);
         if self.step_timeout_s <= self.collective_timeout_s {
-            // A step ends with collectives, so its limit must leave them their time.
+            // A training step contains collective operations, so its limit must be longer than that of one operation.
             let wanted = format!("is {}, wanted more than supervise.collective_timeout_s", self.step_timeout_s);
             checker.push("supervise.step_timeout_s", format!("{wanted} ({})", self.collective_timeout_s));
         }

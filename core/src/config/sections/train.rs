@@ -119,17 +119,18 @@ mod tests {
     #[test]
     fn automatic_warm_up_is_a_tenth_of_the_steps_but_at_most_500() {
         let set = |texts: &[&str]| load(&texts.iter().map(|text| Layer::Set((*text).into())).collect::<Vec<_>>());
-        let steps = |texts: &[&str]| set(texts).expect("valid").config.train.warmup_steps();
+        let steps = |texts: &[&str]| set(texts).expect("the configuration is valid").config.train.warmup_steps();
         assert_eq!(steps(&[]), 500);
         assert_eq!(steps(&["train.steps=100"]), 10);
         assert_eq!(steps(&["train.steps=5"]), 0);
         assert_eq!(steps(&["train.steps=100", "train.warmup_steps=auto"]), 10);
         assert_eq!(steps(&["train.steps=600", "train.warmup_steps=500"]), 500);
-        let text = set(&["train.steps=100", "train.warmup_steps=101"]).expect_err("too many").to_string();
+        let text =
+            set(&["train.steps=100", "train.warmup_steps=101"]).expect_err("the warm-up is too long").to_string();
         assert!(text.contains("train.warmup_steps: is 101, more than train.steps = 100"), "{text}");
         let presets = [("demo", 100), ("l23", 500), ("l47", 500), ("paper-l47", 500), ("l95", 500)];
         for (preset, want) in presets {
-            let found = load(&[Layer::Preset(preset.into())]).expect("valid");
+            let found = load(&[Layer::Preset(preset.into())]).expect("the configuration is valid");
             assert_eq!(found.config.train.warmup_steps(), want, "{preset}");
         }
         assert_eq!(presets.len(), crate::config::PRESETS.len());

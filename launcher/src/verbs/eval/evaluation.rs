@@ -147,9 +147,9 @@ fn choice_summary(choice: &Choice) -> String {
     let held_out = choice
         .held_out_percent
         .as_deref()
-        .map_or_else(String::new, |percents| format!(", {} with settings from other places", list(percents)));
+        .map_or_else(String::new, |percents| format!(", {} % by cross-validation", list(percents)));
     format!(
-        "{}; LocDiff-H {} %{held_out}; LocDiff {}, retrieval {}",
+        "{}; LocDiff-H {} %{held_out}; LocDiff {} %, retrieval {} %",
         choice.setting,
         list(&choice.hybrid_percent),
         list(&choice.own_percent),
@@ -175,7 +175,7 @@ fn apply_setting(setting: Hybrid, resolved: &mut Resolved) {
 pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow::Result<Option<Value>> {
     let config = &mut evaluation.resolved.config;
     if let Err(missing) = require_shards("shards.test", &config.shards.test) {
-        tracing::warn!("not evaluated: {missing}");
+        tracing::warn!("the run is not evaluated: {missing}");
         return Ok(None);
     }
     let mut hybrid = HybridRequest::IfItFits;
@@ -183,14 +183,14 @@ pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow
         hybrid = HybridRequest::No;
         tracing::warn!("{missing} does not exist, so retrieval and LocDiff-H are not evaluated");
         if config.eval.anchors == DecodeAnchors::Gallery && !Path::new(&config.retrieval.gallery).exists() {
-            tracing::warn!("there is no gallery, so codes are decoded on a refined grid");
+            tracing::warn!("no gallery file exists, so codes are decoded to the points of a refined grid");
             (config.eval.anchors, config.eval.refine) = (DecodeAnchors::Grid, true);
         }
     }
     let has_validation = require_shards("shards.validation", &config.shards.validation).is_ok();
     if hybrid != HybridRequest::No && has_validation {
         match evaluation.tune() {
-            Err(error) if is_unsuitable(&error) => tracing::warn!("not tuned: {error:#}"),
+            Err(error) if is_unsuitable(&error) => tracing::warn!("LocDiff-H is not tuned: {error:#}"),
             tuned => drop(tuned?),
         }
     }
@@ -222,6 +222,6 @@ pub(in crate::verbs) fn require_shards(field: &str, location: &str) -> Result<()
     Err(reported!(
         NoData,
         "no shards at {location:?} ({field}); simulate some with `locdiff-launch shards simulate {views}--out {out}`, build \
-         them from your own embeddings with `shards build`, or use others with `--set {field}=...`"
+         them from your own embeddings with `shards build`, or use other shards with `--set {field}=...`"
     ))
 }

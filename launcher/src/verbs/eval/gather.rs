@@ -55,8 +55,8 @@ impl Gather {
         if got == count && has_no_gaps && has_same_methods && self.twice.is_none() {
             return Ok(());
         }
-        let twice = self.twice.map_or_else(String::new, |row| format!(", row {row} twice"));
-        let mixed = if has_same_methods { "" } else { ", not all with the same methods" };
+        let twice = self.twice.map_or_else(String::new, |row| format!("; row {row} was received twice"));
+        let mixed = if has_same_methods { "" } else { "; the rows do not all have the same methods" };
         Err(reported!(WorkerFailed, "{got} of {count} rows were received{twice}{mixed}: this is a bug"))
     }
 }
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(gather.rows().map(|row| row.index).collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert!(gathered(&[0, 1, 3]).check(4).is_err());
         assert!(gathered(&[0, 1, 2, 4]).check(4).is_err());
-        let error = gathered(&[0, 1, 2, 3, 1]).check(4).expect_err("twice").to_string();
-        assert!(error.contains("row 1 twice"), "{error}");
+        let error = gathered(&[0, 1, 2, 3, 1]).check(4).expect_err("row 1 was received twice").to_string();
+        assert!(error.contains("row 1 was received twice"), "{error}");
     }
 }

@@ -49,7 +49,8 @@ pub(super) fn rows_for(thresholds_km: &[f64]) -> Vec<Published> {
         return table1();
     }
     tracing::warn!(
-        "published rows are left out: eval.thresholds_km is {thresholds_km:?}, the paper reports only {THRESHOLDS_KM:?}"
+        "published rows are left out: eval.thresholds_km is {thresholds_km:?}, but the paper reports only \
+         {THRESHOLDS_KM:?}"
     );
     Vec::new()
 }
@@ -78,9 +79,9 @@ mod tests {
         let of = |dataset: &str| rows.iter().filter(|row| row.dataset == dataset).count();
         assert_eq!(["Im2GPS3k", "YFCC-26k", "GWS15k"].map(of), [10, 8, 7]);
         for row in &rows {
-            let json = serde_json::to_value(row).expect("JSON");
+            let json = serde_json::to_value(row).expect("the row can be written as JSON");
             let accuracies: Vec<f64> =
-                THRESHOLDS_KM.iter().map(|km| json[format!("acc_{km}km")].as_f64().expect("a number")).collect();
+                THRESHOLDS_KM.iter().map(|km| json[format!("acc_{km}km")].as_f64().expect("it is a number")).collect();
             assert!(accuracies.windows(2).all(|pair| pair[0] < pair[1]) && accuracies[4] < 100.0, "{json}");
             assert_eq!(row.within(200.0), Some(accuracies[2]));
         }

@@ -18,7 +18,7 @@ const RUNTIME_THREADS: usize = 2;
 pub(super) struct Bucket {
     pub(super) name: String,
     pub(super) store: AmazonS3,
-    /// This is `None` only while the bucket is being dropped.
+    /// The runtime is `None` only while the bucket is being dropped.
     runtime: Option<Runtime>,
     pub(super) secrets: Secrets,
     pub(super) retry: RetryConfig,
@@ -44,14 +44,14 @@ impl Bucket {
         Ok(Self { name: name.to_owned(), store, runtime: Some(runtime), secrets, retry: options.retry.clone() })
     }
 
-    /// Blocks until a future is ready. If the caller runs inside a tokio runtime, it must not call `block_on`, so
-    /// another thread does.
+    /// Blocks until a future is ready. A thread inside a tokio runtime must not call `block_on`, so for such a caller
+    /// another thread calls it.
     pub(super) fn wait<F>(&self, answer: F) -> F::Output
     where
         F: Future + Send,
         F::Output: Send,
     {
-        let runtime = self.runtime.as_ref().expect("only `drop` takes it");
+        let runtime = self.runtime.as_ref().expect("only `drop` takes the runtime");
         if Handle::try_current().is_err() {
             return runtime.block_on(answer);
         }
@@ -63,8 +63,8 @@ impl Bucket {
 impl Drop for Bucket {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // This call does not block, so it is allowed inside a tokio runtime too. No request is active, because
-            // every request borrows the bucket.
+            // `shutdown_background` does not block, so it is allowed inside a tokio runtime too. No request is active,
+            // because every request borrows the bucket.
             runtime.shutdown_background();
         }
     }

@@ -28,8 +28,8 @@ const HEADER_BYTES: u64 = 16;
 /// Name of the file that is locked while space is reserved. The file holds the number of bytes in use, as text.
 const USAGE_NAME: &str = "usage";
 
-/// When the cache is full, old entries are removed until at most this share of the limit is in use. So not every new
-/// entry causes a removal.
+/// When the cache is full, old entries are removed until at most this share of the limit is in use. Each
+/// removal frees a tenth of the cache at once, so that not every new entry causes a removal.
 const KEPT_SHARE: f64 = 0.9;
 
 /// Minimum time between two updates of an entry's time of last use.
@@ -50,7 +50,7 @@ pub(super) struct ObjectCache {
     bytes_max: u64,
     /// Counter that makes the names of temporary files different.
     written: AtomicU64,
-    /// Set after a failed write. Then nothing more is stored.
+    /// Whether a write has failed. After a failed write nothing more is stored.
     given_up: AtomicBool,
 }
 
@@ -70,7 +70,7 @@ impl ObjectCache {
         let path = self.path(hash);
         let Ok(mut file) = File::open(&path) else { return false };
         if read_entry(&mut file, hash, into).is_err() {
-            warn!("cache entry {} is damaged; fetching it again", path.display());
+            warn!("the cache entry {} is damaged; its bytes are fetched again", path.display());
             if let Ok(bytes) = file.metadata().map(|found| found.len())
                 && fs::remove_file(&path).is_ok()
             {
@@ -81,7 +81,8 @@ impl ObjectCache {
         let now = SystemTime::now();
         let modified = file.metadata().and_then(|found| found.modified());
         if modified.is_ok_and(|modified| now.duration_since(modified).is_ok_and(|age| age > TOUCH_INTERVAL)) {
-            // In a read-only folder this fails. Then removal of old entries is only less accurate.
+            // In a read-only folder this call fails. Its failure is harmless: only the order in which old entries are
+            // removed becomes less accurate.
             let _ = file.set_modified(now);
         }
         true
@@ -100,7 +101,10 @@ impl ObjectCache {
             Err(error) => {
                 if !self.given_up.swap(true, Ordering::Relaxed) {
                     let folder = self.folder.display();
-                    warn!("{folder}: {error}; caching is now off (see shards.cache_dir, shards.cache_gib)");
+                    warn!(
+                        "cannot write to the cache {folder}: {error}; from now on this process caches nothing \
+                         (see shards.cache_dir and shards.cache_gib)"
+                    );
                 }
             }
         }
@@ -147,7 +151,7 @@ impl ObjectCache {
             reserved = Some(file);
             Ok(used + bytes)
         })?;
-        reserved.ok_or_else(|| io::Error::other("nothing was reserved"))
+        reserved.ok_or_else(|| io::Error::other("no space was reserved for the entry"))
     }
 
     fn release(&self, bytes: u64) {
@@ -186,7 +190,10 @@ impl ObjectCache {
             }
         }
         if used > self.bytes_max - bytes {
-            return Err(io::Error::other(format!("full: unfinished writes use {used} of {} bytes", self.bytes_max)));
+            return Err(io::Error::other(format!(
+                "the cache is full: unfinished entries use {used} of {} bytes",
+                self.bytes_max
+            )));
         }
         Ok(used)
     }

@@ -83,7 +83,9 @@ pub(super) fn describe(url: &str, what: &str, error: &Error, secrets: &Secrets) 
     let kind = kind(error);
     let io_kind = match kind {
         Kind::Missing => {
-            let reason = format!("{what}: {answer}; AWS_ENDPOINT and AWS_REGION choose the server");
+            let reason = format!(
+                "{what}: {answer}; check the URL, and check AWS_ENDPOINT and AWS_REGION, which choose the server"
+            );
             return ShardsError::Missing { location: url.to_owned(), reason };
         }
         Kind::Changed => {
@@ -91,7 +93,7 @@ pub(super) fn describe(url: &str, what: &str, error: &Error, secrets: &Secrets) 
             return ShardsError::Changed { location: url.to_owned(), reason };
         }
         Kind::Refused => {
-            let message = format!("{what}: {answer}; credentials come from {VARIABLES}");
+            let message = format!("{what}: {answer}; check the environment variables {VARIABLES}");
             return ShardsError::io(url, io::Error::new(ErrorKind::PermissionDenied, message));
         }
         Kind::BrokeOff => ErrorKind::UnexpectedEof,
@@ -103,9 +105,9 @@ pub(super) fn describe(url: &str, what: &str, error: &Error, secrets: &Secrets) 
 
 /// The error for missing credentials.
 pub(super) fn no_credentials(url: &str) -> ShardsError {
-    let message = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, \
-                   AWS_SKIP_SIGNATURE=true for a public bucket, or \
-                   AWS_METADATA_ENDPOINT=http://169.254.169.254 for the role of a cloud machine";
+    let message = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment; \
+                   for a public bucket, set AWS_SKIP_SIGNATURE=true; \
+                   for the role of a cloud machine, set AWS_METADATA_ENDPOINT=http://169.254.169.254";
     ShardsError::io(url, io::Error::new(ErrorKind::PermissionDenied, message))
 }
 

@@ -32,7 +32,7 @@ pub(in crate::shards::source) fn open(rest: &str, options: &S3Options) -> Result
         return match (&manifest_text, url.glob_base()) {
             (Some(_), _) => missing("its manifest lists no files"),
             (None, Some(_)) => missing("the glob matches nothing"),
-            (None, None) => missing("neither an object nor a folder with a manifest.json or a *.parquet object"),
+            (None, None) => missing("it is neither an object nor a folder with a manifest.json or a *.parquet object"),
         };
     }
     let objects = objects.into_iter().map(|found| Object::new(&url.bucket, found)).collect();
@@ -48,24 +48,25 @@ pub(in crate::shards::source) fn from_index(
     entries: &[String],
     options: &S3Options,
 ) -> Result<Arc<dyn ByteSource>, ShardsError> {
-    let fail = |reason: &str| ShardsError::Argument(format!("bad index of shards on S3: {reason}"));
+    let fail = |reason: &str| ShardsError::Argument(format!("the index of the shards on S3 is not valid: {reason}"));
     let mut name = None;
     let mut objects = Vec::with_capacity(entries.len());
     for entry in entries {
-        let entry: Indexed = serde_json::from_str(entry).map_err(|error| fail(&error.to_string()))?;
+        let entry: Indexed =
+            serde_json::from_str(entry).map_err(|error| fail(&format!("an entry cannot be parsed: {error}")))?;
         if name.get_or_insert_with(|| entry.0.clone()) != &entry.0 {
-            return Err(fail("more than one bucket"));
+            return Err(fail("it names more than one bucket"));
         }
         objects.push(Object::from_index(entry).map_err(|error| fail(&error.to_string()))?);
     }
-    let bucket = Bucket::connect(&name.ok_or_else(|| fail("no objects"))?, options)?;
+    let bucket = Bucket::connect(&name.ok_or_else(|| fail("it lists no objects"))?, options)?;
     Ok(files(bucket, objects, options))
 }
 
 impl Bucket {
     fn key(&self, text: &str) -> Result<Key, ShardsError> {
         Key::parse(text).map_err(|error| {
-            ShardsError::Argument(format!("{} is not a valid key: {error}", Url::of(&self.name, text)))
+            ShardsError::Argument(format!("{} is not a valid S3 key: {error}", Url::of(&self.name, text)))
         })
     }
 
@@ -129,7 +130,7 @@ impl Bucket {
         match self.wait(self.store.head(&path)) {
             Ok(found) => Ok(Some(found)),
             Err(error) if failure::kind(&error) == Kind::Missing => Ok(None),
-            Err(error) => Err(self.describe(key, "looking it up", &error)),
+            Err(error) => Err(self.describe(key, "looking up the object", &error)),
         }
     }
 
@@ -148,7 +149,8 @@ impl Bucket {
             return Ok((named.into_iter().map(|(_, object)| object).collect(), None));
         };
         let text = self.wait(async { self.store.get(&manifest.location).await?.bytes().await });
-        let text = text.map_err(|error| self.describe(manifest.location.as_ref(), "reading it", &error))?.to_vec();
+        let text =
+            text.map_err(|error| self.describe(manifest.location.as_ref(), "reading the manifest", &error))?.to_vec();
         let url = Url::of(&self.name, manifest.location.as_ref());
         let listed = Manifest::parse(&text, &url)?;
         let object = |file: &ManifestFile| {

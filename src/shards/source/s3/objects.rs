@@ -55,7 +55,7 @@ impl Object {
     fn check(&self, received: &ObjectMeta) -> Result<(), ShardsError> {
         let changed = |reason: String| Err(ShardsError::Changed { location: self.url.clone(), reason });
         if received.size != self.bytes {
-            return changed(format!("it has {} bytes, wanted {}", received.size, self.bytes));
+            return changed(format!("the object has {} bytes, wanted {}", received.size, self.bytes));
         }
         let Some(got) = &received.e_tag else { return Ok(()) };
         let wanted = self.etag.get_or_init(|| got.clone());
@@ -81,7 +81,7 @@ pub(super) struct S3Files {
 impl S3Files {
     async fn fetch(&self, object: &Object, offset: u64, into: &mut [u8]) -> Result<(), ShardsError> {
         let range = offset..offset + into.len() as u64;
-        let what = format!("bytes {} to {}", range.start, range.end - 1);
+        let what = format!("reading bytes {} to {}", range.start, range.end - 1);
         let options = GetOptions { range: Some(range.into()), if_match: object.condition(), ..GetOptions::default() };
         let failed = |error| failure::describe(&object.url, &what, &error, &self.bucket.secrets);
         let answer = self.bucket.store.get_opts(&object.key, options).await.map_err(failed)?;
@@ -99,7 +99,7 @@ impl S3Files {
             rest = empty;
         }
         if !rest.is_empty() {
-            return fail(format!("{} bytes short", rest.len()));
+            return fail(format!("{} bytes too short", rest.len()));
         }
         Ok(())
     }
@@ -123,7 +123,11 @@ impl ByteSource for S3Files {
         let object = &self.objects[file];
         let end = offset.checked_add(into.len() as u64);
         if end.is_none_or(|end| end > object.bytes) {
-            let reason = format!("ends before byte {offset}+{}: it was cut short", into.len());
+            let reason = format!(
+                "the object has {} bytes, but {} bytes from byte {offset} on are needed: it was cut short",
+                object.bytes,
+                into.len()
+            );
             return Err(ShardsError::corrupt(Spot::file(&object.url), reason));
         }
         let parts = into.chunks_mut(PART_BYTES).zip(0_u64..);

@@ -23,12 +23,15 @@ impl Url {
         if bucket.contains(['@', ':']) || signed {
             return refuse(
                 "must not contain credentials (they would appear in logs and saved configurations); \
-                 set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
+                 instead, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
             );
         }
         let legal = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
         if bucket.len() < 3 || bucket.len() > 63 || !bucket.chars().all(legal) {
-            return refuse(&format!("needs a bucket, got {bucket:?}, wanted s3://BUCKET/PREFIX"));
+            return refuse(&format!(
+                "has the bucket name {bucket:?}, wanted s3://BUCKET/PREFIX, \
+                 where BUCKET is 3 to 63 letters, digits, `-`, `.` or `_`"
+            ));
         }
         let is_folder = key.is_empty() || key.ends_with('/');
         Ok(Self { bucket: bucket.to_owned(), key: key.trim_matches('/').to_owned(), is_folder })
@@ -57,11 +60,11 @@ mod tests {
         assert_eq!(parsed("data/mp16"), url("data", "mp16", false));
         assert_eq!(parsed("data/a/b/"), url("data", "a/b", true));
         assert_eq!(parsed("data"), url("data", "", true));
-        let glob = Url::parse("data/a/b*/c?.parquet").expect("a glob");
+        let glob = Url::parse("data/a/b*/c?.parquet").expect("the URL is valid");
         assert_eq!((glob.glob_base(), glob.is_folder), (Some("a"), false));
         for refused in ["", "/x", "ab/x", "no space/x", "user:hunter2@data/x", "data/x?X-Amz-Signature=hunter2"] {
-            let text = Url::parse(refused).expect_err("refused").to_string();
-            assert!(!text.contains("hunter2"), "{text}");
+            let text = Url::parse(refused).expect_err("the URL is not valid").to_string();
+            assert!(!text.contains("hunter2"), "the message repeats the password: {text}");
         }
     }
 }
