@@ -195,7 +195,8 @@ def prepare(libtorch_set):
     for name, options in (("libtorch", ["--set", libtorch_set]), ("geoclip", [])):
         if children.wait(children.start([sys.executable, "-B", "setup/%s.py" % name, *options])) != 0:
             raise Failed("cannot prepare %s; see the error above" % name)
-    # Stop the early build, so that the main build can compile torch-sys first: the main crate waits for torch-sys.
+    # Stop the early build if it still runs, because the main build waits for cargo's lock on the target folder.
+    # The main build should start torch-sys soon: torch-sys needs libtorch, and the main crate needs torch-sys.
     children.wait(early, 0)
 
 

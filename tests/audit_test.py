@@ -80,7 +80,7 @@ class AuditTest(unittest.TestCase):
         git = ["git", "-C", str(crate), "-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false"]
         for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a crate"]):
             subprocess.run(git + arguments, check=True)
-        # Keep cargo's copy of the repository inside the temporary folder.
+        # Let cargo clone the git repository of `elsewhere` into the temporary folder.
         os.environ["CARGO_HOME"] = str(self.folder / "cargo-home")
         self.addCleanup(os.environ.pop, "CARGO_HOME")
         url = crate.as_uri()

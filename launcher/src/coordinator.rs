@@ -225,7 +225,7 @@ pub struct Coordinator {
 
 impl Coordinator {
     /// Creates the state of a gang of `workers` processes that were spawned at the time `now`. `attempt` is the number
-    /// of this attempt of the run.
+    /// of the training attempt, or 0 for any other job.
     pub fn new(workers: usize, attempt: u32, limits: Limits, now: Duration) -> Self {
         let members = vec![Member::default(); workers];
         Self {

@@ -52,7 +52,7 @@ fn exited(rank: u32, exit: Exit) -> GangEvent {
     GangEvent::Exited { rank, exit }
 }
 
-/// Sends the exit of a process to the coordinator, and then the close of the process's socket.
+/// Tells the coordinator that a process has exited, and then that the socket of this process has closed.
 fn end_process(gang: &mut Coordinator, rank: u32, exit: Exit, now: Duration) -> Vec<Action> {
     let mut actions = gang.step(exited(rank, exit), now);
     actions.extend(gang.step(GangEvent::Closed(rank), now));

@@ -131,8 +131,8 @@ impl Pulses {
         self.judged().map(|(_, worker, since)| since + self.limits.of(worker.phase())).min()
     }
 
-    /// A stuck worker and the limit that it exceeded; `None` if no worker is stuck. Of several stuck workers, returns one
-    /// at the lowest step.
+    /// A stuck worker and the limit that it exceeded; `None` if no worker is stuck. Of several stuck workers, returns
+    /// one at the lowest step.
     pub fn stuck(&self, now: Duration) -> Option<(StuckWorker, Duration)> {
         let overdue = self.judged().filter(|(_, worker, since)| now >= *since + self.limits.of(worker.phase()));
         let (rank, worker, _) = overdue.min_by_key(|(_, worker, _)| (worker.step(), worker.progressed_at))?;

@@ -168,7 +168,7 @@ impl Supervisor {
     }
 
     /// Starts the workers of `world`, gives each of them `job`, and waits for all results. `attempt` is the number of
-    /// this attempt of the run. Fails if a worker returns a result that does not belong to `job`.
+    /// the training attempt, or 0 for any other job. Fails if a worker returns a result that does not belong to `job`.
     pub fn run<T: TypedResult>(
         &mut self,
         config: &RunConfig,

@@ -152,7 +152,7 @@ impl<'a> Checked<'a> {
         Ok(Self { path, want, file, hasher: Xxh3::default(), left: want.bytes })
     }
 
-    /// Reads exactly `bytes` bytes. Fails before it allocates memory if the file has fewer bytes left.
+    /// Reads exactly `bytes` bytes. If fewer bytes are left in the file, this fails before it allocates memory.
     fn take(&mut self, bytes: u64) -> Result<Vec<u8>, CheckpointError> {
         if bytes > self.left {
             let reason =

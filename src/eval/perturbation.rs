@@ -46,7 +46,8 @@ pub fn theory_km(degree: u32) -> f64 {
     (std::f64::consts::FRAC_PI_2).sqrt() * SIGMA * EARTH_RADIUS_KM / curvature.sqrt()
 }
 
-/// Measures this worker's blocks of all degrees. `points` is the number of points per degree, over all workers.
+/// For each degree, measures the blocks of points that belong to this worker. `points` is the number of points per
+/// degree, over all workers.
 pub fn run(points: u32, worker: &WorkerSlot) -> anyhow::Result<Vec<PerturbationBlock>> {
     let mut blocks = Vec::new();
     for degree in DEGREES {
@@ -55,7 +56,7 @@ pub fn run(points: u32, worker: &WorkerSlot) -> anyhow::Result<Vec<PerturbationB
     Ok(blocks)
 }
 
-/// Measures this worker's blocks of one degree. The results are in the order of the blocks.
+/// For one degree, measures the blocks of points that belong to this worker. The results are in the order of blocks.
 pub fn run_degree(degree: u32, points: u32, worker: &WorkerSlot) -> anyhow::Result<Vec<PerturbationBlock>> {
     let basis = Basis::new(degree)?;
     let mine: Vec<u32> = (worker.rank..points.div_ceil(BLOCK_POINTS)).step_by(worker.world as usize).collect();

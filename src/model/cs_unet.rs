@@ -32,7 +32,7 @@ pub struct CsUnet {
     deviation_e: Tensor,
 }
 
-/// The image terms of every module for a mini-batch.
+/// What the images of a mini-batch contribute to the network: for each module, its image term for every image.
 #[derive(Debug)]
 pub struct Conditioned {
     terms_bh: Vec<Tensor>,

@@ -43,13 +43,15 @@ unsafe extern "C" {
 /// A pair of operations: a collective of the forward pass and the counterpart that the backward pass applies to the
 /// gradient.
 ///
-/// Which pair is right depends on whether the ranks then compute with a replicated or a partial tensor. *Replicated*:
-/// every rank has the same values, and the loss that all ranks compute counts once. *Partial*: each rank has other
-/// values, and the loss is the sum over ranks.
+/// Which pair is right depends on what the ranks compute from the result of the forward operation. If every rank
+/// computes the same, each rank already has the whole gradient of the result. If each rank computes something
+/// different, each has only its share of the gradient, and the backward pass must add or concatenate the shares.
+///
+/// A tensor is *replicated* if every rank has the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Function {
-    /// Forward: identity. Backward: all-reduce. For a replicated tensor with which each rank computes something else.
-    /// Each rank then computes a share of the tensor's gradient.
+    /// Forward: identity. Backward: all-reduce. For a replicated tensor from which each rank computes something
+    /// different. Each rank then has a share of the tensor's gradient, and the gradient is the sum of the shares.
     IdentityAllReduce = 0,
     /// Forward: all-reduce. Backward: identity. For partial sums that become a replicated tensor.
     AllReduceIdentity = 1,

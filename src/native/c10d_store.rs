@@ -120,7 +120,7 @@ impl Store {
         Ok(Self { raw })
     }
 
-    /// Stores a value under `key`, in place of an older value.
+    /// Stores a value under `key`. If the key already has a value, that value is replaced.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<(), NativeError> {
         // SAFETY: the store is alive; key and value are valid for their lengths, and the shim copies them.
         let status = unsafe {

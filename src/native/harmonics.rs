@@ -156,7 +156,7 @@ fn encode_lanes<T: Element>(
     }
 }
 
-/// Computes (x + iy)^m for every order m, and sets the recursion of m to its start value p_mm.
+/// For every order m, computes (x + iy)^m and stores p_mm, from which the recursion of this order starts.
 #[inline(always)]
 fn start_orders(orders: &mut [OrderState], sectoral: &[f64], x: &Wide, y: &Wide) {
     let (mut cosine, mut sine) = (Wide([1.0; LANES]), Wide([0.0; LANES]));
@@ -170,8 +170,8 @@ fn start_orders(orders: &mut [OrderState], sectoral: &[f64], x: &Wide, y: &Wide)
     }
 }
 
-/// Computes one degree l: advances the recursions of the orders m < l, starts the recursion of m = l, and writes 2l + 1
-/// coefficients into `tile`.
+/// Computes one degree l: advances the recursions of the orders m < l, takes the start value p_ll for m = l, and writes
+/// 2l + 1 coefficients into `tile`.
 #[inline(always)]
 fn degree<T: Element>(recursion: &[[f64; 2]], orders: &mut [OrderState], z: &Wide, tile: &mut [Narrow<T>]) {
     let l = recursion.len();

@@ -54,8 +54,8 @@ unsafe impl Send for Module {}
 type ModuleKey = (usize, String, Vec<String>);
 static MODULES: Mutex<Option<HashMap<ModuleKey, Module>>> = Mutex::new(None);
 
-/// One argument of a kernel. A launch checks that its size is the size of the kernel's parameter, but cannot check its
-/// type.
+/// One argument of a kernel. A launch checks that the argument has the size of the kernel's parameter, but cannot check
+/// its type.
 #[derive(Debug, Clone, Copy)]
 pub enum Arg<'a> {
     /// The address of a contiguous tensor on the current device.

@@ -90,7 +90,7 @@ impl<Owner: Send + 'static> RowPool<Owner> {
         // This load synchronizes with the release in `finish`, so that all written bytes are visible from here on.
         let missing = self.memory.missing.load(Ordering::Acquire);
         assert!(missing == 0, "{missing} rows are not finished");
-        Arc::into_inner(self.memory).expect("all rows are finished, so no `RowPlaces` is left").owner
+        Arc::into_inner(self.memory).expect("no other thread is inside `RowPlaces::finish`").owner
     }
 }
 

@@ -48,8 +48,8 @@ impl ImageSamples {
         }
     }
 
-    /// The candidate that LocDiff-H answers with under `setting`; `None` if there are no candidates. `logits` holds the
-    /// logit of each candidate.
+    /// The gallery index of LocDiff-H's answer under `setting`, which is one of `candidates`; `None` if there are no
+    /// candidates. `logits` holds the logit of each candidate.
     pub fn answer(&self, setting: &Hybrid, points: &[UnitVector], candidates: &[u32], logits: &[f32]) -> Option<u32> {
         let logit = |place: usize| f64::from(logits[place]);
         let scores: Vec<f64> = match setting.mode {
@@ -111,8 +111,8 @@ fn first_best(scores: &[f64]) -> Option<usize> {
     (0..scores.len()).reduce(better)
 }
 
-/// The position in `candidates` of the voter that gets the largest sum of votes; `None` if there are no candidates. If
-/// scores are equal, the candidates that come first in the gallery vote.
+/// The position in `candidates` of the voter that gets the largest sum of votes; `None` if there are no candidates. At
+/// most `CONSENSUS_POINTS` candidates vote: those with the highest scores; of equal scores, the first in the gallery.
 pub(super) fn consensus(points: &[UnitVector], candidates: &[u32], scores: &[f64]) -> Option<usize> {
     let mut best: Vec<usize> = (0..scores.len()).collect();
     let before = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(candidates[*a].cmp(&candidates[*b]));

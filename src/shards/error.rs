@@ -75,8 +75,8 @@ pub enum ShardsError {
         /// What was found and what was wanted.
         reason: String,
     },
-    /// The data has changed since the run began, or since it was opened.
-    #[error("{location}: the data has changed since the run began: {reason}")]
+    /// The data has changed since the run began or, for an S3 object, since this command opened it.
+    #[error("{location}: the data has changed since it was first opened: {reason}")]
     Changed {
         /// The file or data set that changed.
         location: String,

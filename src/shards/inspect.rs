@@ -91,10 +91,10 @@ mod tests {
         assert_eq!((map.len(), map[0].len()), (MAP_LINES, MAP_COLUMNS));
         assert!(
             map[0].starts_with('.') || map[0].starts_with(':'),
-            "one photo does not have a light shade: {:?}",
+            "the cell with one photo does not have a light shade: {:?}",
             map[0]
         );
-        assert!(map[MAP_LINES - 1].ends_with('@'), "the most photos do not have the darkest shade");
+        assert!(map[MAP_LINES - 1].ends_with('@'), "the cell with the most photos does not have the darkest shade");
         assert_eq!(cell(0.0, 0.0), MAP_LINES / 2 * MAP_COLUMNS + MAP_COLUMNS / 2);
     }
 }

@@ -1,8 +1,8 @@
 //! A simulated world in the style of MP16. What a photo shows depends only on the seed, the index of the photo, and the
 //! places.
 //!
-//! A photo looks like five places: the place where it was taken and four look-alikes. Each photo has a scale r, and the
-//! distances of its look-alikes are of the order of r. All random numbers come from [`Stream::Simulation`]:
+//! A photo looks like five places: the place where it was taken and four look-alikes. Each photo has a scale r, and its
+//! look-alikes are at most 1.6 r away from it. All random numbers come from [`Stream::Simulation`]:
 //!
 //! | step | sample | elements |
 //! |---|---|---|
@@ -36,8 +36,8 @@ const DISPLACEMENT: f64 = 1.2;
 /// A look-alike is moved to the nearest candidate only if that candidate is within this distance of the photo, in units
 /// of the photo's scale.
 const SNAP: f64 = 1.6;
-/// If photos are taken at gallery points, the first photo of a point is exactly at the point. All further photos are
-/// within this distance of the point.
+/// Largest distance of a photo from its gallery point, if photos are taken at gallery points. The first photo at each
+/// gallery point is taken exactly there; only later photos are displaced.
 const JITTER_KM: f64 = 1.0;
 /// Length of the noise vector added to an embedding of unit length.
 const NOISE: f64 = 0.8;

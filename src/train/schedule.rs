@@ -1,4 +1,4 @@
-//! Learning rate and decay of the moving average, as functions of the step or update. All functions are pure.
+//! The learning rate of each step, and the decay of the moving average after each update. All functions are pure.
 
 use locdiff_core::config::{LearningRateSchedule, TrainConfig};
 

@@ -168,7 +168,8 @@ impl Trainer {
             self.eager.1 += 1;
             return Ok(());
         }
-        // Free the memory of the eager steps, because the graph allocates separate memory.
+        // Return to the device the memory that the eager steps left in the allocator's cache. The graph allocates its
+        // own memory and cannot use the cache.
         cuda::empty_cache()?;
         let (graph, report) = Graph::capture("training step", || self.work.run())?;
         tracing::info!("recorded the step as a CUDA graph with {} nodes", graph.nodes());

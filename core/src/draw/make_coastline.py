@@ -15,7 +15,10 @@ TURN = 36000
 
 
 def unwrapped(ring):
-    """Removes jumps of more than half a turn. A ring around the south pole is closed along the bottom edge of the map."""
+    """Shifts longitudes by whole turns, so that successive points are at most half a turn apart.
+
+    A ring around the south pole is closed along the bottom edge of the map.
+    """
     found = [ring[0]]
     for longitude, latitude in ring[1:] + ring[:1]:
         turns = round((longitude - found[-1][0]) / TURN)

@@ -41,11 +41,11 @@ const LANES: usize = 32;
 /// The four counter words, or the four result words, of `LANES` blocks.
 type Words = [[u32; LANES]; 4];
 
-/// Exclusive upper bound of steps.
+/// Exclusive upper bound of the step.
 pub const STEP_END: u64 = 1 << 40;
-/// Exclusive upper bound of global samples.
+/// Exclusive upper bound of the index of a global sample.
 const SAMPLE_END: u64 = 1 << 40;
-/// Exclusive upper bound of the elements of one sample.
+/// Exclusive upper bound of the index of an element within a sample.
 const ELEMENT_END: u64 = 1 << 34;
 /// Exclusive upper bound of the index of a [`Stream`].
 const STREAM_INDEX_END: u16 = 1 << 10;

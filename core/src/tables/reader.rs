@@ -2,8 +2,10 @@
 //! columns (latitude and longitude).
 //!
 //! In a Parquet file, coordinates must be Float32 or Float64, and ids may have any type that [`ids::id`] accepts.
-//! Dictionary-encoded columns are decoded. For an invalid row the reader returns [`TableError::Row`], and the next call
-//! reads the next row. Any other error concerns the whole file.
+//! Dictionary-encoded columns are decoded.
+//!
+//! In all formats, the reader returns [`TableError::Row`] for an invalid row, and the next call reads the next row. Any
+//! other error concerns the whole file.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

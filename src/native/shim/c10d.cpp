@@ -103,7 +103,7 @@ void Group::abort() {
     }
     work->wait(milliseconds(1));
   } catch (const std::exception&) {
-    // This is either the expected timeout, or the connections were already closed.
+    // The operation timed out as intended, or the connections were already closed.
   }
 }
 
@@ -273,7 +273,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const StorePtr& store, const Group& 
   options->timeout = timeout;
   auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, group.rank, group.size, options);
   backend->setBoundDeviceId(group.device);
-  // Connect now. Otherwise the first collective would connect, and its timeout would have to include the time for that.
+  // Connect now. Otherwise the first collective would have to connect first, within its own timeout.
   backend->eagerConnectSingleDevice(group.device);
   return backend;
 }

@@ -53,8 +53,8 @@ pub trait Blocks: Send + Sync {
     /// Like [`Blocks::read`], but the rows in `skip` (ascending) may be bad. Skipped rows keep their places in `into`,
     /// with undefined values. Any other bad row is an error, and damaged data is an error too.
     fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError>;
-    /// Like [`Blocks::read_except`], but writes the embeddings to `places`, for the rows that have a destination there.
-    /// Writes the coordinates of all rows to `into`; the embeddings in `into` are undefined afterwards. After an error
+    /// Like [`Blocks::read_except`], but writes each embedding to its row's destination in `places`, if it has one.
+    /// Writes the coordinates of all rows to `into`; the embeddings in `into` are undefined afterwards. After an error,
     /// the rows in `places` are undefined.
     fn read_placed(
         &self,

@@ -1,11 +1,10 @@
-//! The contents of data without a manifest, recorded when a run begins: a checksum of every column chunk that training
-//! reads.
+//! Checksums for data without a manifest: one for every column chunk that training reads, recorded when a run begins.
 //!
-//! Files from other tools have no manifest with checksums, so the run makes its own. The first scan computes the
-//! checksums, every checkpoint stores them, and every worker compares its reads with them. When a run resumes, it
+//! Files from other tools have no manifest with checksums, so the run computes its own. The first scan computes them,
+//! every checkpoint stores them, and every worker checks the chunks that it reads against them. When a run resumes, it
 //! hashes every file whose version ([`ByteSource::version`]) has changed, before the first step. Only different bytes
 //! are an error, not a changed version alone. Files with an unchanged version are not hashed at that time, but their
-//! reads are compared like all others.
+//! chunks are checked when they are read, like all others.
 //!
 //! [`ByteSource::version`]: crate::shards::ByteSource::version
 

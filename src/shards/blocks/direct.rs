@@ -1,9 +1,9 @@
 //! The fast path for embeddings. It reads column chunks that consist of one uncompressed PLAIN page of float16, which
 //! is what `format::writer` writes.
 //!
-//! The destination of the embeddings is a block, or the places of rows in batches. For batches, a chunk is read in
-//! pieces. The rows of a piece are copied to the batches while the piece is still in the CPU cache, with non-temporal
-//! stores (`native::row_pool`). So each byte is read from memory once and written once.
+//! Embeddings are read either as a whole block or directly into batches. Both ways read a chunk in pieces. On the way
+//! to batches, the rows of a piece are copied with non-temporal stores (`native::row_pool`) while the piece is still in
+//! the CPU cache. So each byte is read from memory once and written once.
 //!
 //! Invariant: the fast path makes the same checks as the general reader (checksum, levels, finite numbers), piece by
 //! piece while the bytes are in the CPU cache. The general reader reads all other kinds of chunks, and chunks with a
@@ -75,8 +75,8 @@ impl Dataset {
         let (start, length) = metadata.byte_range();
         let values = self.block_rows[at.number] as usize * self.width;
         let value_bytes = values * ELEMENT_BYTES;
-        // In a chunk of one page, the values are at the end. If the bytes before the values are not fewer than those of
-        // the values, the fast path does not read the chunk.
+        // In a chunk of one page, the values are at the end. The fast path reads the chunk only if the values take up
+        // more than half of it.
         let before = (length as usize).checked_sub(value_bytes).filter(|before| *before < value_bytes);
         let is_plain = column.number == Number::Float16 && metadata.compression() == Compression::UNCOMPRESSED;
         let Some(before) = before.filter(|_| is_plain && self.source.reads_pieces()) else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Reads all data once and computes statistics and checksums and finds bad rows.
+//! Reads all data once, computes statistics and checksums, and finds bad rows.
 
 use std::collections::BTreeSet;
 

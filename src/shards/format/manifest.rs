@@ -37,7 +37,7 @@ pub struct Manifest {
     pub views: u32,
     /// Description of where the rows came from.
     pub source: String,
-    /// What maps photos to the space of the embeddings.
+    /// The retrieval head that can use the embeddings.
     pub image_head: ImageHead,
     /// Mean of every dimension over the rows of view 0.
     pub mean: Vec<f64>,

@@ -41,9 +41,9 @@ pub struct WriterOptions {
     pub views: u32,
     /// Description of where the rows come from, for the manifest.
     pub source: String,
-    /// What maps photos to the space of the embeddings.
+    /// The retrieval head that can use the embeddings.
     pub image_head: ImageHead,
-    /// Whether to replace an existing folder of shards, or an empty folder.
+    /// Whether to replace the output folder if it exists. Only a folder of shards or an empty folder can be replaced.
     pub overwrite: bool,
     /// Rows per row group.
     pub rows_per_group: u32,

@@ -17,7 +17,7 @@ use crate::shards::format::{ImageHead, MANIFEST_NAME, Manifest};
 pub struct Origin {
     /// Description of the source.
     pub source: String,
-    /// What maps photos to the space of the embeddings.
+    /// The retrieval head that can use the embeddings; `Linear` if any file is simulated.
     pub image_head: ImageHead,
 }
 

@@ -58,8 +58,8 @@ pub fn geometric_median(points: &[UnitVector]) -> Result<UnitVector, ShddError> 
     Ok(place)
 }
 
-/// The index of the sample with the densest surroundings: the largest `Σ exp(-d / 50 km) + exp(-d / 500 km)` over the
-/// distances d to all samples. Among equal samples, the first is chosen.
+/// The index of the sample with the densest surroundings: the largest `Σ (exp(-d / 50 km) + exp(-d / 500 km))`, summed
+/// over the distances d to all samples. If several samples have equal sums, the first of them is chosen.
 pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, ShddError> {
     weighted_medoid(points, |_| 1.0)
 }

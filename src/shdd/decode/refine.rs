@@ -2,9 +2,9 @@
 //!
 //! If the Hessian is negative definite, the search takes a Newton step, else a step along the gradient. No step is
 //! longer than a quarter of the resolution π / L, where L is the degree. A step that decreases the value is halved
-//! until it does not, or the search ends after 40 halvings. The value therefore never decreases by more than rounding
-//! errors, and the search normally ends at the top of the hill on which it started. A code that contains NaN or
-//! infinity is an error.
+//! until it no longer does; after 40 halvings, the search ends. The value therefore never decreases by more than
+//! rounding errors, and the search normally ends at the top of the hill on which it started. A code that contains NaN
+//! or infinity is an error.
 //!
 //! Source: Absil, Mahony, Sepulchre, "Optimization Algorithms on Matrix Manifolds", 2008, chapters 4 and 6.
 
@@ -14,7 +14,7 @@ use crate::shdd::{Basis, Local, ShddError};
 
 /// The search has converged when a Newton step is shorter than this, in radians. On Earth, this is 6 mm.
 pub const STEP_RAD_MIN: f64 = 1e-9;
-/// Length of the longest step, as a fraction of the resolution π / L.
+/// Maximum length of a step, as a fraction of the resolution π / L.
 const STEP_OF_RESOLUTION: f64 = 0.25;
 /// Largest number of steps. If the search starts on the right hill, 4 to 8 steps are enough.
 const STEPS_MAX: u32 = 100;
@@ -74,7 +74,7 @@ pub(in crate::shdd) fn ascend(
 }
 
 /// Takes the first of the steps step, step / 2, step / 4, ... that does not lower the value by more than rounding.
-/// `None` if every step lowers it.
+/// `None` if every one of them lowers it, or if `step` is 0.
 fn climb(
     function: impl Fn(UnitVector) -> Result<Local, ShddError>,
     point: UnitVector,

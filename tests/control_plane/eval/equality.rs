@@ -40,9 +40,12 @@ fn number_of_workers_does_not_change_any_answer() {
             assert!(row["density"].is_number() && row["coverage"].is_number(), "{row}");
         }
         let first = first.get_or_insert_with(|| found.clone());
-        assert_eq!(found.0, first.0, "{workers} workers gave other answers");
-        assert_eq!(found.1["rows"], first.1["rows"], "{workers} workers gave other scores");
-        assert_eq!(found.1["differences"], first.1["differences"], "{workers} workers gave other differences");
+        assert_eq!(found.0, first.0, "the answers of {workers} workers and of one worker differ");
+        assert_eq!(found.1["rows"], first.1["rows"], "the scores of {workers} workers and of one worker differ");
+        assert_eq!(
+            found.1["differences"], first.1["differences"],
+            "`differences` is not the same for {workers} workers as for one worker"
+        );
     }
     // The model must have learnt something, or the comparison would mean little. Random answers would be right in 4 %
     // of the rows.

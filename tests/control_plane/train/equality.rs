@@ -142,7 +142,8 @@ fn number_of_workers_does_not_change_the_quick_evaluation() {
     train(&stage, "trained", "--workers 1 --set train.steps=30").exits_with(ExitCode::Success);
     let mut first = None;
     // The 130 rows form three blocks, the last of which has two rows. So one of four workers has nothing to do. If the
-    // matrix products had another number of rows, the score would change by one part in a billion.
+    // matrix products of a block had a different number of rows for each number of workers, the score would change
+    // by one part in a billion.
     for workers in 1..=4 {
         let run = format!("by-{workers}");
         // With this learning rate, updates are too small to change any weight, so every run evaluates the same network.

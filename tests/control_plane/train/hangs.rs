@@ -28,7 +28,8 @@ fn stuck_worker_is_named_and_replaced_without_a_trace_in_the_numbers() {
         ("left", "exit@rank=2,step=7,code=3", "(exit code 3)"),
     ] {
         let line = format!("{BASE} --run {run} {settings} {LIMITS} --max-restarts 1 train --inject {fault}");
-        // On a busy machine, a backtrace may take longer than the launcher waits for the root cause.
+        // Backtraces are off: on a busy machine, printing one can delay the end of the panicked worker so much that the
+        // launcher stops waiting for the root cause and names another worker.
         let output = stage.command(&line).env("RUST_BACKTRACE", "0").output().expect("the launcher runs");
         let ran = Ran::from(output);
         ran.exits_with(ExitCode::Success);

@@ -98,7 +98,7 @@ fn damaged_wheels_and_folders_are_refused() {
     geoclip::import(&wheel(), &out, true).expect("`--overwrite` replaces a folder of weights");
     assert_eq!(Geoclip::open(&out).expect("all checksums match").places().len(), 100_000);
     let left: Vec<_> = std::fs::read_dir(scratch.path())
-        .expect("the file is readable")
+        .expect("the folder is readable")
         .map(|entry| entry.expect("the entry is readable").file_name())
         .collect();
     assert_eq!(left.len(), 2, "wanted only the wheel and the folder, found {left:?}");

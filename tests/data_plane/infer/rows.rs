@@ -66,7 +66,7 @@ fn row_without_an_id_is_refused_or_skipped() {
     assert_eq!((rows.count, rows.mask.count()), (2, 1));
     assert_eq!(ids(&rows).expect("the file is valid"), [(0, "a".to_owned()), (2, "c".to_owned())]);
 
-    // The error suggests to name an `id_column` that does not exist. Rows are then identified by their numbers.
+    // The error suggests to set `id_column` to a name that no column has. Rows are then identified by their index.
     config.shards.on_bad_rows = OnBadRows::Error;
     config.shards.id_column = "nowhere".to_owned();
     let found = ids(&ImageRows::open(&location, &config).expect("the data can be opened")).expect("the file is valid");

@@ -1,9 +1,12 @@
 //! The tables in this file say which modules may import which other modules, in all three crates. The tests compare the
 //! sources with the tables.
 //!
-//! There are three rules. A module imports only modules of rows above its own row. The imports in [`NEVER`] are
-//! forbidden although the rows would allow them. The files of one folder have no import cycles. An import of a
-//! re-exported name counts as an import of the file that defines the name. Test modules are ignored.
+//! There are three rules:
+//! - A module may import only modules from the rows above its own row in the table of its crate.
+//! - The imports in [`NEVER`] are forbidden, although the tables would allow them.
+//! - The files of a folder must not import each other in a cycle.
+//!
+//! An import of a re-exported name counts as an import of the file that defines the name. Test modules are ignored.
 
 mod imports;
 
@@ -12,8 +15,8 @@ use std::path::Path;
 
 use imports::Crate;
 
-/// A crate and the rows of its layer table. A module may import modules of the rows above its row, but no other modules
-/// of its own row.
+/// A crate and the rows of its layer table. A module may import modules from the rows above its own row, but no other
+/// module from its own row or from the rows below.
 struct Design {
     name: &'static str,
     source: &'static str,

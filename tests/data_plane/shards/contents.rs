@@ -46,7 +46,7 @@ fn flip_bit(folder: &Path) {
 fn assert_data_changed<T>(result: Result<T, ShardsError>) {
     let error = result.err().expect("the result is not an error");
     assert_eq!(error.exit_code(), ExitCode::DataChanged, "wrong exit code of: {error}");
-    let message = "part-00001.parquet: row group 0: column `embedding_1`: the data has changed since the run began";
+    let message = "part-00001.parquet: row group 0: column `embedding_1`: the data has changed";
     assert!(error.to_string().contains(message), "wrong error: {error}");
 }
 
@@ -87,9 +87,9 @@ fn changed_data_without_a_manifest_is_refused_on_resume_and_on_read() {
     flip_bit(&folder);
     assert_data_changed(read_all(&first, 1));
     assert_eq!(read_all(&first, 0).expect("the other view is undamaged"), expected(0));
-    // Resuming finds the change before any training. If the bookmark has the current versions of the files, resuming
-    // reads no embeddings, and the change is found only when the chunk is read. With `on_bad_rows = skip`, resuming
-    // scans all rows and always finds the change.
+    // `mark` has the old version of the changed file, so resuming from it reads the file again and finds the change. If
+    // the bookmark has the current versions of the files, resuming reads no embeddings, and the change is found only
+    // when the changed chunk is read. With `on_bad_rows = skip`, resuming scans all rows and always finds the change.
     let mut again = open(&folder);
     assert_eq!(
         again.fingerprint(),

@@ -23,7 +23,7 @@ fn assert_refused(result: Result<Dataset, ShardsError>, code: ExitCode, parts: &
     for part in parts {
         assert!(error.to_string().contains(part), "{part:?} is missing in: {error}");
     }
-    assert_eq!(error.exit_code(), code, "wrong exit code of: {error}");
+    assert_eq!(error.exit_code(), code, "wrong exit code for: {error}");
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -90,7 +90,7 @@ fn flipped_or_missing_bytes_are_always_detected() {
         let outcome = open(&out).and_then(|dataset| {
             let problems = problems(&dataset);
             assert!(!problems.is_empty(), "byte {at}: verify found no problem");
-            assert_eq!(problems[0].exit_code, ExitCode::Corrupt.code(), "byte {at}: wrong exit code of {problems:?}");
+            assert_eq!(problems[0].exit_code, ExitCode::Corrupt.code(), "byte {at}: wrong exit code for {problems:?}");
             read_all(&dataset, 0).and_then(|_| read_all(&dataset, 1))
         });
         match outcome {
@@ -98,7 +98,7 @@ fn flipped_or_missing_bytes_are_always_detected() {
             // first four bytes of the file. The assertions above have checked that `problems` reports it.
             Ok(rows) => assert_eq!(rows, expected(1), "byte {at}: wrong rows"),
             Err(error) => {
-                assert_eq!(error.exit_code(), ExitCode::Corrupt, "byte {at}: wrong exit code of: {error}");
+                assert_eq!(error.exit_code(), ExitCode::Corrupt, "byte {at}: wrong exit code for: {error}");
                 let text = error.to_string();
                 assert!(text.contains("part-00000.parquet"), "byte {at}: the file is not named in: {text}");
                 if text.contains("column `embedding`") {
@@ -118,7 +118,7 @@ fn flipped_or_missing_bytes_are_always_detected() {
         let error = open(&out).err().unwrap_or_else(|| panic!("a file of {length} bytes was opened"));
         assert!(error.to_string().contains("part-00000.parquet"), "the file is not named in: {error}");
         let code = if length < 4 { ExitCode::BadData } else { ExitCode::Corrupt };
-        assert_eq!(error.exit_code(), code, "{length} bytes: wrong exit code of: {error}");
+        assert_eq!(error.exit_code(), code, "{length} bytes: wrong exit code for: {error}");
     }
     // If a file is truncated while it is open, reading gives an error and does not end the process with SIGBUS.
     fs::write(&path, &whole).expect("the file can be written");
@@ -147,12 +147,12 @@ fn non_finite_number_is_named_by_row() {
         bytes[at + 10..at + 12].copy_from_slice(&bits.to_le_bytes());
         fs::write(&path, &bytes).expect("the file can be written");
         let damaged = read_all(&open(&out).expect("the shards are valid"), 0).expect_err("the checksum does not match");
-        assert_eq!(damaged.exit_code(), ExitCode::Corrupt, "wrong exit code of: {damaged}");
+        assert_eq!(damaged.exit_code(), ExitCode::Corrupt, "wrong exit code for: {damaged}");
         // Without a manifest the checksum is unknown, so the reader must refuse the number because it is not finite.
         fs::remove_file(out.join(MANIFEST_NAME)).expect("the file exists");
         let bare = open(&out).expect("the Parquet files are valid");
         let error = read_all(&bare, 0).expect_err(name);
-        assert_eq!(error.exit_code(), ExitCode::BadData, "wrong exit code of: {error}");
+        assert_eq!(error.exit_code(), ExitCode::BadData, "wrong exit code for: {error}");
         for part in ["part-00001.parquet", "row group 0: column `embedding`: row 9: ", text] {
             assert!(error.to_string().contains(part), "missing {part:?} in: {error}");
         }

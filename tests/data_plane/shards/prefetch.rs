@@ -217,7 +217,7 @@ fn caches_change_no_bit_and_save_reads() {
         reads.push(memory.read_count());
     }
     // A cache for the whole data set reads each of the 2 views of each of the 12 blocks once. The host cache may read
-    // up to two windows again that are prefetched before they are cached.
+    // the blocks of up to two windows again, if they are prefetched before they are cached.
     assert!((24..=32).contains(&reads[1]), "the host cache read {} blocks, wanted 24 to 32", reads[1]);
     assert_eq!(reads[3], 24, "the device cache did not read each view of each block once");
     assert!(

@@ -437,7 +437,7 @@ fn dataset_from_an_index_requests_only_rows() {
         let received = DatasetIndex::from_bytes(&bytes).expect("the bytes are undamaged");
         assert_eq!(received, index);
         let dataset = Dataset::from_index_s3(&received, &options, &stage.config()).expect("the shards are valid");
-        assert_eq!(counts.all(), requests, "opening from an index sent requests");
+        assert_eq!(counts.all(), requests, "requests were sent to open the data set from its index");
         assert_same(&dataset, &stage.local(key), 1);
         assert_eq!(counts.lists(), lists);
 

@@ -130,7 +130,8 @@ fn aggregate_by_mixture_refines_to_the_mode_of_the_mixture() {
     let center = place(48.0, 11.0);
     let alone = mixture(&codes(&decoder, &[center; 3]), &decoder, TEMPERING).expect("there are samples")[0];
     assert!(alone.converged && alone.point.distance(center).0 < 0.001, "equal samples gave {alone:?}");
-    // Four samples are unevenly spread within the resolution of 1300 km. A fifth sample is far away.
+    // Four samples lie unevenly around the center, closer to each other than the resolution of L = 15 (1300 km). A
+    // fifth sample is far away.
     let mut samples: Vec<UnitVector> = [(0.0, 100.0), (80.0, 500.0), (200.0, 300.0), (290.0, 700.0)]
         .map(|(bearing, distance)| center.displace(Degrees(bearing), Km(distance)).expect("the step is finite"))
         .to_vec();

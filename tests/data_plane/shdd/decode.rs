@@ -1,5 +1,5 @@
-//! Tests of the decoder, which finds the place of a code: tiles of anchors, neighbourhood sums in log space,
-//! refinement.
+//! Tests of the decoder, which turns codes into places. They cover tiles of anchors, neighbourhood sums in log space
+//! and refinement.
 
 use std::time::Instant;
 
@@ -28,8 +28,8 @@ fn dense_gallery(center: UnitVector, side: i32, spacing_km: f64) -> Vec<UnitVect
 const SMALL: Budget = Budget { kept_bytes_max: 0, tile_bytes: 4 << 20, scores_bytes: 4 << 20 };
 
 /// The coarsest grid from which refinement must converge. Above degree 47, computing the harmonics of the whole grid
-/// takes seconds. Farther than five resolutions from every target, where side lobes are below 2 % of the peak, only
-/// every eighth point is then kept.
+/// takes seconds, so the grid is thinned: it keeps all points within five resolutions of a target, and every eighth
+/// point elsewhere, where side lobes are below 2 % of the peak.
 fn grid(degree: u32, targets: &[UnitVector]) -> Vec<UnitVector> {
     let whole = fibonacci_grid(grid_points_min(degree));
     if degree <= 47 {

@@ -45,7 +45,7 @@ impl Gather {
         self.rows.into_values().map(one).collect()
     }
 
-    /// Fails unless `count` rows were received, each row exactly once, and all rows with the same methods.
+    /// Fails unless `count` rows were received, each exactly once, and all of them have answers of the same methods.
     pub(super) fn check(&self, count: u64) -> Result<(), LaunchError> {
         let got = self.rows.len() as u64;
         let has_no_gaps = self.rows.last_key_value().is_none_or(|(last, _)| last + 1 == got);

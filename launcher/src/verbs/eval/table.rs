@@ -97,7 +97,7 @@ pub(super) fn data_summary(summary: &EvalSummary) -> String {
     format!("{} {kind} of {} views{source}{skipped}", summary.rows, summary.views)
 }
 
-/// The word for the evaluated rows: simulated photos, or photos.
+/// What the evaluated rows are called in the output: "simulated photos" or "photos".
 pub(super) fn photo_kind(is_simulated: bool) -> &'static str {
     if is_simulated { "simulated photos" } else { "photos" }
 }

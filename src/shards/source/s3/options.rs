@@ -90,7 +90,7 @@ impl S3Options {
             return None;
         }
         if self.cache_folder.is_none() {
-            warn!("shards from S3 are not cached: set shards.cache_dir, XDG_CACHE_HOME or HOME to name a folder");
+            warn!("shards from S3 are not cached: no cache folder; set shards.cache_dir, XDG_CACHE_HOME or HOME");
         }
         Some(ObjectCache::new(self.cache_folder.clone()?, self.cache_bytes_max))
     }
