@@ -15,7 +15,7 @@ fn main() {
     println!("cargo::rerun-if-changed=src/native/shim");
     let libtorch = PathBuf::from(std::env::var("LIBTORCH").unwrap_or_default());
     if let Err(reason) = check_version(&libtorch) {
-        println!("cargo::error={reason}; run `make setup`, or unset LIBTORCH to use the libtorch that it prepares");
+        println!("cargo::error={reason}; run `make setup`, and unset LIBTORCH if you have set it");
         return;
     }
     let cuda = libtorch.join("lib/libtorch_cuda.so").exists();

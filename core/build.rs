@@ -7,7 +7,8 @@ fn main() {
     let revision = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".to_owned());
     println!("cargo::rustc-env=LOCDIFF_REVISION={revision}");
     println!("cargo::rerun-if-changed=build.rs");
-    // HEAD changes on a checkout, its log on every commit. `--git-path` finds the files of a worktree.
+    // `HEAD` changes when another branch is checked out, and `logs/HEAD` changes on every commit. `--git-path` also
+    // finds them in a worktree.
     for name in ["HEAD", "logs/HEAD"] {
         if let Some(path) = git(&["rev-parse", "--git-path", name]).filter(|path| Path::new(path).exists()) {
             println!("cargo::rerun-if-changed={path}");

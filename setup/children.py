@@ -54,7 +54,7 @@ def end_all():
 
 
 def end_all_on_signals():
-    """Turns SIGTERM and SIGHUP into SystemExit, so that `finally: end_all()` runs as it does for Ctrl-C."""
+    """Turns SIGTERM and SIGHUP into SystemExit, so that `finally: end_all()` also runs after these signals, as after Ctrl-C."""
     def exit_on_signal(number, _frame):
         raise SystemExit(128 + number)
 

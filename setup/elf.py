@@ -1,4 +1,4 @@
-"""Finds the shared libraries of a binary: their names in the dynamic section, and the files that the loader finds for them."""
+"""Lists the shared libraries of a binary: `needed` reads their names, and `resolve` asks the loader which files it finds for them."""
 
 import struct
 import subprocess
@@ -8,7 +8,7 @@ DT_NEEDED, DT_STRTAB = 1, 5
 
 
 def needed(path):
-    """Returns the names of the libraries that a 64-bit little-endian ELF file needs directly, without the libraries that these need."""
+    """Returns the names of the libraries that a 64-bit little-endian ELF file needs directly. Indirect dependencies are not included."""
     data = path.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("%s is not a 64-bit little-endian ELF file" % path)

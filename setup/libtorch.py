@@ -33,8 +33,8 @@ from locks import SETS, WANTED_MEMBER, load_set, sha256_of  # noqa: E402 (the li
 LIBTORCH_VERSION = "2.11.0"
 PROJECT = Path(__file__).resolve().parent.parent
 
-# pip always downloads the wheels for CPython 3.11, even if another Python runs it: the libraries in the wheels do not depend on Python.
-# The platform tags are those of the locked wheels.
+# pip always downloads the wheels for CPython 3.11, even if another Python version runs pip, because the libraries in the wheels do not
+# depend on Python. The platform tags are those of the locked wheels.
 PLATFORMS = ["manylinux_2_28", "manylinux_2_27", "manylinux_2_25", "manylinux_2_18", "manylinux2014", "manylinux2010", "manylinux1"]
 PIP_DOWNLOAD = ["download", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--require-hashes"]
 PIP_DOWNLOAD += ["--python-version", "3.11", "--implementation", "cp", "--abi", "cp311"]
@@ -141,7 +141,7 @@ class Store:
         return self.markers / (wheel.name + ".json")
 
     def problem(self, wheel):
-        """Returns why the wheel must be installed, or None if it is intact. Checks only sizes, because it runs before every build."""
+        """Returns why the wheel must be installed, or None if it is intact. Checks only sizes, because this runs before every build."""
         marker = read_marker(self.marker(wheel))
         if marker is None or marker["sha256"] != wheel.sha256:
             return "not installed"
@@ -171,7 +171,7 @@ class Store:
         shutil.rmtree(self.download / "tmp", ignore_errors=True)
 
     def install(self, wheel, archive):
-        """Unpacks into a temporary folder, moves the files to the site folder, and writes the marker last."""
+        """Unpacks the wheel into a temporary folder, moves its files to the site folder, and writes the marker last."""
         import zipfile  # Imported only here: the import is slow, and most runs unpack nothing.
 
         self.marker(wheel).unlink(missing_ok=True)
@@ -225,7 +225,8 @@ def write_prefixes(base):
     link_atomically(base / "cuda/lib", "../site/torch/lib")
     for library in ("libtorch_cpu.so", "libc10.so", "libgomp.so.1"):
         link_atomically(base / "cpu/lib" / library, "../../site/torch/lib/" + library)
-    # The libtorch.so of the wheel needs libtorch_cuda.so. In the CPU variant, a linker script replaces it: torch-sys only links `-ltorch`.
+    # The libtorch.so of the wheel needs libtorch_cuda.so. The CPU variant replaces this libtorch.so with a linker script that names the CPU
+    # libraries. A linker script is enough, because torch-sys uses libtorch.so only to link with `-ltorch`.
     for name, text in (("lib/libtorch.so", "INPUT(-ltorch_cpu -lc10)\n"), ("build-version", LIBTORCH_VERSION + "\n")):
         path = base / "cpu" / name
         if not path.is_file() or path.read_text(errors="replace") != text:
@@ -236,7 +237,7 @@ def write_prefixes(base):
 
 
 def fetch(wheel, store):
-    """Returns the file of a wheel, left by an earlier run or newly downloaded. The hash of the file has been checked."""
+    """Returns the file of a wheel, which an earlier run has left or pip downloads now. The hash of the file is checked in both cases."""
     for archive in store.download.glob("*.whl"):
         if archive.stat().st_size == wheel.download_bytes and sha256_of(archive) == wheel.sha256:
             return archive
@@ -260,7 +261,8 @@ def run_pip(arguments, scratch):
     scratch.mkdir(parents=True, exist_ok=True)
     environment = dict(os.environ, TMPDIR=str(scratch), PIP_REQUIRE_VIRTUALENV="0", PIP_DISABLE_PIP_VERSION_CHECK="1", LC_ALL="C.UTF-8")
     libc = ctypes.CDLL(None)
-    # pip shows its progress bar only if stderr is a terminal. The stderr of pip is captured for the error message.
+    # pip prints its progress to stdout, which is shown only if our stderr is a terminal. The stderr of pip is captured for the error
+    # message.
     on_terminal = sys.stderr.isatty()
     pip = subprocess.run(
         [sys.executable, "-m", "pip"] + ([] if on_terminal else ["--quiet"]) + arguments,
@@ -281,7 +283,7 @@ def explain_pip(wheel, output):
     if "No space left on device" in output or "Disk quota exceeded" in output:
         raise OSError(errno.ENOSPC, "no space left")
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("[notice]")]
-    # The last line of pip's output only says that pip found nothing. The reason is in the warnings about retries.
+    # If the network fails, the last line of pip's output only says that pip found nothing. The reason is in earlier warnings about retries.
     broken = re.search(r"broken by '(?:.*: )?(.+)'", output)
     detail = " (%s)" % broken.group(1).rstrip("')") if broken else ""
     detail = (lines[-1] if lines else "nothing") + detail
@@ -290,7 +292,7 @@ def explain_pip(wheel, output):
 
 
 def check_space(base, missing):
-    """Checks the free space. Wheels are downloaded one at a time, and pip needs space for two copies of a wheel."""
+    """Checks that the disk has space for all unpacked wheels and, while pip downloads a wheel, for two copies of the wheel file."""
     needed = sum(wheel.unpacked_bytes for wheel in missing) + 2 * max(wheel.download_bytes for wheel in missing)
     free = shutil.disk_usage(base).free
     if free < needed:
@@ -342,7 +344,7 @@ def main():
                         help="wheels to install; auto means cuda if there is a GPU or LOCDIFF_CUDA=1, else cpu")
     parser.add_argument("--root", type=Path, default=PROJECT, metavar="DIR", help="folder that contains .libtorch/ (default: the project)")
     parser.add_argument("--locks", type=Path, default=PROJECT / "setup", metavar="DIR", help="folder that contains the lock files (default: setup/)")
-    parser.add_argument("--print-variant", action="store_true", help="print the choice of `--set auto`, cpu or cuda, and exit")
+    parser.add_argument("--print-variant", action="store_true", help="print the set that `--set auto` chooses (cpu or cuda) and exit")
     arguments = parser.parse_args()
     root = arguments.root.resolve()
     base = root / ".libtorch"

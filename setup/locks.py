@@ -44,7 +44,7 @@ def load_lock(path):
         Wheel(path.name, name, version, sha256, int(download), int(unpacked))
         for download, unpacked, name, version, sha256 in ENTRY.findall(text)
     ]
-    # Compare the number of entries: an entry that the pattern does not match would otherwise be ignored silently.
+    # Count the entries, because `findall` silently skips an entry that the pattern does not match.
     if len(wheels) != sum("==" in line for line in text.splitlines() if not line.startswith("#")):
         raise OSError(0, "a lock entry has no `# bytes:` line or no hash", str(path))
     return wheels

@@ -23,7 +23,7 @@ def is_prose(text):
 
 
 def in_document(lines):
-    """Paragraphs, list items and table rows, outside fenced code."""
+    """Yields line number and text of each paragraph, list item and table row outside fenced code."""
     start, passage, fenced = 0, [], False
     for number, line in enumerate(lines + [""], 1):
         fence = line.lstrip().startswith("```")
@@ -37,7 +37,7 @@ def in_document(lines):
 
 
 def in_source(lines, comment):
-    """Runs of comment lines, and strings."""
+    """Yields line number and text of each run of comment lines and of each string."""
     start, passage = 0, []
     for number, line in enumerate(lines + [""], 1):
         mark = re.match(comment, line)

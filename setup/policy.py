@@ -9,7 +9,7 @@ import re
 import subprocess
 
 CRATES_IO = ("registry+https://github.com/rust-lang/crates.io-index", "sparse+https://index.crates.io/")
-# The supported settings and their supported values. The first value is the default. None means that the value is a list.
+# The supported settings, each with its supported values. The first value is the default. None stands for any list.
 KNOWN = {
     "graph": {"targets": None},
     "licenses": {"allow": None, "unused-allowed-license": ("allow",)},
@@ -29,7 +29,7 @@ def load_toml(path):
     try:
         import tomllib
     except ImportError:
-        # Python before 3.11 has no tomllib. pip contains the same parser under the name tomli, and the set-up needs pip anyway.
+        # Python versions before 3.11 have no tomllib. pip contains the same parser under the name tomli, and the set-up needs pip anyway.
         try:
             from pip._vendor import tomli as tomllib
         except ImportError:

@@ -21,7 +21,7 @@ from locks import sha256_of  # noqa: E402
 
 LIST = "installed.json"
 PIP_INSTALL = ["install", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--require-hashes", "--no-warn-conflicts"]
-# The wheels have 30 MB and their contents 100 MB. The compiled files need some space too.
+# The wheels take 30 MB, and their contents take 100 MB. Compiled Python files take some more space.
 SPACE_BYTES = 200 * 10**6
 
 
@@ -76,7 +76,7 @@ def install(base, target, lock, wanted):
 
 
 def explain_pip(output, lock):
-    """Returns a message that gives the cause of a failure, from pip's output, and says what to do."""
+    """Finds the cause of a failure in pip's output. Returns a message that gives the cause and says what to do."""
     if "No space left on device" in output or "Disk quota exceeded" in output:
         raise OSError(28, "no space left")
     got = re.search(r"^\s*Got\s+([0-9a-f]{64})", output, re.MULTILINE)

@@ -43,7 +43,7 @@ def log(text):
 
 
 def timed(name, work):
-    """Runs one stage and prints how long it took. `work` returns the reason if the stage failed, or None if it passed."""
+    """Runs one stage and prints how long it took. `work` returns None if the stage passed, else the reason of the failure."""
     start = time.monotonic()
     log("%s ..." % name)
     reason = work()
@@ -54,7 +54,7 @@ def timed(name, work):
 
 
 def command(*arguments, **environment):
-    """Makes a stage of one command, which fails if its exit status is not 0."""
+    """Makes a stage that runs one command. The stage fails if the exit status of the command is not 0."""
     def work():
         status = children.wait(children.start(arguments, env=dict(os.environ, **environment)))
         return "`%s` exited with %d" % (" ".join(arguments), status) if status else None
@@ -134,7 +134,7 @@ class CudaLink:
             self.child = children.start(arguments, env=environment, stdout=log_file, stderr=subprocess.STDOUT)
 
     def copy_dependencies(self):
-        """Starts the first build from a copy of the CPU build: only torch-sys and the crates that depend on it differ."""
+        """Copies the CPU build before the first CUDA build, which then recompiles only torch-sys and the crates that depend on it."""
         ready = self.target / "release"
         if ready.exists():
             return
@@ -187,7 +187,7 @@ def test_commands():
 
 
 def prepare(libtorch_set):
-    """Downloads libtorch and GeoCLIP's weights. Meanwhile compiles slow crates that need neither. The main build compiles all other crates."""
+    """Downloads libtorch and GeoCLIP's weights, and meanwhile compiles slow crates that do not need libtorch."""
     arguments = ["cargo", "build", "--release", "--locked", "--lib"] + [word for name in EARLY_LIBRARIES for word in ("--package", name)]
     TARGET.mkdir(parents=True, exist_ok=True)
     with open(TARGET / "early.log", "w") as log_file:
@@ -195,8 +195,8 @@ def prepare(libtorch_set):
     for name, options in (("libtorch", ["--set", libtorch_set]), ("geoclip", [])):
         if children.wait(children.start([sys.executable, "-B", "setup/%s.py" % name, *options])) != 0:
             raise Failed("cannot prepare %s; see the error above" % name)
-    # Stop the early build if it still runs, because the main build waits for cargo's lock on the target folder.
-    # The main build should start torch-sys soon: torch-sys needs libtorch, and the main crate needs torch-sys.
+    # Stop the early build if it still runs. Otherwise the main build would wait for cargo's lock on the target folder. The main build
+    # should compile torch-sys early, because the main crate depends on torch-sys.
     children.wait(early, 0)
 
 
@@ -234,7 +234,7 @@ def run(libtorch_set, cuda_link):
 def main():
     parser = argparse.ArgumentParser(description="Runs all checks of the project.")
     parser.add_argument("--cuda-link", action="store_true", help="also compile and link the CUDA variant from .libtorch/cuda")
-    parser.add_argument("--libtorch", default="auto", help="the set that setup/libtorch.py installs first")
+    parser.add_argument("--libtorch", default="auto", help="the set of wheels that setup/libtorch.py installs before the build")
     arguments = parser.parse_args()
     os.chdir(PROJECT)
     # The tests must use the Python for which the packages are installed.

@@ -85,7 +85,7 @@ class AuditTest(unittest.TestCase):
         self.addCleanup(os.environ.pop, "CARGO_HOME")
         url = crate.as_uri()
         self.write_crate("project", dependencies='elsewhere = { git = "%s" }' % url)
-        # Without --offline, because cargo treats a local git repository as a network source.
+        # Do not pass --offline, because cargo treats a local git repository as a network source.
         subprocess.run(["cargo", "generate-lockfile", "--quiet"], cwd=self.root, check=True)
         self.assert_refused("elsewhere 0.1.0 comes from git+%s" % url, "project 0.1.0 accepts any version of elsewhere; name a version")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks links, paths, names of tests, numbers of decisions and commands in the documents, and that no type name is defined twice."""
+"""Checks links, paths, test names, decision numbers and commands in the documents, and type names and phrases in the sources."""
 import re
 import subprocess
 import unittest
@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-# Types with two definitions, for builds with and without a feature.
+# Types that are defined twice: once for builds with a feature, and once for builds without it.
 DEFINED_TWICE = {"S3Options"}
 # Phrases that readers had to read twice.
 BANNED = re.compile(r"\b(what is no|that is none|is said\b|of before\b|is what it was|in vain\b|[Ww]hoever\b|speaks\b|as it was\b)")
@@ -62,7 +62,7 @@ class Documents(unittest.TestCase):
     def test_decisions_have_the_number_of_their_file(self):
         for page in (PROJECT / "docs" / "decisions").glob("0*.md"):
             first = page.read_text().splitlines()[0]
-            self.assertTrue(first.startswith("# %d. " % int(page.name[:4])), "%s has a title with another number: %s" % (page, first))
+            self.assertTrue(first.startswith("# %d. " % int(page.name[:4])), "%s has the wrong number in its title: %s" % (page, first))
 
     def test_no_command_is_cut(self):
         for block in re.findall(r"```.*?```|`[^`\n]+`", (PROJECT / "docs" / "BENCHMARKS.md").read_text(), flags=re.S):

@@ -1,4 +1,7 @@
-"""Tests of the set-up of libtorch, GeoCLIP and Python packages through the command line, with the real pip but tiny local wheels."""
+"""Tests of the scripts that set up libtorch, GeoCLIP and the Python packages.
+
+The tests run the scripts from the command line, with the real pip and tiny local wheels.
+"""
 
 import hashlib
 import os
@@ -291,7 +294,7 @@ class SetupTest(unittest.TestCase):
 
 
 class GeoclipTest(unittest.TestCase):
-    """GeoCLIP's wheel is downloaded once and checked by every run. If it is damaged, it is downloaded again."""
+    """GeoCLIP's wheel is downloaded once, and every run checks it. A damaged wheel is downloaded again."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="locdiff-geoclip-")

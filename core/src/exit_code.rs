@@ -54,7 +54,7 @@ exit_codes! {
     DataChanged = 23,
     /// Another launcher is using the run.
     RunHeld = 24,
-    /// The configuration differs from that of the run to resume in the model, the data order or the precision.
+    /// The run to resume was configured with another model, data order or precision.
     RunDiffers = 25,
     /// Training diverged: too many gradients in a row were not finite. A restart would not help.
     Diverged = 26,

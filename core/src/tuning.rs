@@ -21,9 +21,10 @@ use crate::exit_code::{ExitCode, HasExitCode};
 use crate::geo::{Place, UnitVector};
 use crate::protocol::TuningErrors;
 
-/// Height of a cell, in degrees of latitude. A cell is about as wide as high, measured in km.
+/// Height of a cell, in degrees of latitude. In km, a cell is about as wide as it is high.
 const CELL_DEGREES: f64 = 5.0;
-/// Factor of the penalty on accuracy lost against the better of LocDiff and retrieval alone.
+/// The penalty is this factor times the accuracy that LocDiff-H loses against the better of LocDiff and retrieval
+/// alone.
 const LOSS_WEIGHT: f64 = 10.0;
 
 /// Invalid input: nothing to choose from, too few folds, or errors that are not finite or do not match the settings.
@@ -71,7 +72,7 @@ impl std::fmt::Display for Hybrid {
         };
         write!(out, "{mode} within {} km", self.radius_km)?;
         if matches!(self.mode, HybridMode::Fusion | HybridMode::Consensus) {
-            write!(out, ", density weight {} of width {} km", self.density_weight, self.density_km)?;
+            write!(out, ", density weight {}, kernel width {} km", self.density_weight, self.density_km)?;
         }
         Ok(())
     }
@@ -182,7 +183,7 @@ impl Counts {
         (0..hybrid.len()).map(value).sum::<f64>() / hybrid.len() as f64
     }
 
-    /// The setting with the highest objective. If several are equal, the first of them.
+    /// Index of the setting with the highest objective. On a tie, the first one.
     fn best(&self) -> usize {
         let objectives: Vec<f64> = (0..self.within.len() - 2).map(|setting| self.objective(setting)).collect();
         let better = |best: usize, next: usize| if objectives[next] > objectives[best] { next } else { best };

@@ -3,8 +3,8 @@
 
     python3 load_export.py EXPORT.safetensors CODES.npy TIMESTEPS.npy EMBEDDINGS.npy PREDICTED.npy
 
-Inputs for a batch of b: noised codes [b, dimensions], timesteps [b] from 0, image embeddings [b, width] as stored in the
-shards (they are standardised here). The prediction is the clean code, in the scale used in training.
+Inputs for a batch of b: noised codes [b, dimensions], timesteps [b] counted from 0, and image embeddings [b, width] as
+stored in the shards (this script standardises them). The prediction is the clean code, in the scale used in training.
 """
 import json
 import struct
@@ -17,7 +17,10 @@ TIME_WIDTH = 200
 
 
 def read_safetensors(path):
-    """Returns the tensors by name and the metadata. A file has eight bytes of header length, a JSON header, then the data."""
+    """Returns a dictionary of tensors and one of metadata.
+
+    The file contains the length of the header (eight bytes), the header as JSON, and the data.
+    """
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
@@ -40,7 +43,7 @@ class CsUnet:
         return x @ self.tensors[name + ".weight"].T + self.tensors[name + ".bias"]
 
     def module(self, name, x, time, image):
-        """sin(W_o h) with h = (1 + scale) * W_x x + shift + W_I e; scale and shift depend on the time."""
+        """sin(W_o h) with h = (1 + scale) * W_x x + shift + W_I e; scale and shift depend on the timestep."""
         hidden = self.linear(name + ".time.0", time)
         scale, shift = np.split(self.linear(name + ".time.2", hidden / (1 + np.exp(-hidden))), 2, axis=1)
         h = (1 + scale) * self.linear(name + ".x", x) + shift + self.linear(name + ".image", image)

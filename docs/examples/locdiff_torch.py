@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """LocDiff in plain PyTorch: harmonics, network, noise schedule, loss and one step of the sampler.
 
-This is the definition that the Rust implementation is tested against (`tests/golden/make_reference.py`). It also loads what
+The Rust implementation is tested against this code (`tests/golden/make_reference.py`). The code also loads files that
 `locdiff-launch checkpoint export` writes:
 
     model, config = load_export("model.safetensors")
@@ -9,7 +9,7 @@ This is the definition that the Rust implementation is tested against (`tests/go
 
 Needs torch; `load_export` needs safetensors too. Codes are in the scale of the network: harmonics times `CODE_SCALE`.
 """
-# b batch, n points, d dimensions of a code = (L + 1)^2, a anchors
+# Letters at the end of tensor names: b batch, n points, a anchors, d = (L + 1)^2 dimensions of a code.
 import json
 import math
 
@@ -86,7 +86,7 @@ class CSUnet(nn.Module):
         self.register_buffer("image_std", torch.ones(image_width), persistent=False)
 
     def standardise(self, embeddings):
-        """Embeddings as they are in the shards, to those that the network takes."""
+        """Converts embeddings as stored in the shards to the standardised embeddings that the network takes."""
         return (embeddings - self.image_mean) / self.image_std
 
     def forward(self, codes_bd, timesteps_b, image):
@@ -104,7 +104,7 @@ class CSUnet(nn.Module):
 
 
 def alphas_bar():
-    """The cosine schedule of Nichol and Dhariwal: the share of signal that is left at each timestep."""
+    """Returns the share of signal at each timestep, by the cosine schedule of Nichol and Dhariwal."""
     fraction = torch.linspace(0, TIMESTEPS, TIMESTEPS + 1, dtype=torch.float64) / TIMESTEPS
     curve = torch.cos((fraction + 0.008) / 1.008 * math.pi / 2) ** 2
     curve = curve / curve[0]
@@ -113,12 +113,12 @@ def alphas_bar():
 
 
 def noised(harmonics_bd, noise_bd, alpha_bar):
-    """The forward process: DDPM, equation 4."""
+    """Returns noised codes. This is the forward process of DDPM, equation 4."""
     return alpha_bar.sqrt() * harmonics_bd * CODE_SCALE + (1 - alpha_bar).sqrt() * noise_bd
 
 
 def loss(predicted_bd, harmonics_bd, basis_ad, kl_weight):
-    """KL(prediction || truth) over the anchors, and the mean squared error of the codes."""
+    """Returns `kl_weight` times KL(prediction || truth) over the anchors, plus the mean squared error of the codes."""
     plain_bd = predicted_bd / CODE_SCALE
     log_q = functional.log_softmax(plain_bd @ basis_ad.T, 1)
     log_p = functional.log_softmax(harmonics_bd @ basis_ad.T, 1)
@@ -136,7 +136,7 @@ def denoise(x, predicted, alpha_bar, alpha_bar_next, noise, eta):
 
 
 def load_export(path):
-    """The network of an exported file, in evaluation mode, and the configuration it was trained with."""
+    """Returns the network of an exported file, in evaluation mode, and the configuration of its training."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:

@@ -5,7 +5,7 @@
 //! - [`error`]: expected errors and their exit codes.
 //! - [`gpus`]: the GPUs of this machine, listed without libtorch.
 //! - [`rendezvous`]: assigns ranks to devices.
-//! - [`pulses`]: decides from heartbeats which worker is stuck. Pure.
+//! - [`pulses`]: decides from heartbeats which worker is stuck. It does no I/O.
 //! - [`coordinator`]: the state machine of a gang (the workers of one attempt). It does no I/O.
 //! - [`supervisor`]: the processes and sockets that the coordinator controls.
 //! - [`progress`]: shows training progress, as a bar on a terminal or as lines in a log.

@@ -40,21 +40,21 @@ impl NodeWorkers {
         Ok(Self { slots: (0..workers).map(slot).collect(), share_gpu: on_cuda && workers > gpus })
     }
 
-    /// One worker on the CPU with this many threads.
+    /// Returns a single worker on the CPU with `threads` threads.
     pub fn one_cpu_worker(threads: u32) -> Self {
         let slot = WorkerSlot { rank: 0, world: 1, local_rank: 0, gpu: None, threads };
         Self { slots: vec![slot], share_gpu: false }
     }
 
-    /// Keeps only the first worker and gives it this many threads.
+    /// Keeps only the first worker and gives it `threads` threads.
     pub fn first_worker_only(mut self, threads: u32) -> Self {
         self.slots.truncate(1);
         self.slots.iter_mut().for_each(|slot| (slot.world, slot.threads) = (1, threads));
         Self { share_gpu: false, ..self }
     }
 
-    /// Divides the cores of the machine among the workers that use a GPU, whose results do not depend on the number of
-    /// threads. Workers on the CPU keep their number of threads.
+    /// Divides the cores of the machine among the workers that use a GPU. Workers on the CPU keep their number of
+    /// threads, because their results depend on it.
     pub fn with_all_cores(mut self) -> Self {
         let workers = u32::try_from(self.slots.len()).unwrap_or(u32::MAX).max(1);
         for slot in self.slots.iter_mut().filter(|slot| slot.gpu.is_some()) {
@@ -103,13 +103,13 @@ pub fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
 }
 
-/// Number of anchors that are divided among the tensor-parallel ranks. 0 without the KL loss, because only this loss
-/// uses anchors.
+/// Number of anchors to divide among the tensor-parallel ranks. The number is 0 without the KL loss, because only this
+/// loss uses anchors.
 fn shared_anchors(config: &RunConfig) -> u64 {
     if config.loss.kl_weight == AutoOr::Value(0.0) { 0 } else { u64::from(config.loss.anchors) }
 }
 
-/// Names the values of `--tensor-parallel` that work with this many workers. If no value works, names the nearest
+/// Names the values of `--tensor-parallel` that work with `workers` workers. If no value works, names the nearest
 /// numbers of workers for which some value works.
 fn possible_layouts(config: &RunConfig, workers: u64) -> String {
     let splits = |workers: u64| -> Vec<String> {

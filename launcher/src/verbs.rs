@@ -67,8 +67,8 @@ pub(crate) fn plan(global: &Global) -> Result<(Resolved, NodeWorkers), LaunchErr
     Ok((resolved, world))
 }
 
-/// The preset that is used without `--config`: `l47` on CUDA, `demo` on the CPU. The device comes from the flags, else
-/// from the GPUs in `inventory`.
+/// The preset that is used without `--config`: `l47` on CUDA, `demo` on the CPU. If the flags do not choose a device,
+/// CUDA is used if `inventory` has a GPU.
 fn default_preset(global: &Global, inventory: &Inventory) -> &'static str {
     let named = config::load(&global.layers("demo")).map_or(DeviceKind::Auto, |found| found.config.parallel.device);
     if named.on_cuda(!inventory.gpus.is_empty()) { "l47" } else { "demo" }
@@ -173,7 +173,7 @@ fn bench_collectives(global: &Global, bytes_max: u64, output: Output) -> anyhow:
     Ok(json!({ "ok": ok, "pids": pids, "rows": rows }))
 }
 
-/// The error for a verb that is not implemented. An invalid configuration is reported first.
+/// Returns the error for a verb that is not implemented, or an error of the configuration if it is invalid.
 fn not_yet(name: &str, global: &Global) -> anyhow::Result<Value> {
     plan(global)?;
     Err(LaunchError::not_yet(name).into())

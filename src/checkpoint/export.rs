@@ -17,8 +17,8 @@ use super::{EMA, STATE};
 const FORMAT: &str = "locdiff-export-1";
 
 /// Writes the export to `job.out`. An existing file is replaced only if `job.overwrite` is set. The export is written
-/// under a temporary name and then renamed, so a failure never leaves an incomplete file at `job.out`, and an existing
-/// file is kept.
+/// under a temporary name and then renamed. So a failure leaves no incomplete file at `job.out` and does not damage an
+/// existing file.
 pub fn export(files: &Files, job: &ExportJob) -> Result<Exported, CheckpointError> {
     let out = &job.out;
     match out.symlink_metadata() {
@@ -67,7 +67,8 @@ fn put_in_place(
     Ok((written.bytes, written.xxh3))
 }
 
-/// The configuration in the checkpoint's `state.json`, or the configuration of the job if the checkpoint has none.
+/// The configuration in the checkpoint's `state.json`. If the checkpoint has no configuration, this is the
+/// configuration of the job.
 fn configuration(checkpoint: &Checkpoint, job: &ExportJob) -> Result<RunConfig, CheckpointError> {
     if checkpoint.file(STATE).is_none() {
         return Ok(job.config.clone());

@@ -4,8 +4,8 @@
 //! In the JSON text, each tensor is a [`TensorInfo`] of the `safetensors` crate. The reader and writer of that crate
 //! are not used, because they need the whole file in memory and do not verify a checksum.
 //!
-//! All functions are pure. A parsed header covers the data of the file exactly: tensors follow each other without gaps
-//! or overlaps, and the length of each matches its shape.
+//! All functions are pure. A parsed header covers the data of the file exactly: the data of the tensors has no gaps or
+//! overlaps, and the length of each tensor's data matches its shape.
 
 use std::collections::BTreeMap;
 

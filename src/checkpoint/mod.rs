@@ -1,8 +1,8 @@
 //! Writes and reads the parts of a checkpoint. `checkpoints/README.md` specifies the format.
 //!
 //! Each rank writes its parts into a hidden folder and fsyncs them. The launcher then commits the parts of all ranks as
-//! a checkpoint (`launcher/src/run_folder`). Every read of a file verifies the checksum of the file. This module does
-//! not interpret the tensors.
+//! a checkpoint (`launcher/src/run_folder`). Every read of a file verifies its checksum. This module does not interpret
+//! the tensors.
 //!
 //! In reading order: `header` (encodes and parses the header of a safetensors file), `writer` (writes one part),
 //! `background` (writes parts while training continues), `pieces` (joins the pieces of a part), `reader` (reads a

@@ -1,4 +1,4 @@
-//! Joins the pieces of a part that tensor-parallel ranks wrote.
+//! Joins the pieces of a part. Each tensor-parallel rank wrote one piece.
 //!
 //! In the metadata of every piece, the key [`DIVISIONS`] lists the split tensors and says how each was divided. A
 //! tensor that is not listed under this key is whole, and only the first piece contains it.
@@ -11,18 +11,18 @@ use tch::Tensor;
 /// Key in the metadata of every piece. The value is a JSON object that maps tensor names to [`Division`]s.
 pub const DIVISIONS: &str = "divisions";
 
-/// How a tensor was divided. Dimension `dim` of the whole tensor has `sections` equal parts. Each part is cut into
-/// equal pieces, one per rank, in the order of the ranks.
+/// How a tensor was divided. Dimension `dim` of the whole tensor consists of `sections` sections of equal length. Each
+/// section is cut into equal pieces, one per rank, in the order of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Division {
     /// The dimension that is cut.
     pub dim: i64,
-    /// The number of parts of dimension `dim`. Each part is cut separately.
+    /// The number of sections of dimension `dim`. Each section is cut separately.
     pub sections: i64,
 }
 
-/// The metadata of a piece whose tensors are divided as `divisions` says.
+/// The metadata of a piece. `divisions` holds the division of each split tensor.
 pub fn divisions_metadata(divisions: &BTreeMap<String, Division>) -> BTreeMap<String, String> {
     let text = serde_json::to_string(divisions).expect("a map of strings to numbers is always valid JSON");
     BTreeMap::from([(DIVISIONS.to_owned(), text)])
@@ -60,7 +60,7 @@ pub(super) fn join(metadata: &[BTreeMap<String, String>], pieces: Vec<NamedTenso
     }
     let stray = (1..).zip(&others).find_map(|(piece, other)| Some((piece, other.keys().next()?)));
     if let Some((piece, name)) = stray {
-        return Err(format!("piece {piece} has a tensor {name}, which piece 0 does not list as a split tensor"));
+        return Err(format!("piece {piece} has a tensor {name}, which is not a split tensor of piece 0"));
     }
     Ok(whole)
 }
@@ -99,7 +99,7 @@ mod tests {
         tensors.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.copy())).collect()
     }
 
-    /// Divisions by rows, by columns and by halves of the rows.
+    /// One tensor divided by rows, one by columns, and one by rows in two sections.
     fn divisions() -> BTreeMap<String, Division> {
         let division = |dim, sections| Division { dim, sections };
         let all = [("rows", division(0, 1)), ("columns", division(1, 1)), ("halves", division(0, 2))];

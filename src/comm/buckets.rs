@@ -1,10 +1,10 @@
 //! Gradients in flat buffers (buckets) that are averaged over ranks while backward is still running.
 //!
-//! The buckets follow from the order of the parameters alone and never change. With three or more ranks, the rounding
-//! of a sum over ranks depends on how the gradients are divided into buckets, so a restarted run must divide them in
-//! the same way. Each gradient is a view into its bucket, and backward accumulates into this view. When all gradients
-//! of a bucket are ready, the reduction of the bucket to its mean over ranks starts. Every rank starts the buckets in
-//! the same order, so that no two ranks wait for different buckets.
+//! The division of gradients into buckets depends only on the list of parameters and the bucket size, and never
+//! changes. With three or more ranks, the rounding of a sum over ranks depends on this division, so a restarted run
+//! must use the same division. Each gradient is a view into its bucket, and backward accumulates into this view. When
+//! all gradients of a bucket are ready, its reduction starts, which computes the mean over ranks. Every rank starts the
+//! reductions in the same order, so that no two ranks wait for different buckets.
 //!
 //! ```text
 //! buckets.zero()?;
@@ -67,8 +67,8 @@ impl Buckets {
     /// bucket has at most `bucket_bytes`, unless a single gradient is larger.
     ///
     /// The first bucket holds the last parameters, because backward computes their gradients first. Every rank must
-    /// pass parameters of the same shapes and types in the same order, and the same `bucket_bytes`. The ranks of the
-    /// group check that they agree on this.
+    /// pass parameters of the same shapes and types in the same order, and the same `bucket_bytes`. If the arguments of
+    /// the ranks differ, this is an error.
     pub fn new(group: &Group, parameters: &[Tensor], bucket_bytes: usize) -> Result<Self, CommError> {
         let fail = |problem: String| bucket_error(group, &problem);
         for (index, parameter) in parameters.iter().enumerate() {
@@ -99,8 +99,8 @@ impl Buckets {
         Ok(Self { shared, parameters, hooks })
     }
 
-    /// Sets every gradient to zero. Do not zero the gradients in another way, because that may move them out of the
-    /// buckets.
+    /// Sets every gradient to zero. Use only this function to zero gradients, because other ways may move the gradients
+    /// out of the buckets.
     pub fn zero(&self) -> Result<(), CommError> {
         let mut state = self.shared.lock();
         for flat in &mut state.flats {
@@ -122,8 +122,8 @@ impl Buckets {
         backward()
     }
 
-    /// Starts the reduction of the remaining buckets and waits for the reductions of all buckets. Every gradient is
-    /// then the mean over ranks. Buckets remain if backward did not reach all of their parameters or those of an
+    /// Starts the reductions that have not started yet, and waits for all reductions. Every gradient is then the mean
+    /// over ranks. A reduction has not started yet if backward did not reach some parameter of its bucket or of an
     /// earlier bucket. Returns the first error of the step, including errors in hooks. On NCCL, the current stream
     /// waits, not the host.
     pub fn finish(&self) -> Result<(), CommError> {
@@ -172,8 +172,8 @@ impl Buckets {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // If a hook panics while it holds the lock, `GradientHook::panicked` reports it. The lock guards only counters
-        // and handles, which remain usable.
+        // If a hook panics while it holds the lock, `GradientHook::panicked` reports the panic. The lock guards only
+        // counters and handles, which remain usable after a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -315,7 +315,7 @@ mod tests {
         }
         assert!(
             slots.windows(2).all(|pair| pair[0].bucket >= pair[1].bucket),
-            "an earlier parameter is in an earlier bucket: {slots:?}"
+            "a parameter is in an earlier bucket than a later parameter: {slots:?}"
         );
     }
 }

@@ -1,8 +1,8 @@
 //! The rendezvous: connects this rank with the other ranks of its groups, through the key-value store.
 //!
 //! Rank 0 serves the store on a listening socket, and the other ranks connect to the address of that socket. Each
-//! attempt of a run has its own prefix for keys, so that the keys of a failed attempt cannot be mistaken for those of a
-//! rank of the current attempt.
+//! attempt of a run has its own prefix for keys, so that the keys of a failed attempt cannot be mistaken for keys of
+//! the current attempt.
 
 use std::net::TcpListener;
 use std::thread::JoinHandle;
@@ -33,10 +33,11 @@ pub enum StoreEnd {
 /// The library that runs the collectives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Backend {
-    /// For CPU tensors, over TCP. Holds the address of this host on which Gloo listens and from which it connects.
+    /// Gloo, for CPU tensors, over TCP. The field is the address of this host on which Gloo listens and from which it
+    /// connects.
     Gloo(String),
-    /// For CUDA tensors, with one GPU per rank. NCCL's environment variable `NCCL_SOCKET_IFNAME` chooses the network
-    /// interface between nodes.
+    /// NCCL, for CUDA tensors, with one GPU per rank. NCCL's environment variable `NCCL_SOCKET_IFNAME` chooses the
+    /// network interface between nodes.
     Nccl {
         /// Index of the GPU among those visible to this process.
         device: u32,
@@ -56,7 +57,7 @@ pub struct Rendezvous {
     pub store: StoreEnd,
     /// The library that runs the collectives.
     pub backend: Backend,
-    /// How long to wait until all other ranks have joined, and then for each group until it is connected.
+    /// Timeout of the wait for all other ranks to join, and then of the connection of each group.
     pub connect_timeout: Duration,
     /// Default timeout of each collective.
     pub collective_timeout: Duration,
@@ -98,7 +99,7 @@ impl Communicator {
                 .map(|group| Group::new(group, name, members, backend.device(), collective_timeout))
                 .map_err(|source| connect_error(rank, &format!("group {name}"), source))
         };
-        // Every rank connects its groups in the same order. Otherwise, ranks could wait for each other in a circle.
+        // Every rank connects its groups in the same order. Otherwise, ranks could wait for each other forever.
         let world = connect("world", "world", (rank, layout.world()))?;
         let data = connect("data", &format!("data-{}", place.tensor_rank), (place.data_rank, layout.data_parallel()))?;
         let tensor =
@@ -156,8 +157,8 @@ impl AbortHandle {
     }
 
     /// Makes every pending collective of this rank's groups fail, on a background thread. If a CUDA graph contains NCCL
-    /// collectives, its stream is freed at once, but the background thread does not end before the graph is dropped.
-    /// Drop all such graphs before you join the thread.
+    /// collectives, the stream of the graph is freed at once, but the background thread ends only after the graph is
+    /// dropped. Drop all such graphs before you join the thread.
     pub fn abort_in_background(&self) -> JoinHandle<Result<(), CommError>> {
         let groups = self.0.clone();
         std::thread::spawn(move || {
@@ -178,8 +179,8 @@ impl Backend {
     }
 }
 
-/// Announces this rank in the store and waits until all ranks have announced themselves. Without this step, connecting
-/// would hang if a rank never joins, and no error could name that rank.
+/// Announces this rank in the store and waits until all ranks have announced themselves. Without this step, the
+/// connection of a group would wait for a rank that never joins, and no error could name that rank.
 fn join_rendezvous(store: &Store, rank: u32, layout: Layout, timeout: Duration) -> Result<(), CommError> {
     let started = Instant::now();
     let store_error = |source| connect_error(rank, "the store", source);

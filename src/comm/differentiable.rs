@@ -1,10 +1,10 @@
 //! Collectives with a backward pass, for layers that are split across ranks.
 //!
 //! Each function applies one operation in the forward pass and another operation to the gradient in the backward pass.
-//! Which function is right depends on what the ranks compute from its result. If every rank computes the same, each
-//! rank already has the whole gradient of the result. If each rank computes something different, each has only its
-//! share of the gradient, and the backward pass must add or concatenate the shares. A tensor is *replicated* if every
-//! rank has the same values.
+//! The right function depends on what the ranks compute from its result. If all ranks compute the same value from it,
+//! each rank already has the whole gradient of the result. If the ranks compute different values, each rank has only
+//! its share of the gradient, and the backward pass must add or concatenate the shares. A tensor is *replicated* if
+//! every rank has the same values.
 //!
 //! Example, after Megatron-LM (Shoeybi et al. 2019, section 3): rank r computes a column-parallel layer with its share
 //! Aᵣ of the weights, and then a row-parallel layer with its share Bᵣ, as `reduce(gelu(copy(x)·Aᵣ)·Bᵣ)`. The bias of
@@ -20,8 +20,8 @@ use super::error::CommError;
 use super::group::Group;
 use crate::native::autograd::{self, Function};
 
-/// Returns the input. The backward pass sums the gradient over ranks. Use this for a replicated tensor from which each
-/// rank computes something different.
+/// Returns the input. The backward pass sums the gradient over ranks. Use this for a replicated tensor from which the
+/// ranks compute different values.
 pub fn copy(group: &Group, input: &Tensor) -> Result<Tensor, CommError> {
     apply(group, "copy", input, Function::IdentityAllReduce, 0)
 }
@@ -33,8 +33,8 @@ pub fn reduce(group: &Group, input: &Tensor) -> Result<Tensor, CommError> {
 }
 
 /// Concatenates the inputs of all ranks along `dim`. The backward pass keeps this rank's piece of the gradient. Use
-/// this if every rank then computes the same from the result. Each rank already has the whole gradient, and a sum over
-/// ranks would count it once per rank.
+/// this if all ranks then compute the same value from the result. Then each rank already has the whole gradient, and a
+/// sum over ranks would count the gradient once per rank.
 pub fn gather_replicated(group: &Group, input: &Tensor, dim: i64) -> Result<Tensor, CommError> {
     apply(group, "gather_replicated", input, Function::GatherSplit, dim)
 }

@@ -24,8 +24,8 @@ struct GroupState {
     aborted: AtomicBool,
 }
 
-/// A group of ranks that run collectives together. Each rank of the group has its own `Group`, and clones of it refer
-/// to the same group.
+/// A group of ranks that run collectives together. Each rank of the group has its own `Group`. A clone refers to the
+/// same group.
 #[derive(Debug, Clone)]
 pub struct Group {
     shared: Arc<GroupState>,
@@ -153,7 +153,8 @@ impl Group {
         Ok((pending, output))
     }
 
-    /// Checks that every rank of the group passes the same `fingerprint`. The error calls the compared data `what`.
+    /// Checks that every rank of the group passes the same `fingerprint`. `what` is the name of the compared data in
+    /// the error.
     pub fn check_agreement(&self, what: &str, fingerprint: u64) -> Result<(), CommError> {
         const OPERATION: &str = "agreement check";
         let mine = Tensor::from_slice(&[fingerprint.cast_signed()]).to_device(self.device());
@@ -214,8 +215,8 @@ impl Group {
         Ok(Pending { group: self.clone(), operation, started, work })
     }
 
-    /// Refuses invalid arguments before the collective starts, because they could make the peers hang or corrupt their
-    /// data.
+    /// Refuses invalid arguments before the collective starts, because such arguments could make other ranks hang or
+    /// corrupt their data.
     fn check(&self, operation: &'static str, tensor: &Tensor, op: Option<ReduceOp>) -> Result<(), CommError> {
         let refuse = |problem: String| Err(self.refused(operation, problem));
         if !tensor.defined() {

@@ -1,13 +1,12 @@
 //! Divides the ranks of the world into replicas of the model (data parallel), and each replica into parts (tensor
 //! parallel).
 //!
-//! The ranks of one replica have adjacent numbers. They exchange the most data, and ranks with adjacent numbers usually
-//! run on the same node. Pure.
+//! The ranks of one replica have adjacent numbers, because they exchange the most data, and ranks with adjacent numbers
+//! usually run on the same node. All functions are pure.
 
 use super::error::CommError;
 
-/// How the ranks of the world are divided. The rank at a position is data rank × number of tensor-parallel ranks +
-/// tensor rank.
+/// How the ranks of the world are divided. The number of a rank is `data_rank * tensor_parallel + tensor_rank`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     data_parallel: u32,
@@ -80,7 +79,7 @@ mod tests {
             let wanted = data_ranks.flat_map(|data_rank| {
                 (0..layout.tensor_parallel()).map(move |tensor_rank| LayoutPosition { data_rank, tensor_rank })
             });
-            assert!(places.eq(wanted), "layout {layout}: wrong order of places");
+            assert!(places.eq(wanted), "layout {layout}: the positions are not in the order of the ranks");
         }
     }
 

@@ -1,8 +1,8 @@
 //! Forward diffusion: x_t = √ᾱ_t · s · x_0 + √(1 − ᾱ_t) · ε (DDPM eq. 4 on scaled codes). Here x_0 is an unscaled code,
 //! s = √(4π) is [`CODE_SCALE`], and ε is standard normal noise.
 //!
-//! Pure: the caller passes the noise. The network predicts s · x_0 from x_t, so its target has about unit variance in
-//! each dimension.
+//! All functions of [`Forward`] are pure, because the caller passes the noise. The network predicts s · x_0 from x_t,
+//! so its target has about unit variance in each dimension.
 // Letters in tensor names: b batch, d dimensions of a code, t timesteps.
 
 use locdiff_core::random::{Philox, Stream};
@@ -71,8 +71,8 @@ impl TrainingDraws<'_> {
         Ok(self.philox.normal(self.device, self.rows(Stream::Noise, dims))?)
     }
 
-    /// Which samples keep their image, for classifier-free guidance: bool `[b, 1]`. Each value is false with
-    /// probability `drop`.
+    /// For each sample, whether it keeps its image: bool `[b, 1]`. Each value is false with probability `drop`.
+    /// Training without some of the images makes classifier-free guidance possible.
     pub fn kept_conditions(&self, drop: f64) -> Result<Tensor, DiffusionError> {
         Ok(self.philox.mask(self.device, 1.0 - drop, self.rows(Stream::Guidance, 1))?)
     }

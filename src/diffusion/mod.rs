@@ -6,9 +6,9 @@
 //! - [`Sampler`]: turns noise into codes, in steps over all timesteps or over some of them. [`guided`] strengthens the
 //!   influence of the image.
 //!
-//! Pure: no I/O, no global random generator. Random numbers come from Philox and depend on the global index of the
-//! sample, so they do not depend on how samples are divided among ranks. The caller passes the network to the sampler
-//! as a closure.
+//! This module does no I/O and uses no global random generator. Random numbers come from Philox. They depend on the
+//! global index of the sample, but not on how samples are divided among ranks. The caller passes the network to the
+//! sampler as a closure.
 //!
 //! Sources: Ho, Jain, Abbeel, "Denoising diffusion probabilistic models", 2020 (DDPM); Song, Meng, Ermon, "Denoising
 //! diffusion implicit models", 2021 (DDIM).

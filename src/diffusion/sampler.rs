@@ -44,9 +44,9 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A chain of `steps` steps. Their timesteps are spread evenly from T - 1 to 0, where T is the number of timesteps
-    /// in the schedule. A chain of one step has only timestep T - 1. `eta` is η, the factor of the ancestral noise. A
-    /// chain of T steps with an `eta` of 1 is DDPM's ancestral sampling.
+    /// Creates a chain of `steps` steps. Their timesteps are spread evenly from T - 1 to 0, where T is the number of
+    /// timesteps in the schedule. A chain of one step has only timestep T - 1. `eta` is η, the factor of the noise that
+    /// each step adds. A chain of T steps with an `eta` of 1 is DDPM's ancestral sampling.
     pub fn few_steps(schedule: &NoiseSchedule, steps: usize, eta: f64) -> Result<Self, DiffusionError> {
         let timesteps = schedule.timesteps();
         if steps == 0 || steps > timesteps {
@@ -88,7 +88,7 @@ impl Sampler {
 }
 
 fn apply_update(x_nd: &Tensor, predicted_nd: &Tensor, update: Update) -> Result<Tensor, DiffusionError> {
-    // The last step uses nothing of x. Its result must be exactly the prediction.
+    // The last step does not use x: its result must be exactly the prediction.
     if update.kept == 0.0 && update.predicted == 1.0 {
         return Ok(predicted_nd.shallow_clone());
     }
@@ -119,8 +119,7 @@ pub fn guided(conditional_nd: &Tensor, unconditional_nd: &Tensor, strength: f64)
 pub struct ChainNoise {
     /// The random generator of the evaluation.
     pub philox: Philox,
-    /// Global index of the first chain. If each image has `k` chains, the index of a chain is image × k + its number
-    /// within the image.
+    /// Global index of the first chain. If each image has k chains, chain j of image i has the index i·k + j.
     pub first_sample: u64,
     /// Number of chains.
     pub samples: usize,

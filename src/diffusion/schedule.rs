@@ -5,8 +5,8 @@
 //!
 //! Sources:
 //! - Cosine: Nichol and Dhariwal, "Improved denoising diffusion probabilistic models", 2021, eq. 17.
-//! - Linear: DDPM, section 4. The paper gives the range of β for 1000 timesteps. It is rescaled to T timesteps, as in
-//!   the code of Nichol and Dhariwal.
+//! - Linear: DDPM, section 4. The paper gives the range of β for 1000 timesteps. This range is rescaled to T timesteps,
+//!   as in the code of Nichol and Dhariwal.
 //! - Shifted cosine: Hoogeboom, Heek and Salimans, "simple diffusion", 2023, section 3.1, with the number of dimensions
 //!   in place of the number of pixels.
 
@@ -36,8 +36,8 @@ pub struct NoiseSchedule {
 }
 
 impl NoiseSchedule {
-    /// The schedule of a validated configuration. If the shift is "auto", it depends on the number of dimensions that
-    /// `model` keeps.
+    /// The schedule of a validated configuration. A shift of "auto" depends on the number of dimensions that the
+    /// low-pass filter of `model` keeps.
     pub fn new(config: &DiffusionConfig, model: &ModelConfig) -> Self {
         let timesteps = config.timesteps;
         let beta = |t: u32| match config.schedule {
@@ -75,8 +75,8 @@ impl NoiseSchedule {
     }
 }
 
-/// ᾱ of the cosine schedule after `t` of `timesteps` timesteps, except for a constant factor and without the limit of
-/// β.
+/// ᾱ of the cosine schedule after `t` of `timesteps` timesteps, up to a constant factor. The upper limit of β is not
+/// applied.
 fn cosine(t: u32, timesteps: u32) -> f64 {
     let passed = f64::from(t) / f64::from(timesteps);
     ((passed + COSINE_OFFSET) / (1.0 + COSINE_OFFSET) * FRAC_PI_2).cos().powi(2)

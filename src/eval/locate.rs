@@ -37,7 +37,7 @@ fn open_retrieval(job: &EvalJob, worker: &WorkerSlot, rows: &ImageRows) -> Resul
 /// load them. Returns the number of gallery points; `None` if the evaluation runs without retrieval.
 pub fn embed_gallery(job: &EvalJob, worker: &WorkerSlot) -> Result<Option<usize>, InferError> {
     let rows = open_rows(job, worker)?;
-    // Check the truth file before the gallery is embedded, which can take minutes.
+    // Check the truth file first, because embedding the gallery can take minutes.
     TruthFile::open(&job.data, &rows, &job.config)?;
     let opened = open_retrieval(job, worker, &rows)?;
     Ok(opened.map(|opened| opened.gallery().points().len()))
@@ -113,8 +113,8 @@ impl Methods<'_> {
     }
 }
 
-/// Fails if `rows`, on which settings are to be tuned, has photos in common with the test rows (`shards.test`). Photos
-/// are compared by their embeddings, because the same photo may have different identifiers.
+/// Fails if `rows` (the rows to tune on) and the test rows (`shards.test`) have photos in common. Photos are compared
+/// by their embeddings, because the same photo may have different identifiers.
 fn check_no_test_photos(job: &EvalJob, rows: &ImageRows) -> Result<(), InferError> {
     let (test, config) = (&job.config.shards.test, &job.config);
     let tested = match ImageRows::open(test, config) {

@@ -1,4 +1,4 @@
-//! Evaluation: measures a trained network and computes tables of the paper.
+//! Evaluation: measures how well a trained network locates photos, and computes tables of the paper.
 //!
 //! In reading order:
 //! - [`locate`]: one worker's share of an evaluation.

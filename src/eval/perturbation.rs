@@ -1,5 +1,5 @@
-//! `eval --suite perturbation`: adds noise of variance 0.01 to unscaled codes and measures the mean drift, the distance
-//! by which the mode of the density moves.
+//! `eval --suite perturbation`: adds noise of variance 0.01 to unscaled codes and measures the mean drift. The drift is
+//! the distance by which the mode of the density moves.
 //!
 //! Theory predicts the drift. Let L be the degree, σ the standard deviation of the noise, R the radius of the Earth,
 //! and g the gradient of the noise at the true point. The curvature at the peak of a code without noise is `I = Σ_l
@@ -7,11 +7,11 @@
 //! I along each axis. The drift is therefore Rayleigh distributed with mean `√(π/2) σ R / √I`. At L = 47 the mean is
 //! 2.46 km, whereas the paper reports 5.3 km.
 //!
-//! The mode is searched on the continuous sphere in f64, starting at the true point, which saves time. For the first
-//! [`SEARCHED_PER_BLOCK`] points of each block, a second search over a grid of the whole sphere, which does not use the
-//! true point, must find the same mode. A different mode is an error. No such error is expected: at L = 47 the noise
-//! has a standard deviation of 1.4 everywhere on the sphere, while the peak has a height of 183 and the side lobes have
-//! a height of 12.
+//! The search for the mode runs on the continuous sphere in f64. It starts at the true point, which saves time. For the
+//! first [`SEARCHED_PER_BLOCK`] points of each block, a second search starts at the best point of a grid over the whole
+//! sphere, without knowing the true point. If the second search finds a different mode, this is an error. No such error
+//! is expected: at L = 47 the noise has a standard deviation of 1.4 everywhere on the sphere, while the peak has a
+//! height of 183 and the side lobes have a height of 12.
 //!
 //! Each point and its noise are functions of the seed, the degree and the index of the point, and the division into
 //! blocks is fixed. The result is therefore bit-identical for any number of workers and threads.
@@ -32,7 +32,7 @@ pub const DEGREES: [u32; 4] = [23, 47, 63, 95];
 pub const SIGMA: f64 = 0.1;
 /// Points per block.
 pub const BLOCK_POINTS: u32 = 250;
-/// For this many points per block, the mode is also searched on the whole sphere, to confirm the local search.
+/// For this many points per block, a search over the whole sphere confirms the mode that the local search found.
 pub const SEARCHED_PER_BLOCK: u32 = 2;
 const SEED: u64 = 20_240_047;
 /// Two searches found the same mode if their results are at most this many radians apart, which is 6 cm on Earth. Each
@@ -66,7 +66,7 @@ pub fn run_degree(degree: u32, points: u32, worker: &WorkerSlot) -> anyhow::Resu
     Ok(blocks.into_iter().map(|block| block.sums).collect())
 }
 
-/// A point whose mode is to be confirmed by a search over the whole sphere.
+/// A point with the mode that the local search found. A search over the whole sphere must confirm this mode.
 struct ModePoint {
     index: u64,
     code: Vec<f64>,
@@ -119,7 +119,7 @@ fn noisy_code(basis: &Basis, point: UnitVector, index: u64) -> anyhow::Result<Ve
     Ok(clean.into_iter().zip(noise).map(|(clean, noise)| clean + SIGMA * f64::from(noise)).collect())
 }
 
-/// Fails unless a search over the whole sphere finds the same mode for every sample of the blocks.
+/// Fails if, for a sample of the blocks, a search over the whole sphere finds a different mode.
 fn confirm_modes(basis: &Basis, blocks: &[Block]) -> anyhow::Result<()> {
     let samples: Vec<&ModePoint> = blocks.iter().flat_map(|block| &block.samples).collect();
     if samples.is_empty() {

@@ -189,7 +189,7 @@ fn check_target(folder: &Path, overwrite: bool) -> Result<(), GeoclipError> {
     Err(GeoclipError::NotOurs(folder.to_owned()))
 }
 
-/// Moves an existing folder away and renames the new folder to `folder`. If the rename fails, the existing folder is
+/// Moves an existing folder aside and renames the new folder to `folder`. If the rename fails, the existing folder is
 /// moved back.
 fn put_in_place(disk: &Files, temporary: tempfile::TempDir, folder: &Path) -> Result<(), GeoclipError> {
     let parent = parent(folder);

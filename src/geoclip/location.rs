@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Each capsule has different frequencies and layers. The frequencies B are a 256 x 2 matrix of normally distributed
-//! numbers with a standard deviation of 1, 16 and 256 in the three capsules. W1, W2 and W3 are linear layers with 1024
-//! outputs, and `head` is a linear layer with 512 outputs.
+//! numbers, whose standard deviation is 1 in the first capsule, 16 in the second and 256 in the third. W1, W2 and W3
+//! are linear layers with 1024 outputs, and `head` is a linear layer with 512 outputs.
 //!
 //! The weights are frozen, so no gradients are computed. Everything is computed in f32, because TF32 would change the
 //! features of the finest scale.

@@ -3,7 +3,7 @@
 //! In reading order: `projection` (projects places to the plane), `location` (encodes places), `tiles` (encodes many
 //! places, bit-identically for any number of threads and any batch), `head` (maps CLIP features of images to the same
 //! space), `gallery` (the embeddings of a list of places), `folder` (stores weights and gallery on disk), `wheel`
-//! (imports the Python package `geoclip` into such a folder).
+//! (imports weights and gallery from the wheel of the Python package `geoclip`).
 //!
 //! Invariant: all weights in use were verified against the checksums in the folder's manifest. [`import`] writes the
 //! folder only from a wheel with the pinned hash. Source: Vivanco Cepeda, Nayak, Shah, "GeoCLIP: Clip-inspired

@@ -14,12 +14,13 @@ use super::EMBEDDING_WIDTH;
 use super::error::GeoclipError;
 use super::location::LocationEncoder;
 
-/// Rows of a tile on the CPU. With this number, the activations of a layer take half a MiB and fit in the L2 cache.
+/// Number of rows of a tile on the CPU. With this number, the activations of a layer take half a MiB and fit in the L2
+/// cache.
 const CPU_TILE_ROWS: usize = 128;
-/// Rows of a tile on a GPU. This number is enough to keep the GPU busy.
+/// Number of rows of a tile on a GPU. This number is large enough to keep the GPU busy.
 const CUDA_TILE_ROWS: usize = 4096;
 
-/// Rows of a tile on this device.
+/// Number of rows of a tile on `device`.
 pub fn tile_rows(device: Device) -> usize {
     if device.is_cuda() { CUDA_TILE_ROWS } else { CPU_TILE_ROWS }
 }
@@ -78,7 +79,7 @@ pub struct Embedder {
 }
 
 impl Embedder {
-    /// On the CPU, up to `threads` tiles are computed at once. On a GPU, `threads` is ignored.
+    /// Creates an embedder. On the CPU, it computes up to `threads` tiles at once. On a GPU, `threads` is ignored.
     pub fn new(encoder: LocationEncoder, threads: usize) -> Self {
         let threads = if encoder.device().is_cuda() { 1 } else { threads.max(1) };
         Self { encoder, threads }

@@ -1,4 +1,4 @@
-//! The anchors, which are the points among which codes are decoded: an even grid, or the places of a gallery.
+//! The anchors: an even grid of points, or the places of a gallery. The decoder compares codes with these points.
 
 use std::path::Path;
 
@@ -36,8 +36,8 @@ pub fn anchors(
     }
 }
 
-/// The points of the gallery. If `retrieval.gallery` is empty, these are the places of the training photos with the
-/// head "knn", and the places of GeoCLIP's gallery with any other head.
+/// The points of the gallery. If `retrieval.gallery` is empty, the gallery depends on the head: with the head "knn", it
+/// holds the places of the training photos, and with any other head, the places of GeoCLIP's gallery.
 fn gallery_points(config: &RunConfig, opened: Option<&Retrieval>) -> Result<Vec<UnitVector>, InferError> {
     let RetrievalConfig { gallery, head, geoclip, .. } = &config.retrieval;
     let is_photos = *head == RetrievalHead::Knn;

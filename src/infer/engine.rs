@@ -51,7 +51,7 @@ impl Prepared {
 }
 
 impl Engine {
-    /// Creates an engine that decodes codes among the points `anchors`. If the network is on a GPU, that GPU must be
+    /// Creates an engine. Its decoder selects among the points `anchors`. If the network is on a GPU, that GPU must be
     /// the current device.
     pub fn new(
         denoiser: Denoiser,
@@ -81,7 +81,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The number of anchors, among which codes are decoded.
+    /// The number of anchors.
     pub fn anchors(&self) -> usize {
         self.decoder.anchors().points().len()
     }
@@ -111,8 +111,8 @@ impl Engine {
         Ok(located.map(|(samples, aggregate)| ImageSamples { aggregate, samples: samples.to_vec() }).collect())
     }
 
-    /// Draws all samples. Returns the code of each sample, and the prediction x̂_0 that the first sampler step made for
-    /// it from pure noise, before guidance. Both are unscaled.
+    /// Draws all samples. For each sample, returns its code, and the prediction x̂_0 of the first sampler step, which
+    /// is made from pure noise and before guidance. The code and the prediction are unscaled.
     fn sample(
         &self,
         block: &ImageBlock,

@@ -6,9 +6,9 @@
 //! - [`saved`]: reads the state and the weights of a checkpoint, for training and for evaluation.
 //! - [`trained`]: the network of a checkpoint, or a network that gets its weights later.
 //! - [`engine`]: combines weights, sampler, decoder and aggregator to locate a block of images.
-//! - [`retrieve`]: answers with retrieval and with LocDiff-H, which uses the samples of [`engine`]. [`retrieval_data`]
-//!   opens the gallery and the head for both.
-//! - [`anchors`]: the points among which codes are decoded.
+//! - [`retrieve`]: locates images with retrieval and with LocDiff-H, which uses the samples of [`engine`].
+//!   [`retrieval_data`] opens the gallery and the head.
+//! - [`anchors`]: the points among which the decoder selects.
 //!
 //! Invariant: the answer for an image is a function of the weights, the settings, the seed, the image and the block of
 //! the image. It does not depend on the number of workers.

@@ -1,4 +1,4 @@
-//! Opens the gallery and the head of an evaluation. Answers for a block of images with retrieval, and with LocDiff-H,
+//! Opens the gallery and the head of an evaluation. Locates the images of a block with retrieval, and with LocDiff-H,
 //! which also uses LocDiff's samples.
 
 use std::time::{Duration, Instant};
@@ -32,8 +32,8 @@ pub struct Retrieval {
 
 impl Retrieval {
     /// Opens the gallery and the head of a job. Returns `None` if the job does not ask for retrieval, or if retrieval
-    /// is optional and the head cannot be used with the data. In the second case, this worker logs a warning if
-    /// `is_logging` is true.
+    /// is optional and the head cannot be used with the data. If the head cannot be used and `is_logging` is true, logs
+    /// a warning.
     pub fn open(
         job: &EvalJob,
         rows: &ImageRows,
@@ -86,7 +86,8 @@ impl Retrieval {
         Ok(locate(retriever, &queries, samples, &self.hybrid, self.neighbours)?)
     }
 
-    /// For each image of a block, the errors of LocDiff, of retrieval, and of LocDiff-H under every setting of `grid`.
+    /// For each image of a block, the distance errors of LocDiff, of retrieval, and of LocDiff-H under every setting of
+    /// `grid`.
     pub fn errors(
         &self,
         retriever: &Retriever<'_>,

@@ -17,7 +17,7 @@ use crate::shards::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, ImageHead, Mask, 
 /// Images per block. With sixteen samples per image, a block has 1024 denoising chains, enough to keep a GPU busy.
 pub const BLOCK_IMAGES: usize = 64;
 
-/// A row of the data, with its photo to locate.
+/// A photo to locate, with the identifier and the true place from its row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Image {
     /// Index of the row among all rows of the data, from 0.
@@ -66,7 +66,7 @@ pub struct ImageRows {
     /// For each block of the data set, the index of the block's first usable row among all usable rows. The last entry
     /// is the number of all usable rows.
     firsts: Vec<u64>,
-    /// The number of rows to read: all usable rows, or only the first ones.
+    /// The number of rows to read. The first `count` usable rows are read.
     pub count: u64,
     /// Number of views to read per row.
     views: u32,
@@ -115,7 +115,7 @@ impl ImageRows {
     }
 
     /// The rows that worker `rank` of `world` workers locates. Workers get whole blocks, and the blocks are distributed
-    /// as evenly as possible. Rank 0 always gets the first block, because rank 0 draws the answers of the first block
+    /// as evenly as possible. Rank 0 always gets the first block, because rank 0 plots the answers of the first block
     /// in TensorBoard.
     pub fn share(&self, rank: u32, world: u32) -> Range<u64> {
         let blocks = self.count.div_ceil(BLOCK_IMAGES as u64);
@@ -147,7 +147,7 @@ impl ImageRows {
         })
     }
 
-    /// Reads the usable rows of one block of the data set. Each comes with its index among all usable rows.
+    /// Reads the usable rows of one block of the data set. Returns each row with its index among all usable rows.
     fn read(&self, block: u32) -> Result<impl Iterator<Item = (u64, Image)> + use<>, InferError> {
         let mut views = vec![BlockRows::default(); self.views as usize];
         for (view, rows) in (0_u32..).zip(&mut views) {
@@ -207,7 +207,7 @@ fn missing_id(dataset: &Dataset, block: u32, row: usize, reason: &str) -> Shards
     ShardsError::Bad { spot: Box::new(dataset.spot(block, Some(&column), Some(row))), reason }
 }
 
-/// Extends `mask` so that rows without an identifier in the identifier column are left out, too.
+/// Adds to `mask` the rows whose identifier is missing from the identifier column.
 fn skip_rows_without_id(dataset: &Dataset, mask: Mask) -> Result<Mask, InferError> {
     let (mut skipped, mut count, mut first) = (mask.into_skipped(), 0_u64, None);
     for block in 0..dataset.block_rows().len() as u32 {

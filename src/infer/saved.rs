@@ -19,11 +19,11 @@ use crate::shdd::{Filter, ShddError};
 pub struct SavedState {
     /// Training steps done.
     pub step: u64,
-    /// Optimiser updates done: steps that were not skipped.
+    /// Optimiser updates done, which is the number of steps that were not skipped.
     pub updates: u64,
     /// Steps skipped in total.
     pub skipped_steps: u64,
-    /// Number of consecutive steps skipped up to and including the last step. It is 0 if the last step was not skipped.
+    /// Number of steps skipped in a row, up to and including the last step. It is 0 if the last step was not skipped.
     pub skipped_in_a_row: u32,
     /// Degree of the codes.
     pub degree: u32,
@@ -54,7 +54,7 @@ impl SavedState {
 pub struct Saved {
     /// Folder of the checkpoint.
     pub folder: PathBuf,
-    /// Gives access to the manifest and the files.
+    /// The manifest and the files of the checkpoint.
     pub checkpoint: Checkpoint,
     /// State of the run.
     pub state: SavedState,
@@ -68,14 +68,14 @@ impl Saved {
         Ok(Self { folder: folder.to_owned(), checkpoint, state })
     }
 
-    /// Parses the configuration in `state.json`. Fails if another version of the program wrote the checkpoint and its
-    /// configuration has different fields.
+    /// Parses the configuration in `state.json`. Fails if another version of the program wrote the checkpoint, with
+    /// different configuration fields.
     pub fn config(&self) -> Result<RunConfig, CheckpointError> {
         parse_state(&self.folder, self.state.config.clone())
     }
 
-    /// The weights of a part such as `ema`. Tensors with the names of `network`'s buffers are the standardisation, and
-    /// all other tensors are parameters.
+    /// The weights of a part such as `ema`. The tensors that have the names of `network`'s buffers become the
+    /// standardisation. All other tensors become parameters.
     pub fn weights(&self, part: &str, network: &CsUnet) -> Result<Weights, CheckpointError> {
         self.split_buffers(self.checkpoint.tensors(part)?, network)
     }

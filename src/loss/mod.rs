@@ -1,5 +1,5 @@
-//! The training loss: a weighted sum of a KL divergence, between distributions over anchors on the sphere, and
-//! distances between codes.
+//! The training loss: a weighted sum of distances between codes and of a KL divergence. The KL divergence compares two
+//! distributions over anchors on the sphere.
 //!
 //! In reading order:
 //! - [`Loss`]: computes the weighted sum. The configuration sets its weights. [`Losses`] holds the sum and its terms.

@@ -1,6 +1,6 @@
 //! The loss: a weighted sum of terms, with the weights of the configuration.
 //!
-//! The prediction of the network is scaled by [`CODE_SCALE`], and the truth is passed without this scale. L1, L2 and
+//! The prediction of the network is scaled by [`CODE_SCALE`], and the caller passes the truth unscaled. L1, L2 and
 //! cosine compare scaled codes. The KL divergence uses unscaled codes. Terms of weight 0 are not computed. The host
 //! waits for the device only in [`Losses::check`].
 //!
@@ -8,8 +8,8 @@
 //! The logits equal those of whole codes with zeros in the dropped dimensions. Only the automatic weight of the KL
 //! divergence is different ([`Loss::filtered`]).
 //!
-//! If the anchors of the KL divergence are split over ranks, every rank still computes the whole of the other terms.
-//! Their values and gradients are the same on every rank and are not summed over ranks.
+//! If the anchors of the KL divergence are split over ranks, every rank still computes L1, L2 and cosine completely.
+//! The values and gradients of these terms are the same on every rank and are not summed over ranks.
 // Letters in tensor names: b batch, a this rank's anchors, d dimensions of a code.
 
 use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
@@ -57,7 +57,8 @@ pub struct Inputs<'a> {
 pub struct Losses {
     /// The weighted sum of the terms. Call backward on this tensor.
     pub total: Tensor,
-    /// Mean KL divergence. This and the other terms have no gradient, and are `None` if their weight is 0.
+    /// Mean KL divergence. All terms (`kl`, `l2`, `l1`, `cosine`) have no gradient, and a term is `None` if its weight
+    /// is 0.
     pub kl: Option<Tensor>,
     /// Mean squared error of scaled codes.
     pub l2: Option<Tensor>,
@@ -65,8 +66,8 @@ pub struct Losses {
     pub l1: Option<Tensor>,
     /// One minus the mean cosine similarity.
     pub cosine: Option<Tensor>,
-    /// The largest finite magnitude of this rank's logits or, if the weight of the KL divergence is 0, of the
-    /// prediction. -1 if no value is finite.
+    /// The largest finite magnitude among the prediction's logits over this rank's anchors. If the weight of the KL
+    /// divergence is 0, this is the largest finite magnitude in the prediction. It is -1 if no value is finite.
     largest: Tensor,
 }
 

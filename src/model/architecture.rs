@@ -40,7 +40,7 @@ pub(super) struct ModuleShape {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Init {
     Zero,
-    /// Uniform between −bound and +bound, where bound is the field.
+    /// Uniform between −b and +b. The field is b.
     Uniform(f64),
     /// Normal with mean 0. The field is the standard deviation.
     Normal(f64),
@@ -95,7 +95,7 @@ impl Architecture {
         specs
     }
 
-    /// Total number of numbers in all weights and biases.
+    /// Total number of elements of all weights and biases.
     pub fn parameter_count(&self) -> i64 {
         self.specs().iter().map(|spec| spec.shape.iter().product::<i64>()).sum()
     }
@@ -125,8 +125,8 @@ fn module_specs(module: &ModuleShape, embedding_width: i64) -> Vec<Spec> {
     .concat()
 }
 
-/// The weight and the bias of a linear layer. If the weight is split by columns, the bias is added after the sum over
-/// ranks, so every rank holds the whole bias.
+/// The weight and the bias of a linear layer. The bias is split like the weight, with one exception: if the weight is
+/// split by columns, the bias is added after the sum over ranks, so every rank holds the whole bias.
 fn linear(name: &str, from: i64, to: i64, split: Split, weight: Init, bias: Init) -> Vec<Spec> {
     let bias_split = if split == Split::Columns { Split::Replicated } else { split };
     vec![

@@ -48,8 +48,8 @@ impl Placement {
         if tensor.kind() == kind { Ok(tensor.shallow_clone()) } else { Ok(tensor.f_to_kind(kind)?) }
     }
 
-    /// Applies a linear layer. `weight` holds all outputs of the layer or, in a column-parallel layer, this rank's
-    /// share of them.
+    /// Applies a linear layer. `weight` and `bias` belong to all outputs of the layer or, in a column-parallel layer,
+    /// to this rank's share of the outputs.
     pub(super) fn linear(&self, input: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor, ModelError> {
         Ok(self.cast(input)?.f_linear(&self.cast(weight)?, Some(self.cast(bias)?))?)
     }
@@ -67,8 +67,8 @@ impl Placement {
         Ok(differentiable::reduce(group, &share)?.f_add(&self.cast(bias)?)?)
     }
 
-    /// Returns its input, and sums the gradient over ranks in the backward pass. The input of every column-parallel
-    /// layer must pass through this function.
+    /// Returns its input, and sums the gradient over ranks in the backward pass. If the input of a column-parallel
+    /// layer needs a gradient, it must pass through this function.
     pub(super) fn sum_gradients(&self, replicated: &Tensor) -> Result<Tensor, ModelError> {
         match self.split() {
             Some(group) if replicated.requires_grad() => Ok(differentiable::copy(group, &replicated.f_contiguous()?)?),

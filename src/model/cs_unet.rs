@@ -32,15 +32,15 @@ pub struct CsUnet {
     deviation_e: Tensor,
 }
 
-/// What the images of a mini-batch contribute to the network: for each module, its image term for every image.
+/// The image terms of a mini-batch: for each module, one term per image.
 #[derive(Debug)]
 pub struct Conditioned {
     terms_bh: Vec<Tensor>,
 }
 
 impl Conditioned {
-    /// Repeats the terms of each image `times` times, one directly after the other, for an ensemble of `times` chains
-    /// per image.
+    /// Repeats the terms of each image `times` times, for an ensemble of `times` chains per image. The copies of an
+    /// image are adjacent.
     pub fn repeated(&self, times: i64) -> Result<Self, ModelError> {
         let repeated = |term: &Tensor| term.f_repeat_interleave_self_int(times, 0, None::<i64>);
         Ok(Self { terms_bh: self.terms_bh.iter().map(repeated).collect::<Result<_, _>>()? })
@@ -63,9 +63,9 @@ pub struct TimeTable {
 /// The timesteps of a mini-batch.
 #[derive(Debug, Clone, Copy)]
 pub enum Timesteps<'a> {
-    /// One timestep per sample: i64 `[b]`. On the CPU, a timestep outside the schedule is an error. On CUDA, the host
-    /// would have to wait for this check. There, a timestep outside the schedule makes the prediction of its sample
-    /// NaN, which [`Losses::check`](crate::loss::Losses::check) reports.
+    /// One timestep per sample: i64 `[b]`. On the CPU, a timestep outside the schedule is an error. On CUDA, such a
+    /// check would make the host wait. Instead, a timestep outside the schedule makes the prediction of its sample NaN,
+    /// and [`Losses::check`](crate::loss::Losses::check) reports that the loss is not finite.
     Each(&'a Tensor),
     /// One timestep for all samples.
     All(usize),
@@ -123,7 +123,7 @@ impl CsUnet {
                 "mean of embedding dimension {dimension} is {got}, wanted a finite number"
             )));
         }
-        // The condition is not `deviation <= 0.0`, because NaN must be rejected too.
+        // The condition is not written as `deviation <= 0.0`, because NaN must be rejected too.
         let invalid = deviations.iter().position(|deviation| !(*deviation > 0.0 && deviation.is_finite()));
         if let Some(dimension) = invalid {
             let got = deviations[dimension];
@@ -148,9 +148,9 @@ impl CsUnet {
         Ok(TimeTable { tables_t: tables.collect::<Result<_, _>>()? })
     }
 
-    /// Computes the image terms of the embeddings `image_be`. `kept_b1` is for classifier-free guidance. If it is false
-    /// for a sample, zeros replace the standardised embedding of that sample, because zero is the mean of standardised
-    /// embeddings. The zeros also replace an embedding that contains NaN.
+    /// Computes the image terms of the embeddings `image_be`. `kept_b1` is for classifier-free guidance. If its value
+    /// for a sample is false, zeros replace the standardised embedding of that sample, even if the embedding contains
+    /// NaN. Zero is the mean of standardised embeddings.
     pub fn prepare(&self, image_be: &Tensor, kept_b1: Option<&Tensor>) -> Result<Conditioned, ModelError> {
         let (got, width) = (image_be.size(), self.architecture.embedding_width);
         if got.len() != 2 || got[1] != width {
@@ -167,8 +167,8 @@ impl CsUnet {
         Ok(Conditioned { terms_bh: terms.collect::<Result<_, _>>()? })
     }
 
-    /// The image terms without an image, for any number of samples. Classifier-free guidance uses them for its
-    /// unconditional prediction.
+    /// The image terms for samples without an image. Each term has one row, which serves all samples. Classifier-free
+    /// guidance uses these terms for its unconditional prediction.
     pub fn prepare_unconditional(&self) -> Result<Conditioned, ModelError> {
         let terms = self.modules().map(|module| module.image_term_of_zero());
         Ok(Conditioned { terms_bh: terms.collect::<Result<_, _>>()? })
@@ -209,7 +209,7 @@ impl CsUnet {
         Ok(self.placement.row_parallel_linear(&own, weight, bias)?.f_to_kind(self.placement.kind)?)
     }
 
-    /// How to find the row of each sample's timestep in the time tables.
+    /// The lookup that finds the row of each sample's timestep in the time tables.
     fn row_lookup(&self, timesteps: Timesteps<'_>) -> Result<RowLookup, ModelError> {
         let count = self.architecture.timesteps;
         match timesteps {

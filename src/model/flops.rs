@@ -2,14 +2,14 @@
 //! counts as two operations.
 //!
 //! A layer needs one product in the forward pass and two in the backward pass: the gradient of its weights and the
-//! gradient of its input. If the input has no gradient (the noised code, the image, the time embedding), the second
-//! gradient is not computed. The KL divergence needs three products: the logits of the truth, the logits of the
-//! prediction, and the gradient of the prediction. Sines, norms, the optimiser and the harmonics of the anchors are not
-//! counted, as is usual, because memory bandwidth and not computation limits their speed.
+//! gradient of its input. If the input needs no gradient (the noised code, the image, the time embedding), only the
+//! gradient of the weights is computed. The KL divergence needs three products: the logits of the truth, the logits of
+//! the prediction, and the gradient of the prediction. Sines, norms, the optimiser and the harmonics of the anchors are
+//! not counted, as is usual, because memory bandwidth and not computation limits their speed.
 
 use super::architecture::Architecture;
 
-/// Number of operations that a multiply-add counts as.
+/// Number of operations per multiply-add.
 const OPERATIONS: f64 = 2.0;
 /// Number of matrix products of the KL divergence, forward and backward.
 const KL_PRODUCTS: f64 = 3.0;
@@ -50,7 +50,7 @@ mod tests {
         let architecture = Architecture::new(&ModelConfig { degree: 3, ..ModelConfig::default() }, 6, 10);
         let modules = [(16, 16), (16, 8), (8, 4), (4, 4), (8, 8), (16, 16)];
         let per_row: i64 = modules.iter().map(|(input, output)| 3 * output * (input + output) + 2 * 6 * output).sum();
-        // The input of `down1` has no gradient, which saves one product. The head has 32 inputs and 16 outputs.
+        // The input of `down1` needs no gradient, which saves one product. The head has 32 inputs and 16 outputs.
         let per_row = per_row - 16 * 16 + 3 * 32 * 16;
         let per_timestep: i64 = modules.iter().map(|(_, hidden)| 2 * 200 * hidden + 3 * 2 * hidden * hidden).sum();
         let want = |rows: i64, anchors: i64| 2 * (rows * per_row + 10 * per_timestep + 3 * rows * anchors * 16);
@@ -68,7 +68,7 @@ mod tests {
         // of 4096 rows.
         assert!(
             (0.5..0.7).contains(&share),
-            "a step needs {share} of six operations per weight and row, wanted 0.5 to 0.7"
+            "a step needs {share} times six operations per weight and row, wanted 0.5 to 0.7 times six"
         );
     }
 }

@@ -8,8 +8,8 @@
 //! module therefore uses the product instead of `index_select`.
 //!
 //! Invariant: a timestep outside the table is always reported. On the CPU, it is an error that names its row. On CUDA,
-//! the host must not wait for a check. There, the row of the product is set to NaN, so that the loss is not finite,
-//! which is reported as an error.
+//! a check would make the host wait. Instead, the sample's row of the product becomes NaN, so that the loss is not
+//! finite, which is reported as an error.
 // Letters in tensor names: b batch, t timesteps, h columns of the table.
 
 use tch::{Kind, Tensor};
@@ -19,7 +19,7 @@ use super::error::ModelError;
 /// How to find the row of each sample in a time table.
 #[derive(Debug)]
 pub(super) enum RowLookup {
-    /// By the index of each row: i64 `[b]`.
+    /// By index. Holds the index of the row of each sample: i64 `[b]`.
     Numbers(Tensor),
     /// By a product with a one-hot matrix `[b, t]`, which has the type of the tables.
     OneHot(Tensor),
@@ -55,7 +55,7 @@ impl RowLookup {
     }
 }
 
-/// Checks that every timestep is in `0..timesteps`. The error names the first row whose timestep is not.
+/// Checks that every timestep is in `0..timesteps`. The error names the first row whose timestep is outside this range.
 fn check_in_table(t_b: &[i64], timesteps: i64) -> Result<(), ModelError> {
     match t_b.iter().position(|t| !(0..timesteps).contains(t)) {
         Some(row) => {

@@ -3,7 +3,7 @@
 //! In reading order:
 //! - [`Architecture`]: the widths of the layers. They determine the name, shape, split and initial values of every
 //!   parameter.
-//! - [`Parameters`]: the weights as a flat, ordered list. Of each weight, it holds the part that belongs to this rank.
+//! - [`Parameters`]: the weights as a flat, ordered list. The list holds this rank's part of each weight.
 //! - [`CsUnet`]: the network. The terms that depend only on the timestep or only on the image are separate values
 //!   ([`TimeTable`], [`Conditioned`]), so that a sampling chain computes them only once.
 //!

@@ -12,17 +12,18 @@ use super::error::ModelError;
 pub enum Split {
     /// The whole parameter. Its gradient is the same on all ranks and must be counted once in a norm over ranks.
     Replicated,
-    /// A piece of the first dimension, which holds some of the layer's outputs.
+    /// A piece of the first dimension. It belongs to some of the layer's outputs.
     Rows,
     /// The same piece of each half of the first dimension. Used for a layer whose outputs are two vectors, one after
     /// the other.
     RowHalves,
-    /// A piece of the second dimension, which belongs to some of the layer's inputs.
+    /// A piece of the second dimension. It belongs to some of the layer's inputs.
     Columns,
 }
 
 impl Split {
-    /// The piece of the tensor `whole` that rank `rank` of `ranks` holds. Errors mention the parameter by `name`.
+    /// The piece of the tensor `whole` that rank `rank` of `ranks` holds. `name` is the name of the parameter in
+    /// errors.
     pub fn piece(self, name: &str, whole: &Tensor, rank: i64, ranks: i64) -> Result<Tensor, ModelError> {
         if ranks == 1 {
             return Ok(whole.shallow_clone());

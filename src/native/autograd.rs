@@ -40,18 +40,18 @@ unsafe extern "C" {
     fn locdiff_set_gradient(leaf: *const c_void, gradient: *const c_void) -> c_int;
 }
 
-/// A pair of operations: a collective of the forward pass and the counterpart that the backward pass applies to the
+/// A pair of operations: one for the forward pass, and its counterpart, which the backward pass applies to the
 /// gradient.
 ///
-/// Which pair is right depends on what the ranks compute from the result of the forward operation. If every rank
-/// computes the same, each rank already has the whole gradient of the result. If each rank computes something
-/// different, each has only its share of the gradient, and the backward pass must add or concatenate the shares.
+/// Which pair is right depends on what the ranks compute from the result of the forward operation. If all ranks compute
+/// the same value, each rank already has the whole gradient of the result. If each rank computes a different value,
+/// each has only its share of the gradient, and the backward pass must add or concatenate the shares.
 ///
 /// A tensor is *replicated* if every rank has the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Function {
-    /// Forward: identity. Backward: all-reduce. For a replicated tensor from which each rank computes something
-    /// different. Each rank then has a share of the tensor's gradient, and the gradient is the sum of the shares.
+    /// Forward: identity. Backward: all-reduce. For a replicated tensor from which each rank computes a different
+    /// value. Each rank then has a share of the tensor's gradient, and the gradient is the sum of the shares.
     IdentityAllReduce = 0,
     /// Forward: all-reduce. Backward: identity. For partial sums that become a replicated tensor.
     AllReduceIdentity = 1,
@@ -109,8 +109,7 @@ pub struct GradientHook {
 
 // SAFETY: the handle is a shared pointer whose target is guarded by a mutex; the function is `Send` and `Sync`.
 unsafe impl Send for GradientHook {}
-// SAFETY: the reason given for `Send` also holds for shared references. Methods that take `&self` do not change the
-// handle.
+// SAFETY: methods that take `&self` do not change the handle, and a mutex guards its target.
 unsafe impl Sync for GradientHook {}
 
 impl GradientHook {

@@ -92,15 +92,15 @@ pub struct ProcessGroup {
     raw: NonNull<c_void>,
 }
 
-// SAFETY: the shim starts the collectives of a group under its mutex; c10d lets any thread wait or abort.
+// SAFETY: the shim starts the collectives of a group under the group's mutex; c10d lets any thread wait or abort.
 unsafe impl Send for ProcessGroup {}
-// SAFETY: the reason given for `Send` also holds for shared references.
+// SAFETY: several threads may call the methods at once, because the shim starts collectives under the group's mutex.
 unsafe impl Sync for ProcessGroup {}
 
 impl ProcessGroup {
-    /// Connects the ranks of the group over Gloo. Every rank of the group must call this, with a store of the same
-    /// prefix. Gloo listens on `address` and connects from it. `address` is an IP address of this host, or a name that
-    /// resolves to one.
+    /// Connects the ranks of the group over Gloo. Every rank of the group must call this function, with a store that
+    /// has the same prefix. Gloo listens on `address` and connects from it. `address` is an IP address of this host, or
+    /// a name that resolves to one.
     pub fn gloo(
         store: &Store,
         name: &str,
@@ -121,8 +121,8 @@ impl ProcessGroup {
         Ok(Self { raw })
     }
 
-    /// Connects the ranks of the group over NCCL. Each rank needs its own GPU. Every rank of the group must call this,
-    /// with a store of the same prefix.
+    /// Connects the ranks of the group over NCCL. Each rank needs its own GPU. Every rank of the group must call this
+    /// function, with a store that has the same prefix.
     ///
     /// NCCL has no timeout for connecting, so make sure beforehand that every rank is present.
     #[cfg(locdiff_cuda)]
@@ -144,7 +144,8 @@ impl ProcessGroup {
         Ok(Self { raw })
     }
 
-    /// Starts to combine the tensors of all ranks with `op`. Every rank gets the same result, in place of `tensor`.
+    /// Starts to combine the tensors of all ranks with `op`. Every rank gets the same result, which replaces the
+    /// contents of `tensor`.
     pub fn start_all_reduce(
         &self,
         tensor: &mut Tensor,
@@ -188,8 +189,8 @@ impl ProcessGroup {
     /// Starts to combine the inputs of all ranks with `op`, and to write this rank's piece of the result into `output`.
     /// Every `input` holds one piece per rank, in the order of ranks.
     ///
-    /// Gloo has no reduce-scatter with a timeout. On Gloo, this is therefore an all-reduce of a copy of `input`, of
-    /// which this rank keeps its piece.
+    /// Gloo has no reduce-scatter with a timeout. On Gloo, this function therefore starts an all-reduce on a copy of
+    /// `input`, and this rank keeps its piece of the result.
     pub fn start_reduce_scatter(
         &self,
         output: &mut Tensor,
@@ -229,7 +230,7 @@ impl ProcessGroup {
 
 impl Drop for ProcessGroup {
     /// Waits for pending collectives, at most until their timeouts. But if a collective over NCCL has failed in this
-    /// process, an NCCL group is neither waited for nor shut down.
+    /// process, dropping an NCCL group neither waits for it nor shuts it down.
     fn drop(&mut self) {
         // SAFETY: `self` owns this reference to the group and does not use it afterwards.
         unsafe { locdiff_group_free(self.raw.as_ptr()) };
@@ -246,7 +247,7 @@ pub struct CollectiveWork {
     raw: NonNull<c_void>,
 }
 
-// SAFETY: c10d lets any thread query and wait; nothing in it is bound to the thread that started it.
+// SAFETY: c10d lets any thread query and wait for a collective, not only the thread that started it.
 unsafe impl Send for CollectiveWork {}
 
 impl CollectiveWork {

@@ -72,14 +72,14 @@ pub struct Store {
 
 // SAFETY: TCPStore and PrefixStore guard their connection with a mutex, and reference counts are atomic.
 unsafe impl Send for Store {}
-// SAFETY: the reason given for `Send` also holds for shared references.
+// SAFETY: several threads may call the methods at once, because a mutex guards the connection.
 unsafe impl Sync for Store {}
 
 impl Store {
     /// Serves the store on `listener`, which must be bound and listening, and connects to it as a client.
     ///
-    /// `timeout` limits the connection attempt. It is also the default for waits on the store without a timeout, such
-    /// as those inside c10d.
+    /// `timeout` limits the connection attempt. It is also the default for waits that have no timeout of their own,
+    /// such as those inside c10d.
     pub fn serve(listener: TcpListener, timeout: Duration) -> Result<Self, NativeError> {
         const OPERATION: &str = "serve the store";
         let address = listener.local_addr().map_err(|error| NativeError {
@@ -94,15 +94,15 @@ impl Store {
         .to_string();
         let (fd, host_at, timeout_ms) = (listener.into_raw_fd(), host.as_ptr().cast(), millis(timeout));
         let raw = out_pointer(OPERATION, |out| {
-            // SAFETY: the host is valid for its length; the descriptor is owned here and given away; `out` has room for
-            // one pointer.
+            // SAFETY: the host is valid for its length; the shim takes over the descriptor, which nothing else owns;
+            // `out` has room for one pointer.
             unsafe { locdiff_store_serve(fd, host_at, host.len(), address.port(), timeout_ms, out) }
         })?;
         Ok(Self { raw })
     }
 
     /// Connects to the server at `host` and `port`, and retries until `timeout`. `timeout` is also the default for
-    /// waits on the store without a timeout, such as those inside c10d.
+    /// waits that have no timeout of their own, such as those inside c10d.
     pub fn join(host: &str, port: u16, timeout: Duration) -> Result<Self, NativeError> {
         let raw = out_pointer("join the store", |out| {
             // SAFETY: the host is valid for its length, and `out` has room for one pointer.

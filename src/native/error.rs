@@ -1,4 +1,4 @@
-//! Errors of the shim. A failed call returns a status code and stores the text of the C++ exception that caused it.
+//! Errors of the shim. A failed call returns a status code and stores the text of the C++ exception that made it fail.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -9,7 +9,7 @@ unsafe extern "C" {
     fn locdiff_last_error() -> *const c_char;
 }
 
-/// A failure of libtorch, c10d or CUDA, or arguments that they cannot take.
+/// A failure of libtorch, c10d or CUDA, or arguments that these libraries do not accept.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{operation}: {text}")]
 pub struct NativeError {

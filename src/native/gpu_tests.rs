@@ -1,5 +1,5 @@
-//! Tests of the CUDA code on a real GPU, many of which compare its results with the CPU. They are ignored in the CPU
-//! variant. In the CUDA variant they need a GPU.
+//! Tests of the CUDA code on a real GPU. Many tests compare the results of the GPU with those of the CPU. In the CPU
+//! variant, the tests are ignored. In the CUDA variant, they need a GPU.
 
 mod graphs;
 mod kernels;

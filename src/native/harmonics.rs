@@ -7,16 +7,13 @@
 //!
 //! Invariant: on every processor, each point is computed by the operations of `Basis::encode_scalar`, in the same order
 //! and without fused multiply-add. The same code is compiled for several vector lengths. Only the transposition of f32
-//! has its own implementation for AVX. On a processor that cannot permute a whole register, the compiler's code would
-//! move the elements one by one.
-#![allow(
-    clippy::needless_range_loop,
-    reason = "loops over lanes by index are the ones that become vector instructions"
-)]
+//! has its own implementation for AVX, because the compiler's code would move the elements one by one on a processor
+//! that cannot permute a whole register.
+#![allow(clippy::needless_range_loop, reason = "the compiler turns loops over lane indices into vector instructions")]
 
 /// Number of points that are computed together. Their f64 values fill one register of AVX-512, or two of AVX2.
 const LANES: usize = 8;
-/// A tile is transposed when it holds at least this many coefficients of each point. In f32 these are 16 KiB, a third
+/// A tile is transposed when it holds at least this many coefficients of each point. In f32 they take 16 KiB, a third
 /// of an L1 cache of 48 KiB.
 const TILE: usize = 512;
 

@@ -108,7 +108,7 @@ pub struct Kernel {
 
 // SAFETY: the entry is a handle into a module that is never unloaded, and CUDA's calls on it are thread-safe.
 unsafe impl Send for Kernel {}
-// SAFETY: the reason given for `Send` also holds for shared references, and a launch does not change the kernel.
+// SAFETY: a launch does not change the kernel, and CUDA lets several threads launch it at once.
 unsafe impl Sync for Kernel {}
 
 impl Kernel {
@@ -143,8 +143,8 @@ impl Kernel {
         }
         let mut cells: Vec<u64> = encoded.iter().map(|(cell, _)| *cell).collect();
         let mut addresses: Vec<*mut c_void> = cells.iter_mut().map(|cell| std::ptr::from_mut(cell).cast()).collect();
-        // SAFETY: there is one address per parameter, each of a cell that outlives the call and has the parameter's
-        // size. The call copies the arguments. `grid` and `block` hold three numbers each.
+        // SAFETY: `addresses` holds one pointer per parameter. Each points to a cell that outlives the call and is at
+        // least as large as the parameter. The call copies the arguments. `grid` and `block` hold three numbers each.
         let status =
             unsafe { locdiff_cuda_kernel_launch(self.entry, grid.as_ptr(), block.as_ptr(), 0, addresses.as_mut_ptr()) };
         check("kernel launch", status)

@@ -1,9 +1,9 @@
-//! The optimizer: AdamW as one fused operation over a list of tensors, the norm, clipping and finiteness check of
-//! gradients, and moving averages of parameters.
+//! The optimizer. This module offers AdamW as one fused operation over a list of tensors, computes the norm of
+//! gradients, clips gradients, checks whether they are finite, and updates moving averages of parameters.
 //!
 //! No function of this module waits for the device. The learning rate, the step, the clip divisor and the skip flag are
-//! tensors, so that a captured CUDA graph can be replayed with other values. Each group of parameters with its own
-//! hyperparameters needs a separate call of [`AdamW::update`].
+//! tensors, so that their values can change between replays of a captured CUDA graph. Each group of parameters with its
+//! own hyperparameters needs a separate call of [`AdamW::update`].
 //!
 //! AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2.
 
@@ -45,7 +45,7 @@ pub struct AdamW {
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the square root of the second moment, so that the division by it never divides by 0.
+    /// Added to the square root of the second moment, so that the update never divides by 0.
     pub eps: f64,
     /// Decoupled weight decay: each update first multiplies the parameter by 1 − learning rate × `weight_decay`.
     pub weight_decay: f64,

@@ -1,8 +1,8 @@
 //! Random tensors on CPU and GPU, drawn with [`Philox`].
 //!
-//! A draw can read its step from a [`DeviceCounter`] on the GPU, so that a captured graph draws other numbers after the
-//! counter was changed. Make each kind of draw once before a capture: its kernel is compiled at first use, and a
-//! capture does not allow that.
+//! A draw can read its step from a [`DeviceCounter`] on the GPU, so that a captured graph draws new numbers after the
+//! counter was changed. Make each kind of draw once before a capture, because its kernel is compiled at first use, and
+//! kernels cannot be compiled during a capture.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -35,9 +35,10 @@ super::from_torch!(RandomError);
 /// Where the step of a draw comes from.
 #[derive(Debug, Clone, Copy)]
 pub enum Step<'a> {
-    /// A step whose number the host passes.
+    /// The step number, passed by the host.
     At(u64),
-    /// A step that is read from a counter when the numbers are drawn. On the GPU, the host does not wait for it.
+    /// A counter that holds the step number and is read when the numbers are drawn. The host does not wait for a
+    /// counter on the GPU.
     Counter(&'a DeviceCounter),
 }
 

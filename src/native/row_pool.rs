@@ -2,8 +2,8 @@
 //!
 //! Rows are read in blocks: consecutive rows of a shard, of which only some are wanted. A `RowPool` owns the memory. It
 //! assigns each of its rows once, as the destination of one row of a block. A [`RowPlaces`] holds all destinations for
-//! one block. Only the owner of the `RowPlaces` can write to them. [`RowPlaces::finish`] consumes it, so that they
-//! cannot be written again. Invariants:
+//! one block. Only the owner of the `RowPlaces` can write to these destinations. [`RowPlaces::finish`] consumes the
+//! `RowPlaces`, so that nobody can write to its destinations again. Invariants:
 //! - `RowPool::into_owner` releases the memory only when all rows are finished and no `RowPlaces` refers to it. So no
 //!   thread reads a row before it was written completely and declared good, and no thread writes to memory that another
 //!   thread can read.
@@ -46,8 +46,8 @@ impl<Owner: Send + 'static> RowPool<Owner> {
     /// Takes memory whose bytes need not be initialised.
     ///
     /// # Safety
-    /// `base` must point to `rows * row_bytes` bytes that stay in place while `owner` lives, even if it is moved, and
-    /// that nothing else reads or writes until [`RowPool::into_owner`] has returned `owner`.
+    /// `base` must point to `rows * row_bytes` bytes that stay in place while `owner` lives, even if `owner` is moved,
+    /// and that nothing else reads or writes until [`RowPool::into_owner`] has returned `owner`.
     pub(super) unsafe fn new(owner: Owner, base: *mut u8, rows: usize, row_bytes: usize) -> Self {
         let missing = AtomicUsize::new(rows);
         Self { memory: Arc::new(RowMemory { base, rows, row_bytes, missing, owner }), assigned: 0 }

@@ -3,7 +3,7 @@
 //! A head maps the stored embedding of each view into the space of the gallery. The query of an image is the mean of
 //! the unit vectors of its mapped views, times a factor. The factor is `exp(logit_scale)`, or `retrieval.knn_scale` for
 //! the head "knn". The dot product of a query with the unit vector of a gallery point is therefore the mean of the
-//! views' logits, where a logit is the factor times a cosine. GeoCLIP averages its ten crops in the same way.
+//! views' logits, where a logit is the factor times a cosine. GeoCLIP, too, averages the logits of its ten crops.
 //!
 //! The head processes embeddings in tiles with a fixed number of rows, on one thread, and views are summed in order. On
 //! one kind of device, the bits of a query therefore depend only on the head and the image.
@@ -119,8 +119,8 @@ impl QueryHead {
         Ok(Self { kind: HeadKind::Geoclip(head), factor, device })
     }
 
-    /// The head for simulated photos. `projection_ew` is their projection Q, `[768, 512]`. The factor from cosines to
-    /// logits is GeoCLIP's.
+    /// The head for simulated photos. `projection_ew` is their projection Q, `[768, 512]`. The factor that turns a
+    /// cosine into a logit is GeoCLIP's.
     pub fn linear(geoclip: &Geoclip, projection_ew: &Tensor, device: Device) -> Result<Self, RetrievalError> {
         let want = [FEATURE_WIDTH as i64, EMBEDDING_WIDTH as i64];
         if projection_ew.size() != want {

@@ -12,18 +12,18 @@
 //! Voter j has the score s_j and is at distance d_j from the candidate, and w runs over `CONSENSUS_WIDTHS_KM`.
 //!
 //! The logit distinguishes streets well but confuses continents. LocDiff's samples find the region well. `fusion` adds
-//! the logit to the log density of the samples, as if both were log probabilities, and answers with the most probable
-//! point. `consensus` treats exp(s) as a posterior over the gallery, and answers with the point that is expected to be
-//! close to the truth on the usual distance scales.
+//! the logit to the log density of the samples, as if both were log probabilities, and chooses the most probable point.
+//! `consensus` treats exp(s) as a posterior over the gallery, and chooses the point that is expected to be close to the
+//! truth on the usual distance scales.
 //!
 //! All functions are pure. A point whose distance equals the radius is a candidate. Ties go to the first gallery point.
-//! If there are no candidates, LocDiff-H answers with LocDiff's answer.
+//! If there are no candidates, LocDiff's answer is kept.
 
 use locdiff_core::config::HybridMode;
 use locdiff_core::geo::{EARTH_RADIUS_KM, Km, SphereIndex, UnitVector};
 pub use locdiff_core::tuning::Hybrid;
 
-/// The maximum number of voters in a consensus. The candidates with the highest fused scores vote.
+/// The maximum number of voters in a consensus. The candidates with the highest scores vote.
 const CONSENSUS_POINTS: usize = 64;
 /// A candidate votes only if its weight is at least e⁻⁹ times the weight of the best candidate.
 const CONSENSUS_DEPTH: f64 = 9.0;
@@ -79,8 +79,8 @@ pub(super) fn within_any(index: &SphereIndex, places: &[UnitVector], radius: Km)
     found
 }
 
-/// The distance in km, computed from the chord. This is faster than [`UnitVector::distance`]. It is exact to a
-/// millimetre except near antipodes, where every kernel is zero.
+/// The distance in km, computed from the chord. This function is faster than [`UnitVector::distance`]. The result is
+/// exact to a millimetre except near antipodes, where every kernel is zero.
 pub(super) fn chord_km(one: UnitVector, other: UnitVector) -> f64 {
     2.0 * EARTH_RADIUS_KM * (0.5 * chord2(one, other).sqrt()).min(1.0).asin()
 }
@@ -112,7 +112,8 @@ fn first_best(scores: &[f64]) -> Option<usize> {
 }
 
 /// The position in `candidates` of the voter that gets the largest sum of votes; `None` if there are no candidates. At
-/// most `CONSENSUS_POINTS` candidates vote: those with the highest scores; of equal scores, the first in the gallery.
+/// most `CONSENSUS_POINTS` candidates vote: those with the highest scores. Of candidates with equal scores, those that
+/// come first in the gallery are preferred.
 pub(super) fn consensus(points: &[UnitVector], candidates: &[u32], scores: &[f64]) -> Option<usize> {
     let mut best: Vec<usize> = (0..scores.len()).collect();
     let before = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(candidates[*a].cmp(&candidates[*b]));

@@ -25,7 +25,7 @@ pub struct LocatedPlaces {
 }
 
 impl LocatedPlaces {
-    /// The answer of LocDiff-H, or `own`, LocDiff's answer, if no gallery point was in range.
+    /// The answer of LocDiff-H. If no gallery point was in range, returns `own`, which is LocDiff's answer.
     pub fn hybrid_or(&self, own: UnitVector) -> UnitVector {
         self.hybrid.unwrap_or(own)
     }
@@ -39,7 +39,7 @@ pub fn knn_place(points: &[UnitVector], best: &[(u32, f32)]) -> Option<u32> {
 }
 
 /// Locates photos with retrieval and with LocDiff-H. `queries` has the shape `[photos, width]`, and `images` holds
-/// LocDiff's samples for each photo. Retrieval chooses among the best `neighbours` gallery points. This number is 1
+/// LocDiff's samples for each photo. Retrieval chooses among the best `neighbours` gallery points. `neighbours` is 1
 /// unless the gallery consists of photos.
 pub fn locate(
     retriever: &Retriever<'_>,

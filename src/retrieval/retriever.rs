@@ -1,11 +1,11 @@
 //! Scores queries against a whole gallery with tiled matrix products. For each query, keeps the best gallery points and
 //! the logits of the requested gallery points.
 //!
-//! Besides the gallery, each thread needs memory for one tile of the gallery and the logits of the tile. When a GPU
-//! computes, the embeddings of the gallery stay in GPU memory if they need at most [`KEPT_BYTES_MAX`]. Otherwise they
-//! are copied to the GPU tile by tile.
+//! Besides the gallery, each thread needs memory for one tile of the gallery and the logits of the tile. On a GPU, the
+//! embeddings of the gallery stay in GPU memory if they need at most [`KEPT_BYTES_MAX`] bytes. Otherwise they are
+//! copied to the GPU tile by tile.
 //!
-//! On one kind of device, all tiles have the same size, because the last ones are padded, and each product runs on one
+//! On one kind of device, all tiles have the same size (the last tiles are padded), and each product runs on one
 //! thread. The bits of a logit therefore depend only on the query and the gallery point.
 // Letters in tensor names: i images of a tile, g gallery points, w width of an embedding.
 

@@ -157,8 +157,9 @@ impl NearestCandidates {
     }
 }
 
-/// Finds the best candidate within each radius of `group` in one pass over `order`, whose distances ascend, and writes
-/// it to `answers`. `score` is called with the position of a candidate in `order` and its position in `candidates`.
+/// Finds the best candidate within each radius of `group` and writes it to `answers`. Makes one pass over `order`,
+/// whose distances ascend. `score` is called with the position of a candidate in `order` and its position in
+/// `candidates`.
 fn best_within(
     order: &[(f64, usize)],
     candidates: &[u32],

@@ -3,7 +3,8 @@
 //! Row n of the table and row n of every file of embeddings belong together. All files are read a few thousand rows at
 //! a time. A row with bad values or a duplicate identifier is an error that names its file and row. With `on_bad_rows =
 //! skip` these rows are skipped and counted instead. It is always an error if the files differ in their number of rows,
-//! or the embeddings in their width. After an error the output folder is unchanged: absent, or the old folder.
+//! or if the embeddings differ in their width. After an error the output folder is unchanged: absent, or the old
+//! folder.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

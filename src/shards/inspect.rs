@@ -14,11 +14,12 @@ const MAP_LINES: usize = 24;
 /// Characters of the map, from no photos to the largest number of photos, on a logarithmic scale.
 const SHADES: &[u8] = b" .:-=+*#%@";
 
-/// Summarizes a data set. Reads all coordinates. Reads the embeddings only if the data set has no manifest with their
-/// statistics, or if `config` skips bad rows. Skipped rows are counted in `skipped_rows` and otherwise ignored.
+/// Summarizes a data set. Reads all coordinates. Also reads all embeddings if the data set has no manifest, which would
+/// hold their statistics, or if `config` skips bad rows. Skipped rows are reported in `skipped_rows` and `skipped`. The
+/// map and the ranges of coordinates do not include them.
 pub fn inspect(dataset: &Dataset, config: &ShardsConfig) -> Result<Inspection, ShardsError> {
     let Survey { mask, statistics, .. } = Survey::begin(dataset, config)?;
-    let statistics = statistics.expect("`Survey::begin` always computes statistics");
+    let statistics = statistics.expect("`Survey::begin` always returns statistics");
     let mut counts = vec![0_u64; MAP_COLUMNS * MAP_LINES];
     let mut read = BlockRows::default();
     let empty_range = (f64::INFINITY, f64::NEG_INFINITY);

@@ -1,14 +1,14 @@
-//! Q: the matrix that maps GeoCLIP's 512-dimensional space to the 768 dimensions of a simulated photo, and back.
+//! The matrix Q, which maps GeoCLIP's 512-dimensional space to the 768 dimensions of a simulated photo's embedding.
 //!
 //! ```text
-//! e = Q y        makes the embedding that the shards store; Q is 768 x 512, and Qᵀ Q is the identity
-//! y = Qᵀ e       is the linear image head of simulated shards
+//! e = Q y        computes the embedding that the shards store; Q is 768 x 512, and Qᵀ Q is the identity
+//! y = Qᵀ e       maps it back; this is the linear image head of simulated shards
 //! ```
 //!
 //! Here y is an embedding in GeoCLIP's space and e is the embedding that the shards store. Q depends only on its seed:
-//! it is the Q factor of the QR decomposition, in f64, of a matrix of normal random numbers from Philox. The sign of
-//! each column of Q is chosen such that the diagonal of the R factor is positive, so every QR implementation gives the
-//! same Q up to rounding. Training and test shards use the same seed.
+//! Philox draws a matrix of normal random numbers, and Q is the orthogonal factor of its QR decomposition, computed in
+//! f64. The sign of each column of Q is chosen such that the diagonal of the R factor is positive, so every QR
+//! implementation gives the same Q up to rounding. Training and test shards use the same seed.
 
 use locdiff_core::random::{Draw, Philox, Stream};
 use tch::{Device, Kind, Tensor};
@@ -18,8 +18,8 @@ use crate::geoclip::{EMBEDDING_WIDTH, FEATURE_WIDTH};
 
 /// Seed of Q for all simulated shards, independent of the seed of the simulation.
 pub const PROJECTION_SEED: u64 = 768_512;
-/// Step of [`Stream::Simulation`] at which Q is drawn. It is the last possible step, far above the steps at which
-/// simulated photos and views are drawn.
+/// Step of [`Stream::Simulation`] at which the random numbers for Q are drawn. It is the last possible step, far above
+/// the steps at which simulated photos and views are drawn.
 const STEP: u64 = (1 << 40) - 1;
 
 /// Computes Q for a seed: `[768, 512]`, f32, on the CPU.

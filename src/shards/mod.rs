@@ -1,7 +1,8 @@
 //! Reads embeddings from sharded Parquet files and makes batches for training. The order of rows does not depend on the
 //! number of workers.
 //!
-//! Of the modules in this folder, each imports only `error`, `parallel` and the modules listed before it:
+//! The modules are listed in the order of their imports. Within this folder, each module imports only `error`,
+//! `parallel` and modules listed before it:
 //!
 //! 1. `format`: writes Parquet files and their manifest, and decodes them from bytes in memory;
 //! 2. `source`: resolves a location to numbered files, on disk or on S3, and reads their bytes;

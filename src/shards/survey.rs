@@ -42,7 +42,8 @@ impl Survey {
     }
 
     /// Surveys the data of a run that resumes from `bookmark`. It is an error if the data at `location` has changed.
-    /// After this call, `dataset` compares every read with the checksums of the run or of the manifest.
+    /// After this call, `dataset` compares every read with the checksums in the manifest or, if there is no manifest,
+    /// with those in the result.
     pub fn resume(
         dataset: &mut Dataset,
         config: &ShardsConfig,

@@ -1,7 +1,7 @@
 //! Reads blocks without the rows that a mask skips.
 //!
-//! The remaining rows keep their order. A block holds undefined values for skipped rows; the functions of this module
-//! remove them.
+//! The remaining rows keep their order. After a block is read, the values of its skipped rows are undefined. The
+//! functions of this module remove them.
 
 use super::{BlockRows, Blocks, Dataset, ELEMENT_BYTES, Mask, ShardsError};
 

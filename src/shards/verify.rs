@@ -14,7 +14,7 @@ use super::error::{ShardsError, Spot};
 use super::format::Checksum;
 use super::order::Mask;
 
-/// Maximum number of problems to report. After that many problems the search stops.
+/// Maximum number of problems to report. The search stops when it has found this many.
 pub const PROBLEMS_MAX: usize = 20;
 
 /// Number of bytes of a file to read at a time.
@@ -28,8 +28,8 @@ impl From<ShardsError> for Problem {
 
 /// Checks files, column chunks, values and identifiers. Returns the problems found, at most [`PROBLEMS_MAX`].
 ///
-/// A bad schema or manifest is not found here: [`Dataset::open`] returns it as an error. With [`OnBadRows::Skip`], bad
-/// rows are not problems but are returned as a mask.
+/// This function does not check the schema and the manifest: [`Dataset::open`] has already returned an error if they
+/// are bad. With [`OnBadRows::Skip`], bad rows are not reported as problems, but returned as a mask.
 pub fn verify(dataset: &Dataset, on_bad_rows: OnBadRows) -> Result<(Vec<Problem>, Mask), ShardsError> {
     let mut problems = Vec::new();
     check_files(dataset, &mut problems);

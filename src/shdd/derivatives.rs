@@ -24,8 +24,8 @@ pub struct Local {
     pub basis: TangentBasis,
 }
 
-/// The sums Σ_l coefficient · p_lm(z) of one order m and their derivatives in z: one sum over the cosine coefficients,
-/// and one over the sine coefficients.
+/// Two sums Σ_l coefficient · p_lm(z) for one order m, with their derivatives in z. One sum is over the cosine
+/// coefficients, and the other is over the sine coefficients.
 #[derive(Debug, Clone, Copy, Default)]
 struct OrderSums {
     /// The sum that is multiplied by Re (x + iy)^m, and its first and second derivative.
@@ -51,7 +51,8 @@ impl Basis {
             let OrderSums { cosine: a, sine: b } = self.order_sums(coefficients, m, z);
             let (first, second) = (m as f64, (m * m.saturating_sub(1)) as f64);
             // Let P_m = (x + iy)^m. The derivative of a·Re P_m + b·Im P_m in x is m·(a·Re P_(m-1) + b·Im P_(m-1)). Its
-            // derivative in y is m·(b·Re P_(m-1) − a·Im P_(m-1)). `mix` and `turn` compute the two parentheses.
+            // derivative in y is m·(b·Re P_(m-1) − a·Im P_(m-1)). `mix` and `turn` compute the two expressions in
+            // parentheses.
             let mix = |k: usize, power: [f64; 2]| a[k] * power[0] + b[k] * power[1];
             let turn = |k: usize, power: [f64; 2]| b[k] * power[0] - a[k] * power[1];
             value += mix(0, power);

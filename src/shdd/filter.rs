@@ -1,12 +1,11 @@
-//! The paper's low-pass filter, which keeps only those dimensions of a code that vary most over the training set.
+//! The paper's low-pass filter, which keeps only the dimensions of a code that vary most over the training set.
 //!
 //! Training codes, harmonics of the anchors and predictions all hold the same kept dimensions. The dot product of two
 //! filtered codes equals the dot product of whole codes with zeros in the dropped dimensions. The loss and the decoder
 //! can therefore use filtered codes directly.
 //!
-//! Invariant: the indices of the kept dimensions are ascending, and no index occurs twice or exceeds the dimensions of
-//! a code. To save a filter, store [`Filter::indices`] and [`Filter::dims`]. [`Filter::from_indices`] restores the
-//! filter.
+//! Invariant: the indices of the kept dimensions are strictly ascending and below the number of dimensions of a code.
+//! To save a filter, store [`Filter::indices`] and [`Filter::dims`]. [`Filter::from_indices`] restores the filter.
 
 use tch::{Device, Tensor};
 
@@ -79,7 +78,8 @@ impl Filter {
     }
 }
 
-/// A [`Filter`] whose indices are on a device. Applying it copies nothing from the host, and the host does not wait.
+/// A [`Filter`] whose indices are on a device. Applying it copies nothing from the host and does not make the host
+/// wait.
 #[derive(Debug)]
 pub struct Selection {
     index_k: Tensor,

@@ -21,11 +21,11 @@ const SOURCE: &str = include_str!("../native/kernels/harmonics.cu");
 const OPTIONS: &[&str] = &["--fmad=false", "--std=c++17"];
 /// Threads per warp.
 const WARP: u32 = 32;
-/// Number of threads per block, unless a point of a high degree needs more.
+/// Number of threads per block, unless one point needs more because the degree is high.
 const THREADS: u32 = 256;
 
 /// Largest accepted difference between the length of a point and 1. Rounding in f64 causes differences of about 1e-16.
-/// Points that were stored in f32 differ by 1e-8 or more and are rejected.
+/// For points that were stored in f32, the difference is usually 1e-8 or more, so they are rejected.
 const LENGTH_ERROR_MAX: f64 = 1e-9;
 
 /// Encodes points on one GPU with the harmonics of one [`Basis`].
@@ -71,7 +71,7 @@ impl Encoder {
         let points_per_block = (THREADS / orders).max(1);
         let blocks = shape[0].cast_unsigned().div_ceil(u64::from(points_per_block));
         let blocks = i32::try_from(blocks)
-            .map_err(|_| mismatch(&points_n3, "so few points that they need fewer than 2^31 thread blocks"))?
+            .map_err(|_| mismatch(&points_n3, "points for fewer than 2^31 thread blocks"))?
             .cast_unsigned();
         let arguments = [
             Arg::Tensor(&out),
@@ -104,8 +104,8 @@ fn mismatch(points: &Tensor, want: &str) -> ShddError {
 pub fn expect_unit(points_n3: &Tensor) -> Result<(), ShddError> {
     let error_n =
         points_n3.f_square()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Double)?.f_sub_scalar(1.0)?;
-    // Twice the limit, because the error of a squared length is twice the error of the length. The test is `<=` and not
-    // the negation of `>`, so that NaN does not pass.
+    // Twice the limit, because the error of a squared length is twice the error of the length. The code tests `<=`
+    // instead of negating `>`, so that NaN does not pass.
     let right_n = error_n.f_abs()?.f_le(2.0 * LENGTH_ERROR_MAX)?;
     if right_n.f_all()?.f_int64_value(&[])? == 1 {
         return Ok(());

@@ -124,7 +124,7 @@ impl Basis {
         let share = points.len().div_ceil(threads.max(1)).max(1);
         std::thread::scope(|scope| {
             for (points, out) in points.chunks(share).zip(out.chunks_mut(share * self.dims())) {
-                scope.spawn(|| self.encode_into(points, out).expect("both are split into the same number of rows"));
+                scope.spawn(|| self.encode_into(points, out).expect("points and codes have the same number of rows"));
             }
         });
         out

@@ -56,8 +56,8 @@ impl PhotoEncoder {
             Source::Place(_) => None,
         });
         self.gallery.ensure(of_gallery, &self.embedder)?;
-        // `fresh` lists the places of all photos that are not in the gallery. `firsts` holds, for each photo, the index
-        // in `fresh` of its first such place.
+        // `fresh` lists all sources that are not in the gallery, photo by photo. For each photo, `firsts` holds the
+        // index in `fresh` at which its sources begin.
         let (mut fresh, mut firsts): (Vec<Place>, Vec<usize>) = (Vec::new(), Vec::new());
         for photo in &photos {
             firsts.push(fresh.len());
@@ -156,8 +156,8 @@ impl PhotoEncoder {
     }
 }
 
-/// Embeddings of a photo's sources. The embeddings of sources that are not in the gallery are in `fresh`, starting with
-/// number `first`.
+/// Embeddings of a photo's sources. The embeddings of sources that are not in the gallery are in `fresh`, starting at
+/// index `first`.
 fn sources<'a>(gallery: &'a GalleryEmbeddings, photo: &Photo, first: usize, fresh: &'a [f32]) -> [&'a [f32]; SOURCES] {
     let mut next = first;
     photo.sources.map(|source| match source {

@@ -1,7 +1,7 @@
 //! `shards simulate`: writes embeddings of simulated photos at real places. The photos are about as hard to locate as
 //! real photos.
 //!
-//! [`World`] decides what places a photo looks like. [`PhotoEncoder`] embeds these places, mixes their embeddings and
+//! [`World`] decides which places a photo looks like. [`PhotoEncoder`] embeds these places, mixes their embeddings and
 //! multiplies the mix by the projection matrix Q. This module writes the shards. The output depends on the seed, the
 //! places, GeoCLIP's weights and the kind of device. It does not depend on the chunk size or the number of threads,
 //! because embeddings and matrix products are computed in tiles of a fixed size ([`crate::geoclip::for_each_tile`]),
@@ -67,8 +67,8 @@ fn write_all(
             arrivals.into_iter().try_for_each(|shot| writer.push(&shot))?;
             Ok(writer)
         });
-        // If the writer has failed, sending fails too, and the loop ends. The error of the writer is returned when its
-        // thread is joined.
+        // If the writer has failed, sending fails too, and the loop ends. Joining the writer's thread then returns the
+        // writer's error.
         let mut send_all = || -> Result<(), ShardsError> {
             while let Some(shot) = shots.next().transpose()?
                 && sender.send(shot).is_ok()

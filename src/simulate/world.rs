@@ -6,10 +6,10 @@
 //!
 //! | step | sample | elements |
 //! |---|---|---|
-//! | 0 | photo | 0: bin of r, 1: r within it, 2-3: distance and bearing of the jitter, 4-11: distance and bearing of each look-alike, 12-16: weights |
-//! | 1 | block of 4096 photos | the block's 8192 gallery points |
-//! | 2 + 2v | photo | noise of view v, 512 normals |
-//! | 3 + 2v | photo | 0-4: fresh weights of view v, for v >= 1 |
+//! | 0 | photo | 0: bin of r, 1: r within the bin, 2-3: distance and bearing of the jitter, 4-11: distance and bearing of each look-alike, 12-16: weights |
+//! | 1 | block of 4096 photos | 8192 gallery points for the block |
+//! | 2 + 2v | photo | 512 normals: noise of view v |
+//! | 3 + 2v | photo | 0-4: weights drawn for view v, if v >= 1 |
 //!
 //! Look-alikes are chosen from gallery points that are drawn once per block of photos. A block is a fixed range of
 //! photo indices, so the result does not depend on the chunk size or the number of threads.
@@ -36,13 +36,13 @@ const DISPLACEMENT: f64 = 1.2;
 /// A look-alike is moved to the nearest candidate only if that candidate is within this distance of the photo, in units
 /// of the photo's scale.
 const SNAP: f64 = 1.6;
-/// Largest distance of a photo from its gallery point, if photos are taken at gallery points. The first photo at each
-/// gallery point is taken exactly there; only later photos are displaced.
+/// Largest distance of a photo from its gallery point, in km, if photos are taken at gallery points. The first photo of
+/// each gallery point is taken exactly there. Only later photos are displaced.
 const JITTER_KM: f64 = 1.0;
 /// Length of the noise vector added to an embedding of unit length.
 const NOISE: f64 = 0.8;
-/// In view 1 and later views, the weights are a mixture of the photo's weights and weights drawn for the view. This is
-/// the share of the latter.
+/// In view 1 and later views, the weights are a mixture of the photo's weights and weights drawn for the view. This
+/// constant is the share of the weights drawn for the view.
 const VIEW_SHARE: f64 = 0.2;
 
 const STEP_PHOTO: u64 = 0;
@@ -86,8 +86,8 @@ pub struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// Creates the world for a seed. Photos are taken at the places of `places` in order, or of the gallery if `places`
-    /// is `None`. After the last place, the photos start again with the first place.
+    /// Creates the world for a seed. Photos are taken at `places` in order, or at the gallery points if `places` is
+    /// `None`. After the last place, the photos start again at the first place.
     pub fn new(seed: u64, gallery: &'a [Place], places: Option<&'a [Place]>) -> Self {
         Self { philox: Philox::new(seed), gallery, places }
     }
@@ -138,8 +138,8 @@ impl<'a> World<'a> {
         Ok(Photo { place, scale_km, sources, weights: dirichlet(&uniform[12..]) })
     }
 
-    /// Computes the embedding of one view of photo number `index` in GeoCLIP's space, a unit vector, and writes it to
-    /// `out`. `embedding(n)` must return the embedding of the photo's source n.
+    /// Computes the embedding of one view of photo number `index` and writes it to `out`. The embedding is a unit
+    /// vector in GeoCLIP's space. `embedding(n)` must return the embedding of the photo's source n.
     pub fn embed_view<'e>(
         &self,
         index: u64,
@@ -202,8 +202,8 @@ impl Candidates {
     }
 }
 
-/// Square of the straight-line distance of two points. The sum of squared differences is accurate for points that are
-/// close together; a formula with the dot product would not be.
+/// Square of the straight-line distance between two points. The sum of squared differences is accurate even for points
+/// that are close together. A formula with the dot product would not be.
 fn square_chord(a: UnitVector, b: UnitVector) -> f64 {
     let (a, b) = (a.xyz(), b.xyz());
     (0..3).map(|axis| (a[axis] - b[axis]) * (a[axis] - b[axis])).sum()
@@ -215,7 +215,7 @@ fn uniform(word: u32) -> f64 {
 }
 
 /// A random point in the disc of the given radius around a place. `distance` and `bearing` are random numbers, uniform
-/// between 0 and 1. The point is then uniform by area, as far as the disc can be regarded as flat.
+/// between 0 and 1. The point is uniform by area if the disc is small enough to count as flat.
 fn displaced(place: Place, radius_km: f64, distance: f64, bearing: f64) -> UnitVector {
     let moved = UnitVector::from(place).displace(Degrees(360.0 * bearing), Km(radius_km * distance.sqrt()));
     moved.expect("bearing and distance are finite: they are uniform numbers times finite factors")

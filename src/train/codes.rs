@@ -1,5 +1,5 @@
-//! Encodes points on the device of the network, with the fast CPU code or the CUDA kernel. Applies the low-pass filter
-//! if there is one.
+//! Encodes points on the device of the network, with the fast CPU implementation or the CUDA kernel. Applies the
+//! low-pass filter if there is one.
 // Letters in tensor names: n points, d dimensions of the code.
 
 use locdiff_core::geo::UnitVector;
@@ -9,7 +9,7 @@ use super::error::TrainError;
 use crate::shdd::gpu::{Encoder, upload};
 use crate::shdd::{Basis, Filter, Selection};
 
-/// Points in the memory where they are encoded.
+/// Points in the memory of the device that encodes them.
 #[derive(Debug)]
 pub(super) enum Points {
     /// In main memory.

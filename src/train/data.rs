@@ -46,8 +46,8 @@ struct SurveyFindings {
 }
 
 impl TrainingData {
-    /// Opens the training rows. If `is_new` is true, no checkpoint has the statistics and the filter, so they are
-    /// computed. `bookmark` comes from the checkpoint of a run that resumes, and is `None` for a new run.
+    /// Opens the training rows. If `is_new` is true, the weights come from no checkpoint, so the statistics and the
+    /// filter are computed. If the run resumes, `bookmark` comes from its checkpoint. Otherwise, `bookmark` is `None`.
     pub(super) fn open(
         config: &RunConfig,
         ranks: &Communicator,
@@ -75,14 +75,14 @@ impl TrainingData {
         })
     }
 
-    /// The bookmark that a checkpoint stores: the position in the data, and everything that the order of rows depends
-    /// on.
+    /// The bookmark that a checkpoint stores: the position in the data, and everything that determines the order of
+    /// rows.
     pub(super) fn bookmark(&self, position: Position) -> Bookmark {
         Bookmark { contents: self.contents.clone(), ..self.plan.bookmark(position) }
     }
 
-    /// Starts to read this rank's slices of the batches, beginning at `position`. The returned text describes where
-    /// rows are cached.
+    /// Starts to read this rank's slices of the batches, beginning at `position`. The returned text says where rows are
+    /// cached.
     pub(super) fn batches(
         &self,
         config: &RunConfig,

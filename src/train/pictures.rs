@@ -24,8 +24,8 @@ pub(super) struct PictureData {
     pub(super) chain: Vec<(usize, Tensor)>,
 }
 
-/// Draws the density of the first sample at up to [`FRAMES`] sampler steps, from the first step to the last; `None` if
-/// this rank located no rows.
+/// Draws the density of the first sample at up to [`FRAMES`] sampler steps, from the first step to the last. Returns
+/// `None` if this rank located no rows.
 ///
 /// The density at a point is p ∝ exp(x̂_0 · Y), where Y is the code of the point. The KL loss uses the same density.
 pub(super) fn density(codes: &Codes, seen: &PictureData) -> Result<Option<Picture>, TrainError> {
@@ -53,8 +53,8 @@ fn scores(codes: &Codes, predicted_sd: &Tensor, points: &[UnitVector]) -> Result
     Ok(Vec::<Vec<f32>>::try_from(scores_sn)?)
 }
 
-/// Selects `wanted` of `count` positions, evenly spaced from the first to the last. Selects all positions if `count` is
-/// smaller.
+/// Selects `wanted` of `count` positions, evenly spaced from the first to the last. If `count` is smaller than
+/// `wanted`, selects all positions.
 fn spread(count: usize, wanted: usize) -> impl Iterator<Item = usize> {
     let wanted = wanted.min(count);
     (0..wanted).map(move |index| if wanted == 1 { count - 1 } else { index * (count - 1) / (wanted - 1) })

@@ -1,5 +1,5 @@
 //! The quick evaluation during training. It locates the first validation rows with the averaged weights, using few
-//! samples, view 0 only, no guidance, and a grid with refinement. The engine is the same as in every other evaluation.
+//! samples, view 0 only, no guidance, and a grid with refinement. It uses the same engine as all other evaluations.
 //!
 //! The blocks of rows are distributed over the ranks. The results do not depend on the number of ranks.
 // Letters in tensor names: n denoising chains (one per sample), d dimensions of the code.
@@ -24,7 +24,7 @@ use crate::shdd::Filter;
 pub(super) struct Quick {
     engine: Engine,
     blocks: Vec<ImageBlock>,
-    /// Number of rows of all ranks together.
+    /// Total number of rows on all ranks.
     rows: usize,
     group: Group,
 }

@@ -7,7 +7,7 @@ use crate::stage::{Stage, Worker};
 #[test]
 fn missing_gpus_are_an_error_that_suggests_cpu_workers() {
     let stage = Stage::new(Worker::None);
-    // An empty list hides all GPUs, in case the machine has GPUs.
+    // An empty list hides all GPUs that the machine may have.
     let output =
         stage.command("--gpus 4 train").env("CUDA_VISIBLE_DEVICES", "").output().expect("the launcher can be started");
     let ran = crate::stage::Ran::from(output);
@@ -89,7 +89,7 @@ fn json_result_is_one_object_on_the_last_line_even_for_errors() {
         assert_eq!(ran.json()["exit_code"], 2, "{line}");
     }
     let shown = stage.run("--json --device cpu config show").json();
-    assert_eq!(shown["model"]["degree"], 15, "wanted the degree of the preset demo: {shown}");
+    assert_eq!(shown["model"]["degree"], 15, "the degree is not that of the preset demo: {shown}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! Tests of the supervision of a gang (the workers of one attempt). The workers are correct, incompatible, silent, hung
-//! or dead, and the launcher must stop them and report the cause.
+//! Tests of the supervision of a gang (the workers of one attempt). Some workers are healthy, and others are
+//! incompatible, silent, hung or dead. The launcher must leave no worker behind, and must report the cause of a
+//! failure.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -72,7 +73,8 @@ fn libtorch_version_mismatch_is_reported() {
     assert_no_leftovers(&stage);
 }
 
-/// `LD_LIBRARY_PATH` makes the linker find a file that is not a library before it finds the real libtorch.
+/// Because of `LD_LIBRARY_PATH`, the dynamic linker finds a file that is not a library before it finds the real
+/// libtorch.
 #[test]
 fn unloadable_libtorch_is_named() {
     let stage = Stage::new(Worker::Real);
@@ -285,7 +287,7 @@ fn bench_shdd_times_vectorised_and_scalar_harmonics() {
             assert!(row[field].as_f64().is_some_and(|us| us > 0.0), "{row}");
         }
         let fast = row["us_per_location"].as_f64();
-        // Check only that the limit is reported correctly. Whether the time is within the limit depends on the machine.
+        // Check only that the limit and `within_limit` are reported correctly. The time itself depends on the machine.
         let limited = row["degree"] == 47;
         assert_eq!(row["limit_us"].as_f64(), limited.then_some(3.0), "{row}");
         let within = fast.filter(|_| limited).map(|fast| fast <= 3.0);

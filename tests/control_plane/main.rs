@@ -1,5 +1,5 @@
-//! End-to-end tests of the launcher. They run the real binary and check its messages and exit codes. The workers are
-//! real, or a script that misbehaves as the test demands. `run_folder` also tests the library directly.
+//! End-to-end tests of the launcher. They run the real binary and check its messages and exit codes. The worker is the
+//! real program, or a script that misbehaves as the test demands. `run_folder` also tests the library directly.
 
 mod command_line;
 mod eval;

@@ -126,7 +126,7 @@ fn model_of_a_run_is_fixed_and_other_changes_are_listed() {
         assert!(text.contains(part), "{text}");
     }
     let kept = std::fs::read(home.run().join("config.toml")).expect("the file can be read");
-    assert_eq!(kept, before, "the file was overwritten");
+    assert_eq!(kept, before, "config.toml was overwritten");
 
     home.config = RunConfig::default();
     home.config.checkpoint.keep = 2;
@@ -134,7 +134,7 @@ fn model_of_a_run_is_fixed_and_other_changes_are_listed() {
     let opened = home.try_open(Files::real()).expect("the change is allowed");
     assert_eq!(opened.changes, ["train.learning_rate changed from 0.0008 to 0.0005"]);
     let kept = std::fs::read(home.run().join("config.toml")).expect("the file can be read");
-    assert_eq!(kept, before, "the file was overwritten before the workers accepted the change");
+    assert_eq!(kept, before, "config.toml was overwritten before the workers accepted the change");
     let mut folder = opened.folder;
     folder.keep_configuration().expect("the test folder is writable");
     drop(folder);
@@ -151,9 +151,9 @@ fn attempt_numbers_only_grow() {
     let mut folder = home.try_open(Files::real()).expect("the run can be opened").folder;
     assert_eq!(folder.begin_attempt().ok(), Some(2));
     std::fs::remove_dir_all(home.run().join("logs")).expect("the folder exists");
-    assert_eq!(folder.begin_attempt().ok(), Some(3), "the number is wrong after the logs were removed");
+    assert_eq!(folder.begin_attempt().ok(), Some(3), "the attempt number is wrong after the logs were removed");
     std::fs::remove_file(home.run().join("attempt")).expect("the file exists");
-    assert_eq!(folder.begin_attempt().ok(), Some(4), "the number is wrong after the file was removed");
+    assert_eq!(folder.begin_attempt().ok(), Some(4), "the attempt number is wrong after `attempt` was removed");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn late_parts_of_an_older_attempt_are_never_committed() {
     }
     assert_eq!(home.names("step-"), Vec::<String>::new());
     assert_eq!(folder.resume_point().expect("the checkpoints can be read").checkpoint, None);
-    assert_eq!(home.names(".step-"), Vec::<String>::new(), "leftovers were not removed");
+    assert_eq!(home.names(".step-"), Vec::<String>::new(), "the partial folders were not removed");
 }
 
 #[test]
@@ -225,14 +225,13 @@ fn second_launcher_is_refused_with_the_pid_of_the_first() {
 fn unwritable_run_folder_is_named() {
     let home = Home::new();
     std::fs::write(home.dir().join("file"), "").expect("the test folder is writable");
-    // The first path is a file where a folder should be. The second is in a file system in which no folder can be
-    // created.
+    // The first path is a file, not a folder. The second is in a file system in which no folder can be created.
     for dir in [home.dir().join("file"), PathBuf::from("/sys/locdiff")] {
         let error = RunFolder::open(Files::real(), &dir, "run", &home.config).expect_err("no folder can be created");
         assert_eq!(error.exit_code(), ExitCode::Io, "{error}");
         assert!(error.to_string().contains(&dir.display().to_string()), "{error}");
     }
-    let error = RunFolder::open(Files::real(), home.dir(), "../up", &home.config).expect_err("the name is not plain");
+    let error = RunFolder::open(Files::real(), home.dir(), "../up", &home.config).expect_err("the name has a slash");
     assert_eq!(error.exit_code(), ExitCode::Config);
 }
 
@@ -310,7 +309,7 @@ proptest! {
         let rows = checkpoints(&home.run(), Depth::Checksums).expect("the checkpoints can be read");
         let whole: Vec<u64> = rows.iter().filter(|row| row.state == "whole").map(|row| row.step).collect();
         prop_assert_eq!(whole, expected_steps(&scores, keep as usize));
-        prop_assert!(aside.exists(), "a damaged checkpoint that was set aside was pruned");
+        prop_assert!(aside.exists(), "pruning removed a damaged checkpoint that was set aside");
         prop_assert_eq!(rows.len(), expected_steps(&scores, keep as usize).len() + 1);
         prop_assert!(home.names(".").is_empty(), "{:?}", home.names("."));
         let (newest, passed_over) = newest_whole(&home.run()).expect("the run has a whole checkpoint");

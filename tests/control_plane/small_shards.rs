@@ -15,7 +15,7 @@ pub(crate) fn place(row: usize) -> (f64, f64) {
     (((row * 37) % 170) as f64 - 85.0, ((row * 101) % 359) as f64 - 179.0)
 }
 
-/// Builds the shards `shards/{name}` with these rows. If `views_differ` is false, all views of a row are equal.
+/// Builds the shards `shards/{name}` with the rows `rows`. If `views_differ` is false, all views of a row are equal.
 #[track_caller]
 pub(crate) fn build(stage: &Stage, name: &str, rows: Range<usize>, views: usize, views_differ: bool) {
     let mut table = String::from("id,lat,lon\n");

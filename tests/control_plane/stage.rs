@@ -34,8 +34,8 @@ pub(crate) struct Stage {
 impl Stage {
     pub(crate) fn new(worker: Worker) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder can be created");
-        // Copy the launcher. A link would not do, because the launcher resolves links before it looks for the worker in
-        // its own folder.
+        // Copy the launcher instead of linking it, because the launcher resolves links before it looks for the worker
+        // in its own folder.
         std::fs::copy(LAUNCHER, folder.path().join("locdiff-launch")).expect("the file can be copied");
         let beside = folder.path().join("locdiff-worker");
         let mode = match worker {

@@ -41,11 +41,14 @@ fn signal_falls_from_almost_one_to_almost_zero() {
             );
             assert!(
                 alphas_bar[0] > clean && alphas_bar[0] < 1.0,
-                "{kind:?}, {timesteps} timesteps: the signal starts at {}",
+                "{kind:?}, {timesteps} timesteps: the signal starts at {}, wanted {clean} to 1",
                 alphas_bar[0]
             );
             let last = alphas_bar[timesteps as usize - 1];
-            assert!(last > 0.0 && last < 1e-4, "{kind:?}, {timesteps} timesteps: the signal ends at {last:e}");
+            assert!(
+                last > 0.0 && last < 1e-4,
+                "{kind:?}, {timesteps} timesteps: the signal ends at {last:e}, wanted 0 to 1e-4"
+            );
         }
     }
 }
@@ -67,7 +70,7 @@ fn shift_scales_the_signal_to_noise_ratio_by_its_square() {
     ] {
         for t in [0, 1, 57, 198, 199] {
             let got = ratio(&shift, t) / ratio(&plain, t);
-            assert!((got / want - 1.0).abs() < 1e-9, "at timestep {t}, the ratio changes by {got}, wanted {want}");
+            assert!((got / want - 1.0).abs() < 1e-9, "timestep {t}: the ratio changes by factor {got}, wanted {want}");
         }
     }
 }
@@ -155,11 +158,11 @@ fn every_chain_keeps_the_forward_marginals() {
         });
         assert_eq!(result.expect("the predictor cannot fail").size(), x0.size());
         assert_eq!(seen.len(), steps);
-        // Each standard deviation is estimated from 32,896 numbers, with an error of about 0.4 %. The largest error of
-        // 200 estimates may be four times as large.
+        // Each standard deviation is estimated from 32,896 numbers, with an error of about 0.4 %. The largest error
+        // among 200 estimates may be four times that.
         assert!(
             seen.iter().all(|ratio| (ratio - 1.0).abs() < 0.02),
-            "eta {eta}: the deviations are {seen:?} of those of the forward process"
+            "eta {eta}: the deviations divided by those of the forward process are {seen:?}, wanted 1"
         );
     }
 }

@@ -49,7 +49,7 @@ fn simulated_bytes_depend_only_on_the_seed() {
     let plain = Simulation { views: 2, ..simulation(150) };
     let want = make("plain", &plain);
     // The chunk size determines which places share a tile of 128 rows, how full the last tile of a chunk is, and which
-    // thread processes each tile. None of this may change the bytes.
+    // thread processes each tile. None of these may change the bytes.
     for (chunk_rows, threads) in [(77, 1), (149, 3)] {
         let other = Simulation { chunk_rows: Some(chunk_rows), threads, ..plain.clone() };
         assert!(make(&format!("chunk{chunk_rows}"), &other) == want, "chunks of {chunk_rows} rows change the bytes");
@@ -126,7 +126,8 @@ fn assert_scale_statistics(photos: &[Photo]) {
 
 /// Asserts that the first look-alike of a photo with scale r lies at distance 1.2 r √u, where u is uniform in 0..1. The
 /// squared distance is then uniform, with mean 0.72 r² and standard deviation 0.416 r². Look-alikes that a nearby
-/// gallery point has replaced are left out. They are rare for scales below 400 m, and only such photos are used.
+/// gallery point has replaced are left out. Only photos with scales below 400 m are used, because such replacements are
+/// rare among them.
 fn assert_displacement_statistics(photos: &[Photo]) {
     let squares: Vec<f64> = photos
         .iter()
@@ -255,7 +256,7 @@ fn coordinate_files_are_read_and_errors_name_file_and_row() {
     let want = read_views(&out, &manifest);
     for (name, bytes) in [("b.npy", npy("<f8", "(2, 2)", &f64s)), ("c.npy", npy("<f4", "(2, 2)", &f32s))] {
         let (manifest, out) = run(file(name, &bytes), None).expect("the options are valid");
-        assert!(read_views(&out, &manifest)[0].equal(&want[0]), "{name} gives other embeddings than the CSV file");
+        assert!(read_views(&out, &manifest)[0].equal(&want[0]), "{name} and the CSV file give different embeddings");
     }
     assert_eq!(run(file("d.npy", &npy("<f4", "(2, 2)", &f32s)), Some(5)).expect("the options are valid").0.rows, 5);
 

@@ -13,7 +13,7 @@ use locdiff_core::protocol::{
 
 const WORKER: &str = env!("CARGO_BIN_EXE_locdiff-worker");
 
-/// Time after which a worker that has not exited fails the test. Loading libtorch and exiting takes far less, even on a
+/// How long a test waits for a worker to exit before it fails. Loading libtorch and exiting takes far less, even on a
 /// busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -71,7 +71,7 @@ def main(path):
     points[-1] = [0.0, 0.0, -1.0]
     values = np.stack([harmonics(point) for point in points])
     save_file({"points": points, "harmonics": values}, path)
-    print("sum of squares over (L + 1)^2 / 4 pi, less 1:", (values**2).sum(1) * 4 * np.pi / (DEGREE + 1) ** 2 - 1)
+    print("sum of squares / ((L + 1)^2 / 4 pi) - 1:", (values**2).sum(1) * 4 * np.pi / (DEGREE + 1) ** 2 - 1)
 
 
 if __name__ == "__main__":

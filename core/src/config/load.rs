@@ -277,8 +277,8 @@ fn unknown_field(key: &str) -> String {
     }
 }
 
-/// Similarity of two keys by their field names alone. The same field name in another section, or without a section,
-/// makes a better suggestion than a similar name.
+/// Similarity of two keys by their field names alone: high if the names are equal, otherwise 0. A key with the right
+/// field name and a wrong or missing section is therefore recognised.
 fn field_similarity(known: &str, key: &str) -> f64 {
     let field = |dotted: &str| dotted.rsplit('.').next().map(str::to_owned).unwrap_or_default();
     if field(known) == field(key) { 0.99 } else { 0.0 }

@@ -91,6 +91,9 @@ mod tests {
     #[test]
     fn reference_page_is_up_to_date() {
         let page = include_str!("../../../configs/README.md");
-        assert!(page == markdown(), "outdated; run `locdiff-launch config schema --markdown > configs/README.md`");
+        assert!(
+            page == markdown(),
+            "configs/README.md is outdated; run `locdiff-launch config schema --markdown > configs/README.md`"
+        );
     }
 }

@@ -8,7 +8,7 @@ use super::Resolved;
 
 /// The resolved configuration as TOML. A comment after each value names its origin.
 pub fn show(resolved: &Resolved) -> String {
-    let table = Table::try_from(&resolved.config).expect("a checked configuration is plain TOML values");
+    let table = Table::try_from(&resolved.config).expect("a checked configuration has only TOML values");
     let mut text = String::new();
     for (section, fields) in &table {
         let _ = writeln!(text, "{}[{section}]", if text.is_empty() { "" } else { "\n" });

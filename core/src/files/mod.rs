@@ -338,7 +338,7 @@ mod tests {
                 let files = Files::failing(fault, operation);
                 let done = files.write_atomically(&path, b"new");
                 let text = std::fs::read(&path).expect("the file always exists");
-                assert!(text == b"old" || text == b"new", "{fault:?} at {operation}: {text:?}");
+                assert!(text == b"old" || text == b"new", "{fault:?} at {operation} left {text:?} in the file");
                 if done.is_ok() {
                     assert_eq!(text, b"new");
                     assert!(operation > 2, "{fault:?} never occurred");

@@ -15,10 +15,10 @@ use super::vector::UnitVector;
 
 /// Parts of the tree with at most this many points are scanned linearly.
 const LEAF: usize = 16;
-/// If the relative difference between a chord and the chord of the radius is smaller than this, the great-circle
-/// distance is compared instead. Rounding errors are a thousand times smaller.
+/// Tolerance relative to the chord of the radius. If a chord differs from the chord of the radius by less than the
+/// tolerance, the great-circle distance decides. Rounding errors are a thousand times smaller.
 const SLACK: f64 = 1e-9;
-/// Absolute difference, in Earth radii, that is added to the relative difference. It matters for very short chords.
+/// Absolute tolerance in Earth radii, which is added to the relative tolerance. It matters for very short chords.
 const SLACK_ABSOLUTE: f64 = 1e-12;
 
 /// An index of points on the sphere, for nearest-neighbour and radius queries.
@@ -153,8 +153,8 @@ impl SphereIndex {
         let (below, above) = (part.start..middle, middle..part.end);
         let (near, far) = if gap < 0.0 { (below, above) } else { (above, below) };
         self.search(query, count, near, best);
-        // The comparison is `<=` rather than `<`, because a point at the same distance as the worst wins if its
-        // position is lower.
+        // The comparison is `<=` rather than `<`: a point at the same distance as the worst point of `best` must
+        // replace it if its position is lower.
         if best.len() < count || best.last().is_some_and(|worst| gap * gap <= worst.0) {
             self.search(query, count, far, best);
         }

@@ -68,7 +68,7 @@ impl Place {
 pub fn places(latitudes: &[f64], longitudes: &[f64]) -> Result<Vec<Place>, GeoError> {
     if latitudes.len() != longitudes.len() {
         let (latitudes, longitudes) = (latitudes.len(), longitudes.len());
-        return Err(GeoError(format!("got {latitudes} latitudes and {longitudes} longitudes, wanted as many of each")));
+        return Err(GeoError(format!("got {latitudes} latitudes and {longitudes} longitudes, wanted equal numbers")));
     }
     let place = |(row, (latitude, longitude)): (usize, (&f64, &f64))| {
         Place::new(Degrees(*latitude), Degrees(*longitude)).map_err(|error| GeoError(format!("row {row}: {error}")))

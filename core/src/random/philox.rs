@@ -206,7 +206,7 @@ impl Philox {
         let blocks = RowBlocks { draw, stream, sample: draw.first_sample, block: 0 };
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor supports AVX2, which was checked just above.
+            // SAFETY: `is_x86_feature_detected!` has found that the processor supports AVX2.
             unsafe { fill_blocks_avx2(self.seed, blocks, out, convert) };
             return Ok(());
         }

@@ -143,8 +143,14 @@ fn box_muller_agrees_with_f64() {
             // The tolerance is five units in the last place of the radius: two for the logarithm, two for the sine, and
             // one for the product.
             let tolerance = radius * 6e-7 + 1e-12;
-            assert!((f64::from(first) - radius * angle.cos()).abs() < tolerance, "{radius_bits:x} {angle_bits:x}");
-            assert!((f64::from(second) - radius * angle.sin()).abs() < tolerance, "{radius_bits:x} {angle_bits:x}");
+            assert!(
+                (f64::from(first) - radius * angle.cos()).abs() < tolerance,
+                "the first normal of bits {radius_bits:x} and {angle_bits:x} is {first}, which is inaccurate"
+            );
+            assert!(
+                (f64::from(second) - radius * angle.sin()).abs() < tolerance,
+                "the second normal of bits {radius_bits:x} and {angle_bits:x} is {second}, which is inaccurate"
+            );
         }
     }
 }

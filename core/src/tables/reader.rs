@@ -149,7 +149,7 @@ fn open_npy(path: &Path) -> Result<TableReader, TableError> {
 }
 
 fn open_parquet(path: &Path, file: File, names: ColumnNames<'_>, with_ids: bool) -> Result<TableReader, TableError> {
-    // If the Arrow metadata is skipped, text columns are read as plain text even if the writer used dictionaries.
+    // Skip the Arrow metadata, so that text columns are read as plain text even if the writer used dictionaries.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options);
     let builder = builder.map_err(|error| bad_parquet(path, &error))?;

@@ -35,7 +35,7 @@ pub enum Value<'a> {
     Image(&'a Picture),
 }
 
-/// An open event file: of one attempt of a run, or with values that are added after the run.
+/// An open event file. It belongs to one attempt of a run, or holds values that are added after the run.
 #[derive(Debug)]
 pub struct Board {
     file: File,
@@ -143,9 +143,9 @@ impl Board {
         let record = frame(&Event { wall_time, step, content: Some(content) }.encode_to_vec());
         let written = self.file.write_all_at(&record, self.bytes);
         if written.is_err() {
-            // Cut off a partly written record. The next record starts at the same position, and if it is shorter, the
-            // end of this one must not follow it. If the cut fails and no record follows, the next resume removes the
-            // partial record.
+            // Cut off the partly written record. The next record is written at the same position, and if it is shorter,
+            // the end of the partial record would otherwise follow it. If the cut fails and no record follows, the next
+            // resume removes the partial record.
             let _ = self.file.set_len(self.bytes);
         }
         written.map_err(FileError::at(&self.path))?;

@@ -139,7 +139,11 @@ fn a_file_truncated_anywhere_keeps_its_whole_records() {
             let ends = lengths.iter().scan(0, |end, length| Some(std::mem::replace(end, *end + length) + length));
             let survived = ends.skip(1).filter(|end| *end <= cut).count() as i64;
             drop(open(&folder, Some(3)));
-            assert_eq!(steps(&folder), (1..=survived.min(3)).collect::<Vec<_>>(), "cut at {cut}, {zeros} zeros");
+            assert_eq!(
+                steps(&folder),
+                (1..=survived.min(3)).collect::<Vec<_>>(),
+                "wrong steps in a file that is cut at byte {cut} and followed by {zeros} zeros"
+            );
             for file in event_files(folder.path()).expect("the folder can be read") {
                 std::fs::remove_file(file).expect("the event file exists");
             }
@@ -176,7 +180,7 @@ fn damaged_and_foreign_files_are_renamed() {
         let error = trim(std::slice::from_ref(&foreign), Some(9)).err();
         assert!(error.is_none(), "a damaged file failed the run: {error:?}");
         assert!(!foreign.exists());
-        assert_eq!(std::fs::read(&aside).expect("the damaged file was set aside"), bytes, "{reason}");
+        assert_eq!(std::fs::read(&aside).expect("the file was renamed"), bytes, "the contents changed ({reason})");
     }
     // `Board::open` also renames a damaged file, and does not change an intact file in the same folder.
     std::fs::write(&foreign, b"hello").expect("the folder is writable");

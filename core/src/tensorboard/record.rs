@@ -67,7 +67,7 @@ impl RecordReader {
         self.offset
     }
 
-    /// Reads the next record. After any other result than [`Next::Record`], do not call this function again.
+    /// Reads the next record. After a result other than [`Next::Record`], do not call this function again.
     pub(super) fn next(&mut self) -> io::Result<Next> {
         let left = self.length - self.offset;
         if left == 0 {
@@ -100,8 +100,8 @@ impl RecordReader {
         Ok(Next::Record(data))
     }
 
-    /// Classifies a record or header of `bytes` bytes whose checksum is wrong. It is torn if its last byte and all
-    /// bytes after it in the file are zeros, and otherwise damaged.
+    /// Classifies a record or header of `bytes` bytes whose checksum is wrong. If its last byte and all later bytes of
+    /// the file are zeros, it is torn. Otherwise it is damaged.
     fn torn_or(&mut self, damage: &'static str, bytes: u64) -> io::Result<Next> {
         self.input.seek(SeekFrom::Start(self.offset + bytes - 1))?;
         let mut block = [0; 1 << 16];

@@ -1,9 +1,9 @@
-//! `bench shdd`: one worker times the fast and the scalar implementation of the spherical harmonics on one core and, if
-//! it has a GPU, the implementation for GPUs.
+//! `bench shdd`: one worker measures the speed of the spherical harmonics. It times the fast and the scalar
+//! implementation on one core. If the worker has a GPU, it also times the implementation for GPUs.
 //!
-//! At one degree, the fast implementation has a limit for the time per location. The table and the JSON result say
-//! whether the time is within the limit. A time over the limit is not an error, because machines differ and may be
-//! busy. It is an error if the implementations give different values.
+//! At one degree, the time per location of the fast implementation has a limit. The table and the JSON result say
+//! whether the measured time is within this limit. A time over the limit is not an error, because machines differ and
+//! may be busy. It is an error if the implementations give different values.
 
 use locdiff_core::protocol::{Job, ShddRow};
 use serde_json::{Value, json};
@@ -13,10 +13,11 @@ use crate::cli::Global;
 use crate::error::refuse;
 use crate::output::Output;
 
-/// The degree that has a limit, and the limit of the fast implementation: microseconds per location on one core.
+/// The only degree with a time limit, and the limit for the fast implementation on one core, in microseconds per
+/// location.
 const LIMIT: (u32, f64) = (47, 3.0);
 
-/// The limit for the time per location at `degree`, microseconds. `None` if this degree has no limit.
+/// The time limit at `degree`, in microseconds per location. `None` if the degree has no limit.
 fn limit_us(degree: u32) -> Option<f64> {
     (degree == LIMIT.0).then_some(LIMIT.1)
 }
@@ -32,7 +33,7 @@ pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     ));
     rows.iter().for_each(|row| output.print(&line(row)));
     if let Some(ShddRow { degree, .. }) = rows.iter().find(|row| !row.ok) {
-        refuse!(WorkerFailed, "the fast and the scalar harmonics differ at degree {degree}; this is a bug");
+        refuse!(WorkerFailed, "the implementations give different values at degree {degree}; this is a bug");
     }
     Ok(json!({ "ok": true, "rows": rows.iter().map(with_limit).collect::<Vec<_>>() }))
 }
@@ -53,8 +54,8 @@ fn line(row: &ShddRow) -> String {
     )
 }
 
-/// One row of the JSON result: the worker's measurements, the limit, and whether the time is within the limit. The last
-/// two are null if the degree has no limit.
+/// One row of the JSON result: the worker's measurements, `limit_us`, and `within_limit`. The two limit fields are null
+/// if the degree has no limit.
 fn with_limit(row: &ShddRow) -> Value {
     let (mut value, limit_us) = (json!(row), limit_us(row.degree));
     value["limit_us"] = json!(limit_us);

@@ -28,7 +28,7 @@ fn list(run_dir: Option<&Path>, global: &Global, output: Output) -> anyhow::Resu
     Ok(json!({ "run": run, "rows": rows }))
 }
 
-/// Compares the checksums of all files. The error has one line for each damaged checkpoint.
+/// Verifies the checksums of all files of all checkpoints. The error has one line for each damaged checkpoint.
 fn verify(run_dir: Option<&Path>, global: &Global, output: Output) -> anyhow::Result<Value> {
     let run = find_run(run_dir, global, output)?;
     let rows = run_folder::checkpoints(&run, Depth::Checksums)?;
@@ -59,7 +59,8 @@ fn show(rows: &[CheckpointRow], output: Output) {
     }
 }
 
-/// How many times to try an export. A run that is training may remove the chosen checkpoint during the export.
+/// Number of times that an export is tried. An export can fail because a run that is still training removes the chosen
+/// checkpoint.
 const EXPORT_TRIES: u32 = 5;
 
 /// Exports the averaged weights of a checkpoint. A worker writes the file `out`.
@@ -73,7 +74,7 @@ fn export(target: &Path, out: &Path, overwrite: bool, global: &Global, output: O
         tries += 1;
         match export_one(&checkpoint, out, overwrite, global) {
             Ok(exported) => break (checkpoint, exported),
-            // The run is still training and has removed this checkpoint. Export a newer checkpoint instead.
+            // The run is still training and has removed this checkpoint. Try again with a newer checkpoint.
             Err(_) if tries < EXPORT_TRIES && !checkpoint.exists() && checkpoint != target => {}
             Err(error) => return Err(error),
         }
@@ -97,8 +98,8 @@ fn export_one(checkpoint: &Path, out: &Path, overwrite: bool, global: &Global) -
     super::run_gang(&super::resolve(global)?, &NodeWorkers::one_cpu_worker(1), job)?.first()
 }
 
-/// `target` itself if it is a checkpoint, else the newest whole checkpoint of the run `target`. Fails if the checkpoint
-/// is damaged.
+/// If `target` is a checkpoint, returns it, or fails if it is damaged. Otherwise, `target` is a run, and its newest
+/// whole checkpoint is returned.
 fn find_checkpoint(target: &Path, global: &Global, output: Output) -> anyhow::Result<PathBuf> {
     let target = match target.join(CHECKPOINT_MANIFEST).exists() {
         true => target.to_owned(),
@@ -136,8 +137,8 @@ fn no_run(path: &Path) -> LaunchError {
     reported!(NoData, "{} is not a run: it has no {CONFIG}", path.display())
 }
 
-/// The configuration of the run whose folder contains the checkpoint. If the checkpoint is not in the folder of a run,
-/// the default configuration.
+/// Returns the configuration of the run whose folder contains the checkpoint. If the checkpoint is not in the folder of
+/// a run, returns the default configuration.
 fn config_of(checkpoint: &Path) -> Result<RunConfig, LaunchError> {
     let path = std::path::absolute(checkpoint).ok().and_then(|path| Some(path.parent()?.join(CONFIG)));
     match path.filter(|path| path.exists()) {

@@ -14,7 +14,7 @@ use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 
-/// Number of training photos. There are so many that the model does not overfit during its short training.
+/// Number of training photos. With this many photos, the model does not overfit during the short training of the demo.
 const TRAIN_ROWS: u64 = 60_000;
 /// Number of validation photos, for the evaluations during training and for tuning LocDiff-H.
 const VALIDATION_ROWS: u64 = 1000;

@@ -17,7 +17,7 @@ use crate::rendezvous::NodeWorkers;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Free shared memory that NCCL and Gloo need for their ring buffers, bytes. With less, they may fail.
+/// Free shared memory that NCCL needs for its buffers, in bytes. With less, NCCL may fail.
 const SHARED_MEMORY_WANTED_BYTES: u64 = 1 << 30;
 
 /// Number of open files that a worker needs for shards, checkpoints, and sockets to other ranks.
@@ -207,7 +207,8 @@ fn nearest_folder(path: &Path) -> PathBuf {
     start.ancestors().find(|folder| folder.is_dir()).map_or_else(|| PathBuf::from("/"), Path::to_owned)
 }
 
-/// Estimated size of a checkpoint: 16 bytes per parameter, 4 each for the weight, its average, and its two moments.
+/// Estimated size of a checkpoint: 16 bytes per parameter. The weight, its average and its two moments take 4 bytes
+/// each.
 fn checkpoint_bytes(config: &RunConfig) -> u64 {
     16 * config.model.parameters(EMBEDDING_WIDTH)
 }
@@ -220,7 +221,7 @@ struct Fit {
     fits: bool,
 }
 
-/// Estimates for each preset whether training fits into the memory that one worker can use.
+/// For each preset, estimates whether training fits into the memory that one worker can use.
 fn presets(config: &RunConfig, inventory: &Inventory) -> Vec<Fit> {
     let workers = NodeWorkers::plan(config, inventory).map_or(1, |world| world.slots.len() as u64);
     let on_gpu = config.parallel.device != DeviceKind::Cpu;
@@ -242,9 +243,9 @@ fn presets(config: &RunConfig, inventory: &Inventory) -> Vec<Fit> {
 /// - for the worker's piece of the model: weights, gradients, two moments, the average of the weights, a 16-bit copy of
 ///   the weights, and the copies that a checkpoint is written from;
 /// - for the quick evaluation: a whole model;
-/// - for each row of the worker's batch: the activations that the backward pass needs, and two copies of the logits of
-///   prediction and truth;
-/// - for the KL loss: the worker's anchors.
+/// - for each row of the worker's batch: the activations that the backward pass needs, and the logits of prediction and
+///   truth, two copies of each;
+/// - for the KL loss: the harmonics of the worker's anchors.
 fn training_bytes(config: &RunConfig, workers: u64) -> u64 {
     let tensor = u64::from(config.parallel.tensor).clamp(1, workers);
     let parameters = config.model.parameters(EMBEDDING_WIDTH);

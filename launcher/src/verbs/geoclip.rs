@@ -37,8 +37,8 @@ pub(super) fn run(verb: &GeoclipVerb, global: &Global, output: Output) -> anyhow
     ok(&imported)
 }
 
-/// The wheel that `make setup` put into `.geoclip/`. Searches the current folder, the folder of this program, and the
-/// four folders above it.
+/// Finds the wheel that `make setup` put into `.geoclip/`. Searches for `.geoclip/` in the current folder, in the
+/// folder of this program, and in the four folders above the program's folder.
 fn find_wheel() -> Option<PathBuf> {
     let program = std::env::current_exe().ok();
     let above = program.iter().flat_map(|path| path.ancestors().skip(1).take(5));

@@ -1,5 +1,5 @@
-//! `eval --suite perturbation`: measures how far noise on the code of a point moves the code's mode. The table also has
-//! the value that the paper publishes.
+//! `eval --suite perturbation`: adds noise to the codes of points and measures how far the noise moves the modes. The
+//! table also has the value that the paper publishes.
 //!
 //! The workers measure blocks of points. The launcher adds up the blocks in a fixed order, so the table does not depend
 //! on the number of workers.
@@ -17,7 +17,7 @@ use crate::output::Output;
 const POINTS: u32 = 10_000;
 /// The degrees to measure. Each degree has one row in the table.
 const DEGREES: [u32; 4] = [23, 47, 63, 95];
-/// The degree, and the mean drift in km, that the paper publishes.
+/// The degree for which the paper publishes a mean drift, and this drift in km.
 const PUBLISHED: (u32, f64) = (47, 5.3);
 /// Largest accepted relative difference between the measured mean drift and the theory.
 const TOLERANCE: f64 = 0.03;
@@ -41,8 +41,8 @@ impl DegreeRow {
     }
 }
 
-/// Measures and prints the table. Fails if degrees or points are missing, or if a mean drift differs too much from the
-/// theory.
+/// Measures and prints the table. Fails if a degree or points are missing, or if a mean drift differs from the theory
+/// by more than [`TOLERANCE`].
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
     let found = run_gang::<Vec<PerturbationBlock>>(&resolved, &world, Job::Perturbation { points: POINTS })?;

@@ -42,8 +42,8 @@ pub(super) fn run(verb: &ShardsVerb, global: &Global, output: Output) -> anyhow:
     }
 }
 
-/// `shards verify`: checks shards and prints a summary. If there are problems, the error has one line for each problem
-/// and the exit code of the first.
+/// `shards verify`: checks shards and prints a summary. If there are problems, returns an error that has one line for
+/// each problem and the exit code of the first problem.
 fn verify(
     location: &str,
     epochs: u32,
@@ -91,7 +91,7 @@ fn epoch_coverage(plan: &ReplayReport) -> String {
     let rows = plan.rows;
     match (plan.dropped_rows, plan.padded_rows) {
         (0, 0) => "each row once per epoch".to_owned(),
-        (0, padded) => format!("each row once per epoch, and {padded} of {rows} rows twice, to fill the last batch"),
+        (0, padded) => format!("each row once per epoch, but {padded} of {rows} rows twice, to fill the last batch"),
         (dropped, _) => {
             format!("no row twice in an epoch; {dropped} of {rows} rows are left out, because they do not fill a batch")
         }
@@ -158,8 +158,9 @@ fn print_made(made: &ShardsMade, output: Output) -> anyhow::Result<Value> {
     ok(made)
 }
 
-/// Runs a job on one worker, on the first GPU if the configuration and the machine have GPUs, else on the CPU. The
-/// worker uses all cores, because it is the only worker. The results do not depend on the number of cores.
+/// Runs a job on one worker. The worker uses the first GPU if the machine has one and the configuration allows it, else
+/// the CPU. The worker also uses all cores, because it is the only worker. The results do not depend on the number of
+/// cores.
 pub(super) fn run_one<T: TypedResult>(global: &Global, job: impl FnOnce(&RunConfig) -> ShardsJob) -> anyhow::Result<T> {
     let (resolved, world) = super::plan(global)?;
     let job = Job::Shards(Box::new(job(&resolved.config)));

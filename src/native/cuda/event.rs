@@ -18,14 +18,15 @@ cuda_functions! {
 /// How long a wait polls without sleeping. A sleep on Linux takes about 50 µs longer than requested, which is too much
 /// for a training step of 1 ms.
 const SPIN: Duration = Duration::from_millis(2);
-/// After [`SPIN`], each sleep takes 1/100 of the time waited so far, so that a sleep makes a wait at most 1 % longer.
+/// After [`SPIN`], each sleep takes at most 1/100 of the time waited so far, so that a sleep makes a wait at most 1 %
+/// longer.
 const SLEEP_SHARE: u32 = 100;
 const SLEEP_MAX: Duration = Duration::from_millis(1);
 
 /// A wait that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
-    /// The device did not reach the mark within this time. It may still be working.
+    /// The device did not reach the mark within this time. The device may still be working.
     #[error("the device did not finish within {:.3} s", .0.as_secs_f64())]
     TimedOut(Duration),
     /// The device failed.
@@ -39,7 +40,7 @@ pub struct CudaEvent(*mut c_void);
 
 // SAFETY: a CUDA event is not bound to a thread, and every method that changes it takes `&mut self`.
 unsafe impl Send for CudaEvent {}
-// SAFETY: through `&self` the event is only read, and the CUDA calls that do so are thread-safe.
+// SAFETY: methods that take `&self` only read the event, and the CUDA calls that read an event are thread-safe.
 unsafe impl Sync for CudaEvent {}
 
 impl CudaEvent {

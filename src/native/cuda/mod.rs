@@ -1,7 +1,7 @@
 //! CUDA features that tch does not offer: devices, streams, events, graphs and memory.
 //!
-//! All functions of this module also exist in the CPU variant, where each call returns the error that the build has no
-//! CUDA. If the CUDA variant runs on a machine without a GPU, the calls return CUDA's own error.
+//! All functions of this module also exist in the CPU variant, where each call fails with the error "this build has no
+//! CUDA". If the CUDA variant runs on a machine without a GPU, the calls return CUDA's own error.
 
 mod device;
 mod event;
@@ -33,8 +33,8 @@ macro_rules! cuda_functions {
 }
 pub(super) use cuda_functions;
 
-/// Stores the error that this build has no CUDA, and returns the status of a failed call. Every CUDA function of the
-/// CPU variant calls this.
+/// Stores the error "this build has no CUDA" and returns the status of a failed call. Every CUDA function of the CPU
+/// variant calls this function.
 #[cfg(not(locdiff_cuda))]
 pub(super) fn no_cuda() -> std::ffi::c_int {
     unsafe extern "C" {

@@ -12,12 +12,12 @@ cuda_functions! {
     fn locdiff_cuda_set_stream(id: i64, device: c_int);
 }
 
-/// Which pool a stream comes from.
+/// Priority of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Priority {
     /// The default priority.
     Normal,
-    /// If kernels of both priorities are ready, those of a `High` stream start first.
+    /// Kernels of a `High` stream start before kernels of a `Normal` stream, if both are ready.
     High,
 }
 
@@ -36,7 +36,7 @@ impl CudaStream {
         let mut id = 0;
         let high = c_int::from(priority == Priority::High);
         // SAFETY: `id` has room for one number.
-        check("stream from the pool", unsafe { locdiff_cuda_stream_from_pool(device, high, &raw mut id) })?;
+        check("get a stream from the pool", unsafe { locdiff_cuda_stream_from_pool(device, high, &raw mut id) })?;
         Ok(Self { id, device })
     }
 
@@ -48,7 +48,7 @@ impl CudaStream {
     pub(super) fn current_of(device: c_int) -> Result<Self, NativeError> {
         let mut id = 0;
         // SAFETY: `id` has room for one number.
-        check("current stream", unsafe { locdiff_cuda_current_stream(device, &raw mut id) })?;
+        check("get the current stream", unsafe { locdiff_cuda_current_stream(device, &raw mut id) })?;
         Ok(Self { id, device })
     }
 

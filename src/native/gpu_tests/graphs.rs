@@ -1,4 +1,4 @@
-//! Tests of captured steps: they give the same results as eager steps, fail cleanly, time out and leak nothing.
+//! Tests that captured steps give the same results as eager steps, fail cleanly, time out and leak nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -54,7 +54,7 @@ impl ToyTrainer {
         Ok(loss.detach())
     }
 
-    /// Advances the counter, so that the next step draws other random numbers.
+    /// Advances the counter, so that the next step draws new random numbers.
     fn advance(&mut self) -> anyhow::Result<()> {
         let next = self.counter.get()? + 1;
         Ok(self.counter.set(next)?)
@@ -68,7 +68,7 @@ impl ToyTrainer {
     }
 }
 
-/// A second thread that allocates on the device and copies to the host, as the threads of prefetch and checkpoints do.
+/// A second thread that allocates on the device and copies to the host, as the prefetch and checkpoint threads do.
 struct Neighbour {
     rounds: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -168,8 +168,8 @@ pub(super) fn replay_equals_eager() -> CheckOutcome {
     ))
 }
 
-/// Checks that torch still works after a failed capture: it allocates memory, draws from torch's own generator, makes
-/// another capture and synchronises.
+/// Checks that torch still works after a failed capture: that it can allocate memory, draw from its own generator,
+/// capture again and synchronise.
 fn check_torch_is_usable() -> anyhow::Result<()> {
     let noise = Tensor::f_randn([1000], (Kind::Float, GPU))?;
     ensure!(noise.f_isfinite()?.all().f_int64_value(&[])? == 1, "torch's normals are not finite");
@@ -195,7 +195,7 @@ pub(super) fn torch_is_usable_after_failed_captures() -> CheckOutcome {
                 1 => panic!("the step panics"),
                 // A capture does not allow a value to be read back to the host. The attempt invalidates the capture.
                 2 => product.f_double_value(&[0, 0]).map(drop)?,
-                // This attempt also reads a value back, but ignores the error.
+                // This step also tries to read a value back, but ignores the error.
                 _ => drop(product.f_double_value(&[0, 0])),
             }
             Ok(())
@@ -238,7 +238,7 @@ pub(super) fn hanging_replay_times_out() -> CheckOutcome {
     let ended_after = start.elapsed();
     ensure!(ended_after >= Duration::from_millis(1900) && spin.count()? == 2, "the replay did not run to its end");
     replay_within(&mut graph, Duration::from_secs(10))?;
-    ensure!(spin.count()? == 3, "the graph cannot be replayed again");
+    ensure!(spin.count()? == 3, "the second replay did not run to its end");
     Ok(format!("`{error}` after {timed_out_after:?}; the replay ended after {ended_after:?}"))
 }
 
@@ -295,7 +295,7 @@ pub(super) fn nothing_leaks() -> CheckOutcome {
     let grown = resident_after.saturating_sub(resident_before);
     ensure!(after.allocated_bytes == before.allocated_bytes, "device memory leaks: {before:?} then {after:?}");
     ensure!(after.reserved_bytes == before.reserved_bytes, "reserved memory grows: {before:?} then {after:?}");
-    // If every round leaked 100 bytes, such as a tensor or an event, the process would grow by 1 MB.
+    // If every round leaked a tensor or an event of 100 bytes, the process would grow by 1 MB.
     ensure!(grown < 1 << 20, "the process grew by {grown} bytes, wanted less than 1 MiB");
     Ok(format!("{} bytes allocated before and after; the process grew by {grown} bytes", after.allocated_bytes))
 }

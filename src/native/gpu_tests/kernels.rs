@@ -1,4 +1,4 @@
-//! Tests of kernels, streams, events and memory: they behave as documented.
+//! Tests that kernels, streams, events and memory behave as documented.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::native::host::{HostRows, pinned_bytes};
 use crate::native::nvrtc::{Arg, Kernel};
 use crate::native::row_pool::RowPlaces;
 
-/// Two kernels. `add` adds a multiple of a tensor, and `spin` keeps one thread busy for a given time.
+/// Two kernels. `add` adds a multiple of one tensor to another, and `spin` keeps one thread busy for a given time.
 const SOURCE: &str = r#"
 extern "C" __global__ void add(float* out, const float* in, int factor, unsigned count) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -75,7 +75,7 @@ pub(super) fn wrong_kernel_arguments_are_refused() -> CheckOutcome {
     let gaps = Tensor::zeros([100, 20], (Kind::Float, GPU)).tr();
     let gaps = refused(launch(&gaps, &rest)).context("a transposed tensor was accepted")?;
     let short = refused(launch(&out, &rest[..1])).context("a missing argument was accepted")?;
-    let wide = refused(launch(&out, &[Arg::I64(3), rest[1]])).context("a long long for an int was accepted")?;
+    let wide = refused(launch(&out, &[Arg::I64(3), rest[1]])).context("a 64-bit argument was accepted for an int")?;
     ensure!(cpu.contains("cpu") && gaps.contains("contiguous"), "wrong error texts: `{cpu}`, `{gaps}`");
     Ok(format!("refused: `{short}`, `{wide}`"))
 }
@@ -93,8 +93,8 @@ pub(super) fn event_waits_for_its_stream_until_a_timeout() -> CheckOutcome {
         end.record(&side)?;
         Ok(CudaStream::current()?)
     })??;
-    ensure!(inside == side && CudaStream::current()? == main, "the current stream is wrong");
-    ensure!(unrelated.query()? && !end.query()?, "the side stream finished at once, or the main stream did not");
+    ensure!(inside == side && CudaStream::current()? == main, "the current stream was not set or not restored");
+    ensure!(unrelated.query()? && !end.query()?, "the side stream finished early, or the main stream did not finish");
     let limit = Duration::from_millis(5);
     ensure!(
         end.wait_for(limit) == Err(WaitError::TimedOut(limit)),
@@ -117,10 +117,10 @@ pub(super) fn memory_statistics_follow_allocations() -> CheckOutcome {
     let after = cuda::memory(0)?;
     ensure!(
         during.allocated_bytes == before.allocated_bytes + BYTES,
-        "{BYTES} bytes were allocated: {before:?} then {during:?}"
+        "the statistics did not grow by {BYTES} bytes: {before:?} then {during:?}"
     );
     ensure!(after.allocated_bytes == before.allocated_bytes, "not all bytes were freed: {before:?} then {after:?}");
-    ensure!(after.allocated_peak_bytes >= during.allocated_bytes, "the peak is lost: {after:?}");
+    ensure!(after.allocated_peak_bytes >= during.allocated_bytes, "the peak fell: {during:?} then {after:?}");
     ensure!(during.reserved_bytes >= during.allocated_bytes, "fewer bytes reserved than allocated: {during:?}");
     cuda::empty_cache()?;
     let emptied = cuda::memory(0)?;
@@ -128,8 +128,8 @@ pub(super) fn memory_statistics_follow_allocations() -> CheckOutcome {
     Ok(format!("{during:?}"))
 }
 
-/// When a pinned tensor is returned, a copy from its memory to the GPU may still be running. Only torch's allocator
-/// knows when the copy is done, so pinned memory must not be reused.
+/// When `HostRows::reuse` gets a pinned tensor, a copy from its memory to the GPU may still be running. Only torch's
+/// allocator knows when the copy is done, so `reuse` must not accept pinned memory.
 pub(super) fn pinned_rows_are_not_reused() -> CheckOutcome {
     for pinned in [false, true] {
         let (mut rows, mut places) = (HostRows::new(1, 4, pinned)?, RowPlaces::new(1, 8));
@@ -137,7 +137,7 @@ pub(super) fn pinned_rows_are_not_reused() -> CheckOutcome {
         places.write(&[0; 8]);
         places.finish();
         let is_reused = HostRows::reuse(rows.into_tensor(), 1, 4).is_some();
-        ensure!(is_reused != pinned, "rows with pinned = {pinned} have reused = {is_reused}");
+        ensure!(is_reused != pinned, "got reused = {is_reused} for rows with pinned = {pinned}");
     }
     let bytes = pinned_bytes(6)?;
     ensure!(

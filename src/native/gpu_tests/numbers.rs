@@ -1,5 +1,5 @@
-//! Tests of numbers: random numbers, optimizer and norms are the same on GPU and CPU, and matrix products have the
-//! expected precision.
+//! Tests that random numbers, optimizer updates and norms are the same on GPU and CPU, and that matrix products have
+//! the expected precision.
 
 use anyhow::ensure;
 use locdiff_core::random::{Philox, Stream};
@@ -13,8 +13,8 @@ use crate::native::random::{DeviceCounter, RandomTensors, RowDraw, Step};
 
 const PHILOX: Philox = Philox::new(0x0123_4567_89ab_cdef);
 
-/// 1.3 million numbers in four draws, which use every field of the counter. In some draws the length of a row is a
-/// multiple of four, the size of a Philox block, and in others it is not.
+/// 1.3 million numbers in four draws, which use every field of the counter. A Philox block has four numbers. In some
+/// draws the length of a row is a multiple of four, and in others it is not.
 fn draws() -> [RowDraw<'static>; 4] {
     let rows = |stream, step, first_sample, samples, elements| RowDraw {
         stream,
@@ -53,7 +53,7 @@ pub(super) fn integers_uniforms_and_masks_equal_those_of_the_cpu() -> CheckOutco
         ensure!(both(&|device| Ok(PHILOX.mask(device, 0.9, rows)?))?, "masks differ: {rows:?}");
         compared += rows.samples * rows.elements;
     }
-    Ok(format!("{compared} numbers of each of integers, uniforms and masks"))
+    Ok(format!("{compared} integers, as many uniforms and as many mask values are equal"))
 }
 
 pub(super) fn normals_equal_those_of_the_cpu() -> CheckOutcome {
@@ -66,7 +66,7 @@ pub(super) fn normals_equal_those_of_the_cpu() -> CheckOutcome {
         compared += rows.samples * rows.elements;
     }
     ensure!(largest <= 1e-6, "normals differ by {largest:e}");
-    Ok(format!("{unequal} of {compared} differ in any bit, by {largest:e} at most"))
+    Ok(format!("{unequal} of {compared} normals differ, by {largest:e} at most"))
 }
 
 pub(super) fn counter_draws_the_numbers_of_its_step() -> CheckOutcome {
@@ -77,8 +77,8 @@ pub(super) fn counter_draws_the_numbers_of_its_step() -> CheckOutcome {
         PHILOX.normal(GPU, rows)
     };
     let (by_counter, by_host) = (draw(Step::Counter(&counter))?, draw(Step::At(42))?);
-    ensure!(by_counter == by_host, "step 42 differs between counter and host");
-    ensure!(by_counter != draw(Step::At(41))?, "steps 41 and 42 are the same");
+    ensure!(by_counter == by_host, "a counter of 42 does not draw the numbers of step 42");
+    ensure!(by_counter != draw(Step::At(41))?, "steps 41 and 42 draw the same numbers");
     ensure!(counter.get()? == 42, "the counter is {}, wanted 42", counter.get()?);
     Ok("a counter of 42 draws the numbers of step 42".to_owned())
 }
@@ -96,15 +96,15 @@ pub(super) fn adamw_updates_as_on_the_cpu() -> CheckOutcome {
             // The gradients depend only on the step and are computed on the CPU for both devices, so that differences
             // between the parameters do not affect later gradients.
             let wave = (&ramp * (3 * step) + 0.3).sin();
-            // Each gradient is copied. The update writes the divided gradients back, and without copies both would
-            // share memory on the CPU.
+            // Both gradients are copied from `wave`. The update divides the gradients in place, and without copies they
+            // would share memory on the CPU.
             let grads = [wave.view([64, 64]).copy().to_device(device), wave.narrow(0, 9, 77).copy().to_device(device)];
             let found_inf = Some(if step % 10 == 9 { &skip } else { &keep });
             let control = UpdateInputs { learning_rate: &rate, grad_divisor: Some(&divisor), found_inf };
             ADAMW.update(&params, &grads, &mut moments, control)?;
         }
         let step = moments.step.f_double_value(&[])?;
-        ensure!(step == 27.0, "27 of 30 updates were made, but the step is {step}");
+        ensure!(step == 27.0, "the step is {step} after 27 updates and 3 skipped ones");
         Ok(params.into_iter().chain(moments.exp_avgs).chain(moments.exp_avg_sqs).collect())
     };
     let mut largest = 0.0_f64;
@@ -150,7 +150,7 @@ pub(super) fn f32_product_is_more_exact_than_bf16() -> CheckOutcome {
     let (wide_error, narrow_error) = (error(&wide)?, error(&a.matmul(&b))?);
     ensure!(
         wide_error < 1e-3 && wide_error * 10.0 < narrow_error,
-        "relative error {wide_error:e}, with a bf16 result {narrow_error:e}"
+        "relative error {wide_error:e} with an f32 result, {narrow_error:e} with a bf16 result"
     );
     let a = a.set_requires_grad(true);
     let loss = mm_f32(&a, &b)?.sum(Kind::Float);
@@ -161,5 +161,5 @@ pub(super) fn f32_product_is_more_exact_than_bf16() -> CheckOutcome {
         grads[0].kind() == Kind::BFloat16 && grad_error < 0.01,
         "the gradient is not bf16 or is off by {grad_error:e}"
     );
-    Ok(format!("relative error {wide_error:e}, with a bf16 result {narrow_error:e}; gradient {grad_error:e}"))
+    Ok(format!("relative errors: f32 result {wide_error:e}, bf16 result {narrow_error:e}, gradient {grad_error:e}"))
 }

@@ -110,7 +110,7 @@ struct Collective : torch::autograd::Function<Collective> {
   }
 };
 
-// The function that a hook calls, and its context. The destructor of the last owner drops the context.
+// The function that a hook calls, and its context. The destructor drops the context.
 struct Callback {
   Callback(locdiff_hook_call call, locdiff_hook_drop drop, void* context) : call(call), drop(drop), context(context) {}
   Callback(const Callback&) = delete;
@@ -122,7 +122,7 @@ struct Callback {
   void* context;
 };
 
-// Holds the callback of a hook. The tensor's hook and the handle in Rust share one slot.
+// Holds the callback of a hook. The hook of the tensor and the handle in Rust share one Slot.
 struct Slot {
   std::shared_ptr<Callback> get() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -130,7 +130,7 @@ struct Slot {
   }
   void set(std::shared_ptr<Callback> next) {
     std::lock_guard<std::mutex> lock(mutex);
-    // The old callback is destroyed after the lock is released, because dropping it may run any code.
+    // The old callback is destroyed after the lock is released, because its destructor may run arbitrary code.
     callback.swap(next);
   }
 

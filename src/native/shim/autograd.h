@@ -21,8 +21,9 @@ int locdiff_differentiable(void* group, const void* input, int function, int64_t
 typedef void (*locdiff_hook_call)(const void* context);
 typedef void (*locdiff_hook_drop)(void* context);
 
-// Registers a hook on a leaf, in place of an earlier hook. The caller must free `*out` with locdiff_hook_free, which
-// disables the hook. `context` is dropped as soon as no call of the hook is running.
+// Registers a hook on a leaf and replaces an earlier hook of the leaf. The caller must free `*out` with
+// locdiff_hook_free, which disables the hook and drops `context`. If a call of the hook is running, `context` is
+// dropped when the call ends.
 int locdiff_hook_new(const void* leaf, locdiff_hook_call call, locdiff_hook_drop drop, void* context, void** out);
 void locdiff_hook_free(void* hook);
 

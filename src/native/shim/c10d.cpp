@@ -15,7 +15,8 @@
 namespace locdiff {
 namespace {
 
-// Gloo also detects the timeout, and its error says more. The host therefore waits this much longer than the timeout.
+// Gloo also detects the timeout, and its error says more. To get Gloo's error, the host waits this much longer than the
+// timeout.
 constexpr milliseconds kGlooGrace{400};
 // No message is ever sent with this tag, so a receive that uses it always times out.
 constexpr int kAbortTag = std::numeric_limits<int>::max();

@@ -13,7 +13,7 @@
 
 #include "error.h"
 
-// This function is declared here, because its header includes all of cuBLAS and cuSPARSE.
+// This function is declared here to avoid its header, which includes all of cuBLAS and cuSPARSE.
 namespace at::cuda {
 void clearCublasWorkspaces();
 }

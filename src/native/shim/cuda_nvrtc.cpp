@@ -49,8 +49,8 @@ void* open_library() {
   TORCH_CHECK(false, "cannot load NVRTC, which is installed with torch as nvidia-cuda-nvrtc", reasons);
 }
 
-// Loads NVRTC's builtins library. NVRTC looks for this library by name but not in its own folder, and finds it if it is
-// already loaded.
+// Loads NVRTC's builtins library. NVRTC does not look for this library in its own folder, but it uses a library of this
+// name that is already loaded.
 void load_builtins(const Nvrtc& nvrtc) {
   Dl_info info;
   int major = 0, minor = 0;

@@ -22,8 +22,8 @@ std::optional<at::Tensor> optional(void* tensor) {
   return *static_cast<const at::Tensor*>(tensor);
 }
 
-// A fused kernel reads a parameter, its gradient and its two moments in the order of memory, and not every backend
-// checks that their layouts match. So this function checks it.
+// A fused kernel reads a parameter, its gradient and its two moments in memory order. Not every backend checks that
+// their layouts match, so this function does.
 void check_alike(size_t index, const char* name, const at::Tensor& param, const at::Tensor& other) {
   TORCH_CHECK(param.sizes() == other.sizes() && param.strides() == other.strides() &&
                   param.scalar_type() == other.scalar_type() && param.device() == other.device(),
@@ -77,7 +77,8 @@ int locdiff_squared_norm(size_t count, void* const* tensors, void** out) {
     TORCH_CHECK(count > 0, "the list of tensors is empty");
     bool wide = true;
     for (const auto& tensor : all) wide = wide && tensor.scalar_type() == at::kDouble;
-    // The CPU adds sequentially. In f32, the relative error of a sum of a million squares would be 1e-5.
+    // The CPU adds sequentially, so it uses f64. In f32, the relative error of a sum of a million squares would be
+    // 1e-5.
     const auto kind = wide || all[0].is_cpu() ? at::kDouble : at::kFloat;
     const auto squared = at::stack(at::_foreach_norm(all, 2, kind)).to(at::kDouble).square().sum();
     *out = new at::Tensor(squared.to(wide ? at::kDouble : at::kFloat));

@@ -12,7 +12,7 @@
 
 #ifdef LOCDIFF_CUDA
 #include <cuda_runtime_api.h>
-// This function is declared here, because its header includes all of cuBLAS and cuSPARSE.
+// This function is declared here to avoid its header, which includes all of cuBLAS and cuSPARSE.
 namespace torch::cuda::nccl {
 std::uint64_t version();
 }

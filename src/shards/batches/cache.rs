@@ -3,8 +3,8 @@
 //!
 //! | mode     | cached rows                                               | batches are in         |
 //! |----------|-----------------------------------------------------------|------------------------|
-//! | `none`   | none beyond the batches of two windows                    | main memory, pinned    |
-//! | `host`   | blocks after their first read, as many as fit             | main memory, pinned    |
+//! | `none`   | only those in the batches of two windows                  | main memory, pinned    |
+//! | `host`   | rows of blocks that were read, as many blocks as fit      | main memory, pinned    |
 //! | `device` | all rows of all views, read before the first batch        | GPU memory             |
 //!
 //! Main memory is pinned only if the worker has a GPU.
@@ -20,9 +20,9 @@ use crate::shards::blocks::BlockRows;
 use crate::shards::error::ShardsError;
 use crate::shards::order::DataLayout;
 
-/// Share of the free GPU memory that the mode `auto` uses for rows at most. The rest is for the model.
+/// The mode `auto` uses at most this share of the free GPU memory for rows. The rest is for the model.
 const DEVICE_SHARE: f64 = 0.5;
-/// Share of the available main memory that is used for rows at most.
+/// Rows use at most this share of the available main memory.
 const HOST_SHARE: f64 = 0.6;
 
 /// Memory available for rows.
@@ -112,7 +112,7 @@ impl Cache {
         }
     }
 
-    /// Handles the mode `device`. It was requested explicitly, so it is an error if the worker has no GPU or the rows
+    /// Handles the mode `device`. The user asked for this mode, so it is an error if the worker has no GPU or the rows
     /// do not fit.
     fn on_device(bytes: u64, device: Device, room: Room) -> Result<(Self, String), ShardsError> {
         let Some(free) = room.device_bytes else {
@@ -225,7 +225,10 @@ mod tests {
         let (cache, summary) =
             choose(CacheMode::Host, 10_000, Some(1 << 40)).expect("the mode host keeps as much as fits");
         assert_eq!(cache, Cache::Host { bytes_max: 6000 });
-        assert!(summary.contains("all others are read again"), "the summary does not say so: {summary}");
+        assert!(
+            summary.contains("all others are read again"),
+            "the summary does not mention rows that are read again: {summary}"
+        );
     }
 
     #[test]

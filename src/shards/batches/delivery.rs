@@ -41,8 +41,8 @@ impl Drop for Batch {
     }
 }
 
-/// A pool of tensors to reuse. Pinned tensors are not pooled: torch's allocator reuses their memory, because it knows
-/// when the GPU has read them.
+/// A pool of tensors to reuse. Pinned tensors are not pooled: torch's allocator reuses their memory, because only the
+/// allocator knows when the GPU has read them.
 #[derive(Debug)]
 pub(super) struct TensorPool {
     tensors: Mutex<Vec<Tensor>>,
@@ -57,7 +57,7 @@ impl TensorPool {
         Arc::new(Self { tensors: Mutex::default(), elsewhere, filling_max: AtomicUsize::new(0) })
     }
 
-    /// Tells the pool how many batches are being filled, so that it can keep as many tensors.
+    /// Tells the pool how many batches are being filled, so that the pool keeps enough tensors for them.
     pub(super) fn make_room(&self, filling: usize) {
         self.filling_max.fetch_max(filling, Ordering::Relaxed);
     }

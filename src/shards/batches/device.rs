@@ -1,7 +1,7 @@
 //! The device cache: one device holds all rows of all views. The rows of a batch are selected by index on the device.
 //!
-//! The cache is a float16 tensor `[views * rows, width]`. View v of row r is at index `v * rows + r`. Rows are numbered
-//! through all blocks, and skipped rows are included.
+//! The cache is a float16 tensor `[views * rows, width]`. View v of row r is at index `v * rows + r`. Row numbers run
+//! through all blocks and include skipped rows.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,7 +21,7 @@ pub(super) struct DeviceRows {
     pub(super) places: Arc<Places>,
 }
 
-/// Finds rows in the cache. This index is in main memory. It also holds the coordinates of all rows.
+/// An index in main memory that finds rows in the cache. It also holds the coordinates of all rows.
 #[derive(Debug)]
 pub(super) struct Places {
     /// For each block, the number of rows in all blocks before it. The last entry is the number of all rows.

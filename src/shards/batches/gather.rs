@@ -40,8 +40,8 @@ impl Gatherer {
         let _ = self.sender.send(Err(error));
     }
 
-    /// Sends the batches of one segment after the other. While it waits for a segment, the readers already have the
-    /// request for the next one.
+    /// Sends the batches, segment by segment. Requests the next segment before it waits for the current one, so that
+    /// the readers can read ahead.
     fn gather_rows(&mut self) -> Result<(), End> {
         let (mut segment, mut ticket) = self.request()?;
         loop {

@@ -8,13 +8,13 @@
 //! ```
 //!
 //! Memory is bounded by the batches of two windows, the prefetched batches, one decoded block per reader thread, the
-//! coordinates of two windows, and the limit of the [`Cache`]. The memory of batches is reused. For pinned batches,
+//! coordinates of two windows, and the limit of the [`Cache`]. The memory of batches is reused. If it is pinned,
 //! torch's allocator reuses it.
 //!
 //! The contents of a batch do not depend on the number of reader threads or the cache. If a block cannot be read, or a
 //! thread panics while reading it, [`Batches::next`] first returns all earlier batches, and then returns the error
-//! instead of the first batch that needs the block. [`Cache::Device`] is an exception: [`Batches::new`] reads all rows,
-//! so it returns all read errors.
+//! instead of the first batch that needs the block. [`Cache::Device`] is an exception: [`Batches::new`] reads all rows
+//! and returns the first read error.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -169,7 +169,7 @@ impl Batches {
 }
 
 impl Drop for Batches {
-    /// Stops the threads. It waits only briefly for a thread that is blocked in a slow read. That thread ends by itself
+    /// Stops the threads. If a thread is blocked in a slow read, waits for it only briefly. That thread ends by itself
     /// after the read.
     fn drop(&mut self) {
         self.deliveries = None;

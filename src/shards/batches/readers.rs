@@ -167,8 +167,8 @@ impl Readers {
     }
 }
 
-/// Reads all rows of one view of a block. Rows that the plan skips may be bad. If the reader panics or returns a wrong
-/// number of rows, that is an error.
+/// Reads all rows of one view of a block. Rows that the plan skips may be bad. Returns an error if the reader panics or
+/// returns a wrong number of rows.
 pub(super) fn read(
     blocks: &dyn Blocks,
     plan: &Plan,
@@ -181,8 +181,8 @@ pub(super) fn read(
 }
 
 /// Reads one view of a block and writes the wanted embeddings to `places`. If the block must be decoded first,
-/// `embeddings` is the buffer for that. If the reader panics, that is an error. On success all places are filled, and
-/// the result holds the coordinates of all rows.
+/// `embeddings` is the buffer for the decoded values. A panic of the reader is returned as an error. On success all
+/// places are filled, and the result holds the coordinates of all rows.
 pub(super) fn place(
     blocks: &dyn Blocks,
     plan: &Plan,
@@ -217,7 +217,7 @@ fn copy(block: u32, rows: &BlockRows, mut places: RowPlaces) -> Result<(), Shard
     })
 }
 
-/// Starts a thread. [`Readers::stop`] waits for threads that were started in this way.
+/// Starts a thread. [`Readers::stop`] waits for every thread that this function has started.
 pub(super) fn spawn(
     readers: &Arc<Readers>,
     name: &str,

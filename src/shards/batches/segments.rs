@@ -10,7 +10,7 @@ use crate::shards::order::{Epoch, Plan, Position};
 pub(super) struct Segment {
     /// The blocks with their views, in the order in which the segment first uses them.
     pub(super) blocks: Vec<(u32, u32)>,
-    /// The rows in the order of the plan: the index in `blocks`, and the number of the row in the block.
+    /// The rows in the order of the plan, each as (index in `blocks`, number of the row in the block).
     rows: Vec<(u32, u32)>,
     /// The steps in order, each with the number of its rows in this segment. A step may have further rows in other
     /// segments.
@@ -36,7 +36,7 @@ pub(super) struct Segments {
     slice: Range<u64>,
     epoch: Epoch,
     position: Position,
-    /// The next index of the epoch.
+    /// Index of the next row within the epoch.
     index: u64,
 }
 

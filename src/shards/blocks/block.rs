@@ -53,9 +53,9 @@ pub trait Blocks: Send + Sync {
     /// Like [`Blocks::read`], but the rows in `skip` (ascending) may be bad. Skipped rows keep their places in `into`,
     /// with undefined values. Any other bad row is an error, and damaged data is an error too.
     fn read_except(&self, block: u32, view: u32, skip: &[u32], into: &mut BlockRows) -> Result<(), ShardsError>;
-    /// Like [`Blocks::read_except`], but writes each embedding to its row's destination in `places`, if it has one.
-    /// Writes the coordinates of all rows to `into`; the embeddings in `into` are undefined afterwards. After an error,
-    /// the rows in `places` are undefined.
+    /// Like [`Blocks::read_except`], but writes each embedding to its row's destination in `places`, if the row has
+    /// one. Writes the coordinates of all rows to `into`; the embeddings in `into` are undefined afterwards. After an
+    /// error, the rows in `places` are undefined.
     fn read_placed(
         &self,
         (block, view): (u32, u32),

@@ -1,7 +1,7 @@
 //! Checksums for data without a manifest: one for every column chunk that training reads, recorded when a run begins.
 //!
 //! Files from other tools have no manifest with checksums, so the run computes its own. The first scan computes them,
-//! every checkpoint stores them, and every worker checks the chunks that it reads against them. When a run resumes, it
+//! every checkpoint stores them, and every worker compares them with the chunks that it reads. When a run resumes, it
 //! hashes every file whose version ([`ByteSource::version`]) has changed, before the first step. Only different bytes
 //! are an error, not a changed version alone. Files with an unchanged version are not hashed at that time, but their
 //! chunks are checked when they are read, like all others.

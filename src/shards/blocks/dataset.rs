@@ -20,12 +20,12 @@ use crate::shards::source::{BufferPool, ByteSource, DatasetIndex, Origin, S3Opti
 /// Maximum width of an embedding. The limit protects against a damaged footer that would cause a huge allocation.
 const WIDTH_MAX: usize = 1 << 20;
 
-/// Number of bytes to which one compressed byte is assumed to expand at most. 1032 is the limit of deflate, which only
+/// One compressed byte is assumed to expand to at most this many bytes. 1032 is the limit of deflate, which only
 /// constant data reaches.
 const REPETITION_MAX: i64 = 1032;
 
-/// A row group may claim this many rows whatever its size in bytes. The row places for so many rows take only 8 MiB.
-/// The number is also pyarrow's default row group size.
+/// A row group may claim up to this many rows, whatever its size in bytes. The places of so many rows take 8 MiB. The
+/// number is also pyarrow's default row group size.
 const ROWS_ANYHOW: i64 = 1 << 20;
 
 /// A row group that is not empty.
@@ -184,15 +184,15 @@ impl Dataset {
             let reason = format!("has embeddings of width {}, wanted at most {WIDTH_MAX}", self.width);
             return Err(ShardsError::bad(self.first_view(), reason));
         }
-        // If bad rows are skipped, a list of another length is a bad row. With a manifest, a list of another length is
-        // always an error.
+        // If bad rows are skipped, a list of the wrong length is a bad row. With a manifest, a list of the wrong length
+        // is always an error.
         let is_strict = self.manifest.is_some() || on_bad_rows == OnBadRows::Error;
         (0..self.blocks.len()).filter(|_| is_strict).try_for_each(|block| self.check_width(block))
     }
 
-    /// Finds the width of the embeddings. If bad rows are an error, it is the number of values per row that the footer
-    /// gives for the first block. If bad rows are skipped, or that number is not an integer above 1, the width is the
-    /// most common list length in the largest row group with a list that is not empty.
+    /// Finds the width of the embeddings. If bad rows are an error, the width is the number of values per row that the
+    /// footer gives for the first block. If bad rows are skipped, or that number is not an integer above 1, the width
+    /// is the most common list length in the largest row group with a list that is not empty.
     fn find_width(&self, on_bad_rows: OnBadRows) -> Result<usize, ShardsError> {
         let rows = i64::from(self.block_rows[0]);
         let first = self.blocks[0];
@@ -244,7 +244,7 @@ impl Dataset {
                 .and_then(|(start, length)| start.checked_add(length));
             if end.is_none_or(|end| end > footer.bytes) {
                 let reason = format!(
-                    "the footer says that it takes {length} bytes from byte {start} on, but the file has {} bytes",
+                    "the footer says that the chunk has {length} bytes from byte {start} on, but the file has {} bytes",
                     footer.bytes
                 );
                 return corrupt(Some(&column.name), reason);
@@ -256,7 +256,7 @@ impl Dataset {
             let held = rows_held(chunk.compression(), bytes);
             if i64::from(rows) > values || i64::from(rows) > held {
                 let reason = format!(
-                    "the footer says {rows} rows, but {values} values in {bytes} bytes hold at most {}",
+                    "the footer says {rows} rows, but {values} values in {bytes} bytes hold at most {} rows",
                     values.min(held)
                 );
                 return corrupt(Some(&column.name), reason);
@@ -331,8 +331,8 @@ impl Blocks for Dataset {
     }
 }
 
-/// The largest number of rows that is accepted for a column chunk of `bytes` bytes. It assumes that a row takes at
-/// least one bit, and that a codec expands a byte to at most [`REPETITION_MAX`] bytes. Identical rows can be even
+/// The largest number of rows that is accepted for a column chunk of `bytes` bytes. The limit assumes that a row takes
+/// at least one bit, and that a codec expands a byte to at most [`REPETITION_MAX`] bytes. Identical rows can be even
 /// smaller, so [`ROWS_ANYHOW`] rows are always accepted; the memory for so many rows is negligible.
 fn rows_held(compression: Compression, bytes: i64) -> i64 {
     let per_byte = if compression == Compression::UNCOMPRESSED { 8 } else { 8 * REPETITION_MAX };

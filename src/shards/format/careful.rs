@@ -99,8 +99,8 @@ impl CarefulChunk<'_> {
         })
     }
 
-    /// The most common list length, ignoring nulls and empty lists. If several lengths are equally common, the largest
-    /// of them. `None` if there is no other list.
+    /// The most common list length, ignoring nulls and empty lists. If several lengths are equally common, returns the
+    /// largest of them. Returns `None` if all lists are null or empty.
     pub(crate) fn commonest_width(&self) -> Result<Option<usize>, ParquetError> {
         let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
         self.each(|_, column| {

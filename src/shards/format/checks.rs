@@ -21,7 +21,7 @@ pub(crate) fn outside(degrees: f64, limit: f64, what: &str) -> String {
     format!("{what} {degrees}, wanted -{limit} to {limit}")
 }
 
-/// Whether all values are finite. The loop has no branch per number, so that it is as fast as memory.
+/// Whether all values are finite. The loop has no branch per number, so that only the memory limits its speed.
 fn all_finite(values: &[f16]) -> bool {
     let worst =
         |values: &[f16]| values.iter().fold(0_i16, |worst, value| worst.max((value.to_bits() & EXPONENT) as i16));

@@ -253,7 +253,7 @@ fn level_bytes<'a>(rest: &mut &'a [u8], present: bool) -> Option<&'a [u8]> {
 }
 
 /// Whether the repetition and definition levels of a page mean that every list has `width` numbers and no value is
-/// null. `place` is as in [`lists_have_width`].
+/// null. `place` has the same meaning as in [`lists_have_width`].
 fn are_full(
     descriptor: &ColumnDescriptor,
     width: usize,

@@ -3,10 +3,10 @@
 //! Invariant: checksums are computed from the bytes in memory that are written, never from bytes that are read back
 //! from the file. For this, each row group is encoded completely in memory.
 //!
-//! The `parquet` crate handles every float16 as a separate object, at 60 ns each. So the crate encodes the embeddings
-//! of the first row group only. Later row groups with the same number of rows reuse the page headers and levels of that
-//! row group as a [`Template`] and only replace the values. The bytes are the same as those that the crate would write
-//! (test `templates_change_no_byte`).
+//! The `parquet` crate handles every float16 as a separate object, which takes 60 ns. So the crate encodes the
+//! embeddings of the first row group only. Later row groups with the same number of rows reuse the page headers and
+//! levels of that row group as a [`Template`] and only replace the values. The bytes are the same as those that the
+//! crate would write (test `templates_change_no_byte`).
 
 use std::fs::File;
 use std::hash::Hasher as _;

@@ -100,7 +100,8 @@ pub(super) fn all_defined(bytes: &[u8], level_max: u32, values: usize) -> bool {
 }
 
 /// Whether the repetition levels of a page start a new list after every `width` values. `place` is the position of the
-/// page's first value within its list. If the result is true, `place` becomes that position for the next page.
+/// page's first value within its list. If the result is true, `place` is set to the position of the next page's first
+/// value.
 pub(super) fn lists_have_width(width: usize, place: &mut usize, bytes: &[u8], values: usize) -> bool {
     let mut runs = Runs::new(bytes, 1, values);
     for run in &mut runs {

@@ -1,9 +1,9 @@
 //! The shard format: writes and decodes Parquet files and their manifest. The decoder works on bytes in memory, which
 //! module `source` has read.
 //!
-//! In reading order: `columns`, `manifest` (`checksum`, `statistics`), `writer` (`file_writer`, `checks`), `footer`.
-//! The last four decode a column chunk: `decode` (with `levels` and `page_header`), and `careful` for chunks that
-//! `decode` does not support.
+//! In reading order: `columns`, `manifest` (uses `checksum` and `statistics`), `writer` (uses `file_writer` and
+//! `checks`), `footer`, `decode` (decodes a column chunk; uses `levels`), `page_header` (parses the header of a page),
+//! `careful` (decodes the chunks that `decode` does not support).
 
 mod careful;
 mod checks;

@@ -1,7 +1,7 @@
 //! The set of rows to skip. One scan of the data finds these rows before the plan is made.
 //!
-//! Skipping a row does not change the numbers of other rows and blocks, but the plan uses only the usable rows. The
-//! digest depends only on which rows are skipped. It is 0 if no row is skipped.
+//! Skipping a row does not renumber the other rows or the blocks. The plan uses only the rows that are not skipped (the
+//! usable rows). The digest of a mask depends only on which rows are skipped. It is 0 if no row is skipped.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher as _;
@@ -14,7 +14,7 @@ use crate::shards::blocks::{BlockRows, Blocks};
 use crate::shards::error::ShardsError;
 use crate::shards::parallel::in_order;
 
-/// Maximum number of blocks whose first bad row is described in a message.
+/// Maximum number of blocks that [`Mask::describe`] describes. It describes the first bad row of each.
 const DESCRIBED_MAX: usize = 3;
 
 /// The rows to skip.
@@ -108,7 +108,8 @@ impl Mask {
         index + low as u32
     }
 
-    /// Describes how many rows are skipped, with the error messages for the first of them. `None` if no row is skipped.
+    /// Says how many rows are skipped. For each of the first few blocks with skipped rows, describes the first skipped
+    /// row. `None` if no row is skipped.
     pub fn describe(&self, blocks: &dyn Blocks) -> Option<String> {
         if self.count == 0 {
             return None;
@@ -121,8 +122,8 @@ impl Mask {
     }
 }
 
-/// The error message for the first bad row of a block, which a read without a mask returns. `rows` are the skipped rows
-/// of the block.
+/// Describes the first bad row of a block by the error that reading the whole block returns. `rows` are the skipped
+/// rows of the block.
 fn describe_block(blocks: &dyn Blocks, block: u32, rows: &[u32]) -> String {
     let mut into = BlockRows::default();
     let found = (0..blocks.views()).find_map(|view| blocks.read(block, view, &mut into).err());

@@ -1,16 +1,17 @@
-//! Keyed permutations: random orders that depend only on a key (seed, epoch and place), not on earlier random numbers.
+//! Keyed permutations: random orders that depend only on a key, not on earlier random numbers. The key is (seed, epoch)
+//! for a list and (seed, epoch, place) for a [`Permutation`], where the place is the number of a window.
 //!
 //! [`shuffled`] returns a whole order as a list (Fisher-Yates). [`Permutation`] maps one position at a time without a
-//! table. It is a Feistel network that permutes `0..n`, where n is the smallest power of two, at least 64, that is not
-//! below the number of positions. The network is applied repeatedly until the result is a valid position (cycle
-//! walking). For more than 32 positions this takes less than two passes on average.
+//! table. It is a Feistel network that permutes `0..n`. Here n is the smallest power of two that is at least 64 and at
+//! least the number of positions. The network is applied repeatedly until the result is a valid position (cycle
+//! walking). With more than 32 positions, this takes fewer than two passes on average.
 //!
 //! ```text
 //! (left, right) -> (right, left ^ round(right, key))      invertible for any `round`
 //! ```
 //!
-//! Both take their random numbers from [`random`](locdiff_core::random), stream `Shuffle`. This module has neither I/O
-//! nor state.
+//! [`shuffled`] and [`Permutation`] take their random numbers from [`random`](locdiff_core::random), stream `Shuffle`.
+//! This module has neither I/O nor state.
 //!
 //! Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002. Eight rounds are enough, because
 //! shuffling does not need cryptographic strength: the orders must only look random.
@@ -20,8 +21,8 @@ use locdiff_core::random::{Draw, Philox, RangeError, Stream};
 /// Number of rounds of the network. Each round swaps the two halves, so the number must be even for the halves to end
 /// in their original places.
 const ROUNDS: usize = 8;
-/// Minimum number of bits that the network permutes. With fewer bits it could produce too few different orders. If the
-/// number of positions is small, most results are out of range, and cycle walking continues.
+/// Minimum number of bits that the network permutes. With fewer bits, the network could produce too few different
+/// orders. If there are only a few positions, most results are out of range, so cycle walking takes more passes.
 const BITS_MIN: u32 = 6;
 
 /// Stream index of [`shuffled`].
@@ -36,7 +37,7 @@ pub(super) fn shuffled(seed: u64, epoch: u64, count: u32) -> Result<Vec<u32>, Ra
     let draw = Draw { stream: Stream::Shuffle(LISTED), step: epoch, first_sample: 0, elements: bits.len().max(1) };
     Philox::new(seed).fill_bits(draw, &mut bits)?;
     for last in (1..order.len()).rev() {
-        // Multiply and shift: `other` is each number from 0 to `last` with a probability within 2⁻³² of 1 / (last + 1).
+        // Multiply and shift: each number from 0 to `last` is chosen with a probability within 2⁻³² of 1 / (last + 1).
         let other = (u64::from(bits[last]) * (last as u64 + 1)) >> 32;
         order.swap(last, other as usize);
     }
@@ -174,10 +175,10 @@ mod tests {
         // The standard deviation of the mean is 0.24 / √count = 0.001.
         assert!((share - 1.0 / 3.0).abs() < 0.005, "the mean displacement is {share} of the count, wanted 1/3");
         let neighbours = found.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) == 1).count();
-        // The number of such pairs has a Poisson distribution with mean 2.
-        assert!(neighbours < 12, "{neighbours} pairs of neighbours stayed together");
+        // The number of pairs that stay neighbours has a Poisson distribution with mean 2.
+        assert!(neighbours < 12, "{neighbours} pairs stayed neighbours, wanted fewer than 12");
         let other = order(11, 1, count);
         let kept = found.iter().zip(&other).filter(|(one, other)| one == other).count();
-        assert!(kept < 10, "{kept} items have the same place in the next epoch");
+        assert!(kept < 10, "{kept} items have the same place in the next epoch, wanted fewer than 10");
     }
 }

@@ -5,7 +5,7 @@
 //!   -> shuffled by (seed, epoch)
 //!   -> cut into windows of `shuffle_row_groups` blocks, or fewer if more would exceed `window_bytes_max`
 //!   -> rows of each window permuted by (seed, epoch, window)
-//!   -> numbered 0, 1, 2, ... within the epoch; each `global_batch` of them are one step
+//!   -> numbered 0, 1, 2, ... within the epoch; every `global_batch` consecutive rows are one step
 //! ```
 //!
 //! The order does not depend on the number of workers. With W workers and B rows per global batch, worker w (from 0)
@@ -13,7 +13,7 @@
 //! same number of steps, and the sizes of their slices differ by at most one row. An average over workers must weight
 //! each worker by the size of its slice.
 //!
-//! In each epoch only one view of a block is used, so the other views need not be read. It is view `(start + epoch) %
+//! Each epoch uses only one view of a block, so the other views need not be read. The view is `(start + epoch) %
 //! views`, where `start` is random for each block. Over `views` consecutive epochs, a row that no epoch drops uses each
 //! of its views once.
 //!
@@ -31,13 +31,13 @@ use crate::shards::blocks::Blocks;
 use crate::shards::error::ShardsError;
 use crate::shards::format::ELEMENT_BYTES;
 
-/// Maximum bytes per window. Readers hold two windows, so this bounds their memory if row groups are large. A block
-/// that is larger than this is a window by itself.
+/// Maximum bytes per window. Readers hold two windows, so this limit bounds their memory if row groups are large. A
+/// block above the limit is a window by itself.
 pub const WINDOW_BYTES_MAX: u64 = 192 << 20;
 /// Bytes of a row's latitude and longitude.
 const COORDINATE_BYTES: u64 = 16;
 
-/// The options that determine the order of rows, together with the data.
+/// The options that, together with the data, determine the order of rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanOptions {
     /// Seed of the order.
@@ -120,7 +120,7 @@ pub struct Sample {
     pub view: u32,
 }
 
-/// The order of a data set in every epoch. Cheap to clone.
+/// The order of rows in every epoch. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Plan {
     data: Arc<Data>,
@@ -211,7 +211,7 @@ impl Plan {
         let batch = self.data.options.global_batch;
         if worker >= workers {
             return Err(ShardsError::Config(format!(
-                "the number of the worker is {worker}, wanted a number below {workers}, the number of workers"
+                "the number of a worker is {worker}, wanted a number below the number of workers, {workers}"
             )));
         }
         if workers > batch {
@@ -268,7 +268,8 @@ pub struct Epoch {
     epoch: u64,
     /// The blocks with usable rows, in the order of the epoch.
     order: Vec<u32>,
-    /// For each block of `order`, the index of its first row in the epoch. The last entry is the number of rows.
+    /// For each block of `order`, the number of usable rows in the blocks before it. The last entry is the number of
+    /// all usable rows.
     starts: Vec<u64>,
     /// For each window, the position of its first block in `order`. The last entry is the number of blocks.
     windows: Vec<u32>,
@@ -286,9 +287,8 @@ impl Epoch {
         Ok(Self { data, epoch, order, starts, windows })
     }
 
-    /// The rows at a range of indices of the epoch. Indices beyond the last row continue with the first row, which
-    /// [`Tail::Pad`] requires. When the iterator enters a window, it finds the window in time logarithmic in the number
-    /// of windows.
+    /// The rows at a range of indices of the epoch. Indices beyond the last row start again at the first row, as
+    /// [`Tail::Pad`] requires. Each time the iterator enters a window, it finds the window by binary search.
     pub fn samples(&self, indices: Range<u64>) -> Samples<'_> {
         Samples { epoch: self, indices, window: None }
     }
@@ -353,8 +353,8 @@ impl Window<'_> {
         self.blocks
     }
 
-    /// The row at an index of the epoch, which must belong to the window. Returns the position of the row's block in
-    /// [`Window::blocks`] and the number of the row in the block.
+    /// Finds the row at an index of the epoch. The index must belong to the window. Returns the position of the row's
+    /// block in [`Window::blocks`] and the number of the row in the block.
     pub(crate) fn place(&self, index: u64) -> (usize, u32) {
         let first = self.starts[0];
         let inside = first + self.permutation.apply(index - first);

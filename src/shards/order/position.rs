@@ -101,8 +101,8 @@ impl Plan {
         }
     }
 
-    /// Returns the position at which training continues. It is an error if the data or the order of rows is not that of
-    /// the bookmark. `location` names the data in messages.
+    /// Returns the position at which training continues. It is an error if the data or the order of rows has changed
+    /// since the bookmark was made. `location` names the data in messages.
     pub fn resume(&self, bookmark: &Bookmark, location: &str) -> Result<Position, ShardsError> {
         let now = self.bookmark(bookmark.position);
         bookmark.check_fingerprint(self.layout().fingerprint, location)?;
@@ -126,7 +126,7 @@ impl Plan {
     }
 }
 
-/// Checks that the number of rows and views and the skipped rows are the same.
+/// Checks that the skipped rows, the number of usable rows and the number of views have not changed.
 fn check_data(now: &Bookmark, recorded: &Bookmark, location: &str) -> Result<(), ShardsError> {
     let changed = |reason| Err(ShardsError::Changed { location: location.to_owned(), reason });
     if (&now.skipped_digest, now.skipped_rows) != (&recorded.skipped_digest, recorded.skipped_rows) {
@@ -144,7 +144,7 @@ fn check_data(now: &Bookmark, recorded: &Bookmark, location: &str) -> Result<(),
     Ok(())
 }
 
-/// Checks that the configuration gives the same order of rows.
+/// Checks that the settings that determine the order of rows have not changed.
 fn check_order(now: &Bookmark, recorded: &Bookmark) -> Result<(), ShardsError> {
     check_equal("shards.shuffle_row_groups", now.shuffle_row_groups, recorded.shuffle_row_groups)?;
     check_equal("the maximum bytes per window", now.window_bytes_max, recorded.window_bytes_max)?;

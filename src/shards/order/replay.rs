@@ -22,7 +22,7 @@ pub struct Replay {
     pub epochs: u32,
     /// The numbers of workers for which the plan is replayed.
     pub world_sizes: Vec<u32>,
-    /// Rows per step. A data set with fewer rows is replayed with one batch of all its usable rows.
+    /// Rows per step. If the data set has fewer usable rows, one batch holds all of them.
     pub global_batch: u32,
     /// Seed of the order.
     pub seed: u64,
@@ -37,7 +37,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Makes the plan for `blocks` with `config`, without the rows that `mask` skips, and replays it.
+    /// Makes a plan for the rows of `blocks` that `mask` does not skip, with the options of `config`, and replays it.
     pub fn run(&self, blocks: &dyn Blocks, mask: Mask, config: &ShardsConfig) -> Result<ReplayReport, ShardsError> {
         let layout = DataLayout::of(blocks);
         let rows: u64 = layout.block_rows.iter().map(|rows| u64::from(*rows)).sum();
@@ -113,8 +113,8 @@ struct Ticks<'plan> {
     first_rows: Vec<u64>,
     /// One bit per row: set if the row was seen in this epoch.
     rows: Vec<u64>,
-    /// One bit per row and view: set if the view of the row was used in this round. A round is as many epochs as there
-    /// are views.
+    /// One bit per row and view: set if the view of the row was used in this round. The number of epochs in a round is
+    /// the number of views.
     views: Vec<u64>,
     /// Number of indices seen in this epoch.
     seen: u64,
@@ -170,7 +170,7 @@ impl<'plan> Ticks<'plan> {
             return Ok(());
         }
         Err(format!(
-            "the epoch has {different} different rows at {} indices, wanted {wanted} at {}",
+            "the epoch has {different} different rows at {} indices, wanted {wanted} rows at {} indices",
             self.seen,
             self.plan.indices()
         ))
@@ -213,7 +213,10 @@ mod tests {
             ticks.tick(sample(0, 0, 0)).expect_err("the sample occurs for the second time").contains("occurs twice")
         );
         assert!(
-            ticks.end().expect_err("three rows are missing").contains("1 different rows at 2 indices, wanted 4 at 6")
+            ticks
+                .end()
+                .expect_err("three rows are missing")
+                .contains("1 different rows at 2 indices, wanted 4 rows at 6 indices")
         );
         ticks.begin(1);
         let again = ticks.tick(sample(0, 0, 0)).expect_err("epoch 0 has used this view");

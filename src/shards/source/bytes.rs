@@ -23,8 +23,8 @@ pub trait ByteSource: Send + Sync {
     fn files_at_once(&self) -> usize {
         1
     }
-    /// A text that an index stores about a file. With it, the file can be opened without a request to the server.
-    /// `None` if the name of the file is enough.
+    /// Text with which a file can be opened later without a request to the server. An index stores this text. `None` if
+    /// the name of the file is enough.
     fn indexed(&self, file: usize) -> Option<String> {
         let _ = file;
         None

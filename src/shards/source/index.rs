@@ -21,7 +21,7 @@ use crate::shards::error::{ShardsError, Spot};
 use crate::shards::format::{Checksum, MANIFEST_NAME, Manifest, ManifestFile, footer_bytes};
 use crate::shards::parallel::in_order;
 
-/// Number of bytes to read from the end of a file at first. Most footers are smaller.
+/// Number of bytes in the first read from the end of a file. Most footers are smaller.
 const TAIL_BYTES: u64 = 64 << 10;
 
 /// Number of bytes at the start of each file that the fingerprint covers if the data has no manifest.
@@ -30,8 +30,8 @@ const HEAD_BYTES: u64 = 64 << 10;
 /// Magic number of a serialized index, with the version of its layout.
 const MAGIC: [u8; 8] = *b"LDINDEX1";
 
-/// Size of the first three fields: the magic number, the xxh3 of all bytes after these two fields, and the length of
-/// the table.
+/// Size of the first three fields: the magic number, the checksum (xxh3) of all bytes after the checksum, and the
+/// length of the table.
 const PREFIX_BYTES: usize = 24;
 
 /// The index of a data set: everything that a process needs to open it.
@@ -48,7 +48,8 @@ pub(crate) struct IndexTable {
     location: String,
     /// The text of the manifest. Every process parses the same text, so that all have exactly the same numbers.
     manifest_text: Option<String>,
-    /// Where the rows came from, if this is known for data without a manifest.
+    /// Where the rows came from, if known. `None` if there is a manifest, because the manifest says where they came
+    /// from.
     pub(crate) origin: Option<Origin>,
     pub(crate) fingerprint: u64,
     files: Vec<IndexedFile>,
@@ -220,8 +221,8 @@ impl FileEnds {
         Ok(Self { bytes, footer, head })
     }
 
-    /// Hashes the size, the footer and the first bytes of a file. They are the fingerprint of data without a manifest,
-    /// which can be computed without reading all data.
+    /// Hashes the size, the footer and the first bytes of the file. The hash over all files is the fingerprint of data
+    /// without a manifest, so the fingerprint can be computed without reading all data.
     fn hash(&self, hasher: &mut XxHash3_64) {
         hasher.write(&self.bytes.to_le_bytes());
         hasher.write(&(self.footer.len() as u64).to_le_bytes());

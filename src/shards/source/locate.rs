@@ -19,7 +19,8 @@ pub(super) struct FoundFiles {
     pub(super) source: Arc<dyn ByteSource>,
     /// The text of the manifest. [`Manifest::parse`] has accepted it.
     pub(super) manifest_text: Option<Vec<u8>>,
-    /// Where the rows came from, if this is known for files without a manifest.
+    /// Where the rows came from, if known. `None` if there is a manifest, because the manifest says where they came
+    /// from.
     pub(super) origin: Option<Origin>,
 }
 

@@ -1,8 +1,8 @@
 //! Finds out where rows came from. This also works if the location names only some files of a folder of shards.
 //!
 //! Files given by path or glob count as data without a manifest, even if their folder has a manifest. That manifest may
-//! list more files, so its statistics and fingerprint are not those of the data, and its checksums are not used. But
-//! its source and its image head apply to every file that it lists, so these two are used.
+//! list more files, so its statistics and its fingerprint may not describe the data. They and its checksums are not
+//! used. Its source and its image head are used, because they apply to every file that it lists.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,8 +51,8 @@ impl Origin {
     }
 }
 
-/// Finds the origin of a file in the manifest of its folder. If that manifest does not list the file, or does not
-/// exist, and the path contains symlinks, looks in the folder to which they lead.
+/// Finds the origin of a file in the manifest of its folder. If no manifest there lists the file, resolves the symlinks
+/// in the path and looks in the folder to which they lead.
 fn of_file(path: &Path, folders: &mut Vec<(PathBuf, Option<Manifest>)>) -> Option<Origin> {
     let bytes = fs::metadata(path).ok()?.len();
     [Some(path.to_owned()), fs::canonicalize(path).ok()].into_iter().flatten().find_map(|path| {
@@ -66,8 +66,8 @@ fn of_file(path: &Path, folders: &mut Vec<(PathBuf, Option<Manifest>)>) -> Optio
     })
 }
 
-/// Reads the manifest of a folder. A damaged manifest, or a manifest.json that is not of shards, is ignored, because
-/// the user named files and not the folder.
+/// Reads the manifest of a folder. A damaged manifest, or a manifest.json that does not describe shards, is ignored,
+/// because the user named files and not the folder.
 fn read(folder: &Path) -> Option<Manifest> {
     let path = folder.join(MANIFEST_NAME);
     Manifest::parse(&fs::read(&path).ok()?, &path.display().to_string()).ok()

@@ -1,12 +1,13 @@
 //! Combines several codes into one place: the place of the mean code, or the mode of the mixture of their densities.
 //!
-//! With the score `score_k(a)` of sample k at anchor a, the mixture is the mean `q(a)` of `softmax_a(tempering ·
+//! Let `score_k(a)` be the score of sample k at anchor a. The mixture `q(a)` is the mean of `softmax_a(tempering ·
 //! score_k(a))` over the samples. Each sample has the same weight, however sharp its density is. Only logarithms of
 //! densities are computed: `log q` is a log-softmax over the anchors, followed by a log-sum-exp over the samples.
 //!
-//! If the decoder has a neighbourhood, q is summed over all anchors within its radius. If the decoder refines, it
-//! climbs from the best anchor to the mode of `log Σ_k exp(tempering · f_k(p)) / Z_k` on the continuous sphere. Here
-//! f_k(p) is the score of sample k at place p, and Z_k is the sum of `exp(tempering · f_k)` over the anchors.
+//! If the decoder has a neighbourhood, the best anchor is the one with the largest sum of q over all anchors within the
+//! radius. If the decoder refines, it climbs from the best anchor to the mode of `log Σ_k exp(tempering · f_k(p)) /
+//! Z_k` on the continuous sphere. Here f_k(p) is the score of sample k at place p, and Z_k is the sum of `exp(tempering
+//! · f_k)` over the anchors.
 
 use locdiff_core::geo::UnitVector;
 use tch::{Kind, TchError, Tensor};
@@ -46,8 +47,8 @@ pub(super) fn values_at(
     Ok(values.concat())
 }
 
-/// For each image, the place where the mixture of its densities is largest, with the logarithm of the density there as
-/// the score.
+/// For each image, the place where the mixture of its densities is largest. The score is the logarithm of the density
+/// there or, if the decoder has a neighbourhood and does not refine, of the sum over the neighbourhood.
 ///
 /// First finds the anchor with the largest density or, if the decoder has a neighbourhood, the anchor whose
 /// neighbourhood has the largest sum of densities. If the decoder refines, the search continues from that anchor to the
@@ -60,8 +61,8 @@ pub fn mixture(codes_ikc: &Tensor, decoder: &Decoder, tempering: f64) -> Result<
     let anchors = decoder.anchors();
     let [images, samples] = shape(codes_ikc, anchors)?;
     let mut found = Vec::new();
-    // The number of codes is divided by 3, because the scores, their log-softmax and a temporary tensor of the same
-    // size are in memory at once.
+    // The number of codes per pass is divided by 3, because three tensors of the same size are in memory at once: the
+    // scores, their log-softmax and a temporary tensor.
     let per_pass = (anchors.codes_per_pass() / 3 / samples).max(1) as i64;
     for first in (0..images as i64).step_by(per_pass as usize) {
         let count = per_pass.min(images as i64 - first);
@@ -97,8 +98,8 @@ impl Densities {
         })
     }
 
-    /// The anchor of each image with the largest density or, if the decoder has a neighbourhood, with the largest sum
-    /// over its neighbourhood. Among equal anchors, the first is chosen.
+    /// For each image, the anchor with the largest density or, if the decoder has a neighbourhood, with the largest sum
+    /// of densities over its neighbourhood. If several anchors are equally good, the first is chosen.
     fn modes(&self, decoder: &Decoder) -> Result<Vec<Decoded>, TchError> {
         let points = decoder.anchors().points();
         let decoded = |(anchor, score)| Decoded { point: points[anchor], anchor, score, converged: true };
@@ -126,8 +127,8 @@ fn refined(
     let images = codes.chunks_exact(samples * basis.dims()).zip(densities.log_totals.chunks_exact(samples));
     let tasks: Vec<_> = starts.iter().zip(images).collect();
     let results = in_parallel(threads(), &tasks, |(start, (codes, log_totals))| {
-        // Add `least` to the function during the search and subtract it again at the end. `ascend` tolerates rounding
-        // errors relative to the value of the function, so it would tolerate none if the value were near 0.
+        // Add `least` to the function during the search, and subtract it from the result. Without it the value could be
+        // near 0, and `ascend` would tolerate no rounding errors, because its tolerance is relative to the value.
         let least = log_totals.iter().copied().fold(f64::INFINITY, f64::min);
         let end = ascend(basis.degree(), start.point, |point| {
             let of_sample =

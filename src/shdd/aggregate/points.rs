@@ -13,23 +13,23 @@ use crate::shdd::ShddError;
 
 /// Widths of the two exponentials in the kernel medoid, in km. They are about the sizes of a town and of a country.
 pub const KERNEL_WIDTHS_KM: [f64; 2] = [50.0, 500.0];
-/// Lower limit of the expected density of a sample in the posterior medoid, relative to the largest expected density
-/// among the samples.
+/// In the posterior medoid, the expected density of a sample counts as at least this share of the largest expected
+/// density.
 const EXPECTED_MIN: f64 = 0.02;
 /// If the mean of the unit vectors is shorter than this, its direction is only rounding error.
 const MEAN_LENGTH_MIN: f64 = 1e-9;
 /// The search for the median ends when a step is not longer than this, in radians. On Earth, this is 6 micrometres.
 const MEDIAN_STEP_RAD: f64 = 1e-12;
-/// Largest number of Weiszfeld's steps. They converge linearly. Convergence is slow only if nearly all samples lie on
-/// one line.
+/// Maximum number of Weiszfeld's steps. The steps converge linearly. They converge slowly only if nearly all samples
+/// lie on one line.
 const MEDIAN_STEPS_MAX: usize = 1000;
 /// A sample that is closer than this to the current place, in radians, counts as being at that place.
 const COINCIDENT_RAD: f64 = 1e-13;
 /// Sums whose relative difference is smaller than this count as equal, because rounding can cause such a difference.
 const TIE: f64 = 1e-12;
 
-/// The direction of the sum of all unit vectors. If the sum is almost 0, such as for antipodal samples, the kernel
-/// medoid instead.
+/// The direction of the sum of all unit vectors. If the sum is almost 0, such as for antipodal samples, returns the
+/// kernel medoid instead.
 pub fn mean_vector(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
     let medoid = kernel_medoid(points)?;
     let sum = points.iter().fold([0.0; 3], |sum, point| add(sum, point.xyz(), 1.0));
@@ -39,8 +39,8 @@ pub fn mean_vector(points: &[UnitVector]) -> Result<UnitVector, ShddError> {
     Ok(UnitVector::new(sum).expect("a sum of this length has a direction"))
 }
 
-/// The place with the least sum of great-circle distances to the samples. The search starts at the sample with the
-/// least sum.
+/// The place with the least sum of great-circle distances to the samples. The search for it starts at the sample with
+/// the least sum.
 ///
 /// The search is Weiszfeld's iteration in the tangent plane. If the current place is itself a sample, the search uses
 /// Vardi and Zhang's step. The sum never increases. If all places on a line are optimal, such as between two samples,
@@ -64,8 +64,9 @@ pub fn kernel_medoid(points: &[UnitVector]) -> Result<usize, ShddError> {
     weighted_medoid(points, |_| 1.0)
 }
 
-/// Like [`kernel_medoid`], but each term of the sum has a weight: the square of the density that the network expects at
-/// that sample (`expected`), relative to the largest one and at least 0.02.
+/// Like [`kernel_medoid`], but each sample has a weight in the sums. `expected` holds the density that the network
+/// expects at each sample. The weight is the square of this density divided by the largest one, where a quotient below
+/// 0.02 counts as 0.02.
 ///
 /// If several regions are probable, a small ensemble, such as sixteen samples, is not enough to find the most probable
 /// region. The code that the network predicts from pure noise is the mean code over all probable places. This code is
@@ -101,7 +102,7 @@ fn first_best(values: &[f64], better: impl Fn(f64, f64) -> bool) -> Option<usize
     best
 }
 
-/// The next place of the search for the median and its cost, or `None` if no step lowers the cost.
+/// The next place in the search for the median, and its cost. `None` if no step lowers the cost.
 fn downhill(points: &[UnitVector], place: UnitVector, least: f64) -> Option<(UnitVector, f64)> {
     let mut step = median_step(points, place);
     while norm(step) > MEDIAN_STEP_RAD {

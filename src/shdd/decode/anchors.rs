@@ -1,24 +1,24 @@
-//! Scores of fixed points (anchors). The score of an anchor is `code · Y(anchor)`, where Y are the harmonics. Scores
-//! are computed by matrix products over tiles, each of which holds the harmonics of some anchors.
+//! Scores of fixed points (anchors). The score of an anchor is `code · Y(anchor)`, where Y is the vector of harmonics.
+//! Scores are computed by matrix products over tiles. A tile holds the harmonics of some anchors.
 //!
 //! Memory: the harmonics of a million anchors at L = 47 take 4.6 GB even in 16 bits. They are therefore kept in memory
-//! only if they do not exceed [`Budget::kept_bytes_max`]. Otherwise, every pass computes each tile again, which takes a
-//! few microseconds per anchor. A pass over many codes computes each tile only once. Besides its codes, a call needs
+//! only if they do not exceed [`Budget::kept_bytes_max`]. Otherwise, every pass over the anchors computes all tiles
+//! again, which takes a few microseconds per anchor. One pass handles many codes. Besides its codes, a call needs
 //! memory for at most the points, the kept harmonics, two sets of scores (those of one tile and those collected so
 //! far), and four tiles (the computed numbers, their tensor, and the two factors of a product or of rescoring).
 //!
-//! Precision: on CUDA, the first, coarse pass multiplies f16 numbers and sums in f32. Each code is first divided by its
-//! largest value, so that no number overflows. With 16 bits alone, the best anchor is often the wrong one if anchors
-//! are close together: at L = 47 and 1 km between anchors, bf16 is more than 1 km off for 87 % of clean codes. The best
-//! [`CANDIDATES`] anchors of the coarse pass are therefore rescored: their scores are computed again in f32, by
-//! elementwise products and sums that no setting can turn into TF32. The coarse pass uses f16 and not bf16, because no
-//! harmonic exceeds √((2L+1)/4π) (2.8 at L = 47, 9.1 at L = 511), so bits of the mantissa matter more than bits of the
-//! exponent. With a coarse pass in bf16, the right anchor would not be among the best 64 for 1 % of these codes. On the
-//! CPU, 16 bits are not faster, so the coarse pass uses f32 and no anchor is rescored. (The test
-//! `decode_rescoring_finds_what_16_bits_miss` measures these numbers.)
+//! Precision: on CUDA, scores are first computed in a coarse pass, which multiplies f16 numbers and sums in f32. Each
+//! code is first divided by its largest value, so that no number overflows. With 16 bits alone, the best anchor is
+//! often the wrong one if anchors are close together: at L = 47 and 1 km between anchors, bf16 is more than 1 km off
+//! for 87 % of clean codes. The best [`CANDIDATES`] anchors of the coarse pass are therefore rescored: their scores are
+//! computed again in f32, by elementwise products and sums that no setting can turn into TF32. The coarse pass uses f16
+//! and not bf16, because no harmonic exceeds √((2L+1)/4π) (2.8 at L = 47, 9.1 at L = 511), so bits of the mantissa
+//! matter more than bits of the exponent. With a coarse pass in bf16, the right anchor would be missing from the best
+//! 64 for 1 % of these codes. On the CPU, 16 bits are not faster, so the coarse pass uses f32 and no anchor is
+//! rescored. (The test `decode_rescoring_finds_what_16_bits_miss` measures these numbers.)
 //!
-//! Invariant: the best anchors are ordered by score, and anchors with equal scores by index. libtorch's `topk` does not
-//! define which of several equal scores it returns. This module therefore takes at least [`CANDIDATES`] anchors from
+//! Invariant: the best anchors are ordered by score, and anchors with equal scores are ordered by index. If scores are
+//! equal, libtorch's `topk` may return any of them. This module therefore takes at least [`CANDIDATES`] anchors from
 //! `topk` and sorts them. The first of several anchors with equal scores is found, unless more than [`CANDIDATES`]
 //! anchors have that score, such as in a gallery that contains the same place more than 64 times.
 
@@ -33,9 +33,9 @@ use crate::shdd::{Basis, Filter, ShddError};
 
 // Letters in tensor names: b codes, c coefficients ((L+1)² or those that a filter keeps), a anchors, k candidates.
 
-/// Least number of anchors per code that are sorted and, if the coarse pass is not exact, rescored in f32.
+/// Minimum number of anchors per code that are sorted and, if the coarse pass is not exact, rescored in f32.
 pub const CANDIDATES: usize = 64;
-/// The reason in the error message for a code that is rejected.
+/// The end of the error message for a code that is rejected.
 const NOT_FINITE: &str = "has a value that is NaN, infinite or too large for scores in f32";
 
 /// Number format of the coarse pass.
@@ -79,9 +79,9 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// The limits that suit a device. On the CPU, tiles are so small that the allocator reuses their memory. The memory
-    /// of larger tiles would be mapped anew each time, and the kernel would need as long to clear its pages as it takes
-    /// to compute the harmonics.
+    /// The limits that suit a device. On the CPU, tiles are so small that the allocator reuses their memory. For larger
+    /// tiles, the operating system would map new memory each time, and clearing its pages would take as long as
+    /// computing the harmonics.
     pub fn of(device: Device) -> Self {
         if device.is_cuda() { Self::default() } else { Self { tile_bytes: 8 << 20, ..Self::default() } }
     }
@@ -105,10 +105,11 @@ pub struct Anchors {
 
 /// The least number of grid points with which refinement reliably reaches the mode: 4 (L+1)².
 ///
-/// At an angle from its place, the score of a clean code is about 2 J₁(x)/x of the peak, with x = (L+1)·angle. The main
-/// lobe ends at x = 3.8, the Hessian is negative definite up to x = 2.3, and side lobes reach 0.064 of the peak. On a
-/// Fibonacci grid of 4 (L+1)² points, every place has a grid point within x = 1.4, where the score is still 0.77 of the
-/// peak. The configuration does not accept fewer points for `eval.grid_points`.
+/// The score of a clean code peaks at the place that it encodes. At an angle from that place, the score is about 2
+/// J₁(x)/x times the peak, with x = (L+1)·angle. The main lobe ends at x = 3.8, the Hessian is negative definite up to
+/// x = 2.3, and side lobes reach 0.064 of the peak. On a Fibonacci grid of 4 (L+1)² points, every place has a grid
+/// point within x = 1.4, where the score is still 0.77 of the peak. The configuration does not accept fewer points for
+/// `eval.grid_points`.
 pub fn grid_points_min(degree: u32) -> usize {
     locdiff_core::config::grid_points_min(degree) as usize
 }
@@ -217,8 +218,8 @@ impl Anchors {
         Ok(scores_ba.f_scatter(1, &best_bk, &fine_bk)?)
     }
 
-    /// Whether the best anchors are rescored. On CUDA, they are rescored even if the coarse pass uses f32, because TF32
-    /// may be enabled for the whole process.
+    /// Whether the best anchors are rescored. On CUDA, they are rescored even if the coarse pass uses f32, because the
+    /// process may have enabled TF32.
     fn rescores(&self) -> bool {
         self.coarse != Coarse::F32 || self.device().is_cuda()
     }
@@ -242,8 +243,8 @@ impl Anchors {
             return Err(ShddError::Bad(format!("decoder: codes have shape {got:?}, wanted [any, {dims}]")));
         }
         let codes_bc = codes_bc.f_detach()?.f_to_device(self.device())?.f_to_kind(Kind::Float)?;
-        // Multiplied by `value_max`, this is an upper bound of every score and every partial sum of a code. It is not
-        // finite if any value of the code is not finite.
+        // The sum of absolute values times `value_max` is an upper bound of every score and every partial sum of a
+        // code. It is not finite if any value of the code is not finite.
         let most_b = codes_bc.f_abs()?.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Float)?;
         let finite_b = most_b.f_mul_scalar(self.basis().value_max())?.f_isfinite()?.f_to_device(Device::Cpu)?;
         let finite: Vec<bool> = Vec::try_from(&finite_b)?;

@@ -1,5 +1,5 @@
 //! Decodes codes into places: finds the best anchor, by its own score or by the sum over its neighbourhood, and then
-//! optionally refines it.
+//! optionally refines the place.
 
 use locdiff_core::geo::UnitVector;
 use tch::Tensor;
@@ -17,8 +17,8 @@ pub struct Decoded {
     pub point: UnitVector,
     /// Index of the best anchor, at which refinement starts.
     pub anchor: usize,
-    /// The score of the last stage: with refinement the score of the refined place, else with a neighbourhood the
-    /// logarithm of its sum, else the score of the anchor.
+    /// If the decoder refines, the score of the refined place. Otherwise, if it has a neighbourhood, the logarithm of
+    /// the sum over the neighbourhood. Otherwise, the score of the anchor.
     pub score: f64,
     /// Whether refinement converged. True if the decoder does not refine.
     pub converged: bool,
@@ -33,9 +33,9 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// If `neighbourhood_km` is 0, the best anchor is the one with the largest score. Otherwise it is the one with the
-    /// largest sum of scores within this radius. If `refines` is true, a search from the best anchor finds the mode on
-    /// the continuous sphere.
+    /// If `neighbourhood_km` is 0, the best anchor is the one with the largest score. Otherwise, it is the one with the
+    /// largest sum of exp(score) over all anchors within this radius. If `refines` is true, a search from the best
+    /// anchor finds the mode on the continuous sphere.
     pub fn new(anchors: Anchors, neighbourhood_km: f64, refines: bool) -> Result<Self, ShddError> {
         let neighbourhood =
             if neighbourhood_km == 0.0 { None } else { Some(Neighbourhood::new(anchors.points(), neighbourhood_km)?) };
@@ -47,7 +47,7 @@ impl Decoder {
         &self.anchors
     }
 
-    /// The neighbourhoods over which scores are summed, or `None` if scores are not summed.
+    /// The neighbourhoods over which exp(score) is summed, or `None` if the decoder does not use sums.
     pub fn neighbourhood(&self) -> Option<&Neighbourhood> {
         self.neighbourhood.as_ref()
     }

@@ -3,7 +3,7 @@
 //!
 //! - [`anchors`]: computes the scores of fixed points (anchors) by matrix products over tiles. On a GPU, scores are
 //!   computed from 16-bit numbers, and the best anchors are scored again in f32.
-//! - [`neighbourhood`]: sums the scores within a radius, in log space.
+//! - [`neighbourhood`]: sums exp(score) over all anchors within a radius, in log space.
 //! - [`refine()`]: climbs from the best anchor to the mode on the continuous sphere, in f64.
 //! - [`Decoder`]: combines the three stages.
 //!

@@ -2,8 +2,8 @@
 //! radius of it.
 //!
 //! Raw scores reach 183 at L = 47 and grow with (L+1)², so only differences from the largest score are exponentiated.
-//! Scores that are more than [`NEGLIGIBLE_NATS`] below the largest score are skipped. Even a million such scores would
-//! change the largest sum by less than a relative 1e-7.
+//! Scores that are more than [`NEGLIGIBLE_NATS`] below the largest score are skipped. Even a million skipped scores
+//! would change the largest sum by less than a factor of 1 + 1e-7.
 //!
 //! A cubic grid divides the space around the sphere into cells, and anchors are sorted by cell. The side of a cell is
 //! at least the chord of the radius, so all neighbours of an anchor lie in its own cell and the 26 adjacent cells. The
@@ -15,8 +15,8 @@ use locdiff_core::geo::{EARTH_RADIUS_KM, UnitVector};
 
 use crate::shdd::ShddError;
 
-/// Scores that are further than this below the largest score are skipped. Their weight is less than e⁻³² = 1.3e-14 of
-/// the largest.
+/// Scores that are further than this below the largest score are skipped. The weight of a skipped score is less than
+/// e⁻³² = 1.3e-14 of the largest weight.
 pub const NEGLIGIBLE_NATS: f32 = 32.0;
 /// Smallest side of a cell. It limits the keys of cells to 30 bits even if the radius is tiny.
 const CELL_SIDE_MIN: f64 = 2.0 / 1024.0;

@@ -1,10 +1,10 @@
 //! Finds a mode of a code on the continuous sphere, by damped Newton steps in f64.
 //!
-//! If the Hessian is negative definite, the search takes a Newton step, else a step along the gradient. No step is
-//! longer than a quarter of the resolution π / L, where L is the degree. A step that decreases the value is halved
-//! until it no longer does; after 40 halvings, the search ends. The value therefore never decreases by more than
-//! rounding errors, and the search normally ends at the top of the hill on which it started. A code that contains NaN
-//! or infinity is an error.
+//! If the Hessian is negative definite, the search takes a Newton step, otherwise a step along the gradient. No step is
+//! longer than a quarter of the resolution π / L, where L is the degree. A step that would decrease the value is halved
+//! until the value no longer decreases. After 40 halvings, the search ends. The value therefore never decreases by more
+//! than rounding errors, and the search normally ends at the top of the hill on which it started. A code that contains
+//! NaN or infinity is an error.
 //!
 //! Source: Absil, Mahony, Sepulchre, "Optimization Algorithms on Matrix Manifolds", 2008, chapters 4 and 6.
 
@@ -16,7 +16,7 @@ use crate::shdd::{Basis, Local, ShddError};
 pub const STEP_RAD_MIN: f64 = 1e-9;
 /// Maximum length of a step, as a fraction of the resolution π / L.
 const STEP_OF_RESOLUTION: f64 = 0.25;
-/// Largest number of steps. If the search starts on the right hill, 4 to 8 steps are enough.
+/// Maximum number of steps. If the search starts on the right hill, 4 to 8 steps are enough.
 const STEPS_MAX: u32 = 100;
 const HALVINGS_MAX: u32 = 40;
 /// A step may decrease the value by this much, relative to the value, because rounding can cause such a decrease.
@@ -27,12 +27,13 @@ const ROUNDING: f64 = 1e-12;
 pub struct Refined {
     /// The mode, or the last place of the search if it did not converge.
     pub point: UnitVector,
-    /// The score at `point`. If the search converged, the score before the last step, which is too short to change it.
+    /// The score at `point`. If the search converged, this is the score before the last step, because that step is too
+    /// short to change the score.
     pub value: f64,
     /// Number of steps taken.
     pub steps: u32,
     /// Whether the last Newton step was shorter than [`STEP_RAD_MIN`]. False if the search ended on a plateau, at a
-    /// saddle or at the limit of steps.
+    /// saddle or at the maximum number of steps.
     pub converged: bool,
 }
 
@@ -73,8 +74,8 @@ pub(in crate::shdd) fn ascend(
     Ok(Refined { point, value: local.value, steps: STEPS_MAX, converged: false })
 }
 
-/// Takes the first of the steps step, step / 2, step / 4, ... that does not lower the value by more than rounding.
-/// `None` if every one of them lowers it, or if `step` is 0.
+/// Tries the steps `step`, `step / 2`, `step / 4` and so on, and takes the first that does not lower the value by more
+/// than rounding errors. `None` if all of them lower the value, or if `step` is 0.
 fn climb(
     function: impl Fn(UnitVector) -> Result<Local, ShddError>,
     point: UnitVector,
@@ -100,7 +101,8 @@ fn climb(
 fn newton_step(local: &Local) -> Option<[f64; 2]> {
     let [[a, b], [_, d]] = local.hessian;
     let determinant = a * d - b * b;
-    // The determinant is compared with the squared entries, because on a plateau it consists only of rounding errors.
+    // The determinant is compared with the squared entries and not with 0, because on a plateau it consists only of
+    // rounding errors.
     if !(a + d < 0.0 && determinant > 1e-10 * (a * a + d * d + 2.0 * b * b)) {
         return None;
     }

@@ -2,8 +2,9 @@
 //! dimensions are returned.
 //!
 //! On CUDA, the points are uploaded once and the kernel of [`gpu`](crate::shdd::gpu) encodes them, so the harmonics are
-//! never copied from the host. On the CPU, [`Basis`] encodes the points. The filter is applied on the same device.
-//! Invariant: the harmonics of kernel and [`Basis`] differ by at most 1e-6 of the largest value.
+//! never copied from the host. On the CPU, [`Basis`] encodes the points. The filter is applied on the device that
+//! encodes the points. Invariant: the harmonics from the kernel and from [`Basis`] differ by at most 1e-6 of the
+//! largest value.
 
 use std::ops::Range;
 

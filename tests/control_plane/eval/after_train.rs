@@ -24,7 +24,10 @@ fn training_ends_with_an_evaluation_that_tensorboard_shows() {
     let hparams = std::fs::read(stage.path().join(format!("{BOARD}/events.out.tfevents.0000000000.hparams")));
     let hparams = hparams.expect("the run has a file of hyperparameters");
     let tag = b"test/locdiff-h/acc_200km";
-    assert!(hparams.windows(tag.len()).any(|window| window == tag), "the score is not a hyperparameter metric");
+    assert!(
+        hparams.windows(tag.len()).any(|window| window == tag),
+        "the hyperparameters do not list the score as a metric"
+    );
 }
 
 #[test]

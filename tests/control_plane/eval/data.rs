@@ -49,11 +49,11 @@ fn published_rows_are_printed_as_published_or_left_out() {
     let ran = stage.run("--json eval --suite main");
     let found = ran.exits_with(ExitCode::Success).json();
     let rows = found["rows"].as_array().expect("the result has rows");
-    assert!(rows.iter().any(|row| row["source"] == "published"), "there are no published rows: {found}");
+    assert!(rows.iter().any(|row| row["source"] == "published"), "the result has no published rows: {found}");
     let line = ran.stderr.lines().find(|line| line.starts_with("ISNs GWS15k")).expect("the paper has this row");
     assert!(line.split_whitespace().any(|cell| cell == "0.05"), "{line}");
     let ran = stage.run("--json --set eval.thresholds_km=[1,100] eval --suite main");
     let found = ran.exits_with(ExitCode::Success).stderr_has("published rows are left out").json();
     let rows = found["rows"].as_array().expect("the result has rows");
-    assert!(rows.iter().all(|row| row["source"] == "computed"), "there are published rows: {found}");
+    assert!(rows.iter().all(|row| row["source"] == "computed"), "the result has rows that are not computed: {found}");
 }

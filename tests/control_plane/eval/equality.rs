@@ -69,7 +69,7 @@ fn other_rows_and_duplicated_views_do_not_change_an_answer() {
     assert_eq!(alone.len(), 101);
     assert_eq!(answers("fewer"), alone[..71]);
     assert_eq!(answers("doubled"), alone);
-    assert!(!folder(&stage).join("predictions-locdiff-h.csv").exists(), "LocDiff-H was run without --hybrid");
+    assert!(!folder(&stage).join("predictions-locdiff-h.csv").exists(), "LocDiff-H ran, but --hybrid was not given");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn concurrent_evaluations_of_one_run_do_not_mix() {
     let line = |seed: u32| format!("--json --set train.seed={seed} eval");
     let rows = |ran: &Ran| ran.json()["rows"].clone();
     let alone = [1, 2].map(|seed| rows(&stage.run(&line(seed))));
-    assert_ne!(alone[0], alone[1], "different seeds gave the same samples");
+    assert_ne!(alone[0], alone[1], "different seeds gave the same results");
     for _ in 0..4 {
         let started = [1, 2].map(|seed| {
             let mut command = stage.command(&line(seed));

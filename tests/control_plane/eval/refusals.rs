@@ -45,7 +45,7 @@ fn mismatched_data_and_settings_are_refused_with_the_reason() {
     let build = "--device cpu shards build --table narrow.csv --embeddings narrow.npy --out shards/narrow";
     stage.run(build).exits_with(ExitCode::Success);
     let ran = stage.run("--set shards.test=shards/narrow eval");
-    ran.exits_with(ExitCode::BadData).stderr_has("embeddings have 2 numbers").stderr_has("trained on 12");
+    ran.exits_with(ExitCode::BadData).stderr_has("embeddings have 2 numbers").stderr_has("step-00000040 needs 12");
     let ran = stage.run("--set eval.guidance=1 --set diffusion.condition_drop=0.1 eval");
     ran.exits_with(ExitCode::Config).stderr_has("step-00000040 was trained with diffusion.condition_drop = 0");
     let ran = stage.run("--set eval.sampler_steps=500 --set diffusion.timesteps=1000 eval");

@@ -1,6 +1,6 @@
 //! Tests of faults in file operations. A session opens a run, writes the parts of two ranks, commits them, and prunes.
-//! Each test repeats the session and lets another file operation fail each time. After each fault, the next launcher
-//! must recover.
+//! Each test repeats the session for every file operation, and makes that operation fail. After each fault, the next
+//! launcher must recover.
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::files::{Fault, Files};
@@ -15,14 +15,14 @@ fn session(home: &Home, files: &Files) -> Result<(), LaunchError> {
     folder.resume_point()?;
     let saved = save(files, &folder, 40, None);
     if saved.is_err() {
-        // `train` also cleans the run after its workers have ended.
+        // `train` cleans the run after its workers have ended, so this session does so too.
         let _ = folder.clean();
     }
     saved.map(drop)
 }
 
-/// Checks that the next launcher finds no damage and can save a checkpoint. Its newest checkpoint must be at step 40
-/// or, if the session failed, may be at step 30. `case` names the fault.
+/// Checks that the next launcher finds no damage and can save a checkpoint. The newest checkpoint must be at step 40.
+/// If the session failed, the newest checkpoint may also be at step 30. `case` names the fault.
 fn assert_recovers(home: &Home, case: &str, saved: bool) {
     let folder = home.open();
     let point = folder.resume_point().expect("the checkpoints can be read");
@@ -41,7 +41,7 @@ fn assert_recovers(home: &Home, case: &str, saved: bool) {
 fn fail_everywhere(fault: Fault) {
     let mut committed = 0;
     for operation in 0_u64.. {
-        assert!(operation < 500, "every session failed in 500 tries");
+        assert!(operation < 500, "a session has 500 or more file operations");
         let home = Home::new();
         let before = home.open();
         for step in [20, 30] {
@@ -54,16 +54,23 @@ fn fail_everywhere(fault: Fault) {
             assert_eq!(error.exit_code(), ExitCode::Io, "{fault:?} at operation {operation}: {error}");
         }
         if fault == Fault::DiskFull {
-            assert_eq!(home.names(".step-"), Vec::<String>::new(), "a partial folder is left (operation {operation})");
+            assert_eq!(
+                home.names(".step-"),
+                Vec::<String>::new(),
+                "a partial folder is left after a full disk at operation {operation}"
+            );
         }
         committed += u64::from(ended.is_err() && home.run().join("step-00000040").exists());
         assert_recovers(&home, &format!("{fault:?} at operation {operation}"), ended.is_ok());
         if !files.has_failed() {
-            assert!(operation > 20 && ended.is_ok(), "the session ended after only {operation} operations");
+            assert!(
+                operation > 20 && ended.is_ok(),
+                "the session without a fault gave {ended:?} after {operation} operations, wanted Ok after more than 20"
+            );
             break;
         }
     }
-    assert!(committed > 0, "no fault occurred between the commit and the end of the session");
+    assert!(committed > 0, "no session failed after its commit");
 }
 
 #[test]

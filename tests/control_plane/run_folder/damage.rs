@@ -22,7 +22,8 @@ fn newest(home: &Home) -> PathBuf {
     home.run().join("step-00000020")
 }
 
-/// A description, a function that damages a checkpoint folder, and a part of the reason that must be reported.
+/// A description of the damage, a function that damages a checkpoint folder, and a part of the reason that must be
+/// reported.
 type Damage = (&'static str, fn(PathBuf), &'static str);
 
 const DAMAGES: [Damage; 6] = [

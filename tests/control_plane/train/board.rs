@@ -1,4 +1,4 @@
-//! Tests of the TensorBoard events of a run. They are read with TensorBoard's own Python package.
+//! Tests of the TensorBoard events of a run. The tests read the events with TensorBoard's own Python package.
 
 use locdiff_core::exit_code::ExitCode;
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ fn assert_events(found: &Value, last: u64, histograms: &[u64], images: &[u64]) {
     assert_eq!(metrics.len(), 7);
     for metric in metrics {
         let series = &found["scalars"][metric.as_str().expect("a metric is a tag")];
-        assert_eq!(steps(series).last(), Some(&last), "{metric} has no final value");
+        assert_eq!(steps(series).last(), Some(&last), "{metric} has no value at the last step");
     }
     assert_eq!((&found["hparams"]["status"], &found["other_tags"]), (&json!(1), &json!([])));
     assert_eq!(found["hparams"]["values"]["train.steps"], last as f64);

@@ -1,5 +1,5 @@
-//! Tests of workers that hang, stop, panic or exit. The launcher must report the worker as the root cause and restart
-//! the workers, and the fault must not change the results.
+//! Tests of workers that hang, stop, panic or exit. The launcher must name the faulty worker as the root cause and
+//! restart all workers. The fault must not change the results.
 
 use std::time::Instant;
 
@@ -8,9 +8,9 @@ use locdiff_core::exit_code::ExitCode;
 use super::support::{BASE, events, stage, trace, train};
 use crate::stage::Ran;
 
-/// Limits that end a hang soon, but leave a healthy worker enough time on a busy machine. A hang in the phase `data` is
-/// found by the limit of this phase. A hang in a step is found by the peers, because their collective operation times
-/// out before the limit of the step.
+/// Limits that end a hang soon, but leave a healthy worker enough time on a busy machine. The limit of the phase `data`
+/// ends a hang in this phase. The other workers detect a hang in a step, because their collective operation times out
+/// before the limit of the step.
 const LIMITS: &str = "--set supervise.data_timeout_s=6 --set supervise.step_timeout_s=8 --set supervise.collective_timeout_s=7 \
     --set supervise.checkpoint_timeout_s=6 --set supervise.stop_timeout_s=1";
 
@@ -28,7 +28,7 @@ fn stuck_worker_is_named_and_replaced_without_a_trace_in_the_numbers() {
         ("left", "exit@rank=2,step=7,code=3", "(exit code 3)"),
     ] {
         let line = format!("{BASE} --run {run} {settings} {LIMITS} --max-restarts 1 train --inject {fault}");
-        // Backtraces are off: on a busy machine, printing one can delay the end of the panicked worker so much that the
+        // Backtraces are off. On a busy machine, a panicked worker may take so long to print a backtrace that the
         // launcher stops waiting for the root cause and names another worker.
         let output = stage.command(&line).env("RUST_BACKTRACE", "0").output().expect("the launcher runs");
         let ran = Ran::from(output);

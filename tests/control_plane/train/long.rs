@@ -33,5 +33,9 @@ fn twenty_kills_do_not_change_the_numbers() {
     ran.exits_with(ExitCode::Success);
     assert_eq!(ran.json()["restarts"], KILLS, "seed {seed}: wrong number of restarts");
     assert_eq!(trace(&stage, "killed"), trace(&stage, "undisturbed"), "seed {seed}: the losses differ");
-    assert_eq!(tensors(&run_dir(&stage, "killed")), tensors(&run_dir(&stage, "undisturbed")), "seed {seed}: differs");
+    assert_eq!(
+        tensors(&run_dir(&stage, "killed")),
+        tensors(&run_dir(&stage, "undisturbed")),
+        "seed {seed}: the weights differ"
+    );
 }

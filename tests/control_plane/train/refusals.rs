@@ -27,7 +27,7 @@ fn different_degree_is_refused_and_nothing_is_overwritten() {
     assert_eq!(tensors(&run_dir(&stage, "run")), before);
     let other = "--workers 1 --set train.steps=4 --set model.degree=7 --set train.init_from=checkpoints/run";
     train(&stage, "other", other).exits_with(ExitCode::RunDiffers).stderr_has("model.degree is 11, but this run has 7");
-    // With the same degree, the new run starts from the weights of the run `run`.
+    // With the same degree, a new run may start from the weights of the run `run`.
     let same = "--workers 1 --set train.steps=4 --set train.init_from=checkpoints/run";
     train(&stage, "same", same).exits_with(ExitCode::Success);
     // A different noise schedule is allowed, with a warning.
@@ -36,7 +36,7 @@ fn different_degree_is_refused_and_nothing_is_overwritten() {
         .exits_with(ExitCode::Success)
         .stderr_has(warning);
     let first = |run: &str| super::support::trace(&stage, run)[&1][0];
-    assert!(first("same") < first("run"), "got loss {}, wanted below {}", first("same"), first("run"));
+    assert!(first("same") < first("run"), "the first loss is {}, wanted below {}", first("same"), first("run"));
 }
 
 #[test]

@@ -63,7 +63,11 @@ pub(super) fn trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
 
 #[track_caller]
 pub(super) fn assert_close(got: &BTreeMap<u64, [f64; 2]>, want: &BTreeMap<u64, [f64; 2]>, tolerance: f64, what: &str) {
-    assert_eq!(got.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>(), "{what}: the runs' steps differ");
+    assert_eq!(
+        got.keys().collect::<Vec<_>>(),
+        want.keys().collect::<Vec<_>>(),
+        "{what}: the runs have different steps"
+    );
     for (step, want) in want {
         for (got, want) in got[step].iter().zip(want) {
             let difference = (got - want).abs() / want.abs();

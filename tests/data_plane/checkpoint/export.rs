@@ -1,4 +1,4 @@
-//! An export is one file with the averaged weights, which any safetensors library can read.
+//! An export is a single file that holds the averaged weights. Any safetensors library can read it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ fn export_has_the_averaged_weights_and_the_configuration() {
     let (checkpoint, out) = (run(home.path()), home.path().join("new/model.safetensors"));
     let result = export(&Files::real(), &job(&checkpoint, &out, false)).expect("the checkpoint is whole");
     assert_eq!((result.step, result.tensors, result.degree), (9, 7, 23));
-    assert_same(&Tensor::read_safetensors(&out).expect("readable by the safetensors crate"), &tensors(4));
+    assert_same(&Tensor::read_safetensors(&out).expect("the safetensors crate can read the file"), &tensors(4));
     let metadata = metadata(&out);
     assert_eq!((&metadata["format"], &metadata["step"]), (&json!("locdiff-export-1"), &json!("9")));
     assert_eq!((&metadata["degree"], &metadata["score"]), (&json!("23"), &json!("12.5")));
@@ -82,7 +82,7 @@ fn export_is_atomic_and_replaces_a_file_only_with_overwrite() {
             if ended.is_ok() {
                 assert!(
                     whole && operation >= 3,
-                    "{fault:?} at operation {operation}: the export is not whole or ended too early"
+                    "{fault:?} at operation {operation}: the file is damaged, or the export took under 3 operations"
                 );
                 break;
             }

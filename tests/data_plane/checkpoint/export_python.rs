@@ -1,6 +1,8 @@
-//! `docs/examples/load_export.py` rebuilds the network from an export. Its output equals that of this program.
+//! `docs/examples/load_export.py` rebuilds the network from an export. The rebuilt network gives the same output as the
+//! network in this program.
 //!
-//! The last letters of a tensor's name are its dimensions: b batch, d dimensions of the code, e embedding.
+//! The letters after the last underscore of a tensor's name are its dimensions: b for the batch, d for the dimensions
+//! of a code, and e for the embedding.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +24,7 @@ const BATCH: i64 = 7;
 const EMBEDDING: u32 = 24;
 const STEP: u64 = 1500;
 
-/// A network in which no weight is 0. Its standardisation changes the embeddings that it reads.
+/// A network in which no weight is 0. It standardises the embeddings with random means and deviations.
 fn network(config: &RunConfig) -> CsUnet {
     let architecture = Architecture::new(&config.model, EMBEDDING, config.diffusion.timesteps);
     let placement = Placement::on(Device::Cpu, Precision::F32);
@@ -83,7 +85,7 @@ fn assert_python_agrees(config: &RunConfig) {
     let want =
         network.forward(&x_bd, Timesteps::Each(&t_b), &time, &image, None).expect("the inputs have the right shapes");
     let got = Tensor::read_npy(&predicted).expect("the script wrote its output");
-    // Rust and Python both compute in f32, but add in different orders.
+    // Rust and Python both compute in f32, but they add numbers in different orders.
     let difference = relative(&got, &want);
     println!("degree {}: Python differs by {difference:e} of the norm", config.model.degree);
     assert!(difference <= 1e-4, "Python differs by {difference:e} of the norm, wanted at most 1e-4");

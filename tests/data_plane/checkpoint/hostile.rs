@@ -1,5 +1,5 @@
-//! A malformed safetensors header gives an error, never a panic. Reading it never allocates more memory than the file
-//! has bytes.
+//! A malformed safetensors header gives an error, never a panic. A header that claims to be longer than the file is
+//! refused too.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +64,7 @@ fn header_longer_than_the_file_is_refused() {
     for length in [9, 100_000_000, 100_000_001, u64::MAX / 2, u64::MAX] {
         let mut bytes = length.to_le_bytes().to_vec();
         bytes.extend(b"{}      ");
-        assert_eq!(load(&bytes), Err(ExitCode::Corrupt), "header of {length} bytes");
+        assert_eq!(load(&bytes), Err(ExitCode::Corrupt), "wrong result for a header of {length} bytes");
     }
     assert_eq!(load(b""), Err(ExitCode::Corrupt));
     assert_eq!(load(b"1234567"), Err(ExitCode::Corrupt));

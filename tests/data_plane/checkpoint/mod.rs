@@ -1,5 +1,5 @@
-//! Checkpoints of real tensors are written in the background and committed. After any failure, a checkpoint that was
-//! committed is read back bit for bit.
+//! Checkpoints of real tensors are written in the background and committed. After any failure, the newest committed
+//! checkpoint can still be read back bit for bit.
 
 mod export;
 mod export_python;
@@ -47,7 +47,7 @@ pub(crate) fn assert_same(got: &[(String, Tensor)], want: &[(String, Tensor)]) {
     for (name, want) in want {
         let (_, got) =
             got.iter().find(|(other, _)| other == name).unwrap_or_else(|| panic!("tensor {name} is missing"));
-        assert_eq!((got.kind(), got.size()), (want.kind(), want.size()), "type and shape of tensor {name}");
+        assert_eq!((got.kind(), got.size()), (want.kind(), want.size()), "tensor {name} has another type or shape");
         assert!(got.equal(want), "the values of tensor {name} differ");
     }
 }
@@ -64,11 +64,11 @@ fn tensors_round_trip_bit_for_bit_and_the_safetensors_crate_reads_them() {
         .expect("the file can be written");
     assert_same(&load_tensors(folder.path(), &written).expect("all checksums match"), &tensors(3));
     let path = folder.path().join("x.safetensors");
-    assert_same(&Tensor::read_safetensors(&path).expect("readable by the safetensors crate"), &tensors(3));
+    assert_same(&Tensor::read_safetensors(&path).expect("the safetensors crate can read the file"), &tensors(3));
     let bytes = std::fs::read(&path).expect("the file is readable");
     assert_eq!(written.bytes, bytes.len() as u64);
     let header = u64::from_le_bytes(bytes[..8].try_into().expect("the slice has eight bytes"));
-    assert_eq!(header % 8, 0, "the data are not aligned");
+    assert_eq!(header % 8, 0, "the data is not aligned to 8 bytes");
     assert!(String::from_utf8_lossy(&bytes).contains("\"step\":\"7 \\\"quoted\\\"\""));
 }
 
@@ -182,7 +182,11 @@ fn fail_everywhere(fault: Fault) {
         let files = Files::failing(fault, operation);
         let ended = open(home.path(), files.clone()).map_err(SaveError::Launcher).and_then(|run| save(&files, &run, 3));
         if let Err(error) = &ended {
-            assert_eq!(error.exit_code(), ExitCode::Io, "{fault:?} at operation {operation}: {error:?}");
+            assert_eq!(
+                error.exit_code(),
+                ExitCode::Io,
+                "{fault:?} at operation {operation}: wrong exit code of {error:?}"
+            );
         }
         let run = open(home.path(), Files::real()).expect("the run folder can be opened again");
         let point = run.resume_point().expect("the run folder is readable");
@@ -195,13 +199,16 @@ fn fail_everywhere(fault: Fault) {
         let step = newest.manifest.step;
         assert!(
             step == 3 || (step == 2 && ended.is_err()),
-            "{fault:?} at operation {operation}: the newest checkpoint is of step {step}"
+            "{fault:?} at operation {operation}: the newest checkpoint is that of step {step}"
         );
         assert_loads(&newest.path, step);
         save(&Files::real(), &run, 4).expect("nothing fails");
         assert_loads(&home.path().join("run/step-00000004"), 4);
         if !files.has_failed() {
-            assert!(operation > 30 && ended.is_ok(), "the save ended after only {operation} operations");
+            assert!(
+                operation > 30 && ended.is_ok(),
+                "no operation failed, but the save gave {ended:?} or took only {operation} operations"
+            );
             return;
         }
     }
@@ -227,7 +234,7 @@ fn background_writer_takes_one_snapshot_at_a_time_and_reports_each_once() {
     let home = folder();
     let mut background =
         Background::new(Files::real(), home.path().to_owned(), Device::Cpu).expect("a writer can be created");
-    assert_eq!(background.wait().expect("there is nothing to do"), None);
+    assert_eq!(background.wait().expect("no snapshot is being written"), None);
     assert_eq!(background.submit(snapshot(1, 0, 0)).expect("no earlier snapshot failed"), None);
     let first = background
         .submit(snapshot(2, 0, 1))
@@ -240,7 +247,7 @@ fn background_writer_takes_one_snapshot_at_a_time_and_reports_each_once() {
         std::thread::yield_now();
     }
     assert_eq!(second.map(|parts| (parts.step, parts.files.len())), Some((2, 1)));
-    assert_eq!(background.poll().expect("there is nothing to do"), None);
+    assert_eq!(background.poll().expect("no snapshot is being written"), None);
     let nothing = Snapshot { step: 3, attempt: 0, score: None, parts: Vec::new(), ready: None };
     background.submit(nothing).expect("no earlier snapshot failed");
     assert_eq!(background.wait().expect("the file can be written").map(|parts| parts.files.len()), Some(0));
@@ -280,7 +287,7 @@ fn damage_is_detected_while_reading() {
         }
     };
     for at in [0, 3, 9, 40, 700, 900, usize::MAX] {
-        assert_eq!(error_after(edit(at)).exit_code(), ExitCode::Corrupt, "exit code after damage of byte {at}");
+        assert_eq!(error_after(edit(at)).exit_code(), ExitCode::Corrupt, "wrong exit code after damage to byte {at}");
     }
     let error = error_after(|path| {
         std::fs::File::options()

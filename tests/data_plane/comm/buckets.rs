@@ -60,8 +60,8 @@ fn batch() -> Tensor {
     Tensor::randn([ROWS, 6], (Kind::Double, Device::Cpu))
 }
 
-/// The mean of a loss over `rows`. The mean over ranks equals the mean over the whole batch, because all ranks have
-/// equally many rows.
+/// The mean loss over `rows`. All ranks have equally many rows, so the mean of the losses of all ranks is the loss of
+/// the whole batch.
 fn loss(parameters: &[Tensor], rows: &Tensor) -> Tensor {
     let mut x = rows.shallow_clone();
     for (index, weight) in parameters[..5].iter().enumerate() {
@@ -106,7 +106,7 @@ fn gradients_equal_those_of_the_whole_batch() {
                     buckets.zero().expect("the gradients can be written");
                     loss(&parameters, &share(&communicator)).f_backward().expect("the loss has a graph");
                     buckets.finish().expect("all ranks take part");
-                    assert_gradients(&parameters, &format!("{bucket_bytes} bytes, step {step}"));
+                    assert_gradients(&parameters, &format!("buckets of {bucket_bytes} bytes, step {step}"));
                 }
             }
         });
@@ -206,7 +206,7 @@ fn misuse_is_an_error_in_finish() {
         let rows = share(&communicator);
         loss(&parameters, &rows).f_backward().expect("the loss has a graph");
         loss(&parameters, &rows).f_backward().expect("the loss has a graph");
-        let error = buckets.finish().expect_err("two backward passes in one step");
+        let error = buckets.finish().expect_err("backward ran twice in one step");
         assert!(
             error.to_string().contains("second gradient in one step; run every backward pass except the last"),
             "wrong error text: {error}"

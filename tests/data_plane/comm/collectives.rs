@@ -43,7 +43,7 @@ fn check_every_collective(group: &Group, kind: Kind) {
     for peer in 0..size {
         assert_equals(&all.get(i64::from(peer)), f64::from(peer + 1), &what);
     }
-    // On rank r, piece p is rank 0's tensor of `values` times (r + 1)·(p + 1).
+    // On rank r, piece p is `values(0, kind)` times (r + 1)·(p + 1).
     let pieces: Vec<Tensor> = (0..size).map(|piece| values(rank, kind) * i64::from(piece + 1)).collect();
     let whole = Tensor::stack(&pieces, 0);
     let own = group.reduce_scatter(&whole, ReduceOp::Sum).expect("all ranks take part");

@@ -1,9 +1,10 @@
 //! Gradients through each differentiable collective equal the gradients of the same computation on one rank.
 //!
-//! All comparisons are in f64 with a tolerance of 1e-10. The values are about 10, and adding them in a different order
-//! changes a sum by a few units in the last place, each 2e-16 of the value.
+//! All comparisons are in f64 with a tolerance of 1e-10. The values are about 10. Adding them in a different order
+//! changes a sum by a few units in the last place, and each such unit is 2e-16 of the sum.
 //!
-//! The last letters of a tensor's name are its dimensions: b batch, i input, h hidden, o output.
+//! The letters after the last underscore of a tensor's name are its dimensions: b for the batch, i for the input, h for
+//! the hidden layer, and o for the output.
 
 use std::time::{Duration, Instant};
 

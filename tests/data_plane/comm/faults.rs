@@ -15,7 +15,7 @@ use super::harness::{PATIENCE, run_ranks, run_ranks_with_losses};
 /// An error may come this much later than the timeout.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long ranks wait for a rank that never connects. Even a busy machine can start the other ranks in this time.
+/// How long ranks wait for a rank that never connects. Even a busy machine can start the other ranks within this time.
 const ABSENCE: Duration = Duration::from_secs(5);
 
 fn signal_self(signal: Signal) {
@@ -123,7 +123,7 @@ fn abort_from_another_thread_ends_pending_collectives_on_all_ranks() {
             let error = waiter.join().expect("the thread does not panic").expect_err("the group was aborted");
             assert!(
                 matches!(&error, CommError::Collective { failure: CollectiveFailure::Aborted { .. }, .. }),
-                "wrong error text: {error}"
+                "wrong kind of error: {error}"
             );
             assert!(
                 error.to_string().starts_with("all_reduce of group world, rank 0 of 2: aborted: "),
@@ -169,7 +169,7 @@ fn missing_rank_is_named() {
             return;
         }
         let error = Communicator::connect(rendezvous).expect_err("rank 2 does not connect");
-        // Rank 0 serves the store and may give up first. Rank 1 then gets another error, which is not checked.
+        // Rank 0 serves the store and may give up first. Rank 1 then gets a different error, which is not checked.
         if me.rank == 0 {
             assert_eq!(error.to_string(), "rendezvous of rank 0: rank(s) 2 did not join within 5.0 s");
         }
@@ -184,7 +184,7 @@ fn duplicate_rank_is_refused() {
         if me.rank == 1 {
             rendezvous.rank = 0;
         }
-        let error = Communicator::connect(rendezvous).expect_err("two processes with rank 0").to_string();
+        let error = Communicator::connect(rendezvous).expect_err("two processes have rank 0").to_string();
         me.report(&error);
     });
     // Only the process that connects second is refused. The other process waits for rank 1 until its timeout, or until
@@ -198,7 +198,7 @@ fn ranks_that_disagree_on_the_layout_are_refused() {
     run_ranks(ranks_that_disagree_on_the_layout_are_refused, 2, |me| {
         let error =
             Communicator::connect(me.rendezvous(me.rank + 1)).expect_err("the ranks have two layouts").to_string();
-        // Rank 0 serves the store and may give up first. Rank 1 then gets another error, which is not checked.
+        // Rank 0 serves the store and may give up first. Rank 1 then gets a different error, which is not checked.
         if me.rank == 0 {
             assert!(
                 error.ends_with(
@@ -224,7 +224,7 @@ fn listening_addresses() -> Vec<Ipv4Addr> {
             // Column 1 is the local address, column 3 the state (0A means listening), column 9 the inode of the socket.
             if fields[3] == "0A" && sockets.contains(fields[9]) {
                 let address = fields[1].split(':').next().expect("split gives at least one part");
-                // An IPv4-mapped IPv6 address ends with the IPv4 address, so its last 8 digits are compared.
+                // An IPv4-mapped IPv6 address ends with the IPv4 address, so only the last 8 digits are read.
                 let address =
                     u32::from_str_radix(&address[address.len() - 8..], 16).expect("the address is hexadecimal");
                 found.push(Ipv4Addr::from(address.to_le_bytes()));

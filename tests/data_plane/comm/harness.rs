@@ -1,8 +1,8 @@
 //! Runs the body of a test in several real processes. The test binary starts itself once more for each rank and passes
-//! the name of the calling test, so that each child runs only this test.
+//! the name of the calling test, so that each child process runs only that test.
 //!
-//! Rank 0 binds a free port and reports its number to the parent, which passes the number to the other ranks. A child
-//! is killed when its parent dies. At the deadline, the parent kills the children that are still running.
+//! Rank 0 binds a free port and reports the port number to the parent. The parent passes the number to the other ranks.
+//! A child is killed when its parent dies. At the deadline, the parent kills the children that are still running.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,7 +21,7 @@ const WORLD: &str = "LOCDIFF_TEST_WORLD";
 const PORT: &str = "LOCDIFF_TEST_PORT";
 /// Marks the lines on standard output that a child reports to its parent. All other lines come from libtest.
 const MARK: &str = "@report ";
-/// How long all processes of a test may take together. Enough for a machine with more processes than cores.
+/// How long a test with all its processes may take. This is enough even if there are more processes than cores.
 const DEADLINE: Duration = Duration::from_secs(240);
 /// Timeout of collectives that should succeed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -144,8 +144,8 @@ impl Rank {
 
 struct Running {
     child: Child,
-    /// The thread that collects the reported lines, and the thread that collects standard error. Each ends with its
-    /// stream.
+    /// The thread that collects the reported lines, and the thread that collects standard error. Each thread ends when
+    /// its stream ends.
     readers: Option<(JoinHandle<Vec<String>>, JoinHandle<String>)>,
 }
 

@@ -1,5 +1,5 @@
-//! Tests that the C++ shim leaks no memory. This takes long, so `setup/run_tests.py` runs the test only if a file of
-//! the project has changed since the test last passed.
+//! Tests that the C++ shim leaks no memory. The test takes long, so `setup/run_tests.py` runs it only if a file of the
+//! project has changed since the test last passed.
 
 use locdiff::comm::{ReduceOp, differentiable};
 use tch::{Device, Kind, Tensor};
@@ -10,7 +10,7 @@ use crate::resident_bytes;
 const CALLS: usize = 10_000;
 const WARM_UP_CALLS: usize = 1_000;
 /// Memory may grow by this much, because allocators keep some memory. A leak of one handle per call would take about
-/// 2 MB, and a leak of one tensor per call 8 MB.
+/// 2 MB, and a leak of one tensor per call would take 8 MB.
 const GROWTH_BYTES_MAX: u64 = 1 << 20;
 
 #[test]

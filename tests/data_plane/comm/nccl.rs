@@ -16,7 +16,7 @@ use super::harness::{PATIENCE, Rank, run_ranks, run_ranks_with_losses};
 const GPU: Device = Device::Cuda(0);
 /// How long the surviving rank waits for a rank that was killed.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// An error may come this much later than the timeout, because NCCL's abort waits for its threads.
+/// An error may come this much later than the timeout, because an abort waits for the threads of NCCL.
 const GRACE: Duration = Duration::from_secs(2);
 
 fn connect(me: &Rank, timeout: Duration) -> Communicator {
@@ -50,8 +50,8 @@ fn nccl_collectives_and_gradients_are_correct() {
         let gathered = group.all_gather(&numbers(me.rank, 1 << 10)).expect("all ranks take part");
         assert!(gathered.reshape([-1]).equal(&Tensor::cat(&[numbers(0, 1 << 10), numbers(1, 1 << 10)], 0)));
 
-        // Each rank has half of a batch. The gradient of sum(weight * input) is the rank's input, and hooks reduce it
-        // to the mean over both ranks.
+        // Each rank has half of a batch. The gradient of sum(weight * input) is the input of the rank. Hooks then
+        // replace the gradient by its mean over both ranks.
         let weight = Tensor::ones([1 << 10], (Kind::Float, GPU)).set_requires_grad(true);
         let buckets =
             Buckets::new(communicator.data(), &[weight.shallow_clone()], 1 << 20).expect("the parameters are valid");
@@ -91,7 +91,7 @@ impl Step {
     }
 }
 
-/// Launches the captured step and waits until the step has finished, at most for `limit`.
+/// Launches the captured step and waits until it has finished, but not longer than `limit`.
 fn replay_within(graph: &mut Graph, limit: Duration) -> Result<(), WaitError> {
     graph.replay().expect("the graph can be replayed");
     let mut finished = CudaEvent::new()?;
@@ -163,8 +163,8 @@ fn peer_killed_during_a_replay_is_detected_by_polling() {
             die();
         }
         let mut started = Instant::now();
-        // The other rank launched one replay before it died. That replay may still complete, so this rank's first
-        // replays may succeed.
+        // The other rank launched one replay before it died. That replay may still complete, so the first replay here
+        // may succeed.
         let error = loop {
             match replay_within(&mut graph, TIMEOUT) {
                 Ok(()) => started = Instant::now(),

@@ -5,8 +5,8 @@ use locdiff_core::geo::{
 };
 use proptest::prelude::*;
 
-/// Tolerance for distances: one micrometre. Each operation rounds a unit vector by about 1e-16 of the Earth's radius,
-/// which is 0.6 nm, and a distance takes several operations.
+/// Tolerance for distances: one micrometre. Each operation rounds by about 1e-16, which is 0.6 nm on the Earth, and
+/// computing a distance takes several operations.
 const ROUNDING_KM: f64 = 1e-9;
 
 fn place(latitude: f64, longitude: f64) -> Place {
@@ -41,7 +41,7 @@ proptest! {
 
     #[test]
     fn geo_longitude_wraps_by_whole_turns(latitude in -90.0..=90.0, longitude in -180.0..180.0, turns in -1000_i32..1000) {
-        // The longitude with all its turns is up to 360,000 degrees, so f64 rounds it by up to 360,000 * 1.1e-16
+        // With the turns added, the longitude is up to 360,000 degrees, so f64 rounds it by up to 360,000 * 1.1e-16
         // degrees.
         let wrapped: f64 = place(latitude, longitude + 360.0 * f64::from(turns)).longitude().0;
         let difference = f64::abs(wrapped - longitude);
@@ -132,7 +132,7 @@ fn geo_bad_coordinates_name_their_row() {
     assert!(places(&[0.0], &[f64::NEG_INFINITY]).is_err());
     assert_eq!(
         places(&[0.0], &[]).expect_err("the lengths differ").to_string(),
-        "got 1 latitudes and 0 longitudes, wanted as many of each"
+        "got 1 latitudes and 0 longitudes, wanted equal numbers"
     );
     assert!(UnitVector::new([0.0; 3]).is_err() && UnitVector::new([f64::NAN, 1.0, 0.0]).is_err());
 }
@@ -163,7 +163,7 @@ fn geo_vectors_of_any_length_have_a_direction() {
         let half = std::f64::consts::FRAC_1_SQRT_2;
         assert!(
             x == 0.0 && (y - half).abs() < 1e-15 && (z + half).abs() < 1e-15,
-            "wrong direction [{x}, {y}, {z}] of a vector of length {scale:e}"
+            "wrong direction [{x}, {y}, {z}] of the vector [0, {scale:e}, -{scale:e}]"
         );
     }
 }
@@ -182,8 +182,8 @@ fn geo_grids_are_even() {
             "the vectors of {count} points sum to {sum:?}, wanted less than 1 per component"
         );
     }
-    // If every point had a square cell of the same area, neighbours would be one side of the square apart. The nearest
-    // neighbour of every point is 0.8 to 1.2 sides away.
+    // If every point had a square cell of the same area, neighbours would be one side of a square apart. The nearest
+    // neighbour of a grid point may be 0.8 to 1.2 sides away.
     let grid = fibonacci_grid(2_000);
     let side_km = EARTH_RADIUS_KM * (4.0 * std::f64::consts::PI / 2_000.0).sqrt();
     for (index, point) in grid.iter().enumerate() {
@@ -191,12 +191,12 @@ fn geo_grids_are_even() {
         let nearest = others.map(|(_, other)| point.distance(*other).0).fold(f64::INFINITY, f64::min);
         assert!(
             (0.8..1.2).contains(&(nearest / side_km)),
-            "the neighbour of point {index} is {nearest} km away, wanted 0.8 to 1.2 times {side_km}"
+            "the nearest neighbour of point {index} is {nearest} km away, wanted 0.8 to 1.2 times {side_km} km"
         );
     }
 }
 
-/// Clusters of points. The centre of each cluster occurs twice, so that several points have equal distances from a
+/// Clusters of points. The centre of each cluster occurs twice, so that two points have the same distance from any
 /// query.
 fn any_crowd() -> impl Strategy<Value = Vec<UnitVector>> {
     proptest::collection::vec((any_point(), proptest::collection::vec((0.0..360.0, 0.0..300.0), 0..8)), 1..60).prop_map(
@@ -222,7 +222,7 @@ proptest! {
         prop_assert_eq!(index.points(), &crowd[..]);
         let tie = crowd[pick.index(crowd.len())];
         for query in [elsewhere, crowd[0]] {
-            // The radii are the exact distance of a point, a random radius, zero, and a negative radius.
+            // The radii are the exact distance from the query to a point, a random radius, zero, and a negative radius.
             for radius in [query.distance(tie), Km(radius), Km(0.0), Km(-1.0)] {
                 let scan = |holds: &dyn Fn(Km) -> bool| -> Vec<u32> {
                     (0_u32..).zip(&crowd).filter(|(_, point)| holds(query.distance(**point))).map(|(at, _)| at).collect()
@@ -241,7 +241,7 @@ proptest! {
             let first = index.nearest(query).expect("the index has points").0;
             let same = crowd.iter().position(|point| *point == crowd[first as usize]);
             let same = same.expect("the index returns points of the crowd");
-            prop_assert_eq!(same as u32, first, "another point than the first of several equal points was returned");
+            prop_assert_eq!(same as u32, first, "the index did not return the first of several equal points");
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Scores, confidence intervals, density and coverage are compared with a naive computation or with a reference
-//! package.
+//! Compares scores, confidence intervals, density and coverage with a naive computation or with a reference package.
 
 use std::path::Path;
 use std::time::Instant;
@@ -12,7 +11,7 @@ use tch::Tensor;
 
 const FEW: Bootstrap = Bootstrap { seed: 11, resamples: 200 };
 
-/// Random errors in km, from 10 m to about half the circumference of the Earth.
+/// Random errors in km, from 10 m to about 12,000 km.
 fn errors(seed: u64, rows: usize) -> Vec<f64> {
     let mut uniform = vec![0.0_f32; rows];
     let draw = Draw { stream: Stream::Test(1), step: 0, first_sample: 0, elements: rows };
@@ -43,8 +42,9 @@ fn naive_statistics(errors: &[f64]) -> Vec<f64> {
     all
 }
 
-/// The value and the interval of each statistic, computed by drawing every resample explicitly. With `other`, the
-/// values and intervals are those of the difference `one` - `other`, with both lists resampled by the same rows.
+/// The value and the interval of each statistic, computed by drawing every resample explicitly. If `other` is given,
+/// the values and intervals are those of the difference `one` - `other`, and each resample takes the same rows from
+/// both lists.
 fn naive_intervals(one: &[f64], other: Option<&[f64]>) -> Vec<f64> {
     let rows = one.len();
     let statistics = |pick: &dyn Fn(&[f64]) -> Vec<f64>| {
@@ -80,7 +80,7 @@ fn metrics_match_a_naive_bootstrap() {
         let (one, other) = (errors(1, rows), errors(2, rows));
         let close = |got: Vec<f64>, want: Vec<f64>| {
             for (got, want) in got.iter().zip(&want) {
-                // The two computations add as many as 501 numbers, in different orders.
+                // The two computations add as many as 501 numbers in different orders.
                 assert!((got - want).abs() <= 1e-11 * (1.0 + want.abs()), "{rows} rows: got {got}, wanted {want}");
             }
         };
@@ -104,7 +104,7 @@ fn metrics_intervals_cover_the_true_value_in_95_percent_of_trials() {
                 .percent;
         covered += u32::from((found.lo..=found.hi).contains(&(100.0 * share)));
     }
-    // Of 400 intervals 380 are expected to contain the true value, with a standard deviation of 4.4.
+    // On average, 380 of the 400 intervals contain the true value. The standard deviation is 4.4.
     assert!(
         (362..=396).contains(&covered),
         "{covered} of {trials} intervals contain the true value, wanted 362 to 396"
@@ -133,7 +133,7 @@ fn metrics_refuse_invalid_distances() {
     assert!(refused(&[f64::INFINITY]).contains("answer 0"));
     assert!(refused(&[-1.0]).contains("-1 km"));
     let text = score(&[1.0], &[f64::NAN], &FEW).expect_err("the input is not valid").to_string();
-    assert_eq!(text, "threshold NaN km, wanted a finite number of at least 0");
+    assert_eq!(text, "threshold is NaN km, wanted a finite number of at least 0");
     let text = compare(&[1.0], &[1.0, 2.0], &[], &FEW).expect_err("the input is not valid").to_string();
     assert_eq!(text, "1 answers compared with 2, wanted the same rows in both");
 }

@@ -17,7 +17,7 @@ fn mean(values: &[f32], power: i32) -> f64 {
     values.iter().map(|value| f64::from(*value).powi(power)).sum::<f64>() / values.len() as f64
 }
 
-/// |got − want| divided by the standard error of the mean of [`N`] independent draws with this variance.
+/// |got − want| divided by the standard error of the mean of [`N`] independent draws that have this `variance`.
 fn deviations(got: f64, want: f64, variance: f64) -> f64 {
     (got - want).abs() / (variance / N).sqrt()
 }

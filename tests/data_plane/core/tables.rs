@@ -1,4 +1,4 @@
-//! Tables of identifiers and coordinates are read with the same column names from every file format.
+//! Tables of identifiers and coordinates may have the same column names in every file format.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

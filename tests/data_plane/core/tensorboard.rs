@@ -55,8 +55,8 @@ fn pixels_crc(rgb: &[u8]) -> u32 {
     crc.sum()
 }
 
-/// An image in which different PNG filters are best for different rows. Rows 0 to 7 are constant, rows 8 to 15 a
-/// horizontal gradient, rows 16 to 23 equal to the row above, and all later rows noise.
+/// An image in which different PNG filters are best for different rows. Rows 0 to 7 are constant. Rows 8 to 15 are a
+/// horizontal gradient. Rows 16 to 23 repeat one irregular row. All later rows are irregular and differ.
 fn pixels(width: u32, height: u32) -> Vec<u8> {
     let channel = |x: u32, y: u32, channel: u32| match y / 8 {
         0 => 7,
@@ -116,8 +116,8 @@ fn tensorboard_reads_hyperparameters() {
     assert_eq!((&hparams["names"], &hparams["values"]), (&json!(names), &values));
     assert_eq!(hparams["shown_first"], json!(["train.learning_rate"]));
     assert_eq!((&hparams["metrics"], &hparams["status"]), (&json!(["loss"]), &json!(1)));
-    // The run continues with another learning rate. The new value replaces the old value, and the mark that the run has
-    // ended is removed.
+    // The run continues with another learning rate. The new value replaces the old value. The mark that says that the
+    // run has ended is removed.
     hyperparameters(5e-4).save(folder.path()).expect("the file can be written");
     let mut board = Board::open(folder.path(), Some(3)).expect("the event file can be written");
     write_steps(&mut board, 4..=5);
@@ -140,7 +140,7 @@ fn no_step_is_duplicated_after_a_crash() {
     board.text(0, "config", "first").expect("the event file can be written");
     write_steps(&mut board, 1..=12);
     write_pictures(&mut board, 12);
-    // The run is killed at step 12 while it writes a record. Twice it resumes from the checkpoint of step 10.
+    // The run is killed at step 12 while it writes a record. It then resumes twice from the checkpoint of step 10.
     let bytes = std::fs::read(board.path()).expect("the file can be read");
     std::fs::write(board.path(), &bytes[..bytes.len() - 5]).expect("the file can be written");
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! `eval --suite perturbation`: the drift does not depend on the number of workers, and `theory_km` computes its
+//! `eval --suite perturbation`: the drift does not depend on the number of workers, and `theory_km` follows its
 //! formula. `tests/control_plane/perturbation.rs` compares the drift with the theory.
 
 use locdiff::eval::perturbation::{BLOCK_POINTS, SEARCHED_PER_BLOCK, run_degree, theory_km};

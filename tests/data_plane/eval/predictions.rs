@@ -1,5 +1,5 @@
-//! Users provide files of predictions, of true places, and of gallery places. Valid files are read. For an invalid file
-//! the error names the file, the row and the reason.
+//! Tests of the files that users provide: predictions, true places and gallery places. Valid files are read. For an
+//! invalid file, the error names the file, the row and the reason.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ fn parquet(folder: &Path, name: &str, columns: Vec<(&str, ArrayRef)>) -> PathBuf
     let path = folder.join(name);
     let batch =
         RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, column)| (name, column, true)));
-    let batch = batch.expect("columns of one length");
+    let batch = batch.expect("the columns have equal lengths");
     let mut writer = ArrowWriter::try_new(File::create(&path).expect("the file can be created"), batch.schema(), None)
         .expect("a writer can be created");
     writer.write(&batch).expect("the file can be written");
@@ -42,7 +42,7 @@ fn predictions_are_scored_in_any_order_and_format() {
     let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let truth = Truth::read(&file(scratch.path(), "truth.csv", TRUTH.as_bytes())).expect("the file is valid");
     // The prediction for a is exact, for b 22 km off across the date line, for c 111 km off, and for d at the antipode.
-    // The prediction for e is exact although its longitude is wrong, because e is the south pole.
+    // The prediction for e has a wrong longitude but is exact, because the true place of e is the south pole.
     let text = "\u{feff}ID,score,Longitude,LATITUDE\nb.jpg,1,-179.9,-5.5\na.jpg,1,20,10\ne.jpg,1,77,-90\nd.jpg,1,-177.7,-48.8\nc.jpg,1,0,1\n";
     let csv = file(scratch.path(), "mine.csv", text.as_bytes());
     let names: ArrayRef = Arc::new(StringArray::from(vec!["b.jpg", "a.jpg", "e.jpg", "d.jpg", "c.jpg"]));

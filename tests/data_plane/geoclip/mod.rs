@@ -35,9 +35,12 @@ fn geoclip_reproduces_its_published_outputs() {
                 .expect("the input has the right shape")
                 .to_device(Device::Cpu);
             let difference = difference_max(&got, &want);
-            println!("{name} on {device:?}: {difference:e} of at most {}", want.abs().max().double_value(&[]));
-            // A GPU adds in another order, and the high frequencies of GeoCLIP's finest capsule magnify the rounding
-            // errors.
+            println!(
+                "{name} on {device:?}: off by {difference:e}, values up to {}",
+                want.abs().max().double_value(&[])
+            );
+            // A GPU adds numbers in another order, and the high frequencies of GeoCLIP's finest capsule magnify the
+            // rounding errors.
             assert!(
                 difference < if device.is_cuda() { 1e-3 } else { 1e-5 },
                 "{name} on {device:?} differs by {difference:e}"

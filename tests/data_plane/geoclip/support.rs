@@ -16,7 +16,7 @@ pub(crate) fn wheel() -> PathBuf {
     path
 }
 
-/// A folder with the real weights and the first 4,096 places of the gallery. So few places are embedded in half a
+/// A folder with the real weights and the first 4,096 places of the gallery. Embedding so few places takes only half a
 /// second.
 pub(crate) fn folder() -> PathBuf {
     let base = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -30,8 +30,8 @@ pub(crate) fn folder() -> PathBuf {
     panic!("cannot create {} in three attempts", folder.display());
 }
 
-/// Creates `folder`. If several test processes do so at once, the first process to rename its folder succeeds, and the
-/// others use that folder.
+/// Creates `folder`. If several test processes create it at once, the first process to rename its temporary folder
+/// succeeds, and the others use the result.
 fn make(base: &Path, folder: &Path) {
     let scratch = tempfile::tempdir_in(base).expect("a temporary folder can be created");
     let whole = scratch.path().join("whole");

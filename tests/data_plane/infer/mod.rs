@@ -1,3 +1,3 @@
-//! Tests of inference: the rows to locate are read in blocks.
+//! Tests of inference, which reads the rows to locate in blocks.
 
 mod rows;

@@ -32,7 +32,7 @@ fn write(path: &Path, ids: Vec<Option<&str>>) {
         ("embedding", Arc::new(embeddings.finish())),
     ];
     let batch = RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true)));
-    let batch = batch.expect("columns of one length");
+    let batch = batch.expect("the columns have equal lengths");
     let properties = WriterProperties::builder().set_max_row_group_row_count(Some(50)).build();
     let file = File::create(path).expect("the file can be created");
     let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties)).expect("a writer can be created");
@@ -66,7 +66,7 @@ fn row_without_an_id_is_refused_or_skipped() {
     assert_eq!((rows.count, rows.mask.count()), (2, 1));
     assert_eq!(ids(&rows).expect("the file is valid"), [(0, "a".to_owned()), (2, "c".to_owned())]);
 
-    // The error suggests to set `id_column` to a name that no column has. Rows are then identified by their index.
+    // The error suggests setting `id_column` to a name that no column has. Rows are then identified by their index.
     config.shards.on_bad_rows = OnBadRows::Error;
     config.shards.id_column = "nowhere".to_owned();
     let found = ids(&ImageRows::open(&location, &config).expect("the data can be opened")).expect("the file is valid");
@@ -84,7 +84,7 @@ fn truth_applies_only_to_the_test_rows_and_must_match_them() {
     let mut config = RunConfig::default();
     config.eval.truth = truth.display().to_string();
     let rows = ImageRows::open(&location, &config).expect("the data can be opened");
-    assert!(TruthFile::open(&location, &rows, &config).expect("these rows are not shards.test").is_none());
+    assert!(TruthFile::open(&location, &rows, &config).expect("the rows are not those of `shards.test`").is_none());
     config.shards.test = location.clone();
     let error = TruthFile::open(&location, &rows, &config).expect_err("the input is invalid");
     assert!(error.exit_code().code() == 20 && error.to_string().contains("1 of its 4 rows are not in"), "{error}");

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The names of the modules from the crate root to a module. Empty for the root itself.
+/// The names of the modules from the crate root to a module. The list is empty for the root itself.
 type ModulePath = Vec<String>;
 
 /// The modules of a crate.
@@ -48,8 +48,8 @@ impl Crate {
         self.modules.values().map(|module| module.file.as_path())
     }
 
-    /// Pairs of an importing and an imported module, sorted and without duplicates. A public re-export is an import
-    /// only if it is outside of the crate root and re-exports an item of another top-level module.
+    /// Pairs of an importing and an imported module, sorted and without duplicates. A public re-export counts as an
+    /// import only if it is outside of the crate root and re-exports an item of another top-level module.
     pub(super) fn imports(&self) -> Vec<(ModulePath, ModulePath)> {
         let mut imports = BTreeSet::new();
         for (own, module) in self.modules.iter().filter(|(own, _)| !is_test(own)) {
@@ -154,8 +154,8 @@ fn without_tests(text: &str) -> String {
     let (mut kept, mut lines) = (String::new(), text.lines());
     while let Some(line) = lines.next() {
         if line.starts_with("#[cfg(test)]") {
-            // Skips the item. It ends with a closing brace in the first column, or with a semicolon at the end of a
-            // line that is not indented.
+            // Skips the item. An item ends with a closing brace in the first column, or with a semicolon at the end of
+            // a line that is not indented.
             for line in lines.by_ref() {
                 if line.starts_with('}') || (!line.starts_with([' ', '#']) && line.ends_with(';')) {
                     break;
@@ -201,8 +201,8 @@ fn uses(text: &str) -> Vec<Use> {
     found
 }
 
-/// Calls `found` for every path of a use tree such as `a::{b, c::{self, d as e}}`, with the path and the name that the
-/// path introduces.
+/// Calls `found` for every path of a use tree such as `a::{b, c::{self, d as e}}`. The arguments are the path and the
+/// name that the path introduces.
 fn expand(prefix: &[String], tree: &str, found: &mut impl FnMut(Vec<String>, String)) {
     let tree = tree.trim();
     let (path, group) = match tree.split_once('{') {

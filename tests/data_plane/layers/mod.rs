@@ -63,8 +63,8 @@ const LOCDIFF: Design = Design {
     ],
 };
 
-/// Imports that are forbidden although the rows allow them. The modules of the first list must not import those of the
-/// second: I/O and retrieval must not depend on the numerics.
+/// Imports that are forbidden although the rows allow them. The modules of the first list must not import the modules
+/// of the second list, because I/O and retrieval must not depend on the numerics.
 const NEVER: &[(&[&str], &[&str])] = &[(&["checkpoint", "retrieval", "shards"], &["diffusion", "loss", "model"])];
 
 /// Folders whose files may have import cycles, each with the reason for the exception.
@@ -167,12 +167,14 @@ fn unsafe_code_stays_in_native_and_random() {
     }
 }
 
-/// For each folder whose direct members import each other in a cycle, the folder and one such cycle.
+/// Finds every folder whose direct members import each other in a cycle. Returns each such folder with one of its
+/// cycles.
 fn cycles_of(found: &Crate) -> Vec<(Vec<String>, Vec<String>)> {
     let mut graphs: BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
     for (from, to) in found.imports() {
         let shared = from.iter().zip(&to).take_while(|(one, other)| one == other).count();
-        // If one of the two modules contains the other, the outer module is the `mod.rs` of the folder.
+        // If one of the two modules contains the other, the outer module is the folder itself and counts as its
+        // `mod.rs`.
         let member = |path: &[String]| path.get(shared).cloned().unwrap_or_else(|| "mod".to_owned());
         let graph = graphs.entry(from[..shared].to_vec()).or_default();
         graph.entry(member(&from)).or_default().insert(member(&to));
@@ -180,7 +182,7 @@ fn cycles_of(found: &Crate) -> Vec<(Vec<String>, Vec<String>)> {
     graphs.into_iter().filter_map(|(folder, graph)| Some((folder, cycle_in(&graph)?))).collect()
 }
 
-/// A cycle: a path along the imports from some member back to the same member. `None` if the graph has no cycle.
+/// Returns a path along the imports from some member back to the same member, or `None` if the graph has no cycle.
 fn cycle_in(graph: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     graph.keys().find_map(|start| {
         let (mut paths, mut seen) = (vec![vec![start.clone()]], BTreeSet::new());

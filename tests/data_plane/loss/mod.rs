@@ -1,8 +1,10 @@
-//! The loss equals its definition, in every precision and for filtered codes. An error of the loss names its cause.
+//! The loss equals its definition, in every precision and for filtered codes. If computing the loss fails, the error
+//! names the cause.
 
 mod split;
 
-// The last letters of a tensor's name are its dimensions: b batch, a anchors, d dimensions of the code.
+// The letters after the last underscore of a tensor's name are its dimensions: b for the batch, a for the anchors, and
+// d for the dimensions of a code.
 
 use locdiff::loss::{CODE_SCALE, Inputs, Loss, LossError, Losses};
 use locdiff::shdd::{Basis, Filter, uniform_points};
@@ -89,7 +91,7 @@ fn scaled_codes_have_unit_mean_square() {
             .expect("the codes fit into memory")
             * CODE_SCALE;
         let mean_squares = codes.square().mean_dim(Some(&[1_i64][..]), false, Kind::Double);
-        // The sums of up to 2304 squares are computed in f32.
+        // The codes and their squares are rounded to f32.
         assert!(
             f64::try_from((mean_squares - 1.0).abs().max()).expect("the tensor is one number") < 1e-5,
             "degree {degree}: the mean square is not 1"
@@ -122,15 +124,16 @@ fn filtered_codes_have_the_loss_of_zero_filled_codes() {
         [&predicted_bd, &truth_bd].map(|codes| filter.scatter(codes).expect("the shapes match"));
     let got = kl(run(&predicted_bd, &truth_bd, &basis_ad));
     let want = kl(run(&whole_predicted, &whole_truth, &anchors));
-    // The two sides are sums of 20 and of 64 terms, both in f32.
+    // The filtered codes have 20 dimensions and the whole codes 64, so the two sums in f32 round differently.
     assert!(got > 0.1 && (got - want).abs() < 1e-5 * want, "the KL divergence is {got}, wanted {want}");
     let error = run(&predicted_bd, &truth_bd, &anchors).expect_err("the anchors are not filtered").to_string();
     assert_eq!(error, "loss: the harmonics of the anchors have shape [50, 64], wanted [1 or more, 20]");
 }
 
-/// At degree 47, logits reach 183, and rounding such a logit to bf16 changes it by up to 0.5. Near convergence the
-/// gradient depends on log q − log p, which has the same error. If only the factors of the logits are rounded to bf16
-/// and the sums are in f32, the error is much smaller, because the errors of the factors average out.
+/// At degree 47, logits reach 183, and rounding such a logit to bf16 changes it by up to 0.5. Near convergence, the
+/// gradient depends on the difference log q − log p, which then has an error of the same size. If only the factors of
+/// the logits are rounded to bf16 and the sums are in f32, the error is much smaller, because the errors of the factors
+/// average out.
 #[test]
 fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
     let basis = Basis::new(47).expect("the degree is at most 511");
@@ -140,7 +143,8 @@ fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
             .expect("the codes fit into memory")
     };
     let (truth_bd, basis_ad) = (encode(11, 256), encode(12, 2048));
-    // The prediction differs from the truth by noise of a tenth of a dimension's standard deviation.
+    // The prediction is the truth plus noise. The standard deviation of the noise is a tenth of that of a code
+    // dimension.
     let start_bd = &truth_bd * CODE_SCALE + normals(13, &truth_bd.size(), Kind::Float) * 0.1;
     let gradient = |total: &dyn Fn(&Tensor) -> Tensor| {
         let predicted_bd = start_bd.copy().set_requires_grad(true);
@@ -165,14 +169,14 @@ fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
     let (factors, logits) = (relative(&of_loss(Precision::Bf16), &exact), relative(&with_bf16_logits, &exact));
     println!("gradient off by {:.1} % with bf16 factors, {:.1} % with bf16 logits", factors * 100.0, logits * 100.0);
     // The gradient is off by about 4 % with bf16 factors and by about 25 % with bf16 logits. Depending on the anchors,
-    // the errors are 2.9 to 4.5 % and 12 to 42 %.
+    // the error is 2.9 to 4.5 % with bf16 factors and 12 to 42 % with bf16 logits.
     assert!(
         (0.005..0.08).contains(&factors),
         "with bf16 factors, the gradient is off by {factors}, wanted 0.005 to 0.08"
     );
     assert!(
         (0.1..0.6).contains(&logits) && logits > 3.0 * factors,
-        "with bf16 logits, the gradient is off by {logits}, wanted 0.1 to 0.6"
+        "with bf16 logits, the gradient is off by {logits}, wanted 0.1 to 0.6 and over 3 times {factors}"
     );
 }
 

@@ -1,6 +1,7 @@
 //! If the anchors are split over ranks, the KL divergence has the same value and gradient as on one rank.
 //!
-//! The last letters of a tensor's name are its dimensions: b batch, a anchors, d dimensions of the code.
+//! The letters after the last underscore of a tensor's name are its dimensions: b for the batch, a for the anchors, and
+//! d for the dimensions of a code.
 
 use locdiff::loss::{Inputs, Loss};
 use locdiff_core::config::{AutoOr, KlDirection, LossConfig, Precision};
@@ -26,8 +27,8 @@ fn anchors_split_over_ranks_give_the_whole_loss() {
     for world in [2, 4] {
         run_ranks(anchors_split_over_ranks_give_the_whole_loss, world, |me| {
             let communicator = me.connect(me.world);
-            // In f32, logits of about 50 are off by 3e-6, and log q and log p are off by as much. The tolerance for f32
-            // allows for these errors.
+            // In f32, logits of about 50 have an error of 3e-6, and so do log q and log p. The tolerance for f32 allows
+            // for these errors.
             for (kind, tolerance) in [(Kind::Double, 1e-10), (Kind::Float, 2e-4)] {
                 // With logits of about 50, the ranks' sums of exponentials differ by many powers of ten.
                 let (truth_bd, basis_ad) =

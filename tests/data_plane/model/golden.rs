@@ -1,8 +1,9 @@
 //! Network, loss and sampler give the same tensors as the PyTorch reference in `tests/golden/make_reference.py`.
 //!
-//! The tolerance is 1e-4 of each tensor's norm, because both sides compute in f32 and add in different orders.
+//! The tolerance is 1e-4 of each tensor's norm, because both sides compute in f32 and add numbers in different orders.
 //!
-//! The last letters of a tensor's name are its dimensions: b batch, a anchors, d dimensions of the code.
+//! The letters after the last underscore of a tensor's name are its dimensions: b for the batch, a for the anchors, and
+//! d for the dimensions of a code.
 
 use locdiff::diffusion::{Forward, NoiseSchedule, Sampler};
 use locdiff::loss::{Inputs, Loss};
@@ -94,7 +95,7 @@ fn sampling_chains_equal_the_reference() {
         seen.push(last.expect("the shapes match"));
         assert!(
             Tensor::from_slice(&grid).equal(golden.get("grid")),
-            "the chain visits other timesteps than the reference: {grid:?}"
+            "the chain has other timesteps than the reference: {grid:?}"
         );
         for (step, x) in seen[1..].iter().enumerate() {
             assert_close(x, &want.get(step as i64), TOLERANCE, &format!("{name}, after step {step}"));

@@ -1,8 +1,9 @@
 //! Network, loss, sampler and decoder give the same results on a GPU as on the CPU. The CPU variant ignores these
 //! tests.
 //!
-//! The last letters of a tensor's name are its dimensions: b batch or codes, c coefficients of a code, d dimensions of
-//! the code, e embedding, a anchors, n points, 3 coordinates.
+//! The letters after the last underscore of a tensor's name are its dimensions: b for the batch, c for the coefficients
+//! of a code, d for the dimensions of a code, e for the embedding, a for the anchors, n for points, and 3 for their
+//! coordinates.
 
 use locdiff::diffusion::{ChainNoise, Forward, NoiseSchedule, Sampler, TrainingDraws};
 use locdiff::loss::{Inputs, Loss};
@@ -79,10 +80,10 @@ fn step_on_the_gpu_equals_the_step_on_the_cpu() {
         assert!(worst <= gradient_tolerance, "the gradients differ by {worst} of their norm");
         grads
     };
-    // The GPU and the CPU add thousands of products in different orders.
+    // In f32, the results differ only because the GPU and the CPU add thousands of products in different orders.
     compare(Precision::F32, 1e-5, 2e-4);
-    // Each of the six modules rounds the input of its sines to bf16, which shifts the phase. The measured difference of
-    // the gradients is 12 %.
+    // Each of the six modules rounds the input of its sines to bf16, which shifts the phase. The gradients were
+    // measured to differ by 12 %.
     let (once, again) = (compare(Precision::Bf16, 0.01, 0.2), compare(Precision::Bf16, 0.01, 0.2));
     assert!(once.iter().zip(&again).all(|((_, once), (_, again))| once.equal(again)), "two runs on the GPU differ");
 }
@@ -141,8 +142,8 @@ fn decoding_on_the_gpu_finds_the_right_points() {
     assert!(worst < 0.001, "the worst refined place is off by {worst} km");
 }
 
-/// The harmonics of anchors are computed on the device that scores the anchors. The GPU gives the same scores as the
-/// CPU, for whole codes and for filtered codes.
+/// Each device computes the harmonics of the anchors itself. The GPU gives the same scores as the CPU, for whole codes
+/// and for filtered codes.
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
@@ -178,7 +179,7 @@ fn anchors_on_the_gpu_equal_anchors_on_the_cpu() {
                 }
                 assert_eq!(got[0].0, want[0].0);
             }
-            // On the GPU, all scores but the best 64 are computed from f16 factors.
+            // On the GPU, the best 64 scores are computed from f32 factors and all other scores from f16 factors.
             let difference = relative(&got.1, &want.1);
             println!("scores differ by {difference:.2e} of their norm");
             assert!(difference < 2e-3, "the scores differ by {difference:e} of their norm");

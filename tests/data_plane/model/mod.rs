@@ -65,14 +65,14 @@ fn parameter_count_equals_that_of_the_configuration() {
             assert_eq!(
                 count(&config),
                 config.parameters(768),
-                "degree {degree}, bottleneck {bottleneck}, width factor {width_factor}"
+                "wrong parameter count for degree {degree}, bottleneck {bottleneck}, width factor {width_factor}"
             );
             let filtered = ModelConfig { low_pass_dims: 17, ..config };
             assert_eq!(Architecture::new(&filtered, 768, 200).dims, 17);
             assert_eq!(
                 count(&filtered),
                 filtered.parameters(768),
-                "17 dimensions of degree {degree}, bottleneck {bottleneck}, width factor {width_factor}"
+                "17 dimensions: wrong count for degree {degree}, bottleneck {bottleneck}, width factor {width_factor}"
             );
         }
     }
@@ -185,7 +185,7 @@ fn network_sees_standardised_embeddings() {
     for (wrong, text) in [(f64::NAN, "NaN"), (f64::NEG_INFINITY, "-inf")] {
         let means = mean.copy();
         let _ = means.get(4).fill_(wrong);
-        let error = network.standardise(&means, &deviation).expect_err("a mean that is not finite").to_string();
+        let error = network.standardise(&means, &deviation).expect_err("a mean is not finite").to_string();
         assert_eq!(error, format!("mean of embedding dimension 4 is {text}, wanted a finite number"));
     }
 }
@@ -193,8 +193,8 @@ fn network_sees_standardised_embeddings() {
 #[test]
 fn dropout_keeps_the_mean() {
     let mut network = network();
-    // The head reads the last upward module and the first downward module. The head's weights for the upward module are
-    // set to 0, so the network's output is linear in the first module's output after dropout.
+    // The head reads the outputs of the last upward module and of the first downward module. The head's weights for the
+    // upward module are set to 0, so the network's output is linear in the first module's output after dropout.
     let mut weights = named(&network);
     for (_, tensor) in weights.iter_mut().filter(|(name, _)| name == "out.weight") {
         *tensor = tensor.detach().copy();

@@ -1,7 +1,8 @@
 //! A network that is split over tensor-parallel ranks has the same predictions, losses and gradients as the whole
 //! network.
 //!
-//! The last letters of a tensor's name are its dimensions: b batch, a anchors, d dimensions of the code.
+//! The letters after the last underscore of a tensor's name are its dimensions: b for the batch, a for the anchors, and
+//! d for the dimensions of a code.
 
 use locdiff::comm::Group;
 use locdiff::loss::{Inputs, Loss};

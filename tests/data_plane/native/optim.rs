@@ -67,8 +67,8 @@ fn largest_difference(kind: Kind, divisor: Option<f32>) -> f64 {
 
 #[test]
 fn fused_adamw_equals_the_published_algorithm() {
-    // The reference is in f64. In f64, the results differ only by the rounding errors of 25 updates. In f32, each
-    // update rounds by up to 2⁻²⁴ = 6e-8.
+    // The reference computes in f64. Fused AdamW in f64 differs from it only by the rounding errors of 25 updates.
+    // Fused AdamW in f32 also rounds each update by up to 2⁻²⁴ = 6e-8.
     assert!(largest_difference(Kind::Double, None) < 1e-13);
     assert!(largest_difference(Kind::Float, None) < 25.0 * 6e-8);
 }
@@ -151,7 +151,7 @@ fn moving_average_moves_by_its_weight() {
     assert!(ema_update(&averages, &params, &Tensor::from_slice(&[0.1_f64, 0.2])).is_err(), "two weights were accepted");
 }
 
-/// Rust and C++ pass tensors to each other by pointer. A leak of one small tensor per call would fail this test.
+/// Rust and C++ pass tensors to each other by pointer. A leak of one small tensor per call would make this test fail.
 #[test]
 fn ten_thousand_calls_do_not_leak() {
     let tensors = params(Kind::Float);

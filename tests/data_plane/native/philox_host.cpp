@@ -1,6 +1,6 @@
 // Runs one kernel of philox.cu on the host, one thread after another, and writes the kernel's output to standard
-// output. Standard input has one line: kernel seed stream counter step first_sample samples elements extra. If the
-// counter is 0, the kernel gets a null pointer instead of a counter.
+// output. Standard input has one line with these fields: kernel seed stream counter step first_sample samples elements
+// extra. If the counter is 0, the kernel gets a null pointer instead of a counter.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -33,7 +33,7 @@ static unsigned __float_as_uint(float value) {
 template <typename Value, typename Kernel>
 void run(u64 samples, u64 elements, Kernel kernel) {
   std::vector<char> out(samples * elements * sizeof(Value));
-  // As in a real launch, there are a few more threads than blocks of four numbers.
+  // As in a real launch, there are a few more threads than needed. Each thread computes a block of four numbers.
   const u64 threads = samples * ((elements + 3) / 4) + 5;
   blockDim.x = 2;
   for (u64 i = 0; i < threads; ++i) {

@@ -1,4 +1,4 @@
-//! A random tensor has the same numbers as a slice filled by the core crate. The GPU kernels, compiled for the host,
+//! A random tensor has the same numbers as a slice that the core crate fills. The GPU kernels, compiled for the host,
 //! give the same numbers as Rust. Without a GPU, every call that needs one returns an error.
 
 use std::io::Write;
@@ -42,7 +42,7 @@ fn counter_draws_the_numbers_of_its_step_on_the_cpu() {
 }
 
 /// Compiles the source of the GPU kernels as C++, runs the threads one after another, and compares the output with
-/// Rust. Only the GPU itself is not tested.
+/// Rust. This tests everything except the GPU itself.
 #[test]
 fn kernel_source_run_on_the_host_equals_rust() {
     let folder = tempfile::tempdir().expect("the temporary folder is writable");
@@ -80,8 +80,8 @@ fn bytes<T: Copy, const N: usize>(values: &[T], convert: impl Fn(T) -> [u8; N]) 
     values.iter().flat_map(|value| convert(*value)).collect()
 }
 
-/// Runs one kernel and returns its output. The kernel adds the value of its counter to its argument `step`, so it gets
-/// `counter` in the counter and `draw.step - counter` as the argument.
+/// Runs one kernel and returns its output. The kernel adds the value of its counter to its argument `step`. The counter
+/// is therefore set to `counter`, and the argument to `draw.step - counter`.
 fn host_kernel(
     program: &std::path::Path,
     kernel: &str,

@@ -1,4 +1,5 @@
-//! Tests of LocDiff-H: the answers of every mode equal its definition, and tuning chooses the right setting.
+//! Tests of LocDiff-H: the answers of every mode follow the definition of the mode, and tuning chooses the right
+//! setting.
 
 use locdiff::retrieval::{Grid, ImageSamples};
 use locdiff::shdd::uniform_points;
@@ -54,9 +55,10 @@ fn answer_by_definition(setting: &Hybrid, image: &ImageSamples, points: &[UnitVe
     }
 }
 
-/// The point with the most votes, computed directly from the definition. The 64 best points vote for each other, except
-/// those whose score is more than 9 below the best score. A vote counts exp(score) · Σ exp(-distance / width), where
-/// score belongs to the voter, distance is between the two points, and the sum is over four widths.
+/// The point with the most votes, computed directly from the definition. The 64 points with the highest scores take
+/// part, except points whose score is more than 9 below the highest. Each point that takes part votes for every such
+/// point, itself included. The weight of a vote is exp(score) · Σ exp(-distance / width), where score is the score of
+/// the voter, distance is the distance between the two points, and the sum is over four widths.
 fn consensus_by_definition(points: &[UnitVector], mut scored: Vec<(usize, f64)>) -> Option<u32> {
     scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     scored.truncate(64);
@@ -113,9 +115,9 @@ fn hybrid_answers_follow_the_definition() {
                 // Gallery points at the same place have equal votes up to rounding, so places are compared instead of
                 // points.
                 let spot = |point: Option<u32>| point.map(|point| points[point as usize]);
-                assert_eq!(spot(answer), spot(want), "answers to image {at} with {setting}");
+                assert_eq!(spot(answer), spot(want), "wrong answer to image {at} with {setting}");
             } else {
-                assert_eq!(answer, want, "answers to image {at} with {setting}");
+                assert_eq!(answer, want, "wrong answer to image {at} with {setting}");
             }
             fallbacks += u32::from(answer.is_none());
             let alone = Hybrid { mode: HybridMode::Aggregate, ..*setting };
@@ -125,7 +127,7 @@ fn hybrid_answers_follow_the_definition() {
     }
     assert!(
         fallbacks > 50 && fusions > 20,
-        "only {fallbacks} answers had no candidate, and fusion changed only {fusions}; wanted more than 50 and 20"
+        "only {fallbacks} answers had no candidate, and fusion changed only {fusions} answers; wanted over 50 and 20"
     );
 }
 
@@ -133,7 +135,8 @@ fn hybrid_answers_follow_the_definition() {
 fn hybrid_consensus_prefers_the_place_with_most_weight() {
     let here = uniform_points(2, 0, 0, 1).expect("the counters are in range")[0];
     let there = |bearing: f64, km: f64| here.displace(Degrees(bearing), Km(km)).expect("the displacement is finite");
-    // The point with the largest logit is far from all others. Three points with slightly lower logits are within 2 km.
+    // The point with the largest logit is far from all others. Three points with slightly lower logits are within 2 km
+    // of each other.
     let points = [there(0.0, 150.0), there(180.0, 100.0), there(180.0, 101.0), there(180.0, 102.0)];
     let image = ImageSamples { aggregate: here, samples: vec![here] };
     let setting = |mode| Hybrid { mode, radius_km: 200.0, density_weight: 0.0, density_km: 25.0 };
@@ -160,7 +163,7 @@ fn tuning_errors_equal_those_of_each_setting() {
                 let candidates = image.candidates(setting, &index);
                 let answer = image.answer(setting, &points, &candidates, &of(&candidates));
                 let place = answer.map_or(image.aggregate, |point| points[point as usize]);
-                assert_eq!(error, truth.distance(place).0 as f32, "errors for image {at} with {setting}");
+                assert_eq!(error, truth.distance(place).0 as f32, "wrong error for image {at} with {setting}");
             }
         }
     }
@@ -205,7 +208,7 @@ fn tuning_does_not_trade_one_scale_for_another() {
 #[test]
 fn tuning_folds_keep_neighbours_together_and_expose_overfitting() {
     // The first setting is right only in the cells of fold 0, the second setting only in the cells of fold 1. The
-    // setting that is chosen on one fold is therefore wrong on the other fold, which is held out.
+    // setting that is chosen on one fold is therefore wrong on the held-out fold.
     let places = uniform_points(4, 0, 0, 3000).expect("the counters are in range");
     let rows: Vec<TuneRow> = places
         .iter()
@@ -227,7 +230,7 @@ fn tuning_folds_keep_neighbours_together_and_expose_overfitting() {
         let neighbour = place.displace(Degrees(77.0), Km(5.0)).expect("the displacement is finite");
         fold_of(**place, 5) == fold_of(neighbour, 5)
     });
-    // A cell is about 550 km wide, so about one in sixty steps of 5 km leads to another cell.
+    // A cell is about 550 km wide, so about one in 95 steps of 5 km leads to another cell.
     assert!(together.count() > 2900);
 }
 
@@ -245,5 +248,5 @@ fn tuning_refuses_invalid_rows_and_settings() {
     assert!(none.to_string().contains("0 settings"), "{none}");
     let one =
         choose(&two_settings(), &[row(place, 1.0, 1.0, &[1.0, 1.0])], &THRESHOLDS, 5).expect("the rows are valid");
-    assert_eq!(one.held_out_percent, None, "a score was computed for held-out rows, although all rows are in one fold");
+    assert_eq!(one.held_out_percent, None, "held-out rows were scored, although all rows are in one fold");
 }

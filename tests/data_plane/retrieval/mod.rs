@@ -34,8 +34,8 @@ fn points(count: usize) -> Vec<UnitVector> {
     uniform_points(9, 0, 0, count).expect("the counters are in range")
 }
 
-/// A gallery of random embeddings in f16, the type of training photos. A gallery of 9000 points fills more than two
-/// tiles.
+/// A gallery of random embeddings in f16, the type in which shards store embeddings. A gallery of 9000 points fills
+/// more than two tiles.
 fn gallery(count: usize) -> Gallery {
     let embeddings = normals(1, &[count as i64, WIDTH as i64]).to_kind(Kind::Half);
     Gallery::of_embeddings("test".into(), points(count), embeddings).expect("the gallery is valid")
@@ -74,7 +74,8 @@ fn retrieval_logits_are_mean_cosines_of_the_views() {
             // A logit is 40 times a sum of 24 products, computed in f32.
             assert!(
                 (f64::from(*got) - logit(*point as usize)).abs() < 1e-4,
-                "image {image}: the logit of point {point} is {got}"
+                "image {image}: the logit of point {point} is {got}, wanted {}",
+                logit(*point as usize)
             );
         }
         let mut all: Vec<(usize, f64)> = (0..count).map(|point| (point, logit(point))).collect();
@@ -288,15 +289,17 @@ fn mean_length_is_measured_if_there_is_no_manifest() {
         for location in [folder.display().to_string(), format!("{}/*.parquet", folder.display())] {
             let dataset = Dataset::open(&location, &ShardsConfig::default()).expect("the data can be opened");
             let facts = retrieval_data::data_facts(&location, &dataset, &Mask::none(), RetrievalHead::Geoclip);
-            let found =
-                facts.expect("the data is readable").mean_length.expect("the data has a manifest or is measured");
+            let found = facts
+                .expect("the data is readable")
+                .mean_length
+                .expect("the manifest has the mean length, or the length is measured");
             assert!((found - length).abs() < 1e-6, "{location}: the mean length is {found}, wanted {length}");
         }
     }
 }
 
-/// Calls the function with which evaluation opens a gallery. Here the gallery is the training photos, in shards on
-/// disk.
+/// Evaluation opens a gallery with the same function. Here the gallery consists of the training photos, which are
+/// shards on disk.
 #[test]
 fn retrieval_opens_training_photos_as_a_gallery() {
     let scratch = tempfile::tempdir().expect("a temporary folder can be created");

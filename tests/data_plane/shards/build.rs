@@ -1,5 +1,5 @@
-//! `shards build` writes the numbers of every kind of table and matrix unchanged. It names or skips rows that it cannot
-//! use.
+//! `shards build` copies the numbers of every kind of table and matrix unchanged into shards. An unusable row gives an
+//! error that names it, or is skipped.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -82,7 +82,7 @@ impl Bench {
         build(&inputs, &self.path(out))
     }
 
-    /// Adds four tables and two matrices to the folder. Each of them has one bad row.
+    /// Adds four tables and two matrices to the folder. Each table and each matrix has one bad row.
     fn add_bad_rows(&self) {
         csv(&self.path("91.csv"), true, |row| (row == 4321).then_some("x,0,91"));
         csv(&self.path("text.csv"), true, |row| (row == 7).then_some("x,east,1"));
@@ -152,7 +152,7 @@ fn parquet_tables_and_tables_without_identifiers_are_read() {
         let rows = read_table(&bench.path(out), &manifest);
         let mut numbered = rows.iter().zip(table()).enumerate();
         let same = numbered.all(|(row, (got, want))| got.0 == row.to_string() && (got.1, got.2) == want);
-        assert!(same && rows.len() == ROWS, "{name}: the shards have other rows");
+        assert!(same && rows.len() == ROWS, "{name}: the shards have wrong rows");
     }
 }
 

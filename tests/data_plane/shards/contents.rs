@@ -35,8 +35,8 @@ fn flip_bit(folder: &Path) {
     let path = folder.join("part-00001.parquet");
     let mut bytes = fs::read(&path).expect("the file can be read");
     let row = &expected(1).embeddings[(48 + 9) * WIDTH * 2..][..WIDTH * 2];
-    // The first five numbers of the row occur only once in the file, so the search compares only them. The sixth number
-    // is the one with the flipped bit, so it may differ from the expected number.
+    // The first five numbers of the row occur only once in the file, so they are enough to find the row. The bit to
+    // flip is in the sixth number, which may already differ from the expected number.
     let at = bytes.windows(10).position(|window| window == &row[..10]).expect("the file has the row");
     bytes[at + 10] ^= 1;
     fs::write(&path, bytes).expect("the file can be written");
@@ -59,7 +59,7 @@ fn bookmark(dataset: &Dataset, contents: Option<Contents>) -> Bookmark {
         .expect("the JSON was just written")
 }
 
-/// The checksums of `contents` together with the current versions of the files of `dataset`.
+/// Returns `contents` with its file versions replaced by the current versions of the files of `dataset`.
 fn with_current_versions(contents: &Contents, dataset: &Dataset) -> Contents {
     let [mut then, now] = [contents, &dataset.read_contents().expect("the blocks are valid")]
         .map(|contents| serde_json::to_value(contents).expect("the value can be written as JSON"));
@@ -87,14 +87,15 @@ fn changed_data_without_a_manifest_is_refused_on_resume_and_on_read() {
     flip_bit(&folder);
     assert_data_changed(read_all(&first, 1));
     assert_eq!(read_all(&first, 0).expect("the other view is undamaged"), expected(0));
-    // `mark` has the old version of the changed file, so resuming from it reads the file again and finds the change. If
-    // the bookmark has the current versions of the files, resuming reads no embeddings, and the change is found only
-    // when the changed chunk is read. With `on_bad_rows = skip`, resuming scans all rows and always finds the change.
+    // `mark` has the old version of the changed file, so resuming from `mark` reads the file again and finds the
+    // change. If a bookmark has the current versions of the files, resuming reads no embeddings, and the change is
+    // found only when the changed chunk is read. With `on_bad_rows = skip`, resuming scans all rows and always finds
+    // the change.
     let mut again = open(&folder);
     assert_eq!(
         again.fingerprint(),
         first.fingerprint(),
-        "the fingerprint covers the flipped bit, so that this test proves nothing"
+        "the fingerprint covers the flipped bit, so this test proves nothing"
     );
     assert_data_changed(Survey::resume(&mut again, &config, &mark, &location));
     let unchanged_versions = bookmark(&again, Some(with_current_versions(&contents, &again)));
@@ -106,7 +107,7 @@ fn changed_data_without_a_manifest_is_refused_on_resume_and_on_read() {
     flip_bit(&folder);
     let resumed =
         Survey::resume(&mut open(&folder), &config, &mark, &location).expect("the bytes are the original ones");
-    assert_ne!(resumed.contents, Some(contents), "the recorded versions are not the current ones");
+    assert_ne!(resumed.contents, Some(contents), "resuming recorded the old file versions instead of the current ones");
     // If the bookmark of a checkpoint has no contents, resuming computes the contents and records them.
     let without_contents = bookmark(&first, None);
     let resumed = Survey::resume(&mut open(&folder), &config, &without_contents, &location)

@@ -73,15 +73,16 @@ fn bad_rows_of_foreign_files_are_named_and_can_be_skipped() {
         );
         let problems = problems(&dataset);
         assert_eq!(problems.iter().map(|problem| problem.message.clone()).collect::<Vec<_>>(), [error.to_string()]);
-        // A scan finds the bad row. A reader that skips the bad row returns all other rows.
+        // A scan finds the bad row. `read_except` replaces the bad value of a skipped row by zeros and returns
+        // everything else unchanged.
         let scan = dataset.scan().expect("the blocks can be read");
         let found: Vec<(u32, u32)> = scan.bad_rows.iter().map(|bad| (bad.block, bad.row)).collect();
-        assert_eq!(found, [(block, row)], "{name}: the scan found other bad rows");
+        assert_eq!(found, [(block, row)], "{name}: the scan found wrong rows");
         assert_eq!(scan.statistics.rows, 63, "{name}: the statistics include the bad row");
         assert_eq!(
             dataset.bad_rows(block).expect("the blocks can be read"),
             [row],
-            "{name}: `bad_rows` found other rows"
+            "{name}: `bad_rows` found wrong rows"
         );
         let mut rows = BlockRows::default();
         dataset.read_except(block, 0, &[row + 1], &mut rows).expect_err("the bad row is not skipped");

@@ -95,7 +95,8 @@ fn flipped_or_missing_bytes_are_always_detected() {
         });
         match outcome {
             // Reading succeeds only if the flipped byte is in a part that batches do not use: the identifiers or the
-            // first four bytes of the file. The assertions above have checked that `problems` reports it.
+            // first four bytes of the file. Even then `problems` reports the damage, as the assertions above have
+            // checked.
             Ok(rows) => assert_eq!(rows, expected(1), "byte {at}: wrong rows"),
             Err(error) => {
                 assert_eq!(error.exit_code(), ExitCode::Corrupt, "byte {at}: wrong exit code for: {error}");
@@ -148,7 +149,7 @@ fn non_finite_number_is_named_by_row() {
         fs::write(&path, &bytes).expect("the file can be written");
         let damaged = read_all(&open(&out).expect("the shards are valid"), 0).expect_err("the checksum does not match");
         assert_eq!(damaged.exit_code(), ExitCode::Corrupt, "wrong exit code for: {damaged}");
-        // Without a manifest the checksum is unknown, so the reader must refuse the number because it is not finite.
+        // Without a manifest the checksum is unknown. The reader must then refuse the number because it is not finite.
         fs::remove_file(out.join(MANIFEST_NAME)).expect("the file exists");
         let bare = open(&out).expect("the Parquet files are valid");
         let error = read_all(&bare, 0).expect_err(name);
@@ -174,8 +175,8 @@ fn locations_without_valid_shards_are_refused() {
     assert!(!glob.contains("--out"), "the error for a glob suggests --out: {glob}");
     fs::write(at("notes.parquet"), "these are notes").expect("the file can be written");
     assert_refused(open(&at("notes.parquet")), ExitCode::BadData, &["notes.parquet: is not a Parquet file"]);
-    // A file that cannot be read is an I/O error. A folder takes the place of the file, because root can read a file
-    // without permissions.
+    // A file that cannot be read is an I/O error. Here a folder takes the place of the file, because root could read a
+    // file even without permissions.
     fs::create_dir_all(at("odd/part.parquet")).expect("the folder can be created");
     assert_refused(open(&at("odd")), ExitCode::Io, &["part.parquet"]);
     assert_refused(Dataset::open("ftp://host/x", &ShardsConfig::default()), ExitCode::Usage, &["ftp://"]);
@@ -211,7 +212,7 @@ fn locations_without_valid_shards_are_refused() {
     assert_refused(open(&edited), ExitCode::Corrupt, &["manifest.json", "fingerprint"]);
     fs::write(edited.join(MANIFEST_NAME), "{").expect("the file can be written");
     assert_refused(open(&edited), ExitCode::Corrupt, &["is not a manifest"]);
-    // Verifying finds a duplicate identifier. Opening a folder with embeddings of different widths is refused.
+    // Verifying finds a duplicate identifier. A folder whose embeddings have different widths cannot be opened.
     let narrow = WriterOptions::new(4, 1, "narrow", ImageHead::None);
     let mut writer = ShardWriter::create(&at("mixed"), narrow).expect("the output folder does not exist");
     let (ids, zeros) = (vec!["a".to_owned(), "a".to_owned()], vec![f16::ONE; 8]);
@@ -270,7 +271,7 @@ fn writer_refuses_bad_rows_and_leaves_no_partial_folder() {
     let refused = write_with(&other, WriterOptions { overwrite: true, ..options() }, |_, _, _| {})
         .expect_err("the folder has no shards");
     assert!(refused.to_string().contains("is not a folder of shards"), "wrong error: {refused}");
-    assert!(other.join(MANIFEST_NAME).exists(), "a foreign folder was removed");
+    assert!(other.join(MANIFEST_NAME).exists(), "a folder without shards was removed");
     fs::remove_dir_all(&other).expect("the folder exists");
     let over = || WriterOptions { overwrite: true, source: "second".into(), ..options() };
     let bad = write_with(&out, over(), |latitudes, _, _| latitudes[0] = 91.0);
@@ -345,7 +346,7 @@ mod long {
         if gigabytes() < 20.0 { 128_000_000 } else { 1_000_000_000 }
     }
 
-    /// Writes one file of 100 MB, makes hard links to the file under many names, and lists all names in the manifest.
+    /// Writes one file of 100 MB, creates hard links to it under many names, and lists all names in the manifest.
     fn write_many(out: &Path) {
         let mut options = WriterOptions::new(WIDTH, 1, "one file", ImageHead::None);
         options.rows_per_file = 65_536;

@@ -1,5 +1,5 @@
-//! If a footer makes false statements, the error names the file and the row group. A list of the wrong length is an
-//! error or a skipped row. The reader never allocates memory for rows that do not exist.
+//! If a footer makes false statements, the error names the file and the row group. A row with a list of the wrong
+//! length gives an error or is skipped. The reader never allocates memory for rows that do not exist.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -21,8 +21,8 @@ fn open(path: &Path, on_bad_rows: OnBadRows) -> Result<Dataset, ShardsError> {
     Dataset::open(&path.display().to_string(), &ShardsConfig { on_bad_rows, ..ShardsConfig::default() })
 }
 
-/// A false statement in a footer about a row group: `rows` replaces the number of its rows, and `chunk` changes the
-/// metadata of its column chunk number `column`.
+/// A false statement in a footer about a row group. `rows` replaces the number of rows in the row group. `chunk`
+/// changes the metadata of its column chunk number `column`.
 struct Lie {
     rows: Option<i64>,
     column: usize,
@@ -88,8 +88,8 @@ fn false_footer_is_refused_with_file_and_row_group() {
             text.contains("part-00000.parquet") && text.contains("row group 1"),
             "{name}: file or row group is not named in: {text}"
         );
-        // With `on_bad_rows = skip`, opening must fail with the same error. The exception is a false number of values
-        // in the embedding column: the reader then takes the width from the lists themselves, and no row is bad.
+        // With `on_bad_rows = skip`, opening must fail with the same error, except in the case `wide rows`. There the
+        // reader takes the width from the lists themselves, and no row is bad.
         match open(&folder, OnBadRows::Skip) {
             Ok(dataset) => {
                 assert_eq!((name, dataset.width()), ("wide rows", 8));
@@ -98,7 +98,7 @@ fn false_footer_is_refused_with_file_and_row_group() {
             Err(error) => assert_eq!(
                 (error.exit_code(), error.to_string()),
                 (code, text),
-                "{name}: another error if bad rows are skipped"
+                "{name}: the error changes if bad rows are skipped"
             ),
         }
     }
@@ -136,8 +136,8 @@ fn absurd_width_is_refused() {
     assert!(error.to_string().contains("embeddings of width 2097152, wanted at most 1048576"), "wrong error: {error}");
 }
 
-/// Writes a file with one row group for each element of `groups`, which has the lengths of the lists in the row group.
-/// `ids` makes the identifiers from the number of the first row and the number of rows.
+/// Writes a file with one row group for each element of `groups`. An element holds the lengths of the lists in its row
+/// group. `ids` computes identifiers from the number of the first row and the number of rows.
 fn write_ragged(path: &Path, groups: &[&[usize]], ids: impl Fn(usize, usize) -> ArrayRef) {
     let mut writer = None;
     let mut first = 0;
@@ -174,9 +174,9 @@ fn numbers(first: usize, count: usize) -> ArrayRef {
 fn lists_of_the_wrong_length_are_skipped_in_every_row_group() {
     let scratch = tempfile::tempdir().expect("a temporary folder can be created");
     let path = scratch.path().join("ragged.parquet");
-    // Row group 0 has a single row, so only the other row groups show that its length of 3 is wrong. In row group 1 the
-    // mean length is the right width, 8, but neither row has this length. Row group 2 is the largest and determines the
-    // width.
+    // Row group 0 has a single row with a list of 3 numbers. Only the other row groups show that this length is wrong.
+    // In row group 1 the mean length is the right width, 8, but neither row has this length. Row group 2 is the largest
+    // and determines the width.
     write_ragged(&path, &[&[3], &[4, 12], &[8, 8, 8, 5]], numbers);
     let error = open(&path, OnBadRows::Error).err().expect("the ragged lists were accepted");
     assert_eq!(error.exit_code(), ExitCode::BadData, "wrong exit code of: {error}");
@@ -189,7 +189,7 @@ fn lists_of_the_wrong_length_are_skipped_in_every_row_group() {
     let strict = problems(&dataset);
     assert_eq!(strict.len(), 4, "wanted four problems, got {strict:?}");
     assert!(strict[0].message.contains("row group 0: column `embedding`: row 0: a list of 3 numbers, wanted 8"));
-    // The mean length in this only row group is 6, a whole number, but no list has this length.
+    // This file has a single row group. Its mean length is 6, a whole number, but no list has this length.
     write_ragged(&path, &[&[8, 8, 8, 4, 2]], numbers);
     assert_eq!(open(&path, OnBadRows::Skip).expect("the shards are valid").width(), 8);
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use locdiff::shards::{BlockRows, Blocks, DataLayout, Sample, ShardsError, Spot};
 
-/// What goes wrong when one block is read.
+/// A fault in the reading of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The read returns the error of a wrong checksum.
@@ -20,15 +20,15 @@ pub(crate) enum Fault {
     Stall,
 }
 
-/// A data set that computes each embedding from the block, the row and the view, and each coordinate from block and
-/// row.
+/// A data set that computes each embedding from the block, the row and the view, and each coordinate from the block and
+/// the row.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) layout: DataLayout,
     /// The bad rows, each as (block, row).
     pub(crate) bad: BTreeSet<(u32, u32)>,
     pub(crate) fault: Option<(u32, Fault)>,
-    /// Whether reads are delayed, by different times.
+    /// Whether reads are delayed. The delay varies from read to read.
     pub(crate) slow: bool,
     /// Every read so far, as (block, view).
     pub(crate) reads: Mutex<Vec<(u32, u32)>>,
@@ -63,7 +63,7 @@ impl Memory {
         self.reads.lock().expect("no thread panicked while it held the lock").len()
     }
 
-    /// The bytes of the embedding of a sample. All its float16 numbers are finite.
+    /// The embedding of a sample as bytes. All its float16 numbers are finite.
     pub(crate) fn embedding(&self, sample: Sample) -> Vec<u8> {
         let number = |element: usize| {
             let mixed = (sample.block.wrapping_mul(7919) ^ sample.row.wrapping_mul(104_729))

@@ -1,5 +1,5 @@
-//! Rows that are copied from files straight into batches have the same bits as rows that are read with whole blocks. A
-//! batch is returned only after all of its rows have been checked.
+//! Rows that are copied straight from files into batches have the same bits as rows that are read as parts of whole
+//! blocks. A batch is returned only after all of its rows have been checked.
 
 use std::fs;
 use std::path::Path;
@@ -90,8 +90,8 @@ fn assert_batch(batch: &Batch, plan: &Plan, blocks: &[Vec<Vec<u8>>], position: P
 
 #[test]
 fn batches_equal_rows_of_whole_blocks_for_every_share_and_cache() {
-    // Blocks are read in pieces of 256 KiB. The first data set has several pieces per block, the second many short
-    // rows, and the third rows so wide that each row is a piece.
+    // Blocks are read in pieces of 256 KiB. In the first data set, a block has several pieces. The second has many
+    // short rows. The rows of the third are so wide that each row is a piece.
     for (rows, width, rows_per_group, batch) in [(2500, 300, 900, 700), (7000, 3, 3000, 700), (9, 200_000, 4, 5)] {
         let folder = tempfile::tempdir().expect("a temporary folder can be created");
         let out = folder.path().join("out");
@@ -146,7 +146,7 @@ fn rows_of_own_shards_are_copied_straight_into_batches() {
     assert_eq!(bytes, [&want.embeddings[41 * 16..][..16], &want.embeddings[7 * 16..][..16]].concat());
 }
 
-/// Finds the embedding `row` in a file and overwrites the two bytes in its middle with `bytes`.
+/// Finds the embedding `row` in a file and overwrites two bytes in the middle of the embedding with `bytes`.
 fn damage(path: &Path, row: &[u8], bytes: [u8; 2]) {
     let mut file = fs::read(path).expect("the file can be read");
     let at = file.windows(row.len()).position(|window| window == row).expect("the file has the row") + row.len() / 2;
@@ -185,7 +185,7 @@ fn batch_with_rows_of_a_damaged_block_is_never_returned() {
     let shown = &blocks[shown.expect("every block is used").view as usize];
     damage(&file, &shown[3][100 * 80..][..80], [0x55, 0x05]);
     // Each of 35 workers takes twenty rows of a batch. Such a worker needs rows of the damaged block, but rarely the
-    // damaged row itself, and must still get the error.
+    // damaged row itself. It must still get the error.
     for share in [Share::WHOLE, Share { worker: 17, workers: 35 }] {
         let mut inline =
             InlineBatches::new(dataset.as_ref(), plan.clone(), plan.start(), share).expect("the options are valid");
@@ -201,7 +201,7 @@ fn batch_with_rows_of_a_damaged_block_is_never_returned() {
             for part in ["part-00001.parquet: row group 0: column `embedding", "the file is damaged"] {
                 assert!(error.to_string().contains(part), "{part:?} is missing in: {error}");
             }
-            assert_eq!(*made, first(share), "the error came at another batch than the first one with a row of block 3");
+            assert_eq!(*made, first(share), "the error did not come at the first batch with a row of block 3");
         }
     }
 }

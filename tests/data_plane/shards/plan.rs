@@ -85,7 +85,7 @@ fn whole_epochs(case: &Case) -> Result<(), TestCaseError> {
     prop_assert!(different.is_subset(&usable), "a skipped row is in the epoch");
     prop_assert_eq!(usable.len() as u64 - different.len() as u64, plan.dropped_rows());
     for (index, sample) in all[first.len()..].iter().enumerate() {
-        prop_assert_eq!(*sample, all[index % usable.len()], "padding is not the start of the epoch");
+        prop_assert_eq!(*sample, all[index % usable.len()], "the padding differs from the start of the epoch");
     }
     let order = plan.epoch(case.epoch).expect("the epoch is in range");
     for index in (0..all.len()).step_by(7) {
@@ -107,8 +107,8 @@ fn several_workers(case: &Case, plan: &Plan, all: &[Sample]) -> Result<(), TestC
             - lengths.iter().min().expect("there is at least one worker")
             <= 1
     );
-    // Reads four steps from the middle of the epoch on, possibly past its end, with a different number of workers at
-    // every step.
+    // Starts in the middle of the epoch and reads four steps, each with a different number of workers. Steps beyond the
+    // end of the epoch are not compared.
     let mut position = Position { epoch: case.epoch, step: plan.steps() / 2, ..plan.start() };
     let batch = case.options.global_batch as usize;
     for turn in 0..4 {
@@ -121,7 +121,7 @@ fn several_workers(case: &Case, plan: &Plan, all: &[Sample]) -> Result<(), TestC
     Ok(())
 }
 
-/// Checks consecutive epochs, as many as there are views: no block shows the same view in two of these epochs.
+/// Checks as many consecutive epochs as there are views. No block may show the same view in two of these epochs.
 fn views(case: &Case, plan: &Plan) -> Result<(), TestCaseError> {
     if case.epoch > 1000 {
         return Ok(());
@@ -165,11 +165,11 @@ fn epochs_differ_and_look_random() {
     let neighbours =
         |rows: &[Sample]| -> HashSet<_> { rows.windows(2).map(|pair| (row(&pair[0]), row(&pair[1]))).collect() };
     let kept = neighbours(&one).intersection(&neighbours(&other)).count();
-    // An epoch has 81,919 pairs of neighbours. About a tenth of these pairs share a window in the next epoch too, and
-    // one in 8192 of these are neighbours again. One pair is expected in total.
+    // An epoch has 81,919 pairs of neighbours. In the next epoch, about a tenth of these pairs share a window again,
+    // and one in 8192 of that tenth are neighbours again. One such pair is expected.
     assert!(kept < 12, "{kept} pairs of neighbours are the same in both epochs");
-    // A batch of 512 rows has rows of all 16 blocks of its window, 32 of each block on average. A count of 8 is 4.4
-    // standard deviations below the average.
+    // A batch of 512 rows has rows of all 16 blocks of its window, and 32 rows of each block on average. A count of 8
+    // is 4.4 standard deviations below the average.
     for batch in one.chunks(512) {
         let mut counts = BTreeMap::new();
         batch.iter().for_each(|sample| *counts.entry(sample.block).or_insert(0) += 1);

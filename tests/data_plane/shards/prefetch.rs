@@ -1,5 +1,5 @@
-//! Batches hold exactly the rows of the plan, for any number of threads and any cache. If a read fails, the batch that
-//! needs its rows gives the error. Dropping a `Batches` stops its threads.
+//! Batches hold exactly the rows of the plan, for any number of threads and any cache. If a read fails, the first batch
+//! that needs its rows gives the error. Dropping a `Batches` stops its threads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ fn bytes(batch: &Batch) -> Vec<u8> {
     numbers.expect("the tensor holds 16-bit numbers").into_iter().flat_map(i16::to_le_bytes).collect()
 }
 
-/// Asserts that `batch` holds the rows that the plan has at `position` for this share.
+/// Asserts that `batch` holds the rows that the plan has at `position` for `share`.
 fn assert_batch(memory: &Memory, plan: &Plan, position: Position, share: Share, batch: &Batch) {
     let rows = planned(plan, position, share);
     assert_eq!(batch.position, position);
@@ -58,7 +58,7 @@ fn assert_batch(memory: &Memory, plan: &Plan, position: Position, share: Share, 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// For every worker, reads some batches from a random step on, possibly past the end of the epoch.
+    /// For every worker, reads some batches. Starts at a random step and possibly continues into the next epoch.
     #[test]
     fn batches_hold_the_rows_of_the_plan(
         block_rows in prop::collection::vec(0_u32..30, 1..20),
@@ -156,21 +156,21 @@ fn readers_stay_within_two_windows_and_resume_reads_only_the_rest() {
     let plan = plan(&memory, &config(Tail::Drop), 10);
     let mut batches = start(&memory, &plan, plan.start(), Share::WHOLE, &options(3, Cache::None));
     wait_until("reading two windows", || memory.read_count() == 8);
-    // In this time, a reader without a bound would read more blocks.
+    // This gives a reader without a bound the time to read more blocks.
     std::thread::sleep(Duration::from_millis(30));
     for taken in 0..30_usize {
         // At most `taken + 3` batches are begun: the batches taken, two that are prefetched, and one that waits for a
-        // free slot. They are in at most `taken.div_ceil(4) + 1` windows. The window after them is read too.
+        // free slot. These batches are in at most `taken.div_ceil(4) + 1` windows. The window after those is read too.
         let bound = 4 * (taken.div_ceil(4) + 2);
         assert!(
             memory.read_count() <= bound,
-            "{} reads after {taken} batches, wanted at most {bound}",
+            "{} blocks were read after {taken} batches, wanted at most {bound}",
             memory.read_count()
         );
         batches.next().expect("the blocks are valid");
     }
     drop(batches);
-    // Resuming in the last window of an epoch reads the blocks of this window first and then blocks of the next epoch.
+    // Resuming in the last window of an epoch first reads the blocks of this window and then blocks of the next epoch.
     memory.reads.lock().expect("no thread panicked while it held the lock").clear();
     let last = Position { step: 37, ..plan.start() };
     let mut batches = start(&memory, &plan, last, Share::WHOLE, &options(1, Cache::None));
@@ -216,8 +216,8 @@ fn caches_change_no_bit_and_save_reads() {
         drop(batches);
         reads.push(memory.read_count());
     }
-    // A cache for the whole data set reads each of the 2 views of each of the 12 blocks once. The host cache may read
-    // the blocks of up to two windows again, if they are prefetched before they are cached.
+    // With a cache for the whole data set, each of the 2 views of each of the 12 blocks is read once. With the host
+    // cache, the blocks of up to two windows may be read again, if they are prefetched before they are cached.
     assert!((24..=32).contains(&reads[1]), "the host cache read {} blocks, wanted 24 to 32", reads[1]);
     assert_eq!(reads[3], 24, "the device cache did not read each view of each block once");
     assert!(
@@ -289,7 +289,8 @@ fn impossible_starts_are_refused() {
     assert!(error.contains("the width of the embeddings is 0"), "wrong error: {error}");
 }
 
-/// Batches for a GPU hold the right bits in pinned memory, with the host cache and with the device cache.
+/// Batches for a GPU hold the right bits with every cache. With the device cache they are on the GPU, otherwise in
+/// pinned memory.
 #[test]
 #[cfg_attr(not(locdiff_cuda), ignore = "needs the CUDA variant and a GPU")]
 fn batches_for_a_gpu_hold_the_same_bits() {

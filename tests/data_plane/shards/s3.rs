@@ -115,7 +115,7 @@ fn all_rows(dataset: &Dataset) -> Vec<BlockRows> {
     all
 }
 
-/// Returns the same as [`all_rows`], but reads with several threads at once.
+/// Returns the same rows as [`all_rows`], but reads them with several threads.
 fn all_rows_by(threads: usize, dataset: &Dataset) -> Vec<BlockRows> {
     let reads = dataset.block_rows().len() as u32 * dataset.views();
     let next = AtomicU32::new(0);
@@ -164,7 +164,7 @@ fn assert_same(got: &Dataset, want: &Dataset, threads: usize) {
     assert!(all_rows_by(threads, got) == all_rows(want), "the rows differ");
 }
 
-/// The batches of two epochs, read as training reads them. Each batch is the bits of its embeddings and its
+/// The batches of two epochs, read as training reads them. A batch is returned as the bits of its embeddings and its
 /// coordinates.
 fn batches(dataset: Dataset, threads: u32) -> Vec<(Vec<i16>, Vec<f64>)> {
     let config = ShardsConfig { shuffle_row_groups: 3, ..ShardsConfig::default() };
@@ -182,8 +182,8 @@ fn batches(dataset: Dataset, threads: u32) -> Vec<(Vec<i16>, Vec<f64>)> {
     (0..2 * plan.steps()).map(|_| batch(made.next().expect("the blocks are valid"))).collect()
 }
 
-/// Reads batches as training does. A row from S3 is copied out of a whole column chunk in memory, a row from disk
-/// straight from the file into the batch.
+/// Reads batches as training does. A row from S3 is copied from a column chunk that is wholly in memory. A row from
+/// disk is copied straight from the file into the batch.
 #[test]
 fn batches_from_a_failing_s3_server_equal_those_from_disk() {
     let stage = Stage::new();
@@ -267,7 +267,7 @@ fn warm_cache_sends_no_requests_and_repairs_damage() {
     assert!(cold > 20, "only {cold} requests were sent, wanted more than 20");
     assert_same(&first, &want, 4);
     assert_same(&stage.open("ours", &options).expect("the shards are valid"), &want, 1);
-    assert_eq!(counts.gets(), cold, "a second pass or a second data set sent requests");
+    assert_eq!(counts.gets(), cold, "reading again or opening another data set sent requests");
 
     // Each entry of the cache gets one of five kinds of damage: a flipped bit, truncation, an extra byte, a wrong
     // header, or no bytes at all.
@@ -286,7 +286,7 @@ fn warm_cache_sends_no_requests_and_repairs_damage() {
     }
     assert_same(&stage.open("ours", &options).expect("the shards are valid"), &want, 4);
     let repaired = counts.gets() - cold;
-    assert!(repaired >= files.len(), "only {repaired} requests for {} damaged entries", files.len());
+    assert!(repaired >= files.len(), "only {repaired} requests were sent for {} damaged entries", files.len());
     assert_same(&stage.open("ours", &options).expect("the shards are valid"), &want, 1);
     assert_eq!(counts.gets(), cold + repaired, "the damaged entries were not repaired");
 
@@ -344,8 +344,8 @@ fn cache_stays_within_its_bound_with_several_workers() {
     assert!(entries.iter().all(|path| !is_unfinished(path)), "an unfinished file is left");
 }
 
-/// Opens a location, reads a block, and returns the error of either. Asserts that the error came within 5 s and
-/// contains no secret.
+/// Opens a location, reads a block, and returns the error of the step that fails. Asserts that the error came within
+/// 5 s and contains no secret.
 fn failure(stage: &Stage, location: &str, options: &S3Options) -> (String, ExitCode) {
     let began = Instant::now();
     let read = DatasetIndex::read_s3(location, options).and_then(|index| {
@@ -354,7 +354,11 @@ fn failure(stage: &Stage, location: &str, options: &S3Options) -> (String, ExitC
     });
     let error = read.expect_err("the server or the location fails");
     let text = error.to_string();
-    assert!(began.elapsed() < Duration::from_secs(5), "after {:?}, wanted less than 5 s: {text}", began.elapsed());
+    assert!(
+        began.elapsed() < Duration::from_secs(5),
+        "the error took {:?}, wanted less than 5 s: {text}",
+        began.elapsed()
+    );
     assert!(
         !text.contains(SECRET_KEY) && !text.contains("hunter2") && !format!("{error:?}").contains("hunter2"),
         "the error contains a secret: {text}"
@@ -409,7 +413,11 @@ fn s3_failures_are_reported_quickly_and_without_secrets() {
     stage.server.fail(Faults::Always503);
     let requests = stage.server.counts.all();
     assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "bytes ", "after 4 tries: 503"], ExitCode::Io);
-    assert_eq!(stage.server.counts.all() - requests, 4, "the error states another number of tries than 4");
+    assert_eq!(
+        stage.server.counts.all() - requests,
+        4,
+        "the error says 4 tries, but the server got another number of requests"
+    );
     stage.server.fail(Faults::AlwaysReset);
     assert_read_fails(&["s3://bucket/ours/part-00000.parquet", "bytes "], ExitCode::Io);
     stage.server.fail(Faults::None);
@@ -455,7 +463,7 @@ fn dataset_from_an_index_requests_only_rows() {
     }
 }
 
-/// The environment variable that gives the location to the child process of the next test.
+/// The environment variable through which the next test gives the location to its child process.
 const CHILD: &str = "LOCDIFF_TEST_S3_LOCATION";
 
 #[test]
@@ -478,11 +486,11 @@ fn credentials_and_cache_come_from_the_environment() {
     let text = child(stage.server.variables());
     assert!(
         text.contains(&format!("fingerprint {:016x}", stage.local("ours").fingerprint())),
-        "the child printed another fingerprint: {text}"
+        "the child did not print the right fingerprint: {text}"
     );
     assert!(!cache_files(&stage.folder.path().join("locdiff/s3")).is_empty(), "the cache is empty");
     let mut variables = stage.server.variables();
     variables.retain(|(name, _)| name != "AWS_ACCESS_KEY_ID");
     let text = child(variables);
-    assert!(text.contains("no credentials"), "the child did not miss its credentials: {text}");
+    assert!(text.contains("no credentials"), "the child did not report missing credentials: {text}");
 }

@@ -24,7 +24,7 @@ pub(crate) const BUCKET: &str = "bucket";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Faults {
     None,
-    /// Every second request fails. The server answers with status 503, closes the connection before the response, or
+    /// Every second request fails. The server answers with status 503, closes the connection without a response, or
     /// closes or resets the connection after half of the response.
     Mixed,
     Always503,
@@ -32,7 +32,7 @@ pub(crate) enum Faults {
     AlwaysReset,
 }
 
-/// What goes wrong with one request.
+/// The fault of one request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
@@ -42,7 +42,7 @@ enum Fault {
     ResetAmid,
 }
 
-/// Numbers of requests of each kind, and the faults that are injected now.
+/// The numbers of requests of each kind, and the faults that the server injects now.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) all: AtomicUsize,

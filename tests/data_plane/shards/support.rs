@@ -1,4 +1,4 @@
-//! Small shards for tests. Float16, float32 and float64 all represent the numbers of their embeddings exactly.
+//! Small shards for tests. Float16, float32 and float64 can all represent the numbers in the embeddings exactly.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use locdiff_core::protocol::Problem;
 pub(crate) const ROWS: usize = 64;
 pub(crate) const WIDTH: usize = 8;
 
-/// Number `index` of an embedding. `value` in `tests/golden/shards/make_fixtures.py` has the same formula.
+/// Number `index` of an embedding. `value` in `tests/golden/shards/make_fixtures.py` uses the same formula.
 pub(crate) fn value(row: usize, index: usize, view: usize) -> f16 {
     f16::from_f64((((row * 37 + index * 11 + view * 5) % 512) as f64 - 256.0) / 32.0)
 }
@@ -34,7 +34,7 @@ pub(crate) fn options() -> WriterOptions {
     WriterOptions { rows_per_group: 24, rows_per_file: 48, ..options }
 }
 
-/// Writes shards of sixty-four rows. Before that, `change` may modify the latitudes, the longitudes and the first view.
+/// Writes shards of sixty-four rows. `change` may first modify the latitudes, the longitudes and the first view.
 pub(crate) fn write_with(
     out: &Path,
     options: WriterOptions,
@@ -46,7 +46,7 @@ pub(crate) fn write_with(
     let (mut first, second) = (embeddings(0), embeddings(1));
     change(&mut latitudes, &mut longitudes, &mut first);
     let mut writer = ShardWriter::create(out, options)?;
-    // Rows are pushed in pieces that differ from the row groups, because the writer must accept pieces of any size.
+    // The writer must accept pieces of any size, so rows are pushed in pieces that differ from the row groups.
     for (start, end) in [(0, 5), (5, 60), (60, ROWS)] {
         let values = |view: &'_ [f16]| view[start * WIDTH..end * WIDTH].to_vec();
         writer.push(&WriterRows {
@@ -87,7 +87,7 @@ pub(crate) fn read_all(blocks: &dyn Blocks, view: u32) -> Result<BlockRows, Shar
     Ok(whole)
 }
 
-/// What every reader must return for the sixty-four rows.
+/// The sixty-four rows as every reader must return them.
 pub(crate) fn expected(view: usize) -> BlockRows {
     BlockRows {
         latitudes: (0..ROWS).map(latitude).collect(),

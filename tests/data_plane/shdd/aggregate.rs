@@ -40,7 +40,7 @@ fn codes(decoder: &Decoder, points: &[UnitVector]) -> Tensor {
     decoder.anchors().basis().tensor(points, Device::Cpu).expect("the codes fit into memory").unsqueeze(0)
 }
 
-/// Aggregates samples. The mean of their codes is passed as the code that is expected from the image.
+/// Aggregates samples. The mean of their codes takes the place of the code that the network expects for the image.
 fn aggregate_samples(how: Aggregator, codes_ikc: &Tensor, decoder: &Decoder) -> Result<Vec<UnitVector>, ShddError> {
     let expected_ic = match codes_ikc.dim() {
         3 => codes_ikc.mean_dim([1_i64].as_slice(), false, None::<Kind>),
@@ -150,7 +150,11 @@ fn aggregate_by_mixture_refines_to_the_mode_of_the_mixture() {
         let beside = found.point.displace(Degrees(45.0 * f64::from(turn)), Km(1.0)).expect("the step is finite");
         // One kilometre away from the maximum, the density is lower, and the difference is larger than the rounding
         // errors of f32 codes.
-        assert!(log_mixture(&decoder, &samples, beside) < height, "the density is higher at bearing {}", 45 * turn);
+        assert!(
+            log_mixture(&decoder, &samples, beside) < height,
+            "the density 1 km away at bearing {} is not lower",
+            45 * turn
+        );
     }
 }
 
@@ -174,7 +178,8 @@ fn aggregate_by_mixture_sums_over_a_neighbourhood() {
     assert!(found.point.distance(crowd).0 < 200.0 && found.score > -1.0, "the neighbourhood gave {found:?}");
 }
 
-/// The mean of two antipodes has no direction. The medoid, the mean and the median are then the first sample.
+/// The mean vector of two antipodes is 0 and has no direction. The medoid, the mean and the median are then the first
+/// sample.
 #[test]
 fn aggregate_of_antipodes_is_a_sample_and_never_nan() {
     for point in [place(12.0, 34.0), UnitVector::NORTH_POLE] {
@@ -196,9 +201,9 @@ fn aggregate_ties_go_to_the_earliest_sample() {
     assert_eq!(kernel_medoid(&[place(-40.0, 7.0), one, other, one]), Ok(1));
 }
 
-/// Nine samples are in one region and seven in another. The posterior medoid chooses between the regions by the values
-/// that each sample has under the code that is expected from the image. First the values are given directly, then the
-/// code.
+/// Nine samples are in one region and seven in another. The posterior medoid gives each sample a weight that depends on
+/// the density that the network expects there. The test first passes these densities directly, and then a code from
+/// which they are computed.
 #[test]
 fn aggregate_favours_samples_near_the_expected_code() {
     let around = |latitude: f64, count: u32| (0..count).map(move |step| place(latitude, 20.0 + 0.1 * f64::from(step)));
@@ -207,7 +212,7 @@ fn aggregate_favours_samples_near_the_expected_code() {
     assert!(kernel_medoid(&points).expect("there are samples") < 9);
     for (expected, is_second) in [([0.2, 0.6], true), ([0.5, 0.5], false), ([-0.3, 0.1], true), ([0.0, 0.0], false)] {
         let found = posterior_medoid(&points, &expecting(expected[0], expected[1])).expect("there are samples");
-        assert_eq!(found >= 9, is_second, "the densities {expected:?} gave sample {found}");
+        assert_eq!(found >= 9, is_second, "the expected densities {expected:?} gave sample {found}");
     }
     let decoder = decoder(&points);
     let codes_ikc = codes(&decoder, &points);
@@ -225,7 +230,7 @@ fn aggregate_median_has_the_least_sum_of_distances() {
     for step in 0..40 {
         let mut points = uniform_points(9, step, 0, 16).expect("the draw is in range");
         if step % 2 == 0 {
-            // All samples are within about 30 degrees of one place, where the median is unique.
+            // All samples are within about 30 degrees of one place, so the median is unique.
             let walked =
                 |point: &UnitVector| place(20.0, 170.0).walk(point.xyz().map(|x| x * 0.5)).expect("the step is finite");
             points = points.iter().map(walked).collect();

@@ -119,7 +119,7 @@ fn decode_of_equal_scores_takes_the_first_anchors() {
                 assert_eq!(
                     found,
                     (0..count).collect::<Vec<_>>(),
-                    "{coarse:?}, tiles of {tile_bytes} bytes: not the first anchors"
+                    "{coarse:?}, tiles of {tile_bytes} bytes: other anchors than the first were found"
                 );
             }
         }
@@ -165,7 +165,8 @@ fn decode_of_filtered_codes_equals_decode_of_zero_filled_codes() {
 }
 
 /// If scores are computed only from 16-bit factors, many clean codes are decoded more than a kilometre off: over 80 %
-/// with bf16 and over 20 % with f16. Rescoring the best 64 anchors in f32 finds the right anchor for every code.
+/// with bf16 and over 20 % with f16. If the best 64 anchors are scored again in f32, the right anchor is found for
+/// every code.
 #[test]
 fn decode_rescoring_finds_what_16_bits_miss() {
     let points = dense_gallery(place(48.86, 2.35), 61, 1.05);
@@ -235,7 +236,7 @@ fn decode_names_the_row_that_is_not_finite() {
     let wrong = anchors.best(&codes_bc.narrow(1, 0, 9), 1).expect_err("the degrees differ");
     assert_eq!(wrong.to_string(), "decoder: codes have shape [4, 9], wanted [any, 16]");
     let none = Anchors::new(Basis::new(3).expect("the degree is at most 511"), vec![], Device::Cpu, Coarse::F32, SMALL);
-    assert_eq!(none.expect_err("no anchors").to_string(), "decoder: 0 anchors, wanted at least 1");
+    assert_eq!(none.expect_err("there are no anchors").to_string(), "decoder: 0 anchors, wanted at least 1");
 }
 
 fn brute_force_log_sums(points: &[UnitVector], scores: &[f32], radius_km: f64) -> Vec<f64> {
@@ -298,7 +299,7 @@ fn decode_with_a_neighbourhood_prefers_the_crowd() {
 #[test]
 fn decode_refuses_an_invalid_radius() {
     for radius_km in [-1.0, f64::NAN, f64::INFINITY] {
-        let error = Neighbourhood::new(&fibonacci_grid(10), radius_km).expect_err("an invalid radius");
+        let error = Neighbourhood::new(&fibonacci_grid(10), radius_km).expect_err("the radius is invalid");
         assert!(error.to_string().contains("wanted a finite number above 0"), "wrong error text: {error}");
     }
 }
@@ -322,18 +323,18 @@ fn decode_neighbourhoods_of_100k_anchors_are_fast() {
     assert!(began.elapsed().as_secs_f64() < 5.0);
 }
 
-/// Upper bound in bytes for the memory of a decode that keeps no harmonics, without the codes: the points, the scores
-/// twice and a tile four times.
+/// Upper bound in bytes for the memory of a decode that keeps no harmonics. It includes the points, the scores twice
+/// and a tile four times, but not the codes.
 fn bytes_bound(anchors: usize, budget: Budget) -> usize {
     anchors * 24 + 2 * budget.scores_bytes.max(4 * anchors) + 4 * budget.tile_bytes
 }
 
-/// Checks that the bound for a million anchors at degree 47 is below 2 GB. A decode with 60,000 anchors then measures
-/// that memory stays within the bound.
+/// Checks that the bound for a million anchors at degree 47 is below 2 GB. Then decodes with 60,000 anchors and checks
+/// that the measured memory stays within the bound for that number.
 #[test]
 fn decode_of_a_million_anchors_stays_below_two_gigabytes() {
     let basis = Basis::new(47).expect("the degree is at most 511");
-    // The bound includes the sums over neighbourhoods by 16 threads.
+    // The bound includes the memory in which 16 threads compute the sums over neighbourhoods.
     let bound = bytes_bound(1_000_000, Budget::of(Device::Cpu)) + neighbourhood_bytes(1_000_000, 16);
     println!("a million anchors at L = 47: at most {} MB", bound >> 20);
     assert!(bound < 2_000_000_000);
@@ -353,11 +354,11 @@ fn decode_of_a_million_anchors_stays_below_two_gigabytes() {
     println!("60000 anchors: {} MB more at the peak, bound {} MB", grown >> 20, bytes_bound(60_000, budget) >> 20);
     assert_eq!(best.rows.len(), 64);
     // The harmonics of all 60,000 anchors at once would take 553 MB.
-    assert!(grown < bytes_bound(60_000, budget) as u64, "memory grew by {grown} bytes");
+    assert!(grown < bytes_bound(60_000, budget) as u64, "memory grew by {grown} bytes, wanted less than the bound");
 }
 
-/// Bytes for the sums over neighbourhoods: two numbers and a vector for each anchor, and for each thread a sum and its
-/// logarithm for each anchor.
+/// Bytes for the sums over neighbourhoods. Each anchor takes two numbers and a vector. In addition, every thread takes
+/// a sum and its logarithm for each anchor.
 fn neighbourhood_bytes(anchors: usize, threads: usize) -> usize {
     anchors * (40 + 16 * threads)
 }
@@ -381,11 +382,11 @@ fn decode_refinement_reports_failure_to_converge() {
     for wrong in [f64::NAN, f64::INFINITY] {
         let mut code = vec![0.5; basis.dims()];
         code[7] = wrong;
-        let error = refine(&basis, &code, place(1.0, 2.0)).expect_err("a code that is not finite");
+        let error = refine(&basis, &code, place(1.0, 2.0)).expect_err("the code is not finite");
         assert_eq!(error.to_string(), format!("decoder: coefficient 7 of the code is {wrong}, wanted a finite number"));
     }
-    // Refinement that starts far from the peak of a clean code may end at another maximum. Its end is never lower than
-    // its start.
+    // Refinement that starts far from the peak of a clean code may end at another maximum. The value at the end is
+    // never lower than the value at the start.
     let point = place(33.0, 44.0);
     let code = basis.encode_f64(&[point]);
     let start = place(-30.0, -130.0);

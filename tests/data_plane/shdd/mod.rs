@@ -107,8 +107,8 @@ fn shdd_harmonics_are_orthonormal_at_degree_47() {
     let gram = codes.tr().matmul(&codes);
     let error = (gram - Tensor::eye(dims, (Kind::Double, Device::Cpu))).abs().max().double_value(&[]);
     println!("orthonormality at degree 47: off by {error:e}");
-    // Each integral is a sum of 4608 products below 1e-3, and the nodes are exact to 1e-15.
-    assert!(error <= 1e-10, "the harmonics are off from orthonormal by {error:e}");
+    // Each integral is a sum of 4608 products, each below 1e-3, and the nodes are exact to 1e-15.
+    assert!(error <= 1e-10, "the harmonics differ from an orthonormal basis by {error:e}");
 }
 
 #[test]
@@ -126,7 +126,8 @@ fn shdd_fast_form_equals_the_scalar_form() {
                 all.iter().zip(wide.chunks_exact(basis.dims())).zip(narrow.chunks_exact(basis.dims()))
             {
                 basis.encode_scalar(*point, &mut want).expect("the code has the right length");
-                // Both forms do the same operations in the same order, so the results must be equal bit for bit.
+                // The fast form and the scalar form do the same operations in the same order, so their results must be
+                // equal bit for bit.
                 assert!(wide == want, "degree {degree}, {count} points: the f64 codes of {point:?} differ");
                 assert!(
                     narrow.iter().zip(&want).all(|(narrow, want)| *narrow == *want as f32),
@@ -165,8 +166,9 @@ fn shdd_squares_of_each_degree_have_the_same_sum_everywhere() {
                 let part = &code[l * l..(l + 1) * (l + 1)];
                 let share = (2 * l + 1) as f64 / (4.0 * PI);
                 let error = (dot(part, part) / share - 1.0).abs();
-                // Near a pole, each of the l steps of the recursion multiplies the rounding error of z, 1e-16, by the
-                // slope l². A tolerance of 1e-9 is enough for degree 511.
+                // Near a pole, a harmonic of degree l has a slope of about l² in z, so the rounding error of z, 1e-16,
+                // changes it by up to 3e-11 at degree 511. Each of the l steps of the recursion adds its own rounding
+                // error.
                 assert!(error < 1e-9, "degree {degree}, l = {l}: the sum of squares is off by {error:e}");
                 largest = part.iter().fold(largest, |largest, value| largest.max(value.abs()));
             }
@@ -179,13 +181,13 @@ fn shdd_squares_of_each_degree_have_the_same_sum_everywhere() {
 #[test]
 fn shdd_largest_value_at_random_points_grows_slowly_with_the_degree() {
     // The largest values are near the poles, where the zonal harmonics of degree L reach √((2L+1)/4π). The maximum over
-    // random points therefore depends on how close to a pole a point happens to be, and the tolerance is wide. A broken
-    // recursion would be off by powers of ten.
+    // random points therefore depends on how close a point happens to be to a pole. This is why the tolerance is wide.
+    // A broken recursion would be off by powers of ten.
     let all: Vec<_> = points(2_000);
     for (degree, want) in [(47, 1.8), (127, 2.2), (255, 2.4)] {
         let basis = basis(degree);
         let largest = all.chunks(100).flat_map(|some| basis.encode_f32(some, 1)).fold(0.0, |a: f32, b| a.max(b.abs()));
-        println!("degree {degree}: max |Y| over 2000 random points = {largest:.2}, recipe {want}");
+        println!("degree {degree}: max |Y| over 2000 random points = {largest:.2}, wanted {want}");
         assert!(
             (0.7 * want..1.4 * want).contains(&f64::from(largest)),
             "degree {degree}: the largest value is {largest}, wanted about {want}"

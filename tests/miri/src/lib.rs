@@ -1,5 +1,5 @@
-//! Modules of `locdiff` that are pure Rust, taken from where they live, for Miri.
-#![allow(dead_code, reason = "only their tests are run")]
+//! Compiles two pure Rust modules from their source files in the project, so that Miri can run their tests.
+#![allow(dead_code, reason = "only the tests of the modules are run")]
 
 #[path = "../../../core/src/random/philox.rs"]
 pub mod philox;

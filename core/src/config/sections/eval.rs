@@ -18,8 +18,8 @@ pub fn grid_points_min(degree: u32) -> u32 {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Aggregator {
-    /// The sample with the most neighbours, each weighted by the density that the network predicts from the image alone,
-    /// before sampling.
+    /// The sample with the most neighbours, each weighted by the density that the network predicts from the image
+    /// alone, before sampling.
     PosteriorMedoid,
     /// The sample with the most neighbours, all weighted equally.
     KernelMedoid,
@@ -51,7 +51,8 @@ pub enum CheckpointChoice {
 pub enum DecodeAnchors {
     /// An even grid of `grid_points` points on the sphere.
     Grid,
-    /// The points of `retrieval.gallery`; with head = "knn" and no gallery, the locations of the training rows.
+    /// The points of `retrieval.gallery`. If `retrieval.head` is "knn" and no gallery is set: the locations of the
+    /// training rows.
     Gallery,
 }
 
@@ -116,7 +117,7 @@ impl EvalConfig {
         checker.not_negative("eval.guidance", self.guidance);
         if let Some(points) = self.grid_points.value() {
             checker.within("eval.grid_points", points, 100..=10_000_000);
-            // A degree out of range is reported on its own, and its square could overflow.
+            // `ModelConfig::check` reports a degree that is out of range. `min` keeps its square from overflowing.
             let wanted = grid_points_min(degree.min(1023));
             if self.refine && points < wanted {
                 let message = format!(

@@ -39,7 +39,8 @@ impl ModelConfig {
         [1, 2, 4].map(|divisor| ((self.kept_dims() / divisor) as f64 * self.width_factor).round() as u64)
     }
 
-    /// Widths that tensor parallelism splits over ranks: the hidden layers of the three levels, and the input of the head.
+    /// Widths that tensor parallelism splits over ranks: the hidden layers of the three levels, and the input of the
+    /// head.
     pub fn split_widths(&self) -> [u64; 4] {
         let hidden = self.widths().map(|width| if self.bottleneck > 0 { u64::from(self.bottleneck) } else { width });
         [hidden[0], hidden[1], hidden[2], 2 * self.widths()[0]]
@@ -76,7 +77,8 @@ impl ModelConfig {
         self.check_narrowest(checker);
     }
 
-    /// Refuses a network with an empty module: it would block all signals, and its initial weight scale is undefined.
+    /// Refuses a network with a module of 0 units. Such a module would pass on no signal, and the scale of its initial
+    /// weights would be undefined.
     fn check_narrowest(&self, checker: &mut Checker) {
         let units = self.kept_dims() / 4;
         if (1..4).contains(&self.low_pass_dims) {

@@ -32,13 +32,13 @@ impl DeviceKind {
 section! {
     /// Number of worker processes, their devices, and how the model is split over them.
     pub struct ParallelConfig {
-        /// Worker processes per node (`--gpus`, `--workers`). "auto": one per visible GPU, or one without GPUs.
+        /// Worker processes per node (`--gpus`, `--workers`). "auto": one per visible GPU, or one on the CPU.
         pub workers: AutoOr<u32> = AutoOr::Auto,
         /// The device that workers compute on (`--device`).
         pub device: DeviceKind = DeviceKind::Auto,
         /// Allow several workers on one GPU, for tests (`--share-gpu`).
         pub share_gpu: bool = false,
-        /// Workers that one replica of the model is split over (`--tensor-parallel`).
+        /// Number of workers over which one replica of the model is split (`--tensor-parallel`).
         pub tensor: u32 = 1,
         /// Number of nodes (`--nnodes`). Only 1 is implemented.
         pub nodes: u32 = 1,

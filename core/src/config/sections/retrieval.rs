@@ -11,7 +11,7 @@ use crate::config::errors::Checker;
 pub enum RetrievalHead {
     /// GeoCLIP's image head, for CLIP ViT-L/14 features.
     Geoclip,
-    /// The transposed projection that made the embeddings, for simulated shards.
+    /// The transpose of the projection that made the embeddings, for simulated shards.
     Linear,
     /// Nearest neighbours among the training photos, for any other embedding.
     Knn,
@@ -26,9 +26,11 @@ pub enum HybridMode {
     AnySample,
     /// Points within the radius of LocDiff's answer; the most similar wins.
     Aggregate,
-    /// Points within the radius of LocDiff's answer; the score adds the log density of the samples to the similarity.
+    /// Points within the radius of LocDiff's answer; the highest score wins. The score is the similarity plus the
+    /// weighted log density of the samples.
     Fusion,
-    /// Like "fusion", but the point with the most total weight near it wins, not the point with the highest score.
+    /// Points as in "fusion". Those with the highest scores vote for the points near them, and the point with the most
+    /// votes wins.
     Consensus,
 }
 
@@ -47,10 +49,10 @@ section! {
         pub mode: HybridMode = HybridMode::Fusion,
         /// Weight of the samples' log density in the score of "fusion" and "consensus".
         pub density_weight: f64 = 3.0,
-        /// Kernel width of that density, km.
+        /// Kernel width of the samples' density, km.
         pub density_km: f64 = 25.0,
-        /// With head = "knn": number of nearest training photos to use. 1: the location of the nearest photo. More: the
-        /// location with the most of these photos near it.
+        /// With head = "knn": number of nearest training photos to use. 1: the location of the nearest photo is the
+        /// answer. More: the photos vote on the answer, as the gallery points do in mode = "consensus".
         pub knn_neighbours: u32 = 1,
         /// With head = "knn": factor on the cosine similarities of photos. GeoCLIP's own factor is 39.7.
         pub knn_scale: f64 = 40.0,

@@ -11,13 +11,16 @@ section! {
         pub rendezvous_timeout_s: f64 = 120.0,
         /// Time limit of a collective operation, seconds.
         pub collective_timeout_s: f64 = 300.0,
-        /// Time without progress while a worker opens, scans or waits for data, seconds. Reading a block is progress.
+        /// Longest allowed time without progress while a worker opens data, scans data or waits for data, seconds.
+        /// Reading a block is progress.
         pub data_timeout_s: f64 = 600.0,
-        /// Time without progress in a training step or another computation, seconds. Must exceed `collective_timeout_s`.
+        /// Longest allowed time without progress in a training step or another computation, seconds. Must exceed
+        /// `collective_timeout_s`.
         pub step_timeout_s: f64 = 900.0,
-        /// Time without progress while a worker writes a checkpoint, seconds. Writing a part of a file is progress.
+        /// Longest allowed time without progress while a worker writes a checkpoint, seconds. Writing a part of a file
+        /// is progress.
         pub checkpoint_timeout_s: f64 = 1800.0,
-        /// Time without progress in an evaluation, seconds.
+        /// Longest allowed time without progress in an evaluation, seconds.
         pub evaluation_timeout_s: f64 = 900.0,
         /// Time between SIGTERM and SIGKILL when workers are stopped, seconds.
         pub stop_timeout_s: f64 = 5.0,

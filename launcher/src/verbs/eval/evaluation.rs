@@ -20,10 +20,11 @@ use crate::rendezvous::{NodeWorkers, cores};
 use crate::run_folder::WholeCheckpoint;
 use crate::supervisor::{Echo, Supervisor};
 
-/// How long to wait for another evaluation of the same run that holds the lock of `RUN/eval/`.
+/// How long to wait for the lock of `RUN/eval/` if another evaluation of the same run holds it.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Number of cross-validation folds that check the choice of settings. Each fold is a part of the Earth.
+/// Number of folds of the cross-validation, which checks the choice of settings. Each fold holds the photos of one part
+/// of the Earth.
 const FOLDS: u32 = 5;
 
 /// The evaluation of one checkpoint.
@@ -69,7 +70,7 @@ impl Evaluation<'_> {
         Ok(result)
     }
 
-    /// Chooses the settings of LocDiff-H on the validation rows and writes them to a file. A following call of
+    /// Chooses the settings of LocDiff-H on the validation rows and writes them to `tuned.toml`. A later call of
     /// `evaluate` uses these settings, except for fields that `--set` sets.
     pub(in crate::verbs) fn tune(&mut self) -> anyhow::Result<Value> {
         let config = self.resolved.config.clone();
@@ -100,7 +101,7 @@ impl Evaluation<'_> {
     }
 
     /// Opens and locks `RUN/eval/`, so that no other evaluation of this run replaces the files. If another evaluation
-    /// holds the lock, waits for it, but not longer than `FOLDER_TIMEOUT`.
+    /// holds the lock, waits for the lock for at most `FOLDER_TIMEOUT`.
     fn folder(&mut self) -> anyhow::Result<EvalFolder> {
         let began = Instant::now();
         loop {
@@ -183,7 +184,7 @@ pub(in crate::verbs) fn after_training(mut evaluation: Evaluation<'_>) -> anyhow
         hybrid = HybridRequest::No;
         tracing::warn!("{missing} does not exist, so retrieval and LocDiff-H are not evaluated");
         if config.eval.anchors == DecodeAnchors::Gallery && !Path::new(&config.retrieval.gallery).exists() {
-            tracing::warn!("no gallery file exists, so codes are decoded to the points of a refined grid");
+            tracing::warn!("no gallery file exists, so eval.anchors = \"grid\" and eval.refine = true are used");
             (config.eval.anchors, config.eval.refine) = (DecodeAnchors::Grid, true);
         }
     }
@@ -205,14 +206,14 @@ fn missing_for_retrieval(config: &RetrievalConfig) -> Option<&str> {
     wanted.into_iter().flatten().find(|path| !Path::new(path).exists())
 }
 
-/// Whether tuning failed because the retrieval head does not suit the data, or because the data is unsuitable. An
-/// evaluation without tuning is still possible.
+/// Whether tuning failed because of the configuration or the data, for example because the retrieval head cannot be
+/// used with the validation photos. After such a failure, an evaluation without tuning is still possible.
 fn is_unsuitable(error: &anyhow::Error) -> bool {
     matches!(exit_code_of(error), ExitCode::Config | ExitCode::BadData)
 }
 
-/// Fails if no shards exist at `location`, which is the value of `field`. Globs and URLs are not checked. Called before
-/// workers are started.
+/// Fails if no shards exist at `location`, the value of the configuration field `field`. Globs and URLs are not
+/// checked. This check runs before workers are started.
 pub(in crate::verbs) fn require_shards(field: &str, location: &str) -> Result<(), LaunchError> {
     if ShardsConfig::may_exist_at(location) {
         return Ok(());

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! truth.csv               id,lat,lon of every evaluated row, in the order of the data
-//! predictions-METHOD.csv  id,lat,lon of the answers of a method, in the same order
+//! predictions-METHOD.csv  id,lat,lon of the answers of a method, in the order of the data
 //! samples.csv             id,lat,lon of the first sample of each row, for density and coverage
 //! table.json              the JSON result, as `--json` prints it
 //! report.txt              the table and the configuration
@@ -26,7 +26,7 @@ use super::score::Answers;
 use crate::error::{LaunchError, reported};
 use crate::run_folder::{CONFIG, RunLock};
 
-/// Prefix of the names of the files with answers.
+/// How the name of a file with answers begins.
 const PREDICTIONS: &str = "predictions-";
 
 /// Name of the file with tuned settings of LocDiff-H.
@@ -50,8 +50,8 @@ impl EvalFolder {
         Ok(Self { _lock: RunLock::take(&path)?, path, files })
     }
 
-    /// Removes the answers of an earlier evaluation and writes the gathered rows. Returns the truth and the answers of
-    /// each method, rounded as in the files.
+    /// Removes the answers of an earlier evaluation, and writes the truth, the samples and the answers of the gathered
+    /// rows. Returns the truth and the answers of each method, rounded as in the files.
     pub(super) fn write_answers(&self, gather: &Gather) -> Result<(Vec<UnitVector>, Vec<Answers>), LaunchError> {
         for entry in self.files.entries(&self.path)? {
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -102,8 +102,8 @@ impl EvalFolder {
         table: &str,
         config: &RunConfig,
     ) -> Result<Vec<PathBuf>, LaunchError> {
-        let json = serde_json::to_string_pretty(result).expect("a JSON value is JSON");
-        let settings = toml::to_string(config).expect("a checked configuration is plain TOML values");
+        let json = serde_json::to_string_pretty(result).expect("a JSON value can be written as text");
+        let settings = toml::to_string(config).expect("a checked configuration can be written as TOML");
         let version = format!("locdiff-launch {} ({})", locdiff_core::VERSION, locdiff_core::REVISION);
         let report = format!("{table}\n{version}\n\n{settings}");
         Ok(vec![self.write("table.json", json.as_bytes())?, self.write("report.txt", report.as_bytes())?])
@@ -112,7 +112,7 @@ impl EvalFolder {
     /// Writes settings of LocDiff-H to `tuned.toml`. The first line of the file is a comment that describes the origin
     /// of the settings.
     pub(super) fn write_tuned(&self, origin: &str, setting: &Hybrid) -> Result<PathBuf, LaunchError> {
-        let values = toml::to_string(setting).expect("a setting is plain TOML values");
+        let values = toml::to_string(setting).expect("the settings can be written as TOML");
         self.write(TUNED, format!("# {origin}\n\n[retrieval]\n{values}").as_bytes())
     }
 

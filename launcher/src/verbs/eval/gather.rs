@@ -17,7 +17,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Gather {
     rows: BTreeMap<u64, LocatedRow>,
-    /// A row that was received twice.
+    /// The last row that was received twice; `None` if there is no such row.
     twice: Option<u64>,
     last_log: Instant,
 }
@@ -34,12 +34,12 @@ impl Gather {
         self.rows.values()
     }
 
-    /// The true place of each row, and the errors of the row under all settings that tuning can choose.
+    /// For each row, its true place, and the distance errors of its answers under all settings that tuning can choose.
     pub(super) fn tuning(self) -> anyhow::Result<Vec<(UnitVector, TuningErrors)>> {
         let one = |row: LocatedRow| {
             let [latitude, longitude] = row.truth.map(Degrees);
             let errors =
-                row.tuning.with_context(|| format!("row {} has no tuning errors: this is a bug", row.index))?;
+                row.tuning.with_context(|| format!("row {} came without its tuning data: this is a bug", row.index))?;
             Ok((Place::new(latitude, longitude)?.into(), errors))
         };
         self.rows.into_values().map(one).collect()
@@ -56,7 +56,7 @@ impl Gather {
             return Ok(());
         }
         let twice = self.twice.map_or_else(String::new, |row| format!("; row {row} was received twice"));
-        let mixed = if has_same_methods { "" } else { "; the rows do not all have the same methods" };
+        let mixed = if has_same_methods { "" } else { "; the rows do not all have answers of the same methods" };
         Err(reported!(WorkerFailed, "{got} of {count} rows were received{twice}{mixed}: this is a bug"))
     }
 }

@@ -56,8 +56,8 @@ pub(super) fn run(file: &Path, global: &Global, output: Output) -> anyhow::Resul
     Ok(json!({ "ok": true, "matched_by": matched_by, "data": data, "rows": rows }))
 }
 
-/// Returns the name of the source of the truth, and the scores. `written` is the file to which a worker wrote the truth
-/// of the test shards. `None` if `eval.truth` is set.
+/// Returns the source of the truth (a file or the location of shards), and the scores. `written` is the file to which a
+/// worker wrote the truth of the test shards. It is `None` if `eval.truth` is set.
 fn score(file: &Path, config: &RunConfig, written: Option<PathBuf>) -> anyhow::Result<(String, PredictionScores)> {
     let truth = match written {
         None => Truth::read(Path::new(&config.eval.truth)),

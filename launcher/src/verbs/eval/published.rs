@@ -16,7 +16,7 @@ struct Table1 {
 #[derive(Debug, Deserialize)]
 struct Table1Row {
     method: String,
-    /// For each data set, the percentage of photos within each of [`THRESHOLDS_KM`].
+    /// For each data set, the percentages of photos located within the distances [`THRESHOLDS_KM`].
     #[serde(flatten)]
     percents: BTreeMap<String, [f64; 5]>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Published {
 }
 
 impl Published {
-    /// The percentage of photos within a distance. `None` if the paper does not report this distance.
+    /// The percentage of photos located within a distance. `None` if the paper does not report this distance.
     pub(super) fn within(&self, km: f64) -> Option<f64> {
         THRESHOLDS_KM.iter().position(|known| *known == km).map(|place| self.percents[place])
     }
@@ -43,7 +43,8 @@ fn accuracies<S: Serializer>(percents: &[f64; 5], serializer: S) -> Result<S::Ok
     serializer.collect_map(THRESHOLDS_KM.iter().zip(percents).map(|(km, percent)| (format!("acc_{km}km"), percent)))
 }
 
-/// The rows of Table 1. If the paper does not report one of the thresholds, logs a warning and returns no rows.
+/// The rows of Table 1. If `thresholds_km` contains a distance that the paper does not report, logs a warning and
+/// returns no rows.
 pub(super) fn rows_for(thresholds_km: &[f64]) -> Vec<Published> {
     if thresholds_km.iter().all(|km| THRESHOLDS_KM.contains(km)) {
         return table1();
@@ -55,7 +56,7 @@ pub(super) fn rows_for(thresholds_km: &[f64]) -> Vec<Published> {
     Vec::new()
 }
 
-/// One row per method and data set that the paper reports, ordered by data set.
+/// One row for each combination of method and data set that the paper reports, ordered by data set.
 fn table1() -> Vec<Published> {
     let table: Table1 = toml::from_str(TABLE1).expect("the embedded table is valid");
     let mut rows = Vec::new();

@@ -47,8 +47,8 @@ pub(super) struct MethodScore {
     errors_km: Vec<f64>,
 }
 
-/// The scores of LocDiff-H minus the scores of LocDiff, of retrieval, or of the better of both. Both sides use the same
-/// bootstrap resamples.
+/// The scores of LocDiff-H minus the scores of LocDiff, of retrieval, or of the better of these two methods. The
+/// intervals are paired: both methods of a comparison use the same bootstrap resamples.
 #[derive(Debug, Serialize)]
 pub(super) struct Difference {
     method: Method,
@@ -110,8 +110,8 @@ impl ScoreTask {
         Ok(rows)
     }
 
-    /// Writes every score to TensorBoard as `test/METHOD/SCORE`, a description of the data, and a map of the answers of
-    /// each method except retrieval.
+    /// Writes to TensorBoard: every score under the tag `test/METHOD/SCORE`, a description of the data, and a map of
+    /// the answers of each method except retrieval.
     fn write_to_board(&self, board: &mut Board, step: u64, found: &[MethodScore]) -> Result<(), BoardError> {
         let mut scalars = Vec::new();
         for MethodScore { method, rating, .. } in found {

@@ -1,5 +1,5 @@
-//! The results table, as rows for JSON and as text. In the text, each row has a line of values. Computed rows also have
-//! a line of 95 % intervals.
+//! The results table, as rows for JSON and as text. In the text, each row has a line with its values. A computed row
+//! also has a line with 95 % intervals.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ use super::score::{Difference, MethodScore};
 /// Width of the first column.
 const NAME: usize = 30;
 
-/// Heading and number of decimals of each column after the accuracies.
+/// Headings and numbers of decimals of the columns to the right of the accuracies.
 const OTHER_SCORES: [(&str, usize); 5] =
     [("median km", 1), ("mean km", 0), ("GeoScore", 0), ("density", 3), ("coverage", 3)];
 
@@ -97,7 +97,7 @@ pub(super) fn data_summary(summary: &EvalSummary) -> String {
     format!("{} {kind} of {} views{source}{skipped}", summary.rows, summary.views)
 }
 
-/// What the evaluated rows are called in the output: "simulated photos" or "photos".
+/// The noun for the evaluated rows in the output: "simulated photos" or "photos".
 pub(super) fn photo_kind(is_simulated: bool) -> &'static str {
     if is_simulated { "simulated photos" } else { "photos" }
 }

@@ -1,5 +1,5 @@
-//! Selects the run, the checkpoint and the configuration to evaluate. The run is the one that `checkpoint.run` names,
-//! else the newest run. The checkpoint is the newest whole checkpoint or the best one, as `eval.checkpoint` says.
+//! Selects the run, the checkpoint and the configuration to evaluate. The run is the one that `checkpoint.run` names
+//! or, if this field is empty, the newest run. `eval.checkpoint` selects the newest whole checkpoint or the best one.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::verbs::checkpoint::find_run;
 use crate::verbs::resolve;
 
 /// Finds the run and its checkpoint, and prints both. The configuration comes from `--config` or, if this flag is not
-/// given, from the run. `--set` and the other flags override it.
+/// given, from the run. `--set` and the other flags override this configuration.
 pub(super) fn find(
     global: &Global,
     is_hybrid: bool,
@@ -51,7 +51,7 @@ fn layers(run: &Path, global: &Global, is_hybrid: bool, output: Output) -> Resul
             layers.insert(1, Layer::File(path));
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            output.print("using the configured settings: `eval --tune` has not been run for this run");
+            output.print("LocDiff-H uses the configured settings, because `eval --tune` has not tuned this run");
         }
         Err(error) => return Err(LaunchError::at(path)(error)),
     }

@@ -11,7 +11,7 @@ use super::options::S3Options;
 use super::url::Url;
 use crate::shards::error::ShardsError;
 
-/// Threads of the runtime that drives the connections.
+/// Number of threads of the runtime that drives the connections.
 const RUNTIME_THREADS: usize = 2;
 
 /// A connection to a bucket, with the runtime that drives it.
@@ -30,7 +30,7 @@ impl Bucket {
         if !options.has_credentials() {
             return Err(failure::no_credentials(&url));
         }
-        // If another part of the process has already installed a provider, that provider is kept.
+        // If another part of the process has already installed a cryptography provider, that provider is kept.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let secrets = options.secrets();
         let fail = |error: object_store::Error| failure::describe(&url, "connecting", &error, &secrets);
@@ -44,8 +44,8 @@ impl Bucket {
         Ok(Self { name: name.to_owned(), store, runtime: Some(runtime), secrets, retry: options.retry.clone() })
     }
 
-    /// Blocks until a future is ready. A thread inside a tokio runtime must not call `block_on`, so for such a caller
-    /// another thread calls it.
+    /// Blocks until a future is ready. A thread inside a tokio runtime must not call `block_on`. If the caller is such
+    /// a thread, a new thread calls `block_on` instead.
     pub(super) fn wait<F>(&self, answer: F) -> F::Output
     where
         F: Future + Send,

@@ -3,7 +3,7 @@
 //! Invariant: [`ObjectCache::read`] returns exactly the bytes that were stored for the same URL, version and range.
 //! Every read verifies a checksum, which is seeded with the key of the entry, and deletes the entry if the checksum
 //! does not match. The total size of all entries, including those that are being written, never exceeds the limit:
-//! space for an entry is reserved before it is written, under a lock that all processes share that use the folder.
+//! space for an entry is reserved before it is written, under a lock shared by all processes that use the folder.
 //!
 //! A failure of the cache is never an error for the caller. If an entry cannot be written, a warning is logged, and
 //! this process stores nothing more. Bytes that are not in the cache are fetched from the server.
@@ -28,8 +28,8 @@ const HEADER_BYTES: u64 = 16;
 /// Name of the file that is locked while space is reserved. The file holds the number of bytes in use, as text.
 const USAGE_NAME: &str = "usage";
 
-/// When the cache is full, old entries are removed until at most this share of the limit is in use. Each
-/// removal frees a tenth of the cache at once, so that not every new entry causes a removal.
+/// When the cache is full, old entries are removed until at most this share of the limit is in use. So about a tenth of
+/// the cache is freed at once, and not every new entry causes a removal.
 const KEPT_SHARE: f64 = 0.9;
 
 /// Minimum time between two updates of an entry's time of last use.
@@ -48,7 +48,7 @@ pub(super) fn key(url: &str, version: &str, offset: u64, bytes: usize) -> u128 {
 pub(super) struct ObjectCache {
     folder: PathBuf,
     bytes_max: u64,
-    /// Counter that makes the names of temporary files different.
+    /// Number of temporary files so far. It makes the names of temporary files unique within the process.
     written: AtomicU64,
     /// Whether a write has failed. After a failed write nothing more is stored.
     given_up: AtomicBool,
@@ -81,8 +81,8 @@ impl ObjectCache {
         let now = SystemTime::now();
         let modified = file.metadata().and_then(|found| found.modified());
         if modified.is_ok_and(|modified| now.duration_since(modified).is_ok_and(|age| age > TOUCH_INTERVAL)) {
-            // In a read-only folder this call fails. Its failure is harmless: only the order in which old entries are
-            // removed becomes less accurate.
+            // In a read-only folder this call fails, which is harmless: only the order in which old entries are removed
+            // becomes less accurate.
             let _ = file.set_modified(now);
         }
         true
@@ -155,7 +155,7 @@ impl ObjectCache {
     }
 
     fn release(&self, bytes: u64) {
-        // If this fails, the recorded number of bytes in use is too high until the entries are counted again.
+        // If the update fails, the recorded number of bytes in use is too high until the entries are counted again.
         let _ = self.update_usage(|used| self.subtract(used, bytes));
     }
 
@@ -198,8 +198,8 @@ impl ObjectCache {
         Ok(used)
     }
 
-    /// Updates the recorded number of bytes in use, under a lock that all processes share. `update` gets `None` if the
-    /// number is unknown.
+    /// Replaces the recorded number of bytes in use by the result of `update`, under a lock shared by all processes.
+    /// `update` gets the old number, or `None` if it is unknown.
     fn update_usage(&self, update: impl FnOnce(Option<u64>) -> io::Result<u64>) -> io::Result<()> {
         make_folder(&self.folder)?;
         let path = self.folder.join(USAGE_NAME);
@@ -236,7 +236,7 @@ fn read_entry(file: &mut File, hash: u128, into: &mut [u8]) -> io::Result<()> {
 type CachedObject = (SystemTime, PathBuf, u64);
 
 /// Lists all entries and temporary files, with their total size. Files that vanish during the listing are ignored.
-/// Files with names of another form do not belong to the cache, and are neither counted nor removed.
+/// Files whose names have a different form do not belong to the cache. They are neither counted nor removed.
 fn entries(folder: &Path) -> io::Result<(u64, Vec<CachedObject>)> {
     let mut found = Vec::new();
     for parent in list(folder)?.into_iter().filter(|path| is_entry_name(path, 2, false)) {

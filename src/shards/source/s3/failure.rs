@@ -34,7 +34,7 @@ pub(super) enum Kind {
     Refused,
     /// The object has changed since it was opened.
     Changed,
-    /// The response broke off.
+    /// The connection broke during the response.
     BrokeOff,
     /// Anything else.
     Other,

@@ -24,7 +24,7 @@ pub struct S3Options {
 
 impl std::fmt::Debug for S3Options {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The variables hold secrets.
+        // The variables are left out, because they hold secrets.
         out.debug_struct("S3Options").field("cache_folder", &self.cache_folder).finish_non_exhaustive()
     }
 }
