@@ -58,7 +58,9 @@ exit_codes! {
     RunDiffers = 25,
     /// Training diverged: too many gradients in a row were not finite. A restart would not help.
     Diverged = 26,
-    /// Interrupted by Ctrl-C or SIGTERM.
+    /// Stopped by SIGTERM or SIGUSR1, as schedulers send them before they take a machine away. The same command resumes.
+    Preempted = 75,
+    /// Stopped by Ctrl-C.
     Interrupted = 130,
 }
 

@@ -6,6 +6,7 @@
 //! - [`config`]: merges TOML and flags into one validated [`config::RunConfig`] and records where each value came from.
 //! - [`protocol`]: the messages between launcher and worker.
 //! - [`pulse`]: what a worker is doing, for the launcher to watch.
+//! - [`stop`]: the launcher's request to stop early.
 //! - [`exit_code`]: the exit codes that scripts see.
 //! - [`files`]: crash-safe file writing, with fault injection for tests.
 //! - [`geo`]: points on the Earth, distances, grids.
@@ -30,6 +31,7 @@ pub mod predictions;
 pub mod protocol;
 pub mod pulse;
 pub mod random;
+pub mod stop;
 pub mod tables;
 pub mod tensorboard;
 pub mod tuning;

@@ -7,10 +7,17 @@
 //!
 //! A process has one pulse. Helper threads that do a part of the work (readers, the checkpoint writer) also advance the
 //! counter.
+//!
+//! Heartbeats are sent a few times per second, so the last heartbeat of a worker that dies may be many steps old. The
+//! step is therefore also written to a small file in the launcher's runtime folder, which the launcher reads when the
+//! worker has died.
 
 use std::fmt;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +82,7 @@ static PHASE: AtomicU8 = AtomicU8::new(0);
 static STEP: AtomicU64 = AtomicU64::new(0);
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 static WAITS_IN: Mutex<Option<String>> = Mutex::new(None);
+static STEP_FILE: OnceLock<File> = OnceLock::new();
 
 /// A guard that returns to the previous phase when it is dropped.
 #[derive(Debug)]
@@ -112,7 +120,30 @@ pub fn advance() {
 /// Records the training step that begins.
 pub fn begin_step(step: u64) {
     STEP.store(step, Ordering::Relaxed);
+    if let Some(file) = STEP_FILE.get() {
+        // The file only makes reports more exact, so training does not fail with it.
+        let _ = file.write_all_at(&step.to_le_bytes(), 0);
+    }
     advance();
+}
+
+/// Path of the file with the step of the worker `rank`, in the folder of the control socket.
+fn step_file(folder: &Path, rank: u32) -> PathBuf {
+    folder.join(format!("step-{rank}"))
+}
+
+/// Makes [`begin_step`] write the step to a file in `folder`.
+pub fn write_steps(folder: &Path, rank: u32) -> std::io::Result<()> {
+    let file = File::create(step_file(folder, rank))?;
+    file.write_all_at(&0_u64.to_le_bytes(), 0)?;
+    let _ = STEP_FILE.set(file);
+    Ok(())
+}
+
+/// The step that the worker `rank` began last, from its file in `folder`; `None` if there is no such file.
+pub fn read_step(folder: &Path, rank: u32) -> Option<u64> {
+    let bytes = std::fs::read(step_file(folder, rank)).ok()?;
+    Some(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?))
 }
 
 /// The pulse at this moment.
@@ -126,6 +157,16 @@ pub fn beat() -> Beat {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn step_is_read_from_the_file_of_its_rank() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
+        assert_eq!(read_step(folder.path(), 3), None);
+        write_steps(folder.path(), 3).expect("the folder is writable");
+        assert_eq!(read_step(folder.path(), 3), Some(0));
+        begin_step(41);
+        assert_eq!(read_step(folder.path(), 3), Some(41));
+    }
 
     #[test]
     fn phases_nest_and_every_change_advances_the_counter() {

@@ -1,9 +1,13 @@
 //! The state machine of a gang (the workers of one attempt). [`Coordinator::step`] takes an event and the time, changes
 //! the state, and returns actions. It uses no clock, process or socket.
 //!
-//! The phases are Starting, Running and, after a failure or an interrupt, Stopping. If a worker blames a peer, the gang
-//! is in the phase Doubting for a moment before Stopping. A gang always ends: every phase has a deadline, and the last
-//! resort is SIGKILL. While the job runs, the heartbeats of the workers move the deadline ([`Pulses`]).
+//! The phases are Starting, Running and, after a failure, Stopping. If a worker blames a peer, or a stuck worker is asked
+//! for a backtrace, the gang is in the phase Waiting for a moment before Stopping. Workers are stopped with SIGKILL.
+//! A gang always ends: every phase has a deadline, and a worker that even SIGKILL does not end is reported. While the
+//! job runs, the heartbeats of the workers move the deadline ([`Pulses`]).
+//!
+//! A request of the user to stop (Ctrl-C, SIGTERM) is passed to the workers if the job can stop early: they write a
+//! checkpoint and return a result. If they do not do so in time, or at a second request, they are killed.
 //!
 //! A checkpoint is committed when every rank of this attempt has written its parts. Parts from another attempt are
 //! rejected and stop the gang.
@@ -11,7 +15,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{Failure, Hello, JobResult, PROTOCOL_VERSION, PartsWritten, ToLauncher};
 use locdiff_core::{REVISION, VERSION};
 
@@ -26,12 +29,17 @@ pub enum Exit {
     Signal(i32),
 }
 
-/// Numbers of the signals that the launcher sends, as fixed by POSIX.
+/// Number of the signal that stops workers, as fixed by POSIX.
 const SIGKILL: i32 = 9;
-const SIGTERM: i32 = 15;
 
 /// How long to wait for the root cause after a worker has blamed a peer.
 const DOUBT: Duration = Duration::from_secs(1);
+
+/// How long to wait for the backtrace of a stuck worker.
+const BACKTRACE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long to wait for a worker to end after SIGKILL. The kernel may need seconds to free the memory of a GPU.
+const KILL_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Exit code of the dynamic linker and of shells when a program cannot be loaded.
 const EXIT_NOT_LOADED: i32 = 127;
@@ -64,8 +72,11 @@ pub enum GangEvent {
     },
     /// A checkpoint could not be committed.
     CommitFailed(Failure),
-    /// The user asked to stop (Ctrl-C, SIGTERM).
-    Interrupted,
+    /// The user asked to stop (Ctrl-C, SIGTERM, SIGUSR1).
+    Interrupted {
+        /// Whether the job can stop early and has made progress that is worth a checkpoint.
+        has_progress: bool,
+    },
     /// Time has passed, and a deadline may have been reached.
     Tick,
 }
@@ -82,8 +93,10 @@ pub enum Action {
     Report(ToLauncher),
     /// Commit a checkpoint that consists of these parts, one entry per rank in rank order.
     Commit(Vec<PartsWritten>),
-    /// Send SIGTERM to all running workers.
-    Terminate,
+    /// Ask every worker to write a checkpoint and to end its job.
+    AskToStop,
+    /// Ask the worker of this rank, which is stuck, for a backtrace.
+    AskForBacktrace(u32),
     /// Send SIGKILL to all running workers.
     Kill,
     /// Send SIGKILL to the worker of this rank, which sent its result but did not exit.
@@ -123,13 +136,8 @@ pub enum Cause {
     },
     /// The worker of this rank closed its control socket but kept running.
     Deserted(u32),
-    /// A worker did not exit after SIGTERM and was killed with SIGKILL. It was probably stopped or hung.
-    Unresponsive {
-        /// Rank of the worker.
-        rank: u32,
-        /// The time limit between SIGTERM and SIGKILL.
-        limit: Duration,
-    },
+    /// The worker of this rank did not end even after SIGKILL. It waits inside the kernel, such as for a disk.
+    Unkillable(u32),
     /// A worker made no progress for too long.
     Stuck {
         /// The worker, with its last heartbeat.
@@ -164,9 +172,10 @@ pub enum Outcome {
 pub struct Limits {
     /// Time from the start of the gang until all workers have said hello.
     pub start: Duration,
-    /// Time from SIGTERM to SIGKILL. Also the time that a worker has to exit after it has sent its result or closed its
-    /// socket.
+    /// Time that a worker has to exit after it has sent its result or closed its socket.
     pub stop: Duration,
+    /// Time from the user's request to stop until the workers are killed.
+    pub preempt: Duration,
     /// Time without progress after which a worker counts as stuck. Each phase of the job has its own limit.
     pub phases: PhaseLimits,
 }
@@ -197,13 +206,13 @@ impl Member {
 enum Phase {
     Starting,
     Running,
-    /// A worker blamed a peer. The root cause may still be on its way.
-    Doubting {
+    /// A worker blamed a peer, and the root cause may still be on its way. Or a stuck worker was asked for a backtrace.
+    Waiting {
         until: Duration,
     },
+    /// The workers were killed.
     Stopping {
-        kill_at: Duration,
-        killed: bool,
+        give_up_at: Duration,
     },
 }
 
@@ -219,6 +228,8 @@ pub struct Coordinator {
     parts: BTreeMap<u64, Vec<Option<PartsWritten>>>,
     pulses: Pulses,
     causes: Vec<Cause>,
+    /// When the workers are killed because the user asked to stop; `None` if the user did not ask.
+    stop_by: Option<Duration>,
     /// The worker that made no progress when its peers reported a failed collective.
     suspect: Option<StuckWorker>,
 }
@@ -237,6 +248,7 @@ impl Coordinator {
             parts: BTreeMap::new(),
             pulses: Pulses::new(workers, limits.phases, now),
             causes: Vec::new(),
+            stop_by: None,
             suspect: None,
         }
     }
@@ -250,7 +262,7 @@ impl Coordinator {
             GangEvent::Closed(rank) => self.closed(rank, now),
             GangEvent::Exited { rank, exit } => self.exited(rank, exit, now),
             GangEvent::CommitFailed(failure) => self.stop(Cause::CommitFailed(failure), now),
-            GangEvent::Interrupted => self.interrupted(now),
+            GangEvent::Interrupted { has_progress } => self.interrupted(has_progress, now),
             GangEvent::Tick => self.tick(now),
         }
     }
@@ -262,10 +274,10 @@ impl Coordinator {
             Phase::Running => {
                 let exits =
                     self.members.iter().filter(|member| member.should_exit()).filter_map(|member| member.exit_by);
-                exits.chain(self.pulses.deadline()).min()
+                exits.chain(self.pulses.deadline()).chain(self.stop_by).min()
             }
-            Phase::Doubting { until } => Some(until),
-            Phase::Stopping { kill_at, killed } => (!killed).then_some(kill_at),
+            Phase::Waiting { until } => Some(until),
+            Phase::Stopping { give_up_at } => self.outcome().is_none().then_some(give_up_at),
         }
     }
 
@@ -280,12 +292,14 @@ impl Coordinator {
         // When a worker dies during a collective operation, its peers often report the broken operation before the
         // launcher notices the death. So reports that blame a peer go to the end of the list.
         let (consequences, mut causes): (Vec<_>, Vec<_>) = self.causes.iter().cloned().partition(Cause::is_consequence);
-        if causes.iter().all(|cause| matches!(cause, Cause::Unresponsive { .. })) {
+        if causes.is_empty() {
             // No worker died by itself, so the worker that its peers waited for was stuck.
-            let stuck = self.suspect.clone().map(|worker| Cause::Stuck { worker, limit: None });
-            causes.splice(0..0, stuck);
+            causes.extend(self.suspect.clone().map(|worker| Cause::Stuck { worker, limit: None }));
         }
         causes.extend(consequences);
+        if self.stop_by.is_some() && !causes.contains(&Cause::Interrupted) {
+            causes.push(Cause::Interrupted);
+        }
         Some(Outcome::Failed(causes))
     }
 
@@ -375,12 +389,9 @@ impl Coordinator {
         let finished = member.result.is_some() && (exit == Exit::Code(0) || member.killed_after_result);
         let reported =
             self.causes.iter().any(|cause| matches!(cause, Cause::Failed { rank: known, .. } if *known == rank));
-        if let (Phase::Stopping { killed: true, .. }, Exit::Signal(SIGKILL)) = (self.phase, exit) {
-            // This worker did not end between SIGTERM and SIGKILL, so it was probably stopped or hung.
-            self.causes.push(Cause::Unresponsive { rank, limit: self.limits.stop });
-            return Vec::new();
-        }
-        if finished || reported || self.is_caused_by_launcher(exit) {
+        // A worker that ends in another way while the gang is being stopped may be the root cause.
+        let is_killed_by_launcher = matches!(self.phase, Phase::Stopping { .. }) && exit == Exit::Signal(SIGKILL);
+        if finished || reported || is_killed_by_launcher {
             return Vec::new();
         }
         if !said_hello && exit == Exit::Code(EXIT_NOT_LOADED) {
@@ -390,26 +401,10 @@ impl Coordinator {
         self.stop(Cause::Died { rank, exit }, now)
     }
 
-    /// Whether the launcher caused this exit by stopping the gang. It causes exits with any code, by SIGTERM and, once
-    /// it has killed the workers, by SIGKILL. A worker that dies of another signal may be the root cause.
-    fn is_caused_by_launcher(&self, exit: Exit) -> bool {
-        match self.phase {
-            Phase::Stopping { killed, .. } => match exit {
-                Exit::Signal(signal) => signal == SIGTERM || (killed && signal == SIGKILL),
-                // A worker ends with this code when its launcher closes the control socket.
-                Exit::Code(code) => code == 0 || code == i32::from(ExitCode::Interrupted.code()),
-            },
-            _ => false,
-        }
-    }
-
-    fn interrupted(&mut self, now: Duration) -> Vec<Action> {
-        if let Phase::Stopping { killed, .. } = &mut self.phase
-            && self.causes.contains(&Cause::Interrupted)
-        {
-            // The user has interrupted twice, so kill the workers before the deadline.
-            *killed = true;
-            return vec![Action::Kill];
+    fn interrupted(&mut self, has_progress: bool, now: Duration) -> Vec<Action> {
+        if self.phase == Phase::Running && has_progress && self.stop_by.is_none() {
+            self.stop_by = Some(now + self.limits.preempt);
+            return vec![Action::AskToStop];
         }
         self.stop(Cause::Interrupted, now)
     }
@@ -421,11 +416,9 @@ impl Coordinator {
                 let ranks = self.members.iter().enumerate().filter_map(late).collect();
                 self.stop(Cause::Late { ranks, limit: self.limits.start }, now)
             }
-            Phase::Stopping { kill_at, killed } if !*killed && now >= *kill_at => {
-                *killed = true;
-                vec![Action::Kill]
-            }
-            Phase::Doubting { until } if now >= *until => self.terminate(now),
+            Phase::Stopping { give_up_at } if now >= *give_up_at => self.give_up(),
+            Phase::Waiting { until } if now >= *until => self.kill(now),
+            Phase::Running if self.stop_by.is_some_and(|limit| now >= limit) => self.stop(Cause::Interrupted, now),
             Phase::Running => match self.pulses.stuck(now) {
                 Some((worker, limit)) => self.stop(Cause::Stuck { worker, limit: Some(limit) }, now),
                 None => self.kill_overdue(now),
@@ -454,13 +447,14 @@ impl Coordinator {
     }
 
     fn stop(&mut self, cause: Cause, now: Duration) -> Vec<Action> {
-        let is_consequence = cause.is_consequence();
+        let (is_consequence, was_waiting) = (cause.is_consequence(), matches!(self.phase, Phase::Waiting { .. }));
+        let stuck = if let Cause::Stuck { worker, .. } = &cause { Some(worker.rank) } else { None };
         self.causes.push(cause);
-        match self.phase {
-            Phase::Stopping { .. } => return Vec::new(),
+        match (self.phase, stuck) {
+            (Phase::Stopping { .. }, _) => Vec::new(),
             // The peers of a dying worker may notice its death before it has exited. Wait for its exit status, which
-            // SIGTERM would hide.
-            Phase::Doubting { .. } if is_consequence => return Vec::new(),
+            // SIGKILL would hide.
+            _ if is_consequence && was_waiting => Vec::new(),
             _ if is_consequence => {
                 let complained = |cause: &Cause| match cause {
                     Cause::Failed { rank, .. } => Some(*rank),
@@ -468,17 +462,31 @@ impl Coordinator {
                 };
                 let complained: Vec<u32> = self.causes.iter().filter_map(complained).collect();
                 self.suspect = self.pulses.suspect(&complained, now);
-                self.phase = Phase::Doubting { until: now + DOUBT };
-                return Vec::new();
+                self.phase = Phase::Waiting { until: now + DOUBT };
+                self.suspect.iter().map(|worker| Action::AskForBacktrace(worker.rank)).collect()
             }
-            _ => {}
+            (_, Some(rank)) => {
+                self.phase = Phase::Waiting { until: now + BACKTRACE_PATIENCE };
+                vec![Action::AskForBacktrace(rank)]
+            }
+            _ => self.kill(now),
         }
-        self.terminate(now)
     }
 
-    fn terminate(&mut self, now: Duration) -> Vec<Action> {
-        self.phase = Phase::Stopping { kill_at: now + self.limits.stop, killed: false };
-        vec![Action::Terminate]
+    fn kill(&mut self, now: Duration) -> Vec<Action> {
+        self.phase = Phase::Stopping { give_up_at: now + KILL_PATIENCE };
+        vec![Action::Kill]
+    }
+
+    /// Treats workers that did not end after SIGKILL as ended, so that the launcher can exit.
+    fn give_up(&mut self) -> Vec<Action> {
+        for (rank, member) in (0..).zip(&mut self.members) {
+            if member.exit.is_none() {
+                member.exit = Some(member.pending_exit.unwrap_or(Exit::Signal(SIGKILL)));
+                self.causes.extend(member.pending_exit.is_none().then_some(Cause::Unkillable(rank)));
+            }
+        }
+        Vec::new()
     }
 }
 

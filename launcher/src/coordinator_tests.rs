@@ -13,6 +13,7 @@ use super::*;
 static LIMITS: LazyLock<Limits> = LazyLock::new(|| Limits {
     start: Duration::from_secs(10),
     stop: Duration::from_secs(2),
+    preempt: Duration::from_secs(25),
     phases: PhaseLimits::new(&SuperviseConfig::default()),
 });
 
@@ -71,7 +72,7 @@ fn checkpoint_is_committed_when_the_last_rank_of_this_attempt_has_written() {
     assert_eq!(gang.step(parts(1, 20, 7), at(2)), [], "parts of different steps were committed together");
     let actions = gang.step(parts(0, 10, 7), at(3));
     assert!(matches!(&actions[..], [Action::Commit(parts)] if parts.len() == 2 && parts[0].step == 10), "{actions:?}");
-    assert_eq!(gang.step(parts(0, 20, 6), at(4)), [Action::Terminate], "parts from an older attempt were accepted");
+    assert_eq!(gang.step(parts(0, 20, 6), at(4)), [Action::Kill], "parts from an older attempt were accepted");
     assert_eq!(gang.step(parts(0, 20, 6), at(4)), []);
 }
 
@@ -89,8 +90,8 @@ fn messages_sent_before_the_exit_are_still_handled() {
 fn failed_commit_stops_the_gang() {
     let mut gang = running(1);
     let failure = Failure { message: "no space".into(), of_peer: false, exit_code: 16 };
-    assert_eq!(gang.step(GangEvent::CommitFailed(failure.clone()), at(2)), [Action::Terminate]);
-    end_process(&mut gang, 0, Exit::Signal(SIGTERM), at(3));
+    assert_eq!(gang.step(GangEvent::CommitFailed(failure.clone()), at(2)), [Action::Kill]);
+    end_process(&mut gang, 0, Exit::Signal(SIGKILL), at(3));
     assert_eq!(causes(&gang), [Cause::CommitFailed(failure)]);
 }
 
@@ -129,7 +130,7 @@ fn only_rank_0_may_announce_the_store() {
     };
     let mut gang = running(2);
     assert_eq!(gang.step(listening(0), at(2)), [Action::Announce("127.0.0.1:7".into())]);
-    assert_eq!(gang.step(listening(1), at(2)), [Action::Terminate]);
+    assert_eq!(gang.step(listening(1), at(2)), [Action::Kill]);
 }
 
 #[test]
@@ -138,10 +139,9 @@ fn workers_that_do_not_say_hello_in_time_are_named() {
     gang.step(hello(1), at(1));
     assert_eq!(gang.deadline(), Some(at(10)));
     assert!(gang.step(GangEvent::Tick, at(9)).is_empty());
-    assert_eq!(gang.step(GangEvent::Tick, at(10)), [Action::Terminate]);
-    assert_eq!(gang.step(GangEvent::Tick, at(12)), [Action::Kill]);
+    assert_eq!(gang.step(GangEvent::Tick, at(10)), [Action::Kill]);
     for rank in 0..3 {
-        end_process(&mut gang, rank, Exit::Signal(SIGKILL), at(13));
+        end_process(&mut gang, rank, Exit::Signal(SIGKILL), at(11));
     }
     assert_eq!(causes(&gang)[0], Cause::Late { ranks: vec![0, 2], limit: LIMITS.start });
 }
@@ -151,34 +151,46 @@ fn killed_worker_is_the_root_cause_even_if_its_peer_reports_first() {
     let mut gang = running(2);
     assert_eq!(gang.step(failed(0, true), at(5)), [], "the gang did not wait for the root cause");
     end_process(&mut gang, 0, Exit::Code(14), at(5));
-    assert_eq!(end_process(&mut gang, 1, Exit::Signal(SIGKILL), at(5)), [Action::Terminate]);
+    assert_eq!(end_process(&mut gang, 1, Exit::Signal(SIGKILL), at(5)), [Action::Kill]);
     let causes = causes(&gang);
     assert_eq!(causes[0], Cause::Died { rank: 1, exit: Exit::Signal(SIGKILL) });
     assert!(matches!(causes[1], Cause::Failed { rank: 0, .. }));
 }
 
 #[test]
-fn workers_terminated_by_the_launcher_are_not_causes() {
+fn workers_killed_by_the_launcher_are_not_causes() {
     let mut gang = running(3);
-    assert_eq!(gang.step(failed(1, false), at(5)), [Action::Terminate]);
+    assert_eq!(gang.step(failed(1, false), at(5)), [Action::Kill]);
     end_process(&mut gang, 1, Exit::Code(14), at(5));
-    end_process(&mut gang, 0, Exit::Signal(SIGTERM), at(6));
-    assert_eq!(gang.step(GangEvent::Tick, at(7)), [Action::Kill]);
+    end_process(&mut gang, 0, Exit::Signal(SIGKILL), at(6));
     end_process(&mut gang, 2, Exit::Signal(SIGKILL), at(7));
     let causes = causes(&gang);
-    assert!(matches!(causes[0], Cause::Failed { rank: 1, .. }), "{causes:?}");
-    assert_eq!(causes[1..], [Cause::Unresponsive { rank: 2, limit: LIMITS.stop }], "wrong causes after the first");
+    assert!(matches!(causes[..], [Cause::Failed { rank: 1, .. }]), "{causes:?}");
+}
+
+#[test]
+fn launcher_gives_up_on_a_worker_that_sigkill_does_not_end() {
+    let mut gang = running(2);
+    gang.step(failed(1, false), at(5));
+    end_process(&mut gang, 1, Exit::Code(14), at(5));
+    assert_eq!((gang.deadline(), gang.outcome()), (Some(at(35)), None));
+    gang.step(GangEvent::Tick, at(34));
+    assert_eq!(gang.outcome(), None);
+    gang.step(GangEvent::Tick, at(35));
+    assert_eq!(gang.deadline(), None);
+    assert!(matches!(causes(&gang)[..], [Cause::Failed { rank: 1, .. }, Cause::Unkillable(0)]));
 }
 
 #[test]
 fn stopped_worker_is_the_root_cause_of_its_peers_failure() {
     let mut gang = running(2);
-    gang.step(failed(0, true), at(5));
+    let beat = Beat { phase: WorkPhase::Step, step: 7, counter: 9, waits_in: None };
+    gang.step(GangEvent::Message { rank: 1, message: ToLauncher::Beat(beat) }, at(2));
+    assert_eq!(gang.step(failed(0, true), at(5)), [Action::AskForBacktrace(1)]);
     end_process(&mut gang, 0, Exit::Code(14), at(5));
-    assert_eq!(gang.step(GangEvent::Tick, at(6)), [Action::Terminate], "the gang still waits for a root cause");
-    assert_eq!(gang.step(GangEvent::Tick, at(8)), [Action::Kill]);
+    assert_eq!(gang.step(GangEvent::Tick, at(6)), [Action::Kill], "the gang still waits for a root cause");
     end_process(&mut gang, 1, Exit::Signal(SIGKILL), at(8));
-    assert_eq!(causes(&gang)[0], Cause::Unresponsive { rank: 1, limit: LIMITS.stop });
+    assert!(matches!(&causes(&gang)[0], Cause::Stuck { worker, limit: None } if worker.rank == 1));
 }
 
 #[test]
@@ -198,16 +210,16 @@ fn worker_that_does_not_exit_after_its_result_is_killed() {
 fn worker_that_closes_its_socket_and_keeps_running_has_failed() {
     let mut gang = running(2);
     gang.step(GangEvent::Closed(1), at(5));
-    assert_eq!(gang.step(GangEvent::Tick, at(7)), [Action::Terminate]);
-    end_process(&mut gang, 1, Exit::Signal(SIGTERM), at(7));
-    end_process(&mut gang, 0, Exit::Signal(SIGTERM), at(7));
+    assert_eq!(gang.step(GangEvent::Tick, at(7)), [Action::Kill]);
+    end_process(&mut gang, 1, Exit::Signal(SIGKILL), at(7));
+    end_process(&mut gang, 0, Exit::Signal(SIGKILL), at(7));
     assert_eq!(causes(&gang), [Cause::Deserted(1)]);
 }
 
 #[test]
 fn exit_without_a_result_is_a_failure_even_with_code_0() {
     let mut gang = running(1);
-    assert_eq!(end_process(&mut gang, 0, Exit::Code(0), at(5)), [Action::Terminate]);
+    assert_eq!(end_process(&mut gang, 0, Exit::Code(0), at(5)), [Action::Kill]);
     assert_eq!(causes(&gang), [Cause::Died { rank: 0, exit: Exit::Code(0) }]);
 }
 
@@ -236,12 +248,36 @@ fn mismatch_names_got_and_wanted() {
 }
 
 #[test]
-fn second_interrupt_kills_at_once() {
+fn interrupt_without_progress_and_second_interrupt_kill_at_once() {
+    let interrupt = |has_progress| GangEvent::Interrupted { has_progress };
     let mut gang = running(1);
-    assert_eq!(gang.step(GangEvent::Interrupted, at(5)), [Action::Terminate]);
-    assert_eq!(gang.step(GangEvent::Interrupted, at(5)), [Action::Kill]);
+    assert_eq!(gang.step(interrupt(false), at(5)), [Action::Kill]);
+    let mut gang = running(1);
+    assert_eq!(gang.step(interrupt(true), at(5)), [Action::AskToStop]);
+    assert_eq!(gang.step(interrupt(true), at(5)), [Action::Kill]);
     end_process(&mut gang, 0, Exit::Signal(SIGKILL), at(5));
-    assert_eq!(causes(&gang)[0], Cause::Interrupted);
+    assert_eq!(causes(&gang), [Cause::Interrupted]);
+}
+
+#[test]
+fn workers_that_stop_on_request_end_with_a_result_and_slow_ones_are_killed() {
+    let interrupt = GangEvent::Interrupted { has_progress: true };
+    let mut gang = running(1);
+    assert_eq!(gang.step(interrupt.clone(), at(5)), [Action::AskToStop]);
+    gang.step(result(0), at(20));
+    end_process(&mut gang, 0, Exit::Code(0), at(20));
+    assert!(matches!(gang.outcome(), Some(Outcome::Done(_))));
+    let mut gang = running(1);
+    gang.step(interrupt.clone(), at(5));
+    for second in 6..30 {
+        assert_eq!(gang.step(GangEvent::Tick, at(second)), [], "killed at second {second}");
+    }
+    assert_eq!(gang.step(GangEvent::Tick, at(30)), [Action::Kill]);
+    let mut gang = running(1);
+    gang.step(interrupt, at(5));
+    end_process(&mut gang, 0, Exit::Signal(11), at(6));
+    let causes = causes(&gang);
+    assert!(matches!(causes[..], [Cause::Died { .. }, Cause::Interrupted]), "{causes:?}");
 }
 
 fn any_event(workers: u32) -> impl Strategy<Value = GangEvent> {
@@ -253,7 +289,7 @@ fn any_event(workers: u32) -> impl Strategy<Value = GangEvent> {
         (0..workers, exit).prop_map(|(rank, exit)| exited(rank, exit)),
         (0..workers).prop_map(|rank| GangEvent::Garbled { rank, reason: "noise".into() }),
         (0..workers).prop_map(GangEvent::Closed),
-        Just(GangEvent::Interrupted),
+        any::<bool>().prop_map(|has_progress| GangEvent::Interrupted { has_progress }),
         Just(GangEvent::Tick),
     ]
 }
@@ -270,11 +306,11 @@ fn stuck_worker_is_named_before_the_peers_that_waited_for_it() {
         gang.step(beat(1, WorkPhase::Step, 5), at(second));
         gang.step(beat(2, WorkPhase::Collective, 5), at(second));
     }
-    assert_eq!(gang.step(failed(0, true), at(10)), []);
+    assert_eq!(gang.step(failed(0, true), at(10)), [Action::AskForBacktrace(1)]);
     assert_eq!(gang.step(failed(2, true), at(10)), []);
-    assert_eq!(gang.step(GangEvent::Tick, at(11)), [Action::Terminate]);
+    assert_eq!(gang.step(GangEvent::Tick, at(11)), [Action::Kill]);
     for rank in 0..3 {
-        end_process(&mut gang, rank, Exit::Signal(SIGTERM), at(11));
+        end_process(&mut gang, rank, Exit::Signal(SIGKILL), at(11));
     }
     let Some(Outcome::Failed(causes)) = gang.outcome() else { panic!("failed") };
     assert!(matches!(&causes[0], Cause::Stuck { worker, limit: None } if worker.rank == 1), "{causes:?}");
@@ -289,10 +325,11 @@ fn only_worker_that_makes_no_progress_is_stopped_at_its_limit() {
         second += 1;
         let beat = Beat { phase: WorkPhase::Data, step: 3, counter: 9, waits_in: None };
         gang.step(GangEvent::Message { rank: 0, message: ToLauncher::Beat(beat) }, at(second));
-        if gang.step(GangEvent::Tick, at(second)) == [Action::Terminate] {
+        if gang.step(GangEvent::Tick, at(second)) == [Action::AskForBacktrace(0)] {
             break second;
         }
     };
+    assert_eq!(gang.step(GangEvent::Tick, at(stopped + 1)), [Action::Kill]);
     assert_eq!(stopped, 602, "wrong time, wanted supervise.data_timeout_s after the first beat");
 }
 
@@ -300,7 +337,7 @@ fn only_worker_that_makes_no_progress_is_stopped_at_its_limit() {
 fn exit_code_is_a_cause_while_the_gang_is_being_stopped() {
     let mut gang = running(2);
     gang.step(failed(0, true), at(2));
-    assert_eq!(gang.step(GangEvent::Tick, at(3)), [Action::Terminate]);
+    assert_eq!(gang.step(GangEvent::Tick, at(3)), [Action::Kill]);
     end_process(&mut gang, 1, Exit::Code(101), at(3));
     end_process(&mut gang, 0, Exit::Code(14), at(3));
     let Some(Outcome::Failed(causes)) = gang.outcome() else { panic!("failed") };
@@ -308,8 +345,8 @@ fn exit_code_is_a_cause_while_the_gang_is_being_stopped() {
 }
 
 proptest! {
-    /// These rules hold for any sequence of events. A failure stops the gang. The coordinator terminates a gang once,
-    /// and kills it at the deadline at the latest. A gang whose processes have all ended has an outcome. A gang that
+    /// These rules hold for any sequence of events. A failure stops the gang. The coordinator kills a gang once,
+    /// and gives up on workers that do not end. A gang whose processes have all ended has an outcome. A gang that
     /// succeeded has a result from every rank.
     #[test]
     fn every_gang_ends(is_running in any::<bool>(), events in proptest::collection::vec(any_event(3), 0..40)) {
@@ -320,19 +357,16 @@ proptest! {
             let is_working = matches!(gang.phase, Phase::Starting | Phase::Running);
             prop_assert!(gang.causes.is_empty() || !is_working, "the gang was not stopped after {:?}", gang.causes);
         }
-        // The supervisor looks at the clock every second.
+        // The supervisor looks at the clock every second. The longest limit of a phase is half an hour.
         for second in 40..2000 {
             if gang.deadline().is_some() {
                 actions.extend(gang.step(GangEvent::Tick, at(second)));
             }
         }
         prop_assert!(gang.deadline().is_none());
-        prop_assert!(actions.iter().filter(|action| **action == Action::Terminate).count() <= 1);
+        prop_assert!(actions.iter().filter(|action| **action == Action::Kill).count() <= 1);
         if !gang.causes.is_empty() {
-            prop_assert!(actions.contains(&Action::Terminate), "{:?}", gang.causes);
-        }
-        if matches!(gang.phase, Phase::Stopping { .. }) {
-            prop_assert!(actions.contains(&Action::Kill));
+            prop_assert!(actions.contains(&Action::Kill), "{:?}", gang.causes);
         }
         for rank in 0..3 {
             end_process(&mut gang, rank, Exit::Signal(SIGKILL), at(2000));

@@ -64,7 +64,7 @@ fn involved(cause: &Cause) -> Vec<u32> {
         | Cause::Failed { rank, .. }
         | Cause::Died { rank, .. }
         | Cause::Deserted(rank)
-        | Cause::Unresponsive { rank, .. }
+        | Cause::Unkillable(rank)
         | Cause::Stuck { worker: StuckWorker { rank, .. }, .. } => vec![*rank],
         Cause::Late { ranks, .. } => ranks.clone(),
         Cause::CommitFailed(_) | Cause::Interrupted => Vec::new(),
@@ -107,11 +107,16 @@ fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
         Cause::Deserted(rank) => {
             format!("{} closed its control socket during `{job}` but kept running", worker(*rank))
         }
-        Cause::Unresponsive { rank, limit } => format!(
-            "{} was stopped or hung during `{job}`: it did not exit within {} after SIGTERM, so it was killed",
-            worker(*rank),
-            seconds(*limit)
-        ),
+        Cause::Unkillable(rank) => {
+            let wchan = pids.get(*rank as usize).map(|pid| std::fs::read_to_string(format!("/proc/{pid}/wchan")));
+            let place =
+                wchan.and_then(Result::ok).filter(|name| name.len() > 1).unwrap_or_else(|| "unknown".to_owned());
+            format!(
+                "{} did not end even after SIGKILL, because it waits inside the kernel ({place}); check its disk and \
+                 its GPU",
+                worker(*rank)
+            )
+        }
         Cause::Stuck { worker: stuck, limit } => {
             let reason = match limit {
                 Some(limit) => format!("{} allows {}", stuck.phase().limit_name(), seconds(*limit)),

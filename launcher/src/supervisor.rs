@@ -23,6 +23,7 @@ use locdiff_core::protocol::{
     CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, JobResult, LAUNCHER_PID_VARIABLE, Meeting, PartsWritten,
     ToLauncher, ToWorker, TypedResult,
 };
+use locdiff_core::pulse;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
@@ -35,7 +36,8 @@ use tokio_util::bytes::Bytes;
 use tokio_util::codec::LengthDelimitedCodec;
 
 use crate::coordinator::{Action, Coordinator, Exit, GangEvent, Limits, Outcome};
-use crate::error::{LaunchError, reported};
+use crate::error::{LaunchError, exit_code_of, reported};
+use crate::faults::RandomFaults;
 use crate::pulses::{PhaseLimits, TICK};
 use crate::rendezvous::NodeWorkers;
 use crate::report::{self, LastLines};
@@ -141,30 +143,57 @@ fn worker_missing(path: impl AsRef<Path>, reason: impl Display) -> LaunchError {
 pub struct Supervisor {
     runtime: Runtime,
     signals: Signals,
+    random_faults: Option<RandomFaults>,
 }
 
+/// The signals with which a user or a scheduler asks to stop.
 #[derive(Debug)]
 struct Signals {
     interrupts: UnixSignal,
     terminations: UnixSignal,
+    user_signals: UnixSignal,
+    /// The exit code that belongs to the first signal; `None` if no signal has arrived.
+    code: Option<ExitCode>,
 }
 
 impl Signals {
+    /// Starts to watch the signals. Must be called within an async runtime.
+    fn watch() -> std::io::Result<Self> {
+        Ok(Self {
+            interrupts: signal(SignalKind::interrupt())?,
+            terminations: signal(SignalKind::terminate())?,
+            user_signals: signal(SignalKind::user_defined1())?,
+            code: None,
+        })
+    }
+
     async fn recv(&mut self) {
-        tokio::select! { _ = self.interrupts.recv() => {}, _ = self.terminations.recv() => {} }
+        let code = tokio::select! {
+            _ = self.interrupts.recv() => ExitCode::Interrupted,
+            _ = self.terminations.recv() => ExitCode::Preempted,
+            _ = self.user_signals.recv() => ExitCode::Preempted,
+        };
+        self.code.get_or_insert(code);
+    }
+
+    /// The error of a command that was asked to stop.
+    fn error(&self) -> LaunchError {
+        match self.code {
+            Some(ExitCode::Preempted) => reported!(Preempted, "stopped by a signal; the same command resumes the run"),
+            _ => LaunchError::interrupted(),
+        }
     }
 }
 
 impl Supervisor {
-    /// Starts watching for SIGINT and SIGTERM.
+    /// Starts watching for SIGINT, SIGTERM and SIGUSR1.
     pub fn new() -> anyhow::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot start the async runtime")?;
         let within = runtime.enter();
-        let interrupts = signal(SignalKind::interrupt()).context("cannot install a handler for SIGINT")?;
-        let terminations = signal(SignalKind::terminate()).context("cannot install a handler for SIGTERM")?;
+        let signals = Signals::watch().context("cannot install signal handlers")?;
         drop(within);
-        Ok(Self { runtime, signals: Signals { interrupts, terminations } })
+        Ok(Self { runtime, signals, random_faults: None })
     }
 
     /// Starts the workers of `world`, gives each of them `job`, and waits for all results. `attempt` is the number of
@@ -181,6 +210,7 @@ impl Supervisor {
         let limits = Limits {
             start: Duration::from_secs_f64(supervise.start_timeout_s),
             stop: Duration::from_secs_f64(supervise.stop_timeout_s),
+            preempt: Duration::from_secs_f64(supervise.preempt_timeout_s),
             phases: PhaseLimits::new(supervise),
         };
         let meeting = Meeting {
@@ -191,8 +221,11 @@ impl Supervisor {
             collective_timeout_s: supervise.collective_timeout_s,
         };
         let gang = Gang { worker: worker_path()?, world, meeting, job, limits };
-        let GangResult { hellos, results } =
-            self.runtime.block_on(self::supervise(&gang, observer, &mut self.signals))?;
+        let supervised = self::supervise(&gang, observer, &mut self.signals, &mut self.random_faults);
+        let GangResult { hellos, results } = match self.runtime.block_on(supervised) {
+            Err(error) if exit_code_of(&error) == ExitCode::Interrupted => return Err(self.signals.error().into()),
+            outcome => outcome?,
+        };
         let of_this_job = |(rank, result)| {
             let job = gang.job.name();
             T::try_from(result).map_err(|wrong| {
@@ -201,6 +234,11 @@ impl Supervisor {
         };
         let results = results.into_iter().enumerate().map(of_this_job).collect::<Result<_, _>>()?;
         Ok(GangResult { hellos, results })
+    }
+
+    /// Makes training workers fail at random.
+    pub fn inject_at_random(&mut self, faults: RandomFaults) {
+        self.random_faults = Some(faults);
     }
 
     /// Runs `work` on another thread and returns its result. Ctrl-C and SIGTERM make this function fail at once. They
@@ -217,16 +255,16 @@ impl Supervisor {
         self.runtime.block_on(async {
             tokio::select! {
                 found = result => found.context("the computing thread panicked: this is a bug")?,
-                () = signals.recv() => Err(LaunchError::interrupted().into()),
+                () = signals.recv() => Err(signals.error().into()),
             }
         })
     }
 
-    /// Fails if SIGINT or SIGTERM has arrived since the last gang ended.
+    /// Fails if the user has asked to stop.
     pub fn check_interrupted(&mut self) -> Result<(), LaunchError> {
         let signals = &mut self.signals;
-        let was_interrupted = async { tokio::time::timeout(Duration::from_millis(1), signals.recv()).await.is_ok() };
-        if self.runtime.block_on(was_interrupted) { Err(LaunchError::interrupted()) } else { Ok(()) }
+        let recently = async { tokio::time::timeout(Duration::from_millis(1), signals.recv()).await.is_ok() };
+        if self.runtime.block_on(recently) || self.signals.code.is_some() { Err(self.signals.error()) } else { Ok(()) }
     }
 }
 
@@ -234,6 +272,7 @@ async fn supervise(
     gang: &Gang<'_>,
     observer: &mut dyn GangObserver,
     signals: &mut Signals,
+    random_faults: &mut Option<RandomFaults>,
 ) -> anyhow::Result<GangResult<JobResult>> {
     let control = ControlSocket::bind()?;
     let (events, mut inbox) = mpsc::channel(NOTICES_MAX);
@@ -262,9 +301,16 @@ async fn supervise(
                 accept_worker(stream, &members, &events);
                 continue;
             }
-            () = signals.recv() => GangEvent::Interrupted,
+            () = signals.recv() => {
+                let has_begun = |member: &WorkerHandle| pulse::read_step(&control.folder, member.rank).unwrap_or(0) > 0;
+                let has_progress = matches!(gang.job, Job::Train(_)) && members.iter().any(has_begun);
+                GangEvent::Interrupted { has_progress }
+            }
             () = tokio::time::sleep(deadline.min(TICK)) => GangEvent::Tick,
         };
+        if let Some(fault) = random_faults.as_mut().and_then(|faults| faults.due(members.len())) {
+            members[fault.rank as usize].send(ToWorker::Inject(fault));
+        }
         let mut actions = VecDeque::from(coordinator.step(event, began.elapsed()));
         while let Some(action) = actions.pop_front() {
             if let Some(event) = carry_out(action, gang, &mut members, observer) {
@@ -342,6 +388,7 @@ enum Notice {
 }
 
 struct WorkerHandle {
+    rank: u32,
     pid: u32,
     running: bool,
     open_outputs: usize,
@@ -381,7 +428,15 @@ fn spawn_all(
         tokio::spawn(read_lines(rank, stdout, events.clone()));
         tokio::spawn(read_lines(rank, stderr, events.clone()));
         tokio::spawn(wait(rank, child, events.clone()));
-        members.push(WorkerHandle { pid, running: true, open_outputs: 2, last_lines: VecDeque::new(), replies: None });
+        let rank = rank as u32;
+        members.push(WorkerHandle {
+            rank,
+            pid,
+            running: true,
+            open_outputs: 2,
+            last_lines: VecDeque::new(),
+            replies: None,
+        });
     }
     Ok(members)
 }
@@ -562,7 +617,8 @@ fn carry_out(
                 member.send(ToWorker::Rendezvous { address: address.clone() });
             }
         }
-        Action::Terminate => signal_running(members, Signal::SIGTERM),
+        Action::AskToStop => members.iter().for_each(|member| member.send(ToWorker::Stop)),
+        Action::AskForBacktrace(rank) => send_signal(members[rank as usize].pid, Signal::SIGUSR2),
         Action::Kill => signal_running(members, Signal::SIGKILL),
         Action::KillOne(rank) => signal_running(&members[rank as usize..=rank as usize], Signal::SIGKILL),
     }

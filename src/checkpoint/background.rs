@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use locdiff_core::files::{FileError, Files};
 use locdiff_core::protocol::{CheckpointFile, PartsWritten, partial_name};
@@ -58,9 +59,28 @@ pub struct Snapshot {
 pub struct Background {
     files: Files,
     run_dir: PathBuf,
-    writing: Option<JoinHandle<Result<PartsWritten, CheckpointError>>>,
+    writing: Option<Writing>,
+    /// An injected fault for the next snapshot.
+    fault: Option<WriteFault>,
     /// Stream and buffer for copies from the GPU; `None` if the tensors are on the CPU.
     fetch: Option<Arc<Mutex<Fetch>>>,
+}
+
+/// A snapshot that is being written.
+#[derive(Debug)]
+struct Writing {
+    thread: JoinHandle<Result<PartsWritten, CheckpointError>>,
+    step: u64,
+    since: Instant,
+}
+
+/// An injected fault of a write.
+#[derive(Debug)]
+pub enum WriteFault {
+    /// The write begins this much later.
+    Delay(Duration),
+    /// The write fails with this error.
+    Error(FileError),
 }
 
 /// A stream and a pinned buffer for copies from one GPU.
@@ -81,7 +101,7 @@ impl Background {
             }
             _ => None,
         };
-        Ok(Self { files, run_dir, writing: None, fetch })
+        Ok(Self { files, run_dir, writing: None, fault: None, fetch })
     }
 
     /// Waits for the previous snapshot, then starts to write this one. Returns the result of the previous snapshot;
@@ -89,31 +109,57 @@ impl Background {
     pub fn submit(&mut self, snapshot: Snapshot) -> Result<Option<PartsWritten>, CheckpointError> {
         let previous = self.wait()?;
         let (files, run_dir) = (self.files.clone(), self.run_dir.clone());
-        let fetch = self.fetch.clone();
+        let (fetch, fault, step) = (self.fetch.clone(), self.fault.take(), snapshot.step);
         let thread = std::thread::Builder::new().name("checkpoint".into());
-        let writing = thread.spawn(move || match fetch {
-            Some(fetch) => {
-                // Only one checkpoint thread runs at a time, so the lock is free. If an earlier thread panicked, the
-                // lock is poisoned, but the buffer is still usable.
-                let fetch = fetch.lock().unwrap_or_else(PoisonError::into_inner);
-                cuda::set_device(fetch.gpu)?;
-                with_stream(fetch.stream, || write(&files, run_dir, &snapshot, Some(&fetch.staging)))?
+        let thread = thread.spawn(move || {
+            match fault {
+                Some(WriteFault::Delay(delay)) => std::thread::sleep(delay),
+                Some(WriteFault::Error(error)) => return Err(error.into()),
+                None => {}
             }
-            None => write(&files, run_dir, &snapshot, None),
+            match fetch {
+                Some(fetch) => {
+                    // Only one checkpoint thread runs at a time, so the lock is free. If an earlier thread panicked,
+                    // the lock is poisoned, but the buffer is still usable.
+                    let fetch = fetch.lock().unwrap_or_else(PoisonError::into_inner);
+                    cuda::set_device(fetch.gpu)?;
+                    with_stream(fetch.stream, || write(&files, run_dir, &snapshot, Some(&fetch.staging)))?
+                }
+                None => write(&files, run_dir, &snapshot, None),
+            }
         });
-        self.writing = Some(writing.map_err(FileError::at(&self.run_dir))?);
+        let thread = thread.map_err(FileError::at(&self.run_dir))?;
+        self.writing = Some(Writing { thread, step, since: Instant::now() });
         Ok(previous)
+    }
+
+    /// Stops waiting for the snapshot that is being written. Its thread goes on until the process ends.
+    pub fn abandon(&mut self) {
+        self.writing = None;
+    }
+
+    /// Injects a fault into the next snapshot.
+    pub fn inject(&mut self, fault: WriteFault) {
+        self.fault = Some(fault);
+    }
+
+    /// The step of the snapshot that is being written, and how long this has taken so far; `None` if no snapshot is
+    /// being written.
+    pub fn busy(&self) -> Option<(u64, Duration)> {
+        let writing = self.writing.as_ref().filter(|writing| !writing.thread.is_finished())?;
+        Some((writing.step, writing.since.elapsed()))
     }
 
     /// The result of the snapshot that is being written, if the thread has finished; `None` otherwise. Does not wait.
     pub fn poll(&mut self) -> Result<Option<PartsWritten>, CheckpointError> {
-        if self.writing.as_ref().is_some_and(JoinHandle::is_finished) { self.wait() } else { Ok(None) }
+        if self.busy().is_none() { self.wait() } else { Ok(None) }
     }
 
     /// Waits for the snapshot that is being written and returns its result; `None` if no snapshot is being written.
     pub fn wait(&mut self) -> Result<Option<PartsWritten>, CheckpointError> {
         let Some(writing) = self.writing.take() else { return Ok(None) };
-        let written = writing.join().map_err(|_| CheckpointError::Internal("the checkpoint thread panicked".into()))?;
+        let written =
+            writing.thread.join().map_err(|_| CheckpointError::Internal("the checkpoint thread panicked".into()))?;
         written.map(Some)
     }
 }

@@ -11,6 +11,19 @@ pub enum CheckpointError {
     /// A file operation failed.
     #[error(transparent)]
     Io(#[from] FileError),
+    /// Writing a checkpoint takes too long.
+    #[error(
+        "the checkpoint of step {step} is not written after {seconds:.0} s (supervise.checkpoint_timeout_s); check the \
+         disk of {path}"
+    )]
+    Stuck {
+        /// The step of the checkpoint.
+        step: u64,
+        /// How long the write has taken so far.
+        seconds: f64,
+        /// The folder of the run.
+        path: PathBuf,
+    },
     /// The file is damaged.
     #[error("{path}: {reason}")]
     Corrupt {
@@ -51,7 +64,7 @@ impl CheckpointError {
 impl HasExitCode for CheckpointError {
     fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Io(_) => ExitCode::Io,
+            Self::Io(_) | Self::Stuck { .. } => ExitCode::Io,
             Self::Corrupt { .. } => ExitCode::Corrupt,
             Self::Bad { .. } => ExitCode::BadData,
             Self::Exists(_) => ExitCode::Exists,

@@ -16,7 +16,7 @@ mod pieces;
 mod reader;
 mod writer;
 
-pub use background::{Background, Part, Snapshot};
+pub use background::{Background, Part, Snapshot, WriteFault};
 pub use error::CheckpointError;
 pub use export::export;
 pub use header::{Header, HeaderError, TensorEntry};

@@ -5,6 +5,7 @@
 //! error.
 
 pub mod autograd;
+pub mod backtrace;
 pub mod c10d;
 mod c10d_store;
 pub mod cuda;

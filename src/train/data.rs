@@ -14,8 +14,8 @@ use tch::{Device, Kind, Tensor};
 use super::error::TrainError;
 use crate::comm::{Communicator, Group};
 use crate::shards::{
-    BatchOptions, Batches, BlockRows, Blocks, Bookmark, Cache, Contents, DataLayout, Dataset, DatasetIndex, Mask, Plan,
-    PlanOptions, Position, Room, ShardsError, Share, Statistics, Survey,
+    Batch, BatchOptions, Batches, BlockRows, Blocks, Bookmark, Cache, Contents, DataLayout, Dataset, DatasetIndex,
+    InlineBatches, Mask, Plan, PlanOptions, Position, Room, ShardsError, Share, Statistics, Survey,
 };
 use crate::shdd::{Basis, Filter, ShddError};
 
@@ -79,6 +79,11 @@ impl TrainingData {
     /// rows.
     pub(super) fn bookmark(&self, position: Position) -> Bookmark {
         Bookmark { contents: self.contents.clone(), ..self.plan.bookmark(position) }
+    }
+
+    /// Reads the slice of one batch that belongs to `share`.
+    pub(super) fn one_batch(&self, position: Position, share: Share) -> Result<Batch, TrainError> {
+        Ok(InlineBatches::new(&*self.blocks, self.plan.clone(), position, share)?.next()?)
     }
 
     /// Starts to read this rank's slices of the batches, beginning at `position`. The returned text says where rows are

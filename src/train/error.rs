@@ -22,6 +22,20 @@ pub enum TrainError {
     /// The gradients of too many consecutive steps were not finite.
     #[error("{0}")]
     Diverged(String),
+    /// The bits of some ranks differ from those of their peers, although they must be equal.
+    #[error(
+        "step {step}: {what} of {} differs from that of the other replicas; suspect the memory or the device of that \
+         rank",
+        rank_list(ranks)
+    )]
+    Corrupted {
+        /// The ranks that differ from the majority. All ranks, if there is no majority.
+        ranks: Vec<u32>,
+        /// What differs.
+        what: String,
+        /// The step, counted from 1.
+        step: u64,
+    },
     /// The checkpoint does not match the configuration, the data or the network.
     #[error("{0}")]
     Mismatch(String),
@@ -72,11 +86,17 @@ pub enum TrainError {
     Launcher(String),
 }
 
+fn rank_list(ranks: &[u32]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
+}
+
 impl HasExitCode for TrainError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Mismatch(_) => ExitCode::RunDiffers,
             Self::Diverged(_) => ExitCode::Diverged,
+            Self::Corrupted { .. } => ExitCode::Corrupt,
             Self::Config(_) => ExitCode::Config,
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),

@@ -24,6 +24,31 @@ pub(super) struct Form {
     pub(super) global_batch: u32,
 }
 
+/// What ranks ask of each other in a step. The requests of all ranks are added up with the losses, so that all ranks
+/// act on them after the same step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Requests {
+    /// Number of ranks that were asked to stop.
+    pub(super) stop: u32,
+    /// Number of ranks that are still writing a checkpoint.
+    pub(super) busy: u32,
+}
+
+impl Requests {
+    /// Upper bound of the number of ranks. The sums of two numbers below it fit into one f32 without rounding.
+    const RANKS_MAX: u32 = 4096;
+
+    pub(super) fn encode(self) -> f64 {
+        f64::from(self.stop + Self::RANKS_MAX * self.busy)
+    }
+
+    /// The requests of all ranks, from the sum of their encoded requests.
+    pub(super) fn decode(sum: f64) -> Self {
+        let sum = sum as u32;
+        Self { stop: sum % Self::RANKS_MAX, busy: sum / Self::RANKS_MAX }
+    }
+}
+
 /// The inputs of a step.
 #[derive(Debug)]
 pub(super) struct Feed {
@@ -34,6 +59,9 @@ pub(super) struct Feed {
     pub(super) learning_rate: Tensor,
     /// Weight of the new parameters in the moving average, as one f32.
     pub(super) average_weight: Tensor,
+    /// The initial values of the sums over ranks: five zeros for the losses, then this rank's [`Requests`] as a number.
+    pub(super) first_sums: Tensor,
+    requests: Requests,
     /// Embeddings of the rows in float16.
     pub(super) image_be: Tensor,
     /// Places of the rows.
@@ -53,11 +81,22 @@ impl Feed {
             counter: DeviceCounter::new(device, 0)?,
             learning_rate: number()?,
             average_weight: number()?,
+            first_sums: Tensor::f_zeros([6], (Kind::Double, device))?,
+            requests: Requests::default(),
             image_be: Tensor::f_zeros([0, 0], (Kind::Half, device))?,
             rows: Points::Host(Vec::new()),
             anchors: Points::Host(Vec::new()),
             form: Form { slice: 0..0, global_batch: 0 },
         })
+    }
+
+    /// Sets what this rank asks of all ranks. Does nothing if it has not changed, so that most steps need no copy.
+    pub(super) fn set_requests(&mut self, requests: Requests) -> Result<(), TrainError> {
+        if requests != self.requests {
+            let _ = self.first_sums.f_narrow(0, 5, 1)?.f_fill_(requests.encode())?;
+            self.requests = requests;
+        }
+        Ok(())
     }
 
     /// On the CPU, drops the reference to the batch, so that the memory of the batch can be reused. Does nothing on
@@ -69,12 +108,12 @@ impl Feed {
     }
 
     /// Sets the inputs of step `step`, counted from 0: the batch and this rank's anchors.
-    pub(super) fn take(&mut self, step: u64, batch: &Batch, anchors: Vec<UnitVector>) -> Result<(), TrainError> {
+    pub(super) fn take(&mut self, step: u64, batch: &Batch, anchors: &[UnitVector]) -> Result<(), TrainError> {
         self.form = Form { slice: batch.slice.clone(), global_batch: batch.position.global_batch };
         self.counter.set(step)?;
         let places = places(&batch.latitudes, &batch.longitudes).map_err(ShddError::from)?;
         self.rows.put(places.into_iter().map(UnitVector::from).collect(), self.device)?;
-        self.anchors.put(anchors, self.device)?;
+        self.anchors.put(anchors.to_vec(), self.device)?;
         if !self.device.is_cuda() {
             self.image_be = batch.embeddings.shallow_clone();
         } else {

@@ -7,9 +7,11 @@
 //! - `step`: one optimiser step (`Trainer`). The bits of a step do not depend on where the run was interrupted. On CUDA
 //!   a step can be recorded as a graph and replayed.
 //! - `work`: the part of a step that runs on the device. `feed` holds the inputs of a step, and `codes` encodes points.
+//! - `replicas`: finds ranks whose bits differ from those of their peers.
 //! - `schedule`: learning rate and decay of the weight average, as functions of the step.
 //! - `saved`: writes the state of a run as parts of a checkpoint, and restores it.
 //! - `quick`: evaluates the averaged weights on the validation rows during training.
+//! - `faults`: injects faults.
 //! - `observe`: reports from rank 0 to TensorBoard and the launcher. It uses
 //!   - `meter`: FLOP/s of the device, their share of the peak rate, memory;
 //!   - `weights`: histograms of the weights;
@@ -21,11 +23,13 @@
 mod codes;
 mod data;
 mod error;
+mod faults;
 mod feed;
 mod meter;
 mod observe;
 mod pictures;
 mod quick;
+mod replicas;
 mod run;
 mod saved;
 mod schedule;
@@ -34,4 +38,5 @@ mod weights;
 mod work;
 
 pub use error::TrainError;
-pub use run::run;
+pub use observe::SendMessage;
+pub use run::{Launcher, run};

@@ -22,7 +22,7 @@ const SHOWN_FIRST: [&str; 5] =
     ["loss.anchors", "model.degree", "train.global_batch", "train.learning_rate", "train.steps"];
 
 /// Sends a message to the launcher.
-pub(super) type SendMessage<'a> = &'a mut dyn FnMut(ToLauncher) -> Result<(), TrainError>;
+pub type SendMessage<'a> = &'a mut dyn FnMut(ToLauncher) -> Result<(), TrainError>;
 
 /// Records the progress of a run. On ranks other than 0 it reports nothing.
 pub(super) struct Observer {

@@ -9,6 +9,7 @@ use locdiff_core::draw::{ANSWERS_MAX, Answer};
 use locdiff_core::geo::fibonacci_grid;
 use locdiff_core::metrics::Tally;
 use locdiff_core::protocol::QuickEvaluation;
+use locdiff_core::stop;
 use tch::{Device, Tensor};
 
 use super::error::TrainError;
@@ -58,16 +59,21 @@ impl Quick {
     }
 
     /// Locates all rows with the given weights. Every rank returns the same evaluation. The picture data covers only
-    /// the rows of this rank.
+    /// the rows of this rank. Returns `None` on all ranks if the launcher asked any rank to stop.
     pub(super) fn evaluate(
         &mut self,
         step: u64,
         weights: &Weights,
-    ) -> Result<(QuickEvaluation, PictureData), TrainError> {
+    ) -> Result<Option<(QuickEvaluation, PictureData)>, TrainError> {
         self.engine.load(weights)?;
-        let mut distances_km = vec![0.0; self.rows];
+        // The last number counts the ranks that stopped early.
+        let mut distances_km = vec![0.0; self.rows + 1];
         let mut seen = PictureData { answers: Vec::new(), chain: Vec::new() };
         for (place, block) in self.blocks.iter().enumerate() {
+            if stop::is_requested() {
+                distances_km[self.rows] = 1.0;
+                break;
+            }
             let watch = |t: usize, predicted_nd: &Tensor| {
                 if place == 0 {
                     seen.chain.push((t, duplicate(&predicted_nd.f_narrow(0, 0, 1)?)?));
@@ -83,18 +89,20 @@ impl Quick {
         }
         seen.answers.truncate(ANSWERS_MAX);
         let mut tally = Tally::default();
-        self.sum_over_ranks(&distances_km)?.into_iter().for_each(|distance_km| tally.add(distance_km));
+        let mut distances_km = self.sum_over_ranks(&distances_km)?;
+        if distances_km.pop() != Some(0.0) {
+            return Ok(None);
+        }
+        distances_km.into_iter().for_each(|distance_km| tally.add(distance_km));
         let (score, within_percent) = (tally.mean_score(), tally.within_percent());
-        Ok((QuickEvaluation { step, rows: self.rows as u64, score, within_percent }, seen))
+        Ok(Some((QuickEvaluation { step, rows: self.rows as u64, score, within_percent }, seen)))
     }
 
     /// The distances of all rows, as the sum of `own_km` over all ranks. For each row, all ranks but one contribute 0,
     /// so the sum is exact in any order.
     fn sum_over_ranks(&self, own_km: &[f64]) -> Result<Vec<f64>, TrainError> {
         let mut sums = Tensor::f_from_slice(own_km)?.f_to_device(self.group.device())?;
-        if !own_km.is_empty() {
-            self.group.all_reduce(&mut sums, ReduceOp::Sum)?;
-        }
+        self.group.all_reduce(&mut sums, ReduceOp::Sum)?;
         Ok(Vec::<f64>::try_from(sums.f_to_device(Device::Cpu)?)?)
     }
 }

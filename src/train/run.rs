@@ -1,60 +1,79 @@
 //! The training loop.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use locdiff_core::files::Files;
-use locdiff_core::protocol::{InjectedFault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob, TrainSummary};
+use locdiff_core::protocol::{
+    FaultKind, InjectedFault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob, TrainSummary,
+};
 use locdiff_core::pulse::{self, WorkPhase};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use locdiff_core::stop;
+use nix::errno::Errno;
 use tch::Device;
 
 use super::data::{TrainingData, open_validation};
 use super::error::TrainError;
+use super::faults::{Faults, file_error, flip_bit, read_error};
+use super::feed::Requests;
 use super::meter::Meter;
 use super::observe::{Observer, SendMessage};
 use super::quick::Quick;
-use super::step::{StepOutcome, Trainer};
-use crate::checkpoint::{Background, Snapshot};
+use super::step::{StepOptions, StepOutcome, Trainer};
+use crate::checkpoint::{Background, CheckpointError, Snapshot, WriteFault};
 use crate::comm::Communicator;
 use crate::infer::{Saved, SavedState};
 use crate::native::cuda::{self, CudaEvent, CudaStream};
-use crate::shards::{Batches, Position};
+use crate::shards::{Batch, Batches, Position, Share};
 
-/// Trains up to the last step, `train.steps`. Every rank of `ranks` must call this function.
+/// The connection of a rank to the launcher.
+pub struct Launcher<'a> {
+    /// Sends a message to the launcher.
+    pub send: SendMessage<'a>,
+    /// Returns a fault that the launcher asked for while training is running; `None` if there is none.
+    pub next_fault: &'a mut dyn FnMut() -> Option<InjectedFault>,
+}
+
+/// Trains up to the last step, `train.steps`, or until the launcher asks to stop. Every rank of `ranks` must call this
+/// function.
 pub fn run(
     job: &TrainJob,
     attempt: u32,
     ranks: &Communicator,
-    send: SendMessage<'_>,
+    mut launcher: Launcher<'_>,
 ) -> Result<TrainSummary, TrainError> {
     let mut training = Training::begin(job, attempt, ranks)?;
     let from_step = training.step;
-    let mut last = None;
-    while training.step < job.config.train.steps {
+    let (mut last, mut stopped) = (None, false);
+    while training.step < job.config.train.steps && !stopped {
         let started = Instant::now();
         pulse::begin_step(training.step + 1);
-        training.inject_fault(send)?;
+        let faults = training.faults.inject(training.step + 1, &mut launcher)?;
+        let flips_gradient = training.prepare_faults(&faults)?;
+        let send = &mut *launcher.send;
         let batch = {
             let _phase = pulse::enter(WorkPhase::Data);
             training.batches.next()?
         };
-        let outcome = training.trainer.step(training.step, &batch)?;
+        let outcome = training.step(&batch, flips_gradient)?;
         training.count_step(&outcome)?;
         training.observer.record(&outcome, training.skipped_steps, batch.waited, send)?;
         let step_ended = Instant::now();
         training.observer.maybe_record_weights(training.step, &training.trainer)?;
-        let score = training.maybe_evaluate(send)?;
+        stopped = outcome.requests.stop > 0;
+        let score = if stopped { None } else { training.maybe_evaluate(&mut stopped, send)? };
         let evaluation_time = step_ended.elapsed();
-        training.maybe_save(score, send)?;
+        training.maybe_save(score, stopped, outcome.requests.busy, send)?;
         training.observer.add_times(started.elapsed() - evaluation_time, step_ended.elapsed());
         last = Some(outcome.loss);
     }
     let _phase = pulse::enter(WorkPhase::Checkpoint);
-    report_parts(training.writer.wait()?, send)?;
-    training.observer.record_end()?;
+    report_parts(training.writer.wait()?, launcher.send)?;
+    if training.is_last() {
+        training.observer.record_end()?;
+    }
+    stopped &= !training.is_last();
     let (step, skipped_steps, evaluation) = (training.step, training.skipped_steps, training.evaluation);
-    Ok(TrainSummary { step, from_step, loss: last, skipped_steps, evaluation })
+    Ok(TrainSummary { step, from_step, loss: last, skipped_steps, evaluation, stopped })
 }
 
 /// The state of a run.
@@ -73,6 +92,9 @@ struct Training<'a> {
     skipped_in_a_row: u32,
     best_score: Option<f64>,
     evaluation: Option<QuickEvaluation>,
+    faults: Faults,
+    /// Whether a checkpoint is due but waits until all ranks have written the previous one.
+    is_save_late: bool,
 }
 
 impl<'a> Training<'a> {
@@ -150,6 +172,8 @@ impl<'a> Training<'a> {
             skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
             best_score: job.best_score,
             evaluation: None,
+            faults: Faults::new(&job.faults, ranks.rank()),
+            is_save_late: false,
             job,
             attempt,
             ranks,
@@ -161,25 +185,45 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// Injects the fault that `--inject` requested for the next step, if any. The launcher is notified first, so that
-    /// the fault is not repeated after a restart.
-    fn inject_fault(&self, send: SendMessage<'_>) -> Result<(), TrainError> {
-        let now = (self.ranks.rank(), self.step + 1);
-        let Some(fault) = self.job.faults.iter().find(|fault| fault.due() == now) else { return Ok(()) };
-        send(ToLauncher::Breaking(*fault))?;
-        match fault {
-            InjectedFault::Kill { .. } => drop(kill(Pid::this(), Signal::SIGKILL)),
-            InjectedFault::Stop { .. } => drop(kill(Pid::this(), Signal::SIGSTOP)),
-            InjectedFault::Panic { step, .. } => panic!("injected panic before step {step}"),
-            InjectedFault::Exit { code, .. } => std::process::exit(*code),
-            InjectedFault::Hang { phase, .. } => {
-                let _phase = pulse::enter(*phase);
-                loop {
-                    std::thread::park();
+    /// Prepares the injected faults that occur in this step. Returns whether a bit of the gradient is to flip.
+    fn prepare_faults(&mut self, faults: &[FaultKind]) -> Result<bool, TrainError> {
+        for fault in faults {
+            match fault {
+                FaultKind::Eio => return Err(read_error(&self.job.config.shards.train)),
+                FaultKind::Enospc => {
+                    self.writer.inject(WriteFault::Error(file_error(&self.job.run_dir, Errno::ENOSPC)));
                 }
+                FaultKind::SlowDisk { seconds } => {
+                    self.writer.inject(WriteFault::Delay(Duration::from_secs(*seconds)));
+                }
+                FaultKind::FlipWeight => flip_bit(&self.trainer.work.replicated()[0])?,
+                _ => {}
             }
         }
-        Ok(())
+        Ok(faults.contains(&FaultKind::FlipGradient))
+    }
+
+    /// Runs the next step. Every `train.replay_check_every` steps, the ranks also check each other's gradients.
+    fn step(&mut self, batch: &Batch, flips_gradient: bool) -> Result<StepOutcome, TrainError> {
+        let busy = self.writer.busy();
+        let limit_s = self.job.config.supervise.checkpoint_timeout_s;
+        if let Some((step, since)) = busy.filter(|(_, since)| since.as_secs_f64() > limit_s) {
+            self.writer.abandon();
+            let path = self.job.run_dir.clone();
+            return Err(CheckpointError::Stuck { step, seconds: since.as_secs_f64(), path }.into());
+        }
+        let requests = Requests { stop: stop::is_requested().into(), busy: busy.is_some().into() };
+        let every = self.job.config.train.replay_check_every;
+        let is_checked = every > 0 && (self.step + 1).is_multiple_of(every) && self.ranks.data().size() > 1;
+        let (data, workers) = (&self.data, self.ranks.data().size());
+        let rows_of = |worker: u32| data.one_batch(batch.position, Share { worker, workers });
+        let options = StepOptions { requests, flips_gradient, rows_of: if is_checked { Some(&rows_of) } else { None } };
+        let outcome = self.trainer.step(self.step, batch, &options)?;
+        let every = self.job.config.train.replica_check_every;
+        if every > 0 && outcome.step.is_multiple_of(every) {
+            self.trainer.check_replicas(outcome.step)?;
+        }
+        Ok(outcome)
     }
 
     /// Counts the step, and fails if too many consecutive steps were skipped.
@@ -205,40 +249,65 @@ impl<'a> Training<'a> {
         self.step == self.job.config.train.steps
     }
 
-    /// Runs the quick evaluation if it is due, and returns the validation score; `None` if it is not due.
-    fn maybe_evaluate(&mut self, send: SendMessage<'_>) -> Result<Option<f64>, TrainError> {
+    /// Runs the quick evaluation if it is due, and returns the validation score; `None` if it is not due. Sets `stopped`
+    /// if the launcher asked to stop in the meantime.
+    fn maybe_evaluate(&mut self, stopped: &mut bool, send: SendMessage<'_>) -> Result<Option<f64>, TrainError> {
         let _phase = pulse::enter(WorkPhase::Evaluation);
         let (every, is_last) = (self.job.config.eval.every, self.is_last());
         let Some(quick) = self.quick.as_mut().filter(|_| is_last || self.step.is_multiple_of(every)) else {
             return Ok(None);
         };
-        let (found, seen) = quick.evaluate(self.step, &self.trainer.averaged()?)?;
+        let Some((found, seen)) = quick.evaluate(self.step, &self.trainer.averaged()?)? else {
+            *stopped = true;
+            return Ok(None);
+        };
         self.observer.record_evaluation(&found, &seen, &self.trainer.work.codes, send)?;
         let score = found.score;
         self.evaluation = Some(found);
         Ok(Some(score))
     }
 
-    /// Hands a checkpoint to the writer if one is due: every `checkpoint.every` steps, after the last step, and at
-    /// every new best score.
-    fn maybe_save(&mut self, score: Option<f64>, send: SendMessage<'_>) -> Result<(), TrainError> {
+    /// Hands a checkpoint to the writer if one is due: every `checkpoint.every` steps, at every new best score, after
+    /// the last step, and if the launcher asked to stop. If any rank is still writing the previous checkpoint (`busy`
+    /// ranks are), a checkpoint is written after a later step instead, so that no rank waits for a slow disk while its
+    /// peers wait for it in a collective.
+    fn maybe_save(
+        &mut self,
+        score: Option<f64>,
+        stopped: bool,
+        busy: u32,
+        send: SendMessage<'_>,
+    ) -> Result<(), TrainError> {
         let _phase = pulse::enter(WorkPhase::Checkpoint);
         let score = score.filter(|score| score.is_finite());
         let is_best = score.is_some_and(|score| self.best_score.is_none_or(|best| score > best));
-        if is_best {
-            self.best_score = score;
-        }
-        if is_best || self.is_last() || self.step.is_multiple_of(self.job.config.checkpoint.every) {
-            // Wait for the previous checkpoint before the state is copied, so that there is never more than one copy of
-            // the state.
-            report_parts(self.writer.wait()?, send)?;
-            self.trainer.work.check_replica_agrees()?;
-            let parts = self.trainer.parts(&self.saved_state()?, self.ranks.place(), self.ranks.layout())?;
-            let ready = self.record_event()?;
-            let snapshot = Snapshot { step: self.step, attempt: self.attempt, score, parts, ready };
-            report_parts(self.writer.submit(snapshot)?, send)?;
+        let is_due = is_best || self.is_save_late || self.step.is_multiple_of(self.job.config.checkpoint.every);
+        let must_save = self.is_last() || stopped;
+        if is_due && busy > 0 && !must_save {
+            if !self.is_save_late && self.ranks.rank() == 0 {
+                let step = self.step;
+                tracing::warn!(
+                    "the checkpoint of step {step} is put off: {busy} ranks are still writing the previous one"
+                );
+            }
+            self.is_save_late = true;
+        } else if is_due || must_save {
+            self.best_score = if is_best { score } else { self.best_score };
+            self.is_save_late = false;
+            self.save(score, send)?;
         }
         report_parts(self.writer.poll()?, send)
+    }
+
+    fn save(&mut self, score: Option<f64>, send: SendMessage<'_>) -> Result<(), TrainError> {
+        self.trainer.check_replicas(self.step)?;
+        // Wait for the previous checkpoint before the state is copied, so that there is never more than one copy of the
+        // state.
+        report_parts(self.writer.wait()?, send)?;
+        let parts = self.trainer.parts(&self.saved_state()?, self.ranks.place(), self.ranks.layout())?;
+        let ready = self.record_event()?;
+        let snapshot = Snapshot { step: self.step, attempt: self.attempt, score, parts, ready };
+        report_parts(self.writer.submit(snapshot)?, send)
     }
 
     /// An event that is signalled when the device has done all work submitted so far; `None` on the CPU.

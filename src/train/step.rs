@@ -1,5 +1,5 @@
 //! The part of an optimiser step that runs on the host. It passes the inputs to the device, starts the work, and reads
-//! six numbers back.
+//! seven numbers back.
 //!
 //! On CUDA the first steps run eagerly. Then the step, with its collectives, is recorded as a graph and replayed,
 //! unless `train.cuda_graph` is off. The host waits for every step with a timeout, because a peer that dies during the
@@ -8,13 +8,16 @@
 use std::time::{Duration, Instant};
 
 use locdiff_core::config::RunConfig;
-use tch::Device;
+use locdiff_core::geo::UnitVector;
+use tch::{Device, Tensor};
 
 use super::error::TrainError;
-use super::feed::Form;
+use super::faults::flip_bit;
+use super::feed::{Form, Requests};
+use super::replicas::{Replayed, digest, gather, minority, wrong_ranks};
 use super::schedule::{ema_decay, learning_rate};
-use super::work::{Report, Work};
-use crate::comm::{AbortHandle, CollectiveFailure, CommError, Communicator};
+use super::work::{Report, Work, duplicate};
+use crate::comm::{AbortHandle, CollectiveFailure, CommError, Communicator, Group};
 use crate::loss::Losses;
 use crate::native::cuda::{self, CudaEvent, CudaStream, Graph, WaitError};
 use crate::shards::Batch;
@@ -41,6 +44,19 @@ pub(super) struct StepOutcome {
     pub(super) learning_rate: f64,
     /// If the gradient was not finite, so that nothing was updated: the reason.
     pub(super) skipped: Option<String>,
+    /// The requests of all ranks. Every rank has the same.
+    pub(super) requests: Requests,
+}
+
+/// What a step does besides training.
+#[derive(Default)]
+pub(super) struct StepOptions<'a> {
+    /// What this rank asks of all ranks.
+    pub(super) requests: Requests,
+    /// Injected fault: flip a bit of this rank's gradient.
+    pub(super) flips_gradient: bool,
+    /// Reads the rows of another data-parallel rank. If it is present, the ranks check each other's gradients.
+    pub(super) rows_of: Option<&'a dyn Fn(u32) -> Result<Batch, TrainError>>,
 }
 
 /// Trains a replica of the model or, with tensor parallelism, this rank's piece of a replica.
@@ -94,19 +110,33 @@ impl Trainer {
     }
 
     /// Runs step `step`, counted from 0, on this rank's slice of the global batch.
-    pub(super) fn step(&mut self, step: u64, batch: &Batch) -> Result<StepOutcome, TrainError> {
+    pub(super) fn step(
+        &mut self,
+        step: u64,
+        batch: &Batch,
+        options: &StepOptions<'_>,
+    ) -> Result<StepOutcome, TrainError> {
         let _span = tracing::debug_span!("step", rank = self.rank, step).entered();
         let train = &self.work.config.train;
         let learning_rate = learning_rate(train, step);
         let (anchors, first_anchor) = self.anchors;
+        let anchors = uniform_points(train.seed, step, first_anchor, anchors)?;
         let feed = &mut self.work.feed;
-        feed.take(step, batch, uniform_points(train.seed, step, first_anchor, anchors)?)?;
+        feed.take(step, batch, &anchors)?;
+        feed.set_requests(options.requests)?;
         let _ = feed.learning_rate.f_fill_(learning_rate)?;
         let _ = feed.average_weight.f_fill_(1.0 - ema_decay(train, self.updates))?;
-        self.maybe_record_graph()?;
+        let is_checked = options.flips_gradient || options.rows_of.is_some();
+        if !is_checked {
+            self.maybe_record_graph()?;
+        }
         let mut recorded = self.recorded.take();
         let eager;
         let report = match &mut recorded {
+            _ if is_checked => {
+                eager = self.checked_step(step, batch, &anchors, options)?;
+                &eager
+            }
             Some(recorded) => {
                 recorded.graph.replay()?;
                 &recorded.report
@@ -125,6 +155,99 @@ impl Trainer {
         self.recorded = recorded;
         self.work.feed.release();
         Ok(outcome)
+    }
+
+    /// Runs the step eagerly, and reduces the gradients only after they have been checked. The result has the same bits
+    /// as that of [`Work::run`].
+    fn checked_step(
+        &mut self,
+        step: u64,
+        batch: &Batch,
+        anchors: &[UnitVector],
+        options: &StepOptions<'_>,
+    ) -> Result<Report, TrainError> {
+        let losses = self.work.compute_gradients(false)?;
+        if options.flips_gradient {
+            flip_bit(&self.work.gradients()[0])?;
+        }
+        if let Some(rows_of) = options.rows_of {
+            let kept = self.work.gradients().iter().map(duplicate).collect::<Result<Vec<_>, _>>()?;
+            self.replay_neighbours(step, anchors, rows_of)?;
+            self.work.feed.take(step, batch, anchors)?;
+            for (mut gradient, own) in self.work.gradients().into_iter().zip(&kept) {
+                gradient.f_copy_(own)?;
+            }
+        }
+        self.work.conclude(losses)
+    }
+
+    /// Computes the gradient of the next rank's rows, and compares it with the gradient that the next rank computed. If
+    /// any two ranks disagree, all ranks also compute the gradient of the previous rank's rows, to decide who is wrong.
+    fn replay_neighbours(
+        &mut self,
+        step: u64,
+        anchors: &[UnitVector],
+        rows_of: &dyn Fn(u32) -> Result<Batch, TrainError>,
+    ) -> Result<(), TrainError> {
+        let own = digest(&self.work.gradients())?;
+        let (rank, ranks) = (self.work.data.rank(), self.work.data.size());
+        let next = self.replay(step, (rank + 1) % ranks, anchors, rows_of)?;
+        let data = self.work.data.clone();
+        let all = gather(&data, [own, next])?;
+        if all.iter().zip(all.iter().cycle().skip(1)).all(|(rank, after)| rank[1] == after[0]) {
+            return Ok(());
+        }
+        let previous = self.replay(step, (rank + ranks - 1) % ranks, anchors, rows_of)?;
+        let all = gather(&data, [own, next, previous])?;
+        let opinions: Vec<Replayed> =
+            all.into_iter().map(|[own, next, previous]| Replayed { own, next, previous }).collect();
+        Err(self.corrupted(step, "the gradient", &wrong_ranks(&opinions)))
+    }
+
+    /// The digest of the gradient of another rank's rows.
+    fn replay(
+        &mut self,
+        step: u64,
+        data_rank: u32,
+        anchors: &[UnitVector],
+        rows_of: &dyn Fn(u32) -> Result<Batch, TrainError>,
+    ) -> Result<u64, TrainError> {
+        self.work.feed.take(step, &rows_of(data_rank)?, anchors)?;
+        self.work.compute_gradients(false)?;
+        digest(&self.work.gradients())
+    }
+
+    /// Checks that all replicas have the same weights, averages and moments, and that the ranks of this replica agree
+    /// on the parameters that are not split. All ranks must call this function.
+    pub(super) fn check_replicas(&self, step: u64) -> Result<(), TrainError> {
+        let compare = |group: &Group, tensors: &[Tensor]| {
+            let digests = gather(group, [digest(tensors)?])?;
+            Ok::<_, TrainError>(minority(&digests.concat()))
+        };
+        if self.work.data.size() > 1 {
+            let wrong = compare(&self.work.data, &self.work.replicated())?;
+            if !wrong.is_empty() {
+                return Err(self.corrupted(step, "the state of the model", &wrong));
+            }
+        }
+        let Some(tensor) = &self.work.tensor else { return Ok(()) };
+        let wrong = compare(tensor, &self.work.unsplit())?;
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        let first = self.rank - tensor.rank();
+        Err(TrainError::Corrupted {
+            ranks: wrong.into_iter().map(|rank| first + rank as u32).collect(),
+            what: "the unsplit parameters".to_owned(),
+            step,
+        })
+    }
+
+    /// The error for data-parallel ranks whose bits differ from those of their peers.
+    fn corrupted(&self, step: u64, what: &str, data_ranks: &[usize]) -> TrainError {
+        let (parts, part) = self.work.tensor.as_ref().map_or((1, 0), |group| (group.size(), group.rank()));
+        let ranks = data_ranks.iter().map(|rank| *rank as u32 * parts + part).collect();
+        TrainError::Corrupted { ranks, what: what.to_owned(), step }
     }
 
     /// Waits until the device has finished the step, at most as long as a collective may take. Collectives on a stream
@@ -185,10 +308,19 @@ impl Trainer {
             [("loss/kl", &last.kl), ("loss/l2", &last.l2), ("loss/l1", &last.l1), ("loss/cosine", &last.cosine)];
         let weighted = parts.into_iter().zip(&numbers[1..]).filter(|((_, part), _)| part.is_some());
         let loss_parts = weighted.map(|((tag, _), mean)| (tag, *mean)).collect();
-        let gradient_norm = numbers[5].sqrt();
+        let gradient_norm = numbers[6].sqrt();
         let skipped = (!gradient_norm.is_finite()).then(|| why_not_finite(step, self.rank, last));
         self.updates += u64::from(skipped.is_none());
-        Ok(StepOutcome { step: step + 1, loss: numbers[0], loss_parts, gradient_norm, learning_rate, skipped })
+        let requests = Requests::decode(numbers[5]);
+        Ok(StepOutcome {
+            step: step + 1,
+            loss: numbers[0],
+            loss_parts,
+            gradient_norm,
+            learning_rate,
+            skipped,
+            requests,
+        })
     }
 }
 

@@ -17,8 +17,6 @@
 //! gradient is not finite, no rank updates anything.
 // Letters in tensor names: b rows of a micro-batch, d dimensions of the code, a anchors, e width of an embedding.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-
 use locdiff_core::config::{RunConfig, TrainConfig};
 use locdiff_core::random::Philox;
 use tch::{Kind, Tensor};
@@ -49,9 +47,9 @@ pub(super) struct Work {
     schedule: NoiseSchedule,
     parameters: Vec<Tensor>,
     buckets: Buckets,
-    data: Group,
+    pub(super) data: Group,
     /// The ranks that share one replica; `None` without tensor parallelism.
-    tensor: Option<Group>,
+    pub(super) tensor: Option<Group>,
     forward: Forward,
     loss: Loss,
     optimiser: AdamW,
@@ -59,11 +57,18 @@ pub(super) struct Work {
     pub(super) config: RunConfig,
 }
 
+/// The losses of this rank's rows, before the reduction over ranks.
+#[derive(Debug)]
+pub(super) struct LocalLosses {
+    sums: Tensor,
+    last: Losses,
+}
+
 /// The results of a step, on the device.
 #[derive(Debug)]
 pub(super) struct Report {
-    /// Six f64 values: five mean losses over the global batch (total, KL, L2, L1, cosine), then the squared norm of the
-    /// gradient.
+    /// Seven f64 values: five mean losses over the global batch (total, KL, L2, L1, cosine), the sum of the requests of
+    /// all ranks ([`Requests`](super::feed::Requests)), and the squared norm of the gradient.
     pub(super) numbers: Tensor,
     /// Losses of this rank's last micro-batch.
     pub(super) last: Losses,
@@ -112,6 +117,13 @@ impl Work {
 
     /// Runs the step whose inputs are in the feed.
     pub(super) fn run(&mut self) -> Result<Report, TrainError> {
+        let losses = self.compute_gradients(true)?;
+        self.conclude(losses)
+    }
+
+    /// Computes the gradients of the rows in the feed. If `reduces` is true, the reduction over ranks starts while the
+    /// last backward pass is running. Otherwise the gradients remain those of this rank until [`Work::conclude`].
+    pub(super) fn compute_gradients(&mut self, reduces: bool) -> Result<LocalLosses, TrainError> {
         let rows = self.feed.form.slice.end - self.feed.form.slice.start;
         let micro = match u64::from(self.config.train.micro_batch) {
             0 => rows,
@@ -119,7 +131,7 @@ impl Work {
         };
         let anchors_ad = self.codes.encode(&self.feed.anchors)?;
         self.buckets.zero()?;
-        let mut sums = Tensor::f_zeros([5], (Kind::Double, self.data.device()))?;
+        let mut sums = self.feed.first_sums.shallow_clone();
         let mut last = None;
         for first in (0..rows).step_by(micro as usize) {
             let count = micro.min(rows - first);
@@ -127,18 +139,41 @@ impl Work {
             let share = count as f64 / f64::from(self.feed.form.global_batch);
             sums = sums.f_add(&stacked(&losses)?.f_mul_scalar(share)?)?;
             let weighted = losses.total.f_mul_scalar(share * f64::from(self.data.size()))?;
-            let backward = match first + count == rows {
+            let backward = match reduces && first + count == rows {
                 true => weighted.f_backward(),
                 false => self.buckets.accumulate(|| weighted.f_backward()),
             };
             backward.map_err(|error| self.backward_error(error))?;
             last = Some(losses);
         }
-        self.buckets.finish()?;
-        self.data.start_all_reduce(&mut sums, ReduceOp::Sum)?.wait_stream()?;
-        let squared = self.update()?.f_to_kind(Kind::Double)?.f_view([1])?;
         let last = last.ok_or_else(|| TrainError::Config("this rank has no rows in the batch".to_owned()))?;
+        Ok(LocalLosses { sums, last })
+    }
+
+    /// Finishes the reduction of the gradients, and updates the weights.
+    pub(super) fn conclude(&mut self, losses: LocalLosses) -> Result<Report, TrainError> {
+        self.buckets.finish()?;
+        let LocalLosses { mut sums, last } = losses;
+        self.data.start_all_reduce(&mut sums, ReduceOp::Sum)?.wait_stream()?;
+        let squared = self.update(&mut sums)?.f_to_kind(Kind::Double)?.f_view([1])?;
         Ok(Report { numbers: Tensor::f_cat(&[sums, squared], 0)?, last })
+    }
+
+    /// The gradients in the order of the buckets, as flat tensors.
+    pub(super) fn gradients(&self) -> Vec<Tensor> {
+        self.buckets.flats()
+    }
+
+    /// All tensors that must be equal on all replicas.
+    pub(super) fn replicated(&self) -> Vec<Tensor> {
+        let lists = [&self.parameters, &self.ema, &self.moments.exp_avgs, &self.moments.exp_avg_sqs];
+        lists.into_iter().flatten().map(Tensor::shallow_clone).collect()
+    }
+
+    /// The parameters that are equal on all ranks of this replica.
+    pub(super) fn unsplit(&self) -> Vec<Tensor> {
+        let all = self.network.parameters().iter();
+        all.filter(|parameter| parameter.split == Split::Replicated).map(|found| found.tensor.shallow_clone()).collect()
     }
 
     /// Converts an error of the backward pass. If the text of the libtorch error names the tensor-parallel group, a
@@ -157,21 +192,6 @@ impl Work {
             }),
             None => error,
         }
-    }
-
-    /// Checks that the replicated parameters are equal on all ranks of this replica, by comparing checksums. All ranks
-    /// of the replica must call this function.
-    pub(super) fn check_replica_agrees(&self) -> Result<(), TrainError> {
-        let Some(group) = &self.tensor else { return Ok(()) };
-        let _without_gradients = tch::no_grad_guard();
-        let mut digest = DefaultHasher::new();
-        for parameter in self.network.parameters().iter().filter(|parameter| parameter.split == Split::Replicated) {
-            let tensor = parameter.tensor.f_detach()?.f_to_kind(Kind::Double)?;
-            for sum in [tensor.f_sum(Kind::Double)?, tensor.f_square()?.f_sum(Kind::Double)?] {
-                sum.f_double_value(&[])?.to_bits().hash(&mut digest);
-            }
-        }
-        Ok(group.check_agreement("the checksum of the replicated parameters", digest.finish())?)
     }
 
     /// The mean losses of a micro-batch: `count` rows of this rank's slice, starting at row `first` of the slice.
@@ -197,10 +217,11 @@ impl Work {
     }
 
     /// Clips the gradient, then updates the weights and their average. If the gradient is not finite, nothing changes.
-    /// Returns the squared norm before clipping.
-    fn update(&mut self) -> Result<Tensor, TrainError> {
+    /// Returns the squared norm before clipping. With tensor parallelism, adds up the requests in `sums` over the ranks
+    /// of the replica.
+    fn update(&mut self, sums: &mut Tensor) -> Result<Tensor, TrainError> {
         let gradients: Vec<Tensor> = self.parameters.iter().map(Tensor::grad).collect();
-        let squared = self.squared_norm(&gradients)?;
+        let squared = self.squared_norm(&gradients, sums)?;
         let found_inf = not_finite(&squared)?;
         let clip_norm = self.config.train.clip_norm;
         let divisor = (clip_norm > 0.0).then(|| clip_divisor(&squared, clip_norm)).transpose()?;
@@ -217,20 +238,25 @@ impl Work {
 
     /// The squared norm of the whole gradient. With tensor parallelism, the pieces of split parameters are summed over
     /// the ranks of the replica, and replicated parameters count once.
-    fn squared_norm(&self, gradients: &[Tensor]) -> Result<Tensor, TrainError> {
+    fn squared_norm(&self, gradients: &[Tensor], sums: &mut Tensor) -> Result<Tensor, TrainError> {
         let Some(tensor) = &self.tensor else { return Ok(squared_norm(&self.buckets.flats())?) };
         let gradient_of = |replicated: bool| {
             let all = self.network.parameters().iter().zip(gradients);
             let some = all.filter(move |(parameter, _)| (parameter.split == Split::Replicated) == replicated);
             some.map(|(_, gradient)| gradient.shallow_clone()).collect::<Vec<_>>()
         };
-        let mut pieces = squared_norm(&gradient_of(false))?;
-        tensor.start_all_reduce(&mut pieces, ReduceOp::Sum)?.wait_stream()?;
-        Ok(pieces.f_add(&squared_norm(&gradient_of(true))?)?)
+        let pieces = squared_norm(&gradient_of(false))?;
+        // The requests travel with the squared norm, because a reduction of their own would cost time in every step.
+        let mut requests = sums.f_narrow(0, 5, 1)?;
+        let mut both = Tensor::f_cat(&[pieces.f_view([1])?, requests.f_to_kind(pieces.kind())?], 0)?;
+        tensor.start_all_reduce(&mut both, ReduceOp::Sum)?.wait_stream()?;
+        requests.f_copy_(&both.f_narrow(0, 1, 1)?)?;
+        Ok(both.f_select(0, 0)?.f_view(&pieces.size()[..])?.f_add(&squared_norm(&gradient_of(true))?)?)
     }
 }
 
-/// The total loss and its parts as one f64 vector; parts without a weight are zero.
+/// The total loss and its parts as one f64 vector; parts without a weight are zero. The last number is zero, at the
+/// place of the requests.
 fn stacked(losses: &Losses) -> Result<Tensor, TrainError> {
     let zero = losses.total.f_detach()?.f_zeros_like()?;
     let or_zero = |part: &Option<Tensor>| part.as_ref().unwrap_or(&zero).shallow_clone();
@@ -240,6 +266,7 @@ fn stacked(losses: &Losses) -> Result<Tensor, TrainError> {
         or_zero(&losses.l2),
         or_zero(&losses.l1),
         or_zero(&losses.cosine),
+        zero.shallow_clone(),
     ];
     Ok(Tensor::f_stack(&parts, 0)?.f_to_kind(Kind::Double)?)
 }

@@ -1,6 +1,8 @@
 //! The worker's end of the control socket.
 
 use std::os::unix::net::UnixStream;
+use std::panic::PanicHookInfo;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,11 +10,12 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::protocol::{
-    CONTROL_VARIABLE, Hello, LAUNCHER_PID_VARIABLE, PROTOCOL_VERSION, ToLauncher, ToWorker, read_message, write_message,
+    CONTROL_VARIABLE, Failure, Hello, LAUNCHER_PID_VARIABLE, PROTOCOL_VERSION, ToLauncher, ToWorker, read_message,
+    write_message,
 };
-use locdiff_core::pulse;
+use locdiff_core::{pulse, stop};
 use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, Signal};
 
 use crate::native::Versions;
 
@@ -33,12 +36,17 @@ impl Control {
         let path = std::env::var_os(CONTROL_VARIABLE).with_context(|| {
             format!("{CONTROL_VARIABLE} is not set; do not start a worker by hand: `locdiff-launch` starts it")
         })?;
+        ignore_signals_of_schedulers()?;
         die_with_launcher()?;
         let rank =
             std::env::var("RANK").context("cannot read the variable RANK")?.parse().context("RANK is not a number")?;
         let reader = UnixStream::connect(&path)
             .with_context(|| format!("cannot connect to the control socket {}", path.display()))?;
         let writer = Arc::new(Mutex::new(reader.try_clone().context("cannot duplicate the control socket")?));
+        if let Some(folder) = Path::new(&path).parent() {
+            pulse::write_steps(folder, rank).with_context(|| format!("cannot write to {}", folder.display()))?;
+        }
+        report_panics(&writer);
         Ok(Self { reader, writer, rank })
     }
 
@@ -78,8 +86,11 @@ impl Control {
         let (inbox, messages) = channel();
         std::thread::Builder::new().name("control".into()).spawn(move || {
             while let Ok(Some(message)) = read_message::<ToWorker>(&mut socket) {
-                // Ignore a failed send, because messages are not read after the workers are connected.
-                let _ = inbox.send(message);
+                match message {
+                    ToWorker::Stop => stop::request(),
+                    // Ignore a failed send, because only training reads messages after the workers are connected.
+                    message => drop(inbox.send(message)),
+                }
             }
             std::process::exit(ExitCode::Interrupted.code().into());
         })?;
@@ -103,6 +114,30 @@ impl Control {
 
 fn send(writer: &Mutex<UnixStream>, message: &ToLauncher) -> Result<(), locdiff_core::protocol::ProtocolError> {
     write_message(&mut *writer.lock().unwrap_or_else(PoisonError::into_inner), message)
+}
+
+/// Blocks the signals that a scheduler or a terminal sends to every process of a job. Only the launcher reacts to them,
+/// and asks the workers to stop. Threads that are started later inherit the mask.
+fn ignore_signals_of_schedulers() -> anyhow::Result<()> {
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1]);
+    signals.thread_block().context("cannot block signals")
+}
+
+/// Makes a panic of the main thread report itself to the launcher. The exit of the process may come much later, when
+/// the launcher has already heard the complaints of the other workers.
+fn report_panics(writer: &Arc<Mutex<UnixStream>>) {
+    let writer = Arc::clone(writer);
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic: &PanicHookInfo<'_>| {
+        if std::thread::current().name() == Some("main") {
+            let text = panic.payload_as_str().unwrap_or("unknown reason");
+            let place = panic.location().map_or_else(String::new, |place| format!(" at {place}"));
+            let message = format!("panicked{place}: {text}");
+            let failure = Failure { message, of_peer: false, exit_code: ExitCode::WorkerFailed.code() };
+            let _ = send(&writer, &ToLauncher::Failed(failure));
+        }
+        print(panic);
+    }));
 }
 
 /// Asks the kernel for SIGKILL when the launcher dies. Fails if the launcher is already gone.

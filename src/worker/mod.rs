@@ -10,6 +10,8 @@ mod rendezvous;
 mod self_check;
 mod shards;
 
+use std::sync::mpsc::Receiver;
+
 use anyhow::bail;
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
@@ -55,6 +57,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
     let messages = control.watch_launcher()?;
     let _phase = pulse::enter(phase_of(&job));
     control.start_heartbeats()?;
+    native::backtrace::print_on_request()?;
     tch::set_num_threads(i32::try_from(slot.threads)?);
     let result: JobResult = match job {
         Job::Probe => Probed {}.into(),
@@ -66,7 +69,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
         Job::Export(job) => checkpoint::export(&Files::real(), &job).map_err(JobError::from)?.into(),
         Job::Train(job) => {
             let ranks = rendezvous::connect(control, &messages, &slot, &meeting)?;
-            train(&job, meeting.attempt, control, ranks)?.into()
+            train(&job, meeting.attempt, control, &messages, ranks)?.into()
         }
         Job::Eval(job) => eval::run(&job, control, &slot)?.into(),
         Job::Gallery(job) => eval::embed_gallery(&job, &slot)?.into(),
@@ -87,9 +90,20 @@ fn phase_of(job: &Job) -> WorkPhase {
 }
 
 /// Trains and reports progress to the launcher. Every rank returns the same summary.
-fn train(job: &TrainJob, attempt: u32, control: &mut Control, ranks: Communicator) -> Result<TrainSummary, JobError> {
+fn train(
+    job: &TrainJob,
+    attempt: u32,
+    control: &mut Control,
+    messages: &Receiver<ToWorker>,
+    ranks: Communicator,
+) -> Result<TrainSummary, JobError> {
     let mut send = |message| control.send(&message).map_err(|error| TrainError::Launcher(error.to_string()));
-    let trained = train::run(job, attempt, &ranks, &mut send);
+    let mut receive = || match messages.try_recv() {
+        Ok(ToWorker::Inject(fault)) => Some(fault),
+        _ => None,
+    };
+    let launcher = train::Launcher { send: &mut send, next_fault: &mut receive };
+    let trained = train::run(job, attempt, &ranks, launcher);
     if trained.is_err() {
         // Keep the connections open until the process exits: otherwise peers could report a broken connection before
         // the launcher receives the real reason.

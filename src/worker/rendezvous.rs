@@ -58,7 +58,7 @@ fn wait_for_store(messages: &Receiver<ToWorker>, timeout: Duration) -> anyhow::R
         Ok(ToWorker::Rendezvous { address }) => {
             address.parse().with_context(|| format!("the launcher sent an invalid address of the store: {address}"))
         }
-        Ok(ToWorker::Start { .. }) => bail!("the launcher started this worker twice"),
+        Ok(other) => bail!("the launcher sent {other:?} before the address of the store"),
         Err(_) => bail!(
             "rank 0 did not open the store within {:.1} s (supervise.rendezvous_timeout_s)",
             timeout.as_secs_f64()

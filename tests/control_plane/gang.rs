@@ -8,7 +8,7 @@ use std::process::Stdio;
 use locdiff_core::exit_code::ExitCode;
 use nix::sys::signal::Signal;
 
-use crate::stage::{Ran, Stage, Worker, eventually, has_thread, is_alive, signal, wait};
+use crate::stage::{Ran, Stage, Worker, eventually, has_thread, is_alive, signal, wait, workers_of};
 
 #[track_caller]
 fn assert_no_leftovers(stage: &Stage) {
@@ -260,12 +260,6 @@ fn killed_launcher_leaves_no_worker() {
     for pid in workers {
         eventually("the worker ends", || !is_alive(pid));
     }
-}
-
-/// The process ids of the launcher's children, which are the workers.
-fn workers_of(launcher: u32) -> Vec<u32> {
-    let text = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).unwrap_or_default();
-    text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 /// Whether a worker has connected to the other workers. Gloo starts a thread when the first process group is created.

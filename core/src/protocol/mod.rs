@@ -10,6 +10,7 @@
 
 mod checkpoint;
 mod eval;
+mod fault;
 mod measure;
 mod result;
 mod shards;
@@ -26,6 +27,7 @@ pub use checkpoint::{ExportJob, Exported};
 pub use eval::{
     EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method, TruthWritten, TuningErrors,
 };
+pub use fault::{FaultKind, InjectedFault};
 pub use measure::{CollectiveRow, PerturbationBlock, Probed, SelfCheck, ShddRow};
 pub use result::{JobResult, TypedResult, WrongResult};
 pub use shards::{
@@ -33,12 +35,12 @@ pub use shards::{
     ShardsJob, ShardsMade, Statistics, Verified,
 };
 pub use train::{
-    CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, InjectedFault, PartsWritten, Progress,
+    CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, PartsWritten, Progress,
     QuickEvaluation, TrainJob, TrainSummary, partial_name, step_name,
 };
 
 /// Version of the protocol. Increase it whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// Size limit of a message. If the peer announces a longer message, it probably uses another protocol.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -172,6 +174,10 @@ pub enum ToWorker {
         /// HOST:PORT of the store.
         address: String,
     },
+    /// Write a checkpoint and end the job early.
+    Stop,
+    /// Inject a fault.
+    Inject(InjectedFault),
 }
 
 /// The error of a worker.

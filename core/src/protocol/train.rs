@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::fault::InjectedFault;
 use crate::config::RunConfig;
-use crate::pulse::WorkPhase;
 
 /// Version of the layout of a checkpoint folder.
 pub const CHECKPOINT_FORMAT: u32 = 1;
@@ -44,64 +44,6 @@ pub struct TrainJob {
     pub restarts: u32,
     /// Faults to inject.
     pub faults: Vec<InjectedFault>,
-}
-
-/// A fault to inject.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum InjectedFault {
-    /// A rank sends itself SIGKILL just before a step.
-    Kill {
-        /// The rank.
-        rank: u32,
-        /// The step, from 1.
-        step: u64,
-    },
-    /// A rank sends itself SIGSTOP just before a step.
-    Stop {
-        /// The rank.
-        rank: u32,
-        /// The step, from 1.
-        step: u64,
-    },
-    /// A rank hangs just before a step.
-    Hang {
-        /// The rank.
-        rank: u32,
-        /// The step, from 1.
-        step: u64,
-        /// The phase in which the rank hangs.
-        phase: WorkPhase,
-    },
-    /// A rank panics just before a step.
-    Panic {
-        /// The rank.
-        rank: u32,
-        /// The step, from 1.
-        step: u64,
-    },
-    /// A rank exits with this code just before a step.
-    Exit {
-        /// The rank.
-        rank: u32,
-        /// The step, from 1.
-        step: u64,
-        /// The exit code.
-        code: i32,
-    },
-}
-
-impl InjectedFault {
-    /// The rank in which the fault occurs, and the step before which it occurs, counted from 1.
-    pub fn due(self) -> (u32, u64) {
-        match self {
-            Self::Kill { rank, step }
-            | Self::Stop { rank, step }
-            | Self::Hang { rank, step, .. }
-            | Self::Panic { rank, step }
-            | Self::Exit { rank, step, .. } => (rank, step),
-        }
-    }
 }
 
 /// Progress of training, from rank 0.
@@ -162,6 +104,8 @@ pub struct TrainSummary {
     pub skipped_steps: u64,
     /// The last quick evaluation of this attempt.
     pub evaluation: Option<QuickEvaluation>,
+    /// Whether training ended early because the launcher asked for it.
+    pub stopped: bool,
 }
 
 /// One file of a checkpoint.

@@ -10,14 +10,14 @@ use anyhow::Context as _;
 use locdiff_core::config::{Resolved, RunConfig};
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
-use locdiff_core::protocol::{InjectedFault, Job, PartsWritten, ToLauncher, TrainJob, TrainSummary};
-use locdiff_core::pulse::WorkPhase;
+use locdiff_core::protocol::{FaultKind, InjectedFault, Job, PartsWritten, ToLauncher, TrainJob, TrainSummary};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::eval::{self, Evaluation};
 use crate::cli::Global;
-use crate::error::{LaunchError, exit_code_of, refuse, reported};
+use crate::error::{LaunchError, exit_code_of, refuse};
+use crate::faults::{self, Injection};
 use crate::gpus;
 use crate::output::Output;
 use crate::progress::Display;
@@ -28,7 +28,7 @@ use crate::supervisor::{GangObserver, Supervisor};
 /// Runs `train`.
 pub(super) fn run(inject: &[String], global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = super::plan(global)?;
-    let faults = inject.iter().map(|text| parse_fault(text, &world)).collect::<Result<Vec<_>, _>>()?;
+    let faults = inject.iter().map(|text| faults::parse(text, world.slots.len())).collect::<Result<Vec<_>, _>>()?;
     run_resolved(&resolved, &world, faults, &run_name_prefix(global), output)
 }
 
@@ -36,7 +36,7 @@ pub(super) fn run(inject: &[String], global: &Global, output: Output) -> anyhow:
 pub(super) fn run_resolved(
     resolved: &Resolved,
     world: &NodeWorkers,
-    faults: Vec<InjectedFault>,
+    injections: Vec<Injection>,
     preset: &str,
     output: Output,
 ) -> anyhow::Result<Value> {
@@ -51,7 +51,14 @@ pub(super) fn run_resolved(
     let opened = RunFolder::open(Files::real(), dir, &name, config)?;
     tracing::info!("run {}{}", opened.folder.path().display(), if opened.is_new { "" } else { " (existing)" });
     opened.changes.iter().for_each(|line| tracing::info!("{line}"));
-    let supervisor = Supervisor::new()?;
+    let mut supervisor = Supervisor::new()?;
+    let mut faults = Vec::new();
+    for injection in injections {
+        match injection {
+            Injection::Planned(fault) => faults.push(fault),
+            Injection::Random(random) => supervisor.inject_at_random(random),
+        }
+    }
     let training = HeldRun { resolved, world, run: opened.folder, supervisor, faults, restarts: 0 };
     training.run_to_end(output)
 }
@@ -72,6 +79,10 @@ impl HeldRun<'_> {
     fn run_to_end(mut self, output: Output) -> anyhow::Result<Value> {
         loop {
             let error = match self.attempt() {
+                Ok(trained) if trained.stopped => {
+                    tracing::info!("stopped after step {} with a checkpoint", trained.step);
+                    self.supervisor.check_interrupted().expect_err("workers stop only on request").into()
+                }
                 Ok(trained) => return self.report_success(&trained, output),
                 Err(error) => error,
             };
@@ -79,10 +90,11 @@ impl HeldRun<'_> {
             let limit = self.resolved.config.supervise.max_restarts;
             let is_retryable = matches!(code, ExitCode::WorkerFailed | ExitCode::Timeout);
             let failure = json!({ "error": format!("{error:#}"), "exit_code": code.code(), "restarts": self.restarts });
-            let event = if code == ExitCode::Interrupted { "interrupted" } else { "failed" };
+            let is_interrupted = matches!(code, ExitCode::Interrupted | ExitCode::Preempted);
+            let event = if is_interrupted { "interrupted" } else { "failed" };
             warn_on_error(self.run.event(event, &failure));
             if !is_retryable || self.restarts >= limit {
-                if code != ExitCode::Interrupted {
+                if !is_interrupted {
                     warn_on_error(self.run.write_failure(&failure));
                 }
                 return Err(error);
@@ -182,6 +194,8 @@ struct AttemptObserver<'a> {
     display: Display,
     /// Whether a warning about a failed write was logged.
     has_warned: bool,
+    /// Injected fault: a byte of the first checkpoint from this step on flips.
+    corrupt_from: Option<u64>,
 }
 
 impl<'a> AttemptObserver<'a> {
@@ -196,7 +210,7 @@ impl<'a> AttemptObserver<'a> {
             File::create(&path).map_err(LaunchError::at(path))
         };
         let logs = (0..workers).map(open).collect::<Result<_, _>>()?;
-        Ok(Self { run, attempt, logs, faults, display: Display::new(), has_warned: false })
+        Ok(Self { run, attempt, logs, faults, display: Display::new(), has_warned: false, corrupt_from: None })
     }
 
     fn event(&mut self, event: &str, details: &impl Serialize) {
@@ -236,6 +250,9 @@ impl GangObserver for AttemptObserver<'_> {
             }
             ToLauncher::Breaking(fault) => {
                 self.faults.retain(|known| *known != fault);
+                if fault.kind == FaultKind::CorruptCheckpoint {
+                    self.corrupt_from = Some(fault.step);
+                }
                 tracing::warn!("injected: {fault:?}");
                 self.event("injected", &json!({ "fault": fault }));
             }
@@ -249,6 +266,9 @@ impl GangObserver for AttemptObserver<'_> {
             Commit::Done { checkpoint, pruned } => {
                 let path = checkpoint.path.display();
                 tracing::info!("committed checkpoint {path}");
+                if self.corrupt_from.take_if(|from| *from <= step).is_some() {
+                    flip_byte(&checkpoint.path)?;
+                }
                 self.event(
                     "checkpoint",
                     &json!({ "step": step, "score": checkpoint.manifest.score, "pruned": pruned }),
@@ -262,45 +282,22 @@ impl GangObserver for AttemptObserver<'_> {
     }
 }
 
+/// Flips a byte in the middle of the largest file of a checkpoint.
+fn flip_byte(checkpoint: &Path) -> Result<(), LaunchError> {
+    let fail = LaunchError::at(checkpoint);
+    let entries = std::fs::read_dir(checkpoint).map_err(&fail)?.filter_map(Result::ok);
+    let largest = entries.max_by_key(|entry| entry.metadata().map_or(0, |metadata| metadata.len()));
+    let path = largest.map(|entry| entry.path()).unwrap_or_default();
+    let mut bytes = std::fs::read(&path).map_err(&fail)?;
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&path, bytes).map_err(fail)
+}
+
 /// Logs a failed write as a warning.
 fn warn_on_error(written: Result<(), LaunchError>) {
     if let Err(error) = written {
         tracing::warn!("cannot write to the run folder: {error}");
-    }
-}
-
-/// The faults that `--inject` accepts.
-const FAULTS: &str = "KIND@rank=R,step=S with KIND kill, stop, panic, hang or exit; hang also accepts \
-    `,phase=data|step|checkpoint|evaluation`, and exit also accepts `,code=N`";
-
-/// Parses a fault such as `kill@rank=1,step=7`.
-fn parse_fault(text: &str, world: &NodeWorkers) -> Result<InjectedFault, LaunchError> {
-    let usage = |reason: &str| reported!(Usage, "--inject {text}: {reason}, wanted {FAULTS}");
-    let (kind, fields) = text.split_once('@').ok_or_else(|| usage("no `@`"))?;
-    let (mut rank, mut step, mut phase, mut code) = (None, None, WorkPhase::Step, 1);
-    for field in fields.split(',') {
-        match (kind, field.split_once('=')) {
-            (_, Some(("rank", value))) => rank = value.parse::<u32>().ok(),
-            (_, Some(("step", value))) => step = value.parse::<u64>().ok(),
-            ("hang", Some(("phase", "data"))) => phase = WorkPhase::Data,
-            ("hang", Some(("phase", "step"))) => phase = WorkPhase::Step,
-            ("hang", Some(("phase", "checkpoint"))) => phase = WorkPhase::Checkpoint,
-            ("hang", Some(("phase", "evaluation"))) => phase = WorkPhase::Evaluation,
-            ("exit", Some(("code", value))) => code = value.parse().map_err(|_| usage("the code is not a number"))?,
-            _ => return Err(usage(&format!("unknown field \"{field}\""))),
-        }
-    }
-    let (Some(rank), Some(step)) = (rank, step) else { return Err(usage("rank or step is missing or not a number")) };
-    if rank as usize >= world.slots.len() || step == 0 {
-        return Err(usage(&format!("ranks are 0 to {} and steps count from 1", world.slots.len() - 1)));
-    }
-    match kind {
-        "kill" => Ok(InjectedFault::Kill { rank, step }),
-        "stop" => Ok(InjectedFault::Stop { rank, step }),
-        "hang" => Ok(InjectedFault::Hang { rank, step, phase }),
-        "panic" => Ok(InjectedFault::Panic { rank, step }),
-        "exit" => Ok(InjectedFault::Exit { rank, step, code }),
-        _ => Err(usage("unknown fault")),
     }
 }
 
@@ -324,38 +321,5 @@ fn run_name_prefix(global: &Global) -> String {
     match &global.config {
         Some(path) => path.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned()),
         None => super::default_preset(global, &gpus::inventory()).to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use locdiff_core::exit_code::HasExitCode;
-    use locdiff_core::protocol::WorkerSlot;
-
-    use super::*;
-
-    fn world(workers: u32) -> NodeWorkers {
-        let slot = |rank| WorkerSlot { rank, world: workers, local_rank: rank, gpu: None, threads: 1 };
-        NodeWorkers { slots: (0..workers).map(slot).collect(), share_gpu: false }
-    }
-
-    #[test]
-    fn faults_are_parsed_or_refused_with_a_reason() {
-        let world = world(2);
-        let fault = parse_fault("kill@rank=1,step=7", &world).expect("the fault is valid");
-        assert_eq!(fault, InjectedFault::Kill { rank: 1, step: 7 });
-        for (text, reason) in [
-            ("burn@rank=1,step=7", "unknown fault"),
-            ("hang@rank=1,step=7,phase=lunch", "unknown field \"phase=lunch\""),
-            ("kill", "no `@`"),
-            ("kill@rank=2,step=7", "ranks are 0 to 1"),
-            ("kill@rank=1,step=0", "steps count from 1"),
-            ("kill@rank=1", "missing"),
-            ("kill@rank=1,when=7", "unknown field \"when=7\""),
-        ] {
-            let error = parse_fault(text, &world).expect_err(text);
-            assert_eq!(error.exit_code(), ExitCode::Usage);
-            assert!(error.to_string().contains(reason), "{error}");
-        }
     }
 }

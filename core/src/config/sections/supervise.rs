@@ -22,8 +22,11 @@ section! {
         pub checkpoint_timeout_s: f64 = 1800.0,
         /// Longest allowed time without progress in an evaluation, seconds.
         pub evaluation_timeout_s: f64 = 900.0,
-        /// Time between SIGTERM and SIGKILL when workers are stopped, seconds.
+        /// Time that a worker has to exit after it has sent its result, seconds. Then it is killed.
         pub stop_timeout_s: f64 = 5.0,
+        /// Time from SIGTERM, SIGUSR1 or Ctrl-C to the end of the workers, seconds. Until then they finish their step
+        /// and write a checkpoint.
+        pub preempt_timeout_s: f64 = 25.0,
         /// How many times failed workers are restarted from the newest checkpoint, per command (`--max-restarts`).
         pub max_restarts: u32 = 3,
     }
@@ -40,6 +43,7 @@ impl SuperviseConfig {
         checker.within("supervise.checkpoint_timeout_s", self.checkpoint_timeout_s, 0.1..=DAY_S);
         checker.within("supervise.evaluation_timeout_s", self.evaluation_timeout_s, 0.1..=DAY_S);
         checker.within("supervise.stop_timeout_s", self.stop_timeout_s, 0.0..=DAY_S);
+        checker.within("supervise.preempt_timeout_s", self.preempt_timeout_s, 0.0..=DAY_S);
         if self.step_timeout_s <= self.collective_timeout_s {
             // A training step contains collective operations, so its limit must be longer than that of one operation.
             let wanted = format!("is {}, wanted more than supervise.collective_timeout_s", self.step_timeout_s);

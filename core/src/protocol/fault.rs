@@ -1,0 +1,65 @@
+//! Faults that `train --inject` requests, to test how a run recovers.
+
+use serde::{Deserialize, Serialize};
+
+use crate::pulse::WorkPhase;
+
+/// A fault to inject.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InjectedFault {
+    /// What happens.
+    pub kind: FaultKind,
+    /// The rank in which the fault occurs.
+    pub rank: u32,
+    /// The fault occurs just before this step, counted from 1. In a message to a running worker, 0 stands for the next
+    /// step.
+    pub step: u64,
+}
+
+/// What happens when a fault is injected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultKind {
+    /// The rank sends itself SIGKILL.
+    Kill,
+    /// The rank sends itself SIGSTOP.
+    Stop,
+    /// The rank hangs.
+    Hang {
+        /// The phase in which the rank hangs.
+        phase: WorkPhase,
+    },
+    /// The rank sends itself SIGSEGV.
+    Segfault,
+    /// The rank panics.
+    Panic,
+    /// The rank exits without a result.
+    Exit {
+        /// The exit code.
+        code: i32,
+    },
+    /// The rank sleeps before this step and every later step of the attempt.
+    Slow {
+        /// The time that the rank sleeps.
+        milliseconds: u64,
+    },
+    /// The rank sends itself SIGKILL after it has counted an out-of-memory kill in a made-up `memory.events`.
+    Oom,
+    /// The rank's next read of a shard fails with EIO.
+    Eio,
+    /// The rank's next write of a checkpoint fails with ENOSPC.
+    Enospc,
+    /// The rank's next write of a checkpoint is delayed.
+    SlowDisk {
+        /// The delay.
+        seconds: u64,
+    },
+    /// One bit of one weight of the rank flips.
+    FlipWeight,
+    /// One bit of the rank's gradient flips before the reduction.
+    FlipGradient,
+    /// One byte of the next checkpoint flips after the commit.
+    CorruptCheckpoint,
+    /// The rank's next write of TensorBoard events fails with EIO.
+    TensorboardEio,
+}

@@ -1,0 +1,32 @@
+//! Prints a backtrace of the main thread on request, so that a report can tell where a stuck worker hangs.
+
+use std::backtrace::Backtrace;
+use std::ffi::c_int;
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+/// The signal that requests a backtrace.
+pub const BACKTRACE_SIGNAL: Signal = Signal::SIGUSR2;
+
+/// Largest number of frames to print.
+const FRAMES_MAX: usize = 24;
+
+/// Installs a handler for [`BACKTRACE_SIGNAL`], which prints a backtrace to stderr. The kernel prefers the main thread
+/// for signals to the process.
+pub fn print_on_request() -> nix::Result<()> {
+    let action = SigAction::new(SigHandler::Handler(print), SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler allocates memory and takes locks, which is not async-signal-safe: it may deadlock, but it
+    // cannot corrupt memory, because malloc and stderr are guarded by locks. The launcher requests a backtrace only from
+    // a worker that is stuck and that it kills half a second later.
+    unsafe { sigaction(BACKTRACE_SIGNAL, &action) }.map(drop)
+}
+
+extern "C" fn print(_: c_int) {
+    let text = Backtrace::force_capture().to_string();
+    // Lines with file names begin with "at" and would double the length.
+    let frames = text.lines().map(str::trim).filter(|line| !line.starts_with("at "));
+    // The first frames belong to this handler.
+    let frames = frames.skip_while(|line| !line.contains("restore_rt")).skip(1).take(FRAMES_MAX);
+    let text: String = frames.map(|line| format!("  {line}\n")).collect();
+    eprint!("stuck at:\n{text}");
+}

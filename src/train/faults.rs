@@ -1,0 +1,106 @@
+//! Injects the faults that `train --inject` requests, to test how a run recovers.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use locdiff_core::files::FileError;
+use locdiff_core::protocol::{FaultKind, InjectedFault, ToLauncher};
+use locdiff_core::pulse;
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tch::{Kind, Tensor};
+
+use super::error::TrainError;
+use super::run::Launcher;
+use crate::shards::ShardsError;
+
+/// Environment variable with the path of a made-up `memory.events`, in which [`FaultKind::Oom`] counts its kill.
+const MEMORY_EVENTS_VARIABLE: &str = "LOCDIFF_MEMORY_EVENTS";
+
+/// The faults of one rank that have not occurred yet.
+#[derive(Debug)]
+pub(super) struct Faults {
+    planned: Vec<InjectedFault>,
+    rank: u32,
+    sleep: Duration,
+}
+
+impl Faults {
+    pub(super) fn new(planned: &[InjectedFault], rank: u32) -> Self {
+        Self {
+            planned: planned.iter().copied().filter(|fault| fault.rank == rank).collect(),
+            rank,
+            sleep: Duration::ZERO,
+        }
+    }
+
+    /// Injects the faults that are due before `step`, counted from 1. Returns the faults that the training loop itself
+    /// must carry out. The launcher is notified first, so that a fault is not repeated after a restart.
+    pub(super) fn inject(&mut self, step: u64, launcher: &mut Launcher<'_>) -> Result<Vec<FaultKind>, TrainError> {
+        while let Some(fault) = (launcher.next_fault)() {
+            self.planned.extend((fault.rank == self.rank).then_some(InjectedFault { step, ..fault }));
+        }
+        let mut rest = Vec::new();
+        for fault in self.planned.extract_if(.., |fault| fault.step == step) {
+            (launcher.send)(ToLauncher::Breaking(fault))?;
+            match fault.kind {
+                FaultKind::Slow { milliseconds } => self.sleep = Duration::from_millis(milliseconds),
+                kind => rest.extend(occur(kind, step)),
+            }
+        }
+        std::thread::sleep(self.sleep);
+        Ok(rest)
+    }
+}
+
+/// Makes this process die or hang. Returns the fault if it is of another kind.
+fn occur(kind: FaultKind, step: u64) -> Option<FaultKind> {
+    let signal_self = |signal| kill(Pid::this(), signal).expect("a process may signal itself");
+    match kind {
+        FaultKind::Kill => signal_self(Signal::SIGKILL),
+        FaultKind::Stop => signal_self(Signal::SIGSTOP),
+        FaultKind::Segfault => signal_self(Signal::SIGSEGV),
+        FaultKind::Panic => panic!("injected panic before step {step}"),
+        FaultKind::Exit { code } => std::process::exit(code),
+        FaultKind::Oom => {
+            if let Some(path) = std::env::var_os(MEMORY_EVENTS_VARIABLE) {
+                let _ = count_oom_kill(Path::new(&path));
+            }
+            signal_self(Signal::SIGKILL);
+        }
+        FaultKind::Hang { phase } => {
+            let _phase = pulse::enter(phase);
+            loop {
+                std::thread::park();
+            }
+        }
+        other => return Some(other),
+    }
+    None
+}
+
+fn count_oom_kill(path: &Path) -> io::Result<()> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let count = text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse::<u64>().ok()).unwrap_or(0);
+    std::fs::write(path, format!("oom_kill {}\n", count + 1))
+}
+
+/// The error of a shard that cannot be read because of an injected fault.
+pub(super) fn read_error(location: &str) -> TrainError {
+    ShardsError::Io(file_error(location, Errno::EIO)).into()
+}
+
+pub(super) fn file_error(path: impl AsRef<Path>, errno: Errno) -> FileError {
+    FileError { path: path.as_ref().to_owned(), error: errno.into() }
+}
+
+/// Flips the lowest bit of the first number of an f32 tensor.
+pub(super) fn flip_bit(tensor: &Tensor) -> Result<(), TrainError> {
+    let _without_gradients = tch::no_grad_guard();
+    let mut bits = tensor.f_detach()?.f_view([-1])?.f_narrow(0, 0, 1)?.f_view_dtype(Kind::Int)?;
+    let flipped = bits.f_bitwise_xor(1)?;
+    bits.f_copy_(&flipped)?;
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! Finds silent corruption by comparing ranks that must have the same bits.
+//!
+//! All replicas of the model must have the same weights, averages and moments. They compare a digest, which the device
+//! computes. A wrong gradient is not found in this way, because the reduction spreads it to all replicas. A replay finds
+//! it: a rank computes the gradient of its neighbour's rows once more and compares the bits. That is possible because
+//! random numbers depend on the position of a row in the global batch, and not on the rank.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use tch::{Device, Kind, Tensor};
+
+use super::error::TrainError;
+use crate::comm::Group;
+
+/// A digest of the bits of f32 tensors: for each tensor the sum of its numbers as integers. A single flipped bit always
+/// changes the sum. The device computes the sums, and only they are copied to the host.
+pub(super) fn digest(tensors: &[Tensor]) -> Result<u64, TrainError> {
+    let _without_gradients = tch::no_grad_guard();
+    let sum = |tensor: &Tensor| tensor.f_detach()?.f_view_dtype(Kind::Int)?.f_sum(Kind::Int64);
+    let sums = tensors.iter().map(sum).collect::<Result<Vec<_>, _>>()?;
+    let sums = Vec::<i64>::try_from(Tensor::f_stack(&sums, 0)?.f_to_device(Device::Cpu)?)?;
+    let mut hasher = DefaultHasher::new();
+    sums.hash(&mut hasher);
+    Ok(hasher.finish())
+}
+
+/// Gathers `numbers` from all ranks of `group`. The result has one list per rank.
+pub(super) fn gather<const N: usize>(group: &Group, numbers: [u64; N]) -> Result<Vec<[u64; N]>, TrainError> {
+    let own = Tensor::f_from_slice(&numbers.map(u64::cast_signed))?.f_to_device(group.device())?;
+    let all = group.all_gather(&own)?.f_to_device(Device::Cpu)?.f_view([-1])?;
+    let all: Vec<u64> = Vec::<i64>::try_from(all)?.into_iter().map(i64::cast_unsigned).collect();
+    Ok(all.as_chunks::<N>().0.to_vec())
+}
+
+/// The ranks whose number differs from the number of the majority. If no number has a majority, the result is all ranks.
+pub(super) fn minority(numbers: &[u64]) -> Vec<usize> {
+    let count = |number: &u64| numbers.iter().filter(|other| *other == number).count();
+    let majority = numbers.iter().find(|number| 2 * count(number) > numbers.len());
+    (0..numbers.len()).filter(|rank| majority != Some(&numbers[*rank])).collect()
+}
+
+/// The digests that one rank contributes to a replay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Replayed {
+    /// Digest of the gradient of the rank's own rows.
+    pub(super) own: u64,
+    /// Digest of the gradient of the next rank's rows.
+    pub(super) next: u64,
+    /// Digest of the gradient of the previous rank's rows. It decides who is wrong if two ranks disagree.
+    pub(super) previous: u64,
+}
+
+/// The ranks that computed a wrong gradient. Every gradient was computed by its own rank, by the previous rank and by
+/// the next rank; the value that two of them agree on is right. With two ranks, the previous and the next rank are the
+/// same rank, which computed the gradient twice.
+pub(super) fn wrong_ranks(replayed: &[Replayed]) -> Vec<usize> {
+    let ranks = replayed.len();
+    let mut wrong: Vec<usize> = Vec::new();
+    for rank in 0..ranks {
+        let (before, after) = ((rank + ranks - 1) % ranks, (rank + 1) % ranks);
+        let opinions = [(rank, replayed[rank].own), (before, replayed[before].next), (after, replayed[after].previous)];
+        let differing = minority(&opinions.map(|(_, digest)| digest));
+        wrong.extend(differing.into_iter().map(|index| opinions[index].0));
+    }
+    wrong.sort_unstable();
+    wrong.dedup();
+    wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_flipped_bit_changes_the_digest() {
+        let tensors = [Tensor::from_slice(&[1.0_f32, -2.0, 3.5]), Tensor::from_slice(&[0.0_f32; 1000])];
+        let before = digest(&tensors).expect("the tensors are f32");
+        assert_eq!(digest(&tensors).expect("the tensors are f32"), before);
+        super::super::faults::flip_bit(&tensors[1]).expect("the tensor is f32");
+        assert_ne!(digest(&tensors).expect("the tensors are f32"), before);
+    }
+
+    #[test]
+    fn majority_decides_who_differs() {
+        assert_eq!(minority(&[5, 5, 5, 5]), [0_usize; 0]);
+        assert_eq!(minority(&[5, 5, 7, 5]), [2]);
+        assert_eq!(minority(&[5, 7]), [0, 1]);
+        assert_eq!(minority(&[5, 7, 9]), [0, 1, 2]);
+    }
+
+    #[test]
+    fn rank_with_a_wrong_gradient_is_found_by_its_neighbours() {
+        let right = |ranks: usize| -> Vec<Replayed> {
+            let digest = |rank: usize| 100 + (rank % ranks) as u64;
+            let of = |rank| Replayed { own: digest(rank), next: digest(rank + 1), previous: digest(rank + ranks - 1) };
+            (0..ranks).map(of).collect()
+        };
+        for ranks in 2..6 {
+            assert_eq!(wrong_ranks(&right(ranks)), [0_usize; 0]);
+        }
+        let mut once = right(4);
+        once[2].own = 7;
+        assert_eq!(wrong_ranks(&once), [2]);
+        let mut always = right(4);
+        always[2] = Replayed { own: 7, next: 8, previous: 9 };
+        assert_eq!(wrong_ranks(&always), [2]);
+        let mut two = right(2);
+        two[1].own = 7;
+        assert_eq!(wrong_ranks(&two), [1]);
+        two[1] = Replayed { own: 7, next: 8, previous: 9 };
+        assert_eq!(wrong_ranks(&two), [0, 1], "a rank that is wrong in three ways cannot be told from its peer");
+    }
+}

@@ -1,0 +1,101 @@
+//! Tests of silent corruption, damaged checkpoints and slow disks. A run must notice them and recover without a trace in
+//! the numbers.
+
+use locdiff_core::exit_code::ExitCode;
+
+use super::support::{BASE, events, run_dir, stage, tensors, trace, train};
+
+const SETTINGS: &str = "--workers 4 --set train.steps=12 --set checkpoint.every=4";
+
+#[test]
+fn flipped_bit_is_blamed_on_its_rank_and_never_committed() {
+    let stage = stage();
+    train(&stage, "whole", SETTINGS).exits_with(ExitCode::Success);
+    for (run, fault, more, named) in [
+        ("weight", "flip@rank=2,step=6,in=weight", "", "step 8: the state of the model of rank 2 differs"),
+        (
+            "often",
+            "flip@rank=1,step=6,in=weight",
+            "--set train.replica_check_every=1",
+            "step 6: the state of the model of rank 1",
+        ),
+        (
+            "gradient",
+            "flip@rank=3,step=6,in=gradient",
+            "--set train.replay_check_every=2",
+            "the gradient of rank 3 differs",
+        ),
+    ] {
+        let ran = stage.run(&format!("{BASE} --run {run} {SETTINGS} {more} train --inject {fault}"));
+        ran.exits_with(ExitCode::Success);
+        let failures = events(&stage, run, "failed");
+        let error = failures[0]["error"].as_str().expect("the event has an error text");
+        assert!(failures.len() == 1 && error.lines().next().is_some_and(|first| first.contains(named)), "{error}");
+        assert_eq!(trace(&stage, run), trace(&stage, "whole"), "{run}: the losses differ");
+        assert_eq!(tensors(&run_dir(&stage, run)), tensors(&run_dir(&stage, "whole")), "{run}: the weights differ");
+    }
+}
+
+#[test]
+fn rank_that_corrupts_twice_ends_the_run() {
+    let stage = stage();
+    let faults = "--inject flip@rank=2,step=6,in=weight --inject flip@rank=2,step=7,in=weight";
+    let ran = stage.run(&format!("{BASE} --run twice {SETTINGS} --set train.replica_check_every=1 train {faults}"));
+    ran.exits_with(ExitCode::Corrupt).stderr_has("rank 2");
+    assert_eq!(events(&stage, "twice", "checkpoint").len(), 1, "a checkpoint after the first flip was committed");
+}
+
+/// The checked steps and the steps between them must have the same bits as unchecked ones.
+#[test]
+fn checks_do_not_change_the_numbers() {
+    let stage = stage();
+    for (run, layout) in [("flat", "--workers 4"), ("split", "--workers 4 --tensor-parallel 2")] {
+        let settings = format!("{layout} --set train.steps=8 --set checkpoint.every=4");
+        let whole = format!("{run}-whole");
+        train(&stage, &whole, &settings).exits_with(ExitCode::Success);
+        let checks = "--set train.replica_check_every=1 --set train.replay_check_every=3 --set train.micro_batch=20";
+        let micro = format!("{settings} --set train.micro_batch=20");
+        let plain = format!("{run}-micro");
+        train(&stage, &plain, &micro).exits_with(ExitCode::Success);
+        train(&stage, run, &format!("{settings} {checks}")).exits_with(ExitCode::Success);
+        assert_eq!(trace(&stage, run), trace(&stage, &plain), "{run}: the losses differ");
+        assert_eq!(tensors(&run_dir(&stage, run)), tensors(&run_dir(&stage, &plain)), "{run}: the weights differ");
+    }
+}
+
+#[test]
+fn damaged_checkpoint_is_set_aside_and_the_run_goes_on_from_the_one_before() {
+    let stage = stage();
+    train(&stage, "whole", SETTINGS).exits_with(ExitCode::Success);
+    let faults = "--inject corrupt-checkpoint@rank=0,step=6 --inject kill@rank=1,step=10";
+    let ran = stage.run(&format!("{BASE} --run damaged {SETTINGS} train {faults}"));
+    ran.exits_with(ExitCode::Success).stderr_has("step-00000008");
+    let attempts = events(&stage, "damaged", "attempt");
+    assert_eq!(attempts.last().expect("there was an attempt")["step"], 4, "wrong checkpoint: {attempts:?}");
+    assert_eq!(trace(&stage, "damaged"), trace(&stage, "whole"), "the losses differ");
+    assert_eq!(tensors(&run_dir(&stage, "damaged")), tensors(&run_dir(&stage, "whole")), "the weights differ");
+}
+
+/// The disk is much slower than the timeout of a collective. The checkpoint is put off, and no worker is blamed.
+#[test]
+fn slow_disk_delays_a_checkpoint_and_nothing_else() {
+    let stage = stage();
+    let settings = "--workers 2 --set train.steps=300 --set checkpoint.every=4 --set supervise.collective_timeout_s=2 \
+        --set supervise.step_timeout_s=3";
+    let fault = "--inject slow-disk@rank=1,step=3,seconds=4";
+    let ran = stage.run(&format!("{BASE} --run slow {settings} train {fault}"));
+    ran.exits_with(ExitCode::Success).stderr_has("is put off");
+    assert_eq!(ran.json()["restarts"], 0, "the slow disk led to a restart");
+    assert!(events(&stage, "slow", "checkpoint").len() > 1);
+}
+
+/// A write that never ends is noticed by its own limit, and the run ends with a report instead of hanging.
+#[test]
+fn stuck_checkpoint_write_is_reported_by_its_own_limit() {
+    let stage = stage();
+    let settings = "--workers 2 --set train.steps=100000 --set checkpoint.every=4 --set supervise.checkpoint_timeout_s=2 \
+        --max-restarts 0";
+    let fault = "--inject slow-disk@rank=1,step=3,seconds=600";
+    let ran = stage.run(&format!("{BASE} --run stuck {settings} train {fault}"));
+    ran.exits_with(ExitCode::Io).stderr_has("the checkpoint of step 4 is not written after 2 s");
+}

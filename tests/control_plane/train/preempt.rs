@@ -1,0 +1,88 @@
+//! Tests of runs that a user or a scheduler stops with a signal. They must write a checkpoint of that moment and resume
+//! from it without a trace in the numbers.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use locdiff_core::exit_code::ExitCode;
+use nix::sys::signal::Signal;
+
+use super::support::{BASE, events, run_dir, stage, tensors, trace, train};
+use crate::stage::{Stage, eventually, is_alive, signal, wait, workers_of};
+
+/// Starts a run, waits until it has made `steps` steps, and sends `stop` to the launcher and to all workers, as
+/// schedulers do. Returns the exit code and the number of the last step.
+fn stop_after(stage: &Stage, run: &str, settings: &str, steps: usize, stop: Signal) -> (Option<i32>, u64) {
+    let line = format!("{BASE} --run {run} {settings} train");
+    let mut command = stage.command(&line);
+    let mut launcher =
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can be started");
+    let made =
+        || if run_dir(stage, run).join("events.jsonl").exists() { events(stage, run, "progress").len() } else { 0 };
+    let before = made();
+    eventually("the run has made enough steps", || made() >= before + steps);
+    let workers = workers_of(launcher.id());
+    signal(launcher.id(), stop);
+    workers.iter().filter(|pid| is_alive(**pid)).for_each(|pid| signal(*pid, stop));
+    let code = wait(&mut launcher);
+    assert!(workers.into_iter().all(|pid| !is_alive(pid)), "a worker is left");
+    (code, events(stage, run, "progress").last().and_then(|last| last["step"].as_u64()).unwrap_or(0))
+}
+
+#[test]
+fn signal_ends_a_run_with_a_checkpoint_from_which_it_resumes_bit_equal() {
+    let stage = stage();
+    for (run, layout) in [("flat", "--workers 4"), ("split", "--workers 4 --tensor-parallel 2")] {
+        let settings = format!("{layout} --set train.steps=60 --set checkpoint.every=1000");
+        train(&stage, &format!("{run}-whole"), &settings).exits_with(ExitCode::Success);
+        for (steps, stop, code) in [
+            (1, Signal::SIGTERM, ExitCode::Preempted),
+            (7, Signal::SIGUSR1, ExitCode::Preempted),
+            (5, Signal::SIGINT, ExitCode::Interrupted),
+        ] {
+            let (got, last) = stop_after(&stage, run, &settings, steps, stop);
+            assert_eq!(got, Some(code.code().into()), "{run}: wrong exit code after {stop}");
+            let newest = std::fs::read_to_string(run_dir(&stage, run).join("latest")).expect("there is a checkpoint");
+            assert_eq!(newest.trim(), format!("step-{last:08}"), "{run}: the checkpoint is not of the last step");
+            let names = std::fs::read_dir(run_dir(&stage, run)).expect("the run has a folder").flatten();
+            assert!(names.into_iter().all(|entry| !entry.file_name().to_string_lossy().contains("partial")));
+        }
+        train(&stage, run, &settings).exits_with(ExitCode::Success);
+        assert_eq!(trace(&stage, run), trace(&stage, &format!("{run}-whole")), "{run}: the losses differ");
+        let whole = run_dir(&stage, &format!("{run}-whole"));
+        assert_eq!(tensors(&run_dir(&stage, run)), tensors(&whole), "{run}: the weights differ");
+    }
+}
+
+#[test]
+fn signal_before_the_first_step_leaves_no_checkpoint() {
+    let stage = stage();
+    let line = format!("{BASE} --run early --workers 2 --set train.steps=2000 train");
+    let mut launcher = stage.command(&line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    eventually("the workers are spawned", || workers_of(launcher.id()).len() == 2);
+    signal(launcher.id(), Signal::SIGTERM);
+    assert_eq!(wait(&mut launcher), Some(ExitCode::Preempted.code().into()));
+    let names = std::fs::read_dir(run_dir(&stage, "early")).expect("the run has a folder").flatten();
+    let names: Vec<String> = names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    assert!(names.iter().all(|name| !name.contains("step-")), "{names:?}");
+}
+
+/// A stopped worker cannot finish its step, so the others cannot either. The command must end nevertheless.
+#[test]
+fn run_that_cannot_stop_in_time_is_killed_with_the_same_code() {
+    let stage = stage();
+    let settings = "--workers 2 --set train.steps=2000 --set supervise.preempt_timeout_s=1";
+    let mut launcher = stage
+        .command(&format!("{BASE} --run stubborn {settings} train --inject stop@rank=1,step=3"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the launcher can be started");
+    let path = run_dir(&stage, "stubborn").join("events.jsonl");
+    eventually("the worker is stopped", || path.exists() && !events(&stage, "stubborn", "injected").is_empty());
+    let workers = workers_of(launcher.id());
+    std::thread::sleep(Duration::from_millis(100));
+    signal(launcher.id(), Signal::SIGTERM);
+    assert_eq!(wait(&mut launcher), Some(ExitCode::Preempted.code().into()));
+    assert!(workers.into_iter().all(|pid| !is_alive(pid)), "a worker is left");
+}
