@@ -27,7 +27,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or PROJECT / "target").absolute
 LIBTORCH_NAMES = ("libtorch", "libc10")
 LOG_LINES_SHOWN = 200
 # Test modules that run only if a file of the project has changed since they passed.
-LONG_MODULES = ("eval", "long", "comm", "split", "perturbation", "train", "gang", "world")
+LONG_MODULES = ("eval", "comm", "split", "perturbation", "train", "gang", "world")
 # Slow crates that do not need libtorch.
 EARLY_LIBRARIES = ("parquet", "rustls", "arrow-array")
 # The project has no examples. --examples only makes cargo enable the dependency features of the tests, so that nothing is built twice.

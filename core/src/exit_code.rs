@@ -1,4 +1,11 @@
-//! The exit codes of `locdiff-launch` and `locdiff-worker`. Scripts rely on them: never change the meaning of a number.
+//! The exit codes of `locdiff-launch` and `locdiff-worker`, and the kinds of failure. Scripts rely on the codes: never
+//! change the meaning of a number.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
 
 macro_rules! exit_codes {
     ($($(#[$meaning:meta])* $name:ident = $code:literal,)*) => {
@@ -85,6 +92,83 @@ pub trait HasExitCode: std::error::Error {
     fn is_caused_by_peer(&self) -> bool {
         false
     }
+
+    /// The error that this one only passes on. It knows best whether to try again.
+    fn wrapped(&self) -> Option<&dyn HasExitCode> {
+        None
+    }
+
+    /// Whether and how the launcher tries again after this error.
+    fn failure_kind(&self) -> FailureKind {
+        match self.wrapped() {
+            _ if self.is_caused_by_peer() => FailureKind::Lost,
+            Some(wrapped) => wrapped.failure_kind(),
+            None => FailureKind::of_code(self.exit_code()),
+        }
+    }
+}
+
+/// The kind of a failure. It decides whether and how the launcher tries again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailureKind {
+    /// A restart would fail in the same way: configuration, bad or damaged data, divergence, a full disk.
+    Final,
+    /// A worker was killed or fell silent, or its peers were lost.
+    Lost,
+    /// A worker panicked, exited, crashed, or got an error from CUDA. At the same step twice, this is final.
+    Crash,
+    /// Storage or network did not answer.
+    Outage,
+    /// The state of a replica differs from the others. The same rank twice is final.
+    Corruption {
+        /// The rank whose state is wrong.
+        rank: u32,
+    },
+}
+
+/// System errors of storage that may go away by themselves.
+const OUTAGES: [Errno; 7] = [
+    Errno::EIO,
+    Errno::ESTALE,
+    Errno::ETIMEDOUT,
+    Errno::EREMOTEIO,
+    Errno::EHOSTUNREACH,
+    Errno::ENETUNREACH,
+    Errno::ECONNRESET,
+];
+
+impl FailureKind {
+    /// The kind of an error that is known only by its exit code.
+    pub fn of_code(code: ExitCode) -> Self {
+        match code {
+            ExitCode::WorkerFailed | ExitCode::Internal => Self::Crash,
+            ExitCode::Timeout => Self::Lost,
+            _ => Self::Final,
+        }
+    }
+
+    /// The kind of an I/O error. [`ErrorKind::TimedOut`] marks an outage that has no number of the system, such as that
+    /// of an S3 server.
+    pub fn of_io(error: &io::Error) -> Self {
+        let is_outage = match error.raw_os_error() {
+            Some(number) => OUTAGES.contains(&Errno::from_raw(number)),
+            None => error.kind() == ErrorKind::TimedOut,
+        };
+        if is_outage { Self::Outage } else { Self::Final }
+    }
+}
+
+impl fmt::Display for FailureKind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Final => out.write_str("final"),
+            Self::Lost => out.write_str("lost"),
+            Self::Crash => out.write_str("crash"),
+            Self::Outage => out.write_str("outage"),
+            Self::Corruption { rank } => write!(out, "corruption of rank {rank}"),
+        }
+    }
 }
 
 impl From<ExitCode> for std::process::ExitCode {
@@ -103,6 +187,19 @@ mod tests {
             assert_eq!(ExitCode::from_code(i32::from(code.code())), Some(*code));
         }
         assert_eq!(ExitCode::from_code(77), None);
+    }
+
+    #[test]
+    fn temporary_errors_of_storage_are_outages_and_a_full_disk_is_final() {
+        let kind = |errno: Errno| FailureKind::of_io(&io::Error::from(errno));
+        for errno in [Errno::EIO, Errno::ESTALE, Errno::ETIMEDOUT] {
+            assert_eq!(kind(errno), FailureKind::Outage, "{errno}");
+        }
+        for errno in [Errno::ENOSPC, Errno::EDQUOT, Errno::EROFS, Errno::EACCES, Errno::ENOENT] {
+            assert_eq!(kind(errno), FailureKind::Final, "{errno}");
+        }
+        assert_eq!(FailureKind::of_io(&io::Error::new(ErrorKind::TimedOut, "503")), FailureKind::Outage);
+        assert_eq!(FailureKind::of_io(&io::Error::new(ErrorKind::PermissionDenied, "403")), FailureKind::Final);
     }
 
     #[test]

@@ -54,6 +54,13 @@ impl HasExitCode for PredictionsError {
             _ => ExitCode::BadData,
         }
     }
+
+    fn wrapped(&self) -> Option<&dyn HasExitCode> {
+        match self {
+            Self::Table(error) => Some(error),
+            _ => None,
+        }
+    }
 }
 
 /// The true place of every photo, with the id of the photo.

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use locdiff_core::protocol::{Failure, Hello, JobResult, PROTOCOL_VERSION, PartsWritten, ToLauncher};
+use locdiff_core::pulse::Beat;
 use locdiff_core::{REVISION, VERSION};
 
 use crate::pulses::{PhaseLimits, Pulses, StuckWorker};
@@ -301,6 +302,11 @@ impl Coordinator {
             causes.push(Cause::Interrupted);
         }
         Some(Outcome::Failed(causes))
+    }
+
+    /// The last heartbeat of the worker `rank`, and how its process ended.
+    pub fn end_of(&self, rank: usize) -> (Option<Beat>, Option<Exit>) {
+        (self.pulses.last(rank), self.members.get(rank).and_then(|member| member.exit))
     }
 
     /// The hellos received so far, in rank order.

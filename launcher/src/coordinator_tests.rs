@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use locdiff_core::config::SuperviseConfig;
+use locdiff_core::exit_code::FailureKind;
 use locdiff_core::protocol::SelfCheck;
 use locdiff_core::pulse::{Beat, WorkPhase};
 use proptest::prelude::*;
@@ -45,7 +46,7 @@ fn result(rank: u32) -> GangEvent {
 }
 
 fn failed(rank: u32, of_peer: bool) -> GangEvent {
-    let failure = Failure { message: "broken".into(), of_peer, exit_code: 14 };
+    let failure = Failure { message: "broken".into(), of_peer, exit_code: 14, kind: FailureKind::Crash };
     GangEvent::Message { rank, message: ToLauncher::Failed(failure) }
 }
 
@@ -89,7 +90,7 @@ fn messages_sent_before_the_exit_are_still_handled() {
 #[test]
 fn failed_commit_stops_the_gang() {
     let mut gang = running(1);
-    let failure = Failure { message: "no space".into(), of_peer: false, exit_code: 16 };
+    let failure = Failure { message: "no space".into(), of_peer: false, exit_code: 16, kind: FailureKind::Final };
     assert_eq!(gang.step(GangEvent::CommitFailed(failure.clone()), at(2)), [Action::Kill]);
     end_process(&mut gang, 0, Exit::Signal(SIGKILL), at(3));
     assert_eq!(causes(&gang), [Cause::CommitFailed(failure)]);

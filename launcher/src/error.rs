@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use locdiff_core::config::ConfigErrors;
-use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode};
 use locdiff_core::files::FileError;
+use serde::Serialize;
 
 /// Builds a `LaunchError` from an exit code and a message, such as `reported!(NoData, "no runs in {dir}")`.
 macro_rules! reported {
@@ -27,24 +28,82 @@ pub(crate) use {refuse, reported};
 #[error("{text}")]
 pub struct LaunchError {
     code: ExitCode,
+    kind: FailureKind,
     /// The message. If a worker failed, the message is the whole report about the gang.
     text: String,
+    gang: Option<Box<GangFailure>>,
+}
+
+/// How a gang failed, for the decision whether to restart it and for `failure.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GangFailure {
+    /// What happened, such as "panic" or "SIGSEGV". Equal for two failures of the same sort.
+    pub what: String,
+    /// The training step of the worker that failed first; 0 before the first step.
+    pub step: u64,
+    /// The root cause.
+    pub first_cause: String,
+    /// All causes, the root cause first.
+    pub causes: Vec<String>,
+    /// How each worker ended, in rank order.
+    pub ranks: Vec<RankEnd>,
+}
+
+/// How a worker of a failed gang ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RankEnd {
+    /// Rank of the worker.
+    pub rank: u32,
+    /// Name of its machine.
+    pub host: String,
+    /// Its process id.
+    pub pid: u32,
+    /// `cpu`, or the number of its GPU.
+    pub device: String,
+    /// Phase in its last heartbeat; `start` if it never sent one.
+    pub phase: String,
+    /// Training step in its last heartbeat; 0 before the first step.
+    pub step: u64,
+    /// How the process ended.
+    pub end: String,
+    /// The last lines of its output.
+    pub last_lines: Vec<String>,
 }
 
 impl LaunchError {
     /// Creates an error from an exit code and a message.
     pub fn new(code: ExitCode, text: impl Into<String>) -> Self {
-        Self { code, text: text.into() }
+        Self { code, kind: FailureKind::of_code(code), text: text.into(), gang: None }
+    }
+
+    /// Sets the kind of the failure, where the exit code alone does not tell it.
+    #[must_use]
+    pub fn with_kind(self, kind: FailureKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// Adds how the gang failed.
+    #[must_use]
+    pub fn with_gang(self, gang: GangFailure) -> Self {
+        Self { gang: Some(Box::new(gang)), ..self }
+    }
+
+    /// How the gang failed; `None` if no gang did.
+    pub fn gang(&self) -> Option<&GangFailure> {
+        self.gang.as_deref()
     }
 
     /// Converts an expected error of `locdiff_core` to a `LaunchError` with the same exit code and message.
     pub fn reported(error: impl HasExitCode) -> Self {
-        Self::new(error.exit_code(), error.to_string())
+        Self::new(error.exit_code(), error.to_string()).with_kind(error.failure_kind())
     }
 
     /// Returns a closure that converts an I/O error to a `LaunchError` whose message begins with `path`.
     pub fn at(path: impl AsRef<Path>) -> impl Fn(std::io::Error) -> Self {
-        move |error| reported!(Io, "{}: {error}", path.as_ref().display())
+        move |error| {
+            let kind = FailureKind::of_io(&error);
+            reported!(Io, "{}: {error}", path.as_ref().display()).with_kind(kind)
+        }
     }
 
     /// The error for a feature that is not implemented.
@@ -65,7 +124,7 @@ pub fn exit_code_of(error: &anyhow::Error) -> ExitCode {
 
 impl From<FileError> for LaunchError {
     fn from(error: FileError) -> Self {
-        Self::new(ExitCode::Io, error.to_string())
+        Self::reported(error)
     }
 }
 
@@ -78,5 +137,9 @@ impl From<ConfigErrors> for LaunchError {
 impl HasExitCode for LaunchError {
     fn exit_code(&self) -> ExitCode {
         self.code
+    }
+
+    fn failure_kind(&self) -> FailureKind {
+        self.kind
     }
 }

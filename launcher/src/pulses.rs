@@ -18,7 +18,7 @@ pub const TICK: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_secs(4);
 
 /// Time that the launcher adds to the limits of collective operations and of the rendezvous. These operations time out
-/// in the workers, so the launcher first waits for the errors that the workers report.
+/// in the workers. The launcher gives the workers this time to report the error before it applies its own limit.
 const COLLECTIVE_GRACE: Duration = Duration::from_secs(5);
 
 /// For each phase, the longest time that a worker may make no progress.
@@ -117,6 +117,11 @@ impl Pulses {
             worker.progressed_at = now;
         }
         worker.last = Some(beat);
+    }
+
+    /// The last heartbeat of the worker `rank`.
+    pub fn last(&self, rank: usize) -> Option<Beat> {
+        self.workers.get(rank)?.last.clone()
     }
 
     /// Stops watching the worker `rank`, because it has sent its result or has ended.

@@ -1,61 +1,126 @@
-//! The error report of a failed gang (the workers of one attempt): the root cause, the other causes, and the last
-//! output of the workers that the root cause names.
+//! The error report of a failed gang (the workers of one attempt): the root cause, the other causes, how each worker
+//! ended, and the last output of the workers that the root cause names.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::Path;
 use std::time::Duration;
 
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, FailureKind};
+use locdiff_core::protocol::Failure;
+use locdiff_core::pulse::{Beat, WorkPhase};
+use nix::sys::signal::Signal;
 
 use crate::coordinator::{Cause, Exit};
-use crate::error::{LaunchError, reported};
+use crate::error::{GangFailure, LaunchError, RankEnd, reported};
 use crate::pulses::StuckWorker;
 
-/// The last lines of output of each worker, in rank order.
-pub type LastLines = Vec<Vec<String>>;
+/// Signals that the kernel sends to a program that did something wrong.
+const CRASH_SIGNALS: [Signal; 5] = [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGABRT, Signal::SIGFPE, Signal::SIGILL];
 
-/// Builds the error of a failed gang. The first of `causes` is the root cause.
-pub fn failure(job: &str, causes: &[Cause], pids: &[u32], last_lines: &LastLines) -> LaunchError {
-    let Some((first, rest)) = causes.split_first() else {
+/// Exit code of a Rust program that panicked.
+const EXIT_PANIC: i32 = 101;
+
+/// What is known about a worker of a gang that failed.
+#[derive(Debug, Clone, Default)]
+pub struct EndedWorker {
+    /// Its process id.
+    pub pid: u32,
+    /// Its GPU; `None` on the CPU.
+    pub gpu: Option<u32>,
+    /// Its last heartbeat.
+    pub last_beat: Option<Beat>,
+    /// How the process ended.
+    pub exit: Option<Exit>,
+    /// The last lines of its output.
+    pub last_lines: Vec<String>,
+}
+
+/// Builds the error of a failed gang. The first of `causes` is the root cause. `workers` has all workers in rank order.
+/// `oom_killed`: whether the kernel's OOM killer has killed a process since the gang began.
+pub fn failure(job: &str, causes: &[Cause], workers: &[EndedWorker], oom_killed: bool) -> LaunchError {
+    let Some(first) = causes.first() else {
         return reported!(WorkerFailed, "`{job}` failed, but no cause was recorded: this is a bug");
     };
-    if let Some(error) = reported(first).filter(|_| !causes.contains(&Cause::Interrupted)) {
-        return error;
-    }
-    let mut text = describe(first, job, pids);
-    for cause in rest {
-        let _ = write!(text, "\n  then: {}", describe(cause, job, pids));
-    }
-    for rank in involved(first) {
-        let lines = last_lines.get(rank as usize).map(Vec::as_slice).unwrap_or_default();
-        if !lines.is_empty() {
-            let _ = write!(text, "\n  last lines of rank {rank}:");
-            for line in lines {
-                let _ = write!(text, "\n    {line}");
-            }
-        }
-    }
+    let told = Report { job, workers, oom_killed };
+    let ranks: Vec<RankEnd> =
+        workers.iter().enumerate().map(|(rank, worker)| told.rank(rank, worker, causes)).collect();
+    let lines = told.folded(causes);
     if causes.contains(&Cause::Interrupted) {
         // An interrupt takes precedence over all other causes, because the user does not want the workers to be
         // restarted.
         if causes.len() > 1 {
-            tracing::warn!("{text}");
+            tracing::warn!("{}", told.text(first, &lines, &ranks));
         }
         return LaunchError::interrupted();
     }
-    let code = match first {
-        Cause::Incompatible { .. } => ExitCode::WorkerIncompatible,
-        Cause::Late { .. } => ExitCode::Timeout,
-        _ => ExitCode::WorkerFailed,
+    let error = match expected(first) {
+        Some(error) => error,
+        None => LaunchError::new(exit_code(first), told.text(first, &lines, &ranks)),
     };
-    LaunchError::new(code, text)
+    let step = involved(first).first().and_then(|rank| ranks.get(*rank as usize)).map_or(0, |rank| rank.step);
+    let gang = GangFailure { what: what(first), step, first_cause: lines[0].clone(), causes: lines, ranks };
+    // A worker that SIGKILL does not end still holds its device, so a restart would fail.
+    let is_held = causes.iter().any(|cause| matches!(cause, Cause::Unkillable(_)));
+    error.with_kind(if is_held { FailureKind::Final } else { kind(first) }).with_gang(gang)
 }
 
 /// The error for a root cause that is an expected failure, such as bad data. It contains only the message of the
-/// failure, because the rank and its output would not help the user. `None` for any other root cause.
-fn reported(first: &Cause) -> Option<LaunchError> {
+/// failure, because the rank and its output would not help the user. `None` for any other root cause, and for silent
+/// corruption, where the host and the device of the rank matter.
+fn expected(first: &Cause) -> Option<LaunchError> {
     let (Cause::Failed { failure, .. } | Cause::CommitFailed(failure)) = first else { return None };
-    let code = ExitCode::from_code(failure.exit_code.into()).filter(|code| *code != ExitCode::WorkerFailed)?;
-    Some(LaunchError::new(code, failure.message.clone()))
+    let code = exit_code(first);
+    let is_brief = code != ExitCode::WorkerFailed && !matches!(failure.kind, FailureKind::Corruption { .. });
+    is_brief.then(|| LaunchError::new(code, failure.message.clone()))
+}
+
+fn exit_code(first: &Cause) -> ExitCode {
+    match first {
+        Cause::Failed { failure, .. } | Cause::CommitFailed(failure) => {
+            ExitCode::from_code(failure.exit_code.into()).unwrap_or(ExitCode::WorkerFailed)
+        }
+        Cause::Incompatible { .. } => ExitCode::WorkerIncompatible,
+        Cause::Late { .. } => ExitCode::Timeout,
+        _ => ExitCode::WorkerFailed,
+    }
+}
+
+fn kind(first: &Cause) -> FailureKind {
+    match first {
+        Cause::Failed { failure, .. } | Cause::CommitFailed(failure) => failure.kind,
+        Cause::Died { exit: Exit::Code(_), .. } => FailureKind::Crash,
+        Cause::Died { exit: Exit::Signal(signal), .. } => match Signal::try_from(*signal) {
+            Ok(signal) if CRASH_SIGNALS.contains(&signal) => FailureKind::Crash,
+            _ => FailureKind::Lost,
+        },
+        Cause::Incompatible { .. } | Cause::Interrupted | Cause::Unkillable(_) => FailureKind::Final,
+        Cause::Late { .. } | Cause::Deserted(_) | Cause::Stuck { .. } => FailureKind::Lost,
+    }
+}
+
+/// A word for what happened. It is equal for two failures of the same sort, so it holds no rank, process id or time.
+fn what(first: &Cause) -> String {
+    match first {
+        Cause::Failed { failure, .. } | Cause::CommitFailed(failure) => match &failure.message {
+            _ if failure.kind == FailureKind::Outage => "outage".to_owned(),
+            text if is_out_of_memory(text) => "exhausted GPU memory".to_owned(),
+            text if text.contains("panicked") => "panic".to_owned(),
+            text if text.contains("CUDA") => "CUDA error".to_owned(),
+            _ => "error".to_owned(),
+        },
+        Cause::Died { exit: Exit::Code(EXIT_PANIC), .. } => "panic".to_owned(),
+        Cause::Died { exit: Exit::Code(code), .. } => format!("exit code {code}"),
+        Cause::Died { exit: Exit::Signal(signal), .. } => signal_name(*signal),
+        Cause::Incompatible { .. } => "incompatible worker".to_owned(),
+        Cause::Late { .. } => "late start".to_owned(),
+        Cause::Deserted(_) | Cause::Unkillable(_) | Cause::Stuck { .. } => "stuck worker".to_owned(),
+        Cause::Interrupted => "interrupt".to_owned(),
+    }
+}
+
+fn is_out_of_memory(text: &str) -> bool {
+    text.to_lowercase().contains("out of memory")
 }
 
 fn involved(cause: &Cause) -> Vec<u32> {
@@ -71,61 +136,169 @@ fn involved(cause: &Cause) -> Vec<u32> {
     }
 }
 
-fn describe(cause: &Cause, job: &str, pids: &[u32]) -> String {
-    let worker = |rank: u32| match pids.get(rank as usize) {
-        Some(pid) => format!("worker rank {rank} (pid {pid})"),
-        None => format!("worker rank {rank}"),
-    };
-    match cause {
-        Cause::Incompatible { rank, reason } => {
-            format!("{} is incompatible with this launcher: {reason}; build both with `make build`", worker(*rank))
+/// The facts that the report is written from.
+struct Report<'a> {
+    job: &'a str,
+    workers: &'a [EndedWorker],
+    oom_killed: bool,
+}
+
+impl Report<'_> {
+    fn text(&self, first: &Cause, causes: &[String], ranks: &[RankEnd]) -> String {
+        let mut text = causes[0].clone();
+        for cause in &causes[1..] {
+            let _ = write!(text, "\n  then: {cause}");
         }
-        Cause::Late { ranks, limit } => {
-            let (workers, output) = match ranks[..] {
-                [rank] => (format!("worker rank {rank}"), "its output"),
-                _ => {
-                    let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
-                    (format!("workers with ranks {}", ranks.join(", ")), "their output")
-                }
-            };
-            format!(
-                "{workers} did not report within {}; look at {output}, or raise supervise.start_timeout_s",
-                seconds(*limit)
-            )
+        for RankEnd { rank, host, pid, device, phase, step, end, .. } in ranks {
+            let step = if *step > 0 { format!(" of step {step}") } else { String::new() };
+            let _ = write!(text, "\n  rank {rank}: {host}, pid {pid}, {device}, phase {phase}{step}: {end}");
         }
-        Cause::Failed { rank, failure } => format!("{} failed in `{job}`: {}", worker(*rank), failure.message),
-        Cause::Died { rank, exit: Exit::Signal(signal) } => {
-            format!("{} was killed by {} during `{job}`", worker(*rank), signal_name(*signal))
+        for rank in involved(first) {
+            let lines = ranks.get(rank as usize).map(|rank| rank.last_lines.as_slice()).unwrap_or_default();
+            if !lines.is_empty() {
+                let _ = write!(text, "\n  last lines of rank {rank}:\n    {}", lines.join("\n    "));
+            }
         }
-        Cause::Died { rank, exit: Exit::Code(code) } => {
-            let meaning = match ExitCode::from_code(*code) {
-                Some(name) => format!(", {name:?}"),
-                None => String::new(),
-            };
-            format!("{} ended without a result during `{job}` (exit code {code}{meaning})", worker(*rank))
+        text
+    }
+
+    fn rank(&self, rank: usize, worker: &EndedWorker, causes: &[Cause]) -> RankEnd {
+        let number = rank as u32;
+        let is_own = causes.iter().any(|cause| matches!(cause, Cause::Died { rank, .. } if *rank == number));
+        let reported = causes.iter().any(|cause| matches!(cause, Cause::Failed { rank, .. } if *rank == number));
+        let end = match worker.exit {
+            _ if reported => "reported a failure".to_owned(),
+            None => "still running".to_owned(),
+            Some(Exit::Signal(_)) if !is_own => "stopped by the launcher".to_owned(),
+            Some(Exit::Signal(signal)) => self.death_by(signal),
+            Some(Exit::Code(code)) => format!("exit code {code}{}", code_meaning(code)),
+        };
+        let phase = match &worker.last_beat {
+            // A worker returns to its first phase while it ends.
+            Some(beat) if beat.phase == WorkPhase::Start && beat.step > 0 => "end".to_owned(),
+            Some(beat) => beat.phase.to_string(),
+            None => WorkPhase::Start.to_string(),
+        };
+        RankEnd {
+            rank: number,
+            host: host(),
+            pid: worker.pid,
+            device: worker.gpu.map_or_else(|| "cpu".to_owned(), |gpu| format!("GPU {gpu}")),
+            phase,
+            step: worker.last_beat.as_ref().map_or(0, |beat| beat.step),
+            end,
+            last_lines: worker.last_lines.clone(),
         }
-        Cause::Deserted(rank) => {
-            format!("{} closed its control socket during `{job}` but kept running", worker(*rank))
+    }
+
+    /// One line per cause. Failures of several ranks that differ only in numbers share a line, at the place of the
+    /// first of them.
+    fn folded(&self, causes: &[Cause]) -> Vec<String> {
+        let alike = |text: &str| text.chars().filter(|letter| !letter.is_ascii_digit()).collect::<String>();
+        let mut groups: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        for cause in causes {
+            if let Cause::Failed { rank, failure } = cause {
+                groups.entry(alike(&failure.message)).or_default().push(*rank);
+            }
         }
-        Cause::Unkillable(rank) => {
-            let wchan = pids.get(*rank as usize).map(|pid| std::fs::read_to_string(format!("/proc/{pid}/wchan")));
-            let place =
-                wchan.and_then(Result::ok).filter(|name| name.len() > 1).unwrap_or_else(|| "unknown".to_owned());
-            format!(
-                "{} did not end even after SIGKILL, because it waits inside the kernel ({place}); check its disk and \
-                 its GPU",
-                worker(*rank)
-            )
+        let mut lines = Vec::new();
+        for cause in causes {
+            match cause {
+                Cause::Failed { failure, .. } => match groups.remove(&alike(&failure.message)) {
+                    Some(ranks) => lines.push(self.failed(&ranks, failure)),
+                    None => {}
+                },
+                other => lines.push(self.describe(other)),
+            }
         }
-        Cause::Stuck { worker: stuck, limit } => {
-            let reason = match limit {
-                Some(limit) => format!("{} allows {}", stuck.phase().limit_name(), seconds(*limit)),
-                None => "its peers gave up waiting".to_owned(),
-            };
-            format!("{} is stuck in `{job}`: {}; {reason}", worker(stuck.rank), describe_pulse(stuck))
+        lines
+    }
+
+    fn failed(&self, ranks: &[u32], failure: &Failure) -> String {
+        let workers = match ranks {
+            [rank] => self.worker(*rank),
+            _ => format!("workers with ranks {}", rank_list(ranks)),
+        };
+        let advice = if is_out_of_memory(&failure.message) {
+            "; the GPU's memory is exhausted: lower train.micro_batch, or set shards.cache to host or none"
+        } else {
+            ""
+        };
+        format!("{workers} failed in `{}`: {}{advice}", self.job, failure.message)
+    }
+
+    fn worker(&self, rank: u32) -> String {
+        match self.workers.get(rank as usize) {
+            Some(worker) => format!("worker rank {rank} (pid {})", worker.pid),
+            None => format!("worker rank {rank}"),
         }
-        Cause::CommitFailed(failure) => format!("cannot commit a checkpoint: {}", failure.message),
-        Cause::Interrupted => "interrupted".to_owned(),
+    }
+
+    fn death_by(&self, signal: i32) -> String {
+        if self.oom_killed && signal == Signal::SIGKILL as i32 {
+            return "killed by the kernel because memory ran out (OOM killer, SIGKILL)".to_owned();
+        }
+        let meaning = match Signal::try_from(signal) {
+            Ok(Signal::SIGSEGV | Signal::SIGBUS) => ", an invalid memory access",
+            Ok(Signal::SIGABRT) => ", an abort by the program or one of its libraries",
+            Ok(Signal::SIGFPE) => ", an invalid arithmetic operation",
+            Ok(Signal::SIGILL) => ", an instruction that this CPU does not have",
+            _ => "",
+        };
+        format!("killed by {}{meaning}", signal_name(signal))
+    }
+
+    fn describe(&self, cause: &Cause) -> String {
+        let job = self.job;
+        match cause {
+            Cause::Incompatible { rank, reason } => {
+                let worker = self.worker(*rank);
+                format!("{worker} is incompatible with this launcher: {reason}; build both with `make build`")
+            }
+            Cause::Late { ranks, limit } => {
+                let (workers, output) = match ranks[..] {
+                    [rank] => (format!("worker rank {rank}"), "its output"),
+                    _ => (format!("workers with ranks {}", rank_list(ranks)), "their output"),
+                };
+                let limit = seconds(*limit);
+                format!("{workers} did not report within {limit}; look at {output}, or raise supervise.start_timeout_s")
+            }
+            Cause::Failed { rank, failure } => self.failed(&[*rank], failure),
+            Cause::Died { rank, exit: Exit::Signal(signal) } => {
+                let advice = if self.oom_killed && *signal == Signal::SIGKILL as i32 {
+                    "; give the job more memory, or set shards.cache = \"none\" and lower shards.prefetch_batches"
+                } else {
+                    ""
+                };
+                format!("{} was {} during `{job}`{advice}", self.worker(*rank), self.death_by(*signal))
+            }
+            Cause::Died { rank, exit: Exit::Code(code) } => {
+                let (worker, meaning) = (self.worker(*rank), code_meaning(*code));
+                format!("{worker} ended without a result during `{job}` (exit code {code}{meaning})")
+            }
+            Cause::Deserted(rank) => {
+                format!("{} closed its control socket during `{job}` but kept running", self.worker(*rank))
+            }
+            Cause::Unkillable(rank) => {
+                let pid = self.workers.get(*rank as usize).map(|worker| worker.pid);
+                let wchan = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/wchan")).ok());
+                let place = wchan.filter(|name| name.len() > 1).unwrap_or_else(|| "unknown".to_owned());
+                format!(
+                    "{} did not end even after SIGKILL, because it waits inside the kernel ({place}); check its disk \
+                     and its GPU",
+                    self.worker(*rank)
+                )
+            }
+            Cause::Stuck { worker: stuck, limit } => {
+                let reason = match limit {
+                    Some(limit) => format!("{} allows {}", stuck.phase().limit_name(), seconds(*limit)),
+                    None => "its peers gave up waiting".to_owned(),
+                };
+                format!("{} is stuck in `{job}`: {}; {reason}", self.worker(stuck.rank), describe_pulse(stuck))
+            }
+            Cause::CommitFailed(failure) => format!("cannot commit a checkpoint: {}", failure.message),
+            Cause::Interrupted => "interrupted".to_owned(),
+        }
     }
 }
 
@@ -142,47 +315,127 @@ fn seconds(limit: Duration) -> String {
 }
 
 fn signal_name(signal: i32) -> String {
-    match nix::sys::signal::Signal::try_from(signal) {
+    match Signal::try_from(signal) {
         Ok(name) => name.as_str().to_owned(),
         Err(_) => format!("signal {signal}"),
     }
 }
 
+fn code_meaning(code: i32) -> String {
+    match ExitCode::from_code(code) {
+        _ if code == EXIT_PANIC => ", a panic".to_owned(),
+        Some(name) => format!(", {name:?}"),
+        None => String::new(),
+    }
+}
+
+/// Ranks as a list of ranges, such as `0, 2-5`.
+fn rank_list(ranks: &[u32]) -> String {
+    let mut ranks = ranks.to_vec();
+    ranks.sort_unstable();
+    let ranges = ranks.chunk_by(|one, next| *next == one + 1).map(|range| match range {
+        [rank] => rank.to_string(),
+        [first, second] => format!("{first}, {second}"),
+        _ => format!("{}-{}", range[0], range[range.len() - 1]),
+    });
+    ranges.collect::<Vec<_>>().join(", ")
+}
+
+/// Name of this machine.
+pub fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
+}
+
+/// How many processes of this process's cgroup the OOM killer has killed so far. `root` is the mount point of cgroup
+/// v2, usually `/sys/fs/cgroup`, and `membership` the content of `/proc/self/cgroup`. `None` if this is not known.
+pub fn oom_kills(root: &Path, membership: &str) -> Option<u64> {
+    let own = membership.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let events = std::fs::read_to_string(root.join(own).join("memory.events")).ok()?;
+    oom_kill_count(&events)
+}
+
+/// The number of out-of-memory kills in the text of a `memory.events`.
+pub fn oom_kill_count(events: &str) -> Option<u64> {
+    events.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+}
+
 #[cfg(test)]
 mod tests {
     use locdiff_core::exit_code::HasExitCode;
-    use locdiff_core::protocol::Failure;
 
     use super::*;
 
+    fn worker(pid: u32, lines: &[&str]) -> EndedWorker {
+        let last_lines = lines.iter().map(|line| (*line).to_owned()).collect();
+        let beat = Beat { phase: WorkPhase::Step, step: 7, counter: 1, waits_in: None };
+        EndedWorker { pid, last_beat: Some(beat), exit: Some(Exit::Code(14)), last_lines, ..EndedWorker::default() }
+    }
+
+    fn failed(rank: u32, message: &str, exit_code: u8) -> Cause {
+        let kind = FailureKind::of_code(ExitCode::from_code(exit_code.into()).unwrap_or(ExitCode::WorkerFailed));
+        Cause::Failed { rank, failure: Failure { message: message.into(), of_peer: false, exit_code, kind } }
+    }
+
+    fn died(rank: u32, exit: Exit) -> Cause {
+        Cause::Died { rank, exit }
+    }
+
     #[test]
-    fn report_starts_with_the_root_cause_and_quotes_its_last_lines() {
-        let causes = [
-            Cause::Died { rank: 1, exit: Exit::Signal(9) },
-            Cause::Failed {
-                rank: 0,
-                failure: Failure { message: "all_reduce failed".into(), of_peer: true, exit_code: 14 },
-            },
-        ];
-        let last_lines = vec![vec!["zero".into()], vec!["loading".into(), "step 7".into()]];
-        let error = failure("train", &causes, &[50, 51], &last_lines);
+    fn report_names_the_root_cause_folds_victims_and_has_a_line_for_every_rank() {
+        let broken = |rank: u32| failed(rank, &format!("all_reduce, rank {rank} of 4: closed by peer"), 14);
+        let causes = [died(1, Exit::Signal(9)), broken(0), broken(2), broken(3)];
+        let mut workers: Vec<EndedWorker> = (50..54).map(|pid| worker(pid, &["step 7"])).collect();
+        workers[1].exit = Some(Exit::Signal(9));
+        let error = failure("train", &causes, &workers, false);
+        let host = host();
         assert_eq!(
             error.to_string(),
-            "worker rank 1 (pid 51) was killed by SIGKILL during `train`\n  \
-             then: worker rank 0 (pid 50) failed in `train`: all_reduce failed\n  \
-             last lines of rank 1:\n    loading\n    step 7"
+            format!(
+                "worker rank 1 (pid 51) was killed by SIGKILL during `train`\n  \
+                 then: workers with ranks 0, 2, 3 failed in `train`: all_reduce, rank 0 of 4: closed by peer\n  \
+                 rank 0: {host}, pid 50, cpu, phase step of step 7: reported a failure\n  \
+                 rank 1: {host}, pid 51, cpu, phase step of step 7: killed by SIGKILL\n  \
+                 rank 2: {host}, pid 52, cpu, phase step of step 7: reported a failure\n  \
+                 rank 3: {host}, pid 53, cpu, phase step of step 7: reported a failure\n  \
+                 last lines of rank 1:\n    step 7"
+            )
         );
-        assert_eq!(error.exit_code(), ExitCode::WorkerFailed);
+        assert_eq!((error.exit_code(), error.failure_kind()), (ExitCode::WorkerFailed, FailureKind::Lost));
+        let gang = error.gang().expect("a gang failed");
+        assert_eq!((gang.what.as_str(), gang.step, gang.causes.len(), gang.ranks.len()), ("SIGKILL", 7, 2, 4));
+    }
+
+    #[test]
+    fn signals_panics_and_exhausted_memory_are_decoded() {
+        let tell = |cause: Cause, oom_killed| failure("train", &[cause], &[worker(50, &[])], oom_killed);
+        for (cause, oom_killed, part, what, kind) in [
+            (died(0, Exit::Signal(11)), false, "SIGSEGV, an invalid memory access", "SIGSEGV", FailureKind::Crash),
+            (died(0, Exit::Signal(6)), false, "SIGABRT, an abort", "SIGABRT", FailureKind::Crash),
+            (died(0, Exit::Signal(9)), true, "memory ran out (OOM killer", "SIGKILL", FailureKind::Lost),
+            (died(0, Exit::Signal(9)), false, "killed by SIGKILL during", "SIGKILL", FailureKind::Lost),
+            (died(0, Exit::Code(101)), false, "exit code 101, a panic", "panic", FailureKind::Crash),
+            (died(0, Exit::Code(3)), false, "(exit code 3)", "exit code 3", FailureKind::Crash),
+            (
+                failed(0, "CUDA out of memory. Tried to allocate 2 GiB", 14),
+                false,
+                "lower train.micro_batch",
+                "exhausted GPU memory",
+                FailureKind::Crash,
+            ),
+            (failed(0, "copy: CUDA error: unknown", 14), false, "CUDA error", "CUDA error", FailureKind::Crash),
+        ] {
+            let error = tell(cause, oom_killed);
+            assert!(error.to_string().contains(part), "missing {part:?} in {error}");
+            let gang = error.gang().expect("a gang failed");
+            assert_eq!((gang.what.as_str(), error.failure_kind()), (what, kind));
+        }
     }
 
     #[test]
     fn interrupt_takes_precedence_over_other_causes() {
-        let failed = |exit_code| Cause::Failed {
-            rank: 0,
-            failure: Failure { message: "no space".into(), of_peer: false, exit_code },
-        };
-        for first in [Cause::Died { rank: 1, exit: Exit::Signal(9) }, failed(16), failed(14)] {
-            let error = failure("train", &[first, Cause::Interrupted], &[50, 51], &vec![Vec::new(); 2]);
+        for first in [died(1, Exit::Signal(9)), failed(0, "no space", 16), failed(0, "no space", 14)] {
+            let error = failure("train", &[first, Cause::Interrupted], &[worker(50, &[]), worker(51, &[])], false);
             assert_eq!(error.exit_code(), ExitCode::Interrupted, "{error}");
         }
     }
@@ -190,11 +443,28 @@ mod tests {
     #[test]
     fn expected_error_is_reported_by_its_message_alone() {
         let message = "shards/mp16/part-0.parquet: row group 3: column `lat`: row 7: latitude is 91, wanted -90 to 90";
-        let failure_of = |exit_code| Failure { message: message.into(), of_peer: false, exit_code };
-        let last_lines = vec![vec!["reading".into()]];
-        let error = failure("train", &[Cause::Failed { rank: 0, failure: failure_of(20) }], &[50], &last_lines);
+        let error = failure("train", &[failed(0, message, 20)], &[worker(50, &["reading"])], false);
         assert_eq!((error.to_string().as_str(), error.exit_code()), (message, ExitCode::BadData));
-        let unknown = failure("train", &[Cause::Failed { rank: 0, failure: failure_of(99) }], &[50], &last_lines);
+        assert_eq!(error.failure_kind(), FailureKind::Final);
+        let unknown = failure("train", &[failed(0, message, 99)], &[worker(50, &[])], false);
         assert_eq!(unknown.exit_code(), ExitCode::WorkerFailed);
+    }
+
+    #[test]
+    fn kills_of_the_oom_killer_are_counted_in_the_own_cgroup() {
+        let root = tempfile::tempdir().expect("a temporary folder can be created");
+        let own = root.path().join("job/step");
+        std::fs::create_dir_all(&own).expect("the test folder is writable");
+        std::fs::write(own.join("memory.events"), "low 0\noom 4\noom_kill 3\noom_group_kill 0\n")
+            .expect("the test folder is writable");
+        assert_eq!(oom_kills(root.path(), "0::/job/step\n"), Some(3));
+        assert_eq!(oom_kills(root.path(), "0::/other\n"), None);
+        assert_eq!(oom_kills(root.path(), "4:memory:/job\n"), None);
+    }
+
+    #[test]
+    fn ranks_are_listed_as_ranges() {
+        assert_eq!(rank_list(&[3, 1, 2, 7, 0, 5]), "0-3, 5, 7");
+        assert_eq!(rank_list(&[4]), "4");
     }
 }

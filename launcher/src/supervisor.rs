@@ -20,8 +20,8 @@ use futures::{SinkExt, StreamExt};
 use locdiff_core::config::RunConfig;
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::protocol::{
-    CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, JobResult, LAUNCHER_PID_VARIABLE, Meeting, PartsWritten,
-    ToLauncher, ToWorker, TypedResult,
+    CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, JobResult, LAUNCHER_PID_VARIABLE, MEMORY_EVENTS_VARIABLE,
+    Meeting, PartsWritten, ToLauncher, ToWorker, TypedResult,
 };
 use locdiff_core::pulse;
 use nix::sys::signal::{Signal, killpg};
@@ -40,7 +40,7 @@ use crate::error::{LaunchError, exit_code_of, reported};
 use crate::faults::RandomFaults;
 use crate::pulses::{PhaseLimits, TICK};
 use crate::rendezvous::NodeWorkers;
-use crate::report::{self, LastLines};
+use crate::report::{self, EndedWorker};
 
 /// Largest number of lines of a worker's output that an error report quotes.
 const LAST_LINES_MAX: usize = 20;
@@ -262,9 +262,14 @@ impl Supervisor {
 
     /// Fails if the user has asked to stop.
     pub fn check_interrupted(&mut self) -> Result<(), LaunchError> {
+        self.pause(Duration::from_millis(1))
+    }
+
+    /// Waits. Fails at once if the user asks to stop, or has asked before.
+    pub fn pause(&mut self, wait: Duration) -> Result<(), LaunchError> {
         let signals = &mut self.signals;
-        let recently = async { tokio::time::timeout(Duration::from_millis(1), signals.recv()).await.is_ok() };
-        if self.runtime.block_on(recently) || self.signals.code.is_some() { Err(self.signals.error()) } else { Ok(()) }
+        let is_asked = async { signals.code.is_some() || tokio::time::timeout(wait, signals.recv()).await.is_ok() };
+        if self.runtime.block_on(is_asked) { Err(self.signals.error()) } else { Ok(()) }
     }
 }
 
@@ -275,6 +280,7 @@ async fn supervise(
     random_faults: &mut Option<RandomFaults>,
 ) -> anyhow::Result<GangResult<JobResult>> {
     let control = ControlSocket::bind()?;
+    let oom_kills_before = oom_kills();
     let (events, mut inbox) = mpsc::channel(NOTICES_MAX);
     let mut members = spawn_all(gang, &control, &events)?;
     let began = Instant::now();
@@ -321,11 +327,27 @@ async fn supervise(
     match outcome {
         Outcome::Done(results) => Ok(GangResult { hellos: coordinator.hellos(), results }),
         Outcome::Failed(causes) => {
-            let pids: Vec<u32> = members.iter().map(|member| member.pid).collect();
-            let last_lines: LastLines = members.into_iter().map(|member| member.last_lines.into()).collect();
-            Err(report::failure(gang.job.name(), &causes, &pids, &last_lines).into())
+            let workers = members.into_iter().zip(&gang.world.slots).enumerate().map(|(rank, (member, slot))| {
+                let (mut last_beat, exit) = coordinator.end_of(rank);
+                // The last heartbeat may be many steps old.
+                if let (Some(beat), Some(step)) = (&mut last_beat, pulse::read_step(&control.folder, rank as u32)) {
+                    beat.step = step;
+                }
+                EndedWorker { pid: member.pid, gpu: slot.gpu, last_beat, exit, last_lines: member.last_lines.into() }
+            });
+            let oom_killed = oom_kills() > oom_kills_before;
+            Err(report::failure(gang.job.name(), &causes, &workers.collect::<Vec<_>>(), oom_killed).into())
         }
     }
+}
+
+/// How many processes of this process's cgroup the OOM killer has killed so far; `None` if this is not known.
+fn oom_kills() -> Option<u64> {
+    if let Some(path) = std::env::var_os(MEMORY_EVENTS_VARIABLE) {
+        return report::oom_kill_count(&std::fs::read_to_string(path).unwrap_or_default());
+    }
+    let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    report::oom_kills(Path::new("/sys/fs/cgroup"), &membership)
 }
 
 /// The socket that workers connect to, in a folder that only this user can access. Dropping the `ControlSocket` removes
@@ -602,7 +624,8 @@ fn carry_out(
         Action::Commit(parts) => {
             if let Err(error) = observer.commit(&parts) {
                 let exit_code = error.exit_code().code();
-                let failure = Failure { message: error.to_string(), of_peer: false, exit_code };
+                let kind = error.failure_kind();
+                let failure = Failure { message: error.to_string(), of_peer: false, exit_code, kind };
                 return Some(GangEvent::CommitFailed(failure));
             }
         }

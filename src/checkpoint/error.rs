@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode};
 use locdiff_core::files::FileError;
 
 /// An error of [`crate::checkpoint`].
@@ -68,7 +68,16 @@ impl HasExitCode for CheckpointError {
             Self::Corrupt { .. } => ExitCode::Corrupt,
             Self::Bad { .. } => ExitCode::BadData,
             Self::Exists(_) => ExitCode::Exists,
-            Self::Native(_) | Self::Internal(_) => ExitCode::Internal,
+            Self::Native(_) => ExitCode::WorkerFailed,
+            Self::Internal(_) => ExitCode::Internal,
+        }
+    }
+
+    fn failure_kind(&self) -> FailureKind {
+        match self {
+            Self::Stuck { .. } => FailureKind::Outage,
+            Self::Io(error) => error.failure_kind(),
+            _ => FailureKind::of_code(self.exit_code()),
         }
     }
 }

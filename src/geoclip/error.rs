@@ -69,7 +69,15 @@ impl HasExitCode for GeoclipError {
             Self::Table(error) => error.exit_code(),
             Self::Io(_) => ExitCode::Io,
             Self::Exists(_) | Self::NotOurs(_) => ExitCode::Exists,
-            Self::Native(_) => ExitCode::Internal,
+            Self::Native(_) => ExitCode::WorkerFailed,
+        }
+    }
+
+    fn wrapped(&self) -> Option<&dyn HasExitCode> {
+        match self {
+            Self::Table(error) => Some(error),
+            Self::Io(error) => Some(error),
+            _ => None,
         }
     }
 }

@@ -79,6 +79,18 @@ impl HasExitCode for InferError {
             _ => ExitCode::WorkerFailed,
         }
     }
+
+    fn wrapped(&self) -> Option<&dyn HasExitCode> {
+        match self {
+            Self::Shards(error) => Some(error),
+            Self::Checkpoint(error) => Some(error),
+            Self::Geoclip(error) => Some(error),
+            Self::Retrieval(error) => Some(error),
+            Self::Table(error) => Some(error),
+            Self::Predictions(error) => Some(error),
+            _ => None,
+        }
+    }
 }
 
 crate::native::from_torch!(InferError);

@@ -57,7 +57,16 @@ impl HasExitCode for RetrievalError {
             Self::EmptyGallery(_) | Self::NoDirection { .. } => ExitCode::BadData,
             Self::Table(error) => error.exit_code(),
             Self::Geoclip(error) => error.exit_code(),
-            Self::Shape { .. } | Self::Native(_) => ExitCode::Internal,
+            Self::Shape { .. } => ExitCode::Internal,
+            Self::Native(_) => ExitCode::WorkerFailed,
+        }
+    }
+
+    fn wrapped(&self) -> Option<&dyn HasExitCode> {
+        match self {
+            Self::Table(error) => Some(error),
+            Self::Geoclip(error) => Some(error),
+            _ => None,
         }
     }
 }

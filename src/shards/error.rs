@@ -139,7 +139,17 @@ impl HasExitCode for ShardsError {
             Self::Table(error) => error.exit_code(),
             Self::Geoclip(error) => error.exit_code(),
             Self::Config(_) => ExitCode::Config,
-            Self::Internal(_) | Self::Native(_) => ExitCode::Internal,
+            Self::Native(_) => ExitCode::WorkerFailed,
+            Self::Internal(_) => ExitCode::Internal,
+        }
+    }
+
+    fn wrapped(&self) -> Option<&dyn HasExitCode> {
+        match self {
+            Self::Io(error) => Some(error),
+            Self::Table(error) => Some(error),
+            Self::Geoclip(error) => Some(error),
+            _ => None,
         }
     }
 }

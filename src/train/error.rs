@@ -1,8 +1,7 @@
 //! Errors of training, each with its exit code.
 
-use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode};
 use locdiff_core::random::RangeError;
-use locdiff_core::tensorboard::BoardError;
 
 use crate::checkpoint::CheckpointError;
 use crate::comm::CommError;
@@ -48,9 +47,6 @@ pub enum TrainError {
     /// A checkpoint cannot be read or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// TensorBoard events cannot be written.
-    #[error(transparent)]
-    Board(#[from] BoardError),
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
@@ -100,9 +96,26 @@ impl HasExitCode for TrainError {
             Self::Config(_) => ExitCode::Config,
             Self::Shards(error) => error.exit_code(),
             Self::Checkpoint(error) => error.exit_code(),
-            Self::Board(error) => error.exit_code(),
             Self::Infer(error) => error.exit_code(),
             _ => ExitCode::WorkerFailed,
+        }
+    }
+
+    fn wrapped(&self) -> Option<&dyn HasExitCode> {
+        match self {
+            Self::Shards(error) => Some(error),
+            Self::Checkpoint(error) => Some(error),
+            Self::Infer(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    fn failure_kind(&self) -> FailureKind {
+        match (self, self.wrapped()) {
+            (Self::Corrupted { ranks, .. }, _) => FailureKind::Corruption { rank: ranks.first().copied().unwrap_or(0) },
+            _ if self.is_caused_by_peer() => FailureKind::Lost,
+            (_, Some(wrapped)) => wrapped.failure_kind(),
+            _ => FailureKind::of_code(self.exit_code()),
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use locdiff_core::files::FileError;
-use locdiff_core::protocol::{FaultKind, InjectedFault, ToLauncher};
+use locdiff_core::protocol::{FaultKind, InjectedFault, MEMORY_EVENTS_VARIABLE, ToLauncher};
 use locdiff_core::pulse;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -15,9 +15,6 @@ use tch::{Kind, Tensor};
 use super::error::TrainError;
 use super::run::Launcher;
 use crate::shards::ShardsError;
-
-/// Environment variable with the path of a made-up `memory.events`, in which [`FaultKind::Oom`] counts its kill.
-const MEMORY_EVENTS_VARIABLE: &str = "LOCDIFF_MEMORY_EVENTS";
 
 /// The faults of one rank that have not occurred yet.
 #[derive(Debug)]

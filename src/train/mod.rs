@@ -12,10 +12,8 @@
 //! - `saved`: writes the state of a run as parts of a checkpoint, and restores it.
 //! - `quick`: evaluates the averaged weights on the validation rows during training.
 //! - `faults`: injects faults.
-//! - `observe`: reports from rank 0 to TensorBoard and the launcher. It uses
-//!   - `meter`: FLOP/s of the device, their share of the peak rate, memory;
-//!   - `weights`: histograms of the weights;
-//!   - `pictures`: answers and densities on maps.
+//! - `observe`: reports from rank 0 to TensorBoard and the launcher, with `meter` (speed and memory of the device),
+//!   `weights` (histograms) and `pictures` (maps of answers and densities).
 //!
 //! Invariant: the state after step n is a function of the configuration, the data, the initial weights, the kind of
 //! device and the layout of workers. It does not depend on clocks or restarts.
@@ -25,16 +23,13 @@ mod data;
 mod error;
 mod faults;
 mod feed;
-mod meter;
 mod observe;
-mod pictures;
 mod quick;
 mod replicas;
 mod run;
 mod saved;
 mod schedule;
 mod step;
-mod weights;
 mod work;
 
 pub use error::TrainError;

@@ -1,21 +1,26 @@
 //! Reports the progress of training to TensorBoard and the launcher. Only rank 0 reports.
 
+mod meter;
+mod pictures;
+mod weights;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use locdiff_core::config::{RunConfig, ShardsConfig, TrainConfig};
 use locdiff_core::draw::answers_map;
+use locdiff_core::files::FileError;
 use locdiff_core::metrics::THRESHOLDS_KM;
 use locdiff_core::protocol::{Method, Progress, QuickEvaluation, ToLauncher, TrainJob};
-use locdiff_core::tensorboard::{Board, Hyperparameter, Hyperparameters};
+use locdiff_core::tensorboard::{Hyperparameter, Hyperparameters, SteadyBoard};
 use serde_json::Value as Json;
 
 use super::codes::Codes;
 use super::error::TrainError;
-use super::meter::Meter;
-use super::pictures::{self, PictureData};
 use super::step::{StepOutcome, Trainer};
-use super::weights;
+
+pub(super) use meter::Meter;
+pub(super) use pictures::PictureData;
 
 /// Hyperparameters that TensorBoard's HPARAMS page shows by default.
 const SHOWN_FIRST: [&str; 5] =
@@ -26,7 +31,7 @@ pub type SendMessage<'a> = &'a mut dyn FnMut(ToLauncher) -> Result<(), TrainErro
 
 /// Records the progress of a run. On ranks other than 0 it reports nothing.
 pub(super) struct Observer {
-    board: Option<(Board, Meter)>,
+    board: Option<(SteadyBoard, Meter)>,
     train: TrainConfig,
     restarts: u32,
     since: Instant,
@@ -37,18 +42,12 @@ pub(super) struct Observer {
 
 impl Observer {
     /// An observer for a run that is at `step`. Only rank 0 has a `meter`.
-    pub(super) fn new(job: &TrainJob, step: u64, meter: Option<Meter>, workers: u32) -> Result<Self, TrainError> {
-        let board = match meter {
-            Some(meter) => {
-                let folder = job.run_dir.join("tensorboard");
-                hyperparameters(&job.config, workers).save(&folder)?;
-                let mut board = Board::open(&folder, Some(step))?;
-                board.text(board.step(), "config", &as_markdown(&job.config))?;
-                Some((board, meter))
-            }
-            None => None,
-        };
-        Ok(Self {
+    pub(super) fn new(job: &TrainJob, step: u64, meter: Option<Meter>, workers: u32) -> Self {
+        let board = meter.map(|meter| {
+            let (folder, shown) = (job.run_dir.join("tensorboard"), hyperparameters(&job.config, workers));
+            (SteadyBoard::open(folder, step, shown, as_markdown(&job.config)), meter)
+        });
+        Self {
             board,
             train: job.config.train.clone(),
             restarts: job.restarts,
@@ -56,7 +55,7 @@ impl Observer {
             steps_since: 0,
             waited_since: Duration::ZERO,
             slowest_since: Duration::ZERO,
-        })
+        }
     }
 
     /// Records a step. Reports progress every `train.log_every` steps and after the last step.
@@ -92,8 +91,15 @@ impl Observer {
         scalars.extend(meter.scalars(self.steps_since, seconds));
         (self.since, self.steps_since, self.waited_since) = (Instant::now(), 0, Duration::ZERO);
         self.slowest_since = Duration::ZERO;
-        board.scalars(outcome.step, &scalars)?;
+        board.write(|board| board.scalars(outcome.step, &scalars));
         send(ToLauncher::Progress(progress))
+    }
+
+    /// Injected fault: the next write of TensorBoard events fails.
+    pub(super) fn fail_write(&mut self, error: FileError) {
+        if let Some((board, _)) = &mut self.board {
+            board.write(|_| Err(error.into()));
+        }
     }
 
     /// Records a quick evaluation and draws its pictures.
@@ -108,11 +114,11 @@ impl Observer {
         let numbers = std::iter::once(found.score).chain(found.within_percent);
         let tags = validation_tags();
         let scalars: Vec<(&str, f64)> = tags.iter().map(String::as_str).zip(numbers).collect();
-        board.scalars(found.step, &scalars)?;
+        board.write(|board| board.scalars(found.step, &scalars));
         send(ToLauncher::Evaluated(found.clone()))?;
-        board.image(found.step, "validation/answers", &answers_map(&seen.answers))?;
+        board.write(|board| board.image(found.step, "validation/answers", &answers_map(&seen.answers)));
         if let Some(density) = pictures::density(codes, seen)? {
-            board.image(found.step, "validation/density_of_first_row", &density)?;
+            board.write(|board| board.image(found.step, "validation/density_of_first_row", &density));
         }
         Ok(())
     }
@@ -131,13 +137,16 @@ impl Observer {
         let every = self.train.histogram_every;
         let is_due = every > 0 && (step.is_multiple_of(every) || step == self.train.steps);
         let Some((board, _)) = self.board.as_mut().filter(|_| is_due) else { return Ok(()) };
-        board.histograms(step, &weights::histograms(trainer.work.network.parameters().iter())?)?;
+        let histograms = weights::histograms(trainer.work.network.parameters().iter())?;
+        board.write(|board| board.histograms(step, &histograms));
         Ok(())
     }
 
     /// Records that the run reached its last step.
-    pub(super) fn record_end(&mut self) -> Result<(), TrainError> {
-        self.board.as_mut().map_or(Ok(()), |(board, _)| Ok(board.mark_ended()?))
+    pub(super) fn record_end(&mut self) {
+        if let Some((board, _)) = &mut self.board {
+            board.write(|board| board.mark_ended());
+        }
     }
 }
 

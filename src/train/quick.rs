@@ -13,7 +13,7 @@ use locdiff_core::stop;
 use tch::{Device, Tensor};
 
 use super::error::TrainError;
-use super::pictures::PictureData;
+use super::observe::PictureData;
 use super::work::duplicate;
 use crate::comm::{Group, ReduceOp};
 use crate::infer::{Denoiser, Engine, ImageBlock, ImageRows, Weights};

@@ -15,8 +15,7 @@ use super::data::{TrainingData, open_validation};
 use super::error::TrainError;
 use super::faults::{Faults, file_error, flip_bit, read_error};
 use super::feed::Requests;
-use super::meter::Meter;
-use super::observe::{Observer, SendMessage};
+use super::observe::{Meter, Observer, SendMessage};
 use super::quick::Quick;
 use super::step::{StepOptions, StepOutcome, Trainer};
 use crate::checkpoint::{Background, CheckpointError, Snapshot, WriteFault};
@@ -69,7 +68,7 @@ pub fn run(
     let _phase = pulse::enter(WorkPhase::Checkpoint);
     report_parts(training.writer.wait()?, launcher.send)?;
     if training.is_last() {
-        training.observer.record_end()?;
+        training.observer.record_end();
     }
     stopped &= !training.is_last();
     let (step, skipped_steps, evaluation) = (training.step, training.skipped_steps, training.evaluation);
@@ -167,7 +166,7 @@ impl<'a> Training<'a> {
         let quick = |rows| Quick::new(config, data.width, trainer.work.codes.filter(), ranks.world(), rows);
         Ok(Self {
             quick: validation.map(quick).transpose()?,
-            observer: Observer::new(job, step, is_first.then_some(meter), ranks.world().size())?,
+            observer: Observer::new(job, step, is_first.then_some(meter), ranks.world().size()),
             writer: Background::new(Files::real(), job.run_dir.clone(), ranks.world().device())?,
             skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
             best_score: job.best_score,
@@ -196,6 +195,7 @@ impl<'a> Training<'a> {
                 FaultKind::SlowDisk { seconds } => {
                     self.writer.inject(WriteFault::Delay(Duration::from_secs(*seconds)));
                 }
+                FaultKind::TensorboardEio => self.observer.fail_write(file_error(&self.job.run_dir, Errno::EIO)),
                 FaultKind::FlipWeight => flip_bit(&self.trainer.work.replicated()[0])?,
                 _ => {}
             }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, FailureKind};
 use locdiff_core::protocol::{
     CONTROL_VARIABLE, Failure, Hello, LAUNCHER_PID_VARIABLE, PROTOCOL_VERSION, ToLauncher, ToWorker, read_message,
     write_message,
@@ -103,7 +103,7 @@ impl Control {
     pub(super) fn start_heartbeats(&self) -> anyhow::Result<()> {
         let writer = Arc::clone(&self.writer);
         std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
-            // A closed socket ends the process in another thread.
+            // If the socket is closed, another thread ends the process.
             while send(&writer, &ToLauncher::Beat(pulse::beat())).is_ok() {
                 std::thread::sleep(BEAT_INTERVAL);
             }
@@ -133,7 +133,8 @@ fn report_panics(writer: &Arc<Mutex<UnixStream>>) {
             let text = panic.payload_as_str().unwrap_or("unknown reason");
             let place = panic.location().map_or_else(String::new, |place| format!(" at {place}"));
             let message = format!("panicked{place}: {text}");
-            let failure = Failure { message, of_peer: false, exit_code: ExitCode::WorkerFailed.code() };
+            let exit_code = ExitCode::WorkerFailed.code();
+            let failure = Failure { message, of_peer: false, exit_code, kind: FailureKind::Crash };
             let _ = send(&writer, &ToLauncher::Failed(failure));
         }
         print(panic);

@@ -27,6 +27,11 @@ def receive():
     return json.loads(control.recv(length, socket.MSG_WAITALL))
 
 
+def fail(message, exit_code, kind):
+    send({"failed": {"message": message, "of_peer": False, "exit_code": exit_code, "kind": kind}})
+    sys.exit(exit_code)
+
+
 print(f"rank {RANK} has started", flush=True)
 with open(os.environ["FAKE_PIDS"], "a") as pids:
     pids.write(f"{os.getpid()}\n")
@@ -58,13 +63,16 @@ send({"hello": hello})
 if MODE == "die-unread":
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
-assert "start" in receive()
+start = receive()["start"]
 if MODE == "crash":
     print("about to crash", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)
 if MODE == "fail":
-    send({"failed": {"message": "no such thing", "of_peer": False, "exit_code": 14}})
-    sys.exit(14)
+    fail("no such thing", 14, "crash")
+if MODE == "outage" or MODE == "outage-twice" and start["meeting"]["attempt"] < 2:
+    fail("part-0.parquet: Input/output error (os error 5)", 16, "outage")
+if MODE == "full-disk":
+    fail("part-0: No space left on device (os error 28)", 16, "final")
 if MODE == "vanish":
     sys.exit(0)
 if MODE in ("hang", "stubborn"):
@@ -87,6 +95,9 @@ if MODE == "leave-child":
         time.sleep(600)
 if MODE == "other-result":
     send({"result": {"bench-shdd": []}})
+elif "train" in start["job"]:
+    summary = {"step": 4, "from_step": 0, "loss": 1.0, "skipped_steps": 0, "evaluation": None}
+    send({"result": {"train": summary}})
 else:
     send({"result": {"self-check": {"device": "Cpu", "size": 1, "error_max": 0.0}}})
 if MODE == "linger":

@@ -1,10 +1,11 @@
 //! Tests of `train` through the command line, with real workers and real shards. Some tests kill workers.
 
 mod board;
+mod chaos;
 mod corruption;
 mod equality;
 mod hangs;
-mod long;
 mod preempt;
 mod refusals;
+mod restarts;
 mod support;

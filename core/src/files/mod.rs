@@ -8,6 +8,7 @@
 
 mod fault;
 
+use crate::exit_code::{ExitCode, FailureKind, HasExitCode};
 use crate::pulse;
 use std::fs::File;
 use std::hash::Hasher as _;
@@ -37,6 +38,16 @@ impl FileError {
     /// Adds `path` to an I/O error, for `map_err`.
     pub fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
         move |error| Self { path: path.to_owned(), error }
+    }
+}
+
+impl HasExitCode for FileError {
+    fn exit_code(&self) -> ExitCode {
+        ExitCode::Io
+    }
+
+    fn failure_kind(&self) -> FailureKind {
+        FailureKind::of_io(&self.error)
     }
 }
 

@@ -4,6 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::pulse::WorkPhase;
 
+/// Environment variable with the path of a made-up `memory.events`. [`FaultKind::Oom`] counts its kill there, and the
+/// launcher reads it instead of the file of its cgroup.
+pub const MEMORY_EVENTS_VARIABLE: &str = "LOCDIFF_MEMORY_EVENTS";
+
 /// A fault to inject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InjectedFault {

@@ -21,13 +21,14 @@ use std::io::{self, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::exit_code::FailureKind;
 use crate::pulse::Beat;
 
 pub use checkpoint::{ExportJob, Exported};
 pub use eval::{
     EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method, TruthWritten, TuningErrors,
 };
-pub use fault::{FaultKind, InjectedFault};
+pub use fault::{FaultKind, InjectedFault, MEMORY_EVENTS_VARIABLE};
 pub use measure::{CollectiveRow, PerturbationBlock, Probed, SelfCheck, ShddRow};
 pub use result::{JobResult, TypedResult, WrongResult};
 pub use shards::{
@@ -190,6 +191,8 @@ pub struct Failure {
     pub of_peer: bool,
     /// Exit code for the whole command.
     pub exit_code: u8,
+    /// Whether and how to try again.
+    pub kind: FailureKind,
 }
 
 /// Messages from worker to launcher.
@@ -279,7 +282,7 @@ mod tests {
     proptest! {
         #[test]
         fn messages_survive_a_round_trip(message in ".*", of_peer: bool, count in 1_usize..4) {
-            let sent = ToLauncher::Failed(Failure { message, of_peer, exit_code: 14 });
+            let sent = ToLauncher::Failed(Failure { message, of_peer, exit_code: 14, kind: FailureKind::Crash });
             let mut wire = Vec::new();
             for _ in 0..count {
                 write_message(&mut wire, &sent).expect("writing to a Vec cannot fail");

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::exit_code::{ExitCode, HasExitCode};
+use crate::exit_code::{ExitCode, FailureKind, HasExitCode};
 
 /// An error of [`crate::tables`].
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +16,8 @@ pub enum TableError {
         reason: String,
         /// The exit code for this cause.
         exit_code: ExitCode,
+        /// Whether a restart may help.
+        kind: FailureKind,
     },
     /// A row is invalid.
     #[error("{path}: row {row}: {reason}")]
@@ -32,17 +34,22 @@ pub enum TableError {
 impl TableError {
     /// The file as a whole is invalid, for example because a column is missing.
     pub fn file(path: &Path, reason: impl Into<String>) -> Self {
-        Self::File { path: path.to_owned(), reason: reason.into(), exit_code: ExitCode::BadData }
+        Self::of_content(path, reason.into(), ExitCode::BadData)
     }
 
     /// The file is damaged, or is not in the format that its extension indicates.
     pub(super) fn damaged(path: &Path, reason: impl Into<String>) -> Self {
-        Self::File { path: path.to_owned(), reason: reason.into(), exit_code: ExitCode::Corrupt }
+        Self::of_content(path, reason.into(), ExitCode::Corrupt)
     }
 
     /// Reading the file failed.
     pub(super) fn io(path: &Path, error: &std::io::Error) -> Self {
-        Self::File { path: path.to_owned(), reason: error.to_string(), exit_code: ExitCode::Io }
+        let (exit_code, kind) = (ExitCode::Io, FailureKind::of_io(error));
+        Self::File { path: path.to_owned(), reason: error.to_string(), exit_code, kind }
+    }
+
+    fn of_content(path: &Path, reason: String, exit_code: ExitCode) -> Self {
+        Self::File { path: path.to_owned(), reason, exit_code, kind: FailureKind::Final }
     }
 
     /// A row is invalid.
@@ -66,6 +73,13 @@ impl HasExitCode for TableError {
         match self {
             Self::File { exit_code, .. } => *exit_code,
             Self::Row { .. } => ExitCode::BadData,
+        }
+    }
+
+    fn failure_kind(&self) -> FailureKind {
+        match self {
+            Self::File { kind, .. } => *kind,
+            Self::Row { .. } => FailureKind::Final,
         }
     }
 }

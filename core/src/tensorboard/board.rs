@@ -61,6 +61,12 @@ impl Board {
         Ok(board)
     }
 
+    /// Opens a new event file after an error of the earlier one, whose last complete step is `step`. Cuts off the
+    /// incomplete end of the earlier file.
+    pub(super) fn reopen(folder: &Path, step: u64) -> Result<Self, BoardError> {
+        Self::open_after(folder, step, |earlier| trim(earlier, Some(step)))
+    }
+
     /// Opens an additional event file in `folder`, for values that are added to `step` after the run. Existing files
     /// are not changed.
     pub fn open_additional(folder: &Path, step: u64) -> Result<Self, BoardError> {

@@ -45,4 +45,11 @@ impl HasExitCode for BoardError {
             Self::Backwards { .. } => ExitCode::Internal,
         }
     }
+
+    fn wrapped(&self) -> Option<&dyn HasExitCode> {
+        match self {
+            Self::Io(error) => Some(error),
+            _ => None,
+        }
+    }
 }

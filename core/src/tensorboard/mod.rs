@@ -3,6 +3,7 @@
 //!
 //! The modules and types in reading order:
 //! - [`Board`]: opens the folder of a run and writes scalars, text, histograms and pictures.
+//! - [`SteadyBoard`]: the same while a run trains, without errors that would end the run.
 //! - [`Histogram`]: buckets and their counts.
 //! - [`Hyperparameters`]: the settings of a run, for the HPARAMS page.
 //! - `event`: the protobuf messages.
@@ -20,8 +21,10 @@ mod histogram;
 mod hparams;
 mod record;
 mod resume;
+mod steady;
 
 pub use board::{Board, Value};
 pub use error::BoardError;
 pub use histogram::Histogram;
 pub use hparams::{Hyperparameter, Hyperparameters};
+pub use steady::SteadyBoard;

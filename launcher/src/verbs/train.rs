@@ -1,10 +1,16 @@
 //! `train`: opens the run, starts workers from the run's newest checkpoint, and restarts all workers when one of them
 //! fails.
+//!
+//! - `restarts`: whether a failed run is tried again.
+//! - `record`: what is written about a failure.
+
+mod record;
+mod restarts;
 
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 use locdiff_core::config::{Resolved, RunConfig};
@@ -24,6 +30,8 @@ use crate::progress::Display;
 use crate::rendezvous::NodeWorkers;
 use crate::run_folder::{Commit, RunFolder, new_run_name, whole_checkpoint};
 use crate::supervisor::{GangObserver, Supervisor};
+use record::{failed_attempt, failure_record, resume_command};
+use restarts::{RestartPolicy, RestartVerdict};
 
 /// Runs `train`.
 pub(super) fn run(inject: &[String], global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -59,7 +67,8 @@ pub(super) fn run_resolved(
             Injection::Random(random) => supervisor.inject_at_random(random),
         }
     }
-    let training = HeldRun { resolved, world, run: opened.folder, supervisor, faults, restarts: 0 };
+    let policy = RestartPolicy::new(&config.supervise);
+    let training = HeldRun { resolved, world, run: opened.folder, supervisor, faults, restarts: 0, policy };
     training.run_to_end(output)
 }
 
@@ -71,12 +80,13 @@ struct HeldRun<'a> {
     supervisor: Supervisor,
     faults: Vec<InjectedFault>,
     restarts: u32,
+    policy: RestartPolicy,
 }
 
 impl HeldRun<'_> {
-    /// Makes attempts until one succeeds, one fails for a reason that a restart cannot help, or
-    /// `supervise.max_restarts` is reached.
+    /// Makes attempts until one succeeds or [`RestartPolicy`] gives up.
     fn run_to_end(mut self, output: Output) -> anyhow::Result<Value> {
+        let began = Instant::now();
         loop {
             let error = match self.attempt() {
                 Ok(trained) if trained.stopped => {
@@ -86,23 +96,53 @@ impl HeldRun<'_> {
                 Ok(trained) => return self.report_success(&trained, output),
                 Err(error) => error,
             };
-            let code = exit_code_of(&error);
-            let limit = self.resolved.config.supervise.max_restarts;
-            let is_retryable = matches!(code, ExitCode::WorkerFailed | ExitCode::Timeout);
-            let failure = json!({ "error": format!("{error:#}"), "exit_code": code.code(), "restarts": self.restarts });
-            let is_interrupted = matches!(code, ExitCode::Interrupted | ExitCode::Preempted);
-            let event = if is_interrupted { "interrupted" } else { "failed" };
-            warn_on_error(self.run.event(event, &failure));
-            if !is_retryable || self.restarts >= limit {
-                if !is_interrupted {
-                    warn_on_error(self.run.write_failure(&failure));
-                }
-                return Err(error);
-            }
+            let verdict = match exit_code_of(&error) {
+                ExitCode::Interrupted | ExitCode::Preempted => RestartVerdict::GiveUp(None),
+                _ => self.policy.judge(&failed_attempt(&error), self.newest_step(), began.elapsed()),
+            };
+            let (wait, count) = match verdict {
+                RestartVerdict::Restart { wait, count } => (wait, count),
+                RestartVerdict::GiveUp(reason) => return Err(self.give_up(error, reason)),
+            };
+            warn_on_error(self.run.event("failed", &failure_record(&error, self.restarts)));
             self.restarts += 1;
             tracing::warn!("{error:#}");
-            tracing::warn!("restarting from the newest checkpoint (restart {} of {limit})", self.restarts);
+            let after = if wait.is_zero() { String::new() } else { format!(" after {} s", wait.as_secs()) };
+            tracing::warn!("restarting from the newest checkpoint{after} ({count})");
+            if let Err(interrupted) = self.supervisor.pause(wait.max(Duration::from_millis(1))) {
+                return Err(self.give_up(interrupted.into(), None));
+            }
         }
+    }
+
+    /// Records the failure, and adds the reason and the command that resumes the run to the error.
+    fn give_up(&self, error: anyhow::Error, reason: Option<String>) -> anyhow::Error {
+        let code = exit_code_of(&error);
+        let resume = self.resume_command();
+        let mut record = failure_record(&error, self.restarts);
+        record["gave_up"] = json!(reason);
+        record["resume"] = json!(resume);
+        let is_interrupted = matches!(code, ExitCode::Interrupted | ExitCode::Preempted);
+        let event = if is_interrupted { "interrupted" } else { "failed" };
+        warn_on_error(self.run.event(event, &record));
+        if !is_interrupted {
+            warn_on_error(self.run.write_failure(&record));
+        }
+        let reason = reason.map_or_else(String::new, |reason| format!("\n  not restarted: {reason}"));
+        let text = format!("{error:#}{reason}\n  resume with: {resume}");
+        LaunchError::new(code, text).into()
+    }
+
+    /// The step of the newest checkpoint; `None` if it is not known.
+    fn newest_step(&self) -> Option<u64> {
+        let rows = self.run.checkpoints().ok()?;
+        rows.iter().filter(|row| row.state == "present").map(|row| row.step).max()
+    }
+
+    /// The command line of this launcher, with the name of the run and without injected faults.
+    fn resume_command(&self) -> String {
+        let name = self.run.path().file_name().unwrap_or_default().to_string_lossy();
+        resume_command(std::env::args(), &name)
     }
 
     fn attempt(&mut self) -> anyhow::Result<TrainSummary> {
@@ -119,8 +159,9 @@ impl HeldRun<'_> {
             Some(checkpoint) => tracing::info!("resuming from {}", checkpoint.path.display()),
             None => tracing::info!("starting at the first step"),
         }
+        self.policy.begin(step);
         let workers = self.world.slots.len();
-        self.run.event("attempt", &json!({ "attempt": attempt, "step": step, "workers": workers }))?;
+        warn_on_error(self.run.event("attempt", &json!({ "attempt": attempt, "step": step, "workers": workers })));
         let job = TrainJob {
             config: self.resolved.config.clone(),
             run_dir: self.run.path().to_owned(),

@@ -115,8 +115,8 @@ pub fn grid_points_min(degree: u32) -> usize {
 }
 
 impl Anchors {
-    /// Anchors at the given points, such as those of a gallery, for whole codes. If `device` is a CUDA device, it must
-    /// be the current device.
+    /// Anchors at the given points, such as those of a gallery. They decode codes that have all dimensions. If `device`
+    /// is a CUDA device, it must be the current device.
     pub fn new(
         basis: Basis,
         points: Vec<UnitVector>,

@@ -14,7 +14,7 @@ use locdiff::shards::{
     PlanOptions, S3Options, ShardWriter, ShardsError, Share, Survey, WriterOptions, WriterRows,
 };
 use locdiff_core::config::ShardsConfig;
-use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::exit_code::{ExitCode, FailureKind, HasExitCode};
 use object_store::BackoffConfig;
 use tch::{Device, Kind};
 
@@ -409,6 +409,9 @@ fn s3_failures_are_reported_quickly_and_without_secrets() {
             (code, false),
             "wrong exit code, or a secret in: {text}"
         );
+        // A failure that persists although the client has tried again is an outage: the launcher restarts the workers.
+        let is_outage = error.failure_kind() == FailureKind::Outage;
+        assert_eq!(is_outage, code == ExitCode::Io, "wrong kind of failure: {text}");
     };
     stage.server.fail(Faults::Always503);
     let requests = stage.server.counts.all();

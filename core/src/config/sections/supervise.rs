@@ -27,8 +27,12 @@ section! {
         /// Time from SIGTERM, SIGUSR1 or Ctrl-C to the end of the workers, seconds. Until then they finish their step
         /// and write a checkpoint.
         pub preempt_timeout_s: f64 = 25.0,
-        /// How many times failed workers are restarted from the newest checkpoint, per command (`--max-restarts`).
+        /// How many times in a row failed workers are restarted from the newest checkpoint without progress, that is,
+        /// without a new checkpoint (`--max-restarts`). 0 never restarts.
         pub max_restarts: u32 = 3,
+        /// How long an outage of storage or network may last before the command gives up, seconds. Such restarts do not
+        /// count towards `max_restarts`.
+        pub outage_patience_s: f64 = 1800.0,
     }
 }
 
@@ -44,6 +48,7 @@ impl SuperviseConfig {
         checker.within("supervise.evaluation_timeout_s", self.evaluation_timeout_s, 0.1..=DAY_S);
         checker.within("supervise.stop_timeout_s", self.stop_timeout_s, 0.0..=DAY_S);
         checker.within("supervise.preempt_timeout_s", self.preempt_timeout_s, 0.0..=DAY_S);
+        checker.within("supervise.outage_patience_s", self.outage_patience_s, 0.0..=30.0 * DAY_S);
         if self.step_timeout_s <= self.collective_timeout_s {
             // A training step contains collective operations, so its limit must be longer than that of one operation.
             let wanted = format!("is {}, wanted more than supervise.collective_timeout_s", self.step_timeout_s);

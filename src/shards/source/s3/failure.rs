@@ -96,11 +96,23 @@ pub(super) fn describe(url: &str, what: &str, error: &Error, secrets: &Secrets) 
             let message = format!("{what}: {answer}; check the environment variables {VARIABLES}");
             return ShardsError::io(url, io::Error::new(ErrorKind::PermissionDenied, message));
         }
-        Kind::BrokeOff => ErrorKind::UnexpectedEof,
+        // The launcher tries again after errors of this kind (`FailureKind::of_io`).
+        Kind::BrokeOff => ErrorKind::TimedOut,
+        Kind::Other if is_outage(&text) => ErrorKind::TimedOut,
         Kind::Other => ErrorKind::Other,
     };
     let tries = if tries == 1 { "1 try".to_owned() } else { format!("{tries} tries") };
     ShardsError::io(url, io::Error::new(io_kind, format!("{what}: gave up after {tries}: {answer}")))
+}
+
+/// Whether the server did not answer, or answered that it cannot serve the request now.
+fn is_outage(text: &str) -> bool {
+    let status = text.split_once("status code: ").or_else(|| text.split_once("error response: "));
+    let status = status.map(|(_, status)| status.get(..3).unwrap_or_default());
+    match status {
+        Some(status) => status.starts_with('5') || matches!(status, "408" | "429"),
+        None => text.contains("Error performing"),
+    }
 }
 
 /// The error for missing credentials.

@@ -5,9 +5,9 @@ use locdiff_core::draw::{Answer, Frame, Picture, density_strip, field_points};
 use locdiff_core::geo::UnitVector;
 use tch::{Device, Kind, Tensor};
 
-use super::codes::{Codes, Points};
-use super::error::TrainError;
 use crate::diffusion::CODE_SCALE;
+use crate::train::codes::{Codes, Points};
+use crate::train::error::TrainError;
 
 /// The maximum number of maps in the picture of one sample.
 const FRAMES: usize = 8;
@@ -16,19 +16,19 @@ const POINTS_TOGETHER: usize = 2048;
 
 /// The data for the pictures, from the rows of this rank.
 #[derive(Debug)]
-pub(super) struct PictureData {
+pub(in crate::train) struct PictureData {
     /// True places and answers of this rank's first rows.
-    pub(super) answers: Vec<Answer>,
+    pub(in crate::train) answers: Vec<Answer>,
     /// For each sampler step of the first sample of the first row: the timestep, and the scaled prediction x̂_0 `[1,
     /// d]`.
-    pub(super) chain: Vec<(usize, Tensor)>,
+    pub(in crate::train) chain: Vec<(usize, Tensor)>,
 }
 
 /// Draws the density of the first sample at up to [`FRAMES`] sampler steps, from the first step to the last. Returns
 /// `None` if this rank located no rows.
 ///
 /// The density at a point is p ∝ exp(x̂_0 · Y), where Y is the code of the point. The KL loss uses the same density.
-pub(super) fn density(codes: &Codes, seen: &PictureData) -> Result<Option<Picture>, TrainError> {
+pub(in crate::train) fn density(codes: &Codes, seen: &PictureData) -> Result<Option<Picture>, TrainError> {
     let (Some(first), false) = (seen.answers.first(), seen.chain.is_empty()) else { return Ok(None) };
     let _without_gradients = tch::no_grad_guard();
     let chosen: Vec<&(usize, Tensor)> = spread(seen.chain.len(), FRAMES).map(|step| &seen.chain[step]).collect();

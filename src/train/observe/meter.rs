@@ -3,9 +3,9 @@
 use locdiff_core::config::{AutoOr, RunConfig};
 use tch::{Device, Kind};
 
-use super::step::Trainer;
 use crate::comm::Communicator;
 use crate::native::cuda;
+use crate::train::step::Trainer;
 
 /// Peak rates of GPUs in TFLOP/s without sparsity, from NVIDIA's data sheets. An entry has some words of a GPU's name,
 /// the bf16 rate on tensor cores (`None` if the GPU has no bf16), and the f32 rate without tensor cores. The entry for
@@ -31,7 +31,7 @@ const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Measures the utilisation of one rank's device.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Meter {
+pub(in crate::train) struct Meter {
     device: Device,
     /// Floating-point operations of a step on one rank.
     step_flops: f64,
@@ -40,7 +40,7 @@ pub(super) struct Meter {
 
 impl Meter {
     /// A meter for this rank. It assumes that all ranks have equal shares of each step.
-    pub(super) fn new(config: &RunConfig, trainer: &Trainer, ranks: &Communicator) -> Self {
+    pub(in crate::train) fn new(config: &RunConfig, trainer: &Trainer, ranks: &Communicator) -> Self {
         let network = &trainer.work.network;
         let has_kl = !matches!(config.loss.kl_weight, AutoOr::Value(weight) if weight == 0.0);
         let anchors = if has_kl { u64::from(config.loss.anchors) } else { 0 };
@@ -58,7 +58,7 @@ impl Meter {
     }
 
     /// TensorBoard scalars for `steps` steps that took `seconds` seconds together.
-    pub(super) fn scalars(&self, steps: u64, seconds: f64) -> Vec<(&'static str, f64)> {
+    pub(in crate::train) fn scalars(&self, steps: u64, seconds: f64) -> Vec<(&'static str, f64)> {
         let flops = self.step_flops * steps as f64 / seconds;
         let mut scalars = vec![("device/tflops", flops / 1e12)];
         scalars.extend(self.peak_flops.map(|peak| ("device/percent_of_peak", 100.0 * flops / peak)));

@@ -1,0 +1,74 @@
+//! What is written about a failed attempt: for the decision about a restart, and for `failure.json` and `events.jsonl`.
+
+use locdiff_core::exit_code::{FailureKind, HasExitCode};
+use serde_json::{Value, json};
+
+use super::restarts::FailedAttempt;
+use crate::error::{LaunchError, exit_code_of};
+
+/// What the decision about a restart needs to know of a failed attempt.
+pub(super) fn failed_attempt(error: &anyhow::Error) -> FailedAttempt {
+    let Some(known) = error.downcast_ref::<LaunchError>() else {
+        return FailedAttempt { kind: FailureKind::Final, what: "internal error".to_owned(), step: 0 };
+    };
+    let (what, step) = known.gang().map_or(("error", 0), |gang| (gang.what.as_str(), gang.step));
+    FailedAttempt { kind: known.failure_kind(), what: what.to_owned(), step }
+}
+
+/// A failure, for `failure.json` and `events.jsonl`.
+pub(super) fn failure_record(error: &anyhow::Error, restarts: u32) -> Value {
+    let known = error.downcast_ref::<LaunchError>();
+    let mut record = json!({
+        "error": format!("{error:#}"), "exit_code": exit_code_of(error).code(), "restarts": restarts,
+        "kind": failed_attempt(error).kind,
+    });
+    if let (Some(fields), Ok(Value::Object(gang))) =
+        (record.as_object_mut(), serde_json::to_value(known.and_then(LaunchError::gang)))
+    {
+        fields.extend(gang);
+    }
+    record
+}
+
+/// A command line with `--run NAME`, unless it names the run already, and without `--inject`.
+pub(super) fn resume_command(arguments: impl Iterator<Item = String>, run: &str) -> String {
+    let mut words: Vec<String> = Vec::new();
+    let mut arguments = arguments.peekable();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--inject" => drop(arguments.next()),
+            other if other.starts_with("--inject=") => {}
+            _ => words.push(quoted(&argument)),
+        }
+    }
+    let names_run = |word: &String| {
+        word == "--run" || word.starts_with("--run=") || word.trim_start_matches('\'').starts_with("checkpoint.run=")
+    };
+    if !words.iter().any(names_run) {
+        words.splice(1.min(words.len())..1.min(words.len()), ["--run".to_owned(), quoted(run)]);
+    }
+    words.join(" ")
+}
+
+/// A word for a shell, in quotes if it needs them.
+fn quoted(word: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,@+".contains(letter);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_to_resume_names_the_run_and_injects_nothing() {
+        let resume = |line: &str| resume_command(line.split(' ').map(str::to_owned), "demo-1");
+        assert_eq!(resume("x --workers 2 train --inject kill@rank=1,step=7"), "x --run demo-1 --workers 2 train");
+        assert_eq!(resume("x --run mine train --inject=kill@rank=1,step=7"), "x --run mine train");
+        assert_eq!(resume("x train --set checkpoint.run=mine"), "x train --set checkpoint.run=mine");
+        assert_eq!(resume("x train --set a=\"b\""), "x --run demo-1 train --set 'a=\"b\"'");
+    }
+}

@@ -1,0 +1,217 @@
+//! Decides whether a failed run is tried again, and after which wait. The code is pure: it uses no clock.
+//!
+//! docs/OPERATIONS.md has the rules as a table. The first restart happens at once, later ones after growing waits. A
+//! new checkpoint is progress: it refills the budget of restarts and resets the waits.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use locdiff_core::config::SuperviseConfig;
+use locdiff_core::exit_code::FailureKind;
+
+/// The longest wait before a restart.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// A failed attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FailedAttempt {
+    /// The kind of the failure.
+    pub(super) kind: FailureKind,
+    /// What happened, such as "panic".
+    pub(super) what: String,
+    /// The training step at which it happened; 0 before the first step.
+    pub(super) step: u64,
+}
+
+/// What to do after a failed attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum RestartVerdict {
+    /// Start the workers again after this wait.
+    Restart {
+        /// Time to wait.
+        wait: Duration,
+        /// For the log, such as "restart 1 of 3".
+        count: String,
+    },
+    /// End the command. The text says why, unless the failure itself says it.
+    GiveUp(Option<String>),
+}
+
+/// Decides about the restarts of one command.
+#[derive(Debug)]
+pub(super) struct RestartPolicy {
+    max_restarts: u32,
+    outage_patience: Duration,
+    /// Step at which the last attempt began.
+    began_at_step: u64,
+    /// Restarts since the last progress, without outages.
+    restarts: u32,
+    /// Restarts since the last progress.
+    waits: u32,
+    /// Time of the first outage since the last progress.
+    outage_since: Option<Duration>,
+    /// Crashes so far, by what happened and the step.
+    crashes: BTreeSet<(String, u64)>,
+    /// Ranks whose state was wrong.
+    corrupted: BTreeSet<u32>,
+}
+
+impl RestartPolicy {
+    /// A policy with the limits of the configuration.
+    pub(super) fn new(config: &SuperviseConfig) -> Self {
+        Self {
+            max_restarts: config.max_restarts,
+            outage_patience: Duration::from_secs_f64(config.outage_patience_s),
+            began_at_step: 0,
+            restarts: 0,
+            waits: 0,
+            outage_since: None,
+            crashes: BTreeSet::new(),
+            corrupted: BTreeSet::new(),
+        }
+    }
+
+    /// Records that an attempt begins at the checkpoint of `step`. If an earlier attempt committed a new checkpoint, it
+    /// made progress.
+    pub(super) fn begin(&mut self, step: u64) {
+        if step > self.began_at_step {
+            (self.restarts, self.waits, self.outage_since) = (0, 0, None);
+        }
+        self.began_at_step = step;
+    }
+
+    /// Decides what to do after a failure at the time `now`. `checkpoint` is the step of the newest checkpoint; `None`
+    /// if it is not known.
+    pub(super) fn judge(&mut self, failed: &FailedAttempt, checkpoint: Option<u64>, now: Duration) -> RestartVerdict {
+        self.begin(checkpoint.unwrap_or(self.began_at_step));
+        let (what, step) = (&failed.what, failed.step);
+        if self.max_restarts == 0 {
+            return RestartVerdict::GiveUp(None);
+        }
+        match failed.kind {
+            FailureKind::Final => return RestartVerdict::GiveUp(None),
+            FailureKind::Crash if !self.crashes.insert((what.clone(), step)) => {
+                return give_up(format!("{what} at step {step} for the second time, so a restart would not help"));
+            }
+            FailureKind::Corruption { rank } if !self.corrupted.insert(rank) => {
+                return give_up(format!("the state of rank {rank} was wrong for the second time: check its GPU"));
+            }
+            FailureKind::Outage => return self.judge_outage(now),
+            FailureKind::Crash | FailureKind::Lost | FailureKind::Corruption { .. } => {}
+        }
+        if self.restarts >= self.max_restarts {
+            return give_up(format!(
+                "{} restarts since the last checkpoint, as many as supervise.max_restarts allows",
+                self.restarts
+            ));
+        }
+        self.restarts += 1;
+        let count = format!("restart {} of {} since the last checkpoint", self.restarts, self.max_restarts);
+        RestartVerdict::Restart { wait: self.next_wait(), count }
+    }
+
+    fn judge_outage(&mut self, now: Duration) -> RestartVerdict {
+        let lasted = now.saturating_sub(*self.outage_since.get_or_insert(now));
+        let (lasted_s, patience_s) = (lasted.as_secs(), self.outage_patience.as_secs());
+        if lasted >= self.outage_patience {
+            return give_up(format!("the outage has lasted {lasted_s} s; supervise.outage_patience_s is {patience_s}"));
+        }
+        let wait = self.next_wait().min(self.outage_patience - lasted);
+        let count = format!("the outage has lasted {lasted_s} s of the {patience_s} s that are allowed");
+        RestartVerdict::Restart { wait, count }
+    }
+
+    /// 0, 1, 2, 4, ... seconds, at most [`WAIT_MAX`].
+    fn next_wait(&mut self) -> Duration {
+        let wait = match self.waits {
+            0 => Duration::ZERO,
+            waits => Duration::from_secs(1 << (waits - 1).min(6)).min(WAIT_MAX),
+        };
+        self.waits += 1;
+        wait
+    }
+}
+
+fn give_up(reason: String) -> RestartVerdict {
+    RestartVerdict::GiveUp(Some(reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(max_restarts: u32, outage_patience_s: f64) -> RestartPolicy {
+        RestartPolicy::new(&SuperviseConfig { max_restarts, outage_patience_s, ..SuperviseConfig::default() })
+    }
+
+    fn failed(kind: FailureKind, what: &str, step: u64) -> FailedAttempt {
+        FailedAttempt { kind, what: what.into(), step }
+    }
+
+    fn wait_s(verdict: &RestartVerdict) -> Option<u64> {
+        match verdict {
+            RestartVerdict::Restart { wait, .. } => Some(wait.as_secs()),
+            RestartVerdict::GiveUp(_) => None,
+        }
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn waits_grow_until_the_budget_is_spent_and_a_checkpoint_refills_it() {
+        let mut policy = policy(4, 100.0);
+        policy.begin(0);
+        let lost = failed(FailureKind::Lost, "SIGKILL", 7);
+        let mut waits = |checkpoint, times| -> Vec<Option<u64>> {
+            (0..times).map(|_| wait_s(&policy.judge(&lost, Some(checkpoint), at(0)))).collect()
+        };
+        assert_eq!(waits(0, 3), [Some(0), Some(1), Some(2)]);
+        assert_eq!(waits(10, 5), [Some(0), Some(1), Some(2), Some(4), None], "the checkpoint of step 10 is progress");
+        let mut long = RestartPolicy { max_restarts: 20, ..self::policy(1, 1.0) };
+        let last = (0..12).map(|_| wait_s(&long.judge(&lost, None, at(0)))).last();
+        assert_eq!(last, Some(Some(60)), "a wait is never longer than a minute");
+    }
+
+    #[test]
+    fn crash_of_the_same_sort_at_the_same_step_is_final_even_after_progress() {
+        let mut policy = policy(9, 100.0);
+        let mut restarts = |what, step, checkpoint| {
+            wait_s(&policy.judge(&failed(FailureKind::Crash, what, step), Some(checkpoint), at(0))).is_some()
+        };
+        assert!(restarts("panic", 7, 5));
+        assert!(restarts("SIGSEGV", 7, 5), "another sort");
+        assert!(restarts("panic", 8, 5), "another step");
+        assert!(!restarts("panic", 7, 6), "the same again");
+        let RestartVerdict::GiveUp(Some(reason)) = policy.judge(&failed(FailureKind::Crash, "panic", 8), None, at(0))
+        else {
+            panic!("the second panic at step 8 is final");
+        };
+        assert!(reason.contains("panic at step 8 for the second time"), "{reason}");
+    }
+
+    #[test]
+    fn outage_is_tried_again_until_the_patience_ends_and_costs_no_restart() {
+        let mut policy = policy(1, 100.0);
+        let outage = failed(FailureKind::Outage, "outage", 7);
+        let mut wait = |seconds, checkpoint| wait_s(&policy.judge(&outage, Some(checkpoint), at(seconds)));
+        assert_eq!([0, 1, 5, 98].map(|seconds| wait(seconds, 0)), [Some(0), Some(1), Some(2), Some(2)]);
+        assert_eq!(wait(100, 0), None);
+        assert_eq!(wait(101, 10), Some(0), "a new checkpoint ends the outage");
+        assert_eq!(wait_s(&policy.judge(&failed(FailureKind::Lost, "SIGKILL", 8), None, at(102))), Some(1));
+    }
+
+    #[test]
+    fn final_failures_and_the_same_corrupted_rank_end_the_run() {
+        let mut policy = policy(9, 100.0);
+        let mut restarts = |kind| wait_s(&policy.judge(&failed(kind, "", 1), None, at(0))).is_some();
+        assert!(!restarts(FailureKind::Final));
+        assert!(restarts(FailureKind::Corruption { rank: 1 }) && restarts(FailureKind::Corruption { rank: 2 }));
+        assert!(!restarts(FailureKind::Corruption { rank: 1 }));
+        let mut never = self::policy(0, 100.0);
+        for kind in [FailureKind::Lost, FailureKind::Outage, FailureKind::Crash] {
+            assert_eq!(never.judge(&failed(kind, "", 1), None, at(0)), RestartVerdict::GiveUp(None));
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Test of a run that goes through many random faults: workers that die, hang, stop, crash and corrupt their weights,
+//! damaged checkpoints, slow disks, failing reads, and the death of the launcher itself. The losses and weights must
+//! equal those of an undisturbed run.
+//!
+//! `LOCDIFF_CHAOS_FAULTS` sets the number of faults, and `LOCDIFF_CHAOS_SEED` the seed. By default the seed changes every
+//! day. The assertions print it, so that a failure can be reproduced.
+
+use std::fmt::Write as _;
+use std::process::Stdio;
+
+use locdiff_core::exit_code::ExitCode;
+use nix::sys::signal::Signal;
+
+use super::support::{BASE, events, run_dir, stage, tensors, trace, train};
+use crate::stage::{eventually, is_alive, signal, wait, workers_of};
+
+/// Number of faults in the test suite.
+const FAULTS: u64 = 20;
+/// Steps per fault.
+const SPACING: u64 = 3;
+
+/// Every kind of fault from which a run recovers.
+const KINDS: [&str; 14] = [
+    "kill",
+    "stop",
+    "hang,phase=data",
+    "hang,phase=step",
+    "hang,phase=collective",
+    "hang,phase=checkpoint",
+    "segfault",
+    "panic",
+    "exit,code=3",
+    "eio",
+    "tensorboard-eio",
+    "slow-disk,seconds=1",
+    "flip,in=weight",
+    "corrupt-checkpoint",
+];
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+#[test]
+fn random_faults_leave_no_trace_in_the_numbers() {
+    let faults = number("LOCDIFF_CHAOS_FAULTS").unwrap_or(FAULTS);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("the clock is after 1970");
+    let seed = number("LOCDIFF_CHAOS_SEED").unwrap_or(now.as_secs() / 86_400);
+    let stage = stage();
+    let steps = (faults + 2) * SPACING;
+    let settings = format!(
+        "--workers 4 --set train.steps={steps} --set checkpoint.every=2 --set checkpoint.keep=3 --max-restarts 1000 \
+         --set supervise.data_timeout_s=3 --set supervise.step_timeout_s=3.5 --set supervise.collective_timeout_s=3 \
+         --set supervise.checkpoint_timeout_s=3 --set supervise.stop_timeout_s=1"
+    );
+    train(&stage, "undisturbed", &settings).exits_with(ExitCode::Success);
+    // A linear congruential generator chooses kinds, ranks and launchers to kill.
+    let mut state = seed;
+    let mut draw = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let (mut inject, mut corrupted) = (String::new(), Vec::new());
+    for fault in 0..faults {
+        let step = 2 + fault * SPACING + draw(SPACING);
+        let mut kind = KINDS[draw(KINDS.len() as u64) as usize];
+        let mut rank = draw(4);
+        // The same rank twice is final, so at most one weight of each rank flips.
+        if kind == "flip,in=weight" {
+            match (0..4).map(|offset| (rank + offset) % 4).find(|rank| !corrupted.contains(rank)) {
+                Some(free) => {
+                    rank = free;
+                    corrupted.push(free);
+                }
+                None => kind = "kill",
+            }
+        }
+        let (name, more) =
+            kind.split_once(',').map_or((kind, String::new()), |(name, more)| (name, format!(",{more}")));
+        write!(inject, " --inject {name}@rank={rank},step={step}{more}").expect("writing to a string cannot fail");
+    }
+    // The launcher itself dies a few times. The same command is repeated, as a scheduler does.
+    let line = format!("{BASE} --run chaos {settings} train{inject}");
+    for death in 1..=faults / 10 {
+        let mut launcher = stage
+            .command(&line)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the launcher can be started");
+        let goal = death * steps / (faults / 10 + 1);
+        let reached = || {
+            let path = run_dir(&stage, "chaos").join("latest");
+            let latest = std::fs::read_to_string(path).unwrap_or_default();
+            latest.trim().trim_start_matches("step-").parse::<u64>().unwrap_or(0)
+        };
+        eventually("the run has come far enough", || reached() >= goal);
+        let workers = workers_of(launcher.id());
+        signal(launcher.id(), Signal::SIGKILL);
+        wait(&mut launcher);
+        for pid in workers {
+            eventually("the worker ends", || !is_alive(pid));
+        }
+    }
+    let ran = stage.run(&line);
+    ran.exits_with(ExitCode::Success);
+    let injected = events(&stage, "chaos", "injected").len() as u64;
+    assert!(injected >= faults, "seed {seed}: only {injected} of {faults} faults occurred");
+    assert_eq!(trace(&stage, "chaos"), trace(&stage, "undisturbed"), "seed {seed}: the losses differ");
+    let [chaos, whole] = ["chaos", "undisturbed"].map(|run| tensors(&run_dir(&stage, run)));
+    assert_eq!(chaos, whole, "seed {seed}: the weights differ");
+    let names = std::fs::read_dir(run_dir(&stage, "chaos")).expect("the run has a folder").flatten();
+    assert!(names.into_iter().all(|entry| !entry.file_name().to_string_lossy().contains("partial")), "seed {seed}");
+    assert_eq!(stage.leftover_sockets(), 0, "seed {seed}: a runtime folder is left");
+}
