@@ -114,7 +114,7 @@ pub enum Verb {
     SelfCheck,
     /// Check whether training can start on this machine, and report what is missing.
     Doctor,
-    /// Show the state of the runs on this machine (not implemented yet).
+    /// Show what the runs in checkpoint.dir, or the one that --run names, are doing.
     Status,
     /// Show or check the configuration.
     #[command(subcommand)]

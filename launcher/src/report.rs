@@ -14,6 +14,7 @@ use nix::sys::signal::Signal;
 use crate::coordinator::{Cause, Exit};
 use crate::error::{GangFailure, LaunchError, RankEnd, reported};
 use crate::pulses::StuckWorker;
+use crate::run_folder::host;
 
 /// Signals that the kernel sends to a program that did something wrong.
 const CRASH_SIGNALS: [Signal; 5] = [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGABRT, Signal::SIGFPE, Signal::SIGILL];
@@ -204,10 +205,10 @@ impl Report<'_> {
         let mut lines = Vec::new();
         for cause in causes {
             match cause {
-                Cause::Failed { failure, .. } => match groups.remove(&alike(&failure.message)) {
-                    Some(ranks) => lines.push(self.failed(&ranks, failure)),
-                    None => {}
-                },
+                Cause::Failed { failure, .. } => {
+                    let ranks = groups.remove(&alike(&failure.message));
+                    lines.extend(ranks.map(|ranks| self.failed(&ranks, failure)));
+                }
                 other => lines.push(self.describe(other)),
             }
         }
@@ -339,12 +340,6 @@ fn rank_list(ranks: &[u32]) -> String {
         _ => format!("{}-{}", range[0], range[range.len() - 1]),
     });
     ranges.collect::<Vec<_>>().join(", ")
-}
-
-/// Name of this machine.
-pub fn host() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().to_owned()
 }
 
 /// How many processes of this process's cgroup the OOM killer has killed so far. `root` is the mount point of cgroup

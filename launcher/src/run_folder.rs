@@ -6,24 +6,28 @@
 //! RUN/attempt             number of the newest attempt
 //! RUN/step-NNNNNNNN/      a committed checkpoint (checkpoints/README.md)
 //! RUN/latest              name of the newest checkpoint, for people and scripts
-//! RUN/logs/ATTEMPT/  RUN/tensorboard/  RUN/events.jsonl  RUN/failure.json
+//! RUN/logs/ATTEMPT/  RUN/tensorboard/  RUN/events.jsonl  RUN/failure.json  RUN/status.json
 //! ```
 //! A [`RunFolder`] holds the lock. Only the launcher that holds the lock, and its workers, change these files.
 //! Functions that only read, such as [`checkpoints`] and [`newest_whole`], need no lock. `eval` writes to `RUN/eval/`,
-//! which has its own lock.
+//! which has its own lock. It takes the lock of the run only while it adds scores to the TensorBoard files, and protects
+//! the checkpoint that it reads with a [`CheckpointUse`].
 //!
 //! The launcher gives a checkpoint the name `step-NNNNNNNN` after all files in its manifest are on disk. So a
 //! checkpoint with this name is whole, unless it was damaged later. No two attempts of a run have the same number.
 
 mod commit;
 mod compare;
+mod goodput;
 mod journal;
 mod lock;
 mod names;
 mod resume;
 mod scan;
+mod status;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use locdiff_core::config::{self, Layer, RunConfig};
 use locdiff_core::files::Files;
@@ -31,12 +35,14 @@ use locdiff_core::files::Files;
 use crate::error::{LaunchError, refuse, reported};
 
 pub use commit::Commit;
-pub use lock::RunLock;
+pub use goodput::Goodput;
+pub use lock::{CheckpointUse, RunLock};
 pub use names::{CONFIG, LATEST, new_run_name, newest_run, utc_text};
 pub use resume::ResumePoint;
 pub use scan::{
     CheckpointRow, Condition, Depth, WholeCheckpoint, checkpoints, examine, newest_whole, whole_checkpoint,
 };
+pub use status::{RunState, RunStatus, StatusKeeper, WorkerStatus, exact_unix_s, host};
 
 /// A run whose lock this process holds.
 #[derive(Debug)]
@@ -47,6 +53,8 @@ pub struct RunFolder {
     attempt: Option<u32>,
     /// The configuration that the run was opened with, as TOML. `None` if `config.toml` already contains it.
     next_configuration: Option<String>,
+    /// Whether the last event could not be written.
+    events_failed: AtomicBool,
     _lock: RunLock,
 }
 
@@ -73,7 +81,8 @@ impl RunFolder {
         files.create_folders(&path)?;
         let lock = RunLock::take(&path)?;
         let keep = config.checkpoint.keep as usize;
-        let mut folder = Self { path, files, keep, attempt: None, next_configuration: None, _lock: lock };
+        let (attempt, next_configuration, events_failed) = (None, None, AtomicBool::new(false));
+        let mut folder = Self { path, files, keep, attempt, next_configuration, events_failed, _lock: lock };
         let (is_new, changes) = folder.configure(name, config)?;
         Ok(OpenedRun { folder, is_new, changes })
     }

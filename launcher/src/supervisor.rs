@@ -23,7 +23,7 @@ use locdiff_core::protocol::{
     CONTROL_VARIABLE, FRAME_BYTES_MAX, Failure, Hello, Job, JobResult, LAUNCHER_PID_VARIABLE, MEMORY_EVENTS_VARIABLE,
     Meeting, PartsWritten, ToLauncher, ToWorker, TypedResult,
 };
-use locdiff_core::pulse;
+use locdiff_core::pulse::{self, Beat};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
@@ -79,6 +79,8 @@ pub trait GangObserver {
     fn line(&mut self, rank: usize, line: &str) {
         tracing::info!("[rank {rank}] {line}");
     }
+    /// A worker sent a heartbeat.
+    fn beat(&mut self, _rank: usize, _: &Beat) {}
     /// A worker sent a report about its job.
     fn report(&mut self, _: ToLauncher) {}
     /// Every rank has written its parts of a checkpoint. The observer must commit them. An error stops the gang.
@@ -316,6 +318,9 @@ async fn supervise(
         };
         if let Some(fault) = random_faults.as_mut().and_then(|faults| faults.due(members.len())) {
             members[fault.rank as usize].send(ToWorker::Inject(fault));
+        }
+        if let GangEvent::Message { rank, message: ToLauncher::Beat(beat) } = &event {
+            observer.beat(*rank as usize, beat);
         }
         let mut actions = VecDeque::from(coordinator.step(event, began.elapsed()));
         while let Some(action) = actions.pop_front() {

@@ -8,6 +8,7 @@ mod eval;
 mod geoclip;
 mod perturbation;
 mod shards;
+mod status;
 mod train;
 
 use anyhow::Context as _;
@@ -51,7 +52,7 @@ pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
         Verb::Geoclip(verb) => geoclip::run(verb, global, output),
         Verb::Doctor => doctor::run(global, output),
         Verb::Predict { .. } => not_yet("predict", global),
-        Verb::Status => not_yet("status", global),
+        Verb::Status => status::run(global, output),
     }
 }
 

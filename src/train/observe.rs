@@ -5,13 +5,13 @@ mod pictures;
 mod weights;
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use locdiff_core::config::{RunConfig, ShardsConfig, TrainConfig};
 use locdiff_core::draw::answers_map;
 use locdiff_core::files::FileError;
 use locdiff_core::metrics::THRESHOLDS_KM;
-use locdiff_core::protocol::{Method, Progress, QuickEvaluation, ToLauncher, TrainJob};
+use locdiff_core::protocol::{Method, Progress, QuickEvaluation, TimeBefore, ToLauncher, TrainJob};
 use locdiff_core::tensorboard::{Hyperparameter, Hyperparameters, SteadyBoard};
 use serde_json::Value as Json;
 
@@ -34,6 +34,9 @@ pub(super) struct Observer {
     board: Option<(SteadyBoard, Meter)>,
     train: TrainConfig,
     restarts: u32,
+    time_before: TimeBefore,
+    /// Time spent in the steps of this attempt, without waiting for data.
+    in_steps: Duration,
     since: Instant,
     steps_since: u64,
     waited_since: Duration,
@@ -51,6 +54,8 @@ impl Observer {
             board,
             train: job.config.train.clone(),
             restarts: job.restarts,
+            time_before: job.time_before,
+            in_steps: Duration::ZERO,
             since: Instant::now(),
             steps_since: 0,
             waited_since: Duration::ZERO,
@@ -76,6 +81,7 @@ impl Observer {
             return Ok(());
         }
         let seconds = self.since.elapsed().as_secs_f64().max(1e-9);
+        self.in_steps += self.since.elapsed().saturating_sub(self.waited_since);
         let progress = Progress {
             step: outcome.step,
             steps: self.train.steps,
@@ -88,6 +94,7 @@ impl Observer {
             skipped_steps,
         };
         let mut scalars = scalars(outcome, &progress, self.restarts);
+        scalars.push(("run/goodput_percent", goodput_percent(&self.time_before, self.in_steps, SystemTime::now())));
         scalars.extend(meter.scalars(self.steps_since, seconds));
         (self.since, self.steps_since, self.waited_since) = (Instant::now(), 0, Duration::ZERO);
         self.slowest_since = Duration::ZERO;
@@ -148,6 +155,13 @@ impl Observer {
             board.write(|board| board.mark_ended());
         }
     }
+}
+
+/// The share of the run's wall time that went into steps. `in_steps` is the time of this attempt's steps.
+fn goodput_percent(before: &TimeBefore, in_steps: Duration, now: SystemTime) -> f64 {
+    let now_s = now.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    let attempt_s = (now_s - before.began_unix_s).max(in_steps.as_secs_f64());
+    100.0 * (before.steps_s + in_steps.as_secs_f64()) / (before.total_s + attempt_s).max(1e-9)
 }
 
 fn scalars(outcome: &StepOutcome, progress: &Progress, restarts: u32) -> Vec<(&'static str, f64)> {
@@ -211,4 +225,18 @@ fn hyperparameter(value: &Json) -> Hyperparameter {
 fn as_markdown(config: &RunConfig) -> String {
     let text = serde_json::to_string_pretty(config).unwrap_or_else(|error| error.to_string());
     format!("```json\n{text}\n```")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goodput_adds_this_attempt_to_the_time_before() {
+        let before = TimeBefore { steps_s: 30.0, total_s: 60.0, began_unix_s: 1000.0 };
+        let now = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        assert_eq!(goodput_percent(&before, Duration::from_secs(20), now(1040)), 50.0);
+        // The clock was set back.
+        assert_eq!(goodput_percent(&before, Duration::from_secs(20), now(900)), 62.5);
+    }
 }

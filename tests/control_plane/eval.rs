@@ -1,6 +1,7 @@
 //! Tests of `eval` from the command line to the results table, with real workers, a small model and small shards.
 
 mod after_train;
+mod beside_training;
 mod data;
 mod equality;
 mod heads;

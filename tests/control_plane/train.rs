@@ -8,4 +8,5 @@ mod hangs;
 mod preempt;
 mod refusals;
 mod restarts;
+mod status;
 mod support;

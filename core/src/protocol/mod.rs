@@ -37,7 +37,7 @@ pub use shards::{
 };
 pub use train::{
     CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, PartsWritten, Progress,
-    QuickEvaluation, TrainJob, TrainSummary, partial_name, step_name,
+    QuickEvaluation, TimeBefore, TrainJob, TrainSummary, partial_name, step_name,
 };
 
 /// Version of the protocol. Increase it whenever a message changes.

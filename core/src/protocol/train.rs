@@ -42,8 +42,21 @@ pub struct TrainJob {
     pub best_score: Option<f64>,
     /// Number of earlier attempts of this run.
     pub restarts: u32,
+    /// Where the time of the run went before this attempt.
+    pub time_before: TimeBefore,
     /// Faults to inject.
     pub faults: Vec<InjectedFault>,
+}
+
+/// Where the time of a run went before an attempt. Rank 0 adds what it measures, for TensorBoard.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct TimeBefore {
+    /// Time that went into steps that counted, seconds.
+    pub steps_s: f64,
+    /// The whole time, seconds.
+    pub total_s: f64,
+    /// When the attempt began, seconds since 1970.
+    pub began_unix_s: f64,
 }
 
 /// Progress of training, from rank 0.

@@ -12,6 +12,7 @@ use locdiff_core::protocol::{
     CHECKPOINT_FORMAT, CHECKPOINT_MANIFEST, CheckpointFile, CheckpointManifest, PartsWritten, partial_name, step_name,
 };
 
+use super::lock::CheckpointUse;
 use super::names::{LATEST, REMOVING, free_name, is_plain, unix_s};
 use super::scan::{self, better};
 use super::{RunFolder, WholeCheckpoint};
@@ -109,14 +110,16 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Removes all checkpoints except the last `keep` and the one with the highest score. Damaged checkpoints are
-    /// neither counted nor removed. Returns the names of the removed checkpoints.
+    /// Removes all checkpoints except the last `keep`, the one with the highest score, and those that an evaluation
+    /// reads, which are removed at a later commit. Damaged checkpoints are neither counted nor removed. Returns the names
+    /// of the removed checkpoints.
     fn prune(&self) -> Result<Vec<String>, LaunchError> {
         let present = scan::present(&self.path)?;
         let scores: Vec<_> = present.iter().map(|manifest| (manifest.step, manifest.score)).collect();
         let mut pruned = Vec::new();
         for step in to_remove(&scores, self.keep) {
             let name = step_name(step);
+            let Some(_claim) = CheckpointUse::claim(&self.path.join(&name)) else { continue };
             let hidden = free_name(&self.path, &format!("{REMOVING}{name}"));
             self.files.rename(&self.path.join(&name), &hidden)?;
             self.files.sync_folder(&self.path)?;

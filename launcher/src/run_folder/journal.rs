@@ -3,6 +3,7 @@
 use std::fs::OpenOptions;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use serde::Serialize;
@@ -67,6 +68,18 @@ impl RunFolder {
             file.flush()
         };
         append().map_err(LaunchError::at(&path))
+    }
+
+    /// Appends an event like [`RunFolder::event`], but an error only makes a warning: a run must not end because its
+    /// events cannot be written. Errors in a row make one warning.
+    pub fn note(&self, event: &str, details: &impl Serialize) {
+        match self.event(event, details) {
+            Ok(()) => self.events_failed.store(false, Ordering::Relaxed),
+            Err(error) if !self.events_failed.swap(true, Ordering::Relaxed) => {
+                tracing::warn!("cannot record an event: {error}; training continues without it");
+            }
+            Err(_) => {}
+        }
     }
 
     /// Writes a description of a failure to `failure.json`.

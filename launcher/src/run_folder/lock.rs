@@ -1,18 +1,27 @@
-//! The lock of a run: a kernel lock (`flock`) on the file `lock` in the run's folder. The kernel releases the lock when
-//! the process ends, even if the process was killed.
+//! Locks: of a run, on the file `lock` in its folder, and of a checkpoint that is being evaluated, on its manifest. They
+//! are kernel locks (`flock`), which the kernel releases when the process ends, even if the process was killed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
+use locdiff_core::protocol::CHECKPOINT_MANIFEST;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
+use super::status::host;
 use crate::error::{LaunchError, reported};
 
 /// Name of the lock file.
 const LOCK: &str = "lock";
+
+/// Marks an evaluation as the holder in the lock file.
+const EVALUATION: &str = ", for an evaluation";
+
+/// How long to wait for an evaluation that holds the lock of a run.
+const EVALUATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The lock of a run, or of the folder `eval` of a run. Dropping a `RunLock` releases the lock.
 #[derive(Debug)]
@@ -21,23 +30,40 @@ pub struct RunLock {
 }
 
 impl RunLock {
-    /// Takes the lock, or returns `None` if another launcher holds it.
-    pub fn try_take(run: &Path) -> Result<Option<Self>, LaunchError> {
-        match Self::take(run) {
+    /// Takes the lock for a short write of an evaluation, or returns `None` if another launcher holds it.
+    pub fn try_take_for_evaluation(run: &Path) -> Result<Option<Self>, LaunchError> {
+        match Self::try_take(run, EVALUATION) {
             Err(error) if error.exit_code() == ExitCode::RunHeld => Ok(None),
             taken => taken.map(Some),
         }
     }
 
-    /// Takes the lock. If another launcher holds the lock, the error names that launcher.
+    /// Takes the lock. If another launcher holds the lock, the error names that launcher. Waits for an evaluation, which
+    /// holds the lock of a run only for a moment.
     pub fn take(run: &Path) -> Result<Self, LaunchError> {
+        let began = Instant::now();
+        loop {
+            match Self::try_take(run, "") {
+                Err(error)
+                    if error.exit_code() == ExitCode::RunHeld
+                        && error.to_string().contains(EVALUATION)
+                        && began.elapsed() < EVALUATION_TIMEOUT =>
+                {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                taken => return taken,
+            }
+        }
+    }
+
+    fn try_take(run: &Path, purpose: &str) -> Result<Self, LaunchError> {
         let path = run.join(LOCK);
         let io = LaunchError::at(&path);
         // Do not truncate the file before this process has the lock, because the file names the holder.
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(&io)?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(mut held) => {
-                write_holder(&mut held).map_err(io)?;
+                write_holder(&mut held, purpose).map_err(io)?;
                 Ok(Self { _held: held })
             }
             Err((mut file, Errno::EWOULDBLOCK)) => {
@@ -59,10 +85,40 @@ impl RunLock {
     }
 }
 
-fn write_holder(file: &mut File) -> std::io::Result<()> {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+fn write_holder(file: &mut File, purpose: &str) -> std::io::Result<()> {
     file.set_len(0)?;
     file.rewind()?;
-    writeln!(file, "pid {} on {}", std::process::id(), host.trim())?;
+    writeln!(file, "pid {} on {}{purpose}", std::process::id(), host())?;
     file.flush()
+}
+
+/// A checkpoint that this process reads. While a `CheckpointUse` lives, the launcher that trains the run does not remove
+/// the checkpoint. It is a shared lock of the checkpoint's manifest, so it also works between processes and machines.
+#[derive(Debug)]
+pub struct CheckpointUse {
+    /// `None` if the file system has no locks.
+    _held: Option<Flock<File>>,
+}
+
+impl CheckpointUse {
+    /// Protects the checkpoint in `folder`. Returns `None` if it is being removed or was removed.
+    pub fn share(folder: &Path) -> Option<Self> {
+        let used = Self::lock(folder, FlockArg::LockSharedNonblock)?;
+        // The checkpoint may have been removed before it was locked.
+        folder.join(CHECKPOINT_MANIFEST).exists().then_some(used)
+    }
+
+    /// Locks a checkpoint in order to remove it. Returns `None` if another process reads it.
+    pub(super) fn claim(folder: &Path) -> Option<Self> {
+        Self::lock(folder, FlockArg::LockExclusiveNonblock)
+    }
+
+    fn lock(folder: &Path, mode: FlockArg) -> Option<Self> {
+        let Ok(file) = File::open(folder.join(CHECKPOINT_MANIFEST)) else { return Some(Self { _held: None }) };
+        match Flock::lock(file, mode) {
+            Ok(held) => Some(Self { _held: Some(held) }),
+            Err((_, Errno::EWOULDBLOCK)) => None,
+            Err(_) => Some(Self { _held: None }),
+        }
+    }
 }

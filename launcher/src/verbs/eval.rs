@@ -27,7 +27,6 @@ use crate::error::refuse;
 use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
-use crate::run_folder::RunLock;
 use crate::supervisor::Supervisor;
 
 pub(super) use evaluation::{Evaluation, after_training, require_shards};
@@ -44,18 +43,16 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     if let Some(file) = &request.predictions {
         return predictions::run(file, global, output);
     }
-    let (run, checkpoint, resolved) = target::find(global, request.hybrid, output)?;
+    // The launcher that trains the run must not remove the checkpoint while it is evaluated.
+    let (run, checkpoint, _use, resolved) = target::find(global, request.hybrid, output)?;
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
-    // If the lock is not free, another launcher holds this run, and only that launcher may write the run's TensorBoard
-    // files.
-    let lock = RunLock::try_take(&run)?;
     let mut evaluation = Evaluation {
         supervisor: &mut Supervisor::new()?,
         resolved,
         world: world.with_all_cores(),
         run: &run,
         checkpoint: &checkpoint,
-        is_held: lock.is_some(),
+        is_held: false,
         output,
     };
     if request.tune {

@@ -16,8 +16,10 @@ use anyhow::Context as _;
 use locdiff_core::config::{Resolved, RunConfig};
 use locdiff_core::exit_code::ExitCode;
 use locdiff_core::files::Files;
-use locdiff_core::protocol::{FaultKind, InjectedFault, Job, PartsWritten, ToLauncher, TrainJob, TrainSummary};
-use serde::Serialize;
+use locdiff_core::protocol::{
+    FaultKind, InjectedFault, Job, PartsWritten, TimeBefore, ToLauncher, TrainJob, TrainSummary,
+};
+use locdiff_core::pulse::Beat;
 use serde_json::{Value, json};
 
 use super::eval::{self, Evaluation};
@@ -28,9 +30,11 @@ use crate::gpus;
 use crate::output::Output;
 use crate::progress::Display;
 use crate::rendezvous::NodeWorkers;
-use crate::run_folder::{Commit, RunFolder, new_run_name, whole_checkpoint};
+use crate::run_folder::{
+    Commit, RunFolder, RunState, RunStatus, StatusKeeper, exact_unix_s, new_run_name, whole_checkpoint,
+};
 use crate::supervisor::{GangObserver, Supervisor};
-use record::{failed_attempt, failure_record, resume_command};
+use record::{failed_attempt, failure_record, first_cause, resume_command};
 use restarts::{RestartPolicy, RestartVerdict};
 
 /// Runs `train`.
@@ -68,7 +72,13 @@ pub(super) fn run_resolved(
         }
     }
     let policy = RestartPolicy::new(&config.supervise);
-    let training = HeldRun { resolved, world, run: opened.folder, supervisor, faults, restarts: 0, policy };
+    let run = opened.folder;
+    let (status, vanished) = StatusKeeper::new(run.path(), config.train.steps, config.train.global_batch);
+    if let Some(RunStatus { pid, host, step, .. }) = vanished {
+        tracing::warn!("the previous launcher (pid {pid} on {host}) ended without a word after step {step}");
+        run.note("vanished", &json!({ "pid": pid, "host": host, "step": step }));
+    }
+    let training = HeldRun { resolved, world, run, supervisor, faults, restarts: 0, policy, status };
     training.run_to_end(output)
 }
 
@@ -81,6 +91,7 @@ struct HeldRun<'a> {
     faults: Vec<InjectedFault>,
     restarts: u32,
     policy: RestartPolicy,
+    status: StatusKeeper,
 }
 
 impl HeldRun<'_> {
@@ -104,7 +115,8 @@ impl HeldRun<'_> {
                 RestartVerdict::Restart { wait, count } => (wait, count),
                 RestartVerdict::GiveUp(reason) => return Err(self.give_up(error, reason)),
             };
-            warn_on_error(self.run.event("failed", &failure_record(&error, self.restarts)));
+            self.status.failed(&first_cause(&error));
+            self.run.note("failed", &failure_record(&error, self.restarts));
             self.restarts += 1;
             tracing::warn!("{error:#}");
             let after = if wait.is_zero() { String::new() } else { format!(" after {} s", wait.as_secs()) };
@@ -116,18 +128,22 @@ impl HeldRun<'_> {
     }
 
     /// Records the failure, and adds the reason and the command that resumes the run to the error.
-    fn give_up(&self, error: anyhow::Error, reason: Option<String>) -> anyhow::Error {
+    fn give_up(&mut self, error: anyhow::Error, reason: Option<String>) -> anyhow::Error {
         let code = exit_code_of(&error);
         let resume = self.resume_command();
         let mut record = failure_record(&error, self.restarts);
         record["gave_up"] = json!(reason);
         record["resume"] = json!(resume);
-        let is_interrupted = matches!(code, ExitCode::Interrupted | ExitCode::Preempted);
-        let event = if is_interrupted { "interrupted" } else { "failed" };
-        warn_on_error(self.run.event(event, &record));
-        if !is_interrupted {
+        let state = match code {
+            ExitCode::Interrupted | ExitCode::Preempted => RunState::Interrupted,
+            _ => RunState::Failed,
+        };
+        self.run.note(state.name(), &record);
+        if state == RunState::Failed {
             warn_on_error(self.run.write_failure(&record));
+            self.status.failed(&first_cause(&error));
         }
+        self.status.end(state);
         let reason = reason.map_or_else(String::new, |reason| format!("\n  not restarted: {reason}"));
         let text = format!("{error:#}{reason}\n  resume with: {resume}");
         LaunchError::new(code, text).into()
@@ -161,7 +177,14 @@ impl HeldRun<'_> {
         }
         self.policy.begin(step);
         let workers = self.world.slots.len();
-        warn_on_error(self.run.event("attempt", &json!({ "attempt": attempt, "step": step, "workers": workers })));
+        self.run.note("attempt", &json!({ "attempt": attempt, "step": step, "workers": workers }));
+        self.status.begin(attempt, self.restarts, point.checkpoint.as_ref().map(|_| step), workers);
+        let spent = self.status.goodput();
+        let time_before = TimeBefore {
+            steps_s: spent.steps_s,
+            total_s: spent.total_s(),
+            began_unix_s: exact_unix_s(SystemTime::now()),
+        };
         let job = TrainJob {
             config: self.resolved.config.clone(),
             run_dir: self.run.path().to_owned(),
@@ -169,9 +192,10 @@ impl HeldRun<'_> {
             resume: point.checkpoint.map(|checkpoint| checkpoint.path),
             best_score: point.best_score,
             restarts: attempt,
+            time_before,
             faults: self.faults.clone(),
         };
-        let mut observer = AttemptObserver::new(&mut self.run, attempt, workers, &mut self.faults)?;
+        let mut observer = AttemptObserver::new(&mut self.run, &mut self.status, attempt, workers, &mut self.faults)?;
         let job = Job::Train(Box::new(job));
         let result = self.supervisor.run(&self.resolved.config, self.world, job, attempt, &mut observer);
         observer.display.finish();
@@ -183,12 +207,15 @@ impl HeldRun<'_> {
 
     fn report_success(&mut self, trained: &TrainSummary, output: Output) -> anyhow::Result<Value> {
         self.run.keep_configuration()?;
-        warn_on_error(self.run.event("ended", trained));
+        self.status.end(RunState::Ended);
+        let spent = self.status.goodput();
+        self.run.note("ended", trained);
         warn_on_error(self.run.clear_failure());
         let (run, steps) = (self.run.path().display().to_string(), trained.step);
         let latest = self.run.checkpoints()?.last().map(|row| self.run.path().join(&row.name));
         let loss = trained.loss.map_or(String::new(), |loss| format!(", loss {loss:.4}"));
-        output.print(&format!("trained {steps} steps{loss}, {} restarts: {run}", self.restarts));
+        let (restarts, goodput) = (self.restarts, spent.summary());
+        output.print(&format!("trained {steps} steps{loss}, {restarts} restarts, {goodput}: {run}"));
         if let Some(found) = &trained.evaluation {
             let percents = found.within_percent.map(|percent| format!("{percent:.1}")).join(" / ");
             let rows = found.rows;
@@ -200,6 +227,7 @@ impl HeldRun<'_> {
             "ok": true, "run": run, "step": trained.step, "from_step": trained.from_step, "loss": trained.loss,
             "skipped_steps": trained.skipped_steps, "restarts": self.restarts, "checkpoint": latest,
             "evaluation": trained.evaluation, "eval": evaluated,
+            "goodput_percent": spent.percent(), "goodput": spent,
         }))
     }
 
@@ -229,6 +257,7 @@ impl HeldRun<'_> {
 /// Observes one attempt: writes logs and events, shows progress, and commits checkpoints.
 struct AttemptObserver<'a> {
     run: &'a mut RunFolder,
+    status: &'a mut StatusKeeper,
     attempt: u32,
     logs: Vec<File>,
     faults: &'a mut Vec<InjectedFault>,
@@ -242,6 +271,7 @@ struct AttemptObserver<'a> {
 impl<'a> AttemptObserver<'a> {
     fn new(
         run: &'a mut RunFolder,
+        status: &'a mut StatusKeeper,
         attempt: u32,
         workers: usize,
         faults: &'a mut Vec<InjectedFault>,
@@ -251,12 +281,8 @@ impl<'a> AttemptObserver<'a> {
             File::create(&path).map_err(LaunchError::at(path))
         };
         let logs = (0..workers).map(open).collect::<Result<_, _>>()?;
-        Ok(Self { run, attempt, logs, faults, display: Display::new(), has_warned: false, corrupt_from: None })
-    }
-
-    fn event(&mut self, event: &str, details: &impl Serialize) {
-        let written = self.run.event(event, details);
-        self.warn_once(written);
+        let (display, has_warned, corrupt_from) = (Display::new(), false, None);
+        Ok(Self { run, status, attempt, logs, faults, display, has_warned, corrupt_from })
     }
 
     /// Logs a warning for the first failed write and ignores later ones. Lost logs must not stop the run.
@@ -275,19 +301,24 @@ impl GangObserver for AttemptObserver<'_> {
         self.warn_once(written);
     }
 
+    fn beat(&mut self, rank: usize, beat: &Beat) {
+        self.status.beat(rank, beat);
+    }
+
     fn report(&mut self, message: ToLauncher) {
         match message {
             ToLauncher::Progress(progress) => {
+                self.status.progress(&progress);
                 // The workers have accepted the data and the checkpoint, so this configuration becomes the run's
                 // configuration.
                 let written = self.run.keep_configuration();
                 self.warn_once(written);
                 self.display.report(&progress);
-                self.event("progress", &progress);
+                self.run.note("progress", &progress);
             }
             ToLauncher::Evaluated(found) => {
                 self.display.evaluated(&found);
-                self.event("evaluated", &found);
+                self.run.note("evaluated", &found);
             }
             ToLauncher::Breaking(fault) => {
                 self.faults.retain(|known| *known != fault);
@@ -295,7 +326,7 @@ impl GangObserver for AttemptObserver<'_> {
                     self.corrupt_from = Some(fault.step);
                 }
                 tracing::warn!("injected: {fault:?}");
-                self.event("injected", &json!({ "fault": fault }));
+                self.run.note("injected", &json!({ "fault": fault }));
             }
             _ => {}
         }
@@ -310,10 +341,9 @@ impl GangObserver for AttemptObserver<'_> {
                 if self.corrupt_from.take_if(|from| *from <= step).is_some() {
                     flip_byte(&checkpoint.path)?;
                 }
-                self.event(
-                    "checkpoint",
-                    &json!({ "step": step, "score": checkpoint.manifest.score, "pruned": pruned }),
-                );
+                self.status.committed(step);
+                self.run
+                    .note("checkpoint", &json!({ "step": step, "score": checkpoint.manifest.score, "pruned": pruned }));
             }
             Commit::AlreadyThere(path) => {
                 tracing::warn!("checkpoint {} already exists and is kept", path.display());

@@ -12,7 +12,7 @@ use crate::stage::{Ran, Stage, Worker};
 const TRAIN_ROWS: usize = 512;
 
 /// Settings for a model that trains in about a second. Retrieval searches the training rows, so GeoCLIP is not needed.
-const BASE: &str = "--device cpu --json --run small --set model.degree=8 --set model.dropout=0 --set loss.anchors=64 \
+pub(super) const BASE: &str = "--device cpu --json --run small --set model.degree=8 --set model.dropout=0 --set loss.anchors=64 \
     --set train.steps=40 --set train.global_batch=256 --set train.warmup_steps=0 --set train.learning_rate=1e-3 \
     --set shards.train=shards/train --set shards.test=shards/test --set shards.validation=\"\" --set eval.samples=4 \
     --set eval.sampler_steps=4 --set eval.anchors=grid --set eval.grid_points=2000 --set eval.every=0 --set retrieval.head=knn \

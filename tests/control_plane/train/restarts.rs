@@ -118,3 +118,12 @@ fn unwritable_tensorboard_files_do_not_end_training() {
     assert_eq!(ran.stderr.matches("cannot write TensorBoard's files").count(), 1, "{}", ran.stderr);
     assert_eq!((ran.json()["restarts"].as_u64(), trace(&stage, "run").len()), (Some(0), 4));
 }
+
+#[test]
+fn unwritable_events_do_not_end_training() {
+    let stage = fake("good");
+    std::fs::create_dir_all(run_dir(&stage, "run").join("events.jsonl")).expect("the test folder is writable");
+    let ran = stage.run(&line(""));
+    ran.exits_with(ExitCode::Success);
+    assert_eq!(ran.stderr.matches("cannot record an event").count(), 1, "{}", ran.stderr);
+}

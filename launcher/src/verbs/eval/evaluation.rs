@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::files::EvalFolder;
 use super::gather::Gather;
 use super::published;
-use super::score::ScoreTask;
+use super::score::{BoardTarget, ScoreTask};
 use super::table::{self, Row, data_summary};
 use crate::error::{LaunchError, exit_code_of, reported};
 use crate::output::Output;
@@ -47,10 +47,8 @@ impl Evaluation<'_> {
         let (gather, summary) = self.locate(&config.shards.test, hybrid, false)?;
         let folder = self.folder()?;
         let (truth, answers) = folder.write_answers(&gather)?;
-        let board = self.is_held.then(|| (self.run.join("tensorboard"), summary.step));
-        if board.is_none() {
-            tracing::warn!("another launcher holds the run, so nothing is written to its TensorBoard files");
-        }
+        let lock_first = (!self.is_held).then(|| self.run.to_owned());
+        let board = BoardTarget { folder: self.run.join("tensorboard"), step: summary.step, lock_first };
         let (thresholds_km, seed, data) =
             (config.eval.thresholds_km.clone(), config.train.seed, data_summary(&summary));
         let task = ScoreTask { truth, answers, thresholds_km, seed, data: data.clone(), board };

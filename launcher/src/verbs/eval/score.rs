@@ -14,6 +14,7 @@ use locdiff_core::tensorboard::{Board, BoardError};
 use serde::Serialize;
 
 use crate::error::LaunchError;
+use crate::run_folder::RunLock;
 
 /// The answers of one method, in the order of the rows.
 #[derive(Debug)]
@@ -34,9 +35,19 @@ pub(super) struct ScoreTask {
     pub(super) seed: u64,
     /// A line of text that describes the data.
     pub(super) data: String,
-    /// Folder of the TensorBoard files, and the step that the scores belong to. If `None`, nothing is written to
-    /// TensorBoard.
-    pub(super) board: Option<(PathBuf, u64)>,
+    pub(super) board: BoardTarget,
+}
+
+/// Where the scores are shown in TensorBoard.
+#[derive(Debug)]
+pub(super) struct BoardTarget {
+    /// Folder of the TensorBoard files.
+    pub(super) folder: PathBuf,
+    /// The step that the scores belong to.
+    pub(super) step: u64,
+    /// The run to lock before its TensorBoard files are written; `None` if this launcher holds the run. If another
+    /// launcher holds the run, nothing is written.
+    pub(super) lock_first: Option<PathBuf>,
 }
 
 /// The scores of one method.
@@ -60,16 +71,24 @@ pub(super) struct Difference {
 }
 
 impl ScoreTask {
-    /// Scores every method. If LocDiff-H is one of them, compares it with its parts. Writes the scores to TensorBoard
-    /// if `board` is set.
+    /// Scores every method. If LocDiff-H is one of them, compares it with its parts. Writes the scores to TensorBoard.
     pub(super) fn run(&self) -> anyhow::Result<(Vec<MethodScore>, Vec<Difference>)> {
         let found = self.answers.iter().map(|answers| self.score(answers)).collect::<Result<Vec<_>, _>>()?;
         let differences = self.differences(&found)?;
-        if let Some((folder, step)) = &self.board {
-            let mut board = Board::open_additional(folder, *step).map_err(LaunchError::reported)?;
-            self.write_to_board(&mut board, *step, &found).map_err(LaunchError::reported)?;
-        }
+        self.show(&found)?;
         Ok((found, differences))
+    }
+
+    /// Writes the scores to TensorBoard, unless another launcher holds the run.
+    fn show(&self, found: &[MethodScore]) -> Result<(), LaunchError> {
+        let BoardTarget { folder, step, lock_first } = &self.board;
+        let lock = lock_first.as_deref().map(RunLock::try_take_for_evaluation).transpose()?;
+        if matches!(lock, Some(None)) {
+            tracing::warn!("another launcher holds the run, so nothing is written to its TensorBoard files");
+            return Ok(());
+        }
+        let mut board = Board::open_additional(folder, *step).map_err(LaunchError::reported)?;
+        self.write_to_board(&mut board, *step, found).map_err(LaunchError::reported)
     }
 
     fn bootstrap(&self) -> Bootstrap {

@@ -9,17 +9,17 @@ use super::files::TUNED;
 use crate::cli::Global;
 use crate::error::{LaunchError, reported};
 use crate::output::Output;
-use crate::run_folder::{CONFIG, Depth, WholeCheckpoint, checkpoints, newest_whole, whole_checkpoint};
+use crate::run_folder::{CONFIG, CheckpointUse, Depth, WholeCheckpoint, checkpoints, newest_whole, whole_checkpoint};
 use crate::verbs::checkpoint::find_run;
 use crate::verbs::resolve;
 
-/// Finds the run and its checkpoint, and prints both. The configuration comes from `--config` or, if this flag is not
-/// given, from the run. `--set` and the other flags override this configuration.
+/// Finds the run and its checkpoint, and prints both. The checkpoint is protected from removal. The configuration comes
+/// from `--config` or, if this flag is not given, from the run. `--set` and the other flags override this configuration.
 pub(super) fn find(
     global: &Global,
     is_hybrid: bool,
     output: Output,
-) -> anyhow::Result<(PathBuf, WholeCheckpoint, Resolved)> {
+) -> anyhow::Result<(PathBuf, WholeCheckpoint, CheckpointUse, Resolved)> {
     let run = find_run(None, global, output)?;
     let resolved = match &global.config {
         Some(_) => {
@@ -31,9 +31,15 @@ pub(super) fn find(
         }
         None => config::load(&layers(&run, global, is_hybrid, output)?).map_err(LaunchError::from)?,
     };
-    let (checkpoint, reason) = choose(&run, resolved.config.eval.checkpoint)?;
+    let (checkpoint, reason, protected) = loop {
+        let (checkpoint, reason) = choose(&run, resolved.config.eval.checkpoint)?;
+        // If the checkpoint has just been removed, a newer one has taken its place.
+        if let Some(protected) = CheckpointUse::share(&checkpoint.path) {
+            break (checkpoint, reason, protected);
+        }
+    };
     output.print(&format!("checkpoint {} ({reason})", checkpoint.path.display()));
-    Ok((run, checkpoint, resolved))
+    Ok((run, checkpoint, protected, resolved))
 }
 
 /// The layers of the configuration, weakest first: the run's own configuration, the tuned settings if LocDiff-H is

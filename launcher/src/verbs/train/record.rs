@@ -15,6 +15,13 @@ pub(super) fn failed_attempt(error: &anyhow::Error) -> FailedAttempt {
     FailedAttempt { kind: known.failure_kind(), what: what.to_owned(), step }
 }
 
+/// The root cause of a failure, in one line.
+pub(super) fn first_cause(error: &anyhow::Error) -> String {
+    let gang = error.downcast_ref::<LaunchError>().and_then(LaunchError::gang);
+    let text = gang.map_or_else(|| format!("{error:#}"), |gang| gang.first_cause.clone());
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
 /// A failure, for `failure.json` and `events.jsonl`.
 pub(super) fn failure_record(error: &anyhow::Error, restarts: u32) -> Value {
     let known = error.downcast_ref::<LaunchError>();

@@ -1,0 +1,200 @@
+//! Goodput: the share of a run's wall time that went into steps that counted, and what took the rest.
+//!
+//! The launcher samples the heartbeats of rank 0 and adds the time since the last sample to what rank 0 was doing. The
+//! code is pure: the caller passes the time. The time between two launchers of a run does not count.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use locdiff_core::pulse::{Beat, WorkPhase};
+use serde::{Deserialize, Serialize};
+
+/// Where the wall time of a run went, seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Goodput {
+    /// Training steps that counted.
+    pub steps_s: f64,
+    /// From the start of a launcher to its first step.
+    pub start_s: f64,
+    /// Waiting for data between steps.
+    pub data_s: f64,
+    /// Waiting for checkpoints.
+    pub checkpoint_s: f64,
+    /// Quick evaluations.
+    pub evaluation_s: f64,
+    /// From a failure to the next step.
+    pub restart_s: f64,
+    /// Steps that were lost, because they came after the last checkpoint before a failure.
+    pub lost_s: f64,
+}
+
+impl Goodput {
+    fn losses(&self) -> [(&'static str, f64); 6] {
+        [
+            ("start", self.start_s),
+            ("data", self.data_s),
+            ("checkpoint", self.checkpoint_s),
+            ("evaluation", self.evaluation_s),
+            ("restart", self.restart_s),
+            ("lost steps", self.lost_s),
+        ]
+    }
+
+    /// The whole wall time, seconds.
+    pub fn total_s(&self) -> f64 {
+        self.steps_s + self.losses().iter().map(|(_, seconds)| seconds).sum::<f64>()
+    }
+
+    /// The share of the wall time that went into steps that counted; `None` before any time has passed.
+    pub fn percent(&self) -> Option<f64> {
+        let total_s = self.total_s();
+        (total_s > 0.0).then(|| 100.0 * self.steps_s / total_s)
+    }
+
+    /// The share and what took the rest, largest first, such as `goodput 83.1 % (start 10.2 %, restart 6.7 %)`.
+    pub fn summary(&self) -> String {
+        let Some(percent) = self.percent() else { return "goodput unknown".to_owned() };
+        let mut losses = self.losses().map(|(name, seconds)| (name, 100.0 * seconds / self.total_s()));
+        losses.sort_by(|one, other| other.1.total_cmp(&one.1));
+        let shown = losses.iter().filter(|(_, percent)| *percent >= 0.05);
+        let shown: Vec<String> = shown.map(|(name, percent)| format!("{name} {percent:.1} %")).collect();
+        let rest = if shown.is_empty() { String::new() } else { format!(" ({})", shown.join(", ")) };
+        format!("goodput {percent:.1} %{rest}")
+    }
+
+    /// Counts `seconds` of steps as lost.
+    pub(super) fn lose(&mut self, seconds: f64) {
+        let lost_s = seconds.min(self.steps_s);
+        self.steps_s -= lost_s;
+        self.lost_s += lost_s;
+    }
+}
+
+/// What rank 0 is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TimeSink {
+    Start,
+    Restart,
+    Step(u64),
+    Phase(WorkPhase),
+}
+
+/// Measures the [`Goodput`] of a run.
+#[derive(Debug)]
+pub(super) struct GoodputClock {
+    spent: Goodput,
+    sink: TimeSink,
+    sampled_at: Duration,
+    /// Seconds spent on each step since the last checkpoint.
+    uncommitted: BTreeMap<u64, f64>,
+}
+
+impl GoodputClock {
+    /// Starts the clock of a launcher at the time `now`. `before` is what earlier launchers of the run measured.
+    pub(super) fn new(before: Goodput, now: Duration) -> Self {
+        Self { spent: before, sink: TimeSink::Start, sampled_at: now, uncommitted: BTreeMap::new() }
+    }
+
+    /// Adds the time since the last sample to what rank 0 was doing since.
+    pub(super) fn sample(&mut self, now: Duration) {
+        let seconds = now.saturating_sub(self.sampled_at).as_secs_f64();
+        self.sampled_at = now;
+        match self.sink {
+            TimeSink::Start => self.spent.start_s += seconds,
+            TimeSink::Restart => self.spent.restart_s += seconds,
+            TimeSink::Step(step) => {
+                self.spent.steps_s += seconds;
+                *self.uncommitted.entry(step).or_default() += seconds;
+            }
+            TimeSink::Phase(WorkPhase::Data) => self.spent.data_s += seconds,
+            TimeSink::Phase(WorkPhase::Checkpoint) => self.spent.checkpoint_s += seconds,
+            TimeSink::Phase(_) => self.spent.evaluation_s += seconds,
+        }
+    }
+
+    /// Records a heartbeat of rank 0.
+    pub(super) fn beat(&mut self, beat: &Beat, now: Duration) {
+        self.sample(now);
+        // Everything before the first step of an attempt belongs to its start or restart.
+        if beat.step > 0 {
+            self.sink = match beat.phase {
+                phase @ (WorkPhase::Data | WorkPhase::Checkpoint | WorkPhase::Evaluation) => TimeSink::Phase(phase),
+                _ => TimeSink::Step(beat.step),
+            };
+        }
+    }
+
+    /// Records that the checkpoint of `step` was committed: this step and earlier ones can no longer be lost.
+    pub(super) fn committed(&mut self, step: u64) {
+        self.uncommitted.retain(|made, _| *made > step);
+    }
+
+    /// Records that the attempt ended without a checkpoint of its last steps. Those are lost.
+    pub(super) fn failed(&mut self, now: Duration) {
+        self.sample(now);
+        let lost_s = self.uncommitted_s();
+        self.uncommitted.clear();
+        self.spent.lose(lost_s);
+        self.sink = TimeSink::Restart;
+    }
+
+    /// What was measured up to the last sample.
+    pub(super) fn spent(&self) -> Goodput {
+        self.spent
+    }
+
+    /// Time spent on steps that are not in a checkpoint yet, seconds.
+    pub(super) fn uncommitted_s(&self) -> f64 {
+        self.uncommitted.values().sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn beat(phase: WorkPhase, step: u64) -> Beat {
+        Beat { phase, step, counter: 0, waits_in: None }
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn every_second_is_counted_once_and_steps_after_the_last_checkpoint_are_lost() {
+        let mut clock = GoodputClock::new(Goodput { steps_s: 5.0, ..Goodput::default() }, at(100));
+        clock.beat(&beat(WorkPhase::Data, 0), at(102));
+        clock.beat(&beat(WorkPhase::Step, 1), at(104));
+        clock.beat(&beat(WorkPhase::Collective, 2), at(110));
+        clock.beat(&beat(WorkPhase::Data, 2), at(113));
+        clock.beat(&beat(WorkPhase::Checkpoint, 2), at(114));
+        clock.beat(&beat(WorkPhase::Step, 3), at(116));
+        clock.committed(2);
+        assert_eq!(clock.uncommitted_s(), 0.0);
+        clock.failed(at(120));
+        clock.beat(&beat(WorkPhase::Data, 0), at(121));
+        clock.beat(&beat(WorkPhase::Step, 3), at(123));
+        clock.beat(&beat(WorkPhase::Evaluation, 3), at(127));
+        clock.sample(at(128));
+        let spent = clock.spent();
+        let wanted = Goodput {
+            steps_s: 5.0 + 9.0 + 4.0,
+            start_s: 4.0,
+            data_s: 1.0,
+            checkpoint_s: 2.0,
+            evaluation_s: 1.0,
+            restart_s: 3.0,
+            lost_s: 4.0,
+        };
+        assert_eq!((spent, clock.uncommitted_s()), (wanted, 4.0));
+        assert_eq!(spent.total_s(), 5.0 + 28.0, "a second is missing or counted twice");
+    }
+
+    #[test]
+    fn summary_names_what_took_the_rest_largest_first() {
+        let spent = Goodput { steps_s: 75.0, start_s: 5.0, restart_s: 20.0, ..Goodput::default() };
+        assert_eq!(spent.summary(), "goodput 75.0 % (restart 20.0 %, start 5.0 %)");
+        assert_eq!(Goodput::default().summary(), "goodput unknown");
+    }
+}

@@ -1,0 +1,91 @@
+//! `status`: shows what the runs in `checkpoint.dir` are doing. It only reads the folders of the runs, so it also works
+//! on another machine that sees them.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use crate::cli::Global;
+use crate::error::{LaunchError, refuse};
+use crate::output::Output;
+use crate::run_folder::{CONFIG, RunState, RunStatus, WorkerStatus, host};
+
+/// Runs `status`.
+pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
+    let config = super::resolve(global)?.config.checkpoint;
+    let dir = Path::new(&config.dir);
+    let folders = if config.run.is_empty() { runs(dir)? } else { vec![dir.join(&config.run)] };
+    if let Some(missing) = folders.iter().find(|folder| !folder.join(CONFIG).exists()) {
+        refuse!(NoData, "{} is not a run; `locdiff-launch status` without --run lists all runs", missing.display());
+    }
+    if folders.is_empty() {
+        output.print(&format!("no runs in {}", dir.display()));
+    }
+    let rows: Vec<Value> = folders.iter().map(|folder| show(folder, output)).collect();
+    Ok(json!({ "ok": true, "runs": rows }))
+}
+
+/// The folders of all runs in `dir`, sorted by name.
+fn runs(dir: &Path) -> Result<Vec<PathBuf>, LaunchError> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(LaunchError::at(dir))?,
+    };
+    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    found.retain(|path| path.join(CONFIG).exists());
+    found.sort();
+    Ok(found)
+}
+
+/// Prints the status of a run and returns it as JSON.
+fn show(folder: &Path, output: Output) -> Value {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let Some(mut status) = RunStatus::read(folder) else {
+        output.print(&format!("{name}: unknown, it has no readable status.json"));
+        return json!({ "run": name, "state": "unknown" });
+    };
+    let now = SystemTime::now();
+    status.state = status.state_at(now, &host(), is_launcher);
+    output.print(&text(&status, now));
+    let mut row = json!(status);
+    row["age_s"] = json!(status.age_s(now));
+    row["goodput_percent"] = json!(status.goodput.percent());
+    row
+}
+
+/// Whether a launcher with this process id runs on this machine.
+fn is_launcher(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("locdiff"))
+}
+
+fn text(status: &RunStatus, now: SystemTime) -> String {
+    let mut head = vec![format!("step {} of {}", status.step, status.steps)];
+    head.extend(status.loss.map(|loss| format!("loss {loss:.4}")));
+    let mut lines = Vec::new();
+    if status.state == RunState::Running {
+        head.extend(status.samples_per_s.map(|speed| format!("{speed:.0} samples/s")));
+        head.extend(status.seconds_left.map(|seconds| format!("{} left", duration(seconds))));
+        let worker = |worker: &WorkerStatus| format!("rank {} {} of step {}", worker.rank, worker.phase, worker.step);
+        let workers: Vec<String> = status.workers.iter().map(worker).collect();
+        lines.push(format!("pid {} on {}; {}", status.pid, status.host, workers.join(", ")));
+        if status.is_stale(now) {
+            lines.push(format!("not updated for {}", duration(status.age_s(now))));
+        }
+    }
+    let checkpoint = match status.checkpoint_step {
+        Some(step) => format!("last checkpoint at step {step}"),
+        None => "no checkpoint".to_owned(),
+    };
+    lines.push(format!("{}, {} restarts, {checkpoint}", status.goodput.summary(), status.restarts));
+    lines.extend(status.failure.as_ref().map(|failure| format!("last failure: {failure}")));
+    format!("{}: {}, {}\n  {}", status.run, status.state.name(), head.join(", "), lines.join("\n  "))
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        _ if seconds < 120.0 => format!("{seconds:.0} s"),
+        _ if seconds < 7200.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
+}

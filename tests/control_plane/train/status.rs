@@ -1,0 +1,76 @@
+//! Tests of `status` and of what a launcher finds out about a predecessor that was killed.
+
+use std::process::Stdio;
+
+use locdiff_core::exit_code::ExitCode;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::support::{BASE, events, run_dir, stage, train};
+use crate::stage::{Stage, eventually, signal};
+
+fn status(stage: &Stage) -> Value {
+    let ran = stage.run("--device cpu --json --run run status");
+    ran.exits_with(ExitCode::Success).json()["runs"][0].clone()
+}
+
+#[test]
+fn status_shows_a_run_from_its_first_step_to_its_end_and_a_vanished_launcher_is_noted() {
+    let stage = stage();
+    let settings = "--workers 2 --set train.steps=9 --set checkpoint.every=3";
+    let ran = stage.run("--device cpu --json status");
+    assert_eq!(ran.exits_with(ExitCode::Success).json()["runs"], Value::Array(Vec::new()));
+    stage.run("--device cpu --run run status").exits_with(ExitCode::NoData).stderr_has("run is not a run");
+
+    // The hang holds the run at step 8. The reports of seven steps and at least one checkpoint come before it.
+    let line = format!("{BASE} --run run {settings} train --inject hang@rank=0,step=8,phase=data");
+    let mut launcher =
+        stage.command(&line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can be started");
+    let at_hang = |found: &Value| found["workers"][0]["phase"] == "data" && found["workers"][0]["step"] == 8;
+    eventually("the status shows the hang", || {
+        run_dir(&stage, "run").join("status.json").exists() && at_hang(&status(&stage))
+    });
+    let running = status(&stage);
+    assert_eq!((&running["state"], &running["pid"]), (&"running".into(), &launcher.id().into()), "{running}");
+    assert_eq!((&running["step"], &running["steps"]), (&7.into(), &9.into()), "{running}");
+    assert!(running["checkpoint_step"].as_u64() >= Some(3) && running["restarts"] == 0, "{running}");
+    for field in ["loss", "samples_per_s", "seconds_left", "goodput_percent", "age_s"] {
+        assert!(running[field].is_number(), "{field} in {running}");
+    }
+
+    signal(launcher.id(), Signal::SIGKILL);
+    let pid = launcher.id();
+    launcher.wait().expect("the launcher is a child of the test");
+    eventually("the launcher counts as vanished", || status(&stage)["state"] == "vanished");
+    let ran = train(&stage, "run", settings);
+    let noted = format!("the previous launcher (pid {pid} on ");
+    ran.exits_with(ExitCode::Success).stderr_has(&noted).stderr_has("ended without a word after step 7");
+    assert_eq!(events(&stage, "run", "vanished")[0]["step"], 7);
+
+    let ended = status(&stage);
+    assert_eq!((&ended["state"], &ended["step"], &ended["failure"]), (&"ended".into(), &9.into(), &Value::Null));
+    let spent = |found: &Value, part: &str| found["goodput"][part].as_f64().expect("the parts are numbers");
+    assert!(spent(&ended, "start_s") > spent(&running, "start_s"), "the time of the first launcher is gone: {ended}");
+    assert!(spent(&ended, "data_s") > 0.0, "the hang is not counted: {ended}");
+    assert!(ran.json()["goodput_percent"].is_number() && ran.stderr.contains("goodput "), "{}", ran.stderr);
+    let shown = stage.run("--device cpu --run run status");
+    assert!(shown.stdout.starts_with("run: ended, step 9 of 9, loss "), "{}", shown.stdout);
+    train(&stage, "run", settings).exits_with(ExitCode::Success);
+    assert_eq!(events(&stage, "run", "vanished").len(), 1, "a launcher that ended was called vanished");
+}
+
+#[test]
+fn status_shows_the_last_failure_and_the_goodput_what_it_cost() {
+    let stage = stage();
+    let settings = "--workers 2 --set train.steps=6 --set checkpoint.every=3";
+    let kill = "--inject kill@rank=1,step=5";
+    let ran = stage.run(&format!("{BASE} --run run {settings} --max-restarts 0 train {kill}"));
+    ran.exits_with(ExitCode::WorkerFailed);
+    let failed = status(&stage);
+    assert_eq!(failed["state"], "failed");
+    assert!(failed["failure"].as_str().is_some_and(|text| text.contains("killed by SIGKILL")), "{failed}");
+    let ran = stage.run(&format!("{BASE} --run run {settings} train {kill}"));
+    let result = ran.exits_with(ExitCode::Success).json();
+    assert!(result["goodput"]["restart_s"].as_f64().is_some_and(|seconds| seconds > 0.0), "{result}");
+    assert_eq!((&status(&stage)["state"], &status(&stage)["restarts"]), (&"ended".into(), &1.into()));
+}
