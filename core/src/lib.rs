@@ -8,6 +8,7 @@
 //! - [`pulse`]: what a worker is doing, for the launcher to watch.
 //! - [`stop`]: the launcher's request to stop early.
 //! - [`exit_code`]: the exit codes that scripts see.
+//! - [`cgroup`]: memory limits of this process.
 //! - [`files`]: crash-safe file writing, with fault injection for tests.
 //! - [`geo`]: points on the Earth, distances, grids.
 //! - [`random`]: counter-based random numbers. Each number is a function of the seed and of its position (stream, step,
@@ -21,6 +22,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod cgroup;
 pub mod config;
 pub mod draw;
 pub mod exit_code;

@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use super::errors::Checker;
-use super::{ConfigError, ConfigErrors, RunConfig, preset};
+use super::{ConfigError, ConfigErrors, NO_CREDENTIALS, RunConfig, has_credentials, preset};
 
 /// One source of values.
 #[derive(Debug, Clone, PartialEq)]
@@ -229,12 +229,16 @@ fn join(prefix: &str, key: &str) -> String {
     if prefix.is_empty() { key } else { format!("{prefix}.{key}") }
 }
 
-/// Checks that the key exists and that its value has the right type, without regard to other fields. Returns the value,
-/// converted to a string if `--set` gave a number or boolean for a string field.
+/// Checks that the key exists, that its value has the right type and contains no credentials, without regard to other
+/// fields. Returns the value, converted to a string if `--set` gave a number or boolean for a string field.
 fn check_leaf(key: &str, value: Value, origin: &ValueOrigin) -> Result<Value, ConfigError> {
     let fail = |message| ConfigError { key: key.to_owned(), origin: origin.to_string(), message };
     if !DEFAULTS.iter().any(|(known, _)| known == key) {
         return Err(fail(unknown_field(key)));
+    }
+    // Refuse the value here, because the messages of later checks may repeat it.
+    if value.as_str().is_some_and(has_credentials) {
+        return Err(fail(NO_CREDENTIALS.to_owned()));
     }
     let error = match parse_alone(key, &value) {
         Ok(()) => return Ok(value),

@@ -5,6 +5,7 @@
 //! the whole configuration has been checked, and all errors are reported together.
 
 mod auto;
+mod credentials;
 mod errors;
 mod load;
 mod log;
@@ -17,6 +18,7 @@ mod show;
 use serde::{Deserialize, Serialize};
 
 pub use auto::AutoOr;
+pub use credentials::{NO_CREDENTIALS, has_credentials};
 pub use errors::{ConfigError, ConfigErrors};
 pub use load::{Layer, Resolved, ValueOrigin, load};
 pub use log::log_filter;

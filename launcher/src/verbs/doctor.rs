@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use locdiff_core::cgroup::memory_available_bytes;
 use locdiff_core::config::{self, DeviceKind, Layer, PRESETS, RunConfig};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statvfs::statvfs;
@@ -227,7 +228,7 @@ fn presets(config: &RunConfig, inventory: &Inventory) -> Vec<Fit> {
     let on_gpu = config.parallel.device != DeviceKind::Cpu;
     let room = match inventory.gpus.iter().map(|gpu| gpu.memory_free_bytes).min().filter(|_| on_gpu) {
         Some(free) => free,
-        None => memory_bytes("MemAvailable:").unwrap_or(0) / workers,
+        None => memory_available_bytes(Path::new("/")) / workers,
     };
     let fit = |preset: &config::Preset| {
         let found = config::load(&[Layer::Preset(preset.name.into())]).ok()?;

@@ -10,8 +10,10 @@
 //! Main memory is pinned only if the worker has a GPU.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use locdiff_core::cgroup::memory_available_bytes;
 use locdiff_core::config::CacheMode;
 use tch::Device;
 
@@ -42,21 +44,9 @@ impl Room {
             Device::Cuda(index) => Some(cuda::free_bytes(index)?),
             _ => None,
         };
-        Ok(Self { host_bytes: available_bytes() / u64::from(workers.max(1)), device_bytes })
+        let host_bytes = memory_available_bytes(Path::new("/")) / u64::from(workers.max(1));
+        Ok(Self { host_bytes, device_bytes })
     }
-}
-
-/// Main memory that is available without swapping and within the cgroup limit, in bytes. 0 if it is unknown.
-fn available_bytes() -> u64 {
-    let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let number = |path: &str| text(path).trim().parse::<u64>().ok();
-    let kibibytes = text("/proc/meminfo")
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    let available = kibibytes.unwrap_or(0) * 1024;
-    let limit = number("/sys/fs/cgroup/memory.max")
-        .map(|limit| limit.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
-    limit.map_or(available, |limit| available.min(limit))
 }
 
 /// The chosen cache mode.

@@ -1,5 +1,7 @@
 //! `s3://bucket/key`, where the key is a folder, an object or a glob.
 
+use locdiff_core::config::{NO_CREDENTIALS, has_credentials};
+
 use crate::shards::error::ShardsError;
 
 /// A parsed URL.
@@ -18,13 +20,8 @@ impl Url {
     pub(super) fn parse(rest: &str) -> Result<Self, ShardsError> {
         let refuse = |reason: &str| Err(ShardsError::Argument(format!("an s3:// URL {reason}")));
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-        let signed =
-            key.split_once('?').is_some_and(|(_, query)| query.contains("X-Amz-") || query.contains("Signature="));
-        if bucket.contains(['@', ':']) || signed {
-            return refuse(
-                "must not contain credentials (they would appear in logs and saved configurations); \
-                 instead, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment",
-            );
+        if has_credentials(&format!("s3://{rest}")) {
+            return refuse(NO_CREDENTIALS);
         }
         let legal = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
         if bucket.len() < 3 || bucket.len() > 63 || !bucket.chars().all(legal) {
