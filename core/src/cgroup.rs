@@ -42,7 +42,12 @@ pub fn memory_available_bytes(root: &Path) -> u64 {
 /// `None` if the kernel does not count them, as in version 1.
 pub fn oom_kills(root: &Path) -> Option<u64> {
     let own = groups(root, &VERSION_2).into_iter().find(|group| group.join("memory.events").exists())?;
-    field(&own.join("memory.events"), "oom_kill")
+    oom_kills_in(&own.join("memory.events"))
+}
+
+/// The number of out-of-memory kills in one `memory.events`.
+pub fn oom_kills_in(events: &Path) -> Option<u64> {
+    field(events, "oom_kill")
 }
 
 /// The memory that one group may still use, in bytes. `None` if the group has no limit.

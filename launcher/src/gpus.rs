@@ -1,18 +1,18 @@
 //! Lists the GPUs of this machine with NVML, without a CUDA context and without libtorch.
 //!
 //! `CUDA_VISIBLE_DEVICES` has the same meaning as in CUDA: the first entry that matches no GPU, and all entries after
-//! it, are ignored.
+//! it, are ignored. An entry `MIG-UUID` is an instance of a GPU that was divided (multi-instance GPU).
 
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 
-/// One GPU that a worker can use.
+/// One GPU, or one instance of a GPU, that a worker can use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Gpu {
-    /// Index among all GPUs of the machine, ignoring `CUDA_VISIBLE_DEVICES`.
+    /// Index among all GPUs of the machine, ignoring `CUDA_VISIBLE_DEVICES`. An instance has the index of its GPU.
     pub index: u32,
-    /// Unique identifier, `GPU-...`.
+    /// Unique identifier, `GPU-...` or `MIG-...`.
     pub uuid: String,
     /// Product name.
     pub name: String,
@@ -37,13 +37,18 @@ pub struct Inventory {
 pub fn inventory() -> Inventory {
     let found = Nvml::init().and_then(|nvml| {
         let driver = nvml.sys_driver_version()?;
-        let gpus = (0..nvml.device_count()?).map(|index| describe(&nvml, index)).collect::<Result<Vec<_>, _>>()?;
-        Ok((driver, gpus))
+        let one = |index| describe(&nvml.device_by_index(index)?, index);
+        let all = (0..nvml.device_count()?).map(one).collect::<Result<Vec<_>, _>>()?;
+        let instance = |uuid: &str| {
+            let device = nvml.device_by_uuid(uuid).ok()?;
+            describe(&device, device.mig_parent_device().and_then(|parent| parent.index()).unwrap_or(0)).ok()
+        };
+        let gpus = visible(&all, instance, selection().as_deref());
+        Ok((driver, all, gpus))
     });
     match found {
-        Ok((driver, all)) => {
-            let selection = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-            let gpus = visible(&all, selection.as_deref());
+        Ok((driver, all, gpus)) => {
+            let selection = selection();
             let absent_because = match (&selection, gpus.is_empty()) {
                 (Some(list), true) => {
                     Some(format!("CUDA_VISIBLE_DEVICES={list} hides all {} GPUs of this machine", all.len()))
@@ -62,8 +67,23 @@ fn absent(reason: &str) -> Inventory {
     Inventory { absent_because: Some(reason.to_owned()), ..Inventory::default() }
 }
 
-fn describe(nvml: &Nvml, index: u32) -> Result<Gpu, NvmlError> {
-    let device = nvml.device_by_index(index)?;
+fn selection() -> Option<String> {
+    std::env::var("CUDA_VISIBLE_DEVICES").ok()
+}
+
+/// The entry of `CUDA_VISIBLE_DEVICES` that the worker on GPU number `gpu` must be given alone, as its GPU 0. `None` if
+/// the worker can be given the whole list: CUDA shows a process all GPUs of the list, but only the first instance.
+pub fn own_instance(gpu: u32) -> Option<String> {
+    instance_in(&selection()?, gpu)
+}
+
+fn instance_in(selection: &str, gpu: u32) -> Option<String> {
+    let entries: Vec<&str> = selection.split(',').map(str::trim).collect();
+    let has_instances = entries.iter().any(|entry| entry.starts_with("MIG-"));
+    entries.get(gpu as usize).filter(|_| has_instances).map(|entry| (*entry).to_owned())
+}
+
+fn describe(device: &Device<'_>, index: u32) -> Result<Gpu, NvmlError> {
     let memory = device.memory_info()?;
     Ok(Gpu {
         index,
@@ -74,16 +94,18 @@ fn describe(nvml: &Nvml, index: u32) -> Result<Gpu, NvmlError> {
     })
 }
 
-/// The GPUs that `selection`, the value of `CUDA_VISIBLE_DEVICES`, names by index or by the beginning of their UUID.
-/// The first entry that matches no GPU, and all entries after it, are ignored. Without a value, all GPUs are visible.
-fn visible(all: &[Gpu], selection: Option<&str>) -> Vec<Gpu> {
+/// The GPUs that `selection`, the value of `CUDA_VISIBLE_DEVICES`, names by index or by the beginning of their UUID, and
+/// the instances of GPUs, which `instance` finds by their UUID. The first entry that matches nothing, and all entries
+/// after it, are ignored. Without a value, all GPUs are visible.
+fn visible(all: &[Gpu], instance: impl Fn(&str) -> Option<Gpu>, selection: Option<&str>) -> Vec<Gpu> {
     let Some(selection) = selection else { return all.to_vec() };
     let find = |entry: &str| match entry.parse::<usize>() {
-        Ok(index) => all.get(index),
-        Err(_) if entry.starts_with("GPU-") => all.iter().find(|gpu| gpu.uuid.starts_with(entry)),
+        Ok(index) => all.get(index).cloned(),
+        Err(_) if entry.starts_with("GPU-") => all.iter().find(|gpu| gpu.uuid.starts_with(entry)).cloned(),
+        Err(_) if entry.starts_with("MIG-") => instance(entry),
         Err(_) => None,
     };
-    selection.split(',').map(str::trim).map_while(|entry| find(entry).cloned()).collect()
+    selection.split(',').map(str::trim).map_while(find).collect()
 }
 
 #[cfg(test)]
@@ -103,12 +125,23 @@ mod tests {
     #[test]
     fn visible_devices_follow_cudas_rules() {
         let all = [gpu(0), gpu(1), gpu(2)];
-        let indices = |selection| visible(&all, selection).iter().map(|gpu| gpu.index).collect::<Vec<_>>();
+        let instance = |uuid: &str| (uuid == "MIG-abc").then(|| Gpu { uuid: uuid.to_owned(), ..gpu(1) });
+        let indices = |selection| visible(&all, instance, selection).iter().map(|gpu| gpu.index).collect::<Vec<_>>();
         assert_eq!(indices(None), [0, 1, 2]);
         assert_eq!(indices(Some("2, 0")), [2, 0]);
         assert_eq!(indices(Some("GPU-1a")), [1]);
         assert_eq!(indices(Some("1,7,0")), [1], "an entry after an unknown GPU was used");
         assert!(indices(Some("")).is_empty());
         assert!(indices(Some("-1")).is_empty());
+        assert_eq!(indices(Some("MIG-abc,GPU-2a")), [1, 2]);
+        assert_eq!(indices(Some("MIG-abc,MIG-unknown,0")), [1], "an entry after an unknown instance was used");
+    }
+
+    #[test]
+    fn worker_of_an_instance_is_given_this_instance_alone() {
+        assert_eq!(instance_in("MIG-a, MIG-b", 1).as_deref(), Some("MIG-b"));
+        assert_eq!(instance_in("MIG-a,3", 1).as_deref(), Some("3"));
+        assert_eq!(instance_in("0,1", 1), None);
+        assert_eq!(instance_in("GPU-a", 0), None);
     }
 }

@@ -9,7 +9,7 @@
 //! - [`pulses`]: decides from heartbeats which worker is stuck. It does no I/O.
 //! - [`coordinator`]: the state machine of a gang (the workers of one attempt). It does no I/O.
 //! - [`supervisor`]: the processes and sockets that the coordinator controls.
-//! - [`progress`]: shows training progress, as a bar on a terminal or as lines in a log.
+//! - [`terminal`]: stderr, stdout and the progress bar, written by threads of their own.
 //! - [`report`]: the error report of a failed gang.
 //! - [`run_folder`]: the folder of a run, with its lock, configuration, attempts and checkpoints.
 //! - [`verbs`]: one function per verb of the command line. The verbs print through [`output`].
@@ -22,10 +22,10 @@ pub mod error;
 pub mod faults;
 pub mod gpus;
 pub mod output;
-pub mod progress;
 pub mod pulses;
 pub mod rendezvous;
 pub mod report;
 pub mod run_folder;
 pub mod supervisor;
+pub mod terminal;
 pub mod verbs;

@@ -2,23 +2,33 @@
 
 #![forbid(unsafe_code)]
 
+use std::backtrace::Backtrace;
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use locdiff_core::config::log_filter;
 use locdiff_core::exit_code;
 use locdiff_launch::cli::Cli;
-use locdiff_launch::error::exit_code_of;
-use locdiff_launch::output::Output;
-use locdiff_launch::progress::LogWriter;
+use locdiff_launch::output::{Output, end_process, finish};
+use locdiff_launch::terminal::{self, LogWriter};
 use locdiff_launch::verbs;
-use serde_json::json;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+/// How long a panic waits until the terminal has its message.
+const PANIC_LIMIT: Duration = Duration::from_secs(1);
+
 fn main() -> ExitCode {
+    // The standard hook would write to stderr itself, which waits forever if stderr is stuck.
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        let (name, trace) = (thread.name().unwrap_or("unnamed"), Backtrace::capture());
+        terminal::write_stderr(format!("thread '{name}' {panic}\n{trace}\n"));
+        terminal::flush_stderr(PANIC_LIMIT);
+    }));
     let cli = match Cli::try_parse().and_then(Cli::validate) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
@@ -31,13 +41,13 @@ fn main() -> ExitCode {
         .finish()
         .with(log_filter())
         .init();
-    let output = Output { json: cli.global.json };
+    let output = Output::of_process(cli.global.json);
     match verbs::run(&cli, output) {
         Ok(result) => {
             output.result(&result);
-            exit_code::ExitCode::Success.into()
+            finish(exit_code::ExitCode::Success).into()
         }
-        Err(error) => fail(output, exit_code_of(&error), &format!("{error:#}")),
+        Err(error) => end_process(&error),
     }
 }
 
@@ -48,18 +58,8 @@ fn usage(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return exit_code::ExitCode::Success.into();
     }
-    let output = Output { json: std::env::args_os().any(|argument| argument == "--json") };
+    let output = Output::of_process(std::env::args_os().any(|argument| argument == "--json"));
     let text = error.to_string();
-    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-    fail(output, exit_code::ExitCode::Usage, text)
-}
-
-/// Prints the error and returns its exit code. With `--json`, also prints the error as the JSON result, except for the
-/// code `NotReady`: in this case `doctor` has already printed its JSON result.
-fn fail(output: Output, code: exit_code::ExitCode, text: &str) -> ExitCode {
-    output.error(text);
-    if code != exit_code::ExitCode::NotReady {
-        output.result(&json!({ "ok": false, "exit_code": code.code(), "error": text }));
-    }
-    code.into()
+    output.fail(exit_code::ExitCode::Usage, text.strip_prefix("error: ").unwrap_or(&text).trim_end());
+    finish(exit_code::ExitCode::Usage).into()
 }

@@ -1,13 +1,27 @@
 //! Output of commands. Text goes to stdout, and errors go to stderr. With `--json`, text and errors both go to stderr,
 //! and stdout gets one JSON object.
+//!
+//! A command never waits for its output until it is over: [`finish`] then waits for stdout.
 
-use std::io::{self, Write};
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use locdiff_core::exit_code::ExitCode;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
 
-use crate::progress::with_bar_hidden;
+use crate::error::exit_code_of;
+use crate::terminal::{flush_stderr, wait_for_stdout, write_stderr, write_stdout};
+
+/// How long the end of a command waits for streams that nobody reads.
+const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
+
+/// How often to look whether stdout has taken all text.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The output of this process, for errors that end it at once.
+static OF_PROCESS: OnceLock<Output> = OnceLock::new();
 
 /// The destination of a command's text and result.
 #[derive(Debug, Clone, Copy)]
@@ -17,21 +31,30 @@ pub struct Output {
 }
 
 impl Output {
+    /// The output of this process, which also [`end_process`] uses.
+    pub fn of_process(json: bool) -> Self {
+        *OF_PROCESS.get_or_init(|| Self { json })
+    }
+
     /// Prints text for people: to stderr with `--json`, else to stdout.
     pub fn print(self, text: &str) {
-        if self.json { write(io::stderr(), text) } else { write(io::stdout(), text) }
+        if self.json { write_stderr(line(text)) } else { write_stdout(line(text)) }
     }
 
     /// Prints the result as JSON, if `--json` was given.
     pub fn result(self, value: &Value) {
         if self.json {
-            write(io::stdout(), &value.to_string());
+            write_stdout(line(&value.to_string()));
         }
     }
 
-    /// Prints the error of a failed command to stderr.
-    pub fn error(self, text: &str) {
-        write(io::stderr(), &format!("error: {text}"));
+    /// Prints the error of a failed command. With `--json`, also prints the error as the JSON result, except for the
+    /// code `NotReady`: in this case `doctor` has already printed its JSON result.
+    pub fn fail(self, code: ExitCode, text: &str) {
+        write_stderr(line(&format!("error: {text}")));
+        if code != ExitCode::NotReady {
+            self.result(&json!({ "ok": false, "exit_code": code.code(), "error": text }));
+        }
     }
 }
 
@@ -48,15 +71,51 @@ pub fn ok(result: &impl Serialize) -> anyhow::Result<Value> {
     Ok(serde_json::to_value(Successful { ok: true, result })?)
 }
 
-/// Writes `text` and, if it is missing, a newline. A closed pipe (`| head`) is not an error. Any other write error ends
-/// the process with the exit code `Io`, so that a command whose result was lost does not look successful.
-fn write(mut stream: impl Write, text: &str) {
-    let newline = if text.ends_with('\n') { "" } else { "\n" };
-    let written = with_bar_hidden(|| write!(stream, "{text}{newline}").and_then(|()| stream.flush()));
-    if let Err(error) = written
-        && error.kind() != io::ErrorKind::BrokenPipe
-    {
-        let _ = writeln!(io::stderr(), "error: cannot write the output: {error}");
-        std::process::exit(ExitCode::Io.code().into());
-    }
+/// Waits until stdout has the whole result, and returns the exit code: `code`, or `Io` if the result was lost, so that
+/// the command does not look successful. If nobody reads stdout, waits until somebody does, or until a signal arrives.
+pub fn finish(code: ExitCode) -> ExitCode {
+    let written = match wait_for_stdout(LAST_WORDS_LIMIT) {
+        Ok(false) => wait_for_reader_or_signal(),
+        written => written,
+    };
+    let code = match written {
+        Ok(true) => code,
+        Ok(false) => ExitCode::Interrupted,
+        Err(error) => {
+            write_stderr(line(&format!("error: cannot write the output: {error}")));
+            ExitCode::Io
+        }
+    };
+    flush_stderr(LAST_WORDS_LIMIT);
+    code
+}
+
+/// Ends the process with the error of a command, for the case that another thread is stuck and cannot be waited for.
+pub fn end_process(error: &anyhow::Error) -> ! {
+    let code = exit_code_of(error);
+    OF_PROCESS.get().unwrap_or(&Output { json: false }).fail(code, &format!("{error:#}"));
+    std::process::exit(finish(code).code().into());
+}
+
+/// Waits until stdout has all text. Returns false if a signal arrives first.
+fn wait_for_reader_or_signal() -> std::io::Result<bool> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let (mut interrupts, mut terminations) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        loop {
+            tokio::select! {
+                _ = interrupts.recv() => return Ok(false),
+                _ = terminations.recv() => return Ok(false),
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
+            }
+            if wait_for_stdout(Duration::ZERO)? {
+                return Ok(true);
+            }
+        }
+    })
+}
+
+/// Adds a newline if it is missing.
+fn line(text: &str) -> String {
+    if text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") }
 }

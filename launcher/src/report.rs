@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
 use std::time::Duration;
 
 use locdiff_core::exit_code::{ExitCode, FailureKind};
@@ -342,19 +341,6 @@ fn rank_list(ranks: &[u32]) -> String {
     ranges.collect::<Vec<_>>().join(", ")
 }
 
-/// How many processes of this process's cgroup the OOM killer has killed so far. `root` is the mount point of cgroup
-/// v2, usually `/sys/fs/cgroup`, and `membership` the content of `/proc/self/cgroup`. `None` if this is not known.
-pub fn oom_kills(root: &Path, membership: &str) -> Option<u64> {
-    let own = membership.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let events = std::fs::read_to_string(root.join(own).join("memory.events")).ok()?;
-    oom_kill_count(&events)
-}
-
-/// The number of out-of-memory kills in the text of a `memory.events`.
-pub fn oom_kill_count(events: &str) -> Option<u64> {
-    events.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
-}
-
 #[cfg(test)]
 mod tests {
     use locdiff_core::exit_code::HasExitCode;
@@ -443,18 +429,6 @@ mod tests {
         assert_eq!(error.failure_kind(), FailureKind::Final);
         let unknown = failure("train", &[failed(0, message, 99)], &[worker(50, &[])], false);
         assert_eq!(unknown.exit_code(), ExitCode::WorkerFailed);
-    }
-
-    #[test]
-    fn kills_of_the_oom_killer_are_counted_in_the_own_cgroup() {
-        let root = tempfile::tempdir().expect("a temporary folder can be created");
-        let own = root.path().join("job/step");
-        std::fs::create_dir_all(&own).expect("the test folder is writable");
-        std::fs::write(own.join("memory.events"), "low 0\noom 4\noom_kill 3\noom_group_kill 0\n")
-            .expect("the test folder is writable");
-        assert_eq!(oom_kills(root.path(), "0::/job/step\n"), Some(3));
-        assert_eq!(oom_kills(root.path(), "0::/other\n"), None);
-        assert_eq!(oom_kills(root.path(), "4:memory:/job\n"), None);
     }
 
     #[test]

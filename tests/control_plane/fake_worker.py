@@ -80,6 +80,8 @@ if MODE in ("hang", "stubborn"):
 if MODE == "hang-up":
     control.close()
     time.sleep(600)
+if MODE == "same-line":
+    print("the same line", flush=True)
 if MODE == "flood":
     for _ in range(200):
         os.write(1, b"x" * (1 << 20))

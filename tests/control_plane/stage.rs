@@ -90,7 +90,10 @@ impl Stage {
 
     /// The number of socket folders that launchers left behind.
     pub(crate) fn leftover_sockets(&self) -> usize {
-        std::fs::read_dir(self.path().join("locdiff")).map_or(0, Iterator::count)
+        let entries = std::fs::read_dir(self.path()).expect("the stage can be read").flatten();
+        entries
+            .filter(|entry| entry.path().is_dir() && entry.file_name().as_encoded_bytes().starts_with(b"locdiff-"))
+            .count()
     }
 }
 

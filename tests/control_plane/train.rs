@@ -1,5 +1,6 @@
 //! Tests of `train` through the command line, with real workers and real shards. Some tests kill workers.
 
+mod alive;
 mod board;
 mod chaos;
 mod corruption;

@@ -7,8 +7,6 @@
 mod record;
 mod restarts;
 
-use std::fs::File;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -28,12 +26,12 @@ use crate::error::{LaunchError, exit_code_of, refuse};
 use crate::faults::{self, Injection};
 use crate::gpus;
 use crate::output::Output;
-use crate::progress::Display;
 use crate::rendezvous::NodeWorkers;
 use crate::run_folder::{
     Commit, RunFolder, RunState, RunStatus, StatusKeeper, exact_unix_s, new_run_name, whole_checkpoint,
 };
-use crate::supervisor::{GangObserver, Supervisor};
+use crate::supervisor::{CappedLog, GangObserver, Supervisor};
+use crate::terminal::Display;
 use record::{failed_attempt, failure_record, first_cause, resume_command};
 use restarts::{RestartPolicy, RestartVerdict};
 
@@ -195,7 +193,9 @@ impl HeldRun<'_> {
             time_before,
             faults: self.faults.clone(),
         };
-        let mut observer = AttemptObserver::new(&mut self.run, &mut self.status, attempt, workers, &mut self.faults)?;
+        let log_bytes_max = self.resolved.config.supervise.log_bytes_max;
+        let (run, status, faults) = (&mut self.run, &mut self.status, &mut self.faults);
+        let mut observer = AttemptObserver::new(run, status, attempt, workers, log_bytes_max, faults)?;
         let job = Job::Train(Box::new(job));
         let result = self.supervisor.run(&self.resolved.config, self.world, job, attempt, &mut observer);
         observer.display.finish();
@@ -259,7 +259,7 @@ struct AttemptObserver<'a> {
     run: &'a mut RunFolder,
     status: &'a mut StatusKeeper,
     attempt: u32,
-    logs: Vec<File>,
+    logs: Vec<CappedLog>,
     faults: &'a mut Vec<InjectedFault>,
     display: Display,
     /// Whether a warning about a failed write was logged.
@@ -274,11 +274,12 @@ impl<'a> AttemptObserver<'a> {
         status: &'a mut StatusKeeper,
         attempt: u32,
         workers: usize,
+        log_bytes_max: u64,
         faults: &'a mut Vec<InjectedFault>,
     ) -> Result<Self, LaunchError> {
         let open = |rank: usize| {
             let path = run.log_path(attempt, rank as u32);
-            File::create(&path).map_err(LaunchError::at(path))
+            CappedLog::create(&path, log_bytes_max).map_err(LaunchError::at(path))
         };
         let logs = (0..workers).map(open).collect::<Result<_, _>>()?;
         let (display, has_warned, corrupt_from) = (Display::new(), false, None);
@@ -295,9 +296,8 @@ impl<'a> AttemptObserver<'a> {
 
 impl GangObserver for AttemptObserver<'_> {
     fn line(&mut self, rank: usize, line: &str) {
-        tracing::info!("[rank {rank}] {line}");
         let path = self.run.log_path(self.attempt, rank as u32);
-        let written = writeln!(self.logs[rank], "{line}").map_err(LaunchError::at(path));
+        let written = self.logs[rank].add(line).map_err(LaunchError::at(path));
         self.warn_once(written);
     }
 

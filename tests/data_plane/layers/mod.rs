@@ -38,7 +38,7 @@ const LAUNCHER: Design = Design {
     name: "locdiff_launch",
     source: "launcher/src",
     rows: &[
-        &["error", "gpus", "progress", "pulses"],
+        &["error", "gpus", "pulses", "terminal"],
         &["cli", "coordinator", "output", "rendezvous", "run_folder"],
         &["report"],
         &["supervisor"],

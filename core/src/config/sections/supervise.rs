@@ -33,6 +33,8 @@ section! {
         /// How long an outage of storage or network may last before the command gives up, seconds. Such restarts do not
         /// count towards `max_restarts`.
         pub outage_patience_s: f64 = 1800.0,
+        /// Size limit of the log file of each worker in each attempt, bytes. A longer log loses its middle.
+        pub log_bytes_max: u64 = 64 << 20,
     }
 }
 
@@ -49,6 +51,7 @@ impl SuperviseConfig {
         checker.within("supervise.stop_timeout_s", self.stop_timeout_s, 0.0..=DAY_S);
         checker.within("supervise.preempt_timeout_s", self.preempt_timeout_s, 0.0..=DAY_S);
         checker.within("supervise.outage_patience_s", self.outage_patience_s, 0.0..=30.0 * DAY_S);
+        checker.within("supervise.log_bytes_max", self.log_bytes_max, 1 << 12..=1 << 40);
         if self.step_timeout_s <= self.collective_timeout_s {
             // A training step contains collective operations, so its limit must be longer than that of one operation.
             let wanted = format!("is {}, wanted more than supervise.collective_timeout_s", self.step_timeout_s);

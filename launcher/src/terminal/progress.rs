@@ -1,62 +1,14 @@
 //! Progress of training: a bar if stderr is a terminal, otherwise one line per report.
 //!
-//! All other output to the terminal goes through [`with_bar_hidden`] or [`LogWriter`], which hide the bar while text is
-//! written. So log lines and the bar never mix. The remaining time is estimated from the pace since the first report of
-//! this attempt. So the estimate does not depend on earlier attempts or on the time that the workers took to start.
-//! Pure functions format the text that [`Display`] writes.
+//! The remaining time is estimated from the pace since the first report of this attempt. So the estimate does not depend
+//! on earlier attempts or on the time that the workers took to start. Pure functions format the text.
 
-use std::cell::Cell;
-use std::io::{self, IsTerminal, Write};
-use std::sync::{Mutex, PoisonError};
+use std::io::{self, IsTerminal, Write as _};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use locdiff_core::protocol::{Progress, QuickEvaluation};
-use tracing_subscriber::fmt::MakeWriter;
 
-/// The bar on the terminal, if one is drawn.
-static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
-
-thread_local! {
-    /// Whether this thread has hidden the bar. A hidden bar holds its lock, so a nested call would deadlock.
-    static IS_BAR_HIDDEN: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs `work`, which may write to the terminal, while the bar is hidden.
-pub fn with_bar_hidden<T>(work: impl FnOnce() -> T) -> T {
-    // Clone the bar so that `BAR` is not locked while `work` runs.
-    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let Some(bar) = bar.filter(|_| !IS_BAR_HIDDEN.get()) else { return work() };
-    bar.suspend(|| {
-        IS_BAR_HIDDEN.set(true);
-        let result = work();
-        IS_BAR_HIDDEN.set(false);
-        result
-    })
-}
-
-/// Writes log lines to stderr while the bar is hidden.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct LogWriter;
-
-impl Write for LogWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Write everything at once: the bar must not be drawn between two halves of a line.
-        with_bar_hidden(|| io::stderr().write_all(bytes)).map(|()| bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
-    }
-}
-
-impl MakeWriter<'_> for LogWriter {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        *self
-    }
-}
+use super::streams::{BarState, LogWriter, draw};
 
 /// The pace of an attempt, from which the remaining time is estimated.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -85,29 +37,25 @@ impl Pace {
 /// Shows the reports of a run as they arrive.
 #[derive(Debug)]
 pub struct Display {
-    bar: Option<ProgressBar>,
+    /// Whether stderr is a terminal, on which a bar is drawn.
+    has_bar: bool,
     pace: Pace,
 }
 
 impl Display {
     /// Creates a display that shows nothing until the first report.
     pub(crate) fn new() -> Self {
-        Self { bar: io::stderr().is_terminal().then(|| bar(ProgressDrawTarget::stderr())), pace: Pace::NEW }
+        Self { has_bar: io::stderr().is_terminal(), pace: Pace::NEW }
     }
 
     /// Shows a progress report.
     pub fn report(&mut self, progress: &Progress) {
         let left = self.pace.time_left(progress.step, progress.steps, Instant::now());
-        match &self.bar {
-            Some(bar) => {
-                bar.set_length(progress.steps);
-                bar.set_position(progress.step);
-                bar.set_message(bar_message(progress, left));
-                bar.tick();
-                // Register the bar only now, because before the first report no bar is drawn.
-                BAR.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| bar.clone());
-            }
-            None => line(&report_line(progress, left)),
+        if self.has_bar {
+            let message = bar_message(progress, left);
+            draw(Some(BarState { step: progress.step, steps: progress.steps, message }));
+        } else {
+            line(&report_line(progress, left));
         }
     }
 
@@ -118,9 +66,8 @@ impl Display {
 
     /// Removes the bar from the terminal.
     pub fn finish(&mut self) {
-        if let Some(bar) = self.bar.take() {
-            *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
-            bar.finish_and_clear();
+        if std::mem::take(&mut self.has_bar) {
+            draw(None);
         }
     }
 }
@@ -131,13 +78,6 @@ impl Drop for Display {
     }
 }
 
-fn bar(target: ProgressDrawTarget) -> ProgressBar {
-    let style = ProgressStyle::with_template("[{bar:12}] {pos}/{len} {wide_msg}");
-    let style = style.expect("a test draws this constant template");
-    ProgressBar::with_draw_target(Some(0), target).with_style(style.progress_chars("=> "))
-}
-
-/// Writes a line to stderr. Ignores write errors, because a closed terminal must not stop a run.
 fn line(text: &str) {
     let _ = LogWriter.write_all(format!("{text}\n").as_bytes());
 }
@@ -206,8 +146,6 @@ fn duration_text(duration: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use indicatif::TermLike;
-
     use super::*;
 
     fn progress() -> Progress {
@@ -286,68 +224,6 @@ mod tests {
         assert_eq!([pace.time_left(5, 10, after(0)), pace.time_left(5, 10, after(1))], [None, None]);
         let mut pace = Pace { first: Some((after(9), 0)) };
         assert_eq!(pace.time_left(5, 10, after(3)), Some(Duration::ZERO));
-    }
-
-    /// A terminal that records every line that is drawn or written, in order.
-    #[derive(Debug, Clone, Default)]
-    struct RecordingTerminal(std::sync::Arc<Mutex<Vec<String>>>);
-
-    impl RecordingTerminal {
-        fn add(&self, text: &str) {
-            if !text.trim().is_empty() {
-                self.0.lock().expect("no thread panicked while it held the lock").push(text.trim().to_owned());
-            }
-        }
-    }
-
-    impl TermLike for RecordingTerminal {
-        fn width(&self) -> u16 {
-            80
-        }
-        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn write_line(&self, text: &str) -> io::Result<()> {
-            self.add(text);
-            Ok(())
-        }
-        fn write_str(&self, text: &str) -> io::Result<()> {
-            self.add(text);
-            Ok(())
-        }
-        fn clear_line(&self) -> io::Result<()> {
-            self.add("(cleared)");
-            Ok(())
-        }
-        fn flush(&self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn bar_is_hidden_while_log_lines_are_written() {
-        let terminal = RecordingTerminal::default();
-        let drawn = bar(ProgressDrawTarget::term_like(Box::new(terminal.clone())));
-        let mut display = Display { bar: Some(drawn), pace: Pace::NEW };
-        display.report(&progress());
-        // Calls of `with_bar_hidden` may be nested.
-        with_bar_hidden(|| with_bar_hidden(|| terminal.add("a log line")));
-        drop(display);
-        assert!(BAR.lock().expect("no thread panicked while it held the lock").is_none());
-        let seen = terminal.0.lock().expect("no thread panicked while it held the lock").clone();
-        let place = seen.iter().position(|text| text == "a log line").expect("the log line was written");
-        assert_eq!(seen[place - 1], "(cleared)", "{seen:?}");
-        assert_eq!(seen[place + 1], "[>           ] 120/1500 loss 1.2345, 4312 samples/s, data wait 3 %", "{seen:?}");
-        assert_eq!(seen.last().map(String::as_str), Some("(cleared)"), "{seen:?}");
     }
 
     #[test]

@@ -1,0 +1,237 @@
+//! The lines that workers write: each rank's log file, and what is shown of them on the terminal.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long a line waits for the same line of other ranks before it is shown.
+const WINDOW: Duration = Duration::from_millis(300);
+
+/// Largest number of lines that wait.
+const WAITING_MAX: usize = 64;
+
+/// Size of the pieces in which the newest part of a log is moved.
+const PIECE_BYTES: usize = 1 << 16;
+
+/// Joins identical lines of several ranks.
+#[derive(Debug)]
+pub(super) struct SharedLines {
+    ranks: usize,
+    waiting: VecDeque<SharedLine>,
+}
+
+#[derive(Debug)]
+struct SharedLine {
+    text: String,
+    ranks: Vec<usize>,
+    show_at: Instant,
+}
+
+impl SharedLines {
+    /// For a gang of this many ranks.
+    pub(super) fn new(ranks: usize) -> Self {
+        Self { ranks, waiting: VecDeque::new() }
+    }
+
+    /// Takes a line that a rank wrote at the time `now`.
+    pub(super) fn add(&mut self, rank: usize, text: &str, now: Instant) {
+        let same = self.waiting.iter_mut().find(|line| line.text == text && !line.ranks.contains(&rank));
+        match same {
+            Some(line) => line.ranks.push(rank),
+            None => {
+                let line = SharedLine { text: text.to_owned(), ranks: vec![rank], show_at: now + WINDOW };
+                self.waiting.push_back(line);
+            }
+        }
+    }
+
+    /// When [`SharedLines::due`] has something to show, if no further line arrives.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.waiting.front().map(|line| line.show_at)
+    }
+
+    /// Removes the lines that need not wait any longer at the time `now`, and returns them as they are shown.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<String> {
+        let mut shown = Vec::new();
+        while let Some(first) = self.waiting.front() {
+            let is_whole = first.ranks.len() == self.ranks;
+            if !(is_whole || now >= first.show_at || self.waiting.len() > WAITING_MAX) {
+                break;
+            }
+            shown.extend(self.waiting.pop_front().map(SharedLine::shown));
+        }
+        shown
+    }
+
+    /// Removes and returns all lines.
+    pub(super) fn all(&mut self) -> Vec<String> {
+        self.waiting.drain(..).map(SharedLine::shown).collect()
+    }
+}
+
+impl SharedLine {
+    fn shown(mut self) -> String {
+        self.ranks.sort_unstable();
+        format!("{}: {}", ranks_text(&self.ranks), self.text)
+    }
+}
+
+/// Names ranks, which are in order: `rank 3` or `ranks 0, 2-7`.
+fn ranks_text(ranks: &[usize]) -> String {
+    let runs = ranks.chunk_by(|one, next| one + 1 == *next);
+    let run = |run: &[usize]| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        _ => run.iter().map(ToString::to_string).collect(),
+    };
+    let text = runs.map(run).collect::<Vec<_>>().join(", ");
+    format!("rank{} {text}", if ranks.len() == 1 { "" } else { "s" })
+}
+
+/// The log file of one rank in one attempt. A log that would exceed its limit loses its middle: the first half of the
+/// limit stays, and of the rest, the newest part. A line at the gap says how many bytes were cut.
+#[derive(Debug)]
+pub struct CappedLog {
+    file: File,
+    bytes: u64,
+    bytes_max: u64,
+    /// Number of bytes cut so far.
+    cut: u64,
+    /// Length of the line about the gap.
+    note_bytes: u64,
+    /// Where the beginning that stays ends, after a whole line. `None` until the log reaches its limit.
+    kept_until: Option<u64>,
+}
+
+impl CappedLog {
+    /// Creates or empties the file.
+    pub fn create(path: &Path, bytes_max: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+        Ok(Self { file, bytes: 0, bytes_max, cut: 0, note_bytes: 0, kept_until: None })
+    }
+
+    /// Appends a line.
+    pub fn add(&mut self, line: &str) -> io::Result<()> {
+        let line = format!("{line}\n");
+        if self.bytes + line.len() as u64 > self.bytes_max && self.bytes > self.bytes_max / 2 {
+            self.cut_middle()?;
+        }
+        self.file.write_all_at(line.as_bytes(), self.bytes)?;
+        self.bytes += line.len() as u64;
+        Ok(())
+    }
+
+    /// Moves the newest quarter of the limit to the end of the beginning that stays, after a line about the gap.
+    fn cut_middle(&mut self) -> io::Result<()> {
+        let gap = match self.kept_until {
+            Some(end) => end,
+            None => self.after_line(self.bytes_max / 2)?,
+        };
+        self.kept_until = Some(gap);
+        let mut from = self.after_line(self.bytes.saturating_sub(self.bytes_max / 4).max(gap))?;
+        if from == gap {
+            return Ok(());
+        }
+        // The part that is removed includes the line about the earlier gap.
+        self.cut += (from - gap).saturating_sub(self.note_bytes);
+        let note = format!("... {} bytes were cut here: supervise.log_bytes_max is {}\n", self.cut, self.bytes_max);
+        self.file.write_all_at(note.as_bytes(), gap)?;
+        self.note_bytes = note.len() as u64;
+        let mut to = gap + self.note_bytes;
+        let mut piece = vec![0; PIECE_BYTES];
+        // The part moves towards the beginning, so it may overlap itself.
+        while from < self.bytes {
+            let count = usize::try_from(self.bytes - from).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+            self.file.read_exact_at(&mut piece[..count], from)?;
+            self.file.write_all_at(&piece[..count], to)?;
+            (from, to) = (from + count as u64, to + count as u64);
+        }
+        self.file.set_len(to)?;
+        self.file.flush()?;
+        self.bytes = to;
+        Ok(())
+    }
+
+    /// The position after the first line that ends at `from` or later.
+    fn after_line(&self, mut from: u64) -> io::Result<u64> {
+        let mut piece = [0; 512];
+        while from < self.bytes {
+            let count = self.file.read_at(&mut piece, from)?;
+            match piece[..count].iter().position(|byte| *byte == b'\n') {
+                Some(place) => return Ok(from + place as u64 + 1),
+                None if count == 0 => break,
+                None => from += count as u64,
+            }
+        }
+        Ok(self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identical_lines_of_several_ranks_are_shown_once() {
+        let start = Instant::now();
+        let mut lines = SharedLines::new(4);
+        lines.add(0, "hello", start);
+        lines.add(2, "hello", start);
+        lines.add(3, "hello", start + WINDOW / 2);
+        lines.add(3, "only I", start + WINDOW / 2);
+        lines.add(3, "hello", start + WINDOW / 2);
+        assert!(lines.due(start + WINDOW / 2).is_empty(), "a line did not wait for the other ranks");
+        assert_eq!(lines.deadline(), Some(start + WINDOW));
+        assert_eq!(lines.due(start + WINDOW), ["ranks 0, 2-3: hello"]);
+        assert_eq!(lines.all(), ["rank 3: only I", "rank 3: hello"]);
+        for rank in 0..4 {
+            lines.add(rank, "all", start);
+        }
+        assert_eq!(lines.due(start), ["ranks 0-3: all"], "a line waited although every rank has written it");
+        for number in 0..=WAITING_MAX {
+            lines.add(0, &number.to_string(), start);
+        }
+        assert_eq!(lines.due(start), ["rank 0: 0"], "the number of waiting lines is not limited");
+    }
+
+    #[test]
+    fn long_log_keeps_its_beginning_and_its_newest_part() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
+        let path = folder.path().join("rank-0.log");
+        let bytes_max = 4096;
+        let mut log = CappedLog::create(&path, bytes_max).expect("the file can be created");
+        let mut total = 0;
+        for number in 0..5000 {
+            let line = format!("line {number} {}", "x".repeat(number % 40));
+            total += line.len() as u64 + 1;
+            log.add(&line).expect("the file is writable");
+            let size = std::fs::metadata(&path).expect("the file exists").len();
+            assert!(size <= bytes_max, "the file has {size} bytes");
+        }
+        let text = std::fs::read_to_string(&path).expect("the log is text");
+        let lines: Vec<&str> = text.lines().collect();
+        let gap = lines.iter().position(|line| line.starts_with("... ")).expect("a line says how much was cut");
+        let number = |line: &str| line.split(' ').nth(1).and_then(|word| word.parse::<usize>().ok());
+        let numbers: Vec<_> = lines.iter().map(|line| number(line).expect("each line has a number")).collect();
+        assert!(numbers[..gap].iter().copied().eq(0..gap), "the beginning has gaps: {text}");
+        assert!(numbers[gap + 1..].iter().copied().eq(numbers[gap + 1]..5000), "the newest part has gaps: {text}");
+        assert!(lines[..gap].join("\n").len() >= 2000 && lines.len() - gap > 20, "too little was kept: {text}");
+        let left = (text.len() - lines[gap].len() - 1) as u64;
+        assert_eq!(numbers[gap] as u64, total - left, "the line at the gap gives a wrong number: {}", lines[gap]);
+    }
+
+    #[test]
+    fn line_longer_than_the_limit_is_not_lost() {
+        let folder = tempfile::tempdir().expect("a temporary folder can be created");
+        let path = folder.path().join("rank-0.log");
+        let mut log = CappedLog::create(&path, 4096).expect("the file can be created");
+        for _ in 0..3 {
+            log.add(&"y".repeat(8000)).expect("the file is writable");
+        }
+        let text = std::fs::read_to_string(&path).expect("the log is text");
+        assert!(text.ends_with(&format!("{}\n", "y".repeat(8000))), "the newest line is missing");
+        assert!(text.len() < 20_000, "the file has {} bytes", text.len());
+    }
+}

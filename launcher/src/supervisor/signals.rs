@@ -1,0 +1,45 @@
+//! The signals with which a user or a scheduler asks to stop.
+
+use locdiff_core::exit_code::ExitCode;
+use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
+
+use crate::error::{LaunchError, reported};
+
+/// The signals with which a user or a scheduler asks to stop.
+#[derive(Debug)]
+pub(super) struct Signals {
+    interrupts: UnixSignal,
+    terminations: UnixSignal,
+    user_signals: UnixSignal,
+    /// The exit code that belongs to the first signal; `None` if no signal has arrived.
+    pub(super) code: Option<ExitCode>,
+}
+
+impl Signals {
+    /// Starts to watch the signals. Must be called within an async runtime.
+    pub(super) fn watch() -> std::io::Result<Self> {
+        Ok(Self {
+            interrupts: signal(SignalKind::interrupt())?,
+            terminations: signal(SignalKind::terminate())?,
+            user_signals: signal(SignalKind::user_defined1())?,
+            code: None,
+        })
+    }
+
+    pub(super) async fn recv(&mut self) {
+        let code = tokio::select! {
+            _ = self.interrupts.recv() => ExitCode::Interrupted,
+            _ = self.terminations.recv() => ExitCode::Preempted,
+            _ = self.user_signals.recv() => ExitCode::Preempted,
+        };
+        self.code.get_or_insert(code);
+    }
+
+    /// The error of a command that was asked to stop.
+    pub(super) fn error(&self) -> LaunchError {
+        match self.code {
+            Some(ExitCode::Preempted) => reported!(Preempted, "stopped by a signal; the same command resumes the run"),
+            _ => LaunchError::interrupted(),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The processes of a gang: spawning, waiting and signalling.
+
+use std::collections::VecDeque;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::Context as _;
+use locdiff_core::protocol::{CONTROL_VARIABLE, LAUNCHER_PID_VARIABLE, ToWorker};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+
+use super::control::{Notice, read_lines};
+use super::program::spawn_error;
+use super::runtime_folder::ControlSocket;
+use super::{Gang, OUTPUT_GRACE};
+use crate::coordinator::{Exit, GangEvent};
+use crate::gpus;
+
+/// A worker of a gang.
+pub(super) struct WorkerHandle {
+    pub(super) pid: u32,
+    pub(super) running: bool,
+    pub(super) open_outputs: usize,
+    pub(super) last_lines: VecDeque<String>,
+    pub(super) replies: Option<mpsc::UnboundedSender<ToWorker>>,
+}
+
+impl WorkerHandle {
+    /// Sends a message to the worker. If the worker has closed its socket, drops the message, because the worker's exit
+    /// status will tell the reason.
+    pub(super) fn send(&self, message: ToWorker) {
+        if let Some(replies) = &self.replies {
+            let _ = replies.send(message);
+        }
+    }
+
+    /// Whether the process has ended and all its output has been read.
+    pub(super) fn is_drained(&self) -> bool {
+        !self.running && self.open_outputs == 0
+    }
+}
+
+pub(super) fn spawn_all(
+    gang: &Gang<'_>,
+    control: &ControlSocket,
+    events: &mpsc::Sender<Notice>,
+) -> anyhow::Result<Vec<WorkerHandle>> {
+    let mut members = Vec::with_capacity(gang.world.slots.len());
+    for rank in 0..gang.world.slots.len() {
+        // On an error, the launcher drops the runtime, and so the children that were spawned before. Dropping a child
+        // kills it.
+        let mut child =
+            command(gang, rank, &control.path()).spawn().map_err(|error| spawn_error(&gang.worker, error))?;
+        let pid = child.id().context("a worker that was just spawned has no process id: this is a bug")?;
+        let stdout = child.stdout.take().context("the stdout of a worker is not a pipe: this is a bug")?;
+        let stderr = child.stderr.take().context("the stderr of a worker is not a pipe: this is a bug")?;
+        tokio::spawn(read_lines(rank, stdout, events.clone()));
+        tokio::spawn(read_lines(rank, stderr, events.clone()));
+        tokio::spawn(wait(rank, child, events.clone()));
+        members.push(WorkerHandle { pid, running: true, open_outputs: 2, last_lines: VecDeque::new(), replies: None });
+    }
+    Ok(members)
+}
+
+fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
+    let slot = &gang.world.slots[rank];
+    let mut command = Command::new(&gang.worker);
+    command
+        .env(CONTROL_VARIABLE, control)
+        .env(LAUNCHER_PID_VARIABLE, std::process::id().to_string())
+        .env("RANK", slot.rank.to_string())
+        .env("WORLD_SIZE", slot.world.to_string())
+        .env("LOCAL_RANK", slot.local_rank.to_string())
+        .env("OMP_NUM_THREADS", slot.threads.to_string())
+        // Make CUDA number the GPUs in the order of the PCI bus, as NVML does. By default, CUDA puts the fastest GPU
+        // first.
+        .env("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // A worker in its own process group does not receive Ctrl-C from the terminal. The launcher receives Ctrl-C and
+        // stops the workers.
+        .process_group(0)
+        .kill_on_drop(true);
+    if slot.gpu.is_some() && std::env::var_os("NCCL_SOCKET_IFNAME").is_none() {
+        let interface = if gang.meeting.interface.is_empty() { "lo" } else { &gang.meeting.interface };
+        command.env("NCCL_SOCKET_IFNAME", interface);
+    }
+    let own_instance = slot.gpu.and_then(gpus::own_instance);
+    if let Some(instance) = &own_instance {
+        command.env("CUDA_VISIBLE_DEVICES", instance);
+    }
+    // NCCL refuses two ranks on one GPU of a host. Instances of one GPU are on one GPU, too.
+    if gang.world.share_gpu || own_instance.is_some() {
+        command.env("NCCL_HOSTID", format!("locdiff-{}-{rank}", std::process::id()));
+    }
+    command
+}
+
+async fn wait(rank: usize, mut child: Child, events: mpsc::Sender<Notice>) {
+    let status = child.wait().await.ok();
+    let exit = match status.and_then(|status| status.signal()) {
+        Some(signal) => Exit::Signal(signal),
+        None => Exit::Code(status.and_then(|status| status.code()).unwrap_or(-1)),
+    };
+    let rank = rank as u32;
+    let _ = events.send(Notice::Happened(GangEvent::Exited { rank, exit })).await;
+    // The socket usually closes when the process ends. If another process holds the socket open, report it as closed
+    // nevertheless.
+    tokio::time::sleep(OUTPUT_GRACE).await;
+    let _ = events.send(Notice::Happened(GangEvent::Closed(rank))).await;
+}
+
+pub(super) fn signal_running(members: &[WorkerHandle], signal: Signal) {
+    for member in members.iter().filter(|member| member.running) {
+        send_signal(member.pid, signal);
+    }
+}
+
+/// Sends a signal to the process group of a worker, that is, to the worker and the processes that it started. It is not
+/// an error if all of them have ended.
+pub(super) fn send_signal(pid: u32, signal: Signal) {
+    if let Ok(group) = i32::try_from(pid) {
+        let _ = killpg(Pid::from_raw(group), signal);
+    }
+}

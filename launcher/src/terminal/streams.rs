@@ -1,0 +1,319 @@
+//! The threads that write to stderr and stdout.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::sync::{Mutex, Once, PoisonError};
+use std::thread::Builder;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tracing_subscriber::fmt::MakeWriter;
+
+use super::backlog::{Backlog, Next};
+
+/// How many bytes of lines wait for the terminal at most.
+const BYTES_MAX: usize = 1 << 20;
+
+/// How long lines on stderr and text on stdout wait for each other, so that they appear in order if both are read.
+const ORDER_PATIENCE: Duration = Duration::from_millis(200);
+
+/// How often a stream is tried again that another program has made non-blocking.
+const RETRY: Duration = Duration::from_millis(10);
+
+static STDERR: Backlog<Piece> = Backlog::new(BYTES_MAX);
+static STDOUT: Backlog<String> = Backlog::new(0);
+/// The bar to draw, and whether the thread of stderr already knows that it has changed.
+static BAR: Mutex<(Option<BarState>, bool)> = Mutex::new((None, false));
+/// The first write error of stdout.
+static LOST: Mutex<Option<io::Error>> = Mutex::new(None);
+static STARTED: Once = Once::new();
+
+/// A piece of work for the thread of stderr.
+enum Piece {
+    Text(Vec<u8>),
+    /// The bar has changed.
+    Bar,
+}
+
+/// Writes log lines to stderr, or drops them while stderr is stuck.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        start();
+        STDERR.offer(Piece::Text(bytes.to_owned()), bytes.len());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for LogWriter {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        *self
+    }
+}
+
+/// Writes text to stderr that must not be dropped, such as the error of a command.
+pub fn write_stderr(text: String) {
+    start();
+    STDERR.push(Piece::Text(text.into_bytes()));
+}
+
+/// Writes text to stdout.
+pub fn write_stdout(text: String) {
+    start();
+    STDERR.wait_until_idle(ORDER_PATIENCE);
+    let was_idle = STDOUT.is_idle();
+    STDOUT.push(text);
+    if was_idle {
+        STDOUT.wait_until_idle(ORDER_PATIENCE);
+    }
+}
+
+/// Waits until stderr has all text, at most for `limit`.
+pub fn flush_stderr(limit: Duration) {
+    STDERR.wait_until_idle(limit);
+}
+
+/// Waits until stdout has all text, at most for `limit`. Returns whether it has; the error is the first write error.
+/// Nobody misses the text if the reader of a pipe has gone (`| head`) or the terminal has closed.
+pub fn wait_for_stdout(limit: Duration) -> io::Result<bool> {
+    let is_written = STDOUT.wait_until_idle(limit);
+    LOST.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(is_written), Err)
+}
+
+/// Draws the progress bar, or removes it.
+pub(super) fn draw(bar: Option<BarState>) {
+    start();
+    let mut shown = BAR.lock().unwrap_or_else(PoisonError::into_inner);
+    shown.0 = bar;
+    // While the terminal is stuck, only the newest state waits.
+    if !std::mem::replace(&mut shown.1, true) {
+        STDERR.push(Piece::Bar);
+    }
+}
+
+/// Starts the threads, once.
+fn start() {
+    STARTED.call_once(|| {
+        // A duplicate has no lock. A thread that is stuck in a write would hold the lock of `io::stderr()`.
+        let duplicate = |stream: &dyn AsFd| stream.as_fd().try_clone_to_owned().map(File::from);
+        let is_terminal = io::IsTerminal::is_terminal(&io::stdout());
+        let (stderr, stdout) = (duplicate(&io::stderr()), duplicate(&io::stdout()));
+        let name = |name: &str| Builder::new().name(name.to_owned());
+        let started = stderr.and_then(|stream| {
+            let screen = Screen { stream, bar: None, target: ProgressDrawTarget::stderr };
+            name("stderr").spawn(move || screen.serve())
+        });
+        let started = started
+            .and_then(|_| stdout)
+            .and_then(|stream| name("stdout").spawn(move || serve_stdout(stream, is_terminal)));
+        started.expect("a process that has just started can start two threads");
+    });
+}
+
+fn serve_stdout(mut stream: File, is_terminal: bool) {
+    while let Next::Item(text) = STDOUT.next(None) {
+        if let Err(error) = write_fully(&mut stream, text.as_bytes()) {
+            let is_closed = error.kind() == ErrorKind::BrokenPipe;
+            let is_hung_up = is_terminal && error.raw_os_error() == Some(nix::errno::Errno::EIO as i32);
+            if !is_closed && !is_hung_up {
+                LOST.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+        }
+    }
+}
+
+/// Like `write_all`, but also waits for a stream that is non-blocking.
+fn write_fully(stream: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(RETRY),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Stderr and the bar on it.
+struct Screen<W> {
+    stream: W,
+    bar: Option<ProgressBar>,
+    /// Where a new bar is drawn.
+    target: fn() -> ProgressDrawTarget,
+}
+
+impl<W: Write> Screen<W> {
+    fn serve(mut self) {
+        loop {
+            match STDERR.next(None) {
+                Next::Item(Piece::Text(bytes)) => self.write(&bytes),
+                Next::Item(Piece::Bar) => {
+                    let mut shown = BAR.lock().unwrap_or_else(PoisonError::into_inner);
+                    shown.1 = false;
+                    let bar = shown.0.clone();
+                    drop(shown);
+                    self.show(bar.as_ref());
+                }
+                Next::Dropped(lines) => {
+                    self.write(format!("dropped {lines} lines: the terminal does not keep up\n").as_bytes());
+                }
+                Next::Nothing | Next::Closed => return,
+            }
+        }
+    }
+
+    /// Writes text while the bar is hidden. Ignores errors: a closed terminal must not stop a run.
+    fn write(&mut self, bytes: &[u8]) {
+        let _ = match &self.bar {
+            Some(bar) => bar.suspend(|| write_fully(&mut self.stream, bytes)),
+            None => write_fully(&mut self.stream, bytes),
+        };
+    }
+
+    fn show(&mut self, state: Option<&BarState>) {
+        match state {
+            Some(state) => state.draw(self.bar.get_or_insert_with(|| new_bar((self.target)()))),
+            None => drop(self.bar.take().inspect(ProgressBar::finish_and_clear)),
+        }
+    }
+}
+
+/// What the bar shows.
+#[derive(Debug, Clone)]
+pub(super) struct BarState {
+    pub(super) step: u64,
+    pub(super) steps: u64,
+    /// Text to the right of the bar.
+    pub(super) message: String,
+}
+
+impl BarState {
+    fn draw(&self, bar: &ProgressBar) {
+        bar.set_length(self.steps);
+        bar.set_position(self.step);
+        bar.set_message(self.message.clone());
+        bar.tick();
+    }
+}
+
+/// A new bar, which is not drawn yet.
+fn new_bar(target: ProgressDrawTarget) -> ProgressBar {
+    let style = ProgressStyle::with_template("[{bar:12}] {pos}/{len} {wide_msg}");
+    let style = style.expect("a test draws this constant template");
+    ProgressBar::with_draw_target(Some(0), target).with_style(style.progress_chars("=> "))
+}
+
+#[cfg(test)]
+mod tests {
+    use indicatif::TermLike;
+
+    use super::*;
+
+    /// A terminal that records every line that is drawn or written, in order.
+    #[derive(Debug, Clone)]
+    struct RecordingTerminal;
+
+    /// The lines of all [`RecordingTerminal`]s.
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+    impl RecordingTerminal {
+        fn add(&self, text: &str) {
+            if !text.trim().is_empty() {
+                LINES.lock().expect("no thread panicked while it held the lock").push(text.trim().to_owned());
+            }
+        }
+    }
+
+    impl TermLike for RecordingTerminal {
+        fn width(&self) -> u16 {
+            80
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.add(text);
+            Ok(())
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.add(text);
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            self.add("(cleared)");
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Write for RecordingTerminal {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.add(&String::from_utf8_lossy(bytes));
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn bar_is_hidden_while_log_lines_are_written() {
+        let target = || ProgressDrawTarget::term_like(Box::new(RecordingTerminal));
+        let mut screen = Screen { stream: RecordingTerminal, bar: None, target };
+        screen.show(Some(&BarState { step: 120, steps: 1500, message: "loss 1.2345".into() }));
+        screen.write(b"a log line\n");
+        screen.show(None);
+        screen.write(b"the end\n");
+        let seen = LINES.lock().expect("no thread panicked while it held the lock").clone();
+        let place = seen.iter().position(|text| text == "a log line").expect("the log line was written");
+        assert_eq!(seen[place - 1], "(cleared)", "{seen:?}");
+        assert_eq!(seen[place + 1], "[>           ] 120/1500 loss 1.2345", "{seen:?}");
+        assert_eq!(seen[seen.len() - 2..], ["(cleared)", "the end"], "{seen:?}");
+    }
+
+    /// A stream that takes one byte at a time, and is full every other time.
+    struct SlowStream(Vec<u8>, bool);
+
+    impl Write for SlowStream {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.1 = !self.1;
+            if self.1 {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            self.0.push(bytes[0]);
+            Ok(1)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn whole_text_is_written_to_a_non_blocking_stream() {
+        let mut stream = SlowStream(Vec::new(), false);
+        write_fully(&mut stream, b"text").expect("the stream accepts all bytes in the end");
+        assert_eq!(stream.0, b"text");
+    }
+}
