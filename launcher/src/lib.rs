@@ -5,7 +5,6 @@
 //! - [`error`]: expected errors and their exit codes.
 //! - [`gpus`]: the GPUs of this machine, listed without libtorch.
 //! - [`rendezvous`]: assigns ranks to devices.
-//! - [`faults`]: the faults that `train --inject` requests.
 //! - [`pulses`]: decides from heartbeats which worker is stuck. It does no I/O.
 //! - [`coordinator`]: the state machine of a gang (the workers of one attempt). It does no I/O.
 //! - [`supervisor`]: the processes and sockets that the coordinator controls.
@@ -19,7 +18,6 @@
 pub mod cli;
 pub mod coordinator;
 pub mod error;
-pub mod faults;
 pub mod gpus;
 pub mod output;
 pub mod pulses;

@@ -10,6 +10,7 @@
 //! thread ([`GangObserver`]), and the terminal has threads of its own.
 
 mod control;
+mod faults;
 mod logs;
 mod observer;
 mod orphans;
@@ -29,24 +30,23 @@ use locdiff_core::protocol::{
 };
 use locdiff_core::{cgroup, pulse};
 use nix::sys::signal::Signal;
-use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::coordinator::{Action, Cause, Coordinator, GangEvent, Limits, Outcome};
 use crate::error::{LaunchError, exit_code_of, reported};
-use crate::faults::RandomFaults;
 use crate::gpus;
 use crate::output::end_process;
 use crate::pulses::{PhaseLimits, TICK};
 use crate::rendezvous::NodeWorkers;
 use crate::report::{self, EndedWorker};
 
+pub use faults::{Injection, RandomFaults, parse as parse_fault};
 pub use logs::CappedLog;
 pub use observer::{Echo, GangObserver, Silence};
 
-use control::{Notice, serve_worker};
+use control::{Notice, accept_worker};
 use observer::{CloseOnDrop, Observations};
 use program::worker_path;
 use runtime_folder::ControlSocket;
@@ -276,7 +276,7 @@ async fn supervise(
             Some(failure) = failures.recv() => failure,
             connection = control.listener.accept() => {
                 let (stream, _) = connection.context("cannot accept a connection on the control socket")?;
-                accept_worker(stream, &members, &events);
+                accept_worker(stream, &pids, &events);
                 continue;
             }
             () = signals.recv() => {
@@ -360,17 +360,6 @@ async fn wait_for_observer(
             }
             () = tokio::time::sleep(limit.saturating_sub(ended.elapsed())) => return None,
         }
-    }
-}
-
-/// Identifies the worker at the other end of `stream` by the process id that the kernel reports, and starts a task that
-/// exchanges messages with the worker. Rejects a process that is not a worker.
-fn accept_worker(stream: UnixStream, members: &[WorkerHandle], events: &mpsc::Sender<Notice>) {
-    let pid = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
-    let rank = members.iter().position(|member| i32::try_from(member.pid).ok() == pid);
-    match rank {
-        Some(rank) => drop(tokio::spawn(serve_worker(rank, stream, events.clone()))),
-        None => tracing::warn!("rejected a connection to the control socket from pid {pid:?}, which is not a worker"),
     }
 }
 

@@ -37,8 +37,21 @@ pub(super) async fn read_lines(rank: usize, pipe: impl AsyncRead + Unpin, events
     let _ = events.send(Notice::OutputEnded { rank }).await;
 }
 
+/// Identifies the worker at the other end of `stream` by the process id that the kernel reports, and starts a task that
+/// exchanges messages with the worker. `pids` are the process ids of all ranks. Rejects a process that is not a worker.
+pub(super) fn accept_worker(stream: UnixStream, pids: &[u32], events: &mpsc::Sender<Notice>) {
+    let pid = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
+    match pids.iter().position(|worker| i32::try_from(*worker).ok() == pid) {
+        Some(rank) => drop(tokio::spawn(serve_worker(rank, stream, events.clone()))),
+        None => {
+            let pid = pid.unwrap_or(0);
+            tracing::warn!("rejected a connection to the control socket from pid {pid}, which is not a worker");
+        }
+    }
+}
+
 /// Exchanges messages with a worker until its socket closes.
-pub(super) async fn serve_worker(rank: usize, stream: UnixStream, events: mpsc::Sender<Notice>) {
+async fn serve_worker(rank: usize, stream: UnixStream, events: mpsc::Sender<Notice>) {
     let codec = *LengthDelimitedCodec::builder().max_frame_length(FRAME_BYTES_MAX);
     let (reader, writer) = stream.into_split();
     let (mut source, mut sink) = (codec.new_read(reader), codec.new_write(writer));

@@ -112,9 +112,8 @@ fn start() {
             let screen = Screen { stream, bar: None, target: ProgressDrawTarget::stderr };
             name("stderr").spawn(move || screen.serve())
         });
-        let started = started
-            .and_then(|_| stdout)
-            .and_then(|stream| name("stdout").spawn(move || serve_stdout(stream, is_terminal)));
+        let started =
+            started.and(stdout).and_then(|stream| name("stdout").spawn(move || serve_stdout(stream, is_terminal)));
         started.expect("a process that has just started can start two threads");
     });
 }

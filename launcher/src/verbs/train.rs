@@ -23,14 +23,13 @@ use serde_json::{Value, json};
 use super::eval::{self, Evaluation};
 use crate::cli::Global;
 use crate::error::{LaunchError, exit_code_of, refuse};
-use crate::faults::{self, Injection};
 use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::run_folder::{
     Commit, RunFolder, RunState, RunStatus, StatusKeeper, exact_unix_s, new_run_name, whole_checkpoint,
 };
-use crate::supervisor::{CappedLog, GangObserver, Supervisor};
+use crate::supervisor::{CappedLog, GangObserver, Injection, Supervisor, parse_fault};
 use crate::terminal::Display;
 use record::{failed_attempt, failure_record, first_cause, resume_command};
 use restarts::{RestartPolicy, RestartVerdict};
@@ -38,7 +37,7 @@ use restarts::{RestartPolicy, RestartVerdict};
 /// Runs `train`.
 pub(super) fn run(inject: &[String], global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = super::plan(global)?;
-    let faults = inject.iter().map(|text| faults::parse(text, world.slots.len())).collect::<Result<Vec<_>, _>>()?;
+    let faults = inject.iter().map(|text| parse_fault(text, world.slots.len())).collect::<Result<Vec<_>, _>>()?;
     run_resolved(&resolved, &world, faults, &run_name_prefix(global), output)
 }
 
