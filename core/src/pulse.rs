@@ -17,7 +17,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -76,6 +77,19 @@ pub struct Beat {
     pub counter: u64,
     /// The collective operation that the worker waits in, such as "all_reduce of group world"; `None` in other phases.
     pub waits_in: Option<String>,
+    /// Time that the working thread has spent in some phases so far.
+    pub spent: PhaseTimes,
+}
+
+/// Time that a working thread has spent in some phases, without the phases that it entered from there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PhaseTimes {
+    /// In the phase `data`, microseconds.
+    pub data_us: u64,
+    /// In the phase `step`, microseconds.
+    pub step_us: u64,
+    /// In the phase `collective`, microseconds.
+    pub collective_us: u64,
 }
 
 static PHASE: AtomicU8 = AtomicU8::new(0);
@@ -83,6 +97,20 @@ static STEP: AtomicU64 = AtomicU64::new(0);
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 static WAITS_IN: Mutex<Option<String>> = Mutex::new(None);
 static STEP_FILE: OnceLock<File> = OnceLock::new();
+/// Time spent in each phase, microseconds.
+static SPENT_US: [AtomicU64; WorkPhase::ALL.len()] = [const { AtomicU64::new(0) }; WorkPhase::ALL.len()];
+/// When the phase last changed, microseconds after [`BEGAN`].
+static CHANGED_AT_US: AtomicU64 = AtomicU64::new(0);
+static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Changes the phase, and returns the phase before.
+fn change_phase(to: u8) -> u8 {
+    let now_us = u64::try_from(BEGAN.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let before = PHASE.swap(to, Ordering::Relaxed);
+    let spent_us = now_us.saturating_sub(CHANGED_AT_US.swap(now_us, Ordering::Relaxed));
+    SPENT_US[usize::from(before)].fetch_add(spent_us, Ordering::Relaxed);
+    before
+}
 
 /// A guard that returns to the previous phase when it is dropped.
 #[derive(Debug)]
@@ -93,7 +121,7 @@ pub struct EnteredPhase {
 
 impl Drop for EnteredPhase {
     fn drop(&mut self) {
-        if PHASE.swap(self.previous, Ordering::Relaxed) == WorkPhase::Collective as u8 {
+        if change_phase(self.previous) == WorkPhase::Collective as u8 {
             *WAITS_IN.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
         advance();
@@ -103,7 +131,7 @@ impl Drop for EnteredPhase {
 /// Enters a phase until the returned guard is dropped. Only the working thread may call this function.
 pub fn enter(phase: WorkPhase) -> EnteredPhase {
     advance();
-    EnteredPhase { previous: PHASE.swap(phase as u8, Ordering::Relaxed) }
+    EnteredPhase { previous: change_phase(phase as u8) }
 }
 
 /// Enters a collective operation until the returned guard is dropped.
@@ -151,7 +179,13 @@ pub fn beat() -> Beat {
     let phase = WorkPhase::ALL[usize::from(PHASE.load(Ordering::Relaxed))];
     let waits_in = WAITS_IN.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let waits_in = waits_in.filter(|_| phase == WorkPhase::Collective);
-    Beat { phase, step: STEP.load(Ordering::Relaxed), counter: COUNTER.load(Ordering::Relaxed), waits_in }
+    let spent_us = |phase: WorkPhase| SPENT_US[phase as usize].load(Ordering::Relaxed);
+    let spent = PhaseTimes {
+        data_us: spent_us(WorkPhase::Data),
+        step_us: spent_us(WorkPhase::Step),
+        collective_us: spent_us(WorkPhase::Collective),
+    };
+    Beat { phase, step: STEP.load(Ordering::Relaxed), counter: COUNTER.load(Ordering::Relaxed), waits_in, spent }
 }
 
 #[cfg(test)]
@@ -182,5 +216,11 @@ mod tests {
         drop(data);
         assert_eq!(beat().phase, before.phase);
         assert!(beat().counter >= before.counter + 5);
+        let collective = enter_collective("barrier", "world");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        drop(collective);
+        let spent = beat().spent;
+        assert!(spent.collective_us >= before.spent.collective_us + 20_000, "{spent:?}");
+        assert!(spent.data_us < before.spent.data_us + 20_000, "time in a nested phase counts twice: {spent:?}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use locdiff_core::config::SuperviseConfig;
 use locdiff_core::exit_code::FailureKind;
 use locdiff_core::protocol::SelfCheck;
-use locdiff_core::pulse::{Beat, WorkPhase};
+use locdiff_core::pulse::{Beat, PhaseTimes, WorkPhase};
 use proptest::prelude::*;
 
 use super::*;
@@ -185,7 +185,7 @@ fn launcher_gives_up_on_a_worker_that_sigkill_does_not_end() {
 #[test]
 fn stopped_worker_is_the_root_cause_of_its_peers_failure() {
     let mut gang = running(2);
-    let beat = Beat { phase: WorkPhase::Step, step: 7, counter: 9, waits_in: None };
+    let beat = Beat { phase: WorkPhase::Step, step: 7, counter: 9, waits_in: None, spent: PhaseTimes::default() };
     gang.step(GangEvent::Message { rank: 1, message: ToLauncher::Beat(beat) }, at(2));
     assert_eq!(gang.step(failed(0, true), at(5)), [Action::AskForBacktrace(1)]);
     end_process(&mut gang, 0, Exit::Code(14), at(5));
@@ -299,7 +299,7 @@ fn any_event(workers: u32) -> impl Strategy<Value = GangEvent> {
 fn stuck_worker_is_named_before_the_peers_that_waited_for_it() {
     let beat = |rank, phase, counter| GangEvent::Message {
         rank,
-        message: ToLauncher::Beat(Beat { phase, step: 7, counter, waits_in: None }),
+        message: ToLauncher::Beat(Beat { phase, step: 7, counter, waits_in: None, spent: PhaseTimes::default() }),
     };
     let mut gang = running(3);
     for second in 2..10 {
@@ -324,7 +324,7 @@ fn only_worker_that_makes_no_progress_is_stopped_at_its_limit() {
     let mut second = 1;
     let stopped = loop {
         second += 1;
-        let beat = Beat { phase: WorkPhase::Data, step: 3, counter: 9, waits_in: None };
+        let beat = Beat { phase: WorkPhase::Data, step: 3, counter: 9, waits_in: None, spent: PhaseTimes::default() };
         gang.step(GangEvent::Message { rank: 0, message: ToLauncher::Beat(beat) }, at(second));
         if gang.step(GangEvent::Tick, at(second)) == [Action::AskForBacktrace(0)] {
             break second;

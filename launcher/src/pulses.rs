@@ -190,6 +190,8 @@ impl WorkerPulse {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::pulse::PhaseTimes;
+
     use super::*;
 
     fn at(seconds: u64) -> Duration {
@@ -202,7 +204,7 @@ mod tests {
     }
 
     fn beat(phase: WorkPhase, step: u64, counter: u64) -> Beat {
-        Beat { phase, step, counter, waits_in: None }
+        Beat { phase, step, counter, waits_in: None, spent: PhaseTimes::default() }
     }
 
     #[test]

@@ -344,12 +344,13 @@ fn rank_list(ranks: &[u32]) -> String {
 #[cfg(test)]
 mod tests {
     use locdiff_core::exit_code::HasExitCode;
+    use locdiff_core::pulse::PhaseTimes;
 
     use super::*;
 
     fn worker(pid: u32, lines: &[&str]) -> EndedWorker {
         let last_lines = lines.iter().map(|line| (*line).to_owned()).collect();
-        let beat = Beat { phase: WorkPhase::Step, step: 7, counter: 1, waits_in: None };
+        let beat = Beat { phase: WorkPhase::Step, step: 7, counter: 1, waits_in: None, spent: PhaseTimes::default() };
         EndedWorker { pid, last_beat: Some(beat), exit: Some(Exit::Code(14)), last_lines, ..EndedWorker::default() }
     }
 

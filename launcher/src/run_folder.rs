@@ -25,6 +25,7 @@ mod names;
 mod resume;
 mod scan;
 mod status;
+mod stragglers;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -43,6 +44,7 @@ pub use scan::{
     CheckpointRow, Condition, Depth, WholeCheckpoint, checkpoints, examine, newest_whole, whole_checkpoint,
 };
 pub use status::{RunState, RunStatus, StatusKeeper, WorkerStatus, exact_unix_s, host};
+pub use stragglers::StepTimes;
 
 /// A run whose lock this process holds.
 #[derive(Debug)]

@@ -51,6 +51,7 @@ use observer::{CloseOnDrop, Observations};
 use program::worker_path;
 use runtime_folder::ControlSocket;
 use signals::Signals;
+pub use signals::hold_signals;
 use workers::{WorkerHandle, send_signal, signal_running, spawn_all};
 
 /// Largest number of lines of a worker's output that an error report quotes.

@@ -151,10 +151,12 @@ impl GoodputClock {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::pulse::PhaseTimes;
+
     use super::*;
 
     fn beat(phase: WorkPhase, step: u64) -> Beat {
-        Beat { phase, step, counter: 0, waits_in: None }
+        Beat { phase, step, counter: 0, waits_in: None, spent: PhaseTimes::default() }
     }
 
     fn at(seconds: u64) -> Duration {

@@ -13,6 +13,7 @@ use locdiff_core::pulse::{Beat, WorkPhase};
 use serde::{Deserialize, Serialize};
 
 use super::goodput::{Goodput, GoodputClock};
+use super::stragglers::{StepTimes, Stragglers};
 
 /// Name of the file in the folder of a run.
 const STATUS: &str = "status.json";
@@ -60,7 +61,7 @@ impl RunState {
 }
 
 /// What a worker is doing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStatus {
     /// Rank of the worker.
     pub rank: u32,
@@ -68,6 +69,8 @@ pub struct WorkerStatus {
     pub phase: WorkPhase,
     /// Step in its last heartbeat; 0 before the first step.
     pub step: u64,
+    /// Mean times per step, over the last twenty steps or more; `None` before.
+    pub times: Option<StepTimes>,
 }
 
 /// The content of `status.json`.
@@ -144,6 +147,7 @@ pub struct StatusKeeper {
     written_at: Option<Instant>,
     global_batch: u32,
     has_warned: bool,
+    stragglers: Stragglers,
 }
 
 impl StatusKeeper {
@@ -175,29 +179,37 @@ impl StatusKeeper {
         };
         let (path, clock) = (run.join(STATUS), GoodputClock::new(goodput, Duration::ZERO));
         let (began, written_at, has_warned) = (Instant::now(), None, false);
-        (Self { path, status, clock, began, written_at, global_batch, has_warned }, vanished)
+        let stragglers = Stragglers::default();
+        (Self { path, status, clock, began, written_at, global_batch, has_warned, stragglers }, vanished)
     }
 
     /// Records that an attempt begins at the checkpoint of `step`; `None` at the first step.
     pub fn begin(&mut self, attempt: u32, restarts: u32, checkpoint: Option<u64>, workers: usize) {
-        let start = |rank| WorkerStatus { rank: rank as u32, phase: WorkPhase::Start, step: 0 };
+        let start = |rank| WorkerStatus { rank: rank as u32, phase: WorkPhase::Start, step: 0, times: None };
         self.status.workers = (0..workers).map(start).collect();
+        self.stragglers = Stragglers::new(workers);
         (self.status.attempt, self.status.restarts) = (Some(attempt), restarts);
         (self.status.step, self.status.checkpoint_step) = (checkpoint.unwrap_or(0), checkpoint);
         self.write();
     }
 
-    /// Records a heartbeat. Writes the file if the last write is long enough ago.
-    pub fn beat(&mut self, rank: usize, beat: &Beat) {
+    /// Records a heartbeat. Writes the file if the last write is long enough ago. If a rank has been much slower than the
+    /// others for some time, returns the rank and how many times as long as the median its work takes.
+    pub fn beat(&mut self, rank: usize, beat: &Beat) -> Option<(usize, f64)> {
         if rank == 0 {
             self.clock.beat(beat, self.began.elapsed());
         }
         if let Some(worker) = self.status.workers.get_mut(rank) {
             (worker.phase, worker.step) = (beat.phase, beat.step);
         }
+        let window = self.stragglers.beat(rank, beat);
+        for (worker, times) in self.status.workers.iter_mut().zip(window.iter().flat_map(|window| &window.ranks)) {
+            worker.times = Some(*times);
+        }
         if self.written_at.is_none_or(|at| at.elapsed() >= INTERVAL) {
             self.write();
         }
+        window.and_then(|window| window.slow)
     }
 
     /// Records a report of rank 0.
@@ -267,6 +279,8 @@ pub fn host() -> String {
 
 #[cfg(test)]
 mod tests {
+    use locdiff_core::pulse::PhaseTimes;
+
     use super::*;
 
     fn keeper(run: &Path) -> (StatusKeeper, Option<RunStatus>) {
@@ -281,7 +295,8 @@ mod tests {
         first.begin(0, 0, None, 2);
         first.status.goodput.steps_s = 8.0;
         first.clock = GoodputClock::new(first.status.goodput, Duration::ZERO);
-        let beat = |step| Beat { phase: WorkPhase::Step, step, counter: 0, waits_in: None };
+        let spent = PhaseTimes::default();
+        let beat = |step| Beat { phase: WorkPhase::Step, step, counter: 0, waits_in: None, spent };
         first.clock.beat(&beat(1), first.began.elapsed());
         first.clock.sample(first.began.elapsed() + Duration::from_secs(2));
         first.write();

@@ -1,9 +1,21 @@
 //! The signals with which a user or a scheduler asks to stop.
 
+use anyhow::Context as _;
 use locdiff_core::exit_code::ExitCode;
+use nix::sys::signal::{SigSet, Signal};
 use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
 
 use crate::error::{LaunchError, reported};
+
+/// Blocks the signals until a [`Supervisor`](super::Supervisor) watches them, so that an early signal is not lost and
+/// does not kill the launcher.
+pub fn hold_signals() -> anyhow::Result<()> {
+    watched().thread_block().context("cannot block signals")
+}
+
+fn watched() -> SigSet {
+    SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR1])
+}
 
 /// The signals with which a user or a scheduler asks to stop.
 #[derive(Debug)]
@@ -18,12 +30,14 @@ pub(super) struct Signals {
 impl Signals {
     /// Starts to watch the signals. Must be called within an async runtime.
     pub(super) fn watch() -> std::io::Result<Self> {
-        Ok(Self {
+        let signals = Self {
             interrupts: signal(SignalKind::interrupt())?,
             terminations: signal(SignalKind::terminate())?,
             user_signals: signal(SignalKind::user_defined1())?,
             code: None,
-        })
+        };
+        watched().thread_unblock()?;
+        Ok(signals)
     }
 
     pub(super) async fn recv(&mut self) {

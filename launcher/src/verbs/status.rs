@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::cli::Global;
 use crate::error::{LaunchError, refuse};
 use crate::output::Output;
-use crate::run_folder::{CONFIG, RunState, RunStatus, WorkerStatus, host};
+use crate::run_folder::{CONFIG, RunState, RunStatus, StepTimes, WorkerStatus, host};
 
 /// Runs `status`.
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -59,6 +59,24 @@ fn is_launcher(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("locdiff"))
 }
 
+/// The least, median and largest time of a rank for each part of a step, with the rank of the largest; `None` if the
+/// times are not known yet.
+fn step_times(workers: &[WorkerStatus]) -> Option<String> {
+    let part = |name: &str, of: fn(&StepTimes) -> f64| {
+        let timed = workers.iter().map(|worker| Some((of(&worker.times?), worker.rank)));
+        let mut times = timed.collect::<Option<Vec<(f64, u32)>>>()?;
+        times.sort_by(|left, right| left.0.total_cmp(&right.0));
+        let (least, median, most) = (times.first()?, times[(times.len() - 1) / 2], times.last()?);
+        Some(format!("{name} {:.1} / {:.1} / {:.1} (rank {})", least.0, median.0, most.0, most.1))
+    };
+    let parts = [
+        part("step", |times| times.step_ms)?,
+        part("data", |times| times.data_ms)?,
+        part("waiting for others", |times| times.collective_ms)?,
+    ];
+    Some(format!("least / median / most ms per step: {}", parts.join(", ")))
+}
+
 fn text(status: &RunStatus, now: SystemTime) -> String {
     let mut head = vec![format!("step {} of {}", status.step, status.steps)];
     head.extend(status.loss.map(|loss| format!("loss {loss:.4}")));
@@ -69,6 +87,7 @@ fn text(status: &RunStatus, now: SystemTime) -> String {
         let worker = |worker: &WorkerStatus| format!("rank {} {} of step {}", worker.rank, worker.phase, worker.step);
         let workers: Vec<String> = status.workers.iter().map(worker).collect();
         lines.push(format!("pid {} on {}; {}", status.pid, status.host, workers.join(", ")));
+        lines.extend(step_times(&status.workers));
         if status.is_stale(now) {
             lines.push(format!("not updated for {}", duration(status.age_s(now))));
         }

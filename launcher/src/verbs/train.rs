@@ -29,13 +29,14 @@ use crate::rendezvous::NodeWorkers;
 use crate::run_folder::{
     Commit, RunFolder, RunState, RunStatus, StatusKeeper, exact_unix_s, new_run_name, whole_checkpoint,
 };
-use crate::supervisor::{CappedLog, GangObserver, Injection, Supervisor, parse_fault};
+use crate::supervisor::{CappedLog, GangObserver, Injection, Supervisor, hold_signals, parse_fault};
 use crate::terminal::Display;
 use record::{failed_attempt, failure_record, first_cause, resume_command};
 use restarts::{RestartPolicy, RestartVerdict};
 
 /// Runs `train`.
 pub(super) fn run(inject: &[String], global: &Global, output: Output) -> anyhow::Result<Value> {
+    hold_signals()?;
     let (resolved, world) = super::plan(global)?;
     let faults = inject.iter().map(|text| parse_fault(text, world.slots.len())).collect::<Result<Vec<_>, _>>()?;
     run_resolved(&resolved, &world, faults, &run_name_prefix(global), output)
@@ -301,7 +302,10 @@ impl GangObserver for AttemptObserver<'_> {
     }
 
     fn beat(&mut self, rank: usize, beat: &Beat) {
-        self.status.beat(rank, beat);
+        if let Some((slow, ratio)) = self.status.beat(rank, beat) {
+            tracing::warn!("rank {slow} is slow: its work takes {ratio:.1} times as long as that of the median rank");
+            self.run.note("straggler", &json!({ "rank": slow, "ratio": ratio }));
+        }
     }
 
     fn report(&mut self, message: ToLauncher) {

@@ -1,12 +1,14 @@
 //! Tests of workers that hang, stop, panic or exit. The launcher must name the faulty worker as the root cause and
 //! restart all workers. The fault must not change the results.
 
-use std::time::Instant;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use locdiff_core::exit_code::ExitCode;
+use nix::sys::signal::Signal;
 
-use super::support::{BASE, events, stage, trace, train};
-use crate::stage::Ran;
+use super::support::{BASE, events, run_dir, stage, tensors, trace, train};
+use crate::stage::{Ran, eventually, signal, wait};
 
 /// Limits that end a hang soon, but leave a healthy worker enough time on a busy machine. The limit of the phase `data`
 /// ends a hang in this phase. The other workers detect a hang in a step, because their collective operation times out
@@ -61,4 +63,75 @@ fn contradicting_limits_are_refused() {
     let ran = train(&stage, "never", "--set supervise.step_timeout_s=5 --set supervise.collective_timeout_s=5");
     ran.exits_with(ExitCode::Config)
         .stderr_has("supervise.step_timeout_s: is 5, wanted more than supervise.collective");
+}
+
+/// A stopped, a hung and a panicking rank among four, at random ranks and steps. `LOCDIFF_TRIES` sets the number of tries
+/// of each kind. If it is set, the machine must be idle, and the time is checked to two seconds.
+#[test]
+fn first_cause_is_named_in_time_at_any_moment() {
+    let tries = std::env::var("LOCDIFF_TRIES").ok().and_then(|text| text.parse::<u64>().ok());
+    let slack_s = if tries.is_some() { 2.0 } else { 15.0 };
+    let stage = stage();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("the clock is after 1970");
+    let mut state = now.as_secs();
+    let mut draw = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let limits =
+        "--set supervise.data_timeout_s=4 --set supervise.step_timeout_s=4 --set supervise.collective_timeout_s=3.9";
+    for attempt in 0..3 * tries.unwrap_or(1) {
+        let (rank, step) = (draw(4), 2 + draw(40));
+        let kind = ["stop", "hang", "panic"][(attempt % 3) as usize];
+        let (more, limit_s) = match kind {
+            "hang" => ([",phase=data", ",phase=step"][draw(2) as usize], 4.0),
+            "stop" => ("", 4.0),
+            _ => ("", 0.0),
+        };
+        let run = format!("try-{attempt}");
+        let fault = format!("{kind}@rank={rank},step={step}{more}");
+        let line = format!("{BASE} --run {run} --workers 4 --set train.steps=1000 {limits} --max-restarts 0 train");
+        let mut command = stage.command(&format!("{line} --inject {fault}"));
+        let mut launcher =
+            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can be started");
+        let has = |event: &str| {
+            run_dir(&stage, &run).join("events.jsonl").exists() && !events(&stage, &run, event).is_empty()
+        };
+        eventually("the fault has occurred", || has("injected"));
+        let occurred = Instant::now();
+        eventually("the failure is reported", || has("failed"));
+        let took_s = occurred.elapsed().as_secs_f64();
+        wait(&mut launcher);
+        let failures = events(&stage, &run, "failed");
+        let error = failures[0]["error"].as_str().expect("the event has an error text");
+        assert!(error.starts_with(&format!("worker rank {rank} (pid ")), "{fault}: {error}");
+        assert!(
+            took_s <= limit_s + slack_s,
+            "{fault}: named after {took_s:.1} s, wanted at most {limit_s} + {slack_s} s"
+        );
+        println!("{fault}: named after {took_s:.2} s");
+    }
+}
+
+/// `LOCDIFF_PAUSE_S` sets the length of the pause.
+#[test]
+fn launcher_that_was_stopped_for_a_while_restarts_nothing() {
+    let pause_s = std::env::var("LOCDIFF_PAUSE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
+    let stage = stage();
+    let settings = "--workers 4 --set train.steps=300 --set checkpoint.every=50";
+    train(&stage, "whole", settings).exits_with(ExitCode::Success);
+    let limits =
+        "--set supervise.data_timeout_s=4 --set supervise.step_timeout_s=4 --set supervise.collective_timeout_s=3.9";
+    let mut command = stage.command(&format!("{BASE} --run paused {settings} {limits} train"));
+    let mut launcher =
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can be started");
+    let path = run_dir(&stage, "paused").join("events.jsonl");
+    eventually("the run has begun", || path.exists() && events(&stage, "paused", "progress").len() > 5);
+    signal(launcher.id(), Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_secs(pause_s));
+    signal(launcher.id(), Signal::SIGCONT);
+    assert_eq!(wait(&mut launcher), Some(0));
+    assert_eq!(events(&stage, "paused", "attempt").len(), 1, "the pause led to a restart");
+    assert_eq!(trace(&stage, "paused"), trace(&stage, "whole"), "the losses differ");
+    assert_eq!(tensors(&run_dir(&stage, "paused")), tensors(&run_dir(&stage, "whole")), "the weights differ");
 }

@@ -54,6 +54,50 @@ fn signal_ends_a_run_with_a_checkpoint_from_which_it_resumes_bit_equal() {
     }
 }
 
+/// SIGTERM to all processes at random moments, from the start to the evaluation after training, until the run has ended.
+/// `LOCDIFF_TRIES` sets the number of signals.
+#[test]
+fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {
+    let tries = std::env::var("LOCDIFF_TRIES").ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(3);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("the clock is after 1970");
+    let mut random = now.as_secs();
+    let stage = stage();
+    for (run, layout) in [("flat", "--workers 4"), ("split", "--workers 4 --tensor-parallel 2")] {
+        let settings = format!(
+            "{layout} --set train.steps=200 --set checkpoint.every=1000 --set shards.validation=shards/small \
+             --set eval.every=20 --set eval.quick_rows=64 --set eval.quick_samples=2 --set eval.sampler_steps=5"
+        );
+        let whole = format!("{run}-whole");
+        train(&stage, &whole, &settings).exits_with(ExitCode::Success);
+        let line = format!("{BASE} --run {run} {settings} train");
+        let mut stopped = 0;
+        while stopped < tries {
+            let mut command = stage.command(&line);
+            let mut launcher =
+                command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can be started");
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            std::thread::sleep(Duration::from_millis(50 + (random >> 33) % 3000));
+            let workers = workers_of(launcher.id());
+            for pid in std::iter::once(launcher.id()).chain(workers.clone()).filter(|pid| is_alive(*pid)) {
+                signal(pid, Signal::SIGTERM);
+            }
+            let code = wait(&mut launcher);
+            assert!(workers.into_iter().all(|pid| !is_alive(pid)), "a worker is left");
+            let names = std::fs::read_dir(run_dir(&stage, run)).into_iter().flatten().flatten();
+            assert!(names.into_iter().all(|entry| !entry.file_name().to_string_lossy().contains("partial")));
+            if code == Some(0) {
+                break;
+            }
+            assert_eq!(code, Some(ExitCode::Preempted.code().into()), "{run}: wrong exit code");
+            stopped += 1;
+        }
+        println!("{run}: {stopped} signals");
+        train(&stage, run, &settings).exits_with(ExitCode::Success);
+        assert_eq!(trace(&stage, run), trace(&stage, &whole), "{run}: the losses differ");
+        assert_eq!(tensors(&run_dir(&stage, run)), tensors(&run_dir(&stage, &whole)), "{run}: the weights differ");
+    }
+}
+
 #[test]
 fn signal_before_the_first_step_leaves_no_checkpoint() {
     let stage = stage();

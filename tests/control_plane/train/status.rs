@@ -74,3 +74,17 @@ fn status_shows_the_last_failure_and_the_goodput_what_it_cost() {
     assert!(result["goodput"]["restart_s"].as_f64().is_some_and(|seconds| seconds > 0.0), "{result}");
     assert_eq!((&status(&stage)["state"], &status(&stage)["restarts"]), (&"ended".into(), &1.into()));
 }
+
+#[test]
+fn slow_rank_is_named_and_its_times_are_shown() {
+    let stage = stage();
+    let settings = "--workers 3 --set train.steps=120 --set checkpoint.every=1000";
+    let line = format!("{BASE} --run slow {settings} train --inject slow@rank=1,step=2,ms=60");
+    let ran = stage.run(&line);
+    ran.exits_with(ExitCode::Success).stderr_has("rank 1 is slow");
+    let named = events(&stage, "slow", "straggler");
+    assert!(named.iter().all(|event| event["rank"] == 1) && !named.is_empty(), "{named:?}");
+    let status = stage.run("--device cpu --json --run slow status").json();
+    let times = |rank: usize, part: &str| status["runs"][0]["workers"][rank]["times"][part].as_f64().unwrap_or(-1.0);
+    assert!(times(1, "step_ms") > 50.0 && times(0, "collective_ms") > times(1, "collective_ms"), "{status}");
+}
