@@ -52,7 +52,7 @@ use program::worker_path;
 use runtime_folder::ControlSocket;
 use signals::Signals;
 pub use signals::hold_signals;
-use workers::{WorkerHandle, send_signal, signal_running, spawn_all};
+use workers::{Gang, OUTPUT_GRACE, WorkerHandle, send_signal, signal_running, spawn_all};
 
 /// Largest number of lines of a worker's output that an error report quotes.
 const LAST_LINES_MAX: usize = 32;
@@ -60,31 +60,11 @@ const LAST_LINES_MAX: usize = 32;
 /// Capacity of the queue of lines and messages from the workers.
 const NOTICES_MAX: usize = 1024;
 
-/// How long to wait for remaining output and messages after a worker has ended. A process that the worker started may
-/// hold the worker's pipes and socket open forever.
-const OUTPUT_GRACE: Duration = Duration::from_secs(1);
-
 /// Name of the thread that computes while the main thread waits for signals.
 const COMPUTING_THREAD: &str = "computing";
 
 /// Name of the thread of the observer.
 const OBSERVING_THREAD: &str = "observing";
-
-/// A gang to run: the workers of one attempt.
-struct Gang<'a> {
-    /// Path of the worker program.
-    worker: PathBuf,
-    /// Rank and device of each worker.
-    world: &'a NodeWorkers,
-    /// How the workers connect to each other.
-    meeting: Meeting,
-    /// The job that every worker gets.
-    job: Job,
-    /// Time limits.
-    limits: Limits,
-    /// How long the observer may take to finish after the gang has ended.
-    observer_limit: Duration,
-}
 
 /// How a gang ended.
 struct Ended {
@@ -155,6 +135,7 @@ impl Supervisor {
             tensor_parallel: config.parallel.tensor,
             rendezvous_timeout_s: supervise.rendezvous_timeout_s,
             collective_timeout_s: supervise.collective_timeout_s,
+            heartbeat_s: supervise.heartbeat_s,
         };
         let observer_limit = Duration::from_secs_f64(supervise.checkpoint_timeout_s);
         let gang = Gang { worker: worker_path()?, world, meeting, job, limits, observer_limit };

@@ -4,15 +4,19 @@
 //! errors. After a collective has failed or timed out, its group cannot be used again. On Gloo, a collective that times
 //! out also closes the connections of the group, so that the collectives of the peers fail soon as well.
 
+mod store;
+
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::time::Duration;
 
 use tch::Tensor;
 
-use super::c10d_store::{Store, millis};
 use super::error::{NativeError, check, out_pointer};
 use super::optim::pointer;
+
+pub use store::Store;
+use store::millis;
 
 unsafe extern "C" {
     fn locdiff_group_gloo(

@@ -7,7 +7,6 @@
 pub mod autograd;
 pub mod backtrace;
 pub mod c10d;
-mod c10d_store;
 pub mod cuda;
 mod error;
 pub mod finite;
@@ -23,7 +22,7 @@ pub mod random;
 pub mod row_pool;
 mod version;
 
-pub use c10d_store::Store;
+pub use c10d::Store;
 pub use error::NativeError;
 pub(crate) use error::from_torch;
 pub use version::{Versions, versions};

@@ -10,10 +10,10 @@ use locdiff_core::pulse;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::error::TrainError;
-use super::run::Launcher;
+use super::observe::Launcher;
 use crate::shards::ShardsError;
 
 /// The faults of one rank that have not occurred yet.
@@ -99,5 +99,19 @@ pub(super) fn flip_bit(tensor: &Tensor) -> Result<(), TrainError> {
     let mut bits = tensor.f_detach()?.f_view([-1])?.f_narrow(0, 0, 1)?.f_view_dtype(Kind::Int)?;
     let flipped = bits.f_bitwise_xor(1)?;
     bits.f_copy_(&flipped)?;
+    Ok(())
+}
+
+/// Reads memory out of bounds on the device, which CUDA reports as an error.
+pub(super) fn break_cuda(device: Device) -> Result<(), TrainError> {
+    let index = Tensor::f_from_slice(&[1_i64 << 40])?.f_to_device(device)?;
+    let read = Tensor::f_zeros([1], (Kind::Float, device))?.f_index_select(0, &index)?;
+    read.f_to_device(Device::Cpu)?;
+    Ok(())
+}
+
+/// Asks for a pebibyte on the device.
+pub(super) fn exhaust_memory(device: Device) -> Result<(), TrainError> {
+    Tensor::f_empty([1 << 50], (Kind::Uint8, device))?;
     Ok(())
 }

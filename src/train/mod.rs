@@ -33,5 +33,5 @@ mod step;
 mod work;
 
 pub use error::TrainError;
-pub use observe::SendMessage;
-pub use run::{Launcher, run};
+pub use observe::{Launcher, SendMessage};
+pub use run::run;

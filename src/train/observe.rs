@@ -11,7 +11,7 @@ use locdiff_core::config::{RunConfig, ShardsConfig, TrainConfig};
 use locdiff_core::draw::answers_map;
 use locdiff_core::files::FileError;
 use locdiff_core::metrics::THRESHOLDS_KM;
-use locdiff_core::protocol::{Method, Progress, QuickEvaluation, TimeBefore, ToLauncher, TrainJob};
+use locdiff_core::protocol::{InjectedFault, Method, Progress, QuickEvaluation, TimeBefore, ToLauncher, TrainJob};
 use locdiff_core::tensorboard::{Hyperparameter, Hyperparameters, SteadyBoard};
 use serde_json::Value as Json;
 
@@ -28,6 +28,14 @@ const SHOWN_FIRST: [&str; 5] =
 
 /// Sends a message to the launcher.
 pub type SendMessage<'a> = &'a mut dyn FnMut(ToLauncher) -> Result<(), TrainError>;
+
+/// The connection of a rank to the launcher.
+pub struct Launcher<'a> {
+    /// Sends a message to the launcher.
+    pub send: SendMessage<'a>,
+    /// Returns a fault that the launcher asked for while training is running; `None` if there is none.
+    pub next_fault: &'a mut dyn FnMut() -> Option<InjectedFault>,
+}
 
 /// Records the progress of a run. On ranks other than 0 it reports nothing.
 pub(super) struct Observer {

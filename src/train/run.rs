@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant};
 
 use locdiff_core::files::Files;
-use locdiff_core::protocol::{
-    FaultKind, InjectedFault, PartsWritten, QuickEvaluation, ToLauncher, TrainJob, TrainSummary,
-};
+use locdiff_core::protocol::{FaultKind, PartsWritten, QuickEvaluation, ToLauncher, TrainJob, TrainSummary};
 use locdiff_core::pulse::{self, WorkPhase};
 use locdiff_core::stop;
 use nix::errno::Errno;
@@ -13,9 +11,9 @@ use tch::Device;
 
 use super::data::{TrainingData, open_validation};
 use super::error::TrainError;
-use super::faults::{Faults, file_error, flip_bit, read_error};
+use super::faults::{Faults, break_cuda, exhaust_memory, file_error, flip_bit, read_error};
 use super::feed::Requests;
-use super::observe::{Meter, Observer, SendMessage};
+use super::observe::{Launcher, Meter, Observer, SendMessage};
 use super::quick::Quick;
 use super::step::{StepOptions, StepOutcome, Trainer};
 use crate::checkpoint::{Background, CheckpointError, Snapshot, WriteFault};
@@ -23,14 +21,6 @@ use crate::comm::Communicator;
 use crate::infer::{Saved, SavedState};
 use crate::native::cuda::{self, CudaEvent, CudaStream};
 use crate::shards::{Batch, Batches, Position, Share};
-
-/// The connection of a rank to the launcher.
-pub struct Launcher<'a> {
-    /// Sends a message to the launcher.
-    pub send: SendMessage<'a>,
-    /// Returns a fault that the launcher asked for while training is running; `None` if there is none.
-    pub next_fault: &'a mut dyn FnMut() -> Option<InjectedFault>,
-}
 
 /// Trains up to the last step, `train.steps`, or until the launcher asks to stop. Every rank of `ranks` must call this
 /// function.
@@ -196,6 +186,8 @@ impl<'a> Training<'a> {
                     self.writer.inject(WriteFault::Delay(Duration::from_secs(*seconds)));
                 }
                 FaultKind::TensorboardEio => self.observer.fail_write(file_error(&self.job.run_dir, Errno::EIO)),
+                FaultKind::CudaError => break_cuda(self.ranks.world().device())?,
+                FaultKind::GpuMemory => exhaust_memory(self.ranks.world().device())?,
                 FaultKind::FlipWeight => flip_bit(&self.trainer.work.replicated()[0])?,
                 _ => {}
             }

@@ -19,9 +19,6 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::native::Versions;
 
-/// Time between two heartbeats.
-const BEAT_INTERVAL: Duration = Duration::from_millis(250);
-
 /// The connection to the launcher.
 pub(super) struct Control {
     reader: UnixStream,
@@ -100,12 +97,12 @@ impl Control {
 
 impl Control {
     /// Starts a thread that sends a heartbeat at every interval.
-    pub(super) fn start_heartbeats(&self) -> anyhow::Result<()> {
+    pub(super) fn start_heartbeats(&self, interval: Duration) -> anyhow::Result<()> {
         let writer = Arc::clone(&self.writer);
         std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
             // If the socket is closed, another thread ends the process.
             while send(&writer, &ToLauncher::Beat(pulse::beat())).is_ok() {
-                std::thread::sleep(BEAT_INTERVAL);
+                std::thread::sleep(interval);
             }
         })?;
         Ok(())

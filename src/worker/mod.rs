@@ -11,6 +11,7 @@ mod self_check;
 mod shards;
 
 use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use anyhow::bail;
 use locdiff_core::exit_code::ExitCode;
@@ -56,7 +57,7 @@ fn work(control: &mut Control) -> anyhow::Result<()> {
     };
     let messages = control.watch_launcher()?;
     let _phase = pulse::enter(phase_of(&job));
-    control.start_heartbeats()?;
+    control.start_heartbeats(Duration::from_secs_f64(meeting.heartbeat_s))?;
     native::backtrace::print_on_request()?;
     tch::set_num_threads(i32::try_from(slot.threads)?);
     let result: JobResult = match job {

@@ -232,13 +232,17 @@ fn child_processes_of_a_worker_end_with_it() {
 
 #[test]
 fn interrupt_stops_every_worker() {
-    for (mode, interrupt) in [("hang", Signal::SIGINT), ("hang", Signal::SIGTERM), ("stubborn", Signal::SIGINT)] {
+    for (mode, interrupt, code) in [
+        ("hang", Signal::SIGINT, ExitCode::Interrupted),
+        ("hang", Signal::SIGTERM, ExitCode::Preempted),
+        ("stubborn", Signal::SIGUSR1, ExitCode::Preempted),
+    ] {
         let stage = Stage::new(Worker::Fake(mode));
         let line = "--workers 3 --device cpu self-check --set supervise.stop_timeout_s=0.3";
         let mut launcher = stage.command(line).stderr(Stdio::null()).spawn().expect("the launcher can be started");
         eventually("three workers are running", || stage.pids().len() == 3);
         signal(launcher.id(), interrupt);
-        assert_eq!(wait(&mut launcher), Some(ExitCode::Interrupted.code().into()), "{mode}");
+        assert_eq!(wait(&mut launcher), Some(code.code().into()), "{mode}");
         assert_no_leftovers(&stage);
     }
 }

@@ -56,6 +56,7 @@ fn start(slot: WorkerSlot, job: Job) -> ToWorker {
         tensor_parallel: 1,
         rendezvous_timeout_s: 30.0,
         collective_timeout_s: 30.0,
+        heartbeat_s: 0.25,
     };
     ToWorker::Start { place: slot, meeting, job }
 }

@@ -49,6 +49,10 @@ pub enum FaultKind {
     },
     /// The rank sends itself SIGKILL after it has counted an out-of-memory kill in a made-up `memory.events`.
     Oom,
+    /// A kernel of the rank reads memory out of bounds, so that CUDA reports an error. Needs a GPU.
+    CudaError,
+    /// The rank asks for more memory than its GPU has. Needs a GPU.
+    GpuMemory,
     /// The rank's next read of a shard fails with EIO.
     Eio,
     /// The rank's next write of a checkpoint fails with ENOSPC.

@@ -105,6 +105,8 @@ pub struct Meeting {
     pub rendezvous_timeout_s: f64,
     /// Time limit of a collective operation, seconds.
     pub collective_timeout_s: f64,
+    /// Time between two heartbeats, seconds.
+    pub heartbeat_s: f64,
 }
 
 /// Work for the workers.

@@ -9,8 +9,8 @@ use locdiff_core::random::{Draw, Philox, Stream};
 use crate::error::{LaunchError, reported};
 
 /// The faults that `--inject` accepts.
-const USAGE: &str = "KIND@rank=R,step=S with KIND kill, stop, hang, segfault, panic, exit, slow, oom, eio, enospc, \
-    slow-disk, flip, corrupt-checkpoint or tensorboard-eio, or random@mtbf=SECONDS,seed=N; more fields: hang \
+const USAGE: &str = "KIND@rank=R,step=S with KIND kill, stop, hang, segfault, panic, exit, slow, oom, cuda-error, \
+    gpu-memory, eio, enospc, slow-disk, flip, corrupt-checkpoint or tensorboard-eio, or random@mtbf=SECONDS,seed=N; more fields: hang \
     `,phase=data|step|collective|checkpoint|evaluation`, exit `,code=N`, slow `,ms=N`, slow-disk `,seconds=N`, flip \
     `,in=weight|gradient`";
 
@@ -51,6 +51,8 @@ pub fn parse(text: &str, workers: usize) -> Result<Injection, LaunchError> {
             }
             "slow" => FaultKind::Slow { milliseconds: number(fields.take("ms"), "ms")? },
             "oom" => FaultKind::Oom,
+            "cuda-error" => FaultKind::CudaError,
+            "gpu-memory" => FaultKind::GpuMemory,
             "eio" => FaultKind::Eio,
             "enospc" => FaultKind::Enospc,
             "slow-disk" => FaultKind::SlowDisk { seconds: number(fields.take("seconds"), "seconds")? },

@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::Context as _;
-use locdiff_core::protocol::{CONTROL_VARIABLE, LAUNCHER_PID_VARIABLE, ToWorker};
+use locdiff_core::protocol::{CONTROL_VARIABLE, Job, LAUNCHER_PID_VARIABLE, Meeting, ToWorker};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
@@ -15,9 +16,29 @@ use tokio::sync::mpsc;
 use super::control::{Notice, read_lines};
 use super::program::spawn_error;
 use super::runtime_folder::ControlSocket;
-use super::{Gang, OUTPUT_GRACE};
-use crate::coordinator::{Exit, GangEvent};
+use crate::coordinator::{Exit, GangEvent, Limits};
 use crate::gpus;
+use crate::rendezvous::NodeWorkers;
+
+/// How long to wait for remaining output and messages after a worker has ended. A process that the worker started may
+/// hold the worker's pipes and socket open forever.
+pub(super) const OUTPUT_GRACE: Duration = Duration::from_secs(1);
+
+/// A gang to run: the workers of one attempt.
+pub(super) struct Gang<'a> {
+    /// Path of the worker program.
+    pub(super) worker: PathBuf,
+    /// Rank and device of each worker.
+    pub(super) world: &'a NodeWorkers,
+    /// How the workers connect to each other.
+    pub(super) meeting: Meeting,
+    /// The job that every worker gets.
+    pub(super) job: Job,
+    /// Time limits.
+    pub(super) limits: Limits,
+    /// How long the observer may take to finish after the gang has ended.
+    pub(super) observer_limit: Duration,
+}
 
 /// A worker of a gang.
 pub(super) struct WorkerHandle {

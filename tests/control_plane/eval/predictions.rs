@@ -110,11 +110,11 @@ fn interrupt_stops_scoring_at_once() {
         let _ = writeln!(text, "{row},{},{}", row % 179 - 89, row % 359 - 179);
     }
     std::fs::write(stage.path().join("truth.csv"), text).expect("the test folder is writable");
-    for interrupt in [Signal::SIGINT, Signal::SIGTERM] {
+    for (interrupt, code) in [(Signal::SIGINT, ExitCode::Interrupted), (Signal::SIGTERM, ExitCode::Preempted)] {
         let mut command = stage.command("--json --set eval.truth=truth.csv eval --predictions truth.csv");
         let mut launcher = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher exists");
         eventually("scoring begins", || has_thread(launcher.id(), "computing"));
         signal(launcher.id(), interrupt);
-        assert_eq!(wait(&mut launcher), Some(ExitCode::Interrupted.code().into()), "{interrupt}");
+        assert_eq!(wait(&mut launcher), Some(code.code().into()), "{interrupt}");
     }
 }

@@ -54,7 +54,7 @@ fn mismatched_data_and_settings_are_refused_with_the_reason() {
     let ran = stage.run("--set model.degree=5 --set eval.refine=true --set eval.grid_points=150 eval");
     ran.exits_with(ExitCode::Config)
         .stderr_has("eval.grid_points is 150")
-        .stderr_has("model.degree is 8")
+        .stderr_has("model.degree = 8")
         .stderr_has("at least 324");
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/shards/bad_no_rows.parquet");
     let ran = stage.run(&format!("--set shards.test={} eval", golden.display()));

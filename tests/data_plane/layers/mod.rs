@@ -27,7 +27,7 @@ const CORE: Design = Design {
     name: "locdiff_core",
     source: "core/src",
     rows: &[
-        &["cgroup", "exit_code", "geo", "pulse", "random"],
+        &["cgroup", "exit_code", "geo", "pulse", "random", "stop"],
         &["config", "draw", "files", "metrics", "tables"],
         &["predictions", "protocol", "tensorboard"],
         &["tuning"],

@@ -7,6 +7,8 @@ section! {
     pub struct SuperviseConfig {
         /// Time limit for all workers to start and connect to the launcher, seconds.
         pub start_timeout_s: f64 = 60.0,
+        /// Time between two heartbeats of a worker, seconds. Must be shorter than the timeouts of all phases.
+        pub heartbeat_s: f64 = 0.25,
         /// Time limit for all workers to join the process group, seconds.
         pub rendezvous_timeout_s: f64 = 120.0,
         /// Time limit of a collective operation, seconds.
@@ -52,6 +54,15 @@ impl SuperviseConfig {
         checker.within("supervise.preempt_timeout_s", self.preempt_timeout_s, 0.0..=DAY_S);
         checker.within("supervise.outage_patience_s", self.outage_patience_s, 0.0..=30.0 * DAY_S);
         checker.within("supervise.log_bytes_max", self.log_bytes_max, 1 << 12..=1 << 40);
+        checker.within("supervise.heartbeat_s", self.heartbeat_s, 0.01..=60.0);
+        let shortest_s =
+            [self.data_timeout_s, self.step_timeout_s, self.checkpoint_timeout_s, self.evaluation_timeout_s]
+                .into_iter()
+                .fold(self.start_timeout_s, f64::min);
+        if self.heartbeat_s >= shortest_s {
+            let wanted = format!("is {}, wanted less than every timeout of a phase ({shortest_s})", self.heartbeat_s);
+            checker.push("supervise.heartbeat_s", wanted);
+        }
         if self.step_timeout_s <= self.collective_timeout_s {
             // A training step contains collective operations, so its limit must be longer than that of one operation.
             let wanted = format!("is {}, wanted more than supervise.collective_timeout_s", self.step_timeout_s);

@@ -10,7 +10,7 @@ use std::os::fd::IntoRawFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use super::error::{NativeError, check, out_pointer};
+use crate::native::error::{NativeError, check, out_pointer};
 
 unsafe extern "C" {
     fn locdiff_store_serve(
