@@ -176,11 +176,14 @@ impl Supervisor {
             }
             let stuck = "the disk does not respond: some logs, events or checkpoints were not written";
             end_process(&match ended.result {
+                _ if self.signals.code.is_some() => {
+                    tracing::error!("{stuck}");
+                    self.signals.error().into()
+                }
                 Ok(_) => reported!(Io, "{stuck}").into(),
                 Err(error) => {
                     tracing::error!("{stuck}");
-                    let is_interrupted = exit_code_of(&error) == ExitCode::Interrupted;
-                    if is_interrupted { self.signals.error().into() } else { error }
+                    error
                 }
             })
         })

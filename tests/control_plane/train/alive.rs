@@ -62,7 +62,7 @@ fn signals_work_while_the_terminal_is_stuck() {
     eventually("two workers are running", || stage.pids().len() == 2);
     signal(launcher.id(), Signal::SIGHUP);
     signal(launcher.id(), Signal::SIGTERM);
-    assert_eq!(wait(&mut launcher), Some(ExitCode::Interrupted.code().into()), "SIGHUP ended the launcher");
+    assert_eq!(wait(&mut launcher), Some(ExitCode::Preempted.code().into()), "SIGHUP ended the launcher");
     stage.pids().into_iter().for_each(|pid| eventually("the worker ends", || !is_alive(pid)));
 }
 

@@ -47,11 +47,8 @@ pub(super) fn events(stage: &Stage, run: &str, kind: &str) -> Vec<Value> {
 
 /// The loss and gradient norm of every step. Fails if a step that was repeated after a restart has different numbers.
 pub(super) fn trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
-    let mut trace = BTreeMap::new();
-    for line in events(stage, run, "progress") {
-        let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("no {key} in {line}"));
-        let (step, found) =
-            (line["step"].as_u64().expect("a line has a step"), [number("loss"), number("gradient_norm")]);
+    let mut trace: BTreeMap<u64, [f64; 2]> = BTreeMap::new();
+    for (step, found) in reports(stage, run) {
         let before = trace.insert(step, found);
         assert!(
             before.is_none_or(|before| before == found),
@@ -59,6 +56,22 @@ pub(super) fn trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
         );
     }
     trace
+}
+
+/// The loss and gradient norm of every step. Of a step that was repeated after a restart, the last numbers count, because
+/// a flipped bit changes the numbers until it is found.
+pub(super) fn last_trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
+    reports(stage, run).into_iter().collect()
+}
+
+fn reports(stage: &Stage, run: &str) -> Vec<(u64, [f64; 2])> {
+    let mut reports = Vec::new();
+    for line in events(stage, run, "progress") {
+        let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("no {key} in {line}"));
+        let step = line["step"].as_u64().expect("a line has a step");
+        reports.push((step, [number("loss"), number("gradient_norm")]));
+    }
+    reports
 }
 
 #[track_caller]
