@@ -19,7 +19,7 @@ mod runtime_folder;
 mod signals;
 mod workers;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tch::Tensor;
 
 use super::c10d::ProcessGroup;
-use super::c10d_store::millis;
+use super::c10d::millis;
 use super::error::{NativeError, check, out_pointer, out_tensor};
 use super::optim::pointer;
 

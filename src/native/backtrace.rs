@@ -2,6 +2,7 @@
 
 use std::backtrace::Backtrace;
 use std::ffi::c_int;
+use std::io::Write as _;
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
@@ -28,5 +29,5 @@ extern "C" fn print(_: c_int) {
     // The first frames belong to this handler.
     let frames = frames.skip_while(|line| !line.contains("restore_rt")).skip(1).take(FRAMES_MAX);
     let text: String = frames.map(|line| format!("  {line}\n")).collect();
-    eprint!("stuck at:\n{text}");
+    let _ = std::io::stderr().write_all(format!("stuck at:\n{text}").as_bytes());
 }

@@ -16,7 +16,7 @@ use super::error::{NativeError, check, out_pointer};
 use super::optim::pointer;
 
 pub use store::Store;
-use store::millis;
+pub(super) use store::millis;
 
 unsafe extern "C" {
     fn locdiff_group_gloo(

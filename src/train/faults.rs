@@ -106,12 +106,12 @@ pub(super) fn flip_bit(tensor: &Tensor) -> Result<(), TrainError> {
 pub(super) fn break_cuda(device: Device) -> Result<(), TrainError> {
     let index = Tensor::f_from_slice(&[1_i64 << 40])?.f_to_device(device)?;
     let read = Tensor::f_zeros([1], (Kind::Float, device))?.f_index_select(0, &index)?;
-    read.f_to_device(Device::Cpu)?;
+    read.f_to_device(Device::Cpu).map(drop)?;
     Ok(())
 }
 
 /// Asks for a pebibyte on the device.
 pub(super) fn exhaust_memory(device: Device) -> Result<(), TrainError> {
-    Tensor::f_empty([1 << 50], (Kind::Uint8, device))?;
+    Tensor::f_empty([1 << 50], (Kind::Uint8, device)).map(drop)?;
     Ok(())
 }

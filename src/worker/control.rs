@@ -127,7 +127,10 @@ fn report_panics(writer: &Arc<Mutex<UnixStream>>) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic: &PanicHookInfo<'_>| {
         if std::thread::current().name() == Some("main") {
-            let text = panic.payload_as_str().unwrap_or("unknown reason");
+            let payload = panic.payload();
+            let text = payload.downcast_ref::<&str>().copied();
+            let text =
+                text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("unknown reason");
             let place = panic.location().map_or_else(String::new, |place| format!(" at {place}"));
             let message = format!("panicked{place}: {text}");
             let exit_code = ExitCode::WorkerFailed.code();

@@ -45,28 +45,28 @@ struct RankWindow {
 
 /// The times of all workers of an attempt.
 #[derive(Debug, Clone, Default)]
-pub struct Stragglers {
+pub(super) struct Stragglers {
     ranks: Vec<RankWindow>,
 }
 
 /// The times of a window.
 #[derive(Debug, Clone, PartialEq)]
-pub struct WindowTimes {
+pub(super) struct WindowTimes {
     /// One entry per rank.
-    pub ranks: Vec<StepTimes>,
+    pub(super) ranks: Vec<StepTimes>,
     /// A rank that has just been slow for the last time that it takes to be named, and the ratio of its time to the
     /// median.
-    pub slow: Option<(usize, f64)>,
+    pub(super) slow: Option<(usize, f64)>,
 }
 
 impl Stragglers {
     /// Watches the workers of a new attempt.
-    pub fn new(workers: usize) -> Self {
+    pub(super) fn new(workers: usize) -> Self {
         Self { ranks: vec![RankWindow::default(); workers] }
     }
 
     /// Records a heartbeat. Returns the times of a window when it is complete.
-    pub fn beat(&mut self, rank: usize, beat: &Beat) -> Option<WindowTimes> {
+    pub(super) fn beat(&mut self, rank: usize, beat: &Beat) -> Option<WindowTimes> {
         let window = self.ranks.get_mut(rank)?;
         if beat.step > 0 {
             window.first.get_or_insert((beat.step, beat.spent));

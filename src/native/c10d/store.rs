@@ -184,7 +184,7 @@ impl Drop for Store {
 }
 
 /// The timeout in whole milliseconds. At least 1, because c10d interprets 0 as "no timeout".
-pub(super) fn millis(timeout: Duration) -> i64 {
+pub(in crate::native) fn millis(timeout: Duration) -> i64 {
     i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX / 2).clamp(1, MILLIS_MAX)
 }
 

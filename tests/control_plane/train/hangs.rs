@@ -68,6 +68,7 @@ fn contradicting_limits_are_refused() {
 /// A stopped, a hung and a panicking rank among four, at random ranks and steps. `LOCDIFF_TRIES` sets the number of tries
 /// of each kind. If it is set, the machine must be idle, and the time is checked to two seconds.
 #[test]
+#[allow(clippy::print_stdout, reason = "the test prints what it measured")]
 fn first_cause_is_named_in_time_at_any_moment() {
     let tries = std::env::var("LOCDIFF_TRIES").ok().and_then(|text| text.parse::<u64>().ok());
     let slack_s = if tries.is_some() { 2.0 } else { 15.0 };

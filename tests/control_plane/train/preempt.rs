@@ -57,6 +57,7 @@ fn signal_ends_a_run_with_a_checkpoint_from_which_it_resumes_bit_equal() {
 /// SIGTERM to all processes at random moments, from the start to the evaluation after training, until the run has ended.
 /// `LOCDIFF_TRIES` sets the number of signals.
 #[test]
+#[allow(clippy::print_stdout, reason = "the test prints what it measured")]
 fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {
     let tries = std::env::var("LOCDIFF_TRIES").ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(3);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("the clock is after 1970");
