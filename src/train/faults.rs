@@ -93,15 +93,6 @@ pub(super) fn file_error(path: impl AsRef<Path>, errno: Errno) -> FileError {
     FileError { path: path.as_ref().to_owned(), error: errno.into() }
 }
 
-/// Flips the lowest bit of the first number of an f32 tensor.
-pub(super) fn flip_bit(tensor: &Tensor) -> Result<(), TrainError> {
-    let _without_gradients = tch::no_grad_guard();
-    let mut bits = tensor.f_detach()?.f_view([-1])?.f_narrow(0, 0, 1)?.f_view_dtype(Kind::Int)?;
-    let flipped = bits.f_bitwise_xor(1)?;
-    bits.f_copy_(&flipped)?;
-    Ok(())
-}
-
 /// Reads memory out of bounds on the device, which CUDA reports as an error.
 pub(super) fn break_cuda(device: Device) -> Result<(), TrainError> {
     let index = Tensor::f_from_slice(&[1_i64 << 40])?.f_to_device(device)?;

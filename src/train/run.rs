@@ -11,10 +11,11 @@ use tch::Device;
 
 use super::data::{TrainingData, open_validation};
 use super::error::TrainError;
-use super::faults::{Faults, break_cuda, exhaust_memory, file_error, flip_bit, read_error};
+use super::faults::{Faults, break_cuda, exhaust_memory, file_error, read_error};
 use super::feed::Requests;
 use super::observe::{Launcher, Meter, Observer, SendMessage};
 use super::quick::Quick;
+use super::replicas::flip_bit;
 use super::step::{StepOptions, StepOutcome, Trainer};
 use crate::checkpoint::{Background, CheckpointError, Snapshot, WriteFault};
 use crate::comm::Communicator;

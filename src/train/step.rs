@@ -12,9 +12,8 @@ use locdiff_core::geo::UnitVector;
 use tch::{Device, Tensor};
 
 use super::error::TrainError;
-use super::faults::flip_bit;
 use super::feed::{Form, Requests};
-use super::replicas::{Replayed, digest, gather, minority, wrong_ranks};
+use super::replicas::{Replayed, digest, flip_bit, gather, minority, wrong_ranks};
 use super::schedule::{ema_decay, learning_rate};
 use super::work::{Report, Work, duplicate};
 use crate::comm::{AbortHandle, CollectiveFailure, CommError, Communicator, Group};

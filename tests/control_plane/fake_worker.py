@@ -98,7 +98,7 @@ if MODE == "leave-child":
 if MODE == "other-result":
     send({"result": {"bench-shdd": []}})
 elif "train" in start["job"]:
-    summary = {"step": 4, "from_step": 0, "loss": 1.0, "skipped_steps": 0, "evaluation": None}
+    summary = {"step": 4, "from_step": 0, "loss": 1.0, "skipped_steps": 0, "stopped": False, "evaluation": None}
     send({"result": {"train": summary}})
 else:
     send({"result": {"self-check": {"device": "Cpu", "size": 1, "error_max": 0.0}}})

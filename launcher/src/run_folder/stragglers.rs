@@ -140,7 +140,7 @@ mod tests {
         let mut stragglers = Stragglers::new(2);
         let mut total_us = 0;
         for step in 1..400 {
-            total_us += if (100..125).contains(&step) { 90_000 } else { 1_500 };
+            total_us += if (105..115).contains(&step) { 90_000 } else { 1_500 };
             let mut slow = beat(step, 0, 0);
             slow.spent.step_us = total_us;
             for (rank, beat) in [slow, beat(step, 1_000, 0)].iter().enumerate() {

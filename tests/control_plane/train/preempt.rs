@@ -33,7 +33,7 @@ fn stop_after(stage: &Stage, run: &str, settings: &str, steps: usize, stop: Sign
 fn signal_ends_a_run_with_a_checkpoint_from_which_it_resumes_bit_equal() {
     let stage = stage();
     for (run, layout) in [("flat", "--workers 4"), ("split", "--workers 4 --tensor-parallel 2")] {
-        let settings = format!("{layout} --set train.steps=60 --set checkpoint.every=1000");
+        let settings = format!("{layout} --set train.steps=30 --set checkpoint.every=1000");
         train(&stage, &format!("{run}-whole"), &settings).exits_with(ExitCode::Success);
         for (steps, stop, code) in [
             (1, Signal::SIGTERM, ExitCode::Preempted),
@@ -59,14 +59,14 @@ fn signal_ends_a_run_with_a_checkpoint_from_which_it_resumes_bit_equal() {
 #[test]
 #[allow(clippy::print_stdout, reason = "the test prints what it measured")]
 fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {
-    let tries = std::env::var("LOCDIFF_TRIES").ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(3);
+    let tries = std::env::var("LOCDIFF_TRIES").ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(2);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("the clock is after 1970");
     let mut random = now.as_secs();
     let stage = stage();
     for (run, layout) in [("flat", "--workers 4"), ("split", "--workers 4 --tensor-parallel 2")] {
         let settings = format!(
-            "{layout} --set train.steps=200 --set checkpoint.every=1000 --set shards.validation=shards/small \
-             --set eval.every=20 --set eval.quick_rows=64 --set eval.quick_samples=2 --set eval.sampler_steps=5"
+            "{layout} --set train.steps=100 --set checkpoint.every=1000 --set shards.validation=shards/small \
+             --set eval.every=25 --set eval.quick_rows=64 --set eval.quick_samples=2 --set eval.sampler_steps=5"
         );
         let whole = format!("{run}-whole");
         train(&stage, &whole, &settings).exits_with(ExitCode::Success);
@@ -77,7 +77,7 @@ fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {
             let mut launcher =
                 command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can be started");
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            std::thread::sleep(Duration::from_millis(50 + (random >> 33) % 3000));
+            std::thread::sleep(Duration::from_millis(50 + (random >> 33) % 2000));
             let workers = workers_of(launcher.id());
             for pid in std::iter::once(launcher.id()).chain(workers.clone()).filter(|pid| is_alive(*pid)) {
                 signal(pid, Signal::SIGTERM);

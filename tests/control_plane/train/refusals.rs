@@ -144,7 +144,7 @@ fn run_held_by_a_live_launcher_is_refused() {
         nix::sys::signal::Signal::SIGTERM,
     )
     .expect("the process is alive");
-    assert_eq!(wait(&mut first), Some(i32::from(ExitCode::Interrupted.code())));
+    assert_eq!(wait(&mut first), Some(i32::from(ExitCode::Preempted.code())));
 }
 
 #[test]
