@@ -38,7 +38,7 @@ use crate::coordinator::{Action, Cause, Coordinator, GangEvent, Limits, Outcome}
 use crate::error::{LaunchError, exit_code_of, reported};
 use crate::gpus;
 use crate::output::end_process;
-use crate::pulses::{PhaseLimits, TICK};
+use crate::pulses::{PhaseLimits, StuckWorker, TICK};
 use crate::rendezvous::NodeWorkers;
 use crate::report::{self, EndedWorker};
 
@@ -297,10 +297,15 @@ async fn supervise(
     };
     let result = match outcome {
         Outcome::Done(results) => Ok(GangResult { hellos: coordinator.hellos(), results }),
-        Outcome::Failed(causes) => {
+        Outcome::Failed(mut causes) => {
+            // The last heartbeats may be many steps old.
+            for cause in &mut causes {
+                if let Cause::Stuck { worker: StuckWorker { rank, last: Some(beat), .. }, .. } = cause {
+                    beat.step = pulse::read_step(control.folder(), *rank).unwrap_or(beat.step);
+                }
+            }
             let workers = members.into_iter().zip(&gang.world.slots).enumerate().map(|(rank, (member, slot))| {
                 let (mut last_beat, exit) = coordinator.end_of(rank);
-                // The last heartbeat may be many steps old.
                 if let (Some(beat), Some(step)) = (&mut last_beat, pulse::read_step(control.folder(), rank as u32)) {
                     beat.step = step;
                 }

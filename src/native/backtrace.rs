@@ -25,9 +25,9 @@ pub fn print_on_request() -> nix::Result<()> {
 extern "C" fn print(_: c_int) {
     let text = Backtrace::force_capture().to_string();
     // Lines with file names begin with "at" and would double the length.
-    let frames = text.lines().map(str::trim).filter(|line| !line.starts_with("at "));
-    // The first frames belong to this handler.
-    let frames = frames.skip_while(|line| !line.contains("restore_rt")).skip(1).take(FRAMES_MAX);
-    let text: String = frames.map(|line| format!("  {line}\n")).collect();
+    let frames: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.starts_with("at ")).collect();
+    // The first frames belong to this handler. A program without symbols does not show where they end.
+    let first = frames.iter().position(|line| line.contains("restore_rt")).map_or(0, |index| index + 1);
+    let text: String = frames[first..].iter().take(FRAMES_MAX).map(|line| format!("  {line}\n")).collect();
     let _ = std::io::stderr().write_all(format!("stuck at:\n{text}").as_bytes());
 }

@@ -14,6 +14,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::error::TrainError;
 use super::observe::Launcher;
+use crate::native::nvrtc::Kernel;
 use crate::shards::ShardsError;
 
 /// The faults of one rank that have not occurred yet.
@@ -58,7 +59,11 @@ fn occur(kind: FaultKind, step: u64) -> Option<FaultKind> {
     match kind {
         FaultKind::Kill => signal_self(Signal::SIGKILL),
         FaultKind::Stop => signal_self(Signal::SIGSTOP),
-        FaultKind::Segfault => signal_self(Signal::SIGSEGV),
+        FaultKind::Segfault => {
+            // The first signal only removes Rust's handler for stack overflows.
+            signal_self(Signal::SIGSEGV);
+            signal_self(Signal::SIGSEGV);
+        }
         FaultKind::Panic => panic!("injected panic before step {step}"),
         FaultKind::Exit { code } => std::process::exit(code),
         FaultKind::Oom => {
@@ -93,11 +98,11 @@ pub(super) fn file_error(path: impl AsRef<Path>, errno: Errno) -> FileError {
     FileError { path: path.as_ref().to_owned(), error: errno.into() }
 }
 
-/// Reads memory out of bounds on the device, which CUDA reports as an error.
+/// Runs a kernel that fails, so that CUDA reports an error.
 pub(super) fn break_cuda(device: Device) -> Result<(), TrainError> {
-    let index = Tensor::f_from_slice(&[1_i64 << 40])?.f_to_device(device)?;
-    let read = Tensor::f_zeros([1], (Kind::Float, device))?.f_index_select(0, &index)?;
-    read.f_to_device(Device::Cpu).map(drop)?;
+    let kernel = Kernel::compile("fail", "extern \"C\" __global__ void fail() { asm(\"trap;\"); }", &[])?;
+    kernel.launch([1, 1, 1], [1, 1, 1], &[])?;
+    Tensor::f_zeros([1], (Kind::Float, device))?.f_to_device(Device::Cpu).map(drop)?;
     Ok(())
 }
 

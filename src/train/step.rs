@@ -200,7 +200,7 @@ impl Trainer {
         let all = gather(&data, [own, next, previous])?;
         let opinions: Vec<Replayed> =
             all.into_iter().map(|[own, next, previous]| Replayed { own, next, previous }).collect();
-        Err(self.corrupted(step, "the gradient", &wrong_ranks(&opinions)))
+        Err(self.corrupted(step + 1, "the gradient", &wrong_ranks(&opinions)))
     }
 
     /// The digest of the gradient of another rank's rows.

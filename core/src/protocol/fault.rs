@@ -49,7 +49,7 @@ pub enum FaultKind {
     },
     /// The rank sends itself SIGKILL after it has counted an out-of-memory kill in a made-up `memory.events`.
     Oom,
-    /// A kernel of the rank reads memory out of bounds, so that CUDA reports an error. Needs a GPU.
+    /// A kernel of the rank fails, so that CUDA reports an error. Needs a GPU.
     CudaError,
     /// The rank asks for more memory than its GPU has. Needs a GPU.
     GpuMemory,
