@@ -42,7 +42,7 @@ pub fn failure(job: &str, causes: &[Cause], workers: &[EndedWorker], oom_killed:
     let Some(first) = causes.first() else {
         return reported!(WorkerFailed, "`{job}` failed, but no cause was recorded: this is a bug");
     };
-    let told = Report { job, workers, oom_killed };
+    let told = FailureReport { job, workers, oom_killed };
     let ranks: Vec<RankEnd> =
         workers.iter().enumerate().map(|(rank, worker)| told.rank(rank, worker, causes)).collect();
     let lines = told.folded(causes);
@@ -137,13 +137,13 @@ fn involved(cause: &Cause) -> Vec<u32> {
 }
 
 /// The facts that the report is written from.
-struct Report<'a> {
+struct FailureReport<'a> {
     job: &'a str,
     workers: &'a [EndedWorker],
     oom_killed: bool,
 }
 
-impl Report<'_> {
+impl FailureReport<'_> {
     fn text(&self, first: &Cause, causes: &[String], ranks: &[RankEnd]) -> String {
         let mut text = causes[0].clone();
         for cause in &causes[1..] {

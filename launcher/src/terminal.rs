@@ -11,6 +11,6 @@ mod backlog;
 mod progress;
 mod streams;
 
-pub use backlog::{Backlog, Next};
+pub use backlog::{Backlog, NextItem};
 pub use progress::Display;
 pub use streams::{LogWriter, flush_stderr, wait_for_stdout, write_stderr, write_stdout};

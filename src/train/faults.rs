@@ -19,13 +19,13 @@ use crate::shards::ShardsError;
 
 /// The faults of one rank that have not occurred yet.
 #[derive(Debug)]
-pub(super) struct Faults {
+pub(super) struct RankFaults {
     planned: Vec<InjectedFault>,
     rank: u32,
     sleep: Duration,
 }
 
-impl Faults {
+impl RankFaults {
     pub(super) fn new(planned: &[InjectedFault], rank: u32) -> Self {
         Self {
             planned: planned.iter().copied().filter(|fault| fault.rank == rank).collect(),

@@ -11,7 +11,7 @@ use tch::Device;
 
 use super::data::{TrainingData, open_validation};
 use super::error::TrainError;
-use super::faults::{Faults, break_cuda, exhaust_memory, file_error, read_error};
+use super::faults::{RankFaults, break_cuda, exhaust_memory, file_error, read_error};
 use super::feed::Requests;
 use super::observe::{Launcher, Meter, Observer, SendMessage};
 use super::quick::Quick;
@@ -82,7 +82,7 @@ struct Training<'a> {
     skipped_in_a_row: u32,
     best_score: Option<f64>,
     evaluation: Option<QuickEvaluation>,
-    faults: Faults,
+    faults: RankFaults,
     /// Whether a checkpoint is due but waits until all ranks have written the previous one.
     is_save_late: bool,
 }
@@ -162,7 +162,7 @@ impl<'a> Training<'a> {
             skipped_in_a_row: state.map_or(0, |state| state.skipped_in_a_row),
             best_score: job.best_score,
             evaluation: None,
-            faults: Faults::new(&job.faults, ranks.rank()),
+            faults: RankFaults::new(&job.faults, ranks.rank()),
             is_save_late: false,
             job,
             attempt,

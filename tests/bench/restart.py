@@ -73,7 +73,7 @@ def wait_until(condition):
     deadline = time.monotonic() + 120
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit("waited for two minutes in vain")
+            raise SystemExit("no step was completed within two minutes")
         time.sleep(0.002)
 
 

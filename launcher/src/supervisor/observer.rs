@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use super::logs::SharedLines;
 use crate::coordinator::GangEvent;
 use crate::error::LaunchError;
-use crate::terminal::{Backlog, Next};
+use crate::terminal::{Backlog, NextItem};
 
 /// How many bytes of lines wait for the observer at most.
 const LINES_BYTES_MAX: usize = 4 << 20;
@@ -102,15 +102,15 @@ impl Observations {
             let next = self.0.next(lines.deadline());
             lines.due(Instant::now()).iter().for_each(|line| tracing::info!("{line}"));
             match next {
-                Next::Item(Observation::Line { rank, line }) => {
+                NextItem::Item(Observation::Line { rank, line }) => {
                     observer.line(rank, &line);
                     if observer.shows_lines() {
                         lines.add(rank, &line, Instant::now());
                     }
                 }
-                Next::Item(Observation::Beat { rank, beat }) => observer.beat(rank, &beat),
-                Next::Item(Observation::Report(message)) => observer.report(message),
-                Next::Item(Observation::Commit(parts)) => {
+                NextItem::Item(Observation::Beat { rank, beat }) => observer.beat(rank, &beat),
+                NextItem::Item(Observation::Report(message)) => observer.report(message),
+                NextItem::Item(Observation::Commit(parts)) => {
                     if let Err(error) = observer.commit(&parts) {
                         let exit_code = error.exit_code().code();
                         let kind = error.failure_kind();
@@ -119,13 +119,13 @@ impl Observations {
                         let _ = failures.send(GangEvent::CommitFailed(failure));
                     }
                 }
-                Next::Dropped(count) => {
+                NextItem::Dropped(count) => {
                     let note = format!("dropped {count} lines of the workers: the disk does not keep up");
                     (0..ranks).for_each(|rank| observer.line(rank, &note));
                     tracing::warn!("{note}");
                 }
-                Next::Nothing => {}
-                Next::Closed => break,
+                NextItem::Nothing => {}
+                NextItem::Closed => break,
             }
         }
         lines.all().iter().for_each(|line| tracing::info!("{line}"));

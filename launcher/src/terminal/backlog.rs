@@ -29,7 +29,7 @@ struct Queue<T> {
 
 /// What the consumer gets.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next<T> {
+pub enum NextItem<T> {
     /// The oldest item.
     Item(T),
     /// This many items were dropped after the last one.
@@ -74,7 +74,7 @@ impl<T> Backlog<T> {
     }
 
     /// Takes the next item. Waits for one until `deadline`, or for as long as it takes.
-    pub fn next(&self, deadline: Option<Instant>) -> Next<T> {
+    pub fn next(&self, deadline: Option<Instant>) -> NextItem<T> {
         let mut queue = self.lock();
         queue.is_busy = false;
         self.changed.notify_all();
@@ -82,18 +82,18 @@ impl<T> Backlog<T> {
             if let Some((item, bytes)) = queue.items.pop_front() {
                 queue.bytes -= bytes;
                 queue.is_busy = true;
-                return Next::Item(item);
+                return NextItem::Item(item);
             }
             if queue.dropped > 0 {
                 queue.is_busy = true;
-                return Next::Dropped(std::mem::take(&mut queue.dropped));
+                return NextItem::Dropped(std::mem::take(&mut queue.dropped));
             }
             if queue.is_closed {
-                return Next::Closed;
+                return NextItem::Closed;
             }
             queue = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
                 None => self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
-                Some(Duration::ZERO) => return Next::Nothing,
+                Some(Duration::ZERO) => return NextItem::Nothing,
                 Some(left) => self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0,
             };
         }
@@ -134,11 +134,11 @@ mod tests {
         backlog.offer("short", 1);
         backlog.push("b");
         let taken = [(); 4].map(|()| backlog.next(Some(Instant::now())));
-        assert_eq!(taken, [Next::Item("a"), Next::Item("b"), Next::Dropped(2), Next::Nothing]);
+        assert_eq!(taken, [NextItem::Item("a"), NextItem::Item("b"), NextItem::Dropped(2), NextItem::Nothing]);
         backlog.offer("c", 10);
-        assert_eq!(backlog.next(None), Next::Item("c"), "the queue is empty, but an item was dropped");
+        assert_eq!(backlog.next(None), NextItem::Item("c"), "the queue is empty, but an item was dropped");
         backlog.close();
-        assert_eq!(backlog.next(None), Next::Closed);
+        assert_eq!(backlog.next(None), NextItem::Closed);
     }
 
     #[test]
@@ -147,9 +147,9 @@ mod tests {
         assert!(backlog.wait_until_idle(Duration::ZERO));
         backlog.push(1);
         assert!(!backlog.wait_until_idle(Duration::ZERO));
-        assert_eq!(backlog.next(None), Next::Item(1));
+        assert_eq!(backlog.next(None), NextItem::Item(1));
         assert!(!backlog.wait_until_idle(Duration::ZERO), "the consumer still works on the item");
-        assert_eq!(backlog.next(Some(Instant::now())), Next::Nothing);
+        assert_eq!(backlog.next(Some(Instant::now())), NextItem::Nothing);
         assert!(backlog.wait_until_idle(Duration::ZERO));
     }
 }

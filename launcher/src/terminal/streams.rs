@@ -10,7 +10,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::backlog::{Backlog, Next};
+use super::backlog::{Backlog, NextItem};
 
 /// How many bytes of lines wait for the terminal at most.
 const BYTES_MAX: usize = 1 << 20;
@@ -119,7 +119,7 @@ fn start() {
 }
 
 fn serve_stdout(mut stream: File, is_terminal: bool) {
-    while let Next::Item(text) = STDOUT.next(None) {
+    while let NextItem::Item(text) = STDOUT.next(None) {
         if let Err(error) = write_fully(&mut stream, text.as_bytes()) {
             let is_closed = error.kind() == ErrorKind::BrokenPipe;
             let is_hung_up = is_terminal && error.raw_os_error() == Some(nix::errno::Errno::EIO as i32);
@@ -156,18 +156,18 @@ impl<W: Write> Screen<W> {
     fn serve(mut self) {
         loop {
             match STDERR.next(None) {
-                Next::Item(Piece::Text(bytes)) => self.write(&bytes),
-                Next::Item(Piece::Bar) => {
+                NextItem::Item(Piece::Text(bytes)) => self.write(&bytes),
+                NextItem::Item(Piece::Bar) => {
                     let mut shown = BAR.lock().unwrap_or_else(PoisonError::into_inner);
                     shown.1 = false;
                     let bar = shown.0.clone();
                     drop(shown);
                     self.show(bar.as_ref());
                 }
-                Next::Dropped(lines) => {
+                NextItem::Dropped(lines) => {
                     self.write(format!("dropped {lines} lines: the terminal does not keep up\n").as_bytes());
                 }
-                Next::Nothing | Next::Closed => return,
+                NextItem::Nothing | NextItem::Closed => return,
             }
         }
     }
