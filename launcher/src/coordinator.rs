@@ -6,7 +6,7 @@
 //! A gang always ends: every phase has a deadline, and a worker that even SIGKILL does not end is reported. While the
 //! job runs, the heartbeats of the workers move the deadline ([`Pulses`]).
 //!
-//! A request of the user to stop (Ctrl-C, SIGTERM) is passed to the workers if the job can stop early: they write a
+//! A request of the user to stop (Ctrl-C, SIGTERM, SIGUSR1) is passed to the workers if the job can stop early: they write a
 //! checkpoint and return a result. If they do not do so in time, or at a second request, they are killed.
 //!
 //! A checkpoint is committed when every rank of this attempt has written its parts. Parts from another attempt are
@@ -256,7 +256,10 @@ impl Coordinator {
 
     /// Handles an event and returns the actions to take.
     pub fn step(&mut self, event: GangEvent, now: Duration) -> Vec<Action> {
-        self.pulses.pass(now);
+        let pause = self.pulses.pass(now);
+        if !pause.is_zero() {
+            self.shift_deadlines(pause);
+        }
         match event {
             GangEvent::Message { rank, message } => self.message(rank, message, now),
             GangEvent::Garbled { rank, reason } => self.stop(Cause::Incompatible { rank, reason }, now),
@@ -407,6 +410,19 @@ impl Coordinator {
         self.stop(Cause::Died { rank, exit }, now)
     }
 
+    /// Moves all deadlines, because the launcher itself was stopped for the time `pause`.
+    fn shift_deadlines(&mut self, pause: Duration) {
+        self.started_at += pause;
+        self.stop_by = self.stop_by.map(|limit| limit + pause);
+        for member in &mut self.members {
+            member.exit_by = member.exit_by.map(|limit| limit + pause);
+        }
+        match &mut self.phase {
+            Phase::Waiting { until: limit } | Phase::Stopping { give_up_at: limit } => *limit += pause,
+            Phase::Starting | Phase::Running => {}
+        }
+    }
+
     fn interrupted(&mut self, has_progress: bool, now: Duration) -> Vec<Action> {
         if self.phase == Phase::Running && has_progress && self.stop_by.is_none() {
             self.stop_by = Some(now + self.limits.preempt);
@@ -423,7 +439,11 @@ impl Coordinator {
                 self.stop(Cause::Late { ranks, limit: self.limits.start }, now)
             }
             Phase::Stopping { give_up_at } if now >= *give_up_at => self.give_up(),
-            Phase::Waiting { until } if now >= *until => self.kill(now),
+            Phase::Waiting { until } if now >= *until => {
+                // More workers may have complained in the meantime.
+                self.suspect = self.find_suspect(now).or_else(|| self.suspect.take());
+                self.kill(now)
+            }
             Phase::Running if self.stop_by.is_some_and(|limit| now >= limit) => self.stop(Cause::Interrupted, now),
             Phase::Running => match self.pulses.stuck(now) {
                 Some((worker, limit)) => self.stop(Cause::Stuck { worker, limit: Some(limit) }, now),
@@ -462,12 +482,7 @@ impl Coordinator {
             // SIGKILL would hide.
             _ if is_consequence && was_waiting => Vec::new(),
             _ if is_consequence => {
-                let complained = |cause: &Cause| match cause {
-                    Cause::Failed { rank, .. } => Some(*rank),
-                    _ => None,
-                };
-                let complained: Vec<u32> = self.causes.iter().filter_map(complained).collect();
-                self.suspect = self.pulses.suspect(&complained, now);
+                self.suspect = self.find_suspect(now);
                 self.phase = Phase::Waiting { until: now + DOUBT };
                 self.suspect.iter().map(|worker| Action::AskForBacktrace(worker.rank)).collect()
             }
@@ -477,6 +492,16 @@ impl Coordinator {
             }
             _ => self.kill(now),
         }
+    }
+
+    /// The worker that probably kept the workers waiting that have complained so far.
+    fn find_suspect(&self, now: Duration) -> Option<StuckWorker> {
+        let complained = |cause: &Cause| match cause {
+            Cause::Failed { rank, .. } => Some(*rank),
+            _ => None,
+        };
+        let complained: Vec<u32> = self.causes.iter().filter_map(complained).collect();
+        self.pulses.suspect(&complained, now)
     }
 
     fn kill(&mut self, now: Duration) -> Vec<Action> {

@@ -111,9 +111,9 @@ impl LaunchError {
         reported!(NotYet, "`{what}` is not implemented in this version")
     }
 
-    /// The error for a command that Ctrl-C or SIGTERM ended.
+    /// The error for a command that a signal ended.
     pub fn interrupted() -> Self {
-        Self::new(ExitCode::Interrupted, "interrupted; all workers have ended")
+        Self::new(ExitCode::Interrupted, "interrupted")
     }
 }
 

@@ -75,6 +75,8 @@ pub fn ok(result: &impl Serialize) -> anyhow::Result<Value> {
 /// the command does not look successful. If nobody reads stdout, waits until somebody does, or until a signal arrives.
 pub fn finish(code: ExitCode) -> ExitCode {
     let written = match wait_for_stdout(LAST_WORDS_LIMIT) {
+        // After a signal, the user or the scheduler does not want to wait any longer.
+        Ok(false) if matches!(code, ExitCode::Interrupted | ExitCode::Preempted) => Ok(true),
         Ok(false) => wait_for_reader_or_signal(),
         written => written,
     };

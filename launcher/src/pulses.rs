@@ -17,6 +17,9 @@ pub const TICK: Duration = Duration::from_secs(1);
 /// does not count as time without progress.
 const PAUSE_MIN: Duration = Duration::from_secs(4);
 
+/// Time without a heartbeat after which a worker counts as stopped. Heartbeats come several times per second.
+const SILENCE_MIN: Duration = Duration::from_secs(2);
+
 /// Time that the launcher adds to the limits of collective operations and of the rendezvous. These operations time out
 /// in the workers. The launcher gives the workers this time to report the error before it applies its own limit.
 const COLLECTIVE_GRACE: Duration = Duration::from_secs(5);
@@ -90,24 +93,30 @@ pub struct Pulses {
 struct WorkerPulse {
     last: Option<Beat>,
     progressed_at: Duration,
+    beat_at: Duration,
     is_done: bool,
 }
 
 impl Pulses {
     /// Starts to watch `workers` workers. The launcher has just sent them their job.
     pub fn new(workers: usize, limits: PhaseLimits, now: Duration) -> Self {
-        let worker = WorkerPulse { last: None, progressed_at: now, is_done: false };
+        let worker = WorkerPulse { last: None, progressed_at: now, beat_at: now, is_done: false };
         Self { limits, workers: vec![worker; workers], looked_at: now }
     }
 
     /// Records that the time is now `now`. If the launcher was stopped since the last call, all deadlines move by the
-    /// time since that call.
-    pub fn pass(&mut self, now: Duration) {
+    /// time since that call, and this time is returned; otherwise the result is zero.
+    pub fn pass(&mut self, now: Duration) -> Duration {
         let gap = now.saturating_sub(self.looked_at);
-        if gap >= PAUSE_MIN {
-            self.workers.iter_mut().for_each(|worker| worker.progressed_at += gap);
-        }
         self.looked_at = now;
+        if gap < PAUSE_MIN {
+            return Duration::ZERO;
+        }
+        for worker in &mut self.workers {
+            worker.progressed_at += gap;
+            worker.beat_at += gap;
+        }
+        gap
     }
 
     /// Records a heartbeat of the worker `rank`.
@@ -116,6 +125,7 @@ impl Pulses {
         if worker.last.as_ref().map(|last| last.counter) != Some(beat.counter) {
             worker.progressed_at = now;
         }
+        worker.beat_at = now;
         worker.last = Some(beat);
     }
 
@@ -145,14 +155,19 @@ impl Pulses {
     }
 
     /// The worker that probably kept its peers waiting, after the peers in `complained` reported a failed collective
-    /// operation. Candidates are the other workers that are not in a collective operation or are at an earlier step. Of
-    /// several candidates, returns the one whose last progress is oldest.
+    /// operation. Candidates are the other workers that are not in a collective operation, are at an earlier step, or
+    /// have stopped sending heartbeats. Of several candidates, returns the one whose last progress is oldest. Without a
+    /// candidate, a single worker that did not complain is the suspect.
     pub fn suspect(&self, complained: &[u32], now: Duration) -> Option<StuckWorker> {
         let others = || self.watched().filter(|(rank, _)| !complained.contains(rank));
         let most = self.watched().map(|(_, worker)| worker.step()).max()?;
-        let late = others().filter(|(_, worker)| worker.phase() != WorkPhase::Collective || worker.step() < most);
-        let (rank, worker) =
-            late.filter(|(_, worker)| worker.last.is_some()).min_by_key(|(_, worker)| worker.progressed_at)?;
+        let is_late = |worker: &WorkerPulse| {
+            let is_silent = now.saturating_sub(worker.beat_at) >= SILENCE_MIN;
+            worker.phase() != WorkPhase::Collective || worker.step() < most || is_silent
+        };
+        let late = others().filter(|(_, worker)| worker.last.is_some() && is_late(worker));
+        let only = others().next().filter(|_| others().count() == 1 && complained.len() > 1);
+        let (rank, worker) = late.min_by_key(|(_, worker)| worker.progressed_at).or(only)?;
         Some(worker.stuck(rank, now))
     }
 
@@ -243,9 +258,22 @@ mod tests {
         pulses.beat(2, beat(WorkPhase::Collective, 5, 9), at(1));
         let suspect = pulses.suspect(&[0], at(8)).expect("rank 1 is suspected");
         assert_eq!((suspect.rank, suspect.phase(), suspect.silent), (1, WorkPhase::Step, at(6)));
-        assert_eq!(pulses.suspect(&[0, 1], at(8)), None);
+        pulses.beat(2, beat(WorkPhase::Collective, 5, 9), at(8));
+        let only = pulses.suspect(&[0, 1], at(8)).expect("rank 2 alone did not complain");
+        assert_eq!(only.rank, 2);
         pulses.done(1);
         assert_eq!(pulses.suspect(&[0], at(8)), None);
+    }
+
+    #[test]
+    fn worker_that_is_stopped_inside_a_collective_is_the_suspect() {
+        let mut pulses = Pulses::new(3, limits(), at(0));
+        for second in 1..8 {
+            for rank in (0..3).filter(|rank| *rank != 1 || second < 3) {
+                pulses.beat(rank, beat(WorkPhase::Collective, 5, 9), at(second));
+            }
+        }
+        assert_eq!(pulses.suspect(&[0], at(7)).map(|suspect| suspect.rank), Some(1));
     }
 
     #[test]

@@ -66,12 +66,12 @@ pub fn failure(job: &str, causes: &[Cause], workers: &[EndedWorker], oom_killed:
 }
 
 /// The error for a root cause that is an expected failure, such as bad data. It contains only the message of the
-/// failure, because the rank and its output would not help the user. `None` for any other root cause, and for silent
-/// corruption, where the host and the device of the rank matter.
+/// failure, because the rank and its output would not help the user. `None` for any other root cause, and for failures
+/// that are tried again, where the host and the device of the rank matter.
 fn expected(first: &Cause) -> Option<LaunchError> {
     let (Cause::Failed { failure, .. } | Cause::CommitFailed(failure)) = first else { return None };
     let code = exit_code(first);
-    let is_brief = code != ExitCode::WorkerFailed && !matches!(failure.kind, FailureKind::Corruption { .. });
+    let is_brief = code != ExitCode::WorkerFailed && failure.kind == FailureKind::Final;
     is_brief.then(|| LaunchError::new(code, failure.message.clone()))
 }
 
@@ -294,11 +294,24 @@ impl FailureReport<'_> {
                     Some(limit) => format!("{} allows {}", stuck.phase().limit_name(), seconds(*limit)),
                     None => "its peers gave up waiting".to_owned(),
                 };
-                format!("{} is stuck in `{job}`: {}; {reason}", self.worker(stuck.rank), describe_pulse(stuck))
+                let awaited = self.awaited(stuck.rank);
+                format!("{} is stuck in `{job}`: {}{awaited}; {reason}", self.worker(stuck.rank), describe_pulse(stuck))
             }
             Cause::CommitFailed(failure) => format!("cannot commit a checkpoint: {}", failure.message),
             Cause::Interrupted => "interrupted".to_owned(),
         }
+    }
+}
+
+impl FailureReport<'_> {
+    /// The collective operation in which other workers wait for the worker `rank`; empty if none waits.
+    fn awaited(&self, rank: u32) -> String {
+        let others = (0..).zip(self.workers).filter(|(other, _)| *other != rank);
+        let operations = others.filter_map(|(_, worker)| worker.last_beat.as_ref()?.waits_in.as_deref());
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        operations.for_each(|operation| *counts.entry(operation).or_default() += 1);
+        let most = counts.into_iter().max_by_key(|(_, count)| *count);
+        most.map_or_else(String::new, |(operation, _)| format!(", while others wait in {operation}"))
     }
 }
 

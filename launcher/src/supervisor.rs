@@ -31,8 +31,8 @@ use locdiff_core::protocol::{
 use locdiff_core::{cgroup, pulse};
 use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
 
 use crate::coordinator::{Action, Cause, Coordinator, GangEvent, Limits, Outcome};
 use crate::error::{LaunchError, exit_code_of, reported};
@@ -105,9 +105,6 @@ impl Supervisor {
         let runtime = runtime.context("cannot start the async runtime")?;
         let within = runtime.enter();
         let signals = Signals::watch().context("cannot install signal handlers")?;
-        // The handler stays when its receiver is dropped. So SIGHUP, which comes when the terminal closes, does not end
-        // the launcher. Workers do not inherit handlers.
-        drop(signal(SignalKind::hangup()).context("cannot install a handler for SIGHUP")?);
         drop(within);
         Ok(Self { runtime, signals, random_faults: None })
     }
@@ -122,6 +119,9 @@ impl Supervisor {
         attempt: u32,
         observer: &mut dyn GangObserver,
     ) -> anyhow::Result<GangResult<T>> {
+        if self.signals.code.is_some() {
+            return Err(self.signals.error().into());
+        }
         let supervise = &config.supervise;
         let limits = Limits {
             start: Duration::from_secs_f64(supervise.start_timeout_s),
@@ -242,6 +242,8 @@ async fn supervise(
     let began = Instant::now();
     let mut coordinator = Coordinator::new(members.len(), gang.meeting.attempt, gang.limits, Duration::ZERO);
     let (mut ended_at, mut interrupts) = (None, 0);
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let outcome = loop {
         if let Some(outcome) = coordinator.outcome() {
             let since = ended_at.get_or_insert_with(Instant::now).elapsed();
@@ -270,14 +272,17 @@ async fn supervise(
                 let has_progress = matches!(gang.job, Job::Train(_)) && (0..members.len() as u32).any(has_begun);
                 GangEvent::Interrupted { has_progress }
             }
-            () = tokio::time::sleep(deadline.min(TICK)) => {
+            () = tokio::time::sleep(deadline) => GangEvent::Tick,
+            _ = ticks.tick() => {
                 if adopts_orphans {
                     orphans::collect(&pids);
                 }
                 GangEvent::Tick
             }
         };
-        if let Some(fault) = random_faults.as_mut().and_then(|faults| faults.due(members.len())) {
+        if let Some(fault) = random_faults.as_mut().and_then(|faults| faults.due(members.len()))
+            && pulse::read_step(control.folder(), fault.rank).unwrap_or(0) > 0
+        {
             members[fault.rank as usize].send(ToWorker::Inject(fault));
         }
         if let GangEvent::Message { rank, message: ToLauncher::Beat(beat) } = &event {
@@ -289,7 +294,10 @@ async fn supervise(
     };
     observations.close();
     let interrupts_before = interrupts;
-    let observed = wait_for_observer(gang.observer_limit, &mut failures, signals, &mut interrupts).await;
+    // A scheduler that asked the run to stop does not wait for a hung disk.
+    let preempt_limit = gang.limits.preempt + OUTPUT_GRACE;
+    let limit = if interrupts > 0 { gang.observer_limit.min(preempt_limit) } else { gang.observer_limit };
+    let observed = wait_for_observer(limit, &mut failures, signals, &mut interrupts).await;
     let outcome = match (outcome, &observed) {
         (Outcome::Done(_), Some(Some(failure))) => Outcome::Failed(vec![Cause::CommitFailed(failure.clone())]),
         (Outcome::Done(_), _) if interrupts > interrupts_before => Outcome::Failed(vec![Cause::Interrupted]),

@@ -224,6 +224,7 @@ impl StatusKeeper {
     /// Records that the checkpoint of `step` was committed.
     pub fn committed(&mut self, step: u64) {
         self.status.checkpoint_step = Some(step);
+        self.status.step = self.status.step.max(step);
         self.clock.committed(step);
     }
 

@@ -14,7 +14,7 @@ pub fn hold_signals() -> anyhow::Result<()> {
 }
 
 fn watched() -> SigSet {
-    SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR1])
+    SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGHUP])
 }
 
 /// The signals with which a user or a scheduler asks to stop.
@@ -36,6 +36,9 @@ impl Signals {
             user_signals: signal(SignalKind::user_defined1())?,
             code: None,
         };
+        // The handler stays when its receiver is dropped. So SIGHUP, which comes when the terminal closes, does not end
+        // the launcher. Workers do not inherit handlers.
+        drop(signal(SignalKind::hangup())?);
         watched().thread_unblock()?;
         Ok(signals)
     }

@@ -96,3 +96,25 @@ fn stuck_checkpoint_write_is_reported_by_its_own_limit() {
     let ran = stage.run(&format!("{BASE} --run stuck {settings} train {fault}"));
     ran.exits_with(ExitCode::Io).stderr_has("the checkpoint of step 4 is not written after 2 s");
 }
+
+/// Each of these faults occurs in a real worker: a full disk is final, a failed read and an out-of-memory kill are tried
+/// again, and the report tells them apart.
+#[test]
+fn faults_of_disk_and_memory_are_told_apart() {
+    let stage = stage();
+    let settings = "--workers 2 --set train.steps=8 --set checkpoint.every=4";
+    let ran = stage.run(&format!("{BASE} --run full {settings} train --inject enospc@rank=1,step=2"));
+    ran.exits_with(ExitCode::Io).stderr_has("No space left on device").stderr_has("resume with:");
+    assert_eq!(events(&stage, "full", "attempt").len(), 1, "a full disk was tried again");
+    let ran = stage.run(&format!("{BASE} --run unread {settings} train --inject eio@rank=1,step=6"));
+    ran.exits_with(ExitCode::Success).stderr_has("Input/output error").stderr_has("rank 1: ");
+    let events_file = stage.path().join("memory.events");
+    std::fs::write(&events_file, "oom_kill 3\n").expect("the test folder is writable");
+    let mut command = stage.command(&format!("{BASE} --run killed {settings} train --inject oom@rank=0,step=6"));
+    let output = command.env("LOCDIFF_MEMORY_EVENTS", &events_file).output().expect("the launcher can be started");
+    let ran = crate::stage::Ran::from(output);
+    ran.exits_with(ExitCode::Success).stderr_has("OOM killer");
+    for run in ["unread", "killed"] {
+        assert_eq!(events(&stage, run, "attempt").len(), 2, "{run}: wrong number of attempts");
+    }
+}

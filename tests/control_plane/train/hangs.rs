@@ -25,6 +25,7 @@ fn stuck_worker_is_named_and_replaced_without_a_trace_in_the_numbers() {
     for (run, fault, named) in [
         ("data", "hang@rank=1,step=7,phase=data", "in phase data of step 7"),
         ("step", "hang@rank=2,step=7", "in phase step of step 7"),
+        ("collective", "hang@rank=1,step=7,phase=collective", "in phase collective of step 7"),
         ("stopped", "stop@rank=0,step=7", "no progress for"),
         ("panicked", "panic@rank=1,step=7", "panicked at src/train/faults.rs"),
         ("left", "exit@rank=2,step=7,code=3", "(exit code 3)"),

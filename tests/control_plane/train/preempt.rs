@@ -87,6 +87,7 @@ fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {
             let names = std::fs::read_dir(run_dir(&stage, run)).into_iter().flatten().flatten();
             assert!(names.into_iter().all(|entry| !entry.file_name().to_string_lossy().contains("partial")));
             if code == Some(0) {
+                assert_eq!(events(&stage, run, "ended").len(), 1, "{run}: the signal was lost");
                 break;
             }
             assert_eq!(code, Some(ExitCode::Preempted.code().into()), "{run}: wrong exit code");

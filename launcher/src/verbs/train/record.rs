@@ -49,7 +49,8 @@ pub(super) fn resume_command(arguments: impl Iterator<Item = String>, run: &str)
         }
     }
     let names_run = |word: &String| {
-        word == "--run" || word.starts_with("--run=") || word.trim_start_matches('\'').starts_with("checkpoint.run=")
+        let word = word.trim_start_matches('\'').trim_start_matches("--set=");
+        word == "--run" || word.starts_with("--run=") || word.starts_with("checkpoint.run=")
     };
     if !words.iter().any(names_run) {
         words.splice(1.min(words.len())..1.min(words.len()), ["--run".to_owned(), quoted(run)]);

@@ -12,6 +12,10 @@ use locdiff_core::exit_code::FailureKind;
 /// The longest wait before a restart.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
+/// Two failures that are further apart than this belong to different outages. Reading data is tried for minutes before
+/// it fails.
+const OUTAGE_GAP: Duration = Duration::from_secs(600);
+
 /// A failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FailedAttempt {
@@ -44,12 +48,14 @@ pub(super) struct RestartPolicy {
     outage_patience: Duration,
     /// Step at which the last attempt began.
     began_at_step: u64,
+    /// Highest step of a checkpoint so far. A checkpoint that is written again after damage is no progress.
+    best_step: u64,
     /// Restarts since the last progress, without outages.
     restarts: u32,
     /// Restarts since the last progress.
     waits: u32,
-    /// Time of the first outage since the last progress.
-    outage_since: Option<Duration>,
+    /// Times of the first and the last failure of the current outage.
+    outage: Option<(Duration, Duration)>,
     /// Crashes so far, by what happened and the step.
     crashes: BTreeSet<(String, u64)>,
     /// Ranks whose state was wrong.
@@ -63,9 +69,10 @@ impl RestartPolicy {
             max_restarts: config.max_restarts,
             outage_patience: Duration::from_secs_f64(config.outage_patience_s),
             began_at_step: 0,
+            best_step: 0,
             restarts: 0,
             waits: 0,
-            outage_since: None,
+            outage: None,
             crashes: BTreeSet::new(),
             corrupted: BTreeSet::new(),
         }
@@ -74,8 +81,9 @@ impl RestartPolicy {
     /// Records that an attempt begins at the checkpoint of `step`. If an earlier attempt committed a new checkpoint, it
     /// made progress.
     pub(super) fn begin(&mut self, step: u64) {
-        if step > self.began_at_step {
-            (self.restarts, self.waits, self.outage_since) = (0, 0, None);
+        if step > self.best_step {
+            self.best_step = step;
+            (self.restarts, self.waits, self.outage) = (0, 0, None);
         }
         self.began_at_step = step;
     }
@@ -111,7 +119,10 @@ impl RestartPolicy {
     }
 
     fn judge_outage(&mut self, now: Duration) -> RestartVerdict {
-        let lasted = now.saturating_sub(*self.outage_since.get_or_insert(now));
+        // After a longer time than the waits explain, an attempt has worked for a while, so this is another outage.
+        let first = self.outage.filter(|(_, last)| now.saturating_sub(*last) < OUTAGE_GAP).map_or(now, |(first, _)| first);
+        self.outage = Some((first, now));
+        let lasted = now.saturating_sub(first);
         let (lasted_s, patience_s) = (lasted.as_secs(), self.outage_patience.as_secs());
         if lasted >= self.outage_patience {
             return give_up(format!("the outage has lasted {lasted_s} s; supervise.outage_patience_s is {patience_s}"));
