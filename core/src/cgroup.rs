@@ -1,18 +1,18 @@
 //! The memory limits of Linux control groups (cgroups), version 2 and version 1.
 //!
 //! Groups are nested, and the kernel enforces the limits of all of them, so the functions here walk from this process's
-//! own group up to the root. Each function takes the root of the file system, which is `/` except in tests.
-//! Limits on cores need no code: `std::thread::available_parallelism` walks the groups in the same way.
+//! own group up to the root. Each function takes the root of the file system, which is `/` except in tests. Limits on
+//! CPU cores need no code here, because `std::thread::available_parallelism` respects them.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-/// The files of a memory controller, and where its groups are.
+/// The names of a memory controller's files, and the folder of its groups.
 struct Controller {
     folder: &'static str,
     limit: &'static str,
     usage: &'static str,
-    /// The line of `memory.stat` with the size of cached files that the kernel frees before memory runs out.
+    /// Name of the number in `memory.stat` that counts cached files. The kernel frees them before memory runs out.
     reclaimable: &'static str,
 }
 
@@ -38,8 +38,8 @@ pub fn memory_available_bytes(root: &Path) -> u64 {
     groups.chain([kibibytes.unwrap_or(0) * 1024]).min().unwrap_or(0)
 }
 
-/// How many processes of this process's group and of the groups below it the kernel has killed because memory ran out.
-/// `None` if the kernel does not count them, as in version 1.
+/// Number of processes that the kernel has killed because memory ran out, in this process's group and the groups below
+/// it. `None` if the kernel does not count them, as in version 1.
 pub fn oom_kills(root: &Path) -> Option<u64> {
     let own = groups(root, &VERSION_2).into_iter().find(|group| group.join("memory.events").exists())?;
     oom_kills_in(&own.join("memory.events"))
@@ -59,10 +59,10 @@ fn memory_left_bytes(group: &Path, controller: &Controller) -> Option<u64> {
 }
 
 /// The folders of this process's group and of all groups that contain it, innermost first. In a container, the path in
-/// `/proc/self/cgroup` may not exist below the mounted folder; the folder itself is then the container's group.
+/// `/proc/self/cgroup` may not exist below the mounted folder. Then the mounted folder is the container's group.
 fn groups(root: &Path, controller: &Controller) -> Vec<PathBuf> {
     let table = read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    // Each line is NUMBER:CONTROLLERS:PATH. The line of version 2 has no controllers.
+    // Each line is NUMBER:CONTROLLERS:PATH. In the line of version 2, CONTROLLERS is empty.
     let path = table.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
         let is_version_2 = controllers.is_empty();
@@ -89,7 +89,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A made-up root with these files.
+    /// A temporary folder that contains these files and stands for `/`.
     fn machine(files: &[(&str, String)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a temporary folder can be created");
         for (name, text) in files {

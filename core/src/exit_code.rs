@@ -65,7 +65,8 @@ exit_codes! {
     RunDiffers = 25,
     /// Training diverged: too many gradients in a row were not finite. A restart would not help.
     Diverged = 26,
-    /// Stopped by SIGTERM or SIGUSR1, as schedulers send them before they take a machine away. The same command resumes.
+    /// Stopped by SIGTERM or SIGUSR1, which schedulers send before they take a machine away. The same command resumes
+    /// the run.
     Preempted = 75,
     /// Stopped by Ctrl-C.
     Interrupted = 130,
@@ -93,12 +94,12 @@ pub trait HasExitCode: std::error::Error {
         false
     }
 
-    /// The error that this one only passes on. It knows best whether to try again.
+    /// The error that this error wraps. [`HasExitCode::failure_kind`] asks the wrapped error for the kind.
     fn wrapped(&self) -> Option<&dyn HasExitCode> {
         None
     }
 
-    /// Whether and how the launcher tries again after this error.
+    /// The kind of this failure, which decides whether and how the launcher tries again.
     fn failure_kind(&self) -> FailureKind {
         match self.wrapped() {
             _ if self.is_caused_by_peer() => FailureKind::Lost,
@@ -108,7 +109,7 @@ pub trait HasExitCode: std::error::Error {
     }
 }
 
-/// The kind of a failure. It decides whether and how the launcher tries again.
+/// The kind of a failure, which decides whether and how the launcher tries again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FailureKind {
@@ -118,16 +119,17 @@ pub enum FailureKind {
     Lost,
     /// A worker panicked, exited, crashed, or got an error from CUDA. At the same step twice, this is final.
     Crash,
-    /// Storage or network did not answer.
+    /// Storage or network failed in a way that may pass.
     Outage,
-    /// The state of a replica differs from the others. The same rank twice is final.
+    /// The state of a replica differs from the state of the others. If this happens to the same rank twice, it is
+    /// final.
     Corruption {
         /// The rank whose state is wrong.
         rank: u32,
     },
 }
 
-/// System errors of storage that may go away by themselves.
+/// System errors of storage or network that may pass.
 const OUTAGES: [Errno; 7] = [
     Errno::EIO,
     Errno::ESTALE,
@@ -148,8 +150,8 @@ impl FailureKind {
         }
     }
 
-    /// The kind of an I/O error. [`ErrorKind::TimedOut`] marks an outage that has no number of the system, such as that
-    /// of an S3 server.
+    /// The kind of an I/O error. [`ErrorKind::TimedOut`] without an errno is an outage that the operating system does
+    /// not see, such as that of an S3 server.
     pub fn of_io(error: &io::Error) -> Self {
         let is_outage = match error.raw_os_error() {
             Some(number) => OUTAGES.contains(&Errno::from_raw(number)),

@@ -9,8 +9,7 @@
 //! counter.
 //!
 //! Heartbeats are sent a few times per second, so the last heartbeat of a worker that dies may be many steps old. The
-//! step is therefore also written to a small file in the launcher's runtime folder, which the launcher reads when the
-//! worker has died.
+//! step is therefore also written to a small file in the launcher's runtime folder, and the launcher reads it there.
 
 use std::fmt;
 use std::fs::File;
@@ -81,14 +80,14 @@ pub struct Beat {
     pub spent: PhaseTimes,
 }
 
-/// Time that a working thread has spent in some phases, without the phases that it entered from there.
+/// Time that a working thread has spent in some phases. The time of a nested phase counts only for the nested phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PhaseTimes {
-    /// In the phase `data`, microseconds.
+    /// Time in the phase `data`, microseconds.
     pub data_us: u64,
-    /// In the phase `step`, microseconds.
+    /// Time in the phase `step`, microseconds.
     pub step_us: u64,
-    /// In the phase `collective`, microseconds.
+    /// Time in the phase `collective`, microseconds.
     pub collective_us: u64,
 }
 
@@ -103,7 +102,7 @@ static SPENT_US: [AtomicU64; WorkPhase::ALL.len()] = [const { AtomicU64::new(0) 
 static CHANGED_AT_US: AtomicU64 = AtomicU64::new(0);
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Changes the phase, and returns the phase before.
+/// Changes the phase and returns the previous phase.
 fn change_phase(to: u8) -> u8 {
     let now_us = u64::try_from(BEGAN.elapsed().as_micros()).unwrap_or(u64::MAX);
     let before = PHASE.swap(to, Ordering::Relaxed);
@@ -149,7 +148,7 @@ pub fn advance() {
 pub fn begin_step(step: u64) {
     STEP.store(step, Ordering::Relaxed);
     if let Some(file) = STEP_FILE.get() {
-        // The file only makes reports more exact, so training does not fail with it.
+        // Ignore errors, because the file only makes reports more exact.
         let _ = file.write_all_at(&step.to_le_bytes(), 0);
     }
     advance();

@@ -114,7 +114,7 @@ pub enum Verb {
     SelfCheck,
     /// Check whether training can start on this machine, and report what is missing.
     Doctor,
-    /// Show what the runs in checkpoint.dir, or the one that --run names, are doing.
+    /// Show what all runs in checkpoint.dir are doing, or only the run that --run names.
     Status,
     /// Show or check the configuration.
     #[command(subcommand)]

@@ -1,13 +1,14 @@
 //! The state machine of a gang (the workers of one attempt). [`Coordinator::step`] takes an event and the time, changes
 //! the state, and returns actions. It uses no clock, process or socket.
 //!
-//! The phases are Starting, Running and, after a failure, Stopping. If a worker blames a peer, or a stuck worker is asked
-//! for a backtrace, the gang is in the phase Waiting for a moment before Stopping. Workers are stopped with SIGKILL.
-//! A gang always ends: every phase has a deadline, and a worker that even SIGKILL does not end is reported. While the
-//! job runs, the heartbeats of the workers move the deadline ([`Pulses`]).
+//! The phases are Starting, Running and, after a failure, Stopping. If a worker blames a peer, or a stuck worker is
+//! asked for a backtrace, the phase Waiting comes before Stopping, for a second at most. Workers are stopped with
+//! SIGKILL. A gang always ends: every phase has a deadline, and a worker that does not end even after SIGKILL is
+//! reported. While the job runs, each sign of progress in the heartbeats postpones the deadline ([`Pulses`]).
 //!
-//! A request of the user to stop (Ctrl-C, SIGTERM, SIGUSR1) is passed to the workers if the job can stop early: they write a
-//! checkpoint and return a result. If they do not do so in time, or at a second request, they are killed.
+//! If the user asks to stop (Ctrl-C, SIGTERM, SIGUSR1) and the job can stop early, the workers are asked to write a
+//! checkpoint and return a result. They are killed if they take too long or if the user asks again. If the job cannot
+//! stop early, they are killed at once.
 //!
 //! A checkpoint is committed when every rank of this attempt has written its parts. Parts from another attempt are
 //! rejected and stop the gang.
@@ -137,7 +138,8 @@ pub enum Cause {
     },
     /// The worker of this rank closed its control socket but kept running.
     Deserted(u32),
-    /// The worker of this rank did not end even after SIGKILL. It waits inside the kernel, such as for a disk.
+    /// The worker of this rank did not end even after SIGKILL. It is blocked inside the kernel, for example while it
+    /// waits for a disk.
     Unkillable(u32),
     /// A worker made no progress for too long.
     Stuck {
@@ -173,7 +175,7 @@ pub enum Outcome {
 pub struct Limits {
     /// Time from the start of the gang until all workers have said hello.
     pub start: Duration,
-    /// Time that a worker has to exit after it has sent its result or closed its socket.
+    /// Longest time that a worker may take to exit after it has sent its result or closed its socket.
     pub stop: Duration,
     /// Time from the user's request to stop until the workers are killed.
     pub preempt: Duration,
@@ -207,7 +209,8 @@ impl Member {
 enum Phase {
     Starting,
     Running,
-    /// A worker blamed a peer, and the root cause may still be on its way. Or a stuck worker was asked for a backtrace.
+    /// Either a worker blamed a peer, and the root cause may still be on its way, or a stuck worker was asked for a
+    /// backtrace.
     Waiting {
         until: Duration,
     },
@@ -229,7 +232,8 @@ pub struct Coordinator {
     parts: BTreeMap<u64, Vec<Option<PartsWritten>>>,
     pulses: Pulses,
     causes: Vec<Cause>,
-    /// When the workers are killed because the user asked to stop; `None` if the user did not ask.
+    /// When the workers are killed if they have not stopped on the user's request. `None` if they were not asked to
+    /// stop.
     stop_by: Option<Duration>,
     /// The worker that made no progress when its peers reported a failed collective.
     suspect: Option<StuckWorker>,
@@ -398,7 +402,8 @@ impl Coordinator {
         let finished = member.result.is_some() && (exit == Exit::Code(0) || member.killed_after_result);
         let reported =
             self.causes.iter().any(|cause| matches!(cause, Cause::Failed { rank: known, .. } if *known == rank));
-        // A worker that ends in another way while the gang is being stopped may be the root cause.
+        // While the gang is being stopped, SIGKILL comes from the launcher. A worker that ends in any other way may be
+        // the root cause.
         let is_killed_by_launcher = matches!(self.phase, Phase::Stopping { .. }) && exit == Exit::Signal(SIGKILL);
         if finished || reported || is_killed_by_launcher {
             return Vec::new();

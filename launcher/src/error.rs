@@ -37,7 +37,7 @@ pub struct LaunchError {
 /// How a gang failed, for the decision whether to restart it and for `failure.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GangFailure {
-    /// What happened, such as "panic" or "SIGSEGV". Equal for two failures of the same sort.
+    /// What happened, such as "panic" or "SIGSEGV". Two failures of the same sort have the same text.
     pub what: String,
     /// The training step of the worker that failed first; 0 before the first step.
     pub step: u64,
@@ -58,9 +58,9 @@ pub struct RankEnd {
     pub host: String,
     /// Its process id.
     pub pid: u32,
-    /// `cpu`, or the number of its GPU.
+    /// Its device: `cpu`, or a GPU such as `GPU 3`.
     pub device: String,
-    /// Phase in its last heartbeat; `start` if it never sent one.
+    /// Phase in its last heartbeat; `start` if it never sent one, `end` if it was about to exit.
     pub phase: String,
     /// Training step in its last heartbeat; 0 before the first step.
     pub step: u64,
@@ -76,19 +76,19 @@ impl LaunchError {
         Self { code, kind: FailureKind::of_code(code), text: text.into(), gang: None }
     }
 
-    /// Sets the kind of the failure, where the exit code alone does not tell it.
+    /// Sets the kind of the failure. By default, the exit code determines the kind.
     #[must_use]
     pub fn with_kind(self, kind: FailureKind) -> Self {
         Self { kind, ..self }
     }
 
-    /// Adds how the gang failed.
+    /// Adds a description of how the gang failed.
     #[must_use]
     pub fn with_gang(self, gang: GangFailure) -> Self {
         Self { gang: Some(Box::new(gang)), ..self }
     }
 
-    /// How the gang failed; `None` if no gang did.
+    /// How the gang failed; `None` if the error is not about a gang.
     pub fn gang(&self) -> Option<&GangFailure> {
         self.gang.as_deref()
     }

@@ -1,7 +1,7 @@
 //! Lists the GPUs of this machine with NVML, without a CUDA context and without libtorch.
 //!
 //! `CUDA_VISIBLE_DEVICES` has the same meaning as in CUDA: the first entry that matches no GPU, and all entries after
-//! it, are ignored. An entry `MIG-UUID` is an instance of a GPU that was divided (multi-instance GPU).
+//! it, are ignored. An entry `MIG-UUID` names an instance of a divided GPU (multi-instance GPU).
 
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
@@ -71,8 +71,9 @@ fn selection() -> Option<String> {
     std::env::var("CUDA_VISIBLE_DEVICES").ok()
 }
 
-/// The entry of `CUDA_VISIBLE_DEVICES` that the worker on GPU number `gpu` must be given alone, as its GPU 0. `None` if
-/// the worker can be given the whole list: CUDA shows a process all GPUs of the list, but only the first instance.
+/// The entry of `CUDA_VISIBLE_DEVICES` for the worker on GPU number `gpu`, if the list contains instances. CUDA shows a
+/// process only the first instance of a list, so this worker must get its entry alone and use it as GPU 0. `None` if
+/// the worker can get the whole list.
 pub fn own_instance(gpu: u32) -> Option<String> {
     instance_in(&selection()?, gpu)
 }
@@ -94,9 +95,9 @@ fn describe(device: &Device<'_>, index: u32) -> Result<Gpu, NvmlError> {
     })
 }
 
-/// The GPUs that `selection`, the value of `CUDA_VISIBLE_DEVICES`, names by index or by the beginning of their UUID, and
-/// the instances of GPUs, which `instance` finds by their UUID. The first entry that matches nothing, and all entries
-/// after it, are ignored. Without a value, all GPUs are visible.
+/// The GPUs and instances that `selection`, the value of `CUDA_VISIBLE_DEVICES`, names. An entry is the index of a GPU,
+/// the beginning of a GPU's UUID, or the UUID of an instance, which `instance` looks up. The first entry that matches
+/// nothing, and all entries after it, are ignored. Without a value, all GPUs are visible.
 fn visible(all: &[Gpu], instance: impl Fn(&str) -> Option<Gpu>, selection: Option<&str>) -> Vec<Gpu> {
     let Some(selection) = selection else { return all.to_vec() };
     let find = |entry: &str| match entry.parse::<usize>() {

@@ -18,11 +18,11 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// How long a panic waits until the terminal has its message.
+/// How long a panicking thread waits until its message is written to stderr.
 const PANIC_LIMIT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    // The standard hook would write to stderr itself, which waits forever if stderr is stuck.
+    // The standard hook writes to stderr directly, so it would wait forever if nobody reads stderr.
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
         let (name, trace) = (thread.name().unwrap_or("unnamed"), Backtrace::capture());

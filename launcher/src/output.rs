@@ -1,7 +1,7 @@
 //! Output of commands. Text goes to stdout, and errors go to stderr. With `--json`, text and errors both go to stderr,
 //! and stdout gets one JSON object.
 //!
-//! A command never waits for its output until it is over: [`finish`] then waits for stdout.
+//! A command does not wait for its output while it runs. At its end, [`finish`] waits until stdout is written.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::error::exit_code_of;
 use crate::terminal::{flush_stderr, wait_for_stdout, write_stderr, write_stdout};
 
-/// How long the end of a command waits for streams that nobody reads.
+/// How long a command waits at its end: for stdout before it also watches for signals, and for stderr in total.
 const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
 
-/// How often to look whether stdout has taken all text.
+/// Time between two checks whether all text is written to stdout.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The output of this process, for errors that end it at once.
+/// The output of this process, for [`end_process`].
 static OF_PROCESS: OnceLock<Output> = OnceLock::new();
 
 /// The destination of a command's text and result.
@@ -31,7 +31,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// The output of this process, which also [`end_process`] uses.
+    /// The output of this process. [`end_process`] uses the same output.
     pub fn of_process(json: bool) -> Self {
         *OF_PROCESS.get_or_init(|| Self { json })
     }
@@ -71,8 +71,9 @@ pub fn ok(result: &impl Serialize) -> anyhow::Result<Value> {
     Ok(serde_json::to_value(Successful { ok: true, result })?)
 }
 
-/// Waits until stdout has the whole result, and returns the exit code: `code`, or `Io` if the result was lost, so that
-/// the command does not look successful. If nobody reads stdout, waits until somebody does, or until a signal arrives.
+/// Waits until the whole result is written to stdout, and returns the exit code of the command. If nobody reads stdout,
+/// waits until somebody does, or until a signal arrives. The exit code is `code` if the result was written,
+/// `Interrupted` after a signal, and `Io` after an error.
 pub fn finish(code: ExitCode) -> ExitCode {
     let written = match wait_for_stdout(LAST_WORDS_LIMIT) {
         // After a signal, the user or the scheduler does not want to wait any longer.
@@ -92,14 +93,15 @@ pub fn finish(code: ExitCode) -> ExitCode {
     code
 }
 
-/// Ends the process with the error of a command, for the case that another thread is stuck and cannot be waited for.
+/// Prints the error of a command and ends the process. Does not wait for other threads, because one of them may be
+/// stuck.
 pub fn end_process(error: &anyhow::Error) -> ! {
     let code = exit_code_of(error);
     OF_PROCESS.get().unwrap_or(&Output { json: false }).fail(code, &format!("{error:#}"));
     std::process::exit(finish(code).code().into());
 }
 
-/// Waits until stdout has all text. Returns false if a signal arrives first.
+/// Waits until all text is written to stdout. Returns false if a signal arrives first.
 fn wait_for_reader_or_signal() -> std::io::Result<bool> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

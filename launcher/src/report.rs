@@ -15,7 +15,7 @@ use crate::error::{GangFailure, LaunchError, RankEnd, reported};
 use crate::pulses::StuckWorker;
 use crate::run_folder::host;
 
-/// Signals that the kernel sends to a program that did something wrong.
+/// Signals that end a program because of an error in the program itself.
 const CRASH_SIGNALS: [Signal; 5] = [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGABRT, Signal::SIGFPE, Signal::SIGILL];
 
 /// Exit code of a Rust program that panicked.
@@ -99,7 +99,8 @@ fn kind(first: &Cause) -> FailureKind {
     }
 }
 
-/// A word for what happened. It is equal for two failures of the same sort, so it holds no rank, process id or time.
+/// A short name for what happened. Two failures of the same sort have the same name, so it contains no rank, process id
+/// or time.
 fn what(first: &Cause) -> String {
     match first {
         Cause::Failed { failure, .. } | Cause::CommitFailed(failure) => match &failure.message {
@@ -136,7 +137,7 @@ fn involved(cause: &Cause) -> Vec<u32> {
     }
 }
 
-/// The facts that the report is written from.
+/// The facts from which the report is written.
 struct FailureReport<'a> {
     job: &'a str,
     workers: &'a [EndedWorker],
@@ -174,7 +175,7 @@ impl FailureReport<'_> {
             Some(Exit::Code(code)) => format!("exit code {code}{}", code_meaning(code)),
         };
         let phase = match &worker.last_beat {
-            // A worker returns to its first phase while it ends.
+            // After its job, a worker returns to the phase `start` until it exits.
             Some(beat) if beat.phase == WorkPhase::Start && beat.step > 0 => "end".to_owned(),
             Some(beat) => beat.phase.to_string(),
             None => WorkPhase::Start.to_string(),
@@ -191,8 +192,8 @@ impl FailureReport<'_> {
         }
     }
 
-    /// One line per cause. Failures of several ranks that differ only in numbers share a line, at the place of the
-    /// first of them.
+    /// One line per cause. Failures of several ranks whose messages differ only in digits share one line, at the
+    /// position of the first such failure.
     fn folded(&self, causes: &[Cause]) -> Vec<String> {
         let alike = |text: &str| text.chars().filter(|letter| !letter.is_ascii_digit()).collect::<String>();
         let mut groups: BTreeMap<String, Vec<u32>> = BTreeMap::new();

@@ -55,7 +55,7 @@ pub struct RunFolder {
     attempt: Option<u32>,
     /// The configuration that the run was opened with, as TOML. `None` if `config.toml` already contains it.
     next_configuration: Option<String>,
-    /// Whether the last event could not be written.
+    /// Whether the last attempt to write an event failed.
     events_failed: AtomicBool,
     _lock: RunLock,
 }

@@ -6,8 +6,8 @@
 //! it when its parent dies. The kernel does so when the thread that spawned the worker ends, so workers are spawned on
 //! the main thread.
 //!
-//! Nothing on this thread waits for a disk or a terminal. Logs, events and checkpoints are the work of the observer's
-//! thread ([`GangObserver`]), and the terminal has threads of its own.
+//! The supervisor's thread never waits for a disk or a terminal. The observer's thread ([`GangObserver`]) writes logs,
+//! events and checkpoints, and the terminal has threads of its own.
 
 mod control;
 mod faults;
@@ -63,7 +63,7 @@ const NOTICES_MAX: usize = 1024;
 /// Name of the thread that computes while the main thread waits for signals.
 const COMPUTING_THREAD: &str = "computing";
 
-/// Name of the thread of the observer.
+/// Name of the observer's thread.
 const OBSERVING_THREAD: &str = "observing";
 
 /// How a gang ended.
@@ -189,7 +189,7 @@ impl Supervisor {
         })
     }
 
-    /// Makes training workers fail at random.
+    /// Makes training workers fail at random times.
     pub fn inject_at_random(&mut self, faults: RandomFaults) {
         self.random_faults = Some(faults);
     }
@@ -218,7 +218,7 @@ impl Supervisor {
         self.pause(Duration::from_millis(1))
     }
 
-    /// Waits. Fails at once if the user asks to stop, or has asked before.
+    /// Waits for the time `wait`. Fails at once if the user asks to stop, or has asked before.
     pub fn pause(&mut self, wait: Duration) -> Result<(), LaunchError> {
         let signals = &mut self.signals;
         let is_asked = async { signals.code.is_some() || tokio::time::timeout(wait, signals.recv()).await.is_ok() };
@@ -306,7 +306,7 @@ async fn supervise(
     let result = match outcome {
         Outcome::Done(results) => Ok(GangResult { hellos: coordinator.hellos(), results }),
         Outcome::Failed(mut causes) => {
-            // The last heartbeats may be many steps old.
+            // The last heartbeats may be many steps old, so take the step of each worker from its file.
             for cause in &mut causes {
                 if let Cause::Stuck { worker: StuckWorker { rank, last: Some(beat), .. }, .. } = cause {
                     beat.step = pulse::read_step(control.folder(), *rank).unwrap_or(beat.step);
@@ -326,7 +326,7 @@ async fn supervise(
     Ok(Ended { result, is_observed: observed.is_some() })
 }
 
-/// How many processes of this process's cgroup the OOM killer has killed so far; `None` if this is not known.
+/// Number of processes that the OOM killer has killed so far in this process's cgroup; `None` if it is unknown.
 fn oom_kills() -> Option<u64> {
     match std::env::var_os(MEMORY_EVENTS_VARIABLE) {
         Some(made_up) => cgroup::oom_kills_in(Path::new(&made_up)),
@@ -334,8 +334,9 @@ fn oom_kills() -> Option<u64> {
     }
 }
 
-/// Waits until the observer has handled everything. Returns the first commit that failed since the gang ended, or
-/// `None` if the observer does not finish within `limit`, or soon after a second signal.
+/// Waits until the observer has handled everything. Returns `Some` with the first commit that has failed since the gang
+/// ended, if any. Returns `None` if the observer does not finish within `limit`, or within [`OUTPUT_GRACE`] once two
+/// signals have arrived.
 async fn wait_for_observer(
     limit: Duration,
     failures: &mut mpsc::UnboundedReceiver<GangEvent>,
@@ -394,7 +395,8 @@ fn handle_notice(notice: Notice, members: &mut [WorkerHandle], observations: &Ob
     }
 }
 
-/// Carries out an action of the coordinator. If a commit fails, the observer's thread sends an event later.
+/// Carries out an action of the coordinator. A commit runs on the observer's thread, which sends an event if the commit
+/// fails.
 fn carry_out(action: Action, gang: &Gang<'_>, members: &mut [WorkerHandle], observations: &Observations) {
     match action {
         Action::Report(message) => observations.report(message),

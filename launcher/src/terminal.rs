@@ -1,11 +1,12 @@
-//! The streams stderr and stdout, each written by a thread of its own. So a terminal that stops reading (Ctrl-S, a full
-//! pipe) or closes never stops the launcher.
+//! Writes to stderr and stdout, each in a thread of its own. So the launcher continues even if a terminal stops reading
+//! (Ctrl-S), a pipe is full, or a terminal closes.
 //!
-//! - Log lines and progress go to stderr. While stderr is stuck, they are dropped and counted. Write errors of stderr
-//!   are ignored: a run does not end because nobody watches it.
+//! - Log lines and progress go to stderr. If stderr is stuck and its queue is full, further lines are dropped and
+//!   counted. Errors of writes to stderr are ignored, because a run must not end when its terminal closes.
 //! - Results go to stdout. They are never dropped, and [`wait_for_stdout`] returns the first write error.
 //!
-//! The thread of stderr also draws the progress bar, and hides it while it writes lines. So they never mix.
+//! The thread that writes to stderr also draws the progress bar, and hides the bar while it writes lines. So bar and
+//! lines never mix.
 
 mod backlog;
 mod progress;

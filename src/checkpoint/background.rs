@@ -74,10 +74,10 @@ struct Writing {
     since: Instant,
 }
 
-/// An injected fault of a write.
+/// A fault to inject into a write.
 #[derive(Debug)]
 pub enum WriteFault {
-    /// The write begins this much later.
+    /// The write begins after this delay.
     Delay(Duration),
     /// The write fails with this error.
     Error(FileError),
@@ -133,7 +133,7 @@ impl Background {
         Ok(previous)
     }
 
-    /// Stops waiting for the snapshot that is being written. Its thread goes on until the process ends.
+    /// Stops waiting for the snapshot that is being written. Its thread continues in the background.
     pub fn abandon(&mut self) {
         self.writing = None;
     }
@@ -143,8 +143,8 @@ impl Background {
         self.fault = Some(fault);
     }
 
-    /// The step of the snapshot that is being written, and how long this has taken so far; `None` if no snapshot is
-    /// being written.
+    /// The step of the snapshot that is being written, and how long the write has taken so far; `None` if no snapshot
+    /// is being written.
     pub fn busy(&self) -> Option<(u64, Duration)> {
         let writing = self.writing.as_ref().filter(|writing| !writing.thread.is_finished())?;
         Some((writing.step, writing.since.elapsed()))

@@ -12,21 +12,22 @@ pub const BACKTRACE_SIGNAL: Signal = Signal::SIGUSR2;
 /// Largest number of frames to print.
 const FRAMES_MAX: usize = 24;
 
-/// Installs a handler for [`BACKTRACE_SIGNAL`], which prints a backtrace to stderr. The kernel prefers the main thread
-/// for signals to the process.
+/// Installs a handler for [`BACKTRACE_SIGNAL`], which prints a backtrace to stderr. The backtrace is that of the main
+/// thread, because the kernel prefers this thread when a signal is sent to the process.
 pub fn print_on_request() -> nix::Result<()> {
     let action = SigAction::new(SigHandler::Handler(print), SaFlags::SA_RESTART, SigSet::empty());
-    // SAFETY: the handler allocates memory and takes locks, which is not async-signal-safe: it may deadlock, but it
-    // cannot corrupt memory, because malloc and stderr are guarded by locks. The launcher requests a backtrace only from
-    // a worker that is stuck and that it kills half a second later.
+    // SAFETY: the handler is not async-signal-safe, because it allocates memory and takes locks. It may deadlock, but
+    // it cannot corrupt memory, because locks guard malloc and stderr. A deadlock does no harm: the launcher requests a
+    // backtrace only from a stuck worker, and kills this worker half a second later.
     unsafe { sigaction(BACKTRACE_SIGNAL, &action) }.map(drop)
 }
 
 extern "C" fn print(_: c_int) {
     let text = Backtrace::force_capture().to_string();
-    // Lines with file names begin with "at" and would double the length.
+    // Leave out the lines with file names, which begin with "at": they would double the length.
     let frames: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.starts_with("at ")).collect();
-    // The first frames belong to this handler. A program without symbols does not show where they end.
+    // Skip the first frames, which belong to this handler and end with `restore_rt`. In a program without symbols, this
+    // name is missing, and all frames are kept.
     let first = frames.iter().position(|line| line.contains("restore_rt")).map_or(0, |index| index + 1);
     let text: String = frames[first..].iter().take(FRAMES_MAX).map(|line| format!("  {line}\n")).collect();
     let _ = std::io::stderr().write_all(format!("stuck at:\n{text}").as_bytes());

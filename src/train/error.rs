@@ -21,14 +21,14 @@ pub enum TrainError {
     /// The gradients of too many consecutive steps were not finite.
     #[error("{0}")]
     Diverged(String),
-    /// The bits of some ranks differ from those of their peers, although they must be equal.
+    /// The state or the gradient of some ranks differs from that of their peers, although all bits must be equal.
     #[error(
         "step {step}: {what} of {} differs from that of the other replicas; suspect the memory or the device of that \
          rank",
         rank_list(ranks)
     )]
     Corrupted {
-        /// The ranks that differ from the majority. All ranks, if there is no majority.
+        /// The ranks that differ from the majority, or all ranks if there is no majority.
         ranks: Vec<u32>,
         /// What differs.
         what: String,

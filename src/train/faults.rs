@@ -34,8 +34,9 @@ impl RankFaults {
         }
     }
 
-    /// Injects the faults that are due before `step`, counted from 1. Returns the faults that the training loop itself
-    /// must carry out. The launcher is notified first, so that a fault is not repeated after a restart.
+    /// Injects the faults that are due at `step`, counted from 1, before the step runs. Returns the faults that the
+    /// training loop itself must carry out. The launcher is notified first, so that a fault is not repeated after a
+    /// restart.
     pub(super) fn inject(&mut self, step: u64, launcher: &mut Launcher<'_>) -> Result<Vec<FaultKind>, TrainError> {
         while let Some(fault) = (launcher.next_fault)() {
             self.planned.extend((fault.rank == self.rank).then_some(InjectedFault { step, ..fault }));
@@ -53,7 +54,7 @@ impl RankFaults {
     }
 }
 
-/// Makes this process die or hang. Returns the fault if it is of another kind.
+/// Carries out a fault that makes this process die, stop or hang. Returns a fault of any other kind.
 fn occur(kind: FaultKind, step: u64) -> Option<FaultKind> {
     let signal_self = |signal| kill(Pid::this(), signal).expect("a process may signal itself");
     match kind {
@@ -89,7 +90,7 @@ fn count_oom_kill(path: &Path) -> io::Result<()> {
     std::fs::write(path, format!("oom_kill {}\n", count + 1))
 }
 
-/// The error of a shard that cannot be read because of an injected fault.
+/// The error for a shard that cannot be read because of an injected fault.
 pub(super) fn read_error(location: &str) -> TrainError {
     ShardsError::Io(file_error(location, Errno::EIO)).into()
 }
@@ -106,7 +107,7 @@ pub(super) fn break_cuda(device: Device) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Asks for a pebibyte on the device.
+/// Requests a pebibyte of memory on the device, so that the allocation fails.
 pub(super) fn exhaust_memory(device: Device) -> Result<(), TrainError> {
     Tensor::f_empty([1 << 50], (Kind::Uint8, device)).map(drop)?;
     Ok(())

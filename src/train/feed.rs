@@ -24,8 +24,8 @@ pub(super) struct Form {
     pub(super) global_batch: u32,
 }
 
-/// What ranks ask of each other in a step. The requests of all ranks are added up with the losses, so that all ranks
-/// act on them after the same step.
+/// What the ranks tell each other in a step. The numbers of all ranks are added up together with the losses, so that
+/// all ranks act on the same sums after the same step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Requests {
     /// Number of ranks that were asked to stop.
@@ -35,14 +35,15 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Upper bound of the number of ranks. The sums of two numbers below it fit into one f32 without rounding.
+    /// Limit of the number of ranks. `stop` and `busy` are below it, even when summed over all ranks, so both fit into
+    /// one f32 without rounding.
     const RANKS_MAX: u32 = 4096;
 
     pub(super) fn encode(self) -> f64 {
         f64::from(self.stop + Self::RANKS_MAX * self.busy)
     }
 
-    /// The requests of all ranks, from the sum of their encoded requests.
+    /// Decodes the sum of the encoded requests of all ranks.
     pub(super) fn decode(sum: f64) -> Self {
         let sum = sum as u32;
         Self { stop: sum % Self::RANKS_MAX, busy: sum / Self::RANKS_MAX }
@@ -59,7 +60,8 @@ pub(super) struct Feed {
     pub(super) learning_rate: Tensor,
     /// Weight of the new parameters in the moving average, as one f32.
     pub(super) average_weight: Tensor,
-    /// The initial values of the sums over ranks: five zeros for the losses, then this rank's [`Requests`] as a number.
+    /// The initial values of this rank's sums, which are later added up over ranks: five zeros for the losses, then
+    /// this rank's encoded [`Requests`].
     pub(super) first_sums: Tensor,
     requests: Requests,
     /// Embeddings of the rows in float16.
@@ -90,7 +92,8 @@ impl Feed {
         })
     }
 
-    /// Sets what this rank asks of all ranks. Does nothing if it has not changed, so that most steps need no copy.
+    /// Sets the requests of this rank. Does nothing if they have not changed, so that most steps need no copy to the
+    /// device.
     pub(super) fn set_requests(&mut self, requests: Requests) -> Result<(), TrainError> {
         if requests != self.requests {
             let _ = self.first_sums.f_narrow(0, 5, 1)?.f_fill_(requests.encode())?;

@@ -33,7 +33,7 @@ pub type SendMessage<'a> = &'a mut dyn FnMut(ToLauncher) -> Result<(), TrainErro
 pub struct Launcher<'a> {
     /// Sends a message to the launcher.
     pub send: SendMessage<'a>,
-    /// Returns a fault that the launcher asked for while training is running; `None` if there is none.
+    /// Returns the next fault that the launcher has requested during training; `None` if no request is pending.
     pub next_fault: &'a mut dyn FnMut() -> Option<InjectedFault>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Observer {
     train: TrainConfig,
     restarts: u32,
     time_before: TimeBefore,
-    /// Time spent in the steps of this attempt, without waiting for data.
+    /// Time that this attempt has spent in steps, without waiting for data, evaluations and checkpoints.
     in_steps: Duration,
     since: Instant,
     steps_since: u64,
@@ -110,7 +110,7 @@ impl Observer {
         send(ToLauncher::Progress(progress))
     }
 
-    /// Injected fault: the next write of TensorBoard events fails.
+    /// Injected fault: makes a write of TensorBoard events fail with `error`.
     pub(super) fn fail_write(&mut self, error: FileError) {
         if let Some((board, _)) = &mut self.board {
             board.write(|_| Err(error.into()));
@@ -244,7 +244,7 @@ mod tests {
         let before = TimeBefore { steps_s: 30.0, total_s: 60.0, began_unix_s: 1000.0 };
         let now = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
         assert_eq!(goodput_percent(&before, Duration::from_secs(20), now(1040)), 50.0);
-        // The clock was set back.
+        // The clock was set back to a time before the attempt began.
         assert_eq!(goodput_percent(&before, Duration::from_secs(20), now(900)), 62.5);
     }
 }

@@ -66,7 +66,7 @@ impl Quick {
         weights: &Weights,
     ) -> Result<Option<(QuickEvaluation, PictureData)>, TrainError> {
         self.engine.load(weights)?;
-        // The last number counts the ranks that stopped early.
+        // One distance per row, and a last number that counts the ranks that stopped early.
         let mut distances_km = vec![0.0; self.rows + 1];
         let mut seen = PictureData { answers: Vec::new(), chain: Vec::new() };
         for (place, block) in self.blocks.iter().enumerate() {

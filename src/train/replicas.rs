@@ -1,9 +1,9 @@
 //! Finds silent corruption by comparing ranks that must have the same bits.
 //!
-//! All replicas of the model must have the same weights, averages and moments. They compare a digest, which the device
-//! computes. A wrong gradient is not found in this way, because the reduction spreads it to all replicas. A replay finds
-//! it: a rank computes the gradient of its neighbour's rows once more and compares the bits. That is possible because
-//! random numbers depend on the position of a row in the global batch, and not on the rank.
+//! All replicas of the model must have the same weights, averages and moments, so they compare a digest of these
+//! tensors. The digest does not reveal a wrong gradient, because the reduction spreads it to all replicas. A replay
+//! finds a wrong gradient: each rank computes the gradient of its neighbour's rows once more and compares the bits. A
+//! replay is possible because random numbers depend on the position of a row in the global batch, and not on the rank.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -12,8 +12,9 @@ use tch::{Device, Kind, Tensor};
 use super::error::TrainError;
 use crate::comm::Group;
 
-/// A digest of the bits of f32 tensors: for each tensor the sum of its numbers as integers. A single flipped bit always
-/// changes the sum. The device computes the sums, and only they are copied to the host.
+/// A digest of the bits of f32 tensors: a hash of one sum per tensor. Each sum adds up the bits of the tensor's
+/// numbers, read as integers. A single flipped bit always changes the sum. The device computes the sums, and only the
+/// sums are copied to the host.
 pub(super) fn digest(tensors: &[Tensor]) -> Result<u64, TrainError> {
     let _without_gradients = tch::no_grad_guard();
     let sum = |tensor: &Tensor| tensor.f_detach()?.f_view_dtype(Kind::Int)?.f_sum(Kind::Int64);
@@ -50,9 +51,9 @@ pub(super) struct Replayed {
     pub(super) previous: u64,
 }
 
-/// The ranks that computed a wrong gradient. Every gradient was computed by its own rank, by the previous rank and by
-/// the next rank; the value that two of them agree on is right. With two ranks, the previous and the next rank are the
-/// same rank, which computed the gradient twice.
+/// The ranks that computed a wrong gradient. The gradient of a rank's rows was computed three times: by this rank, by
+/// the previous rank and by the next rank. The value that two of them agree on is right. If no two agree, all three
+/// count as wrong. With two ranks, the previous and the next rank are the same rank, which computed the gradient twice.
 pub(super) fn wrong_ranks(replayed: &[Replayed]) -> Vec<usize> {
     let ranks = replayed.len();
     let mut wrong: Vec<usize> = Vec::new();

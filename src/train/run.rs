@@ -175,7 +175,8 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// Prepares the injected faults that occur in this step. Returns whether a bit of the gradient is to flip.
+    /// Carries out or prepares the injected faults of this step. Returns whether the step must flip a bit of the
+    /// gradient.
     fn prepare_faults(&mut self, faults: &[FaultKind]) -> Result<bool, TrainError> {
         for fault in faults {
             match fault {
@@ -196,7 +197,9 @@ impl<'a> Training<'a> {
         Ok(faults.contains(&FaultKind::FlipGradient))
     }
 
-    /// Runs the next step. Every `train.replay_check_every` steps, the ranks also check each other's gradients.
+    /// Runs the next step. Every `train.replay_check_every` steps, the ranks also check each other's gradients, and
+    /// every `train.replica_check_every` steps, they compare their replicas. Fails if writing a checkpoint takes too
+    /// long.
     fn step(&mut self, batch: &Batch, flips_gradient: bool) -> Result<StepOutcome, TrainError> {
         let busy = self.writer.busy();
         let limit_s = self.job.config.supervise.checkpoint_timeout_s;
@@ -242,8 +245,8 @@ impl<'a> Training<'a> {
         self.step == self.job.config.train.steps
     }
 
-    /// Runs the quick evaluation if it is due, and returns the validation score; `None` if it is not due. Sets `stopped`
-    /// if the launcher asked to stop in the meantime.
+    /// Runs the quick evaluation if it is due, and returns the validation score. Returns `None` if the evaluation is
+    /// not due. If the launcher asks to stop during the evaluation, sets `stopped` and returns `None`.
     fn maybe_evaluate(&mut self, stopped: &mut bool, send: SendMessage<'_>) -> Result<Option<f64>, TrainError> {
         let _phase = pulse::enter(WorkPhase::Evaluation);
         let (every, is_last) = (self.job.config.eval.every, self.is_last());
@@ -261,9 +264,10 @@ impl<'a> Training<'a> {
     }
 
     /// Hands a checkpoint to the writer if one is due: every `checkpoint.every` steps, at every new best score, after
-    /// the last step, and if the launcher asked to stop. If any rank is still writing the previous checkpoint (`busy`
-    /// ranks are), a checkpoint is written after a later step instead, so that no rank waits for a slow disk while its
-    /// peers wait for it in a collective.
+    /// the last step, and if the launcher asked to stop. `busy` is the number of ranks that are still writing the
+    /// previous checkpoint. If it is not 0, the checkpoint is put off to a later step, so that no rank waits for a slow
+    /// disk while its peers wait for this rank in a collective. A checkpoint after the last step or before a stop is
+    /// not put off.
     fn maybe_save(
         &mut self,
         score: Option<f64>,

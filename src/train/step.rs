@@ -43,18 +43,19 @@ pub(super) struct StepOutcome {
     pub(super) learning_rate: f64,
     /// If the gradient was not finite, so that nothing was updated: the reason.
     pub(super) skipped: Option<String>,
-    /// The requests of all ranks. Every rank has the same.
+    /// The sums of the requests of all ranks. They are the same on every rank.
     pub(super) requests: Requests,
 }
 
 /// What a step does besides training.
 #[derive(Default)]
 pub(super) struct StepOptions<'a> {
-    /// What this rank asks of all ranks.
+    /// The requests of this rank.
     pub(super) requests: Requests,
     /// Injected fault: flip a bit of this rank's gradient.
     pub(super) flips_gradient: bool,
-    /// Reads the rows of another data-parallel rank. If it is present, the ranks check each other's gradients.
+    /// Reads the rows of another data-parallel rank; `None` if the ranks do not check each other's gradients in this
+    /// step.
     pub(super) rows_of: Option<&'a dyn Fn(u32) -> Result<Batch, TrainError>>,
 }
 
@@ -203,7 +204,7 @@ impl Trainer {
         Err(self.corrupted(step + 1, "the gradient", &wrong_ranks(&opinions)))
     }
 
-    /// The digest of the gradient of another rank's rows.
+    /// Computes the gradient of another rank's rows, and returns the digest of the gradient.
     fn replay(
         &mut self,
         step: u64,

@@ -67,8 +67,8 @@ pub(super) struct LocalLosses {
 /// The results of a step, on the device.
 #[derive(Debug)]
 pub(super) struct Report {
-    /// Seven f64 values: five mean losses over the global batch (total, KL, L2, L1, cosine), the sum of the requests of
-    /// all ranks ([`Requests`](super::feed::Requests)), and the squared norm of the gradient.
+    /// Seven f64 values: five mean losses over the global batch (total, KL, L2, L1, cosine), the sum of the encoded
+    /// requests of all ranks ([`Requests`](super::feed::Requests)), and the squared norm of the gradient.
     pub(super) numbers: Tensor,
     /// Losses of this rank's last micro-batch.
     pub(super) last: Losses,
@@ -170,7 +170,7 @@ impl Work {
         lists.into_iter().flatten().map(Tensor::shallow_clone).collect()
     }
 
-    /// The parameters that are equal on all ranks of this replica.
+    /// The parameters that are not split. They must be equal on all ranks of this replica.
     pub(super) fn unsplit(&self) -> Vec<Tensor> {
         let all = self.network.parameters().iter();
         all.filter(|parameter| parameter.split == Split::Replicated).map(|found| found.tensor.shallow_clone()).collect()
@@ -246,7 +246,8 @@ impl Work {
             some.map(|(_, gradient)| gradient.shallow_clone()).collect::<Vec<_>>()
         };
         let pieces = squared_norm(&gradient_of(false))?;
-        // The requests travel with the squared norm, because a reduction of their own would cost time in every step.
+        // Reduce the requests together with the squared norm, because a reduction of their own would cost time in every
+        // step.
         let mut requests = sums.f_narrow(0, 5, 1)?;
         let mut both = Tensor::f_cat(&[pieces.f_view([1])?, requests.f_to_kind(pieces.kind())?], 0)?;
         tensor.start_all_reduce(&mut both, ReduceOp::Sum)?.wait_stream()?;
@@ -255,8 +256,8 @@ impl Work {
     }
 }
 
-/// The total loss and its parts as one f64 vector; parts without a weight are zero. The last number is zero, at the
-/// place of the requests.
+/// The total loss and its parts as one f64 vector; parts without a weight are zero. The last number of the vector
+/// belongs to the requests and is zero.
 fn stacked(losses: &Losses) -> Result<Tensor, TrainError> {
     let zero = losses.total.f_detach()?.f_zeros_like()?;
     let or_zero = |part: &Option<Tensor>| part.as_ref().unwrap_or(&zero).shallow_clone();

@@ -85,7 +85,7 @@ impl Control {
             while let Ok(Some(message)) = read_message::<ToWorker>(&mut socket) {
                 match message {
                     ToWorker::Stop => stop::request(),
-                    // Ignore a failed send, because only training reads messages after the workers are connected.
+                    // Ignore a failed send: once the workers are connected, only training still reads messages.
                     message => drop(inbox.send(message)),
                 }
             }
@@ -100,7 +100,7 @@ impl Control {
     pub(super) fn start_heartbeats(&self, interval: Duration) -> anyhow::Result<()> {
         let writer = Arc::clone(&self.writer);
         std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
-            // If the socket is closed, another thread ends the process.
+            // A send fails if the socket is closed. Then the thread `control` ends the process.
             while send(&writer, &ToLauncher::Beat(pulse::beat())).is_ok() {
                 std::thread::sleep(interval);
             }
@@ -120,8 +120,8 @@ fn ignore_signals_of_schedulers() -> anyhow::Result<()> {
     signals.thread_block().context("cannot block signals")
 }
 
-/// Makes a panic of the main thread report itself to the launcher. The exit of the process may come much later, when
-/// the launcher has already heard the complaints of the other workers.
+/// Reports a panic of the main thread to the launcher at once. The process may exit much later, when other workers have
+/// already reported errors that the panic caused.
 fn report_panics(writer: &Arc<Mutex<UnixStream>>) {
     let writer = Arc::clone(writer);
     let print = std::panic::take_hook();

@@ -78,7 +78,7 @@ def wait_until(condition):
 
 
 def measure(kills, steps_done, worker):
-    """Kills `worker()` a few times, and returns the seconds until the next step after each death."""
+    """Kills the process `worker()` a few times, and returns the seconds from each kill to the next step."""
     times = []
     for _ in range(kills):
         before = steps_done()
@@ -86,7 +86,7 @@ def measure(kills, steps_done, worker):
         victim = worker()
         os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
-        # A step that was already complete may be reported just after the kill.
+        # A step that was already complete may be reported just after the kill. It must not count.
         time.sleep(0.05)
         before = steps_done()
         wait_until(lambda: steps_done() > before)

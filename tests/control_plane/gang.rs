@@ -266,7 +266,7 @@ fn killed_launcher_leaves_no_worker() {
     }
 }
 
-/// Whether a worker has connected to the other workers. If so, it has a thread of Gloo.
+/// Whether a worker has connected to the other workers. A connected worker has a thread of Gloo.
 fn has_joined(pid: u32) -> bool {
     has_thread(pid, "gloo")
 }

@@ -1,5 +1,5 @@
-//! Finds passwords and signatures in URLs. They are refused before anything is written, because a run's `config.toml`
-//! and logs would keep them.
+//! Finds passwords and signatures in URLs. Such URLs are refused before anything is written, because a run's
+//! `config.toml` and logs would keep the secrets.
 
 /// Why a URL with credentials is refused. The message must not repeat the URL.
 pub const NO_CREDENTIALS: &str = "must not contain credentials (they would appear in logs and saved configurations); \
@@ -9,7 +9,8 @@ pub const NO_CREDENTIALS: &str = "must not contain credentials (they would appea
 pub fn has_credentials(location: &str) -> bool {
     let Some((scheme, rest)) = location.split_once("://") else { return false };
     let (host, key) = rest.split_once('/').unwrap_or((rest, ""));
-    // A secret may contain a slash, so `s3://KEY:SECRET@BUCKET` may end before the `@`. Only a port may follow a colon.
+    // In `s3://KEY:SECRET@BUCKET`, the secret may contain a slash. Then `host` ends within the secret and contains no
+    // `@`. So a colon also means a password, unless a port follows it.
     let has_port = |port: &str| scheme != "s3" && port.bytes().all(|byte| byte.is_ascii_digit());
     let has_password = host.contains('@') || host.split_once(':').is_some_and(|(_, port)| !has_port(port));
     let query = key.split_once('?').map_or("", |(_, query)| query);

@@ -229,14 +229,15 @@ fn join(prefix: &str, key: &str) -> String {
     if prefix.is_empty() { key } else { format!("{prefix}.{key}") }
 }
 
-/// Checks that the key exists, that its value has the right type and contains no credentials, without regard to other
-/// fields. Returns the value, converted to a string if `--set` gave a number or boolean for a string field.
+/// Checks that the key exists, that its value has the right type, and that the value contains no credentials. Does not
+/// look at other fields. Returns the value, converted to a string if `--set` gave a number or boolean for a string
+/// field.
 fn check_leaf(key: &str, value: Value, origin: &ValueOrigin) -> Result<Value, ConfigError> {
     let fail = |message| ConfigError { key: key.to_owned(), origin: origin.to_string(), message };
     if !DEFAULTS.iter().any(|(known, _)| known == key) {
         return Err(fail(unknown_field(key)));
     }
-    // Refuse the value here, because the messages of later checks may repeat it.
+    // Refuse credentials before all other checks of the value, because the messages of those checks may repeat it.
     if value.as_str().is_some_and(has_credentials) {
         return Err(fail(NO_CREDENTIALS.to_owned()));
     }

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::pulse::WorkPhase;
 
-/// Environment variable with the path of a made-up `memory.events`. [`FaultKind::Oom`] counts its kill there, and the
-/// launcher reads it instead of the file of its cgroup.
+/// Environment variable with the path of a made-up `memory.events`. [`FaultKind::Oom`] counts a kill in this file, and
+/// the launcher reads this file instead of the `memory.events` of its cgroup.
 pub const MEMORY_EVENTS_VARIABLE: &str = "LOCDIFF_MEMORY_EVENTS";
 
 /// A fault to inject.
@@ -53,7 +53,7 @@ pub enum FaultKind {
     CudaError,
     /// The rank asks for more memory than its GPU has. Needs a GPU.
     GpuMemory,
-    /// The rank's next read of a shard fails with EIO.
+    /// The rank fails just before the step, as if reading a shard had failed with EIO.
     Eio,
     /// The rank's next write of a checkpoint fails with ENOSPC.
     Enospc,
@@ -68,6 +68,6 @@ pub enum FaultKind {
     FlipGradient,
     /// One byte of the next checkpoint flips after the commit.
     CorruptCheckpoint,
-    /// The rank's next write of TensorBoard events fails with EIO.
+    /// A write of TensorBoard events by the rank fails with EIO.
     TensorboardEio,
 }

@@ -193,7 +193,7 @@ pub struct Failure {
     pub of_peer: bool,
     /// Exit code for the whole command.
     pub exit_code: u8,
-    /// Whether and how to try again.
+    /// The kind of the failure, which decides whether and how to try again.
     pub kind: FailureKind,
 }
 

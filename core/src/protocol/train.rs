@@ -42,18 +42,18 @@ pub struct TrainJob {
     pub best_score: Option<f64>,
     /// Number of earlier attempts of this run.
     pub restarts: u32,
-    /// Where the time of the run went before this attempt.
+    /// How the run spent its time before this attempt.
     pub time_before: TimeBefore,
     /// Faults to inject.
     pub faults: Vec<InjectedFault>,
 }
 
-/// Where the time of a run went before an attempt. Rank 0 adds what it measures, for TensorBoard.
+/// How a run spent its time before an attempt. For TensorBoard, rank 0 adds the times that it measures itself.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct TimeBefore {
-    /// Time that went into steps that counted, seconds.
+    /// Time spent on steps that were not lost in a failure, seconds.
     pub steps_s: f64,
-    /// The whole time, seconds.
+    /// Total time, seconds.
     pub total_s: f64,
     /// When the attempt began, seconds since 1970.
     pub began_unix_s: f64,

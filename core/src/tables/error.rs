@@ -16,7 +16,7 @@ pub enum TableError {
         reason: String,
         /// The exit code for this cause.
         exit_code: ExitCode,
-        /// Whether a restart may help.
+        /// The kind of the failure, which decides whether the launcher tries again.
         kind: FailureKind,
     },
     /// A row is invalid.

@@ -61,8 +61,8 @@ impl Board {
         Ok(board)
     }
 
-    /// Opens a new event file after an error of the earlier one, whose last complete step is `step`. Cuts off the
-    /// incomplete end of the earlier file.
+    /// Opens a new event file after a write to the previous file failed. `step` is the last step that was written
+    /// completely. Everything after this step is removed from the earlier files.
     pub(super) fn reopen(folder: &Path, step: u64) -> Result<Self, BoardError> {
         Self::open_after(folder, step, |earlier| trim(earlier, Some(step)))
     }

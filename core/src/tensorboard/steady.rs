@@ -1,6 +1,6 @@
-//! A [`Board`] whose errors do not end a run. An error is logged once and closes the event file. The next write opens a
-//! new file, after the damaged end of the old one was cut off as on resume. So writing recovers when it works again, and
-//! only what was written in between is missing.
+//! A [`Board`] whose errors do not end a run. The first of several errors in a row is logged. An error closes the event
+//! file. The next write cuts off the damaged end of the old file and opens a new file. When this succeeds, only the
+//! values whose writes failed are missing.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ pub struct SteadyBoard {
     board: Option<Board>,
     /// The last step written; before the first write, the step that the run resumes from.
     last_step: u64,
-    /// Whether an event file of this attempt was opened.
+    /// Whether this attempt has opened an event file.
     has_begun: bool,
     /// Whether the last write failed.
     is_broken: bool,
@@ -34,7 +34,7 @@ impl SteadyBoard {
         board
     }
 
-    /// Writes with `write`. An error is logged, unless the write before failed too.
+    /// Calls `write` with the board. Logs an error, unless the previous write failed too.
     pub fn write(&mut self, write: impl FnOnce(&mut Board) -> Result<(), BoardError>) {
         match self.try_write(write) {
             Ok(()) if self.is_broken => {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use crate::files::FileError;
 
-    /// The number of records of each step, over all event files of a folder. Panics if a record is damaged.
+    /// The number of records of each step in all event files of a folder. Panics if a record is damaged.
     fn records(folder: &std::path::Path) -> BTreeMap<i64, usize> {
         let mut steps = BTreeMap::new();
         for entry in std::fs::read_dir(folder).expect("the folder can be read") {

@@ -110,9 +110,9 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Removes all checkpoints except the last `keep`, the one with the highest score, and those that an evaluation
-    /// reads, which are removed at a later commit. Damaged checkpoints are neither counted nor removed. Returns the names
-    /// of the removed checkpoints.
+    /// Removes all checkpoints except the last `keep`, the one with the highest score, and those that an evaluation is
+    /// reading. A later commit removes the latter. Damaged checkpoints are neither counted nor removed. Returns the
+    /// names of the removed checkpoints.
     fn prune(&self) -> Result<Vec<String>, LaunchError> {
         let present = scan::present(&self.path)?;
         let scores: Vec<_> = present.iter().map(|manifest| (manifest.step, manifest.score)).collect();

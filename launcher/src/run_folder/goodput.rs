@@ -1,7 +1,8 @@
-//! Goodput: the share of a run's wall time that went into steps that counted, and what took the rest.
+//! Goodput: the share of a run's wall time that was spent on steps that no failure lost. Also measures how the rest of
+//! the time was spent.
 //!
-//! The launcher samples the heartbeats of rank 0 and adds the time since the last sample to what rank 0 was doing. The
-//! code is pure: the caller passes the time. The time between two launchers of a run does not count.
+//! At each heartbeat of rank 0, the launcher adds the time since the previous sample to the total of the activity that
+//! rank 0 was in. The code is pure: the caller passes the time. The time between two launchers of a run does not count.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,10 +10,10 @@ use std::time::Duration;
 use locdiff_core::pulse::{Beat, WorkPhase};
 use serde::{Deserialize, Serialize};
 
-/// Where the wall time of a run went, seconds.
+/// How a run spent its wall time, seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Goodput {
-    /// Training steps that counted.
+    /// Training steps that were not lost.
     pub steps_s: f64,
     /// From the start of a launcher to its first step.
     pub start_s: f64,
@@ -24,7 +25,7 @@ pub struct Goodput {
     pub evaluation_s: f64,
     /// From a failure to the next step.
     pub restart_s: f64,
-    /// Steps that were lost, because they came after the last checkpoint before a failure.
+    /// Steps that were lost in a failure, because no checkpoint contains them.
     pub lost_s: f64,
 }
 
@@ -45,13 +46,14 @@ impl Goodput {
         self.steps_s + self.losses().iter().map(|(_, seconds)| seconds).sum::<f64>()
     }
 
-    /// The share of the wall time that went into steps that counted; `None` before any time has passed.
+    /// The goodput in percent; `None` before any time has passed.
     pub fn percent(&self) -> Option<f64> {
         let total_s = self.total_s();
         (total_s > 0.0).then(|| 100.0 * self.steps_s / total_s)
     }
 
-    /// The share and what took the rest, largest first, such as `goodput 83.1 % (start 10.2 %, restart 6.7 %)`.
+    /// The goodput, then the shares of the other activities, largest first, such as `goodput 83.1 % (start 10.2 %,
+    /// restart 6.7 %)`.
     pub fn summary(&self) -> String {
         let Some(percent) = self.percent() else { return "goodput unknown".to_owned() };
         let mut losses = self.losses().map(|(name, seconds)| (name, 100.0 * seconds / self.total_s()));
@@ -85,17 +87,17 @@ pub(super) struct GoodputClock {
     spent: Goodput,
     sink: TimeSink,
     sampled_at: Duration,
-    /// Seconds spent on each step since the last checkpoint.
+    /// Seconds spent on each step that is not in a checkpoint yet.
     uncommitted: BTreeMap<u64, f64>,
 }
 
 impl GoodputClock {
-    /// Starts the clock of a launcher at the time `now`. `before` is what earlier launchers of the run measured.
+    /// Starts the clock of a launcher at the time `now`. `before` is the result of earlier launchers of the run.
     pub(super) fn new(before: Goodput, now: Duration) -> Self {
         Self { spent: before, sink: TimeSink::Start, sampled_at: now, uncommitted: BTreeMap::new() }
     }
 
-    /// Adds the time since the last sample to what rank 0 was doing since.
+    /// Adds the time since the last sample to the total of the current activity of rank 0.
     pub(super) fn sample(&mut self, now: Duration) {
         let seconds = now.saturating_sub(self.sampled_at).as_secs_f64();
         self.sampled_at = now;
@@ -115,7 +117,7 @@ impl GoodputClock {
     /// Records a heartbeat of rank 0.
     pub(super) fn beat(&mut self, beat: &Beat, now: Duration) {
         self.sample(now);
-        // Everything before the first step of an attempt belongs to its start or restart.
+        // All time before the first step of an attempt counts as start or restart.
         if beat.step > 0 {
             self.sink = match beat.phase {
                 phase @ (WorkPhase::Data | WorkPhase::Checkpoint | WorkPhase::Evaluation) => TimeSink::Phase(phase),
@@ -129,7 +131,7 @@ impl GoodputClock {
         self.uncommitted.retain(|made, _| *made > step);
     }
 
-    /// Records that the attempt ended without a checkpoint of its last steps. Those are lost.
+    /// Records that the attempt failed. Its steps that are not in a checkpoint are lost.
     pub(super) fn failed(&mut self, now: Duration) {
         self.sample(now);
         let lost_s = self.uncommitted_s();
@@ -138,7 +140,7 @@ impl GoodputClock {
         self.sink = TimeSink::Restart;
     }
 
-    /// What was measured up to the last sample.
+    /// The result up to the last sample.
     pub(super) fn spent(&self) -> Goodput {
         self.spent
     }

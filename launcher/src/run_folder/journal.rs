@@ -70,8 +70,8 @@ impl RunFolder {
         append().map_err(LaunchError::at(&path))
     }
 
-    /// Appends an event like [`RunFolder::event`], but an error only makes a warning: a run must not end because its
-    /// events cannot be written. Errors in a row make one warning.
+    /// Appends an event like [`RunFolder::event`], but only logs a warning on an error, because a run must not end when
+    /// its events cannot be written. Several errors in a row cause one warning.
     pub fn note(&self, event: &str, details: &impl Serialize) {
         match self.event(event, details) {
             Ok(()) => self.events_failed.store(false, Ordering::Relaxed),

@@ -1,5 +1,6 @@
-//! Locks: of a run, on the file `lock` in its folder, and of a checkpoint that is being evaluated, on its manifest. They
-//! are kernel locks (`flock`), which the kernel releases when the process ends, even if the process was killed.
+//! The lock of a run, on the file `lock` in its folder, and the lock of a checkpoint that is being evaluated, on its
+//! manifest. Both are kernel locks (`flock`), which the kernel releases when the process ends, even if the process was
+//! killed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -17,7 +18,7 @@ use crate::error::{LaunchError, reported};
 /// Name of the lock file.
 const LOCK: &str = "lock";
 
-/// Marks an evaluation as the holder in the lock file.
+/// Text in the lock file that marks its holder as an evaluation.
 const EVALUATION: &str = ", for an evaluation";
 
 /// How long to wait for an evaluation that holds the lock of a run.
@@ -30,7 +31,8 @@ pub struct RunLock {
 }
 
 impl RunLock {
-    /// Takes the lock for a short write of an evaluation, or returns `None` if another launcher holds it.
+    /// Takes the lock for an evaluation, which holds it only for a short write. Returns `None` if another launcher
+    /// holds the lock.
     pub fn try_take_for_evaluation(run: &Path) -> Result<Option<Self>, LaunchError> {
         match Self::try_take(run, EVALUATION) {
             Err(error) if error.exit_code() == ExitCode::RunHeld => Ok(None),
@@ -38,8 +40,8 @@ impl RunLock {
         }
     }
 
-    /// Takes the lock. If another launcher holds the lock, the error names that launcher. Waits for an evaluation, which
-    /// holds the lock of a run only for a moment.
+    /// Takes the lock. If an evaluation holds the lock, waits, because it releases the lock after a moment. If any
+    /// other launcher holds the lock, fails with an error that names that launcher.
     pub fn take(run: &Path) -> Result<Self, LaunchError> {
         let began = Instant::now();
         loop {
@@ -92,16 +94,17 @@ fn write_holder(file: &mut File, purpose: &str) -> std::io::Result<()> {
     file.flush()
 }
 
-/// A checkpoint that this process reads. While a `CheckpointUse` lives, the launcher that trains the run does not remove
-/// the checkpoint. It is a shared lock of the checkpoint's manifest, so it also works between processes and machines.
+/// A checkpoint that this process reads. While a `CheckpointUse` lives, the launcher that trains the run does not
+/// remove the checkpoint. A `CheckpointUse` is a kernel lock on the checkpoint's manifest, so it also works between
+/// processes and machines.
 #[derive(Debug)]
 pub struct CheckpointUse {
-    /// `None` if the file system has no locks.
+    /// `None` if the manifest cannot be opened or the file system has no locks.
     _held: Option<Flock<File>>,
 }
 
 impl CheckpointUse {
-    /// Protects the checkpoint in `folder`. Returns `None` if it is being removed or was removed.
+    /// Protects the checkpoint in `folder` from being removed. Returns `None` if it is being removed or was removed.
     pub fn share(folder: &Path) -> Option<Self> {
         let used = Self::lock(folder, FlockArg::LockSharedNonblock)?;
         // The checkpoint may have been removed before it was locked.

@@ -1,8 +1,8 @@
 //! `RUN/status.json`: what a run is doing. The launcher replaces the file about once a second while it trains, and
 //! `status` reads it, also on another machine that sees the folder.
 //!
-//! The file is replaced atomically but not synced: after a power loss an older one, or none, is as good. It also carries
-//! the [`Goodput`] of a run from one launcher to the next.
+//! The file is replaced atomically but not synced: after a power loss, an old or missing file does no harm. The file
+//! also carries the [`Goodput`] of a run from one launcher to the next.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -21,14 +21,14 @@ const STATUS: &str = "status.json";
 /// Shortest time between two writes of the file.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Age from which `status` says that the file was not updated, seconds.
+/// Age of the file from which `status` says that it was not updated, seconds.
 const STALE_S: f64 = 10.0;
 
-/// Age from which a launcher of another machine counts as vanished, seconds. A launcher may be silent for minutes while
-/// it checks a large checkpoint.
+/// Age of the file from which a launcher on another machine counts as vanished, seconds. A launcher may not write the
+/// file for minutes while it checks a large checkpoint.
 const VANISHED_S: f64 = 300.0;
 
-/// Age from which a launcher of this machine whose process does not exist counts as vanished, seconds.
+/// Age of the file from which a launcher on this machine counts as vanished if its process does not exist, seconds.
 const GONE_S: f64 = 2.0;
 
 /// What a run is doing, or how it ended.
@@ -43,7 +43,7 @@ pub enum RunState {
     Failed,
     /// The user stopped the run.
     Interrupted,
-    /// The launcher is gone and left no word.
+    /// The launcher is gone and did not record how it ended.
     Vanished,
 }
 
@@ -69,7 +69,7 @@ pub struct WorkerStatus {
     pub phase: WorkPhase,
     /// Step in its last heartbeat; 0 before the first step.
     pub step: u64,
-    /// Mean times per step, over the last twenty steps or more; `None` before.
+    /// Mean times per step over twenty steps or more; `None` until that many steps are done.
     pub times: Option<StepTimes>,
 }
 
@@ -106,14 +106,14 @@ pub struct RunStatus {
     pub checkpoint_step: Option<u64>,
     /// The root cause of the last failure.
     pub failure: Option<String>,
-    /// Where the time went.
+    /// How the run has spent its time.
     pub goodput: Goodput,
     /// Time spent on steps that are not in a checkpoint yet, seconds.
     pub uncommitted_s: f64,
 }
 
 impl RunStatus {
-    /// Reads the status of the run in `run`; `None` if there is none, or if it cannot be parsed.
+    /// Reads the status of the run in the folder `run`; `None` if the file cannot be read or parsed.
     pub fn read(run: &Path) -> Option<Self> {
         serde_json::from_slice(&std::fs::read(run.join(STATUS)).ok()?).ok()
     }
@@ -123,15 +123,15 @@ impl RunStatus {
         (exact_unix_s(now) - self.unix_s).max(0.0)
     }
 
-    /// The state as of `now`: a run whose launcher is gone has vanished. `here` is the name of this machine, and
-    /// `is_alive` says whether it runs a launcher with this process id.
+    /// The state as of `now`: a run whose launcher is gone has vanished. `here` is the name of this machine. `is_alive`
+    /// tells whether a launcher with a given process id runs on this machine.
     pub fn state_at(&self, now: SystemTime, here: &str, is_alive: impl Fn(u32) -> bool) -> RunState {
         let age_s = self.age_s(now);
         let is_gone = if self.host == here { age_s > GONE_S && !is_alive(self.pid) } else { age_s > VANISHED_S };
         if self.state == RunState::Running && is_gone { RunState::Vanished } else { self.state }
     }
 
-    /// Whether a running run has not been updated for long.
+    /// Whether the status says that the run is running, but was not updated for some time.
     pub fn is_stale(&self, now: SystemTime) -> bool {
         self.state == RunState::Running && self.age_s(now) > STALE_S
     }
@@ -151,8 +151,8 @@ pub struct StatusKeeper {
 }
 
 impl StatusKeeper {
-    /// Begins to keep the status of the run in `run`, whose lock this launcher holds. Also returns the status that a
-    /// launcher left which ended without a word.
+    /// Begins to keep the status of the run in the folder `run`, whose lock this launcher holds. If the previous
+    /// launcher did not record how it ended, also returns the status that it left.
     pub fn new(run: &Path, steps: u64, global_batch: u32) -> (Self, Option<RunStatus>) {
         let before = RunStatus::read(run);
         let vanished = before.clone().filter(|before| before.state == RunState::Running);
@@ -183,7 +183,8 @@ impl StatusKeeper {
         (Self { path, status, clock, began, written_at, global_batch, has_warned, stragglers }, vanished)
     }
 
-    /// Records that an attempt begins at the checkpoint of `step`; `None` at the first step.
+    /// Records that an attempt begins. `checkpoint` is the step of the checkpoint that it resumes from; `None` if it
+    /// begins at the first step.
     pub fn begin(&mut self, attempt: u32, restarts: u32, checkpoint: Option<u64>, workers: usize) {
         let start = |rank| WorkerStatus { rank: rank as u32, phase: WorkPhase::Start, step: 0, times: None };
         self.status.workers = (0..workers).map(start).collect();
@@ -193,8 +194,8 @@ impl StatusKeeper {
         self.write();
     }
 
-    /// Records a heartbeat. Writes the file if the last write is long enough ago. If a rank has been much slower than the
-    /// others for some time, returns the rank and how many times as long as the median its work takes.
+    /// Records a heartbeat. Writes the file if the last write was at least a second ago. If a rank has been much slower
+    /// than the others for some time, returns the rank and the ratio of its time per step to the median.
     pub fn beat(&mut self, rank: usize, beat: &Beat) -> Option<(usize, f64)> {
         if rank == 0 {
             self.clock.beat(beat, self.began.elapsed());
@@ -212,7 +213,7 @@ impl StatusKeeper {
         window.and_then(|window| window.slow)
     }
 
-    /// Records a report of rank 0.
+    /// Records a progress report of rank 0.
     pub fn progress(&mut self, progress: &Progress) {
         let status = &mut self.status;
         (status.step, status.loss) = (progress.step, Some(progress.loss).filter(|loss| loss.is_finite()));
@@ -246,7 +247,7 @@ impl StatusKeeper {
         self.write();
     }
 
-    /// Where the time went so far.
+    /// How the run has spent its time so far.
     pub fn goodput(&mut self) -> Goodput {
         self.clock.sample(self.began.elapsed());
         self.clock.spent()

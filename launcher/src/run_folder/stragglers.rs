@@ -1,8 +1,8 @@
 //! Finds workers that are slower than the others. The code is pure: it uses no clock.
 //!
 //! Workers that train together take equally long for a step, because the fast ones wait for the slow ones in collective
-//! operations. So the time in the phases `data` and `step`, without the waits, tells which worker is slow. On a GPU, the
-//! waits happen on the device and count as `step`, so only slow data is found there.
+//! operations. So the time in the phases `data` and `step`, without these waits, tells which worker is slow. On a GPU,
+//! the waits happen on the device and count as `step`, so only a worker with slow data is found.
 
 use locdiff_core::pulse::{Beat, PhaseTimes};
 use serde::{Deserialize, Serialize};
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 /// Steps over which times are averaged.
 const WINDOW_STEPS: u64 = 20;
 
-/// A worker is slow if its work takes this many times as long as that of the median worker.
+/// A worker is slow if its work takes more than this many times as long as that of the median worker.
 const SLOW_RATIO: f64 = 1.5;
 
-/// Differences below this time are noise, milliseconds.
+/// Smaller differences from the median are noise, milliseconds.
 const SLOW_MS_MIN: f64 = 2.0;
 
 /// A worker is named after this many slow windows in a row.
@@ -43,19 +43,18 @@ struct RankWindow {
     slow_windows: u32,
 }
 
-/// The times of all workers of an attempt.
+/// The times of all workers of an attempt in the current window of steps.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Stragglers {
     ranks: Vec<RankWindow>,
 }
 
-/// The times of a window.
+/// The times of all workers in a window of [`WINDOW_STEPS`] steps or more.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct WindowTimes {
     /// One entry per rank.
     pub(super) ranks: Vec<StepTimes>,
-    /// A rank that has just been slow for the last time that it takes to be named, and the ratio of its time to the
-    /// median.
+    /// A rank that has now been slow in [`SLOW_WINDOWS`] windows in a row, and the ratio of its time to the median.
     pub(super) slow: Option<(usize, f64)>,
 }
 
@@ -65,7 +64,7 @@ impl Stragglers {
         Self { ranks: vec![RankWindow::default(); workers] }
     }
 
-    /// Records a heartbeat. Returns the times of a window when it is complete.
+    /// Records a heartbeat. If it completes a window, returns the times of the window.
     pub(super) fn beat(&mut self, rank: usize, beat: &Beat) -> Option<WindowTimes> {
         let window = self.ranks.get_mut(rank)?;
         if beat.step > 0 {

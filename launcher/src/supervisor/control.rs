@@ -1,4 +1,5 @@
-//! The pipes and the socket of a worker: what the worker writes becomes notices to the supervisor.
+//! The pipes and the socket of a worker. The supervisor gets a notice of each line and each message that the worker
+//! writes.
 
 use std::io::ErrorKind;
 

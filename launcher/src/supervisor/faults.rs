@@ -1,4 +1,5 @@
-//! The faults that `train --inject` requests: planned ones, which occur at a rank and a step, and random ones.
+//! The faults that `train --inject` requests: planned faults, which occur at a given rank and step, and faults at
+//! random times.
 
 use std::time::{Duration, Instant};
 
@@ -17,9 +18,9 @@ const USAGE: &str = "KIND@rank=R,step=S with KIND kill, stop, hang, segfault, pa
 /// What `--inject` requests.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Injection {
-    /// A fault at a rank and a step.
+    /// A fault at a given rank and step.
     Planned(InjectedFault),
-    /// Faults at random times.
+    /// Faults at random ranks and times.
     Random(RandomFaults),
 }
 
@@ -76,7 +77,7 @@ pub fn parse(text: &str, workers: usize) -> Result<Injection, LaunchError> {
     }
 }
 
-/// Fields such as `rank=1` that have not been used yet.
+/// The fields of a fault, such as `rank=1`, that have not been parsed yet.
 struct Fields<'a> {
     rest: Vec<&'a str>,
 }
@@ -90,7 +91,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The phase in which a rank hangs. The default is a step.
+/// The phase in which a rank hangs. The default is `step`.
 fn phase(name: Option<&str>) -> Option<WorkPhase> {
     match name {
         None | Some("step") => Some(WorkPhase::Step),
@@ -102,7 +103,7 @@ fn phase(name: Option<&str>) -> Option<WorkPhase> {
     }
 }
 
-/// The kinds of random faults: all kinds from which a run recovers by itself, and that do not repeat at the same step.
+/// The kinds of random faults. A run recovers from each of them by itself.
 const RANDOM_KINDS: [FaultKind; 8] = [
     FaultKind::Kill,
     FaultKind::Stop,
@@ -114,7 +115,7 @@ const RANDOM_KINDS: [FaultKind; 8] = [
     FaultKind::FlipWeight,
 ];
 
-/// Faults at random times, with a given mean time between them.
+/// Faults at random ranks and times, with a given mean time between two faults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RandomFaults {
     mtbf_s: f64,
@@ -124,14 +125,14 @@ pub struct RandomFaults {
 }
 
 impl RandomFaults {
-    /// Faults with a mean time between them of `mtbf_s` seconds.
+    /// Creates faults with a mean time of `mtbf_s` seconds between two faults.
     pub fn new(mtbf_s: f64, seed: u64) -> Self {
         let mut faults = Self { mtbf_s, philox: Philox::new(seed), drawn: 0, next_at: Instant::now() };
         faults.plan_next();
         faults
     }
 
-    /// A fault that is due for one of `workers` workers; `None` if none is due.
+    /// A fault for one of `workers` workers; `None` if no fault is due yet.
     pub fn due(&mut self, workers: usize) -> Option<InjectedFault> {
         if Instant::now() < self.next_at {
             return None;

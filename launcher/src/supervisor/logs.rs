@@ -1,4 +1,4 @@
-//! The lines that workers write: each rank's log file, and what is shown of them on the terminal.
+//! The lines that workers write, in the log file of each rank and on the terminal.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -7,10 +7,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a line waits for the same line of other ranks before it is shown.
+/// How long a line waits for the same line from other ranks before it is shown.
 const WINDOW: Duration = Duration::from_millis(300);
 
-/// Largest number of lines that wait.
+/// Largest number of lines that wait for other ranks.
 const WAITING_MAX: usize = 64;
 
 /// Size of the pieces in which the newest part of a log is moved.
@@ -31,7 +31,7 @@ struct SharedLine {
 }
 
 impl SharedLines {
-    /// For a gang of this many ranks.
+    /// No lines yet, for a gang of `ranks` ranks.
     pub(super) fn new(ranks: usize) -> Self {
         Self { ranks, waiting: VecDeque::new() }
     }
@@ -48,12 +48,12 @@ impl SharedLines {
         }
     }
 
-    /// When [`SharedLines::due`] has something to show, if no further line arrives.
+    /// When [`SharedLines::due`] must be called if no further line arrives. `None` if no line waits.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.waiting.front().map(|line| line.show_at)
     }
 
-    /// Removes the lines that need not wait any longer at the time `now`, and returns them as they are shown.
+    /// Removes the lines that need not wait any longer at the time `now`, and returns the text to show.
     pub(super) fn due(&mut self, now: Instant) -> Vec<String> {
         let mut shown = Vec::new();
         while let Some(first) = self.waiting.front() {
@@ -66,7 +66,7 @@ impl SharedLines {
         shown
     }
 
-    /// Removes and returns all lines.
+    /// Removes all waiting lines and returns the text to show.
     pub(super) fn all(&mut self) -> Vec<String> {
         self.waiting.drain(..).map(SharedLine::shown).collect()
     }
@@ -79,7 +79,7 @@ impl SharedLine {
     }
 }
 
-/// Names ranks, which are in order: `rank 3` or `ranks 0, 2-7`.
+/// The names of sorted ranks, such as `rank 3` or `ranks 0, 2-7`.
 fn ranks_text(ranks: &[usize]) -> String {
     let runs = ranks.chunk_by(|one, next| one + 1 == *next);
     let run = |run: &[usize]| match run {
@@ -90,8 +90,8 @@ fn ranks_text(ranks: &[usize]) -> String {
     format!("rank{} {text}", if ranks.len() == 1 { "" } else { "s" })
 }
 
-/// The log file of one rank in one attempt. A log that would exceed its limit loses its middle: the first half of the
-/// limit stays, and of the rest, the newest part. A line at the gap says how many bytes were cut.
+/// The log file of one rank in one attempt. If a log would exceed its limit, its middle is removed. The beginning,
+/// which takes half of the limit, and the newest lines are kept. A line at the gap says how many bytes were cut.
 #[derive(Debug)]
 pub struct CappedLog {
     file: File,
@@ -101,7 +101,8 @@ pub struct CappedLog {
     cut: u64,
     /// Length of the line about the gap.
     note_bytes: u64,
-    /// Where the beginning that stays ends, after a whole line. `None` until the log reaches its limit.
+    /// Position of the gap: the end of the beginning that is kept, after a whole line. `None` until the log reaches its
+    /// limit.
     kept_until: Option<u64>,
 }
 
@@ -123,7 +124,8 @@ impl CappedLog {
         Ok(())
     }
 
-    /// Moves the newest quarter of the limit to the end of the beginning that stays, after a line about the gap.
+    /// Removes the middle of the log: keeps the beginning, writes a line about the gap after it, and moves the newest
+    /// lines there. The newest lines take a quarter of the limit.
     fn cut_middle(&mut self) -> io::Result<()> {
         let gap = match self.kept_until {
             Some(end) => end,
@@ -134,14 +136,15 @@ impl CappedLog {
         if from == gap {
             return Ok(());
         }
-        // The part that is removed includes the line about the earlier gap.
+        // The removed part includes the previous line about the gap, which is not output of the worker.
         self.cut += (from - gap).saturating_sub(self.note_bytes);
         let note = format!("... {} bytes were cut here: supervise.log_bytes_max is {}\n", self.cut, self.bytes_max);
         self.file.write_all_at(note.as_bytes(), gap)?;
         self.note_bytes = note.len() as u64;
         let mut to = gap + self.note_bytes;
         let mut piece = vec![0; PIECE_BYTES];
-        // The part moves towards the beginning, so it may overlap itself.
+        // Copy piece by piece from the front. The newest lines move towards the beginning, so their old and new places
+        // may overlap.
         while from < self.bytes {
             let count = usize::try_from(self.bytes - from).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
             self.file.read_exact_at(&mut piece[..count], from)?;

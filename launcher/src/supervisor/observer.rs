@@ -1,5 +1,5 @@
-//! The observer of a gang, on a thread of its own: it writes logs and events and commits checkpoints. So a slow or hung
-//! disk does not keep the supervisor from heartbeats and signals.
+//! The observer of a gang writes logs and events and commits checkpoints. It has its own thread, so a slow or hung disk
+//! does not keep the supervisor from handling heartbeats and signals.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::coordinator::GangEvent;
 use crate::error::LaunchError;
 use crate::terminal::{Backlog, NextItem};
 
-/// How many bytes of lines wait for the observer at most.
+/// Largest total size of the lines and heartbeats that wait for the observer, bytes.
 const LINES_BYTES_MAX: usize = 4 << 20;
 
 /// Receives the output and the reports of a gang while it runs.
@@ -41,7 +41,7 @@ pub struct Echo;
 
 impl GangObserver for Echo {}
 
-/// An observer that ignores the output and the reports of workers.
+/// An observer that ignores all output and reports of workers.
 #[derive(Debug)]
 pub struct Silence;
 
@@ -51,7 +51,7 @@ impl GangObserver for Silence {
     }
 }
 
-/// Something for the observer.
+/// An item that the supervisor passes to the observer.
 enum Observation {
     Line { rank: usize, line: String },
     Beat { rank: usize, beat: Beat },
@@ -59,8 +59,8 @@ enum Observation {
     Commit(Vec<PartsWritten>),
 }
 
-/// The way from the supervisor to its observer. Lines and heartbeats are dropped and counted while the observer does not keep up.
-/// Reports and commits are never dropped.
+/// The queue from the supervisor to its observer. If the observer does not keep up, lines and heartbeats are dropped
+/// and counted. Reports and commits are never dropped.
 pub(super) struct Observations(Backlog<Observation>);
 
 impl Observations {
@@ -90,7 +90,9 @@ impl Observations {
         self.0.close();
     }
 
-    /// The observer's thread. Sends an event for each commit that failed, and drops `failures` at the end.
+    /// Passes all items to the observer until the queue is closed; runs on the observer's thread. Sends an event to
+    /// `failures` for each commit that failed. Drops `failures` at the end, which tells the supervisor that everything
+    /// is handled.
     pub(super) fn serve(
         &self,
         observer: &mut dyn GangObserver,
@@ -115,7 +117,7 @@ impl Observations {
                         let exit_code = error.exit_code().code();
                         let kind = error.failure_kind();
                         let failure = Failure { message: error.to_string(), of_peer: false, exit_code, kind };
-                        // Sending fails only if the supervisor has failed.
+                        // Sending fails only if the supervisor has failed and dropped the receiver.
                         let _ = failures.send(GangEvent::CommitFailed(failure));
                     }
                 }
@@ -132,8 +134,8 @@ impl Observations {
     }
 }
 
-/// Closes the observations when it is dropped, also by a panic. Otherwise the scope of the observer's thread would wait
-/// for it forever.
+/// Closes the queue when it is dropped, even during a panic. Otherwise the observer's thread would never end, and the
+/// scope of the thread would wait forever.
 pub(super) struct CloseOnDrop<'a>(pub(super) &'a Observations);
 
 impl Drop for CloseOnDrop<'_> {

@@ -1,5 +1,6 @@
-//! Processes that lost their parent and became children of the launcher. This happens if the launcher is the first
-//! process of a container (PID 1). When such a process ends, its parent must collect it, or its process id stays in use.
+//! Collects orphans: processes that lost their parent and became children of the launcher. They become its children if
+//! the launcher is the first process of a container (PID 1) or a subreaper. The process id of an orphan that has ended
+//! stays in use until its parent collects the exit status.
 
 use std::path::Path;
 
@@ -12,8 +13,8 @@ pub(super) fn adopts_orphans() -> bool {
     std::process::id() == 1 || prctl::get_child_subreaper().unwrap_or(false)
 }
 
-/// Collects the children of this process that have ended and are not among `workers`. The exit statuses of workers are
-/// left for the task that waits for them.
+/// Collects the exit statuses of all children of this process that have ended, except those in `workers`. The exit
+/// status of a worker is left for the task that waits for the worker.
 pub(super) fn collect(workers: &[u32]) {
     for pid in ended_children(Path::new("/proc"), std::process::id()).into_iter().filter(|pid| !workers.contains(pid)) {
         if let Ok(pid) = i32::try_from(pid) {
@@ -27,7 +28,7 @@ fn ended_children(proc: &Path, parent: u32) -> Vec<u32> {
     let entries = std::fs::read_dir(proc).into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let is_wanted = |pid: &u32| {
-        // `PID (NAME) STATE PARENT ...`; the name may contain anything.
+        // The format is `PID (NAME) STATE PARENT ...`. The name may contain `) `, so split at the last one.
         let stat = std::fs::read_to_string(proc.join(pid.to_string()).join("stat")).unwrap_or_default();
         let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
         fields.next() == Some("Z") && fields.next().and_then(|field| field.parse().ok()) == Some(parent)
@@ -55,7 +56,8 @@ mod tests {
         while !(ended().contains(&orphan) && ended().contains(&worker.id())) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Other tests of this process, if any, have children of their own: collect only the orphan.
+        // Other tests in this process may also have children that have ended. Pass them as workers, so that only the
+        // orphan is collected.
         let others: Vec<u32> = ended().into_iter().filter(|pid| *pid != orphan).collect();
         collect(&others);
         assert!(!ended().contains(&orphan), "the orphan is still a zombie");

@@ -1,4 +1,4 @@
-//! The worker program: where it is, and why it cannot be started.
+//! Finds the worker program, and explains why it cannot be started.
 
 use std::fmt::Display;
 use std::io::ErrorKind;
@@ -26,7 +26,7 @@ fn worker_missing(path: impl AsRef<Path>, reason: impl Display) -> LaunchError {
     )
 }
 
-/// The error of a worker that could not be started.
+/// The error for a worker that could not be started.
 pub(super) fn spawn_error(worker: &Path, error: std::io::Error) -> LaunchError {
     let is_not_executable =
         matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::InvalidInput);

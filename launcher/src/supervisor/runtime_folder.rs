@@ -1,9 +1,9 @@
-//! The folder of a launcher's control socket: `locdiff-` and a random name, in `$XDG_RUNTIME_DIR`, else in `$TMPDIR`,
-//! else in `/tmp`. Only this user can access it. A base that cannot be used is skipped.
+//! The folder of a launcher's control socket. Its name is `locdiff-` and random characters. It lies in the first base
+//! folder that can be used: `$XDG_RUNTIME_DIR`, `$TMPDIR` or `/tmp`. Only the user of the launcher can access it.
 //!
-//! The name is random because process ids are not unique: two containers may share a folder and have equal ids. A
-//! launcher holds a kernel lock on a file in its folder for as long as it uses the folder, so a folder whose lock is
-//! free was left behind by a launcher that was killed. The next launcher removes such folders.
+//! The name is random because process ids are not unique: launchers in two containers may share a base folder and have
+//! equal process ids. A launcher holds a kernel lock on a file in its folder for as long as it uses the folder, so a
+//! folder whose lock is free was left behind by a launcher that was killed. The next launcher removes such folders.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
@@ -20,11 +20,11 @@ const PREFIX: &str = "locdiff-";
 const LOCK: &str = "lock";
 const SOCKET: &str = "control";
 
-/// Longest path of a socket that the kernel accepts, bytes.
+/// Length of the longest socket path that the kernel accepts, in bytes.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// How many folders to try in one base. A folder is lost if another launcher takes it for a stale one in the moment
-/// before it is locked.
+/// How many times to create a folder in one base folder. Another launcher may take a new folder for a stale one, and
+/// remove it before this launcher has locked it.
 const TRIES: usize = 3;
 
 /// The socket that workers connect to, in a folder of its own. Dropping a `ControlSocket` removes the folder.
@@ -36,7 +36,7 @@ pub(super) struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Creates the folder and the socket in the first base that can be used.
+    /// Creates the folder and the socket in the first base folder that can be used.
     pub(super) fn bind() -> Result<Self, LaunchError> {
         let named = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let bases = [named("XDG_RUNTIME_DIR"), named("TMPDIR"), Some("/tmp".into())];
@@ -59,7 +59,7 @@ impl ControlSocket {
     }
 
     fn bind_in(base: &Path) -> io::Result<Self> {
-        // Workers run in the same working directory today, but an absolute path does not depend on it.
+        // An absolute path stays valid even if a worker runs in another working directory.
         let base = std::path::absolute(base)?;
         remove_stale_folders(&base);
         for _ in 0..TRIES {
@@ -77,7 +77,7 @@ impl ControlSocket {
         Err(io::Error::other("other launchers removed the new folder"))
     }
 
-    /// The folder, in which workers also record their step.
+    /// The folder of the socket. Workers also record their step in this folder.
     pub(super) fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -87,7 +87,8 @@ impl ControlSocket {
     }
 }
 
-/// Creates and locks the lock file of a new folder. `None` if another launcher has taken the folder for a stale one.
+/// Creates and locks the lock file of a new folder. Returns `None` if another launcher has taken the folder for a stale
+/// one.
 fn lock(folder: &Path) -> io::Result<Option<Flock<File>>> {
     let path = folder.join(LOCK);
     let file = match OpenOptions::new().write(true).create_new(true).open(&path) {
@@ -101,12 +102,13 @@ fn lock(folder: &Path) -> io::Result<Option<Flock<File>>> {
     }
 }
 
-/// Removes the folders of this user's launchers that were killed. Ignores errors: a folder that stays does no harm.
+/// Removes the folders that killed launchers of this user have left in `base`. Ignores errors, because a folder that
+/// stays does no harm.
 fn remove_stale_folders(base: &Path) {
     let user = nix::unistd::getuid().as_raw();
     let entries = std::fs::read_dir(base).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes())) {
-        // `DirEntry::metadata` does not follow links.
+        // `DirEntry::metadata` does not follow symbolic links, so `is_dir` is false for a link to a folder.
         let is_own = entry.metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == user);
         let file = OpenOptions::new().write(true).open(entry.path().join(LOCK));
         let (true, Ok(file)) = (is_own, file) else { continue };

@@ -1,4 +1,4 @@
-//! The signals with which a user or a scheduler asks to stop.
+//! The signals with which a user or a scheduler asks the launcher to stop.
 
 use anyhow::Context as _;
 use locdiff_core::exit_code::ExitCode;
@@ -7,8 +7,8 @@ use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
 
 use crate::error::{LaunchError, reported};
 
-/// Blocks the signals until a [`Supervisor`](super::Supervisor) watches them, so that an early signal is not lost and
-/// does not kill the launcher.
+/// Blocks SIGINT, SIGTERM and SIGUSR1 until a [`Supervisor`](super::Supervisor) watches them, so that an early signal
+/// is not lost and does not kill the launcher.
 pub fn hold_signals() -> anyhow::Result<()> {
     watched().thread_block().context("cannot block signals")
 }
@@ -17,7 +17,7 @@ fn watched() -> SigSet {
     SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGHUP])
 }
 
-/// The signals with which a user or a scheduler asks to stop.
+/// The signals with which a user or a scheduler asks the launcher to stop.
 #[derive(Debug)]
 pub(super) struct Signals {
     interrupts: UnixSignal,

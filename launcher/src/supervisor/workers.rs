@@ -1,4 +1,4 @@
-//! The processes of a gang: spawning, waiting and signalling.
+//! Spawns the processes of a gang, waits for them and sends them signals.
 
 use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt;
@@ -50,8 +50,8 @@ pub(super) struct WorkerHandle {
 }
 
 impl WorkerHandle {
-    /// Sends a message to the worker. If the worker has closed its socket, drops the message, because the worker's exit
-    /// status will tell the reason.
+    /// Sends a message to the worker. The message is dropped if the worker has not connected yet or has closed its
+    /// socket. In the second case, the worker's exit status will show the reason.
     pub(super) fn send(&self, message: ToWorker) {
         if let Some(replies) = &self.replies {
             let _ = replies.send(message);
@@ -71,8 +71,8 @@ pub(super) fn spawn_all(
 ) -> anyhow::Result<Vec<WorkerHandle>> {
     let mut members = Vec::with_capacity(gang.world.slots.len());
     for rank in 0..gang.world.slots.len() {
-        // On an error, the launcher drops the runtime, and so the children that were spawned before. Dropping a child
-        // kills it.
+        // On an error, the launcher drops the runtime and with it the children that were already spawned. Dropping a
+        // child kills it.
         let mut child =
             command(gang, rank, &control.path()).spawn().map_err(|error| spawn_error(&gang.worker, error))?;
         let pid = child.id().context("a worker that was just spawned has no process id: this is a bug")?;
@@ -114,7 +114,8 @@ fn command(gang: &Gang<'_>, rank: usize, control: &Path) -> Command {
     if let Some(instance) = &own_instance {
         command.env("CUDA_VISIBLE_DEVICES", instance);
     }
-    // NCCL refuses two ranks on one GPU of a host. Instances of one GPU are on one GPU, too.
+    // NCCL refuses two ranks on the same GPU of a host, and instances of one GPU count as the same GPU. So give each
+    // rank a host id of its own.
     if gang.world.share_gpu || own_instance.is_some() {
         command.env("NCCL_HOSTID", format!("locdiff-{}-{rank}", std::process::id()));
     }

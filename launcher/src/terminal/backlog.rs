@@ -1,7 +1,8 @@
-//! A queue from threads that must never wait to a thread that may have to, such as one that writes to a terminal.
+//! A queue between threads that must never wait and one thread that may have to wait, such as a thread that writes to a
+//! terminal.
 //!
-//! Items that are offered are dropped and counted while the queue is full, until it is empty again. Items that are
-//! pushed are never dropped.
+//! When the queue is full, offered items are dropped and counted until the queue is empty again. Pushed items are never
+//! dropped.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -27,12 +28,12 @@ struct Queue<T> {
     is_closed: bool,
 }
 
-/// What the consumer gets.
+/// The result of [`Backlog::next`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum NextItem<T> {
     /// The oldest item.
     Item(T),
-    /// This many items were dropped after the last one.
+    /// The queue is empty, and this many offered items were dropped before.
     Dropped(u64),
     /// The queue is still empty at the deadline.
     Nothing,
@@ -41,7 +42,7 @@ pub enum NextItem<T> {
 }
 
 impl<T> Backlog<T> {
-    /// An empty queue. Offered items of at most `bytes_max` bytes in total wait in it.
+    /// Creates an empty queue. It holds offered items of at most `bytes_max` bytes in total.
     pub const fn new(bytes_max: usize) -> Self {
         let queue = Queue { items: VecDeque::new(), bytes: 0, dropped: 0, is_busy: false, is_closed: false };
         Self { queue: Mutex::new(queue), changed: Condvar::new(), bytes_max }
@@ -53,10 +54,11 @@ impl<T> Backlog<T> {
         self.changed.notify_all();
     }
 
-    /// Adds an item of `bytes` bytes, or drops and counts it.
+    /// Adds an item of `bytes` bytes. If the queue is full, drops and counts the item instead.
     pub fn offer(&self, item: T, bytes: usize) {
         let mut queue = self.lock();
-        // Once an item was dropped, drop all others until the queue is empty. So there is one gap, not many.
+        // After an item was dropped, drop all further offered items until the queue is empty, so that there is one gap
+        // and not many.
         if queue.dropped > 0 || queue.bytes + bytes > self.bytes_max {
             queue.dropped += 1;
         } else {
@@ -67,13 +69,13 @@ impl<T> Backlog<T> {
         self.changed.notify_all();
     }
 
-    /// Lets the consumer end once the queue is empty.
+    /// Closes the queue, so that the consumer can end once the queue is empty.
     pub fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_all();
     }
 
-    /// Takes the next item. Waits for one until `deadline`, or for as long as it takes.
+    /// Takes the next item. Waits for an item until `deadline`, or without a limit if `deadline` is `None`.
     pub fn next(&self, deadline: Option<Instant>) -> NextItem<T> {
         let mut queue = self.lock();
         queue.is_busy = false;
@@ -104,7 +106,7 @@ impl<T> Backlog<T> {
         self.lock().is_idle()
     }
 
-    /// Waits until the consumer has handled all items, at most for `limit`. Returns whether it has.
+    /// Waits until the consumer has handled all items, at most for `limit`. Returns whether all items were handled.
     pub fn wait_until_idle(&self, limit: Duration) -> bool {
         let is_behind = |queue: &mut Queue<T>| !queue.is_idle();
         let waited = self.changed.wait_timeout_while(self.lock(), limit, is_behind);

@@ -37,7 +37,7 @@ impl Pace {
 /// Shows the reports of a run as they arrive.
 #[derive(Debug)]
 pub struct Display {
-    /// Whether stderr is a terminal, on which a bar is drawn.
+    /// Whether a bar is drawn. It is drawn only if stderr is a terminal.
     has_bar: bool,
     pace: Pace,
 }

@@ -12,13 +12,14 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use super::backlog::{Backlog, NextItem};
 
-/// How many bytes of lines wait for the terminal at most.
+/// Largest total size of the lines that wait for the terminal, in bytes.
 const BYTES_MAX: usize = 1 << 20;
 
-/// How long lines on stderr and text on stdout wait for each other, so that they appear in order if both are read.
+/// How long [`write_stdout`] waits for each of the two streams, so that lines on stderr and text on stdout appear in
+/// order if both streams are read.
 const ORDER_PATIENCE: Duration = Duration::from_millis(200);
 
-/// How often a stream is tried again that another program has made non-blocking.
+/// Wait between two tries to write to a full stream that another program has made non-blocking.
 const RETRY: Duration = Duration::from_millis(10);
 
 static STDERR: Backlog<Piece> = Backlog::new(BYTES_MAX);
@@ -77,13 +78,13 @@ pub fn write_stdout(text: String) {
     }
 }
 
-/// Waits until stderr has all text, at most for `limit`.
+/// Waits until all text has been written to stderr, at most for `limit`.
 pub fn flush_stderr(limit: Duration) {
     STDERR.wait_until_idle(limit);
 }
 
-/// Waits until stdout has all text, at most for `limit`. Returns whether it has; the error is the first write error.
-/// Nobody misses the text if the reader of a pipe has gone (`| head`) or the terminal has closed.
+/// Waits until all text has been written to stdout, at most for `limit`. Returns whether all text was written, or the
+/// first write error. It is not an error if the reader of a pipe has gone (`| head`) or the terminal has closed.
 pub fn wait_for_stdout(limit: Duration) -> io::Result<bool> {
     let is_written = STDOUT.wait_until_idle(limit);
     LOST.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(is_written), Err)
@@ -94,16 +95,17 @@ pub(super) fn draw(bar: Option<BarState>) {
     start();
     let mut shown = BAR.lock().unwrap_or_else(PoisonError::into_inner);
     shown.0 = bar;
-    // While the terminal is stuck, only the newest state waits.
+    // Queue at most one `Piece::Bar`, so that a stuck terminal later draws only the newest state.
     if !std::mem::replace(&mut shown.1, true) {
         STDERR.push(Piece::Bar);
     }
 }
 
-/// Starts the threads, once.
+/// Starts the two threads on the first call.
 fn start() {
     STARTED.call_once(|| {
-        // A duplicate has no lock. A thread that is stuck in a write would hold the lock of `io::stderr()`.
+        // Write to duplicates of the streams, because they have no lock. A thread that is stuck in a write to
+        // `io::stderr()` would hold its lock, and all other users of `io::stderr()` would wait.
         let duplicate = |stream: &dyn AsFd| stream.as_fd().try_clone_to_owned().map(File::from);
         let is_terminal = io::IsTerminal::is_terminal(&io::stdout());
         let (stderr, stdout) = (duplicate(&io::stderr()), duplicate(&io::stdout()));
@@ -130,7 +132,7 @@ fn serve_stdout(mut stream: File, is_terminal: bool) {
     }
 }
 
-/// Like `write_all`, but also waits for a stream that is non-blocking.
+/// Like `write_all`, but if the stream is non-blocking and full, waits and tries again.
 fn write_fully(stream: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match stream.write(bytes) {
@@ -292,7 +294,7 @@ mod tests {
         assert_eq!(seen[seen.len() - 2..], ["(cleared)", "the end"], "{seen:?}");
     }
 
-    /// A stream that takes one byte at a time, and is full every other time.
+    /// A stream that accepts one byte per write, and is full at every other write.
     struct SlowStream(Vec<u8>, bool);
 
     impl Write for SlowStream {

@@ -43,7 +43,7 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     if let Some(file) = &request.predictions {
         return predictions::run(file, global, output);
     }
-    // The launcher that trains the run must not remove the checkpoint while it is evaluated.
+    // `_use` protects the checkpoint: a launcher that trains the same run must not remove it during the evaluation.
     let (run, checkpoint, _use, resolved) = target::find(global, request.hybrid, output)?;
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;
     let mut evaluation = Evaluation {

@@ -1,5 +1,5 @@
 //! `status`: shows what the runs in `checkpoint.dir` are doing. It only reads the folders of the runs, so it also works
-//! on another machine that sees them.
+//! on another machine that can read these folders.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -59,8 +59,8 @@ fn is_launcher(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("locdiff"))
 }
 
-/// The least, median and largest time of a rank for each part of a step, with the rank of the largest; `None` if the
-/// times are not known yet.
+/// A line with the least, median and largest time of all ranks for each part of a step, and the rank that has the
+/// largest time. `None` if the times of some rank are not known yet.
 fn step_times(workers: &[WorkerStatus]) -> Option<String> {
     let part = |name: &str, of: fn(&StepTimes) -> f64| {
         let timed = workers.iter().map(|worker| Some((of(&worker.times?), worker.rank)));

@@ -1,8 +1,8 @@
 //! `train`: opens the run, starts workers from the run's newest checkpoint, and restarts all workers when one of them
 //! fails.
 //!
-//! - `restarts`: whether a failed run is tried again.
-//! - `record`: what is written about a failure.
+//! - `restarts`: decides whether a failed run is restarted.
+//! - `record`: describes a failure for the restart decision and the run folder.
 
 mod record;
 mod restarts;
@@ -93,7 +93,7 @@ struct HeldRun<'a> {
 }
 
 impl HeldRun<'_> {
-    /// Makes attempts until one succeeds or [`RestartPolicy`] gives up.
+    /// Makes attempts until one succeeds, a signal asks to stop, or [`RestartPolicy`] gives up.
     fn run_to_end(mut self, output: Output) -> anyhow::Result<Value> {
         let began = Instant::now();
         loop {
@@ -125,7 +125,8 @@ impl HeldRun<'_> {
         }
     }
 
-    /// Records the failure, and adds the reason and the command that resumes the run to the error.
+    /// Records the failure. Returns the error, with the reason why the run is not restarted and the command that
+    /// resumes it.
     fn give_up(&mut self, error: anyhow::Error, reason: Option<String>) -> anyhow::Error {
         let code = exit_code_of(&error);
         let resume = self.resume_command();
@@ -147,7 +148,7 @@ impl HeldRun<'_> {
         LaunchError::new(code, text).into()
     }
 
-    /// The step of the newest checkpoint; `None` if it is not known.
+    /// The step of the newest checkpoint; `None` if there is no checkpoint or the run folder cannot be read.
     fn newest_step(&self) -> Option<u64> {
         let rows = self.run.checkpoints().ok()?;
         rows.iter().filter(|row| row.state == "present").map(|row| row.step).max()
@@ -264,7 +265,7 @@ struct AttemptObserver<'a> {
     display: Display,
     /// Whether a warning about a failed write was logged.
     has_warned: bool,
-    /// Injected fault: a byte of the first checkpoint from this step on flips.
+    /// Injected fault: damages the first checkpoint that is committed at this step or later.
     corrupt_from: Option<u64>,
 }
 
@@ -356,7 +357,7 @@ impl GangObserver for AttemptObserver<'_> {
     }
 }
 
-/// Flips a byte in the middle of the largest file of a checkpoint.
+/// Flips a bit in the middle of the largest file of a checkpoint.
 fn flip_byte(checkpoint: &Path) -> Result<(), LaunchError> {
     let fail = LaunchError::at(checkpoint);
     let entries = std::fs::read_dir(checkpoint).map_err(&fail)?.filter_map(Result::ok);

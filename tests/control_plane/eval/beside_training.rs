@@ -1,4 +1,4 @@
-//! A test of an evaluation while the same run is trained.
+//! A test of an evaluation that runs while the same run is being trained.
 
 use std::process::Stdio;
 
@@ -19,7 +19,7 @@ fn evaluation_neither_keeps_a_run_from_training_nor_loses_its_checkpoint() {
         let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", evaluation.id()));
         children.is_ok_and(|children| !children.trim().is_empty())
     });
-    // A stopped launcher keeps its locks.
+    // A stopped launcher keeps its locks, so the checkpoint stays protected for as long as the test needs.
     signal(evaluation.id(), Signal::SIGSTOP);
     train(&stage, &more(44)).exits_with(ExitCode::Success);
     let steps = |step: u32| stage.path().join(format!("checkpoints/small/step-{step:08}"));

@@ -1,4 +1,4 @@
-//! Tests of a launcher whose terminal or disk does not respond. It must train on, and signals must still work.
+//! Tests of a launcher whose terminal or disk does not respond. The run must continue, and signals must still work.
 
 use std::fs::Permissions;
 use std::io::{PipeReader, Read as _, Write as _};
@@ -14,14 +14,16 @@ use crate::stage::{Ran, Stage, Worker, eventually, is_alive, signal, wait};
 
 const SETTINGS: &str = "--set train.steps=6 --set checkpoint.every=3 --workers 2";
 
-/// Starts a command whose stdout and stderr are a pipe that is already full. Returns the end to read from.
+/// Starts a command whose stdout and stderr are a pipe that is already full. Returns the process and the read end of
+/// the pipe.
 fn start_with_full_pipe(command: &mut Command) -> (Child, PipeReader) {
     let (reader, mut writer) = std::io::pipe().expect("a pipe can be created");
     let size = fcntl(&writer, FcntlArg::F_SETPIPE_SZ(1)).expect("the size of a pipe can be changed");
     writer.write_all(&vec![b'.'; size.try_into().expect("sizes are positive")]).expect("the pipe is empty");
     let same = writer.try_clone().expect("a pipe can be duplicated");
     let child = command.stdout(writer).stderr(same).spawn().expect("the launcher can be started");
-    // The `Command` holds the ends to write to. Replace them, so that the reader sees the end of the output.
+    // The `Command` still holds the write ends of the pipe. Replace them, so that the reader sees the end of the
+    // output.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     (child, reader)
 }
@@ -34,20 +36,20 @@ fn has_ended(stage: &Stage, run: &str) -> bool {
 fn training_ends_although_nobody_reads_its_output() {
     let stage = stage();
     let line = |run: &str| format!("{} --run {run} {SETTINGS} train", BASE.replace("--json", ""));
-    // The reader comes back after the end of the run, and gets the result.
+    // The reader starts to read after the end of the run, and gets the result.
     let (mut launcher, mut reader) = start_with_full_pipe(&mut stage.command(&line("read")));
     eventually("the run ends", || has_ended(&stage, "read"));
     let mut output = String::new();
     reader.read_to_string(&mut output).expect("the output is text");
     assert_eq!(wait(&mut launcher), Some(0), "{output}");
     assert!(output.contains("step 6 of 6") && output.contains("trained 6 steps"), "{output}");
-    // The reader never comes back, and a signal ends the launcher.
+    // The reader never reads, and a signal ends the launcher.
     let (mut launcher, _reader) = start_with_full_pipe(&mut stage.command(&line("unread")));
     eventually("the run ends", || has_ended(&stage, "unread"));
     assert!(is_alive(launcher.id()), "the launcher ended before its result was written");
     signal(launcher.id(), Signal::SIGTERM);
     assert_eq!(wait(&mut launcher), Some(ExitCode::Interrupted.code().into()));
-    // The reader goes away, and the run does not notice.
+    // The reader closes the pipe, and the run ends normally nevertheless.
     let (mut launcher, reader) = start_with_full_pipe(&mut stage.command(&line("gone")));
     drop(reader);
     assert_eq!(wait(&mut launcher), Some(0));
@@ -133,8 +135,9 @@ fn training_ends_although_its_terminal_is_stopped_or_closed() {
     }
 }
 
-/// Takes a lease on a file and keeps it for as long as it runs. The kernel makes other processes wait when they open
-/// the file, as on a disk that does not respond. The kernel also tells the holder, who then prints a line.
+/// Takes a lease on a file and keeps it until the script is killed. The kernel makes other processes wait when they
+/// open the file, as on a disk that does not respond. The kernel also sends SIGIO to the script, which then prints a
+/// line.
 const HOLD: &str = r#"
 import fcntl, os, signal, sys, time
 signal.signal(signal.SIGIO, lambda *_: print("held", flush=True))
@@ -180,7 +183,7 @@ fn launcher_ends_although_the_disk_does_not_respond() {
 #[test]
 fn worker_logs_are_capped() {
     let stage = stage();
-    // A worker that writes 20 kB of lines before it works.
+    // Replace the worker with a script that writes 20 kB of lines and then runs the real worker.
     let worker = stage.path().join("locdiff-worker");
     let real = worker.canonicalize().expect("the worker exists");
     std::fs::remove_file(&worker).expect("the test folder is writable");
@@ -232,7 +235,8 @@ fn url_with_credentials_is_refused_before_anything_is_written() {
     assert!(!run_dir(&stage, "never").exists(), "the run folder was created");
 }
 
-/// The workers send their results while the last checkpoint is being committed.
+/// The workers send their results while the last checkpoint is being committed. The run must not count as ended if the
+/// commit fails.
 #[test]
 fn run_whose_last_checkpoint_cannot_be_committed_has_failed() {
     let stage = stage();

@@ -2,8 +2,8 @@
 //! damaged checkpoints, slow disks, failing reads, and the death of the launcher itself. The losses and weights must
 //! equal those of an undisturbed run.
 //!
-//! `LOCDIFF_CHAOS_FAULTS` sets the number of faults, and `LOCDIFF_CHAOS_SEED` the seed. By default the seed changes every
-//! day. The assertions print it, so that a failure can be reproduced.
+//! `LOCDIFF_CHAOS_FAULTS` sets the number of faults, and `LOCDIFF_CHAOS_SEED` the seed. By default the seed changes
+//! every day. The assertions print the seed, so that a failure can be reproduced.
 
 use std::fmt::Write as _;
 use std::process::Stdio;
@@ -14,12 +14,12 @@ use nix::sys::signal::Signal;
 use super::support::{BASE, events, last_trace, run_dir, stage, tensors, trace, train};
 use crate::stage::{eventually, is_alive, signal, wait, workers_of};
 
-/// Number of faults in the test suite.
+/// Number of faults if `LOCDIFF_CHAOS_FAULTS` is not set.
 const FAULTS: u64 = 20;
 /// Steps per fault.
 const SPACING: u64 = 3;
 
-/// Every kind of fault from which a run recovers.
+/// Kinds of faults from which a run recovers.
 const KINDS: [&str; 14] = [
     "kill",
     "stop",
@@ -54,7 +54,7 @@ fn random_faults_leave_no_trace_in_the_numbers() {
          --set supervise.checkpoint_timeout_s=3 --set supervise.stop_timeout_s=1"
     );
     train(&stage, "undisturbed", &settings).exits_with(ExitCode::Success);
-    // A linear congruential generator chooses kinds, ranks and launchers to kill.
+    // A linear congruential generator chooses the step, the kind and the rank of each fault.
     let mut state = seed;
     let mut draw = |below: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -65,7 +65,7 @@ fn random_faults_leave_no_trace_in_the_numbers() {
         let step = 2 + fault * SPACING + draw(SPACING);
         let mut kind = KINDS[draw(KINDS.len() as u64) as usize];
         let mut rank = draw(4);
-        // The same rank twice is final, so at most one weight of each rank flips.
+        // A second corruption of the same rank ends the run, so flip a weight at most once per rank.
         if kind == "flip,in=weight" {
             match (0..4).map(|offset| (rank + offset) % 4).find(|rank| !corrupted.contains(rank)) {
                 Some(free) => {
@@ -79,7 +79,7 @@ fn random_faults_leave_no_trace_in_the_numbers() {
             kind.split_once(',').map_or((kind, String::new()), |(name, more)| (name, format!(",{more}")));
         write!(inject, " --inject {name}@rank={rank},step={step}{more}").expect("writing to a string cannot fail");
     }
-    // The launcher itself dies a few times. The same command is repeated, as a scheduler does.
+    // Kill the launcher itself a few times. After each kill, repeat the same command, as a scheduler does.
     let line = format!("{BASE} --run chaos {settings} train{inject}");
     for death in 1..=faults / 10 {
         let mut launcher = stage

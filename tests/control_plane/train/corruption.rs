@@ -1,5 +1,5 @@
-//! Tests of silent corruption, damaged checkpoints and slow disks. A run must notice them and recover without a trace in
-//! the numbers.
+//! Tests of silent corruption, damaged checkpoints and slow disks. A run must notice them. If it recovers, its losses
+//! and weights must equal those of an undisturbed run.
 
 use locdiff_core::exit_code::ExitCode;
 
@@ -45,7 +45,8 @@ fn rank_that_corrupts_twice_ends_the_run() {
     assert_eq!(events(&stage, "twice", "checkpoint").len(), 1, "a checkpoint after the first flip was committed");
 }
 
-/// The checked steps and the steps between them must have the same bits as unchecked ones.
+/// A run with checks must have the same bits as a run without checks, in the checked steps and in the steps between
+/// them.
 #[test]
 fn checks_do_not_change_the_numbers() {
     let stage = stage();
@@ -73,7 +74,8 @@ fn damaged_checkpoint_is_set_aside_and_the_run_goes_on_from_the_one_before() {
     assert_eq!(tensors(&run_dir(&stage, "damaged")), tensors(&run_dir(&stage, "whole")), "the weights differ");
 }
 
-/// The disk is much slower than the timeout of a collective. The checkpoint is put off, and no worker is blamed.
+/// Writing a checkpoint takes longer than the timeout of a collective. The next checkpoint is put off, and no worker is
+/// blamed.
 #[test]
 fn slow_disk_delays_a_checkpoint_and_nothing_else() {
     let stage = stage();
@@ -86,7 +88,8 @@ fn slow_disk_delays_a_checkpoint_and_nothing_else() {
     assert!(events(&stage, "slow", "checkpoint").len() > 1);
 }
 
-/// A write that never ends is noticed by its own limit, and the run ends with a report instead of hanging.
+/// A checkpoint write that does not end exceeds `supervise.checkpoint_timeout_s`. The run must end with a report
+/// instead of hanging.
 #[test]
 fn stuck_checkpoint_write_is_reported_by_its_own_limit() {
     let stage = stage();

@@ -66,8 +66,9 @@ fn contradicting_limits_are_refused() {
         .stderr_has("supervise.step_timeout_s: is 5, wanted more than supervise.collective");
 }
 
-/// A stopped, a hung and a panicking rank among four, at random ranks and steps. `LOCDIFF_TRIES` sets the number of tries
-/// of each kind. If it is set, the machine must be idle, and the time is checked to two seconds.
+/// Each run has four ranks and one fault: a stop, a hang or a panic, at a random rank and step. `LOCDIFF_TRIES` sets
+/// the number of runs for each of the three faults. If it is set, the machine must be idle, because the failure must
+/// then be reported at most two seconds after its time limit.
 #[test]
 #[allow(clippy::print_stdout, reason = "the test prints what it measured")]
 fn first_cause_is_named_in_time_at_any_moment() {
@@ -115,7 +116,7 @@ fn first_cause_is_named_in_time_at_any_moment() {
     }
 }
 
-/// `LOCDIFF_PAUSE_S` sets the length of the pause.
+/// `LOCDIFF_PAUSE_S` sets for how many seconds the launcher is stopped.
 #[test]
 fn launcher_that_was_stopped_for_a_while_restarts_nothing() {
     let pause_s = std::env::var("LOCDIFF_PAUSE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(6);

@@ -1,5 +1,5 @@
-//! Tests of runs that a user or a scheduler stops with a signal. They must write a checkpoint of that moment and resume
-//! from it without a trace in the numbers.
+//! Tests of runs that a user or a scheduler stops with a signal. Such a run must write a checkpoint of its last step.
+//! After it has resumed, its losses and weights must equal those of an undisturbed run.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -54,8 +54,9 @@ fn signal_ends_a_run_with_a_checkpoint_from_which_it_resumes_bit_equal() {
     }
 }
 
-/// SIGTERM to all processes at random moments, from the start to the evaluation after training, until the run has ended.
-/// `LOCDIFF_TRIES` sets the number of signals.
+/// Sends SIGTERM to all processes at a random moment, and repeats the command until it ends without an error. The
+/// moment may be as early as the start and as late as the evaluation after the last step. `LOCDIFF_TRIES` sets the
+/// largest number of signals.
 #[test]
 #[allow(clippy::print_stdout, reason = "the test prints what it measured")]
 fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {
@@ -113,7 +114,8 @@ fn signal_before_the_first_step_leaves_no_checkpoint() {
     assert!(names.iter().all(|name| !name.contains("step-")), "{names:?}");
 }
 
-/// A stopped worker cannot finish its step, so the others cannot either. The command must end nevertheless.
+/// A stopped worker cannot finish its step, so the other worker cannot finish it either. The command must end
+/// nevertheless.
 #[test]
 fn run_that_cannot_stop_in_time_is_killed_with_the_same_code() {
     let stage = stage();

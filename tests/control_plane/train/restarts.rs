@@ -1,4 +1,4 @@
-//! Tests of what is tried again after a failure, and of the report about it. The rules are in docs/OPERATIONS.md.
+//! Tests of which failures lead to a restart, and of the report about a failure. The rules are in docs/OPERATIONS.md.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::support::{BASE, events, run_dir, stage, trace};
 use crate::stage::{Ran, Stage, Worker, eventually, signal, wait};
 
-/// A stage whose fake workers misbehave, with a folder in place of the shards that they do not read.
+/// A stage with fake workers that behave as `mode` says. They read no shards, so the folder of the shards is empty.
 fn fake(mode: &'static str) -> Stage {
     let stage = Stage::new(Worker::Fake(mode));
     std::fs::create_dir_all(stage.path().join("shards/small")).expect("the test folder is writable");
@@ -102,7 +102,7 @@ fn report_has_every_rank_and_the_command_that_resumes() {
     let ranks = failure["ranks"].as_array().expect("the failure lists the ranks");
     assert_eq!((ranks.len(), &ranks[1]["end"], &failure["kind"]), (3, &"killed by SIGKILL".into(), &"lost".into()));
     assert!(failure["first_cause"].as_str().is_some_and(|text| text.starts_with("worker rank 1 ")), "{failure}");
-    // The command is what a shell runs.
+    // A shell must be able to run the command as it is printed.
     let again = std::process::Command::new("sh").args(["-c", resume]).current_dir(stage.path()).output();
     Ran::from(again.expect("the shell can be started")).exits_with(ExitCode::Success);
 }

@@ -1,4 +1,4 @@
-//! Tests of `status` and of what a launcher finds out about a predecessor that was killed.
+//! Tests of `status`, and of what a new launcher reports about the previous launcher if that one was killed.
 
 use std::process::Stdio;
 
@@ -22,7 +22,8 @@ fn status_shows_a_run_from_its_first_step_to_its_end_and_a_vanished_launcher_is_
     assert_eq!(ran.exits_with(ExitCode::Success).json()["runs"], Value::Array(Vec::new()));
     stage.run("--device cpu --run run status").exits_with(ExitCode::NoData).stderr_has("run is not a run");
 
-    // The hang holds the run at step 8. The reports of seven steps and at least one checkpoint come before it.
+    // The hang holds the run at step 8. By then, seven steps have been reported, and at least one checkpoint has been
+    // committed.
     let line = format!("{BASE} --run run {settings} train --inject hang@rank=0,step=8,phase=data");
     let mut launcher =
         stage.command(&line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can be started");

@@ -58,8 +58,8 @@ pub(super) fn trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
     trace
 }
 
-/// The loss and gradient norm of every step. Of a step that was repeated after a restart, the last numbers count, because
-/// a flipped bit changes the numbers until it is found.
+/// The loss and gradient norm of every step. If a step was repeated after a restart, the result has the numbers of the
+/// last repetition, because the earlier numbers may come from a model with a flipped bit.
 pub(super) fn last_trace(stage: &Stage, run: &str) -> BTreeMap<u64, [f64; 2]> {
     reports(stage, run).into_iter().collect()
 }

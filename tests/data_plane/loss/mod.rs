@@ -169,7 +169,7 @@ fn near_convergence_bf16_suffices_for_factors_but_not_for_logits() {
     let (factors, logits) = (relative(&of_loss(Precision::Bf16), &exact), relative(&with_bf16_logits, &exact));
     println!("gradient off by {:.1} % with bf16 factors, {:.1} % with bf16 logits", factors * 100.0, logits * 100.0);
     // For these anchors, the gradient is off by about 4 % with bf16 factors and by about 25 % with bf16 logits. Other
-    // anchors give 2.9 to 4.5 % and 12 to 42 %.
+    // anchors give 2.9 to 4.5 % with bf16 factors and 12 to 42 % with bf16 logits.
     assert!(
         (0.005..0.08).contains(&factors),
         "with bf16 factors, the gradient is off by {factors}, wanted 0.005 to 0.08"

@@ -409,7 +409,8 @@ fn s3_failures_are_reported_quickly_and_without_secrets() {
             (code, false),
             "wrong exit code, or a secret in: {text}"
         );
-        // A failure that persists although the client has tried again is an outage: the launcher restarts the workers.
+        // If the retries of the client fail as well, the failure is an outage, after which the launcher restarts the
+        // workers.
         let is_outage = error.failure_kind() == FailureKind::Outage;
         assert_eq!(is_outage, code == ExitCode::Io, "wrong kind of failure: {text}");
     };

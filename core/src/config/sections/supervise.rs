@@ -7,7 +7,7 @@ section! {
     pub struct SuperviseConfig {
         /// Time limit for all workers to start and connect to the launcher, seconds.
         pub start_timeout_s: f64 = 60.0,
-        /// Time between two heartbeats of a worker, seconds. Must be shorter than the timeouts of all phases.
+        /// Time between two heartbeats of a worker, seconds. Must be shorter than the timeout of every phase.
         pub heartbeat_s: f64 = 0.25,
         /// Time limit for all workers to join the process group, seconds.
         pub rendezvous_timeout_s: f64 = 120.0,
@@ -24,18 +24,18 @@ section! {
         pub checkpoint_timeout_s: f64 = 1800.0,
         /// Longest allowed time without progress in an evaluation, seconds.
         pub evaluation_timeout_s: f64 = 900.0,
-        /// Time that a worker has to exit after it has sent its result, seconds. Then it is killed.
+        /// Longest time that a worker may take to exit after it has sent its result, seconds. Then it is killed.
         pub stop_timeout_s: f64 = 5.0,
-        /// Time from SIGTERM, SIGUSR1 or Ctrl-C to the end of the workers, seconds. Until then they finish their step
-        /// and write a checkpoint.
+        /// Longest time that workers may take to finish their step and write a checkpoint after SIGTERM, SIGUSR1 or
+        /// Ctrl-C, seconds. Then they are killed.
         pub preempt_timeout_s: f64 = 25.0,
-        /// How many times in a row failed workers are restarted from the newest checkpoint without progress, that is,
-        /// without a new checkpoint (`--max-restarts`). 0 never restarts.
+        /// Largest number of restarts of failed workers since the last new checkpoint (`--max-restarts`). 0: never
+        /// restart.
         pub max_restarts: u32 = 3,
-        /// How long an outage of storage or network may last before the command gives up, seconds. Such restarts do not
-        /// count towards `max_restarts`.
+        /// How long an outage of storage or network may last before the command gives up, seconds. Restarts during an
+        /// outage do not count towards `max_restarts`.
         pub outage_patience_s: f64 = 1800.0,
-        /// Size limit of the log file of each worker in each attempt, bytes. A longer log loses its middle.
+        /// Size limit of the log file of each worker in each attempt, bytes. The middle of a longer log is removed.
         pub log_bytes_max: u64 = 64 << 20,
     }
 }

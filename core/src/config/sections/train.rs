@@ -77,10 +77,11 @@ section! {
         pub log_every: u64 = 20,
         /// Steps between histograms of the weights in TensorBoard. 0: none.
         pub histogram_every: u64 = 500,
-        /// Steps between checks that all replicas of the model have the same bits; 0: only before each checkpoint.
+        /// Steps between checks that all replicas of the model have the same bits. The replicas are also checked before
+        /// each checkpoint. 0: only before each checkpoint.
         pub replica_check_every: u64 = 1000,
-        /// Steps between checks in which every worker recomputes the gradient of its neighbour and compares the bits;
-        /// 0: never. A checked step takes two to three times as long.
+        /// Steps between checks in which every worker recomputes its neighbour's gradient and compares the bits. 0:
+        /// never. A checked step takes two to three times as long.
         pub replay_check_every: u64 = 0,
         /// Peak speed of one GPU in the number format of `precision`, TFLOP/s. TensorBoard shows the utilisation relative
         /// to it. "auto": looked up by the name of the GPU, if known.

@@ -33,7 +33,8 @@ pub(super) fn find(
     };
     let (checkpoint, reason, protected) = loop {
         let (checkpoint, reason) = choose(&run, resolved.config.eval.checkpoint)?;
-        // If the checkpoint has just been removed, a newer one has taken its place.
+        // `share` returns `None` if the checkpoint has just been removed. Then choose again, because there is a newer
+        // one.
         if let Some(protected) = CheckpointUse::share(&checkpoint.path) {
             break (checkpoint, reason, protected);
         }

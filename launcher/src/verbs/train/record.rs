@@ -1,4 +1,4 @@
-//! What is written about a failed attempt: for the decision about a restart, and for `failure.json` and `events.jsonl`.
+//! Describes a failed attempt, for the decision about a restart and for `failure.json` and `events.jsonl`.
 
 use locdiff_core::exit_code::{FailureKind, HasExitCode};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::restarts::FailedAttempt;
 use crate::error::{LaunchError, exit_code_of};
 
-/// What the decision about a restart needs to know of a failed attempt.
+/// The facts about a failed attempt on which the decision about a restart depends.
 pub(super) fn failed_attempt(error: &anyhow::Error) -> FailedAttempt {
     let Some(known) = error.downcast_ref::<LaunchError>() else {
         return FailedAttempt { kind: FailureKind::Final, what: "internal error".to_owned(), step: 0 };
@@ -22,7 +22,7 @@ pub(super) fn first_cause(error: &anyhow::Error) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// A failure, for `failure.json` and `events.jsonl`.
+/// The record of a failure for `failure.json` and `events.jsonl`.
 pub(super) fn failure_record(error: &anyhow::Error, restarts: u32) -> Value {
     let known = error.downcast_ref::<LaunchError>();
     let mut record = json!({
@@ -37,7 +37,8 @@ pub(super) fn failure_record(error: &anyhow::Error, restarts: u32) -> Value {
     record
 }
 
-/// A command line with `--run NAME`, unless it names the run already, and without `--inject`.
+/// The command that resumes the run: `arguments` without `--inject`, and with `--run NAME` unless they already name the
+/// run.
 pub(super) fn resume_command(arguments: impl Iterator<Item = String>, run: &str) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut arguments = arguments.peekable();
@@ -58,7 +59,7 @@ pub(super) fn resume_command(arguments: impl Iterator<Item = String>, run: &str)
     words.join(" ")
 }
 
-/// A word for a shell, in quotes if it needs them.
+/// Puts a word in quotes if a shell needs them.
 fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,@+".contains(letter);
     if !word.is_empty() && word.chars().all(is_plain) {

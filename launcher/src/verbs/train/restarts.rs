@@ -1,4 +1,5 @@
-//! Decides whether a failed run is tried again, and after which wait. The code is pure: it uses no clock.
+//! Decides whether a failed run is restarted, and how long to wait before the restart. The code reads no clock: the
+//! caller passes the time.
 //!
 //! docs/OPERATIONS.md has the rules as a table. The first restart happens at once, later ones after growing waits. A
 //! new checkpoint is progress: it refills the budget of restarts and resets the waits.
@@ -23,7 +24,7 @@ pub(super) struct FailedAttempt {
     pub(super) kind: FailureKind,
     /// What happened, such as "panic".
     pub(super) what: String,
-    /// The training step at which it happened; 0 before the first step.
+    /// The training step at which the attempt failed; 0 before the first step.
     pub(super) step: u64,
 }
 
@@ -34,10 +35,10 @@ pub(super) enum RestartVerdict {
     Restart {
         /// Time to wait.
         wait: Duration,
-        /// For the log, such as "restart 1 of 3".
+        /// Text for the log, such as "restart 1 of 3".
         count: String,
     },
-    /// End the command. The text says why, unless the failure itself says it.
+    /// End the command. The text is the reason; `None` if the error of the failure is reason enough.
     GiveUp(Option<String>),
 }
 
@@ -46,19 +47,19 @@ pub(super) enum RestartVerdict {
 pub(super) struct RestartPolicy {
     max_restarts: u32,
     outage_patience: Duration,
-    /// Step at which the last attempt began.
+    /// The step that was last passed to [`RestartPolicy::begin`].
     began_at_step: u64,
     /// Highest step of a checkpoint so far. A checkpoint that is written again after damage is no progress.
     best_step: u64,
-    /// Restarts since the last progress, without outages.
+    /// Restarts since the last new checkpoint, not counting restarts after outages.
     restarts: u32,
-    /// Restarts since the last progress.
+    /// All restarts since the last new checkpoint. The next wait depends on this number.
     waits: u32,
     /// Times of the first and the last failure of the current outage.
     outage: Option<(Duration, Duration)>,
-    /// Crashes so far, by what happened and the step.
+    /// All crashes so far, each as what happened and the step.
     crashes: BTreeSet<(String, u64)>,
-    /// Ranks whose state was wrong.
+    /// Ranks that have corrupted data so far.
     corrupted: BTreeSet<u32>,
 }
 
@@ -78,8 +79,8 @@ impl RestartPolicy {
         }
     }
 
-    /// Records that an attempt begins at the checkpoint of `step`. If an earlier attempt committed a new checkpoint, it
-    /// made progress.
+    /// Records that an attempt begins at the checkpoint of `step`. If `step` is higher than in all earlier calls, there
+    /// is a new checkpoint, which counts as progress.
     pub(super) fn begin(&mut self, step: u64) {
         if step > self.best_step {
             self.best_step = step;
@@ -120,7 +121,8 @@ impl RestartPolicy {
 
     fn judge_outage(&mut self, now: Duration) -> RestartVerdict {
         // After a longer time than the waits explain, an attempt has worked for a while, so this is another outage.
-        let first = self.outage.filter(|(_, last)| now.saturating_sub(*last) < OUTAGE_GAP).map_or(now, |(first, _)| first);
+        let first =
+            self.outage.filter(|(_, last)| now.saturating_sub(*last) < OUTAGE_GAP).map_or(now, |(first, _)| first);
         self.outage = Some((first, now));
         let lasted = now.saturating_sub(first);
         let (lasted_s, patience_s) = (lasted.as_secs(), self.outage_patience.as_secs());
@@ -132,7 +134,7 @@ impl RestartPolicy {
         RestartVerdict::Restart { wait, count }
     }
 
-    /// 0, 1, 2, 4, ... seconds, at most [`WAIT_MAX`].
+    /// The wait before the next restart: 0, 1, 2, 4, ... seconds, at most [`WAIT_MAX`].
     fn next_wait(&mut self) -> Duration {
         let wait = match self.waits {
             0 => Duration::ZERO,

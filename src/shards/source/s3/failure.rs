@@ -96,7 +96,7 @@ pub(super) fn describe(url: &str, what: &str, error: &Error, secrets: &Secrets) 
             let message = format!("{what}: {answer}; check the environment variables {VARIABLES}");
             return ShardsError::io(url, io::Error::new(ErrorKind::PermissionDenied, message));
         }
-        // The launcher tries again after errors of this kind (`FailureKind::of_io`).
+        // The launcher restarts the workers after errors of the kind `TimedOut` (see `FailureKind::of_io`).
         Kind::BrokeOff => ErrorKind::TimedOut,
         Kind::Other if is_outage(&text) => ErrorKind::TimedOut,
         Kind::Other => ErrorKind::Other,
