@@ -19,8 +19,8 @@ section! {
         /// Longest allowed time without progress in a training step or another computation, seconds. Must exceed
         /// `collective_timeout_s`.
         pub step_timeout_s: f64 = 900.0,
-        /// Longest allowed time without progress while a worker writes a checkpoint, seconds. Writing a part of a file
-        /// is progress.
+        /// Longest allowed time without progress while a worker waits for a checkpoint to be written, seconds. Writing a
+        /// part of a file is progress. Also the longest time that the background write of a checkpoint may take.
         pub checkpoint_timeout_s: f64 = 1800.0,
         /// Longest allowed time without progress in an evaluation, seconds.
         pub evaluation_timeout_s: f64 = 900.0,
