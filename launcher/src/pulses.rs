@@ -37,7 +37,7 @@ pub struct PhaseLimits {
 }
 
 impl PhaseLimits {
-    /// The limits of the configuration, extended by [`COLLECTIVE_GRACE`] where workers time out by themselves.
+    /// The limits of the configuration, extended by `COLLECTIVE_GRACE` where workers time out by themselves.
     pub fn new(config: &SuperviseConfig) -> Self {
         Self {
             start: Duration::from_secs_f64(config.start_timeout_s),
