@@ -139,7 +139,9 @@ fn workers_that_do_not_say_hello_in_time_are_named() {
     let mut gang = Coordinator::new(3, 7, *LIMITS, at(0));
     gang.step(hello(1), at(1));
     assert_eq!(gang.deadline(), Some(at(10)));
-    assert!(gang.step(GangEvent::Tick, at(9)).is_empty());
+    for second in 2..10 {
+        assert!(gang.step(GangEvent::Tick, at(second)).is_empty());
+    }
     assert_eq!(gang.step(GangEvent::Tick, at(10)), [Action::Kill]);
     for rank in 0..3 {
         end_process(&mut gang, rank, Exit::Signal(SIGKILL), at(11));
@@ -170,14 +172,24 @@ fn workers_killed_by_the_launcher_are_not_causes() {
 }
 
 #[test]
+fn pause_of_the_launcher_moves_the_deadline_of_the_start() {
+    let mut gang = Coordinator::new(2, 7, *LIMITS, at(0));
+    gang.step(hello(1), at(1));
+    assert!(gang.step(GangEvent::Tick, at(61)).is_empty(), "a stopped launcher blames its workers");
+    assert_eq!(gang.deadline(), Some(at(70)));
+}
+
+#[test]
 fn launcher_gives_up_on_a_worker_that_sigkill_does_not_end() {
     let mut gang = running(2);
-    gang.step(failed(1, false), at(5));
-    end_process(&mut gang, 1, Exit::Code(14), at(5));
-    assert_eq!((gang.deadline(), gang.outcome()), (Some(at(35)), None));
+    gang.step(failed(1, false), at(4));
+    end_process(&mut gang, 1, Exit::Code(14), at(4));
+    assert_eq!((gang.deadline(), gang.outcome()), (Some(at(34)), None));
+    for second in 5..34 {
+        gang.step(GangEvent::Tick, at(second));
+        assert_eq!(gang.outcome(), None);
+    }
     gang.step(GangEvent::Tick, at(34));
-    assert_eq!(gang.outcome(), None);
-    gang.step(GangEvent::Tick, at(35));
     assert_eq!(gang.deadline(), None);
     assert!(matches!(causes(&gang)[..], [Cause::Failed { rank: 1, .. }, Cause::Unkillable(0)]));
 }

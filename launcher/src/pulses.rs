@@ -255,7 +255,7 @@ mod tests {
         let mut pulses = Pulses::new(3, limits(), at(0));
         pulses.beat(0, beat(WorkPhase::Collective, 5, 9), at(1));
         pulses.beat(1, beat(WorkPhase::Step, 5, 8), at(2));
-        pulses.beat(2, beat(WorkPhase::Collective, 5, 9), at(1));
+        pulses.beat(2, beat(WorkPhase::Collective, 5, 9), at(7));
         let suspect = pulses.suspect(&[0], at(8)).expect("rank 1 is suspected");
         assert_eq!((suspect.rank, suspect.phase(), suspect.silent), (1, WorkPhase::Step, at(6)));
         pulses.beat(2, beat(WorkPhase::Collective, 5, 9), at(8));
