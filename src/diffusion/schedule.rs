@@ -24,9 +24,9 @@ const BETA_MAX: f64 = 0.999;
 const LINEAR_BETAS: [f64; 2] = [1e-4, 0.02];
 /// The number of timesteps for which [`LINEAR_BETAS`] are defined.
 const LINEAR_STEPS: f64 = 1000.0;
-/// The ratio of the signal's squared length to the noise variance in the middle of a schedule with the shift "auto". A
-/// noised code starts to reveal its place at about this ratio, which is twice the logarithm of the number of
-/// distinguishable places. This value must not change, because checkpoints store "auto" and not the resulting shift.
+/// The ratio of the signal's squared length to the noise variance in the middle of a schedule with the shift "auto". At
+/// about this ratio, a noised code starts to reveal its place. The value is twice the logarithm of the number of
+/// distinguishable places. It must not change, because checkpoints store "auto" and not the resulting shift.
 const SIGNAL_HALFWAY: f64 = 23.0;
 
 /// ᾱ at every timestep.

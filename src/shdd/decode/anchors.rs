@@ -20,7 +20,7 @@
 //! Invariant: the best anchors are ordered by score, and anchors with equal scores are ordered by index. If scores are
 //! equal, libtorch's `topk` may return any of them. This module therefore takes at least [`CANDIDATES`] anchors from
 //! `topk` and sorts them. The first of several anchors with equal scores is found, unless more than [`CANDIDATES`]
-//! anchors have that score, such as in a gallery that contains the same place more than 64 times.
+//! anchors have that score, such as in a gallery that contains the same place that many times.
 
 use std::ops::Range;
 
