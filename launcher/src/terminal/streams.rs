@@ -95,7 +95,7 @@ pub(super) fn draw(bar: Option<BarState>) {
     start();
     let mut shown = BAR.lock().unwrap_or_else(PoisonError::into_inner);
     shown.0 = bar;
-    // `Piece::Bar` holds no state: the thread that draws it reads the newest state. So one piece in the queue is enough.
+    // `Piece::Bar` holds no state: the thread that draws it reads the newest state. So one queued piece is enough.
     if !std::mem::replace(&mut shown.1, true) {
         STDERR.push(Piece::Bar);
     }
