@@ -36,7 +36,6 @@ use locdiff_core::files::Files;
 use crate::error::{LaunchError, refuse, reported};
 
 pub use commit::Commit;
-pub use goodput::Goodput;
 pub use lock::{CheckpointUse, RunLock};
 pub use names::{CONFIG, LATEST, new_run_name, newest_run, utc_text};
 pub use resume::ResumePoint;

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use locdiff_core::config::RunConfig;
-use locdiff_core::exit_code::ExitCode;
+use locdiff_core::exit_code::{ExitCode, FailureKind};
 use locdiff_core::protocol::{
     Failure, Hello, Job, JobResult, MEMORY_EVENTS_VARIABLE, Meeting, ToLauncher, ToWorker, TypedResult,
 };
@@ -47,7 +47,7 @@ pub use logs::CappedLog;
 pub use observer::{Echo, GangObserver, Silence};
 
 use control::{Notice, accept_worker};
-use observer::{CloseOnDrop, Observations};
+use observer::{CloseOnDrop, DiskWatch, Observations};
 use program::worker_path;
 use runtime_folder::ControlSocket;
 use signals::Signals;
@@ -242,6 +242,7 @@ async fn supervise(
     let began = Instant::now();
     let mut coordinator = Coordinator::new(members.len(), gang.meeting.attempt, gang.limits, Duration::ZERO);
     let (mut ended_at, mut interrupts) = (None, 0);
+    let (mut disk, mut is_disk_stuck) = (DiskWatch::new(), false);
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let outcome = loop {
@@ -277,7 +278,12 @@ async fn supervise(
                 if adopts_orphans {
                     orphans::collect(&pids);
                 }
-                GangEvent::Tick
+                if !is_disk_stuck && disk.is_stuck(observations, gang.observer_limit) {
+                    is_disk_stuck = true;
+                    GangEvent::CommitFailed(disk_failure(gang.observer_limit))
+                } else {
+                    GangEvent::Tick
+                }
             }
         };
         if let Some(fault) = random_faults.as_mut().and_then(|faults| faults.due(members.len()))
@@ -296,7 +302,11 @@ async fn supervise(
     let interrupts_before = interrupts;
     // A scheduler that asked the run to stop does not wait for a hung disk.
     let preempt_limit = gang.limits.preempt + OUTPUT_GRACE;
-    let limit = if interrupts > 0 { gang.observer_limit.min(preempt_limit) } else { gang.observer_limit };
+    let limit = match interrupts {
+        _ if is_disk_stuck => OUTPUT_GRACE,
+        0 => gang.observer_limit,
+        _ => gang.observer_limit.min(preempt_limit),
+    };
     let observed = wait_for_observer(limit, &mut failures, signals, &mut interrupts).await;
     let outcome = match (outcome, &observed) {
         (Outcome::Done(_), Some(Some(failure))) => Outcome::Failed(vec![Cause::CommitFailed(failure.clone())]),
@@ -324,6 +334,14 @@ async fn supervise(
         }
     };
     Ok(Ended { result, is_observed: observed.is_some() })
+}
+
+/// The failure of a gang whose logs, events or checkpoints cannot be written within `limit`.
+fn disk_failure(limit: Duration) -> Failure {
+    let limit_s = limit.as_secs_f64();
+    let message =
+        format!("the disk has not responded for {limit_s} s, as long as supervise.checkpoint_timeout_s allows");
+    Failure { message, of_peer: false, exit_code: ExitCode::Io.code(), kind: FailureKind::Final }
 }
 
 /// Number of processes that the OOM killer has killed so far in this process's cgroup; `None` if it is unknown.

@@ -7,6 +7,7 @@ mod doctor;
 mod eval;
 mod geoclip;
 mod perturbation;
+mod restarts;
 mod shards;
 mod status;
 mod train;

@@ -11,7 +11,9 @@ use locdiff_core::config::{RunConfig, ShardsConfig, TrainConfig};
 use locdiff_core::draw::answers_map;
 use locdiff_core::files::FileError;
 use locdiff_core::metrics::THRESHOLDS_KM;
-use locdiff_core::protocol::{InjectedFault, Method, Progress, QuickEvaluation, TimeBefore, ToLauncher, TrainJob};
+use locdiff_core::protocol::{
+    Goodput, InjectedFault, Method, Progress, QuickEvaluation, TimeBefore, ToLauncher, TrainJob,
+};
 use locdiff_core::tensorboard::{Hyperparameter, Hyperparameters, SteadyBoard};
 use serde_json::Value as Json;
 
@@ -43,8 +45,8 @@ pub(super) struct Observer {
     train: TrainConfig,
     restarts: u32,
     time_before: TimeBefore,
-    /// Time that this attempt has spent in steps, without waiting for data, evaluations and checkpoints.
-    in_steps: Duration,
+    /// How this attempt has spent its time since its first step.
+    spent: Goodput,
     since: Instant,
     steps_since: u64,
     waited_since: Duration,
@@ -63,7 +65,7 @@ impl Observer {
             train: job.config.train.clone(),
             restarts: job.restarts,
             time_before: job.time_before,
-            in_steps: Duration::ZERO,
+            spent: Goodput::default(),
             since: Instant::now(),
             steps_since: 0,
             waited_since: Duration::ZERO,
@@ -89,7 +91,9 @@ impl Observer {
             return Ok(());
         }
         let seconds = self.since.elapsed().as_secs_f64().max(1e-9);
-        self.in_steps += self.since.elapsed().saturating_sub(self.waited_since);
+        let waited_s = self.waited_since.as_secs_f64().min(seconds);
+        self.spent.data_s += waited_s;
+        self.spent.steps_s += seconds - waited_s;
         let progress = Progress {
             step: outcome.step,
             steps: self.train.steps,
@@ -102,7 +106,7 @@ impl Observer {
             skipped_steps,
         };
         let mut scalars = scalars(outcome, &progress, self.restarts);
-        scalars.push(("run/goodput_percent", goodput_percent(&self.time_before, self.in_steps, SystemTime::now())));
+        scalars.extend(goodput_scalars(&time_spent(&self.time_before, &self.spent, SystemTime::now())));
         scalars.extend(meter.scalars(self.steps_since, seconds));
         (self.since, self.steps_since, self.waited_since) = (Instant::now(), 0, Duration::ZERO);
         self.slowest_since = Duration::ZERO;
@@ -138,12 +142,13 @@ impl Observer {
         Ok(())
     }
 
-    /// Records two durations of an iteration of the training loop. `step` is the iteration without histograms and
-    /// evaluation. `pause` is the time for histograms, evaluation and checkpoint, which does not count as training
-    /// time.
-    pub(super) fn add_times(&mut self, step: Duration, pause: Duration) {
+    /// Records the durations of an iteration of the training loop. `step` is the iteration without histograms and
+    /// evaluation. `evaluation` includes the histograms. Evaluation and checkpoint do not count as training time.
+    pub(super) fn add_times(&mut self, step: Duration, evaluation: Duration, checkpoint: Duration) {
         self.slowest_since = self.slowest_since.max(step);
-        self.since += pause;
+        self.since += evaluation + checkpoint;
+        self.spent.evaluation_s += evaluation.as_secs_f64();
+        self.spent.checkpoint_s += checkpoint.as_secs_f64();
     }
 
     /// Records histograms of the weights if they are due: every `train.histogram_every` steps and after the last step.
@@ -165,11 +170,36 @@ impl Observer {
     }
 }
 
-/// The share of the run's wall time that went into steps. `in_steps` is the time of this attempt's steps.
-fn goodput_percent(before: &TimeBefore, in_steps: Duration, now: SystemTime) -> f64 {
+/// How the run has spent its time up to `now`. `attempt` has the times of this attempt since its first step.
+fn time_spent(before: &TimeBefore, attempt: &Goodput, now: SystemTime) -> Goodput {
     let now_s = now.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-    let attempt_s = (now_s - before.began_unix_s).max(in_steps.as_secs_f64());
-    100.0 * (before.steps_s + in_steps.as_secs_f64()) / (before.total_s + attempt_s).max(1e-9)
+    let to_first_step_s = (now_s - before.began_unix_s - attempt.total_s()).max(0.0);
+    let (start_s, restart_s) = if before.is_restart { (0.0, to_first_step_s) } else { (to_first_step_s, 0.0) };
+    let earlier = before.spent;
+    Goodput {
+        steps_s: earlier.steps_s + attempt.steps_s,
+        start_s: earlier.start_s + start_s,
+        data_s: earlier.data_s + attempt.data_s,
+        checkpoint_s: earlier.checkpoint_s + attempt.checkpoint_s,
+        evaluation_s: earlier.evaluation_s + attempt.evaluation_s,
+        restart_s: earlier.restart_s + restart_s,
+        lost_s: earlier.lost_s,
+    }
+}
+
+/// The goodput and what took the rest of the time, percent.
+fn goodput_scalars(spent: &Goodput) -> impl Iterator<Item = (&'static str, f64)> {
+    const TAGS: [&str; 6] = [
+        "run/start_percent",
+        "run/data_percent",
+        "run/checkpoint_percent",
+        "run/evaluation_percent",
+        "run/restart_percent",
+        "run/lost_steps_percent",
+    ];
+    let total_s = spent.total_s();
+    let shares = TAGS.into_iter().zip(spent.losses()).map(move |(tag, (_, seconds))| (tag, 100.0 * seconds / total_s));
+    spent.percent().map(|percent| ("run/goodput_percent", percent)).into_iter().chain(shares)
 }
 
 fn scalars(outcome: &StepOutcome, progress: &Progress, restarts: u32) -> Vec<(&'static str, f64)> {
@@ -241,10 +271,26 @@ mod tests {
 
     #[test]
     fn goodput_adds_this_attempt_to_the_time_before() {
-        let before = TimeBefore { steps_s: 30.0, total_s: 60.0, began_unix_s: 1000.0 };
-        let now = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        assert_eq!(goodput_percent(&before, Duration::from_secs(20), now(1040)), 50.0);
+        let spent = Goodput { steps_s: 30.0, start_s: 25.0, lost_s: 5.0, ..Goodput::default() };
+        let before = TimeBefore { spent, began_unix_s: 1000.0, is_restart: true };
+        let attempt = Goodput { steps_s: 20.0, data_s: 4.0, checkpoint_s: 2.0, ..Goodput::default() };
+        let at = |seconds| time_spent(&before, &attempt, UNIX_EPOCH + Duration::from_secs(seconds));
+        let wanted = Goodput {
+            steps_s: 50.0,
+            start_s: 25.0,
+            data_s: 4.0,
+            checkpoint_s: 2.0,
+            restart_s: 14.0,
+            lost_s: 5.0,
+            evaluation_s: 0.0,
+        };
+        assert_eq!(at(1040), wanted);
+        let shown: Vec<(&str, f64)> = goodput_scalars(&wanted).collect();
+        assert_eq!(
+            (shown.len(), shown[0], shown[5]),
+            (7, ("run/goodput_percent", 50.0), ("run/restart_percent", 14.0))
+        );
         // The clock was set back to a time before the attempt began.
-        assert_eq!(goodput_percent(&before, Duration::from_secs(20), now(900)), 62.5);
+        assert_eq!(at(900), Goodput { restart_s: 0.0, ..wanted });
     }
 }

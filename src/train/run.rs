@@ -53,7 +53,8 @@ pub fn run(
         let score = if stopped { None } else { training.maybe_evaluate(&mut stopped, send)? };
         let evaluation_time = step_ended.elapsed();
         training.maybe_save(score, stopped, outcome.requests.busy, send)?;
-        training.observer.add_times(started.elapsed() - evaluation_time, step_ended.elapsed());
+        let checkpoint_time = step_ended.elapsed() - evaluation_time;
+        training.observer.add_times(started.elapsed() - evaluation_time, evaluation_time, checkpoint_time);
         last = Some(outcome.loss);
     }
     let _phase = pulse::enter(WorkPhase::Checkpoint);

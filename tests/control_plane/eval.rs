@@ -4,6 +4,7 @@ mod after_train;
 mod beside_training;
 mod data;
 mod equality;
+mod hangs;
 mod heads;
 mod predictions;
 mod refusals;

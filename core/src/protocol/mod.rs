@@ -11,6 +11,7 @@
 mod checkpoint;
 mod eval;
 mod fault;
+mod goodput;
 mod measure;
 mod result;
 mod shards;
@@ -29,6 +30,7 @@ pub use eval::{
     EvalJob, EvalSummary, GalleryEmbedded, HybridRequest, LocatedRow, LocatedRows, Method, TruthWritten, TuningErrors,
 };
 pub use fault::{FaultKind, InjectedFault, MEMORY_EVENTS_VARIABLE};
+pub use goodput::Goodput;
 pub use measure::{CollectiveRow, PerturbationBlock, Probed, SelfCheck, ShddRow};
 pub use result::{JobResult, TypedResult, WrongResult};
 pub use shards::{
@@ -41,7 +43,7 @@ pub use train::{
 };
 
 /// Version of the protocol. Increase it whenever a message changes.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// Size limit of a message. If the peer announces a longer message, it probably uses another protocol.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;

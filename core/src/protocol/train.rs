@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::fault::InjectedFault;
+use super::goodput::Goodput;
 use crate::config::RunConfig;
 
 /// Version of the layout of a checkpoint folder.
@@ -51,12 +52,12 @@ pub struct TrainJob {
 /// How a run spent its time before an attempt. For TensorBoard, rank 0 adds the times that it measures itself.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct TimeBefore {
-    /// Time spent on steps that were not lost in a failure, seconds.
-    pub steps_s: f64,
-    /// Total time, seconds.
-    pub total_s: f64,
+    /// The time up to the attempt.
+    pub spent: Goodput,
     /// When the attempt began, seconds since 1970.
     pub began_unix_s: f64,
+    /// Whether the same launcher has made an attempt before.
+    pub is_restart: bool,
 }
 
 /// Progress of training, from rank 0.

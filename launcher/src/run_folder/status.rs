@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use locdiff_core::files::WRITING;
-use locdiff_core::protocol::Progress;
+use locdiff_core::protocol::{Goodput, Progress};
 use locdiff_core::pulse::{Beat, WorkPhase};
 use serde::{Deserialize, Serialize};
 
-use super::goodput::{Goodput, GoodputClock};
+use super::goodput::GoodputClock;
 use super::stragglers::{StepTimes, Stragglers};
 
 /// Name of the file in the folder of a run.

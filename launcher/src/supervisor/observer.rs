@@ -1,7 +1,8 @@
 //! The observer of a gang writes logs and events and commits checkpoints. It has its own thread, so a slow or hung disk
 //! does not keep the supervisor from handling heartbeats and signals.
 
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use locdiff_core::exit_code::{ExitCode, HasExitCode};
 use locdiff_core::protocol::{Failure, PartsWritten, ToLauncher};
@@ -11,10 +12,14 @@ use tokio::sync::mpsc;
 use super::logs::SharedLines;
 use crate::coordinator::GangEvent;
 use crate::error::LaunchError;
+use crate::pulses::TICK;
 use crate::terminal::{Backlog, NextItem};
 
 /// Largest total size of the lines and heartbeats that wait for the observer, bytes.
 const LINES_BYTES_MAX: usize = 4 << 20;
+
+/// How long the observer may work on one item before a warning is logged.
+const DISK_WARNING: Duration = Duration::from_secs(30);
 
 /// Receives the output and the reports of a gang while it runs.
 pub trait GangObserver: Send {
@@ -61,33 +66,37 @@ enum Observation {
 
 /// The queue from the supervisor to its observer. If the observer does not keep up, lines and heartbeats are dropped
 /// and counted. Reports and commits are never dropped.
-pub(super) struct Observations(Backlog<Observation>);
+pub(super) struct Observations {
+    queue: Backlog<Observation>,
+    /// Number of items that the observer has handled.
+    handled: AtomicU64,
+}
 
 impl Observations {
     pub(super) fn new() -> Self {
-        Self(Backlog::new(LINES_BYTES_MAX))
+        Self { queue: Backlog::new(LINES_BYTES_MAX), handled: AtomicU64::new(0) }
     }
 
     pub(super) fn line(&self, rank: usize, line: String) {
         let bytes = line.len() + size_of::<Observation>();
-        self.0.offer(Observation::Line { rank, line }, bytes);
+        self.queue.offer(Observation::Line { rank, line }, bytes);
     }
 
     pub(super) fn beat(&self, rank: usize, beat: Beat) {
-        self.0.offer(Observation::Beat { rank, beat }, size_of::<Observation>());
+        self.queue.offer(Observation::Beat { rank, beat }, size_of::<Observation>());
     }
 
     pub(super) fn report(&self, message: ToLauncher) {
-        self.0.push(Observation::Report(message));
+        self.queue.push(Observation::Report(message));
     }
 
     pub(super) fn commit(&self, parts: Vec<PartsWritten>) {
-        self.0.push(Observation::Commit(parts));
+        self.queue.push(Observation::Commit(parts));
     }
 
     /// Lets the observer's thread end once it has handled everything.
     pub(super) fn close(&self) {
-        self.0.close();
+        self.queue.close();
     }
 
     /// Passes all items to the observer until the queue is closed; runs on the observer's thread. Sends an event to
@@ -101,7 +110,7 @@ impl Observations {
     ) {
         let mut lines = SharedLines::new(ranks);
         loop {
-            let next = self.0.next(lines.deadline());
+            let next = self.queue.next(lines.deadline());
             lines.due(Instant::now()).iter().for_each(|line| tracing::info!("{line}"));
             match next {
                 NextItem::Item(Observation::Line { rank, line }) => {
@@ -122,15 +131,50 @@ impl Observations {
                     }
                 }
                 NextItem::Dropped(count) => {
-                    let note = format!("dropped {count} lines of the workers: the disk does not keep up");
+                    let note =
+                        format!("dropped {count} lines and heartbeats of the workers: the disk does not keep up");
                     (0..ranks).for_each(|rank| observer.line(rank, &note));
                     tracing::warn!("{note}");
                 }
                 NextItem::Nothing => {}
                 NextItem::Closed => break,
             }
+            self.handled.fetch_add(1, Ordering::Relaxed);
         }
         lines.all().iter().for_each(|line| tracing::info!("{line}"));
+    }
+}
+
+/// Measures for how long the observer has been working on the same item.
+pub(super) struct DiskWatch {
+    handled: u64,
+    stuck: Duration,
+    looked_at: Instant,
+    has_warned: bool,
+}
+
+impl DiskWatch {
+    pub(super) fn new() -> Self {
+        Self { handled: 0, stuck: Duration::ZERO, looked_at: Instant::now(), has_warned: false }
+    }
+
+    /// Looks at the observer. Must be called every [`TICK`]. Logs a warning if the observer has been working on the same
+    /// item for [`DISK_WARNING`]. Returns whether it has been for longer than `limit`.
+    pub(super) fn is_stuck(&mut self, observations: &Observations, limit: Duration) -> bool {
+        // If this process was stopped for a while, the observer was stopped as well. So count a few ticks at most.
+        let passed = self.looked_at.elapsed().min(4 * TICK);
+        self.looked_at = Instant::now();
+        let handled = observations.handled.load(Ordering::Relaxed);
+        if handled != self.handled || observations.queue.is_idle() {
+            (self.handled, self.stuck, self.has_warned) = (handled, Duration::ZERO, false);
+            return false;
+        }
+        self.stuck += passed;
+        if self.stuck >= DISK_WARNING && !std::mem::replace(&mut self.has_warned, true) {
+            let seconds = self.stuck.as_secs();
+            tracing::warn!("the disk has not responded for {seconds} s; logs, events and checkpoints are waiting");
+        }
+        self.stuck > limit
     }
 }
 

@@ -1,11 +1,17 @@
 //! The signals with which a user or a scheduler asks the launcher to stop.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Context as _;
 use locdiff_core::exit_code::ExitCode;
 use nix::sys::signal::{SigSet, Signal};
 use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
 
 use crate::error::{LaunchError, reported};
+
+/// Signals that follow each other within this time count as one request to stop. The same request often arrives twice:
+/// a scheduler signals all processes, and `make` then passes the signal on to its children.
+const SAME_REQUEST: Duration = Duration::from_secs(1);
 
 /// Blocks SIGINT, SIGTERM and SIGUSR1 until a [`Supervisor`](super::Supervisor) watches them, so that an early signal
 /// is not lost and does not kill the launcher.
@@ -25,6 +31,8 @@ pub(super) struct Signals {
     user_signals: UnixSignal,
     /// The exit code that belongs to the first signal; `None` if no signal has arrived.
     pub(super) code: Option<ExitCode>,
+    /// When the last request to stop arrived.
+    requested_at: Option<Instant>,
 }
 
 impl Signals {
@@ -35,6 +43,7 @@ impl Signals {
             terminations: signal(SignalKind::terminate())?,
             user_signals: signal(SignalKind::user_defined1())?,
             code: None,
+            requested_at: None,
         };
         // The handler stays when its receiver is dropped. So SIGHUP, which comes when the terminal closes, does not end
         // the launcher. Workers do not inherit handlers.
@@ -43,13 +52,20 @@ impl Signals {
         Ok(signals)
     }
 
+    /// Waits for the next request to stop.
     pub(super) async fn recv(&mut self) {
-        let code = tokio::select! {
-            _ = self.interrupts.recv() => ExitCode::Interrupted,
-            _ = self.terminations.recv() => ExitCode::Preempted,
-            _ = self.user_signals.recv() => ExitCode::Preempted,
-        };
-        self.code.get_or_insert(code);
+        loop {
+            let code = tokio::select! {
+                _ = self.interrupts.recv() => ExitCode::Interrupted,
+                _ = self.terminations.recv() => ExitCode::Preempted,
+                _ = self.user_signals.recv() => ExitCode::Preempted,
+            };
+            self.code.get_or_insert(code);
+            if self.requested_at.is_none_or(|at| at.elapsed() >= SAME_REQUEST) {
+                self.requested_at = Some(Instant::now());
+                return;
+            }
+        }
     }
 
     /// The error of a command that was asked to stop.

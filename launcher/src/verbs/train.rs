@@ -1,11 +1,9 @@
 //! `train`: opens the run, starts workers from the run's newest checkpoint, and restarts all workers when one of them
 //! fails.
 //!
-//! - `restarts`: decides whether a failed run is restarted.
-//! - `record`: describes a failure for the restart decision and the run folder.
+//! The module `record` describes a failure for the run folder.
 
 mod record;
-mod restarts;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -21,6 +19,7 @@ use locdiff_core::pulse::Beat;
 use serde_json::{Value, json};
 
 use super::eval::{self, Evaluation};
+use super::restarts::{FailedAttempt, RestartPolicy, RestartVerdict, after};
 use crate::cli::Global;
 use crate::error::{LaunchError, exit_code_of, refuse};
 use crate::gpus;
@@ -31,8 +30,7 @@ use crate::run_folder::{
 };
 use crate::supervisor::{CappedLog, GangObserver, Injection, Supervisor, hold_signals, parse_fault};
 use crate::terminal::Display;
-use record::{failed_attempt, failure_record, first_cause, resume_command};
-use restarts::{RestartPolicy, RestartVerdict};
+use record::{failure_record, first_cause, resume_command};
 
 /// Runs `train`.
 pub(super) fn run(inject: &[String], global: &Global, output: Output) -> anyhow::Result<Value> {
@@ -73,7 +71,7 @@ pub(super) fn run_resolved(
     let run = opened.folder;
     let (status, vanished) = StatusKeeper::new(run.path(), config.train.steps, config.train.global_batch);
     if let Some(RunStatus { pid, host, step, .. }) = vanished {
-        tracing::warn!("the previous launcher (pid {pid} on {host}) ended without a word after step {step}");
+        tracing::warn!("the previous launcher (pid {pid} on {host}) was killed or crashed after step {step}");
         run.note("vanished", &json!({ "pid": pid, "host": host, "step": step }));
     }
     let training = HeldRun { resolved, world, run, supervisor, faults, restarts: 0, policy, status };
@@ -105,10 +103,7 @@ impl HeldRun<'_> {
                 Ok(trained) => return self.report_success(&trained, output),
                 Err(error) => error,
             };
-            let verdict = match exit_code_of(&error) {
-                ExitCode::Interrupted | ExitCode::Preempted => RestartVerdict::GiveUp(None),
-                _ => self.policy.judge(&failed_attempt(&error), self.newest_step(), began.elapsed()),
-            };
+            let verdict = self.policy.judge(&FailedAttempt::new(&error), self.newest_step(), began.elapsed());
             let (wait, count) = match verdict {
                 RestartVerdict::Restart { wait, count } => (wait, count),
                 RestartVerdict::GiveUp(reason) => return Err(self.give_up(error, reason)),
@@ -117,8 +112,7 @@ impl HeldRun<'_> {
             self.run.note("failed", &failure_record(&error, self.restarts));
             self.restarts += 1;
             tracing::warn!("{error:#}");
-            let after = if wait.is_zero() { String::new() } else { format!(" after {} s", wait.as_secs()) };
-            tracing::warn!("restarting from the newest checkpoint{after} ({count})");
+            tracing::warn!("restarting from the newest checkpoint{} ({count})", after(wait));
             if let Err(interrupted) = self.supervisor.pause(wait.max(Duration::from_millis(1))) {
                 return Err(self.give_up(interrupted.into(), None));
             }
@@ -178,11 +172,10 @@ impl HeldRun<'_> {
         let workers = self.world.slots.len();
         self.run.note("attempt", &json!({ "attempt": attempt, "step": step, "workers": workers }));
         self.status.begin(attempt, self.restarts, point.checkpoint.as_ref().map(|_| step), workers);
-        let spent = self.status.goodput();
         let time_before = TimeBefore {
-            steps_s: spent.steps_s,
-            total_s: spent.total_s(),
+            spent: self.status.goodput(),
             began_unix_s: exact_unix_s(SystemTime::now()),
+            is_restart: self.restarts > 0,
         };
         let job = TrainJob {
             config: self.resolved.config.clone(),

@@ -19,9 +19,15 @@ fn steps(series: &Value) -> Vec<u64> {
 
 #[track_caller]
 fn assert_events(found: &Value, last: u64, histograms: &[u64], images: &[u64]) {
-    for tag in
-        ["loss/total", "run/goodput_percent", "device/tflops", "device/memory_resident_gib", "device/percent_of_peak"]
-    {
+    for tag in [
+        "loss/total",
+        "run/goodput_percent",
+        "run/start_percent",
+        "run/restart_percent",
+        "device/tflops",
+        "device/memory_resident_gib",
+        "device/percent_of_peak",
+    ] {
         assert_eq!(steps(&found["scalars"][tag]), (1..=last).collect::<Vec<_>>(), "{tag}");
     }
     let weights = found["histograms"].as_object().expect("the run has histograms");

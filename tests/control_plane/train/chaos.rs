@@ -6,14 +6,16 @@
 //! every day. The assertions print the seed, so that a failure can be reproduced.
 
 use std::fmt::Write as _;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use locdiff_core::exit_code::ExitCode;
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use super::support::{BASE, events, last_trace, run_dir, stage, tensors, trace, train};
-use crate::stage::{eventually, is_alive, signal, wait, workers_of};
+use crate::stage::{Stage, eventually, is_alive, signal, wait, workers_of};
 
 /// Number of faults if `LOCDIFF_CHAOS_FAULTS` is not set.
 const FAULTS: u64 = 20;
@@ -40,6 +42,22 @@ const KINDS: [&str; 14] = [
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Whether a process runs in the folder of the stage. The launchers and their workers do.
+fn has_process(stage: &Stage) -> bool {
+    let processes = std::fs::read_dir("/proc").expect("/proc can be read").flatten();
+    processes
+        .into_iter()
+        .any(|process| std::fs::read_link(process.path().join("cwd")).is_ok_and(|at| at == stage.path()))
+}
+
+/// Where the newest checkpoint of a run is in its data.
+fn bookmark(run_dir: &Path) -> Value {
+    let latest = std::fs::read_to_string(run_dir.join("latest")).expect("the run has a checkpoint");
+    let state = std::fs::read_to_string(run_dir.join(latest.trim()).join("state.json")).expect("it has a state");
+    let state: Value = serde_json::from_str(&state).expect("the file is valid JSON");
+    state["bookmark"].clone()
 }
 
 #[test]
@@ -108,9 +126,19 @@ fn random_faults_leave_no_trace_in_the_numbers() {
     }
     let ran = stage.run(&line);
     ran.exits_with(ExitCode::Success);
+    assert!(!has_process(&stage), "seed {seed}: a process is left");
     let injected = events(&stage, "chaos", "injected").len() as u64;
     assert!(injected >= faults, "seed {seed}: only {injected} of {faults} faults occurred");
-    assert_eq!(last_trace(&stage, "chaos"), trace(&stage, "undisturbed"), "seed {seed}: the losses differ");
+    let made = last_trace(&stage, "chaos");
+    assert!(made.keys().copied().eq(1..=steps), "seed {seed}: a step is missing");
+    assert_eq!(made, trace(&stage, "undisturbed"), "seed {seed}: the losses differ");
+    // Equal losses and equal bookmarks mean equal rows in every step. The replay proves that these are all rows, once
+    // per epoch.
+    let [bookmark, of_whole] = ["chaos", "undisturbed"].map(|run| bookmark(&run_dir(&stage, run)));
+    assert_eq!(bookmark, of_whole, "seed {seed}: the runs are at different rows");
+    let epochs = bookmark["position"]["epoch"].as_u64().expect("a bookmark has an epoch") + 1;
+    let audit = format!("{BASE} --workers 1 shards verify shards/small --epochs {epochs} --world-sizes 1,4");
+    stage.run(&audit).exits_with(ExitCode::Success);
     let [chaos, whole] = ["chaos", "undisturbed"].map(|run| tensors(&run_dir(&stage, run)));
     assert_eq!(chaos, whole, "seed {seed}: the weights differ");
     let names = std::fs::read_dir(run_dir(&stage, "chaos")).expect("the run has a folder").flatten();

@@ -1,7 +1,7 @@
 //! Tests of workers that hang, stop, panic or exit. The launcher must name the faulty worker as the root cause and
 //! restart all workers. The fault must not change the results.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use locdiff_core::exit_code::ExitCode;
@@ -23,10 +23,8 @@ fn stuck_worker_is_named_and_replaced_without_a_trace_in_the_numbers() {
     train(&stage, "whole", settings).exits_with(ExitCode::Success);
     let whole = trace(&stage, "whole");
     for (run, fault, named) in [
-        ("data", "hang@rank=1,step=7,phase=data", "in phase data of step 7"),
         ("step", "hang@rank=2,step=7", "in phase step of step 7"),
         ("collective", "hang@rank=1,step=7,phase=collective", "in phase collective of step 7"),
-        ("stopped", "stop@rank=0,step=7", "no progress for"),
         ("panicked", "panic@rank=1,step=7", "panicked at src/train/faults.rs"),
         ("left", "exit@rank=2,step=7,code=3", "(exit code 3)"),
     ] {
@@ -56,6 +54,19 @@ fn only_worker_of_a_run_that_hangs_is_replaced() {
     ran.exits_with(ExitCode::Success).stderr_has("no progress for").stderr_has("supervise.data_timeout_s allows 6.0 s");
     assert_eq!((ran.json()["restarts"].as_u64(), trace(&stage, "alone").len()), (Some(1), 6));
     assert!(started.elapsed().as_secs() < 120, "the run took {:?}, wanted less than 2 min", started.elapsed());
+}
+
+/// The shard is a pipe without a writer. Opening it waits forever, like a file on a file server that does not respond.
+#[test]
+fn rank_that_cannot_open_its_data_is_named() {
+    let stage = stage();
+    std::fs::create_dir(stage.path().join("shards/pipe")).expect("the test folder is writable");
+    let made = Command::new("mkfifo").arg(stage.path().join("shards/pipe/a.parquet")).status();
+    assert!(made.is_ok_and(|status| status.success()), "mkfifo failed");
+    let settings = format!("--workers 2 --set shards.train=shards/pipe {LIMITS} --set supervise.data_timeout_s=2");
+    let ran = train(&stage, "stuck", &format!("{settings} --max-restarts 1"));
+    ran.exits_with(ExitCode::WorkerFailed).stderr_has("worker rank 0 (pid ").stderr_has("in phase data");
+    assert_eq!(events(&stage, "stuck", "attempt").len(), 2, "wrong number of attempts");
 }
 
 #[test]
@@ -121,7 +132,7 @@ fn first_cause_is_named_in_time_at_any_moment() {
 fn launcher_that_was_stopped_for_a_while_restarts_nothing() {
     let pause_s = std::env::var("LOCDIFF_PAUSE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
     let stage = stage();
-    let settings = "--workers 4 --set train.steps=300 --set checkpoint.every=50";
+    let settings = "--workers 4 --set train.steps=100 --set checkpoint.every=50";
     train(&stage, "whole", settings).exits_with(ExitCode::Success);
     let limits =
         "--set supervise.data_timeout_s=4 --set supervise.step_timeout_s=4 --set supervise.collective_timeout_s=3.9";

@@ -45,7 +45,7 @@ fn status_shows_a_run_from_its_first_step_to_its_end_and_a_vanished_launcher_is_
     eventually("the launcher counts as vanished", || status(&stage)["state"] == "vanished");
     let ran = train(&stage, "run", settings);
     let noted = format!("the previous launcher (pid {pid} on ");
-    ran.exits_with(ExitCode::Success).stderr_has(&noted).stderr_has("ended without a word after step 7");
+    ran.exits_with(ExitCode::Success).stderr_has(&noted).stderr_has("was killed or crashed after step 7");
     assert_eq!(events(&stage, "run", "vanished")[0]["step"], 7);
 
     let ended = status(&stage);

@@ -19,6 +19,7 @@ use crate::output::Output;
 use crate::rendezvous::{NodeWorkers, cores};
 use crate::run_folder::WholeCheckpoint;
 use crate::supervisor::{Echo, Supervisor};
+use crate::verbs::restarts::try_again;
 
 /// How long to wait for the lock of `RUN/eval/` if another evaluation of the same run holds it.
 const FOLDER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -122,19 +123,22 @@ impl Evaluation<'_> {
         if needs_gallery {
             self.embed_gallery(&job)?;
         }
-        let mut gather = Gather::default();
-        let job = Job::Eval(Box::new(job));
-        let found = self.supervisor.run(&self.resolved.config, &self.world, job, 0, &mut gather)?;
-        let summary: EvalSummary = found.first()?;
-        gather.check(summary.rows)?;
-        Ok((gather, summary))
+        let (config, world, job) = (&self.resolved.config, &self.world, Job::Eval(Box::new(job)));
+        try_again(self.supervisor, &config.supervise, |supervisor| {
+            let mut gather = Gather::default();
+            let summary: EvalSummary = supervisor.run(config, world, job.clone(), 0, &mut gather)?.first()?;
+            gather.check(summary.rows)?;
+            Ok((gather, summary))
+        })
     }
 
     /// Lets one worker with all cores embed the gallery. The result is cached on disk for all workers.
     fn embed_gallery(&mut self, job: &EvalJob) -> anyhow::Result<()> {
         let world = self.world.clone().first_worker_only(cores());
-        let job = Job::Gallery(Box::new(job.clone()));
-        self.supervisor.run::<GalleryEmbedded>(&self.resolved.config, &world, job, 0, &mut Echo).map(drop)
+        let (config, job) = (&self.resolved.config, Job::Gallery(Box::new(job.clone())));
+        try_again(self.supervisor, &config.supervise, |supervisor| {
+            supervisor.run::<GalleryEmbedded>(config, &world, job.clone(), 0, &mut Echo).map(drop)
+        })
     }
 }
 

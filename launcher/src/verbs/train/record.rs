@@ -1,19 +1,9 @@
-//! Describes a failed attempt, for the decision about a restart and for `failure.json` and `events.jsonl`.
+//! Describes a failed attempt, for `failure.json` and `events.jsonl`.
 
-use locdiff_core::exit_code::{FailureKind, HasExitCode};
 use serde_json::{Value, json};
 
-use super::restarts::FailedAttempt;
 use crate::error::{LaunchError, exit_code_of};
-
-/// The facts about a failed attempt on which the decision about a restart depends.
-pub(super) fn failed_attempt(error: &anyhow::Error) -> FailedAttempt {
-    let Some(known) = error.downcast_ref::<LaunchError>() else {
-        return FailedAttempt { kind: FailureKind::Final, what: "internal error".to_owned(), step: 0 };
-    };
-    let (what, step) = known.gang().map_or(("error", 0), |gang| (gang.what.as_str(), gang.step));
-    FailedAttempt { kind: known.failure_kind(), what: what.to_owned(), step }
-}
+use crate::verbs::restarts::FailedAttempt;
 
 /// The root cause of a failure, in one line.
 pub(super) fn first_cause(error: &anyhow::Error) -> String {
@@ -27,7 +17,7 @@ pub(super) fn failure_record(error: &anyhow::Error, restarts: u32) -> Value {
     let known = error.downcast_ref::<LaunchError>();
     let mut record = json!({
         "error": format!("{error:#}"), "exit_code": exit_code_of(error).code(), "restarts": restarts,
-        "kind": failed_attempt(error).kind,
+        "kind": FailedAttempt::new(error).kind,
     });
     if let (Some(fields), Ok(Value::Object(gang))) =
         (record.as_object_mut(), serde_json::to_value(known.and_then(LaunchError::gang)))

@@ -1,14 +1,17 @@
-//! Decides whether a failed run is restarted, and how long to wait before the restart. The code reads no clock: the
-//! caller passes the time.
+//! Decides whether a failed job is restarted, and how long to wait before the restart. [`RestartPolicy`] reads no clock:
+//! the caller passes the time.
 //!
 //! docs/OPERATIONS.md has the rules as a table. The first restart happens at once, later ones after growing waits. A
 //! new checkpoint is progress: it refills the budget of restarts and resets the waits.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use locdiff_core::config::SuperviseConfig;
-use locdiff_core::exit_code::FailureKind;
+use locdiff_core::exit_code::{FailureKind, HasExitCode};
+
+use crate::error::{LaunchError, exit_code_of};
+use crate::supervisor::Supervisor;
 
 /// The longest wait before a restart.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -19,18 +22,29 @@ const OUTAGE_GAP: Duration = Duration::from_secs(600);
 
 /// A failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct FailedAttempt {
+pub(in crate::verbs) struct FailedAttempt {
     /// The kind of the failure.
-    pub(super) kind: FailureKind,
+    pub(in crate::verbs) kind: FailureKind,
     /// What happened, such as "panic".
-    pub(super) what: String,
+    pub(in crate::verbs) what: String,
     /// The training step at which the attempt failed; 0 before the first step.
-    pub(super) step: u64,
+    pub(in crate::verbs) step: u64,
+}
+
+impl FailedAttempt {
+    /// The facts about a failure on which the decision about a restart depends.
+    pub(in crate::verbs) fn new(error: &anyhow::Error) -> Self {
+        let Some(known) = error.downcast_ref::<LaunchError>() else {
+            return Self { kind: FailureKind::Final, what: "internal error".to_owned(), step: 0 };
+        };
+        let (what, step) = known.gang().map_or(("error", 0), |gang| (gang.what.as_str(), gang.step));
+        Self { kind: known.failure_kind(), what: what.to_owned(), step }
+    }
 }
 
 /// What to do after a failed attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum RestartVerdict {
+pub(in crate::verbs) enum RestartVerdict {
     /// Start the workers again after this wait.
     Restart {
         /// Time to wait.
@@ -44,7 +58,7 @@ pub(super) enum RestartVerdict {
 
 /// Decides about the restarts of one command.
 #[derive(Debug)]
-pub(super) struct RestartPolicy {
+pub(in crate::verbs) struct RestartPolicy {
     max_restarts: u32,
     outage_patience: Duration,
     /// The step that was last passed to [`RestartPolicy::begin`].
@@ -65,7 +79,7 @@ pub(super) struct RestartPolicy {
 
 impl RestartPolicy {
     /// A policy with the limits of the configuration.
-    pub(super) fn new(config: &SuperviseConfig) -> Self {
+    pub(in crate::verbs) fn new(config: &SuperviseConfig) -> Self {
         Self {
             max_restarts: config.max_restarts,
             outage_patience: Duration::from_secs_f64(config.outage_patience_s),
@@ -81,7 +95,7 @@ impl RestartPolicy {
 
     /// Records that an attempt begins at the checkpoint of `step`. If `step` is higher than in all earlier calls, there
     /// is a new checkpoint, which counts as progress.
-    pub(super) fn begin(&mut self, step: u64) {
+    pub(in crate::verbs) fn begin(&mut self, step: u64) {
         if step > self.best_step {
             self.best_step = step;
             (self.restarts, self.waits, self.outage) = (0, 0, None);
@@ -91,7 +105,12 @@ impl RestartPolicy {
 
     /// Decides what to do after a failure at the time `now`. `checkpoint` is the step of the newest checkpoint; `None`
     /// if it is not known.
-    pub(super) fn judge(&mut self, failed: &FailedAttempt, checkpoint: Option<u64>, now: Duration) -> RestartVerdict {
+    pub(in crate::verbs) fn judge(
+        &mut self,
+        failed: &FailedAttempt,
+        checkpoint: Option<u64>,
+        now: Duration,
+    ) -> RestartVerdict {
         self.begin(checkpoint.unwrap_or(self.began_at_step));
         let (what, step) = (&failed.what, failed.step);
         if self.max_restarts == 0 {
@@ -110,12 +129,12 @@ impl RestartPolicy {
         }
         if self.restarts >= self.max_restarts {
             return give_up(format!(
-                "{} restarts since the last checkpoint, as many as supervise.max_restarts allows",
+                "{} restarts without progress, as many as supervise.max_restarts allows",
                 self.restarts
             ));
         }
         self.restarts += 1;
-        let count = format!("restart {} of {} since the last checkpoint", self.restarts, self.max_restarts);
+        let count = format!("restart {} of {} without progress", self.restarts, self.max_restarts);
         RestartVerdict::Restart { wait: self.next_wait(), count }
     }
 
@@ -143,6 +162,39 @@ impl RestartPolicy {
         self.waits += 1;
         wait
     }
+}
+
+/// Makes attempts until one succeeds, a signal asks to stop, or [`RestartPolicy`] gives up. For jobs without
+/// checkpoints: each attempt starts from the beginning.
+pub(in crate::verbs) fn try_again<T>(
+    supervisor: &mut Supervisor,
+    config: &SuperviseConfig,
+    mut attempt: impl FnMut(&mut Supervisor) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let (began, mut policy) = (Instant::now(), RestartPolicy::new(config));
+    loop {
+        let error = match attempt(supervisor) {
+            Ok(found) => return Ok(found),
+            Err(error) => error,
+        };
+        match policy.judge(&FailedAttempt::new(&error), None, began.elapsed()) {
+            RestartVerdict::Restart { wait, count } => {
+                tracing::warn!("{error:#}");
+                tracing::warn!("starting again{} ({count})", after(wait));
+                supervisor.pause(wait.max(Duration::from_millis(1)))?;
+            }
+            RestartVerdict::GiveUp(None) => return Err(error),
+            RestartVerdict::GiveUp(Some(reason)) => {
+                let code = exit_code_of(&error);
+                return Err(LaunchError::new(code, format!("{error:#}\n  not restarted: {reason}")).into());
+            }
+        }
+    }
+}
+
+/// The wait before a restart as text, such as " after 4 s". Empty if there is no wait.
+pub(in crate::verbs) fn after(wait: Duration) -> String {
+    if wait.is_zero() { String::new() } else { format!(" after {} s", wait.as_secs()) }
 }
 
 fn give_up(reason: String) -> RestartVerdict {
