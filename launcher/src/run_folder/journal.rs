@@ -84,7 +84,7 @@ impl RunFolder {
 
     /// Writes a description of a failure to `failure.json`.
     pub fn write_failure(&self, failure: &Value) -> Result<(), LaunchError> {
-        let text = serde_json::to_vec_pretty(failure).expect("a JSON value is JSON");
+        let text = serde_json::to_vec_pretty(failure).expect("a JSON value can be serialised");
         self.files.write_atomically(&self.path.join(FAILURE), &text)?;
         Ok(())
     }

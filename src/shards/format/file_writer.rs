@@ -89,8 +89,8 @@ impl WriterRows {
 /// Columns before the views: `id`, `lat`, `lon`.
 const FRONT_COLUMNS: usize = 3;
 
-/// The embedding chunks of a row group without their values. These bytes are the same for every row group with the same
-/// number of rows.
+/// The page headers, levels and metadata of the embedding chunks of a row group: all bytes except the values. They are
+/// the same for every row group with the same number of rows.
 #[derive(Debug, Clone)]
 pub(super) struct Template {
     rows: usize,

@@ -82,7 +82,7 @@ fn lines_that_a_stuck_terminal_cannot_take_are_counted() {
     assert!(notice.ends_with("lines: the terminal does not keep up"), "{notice}");
     assert!(output.contains("all workers started, computed and exited normally"));
     // The queues hold less than 20 MiB of the 200 MiB that the worker wrote.
-    assert!(output.len() < 50 << 20, "{} bytes waited for the terminal", output.len());
+    assert!(output.len() < 50 << 20, "the terminal got {} bytes, wanted less than 50 MiB", output.len());
 }
 
 /// Runs the launcher in a terminal. With `stop`, the terminal is stopped (Ctrl-S) until the run has ended; with

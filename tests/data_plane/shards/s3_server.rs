@@ -190,7 +190,7 @@ async fn respond(
     Ok(Response::from_parts(parts, Answer { bytes, breaks }))
 }
 
-/// The body of a response. If `breaks` is true, the bytes are half of the body, and the connection breaks after them.
+/// The body of a response. If `breaks` is true, `bytes` is only the first half, and the connection breaks after it.
 struct Answer {
     bytes: Bytes,
     breaks: bool,

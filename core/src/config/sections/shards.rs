@@ -22,7 +22,7 @@ pub enum OnBadRows {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Tail {
-    /// Leave them out of the epoch.
+    /// Leave these rows out of the epoch.
     Drop,
     /// Fill up the batch with rows from the start of the epoch.
     Pad,
