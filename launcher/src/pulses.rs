@@ -17,8 +17,12 @@ pub const TICK: Duration = Duration::from_secs(1);
 /// does not count as time without progress.
 const PAUSE_MIN: Duration = Duration::from_secs(4);
 
-/// Time without a heartbeat after which a worker counts as stopped. Heartbeats come several times per second.
+/// A worker that sends no heartbeat for this long, or for [`MISSED_BEATS`] intervals if that is longer, counts as
+/// stopped.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
+
+/// Number of missing heartbeats after which a worker counts as stopped.
+const MISSED_BEATS: u32 = 4;
 
 /// Time that the launcher adds to the limits of collective operations and of the rendezvous. These operations time out
 /// in the workers. The launcher gives the workers this time to report the error before it applies its own limit.
@@ -34,6 +38,8 @@ pub struct PhaseLimits {
     collective: Duration,
     checkpoint: Duration,
     evaluation: Duration,
+    /// Time without a heartbeat after which a worker counts as stopped.
+    silence: Duration,
 }
 
 impl PhaseLimits {
@@ -47,6 +53,7 @@ impl PhaseLimits {
             collective: Duration::from_secs_f64(config.collective_timeout_s) + COLLECTIVE_GRACE,
             checkpoint: Duration::from_secs_f64(config.checkpoint_timeout_s),
             evaluation: Duration::from_secs_f64(config.evaluation_timeout_s),
+            silence: SILENCE_MIN.max(MISSED_BEATS * Duration::from_secs_f64(config.heartbeat_s)),
         }
     }
 
@@ -162,7 +169,7 @@ impl Pulses {
         let others = || self.watched().filter(|(rank, _)| !complained.contains(rank));
         let most = self.watched().map(|(_, worker)| worker.step()).max()?;
         let is_late = |worker: &WorkerPulse| {
-            let is_silent = now.saturating_sub(worker.beat_at) >= SILENCE_MIN;
+            let is_silent = now.saturating_sub(worker.beat_at) >= self.limits.silence;
             worker.phase() != WorkPhase::Collective || worker.step() < most || is_silent
         };
         let late = others().filter(|(_, worker)| worker.last.is_some() && is_late(worker));
@@ -215,7 +222,7 @@ mod tests {
 
     fn limits() -> PhaseLimits {
         let [start, rendezvous, data, step, collective, checkpoint, evaluation] = [60, 50, 10, 20, 15, 40, 30].map(at);
-        PhaseLimits { start, rendezvous, data, step, collective, checkpoint, evaluation }
+        PhaseLimits { start, rendezvous, data, step, collective, checkpoint, evaluation, silence: SILENCE_MIN }
     }
 
     fn beat(phase: WorkPhase, step: u64, counter: u64) -> Beat {

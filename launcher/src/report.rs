@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use locdiff_core::exit_code::{ExitCode, FailureKind};
@@ -282,8 +283,7 @@ impl FailureReport<'_> {
             }
             Cause::Unkillable(rank) => {
                 let pid = self.workers.get(*rank as usize).map(|worker| worker.pid);
-                let wchan = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/wchan")).ok());
-                let place = wchan.filter(|name| name.len() > 1).unwrap_or_else(|| "unknown".to_owned());
+                let place = pid.and_then(wait_channel).unwrap_or_else(|| "unknown".to_owned());
                 format!(
                     "{} did not end even after SIGKILL, because it waits inside the kernel ({place}); check its disk \
                      and its GPU",
@@ -353,6 +353,18 @@ fn rank_list(ranks: &[u32]) -> String {
         _ => format!("{}-{}", range[0], range[range.len() - 1]),
     });
     ranges.collect::<Vec<_>>().join(", ")
+}
+
+/// The kernel function in which a thread of the process waits and cannot be interrupted (state D). If there is no such
+/// thread, the one in which the main thread waits. `None` if it is unknown.
+fn wait_channel(pid: u32) -> Option<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().map(|task| task.path());
+    let in_state_d = |task: &PathBuf| {
+        let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('D'))
+    };
+    let task = tasks.into_iter().find(in_state_d).unwrap_or_else(|| PathBuf::from(format!("/proc/{pid}")));
+    std::fs::read_to_string(task.join("wchan")).ok().filter(|name| name.len() > 1)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use locdiff_core::files::FileError;
 use locdiff_core::protocol::{FaultKind, InjectedFault, MEMORY_EVENTS_VARIABLE, ToLauncher};
-use locdiff_core::pulse;
+use locdiff_core::pulse::{self, WorkPhase};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -73,6 +73,8 @@ fn occur(kind: FaultKind, step: u64) -> Option<FaultKind> {
             }
             signal_self(Signal::SIGKILL);
         }
+        // The training loop waits for a batch that never comes.
+        FaultKind::Hang { phase: WorkPhase::Data } => return Some(kind),
         FaultKind::Hang { phase } => {
             let _phase = pulse::enter(phase);
             loop {

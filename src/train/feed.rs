@@ -32,6 +32,9 @@ pub(super) struct Requests {
     pub(super) stop: u32,
     /// Number of ranks that are still writing a checkpoint.
     pub(super) busy: u32,
+    /// Whether a rank was asked to stop while it waited for data, so that it has no rows. The step then changes nothing
+    /// and does not count.
+    pub(super) is_void: bool,
 }
 
 impl Requests {
@@ -39,14 +42,18 @@ impl Requests {
     /// one f32 without rounding.
     const RANKS_MAX: u32 = 4096;
 
+    /// A void request is NaN, so that the sum is NaN if one of the requests is void.
     pub(super) fn encode(self) -> f64 {
-        f64::from(self.stop + Self::RANKS_MAX * self.busy)
+        if self.is_void { f64::NAN } else { f64::from(self.stop + Self::RANKS_MAX * self.busy) }
     }
 
     /// Decodes the sum of the encoded requests of all ranks.
     pub(super) fn decode(sum: f64) -> Self {
+        if sum.is_nan() {
+            return Self { stop: 1, busy: 0, is_void: true };
+        }
         let sum = sum as u32;
-        Self { stop: sum % Self::RANKS_MAX, busy: sum / Self::RANKS_MAX }
+        Self { stop: sum % Self::RANKS_MAX, busy: sum / Self::RANKS_MAX, is_void: false }
     }
 }
 

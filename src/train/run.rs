@@ -23,6 +23,9 @@ use crate::infer::{Saved, SavedState};
 use crate::native::cuda::{self, CudaEvent, CudaStream};
 use crate::shards::{Batch, Batches, Position, Share};
 
+/// How long a rank that was asked to stop waits for its next batch before it gives up.
+const DATA_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Trains up to the last step, `train.steps`, or until the launcher asks to stop. Every rank of `ranks` must call this
 /// function.
 pub fn run(
@@ -40,11 +43,13 @@ pub fn run(
         let faults = training.faults.inject(training.step + 1, &mut launcher)?;
         let flips_gradient = training.prepare_faults(&faults)?;
         let send = &mut *launcher.send;
-        let batch = {
-            let _phase = pulse::enter(WorkPhase::Data);
-            training.batches.next()?
+        let batch = training.next_batch(faults.contains(&FaultKind::Hang { phase: WorkPhase::Data }))?;
+        let outcome = training.step(batch.as_ref(), flips_gradient)?;
+        let Some(batch) = batch.filter(|_| !outcome.requests.is_void) else {
+            stopped = true;
+            training.save_again(send)?;
+            break;
         };
-        let outcome = training.step(&batch, flips_gradient)?;
         training.count_step(&outcome)?;
         training.observer.record(&outcome, training.skipped_steps, batch.waited, send)?;
         let step_ended = Instant::now();
@@ -86,6 +91,10 @@ struct Training<'a> {
     faults: RankFaults,
     /// Whether a checkpoint is due but waits until all ranks have written the previous one.
     is_save_late: bool,
+    /// Position in the data after the last step that counts.
+    position: Position,
+    /// Step of the newest checkpoint; 0 if there is none.
+    saved_step: u64,
 }
 
 impl<'a> Training<'a> {
@@ -165,6 +174,8 @@ impl<'a> Training<'a> {
             evaluation: None,
             faults: RankFaults::new(&job.faults, ranks.rank()),
             is_save_late: false,
+            position: start,
+            saved_step: step,
             job,
             attempt,
             ranks,
@@ -198,10 +209,35 @@ impl<'a> Training<'a> {
         Ok(faults.contains(&FaultKind::FlipGradient))
     }
 
-    /// Runs the next step. Every `train.replay_check_every` steps, the ranks also check each other's gradients, and
+    /// Whether the ranks check each other's gradients in the next step.
+    fn is_replay_due(&self) -> bool {
+        let every = self.job.config.train.replay_check_every;
+        every > 0 && (self.step + 1).is_multiple_of(every) && self.ranks.data().size() > 1
+    }
+
+    /// Waits for the next batch. Returns `None` if the launcher has asked to stop and the batch does not come in time.
+    /// `hangs` injects a fault: the batch never comes.
+    fn next_batch(&mut self, hangs: bool) -> Result<Option<Batch>, TrainError> {
+        let _phase = pulse::enter(WorkPhase::Data);
+        let (can_be_void, mut asked_at) = (!self.is_replay_due(), None);
+        let mut gives_up = || {
+            let is_asked = can_be_void && stop::is_requested();
+            is_asked && asked_at.get_or_insert_with(Instant::now).elapsed() >= DATA_PATIENCE
+        };
+        if hangs {
+            while !gives_up() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            return Ok(None);
+        }
+        Ok(self.batches.next_unless(gives_up)?)
+    }
+
+    /// Runs the next step. Without a batch, the step is void: all ranks run it, so that none of them waits for this
+    /// rank, but nothing changes. Every `train.replay_check_every` steps, the ranks also check each other's gradients, and
     /// every `train.replica_check_every` steps, they compare their replicas. Fails if writing a checkpoint takes too
     /// long.
-    fn step(&mut self, batch: &Batch, flips_gradient: bool) -> Result<StepOutcome, TrainError> {
+    fn step(&mut self, batch: Option<&Batch>, flips_gradient: bool) -> Result<StepOutcome, TrainError> {
         let busy = self.writer.busy();
         let limit_s = self.job.config.supervise.checkpoint_timeout_s;
         if let Some((step, since)) = busy.filter(|(_, since)| since.as_secs_f64() > limit_s) {
@@ -209,15 +245,22 @@ impl<'a> Training<'a> {
             let path = self.job.run_dir.clone();
             return Err(CheckpointError::Stuck { step, seconds: since.as_secs_f64(), path }.into());
         }
-        let requests = Requests { stop: stop::is_requested().into(), busy: busy.is_some().into() };
-        let every = self.job.config.train.replay_check_every;
-        let is_checked = every > 0 && (self.step + 1).is_multiple_of(every) && self.ranks.data().size() > 1;
-        let (data, workers) = (&self.data, self.ranks.data().size());
-        let rows_of = |worker: u32| data.one_batch(batch.position, Share { worker, workers });
-        let options = StepOptions { requests, flips_gradient, rows_of: if is_checked { Some(&rows_of) } else { None } };
-        let outcome = self.trainer.step(self.step, batch, &options)?;
+        let is_void = batch.is_none();
+        let requests = Requests { stop: stop::is_requested().into(), busy: busy.is_some().into(), is_void };
+        let (data, position, workers) = (&self.data, self.position, self.ranks.data().size());
+        let rows_of = |worker: u32| data.one_batch(position, Share { worker, workers });
+        let rows_of: Option<&dyn Fn(u32) -> Result<Batch, TrainError>> =
+            if self.is_replay_due() { Some(&rows_of) } else { None };
+        let options = StepOptions { requests, flips_gradient, rows_of };
+        let outcome = match batch {
+            Some(batch) => self.trainer.step(self.step, batch, &options)?,
+            None => {
+                let slice = data.plan.slice(Share { worker: self.ranks.data().rank(), workers })?;
+                self.trainer.step(self.step, &Batch::void(position, slice, data.width)?, &options)?
+            }
+        };
         let every = self.job.config.train.replica_check_every;
-        if every > 0 && outcome.step.is_multiple_of(every) {
+        if every > 0 && outcome.step.is_multiple_of(every) && !outcome.requests.is_void {
             self.trainer.check_replicas(outcome.step)?;
         }
         Ok(outcome)
@@ -226,6 +269,7 @@ impl<'a> Training<'a> {
     /// Counts the step, and fails if too many consecutive steps were skipped.
     fn count_step(&mut self, outcome: &StepOutcome) -> Result<(), TrainError> {
         self.step = outcome.step;
+        self.position = self.batches.position();
         let Some(last) = &outcome.skipped else {
             self.skipped_in_a_row = 0;
             return Ok(());
@@ -297,7 +341,14 @@ impl<'a> Training<'a> {
         report_parts(self.writer.poll()?, send)
     }
 
+    /// Saves the state after the last step that counts, unless a checkpoint has it already.
+    fn save_again(&mut self, send: SendMessage<'_>) -> Result<(), TrainError> {
+        let _phase = pulse::enter(WorkPhase::Checkpoint);
+        if self.step > self.saved_step { self.save(None, send) } else { Ok(()) }
+    }
+
     fn save(&mut self, score: Option<f64>, send: SendMessage<'_>) -> Result<(), TrainError> {
+        self.saved_step = self.step;
         self.trainer.check_replicas(self.step)?;
         // Wait for the previous checkpoint before the state is copied, so that there is never more than one copy of the
         // state.
@@ -328,7 +379,7 @@ impl<'a> Training<'a> {
             degree: config.model.degree,
             embedding_width: self.data.width,
             kept_dimensions: self.trainer.work.codes.filter().map(crate::shdd::Filter::indices),
-            bookmark: self.data.bookmark(self.batches.position()),
+            bookmark: self.data.bookmark(self.position),
             seed: config.train.seed,
             threads: config.train.threads,
             config: serde_json::to_value(config).map_err(|error| TrainError::Config(error.to_string()))?,

@@ -3,27 +3,28 @@
 use std::os::unix::net::UnixStream;
 use std::panic::PanicHookInfo;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use locdiff_core::exit_code::{ExitCode, FailureKind};
 use locdiff_core::protocol::{
-    CONTROL_VARIABLE, Failure, Hello, LAUNCHER_PID_VARIABLE, PROTOCOL_VERSION, ToLauncher, ToWorker, read_message,
-    write_message,
+    CONTROL_VARIABLE, Failure, Hello, LAUNCHER_PID_VARIABLE, PROTOCOL_VERSION, ProtocolError, ToLauncher, ToWorker,
+    read_message,
 };
 use locdiff_core::{pulse, stop};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal};
 
+use super::outbox::Outbox;
 use crate::native::Versions;
 
 /// The connection to the launcher.
 pub(super) struct Control {
     reader: UnixStream,
     /// Shared with the thread that sends heartbeats.
-    writer: Arc<Mutex<UnixStream>>,
+    outbox: Arc<Outbox>,
     rank: u32,
 }
 
@@ -39,12 +40,13 @@ impl Control {
             std::env::var("RANK").context("cannot read the variable RANK")?.parse().context("RANK is not a number")?;
         let reader = UnixStream::connect(&path)
             .with_context(|| format!("cannot connect to the control socket {}", path.display()))?;
-        let writer = Arc::new(Mutex::new(reader.try_clone().context("cannot duplicate the control socket")?));
+        let writer = reader.try_clone().context("cannot duplicate the control socket")?;
+        let outbox = Outbox::start(writer).context("cannot start a thread")?;
         if let Some(folder) = Path::new(&path).parent() {
             pulse::write_steps(folder, rank).with_context(|| format!("cannot write to {}", folder.display()))?;
         }
-        report_panics(&writer);
-        Ok(Self { reader, writer, rank })
+        report_panics(&outbox);
+        Ok(Self { reader, outbox, rank })
     }
 
     /// Sends the first message, which has the rank, the process id and the versions.
@@ -63,8 +65,13 @@ impl Control {
         Ok(self.send(&ToLauncher::Hello(hello))?)
     }
 
-    pub(super) fn send(&mut self, message: &ToLauncher) -> Result<(), locdiff_core::protocol::ProtocolError> {
-        send(&self.writer, message)
+    pub(super) fn send(&mut self, message: &ToLauncher) -> Result<(), ProtocolError> {
+        self.outbox.send(message)
+    }
+
+    /// Waits until the launcher has been sent all messages.
+    pub(super) fn flush(&self) {
+        self.outbox.flush();
     }
 
     /// Waits for the next message from the launcher.
@@ -98,19 +105,15 @@ impl Control {
 impl Control {
     /// Starts a thread that sends a heartbeat at every interval.
     pub(super) fn start_heartbeats(&self, interval: Duration) -> anyhow::Result<()> {
-        let writer = Arc::clone(&self.writer);
+        let outbox = Arc::clone(&self.outbox);
         std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
             // A send fails if the socket is closed. Then the thread `control` ends the process.
-            while send(&writer, &ToLauncher::Beat(pulse::beat())).is_ok() {
+            while outbox.send_beat(&ToLauncher::Beat(pulse::beat())).is_ok() {
                 std::thread::sleep(interval);
             }
         })?;
         Ok(())
     }
-}
-
-fn send(writer: &Mutex<UnixStream>, message: &ToLauncher) -> Result<(), locdiff_core::protocol::ProtocolError> {
-    write_message(&mut *writer.lock().unwrap_or_else(PoisonError::into_inner), message)
 }
 
 /// Blocks the signals that a scheduler or a terminal sends to every process of a job. Only the launcher reacts to them,
@@ -122,8 +125,8 @@ fn ignore_signals_of_schedulers() -> anyhow::Result<()> {
 
 /// Reports a panic of the main thread to the launcher at once. The process may exit much later, when other workers have
 /// already reported errors that the panic caused.
-fn report_panics(writer: &Arc<Mutex<UnixStream>>) {
-    let writer = Arc::clone(writer);
+fn report_panics(outbox: &Arc<Outbox>) {
+    let outbox = Arc::clone(outbox);
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic: &PanicHookInfo<'_>| {
         if std::thread::current().name() == Some("main") {
@@ -135,7 +138,7 @@ fn report_panics(writer: &Arc<Mutex<UnixStream>>) {
             let message = format!("panicked{place}: {text}");
             let exit_code = ExitCode::WorkerFailed.code();
             let failure = Failure { message, of_peer: false, exit_code, kind: FailureKind::Crash };
-            let _ = send(&writer, &ToLauncher::Failed(failure));
+            let _ = outbox.send(&ToLauncher::Failed(failure));
         }
         print(panic);
     }));

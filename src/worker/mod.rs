@@ -6,6 +6,7 @@ mod bench_shdd;
 mod control;
 mod error;
 mod eval;
+mod outbox;
 mod rendezvous;
 mod self_check;
 mod shards;
@@ -37,7 +38,7 @@ pub fn run() -> ExitCode {
             return ExitCode::Usage;
         }
     };
-    match work(&mut control) {
+    let code = match work(&mut control) {
         Ok(()) => ExitCode::Success,
         Err(error) => {
             tracing::error!("{error:#}");
@@ -47,7 +48,9 @@ pub fn run() -> ExitCode {
             let _ = control.send(&ToLauncher::Failed(failure));
             code
         }
-    }
+    };
+    control.flush();
+    code
 }
 
 fn work(control: &mut Control) -> anyhow::Result<()> {

@@ -11,8 +11,8 @@ pub enum Fault {
     /// The process is killed. If it is writing to a file, half of the bytes reach the file. This operation and every
     /// later one fail.
     Crash,
-    /// The machine loses power. Files that were not synced become empty, and a rename is undone if the folder of the
-    /// new name was not synced after it. Then everything happens as in [`Fault::Crash`].
+    /// The machine loses power. Files that were not synced become empty. New files and folders vanish, and renames are
+    /// undone, if the folder of the new name was not synced afterwards. Then everything happens as in [`Fault::Crash`].
     PowerLoss,
     /// The disk is full. From this operation on, creating folders and creating, writing and syncing files fail.
     /// Renaming, removing and syncing folders still succeed.
@@ -31,13 +31,40 @@ pub(super) enum FileOperation {
 #[derive(Debug, Clone)]
 pub(super) struct Faults(Arc<Mutex<FaultState>>);
 
-/// A rename that a power loss would undo, because the folder of the new name has not been synced since.
+/// A change that a power loss would undo, because the folder of the new name has not been synced since.
 #[derive(Debug)]
-struct UnsyncedRename {
-    from: PathBuf,
-    to: PathBuf,
-    /// Contents of the file that the rename replaced; `None` if it replaced no file.
-    replaced: Option<Vec<u8>>,
+enum NameChange {
+    /// A new file or folder.
+    Created(PathBuf),
+    /// A rename.
+    Renamed {
+        from: PathBuf,
+        to: PathBuf,
+        /// Contents of the file that the rename replaced; `None` if it replaced no file.
+        replaced: Option<Vec<u8>>,
+    },
+}
+
+impl NameChange {
+    fn new_name(&mut self) -> &mut PathBuf {
+        match self {
+            Self::Created(path) | Self::Renamed { to: path, .. } => path,
+        }
+    }
+
+    fn undo(&self) {
+        // Ignore errors: the name may be gone already.
+        match self {
+            Self::Created(path) if path.is_dir() => drop(std::fs::remove_dir_all(path)),
+            Self::Created(path) => drop(std::fs::remove_file(path)),
+            Self::Renamed { from, to, replaced } => {
+                let _ = std::fs::rename(to, from);
+                if let Some(bytes) = replaced {
+                    let _ = std::fs::write(to, bytes);
+                }
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -47,8 +74,17 @@ struct FaultState {
     left: u64,
     triggered: bool,
     unsynced: BTreeSet<PathBuf>,
-    /// Renames that a power loss would undo, oldest first.
-    unsynced_renames: Vec<UnsyncedRename>,
+    /// Changes that a power loss would undo, oldest first.
+    unsynced_names: Vec<NameChange>,
+}
+
+/// The path of a file or folder after `from` was renamed to `to`.
+fn moved(path: &Path, from: &Path, to: &Path) -> PathBuf {
+    match path.strip_prefix(from) {
+        Ok(rest) if rest.as_os_str().is_empty() => to.to_owned(),
+        Ok(rest) => to.join(rest),
+        Err(_) => path.to_owned(),
+    }
 }
 
 impl Faults {
@@ -58,7 +94,7 @@ impl Faults {
             left: operation,
             triggered: false,
             unsynced: BTreeSet::new(),
-            unsynced_renames: Vec::new(),
+            unsynced_names: Vec::new(),
         })))
     }
 
@@ -78,19 +114,37 @@ impl Faults {
         self.state().unsynced.remove(path);
     }
 
-    pub(super) fn renamed(&self, from: &Path, to: &Path, replaced: Option<Vec<u8>>) {
-        let mut state = self.state();
-        let moved = |path: PathBuf| match path.strip_prefix(from) {
-            Ok(rest) if rest.as_os_str().is_empty() => to.to_owned(),
-            Ok(rest) => to.join(rest),
-            Err(_) => path,
-        };
-        state.unsynced = std::mem::take(&mut state.unsynced).into_iter().map(moved).collect();
-        state.unsynced_renames.push(UnsyncedRename { from: from.to_owned(), to: to.to_owned(), replaced });
+    pub(super) fn created(&self, path: &Path) {
+        self.state().unsynced_names.push(NameChange::Created(path.to_owned()));
     }
 
-    pub(super) fn synced_folder(&self, path: &Path) {
-        self.state().unsynced_renames.retain(|rename| rename.to.parent() != Some(path));
+    pub(super) fn renamed(&self, from: &Path, to: &Path, replaced: Option<Vec<u8>>) {
+        let mut state = self.state();
+        state.unsynced = std::mem::take(&mut state.unsynced).iter().map(|path| moved(path, from, to)).collect();
+        state.unsynced_names.push(NameChange::Renamed { from: from.to_owned(), to: to.to_owned(), replaced });
+    }
+
+    pub(super) fn synced_folder(&self, folder: &Path) {
+        let mut state = self.state();
+        // Go from the newest change to the oldest one. A new name may have been moved by a later rename.
+        let (mut kept, mut renames) = (Vec::new(), Vec::new());
+        for mut change in std::mem::take(&mut state.unsynced_names).into_iter().rev() {
+            let now = |path: &Path, renames: &[(PathBuf, PathBuf, bool)], only_durable: bool| {
+                let later = renames.iter().rev().filter(|(.., is_durable)| *is_durable || !only_durable);
+                later.fold(path.to_owned(), |path, (from, to, _)| moved(&path, from, to))
+            };
+            let is_durable = now(change.new_name(), &renames, false).parent() == Some(folder);
+            if let NameChange::Renamed { from, to, .. } = &change {
+                renames.push((from.clone(), to.clone(), is_durable));
+            }
+            if !is_durable {
+                // A rename that can no longer be undone has moved this name for good.
+                *change.new_name() = now(change.new_name(), &renames, true);
+                kept.push(change);
+            }
+        }
+        kept.reverse();
+        state.unsynced_names = kept;
     }
 
     /// Counts one operation, and triggers the fault if it is due. Returns an error if the fault makes this operation
@@ -103,12 +157,7 @@ impl Faults {
             state.triggered = true;
             if state.fault == Fault::PowerLoss {
                 state.unsynced.iter().for_each(|path| drop(std::fs::File::create(path)));
-                for UnsyncedRename { from, to, replaced } in state.unsynced_renames.iter().rev() {
-                    let _ = std::fs::rename(to, from);
-                    if let Some(bytes) = replaced {
-                        let _ = std::fs::write(to, bytes);
-                    }
-                }
+                state.unsynced_names.iter().rev().for_each(NameChange::undo);
             }
         }
         match state.fault {

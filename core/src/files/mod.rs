@@ -135,9 +135,13 @@ impl Files {
     pub fn create_folder(&self, path: &Path) -> Result<(), FileError> {
         self.allow(FileOperation::Write, path)?;
         match std::fs::create_dir(path) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-            other => other.map_err(FileError::at(path)),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => return Ok(()),
+            other => other.map_err(FileError::at(path))?,
         }
+        if let Some(faults) = &self.faults {
+            faults.created(path);
+        }
+        Ok(())
     }
 
     /// Creates a folder and its missing parents, and makes their names durable.
@@ -156,9 +160,13 @@ impl Files {
     /// Creates a file, or truncates an existing one.
     pub fn create(&self, path: &Path) -> Result<FileWriter, FileError> {
         self.allow(FileOperation::Write, path)?;
+        let is_new = self.faults.is_some() && !path.exists();
         let file = File::create(path).map_err(FileError::at(path))?;
         if let Some(faults) = &self.faults {
             faults.unsynced(path);
+            if is_new {
+                faults.created(path);
+            }
         }
         Ok(FileWriter {
             files: self.clone(),

@@ -117,7 +117,10 @@ impl CheckpointUse {
     }
 
     fn lock(folder: &Path, mode: FlockArg) -> Option<Self> {
-        let Ok(file) = File::open(folder.join(CHECKPOINT_MANIFEST)) else { return Some(Self { _held: None }) };
+        let path = folder.join(CHECKPOINT_MANIFEST);
+        // NFS needs a file that is open for writing to lock it exclusively.
+        let opened = OpenOptions::new().read(true).write(true).open(&path).or_else(|_| File::open(&path));
+        let Ok(file) = opened else { return Some(Self { _held: None }) };
         match Flock::lock(file, mode) {
             Ok(held) => Some(Self { _held: Some(held) }),
             Err((_, Errno::EWOULDBLOCK)) => None,

@@ -1,6 +1,7 @@
 //! The faults that `train --inject` requests: planned faults, which occur at a given rank and step, and faults at
 //! random times.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use locdiff_core::protocol::{FaultKind, InjectedFault};
@@ -122,12 +123,15 @@ pub struct RandomFaults {
     philox: Philox,
     drawn: u64,
     next_at: Instant,
+    /// Ranks whose weights were flipped. A second corruption of the same rank would end the run.
+    flipped: BTreeSet<u32>,
 }
 
 impl RandomFaults {
     /// Creates faults with a mean time of `mtbf_s` seconds between two faults.
     pub fn new(mtbf_s: f64, seed: u64) -> Self {
-        let mut faults = Self { mtbf_s, philox: Philox::new(seed), drawn: 0, next_at: Instant::now() };
+        let (philox, flipped) = (Philox::new(seed), BTreeSet::new());
+        let mut faults = Self { mtbf_s, philox, drawn: 0, next_at: Instant::now(), flipped };
         faults.plan_next();
         faults
     }
@@ -140,7 +144,11 @@ impl RandomFaults {
         let draw = |below: usize, uniform: f64| ((uniform * below as f64) as usize).min(below - 1);
         let (rank, kind) = (draw(workers, self.uniform()), draw(RANDOM_KINDS.len(), self.uniform()));
         self.plan_next();
-        Some(InjectedFault { kind: RANDOM_KINDS[kind], rank: rank as u32, step: 0 })
+        let (rank, mut kind) = (rank as u32, RANDOM_KINDS[kind]);
+        if kind == FaultKind::FlipWeight && !self.flipped.insert(rank) {
+            kind = FaultKind::Kill;
+        }
+        Some(InjectedFault { kind, rank, step: 0 })
     }
 
     /// The next random number, at least 0 and less than 1.
@@ -208,6 +216,11 @@ mod tests {
         let faults = draw(1);
         assert_eq!(faults, draw(1));
         assert_ne!(faults, draw(2));
-        assert!((0..4).all(|rank| faults.iter().any(|fault| fault.rank == rank)), "{faults:?}");
+        for rank in 0..4 {
+            let of_rank = || faults.iter().filter(|fault| fault.rank == rank);
+            assert!(of_rank().count() > 0, "{faults:?}");
+            let flips = of_rank().filter(|fault| fault.kind == FaultKind::FlipWeight).count();
+            assert!(flips <= 1, "a second flip would end the run: {faults:?}");
+        }
     }
 }

@@ -27,7 +27,7 @@ use crate::error::refuse;
 use crate::gpus;
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
-use crate::supervisor::Supervisor;
+use crate::supervisor::{Supervisor, hold_signals};
 
 pub(super) use evaluation::{Evaluation, after_training, require_shards};
 pub(super) use target::choose;
@@ -43,6 +43,7 @@ pub(super) fn run(request: &EvalRequest, global: &Global, output: Output) -> any
     if let Some(file) = &request.predictions {
         return predictions::run(file, global, output);
     }
+    hold_signals()?;
     // `_use` protects the checkpoint: a launcher that trains the same run must not remove it during the evaluation.
     let (run, checkpoint, _use, resolved) = target::find(global, request.hybrid, output)?;
     let world = NodeWorkers::plan(&resolved.config, &gpus::inventory())?;

@@ -8,10 +8,12 @@ use locdiff_core::protocol::{Job, PerturbationBlock};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{plan, run_gang};
+use super::plan;
+use super::restarts::try_again;
 use crate::cli::Global;
 use crate::error::refuse;
 use crate::output::Output;
+use crate::supervisor::{Echo, GangResult, Supervisor};
 
 /// Number of points per degree. With this many points, the standard error of the mean is 0.5 %.
 const POINTS: u32 = 10_000;
@@ -45,7 +47,11 @@ impl DegreeRow {
 /// by more than [`TOLERANCE`].
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
-    let found = run_gang::<Vec<PerturbationBlock>>(&resolved, &world, Job::Perturbation { points: POINTS })?;
+    let (config, job) = (&resolved.config, Job::Perturbation { points: POINTS });
+    let found: GangResult<Vec<PerturbationBlock>> =
+        try_again(&mut Supervisor::new()?, &config.supervise, |supervisor| {
+            supervisor.run(config, &world, job.clone(), 0, &mut Echo)
+        })?;
     let rows = rows(found.results.into_iter().flatten().collect());
     print_table(&rows, output);
     let degrees: Vec<u32> = rows.iter().map(|row| row.degree).collect();

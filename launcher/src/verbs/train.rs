@@ -137,6 +137,7 @@ impl HeldRun<'_> {
             self.status.failed(&first_cause(&error));
         }
         self.status.end(state);
+        tracing::info!("{}", self.status.goodput().summary());
         let reason = reason.map_or_else(String::new, |reason| format!("\n  not restarted: {reason}"));
         let text = format!("{error:#}{reason}\n  resume with: {resume}");
         LaunchError::new(code, text).into()

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use crate::shards::error::ShardsError;
 use crate::shards::order::Position;
@@ -32,6 +32,17 @@ pub struct Batch {
     /// How long the trainer waited for the batch.
     pub waited: Duration,
     pub(super) spare: Arc<TensorPool>,
+}
+
+impl Batch {
+    /// A batch for a rank that has no rows. Its embeddings are NaN, so a step with this batch changes nothing.
+    pub fn void(position: Position, slice: Range<u64>, width: u32) -> Result<Self, ShardsError> {
+        let rows = (slice.end - slice.start) as usize;
+        let embeddings = Tensor::f_full([rows as i64, i64::from(width)], f64::NAN, (Kind::Half, Device::Cpu))?;
+        let (latitudes, longitudes) = (vec![0.0; rows], vec![0.0; rows]);
+        let (waited, spare) = (Duration::ZERO, TensorPool::new(None));
+        Ok(Self { embeddings, latitudes, longitudes, position, slice, waited, spare })
+    }
 }
 
 impl Drop for Batch {

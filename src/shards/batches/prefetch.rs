@@ -17,9 +17,9 @@
 //! and returns the first read error.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use locdiff_core::config::ShardsConfig;
 use tch::Device;
@@ -35,6 +35,9 @@ use crate::native::cuda;
 use crate::shards::blocks::Blocks;
 use crate::shards::error::ShardsError;
 use crate::shards::order::{Plan, Position, Share, panic_text};
+
+/// Time between two looks whether to give up waiting for a batch.
+const POLL: Duration = Duration::from_millis(50);
 
 /// Options for making batches. They do not affect the contents of batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,11 +137,27 @@ impl Batches {
     /// Waits for the next batch. After an error there are no more batches.
     #[allow(clippy::should_implement_trait, reason = "the batches never end, and an error is not an item")]
     pub fn next(&mut self) -> Result<Batch, ShardsError> {
+        loop {
+            if let Some(batch) = self.next_unless(|| false)? {
+                return Ok(batch);
+            }
+        }
+    }
+
+    /// Waits for the next batch. Returns `None` if `gives_up`, which is called several times per second, returns true
+    /// first. After an error there are no more batches.
+    pub fn next_unless(&mut self, mut gives_up: impl FnMut() -> bool) -> Result<Option<Batch>, ShardsError> {
         if let Some(ended) = &self.ended {
             return Err(already_failed(ended));
         }
         let start = Instant::now();
-        let received = self.deliveries.as_ref().and_then(|deliveries| deliveries.recv().ok());
+        let received = loop {
+            match self.deliveries.as_ref().map(|deliveries| deliveries.recv_timeout(POLL)) {
+                Some(Err(RecvTimeoutError::Timeout)) if gives_up() => return Ok(None),
+                Some(Err(RecvTimeoutError::Timeout)) => {}
+                received => break received.and_then(Result::ok),
+            }
+        };
         let waited = start.elapsed();
         let result = received.unwrap_or_else(|| Err(self.gatherer_error()));
         let batch = result.and_then(|mut batch| {
@@ -152,7 +171,7 @@ impl Batches {
             Ok(batch) => self.next = self.plan.after(batch.position),
             Err(error) => self.ended = Some(error.to_string()),
         }
-        batch
+        batch.map(Some)
     }
 
     /// The error for a gatherer that ended without sending an error.

@@ -65,7 +65,10 @@ fn rank_that_cannot_open_its_data_is_named() {
     assert!(made.is_ok_and(|status| status.success()), "mkfifo failed");
     let settings = format!("--workers 2 --set shards.train=shards/pipe {LIMITS} --set supervise.data_timeout_s=2");
     let ran = train(&stage, "stuck", &format!("{settings} --max-restarts 1"));
-    ran.exits_with(ExitCode::WorkerFailed).stderr_has("worker rank 0 (pid ").stderr_has("in phase data");
+    ran.exits_with(ExitCode::WorkerFailed)
+        .stderr_has("worker rank 0 (pid ")
+        .stderr_has("in phase data, while others wait in broadcast of group world")
+        .stderr_has("stuck at:");
     assert_eq!(events(&stage, "stuck", "attempt").len(), 2, "wrong number of attempts");
 }
 
@@ -75,6 +78,9 @@ fn contradicting_limits_are_refused() {
     let ran = train(&stage, "never", "--set supervise.step_timeout_s=5 --set supervise.collective_timeout_s=5");
     ran.exits_with(ExitCode::Config)
         .stderr_has("supervise.step_timeout_s: is 5, wanted more than supervise.collective");
+    train(&stage, "never", "--set supervise.heartbeat_s=50 --set supervise.collective_timeout_s=50")
+        .exits_with(ExitCode::Config)
+        .stderr_has("supervise.heartbeat_s: is 50, wanted less than every timeout of a phase");
 }
 
 /// Each run has four ranks and one fault: a stop, a hang or a panic, at a random rank and step. `LOCDIFF_TRIES` sets

@@ -113,6 +113,30 @@ fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {
     }
 }
 
+/// Rank 1 waits for a batch that never comes. The run must nevertheless stop with a checkpoint of the step before.
+#[test]
+fn signal_while_a_rank_waits_for_data_loses_no_step() {
+    let stage = stage();
+    for (run, layout) in [("flat", "--workers 2"), ("split", "--workers 4 --tensor-parallel 2")] {
+        let settings = format!("{layout} --set train.steps=9 --set checkpoint.every=1000");
+        let whole = format!("{run}-whole");
+        train(&stage, &whole, &settings).exits_with(ExitCode::Success);
+        let line = format!("{BASE} --run {run} {settings} train --inject hang@rank=1,step=6,phase=data");
+        let mut command = stage.command(&line);
+        let mut launcher =
+            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can be started");
+        let path = run_dir(&stage, run).join("events.jsonl");
+        eventually("the rank waits", || path.exists() && !events(&stage, run, "injected").is_empty());
+        signal(launcher.id(), Signal::SIGTERM);
+        assert_eq!(wait(&mut launcher), Some(ExitCode::Preempted.code().into()), "{run}: wrong exit code");
+        let newest = std::fs::read_to_string(run_dir(&stage, run).join("latest")).expect("there is a checkpoint");
+        assert_eq!(newest.trim(), "step-00000005", "{run}: the checkpoint is of another step");
+        train(&stage, run, &settings).exits_with(ExitCode::Success);
+        assert_eq!(trace(&stage, run), trace(&stage, &whole), "{run}: the losses differ");
+        assert_eq!(tensors(&run_dir(&stage, run)), tensors(&run_dir(&stage, &whole)), "{run}: the weights differ");
+    }
+}
+
 #[test]
 fn signal_before_the_first_step_leaves_no_checkpoint() {
     let stage = stage();

@@ -38,10 +38,11 @@ pub(super) fn run_dir(stage: &Stage, run: &str) -> PathBuf {
     stage.path().join("checkpoints").join(run)
 }
 
-/// The events of one kind from the run's `events.jsonl`, in order.
+/// The events of one kind from the run's `events.jsonl`, in order. Ignores a last line that is not complete yet.
 pub(super) fn events(stage: &Stage, run: &str, kind: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(run_dir(stage, run).join("events.jsonl")).expect("the run has events");
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("each line is JSON"));
+    let complete = text.rsplit_once('\n').map_or("", |(complete, _)| complete);
+    let lines = complete.lines().map(|line| serde_json::from_str::<Value>(line).expect("each line is JSON"));
     lines.filter(|line| line["event"] == kind).collect()
 }
 

@@ -20,6 +20,8 @@ const ABSENCE: Duration = Duration::from_secs(5);
 
 fn signal_self(signal: Signal) {
     kill(Pid::this(), signal).expect("a process may signal itself");
+    // A process may run for a moment before SIGSTOP stops it.
+    std::thread::sleep(Duration::from_millis(500));
 }
 
 fn floats(elements: i64) -> Tensor {

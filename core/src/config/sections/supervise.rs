@@ -56,10 +56,16 @@ impl SuperviseConfig {
         checker.within("supervise.outage_patience_s", self.outage_patience_s, 0.0..=30.0 * DAY_S);
         checker.within("supervise.log_bytes_max", self.log_bytes_max, 1 << 12..=1 << 40);
         checker.within("supervise.heartbeat_s", self.heartbeat_s, 0.01..=60.0);
-        let shortest_s =
-            [self.data_timeout_s, self.step_timeout_s, self.checkpoint_timeout_s, self.evaluation_timeout_s]
-                .into_iter()
-                .fold(self.start_timeout_s, f64::min);
+        let phases_s = [
+            self.start_timeout_s,
+            self.rendezvous_timeout_s,
+            self.collective_timeout_s,
+            self.data_timeout_s,
+            self.step_timeout_s,
+            self.checkpoint_timeout_s,
+            self.evaluation_timeout_s,
+        ];
+        let shortest_s = phases_s.into_iter().fold(f64::INFINITY, f64::min);
         if self.heartbeat_s >= shortest_s {
             let wanted = format!("is {}, wanted less than every timeout of a phase ({shortest_s})", self.heartbeat_s);
             checker.push("supervise.heartbeat_s", wanted);
