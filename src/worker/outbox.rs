@@ -20,12 +20,12 @@ const BYTES_MAX: usize = 64 << 20;
 /// A queue of messages to the launcher.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    queue: Mutex<Queue>,
+    queue: Mutex<PendingFrames>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct PendingFrames {
     frames: VecDeque<Vec<u8>>,
     /// Size of all messages that are not written yet.
     bytes: usize,
@@ -35,7 +35,7 @@ struct Queue {
     error: Option<String>,
 }
 
-impl Queue {
+impl PendingFrames {
     fn is_done(&self) -> bool {
         self.bytes == 0 || self.error.is_some()
     }
@@ -74,7 +74,7 @@ impl Outbox {
     pub(super) fn send(&self, message: &ToLauncher) -> Result<(), ProtocolError> {
         let mut frame = Vec::new();
         write_message(&mut frame, message)?;
-        let is_full = |queue: &mut Queue| queue.bytes > BYTES_MAX && queue.error.is_none();
+        let is_full = |queue: &mut PendingFrames| queue.bytes > BYTES_MAX && queue.error.is_none();
         let waited = self.changed.wait_while(self.lock(), is_full);
         let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
         queue.bytes += frame.len();
@@ -99,7 +99,7 @@ impl Outbox {
         drop(waited);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, PendingFrames> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
