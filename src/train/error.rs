@@ -23,9 +23,13 @@ pub enum TrainError {
     Diverged(String),
     /// The state or the gradient of some ranks differs from that of their peers, although all bits must be equal.
     #[error(
-        "step {step}: {what} of {} differs from that of the other replicas; suspect the memory or the device of that \
-         rank",
-        rank_list(ranks)
+        "step {step}: {what} of {} differs from that of {}",
+        rank_list(ranks),
+        if ranks.len() == 1 {
+            "the other replicas; suspect the memory or the device of that rank"
+        } else {
+            "their peers; one of them has wrong numbers, so suspect their memory and their devices"
+        }
     )]
     Corrupted {
         /// The ranks that differ from the majority, or all ranks if there is no majority.

@@ -122,7 +122,9 @@ impl RestartPolicy {
                 return give_up(format!("{what} at step {step} for the second time, so a restart would not help"));
             }
             FailureKind::Corruption { rank } if !self.corrupted.insert(rank) => {
-                return give_up(format!("the state of rank {rank} was wrong for the second time: check its GPU"));
+                return give_up(format!(
+                    "the state of rank {rank} differed for the second time: check its GPU and those of its peers"
+                ));
             }
             FailureKind::Outage => return self.judge_outage(now),
             FailureKind::Crash | FailureKind::Lost | FailureKind::Corruption { .. } => {}
