@@ -8,7 +8,6 @@ batch 512) on the CPU and write a checkpoint every ten steps. The script kills o
 complete. The torchrun script keeps its rows in memory, so it has less to do at a restart: it does not open shards. Needs PyTorch.
 """
 import argparse
-import json
 import os
 import signal
 import statistics
@@ -30,9 +29,12 @@ def train_with_torch(folder):
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    dist.init_process_group("gloo")
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    # Without a prefix for each restart, Gloo finds the addresses of the dead workers in torchrun's store, and restarts take minutes.
+    store = dist.PrefixStore("attempt-" + os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     torch.set_num_threads(1)
-    rank, world = dist.get_rank(), dist.get_world_size()
     model = locdiff_torch.CSUnet(256)
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
     saved, step = folder / "checkpoint.pt", 0
@@ -61,14 +63,6 @@ def train_with_torch(folder):
                 steps.write("%d\n" % step)
 
 
-def lines(path):
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def reports(path):
-    return path.read_text().count('"event":"progress"') if path.exists() else 0
-
-
 def wait_until(condition):
     deadline = time.monotonic() + 120
     while not condition():
@@ -94,37 +88,45 @@ def measure(kills, steps_done, worker):
     return times
 
 
+def product(folder, options):
+    """Returns the command and the functions that `measure` needs, for locdiff-launch."""
+    settings = ["checkpoint.dir=%s" % folder, "checkpoint.every=%d" % CHECKPOINT_EVERY, "train.steps=100000", "train.log_every=1",
+                "eval.after_train=false", 'shards.validation=""', "supervise.max_restarts=100"]
+    command = [options.launcher, "--device", "cpu", "--workers", str(options.workers), "--run", "restart"]
+    command += [part for setting in settings for part in ("--set", setting)] + ["train"]
+    events = folder / "restart" / "events.jsonl"
+    steps_done = lambda: events.read_text().count('"event":"progress"') if events.exists() else 0
+    worker = lambda launcher: int(Path("/proc/%d/task/%d/children" % (launcher, launcher)).read_text().split()[1])
+    return command, steps_done, worker
+
+
+def torchrun(folder, options):
+    """The same for torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.workers)]
+    command += ["--max-restarts", "100", __file__]
+    steps = folder / "steps"
+    steps_done = lambda: len(steps.read_text().splitlines()) if steps.exists() else 0
+    return command, steps_done, lambda _: int((folder / "pid-1").read_text())
+
+
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    arguments.add_argument("launcher")
-    arguments.add_argument("--kills", type=int, default=5)
-    arguments.add_argument("--workers", type=int, default=2)
-    options = arguments.parse_args()
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
-        command = [options.launcher, "--device", "cpu", "--workers", str(options.workers), "--run", "restart"]
-        settings = ["checkpoint.dir=%s" % folder, "checkpoint.every=%d" % CHECKPOINT_EVERY, "train.steps=100000", "train.log_every=1",
-                    "eval.after_train=false", 'shards.validation=""', "supervise.max_restarts=100"]
-        command += [part for setting in settings for part in ("--set", setting)] + ["train"]
-        launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        events = folder / "restart" / "events.jsonl"
-        children = Path("/proc/%d/task/%d/children" % (launcher.pid, launcher.pid))
-        found["locdiff-launch"] = measure(options.kills, lambda: reports(events), lambda: int(children.read_text().split()[1]))
-        launcher.kill()
-        launcher.wait()
-        folder = folder / "torch"
-        folder.mkdir()
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(options.workers), "--max-restarts", "100", __file__]
-        torchrun = subprocess.Popen(command, env={**os.environ, "LOCDIFF_BENCH_FOLDER": str(folder), "OMP_NUM_THREADS": "1"},
-                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        found["torchrun"] = measure(options.kills, lambda: lines(folder / "steps"), lambda: int((folder / "pid-1").read_text()))
-        os.killpg(torchrun.pid, signal.SIGKILL)
-        torchrun.wait()
-    for system, times in found.items():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("launcher")
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    for name, system in (("locdiff-launch", product), ("torchrun", torchrun)):
+        with tempfile.TemporaryDirectory() as folder:
+            command, steps_done, worker = system(Path(folder), options)
+            environment = {**os.environ, "LOCDIFF_BENCH_FOLDER": folder, "OMP_NUM_THREADS": "1"}
+            launcher = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                times = measure(options.kills, steps_done, lambda: worker(launcher.pid))
+            finally:
+                launcher.terminate()
+                launcher.wait()
         middle = statistics.median(times)
-        print("%-15s median %.2f s, %.2f to %.2f s (%d kills)" % (system, middle, min(times), max(times), len(times)))
-    print(json.dumps(found))
+        print("%-15s median %.2f s, %.2f to %.2f s (%d kills)" % (name, middle, min(times), max(times), len(times)), flush=True)
 
 
 if __name__ == "__main__":
