@@ -28,7 +28,7 @@ pub enum TrainError {
         if ranks.len() == 1 {
             "the other replicas; suspect the memory or the device of that rank"
         } else {
-            "their peers; one of them has wrong numbers, so suspect their memory and their devices"
+            "their peers; suspect their memory and their devices"
         }
     )]
     Corrupted {

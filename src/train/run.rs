@@ -46,6 +46,9 @@ pub fn run(
         let batch = training.next_batch(faults.contains(&FaultKind::Hang { phase: WorkPhase::Data }))?;
         let outcome = training.step(batch.as_ref(), flips_gradient)?;
         let Some(batch) = batch.filter(|_| !outcome.requests.is_void) else {
+            if ranks.rank() == 0 {
+                tracing::warn!("step {} was given up, because a rank is still waiting for its rows", outcome.step);
+            }
             stopped = true;
             training.save_again(send)?;
             break;

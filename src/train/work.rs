@@ -222,6 +222,9 @@ impl Work {
     fn update(&mut self, sums: &mut Tensor) -> Result<Tensor, TrainError> {
         let gradients: Vec<Tensor> = self.parameters.iter().map(Tensor::grad).collect();
         let squared = self.squared_norm(&gradients, sums)?;
+        // The requests are NaN if the step is void. Then the norm must be NaN too, so that nothing changes.
+        let requests = sums.f_select(0, 5)?.f_mul_scalar(0.0)?.f_to_kind(squared.kind())?;
+        let squared = squared.f_add(&requests)?;
         let found_inf = not_finite(&squared)?;
         let clip_norm = self.config.train.clip_norm;
         let divisor = (clip_norm > 0.0).then(|| clip_divisor(&squared, clip_norm)).transpose()?;

@@ -139,6 +139,7 @@ fn report_panics(outbox: &Arc<Outbox>) {
             let exit_code = ExitCode::WorkerFailed.code();
             let failure = Failure { message, of_peer: false, exit_code, kind: FailureKind::Crash };
             let _ = outbox.send(&ToLauncher::Failed(failure));
+            outbox.flush();
         }
         print(panic);
     }));

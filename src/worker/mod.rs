@@ -101,7 +101,14 @@ fn train(
     messages: &Receiver<ToWorker>,
     ranks: Communicator,
 ) -> Result<TrainSummary, JobError> {
-    let mut send = |message| control.send(&message).map_err(|error| TrainError::Launcher(error.to_string()));
+    let mut send = |message| {
+        control.send(&message).map_err(|error| TrainError::Launcher(error.to_string()))?;
+        if matches!(message, ToLauncher::Breaking(_)) {
+            // The injected fault may end this process at once.
+            control.flush();
+        }
+        Ok(())
+    };
     let mut receive = || match messages.try_recv() {
         Ok(ToWorker::Inject(fault)) => Some(fault),
         _ => None,

@@ -77,9 +77,11 @@ impl Outbox {
         let is_full = |queue: &mut PendingFrames| queue.bytes > BYTES_MAX && queue.error.is_none();
         let waited = self.changed.wait_while(self.lock(), is_full);
         let mut queue = waited.unwrap_or_else(PoisonError::into_inner);
-        queue.bytes += frame.len();
-        queue.frames.push_back(frame);
-        self.changed.notify_all();
+        if queue.error.is_none() {
+            queue.bytes += frame.len();
+            queue.frames.push_back(frame);
+            self.changed.notify_all();
+        }
         if !queue.is_behind {
             let waited = self.changed.wait_timeout_while(queue, PATIENCE, |queue| !queue.is_done());
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -90,7 +92,10 @@ impl Outbox {
 
     /// Sends a heartbeat, unless earlier messages are still waiting.
     pub(super) fn send_beat(&self, beat: &ToLauncher) -> Result<(), ProtocolError> {
-        if self.lock().bytes > 0 { Ok(()) } else { self.send(beat) }
+        let queue = self.lock();
+        let is_waiting = queue.bytes > 0 && queue.error.is_none();
+        drop(queue);
+        if is_waiting { Ok(()) } else { self.send(beat) }
     }
 
     /// Waits until all messages are written.
@@ -123,11 +128,12 @@ mod tests {
         outbox.send_beat(&message(9999)).expect("the socket is open");
         let reader = std::thread::spawn(move || {
             let next = |_| read_message::<ToLauncher>(&mut peer).expect("the bytes are messages").expect("it is open");
-            (0..2000).map(next).collect::<Vec<_>>()
+            (0..=2000).map(next).collect::<Vec<_>>()
         });
         outbox.flush();
+        outbox.send(&message(2000)).expect("the socket is open");
         let received = reader.join().expect("the reader ends");
-        assert!(received.into_iter().eq((0..2000).map(message)), "a message is missing or was changed");
+        assert!(received.into_iter().eq((0..=2000).map(message)), "a message is missing, or the heartbeat was queued");
         // The peer is gone.
         let failed = (0..100).any(|number| outbox.send(&message(number)).is_err());
         assert!(failed, "the closed socket was not noticed");

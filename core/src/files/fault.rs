@@ -140,6 +140,9 @@ impl Faults {
             if !is_durable {
                 // A rename that can no longer be undone has moved this name for good.
                 *change.new_name() = now(change.new_name(), &renames, true);
+                if let NameChange::Renamed { from, .. } = &mut change {
+                    *from = now(from, &renames, true);
+                }
                 kept.push(change);
             }
         }
@@ -166,5 +169,71 @@ impl Faults {
             Fault::DiskFull => Err(io::Error::from_raw_os_error(nix::errno::Errno::ENOSPC as i32)),
             Fault::Crash | Fault::PowerLoss => Err(io::Error::other("process killed (injected fault)")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::files::{Fault, FileError, Files};
+
+    /// Makes changes in a new folder, and then loses power. Returns the names that are left in the folder and below it.
+    fn left(changes: impl Fn(&Files, &Path) -> Result<(), FileError>) -> Vec<String> {
+        let (folder, other) = (tempfile::tempdir(), tempfile::tempdir());
+        let (folder, other) = (folder.expect("a folder can be created"), other.expect("a folder can be created"));
+        let files = Files::failing(Fault::PowerLoss, 100);
+        changes(&files, folder.path()).expect("the folder is writable");
+        while !files.has_failed() {
+            let _ = files.sync_folder(other.path());
+        }
+        let mut names = Vec::new();
+        let mut folders = vec![folder.path().to_owned()];
+        while let Some(next) = folders.pop() {
+            for entry in Files::real().entries(&next).expect("the folder can be read") {
+                names.push(entry.strip_prefix(folder.path()).expect("it is below").display().to_string());
+                folders.extend(entry.is_dir().then_some(entry));
+            }
+        }
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn names_vanish_unless_their_folder_was_synced_after_them() {
+        let write = |files: &Files, path: &Path| files.write_new(path, b"text").map(drop);
+        assert!(left(|files, at| write(files, &at.join("a"))).is_empty(), "the file is synced, its name is not");
+        let kept = left(|files, at| {
+            write(files, &at.join("a"))?;
+            files.sync_folder(at)?;
+            write(files, &at.join("b"))
+        });
+        assert_eq!(kept, ["a"]);
+        let renamed = left(|files, at| {
+            write(files, &at.join("a"))?;
+            files.sync_folder(at)?;
+            files.rename(&at.join("a"), &at.join("b"))
+        });
+        assert_eq!(renamed, ["a"], "the rename is not synced");
+    }
+
+    #[test]
+    fn folder_that_was_moved_for_good_still_loses_the_names_in_it() {
+        let moved = |is_synced: bool| {
+            left(move |files, at| {
+                files.create_folder(&at.join("partial"))?;
+                files.write_new(&at.join("partial/.a"), b"text")?;
+                files.sync_folder(&at.join("partial"))?;
+                files.write_new(&at.join("partial/b"), b"text")?;
+                files.rename(&at.join("partial/.a"), &at.join("partial/a"))?;
+                if is_synced {
+                    files.sync_folder(&at.join("partial"))?;
+                }
+                files.rename(&at.join("partial"), &at.join("whole"))?;
+                files.sync_folder(at)
+            })
+        };
+        assert_eq!(moved(false), ["whole", "whole/.a"]);
+        assert_eq!(moved(true), ["whole", "whole/a", "whole/b"]);
     }
 }

@@ -161,8 +161,8 @@ impl DiskWatch {
     /// Looks at the observer. Must be called every [`TICK`]. Logs a warning if the observer has been working on the same
     /// item for [`DISK_WARNING`]. Returns whether it has been for longer than `limit`.
     pub(super) fn is_stuck(&mut self, observations: &Observations, limit: Duration) -> bool {
-        // If this process was stopped for a while, the observer was stopped as well. So count a few ticks at most.
-        let passed = self.looked_at.elapsed().min(4 * TICK);
+        // If this process was stopped for a while, the observer was stopped as well. So count at most two ticks.
+        let passed = self.looked_at.elapsed().min(2 * TICK);
         self.looked_at = Instant::now();
         let handled = observations.handled.load(Ordering::Relaxed);
         if handled != self.handled || observations.queue.is_idle() {

@@ -97,7 +97,8 @@ impl HeldRun<'_> {
         loop {
             let error = match self.attempt() {
                 Ok(trained) if trained.stopped => {
-                    tracing::info!("stopped after step {} with a checkpoint", trained.step);
+                    let saved = if trained.step > 0 { " with a checkpoint" } else { "" };
+                    tracing::info!("stopped after step {}{saved}", trained.step);
                     self.supervisor.check_interrupted().expect_err("workers stop only on request").into()
                 }
                 Ok(trained) => return self.report_success(&trained, output),

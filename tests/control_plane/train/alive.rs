@@ -179,7 +179,7 @@ fn launcher_ends_although_the_disk_does_not_respond() {
         eventually("the worker ends", || workers().is_ok_and(|pids| pids.is_empty()));
         for _ in 1..interrupts {
             // A signal that follows within a second would belong to the same request.
-            std::thread::sleep(Duration::from_millis(1100));
+            std::thread::sleep(Duration::from_secs(2));
             assert!(is_alive(launcher.id()), "the launcher did not wait for the disk");
             signal(launcher.id(), Signal::SIGINT);
         }

@@ -46,10 +46,9 @@ fn number(variable: &str) -> Option<u64> {
 
 /// Whether a process runs in the folder of the stage. The launchers and their workers do.
 fn has_process(stage: &Stage) -> bool {
+    let folder = stage.path().canonicalize().expect("the stage exists");
     let processes = std::fs::read_dir("/proc").expect("/proc can be read").flatten();
-    processes
-        .into_iter()
-        .any(|process| std::fs::read_link(process.path().join("cwd")).is_ok_and(|at| at == stage.path()))
+    processes.into_iter().any(|process| std::fs::read_link(process.path().join("cwd")).is_ok_and(|at| at == folder))
 }
 
 /// Where the newest checkpoint of a run is in its data.
@@ -70,7 +69,7 @@ fn random_faults_leave_no_trace_in_the_numbers() {
     let settings = format!(
         "--workers 4 --set train.steps={steps} --set checkpoint.every=2 --set checkpoint.keep=3 --max-restarts 1000 \
          --set supervise.data_timeout_s=3 --set supervise.step_timeout_s=3.5 --set supervise.collective_timeout_s=3 \
-         --set supervise.checkpoint_timeout_s=3 --set supervise.stop_timeout_s=1"
+         --set supervise.checkpoint_timeout_s=5 --set supervise.stop_timeout_s=1"
     );
     train(&stage, "undisturbed", &settings).exits_with(ExitCode::Success);
     // A linear congruential generator chooses the step, the kind and the rank of each fault.

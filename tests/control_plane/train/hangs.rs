@@ -133,16 +133,19 @@ fn first_cause_is_named_in_time_at_any_moment() {
     }
 }
 
-/// `LOCDIFF_PAUSE_S` sets for how many seconds the launcher is stopped.
+/// The workers go on training while the launcher is stopped, although it does not read their reports. `LOCDIFF_PAUSE_S`
+/// sets for how many seconds the launcher is stopped.
 #[test]
 fn launcher_that_was_stopped_for_a_while_restarts_nothing() {
-    let pause_s = std::env::var("LOCDIFF_PAUSE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
+    let pause_s = std::env::var("LOCDIFF_PAUSE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(8);
     let stage = stage();
-    let settings = "--workers 4 --set train.steps=100 --set checkpoint.every=50";
-    train(&stage, "whole", settings).exits_with(ExitCode::Success);
+    // A slow rank makes the run last longer than the pause.
+    let settings = format!("--workers 4 --set train.steps={} --set checkpoint.every=50", 50 * pause_s);
+    train(&stage, "whole", &settings).exits_with(ExitCode::Success);
     let limits =
         "--set supervise.data_timeout_s=4 --set supervise.step_timeout_s=4 --set supervise.collective_timeout_s=3.9";
-    let mut command = stage.command(&format!("{BASE} --run paused {settings} {limits} train"));
+    let mut command =
+        stage.command(&format!("{BASE} --run paused {settings} {limits} train --inject slow@rank=0,step=1,ms=25"));
     let mut launcher =
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the launcher can be started");
     let path = run_dir(&stage, "paused").join("events.jsonl");

@@ -117,7 +117,12 @@ fn signal_at_any_moment_ends_with_its_code_and_changes_no_number() {
 #[test]
 fn signal_while_a_rank_waits_for_data_loses_no_step() {
     let stage = stage();
-    for (run, layout) in [("flat", "--workers 2"), ("split", "--workers 4 --tensor-parallel 2")] {
+    // In the layout "small", all rows of a rank may lose their embedding (classifier-free guidance).
+    for (run, layout) in [
+        ("flat", "--workers 2"),
+        ("split", "--workers 4 --tensor-parallel 2"),
+        ("small", "--workers 2 --set train.global_batch=2 --set diffusion.condition_drop=0.95"),
+    ] {
         let settings = format!("{layout} --set train.steps=9 --set checkpoint.every=1000");
         let whole = format!("{run}-whole");
         train(&stage, &whole, &settings).exits_with(ExitCode::Success);
@@ -170,7 +175,7 @@ fn run_that_cannot_stop_is_killed_in_time_or_by_a_second_signal() {
         signal(launcher.id(), Signal::SIGTERM);
         for _ in 1..signals {
             // A signal that follows within a second belongs to the same request.
-            std::thread::sleep(Duration::from_millis(1100));
+            std::thread::sleep(Duration::from_secs(2));
             signal(launcher.id(), Signal::SIGTERM);
         }
         assert_eq!(wait(&mut launcher), Some(ExitCode::Preempted.code().into()), "{run}: wrong exit code");
