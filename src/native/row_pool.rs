@@ -43,7 +43,7 @@ pub(super) struct RowPool<Owner> {
 }
 
 impl<Owner: Send + 'static> RowPool<Owner> {
-    /// Takes memory whose bytes need not be initialised.
+    /// Creates a pool over memory that the caller provides. The bytes may be uninitialised.
     ///
     /// # Safety
     /// `base` must point to `rows * row_bytes` bytes that stay in place while `owner` lives, even if `owner` is moved,

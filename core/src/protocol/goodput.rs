@@ -1,4 +1,4 @@
-//! Goodput: the share of a run's wall time that was spent on steps that no failure lost.
+//! Goodput: the share of a run's wall time spent on steps that were not lost in a failure.
 
 use serde::{Deserialize, Serialize};
 
