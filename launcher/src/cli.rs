@@ -316,8 +316,8 @@ impl Cli {
 }
 
 impl Global {
-    /// The layers of the configuration, weakest first: `--config`, `--set`, and the other flags. Without `--config`, the
-    /// first layer is the preset that `fallback` names.
+    /// The layers of the configuration, weakest first: `--config`, `--set`, and the other flags. Without `--config`,
+    /// the first layer is the preset that `fallback` names.
     pub fn layers(&self, fallback: &str) -> Vec<Layer> {
         let base = match &self.config {
             None => Layer::Preset(fallback.to_owned()),

@@ -72,7 +72,7 @@ pub enum GangEvent {
         /// How the process ended.
         exit: Exit,
     },
-    /// A checkpoint could not be committed.
+    /// A checkpoint could not be committed, or the disk does not respond.
     CommitFailed(Failure),
     /// The user asked to stop (Ctrl-C, SIGTERM, SIGUSR1).
     Interrupted {
@@ -148,7 +148,7 @@ pub enum Cause {
         /// The limit that it exceeded; `None` if its peers gave up first.
         limit: Option<Duration>,
     },
-    /// A checkpoint could not be committed.
+    /// A checkpoint could not be committed, or the disk does not respond.
     CommitFailed(Failure),
     /// The user asked to stop.
     Interrupted,

@@ -17,11 +17,11 @@ pub const TICK: Duration = Duration::from_secs(1);
 /// does not count as time without progress.
 const PAUSE_MIN: Duration = Duration::from_secs(4);
 
-/// A worker that sends no heartbeat for this long, or for [`MISSED_BEATS`] intervals if that is longer, counts as
-/// stopped.
+/// A worker that sends no heartbeat for this long, or for [`MISSED_BEATS`] heartbeat intervals if that is longer, counts
+/// as stopped.
 const SILENCE_MIN: Duration = Duration::from_secs(2);
 
-/// Number of missing heartbeats after which a worker counts as stopped.
+/// Number of heartbeat intervals; see [`SILENCE_MIN`].
 const MISSED_BEATS: u32 = 4;
 
 /// Time that the launcher adds to the limits of collective operations and of the rendezvous. These operations time out

@@ -355,8 +355,8 @@ fn rank_list(ranks: &[u32]) -> String {
     ranges.collect::<Vec<_>>().join(", ")
 }
 
-/// The kernel function in which a thread of the process waits and cannot be interrupted (state D). If there is no such
-/// thread, the one in which the main thread waits. `None` if it is unknown.
+/// The kernel function in which a thread of the process waits without being interruptible (state D). If no thread is in
+/// this state, the kernel function in which the main thread waits. `None` if the function is unknown.
 fn wait_channel(pid: u32) -> Option<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().map(|task| task.path());
     let in_state_d = |task: &PathBuf| {

@@ -339,8 +339,9 @@ async fn supervise(
 /// The failure of a gang whose logs, events or checkpoints cannot be written within `limit`.
 fn disk_failure(limit: Duration) -> Failure {
     let limit_s = limit.as_secs_f64();
-    let message =
-        format!("the disk has not responded for {limit_s} s, as long as supervise.checkpoint_timeout_s allows");
+    let message = format!(
+        "the disk has not responded for {limit_s} s, the limit of supervise.checkpoint_timeout_s; check the disk"
+    );
     Failure { message, of_peer: false, exit_code: ExitCode::Io.code(), kind: FailureKind::Final }
 }
 

@@ -28,7 +28,7 @@ pub enum TrainError {
         if ranks.len() == 1 {
             "the other replicas; suspect the memory or the device of that rank"
         } else {
-            "their peers; suspect their memory and their devices"
+            "their peers; suspect the memory and the devices of these ranks"
         }
     )]
     Corrupted {

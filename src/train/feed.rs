@@ -32,8 +32,8 @@ pub(super) struct Requests {
     pub(super) stop: u32,
     /// Number of ranks that are still writing a checkpoint.
     pub(super) busy: u32,
-    /// Whether a rank was asked to stop while it waited for data, so that it has no rows. The step then changes nothing
-    /// and does not count.
+    /// Whether a rank was asked to stop while it waited for data, and therefore has no rows. The step then changes
+    /// nothing and does not count.
     pub(super) is_void: bool,
 }
 
@@ -42,7 +42,7 @@ impl Requests {
     /// one f32 without rounding.
     const RANKS_MAX: u32 = 4096;
 
-    /// A void request is NaN, so that the sum is NaN if one of the requests is void.
+    /// A void request is encoded as NaN, so that the sum is NaN if one of the requests is void.
     pub(super) fn encode(self) -> f64 {
         if self.is_void { f64::NAN } else { f64::from(self.stop + Self::RANKS_MAX * self.busy) }
     }

@@ -142,8 +142,9 @@ impl Observer {
         Ok(())
     }
 
-    /// Records the durations of an iteration of the training loop. `step` is the iteration without histograms and
-    /// evaluation. `evaluation` includes the histograms. Evaluation and checkpoint do not count as training time.
+    /// Records the durations of an iteration of the training loop. `step` is the whole iteration, including the
+    /// checkpoint, but without `evaluation`. `evaluation` includes the histograms. `evaluation` and `checkpoint` do not
+    /// count as training time.
     pub(super) fn add_times(&mut self, step: Duration, evaluation: Duration, checkpoint: Duration) {
         self.slowest_since = self.slowest_since.max(step);
         self.since += evaluation + checkpoint;

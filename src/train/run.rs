@@ -23,7 +23,7 @@ use crate::infer::{Saved, SavedState};
 use crate::native::cuda::{self, CudaEvent, CudaStream};
 use crate::shards::{Batch, Batches, Position, Share};
 
-/// How long a rank that was asked to stop waits for its next batch before it gives up.
+/// After a rank was asked to stop, how long it waits for its next batch before it gives up the step.
 const DATA_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Trains up to the last step, `train.steps`, or until the launcher asks to stop. Every rank of `ranks` must call this
@@ -47,7 +47,7 @@ pub fn run(
         let outcome = training.step(batch.as_ref(), flips_gradient)?;
         let Some(batch) = batch.filter(|_| !outcome.requests.is_void) else {
             if ranks.rank() == 0 {
-                tracing::warn!("step {} was given up, because a rank is still waiting for its rows", outcome.step);
+                tracing::warn!("gave up step {}, because a rank was still waiting for its rows", outcome.step);
             }
             stopped = true;
             training.save_again(send)?;
@@ -218,8 +218,8 @@ impl<'a> Training<'a> {
         every > 0 && (self.step + 1).is_multiple_of(every) && self.ranks.data().size() > 1
     }
 
-    /// Waits for the next batch. Returns `None` if the launcher has asked to stop and the batch does not come in time.
-    /// `hangs` injects a fault: the batch never comes.
+    /// Waits for the next batch. Returns `None` if the launcher has asked to stop and the batch does not come in time. In
+    /// a step with a replay check, always waits. `hangs` injects a fault: the batch never comes.
     fn next_batch(&mut self, hangs: bool) -> Result<Option<Batch>, TrainError> {
         let _phase = pulse::enter(WorkPhase::Data);
         let (can_be_void, mut asked_at) = (!self.is_replay_due(), None);
@@ -236,8 +236,8 @@ impl<'a> Training<'a> {
         Ok(self.batches.next_unless(gives_up)?)
     }
 
-    /// Runs the next step. Without a batch, the step is void: all ranks run it, so that none of them waits for this
-    /// rank, but nothing changes. Every `train.replay_check_every` steps, the ranks also check each other's gradients, and
+    /// Runs the next step. Without a batch, the step is void: all ranks run it, so that none of them waits for this rank,
+    /// but nothing changes. Every `train.replay_check_every` steps, the ranks also check each other's gradients, and
     /// every `train.replica_check_every` steps, they compare their replicas. Fails if writing a checkpoint takes too
     /// long.
     fn step(&mut self, batch: Option<&Batch>, flips_gradient: bool) -> Result<StepOutcome, TrainError> {

@@ -69,7 +69,7 @@ impl Control {
         self.outbox.send(message)
     }
 
-    /// Waits until the launcher has been sent all messages.
+    /// Waits until all messages are written to the control socket, or until writing fails.
     pub(super) fn flush(&self) {
         self.outbox.flush();
     }

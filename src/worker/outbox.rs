@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use locdiff_core::protocol::{ProtocolError, ToLauncher, write_message};
 
-/// How long a sender waits until its message is written. While the launcher reads, a message takes microseconds.
+/// How long a sender waits for the queue to be written. While the launcher reads, a message takes microseconds.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Largest size of the messages that wait to be written, bytes. Further senders must wait.
+/// If the messages that wait to be written exceed this size, bytes, further senders must wait.
 const BYTES_MAX: usize = 64 << 20;
 
 /// A queue of messages to the launcher.
@@ -70,7 +70,8 @@ impl Outbox {
         Ok(outbox)
     }
 
-    /// Sends a message. Waits until it is written, but not for a launcher that does not read.
+    /// Sends a message. Waits until all messages are written, but for at most [`PATIENCE`]. If a sender has already
+    /// waited that long, later ones only queue their messages, until the queue is empty again or exceeds [`BYTES_MAX`].
     pub(super) fn send(&self, message: &ToLauncher) -> Result<(), ProtocolError> {
         let mut frame = Vec::new();
         write_message(&mut frame, message)?;
@@ -98,7 +99,7 @@ impl Outbox {
         if is_waiting { Ok(()) } else { self.send(beat) }
     }
 
-    /// Waits until all messages are written.
+    /// Waits until all messages are written, or until writing fails.
     pub(super) fn flush(&self) {
         let waited = self.changed.wait_while(self.lock(), |queue| !queue.is_done());
         drop(waited);

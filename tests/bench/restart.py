@@ -67,12 +67,12 @@ def wait_until(condition):
     deadline = time.monotonic() + 120
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit("no step was completed within two minutes")
+            raise SystemExit("the awaited steps were not completed within two minutes")
         time.sleep(0.002)
 
 
 def measure(kills, steps_done, worker):
-    """Kills the process `worker()` a few times, and returns the seconds from each kill to the next step."""
+    """Kills the process with the id `worker()`, `kills` times. Returns the seconds from each kill to the next step."""
     times = []
     for _ in range(kills):
         before = steps_done()

@@ -217,7 +217,10 @@ fn simulated_world_has_the_specified_statistics() {
         of.iter().sum::<f64>() / of.len() as f64
     };
     let [near, middle, far] = [mean(0.05, 25.0), mean(25.0, 750.0), mean(750.0, 20_000.0)];
-    println!("mean cosine with the place: {near:.3} below 25 km, {middle:.3} to 750 km, {far:.3} beyond");
+    println!(
+        "mean cosine between a photo and its place, by the scale of the photo: {near:.3} below 25 km, {middle:.3} up to \
+         750 km, {far:.3} above"
+    );
     assert!(
         near > middle + 0.02 && middle > far + 0.02 && near < 0.9,
         "the mean cosines {near}, {middle} and {far} do not fall with the scale"

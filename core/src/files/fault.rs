@@ -11,8 +11,9 @@ pub enum Fault {
     /// The process is killed. If it is writing to a file, half of the bytes reach the file. This operation and every
     /// later one fail.
     Crash,
-    /// The machine loses power. Files that were not synced become empty. New files and folders vanish, and renames are
-    /// undone, if the folder of the new name was not synced afterwards. Then everything happens as in [`Fault::Crash`].
+    /// The machine loses power. Files that were not synced become empty. If a folder was not synced since a file or
+    /// folder was created in it, that file or folder vanishes. If it was not synced since something was renamed into it,
+    /// the rename is undone. Then everything happens as in [`Fault::Crash`].
     PowerLoss,
     /// The disk is full. From this operation on, creating folders and creating, writing and syncing files fail.
     /// Renaming, removing and syncing folders still succeed.
@@ -31,7 +32,7 @@ pub(super) enum FileOperation {
 #[derive(Debug, Clone)]
 pub(super) struct Faults(Arc<Mutex<FaultState>>);
 
-/// A change that a power loss would undo, because the folder of the new name has not been synced since.
+/// A new or changed name that a power loss would undo, because the folder that contains it has not been synced since.
 #[derive(Debug)]
 enum NameChange {
     /// A new file or folder.
@@ -126,7 +127,7 @@ impl Faults {
 
     pub(super) fn synced_folder(&self, folder: &Path) {
         let mut state = self.state();
-        // Go from the newest change to the oldest one. A new name may have been moved by a later rename.
+        // Go from the newest change to the oldest one, because a later rename may have moved a new name.
         let (mut kept, mut renames) = (Vec::new(), Vec::new());
         for mut change in std::mem::take(&mut state.unsynced_names).into_iter().rev() {
             let now = |path: &Path, renames: &[(PathBuf, PathBuf, bool)], only_durable: bool| {
@@ -191,7 +192,8 @@ mod tests {
         let mut folders = vec![folder.path().to_owned()];
         while let Some(next) = folders.pop() {
             for entry in Files::real().entries(&next).expect("the folder can be read") {
-                names.push(entry.strip_prefix(folder.path()).expect("it is below").display().to_string());
+                names
+                    .push(entry.strip_prefix(folder.path()).expect("the entry is in the folder").display().to_string());
                 folders.extend(entry.is_dir().then_some(entry));
             }
         }

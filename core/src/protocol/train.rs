@@ -52,7 +52,7 @@ pub struct TrainJob {
 /// How a run spent its time before an attempt. For TensorBoard, rank 0 adds the times that it measures itself.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct TimeBefore {
-    /// The time up to the attempt.
+    /// How the time up to the attempt was spent.
     pub spent: Goodput,
     /// When the attempt began, seconds since 1970.
     pub began_unix_s: f64,

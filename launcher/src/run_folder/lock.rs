@@ -118,7 +118,7 @@ impl CheckpointUse {
 
     fn lock(folder: &Path, mode: FlockArg) -> Option<Self> {
         let path = folder.join(CHECKPOINT_MANIFEST);
-        // NFS needs a file that is open for writing to lock it exclusively.
+        // On NFS, only a file that is open for writing can be locked exclusively.
         let opened = OpenOptions::new().read(true).write(true).open(&path).or_else(|_| File::open(&path));
         let Ok(file) = opened else { return Some(Self { _held: None }) };
         match Flock::lock(file, mode) {

@@ -123,7 +123,7 @@ pub struct RandomFaults {
     philox: Philox,
     drawn: u64,
     next_at: Instant,
-    /// Ranks whose weights were flipped. A second corruption of the same rank would end the run.
+    /// Ranks for which a flipped weight was already drawn. A second corruption of the same rank would end the run.
     flipped: BTreeSet<u32>,
 }
 

@@ -158,8 +158,8 @@ impl DiskWatch {
         Self { handled: 0, stuck: Duration::ZERO, looked_at: Instant::now(), has_warned: false }
     }
 
-    /// Looks at the observer. Must be called every [`TICK`]. Logs a warning if the observer has been working on the same
-    /// item for [`DISK_WARNING`]. Returns whether it has been for longer than `limit`.
+    /// Looks at the observer. Must be called every [`TICK`]. Logs a warning once the observer has been working on the
+    /// same item for [`DISK_WARNING`]. Returns whether it has been working on this item for longer than `limit`.
     pub(super) fn is_stuck(&mut self, observations: &Observations, limit: Duration) -> bool {
         // If this process was stopped for a while, the observer was stopped as well. So count at most two ticks.
         let passed = self.looked_at.elapsed().min(2 * TICK);

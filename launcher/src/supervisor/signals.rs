@@ -9,8 +9,8 @@ use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
 
 use crate::error::{LaunchError, reported};
 
-/// Signals that follow each other within this time count as one request to stop. The same request often arrives twice:
-/// a scheduler signals all processes, and `make` then passes the signal on to its children.
+/// Signals that arrive within this time of the first one count as the same request to stop. A request often arrives
+/// twice: a scheduler signals all processes, and `make` then passes the signal on to its children.
 const SAME_REQUEST: Duration = Duration::from_secs(1);
 
 /// Blocks SIGINT, SIGTERM and SIGUSR1 until a [`Supervisor`](super::Supervisor) watches them, so that an early signal

@@ -1,8 +1,8 @@
 //! A queue between threads that must never wait and one thread that may have to wait, such as a thread that writes to a
 //! terminal.
 //!
-//! When the queue is full, offered items are dropped and counted until the queue is empty again. Pushed items are never
-//! dropped.
+//! There are two ways to add an item. [`Backlog::push`] never drops it. [`Backlog::offer`] drops and counts it if the
+//! queue is full, and from then on until the queue is empty again.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

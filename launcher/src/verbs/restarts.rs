@@ -1,5 +1,5 @@
-//! Decides whether a failed job is restarted, and how long to wait before the restart. [`RestartPolicy`] reads no clock:
-//! the caller passes the time.
+//! Decides whether a failed job is restarted, and how long to wait before the restart. [`RestartPolicy`] reads no
+//! clock: the caller passes the time.
 //!
 //! docs/OPERATIONS.md has the rules as a table. The first restart happens at once, later ones after growing waits. A
 //! new checkpoint is progress: it refills the budget of restarts and resets the waits.
@@ -123,7 +123,7 @@ impl RestartPolicy {
             }
             FailureKind::Corruption { rank } if !self.corrupted.insert(rank) => {
                 return give_up(format!(
-                    "the state of rank {rank} differed for the second time: check its GPU and those of its peers"
+                    "the state of rank {rank} differed from that of its peers for the second time: check its GPU and theirs"
                 ));
             }
             FailureKind::Outage => return self.judge_outage(now),
@@ -136,7 +136,7 @@ impl RestartPolicy {
             ));
         }
         self.restarts += 1;
-        let count = format!("restart {} of {} without progress", self.restarts, self.max_restarts);
+        let count = format!("restart {} of at most {} without progress", self.restarts, self.max_restarts);
         RestartVerdict::Restart { wait: self.next_wait(), count }
     }
 

@@ -35,7 +35,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// A batch for a rank that has no rows. Its embeddings are NaN, so a step with this batch changes nothing.
+    /// A batch for a rank that has no rows, for a void step. Its embeddings are NaN. They alone do not make the step
+    /// void, because all of them may be dropped (classifier-free guidance). The requests of the rank make it void.
     pub fn void(position: Position, slice: Range<u64>, width: u32) -> Result<Self, ShardsError> {
         let rows = (slice.end - slice.start) as usize;
         let embeddings = Tensor::f_full([rows as i64, i64::from(width)], f64::NAN, (Kind::Half, Device::Cpu))?;

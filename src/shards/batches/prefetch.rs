@@ -36,7 +36,7 @@ use crate::shards::blocks::Blocks;
 use crate::shards::error::ShardsError;
 use crate::shards::order::{Plan, Position, Share, panic_text};
 
-/// Time between two looks whether to give up waiting for a batch.
+/// While a batch is awaited, how often to check whether to give up.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Options for making batches. They do not affect the contents of batches.

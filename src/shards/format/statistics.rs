@@ -16,7 +16,7 @@ pub struct MomentSums {
 }
 
 impl MomentSums {
-    /// Makes sums over no rows, for embeddings of the given width.
+    /// Creates empty sums, to which no row was added yet, for embeddings of the given width.
     pub fn new(width: usize) -> Self {
         let (sums, squares) = (vec![0.0; width], vec![0.0; width]);
         Self { rows: 0, sums, squares, row: vec![0.0; width] }

@@ -211,7 +211,7 @@ impl Plan {
         let batch = self.data.options.global_batch;
         if worker >= workers {
             return Err(ShardsError::Config(format!(
-                "the number of a worker is {worker}, wanted a number below the number of workers, {workers}"
+                "worker index {worker} is out of range: there are {workers} workers, and indices begin at 0"
             )));
         }
         if workers > batch {

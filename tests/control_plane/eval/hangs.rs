@@ -14,7 +14,7 @@ fn stopped_worker_of_an_evaluation_is_named_and_replaced() {
     // The evaluation must last long enough to be stopped.
     let settings = "--json --workers 1 --set eval.samples=16 --set eval.sampler_steps=50";
     let whole = stage.run(&format!("{settings} eval")).exits_with(ExitCode::Success).json();
-    // One of these limits applies, whether the worker starts, opens the data or evaluates.
+    // One of these limits applies, whether the worker is starting, opening the data or evaluating.
     let limits =
         "--set supervise.start_timeout_s=10 --set supervise.data_timeout_s=4 --set supervise.evaluation_timeout_s=4";
     let mut command = stage.command(&format!("{settings} {limits} eval"));

@@ -51,7 +51,7 @@ fn has_process(stage: &Stage) -> bool {
     processes.into_iter().any(|process| std::fs::read_link(process.path().join("cwd")).is_ok_and(|at| at == folder))
 }
 
-/// Where the newest checkpoint of a run is in its data.
+/// The position in the data at which the newest checkpoint of a run was made.
 fn bookmark(run_dir: &Path) -> Value {
     let latest = std::fs::read_to_string(run_dir.join("latest")).expect("the run has a checkpoint");
     let state = std::fs::read_to_string(run_dir.join(latest.trim()).join("state.json")).expect("it has a state");
@@ -131,8 +131,8 @@ fn random_faults_leave_no_trace_in_the_numbers() {
     let made = last_trace(&stage, "chaos");
     assert!(made.keys().copied().eq(1..=steps), "seed {seed}: a step is missing");
     assert_eq!(made, trace(&stage, "undisturbed"), "seed {seed}: the losses differ");
-    // Equal losses and equal bookmarks mean equal rows in every step. The replay proves that these are all rows, once
-    // per epoch.
+    // Equal losses and equal bookmarks mean equal rows in every step. `shards verify` then proves that no row comes twice
+    // in an epoch, and that only rows that do not fill a batch are left out.
     let [bookmark, of_whole] = ["chaos", "undisturbed"].map(|run| bookmark(&run_dir(&stage, run)));
     assert_eq!(bookmark, of_whole, "seed {seed}: the runs are at different rows");
     let epochs = bookmark["position"]["epoch"].as_u64().expect("a bookmark has an epoch") + 1;

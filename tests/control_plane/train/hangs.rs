@@ -56,7 +56,7 @@ fn only_worker_of_a_run_that_hangs_is_replaced() {
     assert!(started.elapsed().as_secs() < 120, "the run took {:?}, wanted less than 2 min", started.elapsed());
 }
 
-/// The shard is a pipe without a writer. Opening it waits forever, like a file on a file server that does not respond.
+/// The shard is a pipe without a writer. Opening it blocks forever, as if its file server did not respond.
 #[test]
 fn rank_that_cannot_open_its_data_is_named() {
     let stage = stage();
@@ -139,7 +139,7 @@ fn first_cause_is_named_in_time_at_any_moment() {
 fn launcher_that_was_stopped_for_a_while_restarts_nothing() {
     let pause_s = std::env::var("LOCDIFF_PAUSE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(8);
     let stage = stage();
-    // A slow rank makes the run last longer than the pause.
+    // With the slow rank that is injected below (25 ms per step), this many steps take longer than the pause.
     let settings = format!("--workers 4 --set train.steps={} --set checkpoint.every=50", 50 * pause_s);
     train(&stage, "whole", &settings).exits_with(ExitCode::Success);
     let limits =

@@ -11,8 +11,8 @@ section! {
         pub heartbeat_s: f64 = 0.25,
         /// Time limit for all workers to join the process group, seconds.
         pub rendezvous_timeout_s: f64 = 120.0,
-        /// Time limit of a collective operation, seconds. Also limits how long one worker may keep the others waiting, even
-        /// if the limit of its phase is longer.
+        /// Time limit of a collective operation, seconds. Also limits how long one worker may keep the others waiting,
+        /// even if the phase of that worker has a longer limit.
         pub collective_timeout_s: f64 = 300.0,
         /// Longest allowed time without progress while a worker opens data, scans data or waits for data, seconds.
         /// Reading a block is progress.
