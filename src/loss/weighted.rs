@@ -1,8 +1,8 @@
 //! The loss: a weighted sum of terms, with the weights of the configuration.
 //!
-//! The prediction of the network is scaled by [`CODE_SCALE`], and the caller passes the truth unscaled. L1, L2 and
-//! cosine compare scaled codes. The KL divergence uses unscaled codes. Terms of weight 0 are not computed. The host
-//! waits for the device only in [`Losses::check`].
+//! The network predicts codes multiplied by [`CODE_SCALE`]; the truth comes unscaled. For L1, L2 and cosine, this module
+//! scales the truth. For the KL divergence, it divides the prediction by the scale. Terms of weight 0 are not computed.
+//! The host waits for the device only in [`Losses::check`].
 //!
 //! With a low-pass filter, the prediction, the truth and the harmonics of the anchors hold only the kept dimensions.
 //! The logits equal those of whole codes with zeros in the dropped dimensions. Only the automatic weight of the KL

@@ -48,7 +48,7 @@ impl ImageSamples {
         }
     }
 
-    /// The gallery index of LocDiff-H's answer under `setting`, which is one of `candidates`; `None` if there are no
+    /// The gallery index of LocDiff-H's answer with the settings `setting`: one of `candidates`, or `None` if there are no
     /// candidates. `logits` holds the logit of each candidate.
     pub fn answer(&self, setting: &Hybrid, points: &[UnitVector], candidates: &[u32], logits: &[f32]) -> Option<u32> {
         let logit = |place: usize| f64::from(logits[place]);

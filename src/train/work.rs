@@ -217,8 +217,8 @@ impl Work {
     }
 
     /// Clips the gradient, then updates the weights and their average. If the gradient is not finite, nothing changes.
-    /// Returns the squared norm before clipping. With tensor parallelism, adds up the requests in `sums` over the ranks
-    /// of the replica.
+    /// Returns the squared norm before clipping. The last number in `sums` holds the encoded `Requests` of the ranks; with
+    /// tensor parallelism, this function adds them up over the ranks of the replica.
     fn update(&mut self, sums: &mut Tensor) -> Result<Tensor, TrainError> {
         let gradients: Vec<Tensor> = self.parameters.iter().map(Tensor::grad).collect();
         let squared = self.squared_norm(&gradients, sums)?;
