@@ -257,6 +257,17 @@ mod tests {
         assert!(pulses.stuck(at(115)).is_some(), "no worker counts as stuck, although all wait for each other");
     }
 
+    /// NCCL has no time limit of its own for joining a group.
+    #[test]
+    fn workers_that_do_not_finish_joining_are_stuck() {
+        let mut pulses = Pulses::new(2, limits(), at(0));
+        pulses.beat(0, beat(WorkPhase::Rendezvous, 0, 1), at(1));
+        pulses.beat(1, beat(WorkPhase::Rendezvous, 0, 1), at(2));
+        assert_eq!(pulses.stuck(at(50)), None);
+        let (stuck, limit) = pulses.stuck(at(51)).expect("rank 0 is stuck");
+        assert_eq!((stuck.rank, stuck.phase(), limit), (0, WorkPhase::Rendezvous, at(50)));
+    }
+
     #[test]
     fn worker_that_keeps_the_others_waiting_is_the_suspect() {
         let mut pulses = Pulses::new(3, limits(), at(0));
