@@ -14,7 +14,7 @@ mod train;
 
 use anyhow::Context as _;
 use clap::CommandFactory;
-use locdiff_core::config::{self, DeviceKind, Resolved, RunConfig};
+use locdiff_core::config::{self, DeviceKind, Resolved, RunConfig, SuperviseConfig};
 use locdiff_core::protocol::{CollectiveRow, Hello, Job, Probed, SelfCheck, TypedResult};
 use serde_json::{Value, json};
 
@@ -24,6 +24,11 @@ use crate::gpus::{self, Inventory};
 use crate::output::Output;
 use crate::rendezvous::NodeWorkers;
 use crate::supervisor::{Echo, GangResult, Silence, Supervisor};
+use restarts::try_again;
+
+/// How long commands without a run wait for an outage to end, in seconds, even if `supervise.outage_patience_s` is
+/// longer.
+const OUTAGE_PATIENCE_S_MAX: f64 = 60.0;
 
 /// Runs the verb. The returned value is the JSON result that `--json` prints.
 pub fn run(cli: &Cli, output: Output) -> anyhow::Result<Value> {
@@ -77,12 +82,31 @@ fn default_preset(global: &Global, inventory: &Inventory) -> &'static str {
 }
 
 /// Starts the workers of `world`, gives each of them `job`, and waits for all results. Logs the output of the workers.
+/// Restarts nothing, because a restart would hide what `self-check` and `bench` look for.
 pub(crate) fn run_gang<T: TypedResult>(
     resolved: &Resolved,
     world: &NodeWorkers,
     job: Job,
 ) -> anyhow::Result<GangResult<T>> {
     Supervisor::new()?.run(&resolved.config, world, job, 0, &mut Echo)
+}
+
+/// Like [`run_gang`], but restarts the workers after a failure by the rules of evaluations. The job must be repeatable:
+/// it only reads, or it writes under a temporary name that it renames at the end.
+pub(crate) fn run_repeatable<T: TypedResult>(
+    resolved: &Resolved,
+    world: &NodeWorkers,
+    job: &Job,
+) -> anyhow::Result<GangResult<T>> {
+    let config = &resolved.config;
+    // Somebody is waiting for the answer, so this gives up long before a training would.
+    let supervise = SuperviseConfig {
+        outage_patience_s: config.supervise.outage_patience_s.min(OUTAGE_PATIENCE_S_MAX),
+        ..config.supervise.clone()
+    };
+    try_again(&mut Supervisor::new()?, &supervise, |supervisor| {
+        supervisor.run(config, world, job.clone(), 0, &mut Echo)
+    })
 }
 
 /// Starts one CPU worker and returns its hello, which contains the versions of its libraries.

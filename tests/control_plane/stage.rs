@@ -15,7 +15,7 @@ const LAUNCHER: &str = env!("CARGO_BIN_EXE_locdiff-launch");
 
 /// How long a test waits for a condition before it fails. This is far longer than any command takes, even on a busy
 /// machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The worker executable in the launcher's folder.
 pub(crate) enum Worker {
@@ -134,7 +134,7 @@ impl Ran {
     }
 }
 
-/// Waits until `condition` holds. Panics after a minute.
+/// Waits until `condition` holds. Panics after [`PATIENCE`].
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -144,7 +144,7 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for a child to exit. Panics after a minute.
+/// Waits for a child to exit. Panics after [`PATIENCE`].
 #[track_caller]
 pub(crate) fn wait(child: &mut Child) -> Option<i32> {
     let mut code = None;

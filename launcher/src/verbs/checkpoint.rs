@@ -95,7 +95,7 @@ fn export_one(checkpoint: &Path, out: &Path, overwrite: bool, global: &Global) -
     let config = config_of(checkpoint)?;
     let job = ExportJob { config, checkpoint: checkpoint.to_owned(), out: out.to_owned(), overwrite };
     let job = Job::Export(Box::new(job));
-    super::run_gang(&super::resolve(global)?, &NodeWorkers::one_cpu_worker(1), job)?.first()
+    super::run_repeatable(&super::resolve(global)?, &NodeWorkers::one_cpu_worker(1), &job)?.first()
 }
 
 /// If `target` is a checkpoint, returns it, or fails if it is damaged. Otherwise, `target` is a run, and its newest

@@ -8,12 +8,11 @@ use locdiff_core::protocol::{Job, PerturbationBlock};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::plan;
-use super::restarts::try_again;
+use super::{plan, run_repeatable};
 use crate::cli::Global;
 use crate::error::refuse;
 use crate::output::Output;
-use crate::supervisor::{Echo, GangResult, Supervisor};
+use crate::supervisor::GangResult;
 
 /// Number of points per degree. With this many points, the standard error of the mean is 0.5 %.
 const POINTS: u32 = 10_000;
@@ -47,11 +46,8 @@ impl DegreeRow {
 /// by more than [`TOLERANCE`].
 pub(super) fn run(global: &Global, output: Output) -> anyhow::Result<Value> {
     let (resolved, world) = plan(global)?;
-    let (config, job) = (&resolved.config, Job::Perturbation { points: POINTS });
     let found: GangResult<Vec<PerturbationBlock>> =
-        try_again(&mut Supervisor::new()?, &config.supervise, |supervisor| {
-            supervisor.run(config, &world, job.clone(), 0, &mut Echo)
-        })?;
+        run_repeatable(&resolved, &world, &Job::Perturbation { points: POINTS })?;
     let rows = rows(found.results.into_iter().flatten().collect());
     print_table(&rows, output);
     let degrees: Vec<u32> = rows.iter().map(|row| row.degree).collect();

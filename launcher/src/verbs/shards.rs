@@ -164,5 +164,5 @@ fn print_made(made: &ShardsMade, output: Output) -> anyhow::Result<Value> {
 pub(super) fn run_one<T: TypedResult>(global: &Global, job: impl FnOnce(&RunConfig) -> ShardsJob) -> anyhow::Result<T> {
     let (resolved, world) = super::plan(global)?;
     let job = Job::Shards(Box::new(job(&resolved.config)));
-    super::run_gang(&resolved, &world.first_worker_only(cores()), job)?.first()
+    super::run_repeatable(&resolved, &world.first_worker_only(cores()), &job)?.first()
 }

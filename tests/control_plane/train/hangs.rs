@@ -70,6 +70,14 @@ fn rank_that_cannot_open_its_data_is_named() {
         .stderr_has("in phase data, while others wait in broadcast of group world")
         .stderr_has("stuck at:");
     assert_eq!(events(&stage, "stuck", "attempt").len(), 2, "wrong number of attempts");
+    // A job without a run is restarted too.
+    let limits = "--set supervise.data_timeout_s=2 --set supervise.stop_timeout_s=1 --max-restarts 1";
+    stage
+        .run(&format!("--device cpu {limits} shards inspect shards/pipe"))
+        .exits_with(ExitCode::WorkerFailed)
+        .stderr_has("is stuck in `shards inspect`: no progress for 2.0 s in phase data")
+        .stderr_has("starting again (restart 1 of at most 1 without progress)")
+        .stderr_has("not restarted: 1 restarts without progress");
 }
 
 #[test]

@@ -38,6 +38,10 @@ const TOUCH_INTERVAL: Duration = Duration::from_secs(1);
 /// Temporary files that are older than this are assumed to be left by a process that died.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
+/// Number of temporary files that all caches of this process have made. It keeps their names distinct, even if two
+/// caches share a folder.
+static TEMPORARY_FILES: AtomicU64 = AtomicU64::new(0);
+
 /// Key of an entry: a hash of URL, version, offset and length.
 pub(super) fn key(url: &str, version: &str, offset: u64, bytes: usize) -> u128 {
     XxHash3_128::oneshot(format!("{}:{url}{}:{version}{offset}+{bytes}", url.len(), version.len()).as_bytes())
@@ -48,8 +52,6 @@ pub(super) fn key(url: &str, version: &str, offset: u64, bytes: usize) -> u128 {
 pub(super) struct ObjectCache {
     folder: PathBuf,
     bytes_max: u64,
-    /// Number of temporary files so far. It makes the names of temporary files unique within the process.
-    written: AtomicU64,
     /// Whether a write has failed. After a failed write nothing more is stored.
     given_up: AtomicBool,
 }
@@ -57,7 +59,7 @@ pub(super) struct ObjectCache {
 impl ObjectCache {
     /// Makes a cache in a folder. The folder need not exist yet.
     pub(super) fn new(folder: PathBuf, bytes_max: u64) -> Self {
-        Self { folder, bytes_max, written: AtomicU64::new(0), given_up: AtomicBool::new(false) }
+        Self { folder, bytes_max, given_up: AtomicBool::new(false) }
     }
 
     fn path(&self, hash: u128) -> PathBuf {
@@ -113,7 +115,7 @@ impl ObjectCache {
     /// Writes an entry to a temporary file and renames the file, so that readers never see a partial entry.
     fn write(&self, hash: u128, bytes: &[u8]) -> io::Result<()> {
         let path = self.path(hash);
-        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        let number = TEMPORARY_FILES.fetch_add(1, Ordering::Relaxed);
         let temporary = path.with_file_name(format!(".{}-{number}", std::process::id()));
         let entry_bytes = bytes.len() as u64 + HEADER_BYTES;
         let mut file = self.reserve(&temporary, entry_bytes)?;
